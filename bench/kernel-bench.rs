@@ -2,9 +2,9 @@
 //! compares the time with the GPU's roofline.
 
 use clap::Parser;
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice, Gpu};
-use fanout::device::{Account, Device, DeviceError, Point, Queue, Region};
+use fanout::device::{Device, DeviceError, MemoryBudget, Queue, Region, TimelinePoint};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
@@ -16,10 +16,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks the kernels of a GPU against the CPU, then times them on the shapes of an 8B model. Each row shows the error relative to
-/// the CPU (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share of the
-/// roof that bounds the case: the measured copy bandwidth, or the arithmetic of the multiprocessors at peak frequency. On an
-/// emulated GPU, rows show the kernels' instruction and byte counts instead of times.
+/// Checks the kernels of a GPU against the CPU, then times them on the shapes of an 8B model. Each row shows the error relative
+/// to the CPU (NMSE), the time of one node (median, 10th and 90th percentile), operations and bytes per second, and the share
+/// of the roof that bounds the case: the measured copy bandwidth, or the arithmetic of the multiprocessors at peak frequency.
+/// On an emulated GPU, rows show the kernels' instruction and byte counts instead of times.
 #[derive(Parser)]
 #[command(name = "kernel-bench", version = fanout::VERSION, max_term_width = 100)]
 struct Args {
@@ -114,7 +114,7 @@ fn bench(args: &Args) -> Outcome<bool> {
 struct Bench {
     gpu: Arc<CudaDevice>,
     cpu: Arc<CpuDevice>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
 }
 
 /// The GPU's roofline: upper limits of bytes and operations per second.
@@ -130,25 +130,25 @@ struct Roofs {
 impl Roofs {
     fn measure(bench: &Bench, gpu: &Gpu) -> Outcome<Roofs> {
         let bytes = COPY_BYTES.min(gpu.memory / 8);
-        let (from, to) = (bench.gpu.alloc(bytes, &bench.account)?, bench.gpu.alloc(bytes, &bench.account)?);
-        let mut queue = bench.gpu.queue(&bench.account)?;
+        let (from, to) = (bench.gpu.alloc(bytes, &bench.budget)?, bench.gpu.alloc(bytes, &bench.budget)?);
+        let mut queue = bench.gpu.queue(&bench.budget)?;
         let times = sample(Duration::from_millis(500), || {
             let _submitted = queue.copy_from(from.whole(), to.whole(), None)?;
             finish(&queue.mark())
         })?;
         let per_second = f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;
-        // Multiplications and additions per multiprocessor and clock, by compute capability (source: NVIDIA's architecture white
-        // papers).
+        // Multiplications and additions per multiprocessor and clock, by compute capability (source: NVIDIA's architecture
+        // white papers).
         let tensor = match gpu.capability {
             90.. => 2048.0,
             80 => 1024.0,
             81.. => 512.0,
             _ => 256.0,
         };
-        let lanes = if matches!(gpu.capability, 75 | 80) { 128.0 } else { 256.0 };
+        let f32_ops = if matches!(gpu.capability, 75 | 80) { 128.0 } else { 256.0 };
         Ok(Roofs {
             copy: 2.0 * bytes as f64 / times[times.len() / 2],
-            f32: lanes * per_second,
+            f32: f32_ops * per_second,
             tensor: tensor * per_second,
         })
     }
@@ -173,9 +173,9 @@ impl Roofs {
     }
 }
 
-/// Waits by spinning. [`Point::wait`] would distort the measurement: after 200 us it sleeps between polls, and notices the end up
-/// to 100 us late.
-fn finish(point: &Point) -> Result<(), DeviceError> {
+/// Waits by spinning. [`TimelinePoint::wait`] would distort the measurement: after 200 us it sleeps between polls, and notices
+/// the end up to 100 us late.
+fn finish(point: &TimelinePoint) -> Result<(), DeviceError> {
     let until = Instant::now() + TIMEOUT;
     while !point.poll()? {
         if Instant::now() > until {
@@ -213,15 +213,15 @@ impl Bench {
         let device = CudaDevice::new(&format!("CUDA{}", gpu.ordinal), gpu, gpu.memory)?;
         Ok(Bench {
             gpu: device,
-            cpu: CpuDevice::new("CPU", threads, Path::Exact, memory)?,
-            account: Account::new(u64::MAX),
+            cpu: CpuDevice::new("CPU", threads, MathMode::Exact, memory)?,
+            budget: MemoryBudget::new(u64::MAX),
         })
     }
 
     fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {
         let graph = Arc::new(draft.b.build()?);
-        let region = device.alloc(graph.slot_sizes()[0] as u64, &self.account)?.whole();
-        let mut queue = device.queue(&self.account)?;
+        let region = device.alloc(graph.slot_sizes()[0] as u64, &self.budget)?.whole();
+        let mut queue = device.queue(&self.budget)?;
         fill(&mut *queue, &region, &graph, &draft.contents)?;
         Ok(Loaded { graph, region, queue })
     }
@@ -269,16 +269,16 @@ impl Bench {
 
 /// Downloads the values of a contiguous tensor as f32.
 fn values(graph: &Graph, id: TensorId, queue: &mut dyn Queue, region: &Region) -> Outcome<Vec<f32>> {
-    let tensor = graph.tensor(id).ok_or("a tensor of the graph")?;
-    let (desc, place) = (tensor.desc, tensor.place.ok_or("a place")?);
+    let tensor = graph.tensor(id).ok_or("the tensor is not in the graph")?;
+    let (desc, place) = (tensor.desc, tensor.place.ok_or("the tensor has no memory")?);
     let bytes = queue
-        .download(region.part(place.offset as u64, desc.extent() as u64)?)?
+        .download(region.subregion(place.offset as u64, desc.extent() as u64)?)?
         .wait(Some(Instant::now() + TIMEOUT))?;
     let mut values = vec![0.0; desc.elements()];
     if desc.dtype() == DType::I32 {
         values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(v, b)| *v = i32::from_le_bytes(*b) as f32);
     } else {
-        dequantiser(desc.dtype()).ok_or("a type with values")?(&bytes, &mut values);
+        dequantiser(desc.dtype()).ok_or("the type does not convert to f32")?(&bytes, &mut values);
     }
     Ok(values)
 }
@@ -292,8 +292,8 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     if error == 0.0 { 0.0 } else { error / power.max(1e-30) }
 }
 
-/// Counters of the emulated GPU: lane instructions, bytes accessed, bytes in the touched sectors, and distinct bytes (the minimum
-/// traffic).
+/// Counters of the emulated GPU: lane instructions, bytes accessed, bytes in the touched sectors, and distinct bytes (the
+/// minimum traffic).
 #[derive(Clone, Copy, Default)]
 struct Counts([u64; 4]);
 

@@ -1,4 +1,5 @@
-//! Serves this machine's devices to fanout and llama.cpp clients.
+//! `rpc-server`: offers this machine's devices to fanout and llama.cpp clients. Options, start-up messages and signals; the
+//! server itself is `fanout::rpc::server`.
 
 mod status;
 
@@ -9,39 +10,40 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
-use fanout::registry::{Options, Registry, RegistryError, parse_bytes};
-use fanout::rpc::server::{CacheConfig, Config, Handle, MIN_MESSAGE, Peer, Server};
+use fanout::registry::{Options, Registry, RegistryError, parse_bytes, parse_nonzero_bytes};
+use fanout::rpc::server::{CacheConfig, Config, MIN_MESSAGE, Peer, Server, ServerHandle};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
-/// The crate's version with the revision it was built from, where that is known.
+/// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
 
-/// Examples, below the flags.
+/// Examples, printed below the options.
 const EXAMPLES: &str = "\
 Examples:
-  rpc-server                          serve all GPUs, or the CPU where there is none, to this machine
-                                      only, on port 50052
-  rpc-server -d 0,1                   two GPUs, each a device of its own, on one endpoint
-  rpc-server -d CUDA1,CPU             a GPU and the processors
+  rpc-server                          serve all GPUs, or the CPU if there is no GPU, on port 50052,
+                                      for clients on this machine only
+  rpc-server -d 0,1                   two GPUs as two devices on one endpoint
+  rpc-server -d CUDA1,CPU             a GPU and the CPU
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
-  rpc-server -H 0.0.0.0 -c            serve a trusted network, keep large tensors on disk
+  rpc-server -H 0.0.0.0 -c            serve a trusted network, cache large tensors on disk
   rpc-server -H 10.0.0.5 --peer 10.0.0.6
-                                      may copy straight to the server on 10.0.0.6
-  rpc-server --models /srv/models     load the tensors of models that are here from this disk
+                                      allow direct copies to the server on 10.0.0.6
+  rpc-server --models /srv/models     load weights from the models in this folder
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
-  rpc-server --drain 600              when told to end, give clients ten minutes to finish
-  rpc-server --status 10.0.0.5:50052  how is that server?
-  RUST_LOG=fanout=debug rpc-server    say more
+  rpc-server --drain 600              on SIGTERM, give clients ten minutes to finish
+  rpc-server --status 10.0.0.5:50052  print the state of that server
+  RUST_LOG=fanout=debug rpc-server    log more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
 
-The protocol has no authentication and no encryption: whoever reaches the port may use the devices.";
+The protocol has no authentication and no encryption: anyone who can reach the port can use the devices.";
 
 /// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
@@ -51,21 +53,21 @@ struct Args {
     #[arg(short = 'H', long, default_value = "127.0.0.1")]
     host: String,
 
-    /// Port to listen on; 0 for any free one.
+    /// Port to listen on; 0 for any free port.
     #[arg(short, long, default_value_t = 50052)]
     port: u16,
 
-    /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. One
-    /// that is named twice is served as two devices [default: all GPUs, or the CPU if there is none].
+    /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. A
+    /// device that is listed twice is served as two devices [default: all GPUs, or the CPU if there is none].
     #[arg(short, long, value_name = "LIST")]
     device: Option<String>,
 
-    /// Threads of each CPU device, and of the CPU for what GPUs do not run [default: this machine's cores, shared among
-    /// its CPU devices].
+    /// Threads of each CPU device, and of the CPU that runs the ops that a GPU does not support [default: this machine's
+    /// cores, divided among its CPU devices].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Keep large tensors on disk, so that clients need not send them again.
+    /// Cache large tensors on disk, so that clients need not send them again.
     #[arg(short, long)]
     cache: bool,
 
@@ -73,75 +75,83 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 
-    /// Largest size of the cache; the files used longest ago make room.
-    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_bytes)]
+    /// Maximum size of the cache; the least recently used files are evicted.
+    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = parse_nonzero_bytes)]
     cache_size: u64,
 
-    /// Folder of GGUF files, on this machine's disk, that fanout clients' tensors are loaded from where they are the same:
-    /// found by their digests, so that clients need not send them. Folders below it are looked into too.
+    /// Folder of GGUF files, searched recursively. A fanout client sends the digest of a weight, and the server loads the
+    /// weight from these files if it is in one of them, so that the client need not send it.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
 
-    /// Memory of the devices: a size for each, separated by commas, or one for all [default: what is free, but for a
-    /// sixteenth (of a GPU at most 512M), shared by devices that are the same].
-    #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
+    /// Memory of the devices: a size for each, separated by commas, or one for all [default: the free memory except for
+    /// a sixteenth (of a GPU at most 512M), divided among devices on the same hardware].
+    #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
     mem: Vec<u64>,
 
-    /// Device memory that one client may hold [default: all of it].
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    /// Maximum device memory of one client, over all devices [default: all memory of the devices].
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory: Option<u64>,
 
-    /// Connections at a time.
-    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections)]
-    max_connections: usize,
+    /// Maximum number of connections at a time.
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
 
-    /// Nodes of one graph.
-    #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes)]
+    /// Maximum number of nodes in a graph.
+    #[arg(long, value_name = "N", default_value = "32768", value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
 
-    /// Size of one message, at least 4K; tensor data does not count.
+    /// Maximum size of a message, at least 4K; tensor data does not count.
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = message_size)]
     max_message: u64,
 
-    /// Seconds from a connection to the end of its HELLO.
+    /// Maximum seconds from the connection of a client to its complete HELLO.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     handshake_timeout: Duration,
 
-    /// Seconds that a message may pause half-way; between messages a client may be silent for ever.
+    /// Maximum seconds of a pause inside a message; between messages a client may be idle without limit.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
-    /// Another server that this one may send tensors to, when a client of both asks it to: HOST, HOST:PORT, or a network such
-    /// as 10.0.0.0/24; may be given several times [default: none].
+    /// Server to which this server may send tensors directly, at the request of a client of both: HOST, HOST:PORT, or a
+    /// network such as 10.0.0.0/24; may be given several times [default: none].
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Peer>,
 
-    /// Seconds that clients may go on when the server is told to end (SIGTERM, SIGINT); it takes no more then. A second
-    /// signal ends it at once.
+    /// Grace period in seconds after SIGTERM or SIGINT: the server accepts no more clients, but serves the connected ones
+    /// for up to this time. A second signal ends it at once.
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
     drain: Duration,
 
-    /// Ask another server how it is, and exit: with status 0 when it takes clients, else 1.
+    /// Print the state of another server and exit: with status 0 if it accepts clients, else 1.
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
 
-    /// Print the devices of this machine, and why there is no GPU if there is none, and exit.
+    /// Print the devices of this machine, or the reason why there is no GPU, and exit.
     #[arg(long)]
     list_devices: bool,
 
-    /// What to log: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
-    #[arg(long, value_name = "LEVEL")]
+    /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
+    #[arg(long, value_name = "LEVEL", value_parser = log_level(), ignore_case = true, hide_possible_values = true)]
     log_level: Option<LevelFilter>,
+}
+
+/// Names of the log levels, for [`log_level`].
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Parses a log level by name, so that the error for an unknown name lists the levels.
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    PossibleValuesParser::new(LOG_LEVELS).try_map(|name| name.parse::<LevelFilter>())
 }
 
 fn message_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|e| e.to_string())?;
-    if bytes < MIN_MESSAGE { Err(format!("at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
+    if bytes < MIN_MESSAGE { Err(format!("must be at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let value = seconds_or_none(text)?;
-    if value.is_zero() { Err("more than 0, up to a day".to_owned()) } else { Ok(value) }
+    if value.is_zero() { Err("must be more than 0 seconds, up to a day (86400)".to_owned()) } else { Ok(value) }
 }
 
 fn seconds_or_none(text: &str) -> Result<Duration, String> {
@@ -150,7 +160,7 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
     if (0.0..=day).contains(&value) {
         Ok(Duration::from_secs_f64(value))
     } else {
-        Err("no less than 0, up to a day".to_owned())
+        Err("must be 0 or more seconds, up to a day (86400)".to_owned())
     }
 }
 
@@ -172,9 +182,11 @@ fn main() -> ExitCode {
     let options = Options::default().with_threads(args.threads.map(usize::from)).with_memory(args.mem.clone());
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
-        Err(e @ RegistryError::Unknown { .. }) => usage(&format!("--device: {e}")),
-        Err(e @ RegistryError::Sizes { .. }) => usage(&format!("--mem: {e}")),
-        // The argument may be right; the machine lacks something.
+        Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
+        Err(e @ (RegistryError::MemorySizeCount { .. } | RegistryError::BeyondMachine { .. })) => {
+            usage(&format!("--mem: {e}"))
+        }
+        // The argument may be valid: the cause is this machine.
         Err(e @ (RegistryError::NoGpu { .. } | RegistryError::Unusable { .. })) => {
             return fail(&format!("--device: {e}"));
         }
@@ -188,7 +200,7 @@ fn main() -> ExitCode {
 
 fn start_log(level: Option<LevelFilter>) {
     let mut log = match level {
-        // What is asked for by name beats what the environment happens to hold.
+        // The option overrides RUST_LOG.
         Some(level) => {
             let mut log = env_logger::Builder::new();
             log.filter_level(level);
@@ -204,12 +216,12 @@ fn list_devices(registry: &Registry) {
         let unusable = entry.unusable.as_ref().map_or(String::new(), |why| format!("; not usable: {why}"));
         println!("{}: {}{unusable}", entry.name, entry.description);
     }
-    if let Some(why) = registry.no_gpu() {
+    if let Some(why) = registry.no_gpu_reason() {
         println!("no GPU: {why}");
     }
 }
 
-/// Ends with status 2, as for every wrong argument.
+/// Reports an invalid argument and exits with status 2, as clap does.
 fn usage(message: &str) -> ! {
     Args::command().error(ErrorKind::InvalidValue, message).exit()
 }
@@ -221,7 +233,7 @@ fn fail(e: &dyn Display) -> ExitCode {
 
 fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
     let mut config = Config::default()
-        .with_max_connections(args.max_connections)
+        .with_max_connections(usize::try_from(args.max_connections).unwrap_or(usize::MAX))
         .with_max_memory(args.max_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))
         .with_handshake_timeout(args.handshake_timeout)
@@ -255,25 +267,29 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     }
     if !addr.ip().is_loopback() {
         println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");
-        println!("WARNING: whoever reaches it may use the devices. Never expose it to a network you do not trust.");
+        println!(
+            "WARNING: anyone who can reach it can use the devices. Never expose it to a network you do not trust."
+        );
     }
     println!("listening on {addr}");
     server.run();
-    log::info!("ended");
+    log::info!("server ended");
     Ok(())
 }
 
-/// SIGINT and SIGTERM end the server in good order, once its clients have had so much time to leave; a second one at once.
+/// SIGINT or SIGTERM drains the server for up to `drain` and then shuts it down. A second signal exits the process at once,
+/// with status 128 + signal.
 #[cfg(unix)]
-fn end_on_signals(handle: Handle, drain: Duration) -> std::io::Result<()> {
+fn end_on_signals(handle: ServerHandle, drain: Duration) -> std::io::Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use std::sync::atomic::AtomicBool;
 
-    let asked = Arc::new(AtomicBool::new(false));
+    let signaled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal finds the flag unset, and sets it.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))?;
-        signal_hook::flag::register(signal, Arc::clone(&asked))?;
+        // The order of the two handlers matters: the conditional shutdown must run before the flag is set, else the first
+        // signal would exit the process.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&signaled))?;
+        signal_hook::flag::register(signal, Arc::clone(&signaled))?;
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
@@ -284,8 +300,8 @@ fn end_on_signals(handle: Handle, drain: Duration) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Elsewhere the system ends the process.
+/// Without signal handlers, the system ends the process.
 #[cfg(not(unix))]
-fn end_on_signals(_: Handle, _: Duration) -> std::io::Result<()> {
+fn end_on_signals(_: ServerHandle, _: Duration) -> std::io::Result<()> {
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How another server is.
+//! `rpc-server --status`: prints the state of another server.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -8,24 +8,24 @@ use std::time::Duration;
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::wire::ext::REVISION;
 
-/// Until when there is an answer.
+/// Time limit of the whole query.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Until when each part of it is there: what is late can be told.
-const PATIENCE: Duration = Duration::from_millis(4500);
+/// Time limit of each request, shorter than [`DEADLINE`] so that the error of a timed-out request is printed.
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Asks a server, and prints what it tells. Success where it takes clients.
+/// Queries the server at `endpoint` and prints its state, build and devices. Success if the server accepts clients.
 pub(crate) fn print(endpoint: &str) -> ExitCode {
-    let (to, answer) = mpsc::channel();
-    let asked = endpoint.to_owned();
-    let asking = std::thread::Builder::new().spawn(move || {
-        // Nobody listens once the deadline has passed.
-        let _ = to.send(ask(&asked));
+    let (sender, result) = mpsc::channel();
+    let target = endpoint.to_owned();
+    let thread = std::thread::Builder::new().spawn(move || {
+        // Sending fails if the deadline has passed and the receiver is dropped.
+        let _ = sender.send(query_server(&target));
     });
-    if let Err(e) = asking {
+    if let Err(e) = thread {
         return super::fail(&format!("cannot start a thread: {e}"));
     }
-    match answer.recv_timeout(DEADLINE) {
+    match result.recv_timeout(DEADLINE) {
         Ok(Ok(text)) => {
             print!("{endpoint}: ready\n{text}");
             ExitCode::SUCCESS
@@ -38,12 +38,13 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
             }
             super::fail(&e)
         }
-        Err(_) => super::fail(&format!("{endpoint} has not told all that it was asked within {DEADLINE:?}")),
+        Err(_) => super::fail(&format!("{endpoint} has not sent all replies within {DEADLINE:?}")),
     }
 }
 
-fn ask(endpoint: &str) -> Result<String, ConnectError> {
-    let options = Options::default().with_connect_timeout(PATIENCE).with_silence_timeout(PATIENCE);
+/// Connects to a server and returns a description of it: build, protocol, sessions, devices.
+fn query_server(endpoint: &str) -> Result<String, ConnectError> {
+    let options = Options::default().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {
@@ -57,7 +58,7 @@ fn ask(endpoint: &str) -> Result<String, ConnectError> {
     for device in endpoint.devices() {
         let (info, memory) = (device.info(), device.memory()?);
         let (free, total) = (memory.free >> 20, memory.total >> 20);
-        // A String takes whatever is written.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "device {}: {}, {free} of {total} MiB free", info.name, info.description);
     }
     Ok(text)

@@ -1,17 +1,19 @@
-// DUP, CPY, CONT between plain types, and of any type onto itself: element k of x becomes element k of y, dimension 0 fastest.
-// Both sides come as one loop nest, y's densest loop first; blocks of other types are moved as they are. See copy_to_blocks.cu
-// and copy_from_blocks.cu for the rest.
+// DUP, CPY, CONT between plain types, and of any type to itself: element k of x (dimension 0 fastest) becomes element k of y.
+// The launch site describes both tensors by one loop nest, y's densest loop first. Blocks are moved unchanged.
+// copy_to_blocks.cu and copy_from_blocks.cu quantise and dequantise.
 //
-// Variants: copy_rows        runs of bytes that are dense on both sides, in the widest accesses that addresses and strides allow
-//           copy_convert     runs of elements between F32, F16 and BF16, from these to I32, from I32 to F32
-//           copy_transpose   elements dense along loop 0 of y and loop 1 of x, through tiles in shared memory
-//           copy_any         shapes that have no loop nest in common: an element (or a block) a thread
+// Variants: copy_rows       moves runs of bytes that are dense in both tensors, in the widest accesses that addresses and
+//                           strides permit
+//           copy_convert    converts runs of elements between F32, F16 and BF16, from these to I32, and from I32 to F32
+//           copy_transpose  moves elements that are dense along loop 0 of y and loop 1 of x, through tiles in shared memory, so
+//                           that loads and stores are coalesced
+//           copy_any        handles shapes without a common loop nest, one element (or block) per thread
 // Limits:   four loops around a run, each below 2^31.
 // Floor:    each element is read once and written once.
 #include "common/copy.cuh"
 
-// Rows of the loop nest: counts, and byte steps on both sides.
-struct Nest {
+// The loops around a run: counts, and byte strides in source and destination. A row is one iteration of the nest.
+struct LoopNest {
     u32 count[4];
     u64 s[4], d[4];
 
@@ -27,67 +29,70 @@ struct Nest {
     }
 };
 
-struct Rows {
+struct CopyRowsArgs {
     const u8 *x;
     u8 *y;
-    Nest nest;
-    u64 rows, run; // bytes of a run; elements for copy_convert
-    Share share;
+    LoopNest nest;
+    u64 rows, run; // number of runs; bytes per run, or elements for copy_convert
+    RowPartition partition;
     u32 types[2];
 };
 
 // ---- copy_rows
 
-// Bytes of a piece of a run.
+// Bytes per piece of a run.
 constexpr u64 PIECE = 16384;
 
-extern "C" __global__ void copy_rows(Rows args) {
-    const u64 row = args.share.row();
+extern "C" __global__ void copy_rows(CopyRowsArgs args) {
+    const u64 row = args.partition.row();
     if (row >= args.rows) return;
     const u8 *src = args.x;
     u8 *dst = args.y;
     args.nest.locate(row, src, dst);
-    const u64 begin = args.share.piece() * PIECE;
-    const u64 bytes = min(args.share.pieces == 1 ? args.run : PIECE, args.run - begin);
+    const u64 begin = args.partition.piece() * PIECE;
+    const u64 bytes = min(args.partition.pieces == 1 ? args.run : PIECE, args.run - begin);
     src += begin, dst += begin;
-    const u32 lane = args.share.lane(), lanes = args.share.lanes();
-    // A short run that is no multiple of the wider accesses is better off with its own width than with a tail of bytes.
+    const u32 lane = args.partition.lane(), lanes = args.partition.lanes();
+    // A short run uses accesses that divide its length, which is faster than wide accesses with a remainder of single bytes.
     move_run(src, dst, bytes, args.run < 256 ? args.run : 0, lane, lanes);
 }
 
 // ---- copy_convert
 
-// Elements of a piece of a run.
+// Elements per piece of a run.
 constexpr u64 ELEMENTS = 4096;
 
-extern "C" __global__ void copy_convert(Rows args) {
-    const u64 row = args.share.row();
+extern "C" __global__ void copy_convert(CopyRowsArgs args) {
+    const u64 row = args.partition.row();
     if (row >= args.rows) return;
     const u8 *src = args.x;
     u8 *dst = args.y;
     args.nest.locate(row, src, dst);
     const u32 from = args.types[0], to = args.types[1];
-    const u64 begin = args.share.piece() * ELEMENTS;
-    const u64 end = args.share.pieces == 1 ? args.run : min(begin + ELEMENTS, args.run);
-    convert_run(src, bytes_of(from), from, dst, bytes_of(to), to, begin, end, args.share.lane(), args.share.lanes());
+    const u64 begin = args.partition.piece() * ELEMENTS;
+    const u64 end = args.partition.pieces == 1 ? args.run : min(begin + ELEMENTS, args.run);
+    convert_run(src, bytes_of(from), from, dst, bytes_of(to), to, begin, end, args.partition.lane(), args.partition.lanes());
 }
 
 // ---- copy_transpose
 
-struct Tiles {
+struct TransposeArgs {
     const u8 *x;
     u8 *y;
-    Nest nest; // loop 0 is dense in y, loop 1 in x
+    LoopNest nest; // loop 0 is dense in y, loop 1 in x
     u32 tiles[2];
     u32 types[2];
-    u32 bytes; // of an element that is moved as it is; 0 where types differ
+    u32 bytes; // bytes per element that is moved unchanged; 0 if the types differ
     u32 padding;
 };
 
+// Side of a tile in elements, and rows of a tile that the block handles at a time. Tile rows are padded by one element to avoid
+// bank conflicts.
 constexpr u32 SIDE = 32, HEIGHT = 8;
 
 template <class Load, class Store>
-__device__ __forceinline__ void exchange(const Tiles &args, const u8 *src, u8 *dst, u32 x0, u32 y0, Load load, Store store) {
+__device__ __forceinline__ void exchange(const TransposeArgs &args, const u8 *src, u8 *dst, u32 x0, u32 y0, Load load,
+                                         Store store) {
     const u32 x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 #pragma unroll
     for (u32 k = 0; k < SIDE; k += HEIGHT) {
@@ -105,13 +110,13 @@ __device__ __forceinline__ void exchange(const Tiles &args, const u8 *src, u8 *d
 }
 
 template <class Word>
-__device__ __forceinline__ void exchange_as(const Tiles &args, const u8 *src, u8 *dst, u32 x0, u32 y0, Word *tile) {
+__device__ __forceinline__ void exchange_as(const TransposeArgs &args, const u8 *src, u8 *dst, u32 x0, u32 y0, Word *tile) {
     exchange(args, src, dst, x0, y0, [=](const u8 *at, u32 k) { tile[k] = *(const Word *)at; },
              [=](u8 *at, u32 k) { *(Word *)at = tile[k]; });
 }
 
-// Blocks: tiles of loops 0 and 1, then loops 2 and 3; SIDE * HEIGHT threads.
-extern "C" __global__ void copy_transpose(Tiles args) {
+// Grid: tiles of loops 0 and 1, then loops 2 and 3; SIDE * HEIGHT threads per block.
+extern "C" __global__ void copy_transpose(TransposeArgs args) {
     __shared__ u64 memory[SIDE * (SIDE + 1)];
     u32 rest = blockIdx.x;
     const u32 x0 = rest % args.tiles[0] * SIDE;
@@ -133,17 +138,17 @@ extern "C" __global__ void copy_transpose(Tiles args) {
 
 // ---- copy_any
 
-struct Any {
+struct CopyAnyArgs {
     const u8 *x;
     u8 *y;
-    Shape xs, ys; // in blocks, where these have more than one element
+    Shape xs, ys; // counted in blocks for block types
     u64 n;
     u32 types[2];
-    u32 bytes; // of a block that is moved as it is; 0 where types differ
+    u32 bytes; // bytes per element or block that is moved unchanged; 0 if the types differ
     u32 padding;
 };
 
-extern "C" __global__ void copy_any(Any args) {
+extern "C" __global__ void copy_any(CopyAnyArgs args) {
     const u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= args.n) return;
     const Index i = index_of(args.xs, n), j = index_of(args.ys, n);

@@ -1,32 +1,32 @@
-// Blocks of TYPE to floats, bit for bit as the CPU's dequantiser has them: CPY, and GET_ROWS with rows that ids name.
+// Dequantises blocks of TYPE to floats, bit for bit as the CPU does: CPY, and GET_ROWS of the rows that ids select.
 //
-// Variants: a module for each TYPE, with the entry ENTRY (copy_from_<type>); y is F32, F16 or BF16, of any layout. A thread
-//           takes eight elements.
-// Limits:   dimensions below 2^31; eight elements from a multiple of 8 on lie in one row of y.
+// Variants: one module per TYPE, with the entry ENTRY (copy_from_<type>); y is F32, F16 or BF16, of any layout. Each thread
+//           handles eight elements.
+// Limits:   dimensions below 2^31; each aligned group of eight elements lies in one row of y.
 // Floor:    each block is read once, each element written once.
 #include "common/copy.cuh"
 #include "common/ids.cuh"
 #include "common/quants.cuh"
 
-struct FromBlocks {
+struct CopyFromBlocksArgs {
     const u8 *x, *ids;
     u8 *y;
-    u32 *verdict;
-    Shape xs, ys; // in elements
+    u32 *error_word;
+    Shape xs, ys; // counted in elements
     Ids list;
-    u64 n;    // eights of elements
-    u32 type; // of y
-    u32 named;
+    u64 n;    // number of groups of eight elements
+    u32 type; // type of y
+    u32 named; // whether ids select the rows (GET_ROWS)
 };
 
-extern "C" __global__ void ENTRY(FromBlocks args) {
+extern "C" __global__ void ENTRY(CopyFromBlocksArgs args) {
     const u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= args.n) return;
     const Index j = index_of(args.ys, 8 * n);
     Index i = j;
     if (args.named) {
         const i64 id = args.list.at(args.ids, j.i[1], j.i[2], j.i[3]);
-        if (!args.list.inside(id)) return refuse(args.verdict, GET_ROWS);
+        if (!args.list.inside(id)) return report_bad_index(args.error_word, GET_ROWS);
         i.i[1] = id;
     } else {
         i = index_of(args.xs, 8 * n);

@@ -1,36 +1,37 @@
-// Floats to blocks of TYPE, byte for byte what the CPU's quantiser makes: CPY, and SET_ROWS with rows that ids name.
+// Quantises floats to blocks of TYPE, byte for byte as the CPU does: CPY, and SET_ROWS to the rows that ids select.
 //
-// Variants: a module for each TYPE, with the entry ENTRY (copy_to_<type>); x is F32, F16 or BF16, of any layout.
-//           Elements come through shared memory, so that they are read in full sectors; a thread makes a block; the blocks
-//           leave through shared memory too.
-// Limits:   dimensions below 2^31; four elements that follow each other lie in one row of x.
+// Variants: one module per TYPE, with the entry ENTRY (copy_to_<type>); x is F32, F16 or BF16, of any layout. Elements are
+//           loaded into shared memory by coalesced accesses; each thread quantises one block; the blocks are stored through
+//           shared memory too.
+// Limits:   dimensions below 2^31; each aligned group of four elements lies in one row of x.
 // Floor:    each element is read once, each block written once.
 #define MAKES_BLOCKS
 #include "common/copy.cuh"
 #include "common/ids.cuh"
 #include "common/quants.cuh"
 
-struct ToBlocks {
+struct CopyToBlocksArgs {
     const u8 *x, *ids;
     u8 *y;
     const u64 *claims;
-    u32 *verdict;
-    Shape xs, ys; // in elements
+    u32 *error_word;
+    Shape xs, ys; // counted in elements
     Ids list;
     u64 blocks;
-    u32 type; // of x
-    u32 mode;
+    u32 type; // type of x
+    u32 mode; // a TargetMode
 };
 
-// What `mode` says: y is one dense run of blocks; y is any tensor; y's rows are those that ids name.
-enum Mode : u32 { DENSE, STRIDED, NAMED };
+// Destination of the blocks. DENSE: y is contiguous; STRIDED: y has any strides; NAMED: ids select the rows of y (SET_ROWS).
+enum TargetMode : u32 { DENSE, STRIDED, NAMED };
 
 constexpr u32 THREADS = 128, LEN = TYPE::LEN, BYTES = TYPE::BYTES, PITCH = LEN + 1;
-// Blocks of a thread block: as many as fit in shared memory, a thread for each.
+// Quantised blocks per thread block: as many as fit in shared memory; one thread quantises each.
 constexpr u32 BLOCKS = LEN == 32 ? 128 : 32;
 
-// Where the block that begins with element e goes; null if it goes nowhere.
-__device__ __forceinline__ u8 *target(const ToBlocks &args, u64 e) {
+// Address for the block that starts with element e. Null if the block is not stored, because its id is invalid or a later equal
+// id overrides it.
+__device__ __forceinline__ u8 *target(const CopyToBlocksArgs &args, u64 e) {
     if (args.mode == STRIDED) {
         const Index i = index_of(args.ys, e);
         return args.y + args.ys.at(i.i[0] / LEN, i.i[1], i.i[2], i.i[3]);
@@ -39,14 +40,14 @@ __device__ __forceinline__ u8 *target(const ToBlocks &args, u64 e) {
     const u32 a = i.i[2] % args.list.lists[0], b = i.i[3] % args.list.lists[1];
     const i64 id = args.list.at(args.ids, i.i[1], a, b);
     if (!args.list.inside(id)) {
-        refuse(args.verdict, SET_ROWS);
+        report_bad_index(args.error_word, SET_ROWS);
         return nullptr;
     }
     if (!last_of_equal(args.list, args.ids, args.claims, i.i[1], a, b, id)) return nullptr;
     return args.y + args.ys.at(i.i[0] / LEN, id, i.i[2], i.i[3]);
 }
 
-extern "C" __global__ void ENTRY(ToBlocks args) {
+extern "C" __global__ void ENTRY(CopyToBlocksArgs args) {
     __shared__ float values[BLOCKS * PITCH];
     __shared__ uint4 packed[BLOCKS * BYTES / 16];
     __shared__ u8 *to[BLOCKS];
@@ -80,7 +81,7 @@ extern "C" __global__ void ENTRY(ToBlocks args) {
     }
     __syncthreads();
     if (args.mode == DENSE) return move_run((const u8 *)packed, args.y + first * BYTES, count * BYTES, 0, threadIdx.x, THREADS);
-    // A block lies at an even address, unless its size is odd.
+    // Blocks are at even addresses, unless their size is odd.
     constexpr u32 STEP = BYTES % 2 ? 1 : 2, STEPS = BYTES / STEP;
     for (u32 w = threadIdx.x; w < count * STEPS; w += THREADS) {
         u8 *there = to[w / STEPS];

@@ -1,52 +1,55 @@
-// FLASH_ATTN_EXT: softmax(scale * q k^T + slope * mask) v for each head, without the matrix of scores, all in f32.
+// FLASH_ATTN_EXT (flash attention): softmax(scale * q k^T + slope * mask) v for each head, all in f32, without storing the
+// matrix of scores.
 //
-// A block takes a tile of up to 32 queries that share their heads of k and v (consecutive heads of consecutive tokens), and
-// goes over the positions, 64 at a time: scores, their exponentials relative to the largest so far, weighted sums of v. Rows
-// of k and v pass through shared memory, converted to f32 once per tile. Blocks of positions hidden from the whole tile are
-// passed over. Where tiles are few, as in decoding, the positions are split over the blocks of a column of the grid, which
-// leave sums, maximum and total of each query in scratch memory for flash_attn_merge.
+// A thread block handles a tile of up to 32 queries that share their heads of k and v (consecutive heads of consecutive
+// tokens). It iterates over the KV positions, 64 at a time, with an online softmax: scores, their exponentials relative to the
+// running maximum, weighted sums of v. Rows of k and v are staged in shared memory and converted to f32 once per tile. Groups
+// of 64 positions that the mask hides from the whole tile are skipped.
 //
-// Variants: flash_attn_<type> for k and v of one type, for each of those that caches are kept in; flash_attn_any for every
-//           other pair of types, chosen while it runs; flash_attn_merge adds up parts. This file is compiled once with KTYPE
-//           and ENTRY for each type, and once without for the other two.
-// Limits:   any sizes of rows and any strides between them; q F32, mask F16 with packed rows. A tile has the fewer queries
-//           the wider v is: 32 up to 128 channels, 4 from 512 on; beyond 1024 channels scores are computed again.
+// Split-K: if there are few tiles, as in decoding, the positions are split into parts, which are handled by the blocks of a
+// column of the grid. Each part stores sums, maximum and total of each query in scratch memory; flash_attn_merge combines them.
+//
+// Variants: flash_attn_<type> for k and v of one type, for each type that KV caches use; flash_attn_any for all other pairs of
+//           types, selected when it runs; flash_attn_merge combines the parts. This file is compiled once per type with KTYPE
+//           and ENTRY, and once without them for flash_attn_any and flash_attn_merge.
+// Limits:   any row sizes and strides; q F32, mask F16 with dense rows. The wider v, the smaller the tile: 32 queries up to 128
+//           channels, 4 queries from 512 channels on; beyond 1024 channels, scores are computed once per span of channels.
 // Floor:    2 products per query, position and channel; k and v are read once per tile.
 #include "common/abi.cuh"
-#include "common/octets.cuh"
+#include "common/load8.cuh"
 
 constexpr u32 THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
-constexpr u32 POSITIONS = 64; // that are scored at a time
-constexpr u32 QUERIES = 32;   // of the largest tile
-constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q and k that are in shared memory at a time
-constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s from row to row: an odd number, so that 8 rows lie in different banks
+constexpr u32 POSITIONS = 64; // positions per iteration
+constexpr u32 QUERIES = 32;   // queries of the largest tile
+constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q and k staged at a time
+constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s per staged row: odd, so that 8 rows use different banks
 
-constexpr u32 BIAS_PITCH = POSITIONS + 2; // of halves: neighbouring rows lie a bank apart
+constexpr u32 BIAS_PITCH = POSITIONS + 2; // halves per row: neighbouring rows are shifted by one bank
 
-constexpr u16 HIDDEN = 0xfc00; // -inf
+constexpr u16 HIDDEN = 0xfc00; // -infinity: mask value of a hidden position
 constexpr float LOG2E = 1.44269504f;
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000); }
 
-// 2^x. Everything that is exponentiated is kept in units of ln 2.
+// 2^x. Scores are kept in units of ln 2, so that no other exponential is needed.
 __device__ __forceinline__ float exp2_approximately(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// 2^(x - top), where a `top` of -inf says that there was nothing but hidden positions: their weights are 0, and NaN stays.
+// 2^(x - top). If `top` is -infinity, all positions so far are hidden: their weights are 0, and NaN is preserved.
 __device__ __forceinline__ float weight(float x, float top) {
     return exp2_approximately(x - (top == minus_infinity() ? 0.0f : top));
 }
 
-// What sums relative to the maximum `old` are multiplied by when it becomes `top`.
+// Factor that rescales sums relative to the maximum `old` when the maximum becomes `top`.
 __device__ __forceinline__ float rescaling(float old, float top) {
     return old == minus_infinity() ? 1.0f : exp2_approximately(old - top);
 }
 
-// The factor that makes sums of weighted values the result: 1 / total, the sink's weight included.
+// Factor that normalises the weighted sums to the result: 1 / total, where the total includes the weight of the sink.
 __device__ __forceinline__ float normalisation(float top, float total, const float *sink) {
     if (total == 0.0f) return 0.0f;
     if (!sink) return 1.0f / total;
@@ -54,24 +57,24 @@ __device__ __forceinline__ float normalisation(float top, float total, const flo
     return factor / (total * factor + exp2_approximately(s - both));
 }
 
-struct Attention {
+struct FlashAttnArgs {
     const u8 *q, *k, *v, *mask;
     const float *sinks;
     float *dst;
-    float *sums;  // of parts: [part][query][channels in whole octets]
-    float *stats; // of parts: [part][query][maximum, total]
+    float *sums;  // weighted sums of each part: [part][query][channels in whole octets]
+    float *stats; // statistics of each part: [part][query][maximum, total]
     u64 qb[3], kb[3], vb[3], mb[3]; // byte strides of dimensions 1 to 3
     u32 dk, dv;
     u32 tokens, heads, batches, positions;
     u32 per_k, per_v; // heads of q per head of k, and of v
-    u32 group;        // consecutive heads that share both
+    u32 group;        // number of consecutive heads of q that share k and v
     u32 mask_heads, mask_batches;
-    u32 log_quads;     // a tile has 4 << log_quads queries
-    u32 tiles;         // of a group
-    u32 spans, octets; // blocks of `octets` times 8 channels of v, at most 128 octets
-    u32 part;          // positions of a part
-    u32 types[2];      // of k and v, for flash_attn_any
-    u32 slope_steps;   // ALiBi: heads whose slope is slope_bases[0]^(h + 1), the others have odd powers of slope_bases[1]
+    u32 log_quads;     // queries per tile: 4 << log_quads
+    u32 tiles;         // tiles per group
+    u32 spans, octets; // spans of the channels of v, one per block; octets per span, at most 128
+    u32 part;          // positions per part (split-K)
+    u32 types[2];      // types of k and v, for flash_attn_any
+    u32 slope_steps;   // ALiBi: heads with slope slope_bases[0]^(h + 1); the rest have odd powers of slope_bases[1]
     float slope_bases[2];
     float scale, cap;
     u32 padding;
@@ -87,22 +90,22 @@ __device__ __forceinline__ float power(float x, u32 n) {
     return y;
 }
 
-// A piece of rows in shared memory: `octets` octets from channel `k` on of rows [0, count), which lie `pitch` float4s apart.
-// In a row the lower halves of all octets come first, then the upper ones, so that neighbours do not conflict.
+// Rows staged in shared memory: `octets` octets from channel `k` on of rows [0, count), with a pitch of `pitch` float4s. A row
+// has the lower halves of all octets first, then the upper halves, so that neighbouring lanes cause no bank conflicts.
 struct Piece {
     float4 *at;
     u32 pitch;
-    u32 log_lanes; // log2 of the threads that share a row, at least one for each octet
+    u32 log_lanes; // log2 of the threads per row, at least one thread per octet
     u32 k, octets, count;
 };
 
-// Fills a piece; rows behind `last` become copies of it. Whether an infinity or NaN is among them, where `check` asks for it.
+// Stages a piece; rows behind `last` become copies of row `last`. With `check`, returns whether any value is infinite or NaN.
 template <class L, bool WHOLE>
-__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
+__device__ __forceinline__ bool stage(const Piece &to, const RowSource &rows, u32 last, bool check) {
     constexpr int BATCH = WHOLE ? L::BATCH : 1;
     const u32 first = threadIdx.x >> to.log_lanes, on = THREADS >> to.log_lanes;
     const u32 octet = threadIdx.x & ((1 << to.log_lanes) - 1);
-    // Who has no octet reads another's: loads without branches run at once.
+    // Threads without an octet load a duplicate: loads without branches can be in flight together.
     const u32 channel = to.k + 8 * min(octet, to.octets - 1);
     float4 *lower = to.at + first * to.pitch + octet, *upper = lower + to.octets;
     float worst = 0.0f;
@@ -133,14 +136,14 @@ __device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 las
 }
 
 template <class L>
-__device__ __forceinline__ bool stage(const Piece &to, const Rows &rows, u32 last, bool check) {
+__device__ __forceinline__ bool stage(const Piece &to, const RowSource &rows, u32 last, bool check) {
     return L::BATCH > 1 && rows.whole ? stage<L, true>(to, rows, last, check) : stage<L, false>(to, rows, last, check);
 }
 
 __device__ __forceinline__ void add(float4 &sum, const float4 &x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
 
-// acc += p v, for 4 queries and 8 channels. A weight of 0 keeps what a query does not see away from it, be it infinite: 0
-// times infinity is NaN. That costs something, and is only needed where there are such values.
+// acc += p v, for 4 queries and 8 channels. CAREFUL skips products with a weight of 0, because 0 * infinity would make hidden
+// infinite values NaN. This costs time and is only needed if such values exist.
 template <bool CAREFUL>
 __device__ __forceinline__ void add_products(float (&acc)[4][8], const float4 &p, const float4 &v0, const float4 &v1) {
     const float ps[4] = {p.x, p.y, p.z, p.w}, vs[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
@@ -153,16 +156,16 @@ __device__ __forceinline__ void add_products(float (&acc)[4][8], const float4 &p
     }
 }
 
-// Blocks: x = tiles, spans, groups, batches, tiles fastest and the last ones (which see most of a causal mask) first;
-// y = parts. Query `slot` of a tile lies in row slot % 4 * 8 + slot / 4 of its matrix in shared memory, so that rows of
-// neighbouring quads are neighbours; in a row of scores, the four slots of a quad are.
+// Grid: x = tiles, spans, groups, batches, with tiles fastest and the last tile first, because a causal mask gives it the most
+// work; y = parts. A quad is four queries. Query `slot` of a tile is row slot % 4 * 8 + slot / 4 of the staged queries, so that
+// neighbouring quads use neighbouring rows; in a row of scores, the four slots of a quad are neighbours.
 template <class L>
-__device__ __forceinline__ void attend(const Attention &args) {
-    __shared__ float4 tile[(POSITIONS + QUERIES) * PITCH4]; // keys and queries; then values; then sums
+__device__ __forceinline__ void attend(const FlashAttnArgs &args) {
+    __shared__ float4 tile[(POSITIONS + QUERIES) * PITCH4]; // keys and queries, then values, then sums
     __shared__ float4 scores[THREADS * 4];                  // [split][position][slot]
-    __shared__ u16 biases[QUERIES * BIAS_PITCH];            // [slot][position]; HIDDEN also where there is none
+    __shared__ u16 biases[QUERIES * BIAS_PITCH];            // [slot][position]; HIDDEN also behind the ends
     __shared__ float across[WARPS * QUERIES], factors[QUERIES];
-    __shared__ u64 places[QUERIES];       // of rows of q
+    __shared__ u64 places[QUERIES];       // byte offsets of the rows of q
     __shared__ const u16 *masks[QUERIES]; // rows of the mask
     float4 *const queries = tile + POSITIONS * PITCH4;
     float *const score = (float *)scores;
@@ -185,14 +188,14 @@ __device__ __forceinline__ void attend(const Attention &args) {
     const u8 *const vp = args.v + head0 / args.per_v * args.vb[1] + b * args.vb[2];
     const bool k_whole = L::whole((u64)args.k | args.kb[0] | args.kb[1] | args.kb[2], args.dk);
     const bool v_whole = L::whole((u64)args.v | args.vb[0] | args.vb[1] | args.vb[2], args.dv);
-    const bool q_whole = Typed<F32>::whole((u64)args.q | args.qb[0] | args.qb[1] | args.qb[2], args.dk);
+    const bool q_whole = StaticType<F32>::whole((u64)args.q | args.qb[0] | args.qb[1] | args.qb[2], args.dk);
 
     if (t < QUERIES) {
         const u32 r = first + t % 8 * 4 + t / 8;
         places[t] = r < rows ? r / args.group * args.qb[0] + (head0 + r % args.group) * args.qb[1] + b * args.qb[2] : ~0ull;
     }
 
-    // In the softmax a thread has positions part, part + parts, … of one query.
+    // Work of a thread in the softmax: positions part, part + parts, … of one query.
     const u32 slot = t & (slots - 1), part = t >> (log_quads + 2), parts = THREADS >> (log_quads + 2);
     const bool is_query = first + slot < rows;
     float slope = LOG2E, top = minus_infinity(), total = 0.0f;
@@ -210,13 +213,13 @@ __device__ __forceinline__ void attend(const Attention &args) {
     }
     __syncthreads();
 
-    // In the products a thread has a quad of queries: 4 positions of the scores (and, if threads are left, only some of the
-    // channels), 8 channels of the sums (and only some of the positions).
+    // Work of a thread in the products: one quad of queries. For scores: 4 positions (if threads are left over, they split the
+    // channels). For sums: 8 channels, and one slice of the positions.
     const u32 quad = t & (quads - 1), place = t >> log_quads & 15, split = t >> (log_quads + 4), splits = 8 >> log_quads;
     const u32 units = octets << log_quads, slices = THREADS / units;
     const u32 octet = (t >> log_quads) % octets, slice = (t >> log_quads) / octets;
     const u32 log_lanes = octets > 1 ? 32 - __clz(octets - 1) : 0;
-    u32 stages = 1; // that the values of a block of positions need to pass through `tile`
+    u32 stages = 1; // number of rounds in which the values of an iteration are staged in `tile`
 #pragma unroll 1
     while (stages * ((POSITIONS + QUERIES) * PITCH4 / (2 * octets)) < POSITIONS) stages++;
     const u32 staged = (POSITIONS + stages - 1) / stages;
@@ -244,7 +247,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
                 biases[i * BIAS_PITCH + c] = bias;
             }
         }
-        // Also: the last block's products are done.
+        // This barrier also ensures that the products of the previous iteration are done with shared memory.
         if (!__syncthreads_or(seen)) continue;
 
         // Scores
@@ -258,7 +261,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
         for (u32 k = 0; k < args.dk; k += 8 * CHUNK) {
             const u32 wide = min(CHUNK, (args.dk - k + 7) / 8);
             if (k) __syncthreads();
-            const Rows keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0], k_whole};
+            const RowSource keys = {kp + start * args.kb[0], args.kb[0], args.dk, args.types[0], k_whole};
             stage<L>({tile, PITCH4, LOG_CHUNK, k, wide, POSITIONS}, keys, n - 1, false);
 #pragma unroll 1
             for (u32 r = t / CHUNK; r < QUERIES; r += THREADS / CHUNK) {
@@ -301,9 +304,9 @@ __device__ __forceinline__ void attend(const Attention &args) {
         }
         __syncthreads();
 
-        // Their maxima, and what becomes of them on the way
+        // Scale, softcap and mask of the scores, and their maxima
         float most = minus_infinity();
-        float *mine = score + t; // that is, of position `part`; the next is always `THREADS` on
+        float *mine = score + t; // score of position `part`; the next one of this thread is THREADS later
 #pragma unroll 1
         for (u32 c = part; c < POSITIONS; c += parts, mine += THREADS) {
             const u16 bias = biases[slot * BIAS_PITCH + c];
@@ -351,7 +354,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
         for (u32 from = 0; from < n; from += staged) {
             const u32 now = min(staged, n - from);
             if (from) __syncthreads();
-            const Rows values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1], v_whole};
+            const RowSource values = {vp + (start + from) * args.vb[0], args.vb[0], args.dv, args.types[1], v_whole};
             const bool bad = stage<L>({tile, 2 * octets, log_lanes, channel, octets, now}, values, now - 1, hides);
             const bool careful = __syncthreads_or(bad);
             if (slice >= slices) continue;
@@ -368,7 +371,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
         }
     }
 
-    // Totals, and what the sums are multiplied by
+    // Totals, and the factors of the sums
     __syncthreads();
 #pragma unroll 1
     for (u32 o = slots; o < 32; o *= 2) total += __shfl_xor_sync(~0u, total, o);
@@ -399,7 +402,7 @@ __device__ __forceinline__ void attend(const Attention &args) {
     }
     __syncthreads();
 
-    // Slices added up, channels in order
+    // Add the slices, and store the channels in order
     const u32 pitch = is_part ? (args.dv + 7) / 8 * 8 : args.dv;
     float *const out = is_part ? args.sums + blockIdx.y * all * pitch : args.dst;
     const bool whole = is_part || (args.dv % 4 == 0 && (u64)args.dst % 16 == 0);
@@ -428,23 +431,24 @@ __device__ __forceinline__ void attend(const Attention &args) {
 
 #ifdef KTYPE
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) ENTRY(Attention args) { attend<Typed<KTYPE>>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 4) ENTRY(FlashAttnArgs args) { attend<StaticType<KTYPE>>(args); }
 
 #else
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) flash_attn_any(Attention args) { attend<Any>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 4) flash_attn_any(FlashAttnArgs args) { attend<RuntimeType>(args); }
 
-struct Merge {
+struct FlashAttnMergeArgs {
     const float *sums, *stats;
     const float *sinks;
     float *dst;
-    u32 dv, pitch, heads, parts; // at most PARTS
+    u32 dv, pitch, heads, parts; // parts: at most PARTS
 };
 
 constexpr u32 PARTS = 256;
 
-// Blocks: x = queries, y = pieces of 128 channels, of which each of up to eight warps adds up some parts.
-extern "C" __global__ void flash_attn_merge(Merge args) {
+// Combines the parts of split-K. Grid: x = queries, y = pieces of 128 channels. Each of up to eight warps sums some of the
+// parts.
+extern "C" __global__ void flash_attn_merge(FlashAttnMergeArgs args) {
     __shared__ float weights[PARTS];
     __shared__ float4 partial[8][32];
     const u32 t = threadIdx.x, lane = t % 32, warp = t / 32, warps = blockDim.x / 32;

@@ -1,29 +1,31 @@
-// Products with many columns, on tensor cores: a block has tiles of both matrices in shared memory as tf32, or as f32 when
-// the weights are, and multiplies those in three parts, so that nothing is lost. Included by mul_mat.cu.
+// Tiled GEMM on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory as tf32.
+// F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy. Included by
+// mul_mat.cu.
 //
-// A tile is 32 elements of k deep, in two slabs of 16: 64 bytes for each row. A lane needs the elements 4 t to 4 t + 3 of its
-// row for two steps of mma (which elements form a step does not matter, if both matrices agree), a single load of 16
-// bytes. These groups of four are swapped in every other pair of rows: neither loads nor stores meet conflicts of banks.
+// A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
+// mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
+// agree.) These groups of four are swapped (swizzled) in every other pair of rows, so that neither loads nor stores cause bank
+// conflicts.
 #pragma once
 #include "common/mma.cuh"
 
 constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
 
-// Where group `group` of a row of a slab is kept.
-__device__ __forceinline__ u32 place(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
+// Index of group `group` of a row within a slab, with the swizzle.
+__device__ __forceinline__ u32 swizzled_index(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
 
-// 16 rows for each of 4 or 8 warps, and 64 columns: a warp has 32 of both.
+// Computes a tile of 16 * WARPS rows and 64 columns with 4 or 8 warps; each warp computes 32 x 32.
 template <class T, int WARPS>
 __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) {
     constexpr u32 HEIGHT = 16 * WARPS;
-    constexpr u32 SHARE = 8 / WARPS;                     // of a thread in the columns of a tile; it has two in the rows
+    constexpr u32 SHARE = 8 / WARPS;                     // half rows of columns per thread; of rows it has two
     constexpr bool EXACT = T::LEN == 1 && T::BYTES == 4; // weights of f32
     __shared__ __align__(16) float tiles[2][2][(HEIGHT + COLUMNS) * SLAB];
 
-    // A thread fetches eight elements, half a row of a slab, at a time. What is beyond the last row repeats that one, and
-    // is not stored.
+    // A thread loads eight elements, half a row of a slab, at a time. Rows beyond the last one load the last row again; their
+    // results are not stored.
     const u32 first = blockIdx.x * HEIGHT, half = threadIdx.x % 2, r = threadIdx.x / 2, c = r % COLUMNS;
-    const u32 slab_of_column = r / COLUMNS; // where a thread has one share
+    const u32 slab_of_column = r / COLUMNS; // used if SHARE is 1
     const bool whole = aligned && of.k % 8 == 0;
     const u8 *row_of_a = of.a + min(first + r, of.m - 1) * of.a1, *column = of.b + min(c, of.n - 1) * of.b1;
     float w[2][8], x[SHARE][8];
@@ -46,7 +48,7 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
             else load_some<F32>(column, at, of.k, x[share]);
         }
     };
-    auto put = [&](float *slab, u32 row, const float (&values)[8], bool round) {
+    auto stage_rows = [&](float *slab, u32 row, const float (&values)[8], bool round) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 4) {
             float4 four = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
@@ -54,16 +56,16 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
                 four.x = __uint_as_float(tf32_of_float(four.x)), four.y = __uint_as_float(tf32_of_float(four.y));
                 four.z = __uint_as_float(tf32_of_float(four.z)), four.w = __uint_as_float(tf32_of_float(four.w));
             }
-            *(float4 *)(slab + place(row, 2 * half + i / 4)) = four;
+            *(float4 *)(slab + swizzled_index(row, 2 * half + i / 4)) = four;
         }
     };
-    auto put_all = [&](u32 stage) {
-        // Halves of both kinds are exact in tf32.
+    auto stage_all = [&](u32 stage) {
+        // F16 and BF16 are exact in tf32 and need no rounding.
 #pragma unroll
-        for (u32 slab = 0; slab < 2; slab++) put(tiles[stage][slab], r, w[slab], T::LEN > 1);
+        for (u32 slab = 0; slab < 2; slab++) stage_rows(tiles[stage][slab], r, w[slab], T::LEN > 1);
 #pragma unroll
         for (u32 share = 0; share < SHARE; share++) {
-            put(tiles[stage][share + slab_of_column], HEIGHT + c, x[share], !EXACT);
+            stage_rows(tiles[stage][share + slab_of_column], HEIGHT + c, x[share], !EXACT);
         }
     };
 
@@ -81,11 +83,11 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
                 to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
             };
 #pragma unroll
-            for (u32 n = 0; n < 4; n++) get(bv[n], tile + place(HEIGHT + col + 8 * n + g, t));
+            for (u32 n = 0; n < 4; n++) get(bv[n], tile + swizzled_index(HEIGHT + col + 8 * n + g, t));
 #pragma unroll
             for (u32 m = 0; m < 2; m++) {
-                get(av[m][0], tile + place(row + 16 * m + g, t));
-                get(av[m][1], tile + place(row + 16 * m + 8 + g, t));
+                get(av[m][0], tile + swizzled_index(row + 16 * m + g, t));
+                get(av[m][1], tile + swizzled_index(row + 16 * m + 8 + g, t));
             }
 #pragma unroll
             for (u32 step = 0; step < 4; step += 2) {
@@ -121,7 +123,7 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     };
 
     fetch(0);
-    put_all(0);
+    stage_all(0);
     __syncthreads();
     u32 stage = 0;
 #pragma unroll 1
@@ -129,11 +131,11 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
         fetch(k);
         if (needed) multiply(stage);
         stage ^= 1;
-        put_all(stage);
+        stage_all(stage);
         __syncthreads();
     }
     if (needed) multiply(stage);
-    // The next columns use the same memory.
+    // The next columns reuse the shared memory.
     __syncthreads();
 
 #pragma unroll
@@ -149,9 +151,9 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     }
 }
 
-// Blocks: 16 * WARPS rows in x, 64 columns in y, planes in z.
+// Grid: x = tiles of 16 * WARPS rows, y = tiles of 64 columns, z = planes.
 template <class T, int WARPS>
-__device__ __forceinline__ void mat_tile(const Product &args) {
+__device__ __forceinline__ void mat_tile(const MulMatArgs &args) {
     const Access how = access<T>(args);
     if (how == BYTES) for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes<T>(of, 16 * WARPS, COLUMNS); });
     else for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });

@@ -1,38 +1,39 @@
-// Products with few columns: the weights are dequantised on the way to the multiplication, each by one thread. Included by
-// mul_mat.cu.
+// Matrix-vector kernels, for products with few columns: each weight is dequantised in registers by one thread, directly before
+// the multiplication. Included by mul_mat.cu.
 //
-// `lanes` neighbouring threads share ROWS rows of a and N columns, 8 elements at a time, and add up their sums in the end:
-// few for short rows, a whole block for long ones where there would be too few warps otherwise.
+// Split-K within a block: a group of `lanes` neighbouring threads shares ROWS rows of a and N columns, 8 elements of k at a
+// time, and reduces its partial sums at the end. Short rows use few lanes; long rows use up to a whole block if the grid would
+// otherwise have too few warps.
 #pragma once
 
 constexpr u32 THREADS = 128, ROWS = 4;
 
-struct Product {
+struct MulMatArgs {
     const u8 *a, *b;
     u8 *dst;
-    u32 k, m, n;          // elements of a row; rows of a, and of b, in a plane
-    u32 log2_lanes;       // 2 to 7; 8 elements for each of so many lanes are a multiple of a's block
-    u32 planes, b2;       // of b, and as many of them in dimension 2
-    u32 r2, r3;           // planes of b that share one of a
-    u64 as[3], bs[3];     // bytes between rows and planes
+    u32 k, m, n;          // elements per row; rows of a per plane; rows of b per plane
+    u32 log2_lanes;       // 2 to 7; 8 << log2_lanes elements are a multiple of a's block
+    u32 planes, b2;       // planes of b; planes in dimension 2
+    u32 r2, r3;           // planes of b per plane of a, in dimensions 2 and 3
+    u64 as[3], bs[3];     // byte strides of rows and planes
     u64 ds[4];
 };
 
-struct Routed {
+struct MulMatIdArgs {
     const u8 *a, *b;
     u8 *dst;
     const u8 *ids;
-    u32 *verdict;
+    u32 *error_word;
     u32 k, m, experts;
     u32 log2_lanes;
     u32 used, tokens, nb; // experts for each token, tokens, rows of b for each token
     u32 padding;
     u64 as[2], bs[2];
     u64 ds[3];
-    u64 is[2];            // of the ids, in dimensions 0 and 1
+    u64 is[2];            // byte strides of the ids
 };
 
-// A matrix, columns, and where their products go.
+// Operands of one product: a matrix, columns, and the destination.
 struct Matrices {
     const u8 *a, *b;
     u8 *dst;
@@ -40,7 +41,7 @@ struct Matrices {
     u32 k, m, n;
 };
 
-// How rows may be read.
+// Alignment class of the rows: ALIGNED permits the widest loads, NATURAL loads of elements or blocks, BYTES only single bytes.
 enum Access { ALIGNED, NATURAL, BYTES };
 
 template <class T>
@@ -51,7 +52,7 @@ __device__ __forceinline__ Access access(u64 a, u64 b, u64 dst) {
     return (a | b) % 16 ? NATURAL : ALIGNED;
 }
 
-// Eight weights: of block `at` from element j on, or the elements at `at`.
+// Loads eight weights: elements j to j + 7 of the block `at`, or the elements at `at` for plain types.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void load_weights(const u8 *at, u32 j, float (&out)[8]) {
     if constexpr (T::LEN > 1) T::template decode8<T::template align<ALIGNED>()>(at, j, out);
@@ -66,7 +67,7 @@ __device__ __forceinline__ u32 load_word(const u8 *at) {
     return words[0];
 }
 
-// The product of a row and a column, in all lanes of the warp that calls it.
+// The dot product of a row and a column, computed by a warp; all lanes receive the result.
 template <class T>
 __device__ __noinline__ float dot_of_bytes(const u8 *row, const u8 *column, u32 k) {
     const u32 lane = threadIdx.x % 32;
@@ -96,7 +97,7 @@ __device__ __noinline__ float dot_of_bytes(const u8 *row, const u8 *column, u32 
     return sum;
 }
 
-// The block's rows with as many columns as there are, at most `most`; a warp for each product.
+// Computes the block's rows for up to `most` columns, with one warp per dot product.
 template <class T>
 __device__ __forceinline__ void products_of_bytes(const Matrices &of, u32 rows, u32 most) {
     const u64 first = (u64)blockIdx.x * rows;
@@ -111,12 +112,12 @@ __device__ __forceinline__ void products_of_bytes(const Matrices &of, u32 rows, 
     }
 }
 
-// ---- all others
+// ---- aligned rows
 
 template <class T, int N, bool ALIGNED>
 __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *const (&columns)[N], u32 k, u32 lane, u32 lanes,
                                      float (&sums)[ROWS][N]) {
-    // Steps are whole blocks: a thread stays at its place in them.
+    // A step covers whole blocks, so that a thread's offset within its block is constant.
     const u32 first = 8 * lane, j = first % T::LEN, step = 8 * lanes;
     u64 offset = (u64)(first / T::LEN) * T::BYTES;
     const u64 bytes = (u64)(step / T::LEN) * T::BYTES;
@@ -153,13 +154,13 @@ __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *co
     }
 }
 
-// The block's rows with N columns, of which there may be fewer. All threads of the block come here.
+// Computes the block's rows for up to N columns. All threads of the block must call this function.
 template <class T, int N>
 __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, bool aligned) {
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
-    const u32 log2_all = 9 - log2_lanes, groups = 1 << (7 - log2_lanes); // of THREADS * ROWS and THREADS
+    const u32 log2_all = 9 - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
     const u32 row = (blockIdx.x * groups + (threadIdx.x >> log2_lanes)) * ROWS;
-    // What is beyond the end repeats the last one, and is not stored.
+    // Rows and columns beyond the end load the last one again; their results are not stored.
     const u8 *rows[ROWS], *columns[N];
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) rows[r] = of.a + min(row + r, of.m - 1) * of.a1;
@@ -175,7 +176,7 @@ __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, boo
 #pragma unroll
         for (u32 i = 0; i < ROWS * N; i++) sums[i % ROWS][i / ROWS] += __shfl_xor_sync(0xffffffff, sums[i % ROWS][i / ROWS], offset);
     }
-    // Sums of up to 32 lanes; neighbouring threads then store neighbouring rows.
+    // Sums of up to 32 lanes, through shared memory, so that neighbouring threads store neighbouring rows (coalesced).
     __shared__ __align__(16) float parts[THREADS / 4][N][ROWS];
     if (threadIdx.x % together == 0) {
         const u32 part = threadIdx.x / together;
@@ -193,14 +194,14 @@ __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, boo
         for (u32 p = 0; p < per_group; p++) sum += parts[local / ROWS * per_group + p][c][local % ROWS];
         *(float *)(of.dst + r * of.d0 + c * of.d1) = sum;
     }
-    // The next columns use the same memory.
+    // The next columns reuse the shared memory.
     __syncthreads();
 }
 
-// Calls f for each N columns of each plane that are this block's: blocks have them in y and planes in z, and do more where
-// there are fewer blocks.
+// Calls f for each group of N columns of each plane that this block handles: column groups in y, planes in z, as a grid-stride
+// loop.
 template <int N, class F>
-__device__ __forceinline__ void for_columns(const Product &args, F f) {
+__device__ __forceinline__ void for_columns(const MulMatArgs &args, F f) {
 #pragma unroll 1
     for (u32 plane = blockIdx.z; plane < args.planes; plane += gridDim.z) {
         const u32 i2 = plane % args.b2, i3 = plane / args.b2;
@@ -217,31 +218,31 @@ __device__ __forceinline__ void for_columns(const Product &args, F f) {
 }
 
 template <class T>
-__device__ __forceinline__ Access access(const Product &args) {
+__device__ __forceinline__ Access access(const MulMatArgs &args) {
     const u64 as = args.as[0] | args.as[1] | args.as[2], bs = args.bs[0] | args.bs[1] | args.bs[2];
     const u64 ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
     return access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
 }
 
-// Blocks: 512 / lanes rows in x, N columns in y, planes in z.
+// Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
 template <class T, int N>
-__device__ __forceinline__ void mat_vec(const Product &args) {
+__device__ __forceinline__ void mat_vec(const MulMatArgs &args) {
     const Access how = access<T>(args);
     const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
     if (how == BYTES) for_columns<N>(args, [=](const Matrices &of) { products_of_bytes<T>(of, rows, N); });
     else for_columns<N>(args, [=](const Matrices &of) { multiply<T, N>(of, log2_lanes, how == ALIGNED); });
 }
 
-// Calls f with the expert's matrix for each row of b that is this block's, as for_columns.
+// As for_columns, but for MUL_MAT_ID: calls f with the matrix of the expert for each row of b that this block handles.
 template <class F>
-__device__ __forceinline__ void for_slots(const Routed &args, F f) {
+__device__ __forceinline__ void for_slots(const MulMatIdArgs &args, F f) {
 #pragma unroll 1
     for (u32 t = blockIdx.z; t < args.tokens; t += gridDim.z) {
 #pragma unroll 1
         for (u32 e = blockIdx.y; e < args.used; e += gridDim.y) {
             const u32 id = load_word(args.ids + e * args.is[0] + t * args.is[1]);
             if (id >= args.experts) {
-                refuse(args.verdict, 30);
+                report_bad_index(args.error_word, 30);
                 continue;
             }
             const u8 *a = args.a + id * args.as[1];
@@ -252,9 +253,9 @@ __device__ __forceinline__ void for_slots(const Routed &args, F f) {
     }
 }
 
-// Blocks: rows in x as above, used experts in y, tokens in z.
+// Grid: x = groups of rows as above, y = used experts, z = tokens.
 template <class T>
-__device__ __forceinline__ void routed(const Routed &args) {
+__device__ __forceinline__ void routed(const MulMatIdArgs &args) {
     const u64 as = args.as[0] | args.as[1], bs = args.bs[0] | args.bs[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
     const Access how = access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
     const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;

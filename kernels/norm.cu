@@ -1,35 +1,37 @@
-// Norms of rows, and of groups of channels, in f32:
+// NORM, RMS_NORM, L2_NORM of rows, and GROUP_NORM of groups of channels, in f32:
 //
 //     NORM, GROUP_NORM  y = (x - mean) / sqrt(mean((x - mean)^2) + eps)
 //     RMS_NORM          y = x / sqrt(mean(x^2) + eps)
 //     L2_NORM           y = x / max(sqrt(sum(x^2)), eps)
 //
-// Fused, by row: x = a + b is written and then normed; y is multiplied by weights; and something is added to that product.
-// Each of these is rounded as if it ran alone.
+// Fusion, for norms of rows. Before the norm: x = a + b (residual), which is also stored. Epilogue fusion: y is multiplied by
+// weights, and a bias is added to the product. Each step is rounded as if it ran alone.
 //
-// Variants: norm_kept_N rows of up to 1024 N (768 N for 16) in the registers of a warp (several rows a block) or of a block, N elements a
-//                       thread, in 16-byte accesses where addresses and strides allow them; all that is fused. 16 keep
-//                       more bytes of many rows in flight; 4 and 8 are for short rows, and shorten the way through few;
-//           norm_stats  statistics of pieces of longer rows, and of groups that are no such rows;
-//           norm_apply  merges a row's statistics and scales one piece of it.
-// Sums: the mean's in f64. Squares, of what is left when the mean is subtracted, in f32 over a piece and f64 over pieces.
-// Limits:   dimensions below 2^31, rows too; any strides and element addresses; y may lie on x, a, b or the sum.
-// Floor:    norm_kept_N reads and writes each tensor once (weights that repeat come from the cache after the first time);
-//           the pair reads x twice.
+// Variants: norm_kept_N  keeps rows of up to 1024 N elements (768 N for N = 16) in the registers of a warp (several rows per
+//                        block) or of a block, N elements per thread, in 16-byte accesses where addresses and strides permit;
+//                        all fusions. N = 16 keeps more bytes in flight for many rows; 4 and 8 are for short rows and reduce
+//                        the latency of few;
+//           norm_stats   computes statistics of pieces of longer rows, and of groups that are not uniformly strided rows;
+//           norm_apply   merges the statistics of a row and scales one piece of it.
+// Accuracy: the mean is summed in f64. Squares, after subtraction of the mean, are summed in f32 within a piece and f64 across
+//           pieces.
+// Limits:   dimensions and number of rows below 2^31; any strides and element addresses; y may alias x, a, b or the sum.
+// Floor:    norm_kept_N reads and writes each tensor once (broadcast weights are read from the cache after the first time); the
+//           pair norm_stats and norm_apply reads x twice.
 #include "common/abi.cuh"
 #include "common/reduce.cuh"
 
 enum Kind : u32 { NORM = 0, RMS_NORM = 1, L2_NORM = 2 };
 
-// Elements in the registers of a thread, of long rows.
+// Elements in the registers of a thread, for long rows.
 constexpr int EACH = 16;
 
-// A tensor whose rows are found by those of another: its counts are looked at only if it `wraps` in a dimension that
-// neither is 1 nor fits; otherwise the strides suffice.
+// An operand that is broadcast to the rows of y. Its counts are used only if it `wraps`, that is, if it repeats in a dimension
+// with a count other than 1; otherwise the strides suffice.
 struct Operand {
     Shape shape;
     u32 wraps;
-    u32 vector; // whether 16-byte accesses are possible where its first byte allows them
+    u32 vector; // whether 16-byte accesses are possible if the address of the first byte is aligned
 
     __device__ __forceinline__ u64 row(u32 i1, u32 i2, u32 i3) const {
         if (wraps) i1 %= shape.ne[1], i2 %= shape.ne[2], i3 %= shape.ne[3];
@@ -39,11 +41,11 @@ struct Operand {
     __device__ __forceinline__ bool wide(const void *first) const { return vector && ((u64)first & 15) == 0; }
 };
 
-struct Kept {
-    const u8 *x, *b; // b: null, or what is added to x
-    u8 *sum;         // x + b
-    const u8 *w;     // null, or what the norm is multiplied by
-    const u8 *plus;  // null, or what is added to that
+struct NormKeptArgs {
+    const u8 *x, *b; // b: residual added to x, or null
+    u8 *sum;         // destination of x + b
+    const u8 *w;     // weights that multiply the norm, or null
+    const u8 *plus;  // bias added to the product, or null
     u8 *y;
     Operand xs, bs, ss, ws, ps, ys;
     u32 kind;
@@ -55,8 +57,8 @@ __device__ __forceinline__ float scale_of(u32 kind, float eps, float squares, fl
 }
 
 template <int N, bool VECTOR>
-__device__ __forceinline__ void kept(const Kept &args, u32 i1, u32 i2, u32 i3) {
-    // Few values leave registers for the operands of the end: they are loaded early, and nobody waits for them.
+__device__ __forceinline__ void kept(const NormKeptArgs &args, u32 i1, u32 i2, u32 i3) {
+    // Small N leaves registers for the epilogue operands: load them early, so that their latency is hidden.
     constexpr bool EARLY = N <= 8;
     __shared__ double sums[32];
     __shared__ float squares[32];
@@ -98,16 +100,17 @@ __device__ __forceinline__ void kept(const Kept &args, u32 i1, u32 i2, u32 i3) {
     }
     if (args.plus) {
         if (!EARLY) get(args.plus, args.ps, plus);
-        // Rounded after the product, as by two ops.
+        // An intrinsic prevents contraction: the sum is rounded after the product, as by two separate ops.
 #pragma unroll
         for (int i = 0; i < N; i++) x[i] = __fadd_rn(x[i], plus[i]);
     }
     store_kept<VECTOR>(args.y + args.ys.row(i1, i2, i3), args.ys.shape.nb[0], n, t, team, x);
 }
 
-// A row for each blockIdx.x and threadIdx.y, N elements a thread. More than one row a block only if each is a warp's.
+// One row per blockIdx.x and threadIdx.y, N elements per thread. A block has several rows only if each row is handled by one
+// warp.
 template <int N>
-__device__ __forceinline__ void kept(const Kept &args) {
+__device__ __forceinline__ void kept(const NormKeptArgs &args) {
     const Shape &ys = args.ys.shape;
     const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
     u32 i1 = row, i2 = 0, i3 = 0;
@@ -119,37 +122,37 @@ __device__ __forceinline__ void kept(const Kept &args) {
     else kept<N, false>(args, i1, i2, i3);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) norm_kept_4(Kept args) { kept<4>(args); }
-extern "C" __global__ void __launch_bounds__(1024) norm_kept_8(Kept args) { kept<8>(args); }
-// With more threads there would be too few registers for 9.0.
-extern "C" __global__ void __launch_bounds__(768) norm_kept_16(Kept args) { kept<16>(args); }
+extern "C" __global__ void __launch_bounds__(1024) norm_kept_4(NormKeptArgs args) { kept<4>(args); }
+extern "C" __global__ void __launch_bounds__(1024) norm_kept_8(NormKeptArgs args) { kept<8>(args); }
+// With more threads, there would be too few registers on compute capability 9.0.
+extern "C" __global__ void __launch_bounds__(768) norm_kept_16(NormKeptArgs args) { kept<16>(args); }
 
 // ---- long rows, and groups
 
-// Of a piece: the sum of x (0 where there is no mean), and the squares of x less the mean.
+// Statistics of a piece: the sum of x (0 for norms without a mean), and the sum of the squares of x - mean of the piece.
 struct Stats {
     double sum, squares;
 };
 
-struct Long {
+struct NormLongArgs {
     const u8 *x;
     u8 *y;
-    Stats *stats; // of each piece of each part
+    Stats *stats; // statistics of each piece of each part
     Shape xs, ys;
     u32 kind;
     float eps;
-    u32 together; // channels of a group; 0: parts are rows
-    u32 flat;     // whether all elements of a part are nb[0] bytes from the next
-    u32 vector;   // and 16-byte accesses are possible where the first bytes allow them
-    u32 pieces;   // of a part, at most; each is blockDim.x * EACH elements
+    u32 together; // channels per group; 0 if parts are rows
+    u32 flat;     // whether the elements of a part have the uniform stride nb[0]
+    u32 vector;   // whether 16-byte accesses are possible if the addresses of the first bytes are aligned
+    u32 pieces;   // maximum pieces per part; a piece has blockDim.x * EACH elements
 };
 
 // A piece of a row or a group.
 struct Piece {
-    u64 x, y;         // bytes from the first element to the part's
-    u64 count, first; // elements of the part; the piece's first
+    u64 x, y;         // byte offsets of the part
+    u64 count, first; // elements of the part; first element of the piece
 
-    __device__ __forceinline__ Piece(const Long &args) {
+    __device__ __forceinline__ Piece(const NormLongArgs &args) {
         const u32 part = blockIdx.x / args.pieces;
         first = (u64)(blockIdx.x % args.pieces) * blockDim.x * EACH;
         const u32 *ne = args.xs.ne;
@@ -169,17 +172,17 @@ struct Piece {
     __device__ __forceinline__ u32 length() const { return (u32)min(count - first, (u64)blockDim.x * EACH); }
 };
 
-// Bytes from a part's first element to element k.
-__device__ __forceinline__ u64 offset(const Long &args, const Shape &s, u64 k) {
+// Byte offset of element k within its part.
+__device__ __forceinline__ u64 offset(const NormLongArgs &args, const Shape &s, u64 k) {
     if (args.flat) return k * s.nb[0];
     const u64 row = k / s.ne[0], channel = row / s.ne[1];
     return (k - row * s.ne[0]) * s.nb[0] + (row - channel * s.ne[1]) * s.nb[1] + channel * s.nb[2];
 }
 
-__device__ __forceinline__ bool wide(const Long &args) { return args.vector && aligned(args.x, args.y, 16); }
+__device__ __forceinline__ bool wide(const NormLongArgs &args) { return args.vector && aligned(args.x, args.y, 16); }
 
-// Indices in registers follow `wide`.
-__device__ __forceinline__ void load(const Long &args, const Piece &piece, float (&x)[EACH]) {
+// Loads the piece; the assignment of elements to registers depends on `wide`.
+__device__ __forceinline__ void load(const NormLongArgs &args, const Piece &piece, float (&x)[EACH]) {
     const u32 n = piece.length();
     if (wide(args)) {
         load_kept<true>(args.x + piece.x + 4 * piece.first, 4, n, threadIdx.x, blockDim.x, 0.0f, x);
@@ -203,11 +206,11 @@ __device__ __forceinline__ float sum_of_squares(const float (&x)[EACH], float me
     return square;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) norm_stats(Long args) {
+extern "C" __global__ void __launch_bounds__(1024) norm_stats(NormLongArgs args) {
     __shared__ double sums[32];
     __shared__ float squares[32];
     const Piece piece(args);
-    // The last group may be shorter.
+    // The last group may have fewer channels, and therefore fewer pieces.
     if (piece.first >= piece.count) return;
     const u32 n = piece.length();
     float x[EACH];
@@ -224,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(1024) norm_stats(Long args) {
     if (threadIdx.x == 0) args.stats[blockIdx.x] = {sum, square};
 }
 
-extern "C" __global__ void __launch_bounds__(1024) norm_apply(Long args) {
+extern "C" __global__ void __launch_bounds__(1024) norm_apply(NormLongArgs args) {
     __shared__ double parts[2][32];
     const Piece piece(args);
     if (piece.first >= piece.count) return;

@@ -1,14 +1,15 @@
-// Reductions: SUM of all elements, SUM_ROWS and MEAN (the sum divided by the length) of rows, ARGMAX (the last index of the
-// largest value, NaN never, 0 if there is nothing else), and CUMSUM, the running sums of rows.
+// Reductions: SUM of all elements; SUM_ROWS and MEAN (the sum divided by the length) of rows; ARGMAX (the last index of the
+// largest value; NaN is ignored; 0 if all are NaN); and CUMSUM, the prefix sums of rows.
 //
-// Variants: reduce_sum     partial sums of F32, F16 or BF16: packed, in 16-byte accesses where the address allows them, or of
-//                          any layout, an element a thread;
-//           reduce_rows    SUM_ROWS, MEAN, ARGMAX: a row for each warp (several rows a block) or block; few long rows in pieces;
-//           reduce_merge   what the pieces of rows, or of a SUM, come to;
-//           reduce_cumsum  a row for each warp or block, scanned piece by piece.
-// Sums in f64; CUMSUM in f32, in the order of a scan.
-// Limits:   dimensions below 2^31, rows too; any strides and element addresses.
-// Floor:    each element is read once; CUMSUM writes as much.
+// Variants: reduce_sum     partial sums of F32, F16 or BF16: contiguous, in 16-byte accesses if the address permits, or of any
+//                          layout, one element per thread;
+//           reduce_rows    SUM_ROWS, MEAN, ARGMAX: one row per warp (several rows per block) or per block; few long rows are
+//                          split into pieces;
+//           reduce_merge   merges the pieces of rows, or of a SUM;
+//           reduce_cumsum  one row per warp or block, scanned piece by piece.
+// Accuracy: sums are in f64; CUMSUM is in f32, in the order of a parallel scan.
+// Limits:   dimensions and number of rows below 2^31; any strides and element addresses.
+// Floor:    each element is read once; CUMSUM also writes each element once.
 #include "common/abi.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -17,16 +18,16 @@ enum Kind : u32 { SUM = 0, MEAN = 1, ARGMAX = 2 };
 
 // ---- SUM
 
-struct Sum {
+struct ReduceSumArgs {
     const u8 *x;
-    double *parts; // of each block
+    double *parts; // partial sum of each block
     Shape xs;
     u64 n;
     u32 type;
     u32 packed;
 };
 
-// The blocks take turns with pieces of blockDim.x 16-byte accesses.
+// Grid-stride loop of 16-byte accesses.
 template <class T>
 __device__ __forceinline__ double sum_packed(const u8 *x, u64 n) {
     constexpr int WIDE = 16 / T::BYTES;
@@ -57,7 +58,7 @@ __device__ __forceinline__ double sum_packed(const u8 *x, u64 n) {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-__device__ __forceinline__ double sum_any(const Sum &args) {
+__device__ __forceinline__ double sum_any(const ReduceSumArgs &args) {
     const u64 threads = (u64)gridDim.x * blockDim.x;
     double sum = 0.0;
     for (u64 k = (u64)blockIdx.x * blockDim.x + threadIdx.x; k < args.n; k += threads) {
@@ -69,7 +70,7 @@ __device__ __forceinline__ double sum_any(const Sum &args) {
     return sum;
 }
 
-extern "C" __global__ void reduce_sum(Sum args) {
+extern "C" __global__ void reduce_sum(ReduceSumArgs args) {
     __shared__ double parts[32];
     double sum;
     if (!args.packed) sum = sum_any(args);
@@ -82,13 +83,13 @@ extern "C" __global__ void reduce_sum(Sum args) {
 
 // ---- rows
 
-// A value and its index as one number: the larger value, and of equal ones the larger index, is the larger number.
+// Combines a value and its index into one integer that orders by value, then by index.
 __device__ __forceinline__ u64 key(float value, u32 index) {
-    const u32 bits = __float_as_uint(value + 0.0f); // -0 is 0
+    const u32 bits = __float_as_uint(value + 0.0f); // maps -0 to 0
     return (u64)((int)bits < 0 ? ~bits : bits | 0x80000000) << 32 | index;
 }
 
-// What a piece of a row comes to: a sum, or a key.
+// Result of a piece of a row: a sum, or a key.
 union Part {
     double sum;
     u64 best;
@@ -100,24 +101,24 @@ __device__ __forceinline__ Part block_part(u32 kind, Part part, Part *parts) {
     return part;
 }
 
-// A row's result. `type` is that of a SUM; MEAN rounds the sum first.
+// Stores the result of a row. `type` is the type of y, for SUM. MEAN rounds the sum to f32 before the division.
 __device__ __forceinline__ void store(u32 kind, u32 type, u8 *y, Part part, u32 n) {
     if (kind == ARGMAX) *(u32 *)y = (u32)part.best;
     else store_float(y, type, kind == MEAN ? (float)part.sum / (float)n : (float)part.sum);
 }
 
-struct Rows {
+struct ReduceRowsArgs {
     const u8 *x;
     u8 *y;
-    Part *parts; // of each piece, where there are several of a row
+    Part *parts; // result of each piece, if rows have several
     Shape xs, ys;
     u32 kind;
-    u32 vector; // whether 16-byte accesses are possible where x itself allows them
-    u32 pieces; // of a row
-    u32 length; // of a piece, the last of a row may be shorter: a multiple of 4
+    u32 vector; // whether 16-byte accesses are possible if the address x is aligned
+    u32 pieces; // pieces per row
+    u32 length; // elements per piece, a multiple of 4; the last piece of a row may be shorter
 };
 
-// The sum, or the best key, of this thread's part of a piece of n elements; the first of them has index `first` in its row.
+// The sum, or the best key, of this thread's part of a piece of n elements, which starts at index `first` of its row.
 template <bool VECTOR>
 __device__ __forceinline__ Part piece(const u8 *x, u64 step, u32 n, u32 first, u32 kind) {
     constexpr int N = 16;
@@ -145,8 +146,8 @@ __device__ __forceinline__ Part piece(const u8 *x, u64 step, u32 n, u32 first, u
     return part;
 }
 
-// A piece of a row for each blockIdx.x and threadIdx.y. More than one a block only if each is a warp's.
-extern "C" __global__ void reduce_rows(Rows args) {
+// One piece of a row per blockIdx.x and threadIdx.y. A block has several only if each is handled by one warp.
+extern "C" __global__ void reduce_rows(ReduceRowsArgs args) {
     __shared__ Part parts[32];
     const Shape &xs = args.xs;
     u32 row = blockIdx.x * blockDim.y + threadIdx.y, number = 0;
@@ -164,22 +165,22 @@ extern "C" __global__ void reduce_rows(Rows args) {
     else store(args.kind, TYPE_F32, args.y + args.ys.row(i1, i2, i3), part, xs.ne[0]);
 }
 
-struct Merge {
+struct ReduceMergeArgs {
     const Part *parts;
     u8 *y;
     Shape ys;
     u32 kind;
     u32 type;
     u32 pieces;
-    u32 n; // elements of a row
+    u32 n; // elements per row
 };
 
-// A block for each row.
-extern "C" __global__ void reduce_merge(Merge args) {
+// One block per row.
+extern "C" __global__ void reduce_merge(ReduceMergeArgs args) {
     __shared__ Part shared[32];
     const Part *parts = args.parts + (u64)blockIdx.x * args.pieces;
     Part part;
-    part.best = 0; // the bits of a sum of 0 too
+    part.best = 0; // also the bits of a sum of 0
     for (u32 i = threadIdx.x; i < args.pieces; i += blockDim.x) {
         if (args.kind == ARGMAX) part.best = max(part.best, parts[i].best);
         else part.sum += parts[i].sum;
@@ -192,18 +193,18 @@ extern "C" __global__ void reduce_merge(Merge args) {
 
 // ---- CUMSUM
 
-struct Cumsum {
+struct CumsumArgs {
     const u8 *x;
     u8 *y;
     Shape xs, ys;
-    u32 vector; // whether 16-byte accesses are possible where x and y themselves allow them
+    u32 vector; // whether 16-byte accesses are possible if the addresses x and y are aligned
     u32 padding;
 };
 
-// -0, which changes nothing, -0 included.
-__device__ __forceinline__ float nothing() { return __uint_as_float(0x80000000); }
+// -0, the neutral element of addition for all values including -0.
+__device__ __forceinline__ float negative_zero() { return __uint_as_float(0x80000000); }
 
-// The sum of x over the team's threads up to this one.
+// Inclusive prefix sum of x over the lanes of the warp.
 __device__ __forceinline__ float warp_scan(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
@@ -213,18 +214,18 @@ __device__ __forceinline__ float warp_scan(float x) {
     return x;
 }
 
-// The sum of x over the team's threads before this one; `total` becomes that over all. `parts` as for block_reduce.
+// Exclusive prefix sum of x over the threads of the team; `total` receives the sum over all. `parts` as for block_reduce.
 __device__ __forceinline__ float scan_before(float x, float *parts, float &total) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float upto = warp_scan(x);
     const float left = __shfl_up_sync(0xffffffff, upto, 1);
-    float before = lane == 0 ? nothing() : left;
+    float before = lane == 0 ? negative_zero() : left;
     total = __shfl_sync(0xffffffff, upto, 31);
     if (blockDim.x == 32) return before;
     if (lane == 31) parts[warp] = upto;
     __syncthreads();
     const u32 warps = blockDim.x / 32;
-    const float sums = warp_scan(lane < warps ? parts[lane] : nothing());
+    const float sums = warp_scan(lane < warps ? parts[lane] : negative_zero());
     total = __shfl_sync(0xffffffff, sums, warps - 1);
     const float others = __shfl_sync(0xffffffff, sums, warp == 0 ? 0 : warp - 1);
     return warp == 0 ? before : others + before;
@@ -235,14 +236,14 @@ __device__ __forceinline__ void cumsum(const u8 *x, u64 xstep, u8 *y, u64 ystep,
     __shared__ float parts[2][32];
     constexpr bool VECTOR = N == 4;
     const u32 t = threadIdx.x, team = blockDim.x;
-    float sum = nothing();
+    float sum = negative_zero();
     float next[N];
     load_kept<VECTOR>(x, xstep, n, t, team, 0.0f, next);
     for (u32 k = 0, turn = 0; k < n; k += N * team, turn ^= 1) {
         float v[N];
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] = next[i];
-        // The next piece is on its way while this one is scanned.
+        // Load the next piece while this one is scanned.
         const u64 after = (u64)k + N * team;
         if (after < n) load_kept<VECTOR>(x + after * xstep, xstep, n - (u32)after, t, team, 0.0f, next);
 #pragma unroll
@@ -256,8 +257,8 @@ __device__ __forceinline__ void cumsum(const u8 *x, u64 xstep, u8 *y, u64 ystep,
     }
 }
 
-// A row for each blockIdx.x and threadIdx.y. More than one a block only if each is a warp's.
-extern "C" __global__ void __launch_bounds__(1024) reduce_cumsum(Cumsum args) {
+// One row per blockIdx.x and threadIdx.y. A block has several rows only if each is handled by one warp.
+extern "C" __global__ void __launch_bounds__(1024) reduce_cumsum(CumsumArgs args) {
     const Shape &xs = args.xs;
     const u32 row = blockIdx.x * blockDim.y + threadIdx.y;
     u32 i1 = row, i2 = 0, i3 = 0;

@@ -1,60 +1,62 @@
-// ROPE: pairs of channels turned by angles that grow with the token's position, (a, b) -> (a cos - b sin, a sin + b cos); the
-// other channels are copied. The angle of pair j is position * step^j, as the running product of f32 that the op is defined by,
-// divided by the pair's factor, scaled, and mixed by YaRN: see src/cpu/ops/rope.rs, whose angles these are bit for bit.
+// ROPE (rotary position embedding): rotates pairs of channels by angles that grow with the token's position, (a, b) -> (a cos -
+// b sin, a sin + b cos), and copies the other channels. The angle of pair j is position * step^j, computed as a running product
+// in f32 (the op is defined this way), divided by the pair's factor, scaled, and interpolated by YaRN. The angles equal those
+// of src/cpu/ops/rope.rs bit for bit.
 //
-// Variants: rope_f32, rope_f16; rope_set_rows, whose F32 result becomes rows of a cache of F32, F16 or BF16 (ROPE fused with
-//           SET_ROWS); rope_factors copies factors out of the way of a y that lies on them. A block does up to CHUNK pairs of
-//           one token for several heads: cosines and sines are made once, in shared memory. Accesses are of 16 bytes where all
-//           rows and parts of rows begin at multiples of 16, of one element elsewhere.
+// Variants: rope_f32, rope_f16; rope_set_rows: ROPE fused with SET_ROWS, writes the F32 result to rows of an F32, F16 or BF16
+//           cache; rope_factors: copies the factors to scratch memory if y aliases them. A block handles up to CHUNK pairs of
+//           one token for several heads, and computes cosines and sines once, in shared memory. Accesses are 16 bytes if all
+//           rows and parts of rows start at multiples of 16, otherwise one element.
 // Limits:   dimensions below 2^31; rows of x and y dense. y may be x.
 // Floor:    each element is read once and written once.
 #include "common/abi.cuh"
 #include "common/types.cuh"
 
-// Pairs of a block.
+// Pairs per block.
 #define CHUNK 512
 
-// Numbers of RopeMode. All but the first pair channel j with channel j + pairs.
+// Numbers of RopeMode. NORMAL pairs neighbouring channels; all other modes pair channel j with channel j + pairs.
 enum Mode : u32 { NORMAL = 0, NEOX = 1, MROPE = 2, VISION = 3, IMROPE = 4 };
 
-struct Turn {
+struct RopeParams {
     Shape xs, ys;
     u64 position_step, factor_step;
     u32 mode, first, pairs;
-    // From one pair's angle to the next one's.
+    // Ratio of the angles of consecutive pairs.
     float step;
     u32 sections[4];
     float freq_scale, ext_factor, low, high;
-    // Of cosines and sines.
+    // Factor of cosines and sines (YaRN).
     float magnitude;
-    // Blocks: token, batch, part of the heads, chunk of the pairs; the last is fastest. Whether all but the addresses allow
-    // 16 bytes.
+    // Grid: token, batch, part of the heads, chunk of the pairs; the last is fastest. vector: whether strides and counts permit
+    // 16-byte accesses.
     u32 parts, chunks, vector;
 };
 
-struct Rope {
+struct RopeArgs {
     const u8 *x, *positions, *factors;
     u8 *y;
-    Turn turn;
+    RopeParams params;
 };
 
-struct Rows {
+struct RopeSetRowsArgs {
     const u8 *x, *positions, *factors, *ids;
     u8 *y;
-    u32 *verdict;
-    Turn turn;
+    u32 *error_word;
+    RopeParams params;
     u64 id_step;
-    // Type numbers; the number of SET_ROWS.
+    // Type numbers; number of the op SET_ROWS for error reports.
     u32 id_type, y_type, op, padding;
 };
 
 // ---- angles
 
-// Behind 32 zeros, the bits of 2 / pi after the point.
+// 32 zero bits, then the fractional bits of 2 / pi.
 __constant__ u32 two_over_pi[8] = {0, 0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
 
-// Within 2 ulp or 1e-11 for all finite angles, without the local memory that sincosf takes for large ones: x is an integer times
-// a power of two, so the product with just those 64 bits of 2 / pi that turn by less than four quarters is exact enough.
+// Cosine and sine with an error of at most 2 ulp or 1e-11 for all finite angles, without the local memory that sincosf uses for
+// large ones. Payne-Hanek reduction: x is an integer times a power of two, so the product with only those
+// 64 bits of 2 / pi that contribute less than four quarter turns is exact enough.
 __device__ __forceinline__ void cos_sin(float x, float &cos, float &sin) {
     const u32 bits = __float_as_uint(x) & 0x7fffffff;
     if (bits >= 0x7f800000) {
@@ -67,7 +69,7 @@ __device__ __forceinline__ void cos_sin(float x, float &cos, float &sin) {
         const u32 at = (bits >> 23) - 120, word = at / 32;
         const u32 above = __funnelshift_l(two_over_pi[word + 1], two_over_pi[word], at);
         const u32 below = __funnelshift_l(two_over_pi[word + 2], two_over_pi[word + 1], at);
-        // In quarter turns of 2^62.
+        // In units of 2^-62 quarter turns.
         const u64 turned = ((u64)above << 32 | below) * ((bits & 0x7fffff) | 0x800000);
         quarters = (turned + (1ull << 61)) >> 62;
         r = (float)(i64)(turned - ((u64)quarters << 62)) * 0x1.921fb6p-62f;
@@ -80,8 +82,8 @@ __device__ __forceinline__ void cos_sin(float x, float &cos, float &sin) {
     sin = ((quarters & 2) != 0) != (x < 0.0f) ? -d : d;
 }
 
-// Which of a token's positions turns pair j, and how many steps it has made.
-__device__ __forceinline__ void axis_of(const Turn &args, u32 j, u32 &axis, u32 &steps) {
+// Selects which of the token's positions (axis) rotates pair j, and the exponent of `step` (steps).
+__device__ __forceinline__ void axis_of(const RopeParams &args, u32 j, u32 &axis, u32 &steps) {
     axis = 0, steps = j;
     if (args.mode < MROPE) return;
     const u32 t = args.sections[0], h = args.sections[1], w = args.sections[2];
@@ -93,12 +95,13 @@ __device__ __forceinline__ void axis_of(const Turn &args, u32 j, u32 &axis, u32 
     }
     axis = (sector >= t) + (sector >= t + h) + (sector >= t + h + w);
     const u32 start = axis == 0 ? 0 : axis == 1 ? t : axis == 2 ? t + h : t + h + w;
-    // Vision begins anew in each section; where an empty one begins at the same pair, only the first of them.
+    // VISION restarts the exponent in each section; of sections that start at the same pair (empty ones), only the first
+    // counts.
     const bool first = axis == 0 || (axis == 1 ? t : axis == 2 ? h : w) > 0;
     if (args.mode == VISION && first) steps = sector - start;
 }
 
-__device__ __forceinline__ float angle(const Turn &args, const u8 *positions, const u8 *factors, u32 token, u32 j) {
+__device__ __forceinline__ float angle(const RopeParams &args, const u8 *positions, const u8 *factors, u32 token, u32 j) {
     u32 axis, steps;
     axis_of(args, j, axis, steps);
     const u64 at = (u64)axis * args.xs.ne[2] + token;
@@ -115,7 +118,7 @@ __device__ __forceinline__ float angle(const Turn &args, const u8 *positions, co
 
 // ---- rows
 
-// N elements of 16 bytes.
+// Loads 16 bytes: N elements.
 template <class T>
 struct Sixteen {
     static constexpr u32 N = 16 / T::BYTES;
@@ -137,7 +140,7 @@ struct One {
     static __device__ __forceinline__ void load(const u8 *row, u32 k, float (&out)[1]) { out[0] = T::load1(row, k); }
 };
 
-// Elements k to k + N - 1 of a row of this type, at a multiple of their bytes together.
+// Stores elements k to k + N - 1 of a row; the address is a multiple of the size of N elements.
 template <int N>
 __device__ __forceinline__ void store(u8 *row, u32 k, u32 type, const float (&v)[N]) {
     if constexpr (N == 1) {
@@ -154,18 +157,19 @@ __device__ __forceinline__ void store(u8 *row, u32 k, u32 type, const float (&v)
     }
 }
 
-// In one way, however the compiler contracts elsewhere: the fused kernel's rows are those of the others.
-__device__ __forceinline__ void turn(float &a, float &b, float cos, float sin) {
+// Rotates a pair. Written as intrinsics, so that the compiler contracts the operations in all kernels alike: the fused kernel
+// gives the same bits.
+__device__ __forceinline__ void rotate_pair(float &a, float &b, float cos, float sin) {
     const float x = a, y = b;
     a = __fmaf_rn(x, cos, -__fmul_rn(y, sin));
     b = __fmaf_rn(x, sin, __fmul_rn(y, cos));
 }
 
-// What a block does: some heads of a token, and some of the pairs.
+// Work of a block: a part of the heads of a token, and a chunk of the pairs.
 struct Part {
     u32 token, batch, part, chunk;
 
-    __device__ explicit Part(const Turn &args) {
+    __device__ explicit Part(const RopeParams &args) {
         u32 i = blockIdx.x;
         chunk = i % args.chunks, i /= args.chunks;
         part = i % args.parts, i /= args.parts;
@@ -173,9 +177,9 @@ struct Part {
     }
 };
 
-// Cosines and sines of the part's pairs.
-__device__ __forceinline__ void angles(const Turn &args, const u8 *positions, const u8 *factors, const Part &at, float *cos,
-                                       float *sin) {
+// Computes the cosines and sines of the part's pairs in shared memory.
+__device__ __forceinline__ void angles(const RopeParams &args, const u8 *positions, const u8 *factors, const Part &at,
+                                       float *cos, float *sin) {
     const u32 start = at.chunk * CHUNK, pairs = min(args.pairs - start, (u32)CHUNK);
     for (u32 j = threadIdx.y * blockDim.x + threadIdx.x; j < pairs; j += blockDim.x * blockDim.y) {
         float c, s;
@@ -185,11 +189,11 @@ __device__ __forceinline__ void angles(const Turn &args, const u8 *positions, co
     __syncthreads();
 }
 
-// Turns the part. `x` and `y` are head 0 of the token, and heads lie `x_step` and `y_step` bytes apart. Channels outside of the
-// pairs are written with `copy` only.
+// Rotates the part. `x` and `y` point to head 0 of the token; `x_step` and `y_step` are the byte strides of heads. Channels
+// outside of the pairs are written only with `copy`.
 template <class Load>
-__device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u8 *x, u8 *y, u64 x_step, u64 y_step, u32 type,
-                                       bool copy, const float *cos, const float *sin) {
+__device__ __forceinline__ void rotate(const RopeParams &args, const Part &at, const u8 *x, u8 *y, u64 x_step, u64 y_step,
+                                       u32 type, bool copy, const float *cos, const float *sin) {
     constexpr u32 N = Load::N;
     const u32 start = at.chunk * CHUNK, pairs = min(args.pairs - start, (u32)CHUNK);
     const u32 heads = (args.xs.ne[1] + args.parts - 1) / args.parts, across = N * blockDim.x;
@@ -198,8 +202,8 @@ __device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u
     x += head * x_step, y += head * y_step;
     x_step *= blockDim.y, y_step *= blockDim.y;
     for (u32 j = N * threadIdx.x; j < pairs; j += across) {
-        // Halves: N channels of each, pairs j and up. Neighbours: N channels of each half of the chunk, so that a warp's accesses
-        // are one piece too, pairs j / 2 and up and those so far into the other half.
+        // Modes that pair the halves: N channels of each half, pairs from j on. NORMAL (neighbours): N channels of each half of
+        // the chunk, so that the accesses of a warp are coalesced too: pairs from j / 2 on, and from (pairs + j) / 2 on.
         u32 a = args.first + start + j, b = a + args.pairs, first = j, second = j + N / 2;
         if (neighbours) {
             a += N == 1 ? start + j : start, b = a + (N == 1 ? 1 : pairs);
@@ -219,12 +223,12 @@ __device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u
             Load::load(from, b, w);
             if (!neighbours || N == 1) {
 #pragma unroll
-                for (u32 i = 0; i < N; i++) turn(v[i], w[i], c[i], s[i]);
+                for (u32 i = 0; i < N; i++) rotate_pair(v[i], w[i], c[i], s[i]);
             } else {
 #pragma unroll
                 for (u32 i = 0; i + 1 < N; i += 2) {
-                    turn(v[i], v[i + 1], c[i / 2], s[i / 2]);
-                    turn(w[i], w[i + 1], c[(N + i) / 2], s[(N + i) / 2]);
+                    rotate_pair(v[i], v[i + 1], c[i / 2], s[i / 2]);
+                    rotate_pair(w[i], w[i + 1], c[(N + i) / 2], s[(N + i) / 2]);
                 }
             }
             store<N>(to, a, type, v);
@@ -232,7 +236,7 @@ __device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u
         }
     }
     if (!copy) return;
-    // The channels outside, shared among the chunks.
+    // Channels outside of the pairs, divided among the chunks.
     const u32 outside = args.xs.ne[0] - 2 * args.pairs;
     for (u32 k = at.chunk * across + N * threadIdx.x; k < outside; k += args.chunks * across) {
         const u32 channel = k < args.first ? k : k + 2 * args.pairs;
@@ -247,59 +251,59 @@ __device__ __forceinline__ void rotate(const Turn &args, const Part &at, const u
 }
 
 template <class T>
-__device__ __forceinline__ void rope(const Rope &args, u32 type) {
+__device__ __forceinline__ void rope(const RopeArgs &args, u32 type) {
     __shared__ float cos[CHUNK], sin[CHUNK];
-    const Turn &turn = args.turn;
-    const Part at(turn);
-    angles(turn, args.positions, args.factors, at, cos, sin);
-    const u8 *x = args.x + turn.xs.row(0, at.token, at.batch);
-    u8 *y = args.y + turn.ys.row(0, at.token, at.batch);
-    // Where y is x, the rest is there.
-    const bool copy = args.x != args.y, vector = turn.vector && aligned(args.x, args.y, 16);
-    const u64 x_step = turn.xs.nb[1], y_step = turn.ys.nb[1];
-    if (vector) rotate<Sixteen<T>>(turn, at, x, y, x_step, y_step, type, copy, cos, sin);
-    else rotate<One<T>>(turn, at, x, y, x_step, y_step, type, copy, cos, sin);
+    const RopeParams &params = args.params;
+    const Part at(params);
+    angles(params, args.positions, args.factors, at, cos, sin);
+    const u8 *x = args.x + params.xs.row(0, at.token, at.batch);
+    u8 *y = args.y + params.ys.row(0, at.token, at.batch);
+    // If y is x, the channels outside of the pairs are already in place.
+    const bool copy = args.x != args.y, vector = params.vector && aligned(args.x, args.y, 16);
+    const u64 x_step = params.xs.nb[1], y_step = params.ys.nb[1];
+    if (vector) rotate<Sixteen<T>>(params, at, x, y, x_step, y_step, type, copy, cos, sin);
+    else rotate<One<T>>(params, at, x, y, x_step, y_step, type, copy, cos, sin);
 }
 
-extern "C" __global__ void __launch_bounds__(256) rope_f32(Rope args) { rope<F32>(args, TYPE_F32); }
-extern "C" __global__ void __launch_bounds__(256) rope_f16(Rope args) { rope<F16>(args, TYPE_F16); }
+extern "C" __global__ void __launch_bounds__(256) rope_f32(RopeArgs args) { rope<F32>(args, TYPE_F32); }
+extern "C" __global__ void __launch_bounds__(256) rope_f16(RopeArgs args) { rope<F16>(args, TYPE_F16); }
 
-// Head h of a token is channels h ne[0] and up of the cache's row. One batch.
-extern "C" __global__ void __launch_bounds__(256) rope_set_rows(Rows args) {
+// ROPE fused with SET_ROWS. Head h of a token is written to channels h * ne[0] and up of the cache row. One batch.
+extern "C" __global__ void __launch_bounds__(256) rope_set_rows(RopeSetRowsArgs args) {
     __shared__ float cos[CHUNK], sin[CHUNK];
-    const Turn &turn = args.turn;
-    const Part at(turn);
-    const u32 tokens = turn.xs.ne[2], threads = blockDim.x * blockDim.y;
+    const RopeParams &params = args.params;
+    const Part at(params);
+    const u32 tokens = params.xs.ne[2], threads = blockDim.x * blockDim.y;
     auto id_of = [&](u32 token) -> i64 {
         const u8 *at = args.ids + token * args.id_step;
         return args.id_type == TYPE_I64 ? *(const i64 *)at : *(const int *)at;
     };
     const i64 id = id_of(at.token);
-    if (id < 0 || id >= turn.ys.ne[1]) {
-        refuse(args.verdict, args.op);
+    if (id < 0 || id >= params.ys.ne[1]) {
+        report_bad_index(args.error_word, args.op);
         return;
     }
-    // Of several tokens that go to one row, the last one counts.
+    // If several tokens have the same id, only the last one is written.
     int again = 0;
     for (u32 i = at.token + 1 + threadIdx.y * blockDim.x + threadIdx.x; i < tokens; i += threads) again |= id_of(i) == id;
     if (__syncthreads_or(again)) return;
-    angles(turn, args.positions, args.factors, at, cos, sin);
-    const u8 *x = args.x + turn.xs.row(0, at.token, 0);
-    u8 *y = args.y + id * turn.ys.nb[1];
-    const u64 x_step = turn.xs.nb[1], y_step = (u64)turn.xs.ne[0] * (args.y_type == TYPE_F32 ? 4 : 2);
-    const bool vector = turn.vector && aligned(args.x, args.y, 16);
-    if (vector) rotate<Sixteen<F32>>(turn, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
-    else rotate<One<F32>>(turn, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
+    angles(params, args.positions, args.factors, at, cos, sin);
+    const u8 *x = args.x + params.xs.row(0, at.token, 0);
+    u8 *y = args.y + id * params.ys.nb[1];
+    const u64 x_step = params.xs.nb[1], y_step = (u64)params.xs.ne[0] * (args.y_type == TYPE_F32 ? 4 : 2);
+    const bool vector = params.vector && aligned(args.x, args.y, 16);
+    if (vector) rotate<Sixteen<F32>>(params, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
+    else rotate<One<F32>>(params, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
 }
 
-struct Factors {
+struct RopeFactorsArgs {
     const u8 *from;
     u8 *to;
     u64 step;
     u32 n, padding;
 };
 
-extern "C" __global__ void rope_factors(Factors args) {
+extern "C" __global__ void rope_factors(RopeFactorsArgs args) {
     const u32 k = blockIdx.x * blockDim.x + threadIdx.x;
     if (k < args.n) ((float *)args.to)[k] = *(const float *)(args.from + k * args.step);
 }

@@ -1,54 +1,57 @@
-// ARGSORT and TOP_K: the indices of each row of F32 by value, NaN beyond the infinity of its sign, equal values by index.
+// ARGSORT and TOP_K: the indices of each row of F32, sorted by value. NaN sorts beyond the infinity of its sign; equal values
+// are sorted by index.
 //
-// A value and its index become one integer, as src/cpu/ops/sort.rs has it; all keys of a row differ, so every sort is stable.
+// A value and its index are combined into one 64-bit key, as in src/cpu/ops/sort.rs. All keys of a row differ, so any sort is
+// stable.
 //
-// Variants: sort_tile orders tiles of up to 4096 keys in shared memory (bitonic), several rows a block where they are short.
-//           A row of one tile is done then. Longer ones go through scratch memory: sort_merge doubles the length of the
-//           ordered runs; or, for the few largest, sort_tile is run again on the first keys of each tile.
+// Variants: sort_tile sorts tiles of up to 4096 keys in shared memory (bitonic sort), several short rows per block. Rows of one
+//           tile are then done. Longer rows use scratch memory: sort_merge merges pairs of sorted runs; or, for a TOP_K of few,
+//           sort_tile is run again on the first keys of each tile.
 // Limits:   rows below 2^31 elements.
-// Floor:    rows of one tile are read once, and their indices written once. Longer ones take a read and a write of 8 bytes
-//           an element for each doubling.
+// Floor:    rows of one tile are read once, and their indices written once. Longer rows need a read and a write of 8 bytes per
+//           element for each merge pass.
 #include "common/abi.cuh"
 
-// One tile's keys lie in shared memory: row threadIdx.y of the block has `size` of them.
-struct Tile {
+// Arguments of sort_tile. The tile of each threadIdx.y has `size` keys in shared memory.
+struct SortTileArgs {
     const u8 *x;
     const u64 *from;
     u64 *to;
     u8 *y;
     Shape xs, ys;
-    // Keys of row r lie at from + r * from_step, and go to to + r * to_step: r counts from `first`, the row that they are of.
+    // Keys of row `first` + r are read at from + r * from_step and written at to + r * to_step.
     u64 from_step, to_step;
     u32 first, rows;
-    // Elements of a row, or its keys in `from`; tiles of a row; keys of a tile (a power of two); first ones that are kept.
+    // Keys per row; tiles per row; keys per tile (a power of two); first keys of a tile that are written.
     u32 count, tiles, size, keep;
     u32 descending;
-    // Whether the elements come from x or `from`; and whether indices go to y or keys to `to`.
+    // Whether the input is the elements of x (else keys in `from`); whether the output is indices in y (else keys in `to`).
     u32 from_x, to_y;
     u32 padding;
 };
 
-// Before all keys of lower values, or of higher ones.
+// The key of an element: orders by value (ascending or descending), then by index.
 __device__ __forceinline__ u64 key_of(float value, u32 index, u32 descending) {
     const u32 bits = __float_as_uint(value);
     const u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000;
     return (u64)(descending ? ~ascending : ascending) << 32 | index;
 }
 
-// What one stage writes, the next reads: keys of 32 lanes lie in one piece of 64 where both exchange within 32.
+// Barrier between two stages of the bitonic sort. If both exchange within a distance of 32, each warp works on its own 64 keys,
+// and a warp barrier suffices.
 __device__ __forceinline__ void barrier(u32 stride, u32 next) {
     if (stride > 32 || next > 32) __syncthreads();
     else __syncwarp();
 }
 
-// Blocks of size / 2 threads (512 at most) in x, and one or more tiles in y; shared memory for the keys of all.
-extern "C" __global__ void __launch_bounds__(512) sort_tile(Tile args) {
+// Blocks of size / 2 threads (at most 512) in x, and one or more tiles in y; dynamic shared memory for the keys of all tiles.
+extern "C" __global__ void __launch_bounds__(512) sort_tile(SortTileArgs args) {
     extern __shared__ u64 shared[];
     u64 *keys = shared + threadIdx.y * args.size;
     const u64 unit = (u64)blockIdx.x * blockDim.y + threadIdx.y;
     const u32 row = unit / args.tiles, tile = unit % args.tiles;
     const u32 start = tile * args.size;
-    // A block may have more rows than are left: it goes on with nothing, to meet the others at the barriers.
+    // Threads without a row continue with no keys, because all threads of the block must reach the barriers.
     const u32 count = row < args.rows ? min(args.size, args.count - start) : 0;
     u32 i1 = 0, i2 = 0, i3 = 0;
     args.xs.split(args.first + row, i1, i2, i3);
@@ -85,28 +88,28 @@ extern "C" __global__ void __launch_bounds__(512) sort_tile(Tile args) {
     }
 }
 
-struct Merge {
+struct SortMergeArgs {
     const u64 *from;
     u64 *to;
     u8 *y;
     Shape ys;
     u32 first, rows;
-    // Keys of a row, those of them that go to y, and the length of the ordered runs.
+    // Keys per row; keys that are written to y; length of the sorted runs.
     u32 count, keep;
     u64 run;
     u32 to_y, padding;
 };
 
-// Runs 2 i and 2 i + 1 of each row become one. A thread for each key, blocks in x over the keys of a row and in y over rows: its
-// place is its own in its run, and the number of lower keys in the other.
-extern "C" __global__ void sort_merge(Merge args) {
+// Merges runs 2 i and 2 i + 1 of each row. One thread per key; grid: x = keys of a row, y = rows. The rank of a key in the
+// merged run is its index in its own run plus the number of lower keys in the sibling run, found by binary search.
+extern "C" __global__ void sort_merge(SortMergeArgs args) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= args.count) return;
     for (u32 row = blockIdx.y; row < args.rows; row += gridDim.y) {
         const u64 *keys = args.from + (u64)row * args.count;
         const u64 key = keys[i];
         const u64 run = i / args.run, start = (run ^ 1) * args.run;
-        // Of the other run: keys before `low` are lower, those from `high` on are not.
+        // Binary search in the sibling run: keys before `low` are lower; keys from `high` on are not.
         u64 low = min(start, (u64)args.count), high = min(start + args.run, (u64)args.count);
         while (low < high) {
             const u64 middle = (low + high) / 2;

@@ -1,39 +1,39 @@
 // Element-wise ops of one tensor: y = f(x), computed in f32. SQR, SQRT, SCALE, CLAMP, FILL and the 22 kinds of UNARY.
 //
-// Variants: unary_packed for packed tensors of one type, 8 elements a thread in 16-byte accesses where the addresses allow
-//           them; unary_any for every other pair of float types and every layout, an element a thread. The functions are many
-//           and long: both take types when they run, so that there is one copy for all.
+// Variants: unary_packed for contiguous tensors of one type, 8 elements per thread, in coalesced 16-byte accesses if the
+//           addresses permit; unary_any for all other float types and layouts, one element per thread. Both select types when
+//           they run, because the functions are many and long: a copy per type would multiply the code.
 // Limits:   any number of elements; dimensions below 2^31 for unary_any.
-// Floor:    each element is read once (by FILL, never) and written once.
+// Floor:    each element is read once (FILL reads nothing) and written once.
 #include "common/abi.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
 #include "common/vector.cuh"
 
-// Which function (the kind's number; from 32 on the ops of their own), and its parameters.
-struct Op {
+// The number of the function (kinds of UNARY as on the wire; from 32 on, separate ops) and its parameters.
+struct UnaryParams {
     u32 which;
     float p[4];
 };
 
-struct Dense {
+struct UnaryPackedArgs {
     const u8 *x;
     u8 *y;
     u64 n;
-    Op op;
+    UnaryParams op;
     u32 type;
 };
 
-struct Strided {
+struct UnaryAnyArgs {
     const u8 *x;
     u8 *y;
     Shape xs, ys;
     u32 types[2];
-    Op op;
-    u32 pieces; // pieces of blockDim.x elements in a row
+    UnaryParams op;
+    u32 pieces; // pieces of blockDim.x elements per row
 };
 
-// The function that does not look at x.
+// The function that does not read x.
 constexpr u32 FILL = 36;
 
 template <int N, class F>
@@ -48,9 +48,9 @@ __device__ __forceinline__ float hard_sigmoid(float x) {
     return y > 1.0f ? 1.0f : y;
 }
 
-// The choice is made once for N elements: all threads of a launch take the same way.
+// The branch is taken once per N elements, and uniformly by all threads of a launch.
 template <int N>
-__device__ __forceinline__ void apply(const Op &op, float (&x)[N]) {
+__device__ __forceinline__ void apply(const UnaryParams &op, float (&x)[N]) {
     const float a = op.p[0], b = op.p[1], c = op.p[2], d = op.p[3];
     switch (op.which) {
     case 0: return map(x, [](float x) { return fabsf(x); });
@@ -88,24 +88,24 @@ __device__ __forceinline__ void apply(const Op &op, float (&x)[N]) {
     }
 }
 
-// This thread's part of a block's tile, see vector.cuh.
+// This thread's part of the block's tile; see vector.cuh.
 template <class T>
 struct Part {
     static constexpr int V = VECTOR<T, T, T>;
 
-    static __device__ __forceinline__ bool wide(const Dense &args, u64 begin) {
+    static __device__ __forceinline__ bool wide(const UnaryPackedArgs &args, u64 begin) {
         return whole_vectors<V, 8>(begin, args.n) && aligned(args.x, args.y, 16);
     }
-    static __device__ __forceinline__ void load(const Dense &args, u64 begin, float (&x)[8]) {
+    static __device__ __forceinline__ void load(const UnaryPackedArgs &args, u64 begin, float (&x)[8]) {
         load_tile<T, V>(args.x, begin, args.n, wide(args, begin), x);
     }
-    static __device__ __forceinline__ void store(const Dense &args, u64 begin, const float (&x)[8]) {
+    static __device__ __forceinline__ void store(const UnaryPackedArgs &args, u64 begin, const float (&x)[8]) {
         store_tile<T, V>(args.y, begin, args.n, wide(args, begin), x);
     }
 };
 
-// A launch of ceil(n / 8 / blockDim.x) blocks.
-extern "C" __global__ void unary_packed(Dense args) {
+// Grid: ceil(n / 8 / blockDim.x) blocks.
+extern "C" __global__ void unary_packed(UnaryPackedArgs args) {
     const u64 begin = (u64)blockIdx.x * blockDim.x * 8;
     float x[8] = {};
     if (args.op.which != FILL) {
@@ -119,8 +119,8 @@ extern "C" __global__ void unary_packed(Dense args) {
     else Part<BF16>::store(args, begin, x);
 }
 
-// Blocks: pieces, then rows by blockDim.y; an element a thread.
-extern "C" __global__ void unary_any(Strided args) {
+// Grid: pieces, then groups of blockDim.y rows; one element per thread.
+extern "C" __global__ void unary_any(UnaryAnyArgs args) {
     const u32 i0 = blockIdx.x % args.pieces * blockDim.x + threadIdx.x;
     const u32 row = blockIdx.x / args.pieces * blockDim.y + threadIdx.y;
     u32 i1, i2, i3;

@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
-# Benchmarks against a peer, or against a roof of this machine.
+# Benchmarks against llama.cpp, or against the roofline of this machine.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/bench.sh BENCHMARK [OPTION...]
 
-Each prints ratios against a peer, or against a roof of this machine, measured in the same run.
+Each benchmark prints ratios to llama.cpp, or to the roofline of this machine (peak bandwidth and arithmetic). Both sides are
+measured in the same run.
 
-  model     1b models: our rpc-server, llama.cpp's own and llama.cpp alone in turn, with the same client: decode, prompt, load
-  wire      messages: round trip, upload, download, what a server adds to a tiny model's token, several clients at once,
+  model     1b models on our rpc-server, llama.cpp's server and local llama.cpp, with the same client: decode, prompt, load
+  wire      messages: round trip, upload, download, time that a server adds to a tiny model's token, several clients at once,
             an idle server
-  pair      two builds of our rpc-server in turn, on what `model` and `wire` measure: --before BINARY
-  ops       each op and type on shapes of a real model, beside what memory and vector units can do
-  peer-ops  the same products on llama.cpp's CPU device
-  floors    bytes and operations of each 1b model over the roofs that `ops --json` wrote
+  pair      two builds of our rpc-server alternately, with the measurements of `model` and `wire`: --before BINARY
+  ops       each op and type on shapes of a real model, compared with the peaks of memory and vector units
+  peer-ops  the same matrix products on llama.cpp's CPU device
+  floors    minimum time per token of each 1b model: its bytes and operations divided by the peaks that `ops --json` wrote
 
-Each lists its options with --help; only `ops`, `peer-ops` and `floors` are built for it. All but `floors` write what they measured with --json FILE;
-`model`, `wire` and `ops` only show that they work with --smoke.
+Each lists its options with --help (`ops`, `peer-ops` and `floors` are built first). All but `floors` write their measurements
+with --json FILE. With --smoke, `model`, `wire` and `ops` only check that they work.
 
   -h, --help  this text
 TEXT
 }
 
-# Files are named from where the caller is.
+# File names are relative to the caller's folder.
 words=("$@")
 for ((i = 1; i < ${#words[@]}; i++)); do
     case ${words[i - 1]} in
@@ -62,7 +63,7 @@ peer-ops | floors)
     exec "$python" "scripts/bench/${mode/-/_}.py" "$@"
     ;;
 *)
-    echo "bench.sh: ${mode:-no benchmark}" >&2
+    echo "bench.sh: unknown benchmark: ${mode:-none given}" >&2
     usage >&2
     exit 2
     ;;

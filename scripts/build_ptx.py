@@ -1,17 +1,17 @@
 """Compiles CUDA C++ kernels to PTX with a pinned NVRTC; the work behind scripts/build-ptx.sh.
 
-A folder of kernels holds a file MANIFEST, whose lines are `FILE TARGET... [OPTION...]`, for example
+A folder of kernels contains a file MANIFEST with lines of the form `FILE TARGET... [OPTION...]`, for example
 
     reduction.cu 75 80 90
     formats.cu   89    as=formats_fast version=8.1 --use_fast_math
 
-FILE is relative to the folder, or `*.cu`: every file of the folder that no other line names. Each TARGET gives
-ptx/<stem>.sm_<target>.ptx. `as=` names another stem, so that one file can be compiled in two ways; `version=` raises the PTX
-version where the kernel uses something newer than its target; options that begin with a dash go to NVRTC.
+FILE is relative to the folder, or `*.cu` for every file of the folder that no other line lists. Each TARGET produces
+ptx/<stem>.sm_<target>.ptx. `as=` sets another stem, so that one file can be compiled in several ways; `version=` raises the PTX
+version for kernels that use newer features than their target requires; options that start with a dash are passed to NVRTC.
 
-`each=CAPABILITY` makes a line stand for one line per element type with that capability (scripts/type_table.py: cuda, cache,
-block-cuda ...). In its options `{name}` is the type's name in lower case, `{TYPE}` its struct on the device. Kernels include
-the same list as "block_types.inc": EACH_BLOCK_TYPE(X) is X(number on the wire, struct) for each block type with CUDA kernels.
+`each=CAPABILITY` expands a line to one line per element type with that capability (scripts/type_table.py: cuda, cache,
+block-cuda ...). In its options, `{name}` is the type's name in lower case and `{TYPE}` its struct on the device. Kernels include
+the same list as "block_types.inc": EACH_BLOCK_TYPE(X) expands to X(number on the wire, struct) for each block type with CUDA kernels.
 """
 
 import argparse
@@ -38,13 +38,14 @@ PACKAGES = (
     "nvidia-cuda-runtime-cu12==12.9.79",
     "nvidia-cuda-cccl-cu12==12.9.27",  # <nv/target>, which cuda_fp16.h includes
 )
-# Old releases of ptxas stand for old drivers: both hold the same compiler, and the driver's cannot be had alone.
+# Old releases of ptxas represent old drivers: both contain the same compiler, and a driver's compiler is not available
+# separately.
 OTHER_PTXAS = (
     ("11.8.89", "nvidia-cuda-nvcc-cu11==11.8.89"),
     ("12.0.140", "nvidia-cuda-nvcc-cu12==12.0.140"),
     ("13.0.88", "nvidia-cuda-nvcc==13.0.88"),
 )
-# The least PTX version that knows the target: what a driver needs in order to load the file.
+# Lowest PTX version that supports the target. A driver must support this version to load the file.
 LEAST_VERSION = {
     "75": "6.3",
     "80": "7.0",
@@ -61,12 +62,12 @@ DEFAULT_FOLDER = ROOT / "crates/cudaemu/kernels"
 
 
 class Failure(Exception):
-    """Something the caller can put right; its text says what."""
+    """An error that the caller can fix; the text explains how."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One PTX file to make."""
+    """One PTX file to build."""
 
     folder: pathlib.Path
     source: str
@@ -91,19 +92,19 @@ def toolchain_root():
 
 
 def install(name, packages):
-    """The folder that holds `packages`, fetched on first use."""
+    """Returns the folder with `packages`, which are fetched on first use."""
     place = toolchain_root() / name
     stamp = place / "stamp"
     wanted = "\n".join(packages) + "\n"
     if stamp.is_file() and stamp.read_text() == wanted:
         return place
     if platform.system() != "Linux":
-        raise Failure(f"the compiler packages are for Linux, and this is {platform.system()}: run it in a container")
+        raise Failure(f"the compiler packages are for Linux, but this is {platform.system()}: run it in a Linux container")
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
-        raise Failure(f"{sys.executable} has no pip: install it (python3-pip), or name another interpreter with PYTHON")
+        raise Failure(f"{sys.executable} has no pip: install it (python3-pip), or set PYTHON to another interpreter")
     print(f"build-ptx: fetching {' '.join(packages)} into {place}", file=sys.stderr)
     place.parent.mkdir(parents=True, exist_ok=True)
-    # Made aside and renamed, so that a run that was cut short or that runs beside this one leaves nothing half made.
+    # Installed into a temporary folder and renamed, so that an interrupted or concurrent run leaves no incomplete folder.
     with tempfile.TemporaryDirectory(dir=place.parent) as aside:
         made = pathlib.Path(aside) / "made"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -123,7 +124,7 @@ def install(name, packages):
 def one(place, pattern):
     found = sorted(place.glob(pattern))
     if not found:
-        raise Failure(f"{place} holds no {pattern}: remove that folder and run again")
+        raise Failure(f"{place} contains no {pattern}: remove the folder and run again")
     return found[0]
 
 
@@ -132,7 +133,7 @@ class Nvrtc:
 
     def __init__(self):
         place = install(f"nvrtc-{NVRTC}", PACKAGES)
-        # NVRTC opens its built-ins by bare name; loaded first by path, they are found wherever the folder is.
+        # NVRTC loads its built-ins library by bare name; loading it first by path makes it found in any folder.
         ctypes.CDLL(str(one(place, "nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12*")), mode=ctypes.RTLD_GLOBAL)
         self.library = ctypes.CDLL(str(one(place, "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")))
         self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -154,7 +155,7 @@ class Nvrtc:
     def compile(self, unit):
         path = unit.folder / unit.source
         program = ctypes.c_void_p()
-        # The name given here stands in messages and line tables: relative, so that the PTX is the same everywhere.
+        # This name appears in messages and line tables; it is relative, so that the PTX does not depend on the folder.
         source, name = path.read_bytes(), unit.source.encode()
         header, include = (ctypes.c_char_p * 1)(block_types().encode()), (ctypes.c_char_p * 1)(b"block_types.inc")
         self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, 1, header, include)
@@ -178,7 +179,7 @@ class Nvrtc:
 
 
 def folder_of(path):
-    """The folder of kernels that a file belongs to: the nearest above it with a MANIFEST."""
+    """Returns the folder of kernels of a file: the nearest parent with a MANIFEST."""
     for parent in path.parents:
         if (parent / "MANIFEST").is_file():
             return parent
@@ -186,13 +187,13 @@ def folder_of(path):
 
 
 def block_types():
-    """The text of block_types.inc, in the order of numbers on the wire."""
+    """Returns the text of block_types.inc, in the order of the type numbers on the wire."""
     types = sorted(type_table.that_can("block-cuda"), key=lambda row: row.number)
     return "#define EACH_BLOCK_TYPE(X) " + " ".join(f"X({row.number}, {row.declared['cuda']})" for row in types) + "\n"
 
 
 def expand(line):
-    """The lines that a line of a manifest stands for."""
+    """Expands a line of a manifest, which may contain each=, to lines of words."""
     words = line.split("#", 1)[0].split()
     capability = [word[5:] for word in words if word.startswith("each=")]
     if not capability:
@@ -206,7 +207,7 @@ def expand(line):
 
 
 def lines_of(folder, manifest):
-    """Number and words of each line of a manifest, with what stands for several lines written out."""
+    """Returns number and words of each line of a manifest, with each= and *.cu expanded."""
     found = []
     for number, line in enumerate(manifest.read_text().splitlines(), 1):
         try:
@@ -231,7 +232,7 @@ def parse_manifest(folder):
         where = f"{manifest}:{number}"
         source, targets, stem, version, options = words[0], [], None, None, []
         if not (folder / source).is_file():
-            raise Failure(f"{where}: there is no {source} in {folder}")
+            raise Failure(f"{where}: {folder} has no file {source}")
         for word in words[1:]:
             if word.startswith("-"):
                 options.append(word)
@@ -243,7 +244,7 @@ def parse_manifest(folder):
                 targets.append(word)
             else:
                 known = " ".join(LEAST_VERSION)
-                raise Failure(f"{where}: '{word}' is no target ({known}), as=STEM, version=N.N, each=CAPABILITY or -option")
+                raise Failure(f"{where}: '{word}' is not a target ({known}), as=STEM, version=N.N, each=CAPABILITY or -option")
         if not targets:
             raise Failure(f"{where}: {source} names no target")
         stem = stem or pathlib.PurePath(source).stem
@@ -253,11 +254,11 @@ def parse_manifest(folder):
     counts = collections.Counter(unit.output for unit in units)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        raise Failure(f"{manifest}: two lines make {', '.join(twice)}; give one of them another stem with as=")
+        raise Failure(f"{manifest}: two lines produce {', '.join(twice)}; give one of them another stem with as=")
     named = {unit.source for unit in units}
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.cu")}
     if found - named:
-        raise Failure(f"{manifest} does not name {', '.join(sorted(found - named))}")
+        raise Failure(f"{manifest} does not list {', '.join(sorted(found - named))}")
     return units
 
 
@@ -266,7 +267,7 @@ def version_key(version):
 
 
 def select(paths):
-    """Units to make, and the folders that were asked for whole."""
+    """Returns the units to build, and the folders that are built completely."""
     units, whole = [], []
     for path in paths:
         path = pathlib.Path(path).resolve()
@@ -285,13 +286,13 @@ def select(paths):
 
 
 def finish(unit, ptx):
-    """The compiler's text with our header and the least version."""
+    """Returns the compiler's output with our header and the lowest PTX version."""
     text = re.sub(r"\A(?:\s*//[^\n]*\n)+", "", ptx).lstrip("\n")
     text, count = re.subn(r"^\.version \d+\.\d+$", f".version {unit.version}", text, count=1, flags=re.M)
     if count != 1:
         raise Failure(f"{unit.source}: the compiler's output has no .version line")
     if version_key(unit.version) < (8, 3):
-        # Only a hint (which bytes of a load are not padding), and newer than the version asked for.
+        # Only a hint (it marks bytes of a load that are not padding), which needs a newer PTX version: drop it.
         text = re.sub(r'^\s*\.pragma "used_bytes_mask [^"]*";\n', "", text, flags=re.M)
     options = " ".join(("", *unit.options)) if unit.options else ""
     header = f"// {unit.source} for sm_{unit.target}{options}, by NVRTC {NVRTC}. Made by scripts/build-ptx.sh: do not edit.\n"
@@ -299,7 +300,7 @@ def finish(unit, ptx):
 
 
 def make(units):
-    """PTX by output path; every error of a compilation is gathered before it fails."""
+    """Compiles all units. Returns PTX by output path. Collects the errors of all compilations before it fails."""
     nvrtc = Nvrtc()
     os.chdir("/")  # the compiler writes the working folder into line tables and debug information
     made, failures = {}, []
@@ -328,8 +329,8 @@ def check(made, whole):
             differences.append("\n".join(shown[:60] + rest))
     differences += [f"{path}: no line of the MANIFEST makes it" for path in stale(made, whole)]
     if differences:
-        raise Failure("\n".join(differences) + "\nthe PTX is not that of its sources: run scripts/build-ptx.sh and commit it")
-    print(f"{len(made)} PTX files are those of their sources")
+        raise Failure("\n".join(differences) + "\nthe committed PTX does not match its sources: run scripts/build-ptx.sh and commit the result")
+    print(f"{len(made)} PTX files match their sources")
 
 
 def write(made, whole):
@@ -340,7 +341,7 @@ def write(made, whole):
             path.write_text(text)
             changed += 1
     for path in stale(made, whole):
-        print(f"removed {path}: no line of the MANIFEST makes it")
+        print(f"removed {path}: no line of the MANIFEST produces it")
         path.unlink()
     size = sum(len(text) for text in made.values())
     print(f"{len(made)} PTX files, {size // 1024} KiB, {changed} of them changed")
@@ -356,7 +357,7 @@ def ptxas_releases(every):
 
 
 def refusal(log):
-    """Why this release cannot know the file, or None where the file is at fault."""
+    """Returns why this release is too old for the file, or None if the file itself is wrong."""
     if "not defined for option 'gpu-name'" in log:
         return "does not know the target"
     newer = re.search(r"Unsupported \.version|PTX \.version", log)
@@ -364,7 +365,7 @@ def refusal(log):
 
 
 def architectures(text, name):
-    """What a file is assembled for: its target and, with the main release, sm_90, for which drivers compile it too."""
+    """Returns the targets for which a file is assembled: its own and, with the main release, sm_90, for which drivers also compile it."""
     target = re.search(r"^\.target (sm_\w+)", text, re.M)[1]
     later = name == NVRTC and re.fullmatch(r"sm_\d+", target) and int(target[3:]) < 90
     return [target, "sm_90"] if later else [target]
@@ -380,7 +381,7 @@ def assemble_one(ptxas, path, text, architecture):
 
 
 def assemble(made, every, no_spills):
-    """Runs ptxas on each file and prints registers and spills; the exit of a release too old for a file is a note."""
+    """Runs ptxas on each file and prints registers and spills. A release that is too old for a file only gives a note."""
     failures = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, ptxas in ptxas_releases(every):
@@ -393,7 +394,7 @@ def assemble(made, every, no_spills):
                     if note and name != NVRTC:
                         print(f"{path.name:44} -- this release {note}")
                     else:
-                        failures.append(f"ptxas {name} refuses {path} for {arch}:\n{log.strip()}")
+                        failures.append(f"ptxas {name} rejects {path} for {arch}:\n{log.strip()}")
                     continue
                 for row in resources(log):
                     print(f"{path.name:44} {arch:6} {row}")
@@ -404,7 +405,7 @@ def assemble(made, every, no_spills):
 
 
 def resources(log):
-    """One row per kernel of what `ptxas -v` said."""
+    """Yields one row per kernel from the output of `ptxas -v`."""
     kernel, frame = None, None
     for line in log.splitlines():
         if found := re.search(r"Compiling entry function '([^']+)'", line):
@@ -422,7 +423,7 @@ def resources(log):
 
 
 def statements(text):
-    """The first word of each PTX statement, and the text without comments and strings."""
+    """Returns the first word of each PTX statement, and the text without comments and strings."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
     body = re.sub(r"^\s*\.(version|target|address_size|file|loc)\b[^\n]*", "", text, flags=re.M)
@@ -467,10 +468,10 @@ def arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", metavar="FILE.cu|FOLDER", help="default: crates/cudaemu/kernels")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail with the difference where the committed PTX differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail and print the difference if the committed PTX differs")
     parser.add_argument("--assemble", action="store_true", help=f"then run ptxas {NVRTC} on each file and print registers and spills")
-    parser.add_argument("--all-ptxas", action="store_true", help="with ptxas " + ", ".join(name for name, _ in OTHER_PTXAS) + " too")
-    parser.add_argument("--no-spills", action="store_true", help=f"with either, fail where ptxas {NVRTC} spills registers")
+    parser.add_argument("--all-ptxas", action="store_true", help="also with ptxas " + ", ".join(name for name, _ in OTHER_PTXAS))
+    parser.add_argument("--no-spills", action="store_true", help=f"with --assemble or --all-ptxas, fail if ptxas {NVRTC} spills registers")
     parser.add_argument("--histogram", action="store_true", help="compile nothing; print every opcode form of the PTX in the folders")
     options = parser.parse_args()
     if options.no_spills and not (options.assemble or options.all_ptxas):

@@ -6,11 +6,11 @@ usage() {
     cat <<'TEXT'
 Usage: scripts/cudarc-programs.sh [--nvrtc] [--debug] [NAME...]
 
-Builds the examples and unit tests of the cudarc release that Cargo.lock pins, from the sources that cargo keeps of it, runs
-them with scripts/emulate.sh on two devices, and prints a row for each: passed, failed, or not applicable with the reason.
-The exit status is 1 if one failed. With NAMEs, only rows whose name contains one of them.
+Builds the examples and unit tests of the cudarc release that Cargo.lock pins, from cargo's copy of its sources. Runs them with
+scripts/emulate.sh on two devices, and prints a row for each: passed, failed, or not applicable with the reason. The exit status
+is 1 if any failed. With NAMEs, runs only rows whose name contains one of them.
 
-  --nvrtc     run those too that compile their kernels at run time, with the compiler that scripts/build-ptx.sh fetched
+  --nvrtc     also run programs that compile their kernels at run time, with the compiler that scripts/build-ptx.sh fetched
   --debug     use the development build of the emulator
   -h, --help  this text
 
@@ -18,8 +18,8 @@ CUDAEMU_… settings are passed on (crates/cudaemu/README.md).
 TEXT
 }
 
-# What does not run, and why: a pattern of names, what it lacks, the reason. A pattern that names nothing is an error.
-# `nvrtc` is there with --nvrtc; nothing else ever is.
+# Programs that cannot run: a pattern of names, the missing requirement, and the reason. A pattern without a match is an error.
+# The requirement `nvrtc` is met with --nvrtc; the others never are.
 not_applicable=(
     'example 05-device-repr            | nvrtc   | compiles its kernel at run time'
     'example 06-threading              | nvrtc   | compiles its kernel at run time'
@@ -33,10 +33,10 @@ not_applicable=(
     'test nvrtc::*::test_compile_*program* | nvrtc | tests the compiler'
     'test nvrtc::*::test_get_ptx       | nvrtc   | tests the compiler'
     'test nvrtc::*::test_compile_no_opts | nvrtc | tests the compiler'
-    'test *::test_pinned_copy_is_faster | time   | compares measured times of copies, which mean nothing here'
-    'test *::test_default_pinned_host_reads_are_faster_than_write_combined | time | compares measured times of host reads, which mean nothing here'
+    'test *::test_pinned_copy_is_faster | time   | compares measured times of copies, which are meaningless on an emulator'
+    'test *::test_default_pinned_host_reads_are_faster_than_write_combined | time | compares measured times of host reads, which are meaningless on an emulator'
 )
-# Tests that kernels of two streams overlap, by the times of events: they run with simulated time, each by itself.
+# Tests that compare event times to check that kernels of two streams overlap: each runs separately, with simulated time.
 overlap=(
     driver::safe::launch::tests::test_multi_stream_concurrent_reads
     driver::safe::launch::tests::test_par_launch
@@ -61,7 +61,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=$(cargo metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 host=$(rustc -vV | sed -n "s/^host: //p")
 manifest=$(cargo metadata --locked --filter-platform "$host" --format-version 1 | grep -o '"manifest_path":"[^"]*/cudarc-[0-9][^"/]*/Cargo.toml"' | cut -d'"' -f4)
-[[ -f $manifest ]] || { echo "cudarc-programs.sh: cargo metadata names no sources of cudarc" >&2; exit 1; }
+[[ -f $manifest ]] || { echo "cudarc-programs.sh: cargo metadata reports no sources of cudarc" >&2; exit 1; }
 release=$(basename "$(dirname "$manifest")")
 
 if $have_nvrtc; then
@@ -71,7 +71,7 @@ if $have_nvrtc; then
     export LD_LIBRARY_PATH=$nvrtc${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 
-# A copy outside of cargo's registry, so that nothing is ever written there. It is a workspace of its own.
+# Work on a copy outside of cargo's registry, so that the registry is never written. The copy is a separate workspace.
 work=$target/cudarc-programs
 copy=$work/$release
 mkdir -p "$work"
@@ -79,7 +79,7 @@ rm -rf "$copy"
 cp -r "$(dirname "$manifest")" "$copy"
 printf '\n[workspace]\n' >>"$copy/Cargo.toml"
 
-# The first row of the list that fits, as "LACKS|REASON"; nothing for what can run.
+# Prints the first matching row of not_applicable as "LACKS|REASON"; prints nothing if the program can run.
 excluded() {
     local row pattern lacks reason
     for row in "${not_applicable[@]}"; do
@@ -93,7 +93,7 @@ excluded() {
     done
 }
 
-# Whether one of the NAMEs of the command line asks for it.
+# Whether the NAMEs of the command line select this program.
 asked() {
     local name
     ((${#wanted[@]})) || return 0
@@ -141,7 +141,7 @@ for entry in "${not_applicable[@]}"; do
     found=false
     # shellcheck disable=SC2053
     for name in "${examples[@]/#/example }" "${all[@]/#/test }"; do [[ $name == $pattern ]] && found=true; done
-    $found || { echo "cudarc-programs.sh: $release has no $pattern: correct the list" >&2; exit 1; }
+    $found || { echo "cudarc-programs.sh: $release has no program that matches $pattern: correct not_applicable" >&2; exit 1; }
 done
 
 echo "$release on two emulated devices"
@@ -151,13 +151,13 @@ for example in "${examples[@]}"; do
     why=$(excluded "example $example")
     [[ -n $why ]] && { skip "example $example" "$why"; continue; }
     status=0
-    # The examples open files of their folder.
+    # The examples open files in their own folder.
     emulated env --chdir="$copy" "$work/build/debug/examples/$example" >"$log" 2>&1 || status=$?
     verdict "example $example" "$status" "$log"
 done
 
-# As `cargo test` runs them: in one process, several at a time. Then, each by itself, those that are marked as wanting that, or
-# several devices.
+# First as `cargo test` runs them: in one process, several at a time. Then separately: the tests that are marked to need this,
+# or several devices.
 for test in "${all[@]}"; do
     asked "test $test" || continue
     why=$(excluded "test $test")

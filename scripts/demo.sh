@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# A language model made on the spot, run over two servers of which one is killed on the way: scripts/demo.sh [-d DEVICES] [-s SIZE]
+# Demo: creates a small language model and runs it on two servers, one of which is killed during the run.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/demo.sh [-d DEVICES] [-s SIZE] [-a ARCH]
 
-Makes a model with random weights, starts two servers, and lets examples/generate go on from a prompt: on one CPU device,
-over the two servers, and once more while one of the two is killed and started again. Fails unless all give the same tokens.
+Creates a model with random weights, starts two servers, and runs examples/generate three times: on one CPU device, on the two
+servers, and on the two servers while one of them is killed and restarted. Fails unless all three runs give the same tokens.
 
-  -d DEVICES  of each server, as for --device of rpc-server (default CPU; with two GPUs try 0,1)
+  -d DEVICES  devices of each server, as for --device of rpc-server (default CPU; with two GPUs try 0,1)
   -s SIZE     tiny (4 MB, the default) or 1b (4.4 GB)
   -a ARCH     llama (the default), qwen2, qwen3 or qwen3moe
   -h, --help  this text
 
-FANOUT_BUILT names a folder with programs that are built already: scripts/emulate.sh --help.
-Needs Rust and Python 3; the Python packages gguf and numpy are installed into target/demo where they are missing.
+FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
+Needs Rust and Python 3 with venv. The Python packages gguf and numpy are installed from PyPI into target/demo if they are
+missing.
 TEXT
 }
 
@@ -23,7 +24,7 @@ devices=CPU size=tiny arch=llama
 while (($#)); do
     case $1 in
         -d|-s|-a)
-            (($# > 1)) || { echo "demo.sh: $1 wants a value" >&2; usage >&2; exit 2; }
+            (($# > 1)) || { echo "demo.sh: $1 needs a value" >&2; usage >&2; exit 2; }
             case $1 in
                 -d) devices=$2 ;;
                 -s) size=$2 ;;
@@ -42,7 +43,7 @@ folder=$target/demo
 mkdir -p "$folder"
 
 python=${PYTHON:-python3}
-# The environment of the interop tests has the packages.
+# Use the Python environment of the interop tests if it exists; it has the packages.
 venv=${FANOUT_VENV:-.venv}
 if [[ -x $venv/bin/python ]]; then
     python=$venv/bin/python
@@ -70,12 +71,12 @@ stop() {
 }
 trap stop EXIT
 
-# Waits, for up to 30 s, until a file has a line.
+# Waits up to 30 s until a file contains a line.
 until_line() {
     local deadline=$((SECONDS + 30))
     until grep -q "$2" "$1" 2>/dev/null; do
         if ((SECONDS > deadline)); then
-            echo "demo.sh: no '$2' in 30 s:" >&2
+            echo "demo.sh: the server did not print '$2' within 30 s:" >&2
             cat "$1" >&2
             exit 1
         fi
@@ -83,7 +84,7 @@ until_line() {
     done
 }
 
-# Starts server NUMBER on PORT, 0 for any; its address is in $address.
+# Starts server NUMBER on PORT (0 for any free port) and sets $address.
 serve() {
     local log=$scratch/server-$1.log
     : >"$log"
@@ -93,7 +94,7 @@ serve() {
     address=$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$log" | head -n 1)
 }
 
-# The prompt is long enough for several micro-batches under way at once.
+# The prompt is long enough for several micro-batches in flight.
 prompt=$("$python" -c 'print(",".join(str(259 + 7919 * i % 200) for i in range(64)))')
 count=400
 [[ $size == tiny ]] || count=32
@@ -103,7 +104,7 @@ generate() {
 field() {
     "$python" -c 'import json, sys; print(json.loads(sys.stdin.read().splitlines()[-1])[sys.argv[1]])' "$1"
 }
-# Shows a run's speed; fails unless its tokens are those of the first.
+# Prints the speed of a run; fails unless its tokens equal those of the first run.
 check() {
     local tokens
     tokens=$(field tokens <<<"$1")
@@ -123,7 +124,7 @@ serve 1 0; second=$address
 echo "two servers, $first and $second:"
 check "$(generate --rpc "$first,$second")"
 
-echo "the same, and the second is killed on the way:"
+echo "the same, with the second server killed during the run:"
 generate --rpc "$first,$second" --retry --log-level debug >"$scratch/report" 2>"$scratch/log" &
 run=$!
 until_line "$scratch/log" "token $((count / 8)):"
@@ -139,4 +140,4 @@ run=
 grep '^generate: ' "$scratch/log" | sed 's/^/  /'
 report=$(<"$scratch/report")
 check "$report"
-echo "the same tokens; the loss took $(field recovery_s <<<"$report") s"
+echo "the tokens are the same; recovery from the loss took $(field recovery_s <<<"$report") s"

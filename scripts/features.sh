@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Each feature of the crate alone, and none.
+# Checks the crate with each feature alone, and without features.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/features.sh [--counts]
 
-Builds the crate `fanout` without features and with each one of Cargo.toml alone (cuda, server, client, cli):
-  - `cargo tree` lists no crate of a feature that is off,
-  - clippy accepts every target that exists, with warnings as errors,
-  - the unit tests pass whose code depends on features (cuda, registry, rpc). What else there is does not depend on them:
-    `cargo test` with the default features, in scripts/test.sh, covers it.
-All features together are the default, which scripts/test.sh checks.
+Builds the crate `fanout` without features and with each feature of Cargo.toml alone (cuda, server, client, cli). Checks that
+  - `cargo tree` lists no crate of a disabled feature,
+  - clippy accepts every target, with warnings as errors,
+  - the unit tests of code that depends on features (cuda, registry, rpc) pass. `cargo test` in scripts/test.sh covers the rest.
+The default enables all features; scripts/test.sh checks it.
 
-  --counts    only print how many crates each combination depends on, as the README has it
+  --counts    only print the number of dependencies of each combination, for the README
   -h, --help  this text
 
-Builds share cargo's target folder; of `fanout` they are unoptimised.
+Builds share cargo's target folder; `fanout` is built unoptimised.
 TEXT
 }
 
@@ -32,7 +31,7 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The features, and of each optional dependency the features that turn it on: `,server,client`.
+# The features, and for each optional dependency the features that enable it: `,server,client`.
 combinations=("")
 declare -A owners=()
 while IFS='=' read -r name list; do
@@ -57,8 +56,8 @@ if $counts; then
     exit
 fi
 
-# Unoptimised builds of fanout, and of the emulator that its tests link: what runs here is short. Other dependencies are those of
-# every other build.
+# Build fanout, and the emulator that its tests link, unoptimised, because the tests here are short. Other dependencies are
+# shared with all other builds.
 plain=(--config 'profile.dev.package.fanout.opt-level=0' --config 'profile.dev.package.cudaemu.opt-level=0')
 
 for features in "${combinations[@]}"; do
@@ -66,10 +65,10 @@ for features in "${combinations[@]}"; do
     linked=$(crates "$features")
     for crate in "${!owners[@]}"; do
         [[ -n $features && ${owners[$crate]}, == *,$features,* ]] && continue
-        # clap has it too, to learn how wide the terminal is.
+        # Not checked: clap also depends on this crate, to query the width of the terminal.
         [[ $features == cli && $crate == rustix ]] && continue
         if grep -q "^$crate v" <<<"$linked"; then
-            echo "features.sh: '$features' links $crate, which belongs to ${owners[$crate]#,}" >&2
+            echo "features.sh: '$features' links $crate, which only the features ${owners[$crate]#,} may link" >&2
             exit 1
         fi
     done
@@ -77,7 +76,7 @@ for features in "${combinations[@]}"; do
     cargo clippy "${plain[@]}" "${select[@]}" --all-targets -- -D warnings
     output=$(cargo test "${plain[@]}" "${select[@]}" --lib -- cuda:: registry:: rpc:: 2>&1) || { echo "$output"; exit 1; }
     grep '^test result' <<<"$output"
-    # A development dependency on a crate that depends on fanout could turn features on behind this script's back.
+    # A development dependency on a crate that depends on fanout could enable features unnoticed.
     if [[ $features != cuda ]] && ! grep -q 'a_build_without_cuda_says_so ... ok' <<<"$output"; then
         echo "features.sh: with '$features' the tests were built with cuda" >&2
         exit 1

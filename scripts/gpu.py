@@ -1,4 +1,4 @@
-"""What scripts/gpu.sh run does: needs Python 3.9 with its own library only, and a kit made by scripts/gpu.sh pack."""
+"""Implementation of scripts/gpu.sh run. Needs only Python 3.9 with its standard library, and a kit created by scripts/gpu.sh pack."""
 
 import argparse
 import datetime
@@ -14,16 +14,16 @@ import tempfile
 import time
 from pathlib import Path
 
-# Seconds for each part, the sanitizer's for each of its tools: together less than nine minutes.
+# Time limits in seconds: for each part, and for each tool of the sanitizer. Less than nine minutes in total.
 OPS, SANITIZER, BENCH, MODELS = 120, 40, 150, 140
 TOOLS = ("memcheck", "racecheck", "synccheck")
-# Of the op tests, what the sanitizer sees: it slows kernels down a hundredfold.
+# The op tests that run under the sanitizer, which slows kernels down a hundredfold.
 SAMPLE = "norm"
 MODEL_TYPES = ("f32", "f16", "q4_0", "q4_k_m")
 
 
 class Part:
-    """One part's outcome: what was run, how it ended, and its last lines."""
+    """Result of one part: its command, exit status, and output."""
 
     def __init__(self, name, command, seconds, environment=None):
         self.name, self.command = name, " ".join(map(str, command))
@@ -55,12 +55,12 @@ class Part:
 
 
 def device_facts(kit, device):
-    """The GPU as the server lists it, and the driver's version where nvidia-smi tells it."""
+    """Returns the GPU as the server lists it, and the driver's version if nvidia-smi reports it."""
     listed = subprocess.run([kit / "bin/rpc-server", "--list-devices"], capture_output=True, text=True)
     name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
     gpu = next((line for line in listed.stdout.splitlines() if name.match(line)), None)
     if gpu is None:
-        sys.exit(f"gpu.py: no GPU {device}:\n{listed.stdout}{listed.stderr}")
+        sys.exit(f"gpu.py: the server lists no GPU {device}:\n{listed.stdout}{listed.stderr}")
     driver = "unknown"
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -70,7 +70,7 @@ def device_facts(kit, device):
 
 
 def end_to_end(kit, device, a):
-    """A model of each type on the GPU and on the client's CPU: NMSE of the logits, tokens, speed."""
+    """Runs a model of each type on the GPU and on the client's CPU: NMSE of the logits, tokens, speed."""
     rows, left = [], time.monotonic() + MODELS
     with tempfile.TemporaryDirectory() as folder:
         for size in a.models.split(","):
@@ -89,7 +89,7 @@ def end_to_end(kit, device, a):
 
 
 def serve_and_ask(kit, device, model, name, left):
-    """Asks a server on the GPU until `left`. Its output goes to a file: nobody reads a pipe meanwhile."""
+    """Measures a server on the GPU until `left`. The server writes its output to a file, because an unread pipe would block it."""
     log = model.with_suffix(".log")
     with log.open("wb") as said:
         server = subprocess.Popen([kit / "bin/rpc-server", "--device", device, "--port", "0"], stdout=said, stderr=said)
@@ -117,8 +117,8 @@ def serve_and_ask(kit, device, model, name, left):
 def main():
     p = argparse.ArgumentParser(prog="gpu.sh run")
     p.add_argument("--kit", type=Path, required=True, help=argparse.SUPPRESS)
-    p.add_argument("--device", default="0", help="the GPU, by the driver's number")
-    p.add_argument("--models", default="tiny,1b", help="sizes of models, or nothing")
+    p.add_argument("--device", default="0", help="number of the GPU, as the driver counts")
+    p.add_argument("--models", default="tiny,1b", help="sizes of models, comma-separated; may be empty")
     p.add_argument("--bench", default="", help="only kernels whose `op type shape` contains this")
     p.add_argument("--out", type=Path, default=Path("bench/results"), help="folder of the results")
     a = p.parse_args()
@@ -132,7 +132,7 @@ def main():
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9", kit / "bin/ops", SAMPLE]
         parts.append(Part(tool, command, SANITIZER, real))
     if not sanitizer:
-        print("compute-sanitizer: not on this machine", flush=True)
+        print("compute-sanitizer: not installed on this machine", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("bench.json", "bench.md")]
         bench = [kit / "bin/kernel-bench", "--device", a.device, "--filter", a.bench, "--json", files[0], "--markdown", files[1]]
@@ -143,7 +143,7 @@ def main():
     if a.models and all(importlib.util.find_spec(m) for m in ("llama_cpp", "numpy", "gguf")):
         models = end_to_end(kit, a.device, a)
     elif a.models:
-        print("models: no llama-cpp-python with numpy and gguf on this machine", flush=True)
+        print("models: llama-cpp-python with numpy and gguf is not installed on this machine", flush=True)
     date = datetime.date.today().isoformat()
     everything = {
         "date": date,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can answer, in one call.
+# All checks and measurements that need a real GPU, in one call.
 set -euo pipefail
 
 usage() {
@@ -7,13 +7,13 @@ usage() {
 Usage: scripts/gpu.sh pack [FOLDER]
        scripts/gpu.sh run [FOLDER] [OPTION...]
 
-  pack  where Rust is: builds the server, kernel-bench and the op tests, and puts them with the scripts into FOLDER
-        (target/gpu-kit)
-  run   where a GPU is, without Rust or network: op tests, compute-sanitizer where there is one, kernel-bench, models end to
-        end where there is a llama.cpp client for Python; writes DATE-DEVICE.json and .md into bench/results.
+  pack  on a machine with Rust: builds the server, kernel-bench and the op tests, and copies them with the scripts to FOLDER
+        (default: target/gpu-kit)
+  run   on a machine with a GPU, without Rust or network: runs the op tests, compute-sanitizer if installed, kernel-bench, and
+        models end to end if a llama.cpp client for Python is installed; writes DATE-DEVICE.json and .md into bench/results.
         `run FOLDER --help` lists the options
 
-FOLDER holds a copy of this script: copied to another machine, FOLDER/scripts/gpu.sh run works there.
+FOLDER contains a copy of this script; after copying FOLDER to another machine, call FOLDER/scripts/gpu.sh run there.
 
   -h, --help  this text
 TEXT
@@ -24,7 +24,7 @@ mode=${1:-}
 case $mode in
     pack | run) ;;
     -h | --help) usage; exit 0 ;;
-    *) echo "gpu.sh: pack or run?" >&2; usage >&2; exit 2 ;;
+    *) echo "gpu.sh: expected pack or run" >&2; usage >&2; exit 2 ;;
 esac
 shift
 if [[ $mode == pack && (${1:-} == -h || ${1:-} == --help) ]]; then
@@ -32,7 +32,7 @@ if [[ $mode == pack && (${1:-} == -h || ${1:-} == --help) ]]; then
     exit 0
 fi
 folder=${CARGO_TARGET_DIR:-$root/target}/gpu-kit
-# Within a kit, the kit is the folder.
+# If this script is part of a kit, the kit is the default folder.
 [[ -x $root/bin/kernel-bench ]] && folder=$root
 if [[ ${1:-} && ${1:-} != -* ]]; then
     folder=$1
@@ -48,7 +48,7 @@ if [[ $mode == run && (${1:-} == -h || ${1:-} == --help) ]]; then
     exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/gpu.py" --help
 fi
 if [[ $mode == run ]]; then
-    [[ -x $folder/bin/kernel-bench ]] || { echo "gpu.sh: $folder is no kit: make one with scripts/gpu.sh pack" >&2; exit 1; }
+    [[ -x $folder/bin/kernel-bench ]] || { echo "gpu.sh: $folder is not a kit: create one with scripts/gpu.sh pack" >&2; exit 1; }
     exec "${PYTHON:-python3}" "$folder/scripts/gpu.py" --kit "$folder" "$@"
 fi
 
@@ -59,7 +59,7 @@ built() { # EXECUTABLE-NAME CARGO-ARGUMENTS...: builds, and copies what has that
     shift
     found=$(cargo "$@" --locked --release --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | grep -E "/$name(-[0-9a-f]+)?$" | tail -n 1)
-    [[ -x $found ]] || { echo "gpu.sh: cargo $* gave no $name" >&2; exit 1; }
+    [[ -x $found ]] || { echo "gpu.sh: cargo $* did not create $name" >&2; exit 1; }
     cp -f "$found" "$folder/bin/$name"
     strip -S "$folder/bin/$name" 2>/dev/null || true
 }

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# llama.cpp against ours.
+# Interoperability tests with llama.cpp.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/interop.sh [generate] [OPTION...]
 
-llama.cpp's clients on our rpc-server; with `generate`, examples/generate beside llama.cpp.
+Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. With `generate`: runs
+examples/generate and compares its tokens with llama.cpp's. The client is compiled first if necessary (scripts/venv.sh --help).
 
-  --full       also models of 1b parameters (made into models/ once)
+  --full       also models of 1b parameters (created once in models/)
   --only TEXT  only rows whose name contains the text
-  --peer       llama.cpp's own server instead of ours: is it us or the test? (not with generate)
+  --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test (not with generate)
   -h, --help   this text
 
-FANOUT_BUILT names a folder with programs that are built already: scripts/emulate.sh --help.
+FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
 TEXT
 }
 
@@ -26,9 +27,9 @@ options=("$@")
 while (($#)); do
     case $1 in
         --full) ;;
-        --peer) [[ $mode == interop ]] || { echo "interop.sh: generate has no --peer" >&2; usage >&2; exit 2; } ;;
+        --peer) [[ $mode == interop ]] || { echo "interop.sh: generate does not support --peer" >&2; usage >&2; exit 2; } ;;
         --only)
-            (($# > 1)) || { echo "interop.sh: --only wants a text" >&2; usage >&2; exit 2; }
+            (($# > 1)) || { echo "interop.sh: --only needs a text" >&2; usage >&2; exit 2; }
             shift
             ;;
         -h|--help) usage; exit 0 ;;

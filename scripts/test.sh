@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Everything that needs no network beyond crates.io and no Python: formatting, lints, tests, docs.
+# All checks that need no Python, and no network except crates.io: formatting, lints, tests, docs.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/test.sh [STEP...]
 
-Runs these steps, or those that are named:
+Runs all of these steps, or only the named ones:
 
   lint    formatting and clippy, with warnings as errors; the fuzz targets too
   build   compiles the tests
-  run     runs them; the benchmarks run once each, to see that they work
-  doc     the manual, with warnings as errors
+  run     runs the tests; runs each benchmark once, to check that it works
+  doc     builds the documentation, with warnings as errors
 
   -h, --help  this text
 TEXT
@@ -31,9 +31,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
-# The emulated GPU is optimised in the development profile too (Cargo.toml), which takes minutes: it must be built once. Each
-# command selects the whole workspace, since another selection gives dependencies other features and builds it again. Its unit
-# tests are a build of their own, hardly optimised and in many units: otherwise that would take longer than the emulator itself.
+# The emulated GPU is optimised in the development profile too (Cargo.toml), which takes minutes, so it must be built only once.
+# Each command selects the whole workspace, because another selection gives dependencies other features and rebuilds the
+# emulator. Its unit tests are a separate build with little optimisation and many units; otherwise it would take longer than the
+# emulator itself.
 unit=(-p cudaemu --lib --config 'profile.dev.package.cudaemu.opt-level=1' --config 'profile.dev.package.cudaemu.codegen-units=16')
 tests() { # CARGO-TEST-OPTIONS...
     step cargo test --locked --workspace "$@"
@@ -45,7 +46,7 @@ for name in "${steps[@]}"; do
         lint)
             step cargo fmt --all --check
             step cargo clippy --locked --workspace --all-targets -- -D warnings
-            # The fuzz targets, without the nightly compiler that running them takes.
+            # The fuzz targets; only running them requires a nightly compiler.
             fuzz=(--manifest-path fuzz/Cargo.toml)
             step cargo fmt "${fuzz[@]}" --check
             step cargo clippy --locked "${fuzz[@]}" --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings

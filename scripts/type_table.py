@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The table of element types, src/tensor/table.rs, for scripts: which types there are and what fanout can do with them.
+"""The table of element types, src/tensor/table.rs, for scripts: lists the types and their capabilities.
 
     type_table.py                   # all rows
-    type_table.py --list cuda       # names of the types with a capability, one a line: convert, simd, cuda or cache
+    type_table.py --list cuda       # names of the types with a capability, one per line: convert, simd, cuda or cache
 
 `block` in front of a capability (`--list block-cuda`) leaves the plain types out.
 """
@@ -13,7 +13,7 @@ import pathlib
 import re
 
 HERE = pathlib.Path(__file__).resolve().parent
-# A kit for another machine (scripts/gpu.sh) has the table beside this file.
+# A kit for another machine (scripts/gpu.sh) contains a copy of the table in the folder of this file.
 BESIDE = HERE / "table.rs"
 SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
 ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
@@ -29,10 +29,10 @@ class Type:
     block_len: int
     block_bytes: int
     alignment: int
-    declared: dict  # the first word of a capability, and what follows it
+    declared: dict  # capabilities: first word, and the words behind it
 
     def can(self, what):
-        """Whether the row has a capability, as `DType::can` says."""
+        """Whether the type has a capability, as `DType::can` defines it."""
         if what.startswith("block-"):
             return self.block_len > 1 and self.can(what.removeprefix("block-"))
         if what not in CAPABILITIES:
@@ -42,7 +42,7 @@ class Type:
 
 
 def rows():
-    """All rows of the table, in its order."""
+    """Returns all rows of the table, in order."""
     found = []
     for line in SOURCE.read_text().splitlines():
         if row := ROW.fullmatch(line):
@@ -55,7 +55,7 @@ def rows():
 
 
 def that_can(what):
-    """The types with a capability."""
+    """Returns the types with a capability."""
     return [row for row in rows() if row.can(what)]
 
 

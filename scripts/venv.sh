@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Makes or reuses the Python environment with a real llama.cpp client, and prints its python's path.
+# Creates or reuses the Python environment with a real llama.cpp client, and prints the path of its interpreter.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
 Usage: scripts/venv.sh
 
-Makes or reuses the Python environment with a real llama.cpp client, and prints its python's path.
+Creates or reuses the Python environment with a real llama.cpp client, and prints the path of its interpreter.
 
-  FANOUT_VENV  where it lies (default: .venv in the repository); kept between runs
-  PYTHON       the interpreter to make it with (default: python3)
+  FANOUT_VENV  folder of the environment (default: .venv in the repository); kept between runs
+  PYTHON       interpreter with which the environment is created (default: python3)
 
-The client is compiled for this CPU, about 10 CPU minutes, so an environment kept from another type of CPU, another Python or
-other requirements is made anew. One that you made yourself and named by FANOUT_VENV is used as it is.
+The client is compiled for this CPU, which takes about 10 CPU minutes. An environment from another type of CPU, another Python
+or other requirements is recreated. An environment that you created yourself and named by FANOUT_VENV is used unchanged.
 
   -h, --help   this text
 TEXT
@@ -56,7 +56,7 @@ PY
 
 wanted=$(key)
 mkdir -p "$(dirname "$venv")"
-# Two runs at once must not build into the same place.
+# Two runs at the same time must not build into the same folder.
 if command -v flock >/dev/null; then
     exec 9<"$(dirname "$venv")"
     flock 9
@@ -68,14 +68,14 @@ elif [[ -n ${FANOUT_VENV:-} && ! -f $stamp ]] && works; then
     :
 else
     if [[ -e $venv && ! -f $venv/pyvenv.cfg ]]; then
-        echo "venv.sh: $venv exists and is no virtual environment" >&2
+        echo "venv.sh: $venv exists and is not a virtual environment" >&2
         exit 1
     fi
     echo "venv.sh: building the llama.cpp client into $venv (about 10 CPU minutes)" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv" >&2
     jobs=$(getconf _NPROCESSORS_ONLN)
-    # No cache: a wheel built for another CPU would come back from it.
+    # No cache: it could return a wheel that was built for another CPU.
     CMAKE_ARGS="-DGGML_RPC=ON -DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -r "$requirements" >&2
     if ! works; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a slow check, unless it has passed with the very inputs that are here.
+# Runs a slow check, unless it has already passed with exactly these inputs.
 set -euo pipefail
 
 usage() {
@@ -9,10 +9,10 @@ Usage: scripts/verified.sh [--renew|--hash] CHECK
 Runs CHECK unless the hash of all its inputs is the one in .ci/verified/CHECK, which was recorded when it passed.
 
   aarch64  the tests of the vector kernels on an emulated AArch64 processor (scripts/aarch64.sh test)
-  ptx      whether the committed PTX is that of its sources, and what four releases of ptxas say of it
+  ptx      whether the committed PTX matches its sources, and whether four releases of ptxas accept it without spills
 
-  --renew     run it in any case and, if it passes, record the hash: commit .ci/verified/CHECK
-  --hash      print the hash of what is here
+  --renew     always run the check and, if it passes, record the hash in .ci/verified/CHECK (commit that file)
+  --hash      print the hash of the current inputs
   -h, --help  this text
 TEXT
 }
@@ -28,15 +28,15 @@ while (($#)); do
     esac
     shift
 done
-[[ $check ]] || { echo "verified.sh: which check?" >&2; usage >&2; exit 2; }
+[[ $check ]] || { echo "verified.sh: no check named" >&2; usage >&2; exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The inputs: files, and folders with all that git knows or would add. tests/layout compares them with the table of rooms and
-# with the scripts. Of the crate, the AArch64 tests run the CPU device and use what is below it.
+# The inputs: files, and folders with all files that git tracks or would add. tests/layout compares the lists with the table of
+# layers and with the scripts. The AArch64 tests run the CPU device, so its layer and all lower layers are inputs.
 aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/setters.rs src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
 ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
 
-# The versions of the tools that the repository does not pin. Those of NVRTC and ptxas stand in build_ptx.py.
+# Versions of the tools that the repository does not pin. build_ptx.py pins those of NVRTC and ptxas.
 tools() {
     case $check in
         aarch64)
@@ -52,7 +52,7 @@ hash() {
     local -n inputs=$check
     local input
     for input in "${inputs[@]}"; do
-        [[ -e $input ]] || { echo "verified.sh: there is no $input, an input of $check" >&2; return 1; }
+        [[ -e $input ]] || { echo "verified.sh: $input, an input of $check, does not exist" >&2; return 1; }
     done
     {
         tools
@@ -83,14 +83,14 @@ if ! $renew && [[ -f $record && $(<"$record") == "$now" ]]; then
     exit 0
 fi
 run
-# A check that writes its own inputs has not checked them.
+# If the inputs changed while the check ran, its result does not apply to them.
 [[ $(hash) == "$now" ]] || { echo "verified.sh: the inputs of $check changed while it ran" >&2; exit 1; }
 if $renew; then
     mkdir -p .ci/verified
     echo "$now" >"$record"
     echo "$check: passed; commit $record"
 elif [[ ! -f $record ]]; then
-    echo "$check: passed; none is recorded yet: scripts/verified.sh --renew $check"
+    echo "$check: passed; no hash is recorded yet: run scripts/verified.sh --renew $check"
 else
-    echo "$check: passed, with other inputs or tools than $record names: scripts/verified.sh --renew $check"
+    echo "$check: passed, but the inputs or tools differ from those in $record: run scripts/verified.sh --renew $check"
 fi

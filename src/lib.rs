@@ -1,69 +1,86 @@
 //! fanout: a tensor backend that pools devices, local and remote, behind one interface.
 //!
-//! It is two things: this crate, which a Rust LLM runtime links (tensors, compute graphs, devices), and the binary
-//! `rpc-server`, which exposes a host's devices on one endpoint to every llama.cpp client, over ggml's RPC protocol.
+//! It is two things: this crate, which a Rust LLM runtime links, and the binary `rpc-server`, which offers a host's devices to
+//! fanout's clients and to llama.cpp's clients of protocol 7.0. The repository's README.md is about the server; this page leads
+//! the author of a runtime from the list of devices to a graph on two of them.
 //!
 //! # Vocabulary
-//! | ggml | here | meaning |
-//! |---|---|---|
-//! | device | [`device::Device`] | one CPU, one GPU, or one device behind an endpoint |
-//! | buffer | [`device::Buffer`], [`device::Region`] | memory that a device owns; handles, never pointers |
-//! | backend, stream | [`device::Queue`] | in-order asynchronous work on one device |
-//! | event | [`device::Point`] | a moment on a queue; other queues and the host can wait for it |
-//! | cgraph, tensor, op_params | [`graph::Graph`], [`graph::TensorId`], [`ops::Op`] | an arena; ops are an enum with typed, validated parameters |
-//! | reg | [`registry`] | enumerates and names devices |
-//! | graph plan | [`device::Program`] | a graph prepared once on a device and run many times |
-//! | sched | [`sched`] | one graph over many devices: assign → split → place memory → plan → execute |
+//! The terms are ggml's. Where ggml has no term, they are Vulkan's or CUDA's.
 //!
-//! # Features
-//! All are on by default. Tensors, graphs, ops, the CPU device, the scheduler and the registry need none.
+//! | word | ggml, CUDA | here | meaning |
+//! |---|---|---|---|
+//! | tensor descriptor | `ggml_tensor`'s `type`, `ne`, `nb` | [`tensor::TensorDesc`] | element type, shape and byte strides. Shapes are in the order of `ne`: the fastest dimension first |
+//! | op | `ggml_op` and `op_params` | [`ops::Op`] | an op code with typed, validated parameters |
+//! | graph | `ggml_cgraph` | [`graph::Graph`], [`graph::TensorId`] | an arena of tensors and nodes. A tensor has no memory: it has a slot and an offset |
+//! | device | `ggml_backend_dev_t` | [`device::Device`] | a CPU, a GPU, or a device of a server |
+//! | buffer, region | `ggml_backend_buffer_t` | [`device::Buffer`], [`device::Region`] | memory that a device owns: handles, never pointers |
+//! | memory budget | | [`device::MemoryBudget`] | a limit that allocations count against |
+//! | queue, stream | `ggml_backend_t`, `cudaStream_t` | [`device::Queue`] | in-order asynchronous work on one device |
+//! | timeline point | `ggml_backend_event_t`, timeline semaphore | [`device::TimelinePoint`] | a position in a queue's work; other queues and the host can wait for it |
+//! | pending read | | [`device::PendingRead`] | a future: the bytes of a download |
+//! | program | `ggml_backend_graph_plan_t` | [`device::Program`] | a graph prepared for a device once, and run many times |
+//! | registry | `ggml_backend_reg_t` | [`registry::Registry`] | enumerates, names and opens devices |
+//! | scheduler | `ggml_backend_sched_t` | [`sched::Scheduler`] | runs one graph over several devices: assign → split → place memory → plan → execute |
 //!
-//! | feature | what it adds |
-//! |---|---|
-//! | `cuda` | `cuda`: NVIDIA's GPUs, with their kernels as PTX in the library; the CUDA driver is looked for when the program runs |
-//! | `server` | `rpc::server`: devices of this machine for clients over the network |
-//! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`] |
-//! | `cli` | what the program needs besides: command line, log, signals. `rpc-server` is built with `server`, `client` and `cli` |
+//! docs/ggml-map.md maps every function of `ggml-backend.h`, and docs/ops.md describes every op.
 //!
-//! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
+//! # From zero to a graph on two devices
+//! Three steps. Here both devices are CPUs; `"0,1"` opens two GPUs, and `"host-a:50052,host-b:50052"` all devices of two
+//! servers, with no other change.
 //!
-//! # Layers
-//! A line uses lines below it, never above; `tests/layout/rooms.rs` lists what each module may use, and `tests/layout` holds it.
-//! ```text
-//! bin/rpc-server      examples/generate
-//!                     registry
-//! rpc::server         rpc::client         sched
-//! rpc::connection                         cpu, cuda, fallback
-//! rpc::wire           rpc::transport      device
-//!                                         graph
-//! gguf                                    ops
-//!                                         tensor
 //! ```
-//! `rpc::server` and `sched` hold devices as `dyn Device` and name none. `rpc::wire` builds messages of `tensor` and `ops` alone,
-//! `rpc::transport` moves bytes and knows no message, and `rpc::connection` puts both together for either end.
+//! use fanout::device::{MemoryBudget, UploadSource};
+//! use fanout::ops::mul_mat::MulMat;
+//! use fanout::registry::{self, Registry};
+//! use fanout::sched::{Options, Scheduler, TaskBuilder};
+//! use fanout::tensor::{DType, TensorDesc};
+//! use std::sync::Arc;
 //!
-//! The scheduler knows devices only by their contract: see [`sched`] for running one graph over several of them, and the
-//! example below for one device by itself.
+//! // 1. Open devices.
+//! let options = registry::Options::default().with_threads(Some(1)).with_memory(vec![16 << 20]);
+//! let devices = Registry::detect().open("CPU,CPU", &options)?;
+//! let budget = MemoryBudget::new(16 << 20);
 //!
-//! [`gguf`] reads model files for whoever has weights to bring: a server from its own disk, the example from the user's.
+//! // 2. Bring a weight to each device, and describe the graph y = W1 (W0 x). Weights decide where nodes run.
+//! let mut task = TaskBuilder::new();
+//! let x = task.input("x", DType::F32, [2, 1, 1, 1])?;
+//! let mut y = x;
+//! let weights = [("W0", vec![1f32, 2.0, 3.0, 4.0]), ("W1", vec![1.0, 10.0])]; // rows of two elements
+//! for (number, (name, rows)) in weights.iter().enumerate() {
+//!     let desc = TensorDesc::contiguous(DType::F32, [2, rows.len() / 2, 1, 1])?;
+//!     let device = &devices[number];
+//!     let region = device.alloc(device.alloc_size(&desc), &budget)?.region(0, desc.extent() as u64)?;
+//!     let mut queue = device.queue(&budget)?;
+//!     queue.upload(region.clone(), Some(&desc), UploadSource::Borrowed(bytemuck::cast_slice(rows)))?;
+//!     queue.mark().wait(None)?;
+//!     let weight = task.stored(*name, desc, number, Some(region))?;
+//!     y = task.node(MulMat::PLAIN, &[Some(weight), Some(y)])?;
+//! }
+//! task.output(y)?;
 //!
-//! The CPU and the CUDA device do not know each other: [`fallback`] runs on a second device what the first one cannot.
-//!
-//! # Safety
-//! Outside bytes become typed values at one door each: frames and messages in `rpc::wire`, graphs in
-//! [`graph::validate`], model files in [`gguf`]. After it, kernels trust types, shapes, strides, extents and overlaps; what is data (row
-//! indices) they check as they read it. `unsafe` is denied crate-wide and allowed in `device/{mapped,host}`, in
-//! `cpu/{memory,pool,simd}` and in `cuda/{driver,memory,events,copy,capture,kernel}` only, where each block argues why it holds.
-//! CUDA kernels are tested on an emulated GPU that checks every access they make.
-//!
-//! # How to add a type or an op
-//! CONTRIBUTING.md lists the files; a type is a row of `tensor/table.rs`, a family of ops a row in `ops/mod.rs`, and
-//! `tests/layout` checks that rows and files agree.
-//!
-//! # Example
+//! // 3. Plan once, run many times. The scheduler copies W0 x to the second device by itself.
+//! let mut scheduler = Scheduler::new(devices, Options::default(), &budget)?;
+//! let mut plan = scheduler.build(&Arc::new(task.build()?))?;
+//! for (input, result) in [([1f32, 1.0], 73f32), ([1.0, 0.0], 31.0)] {
+//!     scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&input))])?;
+//!     let bytes = scheduler.read(&plan, y)?.wait(None)?;
+//!     assert_eq!(bytes, bytemuck::bytes_of(&result));
+//! }
+//! assert_eq!((plan.plan().splits(), plan.plan().copies()), (2, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//! use fanout::cpu::{CpuDevice, Path};
-//! use fanout::device::{Account, Device, Source};
+//!
+//! Where to go from here:
+//! - Several runs in flight (pipeline parallelism), observers, an abort flag, comparing two devices: [`sched`].
+//! - Many weights in few buffers: [`device::TensorMemory`]; weights in mapped files: [`device::MappedFile`] and
+//!   [`device::ImportHost`]; model files: [`gguf`].
+//! - Servers, timeouts and reconnecting: `rpc::client`. A runtime that survives the loss of a server: `examples/generate`.
+//! - A device of your own: [`device`] is the contract. [`device::noop`] is the smallest example.
+//!
+//! # One device by itself
+//! ```
+//! use fanout::cpu::{CpuDevice, MathMode};
+//! use fanout::device::{Device, MemoryBudget, UploadSource};
 //! use fanout::graph::Builder;
 //! use fanout::ops::binary::Binary;
 //! use fanout::tensor::DType;
@@ -75,27 +92,68 @@
 //! let z = b.node(Binary::Mul, &[Some(x), Some(y)])?;
 //! let graph = Arc::new(b.build()?);
 //!
-//! let cpu = CpuDevice::new("CPU", 2, Path::Fast, 1 << 20)?;
-//! let account = Account::new(1 << 20);
+//! let cpu = CpuDevice::new("CPU", 2, MathMode::Fast, 1 << 20)?;
+//! let budget = MemoryBudget::new(1 << 20);
 //! let program = cpu.prepare(Arc::clone(&graph))?;
-//! let memory = cpu.alloc(graph.slot_sizes()[0] as u64, &account)?;
+//! let memory = cpu.alloc(graph.slot_sizes()[0] as u64, &budget)?;
 //! let region = |id| {
 //!     let tensor = graph.tensor(id).expect("a tensor of this graph");
 //!     let place = tensor.place.expect("the builder places every tensor");
 //!     memory.region(place.offset as u64, tensor.desc.extent() as u64)
 //! };
 //!
-//! let mut queue = cpu.queue(&account)?;
+//! let mut queue = cpu.queue(&budget)?;
 //! let bytes = |v: [f32; 4]| v.map(f32::to_le_bytes).concat();
-//! queue.upload(region(x)?, None, Source::Borrowed(&bytes([1.0, 2.0, 3.0, 4.0])))?;
-//! queue.upload(region(y)?, None, Source::Borrowed(&bytes([10.0; 4])))?;
+//! queue.upload(region(x)?, None, UploadSource::Borrowed(&bytes([1.0, 2.0, 3.0, 4.0])))?;
+//! queue.upload(region(y)?, None, UploadSource::Borrowed(&bytes([10.0; 4])))?;
 //! queue.run(&program, &Arc::from([memory.whole()]))?;
 //! let result = queue.download(region(z)?)?.wait(None)?;
 //! assert_eq!(result, bytes([10.0, 20.0, 30.0, 40.0]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Features
+//! All are on by default. Tensors, graphs, ops, the CPU device, the scheduler and the registry need none.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `cuda` | `cuda`: NVIDIA's GPUs, with their kernels as PTX in the library. The CUDA driver is loaded when the program runs |
+//! | `server` | `rpc::server`: offers devices of this machine to clients over the network |
+//! | `client` | `rpc::client`: devices of servers; `host:port` in the lists of [`registry`] |
+//! | `cli` | the dependencies of the program `rpc-server`: command line, log, signals. It is built with `server`, `client` and `cli` |
+//!
+//! Structs of options are `#[non_exhaustive]`: start from `Default`, and change fields by the setters `with_FIELD`.
+//!
+//! # Layers
+//! A line uses lines below it, never above. `tests/layout/layer_table.rs` lists what each module may use, and the test `layout`
+//! enforces it.
+//! ```text
+//! bin/rpc-server      examples/generate
+//!                     registry
+//! rpc::server         rpc::client         sched
+//! rpc::connection                         cpu, cuda, fallback
+//! rpc::wire           rpc::transport      device
+//!                                         graph
+//! gguf                                    ops
+//!                                         tensor
+//! ```
+//! `rpc::server` and `sched` use devices as `dyn Device` and name no kind of device. `rpc::wire` encodes messages and has no
+//! I/O, `rpc::transport` moves bytes and interprets none, and `rpc::connection` joins the two for either end. The CPU and the
+//! CUDA device are independent: [`fallback`] runs on a secondary device the nodes that the primary device does not support.
+//! docs/ARCHITECTURE.md explains the paths through the code, threads, memory, limits, failures and decisions.
+//!
+//! # Safety
+//! Bytes from outside become typed values in one place each: frames and messages in `rpc::wire`, graphs in [`graph::validate`],
+//! model files in [`gguf`]. Behind it, kernels rely on types, shapes, strides, extents and overlaps; data, such as row indices,
+//! they check when they read it. `unsafe` is denied crate-wide and allowed only in the modules that `tests/layout/main.rs`
+//! lists, where each block states its invariant. CUDA kernels are tested on an emulated GPU that checks every access.
+//!
+//! # Adding a type, an op, a backend, a transport or a message
+//! CONTRIBUTING.md lists the files. A type is a row of `tensor/table.rs`, a family of ops a row of `ops/mod.rs`, and
+//! `tests/layout` checks that rows and files agree.
 
-// What only one feature uses is without a user in a build without it. Builds with all features, which CI lints, report the rest.
+// Items that one feature alone uses are dead code in builds without that feature. CI lints builds with all features, which
+// report real dead code.
 #![cfg_attr(
     not(all(feature = "cuda", feature = "server", feature = "client")),
     allow(dead_code, unused_imports, unreachable_pub)

@@ -1,5 +1,5 @@
-//! The build script reports the revision of fanout's own checkout, and of no other repository.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! The build script puts the revision of fanout's own checkout into the version, and never the revision of another repository.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The build script as a program, compiled without features: it then needs the standard library alone.
+/// Compiles the build script as a program, without features: it then needs only the standard library.
 fn build_script(folder: &Path) -> PathBuf {
     let program = folder.join("build-script");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("build.rs");
@@ -21,14 +21,14 @@ fn build_script(folder: &Path) -> PathBuf {
     program
 }
 
-/// git in a folder, without the settings of this user and of the repository that this test runs in.
+/// Runs git in a folder, independently of the user's identity and of the repository that runs this test.
 fn git(folder: &Path, args: &[&str]) -> String {
     let mut git = Command::new("git");
     git.current_dir(folder).args(["-c", "user.name=test", "-c", "user.email=test@localhost"]).args(args);
     run(git.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE").env_remove("GIT_INDEX_FILE"))
 }
 
-/// A new repository with one commit, and the short hash of it.
+/// Creates a repository with one commit. Returns the short hash of the commit.
 fn repository(folder: &Path) -> String {
     fs::create_dir_all(folder).unwrap();
     git(folder, &["init", "--quiet"]);
@@ -36,7 +36,7 @@ fn repository(folder: &Path) -> String {
     git(folder, &["rev-parse", "--short=9", "HEAD"])
 }
 
-/// The script's lines for the package in this folder: the version, and what the script watches besides itself.
+/// Runs the script for a package. Returns the version, and the watched files (`rerun-if-changed`) other than `build.rs`.
 fn report(script: &Path, package: &Path, git_dir: Option<&Path>) -> (String, Vec<String>) {
     let mut command = Command::new(script);
     command.current_dir(package).env("CARGO_MANIFEST_DIR", package).env("CARGO_PKG_VERSION", "1.2.3");
@@ -53,9 +53,9 @@ fn report(script: &Path, package: &Path, git_dir: Option<&Path>) -> (String, Vec
 }
 
 #[test]
-fn the_revision_is_that_of_the_packages_own_checkout() {
+fn the_version_has_the_revision_of_the_packages_own_checkout() {
     if Command::new("git").arg("--version").output().is_err() {
-        eprintln!("not tested: there is no git here");
+        eprintln!("skipped: git is not installed");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn the_revision_is_that_of_the_packages_own_checkout() {
     let revision = repository(&own);
     let (version, watched) = report(&script, &own, None);
     assert_eq!(version, format!("1.2.3 ({revision})"));
-    // A commit changes the version, and the script runs again.
+    // The script watches a file that each commit changes, so a commit updates the version.
     assert!(watched.len() == 1 && fs::read_to_string(&watched[0]).unwrap().contains("first"), "{watched:?}");
 
     let foreign = folder.path().join("foreign");
@@ -74,15 +74,15 @@ fn the_revision_is_that_of_the_packages_own_checkout() {
     let vendored = foreign.join("vendor/fanout");
     fs::create_dir_all(&vendored).unwrap();
     assert_eq!(report(&script, &vendored, None), none, "vendored");
-    // A hook of the foreign repository runs the build.
+    // GIT_DIR is set, as in a build that a git hook of the foreign repository runs.
     assert_eq!(report(&script, &vendored, Some(&foreign.join(".git"))), none, "vendored, from a hook");
     assert_eq!(report(&script, &own, Some(&foreign.join(".git"))).0, version, "own, from a foreign hook");
 
-    // A package from a registry, unpacked where another repository begins.
+    // A package from a registry, unpacked into the root of another repository.
     fs::write(foreign.join(".cargo_vcs_info.json"), "{}").unwrap();
     assert_eq!(report(&script, &foreign, None), none, "unpacked");
 
-    // A worktree has a file in the place of `.git`.
+    // In a worktree `.git` is a file.
     let worktree = folder.path().join("worktree");
     git(&own, &["worktree", "add", "--quiet", "--detach", worktree.to_str().unwrap()]);
     let (version, watched) = report(&script, &worktree, None);

@@ -1,7 +1,7 @@
 //! Fills the leaves of a case's graph: random values, indices or masks, encoded in the tensor's type.
 
 use super::Content;
-use fanout::device::{DeviceError, Queue, Region, Source};
+use fanout::device::{DeviceError, Queue, Region, UploadSource};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::quantiser;
@@ -13,8 +13,8 @@ use std::error::Error;
 const PATTERN: usize = 1 << 16;
 
 fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, &'static str> {
-    let mut bytes = vec![0; dtype.row_bytes(values.len()).ok_or("whole blocks")?];
-    quantiser(dtype).ok_or("a type that f32 converts to")?(values, &mut bytes);
+    let mut bytes = vec![0; dtype.row_bytes(values.len()).ok_or("the values are not whole blocks")?];
+    quantiser(dtype).ok_or("f32 does not convert to the type")?(values, &mut bytes);
     Ok(bytes)
 }
 
@@ -28,9 +28,9 @@ pub fn fill(
     // Cache of the pattern by type, because quantising it takes time. All leaves of a type hold the same values.
     let mut values = HashMap::new();
     for (id, content) in contents {
-        let tensor = graph.tensor(*id).ok_or("a leaf of the graph")?;
-        let (place, desc) = (tensor.place.ok_or("a place")?, &tensor.desc);
-        let region = memory.part(place.offset as u64, desc.extent() as u64)?;
+        let tensor = graph.tensor(*id).ok_or("the leaf is not in the graph")?;
+        let (place, desc) = (tensor.place.ok_or("the leaf has no memory")?, &tensor.desc);
+        let region = memory.subregion(place.offset as u64, desc.extent() as u64)?;
         let cached = values.entry(desc.dtype());
         let own;
         let bytes = match (content, cached) {
@@ -58,7 +58,7 @@ fn repeat(queue: &mut dyn Queue, region: Region, pattern: &[u8]) -> Result<(), D
         }
         Ok(())
     };
-    queue.upload(region, None, Source::Writer(&mut write))
+    queue.upload(region, None, UploadSource::Writer(&mut write))
 }
 
 /// The bytes of a content, encoded in `dtype`; repeated, they fill the tensor.

@@ -1,9 +1,9 @@
 //! The timed cases: ops on the shapes of an 8B llama model (width 4096, 32 query heads, 8 KV heads, head size 128, feed-forward
 //! size 14336).
 //!
-//! A case is a graph of equal nodes. If a model would read the op's data from memory, the case is cold: each node has its own data,
-//! and all of it together exceeds every CPU cache ([`Sizes::cold`]). If a model would find the data in the cache because the
-//! previous node wrote it, the case has little data.
+//! A case is a graph of equal nodes. If a model would read the op's data from memory, the case is cold: each node has its own
+//! data, and all of it together exceeds every CPU cache ([`Sizes::cold`]). If a model would find the data in the cache because
+//! the previous node wrote it, the case has little data.
 
 use fanout::graph::{BuildError, Builder, TensorId};
 use fanout::ops::OutputSpec;
@@ -41,12 +41,16 @@ fn weights() -> Vec<DType> {
     types
 }
 
-/// Total bytes of a hot case, which fit into the L2 cache, and its maximum number of nodes.
+/// Total bytes of a hot case (data in a CPU cache), which fit into the L2 cache.
 const HOT_BYTES: usize = 1 << 20;
+
+/// Maximum number of nodes of a hot case.
 const HOT_NODES: usize = 32;
 
-/// Number of experts of a MUL_MAT_ID, and of experts used per token.
+/// Number of experts of a MUL_MAT_ID.
 const EXPERTS: usize = 8;
+
+/// Number of experts that each token uses.
 const USED: usize = 2;
 
 /// The sizes of the cases.
@@ -55,9 +59,13 @@ pub struct Sizes {
     pub width: usize,
     /// Rows and columns of an expert.
     pub expert: usize,
+    /// Feed-forward size.
     pub ff: usize,
+    /// Query heads.
     pub heads: usize,
+    /// Heads of K and V.
     pub kv_heads: usize,
+    /// Head size.
     pub head: usize,
     /// Positions in the KV cache.
     pub context: usize,
@@ -68,6 +76,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// The sizes of the 8B model.
     pub const MODEL: Sizes = Sizes {
         width: 4096,
         expert: 2048,

@@ -1,4 +1,5 @@
-//! Benchmark of the CPU device: times every op on the shapes of a real model and compares the times with this machine's roofline.
+//! Benchmark of the CPU device: times every op on the shapes of a real model and compares the times with this machine's
+//! roofline.
 //!
 //! `cargo bench -p fanout-bench --bench ops -- --filter "MUL_MAT Q4_0"`; `--help` lists the options. As a test
 //! (`cargo test -p fanout-bench --bench ops`) it runs each case once at a small size.
@@ -18,8 +19,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// Times the ops of the CPU device on the shapes of an 8B model. Each row shows the time of one node (median, 10th and 90th
-/// percentile), operations per second (a multiply-add counts as two), bytes per second (each byte read or written once), and the
-/// roof that bounds the case, with the share of it that was reached.
+/// percentile), operations per second (a multiply-add counts as two), bytes per second (each byte read or written once), and
+/// the roof that bounds the case, with the share of it that was reached.
 #[derive(Parser)]
 #[command(name = "ops")]
 struct Args {

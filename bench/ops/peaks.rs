@@ -1,13 +1,14 @@
-//! Peak arithmetic throughput of the vector units: loops that contain only multiply-add or dot-product instructions.
+//! Peak arithmetic throughput of the vector units: loops that contain only multiply-add or dot-product instructions. A *round*
+//! of a loop updates each of its accumulators once.
 //!
-//! Each loop has `CHAINS` independent accumulators in registers, more than the product of the instruction's latency and throughput,
-//! so that latency never limits the rate. `black_box` gets the accumulators by value after the loop: a reference would force them
-//! into memory.
+//! Each loop has `CHAINS` independent accumulators in registers, more than the product of the instruction's latency and
+//! throughput, so that latency never limits the rate. `black_box` gets the accumulators by value after the loop: a reference
+//! would force them into memory.
 #![allow(unsafe_code)] // calls of functions with target features, and an empty asm!: see the SAFETY comments below
 
 use fanout_bench::cases::Kind;
 
-/// Runs a number of rounds. The processor must support the loop's instructions.
+/// A loop function. The processor must support the loop's instructions.
 type Loop = unsafe fn(rounds: u64);
 
 /// A peak loop of one instruction.
@@ -46,24 +47,25 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    /// Accumulators per loop. FMA needs 8 (two per cycle, latency of four cycles) and VNNI needs 10 (latency of five cycles); AVX2
-    /// has 16 registers in total.
+    /// Accumulators per loop. FMA needs 8 (two per cycle, latency of four cycles) and VNNI needs 10 (latency of five cycles);
+    /// AVX2 has 16 registers in total.
     const CHAINS: usize = 12;
 
     pub fn available() -> Vec<Peak> {
-        let lanes = |bytes: u64, each: u64| CHAINS as u64 * bytes / each * 2;
-        let (avx2, f512) = (has!("avx2") && has!("fma"), has!("avx512f"));
-        let (vnni, vl) = (has!("avx512vnni") && f512, has!("avx512vnni") && has!("avx512vl"));
+        // Each element of an accumulator takes part in a multiplication and an addition.
+        let ops_per_round = |vector_bytes: u64, element_bytes: u64| CHAINS as u64 * vector_bytes / element_bytes * 2;
+        let (avx2, avx512f) = (has!("avx2") && has!("fma"), has!("avx512f"));
+        let (avx512vnni, avx512vnni_vl) = (has!("avx512vnni") && avx512f, has!("avx512vnni") && has!("avx512vl"));
         let all: [(bool, &'static str, Kind, u64, Loop); 7] = [
-            (avx2, "f32 FMA ymm", Kind::F32, lanes(32, 4), fma_ymm),
-            (f512, "f32 FMA zmm", Kind::F32, lanes(64, 4), fma_zmm),
-            (has!("avx512bf16") && f512, "bf16 dot zmm", Kind::Bf16, lanes(64, 2), bf16_zmm),
-            (avx2, "int8 maddubs ymm", Kind::Int8, lanes(32, 1), maddubs_ymm),
-            (has!("avxvnni"), "int8 AVX-VNNI ymm", Kind::Int8, lanes(32, 1), vnni_vex_ymm),
-            (vl, "int8 AVX512-VNNI ymm", Kind::Int8, lanes(32, 1), vnni_ymm),
-            (vnni, "int8 AVX512-VNNI zmm", Kind::Int8, lanes(64, 1), vnni_zmm),
+            (avx2, "f32 FMA ymm", Kind::F32, ops_per_round(32, 4), fma_ymm),
+            (avx512f, "f32 FMA zmm", Kind::F32, ops_per_round(64, 4), fma_zmm),
+            (has!("avx512bf16") && avx512f, "bf16 dot zmm", Kind::Bf16, ops_per_round(64, 2), bf16_zmm),
+            (avx2, "int8 maddubs ymm", Kind::Int8, ops_per_round(32, 1), maddubs_ymm),
+            (has!("avxvnni"), "int8 AVX-VNNI ymm", Kind::Int8, ops_per_round(32, 1), vnni_vex_ymm),
+            (avx512vnni_vl, "int8 AVX512-VNNI ymm", Kind::Int8, ops_per_round(32, 1), vnni_ymm),
+            (avx512vnni, "int8 AVX512-VNNI zmm", Kind::Int8, ops_per_round(64, 1), vnni_zmm),
         ];
-        let present = all.into_iter().filter(|(has, ..)| *has);
+        let present = all.into_iter().filter(|(supported, ..)| *supported);
         present.map(|(_, name, kind, ops, run)| Peak { name, kind, ops, run }).collect()
     }
 
@@ -95,10 +97,11 @@ mod x86 {
         _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5), _mm512_set1_ps(0.5)),
         |s, a, b| _mm512_dpbf16_ps(s, a, b)
     );
-    // Without VNNI, an 8-bit dot product takes three instructions. The compiler would hoist two of them out of the loop, because
-    // their operands do not change.
+    // Without VNNI, an 8-bit dot product takes three instructions. The compiler would hoist two of them out of the loop,
+    // because their operands do not change.
     peak!(maddubs_ymm, "avx2", _mm256_setzero_si256(), _mm256_set1_epi8(1), |s, mut a, b| {
-        // SAFETY: the asm block contains no instruction; it only prevents the compiler from assuming that `a` is loop-invariant.
+        // SAFETY: the asm block contains no instruction; it only prevents the compiler from assuming that `a` is
+        // loop-invariant.
         unsafe { asm!("/* {0} */", inout(ymm_reg) a, options(nomem, nostack, preserves_flags)) };
         _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), b))
     });

@@ -28,7 +28,8 @@ impl Rate {
     }
 }
 
-/// The roofs that may bound a case. A case with its data in the CPU caches and without products has none; its time stands alone.
+/// The roofs that may bound a case. A case with its data in the CPU caches and without products has none; its time stands
+/// alone.
 pub fn bounds(case: &Case, machine: &Machine) -> Vec<Roof> {
     // A case that writes less than an eighth of what it reads is compared with the read bandwidth, not the copy bandwidth.
     let memory = if case.written * 8 < case.read { Roof::Read } else { Roof::Copy };

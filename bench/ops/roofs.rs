@@ -1,4 +1,5 @@
-//! The roofline of this machine: memory bandwidth and peak arithmetic throughput, measured with as many threads as the device has.
+//! The roofline of this machine: memory bandwidth and peak arithmetic throughput, measured with as many threads as the device
+//! has.
 //!
 //! On a shared machine, the roofs change from one second to the next. Therefore each case samples its roofs again in the pauses
 //! between its own runs, instead of relying on one measurement at the start.
@@ -45,9 +46,9 @@ impl Machine {
         let mut machine = Machine { threads, memory, peaks: peaks::available(), rounds, fastest: Vec::new() };
         for kind in [Kind::F32, Kind::Bf16, Kind::Int8] {
             // bf16 products can also be computed with f32 instructions.
-            let usable = |p: &Peak| p.kind == kind || kind == Kind::Bf16 && p.kind == Kind::F32;
+            let is_usable = |p: &Peak| p.kind == kind || kind == Kind::Bf16 && p.kind == Kind::F32;
             let usable =
-                (0..machine.peaks.len()).filter(|&i| usable(&machine.peaks[i])).map(Roof::Peak).collect::<Vec<_>>();
+                (0..machine.peaks.len()).filter(|&i| is_usable(&machine.peaks[i])).map(Roof::Peak).collect::<Vec<_>>();
             let rates = usable.into_iter().map(|roof| (machine.median(roof, 5), roof)).collect::<Vec<_>>();
             let fastest = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
             machine.fastest.extend(fastest.map(|(_, roof)| (kind, roof)));
@@ -104,7 +105,7 @@ impl Machine {
     }
 }
 
-/// Allocates memory as the device does (huge pages), and prefaults every page.
+/// Allocates memory in huge pages where the system has them, and prefaults every page.
 fn prefaulted(bytes: usize) -> std::io::Result<MmapMut> {
     let mut map = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]
@@ -129,8 +130,8 @@ fn read(bytes: &[u8]) -> u64 {
     sums.into_iter().flatten().fold(0, |all, sum| all ^ sum)
 }
 
-/// Runs `work` concurrently on one thread per item. `work` returns the number of units done. The result is the sum of the threads'
-/// rates; dividing the total by the longest time instead would let one delayed thread lower the rate of all.
+/// Runs `work` concurrently on one thread per item. `work` returns the number of units done. The result is the sum of the
+/// threads' rates; dividing the total by the longest time instead would let one delayed thread lower the rate of all.
 fn together<T: Send>(items: impl ExactSizeIterator<Item = T>, work: impl Fn(&mut T) -> f64 + Sync) -> f64 {
     let barrier = Barrier::new(items.len());
     let measure = |mut item: T| {

@@ -1,7 +1,7 @@
 //! Times a case on the CPU device, using only the public API.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, Queue, Region};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Queue, Region};
 use fanout_bench::cases::{Case, fill};
 use std::error::Error;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MAX_SAMPLES: usize = 5000;
 /// The device, and one buffer that all cases reuse: page faults of fresh memory would cost more than the timed work.
 pub struct Bench {
     device: Arc<CpuDevice>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     queue: Box<dyn Queue>,
     memory: Buffer,
 }
@@ -42,10 +42,10 @@ impl Times {
 
 impl Bench {
     pub fn new(threads: usize) -> Result<Bench, Box<dyn Error>> {
-        let device = CpuDevice::new("CPU", threads, Path::Fast, MEMORY)?;
-        let account = Account::new(MEMORY);
-        let (queue, memory) = (device.queue(&account)?, device.alloc(0, &account)?);
-        Ok(Bench { device, account, queue, memory })
+        let device = CpuDevice::new("CPU", threads, MathMode::Fast, MEMORY)?;
+        let budget = MemoryBudget::new(MEMORY);
+        let (queue, memory) = (device.queue(&budget)?, device.alloc(0, &budget)?);
+        Ok(Bench { device, budget, queue, memory })
     }
 
     /// The device's own description.
@@ -59,8 +59,8 @@ impl Bench {
         let contents = draft.contents;
         let graph = Arc::new(draft.b.build()?);
         let memory = self.grow(graph.slot_sizes()[0] as u64)?;
-        // Overwriting the buffer invalidates what the device has cached about the tensors of the previous case, such as repacked
-        // weights.
+        // Overwriting the buffer invalidates what the device has cached about the tensors of the previous case, such as
+        // repacked weights.
         self.queue.fill(memory.clone(), 0)?;
         fill(&mut *self.queue, &memory, &graph, &contents)?;
         let program = self.device.prepare(Arc::clone(&graph))?;
@@ -96,8 +96,8 @@ impl Bench {
     /// The first `bytes` of the buffer, which is reallocated if it is too small. The old buffer is released first.
     fn grow(&mut self, bytes: u64) -> Result<Region, DeviceError> {
         if self.memory.bytes() < bytes {
-            self.memory = self.device.alloc(0, &self.account)?;
-            self.memory = self.device.alloc(bytes, &self.account)?;
+            self.memory = self.device.alloc(0, &self.budget)?;
+            self.memory = self.device.alloc(bytes, &self.budget)?;
         }
         self.memory.region(0, bytes)
     }

@@ -1,5 +1,5 @@
-//! Any bytes as a client's stream of requests: `cargo +nightly fuzz run decode`. Each request that is accepted must encode to the
-//! very bytes it came from. `src/rpc/wire/tests/hostile.rs` asserts the same of seeded bytes.
+//! Fuzz target: decodes any bytes as a stream of requests. Each accepted request must encode to the same bytes. Run it with
+//! `cargo +nightly fuzz run decode`. `src/rpc/wire/tests/hostile.rs` tests the same property with seeded bytes.
 #![no_main]
 
 use fanout::rpc::wire::{Limits, Request, WireError, next_request};
@@ -11,14 +11,14 @@ fuzz_target!(|bytes: &[u8]| {
     let mut rest = bytes;
     while !rest.is_empty() {
         let start = rest;
-        match one(&mut rest) {
+        match decode_and_encode(&mut rest) {
             Ok(encoded) => assert_eq!(encoded, &start[..start.len() - rest.len()]),
             Err(_) => return,
         }
     }
 });
 
-fn one(stream: &mut &[u8]) -> Result<Vec<u8>, WireError> {
+fn decode_and_encode(stream: &mut &[u8]) -> Result<Vec<u8>, WireError> {
     let (command, body) = next_request(stream, &LIMITS)?;
     let request = Request::decode(command, body, &LIMITS)?;
     assert_eq!(request.command(), command);

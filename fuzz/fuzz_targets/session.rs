@@ -1,5 +1,5 @@
-//! Any bytes as the choices of a hostile client of a real server: `cargo +nightly fuzz run session`.
-//! The body also runs as an ordinary seeded test, `crates/hostile-client/tests/sessions.rs`.
+//! Fuzz target: the bytes make the choices of a hostile client, which attacks a server in this process. Run it with
+//! `cargo +nightly fuzz run session`. The seeded test `crates/hostile-client/tests/sessions.rs` has the same body.
 #![no_main]
 
 use hostile_client::Target;

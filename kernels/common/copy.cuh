@@ -1,21 +1,22 @@
-// What copies and rows share: runs of elements that become elements of another plain type, and indices of 64 bits.
+// Shared by the copy and row kernels: conversion of runs of elements between plain types, moves of bytes, and 64-bit indices.
 #pragma once
 #include "abi.cuh"
 #include "types.cuh"
 
-// A type number that, on both sides, moves 16-bit elements as they are. (TYPE_F32 on both sides does so for 32 bits.)
+// Pseudo type number: as source and destination type, it moves 16-bit elements unchanged. (TYPE_F32 on both sides does so for
+// 32-bit elements.)
 constexpr u32 TYPE_BITS16 = 25;
 
 __device__ __forceinline__ u32 bytes_of(u32 type) { return type == TYPE_F32 || type == TYPE_I32 ? 4 : 2; }
 
-// Element types that kernels convert between: F32, F16, BF16, I32, and bits. Of I32 only its values in f32 are used.
+// Conversions between F32, F16, BF16, I32 and TYPE_BITS16, through f32.
 __device__ __forceinline__ float float_of_word(u32 word, u32 type) {
     if (type == TYPE_F16) return float_of_half(word);
     if (type == TYPE_BF16) return float_of_bf16(word);
     return type == TYPE_I32 ? __int2float_rn(word) : __uint_as_float(word);
 }
 
-// To I32 it goes towards zero; what does not fit saturates, NaN gives 0.
+// Conversion to I32 truncates towards zero and saturates; NaN gives 0.
 __device__ __forceinline__ u32 word_of_float(float value, u32 type) {
     if (type == TYPE_F16) return half_of_float(value);
     if (type == TYPE_BF16) return bf16_of_float(value);
@@ -29,15 +30,16 @@ __device__ __forceinline__ void store_word(u8 *at, u32 type, u32 word) {
     else *(u16 *)at = word;
 }
 
-// Elements `begin` to `end` of a run, `s` and `d` bytes apart, by `lanes` threads of which this is number `lane`. `begin` is
-// a multiple of 4. A thread reads what it writes, so that both sides may be the same.
+// Converts elements `begin` to `end` of a run, with strides of `s` and `d` bytes, by `lanes` threads; this thread is number
+// `lane`. `begin` is a multiple of 4. A thread reads exactly the elements that it writes, so source and destination may be the
+// same.
 __device__ __forceinline__ void convert_run(const u8 *src, u64 s, u32 from, u8 *dst, u64 d, u32 to, u64 begin, u64 end,
                                             u32 lane, u32 lanes) {
     const u32 sb = bytes_of(from), db = bytes_of(to);
     const bool quads = s == sb && d == db && ((u64)src & (4 * sb - 1)) == 0 && ((u64)dst & (4 * db - 1)) == 0;
     if (quads) {
-        // Four elements an access: neighbouring lanes have neighbouring ones, so that sectors are full. Four such loads are
-        // under way at a time.
+        // Coalesced accesses of four elements: neighbouring lanes access neighbouring elements, so that sectors are full. Four
+        // loads per thread are in flight at a time.
         const u64 whole = (end - begin) / 4;
         src += begin * sb, dst += begin * db;
         for (u64 first = lane; first < whole; first += 4 * lanes) {
@@ -62,7 +64,7 @@ __device__ __forceinline__ void convert_run(const u8 *src, u64 s, u32 from, u8 *
                 if (first + k * lanes >= whole) break;
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) words[k][i] = word_of_float(float_of_word(words[k][i], from), to);
-                // Written out: the compiler would take common parts of the two out of the branches, and leave narrow stores.
+                // Inline assembly, because the compiler would hoist common parts out of the branches and emit narrow stores.
                 const u64 at = __cvta_generic_to_global(dst + 4 * db * (first + k * lanes));
                 if (db == 4) {
                     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -87,7 +89,8 @@ __device__ __forceinline__ void convert_run(const u8 *src, u64 s, u32 from, u8 *
     }
 }
 
-// Bytes of a run that is copied as it is, four accesses under way at a time. What one access does not fill goes by bytes.
+// Moves the bytes of a run in accesses of one Word, with four accesses per thread in flight. The remainder is moved byte by
+// byte.
 template <class Word>
 __device__ __forceinline__ void move(const u8 *src, u8 *dst, u64 bytes, u32 lane, u32 lanes) {
     const u64 n = bytes / sizeof(Word);
@@ -105,7 +108,7 @@ __device__ __forceinline__ void move(const u8 *src, u8 *dst, u64 bytes, u32 lane
     for (u64 k = n * sizeof(Word) + lane; k < bytes; k += lanes) dst[k] = src[k];
 }
 
-// Bytes of a run by `lanes` threads, in the widest accesses that both addresses and `width` are multiples of.
+// Moves the bytes of a run by `lanes` threads, in the widest accesses that divide both addresses and `width`.
 __device__ __forceinline__ void move_run(const u8 *src, u8 *dst, u64 bytes, u64 width, u32 lane, u32 lanes) {
     const u64 places = (u64)src | (u64)dst | width;
     if (places % 16 == 0) move<uint4>(src, dst, bytes, lane, lanes);
@@ -115,14 +118,14 @@ __device__ __forceinline__ void move_run(const u8 *src, u8 *dst, u64 bytes, u64 
     else move<u8>(src, dst, bytes, lane, lanes);
 }
 
-// How the threads of a block share rows: 2^lanes_log threads to a row, or all of them to one of `pieces` of a row.
-struct Share {
+// Partition of the threads of a block among rows: 2^lanes_log threads per row, or all threads for one of the `pieces` of a row.
+struct RowPartition {
     u32 lanes_log, pieces;
 
     __device__ u32 lanes() const { return 1u << lanes_log; }
     __device__ u32 lane() const { return threadIdx.x & (lanes() - 1); }
 
-    // The row that this thread works on.
+    // The row of this thread.
     __device__ u64 row() const {
         return (u64)(blockIdx.x / pieces) * (blockDim.x >> lanes_log) + (threadIdx.x >> lanes_log);
     }
@@ -130,7 +133,7 @@ struct Share {
     __device__ u32 piece() const { return blockIdx.x % pieces; }
 };
 
-// q and r of n / d; mostly the numbers fit 32 bits, and all threads take the same way.
+// Quotient and remainder of n / d. Uses 32-bit division if n fits, which is the usual case and rarely diverges within a warp.
 __device__ __forceinline__ void divide(u64 n, u32 d, u64 &q, u32 &r) {
     if (n >> 32) {
         q = n / d, r = n - q * d;
@@ -139,7 +142,7 @@ __device__ __forceinline__ void divide(u64 n, u32 d, u64 &q, u32 &r) {
     }
 }
 
-// Element `e`, counted with dimension 0 fastest, as its index.
+// Index of an element in each dimension; `index_of` computes it from the element number `e` (dimension 0 fastest).
 struct Index {
     u32 i[4];
 };

@@ -1,21 +1,23 @@
-// Least-squares fits of codes and two-level scales for the blocks of 256, as src/tensor/quant/kquant_fit.rs has them. Included by
-// quants.cuh. Each sub-block is fitted alone first: from several starting scales, codes and scale are improved
-// in turn. Then the scales are rounded to multiples of a common one, which is refitted once to the codes that result.
+// Least-squares fits of codes and two-level scales for blocks of 256 (K quants), with the algorithm of
+// src/tensor/quant/kquant_fit.rs. Included by quants.cuh. First, each sub-block is fitted separately: from several starting
+// scales, codes and scale are improved alternately. Then the scales are rounded to multiples of a common scale, which is
+// refitted once to the resulting codes.
 //
-// Nothing but the fits of the sub-blocks alone is kept between the steps: codes are found again from their scale.
+// Only the separate fits of the sub-blocks are stored between the steps; codes are recomputed from their scale to save
+// registers.
 #pragma once
 
-// Starting scales of a sub-block: code ranges from one step short of the full range to one step beyond, in quarters.
+// Number of starting scales per sub-block: code ranges from one step below the full range to one step above, in quarter steps.
 constexpr int STARTS = 9;
 
 __device__ __forceinline__ float start_range(int start, float top) { return __fadd_rn(top, (start - 4) * 0.25f); }
 
-// Nearest whole number of `low` to `high`; halves go up.
+// Nearest integer, clamped to [low, high]; halves are rounded up.
 __device__ __forceinline__ int nearest(float x, int low, int high) {
     return max(low, min(high, __float2int_rd(__fadd_rn(x, 0.5f))));
 }
 
-// Codes of a sub-block as bytes of words.
+// Packs the codes of a sub-block as bytes of words.
 template <int LEN>
 __device__ __forceinline__ void pack_bytes(const int (&codes)[LEN], unsigned (&words)[LEN / 4]) {
 #pragma unroll
@@ -24,16 +26,16 @@ __device__ __forceinline__ void pack_bytes(const int (&codes)[LEN], unsigned (&w
     }
 }
 
-// Values of sub-block s.
+// Loads the values of sub-block s.
 template <int LEN, class Get>
 __device__ __forceinline__ void load_sub_block(const Get& x, int s, float (&values)[LEN]) {
 #pragma unroll
     for (int l = 0; l < LEN; l++) values[l] = x(s * LEN + l);
 }
 
-// ---- d * scale * q - dmin * min, with nothing negative
+// ---- affine types: d * scale * q - dmin * min, with no negative factor
 
-// The nearest codes, and the sum of squared errors they leave.
+// Computes the nearest codes; returns the sum of squared errors.
 template <int TOP, int LEN>
 __device__ __forceinline__ float affine_codes(const float (&values)[LEN], float scale, float min, int (&codes)[LEN]) {
     float by = inverse(scale), error = 0.0f;
@@ -47,18 +49,18 @@ __device__ __forceinline__ float affine_codes(const float (&values)[LEN], float 
     return error;
 }
 
-// Sums of the normal equations of x = scale * a - min * b, with whole numbers a and b.
+// Sums of the normal equations of x = scale * a - min * b, with integers a and b.
 struct Sums {
     int aa = 0, ab = 0, bb = 0;
     double xa = 0.0, xb = 0.0;
 
-    // The products are exact, so that fused sums are those of the CPU.
+    // The products are exact, so that the fused operations give the sums of the CPU.
     __device__ __forceinline__ void add(float x, int a, int b) {
         aa += a * a, ab += a * b, bb += b * b;
         xa = __fma_rn((double)x, (double)a, xa), xb = __fma_rn((double)x, (double)b, xb);
     }
 
-    // Scale and minimum of least squared error, neither negative.
+    // Solves for the scale and the minimum of least squared error, with neither negative.
     __device__ __forceinline__ void solve(float& scale, float& min) const {
         double a = aa, m = ab, b = bb;
         double determinant = __dsub_rn(__dmul_rn(a, b), __dmul_rn(m, m));
@@ -70,14 +72,14 @@ struct Sums {
                 return;
             }
         }
-        // On the border one of the two is 0; the other has a solution of its own.
+        // On the boundary, one of the two is 0; then the remaining one has a closed solution.
         double s = aa > 0 ? fmax(__ddiv_rn(xa, a), 0.0) : 0.0, t = bb > 0 ? fmax(__ddiv_rn(-xb, b), 0.0) : 0.0;
         bool scaled = __dmul_rn(s, xa) >= __dmul_rn(-t, xb);
         scale = scaled ? __double2float_rn(s) : 0.0f, min = scaled ? 0.0f : __double2float_rn(t);
     }
 };
 
-// Scale and minimum of one sub-block.
+// Fits scale and minimum of one sub-block.
 template <int TOP, int LEN>
 __device__ __forceinline__ void fit_affine_alone(const float (&values)[LEN], float& best_scale, float& best_min) {
     float low = 0.0f, high = -3.40282347e38f, least = __int_as_float(0x7f800000);
@@ -92,7 +94,7 @@ __device__ __forceinline__ void fit_affine_alone(const float (&values)[LEN], flo
         for (int pass = 0; pass < 3; pass++) {
             int codes[LEN];
             float error = affine_codes<TOP>(values, scale, min, codes);
-            // The start itself is no candidate: it fits the extremes, not the sum.
+            // The starting scale itself is no candidate: it fits the extremes, not the squared error.
             if (pass > 0 && error < least) least = error, best_scale = scale, best_min = min;
             Sums sums;
 #pragma unroll
@@ -102,11 +104,11 @@ __device__ __forceinline__ void fit_affine_alone(const float (&values)[LEN], flo
     }
 }
 
-// The fit of a block. After `fit`, `choose` gives the final numbers of each sub-block.
+// The fit of a block. `fit` must be called first; then `choose` returns the final values of each sub-block.
 template <int LEN, int TOP, int SCALE_TOP>
 struct AffineFit {
     static constexpr int SUBS = 256 / LEN;
-    float scales[SUBS], mins[SUBS]; // of the sub-blocks alone
+    float scales[SUBS], mins[SUBS]; // of the separately fitted sub-blocks
     unsigned short d, dmin;
 
     template <class Get>
@@ -135,7 +137,7 @@ struct AffineFit {
         d = half_of_float(common), dmin = half_of_float(common_min);
     }
 
-    // Scale, minimum and codes of sub-block s: among the neighbours of its own fit, those with least error.
+    // Chooses scale, minimum and codes of sub-block s: of the grid points next to its separate fit, the point of least error.
     __device__ __forceinline__ void choose(const float (&values)[LEN], int s, int& scale, int& min, int (&codes)[LEN]) const {
         float unit = float_of_half(d), unit_min = float_of_half(dmin), least = __int_as_float(0x7f800000);
         int centre = nearest(__fmul_rn(scales[s], inverse(unit)), 0, SCALE_TOP);
@@ -152,7 +154,7 @@ struct AffineFit {
     }
 };
 
-// ---- d * scale * (q - ZERO), with signed scales
+// ---- symmetric types: d * scale * (q - ZERO), with signed scales
 
 template <int ZERO>
 __device__ __forceinline__ int symmetric_code(float x, float by) {
@@ -160,7 +162,7 @@ __device__ __forceinline__ int symmetric_code(float x, float by) {
     return __float2int_rz(fminf(fmaxf(q, 0.0f), 2.0f * ZERO - 1));
 }
 
-// The scale of one sub-block, of either sign: there is one more code below zero than above.
+// Fits the scale of one sub-block. Both signs are tried, because there is one more code below zero than above.
 template <int ZERO>
 __device__ __forceinline__ float fit_symmetric_alone(const float (&values)[16]) {
     float peak = 0.0f, best = 0.0f, most = 0.0f;
@@ -178,7 +180,7 @@ __device__ __forceinline__ float fit_symmetric_alone(const float (&values)[16]) 
                 float a = symmetric_code<ZERO>(values[l], by) - ZERO;
                 product = mul_add(values[l], a, product), square = mul_add(a, a, square);
             }
-            // With the scale product / square, this is what the fit takes off the sum of squares.
+            // The reduction of the sum of squares by the scale product / square.
             float gain = __fmul_rn(__fmul_rn(product, product), inverse(square));
             if (gain > most) most = gain, best = __fdiv_rn(product, square);
             by = inverse(__fmul_rn(product, inverse(square)));
@@ -187,10 +189,10 @@ __device__ __forceinline__ float fit_symmetric_alone(const float (&values)[16]) 
     return best;
 }
 
-// The fit of a block. After `fit`, `choose` gives the final numbers of each sub-block.
+// The fit of a block. `fit` must be called first; then `choose` returns the final values of each sub-block.
 template <int ZERO, int SCALE_ZERO>
 struct SymmetricFit {
-    float scales[16]; // of the sub-blocks alone
+    float scales[16]; // of the separately fitted sub-blocks
     unsigned short d;
 
     template <class Get>
@@ -203,7 +205,7 @@ struct SymmetricFit {
             if (fabsf(scale) > fabsf(peak)) peak = scale;
             scales[s] = scale;
         }
-        // The largest takes the lowest number, of which there is one more than of positive ones.
+        // Map the largest scale to the lowest code, because there is one more negative code than positive ones.
         d = half_of_float(__fdiv_rn(peak, (float)-SCALE_ZERO));
         double product = 0.0, square = 0.0;
 #pragma unroll 1
@@ -220,7 +222,7 @@ struct SymmetricFit {
         if (square > 0.0) d = half_of_float(__double2float_rn(__ddiv_rn(product, square)));
     }
 
-    // Scale (returned) and codes of sub-block s: among the neighbours of its own fit, those with least error.
+    // Chooses scale (returned) and codes of sub-block s: of the integers next to its separate fit, the scale of least error.
     __device__ __forceinline__ int choose(const float (&values)[16], int s, int (&codes)[16]) const {
         float unit = float_of_half(d), least = __int_as_float(0x7f800000);
         int centre = nearest(__fmul_rn(scales[s], inverse(unit)), -SCALE_ZERO, SCALE_ZERO - 1), scale = 0;
@@ -234,7 +236,7 @@ struct SymmetricFit {
             }
             if (error < least) least = error, scale = a;
         }
-        // Scale 0 is also what is left where the common one overflowed: its codes stand for 0 then too.
+        // Scale 0 also results if the common scale overflowed; then the codes represent 0 too.
         float by = scale == 0 ? 0.0f : inverse(__fmul_rn(unit, (float)scale));
 #pragma unroll
         for (int l = 0; l < 16; l++) codes[l] = symmetric_code<ZERO>(values[l], by);

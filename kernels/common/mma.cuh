@@ -1,21 +1,22 @@
-// Products of small matrices on tensor cores (compute capability 8.0 and later): a warp holds parts of three matrices in
-// registers and adds a product to the third.
+// Matrix multiply-accumulate on tensor cores (compute capability 8.0 or later): the registers of a warp hold fragments of three
+// matrices; the product of two is added to the third.
 #pragma once
 
-// A float with 11 bits of mantissa, in the upper bits of a word: rounded to nearest, ties away from zero.
+// Converts to tf32, a float with an 11-bit significand in the upper bits of a word. Rounds to nearest, ties away from zero.
 __device__ __forceinline__ unsigned tf32_of_float(float value) {
     unsigned bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     return bits;
 }
 
-// A float as two of tf32, `big + small`, to 22 bits. The first is cut off, not rounded: so it is finite where the value is.
+// Splits a float into two tf32 values, `big + small`, which keep 22 bits. `big` is truncated, not rounded, so that it is finite
+// if the value is.
 __device__ __forceinline__ void split_tf32(float value, unsigned& big, unsigned& small) {
     big = __float_as_uint(value) & 0xffffe000;
     small = tf32_of_float(value - __uint_as_float(big));
 }
 
-// sums[16 x 8] += a[16 x 8] * b[8 x 8], of tf32. With g = lane / 4 and t = lane % 4, a lane holds
+// sums[16 x 8] += a[16 x 8] * b[8 x 8] in tf32. With g = lane / 4 and t = lane % 4, a lane holds
 //
 //     a     rows g and g + 8 of column t, then of column t + 4
 //     b     rows t and t + 4 of column g

@@ -1,31 +1,34 @@
-// Block types: how a row of blocks is read, and how a block is made. The layouts are those of src/tensor/blocks.rs, and the values are bit for bit
-// those of the CPU's dequantisers (src/tensor/quant). For load8 and load1 see types.cuh.
+// Block types (quantised formats): dequantisation of rows of blocks, and quantisation of blocks. The layouts are those of
+// src/tensor/blocks.rs. The values are bit for bit those of the CPU's dequantisers (src/tensor/quant). load8 and load1 of
+// Blocks are the interface that types.cuh describes.
 //
-// The types themselves are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (blocks of 256). Each says
+// The types are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (blocks of 256). Each type defines
 //
-//     codes8<ALIGN>(block, j, codes)   the codes of elements j to j + 7 of the block, a byte each; j is a multiple of 8
-//     ZERO                             the code that stands for 0
-//     scale8<ALIGN>(block, j)          Symmetric or Affine: what all of these eight are scaled by
+//     codes8<ALIGN>(block, j, codes)   the codes of elements j to j + 7 of the block, one byte each; j is a multiple of 8
+//     ZERO                             the code of the value 0
+//     scale8<ALIGN>(block, j)          the scale of these eight elements: Symmetric or Affine
 //
-// where the block lies at a multiple of ALIGN bytes. Products of integers can be made of the codes as they are. Beside it stands, for
-// files that define MAKES_BLOCKS before their first #include,
+// where the block's address is a multiple of ALIGN bytes. Integer products can use the codes directly. For files that define
+// MAKES_BLOCKS before their first #include, each type also defines
 //
-//     pack(T, x, block)                one thread makes one block, byte for byte what the CPU's quantiser makes; x(i) is element
-//                                      i of the block's T::LEN, in f32; the block lies at an even address, that of MXFP4 at any
+//     pack(T, x, block)                one thread quantises one block, byte for byte as the CPU's quantiser; x(i) is
+//                                      element i of the T::LEN elements, in f32; the block's address is even (MXFP4: any)
 //
-// `x` is called several times for an element; the K types read it some dozens of times, one sub-block at a time. Values that are
-// not finite, or too large for the type's scale, give unspecified codes. Sums and products that the CPU rounds one by one are
-// written as intrinsics that no compiler option contracts.
+// `x` is called several times per element; the K types call it dozens of times, one sub-block at a time. Values that are not
+// finite, or too large for the type's scale, give unspecified codes. Sums and products that the CPU rounds separately are
+// written as intrinsics, which the compiler does not contract to fused operations.
 #pragma once
 #include "types.cuh"
 
-// A code below 2^23, less ZERO, in f32. An exact sum is cheaper than a conversion, of which a GPU does few at a time.
+// Converts a code below 2^23, minus ZERO, to f32. Setting the bits of 2^23 + code and subtracting is exact, and faster than a
+// conversion instruction, whose throughput is low on GPUs.
 template <int ZERO = 0>
 __device__ __forceinline__ float float_of_code(unsigned code) {
     return __fadd_rn(__uint_as_float(0x4b000000 | code), -(8388608.0f + ZERO));
 }
 
-// As float_of_code, of byte `i` of a word.
+// As float_of_code, for byte `i` of a word. The selector 0x7540 | i puts that byte below bytes 0, 1 and 3 of
+// 0x4b000000.
 template <int ZERO>
 __device__ __forceinline__ float float_of_byte(unsigned word, int i) {
     return __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000, 0x7540 | i)), -(8388608.0f + ZERO));
@@ -38,14 +41,15 @@ struct Symmetric {
     __device__ __forceinline__ float of(float q) const { return __fmul_rn(d, q); }
 };
 
-// d * q + m. The product is exact in every type (a half times at most eleven bits), so that one rounding is as good as two.
+// d * q + m. The product is exact in every type: d is an f16 (11 significant bits) times an integer, and this integer and q
+// have at most 11 bits together; f32 holds 24. So the fused operation rounds as the CPU does.
 struct Affine {
     float d, m;
 
     __device__ __forceinline__ float of(float q) const { return __fmaf_rn(d, q, m); }
 };
 
-// Two halves at a multiple of ALIGN bytes.
+// Loads two halves from a multiple of ALIGN bytes.
 template <int ALIGN>
 __device__ __forceinline__ void load_halves(const unsigned char* from, float& first, float& second) {
     unsigned words[1];
@@ -55,28 +59,29 @@ __device__ __forceinline__ void load_halves(const unsigned char* from, float& fi
     first = float_of_half(halves[0]), second = float_of_half(halves[1]);
 }
 
-// A half at a multiple of ALIGN bytes.
+// Loads a half from a multiple of ALIGN bytes.
 template <int ALIGN>
 __device__ __forceinline__ float load_half(const unsigned char* from) {
     if constexpr (ALIGN >= 2) return float_of_half(*(const unsigned short*)from);
     else return float_of_half(from[0] | from[1] << 8);
 }
 
-// What all block types share, by T's own members.
+// Base class of each block type T: derives load8 and load1 from T's codes8, scale8 and ZERO.
 template <class T>
 struct Blocks {
-    // Where blocks of a row lie, whose start is a multiple of 16 bytes or not.
+    // Alignment of the blocks of a row. If the row starts at a multiple of 16 bytes (ALIGNED), it is that of the block size,
+    // else at most 2.
     template <bool ALIGNED>
     static __device__ constexpr int align() {
         return ALIGNED || alignment_of(T::BYTES) < 2 ? alignment_of(T::BYTES) : 2;
     }
 
-    // The block of element k. A row has less than 2^32 blocks: that saves half of a product of 64 bits.
+    // The block of element k. A row has fewer than 2^32 blocks, so that a 32 x 32 bit product suffices.
     static __device__ __forceinline__ const unsigned char* block_of(const unsigned char* row, long long k) {
         return row + (unsigned long long)(unsigned)((unsigned long long)k / T::LEN) * T::BYTES;
     }
 
-    // Elements j to j + 7 of one block.
+    // Dequantises elements j to j + 7 of one block.
     template <int ALIGN>
     static __device__ __forceinline__ void decode8(const unsigned char* block, int j, float (&out)[8]) {
         unsigned codes[2];
@@ -91,7 +96,7 @@ struct Blocks {
         decode8<align<ALIGNED>()>(block_of(row, k), (unsigned)k % T::LEN, out);
     }
 
-    // Reads as much as load8: for elements that stand alone, not for loops over neighbours.
+    // Reads as many bytes as load8: for isolated elements, not for loops over neighbours.
     static __device__ __forceinline__ float load1(const unsigned char* row, long long k) {
         const unsigned char* block = block_of(row, k);
         unsigned j = (unsigned)k % T::LEN, codes[2];
@@ -102,11 +107,12 @@ struct Blocks {
 };
 
 #ifdef MAKES_BLOCKS
-// ---- what makers of blocks share
+// ---- shared by the quantisers
 
+// 1 / d, or 0 if d is 0.
 __device__ __forceinline__ float inverse(float d) { return d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d); }
 
-// x * a + b with both roundings.
+// x * a + b, with the product rounded separately.
 __device__ __forceinline__ float mul_add(float x, float a, float b) { return __fadd_rn(__fmul_rn(x, a), b); }
 
 __device__ __forceinline__ void store_half(unsigned char* to, unsigned short bits) { *(unsigned short*)to = bits; }

@@ -1,8 +1,8 @@
-// Blocks of 256 elements in sub-blocks of 16 or 32: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K. Included by quants.cuh, which says what
-// the members are. In the places of codes, element j is element j % 32 of row j / 32.
+// Blocks of 256 elements in sub-blocks of 16 or 32: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K. Included by quants.cuh, which documents the
+// members. Comments on the layout of codes arrange the elements in rows of 32: element j is element j % 32 of row j / 32.
 #pragma once
 
-// Scale and minimum of row j / 32 of Q4_K and Q5_K. The block begins with d, dmin and twelve bytes of 6-bit numbers.
+// Scale and minimum of row j / 32 of Q4_K and Q5_K. The block starts with d, dmin and twelve bytes of 6-bit numbers.
 template <int ALIGN>
 __device__ __forceinline__ Affine load_scale_min(const unsigned char* block, int j) {
     int row = j / 32, s = row & 3;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Affine load_scale_min(const unsigned char* block, int
     return {__fmul_rn(d, float_of_code(scale)), -__fmul_rn(dmin, float_of_code(min))};
 }
 
-// Nibbles of 128 bytes, where each 32 bytes hold two neighbouring rows (Q4_K, Q5_K).
+// Loads nibbles from 128 bytes, where each 32 bytes hold two neighbouring rows (Q4_K, Q5_K).
 template <int ALIGN>
 __device__ __forceinline__ void load_row_nibbles(const unsigned char* bytes, int j, unsigned (&codes)[2]) {
     load_words<ALIGN>(bytes + 32 * (j / 64) + j % 32, codes);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_row_nibbles(const unsigned char* bytes, int
     codes[1] = codes[1] >> shift & 0x0f0f0f0f;
 }
 
-// Pairs of bits in 64 bytes, where each 32 bytes hold four neighbouring rows.
+// Loads pairs of bits from 64 bytes, where each 32 bytes hold four neighbouring rows.
 template <int ALIGN>
 __device__ __forceinline__ void load_bit_pairs(const unsigned char* bytes, int j, unsigned (&codes)[2]) {
     load_words<ALIGN>(bytes + 32 * (j / 128) + j % 32, codes);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_bit_pairs(const unsigned char* bytes, int j
     codes[1] = codes[1] >> shift & 0x03030303;
 }
 
-// Adds bits of 32 bytes, each of which holds the bits of all eight rows, as bit TO of the codes.
+// Adds one bit from 32 bytes as bit TO of the codes. Each byte holds one bit of each of the eight rows.
 template <int ALIGN, int TO>
 __device__ __forceinline__ void add_row_bits(const unsigned char* bytes, int j, unsigned (&codes)[2]) {
     unsigned bits[2];
@@ -120,7 +120,7 @@ struct Q6_K : Blocks<Q6_K> {
 
     template <int ALIGN>
     static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        // The low four bits of rows two apart share bytes, the high two are placed as in Q2_K.
+        // Rows that are two apart share the bytes of their low four bits; the high two bits have the layout of Q2_K.
         unsigned low[2];
         load_words<ALIGN>(block + 64 * (j / 128) + j % 64, low);
         int shift = (j & 64) / 16;
@@ -137,13 +137,13 @@ struct Q6_K : Blocks<Q6_K> {
 };
 
 #ifdef MAKES_BLOCKS
-// ---- making blocks: see kquant_fit.cuh
+// ---- quantisers; the fits are in kquant_fit.cuh
 
 template <class Get>
 __device__ __forceinline__ void pack(Q2_K, const Get& x, unsigned char* block) {
     AffineFit<16, 3, 15> fit;
     fit.fit(x);
-    // Sixteen bytes hold the codes of four sub-blocks, two apart.
+    // Sixteen bytes hold the codes of four sub-blocks that are two apart.
 #pragma unroll 1
     for (int group = 0; group < 4; group++) {
         unsigned pairs[4] = {};
@@ -164,7 +164,7 @@ __device__ __forceinline__ void pack(Q2_K, const Get& x, unsigned char* block) {
     store_half(block + 80, fit.d), store_half(block + 82, fit.dmin);
 }
 
-// Q4_K, and Q5_K with FIFTH: the same but for the fifth bits before the nibbles.
+// Quantises Q4_K, or Q5_K with FIFTH, which stores fifth bits before the nibbles.
 template <bool FIFTH, class Get>
 __device__ __forceinline__ void pack_rows(const Get& x, unsigned char* block) {
     AffineFit<32, FIFTH ? 31 : 15, 63> fit;
@@ -183,7 +183,7 @@ __device__ __forceinline__ void pack_rows(const Get& x, unsigned char* block) {
 #pragma unroll
         for (int w = 0; w < 8; w++) {
             fifth[w] |= (words[w] >> 4 & 0x01010101) << s;
-            // Low nibbles are of even rows: they wait for those of the next row.
+            // Low nibbles belong to even rows; combine them with the high nibbles of the next row before storing.
             words[w] &= 0x0f0f0f0f;
             low[w] = s % 2 == 0 ? words[w] : low[w] | words[w] << 4;
         }
@@ -191,7 +191,7 @@ __device__ __forceinline__ void pack_rows(const Get& x, unsigned char* block) {
     }
     if constexpr (FIFTH) store_words<2>(block + 16, fifth);
     store_half(block, fit.d), store_half(block + 2, fit.dmin);
-    // Six bits each: sub-blocks 4 to 7 lie in nibbles and in the bits that 0 to 3 leave.
+    // Six bits each: sub-blocks 4 to 7 are stored in nibbles and in the two upper bits that sub-blocks 0 to 3 leave free.
     unsigned upper = scales >> 32, upper_min = mins >> 32;
     unsigned packed[3] = {(unsigned)scales | (upper & 0x30303030) << 2, (unsigned)mins | (upper_min & 0x30303030) << 2,
                           (upper & 0x0f0f0f0f) | (upper_min & 0x0f0f0f0f) << 4};
@@ -217,7 +217,8 @@ __device__ __forceinline__ void pack(Q3_K, const Get& x, unsigned char* block) {
 #pragma unroll 1
     for (int odd = 0; odd < 2; odd++) {
         unsigned third[4] = {}, pairs[4] = {};
-        // Sub-blocks s of equal s % 2 share the bytes of the third bits, and four in a row those of the pairs.
+        // Sub-blocks with equal s % 2 share the bytes of the third bits; groups of four of them share the bytes of the bit
+        // pairs.
 #pragma unroll 1
         for (int row = 0; row < 8; row++) {
             int s = 2 * row + odd, codes[16];
@@ -246,7 +247,7 @@ template <class Get>
 __device__ __forceinline__ void pack(Q6_K, const Get& x, unsigned char* block) {
     SymmetricFit<32, 128> fit;
     fit.fit(x);
-    // Sixteen bytes of high bits hold four sub-blocks, two apart; nibbles are shared by those four apart.
+    // Sixteen bytes of high bits hold four sub-blocks that are two apart; sub-blocks that are four apart share nibbles.
 #pragma unroll 1
     for (int group = 0; group < 4; group++) {
         unsigned high[4] = {}, low[4] = {};

@@ -1,7 +1,7 @@
-// Blocks of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4. Included by quants.cuh, which says what the members are.
+// Blocks of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4. Included by quants.cuh, which documents the members.
 #pragma once
 
-// Nibbles of 16 bytes, low ones first: those of elements j to j + 7.
+// Loads the nibbles of elements j to j + 7 from 16 bytes, which hold the low nibbles first.
 template <int ALIGN>
 __device__ __forceinline__ void load_nibbles(const unsigned char* bytes, int j, unsigned (&codes)[2]) {
     load_words<ALIGN>(bytes + (j & 8), codes);
@@ -12,20 +12,21 @@ __device__ __forceinline__ void load_nibbles(const unsigned char* bytes, int j, 
 
 // Adds fifth bits to eight codes: bit i of `bits` to code i.
 __device__ __forceinline__ void add_fifth_bits(unsigned bits, unsigned (&codes)[2]) {
-    // Copies of four bits, seven apart: bit i of copy i is bit 8 i + 4, and no two fall on the same place.
+    // The product places copies of the four bits seven bits apart: bit i of copy i lands at bit 8 i + 4, and no two bits
+    // overlap.
     codes[0] |= (bits & 15) * 0x02040810 & 0x10101010;
     codes[1] |= (bits >> 4) * 0x02040810 & 0x10101010;
 }
 
-// Nibbles as load_nibbles gives them, but each replaced by its byte of a table of 16, given as four words.
+// As load_nibbles, but replaces each nibble by its byte of a table of 16 bytes, which is given as four words.
 template <int ALIGN, unsigned T0, unsigned T1, unsigned T2, unsigned T3>
 __device__ __forceinline__ void load_by_table(const unsigned char* bytes, int j, unsigned (&codes)[2]) {
     unsigned words[2];
     load_words<ALIGN>(bytes + (j & 8), words);
     int shift = (j & 16) / 4;
-    // Nibble 2 i is code i, nibble 2 i + 1 is code i + 4.
+    // Nibble 2 i is code i; nibble 2 i + 1 is code i + 4.
     unsigned nibbles = (words[0] >> shift & 0x0f0f0f0f) | (words[1] << (4 - shift) & 0xf0f0f0f0);
-    // A byte permutation looks four nibbles up in eight bytes. The fourth bit then chooses between two such results.
+    // A byte permutation looks up four nibbles in eight bytes. The fourth bit then selects one of two such results.
     unsigned low = nibbles & 0x77777777, upper = (nibbles >> 1 & 0x44444444) | 0x32103210;
     unsigned first = __byte_perm(__byte_perm(T0, T1, low), __byte_perm(T2, T3, low), upper);
     unsigned second = __byte_perm(__byte_perm(T0, T1, low >> 16), __byte_perm(T2, T3, low >> 16), upper >> 16);
@@ -110,7 +111,7 @@ struct Q8_0 : Blocks<Q8_0> {
     }
 };
 
-// Codes are the values of its table, plus 128.
+// The codes are the values of the format's table plus 128.
 struct IQ4_NL : Blocks<IQ4_NL> {
     static constexpr int LEN = 32, BYTES = 18, ZERO = 128;
 
@@ -126,18 +127,18 @@ struct IQ4_NL : Blocks<IQ4_NL> {
     }
 };
 
-// Codes are the doubled values of E2M1, plus 128.
+// The codes are the doubled values of E2M1 plus 128.
 struct MXFP4 : Blocks<MXFP4> {
     static constexpr int LEN = 32, BYTES = 17, ZERO = 128;
 
-    // What one unit of the codes is worth: 2^(e - 128), which is subnormal for `e` below 2.
+    // Value of one unit of the codes: 2^(e - 128), which is subnormal for `e` below 2.
     static __device__ __forceinline__ float unit(unsigned e) {
         return __uint_as_float(e < 2 ? 0x200000 << e : (e - 1) << 23);
     }
 
     template <int ALIGN>
     static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        // 0 1 2 3, 4 6 8 12, and these again, negative
+        // 0 1 2 3, 4 6 8 12, then the same values negated
         load_by_table<1, 0x83828180, 0x8c888684, 0x7d7e7f80, 0x74787a7c>(block + 1, j, codes);
     }
 
@@ -148,10 +149,10 @@ struct MXFP4 : Blocks<MXFP4> {
 };
 
 #ifdef MAKES_BLOCKS
-// ---- making blocks (the formulas of src/tensor/quant): codes are found with the scale before its rounding to f16, and conversions to
-// integers saturate, so that a scale whose inverse overflows still gives codes in range.
+// ---- quantisers, with the formulas of src/tensor/quant. Codes are computed with the scale before its rounding to f16.
+// Conversions to integers saturate, so that the codes stay in range even if the inverse of the scale overflows.
 
-// The element of largest magnitude, the first among equals, with its sign.
+// The element of largest magnitude with its sign; the first of equal ones.
 template <class Get>
 __device__ __forceinline__ float peak_of(const Get& x) {
     float peak = 0.0f;
@@ -163,7 +164,7 @@ __device__ __forceinline__ float peak_of(const Get& x) {
     return peak;
 }
 
-// Packs 32 codes: the nibbles of codes j and j + 16 make byte j; bit j of `fifth` is the fifth bit of code j.
+// Packs 32 codes: byte j holds the nibbles of codes j and j + 16; bit j of `fifth` is the fifth bit of code j.
 template <class Code>
 __device__ __forceinline__ void pack_codes(const Code& code, unsigned (&nibbles)[4], unsigned& fifth) {
     nibbles[0] = nibbles[1] = nibbles[2] = nibbles[3] = fifth = 0;
@@ -175,7 +176,7 @@ __device__ __forceinline__ void pack_codes(const Code& code, unsigned (&nibbles)
     }
 }
 
-// Codes of Q4_0 and Q5_0, where ZERO stands for 0: the peak gets code 0. Returns the scale.
+// Codes of Q4_0 and Q5_0, in which code ZERO is the value 0: the peak is mapped to code 0. Returns the scale.
 template <int ZERO, class Get>
 __device__ __forceinline__ float symmetric_block(const Get& x, unsigned (&nibbles)[4], unsigned& fifth) {
     float d = __fdiv_rn(peak_of(x), (float)-ZERO), id = inverse(d);
@@ -183,11 +184,11 @@ __device__ __forceinline__ float symmetric_block(const Get& x, unsigned (&nibble
     return d;
 }
 
-// Codes of Q4_1 and Q5_1: the minimum is code 0, the maximum is TOP.
+// Codes of Q4_1 and Q5_1: the minimum is mapped to code 0, the maximum to TOP.
 template <int TOP, class Get>
 __device__ __forceinline__ void affine_block(const Get& x, float& d, float& least, unsigned (&nibbles)[4], unsigned& fifth) {
     float most = -3.40282347e38f, low = 3.40282347e38f;
-    // Of zeros of both signs the last one is the minimum, as it is in the CPU's fold (on x86, whose minimum does that).
+    // Of zeros of both signs, the last one must become the minimum, as in the CPU's fold with the minimum instruction of x86.
 #pragma unroll
     for (int i = 0; i < 32; i++) low = low < x(i) ? low : x(i), most = fmaxf(x(i), most);
     d = __fdiv_rn(__fsub_rn(most, low), (float)TOP), least = low;
@@ -227,9 +228,9 @@ __device__ __forceinline__ void pack(Q5_1, const Get& x, unsigned char* block) {
     store_words<2>(block + 4, fifth), store_words<2>(block + 8, nibbles);
 }
 
-// Nearest whole number of -127 to 127, halves away from zero; 0 for NaN.
+// Nearest integer, clamped to -127 to 127; halves are rounded away from zero; 0 for NaN.
 __device__ __forceinline__ int round_code(float x) {
-    // The greatest number below a half: with it, no sum is rounded up to a whole number that x is not near to.
+    // The largest float below 0.5: with 0.5 itself, the sum could round up to an integer that is not nearest to x.
     int whole = __float2int_rz(__fadd_rn(x, copysignf(0.49999997f, x)));
     return max(-127, min(127, whole));
 }
@@ -256,9 +257,9 @@ __device__ __forceinline__ void pack(MXFP4, const Get& x, unsigned char* block) 
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(x(i)));
-    // The exponent field is floor(log2) + 127; what falls below the smallest scale takes that one.
+    // The exponent field is floor(log2) + 127; values below the smallest scale use the smallest scale.
     unsigned field = __float_as_uint(most) >> 23, e = field > 2 ? field - 2 : 0;
-    // Where the code rises: halfway between the table's values. Products with a power of two are exact.
+    // Thresholds between codes: halfway between the values of the table. Products with a power of two are exact.
     const float unit = MXFP4::unit(e), halfway[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
     auto code = [&](int i) {
         float value = x(i);
@@ -277,14 +278,14 @@ template <class Get>
 __device__ __forceinline__ void pack(IQ4_NL, const Get& x, unsigned char* block) {
     const float table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     float peak = peak_of(x);
-    // Squares of magnitudes below this, the weights of the fit, would vanish.
+    // The squares of smaller magnitudes, which are the weights of the fit, would underflow.
     if (fabsf(peak) < 1e-15f) {
         unsigned zeros[4] = {0x88888888, 0x88888888, 0x88888888, 0x88888888};
         store_half(block, 0), store_words<2>(block + 2, zeros);
         return;
     }
     float id = __fdiv_rn(1.0f, __fdiv_rn(peak, -127.0f));
-    // The scale that fits the codes best, where large elements count more.
+    // Weighted least-squares fit of the scale to the codes; the weights are the squares of the elements.
     float product = 0.0f, square = 0.0f;
     auto code = [&](int i) {
         float value = x(i), scaled = __fmul_rn(value, id), t = table[0];

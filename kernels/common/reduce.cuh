@@ -1,7 +1,7 @@
 // Reductions over a warp and over a block, and rows that a team of threads keeps in registers between two passes.
 //
-// A team is one warp, or the threads of a block in x (a multiple of 32, 1024 at most). All of its threads take part in
-// each call, and all of them get the result, with the same bits.
+// A team is one warp, or the threads of a block in x (a multiple of 32, at most 1024). All threads of the team must make each
+// call, and all receive the same bits as the result.
 #pragma once
 
 // ---- warp
@@ -15,9 +15,9 @@ __device__ __forceinline__ T warp_reduce(T x, Op op) {
 
 // ---- block
 
-// `parts` is shared memory with room for each warp's result (32). Between two calls with the same `parts` lies a barrier
-// of the caller's, so calls in a row take turns with two of them. In blocks of blockDim.x == 32, where every warp is a
-// team, it is not touched, and there is no barrier. `none` changes nothing: op(none, x) is x.
+// `parts` is shared memory for the result of each warp (32 values). The caller must separate two calls with the same `parts` by
+// a barrier; consecutive calls therefore alternate between two arrays. If blockDim.x == 32, each warp is a team, and the
+// function uses neither `parts` nor a barrier. `none` is the neutral element: op(none, x) == x.
 template <class T, class Op>
 __device__ __forceinline__ T block_reduce(T x, T none, T *parts, Op op) {
     x = warp_reduce(x, op);
@@ -28,29 +28,30 @@ __device__ __forceinline__ T block_reduce(T x, T none, T *parts, Op op) {
     return warp_reduce(lane < blockDim.x / 32 ? parts[lane] : none, op);
 }
 
-// Of float or double.
+// Sum of float or double.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T *parts) {
     return block_reduce(x, T(0), parts, [](T a, T b) { return a + b; });
 }
 
-// NaN loses to any number.
+// Maximum; NaN is ignored if there is any number.
 __device__ __forceinline__ float block_max(float x, float *parts) {
     return block_reduce(x, -__int_as_float(0x7f800000), parts, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // ---- rows in registers
 
-// N f32 of a row in each of the team's threads: together up to N * team elements. With VECTOR, the row is dense, a multiple
-// of 16 bytes in place and length, and value 4 i + j of thread t is element 4 (t + i team) + j: 16-byte accesses. Otherwise
-// element k lies at k * step bytes, and value i of thread t is element t + i team. Either way a warp's access is one piece.
+// Each thread of the team holds N f32 values of a row, up to N * team elements in total. With VECTOR, the row is dense, its
+// address and length are multiples of 16 bytes, and value 4 i + j of thread t is element 4 (t + i team) + j: 16-byte accesses.
+// Otherwise, element k is at byte k * step, and value i of thread t is element t + i team. In both cases the accesses of a warp
+// are coalesced.
 
 template <bool VECTOR>
 __device__ __forceinline__ unsigned kept_index(int i, unsigned t, unsigned team) {
     return VECTOR ? 4 * (t + i / 4 * team) + i % 4 : t + i * team;
 }
 
-// Elements behind the end of the row of n become `fill`.
+// Loads a row of n elements; values behind the end become `fill`.
 template <bool VECTOR, int N>
 __device__ __forceinline__ void load_kept(const unsigned char *row, unsigned long long step, unsigned n, unsigned t, unsigned team,
                                           float fill, float (&x)[N]) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void load_kept(const unsigned char *row, unsigned lon
     }
 }
 
-// The inverse: writes the elements that the row of n has.
+// The inverse of load_kept: stores the n elements of the row.
 template <bool VECTOR, int N>
 __device__ __forceinline__ void store_kept(unsigned char *row, unsigned long long step, unsigned n, unsigned t, unsigned team,
                                            const float (&x)[N]) {

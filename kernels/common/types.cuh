@@ -1,15 +1,15 @@
-// Element types without blocks: F32, F16, BF16, and what they share with the block types of quants.cuh.
+// Plain element types (F32, F16, BF16), and the loads and stores that they share with the block types of quants.cuh.
 //
-// Every type is a struct with LEN (elements in a block, 1 here) and BYTES (of a block), and reads a dense row in f32:
+// Every type is a struct with LEN (elements per block; 1 here) and BYTES (bytes per block), and reads a dense row as f32:
 //
 //     T::load8<ALIGNED>(row, k, out)   elements k to k + 7; k is a multiple of 8
 //     T::load1(row, k)                 element k
 //
-// ALIGNED promises that `row` is a multiple of 16 bytes, and gives the widest loads. Without it, a row of a plain type
-// may lie at any multiple of its element, a row of blocks at any even address, and one of MXFP4 anywhere. No byte
+// ALIGNED requires that `row` is a multiple of 16 bytes, and permits the widest loads. Without it, a row of a plain type may
+// start at any multiple of its element size, a row of blocks at any even address, and a row of MXFP4 at any address. No byte
 // outside of the elements (or of their block) is read.
 //
-// Halves are handled as bits, so that this needs no header of CUDA, and that NaN is the same on every target.
+// Halves are handled as bits, so that no CUDA header is needed and NaN has the same bits on every target.
 #pragma once
 
 // ---- bits
@@ -20,7 +20,8 @@ __device__ __forceinline__ float float_of_half(unsigned short bits) {
     return value;
 }
 
-// Rounds to nearest, ties to even. A NaN becomes the quiet one with its sign, as the CPU has it; hardware has another.
+// Rounds to nearest, ties to even. NaN becomes the quiet NaN with its sign, as on the CPU; the hardware instruction gives
+// another NaN.
 __device__ __forceinline__ unsigned short half_of_float(float value) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -30,7 +31,8 @@ __device__ __forceinline__ unsigned short half_of_float(float value) {
 
 __device__ __forceinline__ float float_of_bf16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 
-// Rounds to nearest, ties to even, in the upper half of the result. A NaN keeps its sign and upper payload.
+// Rounds to nearest, ties to even; the result is in the upper half of the word. NaN keeps its sign and the upper bits of its
+// payload.
 __device__ __forceinline__ unsigned bf16_bits_above(float value) {
     unsigned bits = __float_as_uint(value);
     return value != value ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
@@ -55,7 +57,7 @@ __device__ __forceinline__ void halves_of_word(unsigned word, unsigned short& lo
 // The greatest power of two that divides `bytes`, 16 at most.
 __device__ constexpr int alignment_of(int bytes) { return (bytes | 16) & -(bytes | 16); }
 
-// N words from a multiple of ALIGN bytes, with as few loads as that allows.
+// Loads N words from a multiple of ALIGN bytes, with as few load instructions as the alignment permits.
 template <int ALIGN, int N>
 __device__ __forceinline__ void load_words(const unsigned char* from, unsigned (&words)[N]) {
     if constexpr (ALIGN >= 16 && N % 4 == 0) {
@@ -86,7 +88,7 @@ __device__ __forceinline__ void load_words(const unsigned char* from, unsigned (
     }
 }
 
-// N words to a multiple of ALIGN bytes: the inverse of load_words.
+// Stores N words to a multiple of ALIGN bytes: the inverse of load_words.
 template <int ALIGN, int N>
 __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&words)[N]) {
     if constexpr (ALIGN >= 16 && N % 4 == 0) {
@@ -112,7 +114,7 @@ __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&
 
 // ---- types
 
-// These also write: store1(row, k, value) and store8<ALIGNED>(row, k, values), as load1 and load8.
+// Plain types can also be stored: store1(row, k, value) and store8<ALIGNED>(row, k, values), the inverses of load1 and load8.
 struct F32 {
     static constexpr int LEN = 1, BYTES = 4;
 
@@ -224,14 +226,14 @@ struct BF16 {
 
 // ---- ends of rows
 
-// Elements k to k + 7 of a row of n, zeros behind its end, at any alignment of the type.
+// Loads elements k to k + 7 of a row of n elements, with zeros behind its end, at any address that is aligned to the element.
 template <class T>
 __device__ __forceinline__ void load_some(const unsigned char* row, unsigned long long k, unsigned long long n, float (&out)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) out[i] = k + i < n ? T::load1(row, k + i) : 0.0f;
 }
 
-// ---- types known only when the kernel runs: a number of Type, see abi.cuh
+// ---- types selected when the kernel runs, by a number of `enum Type` (abi.cuh)
 
 __device__ __forceinline__ float load_float(const unsigned char* at, unsigned type) {
     if (type == 0) return F32::load1(at, 0);

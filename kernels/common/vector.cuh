@@ -1,14 +1,15 @@
-// Tiles of rows: what a block of threads reads and writes so that every access of a warp covers whole 32-byte sectors.
+// Coalesced tiles: loads and stores of a row's tile by a block of threads, so that every access of a warp covers whole 32-byte
+// sectors.
 //
-// A row of threads has V * U elements for each of its threads: U vectors of V elements in accesses of 8 or 16 bytes, where
-// vector u of thread t is number u * blockDim.x + t of the tile. Where addresses or ends do not allow it (`wide` is false),
-// the tile is the same, and element j of thread t is number j * blockDim.x + t.
+// Each thread of a block row has V * U elements: U vectors of V elements, in accesses of 8 or 16 bytes. Vector u of thread t is
+// vector u * blockDim.x + t of the tile. If addresses or the end of the row do not permit vectors (`wide` is false), the tile
+// has the same elements, and element j of thread t is element j * blockDim.x + t.
 #pragma once
 
 #include "abi.cuh"
 #include "types.cuh"
 
-// Elements of a vector: 16 bytes of the widest type, so that all of them have the same elements in the same thread.
+// Elements per vector: 16 bytes of the widest type, so that a thread holds the same elements of all three tensors.
 template <class A, class B, class C>
 constexpr int VECTOR = A::BYTES == 2 && B::BYTES == 2 && C::BYTES == 2 ? 8 : 4;
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ u32 word_of_floats(BF16, float low, float high) {
     return __byte_perm(bf16_bits_above(low), bf16_bits_above(high), 0x7632);
 }
 
-// The same of numbers: what NaN needs is a third of the work.
+// As word_of_floats, for values that are not NaN: handling NaN would be a third of the work.
 __device__ __forceinline__ u32 word_of_numbers(F16, float low, float high) {
     unsigned short a, b;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(low));
@@ -40,7 +41,7 @@ __device__ __forceinline__ u32 word_of_numbers(BF16, float low, float high) {
     return __byte_perm(a + 0x7fff + (a >> 16 & 1), b + 0x7fff + (b >> 16 & 1), 0x7632);
 }
 
-// V elements from number `first` of `out` on, from a multiple of their bytes.
+// Loads V elements into `out` from index `first` on; `at` is a multiple of the vector's size.
 template <class T, int V, int N>
 __device__ __forceinline__ void load_vector(const u8 *at, int first, float (&out)[N]) {
     constexpr int WORDS = V * T::BYTES / 4;
@@ -77,13 +78,15 @@ __device__ __forceinline__ void store_vector(u8 *at, int first, const float (&va
     else *(uint4 *)at = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Whether the tile from element `begin` of a row of n on may be read as vectors, its addresses allowing.
+// Whether the length of a row of n elements permits vectors in the tile that starts at element `begin`. Alignment is checked
+// elsewhere.
 template <int V, int N>
 __device__ __forceinline__ bool whole_vectors(u64 begin, u64 n) {
     return n % V == 0 || begin + (u64)blockDim.x * N <= n;
 }
 
-// This thread's part of the tile that begins at element `begin` of a row of n; unspecified behind the row's end.
+// Loads this thread's part of the tile that starts at element `begin` of a row of n; values behind the row's end are
+// unspecified.
 template <class T, int V, int N>
 __device__ __forceinline__ void load_tile(const u8 *row, u64 begin, u64 n, bool wide, float (&out)[N]) {
     if (wide) {

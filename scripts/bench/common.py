@@ -1,4 +1,4 @@
-"""What the benchmarks share: the way to the interop modules, medians with spreads, bounds that must hold."""
+"""Shared by the benchmarks: the import path of the interop modules, medians with spreads, and bounds to check."""
 
 import json
 import os
@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "tests" / "interop"), str(ROOT / "scripts")]
 
 @dataclass(frozen=True)
 class Spread:
-    """Of repeated measurements: the median, the lowest and the highest."""
+    """Median, minimum and maximum of repeated measurements."""
 
     median: float
     low: float
@@ -27,14 +27,14 @@ class Spread:
 
 
 def ratio(mine: list[float], theirs: list[float]) -> Spread:
-    """Of the two medians, with the lowest and highest ratio of a single round."""
+    """Ratio of two medians, with the lowest and highest ratio of a single round."""
     each = [m / t for m, t in zip(mine, theirs, strict=True)]
     return Spread(statistics.median(mine) / statistics.median(theirs), min(each), max(each))
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Something that must hold."""
+    """A bound that a measured value must satisfy."""
 
     what: str
     value: float
@@ -50,7 +50,7 @@ class Bound:
 
 
 def finish(bounds: list[Bound], check: bool, path: Path | None, measured: Mapping) -> None:
-    """Write the JSON and print the bounds; with `check` a broken one ends the program with 1."""
+    """Write the JSON and print the bounds; with `check`, exit with status 1 if a bound is violated."""
     if path:
         whole = {**measured, "bounds": [asdict(b) | {"holds": b.holds()} for b in bounds]}
         path.write_text(json.dumps(whole, indent=2, default=lambda s: asdict(s)) + "\n")
@@ -60,12 +60,12 @@ def finish(bounds: list[Bound], check: bool, path: Path | None, measured: Mappin
 
 
 def rotated(sides: tuple[str, ...], n: int) -> tuple[str, ...]:
-    """Another side first in each round: what comes first may find the machine in another state."""
+    """Rotate the order of the sides in each round, because the first side may find the machine in another state."""
     return sides[n % len(sides) :] + sides[: n % len(sides)]
 
 
 def warn_if_busy() -> None:
-    """Threads that wait for each other between two tokens lose a time slice each where others use the cores."""
+    """Warn if the machine is busy: threads that wait for each other between tokens then lose a time slice each."""
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"the machine is busy (load average {load:.2f}): ratios will not mean much", file=sys.stderr)
+        print(f"the machine is busy (load average {load:.2f}): ratios will not be meaningful", file=sys.stderr)

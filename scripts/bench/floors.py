@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The least that a model's tokens can cost on this machine: its bytes and operations over the measured roofs.
+"""Floors: the minimum time per token of a model on this machine, from its bytes and operations and the measured peaks (roofline).
 
     floors.py --ops ops.json            # roofs from `scripts/bench.sh ops --json ops.json`
     floors.py --read 34 --f32 440 --int8 1700
 
-A decoded token reads every matrix once, but for the embedding, of which it reads a row. A prompt of N tokens multiplies
-every matrix with N columns (the benchmark asks for the logits of all tokens) and, in attention, N (N + 1) / 2 pairs of
-positions. Prints Markdown. With --ops it also prints the floors of the products that were timed there, and where they are.
+Decoding a token reads every matrix once, except the embedding, of which it reads one row. A prompt of N tokens multiplies every
+matrix with N columns (the benchmark requests the logits of all tokens) and, in attention, N (N + 1) / 2 pairs of positions.
+Prints Markdown. With --ops, also prints the floors of the products that were timed there, and their measured times.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
-from common import ROOT  # first: it shows the way to the other scripts
+from common import ROOT  # first: it extends the import path
 
 import type_table
 
@@ -26,7 +26,7 @@ FLOATS = [row.name for row in type_table.that_can("convert") if row.block_len ==
 
 @dataclass(frozen=True)
 class Roofs:
-    """GB/s read, and 10^9 operations per second of f32 and of 8-bit products."""
+    """Peaks of the machine: read bandwidth in GB/s, and 10^9 operations per second of f32 and of 8-bit products."""
 
     read: float
     f32: float
@@ -35,7 +35,7 @@ class Roofs:
 
 @dataclass
 class Work:
-    """Of one token: bytes of weights read, multiply-adds by kind; per pair of positions those of attention."""
+    """Work per token: bytes of weights read, and multiply-adds by kind; attention is counted per pair of positions."""
 
     read: int = 0
     f32: int = 0
@@ -45,7 +45,7 @@ class Work:
 
 
 def work(path: Path) -> Work:
-    """What the tensors of a llama's file ask for."""
+    """Computes the work from the tensors of a llama model file."""
     reader = gguf.GGUFReader(path)
 
     def number(key: str) -> int:
@@ -99,15 +99,15 @@ def op_floors(cases: list[dict]) -> list[str]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--ops", type=Path, help="what `scripts/bench.sh ops --json` wrote")
-    p.add_argument("--read", type=float, help="GB/s, instead of what --ops says")
-    p.add_argument("--f32", type=float, help="10^9 operations per second, instead of what --ops says")
-    p.add_argument("--int8", type=float, help="10^9 operations per second, instead of what --ops says")
+    p.add_argument("--ops", type=Path, help="output file of `scripts/bench.sh ops --json`")
+    p.add_argument("--read", type=float, help="GB/s, overrides --ops")
+    p.add_argument("--f32", type=float, help="10^9 operations per second, overrides --ops")
+    p.add_argument("--int8", type=float, help="10^9 operations per second, overrides --ops")
     p.add_argument("--types", default=",".join(TYPES), help="comma-separated types of the weights")
     p.add_argument("--size", default="1b", help="a size of make_model.py")
     p.add_argument("--prompt", type=int, default=128)
     p.add_argument("--generate", type=int, default=32)
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models")
     a = p.parse_args()
     measured = json.loads(a.ops.read_text()) if a.ops else {"roofs": [], "cases": []}
 

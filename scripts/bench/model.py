@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Prompt, decode and load of 1b models on our rpc-server, on llama.cpp's own and in llama.cpp alone, with the same client.
+"""Prompt, decode and load times of 1b models on our rpc-server, llama.cpp's server, and local llama.cpp, with the same client.
 
-Each measurement starts its server, runs one client, and stops the server, so that only one of them is there; another
-side comes first from round to round. Prints medians (tokens per second; load in seconds) and the ratios ours /
-llama.cpp's server and ours / llama.cpp alone of the medians, with the lowest and highest ratio of a single round in
-brackets; and whether what must hold does: decode and prompt at least 1.2 times its server's, decode at least 0.95 of
-llama.cpp alone, load at most 0.9 times its server's. With --check the program ends with 1 where something does not.
+Each measurement starts its server, runs one client, and stops the server, so that only one server runs at a time. The order of
+the sides rotates from round to round. Prints medians (tokens per second; load in seconds) and the ratios of the medians (ours /
+llama.cpp's server, and ours / local llama.cpp), with the lowest and highest ratio of a single round in brackets. Checks the
+bounds: decode and prompt at least 1.2 times llama.cpp's server, decode at least 0.95 of local llama.cpp, load at most 0.9 times
+llama.cpp's server. With --check, exits with status 1 if a bound is violated.
 
-The files are read once before, so that no side loads from disk. A virtual machine may give out memory that it has never
-used 10 times slower than memory it has used, so as much as a model takes is used once before, too.
+The files are read once before, so that no side loads from disk. A virtual machine may allocate never-used memory 10 times slower
+than used memory, so as much memory as a model needs is also touched once before.
 """
 
 import argparse
@@ -32,7 +32,7 @@ Runs = dict[str, list[dict[str, float]]]
 
 
 def measure(side: str, model: Path, options: list[str], a: argparse.Namespace) -> dict[str, float]:
-    """One client, on a fresh server or alone."""
+    """Run one client, on a fresh server or locally."""
     if side == "local":
         with Client(model, options) as client:
             report = client.report(CLIENT_S)
@@ -46,7 +46,7 @@ def measure(side: str, model: Path, options: list[str], a: argparse.Namespace) -
 
 
 def settle(model: Path) -> None:
-    """Bring the file into the page cache, and use as much memory once as a server will."""
+    """Load the file into the page cache, and touch as much memory as a server will use."""
     used = bytearray()
     with model.open("rb") as file:
         while piece := file.read(PIECE):
@@ -54,7 +54,7 @@ def settle(model: Path) -> None:
 
 
 def summary(runs: Runs) -> dict[str, dict[str, Spread]]:
-    """For each measure: the sides, and our ratio to the others."""
+    """Table: for each measure, the values of the sides and our ratios to the others."""
     out = {}
     for measure in MEASURES:
         values = {side: [run[measure] for run in runs[side]] for side in SIDES}
@@ -90,15 +90,15 @@ def main() -> None:
     p.add_argument("--types", default=",".join(TYPES), help="comma-separated types of the weights")
     p.add_argument("--size", default="1b", help="a size of make_model.py")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of the server and of the client")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the server and of the client")
     p.add_argument("--prompt", type=int, default=128)
     p.add_argument("--generate", type=int, default=32)
     p.add_argument("--flash-attn", action="store_true")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
     p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
-    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
+    p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated")
     p.add_argument("--json", type=Path, help="write every measurement and the summary here")
-    p.add_argument("--smoke", action="store_true", help="one round of a tiny model: that it works, not how fast")
+    p.add_argument("--smoke", action="store_true", help="one round of a tiny model, to check that the benchmark works")
     a = p.parse_args()
     if a.smoke:
         a.size, a.types, a.rounds, a.prompt, a.generate = "tiny", "q4_0", 1, 16, 4

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Two builds of our rpc-server in turn, with the same client: what a change costs or gains.
+"""Compares two builds of our rpc-server, with the same client: the cost or gain of a change.
 
-Each round runs every measurement on both, the other one first from round to round: a 1b model (prompt, decode, load), a tiny
-model's token, bare sockets and four clients at once, as `model` and `wire` measure them. Of each round it takes one ratio,
-after / before, of speeds (of times it is before / after): above 1 the change is faster. Prints the median ratio with its 95 %
-interval, which is that of order statistics: between the lowest and the highest of seven rounds the true median lies in 98 of
-100 cases. With --check the program ends with 1 if a median is below 0.97, or an interval lies below 0.98.
+Each round runs every measurement on both builds, in alternating order: a 1b model (prompt, decode, load), a tiny model's token, bare
+sockets, and four concurrent clients, as `model` and `wire` measure them. Each round gives one ratio of speeds, after / before (of
+times, before / after), so that a value above 1 means that the change is faster. Prints the median ratio with its 95 % confidence
+interval from order statistics: the range of seven rounds contains the true median in 98 of 100 cases. With --check, exits with
+status 1 if a median is below 0.97, or an interval is entirely below 0.98.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CLIENTS = 4
 
 @dataclass(frozen=True)
 class Interval:
-    """The median of ratios, and where the true one lies in at least 95 of 100 cases (None with too few rounds)."""
+    """The median of ratios, and its 95 % confidence interval (None with too few rounds)."""
 
     median: float
     low: float | None
@@ -41,7 +41,7 @@ class Interval:
     @staticmethod
     def of(ratios: list[float]) -> "Interval":
         ordered, n = sorted(ratios), len(ratios)
-        # The true median lies outside of the k-th values from both ends as often as fewer than k of n coins show heads, twice.
+        # The true median lies outside of the k-th values from both ends with twice the probability of fewer than k heads in n tosses.
         outside, low, high = 0.0, None, None
         for k in range(n // 2):
             outside += 2 * math.comb(n, k) / 2**n
@@ -55,7 +55,7 @@ class Interval:
 
 
 def measure(binary: Path, a: argparse.Namespace) -> dict[str, float]:
-    """Everything once, on fresh servers of one build."""
+    """Run every measurement once, on fresh servers of one build."""
     a.binary = binary
     out: dict[str, float] = {}
     if "model" in a.parts:
@@ -77,20 +77,20 @@ def measure(binary: Path, a: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parts = ("model", "sockets", "tiny", "clients")
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--before", type=Path, required=True, help="an rpc-server of the state before the change")
-    p.add_argument("--binary", type=Path, help="the one after it (default: target/release/rpc-server, built)")
+    p.add_argument("--before", type=Path, required=True, help="rpc-server before the change")
+    p.add_argument("--binary", type=Path, help="rpc-server after the change (default: target/release/rpc-server, which is built)")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--only", choices=parts, help="only this part")
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of the servers and of the clients")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the servers and of the clients")
     p.add_argument("--size", default="1b", help="a size of make_model.py")
-    p.add_argument("--type", default="q4_0", help="of the weights")
+    p.add_argument("--type", default="q4_0", help="type of the weights")
     p.add_argument("--prompt", type=int, default=128)
     p.add_argument("--generate", type=int, default=300, help="tokens of a tiny model")
     p.add_argument("--transfer", type=int, default=1024, metavar="MIB", help="size of uploads and downloads")
     p.add_argument("--round-trips", type=int, default=5000)
     p.add_argument("--small", type=int, default=50_000, help="small uploads")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
-    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
+    p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated")
     p.add_argument("--json", type=Path, help="write every measurement and the summary here")
     a = p.parse_args()
     a.parts = (a.only,) if a.only else parts
@@ -101,7 +101,7 @@ def main() -> None:
         for side in rotated(SIDES, n):
             for name, value in measure(sides[side], a).items():
                 runs[name][side].append(value)
-        print(f"round {n + 1} of {a.rounds} is over", file=sys.stderr, flush=True)
+        print(f"round {n + 1} of {a.rounds} is done", file=sys.stderr, flush=True)
     summary, bounds = {}, []
     print(f"{'':28} {'before':>10} {'after':>10}  after / before, in speed")
     for name, found in runs.items():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""MUL_MAT of llama.cpp's own CPU device, as its server runs it, on the shapes of `scripts/bench.sh ops`.
+"""MUL_MAT on llama.cpp's CPU device, as its server runs it, with the shapes of `scripts/bench.sh ops`.
 
-Each case is a graph of products, every one with weights of its own, 512 MiB of them in all where there are few columns.
-Prints the median time of one product with the 10th and 90th percentile. With --ops FILE, which `scripts/bench.sh ops
---json` wrote in the same minutes, also our time and the ratio of the two: above 1 we are faster.
+Each case is a graph of products with different weights, 512 MiB in total for few columns, so that weights are not cached. Prints the
+median time of one product with the 10th and 90th percentile. With --ops FILE, which `scripts/bench.sh ops --json` must have
+written within the last minutes, also prints our time and the ratio; a value above 1 means that we are faster.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-import common  # noqa: F401  (first: it shows the way to the other scripts)
+import common  # noqa: F401  (first: it extends the import path)
 import gguf
 import numpy as np
 
@@ -24,7 +24,7 @@ import type_table
 TYPES = [row.name for row in type_table.that_can("convert")]
 COLD = 512 << 20
 F32 = 0
-PATTERN = 64  # rows that are quantised; the others repeat them
+PATTERN = 64  # rows that are quantised; all other rows repeat them
 SAMPLES = 5
 
 
@@ -33,7 +33,7 @@ class InitParams(ctypes.Structure):
 
 
 class Ggml:
-    """The few functions that a graph of products takes."""
+    """The llama.cpp functions that a graph of products needs."""
 
     def __init__(self, threads: int):
         spec = importlib.util.find_spec("llama_cpp")
@@ -67,14 +67,14 @@ class Ggml:
         return function
 
     def rows(self, dtype: int, width: int) -> bytes:
-        """Some rows of random values in a type."""
+        """Return rows of random values in a type."""
         values = np.random.default_rng(1).standard_normal((PATTERN, width), dtype=np.float32)
         out = ctypes.create_string_buffer(values.nbytes)
         used = self.quantise(dtype, values.ctypes.data, out, 0, PATTERN, width, None)
         return out.raw[:used]
 
     def time(self, dtype: int, width: int, columns: int, sets: int, seconds: float) -> list[float]:
-        """Seconds of one product, of each run of a graph of `sets` of them."""
+        """Return the seconds per product, for each run of a graph of `sets` products."""
         context = self.init(InitParams(sets * 4096 + (1 << 20), None, True))
         graph = self.new_graph(context, 4 * sets + 16, False)
         weights = [self.new_tensor(context, dtype, width, width) for _ in range(sets)]
@@ -105,8 +105,8 @@ def main() -> None:
     p.add_argument("--width", type=int, default=4096)
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--seconds", type=float, default=0.5, help="per case")
-    p.add_argument("--ops", type=Path, help="what `scripts/bench.sh ops --json` wrote")
-    p.add_argument("--json", type=Path, help="write everything measured here")
+    p.add_argument("--ops", type=Path, help="output file of `scripts/bench.sh ops --json`")
+    p.add_argument("--json", type=Path, help="write all measurements to this file")
     a = p.parse_args()
     cases = json.loads(a.ops.read_text())["cases"] if a.ops else []
     ours = {(c["type"], c["shape"]): c["median_us"] for c in cases if c["op"] == "MUL_MAT"}

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What messages cost, on our rpc-server and on llama.cpp's own, in turn, from outside.
+"""Cost of messages on our rpc-server and on llama.cpp's server, measured by a client.
 
-1. Bare sockets: DEVICE_COUNT round trips; 1 GiB up and down in one message and in pieces of 1 MiB, onto memory that the
-   server has used before ("first": onto memory it has not); SET_TENSORs of 64 bytes, each sent for itself. Python's own
-   part of a round trip and of a small message is some microseconds, the same on both sides.
-2. A tiny model through llama.cpp's client, each token of which is nearly nothing but messages: what a server *adds* is
-   the median time of a token with it less the median time without any server.
-3. Several clients decoding at once on our server: tokens of all per second, while all of them decode, over those of one.
-4. The processor time of our server while a client that has loaded a model does nothing.
+1. Bare sockets: DEVICE_COUNT round trips; upload and download of 1 GiB in one message and in pieces of 1 MiB, to memory that the
+   server has used before ("first": to never-used memory); SET_TENSORs of 64 bytes, each sent separately. Python's share of a round
+   trip and of a small message is some microseconds, the same for both servers.
+2. A tiny model with llama.cpp's client, whose tokens cost almost only messages: the time that a server *adds* is the median time
+   of a token with the server minus the median time without a server.
+3. Several clients that decode concurrently on our server: total tokens per second while all of them decode, relative to one client.
+4. CPU time of our server while a client that has loaded a model is idle.
 
-Prints medians with the lowest and the highest round in brackets, and whether what must hold does: what we add at most
-0.6 of what llama.cpp's server adds, the most clients together at least 0.9 of one, idle below 0.5 % of a core. With
---check the program ends with 1 where something does not.
+Prints medians with the lowest and the highest round in brackets, and checks the bounds: our added time is at most 0.6 of that of
+llama.cpp's server, the largest number of clients reaches at least 0.9 of one client's throughput, and an idle server uses less than
+0.5 % of a core. With --check, exits with status 1 if a bound is violated.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def sockets(server: Server, a: argparse.Namespace) -> Values:
         chunk = os.urandom(PIECE)
 
         def up(tensors: list[bytes], each: int) -> float:
-            """GB/s of SET_TENSORs of `each` bytes; the answer to the last message says that they have arrived."""
+            """GB/s of SET_TENSORs of `each` bytes; the reply to the last message proves that all have arrived."""
             begin = time.perf_counter()
             for record in tensors:
                 client.upload_header(record, each)
@@ -81,7 +81,7 @@ def sockets(server: Server, a: argparse.Namespace) -> Values:
         out["upload, first (GB/s)"] = up([tensor], size)
         out["upload (GB/s)"] = up([tensor], size)
         out["upload, 1 MiB each (GB/s)"] = up(pieces, PIECE)
-        down([tensor], size)  # so that our own memory is no fresher than it will be
+        down([tensor], size)  # touch the client's memory, so that it is as warm as in later runs
         out["download (GB/s)"] = down([tensor], size)
         out["download, 1 MiB each (GB/s)"] = down(pieces, PIECE)
         record = vector(buffer, base, SMALL // 4)
@@ -95,7 +95,7 @@ def sockets(server: Server, a: argparse.Namespace) -> Values:
 
 
 def token_ms(side: str, model: Path, a: argparse.Namespace) -> float:
-    """Median time of a token of one client, on a fresh server or alone."""
+    """Median time per token of one client, on a fresh server or locally."""
     options = ["--prompt", "16", "--generate", str(a.generate), "--threads", str(a.threads), "--times"]
     if side == "local":
         with Client(model, options) as client:
@@ -118,7 +118,7 @@ def together(model: Path, count: int, a: argparse.Namespace) -> float:
         for client in clients:
             client.wait_for("ready", CLIENT_S)
         for client in clients:
-            client.go()
+            client.release()
         reports = [client.report(CLIENT_S)["gen_at"] for client in clients]
     begin, end = max(at[0] for at in reports), min(at[-1] for at in reports)
     if end <= begin:
@@ -127,7 +127,7 @@ def together(model: Path, count: int, a: argparse.Namespace) -> float:
 
 
 def idle(model: Path, a: argparse.Namespace) -> float:
-    """Share of a core, in percent, that a server uses which has worked and has an open session."""
+    """CPU usage, in percent of a core, of a server with an open but idle session."""
     options = ["--prompt", "16", "--generate", "16", "--threads", "1"]
     with start("ours", a) as server:
         options += ["--rpc", server.endpoint]
@@ -135,14 +135,14 @@ def idle(model: Path, a: argparse.Namespace) -> float:
             client.report(CLIENT_S)
         with Client(model, [*options, "--barrier"]) as client:
             client.wait_for("ready", CLIENT_S)
-            time.sleep(0.2)  # the session's last work and the time that threads stay hot are not idleness
+            time.sleep(0.2)  # exclude the session's last work and the time for which threads spin afterwards
             begin, used = time.monotonic(), server.cpu_seconds()
             time.sleep(a.idle)
             return 100 * (server.cpu_seconds() - used) / (time.monotonic() - begin)
 
 
 def short(value: float) -> str:
-    """Three digits, or all that stand before the point."""
+    """Format with three digits, or all digits before the point."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
@@ -153,22 +153,22 @@ def shown(s: Spread) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="of the server, and of the tiny model's client")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the server, and of the tiny model's client")
     p.add_argument("--types", default="f32,q4_0", help="comma-separated types of the tiny model")
-    p.add_argument("--generate", type=int, default=300, help="tokens of each client")
-    p.add_argument("--clients", default="1,2,4", help="numbers of clients at once")
-    p.add_argument("--clients-size", default="tiny", help="their model's size, of make_model.py")
-    p.add_argument("--clients-type", default="q4_0", help="and the type of its weights")
+    p.add_argument("--generate", type=int, default=300, help="tokens per client")
+    p.add_argument("--clients", default="1,2,4", help="numbers of concurrent clients")
+    p.add_argument("--clients-size", default="tiny", help="size of their model, for make_model.py")
+    p.add_argument("--clients-type", default="q4_0", help="type of the weights of their model")
     p.add_argument("--transfer", type=int, default=1024, metavar="MIB", help="size of uploads and downloads")
     p.add_argument("--round-trips", type=int, default=5000)
     p.add_argument("--small", type=int, default=50_000, help="small uploads")
     p.add_argument("--idle", type=float, default=4.0, metavar="S", help="seconds to watch an idle server")
     p.add_argument("--only", choices=("sockets", "tiny", "clients", "idle"), help="only this part")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where the models are, made if absent")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
     p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
-    p.add_argument("--check", action="store_true", help="end with 1 where something does not hold that must")
+    p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated")
     p.add_argument("--json", type=Path, help="write every measurement and the summary here")
-    p.add_argument("--smoke", action="store_true", help="as little as possible: that it works, not how fast")
+    p.add_argument("--smoke", action="store_true", help="minimal run, to check that the benchmark works")
     a = p.parse_args()
     if a.smoke:
         a.rounds, a.types, a.generate, a.clients, a.transfer = 1, "q4_0", 40, "1,2", 8
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def report(runs: dict, a: argparse.Namespace) -> None:
-    """Tables of what was measured, the bounds, the JSON."""
+    """Print the tables and bounds, and write the JSON."""
     bounds, summary = [], {}
     if found := runs.get("sockets"):
         print(f"{'':28} {'ours':24} {'llama.cpp':24} {'ratio':>6}")
@@ -212,7 +212,7 @@ def report(runs: dict, a: argparse.Namespace) -> None:
         each = {side: Spread.of(values) for side, values in sides.items()}
         added = {side: each[side].median - each["local"].median for side in ("ours", "peer")}
         print(f"tiny {dtype}, ms per token: " + ", ".join(f"{side} {shown(s)}" for side, s in each.items()))
-        print(f"tiny {dtype}, added to it: ours {added['ours']:.3f} ms, llama.cpp's server {added['peer']:.3f} ms")
+        print(f"tiny {dtype}, added by the server: ours {added['ours']:.3f} ms, llama.cpp's server {added['peer']:.3f} ms")
         share = added["ours"] / added["peer"] if added["peer"] > 0 else float("nan")
         bounds.append(Bound(f"tiny {dtype}: what we add to a token / what its server adds", share, most=0.6))
         summary[f"tiny {dtype} (ms per token)"] = each | {"added": added}

@@ -1,17 +1,17 @@
-//! What a CPU device tells about itself.
+//! Feature list of a CPU device: threads, arithmetic, instruction sets.
 
-use super::{CpuDevice, Path, instruction_set};
+use super::{CpuDevice, MathMode, instruction_set};
 use crate::device::Feature;
 
-/// Those of the instruction sets that the processor has.
+/// Filters a list of instruction set names by the detection macro `$detect`.
 macro_rules! detected {
     ($detect:ident: $($name:tt)+) => {
         [$(($name, $detect!($name))),+].into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
     };
 }
 
-/// The instruction sets that kernels use, as far as the processor has them, by the names that Rust gives them.
-fn instructions() -> Vec<&'static str> {
+/// The instruction sets that kernels use and the processor supports, in Rust's spelling.
+fn instruction_sets() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::is_x86_feature_detected;
@@ -29,13 +29,14 @@ fn instructions() -> Vec<&'static str> {
     }
 }
 
+/// The features that `device` reports: threads, math mode, and instruction sets.
 pub(super) fn features(device: &CpuDevice) -> Vec<Feature> {
     let mut features = vec![Feature::new("threads", device.pool().workers())];
-    match device.path {
-        Path::Exact => features.push(Feature::new("path", "exact")),
-        Path::Fast => features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]),
+    match device.math_mode {
+        MathMode::Exact => features.push(Feature::new("path", "exact")),
+        MathMode::Fast => features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]),
     }
-    let instructions = instructions();
+    let instructions = instruction_sets();
     if !instructions.is_empty() {
         features.push(Feature::new("instructions", instructions.join(" ")));
     }

@@ -1,4 +1,4 @@
-//! The CPU's kernels for neighbouring nodes that run as one: see [`crate::graph::fuse`].
+//! CPU kernels of fused nodes (epilogue fusion): see [`crate::graph::fuse`] for the patterns.
 
 use super::ops::{Kernel, norm, rope};
 use crate::graph::fuse::FusedOp;
@@ -6,14 +6,14 @@ use crate::ops::NodeView;
 use crate::tensor::DType::F32;
 use crate::tensor::quant::quantiser;
 
-/// The kernel for a fused step, where there is one.
+/// The kernel of a fused step; `None` if the CPU has none for these types and row lengths.
 pub(super) fn kernel(fused: &FusedOp, view: &NodeView<'_>) -> Option<Kernel> {
     let x = view.srcs.get(0)?;
     match *fused {
-        FusedOp::Norm { op, fusion: around } => (x.ne()[0] <= norm::KEPT).then(|| norm::kernel(op, x, around)),
+        FusedOp::Norm { op, fusion } => (x.ne()[0] <= norm::MAX_BUFFERED_ROW).then(|| norm::kernel(op, x, fusion)),
         FusedOp::RopeSetRows { op, row } => {
             let types = x.dtype() == F32 && quantiser(view.dst.dtype()).is_some();
-            (types && row <= norm::KEPT).then(|| rope::onto_rows(op, x.elements(), row))
+            (types && row <= norm::MAX_BUFFERED_ROW).then(|| rope::kernel_with_set_rows(op, x.elements(), row))
         }
     }
 }

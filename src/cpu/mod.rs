@@ -1,78 +1,122 @@
-//! The CPU device: an asynchronous queue over a hot thread pool.
+//! CPU device: an asynchronous command queue over a thread pool with spin-then-park workers.
+//!
+//! Here: the device itself, the compilation of graphs to programs, kernels, memory with its repacked weights, the pool. Not
+//! here: shape rules and op parameters (`crate::ops`), fusion patterns (`crate::graph::fuse`), the quantisation codecs
+//! (`crate::tensor::quant`).
+//!
+//! | module | contents |
+//! |---|---|
+//! | `program` | a compiled graph: one kernel per node, and the loop that runs them; read it first |
+//! | `queue` | the command queue and its executor |
+//! | `pool` | worker threads, barriers, work sharing inside a node |
+//! | `ops` | kernels, one file per op family; GEMM in `ops/mul_mat` |
+//! | `simd` | micro-kernels and row dot products for each instruction set |
+//! | `panel` | the repacked layout of weights: sixteen interleaved rows |
+//! | `layout` | which ranges of a memory hold panels, and conversion in both directions |
+//! | `memory` | pages and scratch, and the tensor views that kernels use |
+//! | `packed_rhs_reuse` | sharing a packed right-hand side between products |
+//! | `fuse` | kernels of fused nodes |
+//! | `features`, `system` | instruction sets and memory of the machine, as the device reports them |
 
 mod features;
 mod fuse;
 mod layout;
 mod memory;
 mod ops;
+mod packed_rhs_reuse;
+mod panel;
 mod pool;
 mod program;
 mod queue;
-mod reuse;
-// Architectures without kernels of their own use the exact path.
+// Architectures without SIMD kernels compute in `MathMode::Exact`, so most of this module is unused there.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod simd;
-mod strip;
 mod system;
 
-pub use ops::Path;
-pub(crate) use system::available_memory;
+pub use ops::MathMode;
+pub(crate) use system::{available_memory, total_memory};
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, HostThreads,
-    ImportHost, MemoryInfo, Program, Queue, Support,
+    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, HostThreads, ImportHost,
+    MemoryBudget, MemoryInfo, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::{DType, TensorDesc};
-use layout::Memory;
+use layout::CpuMemory;
 use pool::{Pool, lock};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// First bytes of tensors lie at multiples of this: a cache line, and the widest vector.
+/// Alignment of tensors in bytes: a cache line, which is also the widest vector.
 const ALIGNMENT: u64 = 64;
 
-/// Memory of others begins at a multiple of this: the widest element's size. Kernels load vectors from any address.
+/// Alignment of imported host memory in bytes: the size of the widest element. Kernels use unaligned vector loads.
 const IMPORT_ALIGNMENT: usize = 8;
+
+/// Memory of the CPU devices that were opened together.
+#[derive(Clone)]
+pub(crate) struct SiblingMemory {
+    /// Counts the bytes that the buffers and queues of all these devices use together. It has no limit of its own.
+    pub(crate) used: Arc<MemoryBudget>,
+    /// Sum of the devices' limits in bytes.
+    pub(crate) limit: u64,
+}
 
 /// The host's processors as a device.
 pub struct CpuDevice {
     info: DeviceInfo,
-    path: Path,
-    /// Runs hold the one that they began with: see [`HostThreads::set_threads`].
+    math_mode: MathMode,
+    /// The current pool. A run keeps the pool that it started with: see [`HostThreads::set_threads`].
     pool: Mutex<Arc<Pool>>,
-    /// All that its buffers and queues use.
-    account: Arc<Account>,
-    /// Handed to queues, whose threads outlive the borrow.
+    /// Memory budget of all buffers and queues of the device.
+    budget: Arc<MemoryBudget>,
+    /// Memory of all CPU devices that were opened together, this one included.
+    siblings: SiblingMemory,
+    /// Reference to the device itself for new queues: their threads may outlive a borrow of the device.
     this: std::sync::Weak<CpuDevice>,
 }
 
 impl CpuDevice {
-    /// A device called `name` with a pool of `threads` workers, whose buffers take at most `memory` bytes together.
+    /// A device called `name` with a pool of `threads` workers and a memory limit of `memory` bytes for all its buffers.
     ///
     /// # Errors
     /// When the system cannot start that many threads.
-    pub fn new(name: &str, threads: usize, path: Path, memory: u64) -> std::io::Result<Arc<CpuDevice>> {
+    pub fn new(name: &str, threads: usize, math_mode: MathMode, memory: u64) -> std::io::Result<Arc<CpuDevice>> {
+        let siblings = SiblingMemory { used: MemoryBudget::new(u64::MAX), limit: memory };
+        CpuDevice::with_siblings(name, threads, math_mode, memory, siblings)
+    }
+
+    /// As [`CpuDevice::new`], for one of several CPU devices of this machine. Of the memory that the machine has available, the
+    /// device reports only its share as free, in proportion to what its limit leaves: otherwise each device would promise the
+    /// same bytes.
+    pub(crate) fn with_siblings(
+        name: &str,
+        threads: usize,
+        math_mode: MathMode,
+        memory: u64,
+        siblings: SiblingMemory,
+    ) -> std::io::Result<Arc<CpuDevice>> {
         let threads = threads.max(1);
         let info = DeviceInfo {
-            description: format!("{}, {}", counted(threads), instruction_set()),
+            description: format!("{}, {}", thread_count_text(threads), instruction_set()),
             alignment: ALIGNMENT,
             max_buffer: memory,
             domain: Domain::named("host"),
             caps: Caps { asynchronous: true, events: true },
             ..DeviceInfo::new(name, DeviceKind::Cpu)
         };
-        let (pool, account) = (Mutex::new(Arc::new(Pool::new(threads)?)), Account::new(memory));
-        Ok(Arc::new_cyclic(|this| CpuDevice { info, path, pool, account, this: this.clone() }))
+        let (pool, budget) = (Mutex::new(Arc::new(Pool::new(threads)?)), MemoryBudget::within(&siblings.used, memory));
+        Ok(Arc::new_cyclic(|this| CpuDevice { info, math_mode, pool, budget, siblings, this: this.clone() }))
     }
 
-    /// Whether a tensor is packed into strips as it is uploaded: one that products are likely to read.
-    fn packs(&self, tensor: &TensorDesc) -> bool {
-        ops::takes_strips(tensor, self.path) && tensor.dtype() != DType::F32
+    /// Whether an upload of `tensor` is repacked into panels as it arrives: weights that products probably read. F32 weights
+    /// are repacked by the first program that multiplies them.
+    fn packs_on_upload(&self, tensor: &TensorDesc) -> bool {
+        ops::packs_into_panels(tensor, self.math_mode) && tensor.dtype() != DType::F32
     }
 
-    /// Threads that graphs run on from now on, those that submit them counted.
+    /// Threads that the next graphs run on, including the thread that submits them.
     pub fn threads(&self) -> usize {
         self.pool().workers()
     }
@@ -83,18 +127,25 @@ impl CpuDevice {
     }
 }
 
-/// The vector instructions that products use on this machine, for people.
+/// Name of the vector instructions that matrix products use on this machine, for log lines.
 pub(crate) fn instruction_set() -> &'static str {
     simd::instruction_set()
 }
 
-fn counted(threads: usize) -> String {
+/// A device's share of the `bytes` that the machine has available: in proportion to `free`, the bytes that the device's own
+/// limit leaves, out of `unused`, the bytes that the limits of all sibling devices leave together.
+fn share(bytes: u64, free: u64, unused: u64) -> u64 {
+    // Both factors are below 2^64, so the product fits, and the quotient is at most `bytes`.
+    u64::try_from(u128::from(bytes) * u128::from(free.min(unused)) / u128::from(unused.max(1))).unwrap_or(bytes)
+}
+
+fn thread_count_text(threads: usize) -> String {
     format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
 }
 
 impl fmt::Debug for CpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuDevice({}, {:?}, {} threads)", self.info.name, self.path, self.threads())
+        write!(f, "CpuDevice({}, {:?}, {} threads)", self.info.name, self.math_mode, self.threads())
     }
 }
 
@@ -108,18 +159,21 @@ impl Device for CpuDevice {
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        let total = self.account.limit();
-        let free = total.saturating_sub(self.account.used());
-        // Others use the machine too.
-        Ok(MemoryInfo { free: available_memory().map_or(free, |left| free.min(left)), total })
+        let total = self.budget.limit();
+        let free = total.saturating_sub(self.budget.used());
+        // The limit is no reservation: other processes, and other CPU devices, use the same memory.
+        let unused = self.siblings.limit.saturating_sub(self.siblings.used.used());
+        let available = available_memory().map_or(free, |bytes| share(bytes, free, unused));
+        Ok(MemoryInfo { free: free.min(available), total })
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
-        let memory = usize::try_from(bytes).ok().and_then(|n| Memory::zeroed(n).ok());
-        let left = self.account.limit().saturating_sub(self.account.used());
-        let memory = memory.ok_or(DeviceError::OutOfMemory { asked: bytes, left, limit: self.account.limit() })?;
-        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let reservations = (budget.reserve(bytes)?, self.budget.reserve(bytes)?);
+        let memory = usize::try_from(bytes).ok().and_then(|n| CpuMemory::zeroed(n).ok());
+        let left = self.budget.limit().saturating_sub(self.budget.used());
+        let memory =
+            memory.ok_or(DeviceError::OutOfMemory { requested: bytes, available: left, limit: self.budget.limit() })?;
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -127,20 +181,20 @@ impl Device for CpuDevice {
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
-        match ops::select(&node, self.path) {
+        match ops::select(&node, self.math_mode) {
             Ok(_) => Support::Yes,
             Err(no) => Support::No(no),
         }
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        let code = program::Code::new(&graph, self.path, self.threads())?;
+        let code = program::CpuProgram::new(&graph, self.math_mode, self.threads())?;
         Ok(Program::new(graph, Box::new(code)))
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
-        Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(account))?))
+        Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(budget))?))
     }
 
     fn import_host(&self) -> Option<&dyn ImportHost> {
@@ -153,32 +207,33 @@ impl Device for CpuDevice {
 }
 
 impl ImportHost for CpuDevice {
-    /// No byte is copied until someone writes near it: an upload, a node, or the first product that reads a weight, which
-    /// rearranges it in place. Then the pages become the process's own, so all of the memory counts from the beginning.
-    fn import(&self, mut memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
+    /// Copies no byte. The mapping is copy-on-write, page by page: an upload, a node's result, or the first product that
+    /// repacks a weight in place makes pages private to the process. The budget is charged with the whole size from the
+    /// beginning.
+    fn import(&self, mut memory: HostBuffer, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
         if !memory.as_ptr().addr().is_multiple_of(IMPORT_ALIGNMENT) {
             return Err(DeviceError::Misuse("imported memory must begin at a multiple of 8 bytes"));
         }
-        drop(memory.take_charge());
+        drop(memory.take_reservation());
         let bytes = memory.len() as u64;
-        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
-        Ok(Buffer::new(&self.info, bytes, Box::new(Memory::over(memory)), Box::new(charges)))
+        let reservations = (budget.reserve(bytes)?, self.budget.reserve(bytes)?);
+        Ok(Buffer::new(&self.info, bytes, Box::new(CpuMemory::from_host_buffer(memory)), Box::new(reservations)))
     }
 }
 
 impl HostThreads for CpuDevice {
     fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
         if threads == 0 {
-            return Err(DeviceError::Misuse("a device computes with at least one thread"));
+            return Err(DeviceError::Misuse("the number of threads must be at least 1"));
         }
         if threads != self.threads() {
             let pool = Pool::new(threads);
             let pool = pool.map_err(|e| DeviceError::Exhausted {
                 resource: "threads",
-                reason: format!("cannot start {threads} that compute: {e}"),
+                reason: format!("cannot start {threads} worker threads: {e}"),
             })?;
             let old = std::mem::replace(&mut *lock(&self.pool), Arc::new(pool));
-            // Its threads end here, without the lock, or with the last run that has it.
+            // The threads of the old pool end here, after the lock is released, or with the last run that uses them.
             drop(old);
         }
         Ok(())
@@ -189,10 +244,26 @@ impl HostThreads for CpuDevice {
 mod tests {
     use super::*;
 
-    /// A pool's threads end with the last run that has it, and are joined: when it is gone, so are they.
     #[test]
-    fn pools_that_are_replaced_end() {
-        let device = CpuDevice::new("CPU", 4, Path::Exact, 1 << 20).unwrap();
+    fn cpu_devices_share_the_available_memory_by_their_limits() {
+        for (bytes, free, unused, want) in [
+            (20, 12, 16, 15),
+            (20, 4, 16, 5),
+            (20, 8, 8, 20),
+            (10, 10, 10, 10), // the other device has used all of its limit
+            (0, 8, 8, 0),
+            (20, 0, 0, 0),
+            (u64::MAX, u64::MAX, u64::MAX, u64::MAX),
+            (u64::MAX, 9, 8, u64::MAX),
+        ] {
+            assert_eq!(share(bytes, free, unused), want, "{bytes} bytes, {free} of {unused} unused");
+        }
+    }
+
+    /// The last run of a replaced pool ends its threads and joins them.
+    #[test]
+    fn replaced_pools_end_with_their_last_run() {
+        let device = CpuDevice::new("CPU", 4, MathMode::Exact, 1 << 20).unwrap();
         let running = device.pool();
         let first = Arc::downgrade(&running);
         let others: Vec<_> = [2, 8, 1]
@@ -201,7 +272,7 @@ mod tests {
                 Arc::downgrade(&device.pool())
             })
             .into();
-        assert!(first.upgrade().is_some(), "a run still has it");
+        assert!(first.upgrade().is_some(), "the run keeps its pool");
         drop(running);
         assert!(first.upgrade().is_none());
         let alive: Vec<bool> = others.iter().map(|pool| pool.upgrade().is_some()).collect();

@@ -1,177 +1,181 @@
-//! The CPU's queue: commands run in order, on a thread of the queue's own or on the submitter's.
+//! The CPU's command queue: commands run in order, on the queue's own thread or inline on the submitting thread.
 //!
-//! Whoever holds the queue's [`Executor`] runs commands. While nothing is pending that is the submitter: what is small is
-//! done at once, and so is a program that the submitter would only wait for. Anything else is handed with the executor
-//! to the queue's thread, which gives it back when it has nothing left. So a decoding client's token (small uploads, a
-//! short program, a small download) costs no hand-over at all.
+//! The queue's [`CpuExecutor`] runs the commands. While no command is pending, the submitting thread has the executor: it runs
+//! small commands inline, and programs within the budget of `run_inline`. Any other command is sent to the queue's thread
+//! together with the executor; the thread returns the executor when its channel is empty. So a token of a decoding client
+//! (small uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::layout::{Fill, Memory};
+use super::layout::{CpuMemory, PieceSource};
 use super::memory::HostMemory;
-use super::program::Code;
+use super::program::CpuProgram;
 use crate::device::{
-    Account, Charge, CopyOutcome, DeviceError, Line, PATIENCE, PIECE, Point, Prefault, Program, Queue, Region,
-    RunInline, Source, Staged, Ticket, TicketSender, Timeline,
+    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Prefault,
+    Program, Queue, Region, Reservation, RunInline, StagedBytes, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
+    UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Largest upload that is copied into its command; a larger one waits for earlier work and is written in place. Also the
-/// most bytes that a command moves on the submitter's thread.
-const SMALL: usize = PIECE as usize;
+/// Largest transfer in bytes that runs inline on the submitting thread. A larger upload waits for earlier commands and is then
+/// written in place; a smaller one is copied into its command.
+const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
+/// A command queue of the CPU device.
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
-    line: Arc<Line<Command, Executor>>,
-    /// Here while nothing is pending, unless the thread has not given it back yet: see [`CpuQueue::idle`].
-    executor: Option<Box<Executor>>,
+    channel: Arc<CommandChannel<CpuCommand, CpuExecutor>>,
+    /// The executor while no command is pending; `None` until the queue's thread has returned it: see
+    /// [`CpuQueue::idle_executor`].
+    executor: Option<Box<CpuExecutor>>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
-    /// Where the bytes of a small upload arrive, at most [`SMALL`].
+    /// Staging buffer of a small upload, at most [`MAX_INLINE_BYTES`].
     staging: Vec<u8>,
-    marked: u64,
-    /// Whether anything was handed to the thread since the last mark.
-    dirty: bool,
+    last_mark: u64,
+    /// Whether a command was sent to the thread since the last mark.
+    sent_since_mark: bool,
 }
 
-enum Command {
+/// A submitted command, with the regions and the data that it needs.
+enum CpuCommand {
     Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: TicketSender },
+    Download { src: Region, to: PendingReadSender },
     Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region, after: Option<Point> },
+    Copy { src: Region, dst: Region, after: Option<TimelinePoint> },
     Run { program: Program, bindings: Arc<[Region]>, first: usize },
-    Wait(Point),
+    Wait(TimelinePoint),
     Mark(u64),
 }
 
-impl Staged for Command {
-    fn staged(&self) -> usize {
-        if let Command::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+impl StagedBytes for CpuCommand {
+    fn staged_bytes(&self) -> usize {
+        if let CpuCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
     }
 }
 
-impl Command {
-    /// Whether it is done in no time.
-    fn small(&self) -> bool {
-        let few = |region: &Region| region.bytes() <= SMALL as u64;
+impl CpuCommand {
+    /// Whether the command is short enough to run inline.
+    fn runs_inline(&self) -> bool {
+        let small = |region: &Region| region.bytes() <= MAX_INLINE_BYTES as u64;
         match self {
-            Command::Upload { .. } | Command::Mark(_) => true,
-            Command::Download { src: region, .. } | Command::Fill { dst: region, .. } => few(region),
-            Command::Copy { dst, after, .. } => few(dst) && after.as_ref().is_none_or(reached),
-            Command::Run { .. } => false,
-            Command::Wait(point) => reached(point),
+            CpuCommand::Upload { .. } | CpuCommand::Mark(_) => true,
+            CpuCommand::Download { src: region, .. } | CpuCommand::Fill { dst: region, .. } => small(region),
+            CpuCommand::Copy { dst, after, .. } => small(dst) && after.as_ref().is_none_or(reached),
+            CpuCommand::Run { .. } => false,
+            CpuCommand::Wait(point) => reached(point),
         }
     }
 }
 
-fn reached(point: &Point) -> bool {
+fn reached(point: &TimelinePoint) -> bool {
     point.poll() == Ok(true)
 }
 
 impl CpuQueue {
-    pub(super) fn new(device: Arc<CpuDevice>, account: Arc<Account>) -> Result<CpuQueue, DeviceError> {
-        let line = Line::start("cpu-queue", Executor::obey)?;
+    pub(super) fn new(device: Arc<CpuDevice>, budget: Arc<MemoryBudget>) -> Result<CpuQueue, DeviceError> {
+        let channel = CommandChannel::start("cpu-queue", CpuExecutor::process)?;
         let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
-        let executor = Executor {
+        let executor = CpuExecutor {
             device: Arc::clone(&device),
-            account,
+            budget,
             timeline: Arc::clone(&timeline),
             abort: Arc::clone(&abort),
-            locals: Scratch::default(),
-            shared: Scratch::default(),
+            locals: QueueScratch::default(),
+            shared: QueueScratch::default(),
         };
         Ok(CpuQueue {
             device,
-            line,
+            channel,
             executor: Some(Box::new(executor)),
             timeline,
             abort,
             staging: Vec::new(),
-            marked: 0,
-            dirty: false,
+            last_mark: 0,
+            sent_since_mark: false,
         })
     }
 
-    /// The executor, if everything submitted so far is done.
-    fn idle(&mut self) -> Option<&mut Executor> {
+    /// The executor, if all submitted commands have completed.
+    fn idle_executor(&mut self) -> Option<&mut CpuExecutor> {
         if self.executor.is_none() {
-            self.executor = self.line.idle();
+            self.executor = self.channel.take_executor_if_idle();
         }
         self.executor.as_deref_mut()
     }
 
-    /// Runs a command: here and now if it is small and nothing is before it, else on the queue's thread.
-    fn submit(&mut self, command: Command) -> Result<(), DeviceError> {
-        self.unbroken()?;
-        if command.small()
-            && let Some(executor) = self.idle()
+    /// Runs a command inline if it is small and no command is pending; sends it to the queue's thread otherwise.
+    fn submit(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
+        self.check_failure()?;
+        if command.runs_inline()
+            && let Some(executor) = self.idle_executor()
         {
-            executor.obey(command);
-            return self.unbroken();
+            executor.process(command);
+            return self.check_failure();
         }
-        self.hand_over(command)
+        self.send_to_thread(command)
     }
 
-    fn unbroken(&self) -> Result<(), DeviceError> {
+    fn check_failure(&self) -> Result<(), DeviceError> {
         self.timeline.failure().map_or(Ok(()), Err)
     }
 
-    fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
-        self.line.hand_over(command, &mut self.executor)?;
-        self.dirty = true;
+    fn send_to_thread(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
+        self.channel.send(command, &mut self.executor)?;
+        self.sent_since_mark = true;
         Ok(())
     }
 
-    fn check(program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        if program.code::<Code>().is_none() {
-            return Err(DeviceError::Misuse("a program of another kind of device"));
+    fn check_bindings(program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+        if program.compiled::<CpuProgram>().is_none() {
+            return Err(DeviceError::Misuse("the program was compiled for another kind of device"));
         }
         let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
     }
 
-    /// Writes a small region: at once, or in its turn.
+    /// Writes a small region: inline if the queue is idle, otherwise as a command with a copy of the bytes.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
-        if let Some(executor) = self.idle() {
-            return executor.guard(|_| host(&dst)?.write(dst.offset() as usize, bytes));
+        if let Some(executor) = self.idle_executor() {
+            return executor.record_failure(|_| cpu_memory(&dst)?.write(dst.offset() as usize, bytes));
         }
-        self.submit(Command::Upload { dst, bytes: bytes.to_vec() })
+        self.submit(CpuCommand::Upload { dst, bytes: bytes.to_vec() })
     }
 
-    /// Writes a region when all earlier work is done.
+    /// Waits for all submitted commands, then writes a region in place, piece by piece.
     fn upload_in_place(
         &mut self,
         dst: &Region,
         tensor: Option<&TensorDesc>,
-        fill: &mut Fill<'_>,
+        fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
-        self.mark().wait(Some(Instant::now() + PATIENCE))?;
-        let tensor = tensor.filter(|tensor| self.device.packs(tensor));
-        host(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, fill)
+        self.mark().wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
+        let tensor = tensor.filter(|tensor| self.device.packs_on_upload(tensor));
+        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, fill)
     }
 }
 
-fn host(region: &Region) -> Result<&Memory, DeviceError> {
+fn cpu_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
 impl Queue for CpuQueue {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        host(&dst)?;
-        let small = dst.bytes() <= SMALL as u64;
-        if let Source::Borrowed(bytes) = &src
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
+        cpu_memory(&dst)?;
+        let small = dst.bytes() <= MAX_INLINE_BYTES as u64;
+        if let UploadSource::Borrowed(bytes) = &src
             && bytes.len() as u64 != dst.bytes()
         {
-            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+            return Err(DeviceError::Misuse("an upload and its region differ in size"));
         }
-        self.unbroken()?;
+        self.check_failure()?;
         if small {
             return match src {
-                Source::Borrowed(bytes) => self.upload_small(dst, bytes),
-                Source::Writer(fill) => {
+                UploadSource::Borrowed(bytes) => self.upload_small(dst, bytes),
+                UploadSource::Writer(fill) => {
                     let mut staging = std::mem::take(&mut self.staging);
                     staging.resize(dst.bytes() as usize, 0);
                     let filled = fill(&mut staging).map_err(DeviceError::Source);
@@ -182,64 +186,69 @@ impl Queue for CpuQueue {
             };
         }
         match src {
-            Source::Borrowed(mut bytes) => self.upload_in_place(&dst, tensor, &mut |piece| {
+            UploadSource::Borrowed(mut bytes) => self.upload_in_place(&dst, tensor, &mut |piece| {
                 let (next, rest) = bytes.split_at(piece.len());
                 piece.copy_from_slice(next);
                 bytes = rest;
                 Ok(())
             }),
-            Source::Writer(fill) => self.upload_in_place(&dst, tensor, fill),
+            UploadSource::Writer(fill) => self.upload_in_place(&dst, tensor, fill),
         }
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        let memory = host(&src)?;
-        self.unbroken()?;
-        if src.bytes() <= SMALL as u64
-            && let Some(executor) = self.idle()
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
+        let memory = cpu_memory(&src)?;
+        self.check_failure()?;
+        if src.bytes() <= MAX_INLINE_BYTES as u64
+            && let Some(executor) = self.idle_executor()
         {
-            let bytes = executor.guard(|_| memory.read(src.offset() as usize, src.bytes() as usize));
-            return bytes.map(Ticket::ready);
+            let bytes = executor.record_failure(|_| memory.read(src.offset() as usize, src.bytes() as usize));
+            return bytes.map(PendingRead::ready);
         }
-        let (to, ticket) = Ticket::new();
-        self.submit(Command::Download { src, to })?;
-        Ok(ticket)
+        let (to, pending) = PendingRead::new();
+        self.submit(CpuCommand::Download { src, to })?;
+        Ok(pending)
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        host(&dst)?;
-        self.submit(Command::Fill { dst, value })
+        cpu_memory(&dst)?;
+        self.submit(CpuCommand::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
-        host(&dst)?;
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
+        cpu_memory(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        if host(&src).is_err() {
+        if cpu_memory(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }
-        self.submit(Command::Copy { src, dst, after: after.cloned() })?;
+        self.submit(CpuCommand::Copy { src, dst, after: after.cloned() })?;
         Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        CpuQueue::check(program, bindings)?;
-        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first: 0 })
+        CpuQueue::check_bindings(program, bindings)?;
+        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), first: 0 })
     }
 
-    fn mark(&mut self) -> Point {
-        if self.dirty {
-            self.marked += 1;
-            // When the thread is gone, the timeline already carries the failure that waiting for the point returns.
-            let _ = self.submit(Command::Mark(self.marked));
-            self.dirty = false;
+    fn mark(&mut self) -> TimelinePoint {
+        if self.sent_since_mark {
+            self.last_mark += 1;
+            // If the thread has ended, the timeline already carries the failure, and waiting for the point returns it.
+            let _ = self.submit(CpuCommand::Mark(self.last_mark));
+            self.sent_since_mark = false;
         }
-        Point::new(&self.timeline, self.marked)
+        TimelinePoint::new(&self.timeline, self.last_mark)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.submit(Command::Wait(point.clone()))
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        self.submit(CpuCommand::Wait(point.clone()))
     }
 
     fn prefault(&mut self) -> Option<&mut dyn Prefault> {
@@ -253,7 +262,7 @@ impl Queue for CpuQueue {
 
 impl Prefault for CpuQueue {
     fn prefault(&mut self, region: &Region) {
-        if let Ok(memory) = host(region) {
+        if let Ok(memory) = cpu_memory(region) {
             memory.populate(region.offset() as usize, region.bytes() as usize);
         }
     }
@@ -261,102 +270,107 @@ impl Prefault for CpuQueue {
 
 impl RunInline for CpuQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        CpuQueue::check(program, bindings)?;
-        self.unbroken()?;
+        CpuQueue::check_bindings(program, bindings)?;
+        self.check_failure()?;
         let mut first = Some(0);
-        if let Some(executor) = self.idle() {
-            first = executor.guard(|me| me.run(program, bindings, 0, Some(Instant::now() + budget)))?;
+        if let Some(executor) = self.idle_executor() {
+            first = executor
+                .record_failure(|executor| executor.run(program, bindings, 0, Some(Instant::now() + budget)))?;
         }
         let Some(first) = first else { return Ok(()) };
-        self.submit(Command::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
+        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
     }
 }
 
 impl Drop for CpuQueue {
     fn drop(&mut self) {
-        // The thread ends by itself: at the next node, or when it sees that there will be no more commands.
+        // The thread ends at the next step of a running program, or when the channel is empty.
         self.abort.store(true, Ordering::Relaxed);
-        self.line.end();
+        self.channel.close();
     }
 }
 
-/// Scratch memory of a queue; grows to what its programs need, and is charged to the queue's account.
+/// Scratch memory of a queue. It grows to the largest need of its programs and is charged to the queue's budget.
 #[derive(Default)]
-struct Scratch(Option<(HostMemory, Charge)>);
+struct QueueScratch(Option<(HostMemory, Reservation)>);
 
-impl Scratch {
-    fn at_least(&mut self, bytes: usize, account: &Arc<Account>) -> Result<&HostMemory, DeviceError> {
+impl QueueScratch {
+    fn reserve(&mut self, bytes: usize, budget: &Arc<MemoryBudget>) -> Result<&HostMemory, DeviceError> {
         let enough = self.0.as_ref().is_some_and(|(m, _)| m.bytes() >= bytes);
         if !enough {
-            // The old one goes first, so that an account need not hold both.
+            // The old memory is released first, so that the budget never holds both.
             self.0 = None;
-            let charge = account.charge(bytes as u64)?;
-            let left = account.limit() - account.used();
+            let reservation = budget.reserve(bytes as u64)?;
+            let left = budget.limit() - budget.used();
             let memory = HostMemory::zeroed(bytes).map_err(|_| DeviceError::OutOfMemory {
-                asked: bytes as u64,
-                left,
-                limit: account.limit(),
+                requested: bytes as u64,
+                available: left,
+                limit: budget.limit(),
             })?;
-            self.0 = Some((memory, charge));
+            self.0 = Some((memory, reservation));
         }
         self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Ended)
     }
 }
 
-/// What runs commands. However it ends, by a panic too, whoever waits for a point is told.
-struct Executor {
+/// Runs the commands of one queue. Dropping it, also by a panic, fails the timeline, so that waiting threads wake up.
+struct CpuExecutor {
     device: Arc<CpuDevice>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
-    locals: Scratch,
-    shared: Scratch,
+    /// Scratch of the workers, one part each.
+    locals: QueueScratch,
+    /// Scratch that the workers share.
+    shared: QueueScratch,
 }
 
-impl Executor {
-    /// Runs a command. Nothing runs after a failure; whoever waits for bytes learns why.
-    fn obey(&mut self, command: Command) {
+impl CpuExecutor {
+    /// Runs a command. After a failure no command runs; downloads report the failure.
+    fn process(&mut self, command: CpuCommand) {
         match (self.timeline.failure(), command) {
-            (Some(failure), Command::Download { to, .. }) => to.send(Err(failure)),
+            (Some(failure), CpuCommand::Download { to, .. }) => to.send(Err(failure)),
             (Some(_), _) => {}
             (None, command) => {
-                // The timeline has it.
-                let _ = self.guard(|me| me.execute(command));
+                // The error needs no handling here: the timeline carries it.
+                let _ = self.record_failure(|executor| executor.execute(command));
             }
         }
     }
 
-    /// Makes a failure stick.
-    fn guard<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    /// Records an error of `work` in the timeline, which stays failed from then on.
+    fn record_failure<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         work(self).inspect_err(|error| self.timeline.fail(error.clone()))
     }
 
-    fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
+    fn execute(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
         match command {
-            Command::Upload { dst, bytes } => host(&dst)?.write(dst.offset() as usize, &bytes),
-            Command::Download { src, to } => {
-                let bytes = host(&src)?.read(src.offset() as usize, src.bytes() as usize);
+            CpuCommand::Upload { dst, bytes } => cpu_memory(&dst)?.write(dst.offset() as usize, &bytes),
+            CpuCommand::Download { src, to } => {
+                let bytes = cpu_memory(&src)?.read(src.offset() as usize, src.bytes() as usize);
                 to.send(bytes);
                 Ok(())
             }
-            Command::Fill { dst, value } => host(&dst)?.fill(dst.offset() as usize, dst.bytes() as usize, value),
-            Command::Copy { src, dst, after } => {
+            CpuCommand::Fill { dst, value } => {
+                cpu_memory(&dst)?.fill(dst.offset() as usize, dst.bytes() as usize, value)
+            }
+            CpuCommand::Copy { src, dst, after } => {
                 if let Some(point) = after {
                     point.wait(None)?;
                 }
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                host(&dst)?.copy_from(to, host(&src)?, from, src.bytes() as usize)
+                cpu_memory(&dst)?.copy_from(to, cpu_memory(&src)?, from, src.bytes() as usize)
             }
-            Command::Run { program, bindings, first } => self.run(&program, &bindings, first, None).map(drop),
-            Command::Wait(point) => point.wait(None),
-            Command::Mark(seq) => {
+            CpuCommand::Run { program, bindings, first } => self.run(&program, &bindings, first, None).map(drop),
+            CpuCommand::Wait(point) => point.wait(None),
+            CpuCommand::Mark(seq) => {
                 self.timeline.advance(seq);
                 Ok(())
             }
         }
     }
 
-    /// Runs a program from its node `first` on; the node to go on with where the deadline came first.
+    /// Runs a program from step `first` on. Returns the step to continue with if the deadline `until` passed first.
     fn run(
         &mut self,
         program: &Program,
@@ -364,17 +378,19 @@ impl Executor {
         first: usize,
         until: Option<Instant>,
     ) -> Result<Option<usize>, DeviceError> {
-        let code = program.code::<Code>().ok_or(DeviceError::Misuse("a program of another kind of device"))?;
-        // Scratch and run are for the same workers, whatever number is set meanwhile.
+        let code = program
+            .compiled::<CpuProgram>()
+            .ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))?;
+        // One pool for scratch and run: `set_threads` may replace the device's pool meanwhile.
         let pool = self.device.pool();
         let (locals, shared) = code.scratch(pool.workers())?;
-        let locals = self.locals.at_least(locals, &self.account)?;
-        let shared = self.shared.at_least(shared, &self.account)?;
+        let locals = self.locals.reserve(locals, &self.budget)?;
+        let shared = self.shared.reserve(shared, &self.budget)?;
         code.run(&pool, bindings, (locals, shared), &self.abort, first, until)
     }
 }
 
-impl Drop for Executor {
+impl Drop for CpuExecutor {
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Ended);
     }

@@ -1,18 +1,32 @@
-//! What the machine has left.
+//! Memory of the machine: its total, and what is available now.
 
-/// Bytes that can be used without pushing anyone else out: the system's word, and the container's limit where there is
-/// one. `None` where the system does not say.
+/// Bytes that can be used without swapping: `MemAvailable` of the system, or what a container's limit leaves, whichever is
+/// smaller. `None` where the system reports neither.
 pub(crate) fn available_memory() -> Option<u64> {
-    let system = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let limit = number("/sys/fs/cgroup/memory.max");
-    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
-    Some(limit.map_or(system, |limit| system.min(limit.saturating_sub(used))))
+    let system = meminfo_field("MemAvailable")?;
+    let used = cgroup_number("memory.current").unwrap_or(0);
+    Some(cgroup_number("memory.max").map_or(system, |limit| system.min(limit.saturating_sub(used))))
 }
 
-/// `MemAvailable` of `/proc/meminfo`, in bytes.
-fn meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Bytes of memory that this process can ever have: the machine's, or a container's limit, whichever is smaller. `None` where
+/// the system reports neither.
+pub(crate) fn total_memory() -> Option<u64> {
+    let system = meminfo_field("MemTotal")?;
+    Some(cgroup_number("memory.max").map_or(system, |limit| system.min(limit)))
+}
+
+/// A number of the control group (version 2) at the root of this process's namespace; `None` for no limit (`max`).
+fn cgroup_number(file: &str) -> Option<u64> {
+    std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+}
+
+fn meminfo_field(field: &str) -> Option<u64> {
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?, field)
+}
+
+/// A field of `/proc/meminfo`, in bytes.
+fn parse_meminfo(text: &str, field: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -23,9 +37,11 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_kibibytes() {
         let text = "MemTotal:       24000000 kB\nMemFree:  1 kB\nMemAvailable:    1000 kB\n";
-        assert_eq!(meminfo(text), Some(1_024_000));
+        assert_eq!(parse_meminfo(text, "MemAvailable"), Some(1_024_000));
+        assert_eq!(parse_meminfo(text, "MemTotal"), Some(24_576_000_000));
+        assert_eq!(parse_meminfo(text, "Mem"), None);
         for bad in ["", "MemTotal: 1 kB\n", "MemAvailable: x kB\n", "MemAvailable: 18446744073709551615 kB\n"] {
-            assert_eq!(meminfo(bad), None, "{bad:?}");
+            assert_eq!(parse_meminfo(bad, "MemAvailable"), None, "{bad:?}");
         }
     }
 }

@@ -1,296 +1,323 @@
-//! Bytes between host and device and between devices: staged through pinned memory, so that no copy makes the host wait
-//! but for room.
+//! Copies between host and device, within a device, and between devices.
+//!
+//! Host copies are staged through pinned memory, so that they run asynchronously; the host blocks only if the staging ring is
+//! full. Device-to-device copies are peer copies where the hardware allows them, and host-staged copies elsewhere.
 #![allow(unsafe_code)]
 
-use super::core::Core;
+use super::context::DeviceContext;
 use super::events::{Event, Stream};
-use super::memory::{Memory, Pinned};
-use crate::device::{Account, Charge, DeviceError, PATIENCE};
+use super::memory::{DeviceMemory, PinnedBuffer};
+use crate::device::{DEVICE_TIMEOUT, DeviceError, MemoryBudget, Reservation};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Parts of a queue's staging memory: while one is filled, the others are on their way.
+/// Segments of a queue's staging ring: the host fills one while the copies out of the others run.
 const SEGMENTS: usize = 4;
 
-/// Bytes of a part: the most that one copy to the device carries.
+/// Bytes of a segment: the largest single copy to the device.
 pub(super) const SEGMENT: usize = 512 << 10;
 
-/// Where the bytes of a queue's uploads wait for their copy.
-pub(super) struct Staging {
-    block: Pinned,
-    /// The part that is being filled, and how far.
+/// Staging ring of a queue: pinned memory from which uploads are copied to the device.
+pub(super) struct StagingRing {
+    block: PinnedBuffer,
+    /// Index of the segment that is being filled.
     current: usize,
+    /// Filled bytes of that segment.
     used: usize,
-    /// Behind the last copy out of each other part.
+    /// For each other segment, the event behind the last copy out of it.
     busy: [Option<Event>; SEGMENTS],
-    _charge: Charge,
+    _reservation: Reservation,
 }
 
-impl Staging {
-    /// Memory of the host, which `account` pays for.
-    pub(super) fn new(core: &Core, account: &Arc<Account>) -> Result<Staging, DeviceError> {
+impl StagingRing {
+    /// Allocates the ring; its bytes are charged to `budget`.
+    pub(super) fn new(context: &DeviceContext, budget: &Arc<MemoryBudget>) -> Result<StagingRing, DeviceError> {
         let bytes = SEGMENTS * SEGMENT;
-        let _charge = account.charge(bytes as u64)?;
-        Ok(Staging { block: Pinned::new(core, bytes)?, current: 0, used: 0, busy: Default::default(), _charge })
+        let _reservation = budget.reserve(bytes as u64)?;
+        Ok(StagingRing {
+            block: PinnedBuffer::new(context, bytes)?,
+            current: 0,
+            used: 0,
+            busy: Default::default(),
+            _reservation,
+        })
     }
 
-    /// Has `fill` write `bytes` bytes, at most [`SEGMENT`], and copies them to byte `offset` of `dst`.
+    /// Calls `fill` to write `bytes` bytes (at most [`SEGMENT`]) into the ring and submits their copy to byte `offset` of
+    /// `dst`.
     pub(super) fn upload<E: From<DeviceError>>(
         &mut self,
         stream: &Stream,
-        dst: &Memory,
+        dst: &DeviceMemory,
         offset: u64,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let core = dst.core();
-        self.make_room(core, stream, bytes)?;
+        let context = dst.context();
+        self.ensure_space(context, stream, bytes)?;
         let at = self.current * SEGMENT + self.used;
         let piece =
             self.block.slice_mut(at, bytes).ok_or(DeviceError::Misuse("an upload beyond its staging memory"))?;
         fill(piece)?;
-        let address = dst.at(offset, bytes as u64)?;
-        // SAFETY: the source lies in pinned memory that is not written again before `busy` says so, the destination in its
-        // allocation, which the queue keeps until the copy is done.
+        let address = dst.address_of(offset, bytes as u64)?;
+        // SAFETY: the source lies in pinned memory that is not rewritten before the event in `busy` is reached. The destination
+        // lies in its allocation, which the queue retains until the copy is done.
         unsafe { result::memcpy_htod_async(address, piece, stream.raw()) }
-            .map_err(|e| core.failed("cuMemcpyHtoDAsync", e))?;
-        // The next piece begins at a cache line.
+            .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
+        // Align the next piece to a cache line.
         self.used += bytes.next_multiple_of(64);
         Ok(())
     }
 
-    fn make_room(&mut self, core: &Core, stream: &Stream, bytes: usize) -> Result<(), DeviceError> {
+    /// Ensures that the current segment has `bytes` free bytes: moves on to the next segment if necessary, and blocks while
+    /// copies out of that segment still run.
+    fn ensure_space(&mut self, context: &DeviceContext, stream: &Stream, bytes: usize) -> Result<(), DeviceError> {
         if self.used + bytes <= SEGMENT {
             return Ok(());
         }
-        let end = core.event()?;
-        end.record(core, stream)?;
+        let end = context.acquire_event()?;
+        end.record(context, stream)?;
         self.busy[self.current] = Some(end);
         self.current = (self.current + 1) % SEGMENTS;
         self.used = 0;
         if let Some(end) = self.busy[self.current].take() {
-            wait(core, &end)?;
-            core.reuse(end);
+            wait_on_host(context, &end)?;
+            context.recycle_event(end);
         }
         Ok(())
     }
 }
 
-/// Copies pinned bytes to byte `offset` of `dst` without staging them, behind all earlier work, and waits for it: the bytes
-/// are the caller's again afterwards.
-pub(super) fn upload_pinned(stream: &Stream, dst: &Memory, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-    let (core, address) = (dst.core(), dst.at(offset, bytes.len() as u64)?);
-    // Earlier work may wait for who knows what. Then nothing is submitted that would read the bytes later.
-    let before = core.event()?;
-    before.record(core, stream)?;
-    wait(core, &before)?;
-    core.reuse(before);
-    // SAFETY: the source is borrowed until the copy is done, the destination lies in its allocation.
+/// Copies pinned bytes to byte `offset` of `dst` without staging, in stream order, and blocks until the copy is done, because
+/// the bytes are only borrowed.
+pub(super) fn upload_pinned(stream: &Stream, dst: &DeviceMemory, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    let (context, address) = (dst.context(), dst.address_of(offset, bytes.len() as u64)?);
+    // Earlier work may wait for a point that is never reached. Wait for it before the copy is submitted: if this times out, no
+    // copy is pending that would read the bytes after their borrow has ended.
+    let before = context.acquire_event()?;
+    before.record(context, stream)?;
+    wait_on_host(context, &before)?;
+    context.recycle_event(before);
+    // SAFETY: the source stays borrowed until `synchronize` returns; the destination lies in its allocation.
     unsafe { result::memcpy_htod_async(address, bytes, stream.raw()) }
-        .map_err(|e| core.failed("cuMemcpyHtoDAsync", e))?;
-    stream.synchronize(core)
+        .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
+    stream.synchronize(context)
 }
 
-/// Blocks until an event is reached.
-fn wait(core: &Core, event: &Event) -> Result<(), DeviceError> {
-    let until = Instant::now() + PATIENCE;
-    let mut looks = 0u32;
-    while !event.reached(core)? {
+/// Blocks the host until an event is reached: polls a thousand times, then sleeps 50 µs between polls.
+///
+/// # Errors
+/// [`DeviceError::Deadline`] after the device timeout, the watchdog against a hung GPU.
+fn wait_on_host(context: &DeviceContext, event: &Event) -> Result<(), DeviceError> {
+    let until = Instant::now() + DEVICE_TIMEOUT;
+    let mut polls = 0u32;
+    while !event.is_reached(context)? {
         if Instant::now() > until {
-            return Err(DeviceError::Deadline("room for an upload"));
+            return Err(DeviceError::Deadline("space in the staging ring for an upload"));
         }
-        looks += 1;
-        if looks > 1000 {
+        polls += 1;
+        if polls > 1000 {
             std::thread::sleep(Duration::from_micros(50));
         }
     }
     Ok(())
 }
 
-/// Where the bytes of downloads arrive: a pinned block that goes back to its device's pool when nobody reads it any more.
+/// Destination of downloads: a pinned block, which returns to its device's pool on drop.
 #[derive(Debug)]
-pub(super) struct Landing {
-    core: Arc<Core>,
-    block: Option<Pinned>,
+pub(super) struct DownloadBuffer {
+    context: Arc<DeviceContext>,
+    block: Option<PinnedBuffer>,
 }
 
-impl Landing {
-    /// For `bytes` bytes.
-    pub(super) fn new(core: &Arc<Core>, bytes: usize) -> Result<Landing, DeviceError> {
-        Ok(Landing { core: Arc::clone(core), block: Some(core.pinned(bytes)?) })
+impl DownloadBuffer {
+    /// Acquires a block of at least `bytes` bytes.
+    pub(super) fn new(context: &Arc<DeviceContext>, bytes: usize) -> Result<DownloadBuffer, DeviceError> {
+        Ok(DownloadBuffer { context: Arc::clone(context), block: Some(context.acquire_pinned(bytes)?) })
     }
 
-    /// Starts to bring bytes from byte `offset` of `src` to the range `to`, which nothing else is brought to. They are there when
-    /// the stream's work is done; until then the landing must be kept, also where this fails.
-    pub(super) fn bring(
+    /// Submits a copy from byte `offset` of `src` to the range `to` of the block. Ranges of different copies must not overlap.
+    /// The caller retains the buffer until the stream's work is done, even if this call fails.
+    pub(super) fn copy_from_device(
         &mut self,
         stream: &Stream,
-        (src, offset): (&Memory, u64),
+        (src, offset): (&DeviceMemory, u64),
         to: Range<usize>,
     ) -> Result<(), DeviceError> {
-        let address = src.at(offset, to.len() as u64)?;
+        let address = src.address_of(offset, to.len() as u64)?;
         let piece = self.block.as_mut().and_then(|block| block.slice_mut(to.start, to.len()));
         let piece = piece.ok_or(DeviceError::Misuse("a download beyond its block"))?;
-        // SAFETY: the source lies in its allocation; the destination is pinned memory that is kept until the copy is done, and
-        // nobody else looks at before.
+        // SAFETY: the source lies in its allocation. The destination is pinned memory that the caller retains until the copy is
+        // done and that is not read before.
         unsafe { result::memcpy_dtoh_async(piece, address, stream.raw()) }
-            .map_err(|e| self.core.failed("cuMemcpyDtoHAsync", e))
+            .map_err(|e| self.context.driver_error("cuMemcpyDtoHAsync", e))
     }
 
-    /// The bytes of a range, once they are there.
+    /// Reads a range. The caller guarantees that the copies into it are done.
     pub(super) fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>, DeviceError> {
         let block = self.block.as_ref().and_then(|block| block.slice(range.end)?.get(range));
         Ok(block.ok_or(DeviceError::Misuse("a download beyond its block"))?.to_vec())
     }
 }
 
-impl Drop for Landing {
+impl Drop for DownloadBuffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            self.core.give_back(block);
+            self.context.recycle_pinned(block);
         }
     }
 }
 
-/// Copies within one device, between ranges that do not overlap.
-pub(super) fn within(
+/// Submits a copy within one device. The ranges must not overlap.
+pub(super) fn copy_within_device(
     stream: &Stream,
-    (src, from): (&Memory, u64),
-    (dst, to): (&Memory, u64),
+    (src, from): (&DeviceMemory, u64),
+    (dst, to): (&DeviceMemory, u64),
     bytes: u64,
 ) -> Result<(), DeviceError> {
-    let (core, from, to) = (dst.core(), src.at(from, bytes)?, dst.at(to, bytes)?);
-    // SAFETY: both ranges lie in their allocations, which the queue keeps until the copy is done.
+    let (context, from, to) = (dst.context(), src.address_of(from, bytes)?, dst.address_of(to, bytes)?);
+    // SAFETY: both ranges lie in their allocations, which the queue retains until the copy is done.
     unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.raw()) }
-        .map_err(|e| core.failed("cuMemcpyDtoDAsync", e))
+        .map_err(|e| context.driver_error("cuMemcpyDtoDAsync", e))
 }
 
-/// Whether `core`'s device reaches `other`'s memory, and the other way round; from now on it may.
-pub(super) fn connect(core: &Core, other: &Core) -> Result<bool, DeviceError> {
+/// Enables peer access in both directions between two devices. Returns whether peer copies are possible.
+pub(super) fn enable_peer_access(context: &DeviceContext, other: &DeviceContext) -> Result<bool, DeviceError> {
     let [here, there] =
-        [core, other].map(|c| i32::try_from(c.gpu.ordinal).ok().and_then(|n| result::device::get(n).ok()));
+        [context, other].map(|c| i32::try_from(c.gpu.ordinal).ok().and_then(|n| result::device::get(n).ok()));
     let (Some(here), Some(there)) = (here, there) else { return Ok(false) };
     for (a, b) in [(here, there), (there, here)] {
         let mut can = 0;
-        // SAFETY: both devices are ones that the driver gave; one int is written.
-        let asked = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, a, b) }.result();
-        asked.map_err(|e| core.failed("cuDeviceCanAccessPeer", e))?;
+        // SAFETY: both handles were returned by the driver; the function writes one int.
+        let queried = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, a, b) }.result();
+        queried.map_err(|e| context.driver_error("cuDeviceCanAccessPeer", e))?;
         if can == 0 {
             return Ok(false);
         }
     }
-    for (from, to) in [(core, other), (other, core)] {
+    for (from, to) in [(context, other), (other, context)] {
         from.bind()?;
-        // SAFETY: the context of `from` is current, and that of `to` is alive as long as its device.
-        match unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) }.result() {
+        // SAFETY: the context of `from` is current; the context of `to` is borrowed, so it is alive.
+        match unsafe { sys::cuCtxEnablePeerAccess(to.cuda_context().cu_ctx(), 0) }.result() {
             Ok(()) => {}
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
-            // Devices without a link, or too many links already.
+            // The devices have no link, or the limit of peer connections is reached.
             Err(e) => {
-                log::info!("no direct copies between {} and {}: {}", from.name, to.name, super::driver::describe(e));
-                core.bind()?;
+                log::info!(
+                    "no peer copies between {} and {}; staging through host memory instead: {}",
+                    from.name,
+                    to.name,
+                    super::driver::describe(e)
+                );
+                context.bind()?;
                 return Ok(false);
             }
         }
     }
-    core.bind()?;
+    context.bind()?;
     Ok(true)
 }
 
-/// Copies between two devices that reach each other's memory, on a stream of the destination's.
-pub(super) fn direct(
+/// Submits a peer copy between two devices with peer access, to a stream of the destination device.
+pub(super) fn copy_peer(
     stream: &Stream,
-    (src, from): (&Memory, u64),
-    (dst, to): (&Memory, u64),
+    (src, from): (&DeviceMemory, u64),
+    (dst, to): (&DeviceMemory, u64),
     bytes: u64,
 ) -> Result<(), DeviceError> {
-    let (core, other) = (dst.core(), src.core());
-    let (from, to) = (src.at(from, bytes)?, dst.at(to, bytes)?);
-    // SAFETY: as in `within`; both contexts are alive: their devices are.
+    let (context, other) = (dst.context(), src.context());
+    let (from, to) = (src.address_of(from, bytes)?, dst.address_of(to, bytes)?);
+    // SAFETY: as in `copy_within_device`; both contexts are alive, because the allocations hold references to them.
     unsafe {
         result::memcpy_peer_async(
-            core.context().cu_ctx(),
+            context.cuda_context().cu_ctx(),
             to,
-            other.context().cu_ctx(),
+            other.cuda_context().cu_ctx(),
             from,
             bytes as usize,
             stream.raw(),
         )
     }
-    .map_err(|e| core.failed("cuMemcpyPeerAsync", e))
+    .map_err(|e| context.driver_error("cuMemcpyPeerAsync", e))
 }
 
-/// The way between two devices that do not reach each other's memory: through two pinned blocks of the host in turn. Events
-/// alone order it.
-pub(super) struct Bounce {
-    /// Of the source's device.
+/// Host-staged copy: the path between two devices without peer access. Uses two pinned staging slots in turn (double
+/// buffering), so that the copy into one overlaps the copy out of the other. Only events order the copies; the host never
+/// waits.
+pub(super) struct HostStagedCopy {
+    /// Stream of the source device, for the copies into the slots.
     stream: Stream,
-    source: Arc<Core>,
-    legs: [Leg; 2],
+    source: Arc<DeviceContext>,
+    slots: [StagingSlot; 2],
     next: usize,
-    _charge: Charge,
+    _reservation: Reservation,
 }
 
-struct Leg {
-    block: Pinned,
-    /// Behind the copy into the block, on the source's device.
+struct StagingSlot {
+    block: PinnedBuffer,
+    /// Event on the source device, behind the copy into the block.
     filled: Event,
-    /// Behind the copy out of it, on the destination's; whether there ever was one.
+    /// Event on the destination device, behind the copy out of the block. Valid if `used`.
     emptied: Event,
     used: bool,
 }
 
-impl Bounce {
-    /// A way from `source` to `core`, whose blocks `account` pays for.
-    pub(super) fn new(core: &Core, source: &Arc<Core>, account: &Arc<Account>) -> Result<Bounce, DeviceError> {
-        let _charge = account.charge(2 * SEGMENT as u64)?;
-        let leg = || {
-            let (block, filled, emptied) = (Pinned::new(source, SEGMENT)?, Event::new(source)?, Event::new(core)?);
-            Ok::<_, DeviceError>(Leg { block, filled, emptied, used: false })
+impl HostStagedCopy {
+    /// Allocates the path from `source` to `context`; its blocks are charged to `budget`.
+    pub(super) fn new(
+        context: &DeviceContext,
+        source: &Arc<DeviceContext>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<HostStagedCopy, DeviceError> {
+        let _reservation = budget.reserve(2 * SEGMENT as u64)?;
+        let slot = || {
+            let (block, filled, emptied) =
+                (PinnedBuffer::new(source, SEGMENT)?, Event::new(source)?, Event::new(context)?);
+            Ok::<_, DeviceError>(StagingSlot { block, filled, emptied, used: false })
         };
-        let (legs, stream) = ([leg()?, leg()?], Stream::new(source)?);
-        core.bind()?;
-        Ok(Bounce { stream, source: Arc::clone(source), legs, next: 0, _charge })
+        let (slots, stream) = ([slot()?, slot()?], Stream::new(source)?);
+        context.bind()?;
+        Ok(HostStagedCopy { stream, source: Arc::clone(source), slots, next: 0, _reservation })
     }
 
-    /// Copies once what `stream`, of the destination's device, has been given so far is done.
+    /// Submits a copy that starts after all earlier work of `stream`, which is a stream of the destination device.
     pub(super) fn copy(
         &mut self,
         stream: &Stream,
-        (src, from): (&Memory, u64),
-        (dst, to): (&Memory, u64),
+        (src, from): (&DeviceMemory, u64),
+        (dst, to): (&DeviceMemory, u64),
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        let (core, source) = (dst.core(), &*self.source);
-        let before = core.event()?;
-        before.record(core, stream)?;
-        self.stream.wait(source, &before)?;
-        core.reuse(before);
+        let (context, source) = (dst.context(), &*self.source);
+        let before = context.acquire_event()?;
+        before.record(context, stream)?;
+        self.stream.wait_event(source, &before)?;
+        context.recycle_event(before);
         let mut at = 0;
         while at < bytes {
             let n = (bytes - at).min(SEGMENT as u64);
             self.next = 1 - self.next;
-            let leg = &mut self.legs[self.next];
-            let (from, to) = (src.at(from + at, n)?, dst.at(to + at, n)?);
+            let slot = &mut self.slots[self.next];
+            let (from, to) = (src.address_of(from + at, n)?, dst.address_of(to + at, n)?);
             source.bind()?;
-            if leg.used {
-                self.stream.wait(source, &leg.emptied)?;
+            if slot.used {
+                self.stream.wait_event(source, &slot.emptied)?;
             }
-            let host = leg.block.slice_mut(0, n as usize).ok_or(DeviceError::Misuse("a piece beyond its block"))?;
-            // SAFETY: the source's range lies in its allocation, which the queue keeps; the block is written only after the copy
-            // out of it (`emptied`), and the host never looks at it.
+            let host = slot.block.slice_mut(0, n as usize).ok_or(DeviceError::Misuse("a piece beyond its block"))?;
+            // SAFETY: the source range lies in its allocation, which the queue retains. The block is rewritten only after the
+            // copy out of it (`emptied`), and the host never accesses it.
             unsafe { result::memcpy_dtoh_async(host, from, self.stream.raw()) }
-                .map_err(|e| source.failed("cuMemcpyDtoHAsync", e))?;
-            leg.filled.record(source, &self.stream)?;
-            core.bind()?;
-            stream.wait(core, &leg.filled)?;
-            // SAFETY: as above, in the other direction: it runs after `filled`.
+                .map_err(|e| source.driver_error("cuMemcpyDtoHAsync", e))?;
+            slot.filled.record(source, &self.stream)?;
+            context.bind()?;
+            stream.wait_event(context, &slot.filled)?;
+            // SAFETY: as above for the opposite direction: this copy runs after `filled`.
             unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
-                .map_err(|e| core.failed("cuMemcpyHtoDAsync", e))?;
-            leg.emptied.record(core, stream)?;
-            leg.used = true;
+                .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
+            slot.emptied.record(context, stream)?;
+            slot.used = true;
             at += n;
         }
         Ok(())

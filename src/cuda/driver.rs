@@ -1,5 +1,7 @@
-//! Finding the CUDA driver and its devices. cudarc panics where the library or one of its functions is missing: nothing of
-//! it is called before [`detect`] has seen that they are there.
+//! Detection of the CUDA driver and its GPUs.
+//!
+//! cudarc panics if the driver library or one of its functions is missing. Therefore no function of cudarc is called before
+//! [`detect`] has checked that the library is present and new enough.
 #![allow(unsafe_code)]
 
 use crate::device::DeviceError;
@@ -7,34 +9,34 @@ use cudarc::driver::{DriverError, result, sys};
 use std::fmt;
 use thiserror::Error;
 
-/// The oldest driver that is used, as cuDriverGetVersion counts: CUDA 12.0, NVIDIA's driver 525. It has every function that is
-/// called here, with the signatures of cudarc's bindings.
+/// Oldest supported driver, in the notation of cuDriverGetVersion: CUDA 12.0, NVIDIA driver 525. It has every function that
+/// this crate calls, with the signatures of cudarc's bindings.
 const OLDEST_DRIVER: i32 = 12000;
 
-/// The least compute capability that there are kernels for.
+/// Lowest compute capability with kernels, times ten: 7.5.
 const LEAST_CAPABILITY: u32 = 75;
 
-/// Facts about a GPU that do not change.
+/// Fixed properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number among those the driver shows (CUDA_VISIBLE_DEVICES applies).
+    /// Index among the GPUs that the driver reports (CUDA_VISIBLE_DEVICES applies).
     pub ordinal: usize,
-    /// Model.
+    /// Name of the model.
     pub name: String,
     /// PCI address: domain:bus:device.function.
     pub pci: String,
-    /// Compute capability, major and minor digit: 80, 90.
+    /// Compute capability times ten: 80 is 8.0.
     pub capability: u32,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// Bytes of GPU memory.
     pub memory: u64,
     /// Peak frequency of the multiprocessors, in kHz.
     pub clock_khz: u32,
-    /// CUDA version of the driver, as cuDriverGetVersion counts: 12040 is 12.4.
+    /// CUDA version of the driver in the notation of cuDriverGetVersion: 12040 is 12.4.
     pub driver: u32,
-    /// Whether a stream can wait for a word of memory.
-    pub(super) waits_for_memory: bool,
+    /// Whether a stream can wait for a 32-bit value in memory (cuStreamWaitValue32).
+    pub(super) stream_wait_value: bool,
 }
 
 impl fmt::Display for Gpu {
@@ -45,57 +47,57 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// Why there is no GPU to use.
+/// Why no GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum NoCuda {
-    /// No library of that name.
+pub enum CudaUnavailable {
+    /// The driver library cannot be loaded.
     #[error(
         "no CUDA driver was found (libcuda.so.1 cannot be loaded): install NVIDIA's driver, or in a container start it with \
          access to the GPUs (docker run --gpus all)"
     )]
     NoDriver,
-    /// The driver does not start.
-    #[error("the CUDA driver does not start: {0}; see whether nvidia-smi works")]
-    Start(String),
-    /// A driver from before the oldest that is used.
-    #[error("the CUDA driver is too old: it is of CUDA {}.{}, and 12.0 (driver 525) or later is needed", .0 / 1000, .0 % 1000 / 10)]
-    Old(i32),
-    /// A driver that shows no device.
-    #[error("the CUDA driver shows no device; see nvidia-smi and CUDA_VISIBLE_DEVICES")]
+    /// The driver failed to initialise; the text is the driver's error.
+    #[error("the CUDA driver failed to initialise: {0}; check that nvidia-smi works")]
+    InitFailed(String),
+    /// The driver is older than CUDA 12.0; the number is its version.
+    #[error("the CUDA driver is too old: it supports CUDA {}.{}, but 12.0 (driver 525) or later is required", .0 / 1000, .0 % 1000 / 10)]
+    DriverTooOld(i32),
+    /// The driver reports no device.
+    #[error("the CUDA driver reports no device; check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     NoDevice,
 }
 
-/// The GPUs that the driver shows, in its order.
+/// Lists the GPUs that the driver reports, in its order.
 ///
 /// # Errors
-/// [`NoCuda`] says what is missing and what to do.
-pub fn detect() -> Result<Vec<Gpu>, NoCuda> {
-    // SAFETY: it only tries to load the library; what NVIDIA's does when it is loaded is not in our hands.
+/// [`CudaUnavailable`] names what is missing and how to fix it.
+pub fn detect() -> Result<Vec<Gpu>, CudaUnavailable> {
+    // SAFETY: the call only loads the library; the initialisers of NVIDIA's library are trusted.
     if !unsafe { sys::is_culib_present() } {
-        return Err(NoCuda::NoDriver);
+        return Err(CudaUnavailable::NoDriver);
     }
     let start = |e: DriverError| match e.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => NoCuda::NoDevice,
-        _ => NoCuda::Start(describe(e)),
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaUnavailable::NoDevice,
+        _ => CudaUnavailable::InitFailed(describe(e)),
     };
-    // These two every release of it has.
+    // Every release of the driver has cuInit and cuDriverGetVersion.
     result::init().map_err(start)?;
     let mut version = 0;
-    // SAFETY: the library is there, and the function writes one int.
+    // SAFETY: the library is loaded, and the function writes one int.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(start)?;
     if version < OLDEST_DRIVER {
-        return Err(NoCuda::Old(version));
+        return Err(CudaUnavailable::DriverTooOld(version));
     }
     let count = result::device::get_count().map_err(start)?;
-    let gpus = (0..count).map(|ordinal| facts(ordinal, version)).collect::<Result<Vec<_>, _>>().map_err(start)?;
-    if gpus.is_empty() { Err(NoCuda::NoDevice) } else { Ok(gpus) }
+    let gpus = (0..count).map(|ordinal| query_gpu(ordinal, version)).collect::<Result<Vec<_>, _>>().map_err(start)?;
+    if gpus.is_empty() { Err(CudaUnavailable::NoDevice) } else { Ok(gpus) }
 }
 
-fn facts(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
+fn query_gpu(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
     use sys::CUdevice_attribute as A;
     let device = result::device::get(ordinal)?;
-    // SAFETY: the device is one that the driver gave.
+    // SAFETY: `device` was returned by the driver.
     let attribute = |a| unsafe { result::device::get_attribute(device, a) };
     let number = |a| attribute(a).map(|v| u32::try_from(v).unwrap_or(0));
     let pci =
@@ -112,23 +114,24 @@ fn facts(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
         memory: unsafe { result::device::total_mem(device)? } as u64,
         clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
         driver: u32::try_from(driver).unwrap_or(0),
-        // Of the API of 12.0, which has no attribute for words of 32 bits. That of the older API says whether the kernel module
-        // was loaded with NVreg_EnableStreamMemOPs=1, which the newer one does not need.
-        waits_for_memory: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),
+        // CUDA 12.0 always supports 32-bit stream memory operations where it supports 64-bit ones, and has an attribute only
+        // for the latter. The attribute of the older API reports whether the kernel module was loaded with
+        // NVreg_EnableStreamMemOPs=1, which the newer API does not need.
+        stream_wait_value: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),
     })
 }
 
 impl Gpu {
-    /// Whether there are kernels for it; why not.
+    /// Checks that the crate has kernels for this GPU.
     ///
     /// # Errors
-    /// What is missing, as text.
-    pub fn usable(&self) -> Result<(), String> {
+    /// A text that names the missing capability.
+    pub fn check_supported(&self) -> Result<(), String> {
         if self.capability >= LEAST_CAPABILITY {
             return Ok(());
         }
         Err(format!(
-            "{} has compute capability {}.{}, and 7.5 or later is needed",
+            "{} has compute capability {}.{}, but 7.5 or later is required",
             self.name,
             self.capability / 10,
             self.capability % 10
@@ -136,19 +139,19 @@ impl Gpu {
     }
 }
 
-/// What the kernels did so far, as JSON, where the driver is the emulated one (crates/cudaemu), which counts.
+/// Work counters of all kernels so far, as JSON. `None` unless the driver is the emulator (crates/cudaemu).
 pub fn emulated_counts() -> Option<String> {
     type Counts = unsafe extern "C" fn(*mut u8, usize) -> usize;
     // SAFETY: as in `detect`.
     if !unsafe { sys::is_culib_present() } {
         return None;
     }
-    // SAFETY: the library is there. A function of this name is the emulator's, which writes as many bytes of text as there is
-    // room for, and returns how many it needs.
+    // SAFETY: the library is loaded. Only the emulator exports a function of this name. It writes at most as many bytes as the
+    // second argument permits, and returns the number of bytes that it needs.
     unsafe {
         let counts = sys::culib().get::<Counts>(b"cudaemu_counts_json\0").ok()?;
         let mut text = Vec::new();
-        // The text may grow between two calls: other threads go on.
+        // The text may grow between two calls, because other threads keep launching kernels: repeat until it fits.
         loop {
             let needed = counts(text.as_mut_ptr(), text.len());
             if needed <= text.len() {
@@ -160,7 +163,7 @@ pub fn emulated_counts() -> Option<String> {
     }
 }
 
-/// A driver's error by its name and text.
+/// Name and text of a driver error.
 pub(super) fn describe(e: DriverError) -> String {
     let text = |r: Result<&std::ffi::CStr, DriverError>| {
         r.map_or_else(|_| "?".to_owned(), |t| t.to_string_lossy().into_owned())
@@ -168,7 +171,7 @@ pub(super) fn describe(e: DriverError) -> String {
     format!("{} ({})", text(e.error_name()), text(e.error_string()))
 }
 
-/// The error of a driver call on `device`.
-pub(super) fn failed(device: &str, call: &'static str, e: DriverError) -> DeviceError {
+/// The error of a failed driver call on `device`.
+pub(super) fn driver_error(device: &str, call: &'static str, e: DriverError) -> DeviceError {
     DeviceError::Driver { device: device.to_owned(), call, reason: describe(e) }
 }

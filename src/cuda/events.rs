@@ -1,9 +1,9 @@
-//! Streams and events, and the points of a queue that stand on them.
+//! Streams and events, and the event timeline of a queue: the CUDA events behind its timeline points.
 #![allow(unsafe_code)]
 
-use super::core::{Core, lock};
-use super::memory::Pinned;
-use crate::device::{DeviceError, Point, Progress, Timeline};
+use super::context::{DeviceContext, lock};
+use super::memory::PinnedBuffer;
+use crate::device::{CompletionSource, DeviceError, Timeline, TimelinePoint};
 use crate::ops::OpCode;
 use cudarc::driver::{CudaContext, result, sys};
 use std::any::Any;
@@ -12,171 +12,175 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// An in-order sequence of work on a device.
+/// A CUDA stream: work on a device that is executed in the order of submission.
 #[derive(Debug)]
 pub(super) struct Stream {
     raw: sys::CUstream,
-    context: Arc<CudaContext>,
+    cuda_context: Arc<CudaContext>,
 }
 
-// SAFETY: a stream's handle may be used from any thread; the driver locks.
+// SAFETY: the driver allows the use of a stream handle from any thread; it locks internally.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that waits for no other.
-    pub(super) fn new(core: &Core) -> Result<Stream, DeviceError> {
-        core.bind()?;
+    /// Creates a stream that does not synchronise with the default stream.
+    pub(super) fn new(context: &DeviceContext) -> Result<Stream, DeviceError> {
+        context.bind()?;
         result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map(|raw| Stream { raw, context: Arc::clone(core.context()) })
-            .map_err(|e| core.failed("cuStreamCreate", e))
+            .map(|raw| Stream { raw, cuda_context: Arc::clone(context.cuda_context()) })
+            .map_err(|e| context.driver_error("cuStreamCreate", e))
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// Makes later work wait for what `event` was recorded after, on whichever device.
-    pub(super) fn wait(&self, core: &Core, event: &Event) -> Result<(), DeviceError> {
+    /// Makes later work on this stream wait until `event` is reached. The event may belong to another device.
+    pub(super) fn wait_event(&self, context: &DeviceContext, event: &Event) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles are alive: they are borrowed from their owners.
+        // SAFETY: both handles are alive, because they are borrowed from their owners.
         unsafe { result::stream::wait_event(self.raw, event.raw, flags) }
-            .map_err(|e| core.failed("cuStreamWaitEvent", e))
+            .map_err(|e| context.driver_error("cuStreamWaitEvent", e))
     }
 
-    /// Makes later work wait until a word of pinned memory has reached `value`.
-    pub(super) fn wait_for_word(
+    /// Makes later work on this stream wait until a word of pinned memory is at least `value` (cuStreamWaitValue32).
+    pub(super) fn wait_value(
         &self,
-        core: &Core,
-        words: &Pinned,
+        context: &DeviceContext,
+        words: &PinnedBuffer,
         index: usize,
         value: u32,
     ) -> Result<(), DeviceError> {
         let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        // SAFETY: the word lies in pinned memory that its queue keeps until the stream has passed.
-        unsafe { sys::cuStreamWaitValue32_v2(self.raw, words.device(4 * index), value, at_least) }
+        // SAFETY: the word lies in pinned memory that the queue retains until the stream has passed the wait.
+        unsafe { sys::cuStreamWaitValue32_v2(self.raw, words.device_address(4 * index), value, at_least) }
             .result()
-            .map_err(|e| core.failed("cuStreamWaitValue32", e))
+            .map_err(|e| context.driver_error("cuStreamWaitValue32", e))
     }
 
-    /// Blocks until all its work is done.
-    pub(super) fn synchronize(&self, core: &Core) -> Result<(), DeviceError> {
+    /// Blocks until all work of the stream is done.
+    pub(super) fn synchronize(&self, context: &DeviceContext) -> Result<(), DeviceError> {
         // SAFETY: the handle is alive.
-        unsafe { result::stream::synchronize(self.raw) }.map_err(|e| core.failed("cuStreamSynchronize", e))
+        unsafe { result::stream::synchronize(self.raw) }.map_err(|e| context.driver_error("cuStreamSynchronize", e))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: destroyed once; the driver lets its work end first.
+        if self.cuda_context.bind_to_thread().is_ok() {
+            // SAFETY: the handle is destroyed once; the driver completes submitted work before it frees the stream.
             let _ = unsafe { result::stream::destroy(self.raw) };
         }
     }
 }
 
-/// A mark on a stream.
+/// A CUDA event: a position in a stream.
 #[derive(Debug)]
 pub(super) struct Event {
     raw: sys::CUevent,
-    context: Arc<CudaContext>,
+    cuda_context: Arc<CudaContext>,
 }
 
-// SAFETY: an event's handle may be used from any thread; the driver locks.
+// SAFETY: the driver allows the use of an event handle from any thread; it locks internally.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event without a time stamp.
-    pub(super) fn new(core: &Core) -> Result<Event, DeviceError> {
-        core.bind()?;
+    /// Creates an event without a time stamp, which is cheaper.
+    pub(super) fn new(context: &DeviceContext) -> Result<Event, DeviceError> {
+        context.bind()?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         result::event::create(flags)
-            .map(|raw| Event { raw, context: Arc::clone(core.context()) })
-            .map_err(|e| core.failed("cuEventCreate", e))
+            .map(|raw| Event { raw, cuda_context: Arc::clone(context.cuda_context()) })
+            .map_err(|e| context.driver_error("cuEventCreate", e))
     }
 
-    /// Marks the end of all work on `stream` so far.
-    pub(super) fn record(&self, core: &Core, stream: &Stream) -> Result<(), DeviceError> {
+    /// Records the event behind all work submitted to `stream` so far.
+    pub(super) fn record(&self, context: &DeviceContext, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive.
-        unsafe { result::event::record(self.raw, stream.raw()) }.map_err(|e| core.failed("cuEventRecord", e))
+        unsafe { result::event::record(self.raw, stream.raw()) }.map_err(|e| context.driver_error("cuEventRecord", e))
     }
 
-    /// Whether the work before it is done.
-    pub(super) fn reached(&self, core: &Core) -> Result<bool, DeviceError> {
+    /// Queries whether all work before the event is done. Does not block.
+    pub(super) fn is_reached(&self, context: &DeviceContext) -> Result<bool, DeviceError> {
         // SAFETY: the handle is alive.
         match unsafe { result::event::query(self.raw) } {
             Ok(()) => Ok(true),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            Err(e) => Err(core.failed("cuEventQuery", e)),
+            Err(e) => Err(context.driver_error("cuEventQuery", e)),
         }
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: destroyed once; the driver keeps what a stream still waits for.
+        if self.cuda_context.bind_to_thread().is_ok() {
+            // SAFETY: the handle is destroyed once; the driver defers the release while a stream still waits for the event.
             let _ = unsafe { result::event::destroy(self.raw) };
         }
     }
 }
 
-/// The events behind a queue's points, and the word in which its kernels say what was wrong with their data.
-pub(super) struct Marks {
-    recorded: Mutex<Recorded>,
-    /// The moment up to which its timeline is known to have come.
-    settled: AtomicU64,
-    /// Points of other queues that the stream waits for, each with the moment behind that wait, in order.
-    awaited: Mutex<Vec<(u64, Point)>>,
-    /// Word 0: 0, or 1 and the number of the op that met an index outside its table.
-    pub(super) verdict: Pinned,
-    /// The kernel launched last, for errors that come late.
-    launched: Mutex<&'static str>,
-    /// What work on its way needs, with the moment behind that work.
-    kept: Mutex<VecDeque<(u64, Box<dyn Any + Send>)>>,
-    core: Arc<Core>,
+/// Event timeline of a queue: the recorded CUDA events by their sequence number, and everything that must live until an event
+/// is reached. The completion source of the queue's [`Timeline`]: polling queries the events in order and advances the
+/// timeline.
+pub(super) struct EventTimeline {
+    recorded: Mutex<RecordedEvents>,
+    /// Sequence number up to which the timeline was advanced and failures were propagated.
+    advanced_to: AtomicU64,
+    /// Recorded waits, in order: points of other queues that the stream waits for, each with the sequence number of this
+    /// queue's next event behind the wait.
+    awaited_points: Mutex<Vec<(u64, TimelinePoint)>>,
+    /// Pinned words shared with the device. Word 0 is the error word: 0, or 1 + the number of the op whose kernel met an index
+    /// outside its table. The queue uses the remaining words for waits on host points.
+    pub(super) shared_words: PinnedBuffer,
+    /// Entry name of the kernel launched last. CUDA reports faults asynchronously, so errors name this kernel as a hint.
+    last_kernel: Mutex<&'static str>,
+    /// Objects that submitted work still uses, each with the sequence number of the event behind that work.
+    retained: Mutex<VecDeque<(u64, Box<dyn Any + Send>)>>,
+    context: Arc<DeviceContext>,
 }
 
 #[derive(Default)]
-struct Recorded {
+struct RecordedEvents {
     events: VecDeque<(u64, Event)>,
-    /// The moment of the last event that was seen to be reached, and is not among them any more.
-    reached: u64,
+    /// Sequence number of the last event that was reached and removed from `events`.
+    last_reached: u64,
 }
 
-impl fmt::Debug for Marks {
+impl fmt::Debug for EventTimeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "moments of a queue of {}", self.core.name)
+        write!(f, "event timeline of a queue of {}", self.context.name)
     }
 }
 
-impl Marks {
-    pub(super) fn new(core: &Arc<Core>) -> Result<Marks, DeviceError> {
-        let verdict = Pinned::new(core, 4096)?;
-        Ok(Marks {
-            core: Arc::clone(core),
+impl EventTimeline {
+    pub(super) fn new(context: &Arc<DeviceContext>) -> Result<EventTimeline, DeviceError> {
+        let shared_words = PinnedBuffer::new(context, 4096)?;
+        Ok(EventTimeline {
+            context: Arc::clone(context),
             recorded: Mutex::default(),
-            settled: AtomicU64::new(0),
-            awaited: Mutex::default(),
-            verdict,
-            launched: Mutex::new("nothing"),
-            kept: Mutex::default(),
+            advanced_to: AtomicU64::new(0),
+            awaited_points: Mutex::default(),
+            shared_words,
+            last_kernel: Mutex::new("nothing"),
+            retained: Mutex::default(),
         })
     }
 
-    /// Records moment `seq` behind all work on the stream.
+    /// Records event `seq` behind all work submitted to the stream.
     pub(super) fn record(&self, stream: &Stream, seq: u64) -> Result<(), DeviceError> {
-        let event = self.core.event()?;
-        event.record(&self.core, stream)?;
+        let event = self.context.acquire_event()?;
+        event.record(&self.context, stream)?;
         lock(&self.recorded).events.push_back((seq, event));
         Ok(())
     }
 
-    /// Calls `wait` with the event of the first recorded moment from `seq` on; not at all when it is reached already.
-    pub(super) fn event_of(
+    /// Calls `wait` with the first recorded event whose number is at least `seq`. Does not call it if that event is reached.
+    pub(super) fn with_event_from(
         &self,
         seq: u64,
         wait: impl FnOnce(&Event) -> Result<(), DeviceError>,
@@ -185,97 +189,100 @@ impl Marks {
         recorded.events.iter().find(|(at, _)| *at >= seq).map_or(Ok(()), |(_, event)| wait(event))
     }
 
-    /// Notes that the work before moment `seq` waits for a point of another queue: when that fails, so does this queue.
-    pub(super) fn awaits(&self, seq: u64, point: &Point) {
-        let mut awaited = lock(&self.awaited);
-        match awaited.iter_mut().find(|(until, known)| *until == seq && known.is_beside(point)) {
-            Some((_, known)) if known.seq() >= point.seq() => {}
-            Some((_, known)) => *known = point.clone(),
-            None => awaited.push((seq, point.clone())),
+    /// Records that the work before event `seq` waits for a point of another queue. If that queue fails, this queue fails too.
+    pub(super) fn record_wait(&self, seq: u64, point: &TimelinePoint) {
+        let mut awaited_points = lock(&self.awaited_points);
+        match awaited_points.iter_mut().find(|(until, other)| *until == seq && other.is_same_timeline(point)) {
+            Some((_, other)) if other.seq() >= point.seq() => {}
+            Some((_, other)) => *other = point.clone(),
+            None => awaited_points.push((seq, point.clone())),
         }
     }
 
-    /// Lets go of the points that were waited for before `seq`. Their queues may hold points of this one.
-    pub(super) fn forget(&self, seq: u64) {
-        let over: Vec<_> = lock(&self.awaited).extract_if(.., |(until, _)| *until <= seq).collect();
-        drop(over);
+    /// Drops the recorded waits up to event `seq`. Without this, two queues that wait for each other would keep each other
+    /// alive.
+    pub(super) fn forget_waits_until(&self, seq: u64) {
+        let expired: Vec<_> = lock(&self.awaited_points).extract_if(.., |(until, _)| *until <= seq).collect();
+        drop(expired);
     }
 
-    /// Keeps something until moment `seq` is reached and someone looked.
-    pub(super) fn keep(&self, seq: u64, what: Box<dyn Any + Send>) {
-        lock(&self.kept).push_back((seq, what));
+    /// Retains an object until event `seq` is reached and the timeline is polled.
+    pub(super) fn retain_until(&self, seq: u64, what: Box<dyn Any + Send>) {
+        lock(&self.retained).push_back((seq, what));
     }
 
-    /// Lets go of what was kept until `seq`.
-    pub(super) fn release(&self, seq: u64) {
-        let mut kept = lock(&self.kept);
-        let over = kept.partition_point(|(until, _)| *until <= seq);
-        let over: Vec<_> = kept.drain(..over).collect();
-        drop(kept);
-        drop(over);
+    /// Drops the objects that were retained up to event `seq`.
+    pub(super) fn release_until(&self, seq: u64) {
+        let mut retained = lock(&self.retained);
+        let expired = retained.partition_point(|(until, _)| *until <= seq);
+        let expired: Vec<_> = retained.drain(..expired).collect();
+        drop(retained);
+        drop(expired);
     }
 
-    pub(super) fn launched(&self, entry: &'static str) {
-        *lock(&self.launched) = entry;
+    pub(super) fn record_launch(&self, entry: &'static str) {
+        *lock(&self.last_kernel) = entry;
     }
 
-    /// An error of the device with what it was busy with.
-    pub(super) fn explain(&self, e: DeviceError) -> DeviceError {
+    /// Adds the name of the kernel launched last to a driver error.
+    pub(super) fn add_last_kernel(&self, e: DeviceError) -> DeviceError {
         match e {
             DeviceError::Driver { device, call, reason } => {
-                let reason = format!("{reason}; the kernel launched last is {}", lock(&self.launched));
+                let reason = format!("{reason}; the kernel launched last is {}", lock(&self.last_kernel));
                 DeviceError::Driver { device, call, reason }
             }
             e => e,
         }
     }
 
-    /// What a kernel found wrong with its data.
+    /// The error that a kernel reported in the error word, if any.
     pub(super) fn data_error(&self) -> Option<DeviceError> {
-        let op = self.verdict.read_word(0).checked_sub(1)?;
+        let op = self.shared_words.read_word(0).checked_sub(1)?;
         let op = OpCode::from_wire(op).unwrap_or(OpCode::None);
         Some(DeviceError::Data { op, reason: "an index lies outside its table".to_owned() })
     }
 
-    /// The last moment whose event is reached.
-    fn reached(&self) -> Result<u64, DeviceError> {
-        self.core.bind()?;
+    /// Polls the events in order, returns reached ones to the event pool, and returns the number of the last reached event.
+    fn poll_events(&self) -> Result<u64, DeviceError> {
+        self.context.bind()?;
         let mut recorded = lock(&self.recorded);
         while let Some((seq, event)) = recorded.events.front() {
-            if !event.reached(&self.core)? {
+            if !event.is_reached(&self.context)? {
                 break;
             }
-            recorded.reached = *seq;
+            recorded.last_reached = *seq;
             if let Some((_, event)) = recorded.events.pop_front() {
-                self.core.reuse(event);
+                self.context.recycle_event(event);
             }
         }
-        Ok(recorded.reached)
+        Ok(recorded.last_reached)
     }
 
-    /// Advances the timeline to `seq`, whose event is reached.
-    fn settle(&self, timeline: &Timeline, seq: u64) -> Result<(), DeviceError> {
-        self.release(seq);
-        // After the query: what a kernel wrote before its end is visible now.
+    /// Advances the timeline to event `seq`, which is reached. Fails instead if a kernel reported an error or a queue that was
+    /// waited for has failed.
+    fn advance_to(&self, timeline: &Timeline, seq: u64) -> Result<(), DeviceError> {
+        self.release_until(seq);
+        // The error word must be read after the event query: only then are the kernels' writes visible.
         self.data_error().map_or(Ok(()), Err)?;
-        let awaited: Vec<_> = lock(&self.awaited).iter().filter(|(until, _)| *until <= seq).cloned().collect();
-        for (until, point) in awaited {
-            // Its queue may in turn have waited for an earlier moment of this one, and looks whether that is reached.
+        let awaited_points: Vec<_> =
+            lock(&self.awaited_points).iter().filter(|(until, _)| *until <= seq).cloned().collect();
+        for (until, point) in awaited_points {
+            // That queue may itself wait for an earlier event of this queue, and polls this timeline for it: advance first.
             timeline.advance(until - 1);
             point.poll()?;
         }
         timeline.advance(seq);
-        // Not before: another thread may be here too, and must not miss a failure.
-        self.settled.fetch_max(seq, Ordering::Release);
-        self.forget(seq);
+        // Must be last: another thread in `poll` skips this function once `advanced_to` covers `seq`, and would miss a failure.
+        self.advanced_to.fetch_max(seq, Ordering::Release);
+        self.forget_waits_until(seq);
         Ok(())
     }
 }
 
-impl Progress for Marks {
-    fn look(&self, timeline: &Timeline) {
-        let done = self.reached().map_err(|e| self.explain(e)).and_then(|seq| {
-            if self.settled.load(Ordering::Acquire) >= seq { Ok(()) } else { self.settle(timeline, seq) }
+impl CompletionSource for EventTimeline {
+    fn poll(&self, timeline: &Timeline) {
+        let done = self.poll_events().map_err(|e| self.add_last_kernel(e)).and_then(|seq| {
+            if self.advanced_to.load(Ordering::Acquire) >= seq { Ok(()) } else { self.advance_to(timeline, seq) }
         });
         if let Err(e) = done {
             timeline.fail(e);

@@ -1,10 +1,11 @@
-//! Kernels: the embedded PTX, the modules made of it, and the one place that launches.
+//! Kernels: the embedded PTX, the modules that the driver compiles from it, and kernel launches.
 //!
-//! Every entry takes one struct by value: first its pointers, then its numbers. [`Launch::new`] is where a node becomes such
-//! a struct; it compares the struct's size with the entry's in the PTX, so that the two sides cannot drift apart unseen.
+//! Every kernel entry takes one struct by value: first its pointers, then its scalar arguments. [`KernelLaunch::new`] builds
+//! this struct for a node. It compares the size of the struct with the size of the entry's parameter in the PTX, so that a
+//! mismatch of the Rust and the CUDA definition is found when the node is selected, not when it runs.
 #![allow(unsafe_code)]
 
-use super::core::{Core, lock};
+use super::context::{DeviceContext, lock};
 use super::driver::Gpu;
 use super::events::Stream;
 use crate::device::{DeviceError, Unsupported};
@@ -19,35 +20,37 @@ use std::sync::{Arc, Mutex};
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Most bytes of an entry's arguments.
-const MOST_ARGUMENTS: usize = 768;
+/// Limit of the argument bytes of an entry.
+const MAX_ARGUMENT_BYTES: usize = 768;
 
-/// A PTX file of this build.
-pub(super) struct Image {
+/// A PTX file embedded in this build by `build.rs`.
+pub(super) struct PtxImage {
     stem: &'static str,
-    /// The least compute capability it runs on.
+    /// Lowest compute capability that runs it, times ten.
     target: u32,
+    /// The text, compressed by zlib.
     packed: &'static [u8],
-    /// Names of its entries, and the bytes of their arguments.
+    /// Names of the entries and the sizes of their arguments in bytes.
     entries: &'static [(&'static str, u32)],
 }
 
-/// A kernel for a device: an entry of the image with the highest target that the device has.
+/// A kernel entry, and the image that contains it.
 #[derive(Clone, Copy)]
-struct Entry {
-    image: &'static Image,
+struct KernelEntry {
+    image: &'static PtxImage,
     name: &'static str,
     arguments: u32,
 }
 
-fn find(capability: u32, stem: &str, name: &str) -> Option<Entry> {
+/// Finds an entry in the image with the highest target that a device of this capability supports.
+fn find_entry(capability: u32, stem: &str, name: &str) -> Option<KernelEntry> {
     let fitting = IMAGES.iter().filter(|image| image.stem == stem && image.target <= capability);
-    let entries =
-        fitting.flat_map(|image| image.entries.iter().map(move |&(name, arguments)| Entry { image, name, arguments }));
+    let entries = fitting
+        .flat_map(|image| image.entries.iter().map(move |&(name, arguments)| KernelEntry { image, name, arguments }));
     entries.filter(|entry| entry.name == name).max_by_key(|entry| entry.image.target)
 }
 
-/// The targets of the images that a device of this capability runs: of each file the highest.
+/// Targets of the images that a device of this capability uses: for each file, the highest supported one.
 pub(super) fn targets(capability: u32) -> BTreeSet<u32> {
     let mut highest: HashMap<&str, u32> = HashMap::new();
     for image in IMAGES.iter().filter(|image| image.target <= capability) {
@@ -57,39 +60,39 @@ pub(super) fn targets(capability: u32) -> BTreeSet<u32> {
     highest.into_values().collect()
 }
 
-/// What one of a kernel's pointers points to.
+/// The referent of a kernel's pointer argument. Resolved to an address when the kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ptr {
-    /// Nothing: an absent source.
+    /// Null, for an absent operand.
     Null,
-    /// The destination's first byte.
+    /// First byte of the destination.
     Dst,
-    /// A source's first byte; null where there is no such source.
+    /// First byte of a source; null if the node has no such source.
     Src(u8),
-    /// Byte `n` of the queue's scratch memory.
+    /// A byte offset in the scratch memory of the queue.
     Scratch(u64),
-    /// The word in which a kernel says that an index is outside its table: it stores 1 and the op's number there.
-    Verdict,
+    /// The queue's error word. A kernel that meets an index outside its table stores 1 + the op's number in it.
+    ErrorWord,
 }
 
-/// How many blocks of how many threads.
+/// Grid and block dimensions of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
-    /// Blocks in x, y and z: at most 2³¹ - 1 in x and 65535 in the others.
+    /// Blocks in x, y and z: at most 2³¹ - 1 in x and 65535 in y and z.
     pub(super) blocks: [u64; 3],
-    /// Threads of a block in x, y and z: at most 1024 together.
+    /// Threads of a block in x, y and z: at most 1024 in total.
     pub(super) threads: [u32; 3],
-    /// Bytes of dynamic shared memory of a block; at most 48 KiB.
+    /// Bytes of dynamic shared memory per block, at most 48 KiB.
     pub(super) shared: u32,
 }
 
 impl Grid {
-    /// `blocks` blocks of `threads` threads in a row.
+    /// A one-dimensional grid of `blocks` blocks with `threads` threads each.
     pub(super) fn line(blocks: u64, threads: u32) -> Grid {
         Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared: 0 }
     }
 
-    /// Blocks in three dimensions.
+    /// A three-dimensional grid of one-dimensional blocks.
     pub(super) fn of(blocks: [u64; 3], threads: u32) -> Grid {
         Grid { blocks, threads: [threads, 1, 1], shared: 0 }
     }
@@ -100,36 +103,37 @@ impl Grid {
     }
 }
 
-/// A kernel with its grid and arguments, whose pointers are not known yet.
-pub(super) struct Launch {
-    entry: Entry,
+/// A kernel launch: the entry, the grid and the arguments. The pointers are symbolic until the launch.
+pub(super) struct KernelLaunch {
+    entry: KernelEntry,
     blocks: [u32; 3],
     threads: [u32; 3],
     shared: u32,
     pub(super) pointers: Box<[Ptr]>,
-    /// What follows the pointers.
-    numbers: Box<[u8]>,
+    /// Bytes of the scalar arguments, which follow the pointers.
+    scalars: Box<[u8]>,
 }
 
-impl Launch {
-    /// The entry `name` of the file kernels/`stem`, with its pointers and the numbers that follow them in its struct.
+impl KernelLaunch {
+    /// A launch of the entry `name` of `kernels/<stem>.cu` with these pointers, and the scalar arguments that follow them in
+    /// its struct.
     ///
     /// # Errors
-    /// [`Unsupported`] when this build has no such kernel for the device, or the grid is beyond what a launch can have.
+    /// [`Unsupported`] if this build has no such kernel for the device, or the grid exceeds the limits of a launch.
     pub(super) fn new(
         node: &NodeView<'_>,
         gpu: &Gpu,
         (stem, name): (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        numbers: &impl NoUninit,
-    ) -> Result<Launch, Unsupported> {
+        scalars: &impl NoUninit,
+    ) -> Result<KernelLaunch, Unsupported> {
         let no = |reason: String| Unsupported { op: node.op.code(), reason };
-        let entry = find(gpu.capability, stem, name)
+        let entry = find_entry(gpu.capability, stem, name)
             .ok_or_else(|| no(format!("no kernel {stem}/{name} for capability {}", gpu.capability)))?;
-        let numbers = bytemuck::bytes_of(numbers);
-        let bytes = 8 * pointers.len() + numbers.len();
-        if bytes != entry.arguments as usize || bytes > MOST_ARGUMENTS {
+        let scalars = bytemuck::bytes_of(scalars);
+        let bytes = 8 * pointers.len() + scalars.len();
+        if bytes != entry.arguments as usize || bytes > MAX_ARGUMENT_BYTES {
             let reason = format!("bug: {stem}/{name} takes {} bytes of arguments, not {bytes}", entry.arguments);
             log::error!("{reason}");
             return Err(no(reason));
@@ -138,70 +142,75 @@ impl Launch {
         if x > i32::MAX as u64 || y > 65535 || z > 65535 {
             return Err(no(format!("a grid of {x} x {y} x {z} blocks")));
         }
-        Ok(Launch {
+        Ok(KernelLaunch {
             entry,
             blocks: grid.blocks.map(|n| n as u32),
             threads: grid.threads,
             shared: grid.shared,
             pointers: pointers.into(),
-            numbers: numbers.into(),
+            scalars: scalars.into(),
         })
     }
 
-    /// Whether there is anything to do.
+    /// Whether the grid has no blocks.
     pub(super) fn is_empty(&self) -> bool {
         self.blocks.contains(&0)
     }
 
-    /// Loads what it launches.
-    pub(super) fn load(self, core: &Core) -> Result<Ready, DeviceError> {
-        let function = core.modules.function(core, self.entry)?;
-        Ok(Ready { function, launch: self })
+    /// Loads the kernel into the device's context.
+    pub(super) fn load(self, context: &DeviceContext) -> Result<LoadedLaunch, DeviceError> {
+        let function = context.modules.load_function(context, self.entry)?;
+        Ok(LoadedLaunch { function, launch: self })
     }
 }
 
-/// What a node becomes: launches in order, and the scratch memory they share.
+/// The launches of a node, in order, and the scratch memory that they share.
 #[derive(Default)]
-pub(super) struct Kernel {
-    pub(super) launches: Vec<Launch>,
-    /// Bytes of scratch memory from [`Ptr::Scratch`] 0 on.
+pub(super) struct NodeLaunches {
+    pub(super) launches: Vec<KernelLaunch>,
+    /// Bytes of scratch memory, addressed by [`Ptr::Scratch`].
     pub(super) scratch: u64,
 }
 
-impl Kernel {
-    pub(super) fn one(launch: Launch) -> Kernel {
-        Kernel { launches: vec![launch], scratch: 0 }
+impl NodeLaunches {
+    pub(super) fn one(launch: KernelLaunch) -> NodeLaunches {
+        NodeLaunches { launches: vec![launch], scratch: 0 }
     }
 }
 
 /// A launch whose kernel is loaded.
-pub(super) struct Ready {
+pub(super) struct LoadedLaunch {
     function: Function,
-    pub(super) launch: Launch,
+    pub(super) launch: KernelLaunch,
 }
 
-/// Where the pointers of a launch point in one run.
-pub(super) struct Addresses<'a> {
+/// Addresses for the symbolic pointers of a launch in one run.
+pub(super) struct LaunchAddresses<'a> {
     pub(super) dst: u64,
     pub(super) srcs: &'a [u64; MAX_SRC],
     pub(super) scratch: u64,
-    pub(super) verdict: u64,
+    pub(super) error_word: u64,
 }
 
-/// An entry's arguments as the driver reads them.
+/// The argument struct of a launch, as the driver reads it.
 #[repr(C, align(16))]
-struct Arguments([u8; MOST_ARGUMENTS]);
+struct ArgumentBuffer([u8; MAX_ARGUMENT_BYTES]);
 
-impl Ready {
-    /// The entry's name.
+impl LoadedLaunch {
+    /// Name of the entry.
     pub(super) fn name(&self) -> &'static str {
         self.launch.entry.name
     }
 
-    /// Launches on a stream (or into a capture of it).
-    pub(super) fn launch(&self, core: &Core, stream: &Stream, at: &Addresses<'_>) -> Result<(), DeviceError> {
-        let Launch { blocks, threads, shared, pointers, numbers, .. } = &self.launch;
-        let mut arguments = Arguments([0; MOST_ARGUMENTS]);
+    /// Launches the kernel on a stream, or records the launch if the stream is being captured.
+    pub(super) fn launch(
+        &self,
+        context: &DeviceContext,
+        stream: &Stream,
+        at: &LaunchAddresses<'_>,
+    ) -> Result<(), DeviceError> {
+        let KernelLaunch { blocks, threads, shared, pointers, scalars, .. } = &self.launch;
+        let mut arguments = ArgumentBuffer([0; MAX_ARGUMENT_BYTES]);
         let (head, tail) = arguments.0.split_at_mut(8 * pointers.len());
         for (to, pointer) in head.as_chunks_mut::<8>().0.iter_mut().zip(pointers) {
             let address = match *pointer {
@@ -209,16 +218,16 @@ impl Ready {
                 Ptr::Dst => at.dst,
                 Ptr::Src(i) => at.srcs.get(usize::from(i)).copied().unwrap_or(0),
                 Ptr::Scratch(offset) => at.scratch + offset,
-                Ptr::Verdict => at.verdict,
+                Ptr::ErrorWord => at.error_word,
             };
             *to = address.to_le_bytes();
         }
-        tail[..numbers.len()].copy_from_slice(numbers);
+        tail[..scalars.len()].copy_from_slice(scalars);
         let mut list = [(&raw mut arguments).cast::<c_void>()];
-        // SAFETY: the function is alive (its module is owned by `function`), and takes one struct whose size `Launch::new` has
-        // compared; the driver copies it before it returns. That the kernel stays within the memory behind the pointers is what
-        // graph validation (extents, overlaps), the families' choice of grid, and the checker of the emulated GPU establish; the
-        // queue keeps that memory until the work is done.
+        // SAFETY: the function is alive, because `function` owns its module. It takes one struct, whose size
+        // `KernelLaunch::new` has compared; the driver copies the struct before it returns. The kernel stays within the memory
+        // behind the pointers: graph validation (extents, overlaps) and the op family's choice of the grid establish this, and
+        // the emulator checks it in tests. The queue retains that memory until the work is done.
         unsafe {
             result::launch_kernel(
                 self.function.raw,
@@ -229,7 +238,7 @@ impl Ready {
                 &mut list,
             )
         }
-        .map_err(|e| match core.failed("cuLaunchKernel", e) {
+        .map_err(|e| match context.driver_error("cuLaunchKernel", e) {
             DeviceError::Driver { device, call, reason } => {
                 DeviceError::Driver { device, call, reason: format!("{reason} for {}", self.name()) }
             }
@@ -238,52 +247,53 @@ impl Ready {
     }
 }
 
-/// A loaded kernel; its module lives as long.
+/// A loaded kernel, which keeps its module loaded.
 #[derive(Clone)]
 struct Function {
     raw: sys::CUfunction,
     _module: Arc<Module>,
 }
 
-// SAFETY: a function's handle may be used from any thread.
+// SAFETY: the driver allows the use of a function handle from any thread.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
 struct Module {
     raw: sys::CUmodule,
-    context: Arc<CudaContext>,
+    cuda_context: Arc<CudaContext>,
 }
 
-// SAFETY: a module's handle may be used from any thread.
+// SAFETY: the driver allows the use of a module handle from any thread.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: unloaded once, when no function of it is left.
+        if self.cuda_context.bind_to_thread().is_ok() {
+            // SAFETY: the module is unloaded once, after the last `Function` of it was dropped.
             let _ = unsafe { result::module::unload(self.raw) };
         }
     }
 }
 
-/// The modules of a device that were needed so far. Drivers compile PTX when it is loaded.
+/// Loaded modules of a device, by file stem and target. Modules are loaded on first use, because the driver compiles (JIT)
+/// their PTX then.
 #[derive(Default)]
 pub(super) struct Modules {
     loaded: Mutex<HashMap<(&'static str, u32), Arc<Module>>>,
 }
 
 impl Modules {
-    fn function(&self, core: &Core, entry: Entry) -> Result<Function, DeviceError> {
-        core.bind()?;
+    fn load_function(&self, context: &DeviceContext, entry: KernelEntry) -> Result<Function, DeviceError> {
+        context.bind()?;
         let mut loaded = lock(&self.loaded);
         let key = (entry.image.stem, entry.image.target);
         let module = match loaded.get(&key) {
             Some(module) => Arc::clone(module),
             None => {
-                let module = Arc::new(load(core, entry.image)?);
+                let module = Arc::new(load_module(context, entry.image)?);
                 loaded.insert(key, Arc::clone(&module));
                 module
             }
@@ -292,11 +302,11 @@ impl Modules {
         let name = CString::new(entry.name).map_err(|e| DeviceError::Bug(e.to_string()))?;
         // SAFETY: the module is alive.
         let raw = unsafe { result::module::get_function(module.raw, name) };
-        Ok(Function { raw: raw.map_err(|e| core.failed("cuModuleGetFunction", e))?, _module: module })
+        Ok(Function { raw: raw.map_err(|e| context.driver_error("cuModuleGetFunction", e))?, _module: module })
     }
 }
 
-fn load(core: &Core, image: &Image) -> Result<Module, DeviceError> {
+fn load_module(context: &DeviceContext, image: &PtxImage) -> Result<Module, DeviceError> {
     let mut text = Vec::new();
     let unpacked = ZlibDecoder::new(image.packed).read_to_end(&mut text);
     unpacked.map_err(|e| DeviceError::Bug(format!("the PTX of {} cannot be unpacked: {e}", image.stem)))?;
@@ -306,20 +316,20 @@ fn load(core: &Core, image: &Image) -> Result<Module, DeviceError> {
         [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(log.len())];
     let mut raw = std::ptr::null_mut();
-    // SAFETY: the text ends with a zero byte, as the driver expects of PTX. The options are a buffer for its messages and that
-    // buffer's size, which the driver reads as a number.
+    // SAFETY: the text ends with a zero byte, as the driver requires for PTX. The options are a log buffer and its size, which
+    // the driver reads as a number.
     let loaded = unsafe {
         sys::cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
     };
-    loaded.result().map_err(|e| match core.failed("cuModuleLoadData", e) {
+    loaded.result().map_err(|e| match context.driver_error("cuModuleLoadData", e) {
         DeviceError::Driver { device, call, reason } => {
             let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
-            let said = String::from_utf8_lossy(&log[..end]);
-            let reason = format!("{reason} for {}.sm_{}.ptx: {}", image.stem, image.target, said.trim());
+            let message = String::from_utf8_lossy(&log[..end]);
+            let reason = format!("{reason} for {}.sm_{}.ptx: {}", image.stem, image.target, message.trim());
             DeviceError::Driver { device, call, reason }
         }
         e => e,
     })?;
-    log::debug!("{}: loaded {}.sm_{}", core.name, image.stem, image.target);
-    Ok(Module { raw, context: Arc::clone(core.context()) })
+    log::debug!("{}: loaded {}.sm_{}", context.name, image.stem, image.target);
+    Ok(Module { raw, cuda_context: Arc::clone(context.cuda_context()) })
 }

@@ -1,57 +1,61 @@
-//! The CUDA device: a GPU, its memory, and queues on streams.
+//! The CUDA device: one GPU, its memory, and queues that submit work to CUDA streams. Read `queue` first.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `driver` | finding the driver and the GPUs, their facts, errors |
-//! | `core` | what queues and buffers of one device share |
-//! | `memory`, `events`, `copy`, `capture`, `kernel` | the driver's objects, owned; all `unsafe` of the device is in these and in `driver` |
-//! | `program`, `queue` | graphs made ready, and the stream they run on |
-//! | `ops/<stem>` | for each node: which kernels, on which grid, with which arguments |
+//! | `driver` | detection of the driver and the GPUs, properties of a GPU, driver errors |
+//! | `context` | state shared by the queues and buffers of a device: CUDA context, event pool, pinned memory pool, modules |
+//! | `memory`, `events`, `copy`, `graph_exec`, `kernel` | RAII wrappers of driver objects, with all `unsafe` code but `driver`'s |
+//! | `program`, `queue` | compiled graphs (CUDA graph capture and replay), and the stream that executes them |
+//! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
-//! Nothing waits for the GPU but whoever wants bytes ([`Ticket`](crate::device::Ticket)) or a moment
-//! ([`Point`](crate::device::Point)): points of CUDA queues order each other by events on the devices.
+//! The kernels are in `kernels/`. Nodes without a kernel run on the CPU (`src/fallback`).
+//!
+//! Submitting work does not block on the GPU, except for large uploads: those wait for space in the staging ring. Otherwise the
+//! host blocks only in [`PendingRead`](crate::device::PendingRead) and in
+//! [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points of CUDA queues order each other on the devices, by CUDA
+//! events.
 
-mod capture;
+mod context;
 mod copy;
-mod core;
 mod driver;
 mod events;
+mod graph_exec;
 mod kernel;
 mod memory;
 mod ops;
 mod program;
 mod queue;
 
-pub use driver::{Gpu, NoCuda, detect, emulated_counts};
+pub use driver::{CudaUnavailable, Gpu, detect, emulated_counts};
 
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, MemoryInfo,
+    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, MemoryBudget, MemoryInfo,
     PinnedMemory, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::TensorDesc;
-use core::Core;
-use memory::{Memory, Pinned};
+use context::DeviceContext;
+use memory::{DeviceMemory, PinnedBuffer};
 use std::sync::Arc;
 
-/// First bytes of tensors lie at multiples of this: a line of the GPU's cache.
+/// Alignment of tensors in bytes: a cache line of the GPU.
 const ALIGNMENT: u64 = 128;
 
-/// Least batch for which the GPU is so much faster than the host's processors that weights are brought to it: what
-/// llama.cpp's CUDA backend takes, so that the same graphs go the same way.
+/// Smallest batch for which copying the weights to the GPU pays off against computing on the CPU. The value is that of
+/// llama.cpp's CUDA backend, so that both offload the same nodes.
 const OFFLOAD_BATCH: usize = 32;
 
-/// A GPU as a device.
+/// A device on one GPU. Several devices may share a GPU.
 #[derive(Debug)]
 pub struct CudaDevice {
     info: DeviceInfo,
-    core: Arc<Core>,
+    context: Arc<DeviceContext>,
 }
 
 impl CudaDevice {
-    /// A device called `name` on a GPU of [`detect`], whose buffers take at most `memory` bytes together. Several may stand
-    /// on one GPU.
+    /// Opens a device called `name` on a GPU that [`detect`] returned. Its buffers and scratch memory use at most `memory`
+    /// bytes in total.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] when the GPU cannot be used.
@@ -59,36 +63,37 @@ impl CudaDevice {
         CudaDevice::with_free(name, gpu, |_| memory)
     }
 
-    /// As [`CudaDevice::new`], for whoever decides by the bytes that the GPU has free with its context in place.
+    /// As [`CudaDevice::new`], but `memory` chooses the limit from the number of bytes that are free once the CUDA context
+    /// exists.
     ///
     /// # Errors
     /// As [`CudaDevice::new`].
     pub fn with_free(name: &str, gpu: &Gpu, memory: impl FnOnce(u64) -> u64) -> Result<Arc<CudaDevice>, DeviceError> {
         let not = |reason| DeviceError::Driver { device: name.to_owned(), call: "choosing a GPU", reason };
-        gpu.usable().map_err(not)?;
-        let core = Core::new(gpu, name, memory)?;
+        gpu.check_supported().map_err(not)?;
+        let context = DeviceContext::new(gpu, name, memory)?;
         let info = DeviceInfo {
             description: gpu.to_string(),
             alignment: ALIGNMENT,
-            max_buffer: core.account.limit().min(gpu.memory),
+            max_buffer: context.budget.limit().min(gpu.memory),
             domain: Domain::named("cuda"),
             caps: Caps { asynchronous: true, events: true },
             ..DeviceInfo::new(name, DeviceKind::Gpu)
         };
-        Ok(Arc::new(CudaDevice { info, core }))
+        Ok(Arc::new(CudaDevice { info, context }))
     }
 
-    /// Bytes that a GPU has free once its context stands, which this waits for.
+    /// Bytes of GPU memory that are free once the CUDA context exists. Creates the context, which takes a while.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] when the GPU cannot be used.
     pub fn free(gpu: &Gpu) -> Result<u64, DeviceError> {
-        core::opened(gpu, &gpu.name).map(|(_, free)| free)
+        context::open_context(gpu, &gpu.name).map(|(_, free)| free)
     }
 
-    /// The GPU it stands on.
+    /// The GPU of this device.
     pub fn gpu(&self) -> &Gpu {
-        &self.core.gpu
+        &self.context.gpu
     }
 }
 
@@ -98,7 +103,7 @@ impl Device for CudaDevice {
     }
 
     fn features(&self) -> Vec<Feature> {
-        let gpu = &self.core.gpu;
+        let gpu = &self.context.gpu;
         let targets: Vec<_> = kernel::targets(gpu.capability).iter().map(|target| format!("sm_{target}")).collect();
         vec![
             Feature::new("capability", format_args!("{}.{}", gpu.capability / 10, gpu.capability % 10)),
@@ -106,21 +111,21 @@ impl Device for CudaDevice {
             Feature::new("driver", format_args!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10)),
             Feature::new("pci", &gpu.pci),
             Feature::new("multiprocessors", gpu.multiprocessors),
-            Feature::new("waits for memory", if gpu.waits_for_memory { "yes" } else { "no" }),
+            Feature::new("waits for memory", if gpu.stream_wait_value { "yes" } else { "no" }),
         ]
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        let (free, total) = self.core.memory_info()?;
-        let account = &self.core.account;
-        let left = account.limit().saturating_sub(account.used());
-        Ok(MemoryInfo { free: free.min(left), total: total.min(account.limit()) })
+        let (free, total) = self.context.memory_info()?;
+        let budget = &self.context.budget;
+        let left = budget.limit().saturating_sub(budget.used());
+        Ok(MemoryInfo { free: free.min(left), total: total.min(budget.limit()) })
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charges = (account.charge(bytes)?, self.core.account.charge(bytes)?);
-        let memory = Memory::zeroed(&self.core, bytes)?;
-        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let reservations = (budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
+        let memory = DeviceMemory::zeroed(&self.context, bytes)?;
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -128,7 +133,7 @@ impl Device for CudaDevice {
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
-        match ops::select(&node, &self.core.gpu) {
+        match ops::select(&node, &self.context.gpu) {
             Ok(_) if node.op.batch(&node) >= OFFLOAD_BATCH => Support::Offload,
             Ok(_) => Support::Yes,
             Err(no) => Support::No(no),
@@ -136,12 +141,12 @@ impl Device for CudaDevice {
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        let code = program::Code::new(&graph, &self.core)?;
-        Ok(Program::new(graph, Box::new(code)))
+        let compiled = program::CudaProgram::new(&graph, &self.context)?;
+        Ok(Program::new(graph, Box::new(compiled)))
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        Ok(Box::new(queue::CudaQueue::new(&self.core, account)?))
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        Ok(Box::new(queue::CudaQueue::new(&self.context, budget)?))
     }
 
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
@@ -150,11 +155,11 @@ impl Device for CudaDevice {
 }
 
 impl PinnedMemory for CudaDevice {
-    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
-        let charge = account.charge(bytes)?;
-        let refused = || HostBuffer::refused(bytes, account);
+    fn alloc_pinned(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError> {
+        let reservation = budget.reserve(bytes)?;
+        let refused = || HostBuffer::out_of_memory(bytes, budget);
         let size = usize::try_from(bytes).map_err(|_| refused())?;
-        // The driver gives no empty memory.
-        Pinned::if_there_is(&self.core, size.max(1))?.ok_or_else(refused)?.lend(size, charge)
+        // The driver rejects allocations of 0 bytes.
+        PinnedBuffer::try_new(&self.context, size.max(1))?.ok_or_else(refused)?.into_host_buffer(size, reservation)
     }
 }

@@ -1,10 +1,10 @@
-//! A graph made ready for a GPU: launches in order, which a repeated run submits as one CUDA graph.
+//! A graph compiled for a GPU: a list of kernel launches, which repeated runs replay as one CUDA graph.
 
-use super::capture::Captured;
-use super::core::{Core, lock};
-use super::events::{Marks, Stream};
-use super::kernel::{Addresses, Ready};
-use super::memory::Memory;
+use super::context::{DeviceContext, lock};
+use super::events::{EventTimeline, Stream};
+use super::graph_exec::GraphExec;
+use super::kernel::{LaunchAddresses, LoadedLaunch};
+use super::memory::DeviceMemory;
 use super::ops;
 use crate::device::{DeviceError, Region};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
@@ -13,54 +13,56 @@ use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// Captures of one program that are kept: the sets of addresses between which callers alternate.
-const CAPTURES: usize = 8;
+/// Limit of captured CUDA graphs per program, one for each set of addresses. Callers alternate between few sets, for example
+/// between the copies of a pipelined activation. The oldest graph is evicted.
+const MAX_CACHED_GRAPHS: usize = 8;
 
-/// Regions bound to slots begin at multiples of this, the widest element's size: tensors are aligned within slots.
-const BINDING: u64 = 8;
+/// Required alignment in bytes of regions that are bound to slots: the size of the widest element. Tensors are aligned within
+/// slots.
+const BINDING_ALIGNMENT: u64 = 8;
 
-pub(super) struct Code {
-    steps: Vec<Step>,
+pub(super) struct CudaProgram {
+    launches: Vec<ProgramLaunch>,
     /// Bytes of scratch memory.
     scratch: u64,
     slots: usize,
-    captures: Mutex<VecDeque<Capture>>,
-    /// The GPU whose kernels it has.
+    cached_graphs: Mutex<VecDeque<CachedGraph>>,
+    /// Ordinal of the GPU for which the kernels were loaded.
     ordinal: usize,
 }
 
-struct Step {
-    ready: Ready,
+struct ProgramLaunch {
+    launch: LoadedLaunch,
     dst: SlotOffset,
     srcs: [Option<SlotOffset>; MAX_SRC],
 }
 
-/// A set of addresses that the program ran on, and what was captured when it ran on them again.
-struct Capture {
+/// A set of addresses on which the program has run, and the graph that was captured on the second run.
+struct CachedGraph {
     addresses: Box<[u64]>,
-    graph: Option<Captured>,
+    graph: Option<GraphExec>,
 }
 
-/// What a run needs besides the program.
-pub(super) struct Run<'a> {
-    pub(super) core: &'a Core,
+/// Parameters of one run of a program.
+pub(super) struct ProgramRun<'a> {
+    pub(super) context: &'a DeviceContext,
     pub(super) stream: &'a Stream,
-    pub(super) marks: &'a Marks,
+    pub(super) events: &'a EventTimeline,
     pub(super) scratch: u64,
 }
 
-impl Code {
-    pub(super) fn new(graph: &Arc<Graph>, core: &Core) -> Result<Code, DeviceError> {
+impl CudaProgram {
+    pub(super) fn new(graph: &Arc<Graph>, context: &DeviceContext) -> Result<CudaProgram, DeviceError> {
         let place = |id: TensorId| {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
         };
-        let (mut made, mut scratch) = (Vec::new(), 0);
+        let (mut loaded, mut scratch) = (Vec::new(), 0);
         select_kernels(
             graph,
             FUSION_PATTERNS,
-            |node| ops::select(node, &core.gpu),
-            |fused, view| ops::fused(fused, view, &core.gpu),
+            |node| ops::select(node, &context.gpu),
+            |fused, view| ops::fused(fused, view, &context.gpu),
             |step| {
                 let dst = place(step.dst)?;
                 let mut srcs = [None; MAX_SRC];
@@ -69,23 +71,23 @@ impl Code {
                 }
                 scratch = scratch.max(step.kernel.scratch);
                 for launch in step.kernel.launches.into_iter().filter(|launch| !launch.is_empty()) {
-                    made.push(Step { ready: launch.load(core)?, dst, srcs });
+                    loaded.push(ProgramLaunch { launch: launch.load(context)?, dst, srcs });
                 }
                 Ok::<_, DeviceError>(())
             },
         )?;
-        Ok(Code {
-            steps: made,
+        Ok(CudaProgram {
+            launches: loaded,
             scratch,
             slots: graph.slot_sizes().len(),
-            captures: Mutex::default(),
-            ordinal: core.gpu.ordinal,
+            cached_graphs: Mutex::default(),
+            ordinal: context.gpu.ordinal,
         })
     }
 
-    /// Whether it runs on this device.
-    pub(super) fn fits(&self, core: &Core) -> bool {
-        self.ordinal == core.gpu.ordinal
+    /// Whether the program was compiled for this device.
+    pub(super) fn is_for_device(&self, context: &DeviceContext) -> bool {
+        self.ordinal == context.gpu.ordinal
     }
 
     /// Bytes of scratch memory that a run needs.
@@ -93,53 +95,54 @@ impl Code {
         self.scratch
     }
 
-    /// Submits the program. The first run on a set of addresses launches kernel by kernel, the second captures them, and from
-    /// then on one launch does all.
-    pub(super) fn run(&self, run: &Run<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
-        if self.steps.is_empty() {
+    /// Submits the program. The first run on a set of addresses launches kernel by kernel. The second run captures the launches
+    /// as a CUDA graph (a program that runs once is not worth a capture). It and all later runs replay the graph with one
+    /// launch.
+    pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
+        if self.launches.is_empty() {
             return Ok(());
         }
         let mut addresses = Vec::with_capacity(self.slots + 2);
         for region in bindings {
-            if !region.offset().is_multiple_of(BINDING) {
-                return Err(DeviceError::Misuse("a binding begins at no multiple of 8 bytes"));
+            if !region.offset().is_multiple_of(BINDING_ALIGNMENT) {
+                return Err(DeviceError::Misuse("a binding is not aligned to 8 bytes"));
             }
-            let memory = region.buffer().memory::<Memory>();
-            let memory = memory.filter(|m| m.core().gpu.ordinal == run.core.gpu.ordinal);
+            let memory = region.buffer().memory::<DeviceMemory>();
+            let memory = memory.filter(|m| m.context().gpu.ordinal == run.context.gpu.ordinal);
             let memory = memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?;
             addresses.push(memory.address() + region.offset());
         }
-        addresses.extend([run.scratch, run.marks.verdict.device(0)]);
-        let mut captures = lock(&self.captures);
-        let Some(known) = captures.iter_mut().find(|c| *c.addresses == *addresses) else {
-            if captures.len() == CAPTURES {
-                captures.pop_front();
+        addresses.extend([run.scratch, run.events.shared_words.device_address(0)]);
+        let mut cached_graphs = lock(&self.cached_graphs);
+        let Some(cached) = cached_graphs.iter_mut().find(|c| *c.addresses == *addresses) else {
+            if cached_graphs.len() == MAX_CACHED_GRAPHS {
+                cached_graphs.pop_front();
             }
-            captures.push_back(Capture { addresses: addresses.as_slice().into(), graph: None });
-            drop(captures);
-            return self.launch_all(run, &addresses);
+            cached_graphs.push_back(CachedGraph { addresses: addresses.as_slice().into(), graph: None });
+            drop(cached_graphs);
+            return self.launch_each(run, &addresses);
         };
-        let graph = match &mut known.graph {
+        let graph = match &mut cached.graph {
             Some(graph) => graph,
-            none => none.insert(Captured::of(run.core, run.stream, || self.launch_all(run, &addresses))?),
+            none => none.insert(GraphExec::capture(run.context, run.stream, || self.launch_each(run, &addresses))?),
         };
-        if let Some(step) = self.steps.last() {
-            run.marks.launched(step.ready.name());
+        if let Some(step) = self.launches.last() {
+            run.events.record_launch(step.launch.name());
         }
-        graph.launch(run.core, run.stream)
+        graph.launch(run.context, run.stream)
     }
 
-    fn launch_all(&self, run: &Run<'_>, addresses: &[u64]) -> Result<(), DeviceError> {
+    fn launch_each(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> Result<(), DeviceError> {
         let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
-        for step in &self.steps {
+        for step in &self.launches {
             let mut srcs = [0; MAX_SRC];
             for (to, place) in srcs.iter_mut().zip(&step.srcs) {
                 *to = place.as_ref().map_or(0, at);
             }
-            let verdict = run.marks.verdict.device(0);
-            let all = Addresses { dst: at(&step.dst), srcs: &srcs, scratch: run.scratch, verdict };
-            run.marks.launched(step.ready.name());
-            step.ready.launch(run.core, run.stream, &all)?;
+            let error_word = run.events.shared_words.device_address(0);
+            let all = LaunchAddresses { dst: at(&step.dst), srcs: &srcs, scratch: run.scratch, error_word };
+            run.events.record_launch(step.launch.name());
+            step.launch.launch(run.context, run.stream, &all)?;
         }
         Ok(())
     }

@@ -1,12 +1,16 @@
-//! The queue of a GPU: a stream. What is submitted goes to the driver at once, and the host waits only for bytes.
+//! CUDA queue: submits work to one stream, in order. Each call reaches the driver at once.
+//!
+//! Life cycle of a submission: check for an earlier failure, retain the operands until the event behind the work is reached,
+//! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `DeferredDrop`).
 
-use super::copy::{self, Bounce, Landing, SEGMENT, Staging};
-use super::core::Core;
-use super::events::{Event, Marks, Stream};
-use super::memory::{Memory, is_pinned};
-use super::program::{Code, Run};
+use super::context::DeviceContext;
+use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing};
+use super::events::{Event, EventTimeline, Stream};
+use super::memory::{DeviceMemory, is_pinned};
+use super::program::{CudaProgram, ProgramRun};
 use crate::device::{
-    Account, Charge, CopyOutcome, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Ticket, Timeline,
+    CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, Program, Queue, Region, Reservation, Timeline,
+    TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::collections::HashMap;
@@ -16,78 +20,85 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Things kept for unmarked work before a mark is made for them.
-const UNMARKED: usize = 64;
+/// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
+const MAX_UNRECORDED: usize = 64;
 
-/// Words of the queue's shared memory that waits for other kinds of queues use in turn; word 0 is the verdict.
-const GATES: u64 = 1000;
+/// Number of pinned words for waits on host points, used in turn. They follow word 0, the error word.
+const WAIT_WORDS: u64 = 1000;
 
 pub(super) struct CudaQueue {
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     stream: Option<Stream>,
-    marks: Arc<Marks>,
+    events: Arc<EventTimeline>,
     timeline: Arc<Timeline>,
-    marked: u64,
-    /// Work submitted and things kept since the last mark.
+    /// Sequence number of the last recorded event.
+    last_recorded: u64,
+    /// Whether work was submitted since the last recorded event.
     dirty: bool,
-    unmarked: usize,
-    staging: Option<Staging>,
-    scratch: Option<Scratch>,
-    /// The ways from other devices, by their number.
-    ways: HashMap<usize, Way>,
-    gates: u64,
-    core: Arc<Core>,
+    /// Number of objects retained since the last recorded event.
+    unrecorded: usize,
+    staging: Option<StagingRing>,
+    scratch: Option<QueueScratch>,
+    /// Copy paths from other devices, by the ordinal of their GPU.
+    copy_paths: HashMap<usize, CopyPath>,
+    /// Number of waits on host points so far; selects the next word and its value.
+    host_waits: u64,
+    context: Arc<DeviceContext>,
 }
 
-struct Scratch {
-    memory: Memory,
-    /// Given back with it.
-    _charges: (Charge, Charge),
+/// Scratch memory of the queue, shared by all its programs; grows on demand.
+struct QueueScratch {
+    memory: DeviceMemory,
+    /// Released together with the memory.
+    _reservations: (Reservation, Reservation),
 }
 
-enum Way {
-    Direct,
-    Staged(Bounce),
+/// How bytes are copied from another device to this one.
+enum CopyPath {
+    Peer,
+    HostStaged(HostStagedCopy),
 }
 
-fn memory(region: &Region) -> Result<&Memory, DeviceError> {
+fn memory(region: &Region) -> Result<&DeviceMemory, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
 impl CudaQueue {
-    pub(super) fn new(core: &Arc<Core>, account: &Arc<Account>) -> Result<CudaQueue, DeviceError> {
-        core.bind()?;
-        let marks = Arc::new(Marks::new(core)?);
-        let progress = Arc::clone(&marks);
+    pub(super) fn new(context: &Arc<DeviceContext>, budget: &Arc<MemoryBudget>) -> Result<CudaQueue, DeviceError> {
+        context.bind()?;
+        let events = Arc::new(EventTimeline::new(context)?);
+        let progress = Arc::clone(&events);
         Ok(CudaQueue {
-            core: Arc::clone(core),
-            account: Arc::clone(account),
-            stream: Some(Stream::new(core)?),
-            marks,
-            timeline: Timeline::looked_at(progress),
-            marked: 0,
+            context: Arc::clone(context),
+            budget: Arc::clone(budget),
+            stream: Some(Stream::new(context)?),
+            events,
+            timeline: Timeline::with_source(progress),
+            last_recorded: 0,
             dirty: false,
-            unmarked: 0,
+            unrecorded: 0,
             staging: None,
             scratch: None,
-            ways: HashMap::new(),
-            gates: 0,
+            copy_paths: HashMap::new(),
+            host_waits: 0,
         })
     }
 
-    /// Submits work: not after a failure, and one of the driver's sticks.
+    /// Runs `work`, which submits to the stream. Fails if the queue has failed. A driver error or a timeout fails the queue for
+    /// good.
     fn submit<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        self.unbroken()?;
+        self.check_failure()?;
         self.dirty = true;
-        let done = self.core.bind().and_then(|()| work(self)).map_err(|e| self.marks.explain(e));
+        let done = self.context.bind().and_then(|()| work(self)).map_err(|e| self.events.add_last_kernel(e));
         if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Deadline(_))) = &done {
             self.timeline.fail(e.clone());
         }
         done
     }
 
-    fn unbroken(&self) -> Result<(), DeviceError> {
-        if let Some(e) = self.marks.data_error() {
+    /// Fails if the queue has failed or one of its kernels has reported an error.
+    fn check_failure(&self) -> Result<(), DeviceError> {
+        if let Some(e) = self.events.data_error() {
             self.timeline.fail(e);
         }
         self.timeline.failure().map_or(Ok(()), Err)
@@ -97,147 +108,161 @@ impl CudaQueue {
         self.stream.as_ref().ok_or(DeviceError::Ended)
     }
 
-    /// Keeps something until the work that is submitted next is done. Before that work: it may fail half-way.
-    fn keep(&mut self, what: impl std::any::Any + Send) -> Result<(), DeviceError> {
-        if self.unmarked >= UNMARKED {
-            self.record()?;
+    /// Retains an object until the work that is submitted next is done. Must be called before that work is submitted, because
+    /// the submission may fail half-way.
+    fn retain(&mut self, what: impl std::any::Any + Send) -> Result<(), DeviceError> {
+        if self.unrecorded >= MAX_UNRECORDED {
+            self.record_event()?;
             self.dirty = true;
         }
-        self.unmarked += 1;
-        self.marks.keep(self.marked + 1, Box::new(what));
+        self.unrecorded += 1;
+        self.events.retain_until(self.last_recorded + 1, Box::new(what));
         Ok(())
     }
 
-    /// A mark behind everything so far.
-    fn record(&mut self) -> Result<u64, DeviceError> {
-        let seq = self.marked + 1;
-        self.marks.record(self.stream()?, seq)?;
-        self.marked = seq;
+    /// Records an event behind all work so far and returns its sequence number.
+    fn record_event(&mut self) -> Result<u64, DeviceError> {
+        let seq = self.last_recorded + 1;
+        self.events.record(self.stream()?, seq)?;
+        self.last_recorded = seq;
         self.dirty = false;
-        self.unmarked = 0;
-        // Whoever marks a moment and never looks at it should not keep memory from being freed.
-        self.timeline.look();
-        // What was let go may have been another device's memory.
-        self.core.bind()?;
+        self.unrecorded = 0;
+        // Poll here, so that retained memory is freed even if the caller never waits for its points.
+        self.timeline.poll();
+        // Polling may have dropped memory of another device, which made that device's context current.
+        self.context.bind()?;
         Ok(seq)
     }
 
-    /// A range of this queue's device.
-    fn own<'a>(&self, region: &'a Region) -> Result<&'a Memory, DeviceError> {
+    /// The memory behind a region; fails unless it belongs to this queue's device.
+    fn own_memory<'a>(&self, region: &'a Region) -> Result<&'a DeviceMemory, DeviceError> {
         let memory = memory(region)?;
-        let same = memory.core().gpu.ordinal == self.core.gpu.ordinal;
+        let same = memory.context().gpu.ordinal == self.context.gpu.ordinal;
         if same { Ok(memory) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 
+    /// Ensures that the scratch memory has `bytes` bytes and returns its address. The old memory is retained for submitted
+    /// work.
     fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
-        let enough = |scratch: &Scratch| scratch.memory.at(0, bytes).is_ok();
+        let enough = |scratch: &QueueScratch| scratch.memory.address_of(0, bytes).is_ok();
         if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
             let size = bytes.next_power_of_two().max(1 << 20);
-            let _charges = (self.account.charge(size)?, self.core.account.charge(size)?);
-            let memory = Memory::scratch(&self.core, size)?;
-            if let Some(old) = self.scratch.replace(Scratch { memory, _charges }) {
-                self.marks.keep(self.marked + 1, Box::new(old));
+            let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
+            let memory = DeviceMemory::uninitialized(&self.context, size)?;
+            if let Some(old) = self.scratch.replace(QueueScratch { memory, _reservations }) {
+                self.events.retain_until(self.last_recorded + 1, Box::new(old));
             }
         }
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
     }
 
-    /// Makes the stream wait for a point of another kind of queue: for a word that changes when the point is reached.
-    fn wait_for_host(&mut self, point: &Point) -> Result<(), DeviceError> {
-        let (index, value) = ((1 + self.gates % GATES) as usize, (self.gates / GATES + 1) as u32);
-        let free = self.marks.verdict.read_word(index) + 1 == value;
-        // Where someone has to look, nobody might: who waits for the stream looks at the stream alone.
-        if !free || !self.core.gpu.waits_for_memory || !point.tells() {
-            point.wait(Some(Instant::now() + PATIENCE))?;
-            // As in `wait_on`.
-            return self.core.bind();
+    /// Makes the stream wait for a host point, that is, a point of a queue that is not a CUDA queue. The stream waits for a
+    /// pinned word (cuStreamWaitValue32), which a callback of the point writes. Blocks the host instead if the device has no
+    /// such waits, if the next word is still in use, or if the point is reached only when a thread polls it.
+    fn wait_host_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        let (index, value) = ((1 + self.host_waits % WAIT_WORDS) as usize, (self.host_waits / WAIT_WORDS + 1) as u32);
+        let free = self.events.shared_words.read_word(index) + 1 == value;
+        // A point that needs polling cannot write the word by itself: a thread that waits for this stream polls only this
+        // stream, so the wait would never end.
+        if !free || !self.context.gpu.stream_wait_value || !point.needs_no_polling() {
+            point.wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
+            // See `wait_point` for the reason.
+            return self.context.bind();
         }
-        self.gates += 1;
-        let (marks, timeline) = (Arc::clone(&self.marks), Arc::clone(&self.timeline));
-        self.stream()?.wait_for_word(&self.core, &self.marks.verdict, index, value)?;
-        point.when(move |outcome| {
+        self.host_waits += 1;
+        let (events, timeline) = (Arc::clone(&self.events), Arc::clone(&self.timeline));
+        self.stream()?.wait_value(&self.context, &self.events.shared_words, index, value)?;
+        point.on_reached(move |outcome| {
             if let Err(e) = outcome {
                 timeline.fail(e);
             }
-            if let Some(word) = marks.verdict.word(index) {
+            if let Some(word) = events.shared_words.word(index) {
                 word.fetch_max(value, Ordering::Release);
             }
         });
         Ok(())
     }
 
-    fn wait_on(&mut self, point: &Point) -> Result<(), DeviceError> {
+    /// Makes the stream wait for a point of any queue.
+    fn wait_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         let reached = point.poll()?;
-        // Looking at another device's queue made that device's context the current one.
-        self.core.bind()?;
+        // Polling a queue of another device made that device's context current.
+        self.context.bind()?;
         if reached {
             return Ok(());
         }
-        match point.progress::<Marks>() {
-            // In order with itself.
-            Some(marks) if std::ptr::eq(marks, &*self.marks) => Ok(()),
-            Some(marks) => {
-                self.marks.awaits(self.marked + 1, point);
-                let (core, stream) = (&self.core, self.stream()?);
-                marks.event_of(point.seq(), |event| stream.wait(core, event))
+        match point.completion_source::<EventTimeline>() {
+            // A point of this queue: the stream is in order anyway.
+            Some(events) if std::ptr::eq(events, &*self.events) => Ok(()),
+            Some(events) => {
+                self.events.record_wait(self.last_recorded + 1, point);
+                let (context, stream) = (&self.context, self.stream()?);
+                events.with_event_from(point.seq(), |event| stream.wait_event(context, event))
             }
-            None => self.wait_for_host(point),
+            None => self.wait_host_point(point),
         }
     }
 
+    /// Submits a copy between CUDA regions. Overlapping ranges go through temporary memory.
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
-        let (from, to) = ((memory(src)?, src.offset()), (self.own(dst)?, dst.offset()));
+        let (from, to) = ((memory(src)?, src.offset()), (self.own_memory(dst)?, dst.offset()));
         let bytes = src.bytes();
-        if from.0.core().gpu.ordinal != self.core.gpu.ordinal {
-            return self.copy_over(from, to, bytes);
+        if from.0.context().gpu.ordinal != self.context.gpu.ordinal {
+            return self.copy_from_peer(from, to, bytes);
         }
         let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
         if !overlap {
-            return copy::within(self.stream()?, from, to, bytes);
+            return copy::copy_within_device(self.stream()?, from, to, bytes);
         }
         if from.1 == to.1 {
             return Ok(());
         }
-        let charges = (self.account.charge(bytes)?, self.core.account.charge(bytes)?);
-        let between = Memory::scratch(&self.core, bytes)?;
-        // Should one of them fail, the driver waits for the other before it frees what is between.
-        copy::within(self.stream()?, from, (&between, 0), bytes)?;
-        copy::within(self.stream()?, (&between, 0), to, bytes)?;
-        self.marks.keep(self.marked + 1, Box::new((between, charges)));
+        let reservations = (self.budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
+        let temporary = DeviceMemory::uninitialized(&self.context, bytes)?;
+        // If the second copy fails, dropping `temporary` is safe: cuMemFree waits for the first.
+        copy::copy_within_device(self.stream()?, from, (&temporary, 0), bytes)?;
+        copy::copy_within_device(self.stream()?, (&temporary, 0), to, bytes)?;
+        self.events.retain_until(self.last_recorded + 1, Box::new((temporary, reservations)));
         Ok(())
     }
 
-    /// Copies from another device.
-    fn copy_over(&mut self, from: (&Memory, u64), to: (&Memory, u64), bytes: u64) -> Result<(), DeviceError> {
-        let source = from.0.core();
+    /// Submits a copy from another device, by a peer copy or staged through host memory. The path is set up on first use.
+    fn copy_from_peer(
+        &mut self,
+        from: (&DeviceMemory, u64),
+        to: (&DeviceMemory, u64),
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        let source = from.0.context();
         let stream = self.stream.as_ref().ok_or(DeviceError::Ended)?;
-        let way = match self.ways.entry(source.gpu.ordinal) {
-            Entry::Occupied(way) => way.into_mut(),
-            Entry::Vacant(none) => none.insert(if copy::connect(&self.core, source)? {
-                Way::Direct
+        let path = match self.copy_paths.entry(source.gpu.ordinal) {
+            Entry::Occupied(path) => path.into_mut(),
+            Entry::Vacant(none) => none.insert(if copy::enable_peer_access(&self.context, source)? {
+                CopyPath::Peer
             } else {
-                Way::Staged(Bounce::new(&self.core, source, &self.account)?)
+                CopyPath::HostStaged(HostStagedCopy::new(&self.context, source, &self.budget)?)
             }),
         };
-        match way {
-            Way::Direct => copy::direct(stream, from, to, bytes),
-            Way::Staged(bounce) => bounce.copy(stream, from, to, bytes),
+        match path {
+            CopyPath::Peer => copy::copy_peer(stream, from, to, bytes),
+            CopyPath::HostStaged(staged) => staged.copy(stream, from, to, bytes),
         }
     }
 }
 
 impl Queue for CudaQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        self.own(&dst)?;
-        if let Source::Borrowed(bytes) = &src
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
+        self.own_memory(&dst)?;
+        if let UploadSource::Borrowed(bytes) = &src
             && bytes.len() as u64 != dst.bytes()
         {
-            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+            return Err(DeviceError::Misuse("an upload and its region differ in size"));
         }
         self.submit(|queue| {
-            queue.keep(dst.clone())?;
-            // A smaller one has arrived in staging memory before the wait would be over.
-            if let Source::Borrowed(bytes) = &src
+            queue.retain(dst.clone())?;
+            // Uploads of at most one segment are staged even from pinned memory: the host copy is faster than waiting for the
+            // stream.
+            if let UploadSource::Borrowed(bytes) = &src
                 && bytes.len() > SEGMENT
                 && is_pinned(bytes)
             {
@@ -245,24 +270,24 @@ impl Queue for CudaQueue {
             }
             let mut staging = match queue.staging.take() {
                 Some(staging) => staging,
-                None => Staging::new(&queue.core, &queue.account)?,
+                None => StagingRing::new(&queue.context, &queue.budget)?,
             };
-            let done = pieces(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
+            let done = upload_in_segments(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
             done
         })
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.download_all(&[src])?.pop().ok_or(DeviceError::Ended)
     }
 
-    /// All of them land in one block.
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    /// Downloads all regions into one pinned block, with one event behind all copies.
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         let beyond = DeviceError::Misuse("a download beyond the address space");
         let (mut ranges, mut end) = (Vec::with_capacity(srcs.len()), 0usize);
         for src in srcs {
-            self.own(src)?;
+            self.own_memory(src)?;
             let bytes = usize::try_from(src.bytes()).ok();
             let range = end..bytes.and_then(|bytes| end.checked_add(bytes)).ok_or_else(|| beyond.clone())?;
             end = range.end;
@@ -270,44 +295,49 @@ impl Queue for CudaQueue {
         }
         self.submit(|queue| {
             if end == 0 {
-                return Ok(ranges.iter().map(|_| Ticket::ready(Vec::new())).collect());
+                return Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect());
             }
-            queue.keep(srcs.to_vec())?;
-            let mut landing = Landing::new(&queue.core, end)?;
+            queue.retain(srcs.to_vec())?;
+            let mut download = DownloadBuffer::new(&queue.context, end)?;
             let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
-            let brought = parts.try_for_each(|(src, range)| {
-                landing.bring(queue.stream()?, (memory(src)?, src.offset()), range.clone())
+            let copied = parts.try_for_each(|(src, range)| {
+                download.copy_from_device(queue.stream()?, (memory(src)?, src.offset()), range.clone())
             });
-            let landing = Arc::new(landing);
-            // When one has failed others may be on their way.
-            queue.marks.keep(queue.marked + 1, Box::new(Arc::clone(&landing)));
-            brought?;
-            let seq = queue.record()?;
-            let point = Point::new(&queue.timeline, seq);
-            let ticket = |range: Range<usize>| {
-                let (point, landing) = (point.clone(), Arc::clone(&landing));
-                Ticket::fetched(move |deadline| {
+            let download = Arc::new(download);
+            // Retain the block even if a copy failed: earlier copies into it may be running.
+            queue.events.retain_until(queue.last_recorded + 1, Box::new(Arc::clone(&download)));
+            copied?;
+            let seq = queue.record_event()?;
+            let point = TimelinePoint::new(&queue.timeline, seq);
+            let pending_read = |range: Range<usize>| {
+                let (point, download) = (point.clone(), Arc::clone(&download));
+                PendingRead::on_demand(move |deadline| {
                     point.wait(deadline).map_err(|e| match e {
                         DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
                         e => e,
                     })?;
-                    landing.bytes(range)
+                    download.bytes(range)
                 })
             };
-            Ok(ranges.into_iter().map(ticket).collect())
+            Ok(ranges.into_iter().map(pending_read).collect())
         })
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        self.own(&dst)?;
+        self.own_memory(&dst)?;
         self.submit(|queue| {
-            queue.keep(dst.clone())?;
+            queue.retain(dst.clone())?;
             memory(&dst)?.fill(queue.stream()?, dst.offset(), dst.bytes(), value)
         })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
-        self.own(&dst)?;
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
+        self.own_memory(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
@@ -316,10 +346,10 @@ impl Queue for CudaQueue {
         }
         self.submit(|queue| {
             if let Some(point) = after {
-                queue.wait_on(point)?;
+                queue.wait_point(point)?;
             }
             if src.bytes() > 0 {
-                queue.keep((src.clone(), dst.clone()))?;
+                queue.retain((src.clone(), dst.clone()))?;
                 queue.copy(&src, &dst)?;
             }
             Ok(CopyOutcome::Submitted)
@@ -327,58 +357,58 @@ impl Queue for CudaQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        let code = program.code::<Code>().filter(|code| code.fits(&self.core));
-        let code = code.ok_or(DeviceError::Misuse("a program of another device"))?;
+        let compiled = program.compiled::<CudaProgram>().filter(|compiled| compiled.is_for_device(&self.context));
+        let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
         let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
         self.submit(|queue| {
-            let scratch = queue.ensure_scratch(code.scratch())?;
-            queue.keep((program.clone(), Arc::clone(bindings)))?;
-            let run = Run { core: &queue.core, stream: queue.stream()?, marks: &queue.marks, scratch };
-            code.run(&run, bindings)
+            let scratch = queue.ensure_scratch(compiled.scratch())?;
+            queue.retain((program.clone(), Arc::clone(bindings)))?;
+            let run = ProgramRun { context: &queue.context, stream: queue.stream()?, events: &queue.events, scratch };
+            compiled.run(&run, bindings)
         })
     }
 
-    fn mark(&mut self) -> Point {
-        // A failed queue makes no new moments, and one without new work needs none.
-        if self.unbroken().is_ok() && self.dirty {
-            let _ = self.submit(|queue| queue.record());
+    fn mark(&mut self) -> TimelinePoint {
+        // A failed queue records no event, and a queue without new work needs no new event.
+        if self.check_failure().is_ok() && self.dirty {
+            let _ = self.submit(|queue| queue.record_event());
             self.dirty = false;
         }
-        let seq = if self.timeline.failure().is_some() { self.marked + 1 } else { self.marked };
-        Point::new(&self.timeline, seq)
+        let seq = if self.timeline.failure().is_some() { self.last_recorded + 1 } else { self.last_recorded };
+        TimelinePoint::new(&self.timeline, seq)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.submit(|queue| queue.wait_on(point).inspect_err(|e| queue.timeline.fail(e.clone())))
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        self.submit(|queue| queue.wait_point(point).inspect_err(|e| queue.timeline.fail(e.clone())))
     }
 }
 
-/// Uploads a region piece by piece.
-fn pieces(
+/// Uploads a region in segments of the staging ring.
+fn upload_in_segments(
     stream: &Stream,
-    staging: &mut Staging,
-    memory: &Memory,
+    staging: &mut StagingRing,
+    memory: &DeviceMemory,
     dst: &Region,
-    mut src: Source<'_>,
+    mut src: UploadSource<'_>,
 ) -> Result<(), DeviceError> {
     let mut at = 0;
     while at < dst.bytes() {
         let n = (dst.bytes() - at).min(SEGMENT as u64);
         staging.upload(stream, memory, dst.offset() + at, n as usize, |piece| match &mut src {
-            Source::Borrowed(bytes) => {
+            UploadSource::Borrowed(bytes) => {
                 let (next, rest) = bytes.split_at(piece.len());
                 piece.copy_from_slice(next);
                 *bytes = rest;
                 Ok(())
             }
-            Source::Writer(fill) => {
+            UploadSource::Writer(fill) => {
                 fill(piece)?;
-                // Whoever gave the bytes may have asked another GPU for them, which made its context the current one.
-                memory.core().bind()
+                // The writer may have read the bytes from another GPU, which made that GPU's context current.
+                memory.context().bind()
             }
         })?;
         at += n;
@@ -386,65 +416,69 @@ fn pieces(
     Ok(())
 }
 
-/// What the work of a dropped queue still needs.
-struct Rest {
+/// Resources of a dropped queue that its submitted work still uses.
+struct DeferredDrop {
     _stream: Stream,
-    _staging: Option<Staging>,
-    _scratch: Option<Scratch>,
-    _ways: HashMap<usize, Way>,
-    marks: Arc<Marks>,
+    _staging: Option<StagingRing>,
+    _scratch: Option<QueueScratch>,
+    _ways: HashMap<usize, CopyPath>,
+    events: Arc<EventTimeline>,
     end: Event,
-    core: Arc<Core>,
+    context: Arc<DeviceContext>,
 }
 
-impl Rest {
-    /// Whether the device is done with it; it will not use it after a failure either.
-    fn is_over(&self) -> bool {
-        self.core.bind().is_err() || self.end.reached(&self.core) != Ok(false)
+impl DeferredDrop {
+    /// Whether the device no longer uses the resources: the last event is reached, or the device has failed.
+    fn is_complete(&self) -> bool {
+        self.context.bind().is_err() || self.end.is_reached(&self.context) != Ok(false)
     }
 }
 
-impl Drop for Rest {
+impl Drop for DeferredDrop {
     fn drop(&mut self) {
-        // Points that someone still holds keep the marks, but should not keep memory.
-        self.marks.release(u64::MAX);
+        // Points may outlive the queue and keep the event timeline alive; it must not keep memory alive.
+        self.events.release_until(u64::MAX);
     }
 }
 
 impl Drop for CudaQueue {
-    /// Whoever drops a queue does not wait: a thread keeps what the device still needs until its work is done.
+    /// Does not block: a thread keeps the resources that the device still uses, until the submitted work is done.
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Ended);
-        self.marks.forget(u64::MAX);
-        // Nobody may come any more for whom it waits. No greater number: the device compares by the sign of the difference.
-        let lap = (self.gates / GATES + 1) as u32;
-        for word in (1..=GATES as usize).filter_map(|gate| self.marks.verdict.word(gate)) {
+        self.events.forget_waits_until(u64::MAX);
+        // Release all waits on host points, which may never be reached. The value must not be greater than that of the current
+        // lap: the device compares by the sign of the 32-bit difference.
+        let lap = (self.host_waits / WAIT_WORDS + 1) as u32;
+        for word in (1..=WAIT_WORDS as usize).filter_map(|gate| self.events.shared_words.word(gate)) {
             word.store(lap, Ordering::Release);
         }
-        let (Some(stream), Ok(end)) = (self.stream.take(), self.core.bind().and_then(|()| self.core.event())) else {
+        let (Some(stream), Ok(end)) =
+            (self.stream.take(), self.context.bind().and_then(|()| self.context.acquire_event()))
+        else {
             return;
         };
-        if end.record(&self.core, &stream).is_err() {
+        if end.record(&self.context, &stream).is_err() {
             return;
         }
-        let rest = Rest {
+        let rest = DeferredDrop {
             _stream: stream,
             _staging: self.staging.take(),
             _scratch: self.scratch.take(),
-            _ways: std::mem::take(&mut self.ways),
-            marks: Arc::clone(&self.marks),
+            _ways: std::mem::take(&mut self.copy_paths),
+            events: Arc::clone(&self.events),
             end,
-            core: Arc::clone(&self.core),
+            context: Arc::clone(&self.context),
         };
-        if rest.is_over() {
+        if rest.is_complete() {
             return;
         }
         let kept = move || {
-            while !rest.is_over() {
+            while !rest.is_complete() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        // Without a thread what is kept is dropped here, and the driver waits before it frees memory.
-        let _ = std::thread::Builder::new().name("cuda-last-work".to_owned()).spawn(kept);
+        // If no thread can be spawned, the closure is dropped here, and the driver blocks until the work is done before it
+        // frees memory.
+        let _ = std::thread::Builder::new().name("cuda-deferred-drop".to_owned()).spawn(kept);
     }
 }

@@ -1,110 +1,119 @@
-//! Capabilities: what some devices and queues do beyond the core.
+//! Capabilities: optional traits of devices and queues, beyond the core.
 //!
 //! A device or queue has a capability if its accessor ([`Device::pinned_memory`], [`Queue::prefault`], …) returns the trait
-//! object; the default is `None`. Asking takes no lock, allocates nothing and has no effect. The answer does not change
-//! during the life of the device or queue, so a caller may ask once.
+//! object; the default is `None`. An accessor takes no lock, allocates nothing and has no side effect. Its result does not
+//! change during the life of the device or queue, so a caller may call it once and store the result.
 //!
 //! [`Device::pinned_memory`]: super::Device::pinned_memory
 //! [`Queue::prefault`]: super::Queue::prefault
 
-use super::{Account, Buffer, DeviceError, DeviceInfo, HostBuffer, Program, Region, Ticket};
+use super::{Buffer, DeviceError, DeviceInfo, HostBuffer, MemoryBudget, PendingRead, Program, Region};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Queues of the device copy from devices of other domains without going through the host. Reached by
+/// Peer copies: direct copies from the memory of devices of other domains, without a copy through the host. Accessor:
 /// [`Device::peer_copies`](super::Device::peer_copies).
 pub trait PeerCopies {
-    /// Whether queues of this device copy from the memory of `other`. True for a device of the own domain. Behind a
-    /// connection this may ask the server, once for each pair: it may block until the server replies or the connection is lost.
+    /// Whether queues of this device copy from the memory of `other`. True for a device of the same domain. A remote device may
+    /// send one request per pair of devices to its server, and blocks until the server replies or the connection is lost.
     fn copies_from(&self, other: &DeviceInfo) -> bool;
 }
 
-/// The device makes buffers over memory of the host without copying it: weights as they lie in a file
-/// ([`MappedFile::private`](super::MappedFile::private)). Reached by [`Device::import_host`](super::Device::import_host).
+/// Buffers over existing memory of the host, such as the weights of a mapped file
+/// ([`MappedFile::map_private`](super::MappedFile::map_private)). Accessor:
+/// [`Device::import_host`](super::Device::import_host).
 pub trait ImportHost {
-    /// A buffer over `memory`. The device may write into it, and rearrange it as it may any buffer. The memory is charged to
-    /// `account`, all of it, until the buffer's last handle is gone.
+    /// Makes a buffer that uses `memory` itself as its storage. The import copies no bytes. All of the memory is reserved in
+    /// `budget` until the buffer's last handle is dropped.
     ///
-    /// It must begin at a multiple of 8 bytes, the widest element's size. Tensors may lie in it as they do in the file:
-    /// where [`DeviceInfo::alignment`] is more than that file keeps (GGUF's default is 32), kernels give the same results,
-    /// and may read a little slower.
+    /// The device may write to the memory, and may repack tensors in it in place, as in any of its buffers. In a private file
+    /// mapping each page that is written becomes a private copy of the process (copy-on-write). Repacked weights of a mapped
+    /// file therefore occupy anonymous memory that the system cannot drop; only pages that are never written stay shared with
+    /// the page cache. The file itself does not change.
+    ///
+    /// `memory` must start at a multiple of 8 bytes, the size of the widest element. Tensors in it need not be aligned to
+    /// [`DeviceInfo::alignment`] (GGUF's default is 32 bytes): kernels give the same results and may read slightly slower.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] when the memory begins elsewhere, [`DeviceError::OutOfMemory`] as
+    /// [`DeviceError::Misuse`] when the memory starts at another address; [`DeviceError::OutOfMemory`] as
     /// [`Device::alloc`](super::Device::alloc).
-    fn import(&self, memory: HostBuffer, account: &Arc<Account>) -> Result<Buffer, DeviceError>;
+    fn import(&self, memory: HostBuffer, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError>;
 }
 
-/// The device copies faster from some memory of the host (page-locked, for a GPU). Reached by
+/// Page-locked memory of the host, which a GPU copies from faster and asynchronously. Accessor:
 /// [`Device::pinned_memory`](super::Device::pinned_memory).
 pub trait PinnedMemory {
-    /// Zeroed memory of that kind, charged to `account`.
+    /// Allocates `bytes` zeroed bytes of page-locked memory, reserved in `budget`.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the account, the system or the driver has less left.
-    fn alloc_pinned(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError>;
+    /// [`DeviceError::OutOfMemory`] when the budget, the system or the driver has fewer bytes available.
+    fn alloc_pinned(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError>;
 }
 
-/// The device computes on threads of the host. Reached by [`Device::host_threads`](super::Device::host_threads).
+/// The device computes on threads of the host, whose number can be set. Accessor:
+/// [`Device::host_threads`](super::Device::host_threads).
 pub trait HostThreads {
-    /// Changes how many threads the device computes with, from the next graph on: a running program keeps those that it
-    /// has. Programs stay valid. More threads need more scratch memory, which each queue's account pays for.
+    /// Sets the number of threads for the programs that start after the call. A running program keeps its threads, and prepared
+    /// programs stay valid. More threads need more scratch memory, which is reserved in the budget of each queue.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] for 0; [`DeviceError::Exhausted`] when the system cannot start them. The number then stays
-    /// what it was.
+    /// [`DeviceError::Misuse`] for 0; [`DeviceError::Exhausted`] when the system cannot start the threads. The number is
+    /// unchanged then.
     fn set_threads(&self, threads: usize) -> Result<(), DeviceError>;
 }
 
-/// The queue can take a region's memory from the system ahead of its upload. Reached by
+/// Prefaulting: the queue makes the system provide the pages of a region before an upload writes them. Accessor:
 /// [`Queue::prefault`](super::Queue::prefault).
 pub trait Prefault {
-    /// A hint: bytes of a region will probably be uploaded soon, and the caller has a moment to spare. Changes no byte, submits
-    /// nothing, waits for nothing, never fails.
+    /// Hints that a region will probably be uploaded soon, and that the caller is idle. Touches the region's pages on the
+    /// calling thread. Changes no byte, submits no work, does not wait for work and does not fail.
     fn prefault(&mut self, region: &Region);
 }
 
-/// The queue's device may find bytes on a disk of its own. Reached by [`Queue::load_by_digest`](super::Queue::load_by_digest).
+/// Loading of tensors from the device's own disk, identified by digest instead of uploaded. Accessor:
+/// [`Queue::load_by_digest`](super::Queue::load_by_digest).
 pub trait LoadByDigest {
-    /// Fills a region with bytes that the device looks for on its disk and verifies against their digest: ordered as an
-    /// upload of them. `tensor` is as in [`Queue::upload`](super::Queue::upload). Several may be under way at once.
+    /// Searches the device's disk for bytes with this digest, verifies them and writes them to a region. Ordered with the
+    /// queue's other work as an upload is; `tensor` as in [`Queue::upload`](super::Queue::upload). Several loads may be pending
+    /// at once.
     ///
     /// # Errors
-    /// As [`Queue::upload`](super::Queue::upload), here or when the ticket is waited for.
+    /// As [`Queue::upload`](super::Queue::upload), from this call or from the pending read.
     fn load_by_digest(
         &mut self,
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
-    ) -> Result<Ticket<LoadOutcome>, DeviceError>;
+    ) -> Result<PendingRead<LoadOutcome>, DeviceError>;
 }
 
-/// Identifies the bytes of a tensor without having them.
+/// Identifies the bytes of a tensor by their hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorDigest<'a> {
-    /// BLAKE3 of the bytes.
+    /// BLAKE3 hash of the bytes.
     pub digest: [u8; 32],
-    /// The name that the tensor has in a model's file: a hint where to look first.
+    /// The tensor's name in the model file. A hint: the device searches tensors of this name first.
     pub name: &'a str,
 }
 
-/// What became of a [load by digest](LoadByDigest).
+/// The result of a [load by digest](LoadByDigest).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum LoadOutcome {
-    /// The region holds the bytes.
+    /// The bytes were found and verified, and the region holds them.
     Found,
-    /// The device does not have them: anything may be in the region, which must be uploaded.
+    /// The device has no such bytes. The content of the region is unspecified: the caller has to upload.
     Missing,
 }
 
-/// The queue can run a program on the caller's thread. Reached by [`Queue::run_inline`](super::Queue::run_inline).
+/// Inline execution: the queue runs a program on the caller's thread. Accessor:
+/// [`Queue::run_inline`](super::Queue::run_inline).
 pub trait RunInline {
-    /// As [`Queue::run`](super::Queue::run), for a caller that would only wait for the program: the caller's thread may do the
-    /// work, for up to about `budget`, which saves the hand-over to the queue's thread and back.
+    /// As [`Queue::run`](super::Queue::run), but may run the program on the calling thread for up to about `budget`; the rest
+    /// then runs on the queue's thread. Saves two thread switches for a caller that would wait for the program anyway.
     ///
     /// # Errors
-    /// As [`Queue::run`](super::Queue::run), and failures of the program within that time.
+    /// As [`Queue::run`](super::Queue::run), and failures of the program while it runs inline.
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError>;
 }

@@ -1,38 +1,38 @@
-//! What a device refuses, and what can go wrong on one.
+//! Whether a device supports a node ([`Support`]), and the errors of devices ([`DeviceError`]).
 
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use thiserror::Error;
 
-/// Whether a device runs a node.
+/// Whether a device supports a node: the result of [`Device::support`](super::Device::support).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It does.
+    /// The device runs the node.
     Yes,
-    /// It does, and so well that weights which lie in the host's memory are worth bringing here for it: a product with many
-    /// columns on a GPU.
+    /// The device runs the node so much faster than the host that copying the node's weights from the host's memory pays off:
+    /// a matrix product with many columns on a GPU. ggml's `offload_op`.
     Offload,
-    /// It does not; why.
+    /// The device does not run the node, with the reason.
     No(Unsupported),
 }
 
 impl Support {
-    /// Whether the device runs the node.
+    /// Whether the device runs the node: true for `Yes` and `Offload`.
     pub fn runs(&self) -> bool {
         !matches!(self, Support::No(_))
     }
 }
 
-/// A node beyond a device's ability.
+/// A node that a device does not support.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{op} is not supported: {reason}")]
 pub struct Unsupported {
     /// The op.
     pub op: OpCode,
-    /// Types or parameters that the device lacks, as text.
+    /// The types or parameters that the device has no kernel for, as text.
     pub reason: String,
 }
 
-/// The error that a node's types are not among those its kernel takes.
+/// The error for a node with types that its kernel does not take: lists the types of sources and destination.
 pub(crate) fn unsupported_types(node: &NodeView<'_>) -> Unsupported {
     let mut reason = String::from("types");
     for src in (0..MAX_SRC).filter_map(|i| node.srcs.get(i)) {
@@ -41,134 +41,136 @@ pub(crate) fn unsupported_types(node: &NodeView<'_>) -> Unsupported {
     Unsupported { op: node.op.code(), reason: reason + &format!(" -> {}", node.dst.dtype()) }
 }
 
-/// What went wrong on a device, by who is at fault.
+/// An error of a device or of work on it. The variant states which side is at fault: the caller, the data, the machine, the
+/// network or fanout. See the section "Failures" of the [module](super).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The account's or the device's memory is used up.
-    #[error("out of memory: {asked} bytes asked, {left} left of {limit}")]
+    /// A memory budget or the device's memory is exhausted.
+    #[error("out of memory: {requested} bytes requested, {available} of {limit} available")]
     OutOfMemory {
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes left.
-        left: u64,
-        /// The limit.
+        /// Bytes requested.
+        requested: u64,
+        /// Bytes that were available.
+        available: u64,
+        /// The limit of the budget or the size of the device's memory, in bytes.
         limit: u64,
     },
-    /// A handle or region that does not fit: the caller's mistake.
+    /// The caller's mistake: a handle of another device, a wrong length, bindings that do not fit. Does not stick to the queue.
     #[error("misuse: {0}")]
     Misuse(&'static str),
-    /// The device does not run this node.
+    /// The device does not support a node of the graph.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// A limit of a device that no retry changes: a server that takes no more queues.
-    #[error("{device} {lacks}")]
-    Lacks {
+    /// The device does not have a capability, or is at a limit that no retry changes: a server that accepts no more queues.
+    #[error("{device} {limitation}")]
+    CapabilityMissing {
         /// The device's name.
         device: String,
-        /// What it cannot do, and what to do instead.
-        lacks: &'static str,
+        /// The missing capability or the limit, and an alternative.
+        limitation: &'static str,
     },
     /// A tensor larger than any buffer of the device.
-    #[error("tensor {tensor} takes {bytes} bytes, and the largest buffer of {device} has {limit}: split it")]
-    TooLarge {
-        /// Its place in the list, from 0.
+    #[error(
+        "tensor {tensor} needs {bytes} bytes, and {device} allocates buffers of at most {limit} bytes: split the tensor"
+    )]
+    TensorTooLarge {
+        /// Index of the tensor in the caller's list, from 0.
         tensor: usize,
         /// The device's name.
         device: String,
-        /// Bytes that it takes.
+        /// Bytes that the tensor needs.
         bytes: u64,
-        /// Bytes of the largest buffer.
+        /// Size of the largest buffer in bytes.
         limit: u64,
     },
-    /// Data that the op does not allow, found while running: a row index out of range.
+    /// Invalid data, found while a kernel ran: a row index out of range.
     #[error("{op}: {reason}")]
     Data {
         /// The op.
         op: OpCode,
-        /// What the data should have been.
+        /// The invalid value, and which values are valid.
         reason: String,
     },
-    /// The wait's deadline passed; the work may still finish.
+    /// The deadline of a wait passed. The text names what was awaited. The work may still finish.
     #[error("the deadline passed while waiting for {0}")]
     Deadline(&'static str),
-    /// The device's driver refused a call, or what ran on the device failed: its queues are of no use any more.
+    /// A call of the device's driver failed, or a kernel did. The device's queues are unusable from then on.
     #[error("{device}: {call} failed: {reason}")]
     Driver {
         /// The device's name.
         device: String,
-        /// The call that reported it.
+        /// The driver call that reported the error.
         call: &'static str,
-        /// The driver's error, and what was launched before it.
+        /// The driver's error, and the kernel that was launched last.
         reason: String,
     },
-    /// The queue was dropped or the device went away before the work was done.
-    #[error("the device's queue ended before the work was done")]
+    /// The queue was dropped, or its thread ended, before the work was done.
+    #[error("the device's queue was closed before the work was done")]
     Ended,
-    /// The connection to a remote device is lost: everything that waits for it, and whatever comes later, gets this.
+    /// The connection to a remote device is lost. All pending and all later work of its queues fails with this error.
     #[error("{endpoint}: connection lost: {reason}")]
-    Lost {
-        /// The server, as it was given: `host:port`.
+    ConnectionLost {
+        /// The server's address as the user wrote it: `host:port`.
         endpoint: String,
-        /// What was seen, and where to look.
+        /// The network error, and likely causes.
         reason: String,
     },
-    /// What failed behind a server, in its own words.
+    /// A failure on a server that has no variant of its own.
     #[error("{device}: {reason}")]
     Remote {
         /// The device's name.
         device: String,
-        /// What the server says.
+        /// The server's error text.
         reason: String,
     },
-    /// The bytes of an upload could not be produced: the fault of the upload's [`Source::Writer`](super::Source::Writer), not of the device. Does not
-    /// stick to the queue.
+    /// The closure of an [`UploadSource::Writer`](super::UploadSource::Writer) failed to produce the bytes of an upload. Does
+    /// not stick to the queue.
     #[error("the source of an upload failed: {0}")]
     Source(#[from] SourceError),
-    /// The host has no more of a resource that the work needs: threads. Neither the caller's mistake nor a bug; the same call may
-    /// succeed later.
+    /// The host is out of a resource other than memory, such as threads. The same call may succeed later.
     #[error("the host is out of {resource}: {reason}")]
     Exhausted {
-        /// What there is no more of, in the plural.
+        /// The exhausted resource, in the plural.
         resource: &'static str,
-        /// What it was for, and the system's error.
+        /// Purpose of the resource, and the system's error.
         reason: String,
     },
-    /// A bug of ours: please report it.
+    /// A bug in fanout: please report it.
     #[error("bug in fanout: {0}")]
     Bug(String),
-    /// A failure of one of several devices behind one [`Device`](super::Device).
+    /// A failure of one device of several that a wrapper such as [`Fallback`](crate::fallback::Fallback) combines.
     #[error("{device}: {source}")]
-    On {
-        /// Name of the device that failed.
+    OnDevice {
+        /// Name of the failed device.
         device: String,
-        /// What failed there.
+        /// The error of that device.
         source: Box<DeviceError>,
     },
 }
 
 impl DeviceError {
-    /// This failure with the name of its device.
-    pub(crate) fn on(self, device: &str) -> DeviceError {
-        DeviceError::On { device: device.to_owned(), source: Box::new(self) }
+    /// Adds the name of the failed device.
+    pub(crate) fn on_device(self, device: &str) -> DeviceError {
+        DeviceError::OnDevice { device: device.to_owned(), source: Box::new(self) }
     }
 
-    /// The system refused to start a thread `to` do something.
-    pub(crate) fn no_thread(to: &str, error: &std::io::Error) -> DeviceError {
+    /// [`DeviceError::Exhausted`] for a thread that the system did not start; `to` completes "cannot start one …".
+    pub(crate) fn thread_spawn_failed(to: &str, error: &std::io::Error) -> DeviceError {
         DeviceError::Exhausted { resource: "threads", reason: format!("cannot start one {to}: {error}") }
     }
 }
 
-/// Why the writer of an upload produced no bytes, as text.
+/// The error of an upload's writer closure, as text.
 ///
-/// The device only has to know that there are none. A caller that wants its own error back uses
-/// `upload_from` of a [`dyn Queue`](super::Queue), which returns it with its type.
+/// Devices pass it through without reading it. A caller that needs its own error type back uses `upload_from` of a
+/// [`dyn Queue`](super::Queue).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct SourceError(String);
 
 impl SourceError {
-    /// The reason, as people read it.
+    /// An error with this text.
     pub fn new(reason: impl ToString) -> SourceError {
         SourceError(reason.to_string())
     }
@@ -180,10 +182,10 @@ impl From<std::io::Error> for SourceError {
     }
 }
 
-/// Why an upload whose bytes a closure produces did not happen.
+/// The error of `upload_from` of a [`dyn Queue`](super::Queue): from the closure or from the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UploadError<E> {
-    /// The closure's own error. The queue goes on; any bytes may be in the region.
+    /// The closure's error. The queue stays usable; the content of the region is unspecified.
     Source(E),
     /// The device's error.
     Device(DeviceError),

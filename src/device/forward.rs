@@ -1,19 +1,21 @@
-//! The adaptor for wrappers: a device or queue around another one that changes a few methods and forwards the others.
+//! Forwarding traits for wrappers: a device or queue that wraps another device or queue, changes a few methods and forwards all
+//! others.
 //!
-//! A wrapper implements [`ForwardDevice`] or [`ForwardQueue`], not [`Device`] or [`Queue`]: it names the wrapped one by
-//! `inner` and overrides what it changes. Everything else, capabilities too, is forwarded, also what the contract gains
-//! later: the two implementations at the end of this file must have every method of the contract, which a lint checks.
+//! A wrapper implements [`ForwardDevice`] or [`ForwardQueue`] instead of [`Device`] or [`Queue`]: its `inner` returns the
+//! wrapped object, and it overrides the methods that it changes. All others are forwarded, capabilities included, and so are
+//! methods that the contract gains later: the two blanket implementations at the end of this file must have every method of the
+//! contract, which a lint checks.
 //!
-//! # What a wrapper must do
-//! - Keep [`DeviceInfo::id`] where it hands out the wrapped device's buffers.
-//! - Override a capability's accessor together with the methods that it changes: a queue that counts programs overrides
-//!   [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's [`RunInline`] passes it by.
+//! # Rules for wrappers
+//! - A wrapper that returns buffers of the wrapped device must have the wrapped device's [`DeviceInfo::id`].
+//! - Override a capability's accessor together with the methods that it changes. For example, a queue that counts programs must
+//!   override both [`Queue::run`] and [`Queue::run_inline`], since the wrapped queue's [`RunInline`] does not call the wrapper.
 //! - Return a capability only if the wrapped device or queue has it.
 
 use super::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats,
-    LoadByDigest, MemoryInfo, PeerCopies, PinnedMemory, Point, Prefault, Program, Queue, Region, RunInline, Source,
-    Support, Ticket, Timeline,
+    Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats, LoadByDigest,
+    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, Region, RunInline,
+    Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -21,8 +23,8 @@ use crate::tensor::TensorDesc;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A device around another one. Methods are those of [`Device`] and forward by default.
-#[allow(missing_docs)] // each is documented in `Device`
+/// A device that wraps a device. Has the methods of [`Device`], which forward to [`ForwardDevice::inner`] by default.
+#[allow(missing_docs)] // documented in `Device`
 #[allow(clippy::missing_errors_doc)]
 pub trait ForwardDevice: Send + Sync + Debug {
     /// The wrapped device.
@@ -40,8 +42,8 @@ pub trait ForwardDevice: Send + Sync + Debug {
         self.inner().memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner().alloc(bytes, account)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.inner().alloc(bytes, budget)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -56,8 +58,8 @@ pub trait ForwardDevice: Send + Sync + Debug {
         self.inner().prepare(graph)
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        self.inner().queue(account)
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        self.inner().queue(budget)
     }
 
     fn link_stats(&self) -> Option<LinkStats> {
@@ -81,26 +83,26 @@ pub trait ForwardDevice: Send + Sync + Debug {
     }
 }
 
-/// A queue around another one. Methods are those of [`Queue`] and forward by default.
-#[allow(missing_docs)] // each is documented in `Queue`
+/// A queue that wraps a queue. Has the methods of [`Queue`], which forward to [`ForwardQueue::inner`] by default.
+#[allow(missing_docs)] // documented in `Queue`
 #[allow(clippy::missing_errors_doc)]
 pub trait ForwardQueue: Send {
-    /// The wrapped queue. A wrapper that lends its queue to a thread waits here until it has the queue back.
+    /// The wrapped queue. A wrapper that lends the queue to a thread blocks here until the thread returns it.
     ///
     /// # Errors
-    /// When the wrapped queue cannot take work: what is forwarded returns this, a mark fails with it, and capabilities are
-    /// absent.
+    /// When the wrapped queue is not available. Forwarded methods return this error, [`ForwardQueue::mark`] returns a point
+    /// that fails with it, and capabilities are absent.
     fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError>;
 
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.inner()?.upload(dst, tensor, src)
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.inner()?.download(src)
     }
 
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         self.inner()?.download_all(srcs)
     }
 
@@ -108,7 +110,12 @@ pub trait ForwardQueue: Send {
         self.inner()?.fill(dst, value)
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.inner()?.copy_from(src, dst, after)
     }
 
@@ -116,18 +123,18 @@ pub trait ForwardQueue: Send {
         self.inner()?.run(program, bindings)
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         match self.inner() {
             Ok(inner) => inner.mark(),
             Err(error) => {
                 let failed = Timeline::new();
                 failed.fail(error);
-                Point::new(&failed, 1)
+                TimelinePoint::new(&failed, 1)
             }
         }
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.inner()?.wait(point)
     }
 
@@ -144,8 +151,8 @@ pub trait ForwardQueue: Send {
     }
 }
 
-// A method that is missing here would take the default of the contract instead of the wrapped device's: the bug that this
-// file exists to prevent.
+// A method that is missing here would run the contract's default instead of the wrapped device's method. That is the bug which
+// this file exists to prevent.
 #[deny(clippy::missing_trait_methods)]
 impl<T: ForwardDevice> Device for T {
     fn info(&self) -> &DeviceInfo {
@@ -160,8 +167,8 @@ impl<T: ForwardDevice> Device for T {
         ForwardDevice::memory(self)
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        ForwardDevice::alloc(self, bytes, account)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        ForwardDevice::alloc(self, bytes, budget)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -176,8 +183,8 @@ impl<T: ForwardDevice> Device for T {
         ForwardDevice::prepare(self, graph)
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        ForwardDevice::queue(self, account)
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        ForwardDevice::queue(self, budget)
     }
 
     fn link_stats(&self) -> Option<LinkStats> {
@@ -203,15 +210,15 @@ impl<T: ForwardDevice> Device for T {
 
 #[deny(clippy::missing_trait_methods)]
 impl<T: ForwardQueue> Queue for T {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         ForwardQueue::upload(self, dst, tensor, src)
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         ForwardQueue::download(self, src)
     }
 
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         ForwardQueue::download_all(self, srcs)
     }
 
@@ -219,7 +226,12 @@ impl<T: ForwardQueue> Queue for T {
         ForwardQueue::fill(self, dst, value)
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         ForwardQueue::copy_from(self, src, dst, after)
     }
 
@@ -227,11 +239,11 @@ impl<T: ForwardQueue> Queue for T {
         ForwardQueue::run(self, program, bindings)
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         ForwardQueue::mark(self)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         ForwardQueue::wait(self, point)
     }
 

@@ -1,7 +1,7 @@
-//! Memory of the host that a program owns: plain, pinned for a device, or private pages of a file.
+//! Owned memory of the host: pageable, page-locked for a device, or a private mapping of a file.
 #![allow(unsafe_code)] // one of the modules that `tests/layout` names
 
-use super::{Account, Charge, DeviceError};
+use super::{DeviceError, MemoryBudget, Reservation};
 use crossbeam::utils::CachePadded;
 use memmap2::MmapMut;
 use std::any::Any;
@@ -10,77 +10,83 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of the host, owned: a slice of `u8` at an address that does not change. [`PinnedMemory::alloc_pinned`]
-/// and [`MappedFile::private`] make them, and [`ImportHost::import`] makes a device's buffer of them.
+/// Owned bytes in the host's memory, at an address that does not change. Made by [`HostBuffer::zeroed`],
+/// [`PinnedMemory::alloc_pinned`] and [`MappedFile::map_private`]; [`ImportHost::import`] turns it into a buffer of a device.
 ///
-/// A queue never keeps hold of the bytes it is given: an upload has copied them, or has waited for the device to do so,
-/// when it returns. A buffer may be changed or dropped at any moment that the compiler allows.
+/// Queues keep no reference to a host buffer: when an upload returns, the bytes have been copied by the host or the device.
+/// The buffer may then be changed or dropped at any time.
 ///
 /// [`PinnedMemory::alloc_pinned`]: super::PinnedMemory::alloc_pinned
 /// [`ImportHost::import`]: super::ImportHost::import
-/// [`MappedFile::private`]: super::MappedFile::private
+/// [`MappedFile::map_private`]: super::MappedFile::map_private
 pub struct HostBuffer {
     start: NonNull<u8>,
     bytes: usize,
-    /// What the bytes belong to: dropped with the buffer, and nothing else ever looks at it.
+    /// The object that owns the bytes, a mapping or a driver's allocation. Only dropped, never accessed.
     _owner: Option<Box<dyn Any + Send + Sync>>,
-    charge: Option<Charge>,
+    reservation: Option<Reservation>,
 }
 
-// SAFETY: it is the only way to its bytes (see `HostBuffer::from_raw`), like a `Box<[u8]>`; its owner may be sent.
+// SAFETY: like a `Box<[u8]>`, the buffer has exclusive access to its bytes (the contract of `from_raw`), and its owner is
+// `Send`.
 unsafe impl Send for HostBuffer {}
-// SAFETY: shared, it can only be read.
+// SAFETY: a shared reference gives read access only.
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
-    /// Zeroed plain memory, charged to `account`. Its pages are taken from the system when first touched.
+    /// Allocates `bytes` zeroed bytes of pageable memory, reserved in `budget`. The system provides a page when it is first
+    /// touched.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the account or the system have less left.
-    pub fn zeroed(bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
-        let charge = account.charge(bytes)?;
+    /// [`DeviceError::OutOfMemory`] when the budget or the system has fewer bytes available.
+    pub fn zeroed(bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError> {
+        let reservation = budget.reserve(bytes)?;
         let pages = usize::try_from(bytes).ok().and_then(|n| {
-            // The system maps no empty ranges.
-            if n == 0 { Some(HostBuffer::empty()) } else { MmapMut::map_anon(n).ok().map(HostBuffer::of_pages) }
+            // `mmap` rejects a length of 0.
+            if n == 0 { Some(HostBuffer::empty()) } else { MmapMut::map_anon(n).ok().map(HostBuffer::from_mapping) }
         });
-        Ok(HostBuffer { charge: Some(charge), ..pages.ok_or_else(|| HostBuffer::refused(bytes, account))? })
+        Ok(HostBuffer {
+            reservation: Some(reservation),
+            ..pages.ok_or_else(|| HostBuffer::out_of_memory(bytes, budget))?
+        })
     }
 
-    /// For bytes that `account` has just paid for, and the system or a driver does not give.
-    pub(crate) fn refused(bytes: u64, account: &Account) -> DeviceError {
-        let left = account.limit().saturating_sub(account.used()).saturating_add(bytes);
-        DeviceError::OutOfMemory { asked: bytes, left, limit: account.limit() }
+    /// The error for `bytes` bytes that were reserved in `budget` but that the system or the driver failed to allocate.
+    pub(crate) fn out_of_memory(bytes: u64, budget: &MemoryBudget) -> DeviceError {
+        let available = budget.limit().saturating_sub(budget.used()).saturating_add(bytes);
+        DeviceError::OutOfMemory { requested: bytes, available, limit: budget.limit() }
     }
 
     pub(super) fn empty() -> HostBuffer {
-        HostBuffer { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes: 0, _owner: None, charge: None }
+        HostBuffer { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes: 0, _owner: None, reservation: None }
     }
 
-    /// Pages that the process alone writes.
-    pub(super) fn of_pages(mut pages: MmapMut) -> HostBuffer {
+    /// A buffer of private pages: only this process writes them.
+    pub(super) fn from_mapping(mut pages: MmapMut) -> HostBuffer {
         let (start, bytes) = (NonNull::from(&mut pages[..]).cast(), pages.len());
-        HostBuffer { start, bytes, _owner: Some(Box::new(pages)), charge: None }
+        HostBuffer { start, bytes, _owner: Some(Box::new(pages)), reservation: None }
     }
 
-    /// For devices: memory that their driver gave, with what gives it back when dropped and what pays for it.
+    /// For devices: memory that a driver allocated. Dropping `owner` frees it; `reservation` is its share of a memory budget.
     ///
     /// # Safety
-    /// Until `owner` is dropped, `bytes` bytes from `start` on are initialised, stay where they are and may be read and
-    /// written from any thread, and nobody does so but through this buffer or what [`ImportHost::import`] makes of it.
+    /// Until `owner` is dropped, the `bytes` bytes from `start` must be initialised, must not move, and must be readable and
+    /// writable from any thread. All accesses must go through this buffer, or the device buffer that [`ImportHost::import`]
+    /// makes of it.
     ///
     /// [`ImportHost::import`]: super::ImportHost::import
     pub unsafe fn from_raw(
         start: NonNull<u8>,
         bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
-        charge: Option<Charge>,
+        reservation: Option<Reservation>,
     ) -> HostBuffer {
-        HostBuffer { start, bytes, _owner: Some(owner), charge }
+        HostBuffer { start, bytes, _owner: Some(owner), reservation }
     }
 
-    /// For devices that take the memory over and charge it themselves: what has paid for it so far.
-    pub fn take_charge(&mut self) -> Option<Charge> {
-        self.charge.take()
+    /// For devices that import the memory and reserve it in another budget: takes the buffer's own reservation.
+    pub fn take_reservation(&mut self) -> Option<Reservation> {
+        self.reservation.take()
     }
 }
 
@@ -88,14 +94,15 @@ impl Deref for HostBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised and live as long as the owner does; while `self` is shared nobody writes them.
+        // SAFETY: `start` and `bytes` describe initialised memory that lives as long as `_owner`, which `self` holds. While
+        // `self` is borrowed shared, no safe code can write to it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
 
 impl DerefMut for HostBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` makes this the only access.
+        // SAFETY: as in `deref`; `&mut self` makes this access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }

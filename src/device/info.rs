@@ -1,4 +1,4 @@
-//! Facts about devices: identity, copy domain, limits, and what they report about themselves.
+//! Descriptions of devices: identity, copy domain, limits, queue behaviour, features and traffic counters.
 
 use crate::setters::setters;
 use std::fmt;
@@ -7,23 +7,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A device's identity within this process.
 ///
-/// Code compares identities: whether a buffer belongs to a device, whether a plan was made for these devices. Names are for
-/// people; two devices may share one. A wrapper that hands out the buffers of the device that it wraps has that device's identity,
-/// because [`Buffer::device`](super::Buffer::device) must equal the `id` of the device that the caller sees.
+/// Code compares identities, not names: whether a buffer belongs to a device, whether a plan was made for these devices. Names
+/// are for users, and two devices may share one. A wrapper that returns buffers of the wrapped device has the wrapped device's
+/// identity, because [`Buffer::device`](super::Buffer::device) must equal the `id` of the device that the caller sees.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceId(u64);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl DeviceId {
-    /// An identity that no other device of this process has or had.
+    /// A new identity. Identities are not reused within a process.
     pub fn unique() -> DeviceId {
         DeviceId(NEXT_ID.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// A set of devices that copy from each other's memory by themselves ([`Queue::copy_from`](super::Queue::copy_from)): all
-/// CPU devices of the process, the GPUs of one driver, the devices behind one connection.
+/// A copy domain: a set of devices that copy from each other's memory without the host
+/// ([`Queue::copy_from`](super::Queue::copy_from)). Examples are all CPU devices of the process, the GPUs of one driver, and
+/// the devices behind one connection.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Domain {
     name: Arc<str>,
@@ -32,57 +33,58 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// The domain of this name: the same one wherever the name is given.
+    /// The domain with this name. Two calls with the same name return the same domain.
     pub fn named(name: impl Into<Arc<str>>) -> Domain {
         Domain { name: name.into(), instance: 0 }
     }
 
-    /// A domain that differs from every other one, whatever their names.
+    /// A new domain that differs from all others, also from those with the same name.
     pub fn unique(name: impl Into<Arc<str>>) -> Domain {
         Domain { name: name.into(), instance: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Its name, for people.
+    /// The domain's name, for users.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// The host's processors.
+    /// The host's processors, or those of a server.
     Cpu,
     /// A GPU.
     Gpu,
 }
 
-/// Facts about a device that do not change. Made by [`DeviceInfo::new`]; the fields may then be set.
+/// The unchanging description of a device. Made by [`DeviceInfo::new`]; the fields may then be set.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its identity.
+    /// Identity of the device.
     pub id: DeviceId,
-    /// Addressable name: `CPU`, `CUDA0`. For people and for lists of devices; never compared to tell devices apart.
+    /// Name: `CPU`, `CUDA0`. For users and for lists of devices; compare `id` to distinguish devices.
     pub name: String,
-    /// Model, threads at first, instruction sets: for people. [`Device::features`](super::Device::features) has the threads of now.
+    /// Text for users: model, initial number of threads, instruction sets. [`Device::features`](super::Device::features) has
+    /// the current number of threads.
     pub description: String,
-    /// What it is.
+    /// CPU or GPU.
     pub kind: DeviceKind,
-    /// Every tensor's first byte lies at a multiple of this: a power of two.
+    /// Alignment in bytes of each tensor's first byte within its buffer: a power of two.
     pub alignment: u64,
     /// Largest buffer in bytes.
     pub max_buffer: u64,
-    /// Devices of one domain copy from each other's memory by themselves. Between two domains bytes go through the host,
-    /// unless the device has [`PeerCopies`](super::PeerCopies).
+    /// Copy domain. Copies between two domains go through the host, unless the destination device has
+    /// [`PeerCopies`](super::PeerCopies).
     pub domain: Domain,
-    /// How its queues behave.
+    /// Behaviour of the device's queues.
     pub caps: Caps,
 }
 
 impl DeviceInfo {
-    /// A new identity, in a copy domain of its own. Alignment is 1, buffers are unlimited, nothing else is promised.
+    /// A description with a new identity, a new copy domain, alignment 1, no limit on buffer sizes and default [`Caps`].
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> DeviceInfo {
         let name = name.into();
         DeviceInfo {
@@ -106,14 +108,14 @@ setters!(DeviceInfo {
     with_caps caps: Caps,
 });
 
-/// How the queues of a device behave. What a device can do beyond the core is not listed here: the capability itself answers
-/// ([`Device::pinned_memory`](super::Device::pinned_memory) and its siblings).
+/// Behaviour of a device's queues, like `ggml_backend_dev_caps`. Optional capabilities are not listed here: their accessors
+/// report them ([`Device::pinned_memory`](super::Device::pinned_memory) and others).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Caps {
-    /// Submitted work proceeds while the submitter does something else.
+    /// Submitted work runs concurrently with the submitting thread.
     pub asynchronous: bool,
-    /// [`Queue::wait`](super::Queue::wait) returns at once for a point of its domain: later work waits, the caller does not.
+    /// [`Queue::wait`](super::Queue::wait) for a point of the same domain does not block the caller: only later work waits.
     pub events: bool,
 }
 
@@ -122,22 +124,22 @@ setters!(Caps {
     with_events events: bool,
 });
 
-/// Traffic on the connection of a remote device. Devices of one endpoint share it.
+/// Traffic counters of a remote device's connection, which all devices of one endpoint share.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LinkStats {
-    /// The server, as it was given: `host:port`.
+    /// The server's address as the user wrote it: `host:port`.
     pub endpoint: String,
     /// Bytes sent to the server.
     pub sent: u64,
     /// Bytes received from the server.
     pub received: u64,
-    /// How often a caller here had to wait for the server.
+    /// How many times a thread of this process blocked for a reply of the server.
     pub waits: u64,
 }
 
 impl LinkStats {
-    /// A connection without traffic so far, to a server `host:port`.
+    /// Counters at 0 for a server `host:port`.
     pub fn new(endpoint: impl Into<String>) -> LinkStats {
         LinkStats { endpoint: endpoint.into(), sent: 0, received: 0, waits: 0 }
     }
@@ -149,17 +151,17 @@ setters!(LinkStats {
     with_waits waits: u64,
 });
 
-/// Something that a device has or is set to, for people and for reports: an instruction set, a driver's version.
+/// A hardware feature or a setting of a device, for reports: an instruction set, a driver's version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Feature {
-    /// What it is; the same for all devices that have it.
+    /// Name of the feature; the same on all devices that have it.
     pub name: String,
-    /// Which, or how much of it.
+    /// Value, as text.
     pub value: String,
 }
 
 impl Feature {
-    /// A feature with its value as text.
+    /// A feature; the value is formatted as text.
     pub fn new(name: impl Into<String>, value: impl ToString) -> Feature {
         Feature { name: name.into(), value: value.to_string() }
     }
@@ -174,8 +176,8 @@ impl fmt::Display for Feature {
 /// A device's memory in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// Not in use by anyone.
+    /// Bytes that can be allocated now.
     pub free: u64,
-    /// All there is.
+    /// Bytes in total.
     pub total: u64,
 }

@@ -1,4 +1,4 @@
-//! Files mapped into memory: a model's weights without reading them first.
+//! Memory-mapped files, through which a model's weights are used without reading the file first.
 #![allow(unsafe_code)] // one of the modules that `tests/layout` names: mapping a file is an unsafe call
 
 use super::HostBuffer;
@@ -8,19 +8,18 @@ use std::io::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A file as bytes in memory. The system reads its pages when they are first looked at, and may forget them again as
-/// long as nobody writes them.
+/// A read-only memory mapping of a file. The system reads a page when it is first accessed, and may drop it again while it is
+/// clean.
 ///
-/// # What is promised
-/// - The file is never written through a mapping: whoever writes to [`MappedFile::private`] memory writes to pages of
-///   its own.
-/// - The file may be renamed or deleted: its bytes stay until the last mapping is gone.
+/// # Guarantees
+/// - The file is never written through a mapping. A write to memory of [`MappedFile::map_private`] goes to a private copy of
+///   the page (copy-on-write).
+/// - The file may be renamed or deleted: its content stays accessible until the last mapping is dropped.
 ///
-/// # What cannot be promised
-/// The file has to stay as it is while it is mapped, as with every program that maps files. If someone shortens it,
-/// reading the bytes that it lost ends the process (SIGBUS), those of private pages too. If someone rewrites it in place,
-/// bytes that were not written here change as they are read. Replace a file that may be in use by renaming a new one
-/// over it, as downloaders do.
+/// # Hazards
+/// The file must not be modified while it is mapped, as with any mapped file. If another process truncates it, access to the
+/// lost bytes kills this process (SIGBUS), also through private mappings. If another process rewrites it in place, pages that
+/// were not written here change. To replace a file that may be in use, rename a new file over it, as downloaders do.
 #[derive(Debug)]
 pub struct MappedFile {
     map: Mmap,
@@ -28,70 +27,71 @@ pub struct MappedFile {
     path: PathBuf,
 }
 
-/// What is about to be done with a file's bytes.
+/// The expected access pattern of a file's bytes, as for `madvise`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// They are read once, from front to back: the system reads far ahead.
+    /// One read from front to back: the system reads far ahead.
     Sequential,
-    /// They are read soon: the system starts to bring them now.
+    /// Access soon: the system starts to read the pages now.
     WillNeed,
 }
 
 impl MappedFile {
-    /// Maps a file as long as it is now. An empty one has no bytes.
+    /// Maps a file with its current length, which may be 0.
     ///
     /// # Errors
-    /// When the file cannot be opened or mapped. [`ErrorKind::InvalidInput`] for what has no length: a folder, a device, a
-    /// pipe.
+    /// The system's error when the file cannot be opened or mapped. [`ErrorKind::InvalidInput`] for a path that is no regular
+    /// file: a folder, a device, a pipe.
     pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref().to_owned();
-        // Before it is opened: opening a pipe waits for whoever writes to it.
+        // Checked before `open`, because opening a pipe blocks until a process opens it for writing.
         if !std::fs::metadata(&path)?.is_file() {
-            let text = format!("{} is no file: only files can be mapped", path.display());
+            let text = format!("{} is not a regular file: only regular files can be mapped", path.display());
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         let file = File::open(&path)?;
         let bytes = file.metadata()?.len();
-        // SAFETY: the mapping is private and read only, and nothing here writes its pages. Others can change the file; the
-        // bytes are only ever looked at as bytes, of which any value is one (the type's docs say what is asked of them).
-        let map = unsafe { MmapOptions::new().len(length(bytes)?).map_copy_read_only(&file)? };
+        // SAFETY: the mapping is private and read-only, and this process does not write its pages. Another process may change
+        // the file; the type's docs forbid that, and the bytes are read as `u8` only, for which every value is valid.
+        let map = unsafe { MmapOptions::new().len(to_usize(bytes)?).map_copy_read_only(&file)? };
         Ok(MappedFile { map, file, path })
     }
 
-    /// Where it was opened.
+    /// The path that was passed to [`MappedFile::open`].
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All of it.
+    /// All bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Whether it has no bytes.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// A part of it.
+    /// The bytes in a range of file offsets.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] when the part reaches past the end.
-    pub fn part(&self, range: Range<u64>) -> Result<&[u8]> {
-        Ok(&self.map[self.inside(range)?])
+    /// [`ErrorKind::InvalidInput`] when the range reaches past the end.
+    pub fn slice(&self, range: Range<u64>) -> Result<&[u8]> {
+        Ok(&self.map[self.checked_range(range)?])
     }
 
-    /// Tells the system what a part is about to be used for. Changes no byte, and does nothing where systems do not listen.
+    /// Advises the system of the expected access to a range (`madvise`). Changes no byte; does nothing on systems without such
+    /// a call.
     ///
     /// # Errors
-    /// As [`MappedFile::part`], and when the system refuses.
+    /// As [`MappedFile::slice`], and the system's error.
     pub fn advise(&self, range: Range<u64>, advice: Advice) -> Result<()> {
-        let range = self.inside(range)?;
+        let range = self.checked_range(range)?;
         #[cfg(unix)]
         if !range.is_empty() {
             let advice = match advice {
@@ -104,17 +104,18 @@ impl MappedFile {
         Ok(())
     }
 
-    /// A part as memory of its own, for [`ImportHost::import`]: nothing is copied until someone writes, and then page by
-    /// page. Its first byte lies as far behind a page's start as the part begins behind one in the file: a part from byte
-    /// 4128 on lies at a multiple of 32.
+    /// Maps a range of the file once more, privately and writable, as memory for [`ImportHost::import`]. Bytes are copied only
+    /// when they are written, one page at a time. The address of the first byte equals its file offset modulo the page size, so
+    /// the alignment of tensors within the file is kept up to that of a page.
     ///
     /// # Errors
-    /// As [`MappedFile::part`]; when the file has been shortened since; when the system cannot map it once more.
+    /// As [`MappedFile::slice`]; [`ErrorKind::UnexpectedEof`] when the file was truncated after it was opened; the system's
+    /// error when it cannot map the range.
     ///
     /// [`ImportHost::import`]: super::ImportHost::import
-    pub fn private(&self, range: Range<u64>) -> Result<HostBuffer> {
+    pub fn map_private(&self, range: Range<u64>) -> Result<HostBuffer> {
         let (start, end) = (range.start, range.end);
-        let range = self.inside(range)?;
+        let range = self.checked_range(range)?;
         let now = self.file.metadata()?.len();
         if end > now {
             let text = format!("{} had {} bytes when it was mapped and has {now} now", self.path.display(), self.len());
@@ -124,27 +125,28 @@ impl MappedFile {
             return Ok(HostBuffer::empty());
         }
         let mut options = MmapOptions::new();
-        // Only what is written takes memory: no reserve for all of it, which a machine smaller than the file would refuse.
+        // MAP_NORESERVE, because only written pages take memory. A reservation for the whole range would fail on a machine with
+        // less memory than the file has.
         options.offset(start).len(range.len()).no_reserve_swap();
-        // SAFETY: as in `open`; the pages that are written are this mapping's own, and no other slice of them exists.
-        Ok(HostBuffer::of_pages(unsafe { options.map_copy(&self.file)? }))
+        // SAFETY: as in `open`. Written pages are private to this mapping, and no other slice of the mapping exists.
+        Ok(HostBuffer::from_mapping(unsafe { options.map_copy(&self.file)? }))
     }
 
-    fn inside(&self, range: Range<u64>) -> Result<Range<usize>> {
+    fn checked_range(&self, range: Range<u64>) -> Result<Range<usize>> {
         let outside = || {
             let Range { start, end } = &range;
-            let text = format!("bytes {start} to {end} of {}, which has {}", self.path.display(), self.len());
+            let text = format!("bytes {start} to {end} of {}, which has {} bytes", self.path.display(), self.len());
             Error::new(ErrorKind::InvalidInput, text)
         };
         if range.start > range.end || range.end > self.len() {
             return Err(outside());
         }
-        Ok(length(range.start)?..length(range.end)?)
+        Ok(to_usize(range.start)?..to_usize(range.end)?)
     }
 }
 
-fn length(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::new(ErrorKind::InvalidInput, "a file beyond the address space"))
+fn to_usize(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::new(ErrorKind::InvalidInput, "the file is larger than the address space"))
 }
 
 impl AsRef<[u8]> for MappedFile {

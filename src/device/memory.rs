@@ -1,4 +1,5 @@
-//! Buffers, regions and programs: handles that devices fill with what they need.
+//! Handles that all devices share: buffers, regions of buffers, and programs. Each carries an object of the device's own type,
+//! which the device gets back by downcast.
 
 use super::{DeviceError, DeviceId, DeviceInfo};
 use crate::graph::Graph;
@@ -7,7 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory of a device. Cloning shares it; it is freed when the last handle is dropped, queued work included.
+/// A handle to memory of a device. Clones share the memory, which is freed when the last handle is dropped; queued work holds
+/// handles too.
 #[derive(Clone)]
 pub struct Buffer(Arc<BufferInner>);
 
@@ -17,23 +19,23 @@ struct BufferInner {
     device_name: String,
     bytes: u64,
     memory: Box<dyn Any + Send + Sync>,
-    /// What pays for it: given back with the memory.
-    _charges: Box<dyn Any + Send + Sync>,
+    /// Reservations in memory budgets, released together with the memory.
+    _reservations: Box<dyn Any + Send + Sync>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Buffer {
-    /// For devices: a handle to a device's own kind of memory; `charges` pay for it as long as it lives.
+    /// For devices: a handle to `memory`, an object of the device's own type. `reservations` are dropped with the memory.
     pub fn new(
         device: &DeviceInfo,
         bytes: u64,
         memory: Box<dyn Any + Send + Sync>,
-        charges: Box<dyn Any + Send + Sync>,
+        reservations: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let device_name = device.name.clone();
-        Buffer(Arc::new(BufferInner { id, device: device.id, device_name, bytes, memory, _charges: charges }))
+        Buffer(Arc::new(BufferInner { id, device: device.id, device_name, bytes, memory, _reservations: reservations }))
     }
 
     /// Size in bytes.
@@ -41,35 +43,35 @@ impl Buffer {
         self.0.bytes
     }
 
-    /// Identity of the device whose memory it is.
+    /// Identity of the device that owns the memory.
     pub fn device(&self) -> DeviceId {
         self.0.device
     }
 
-    /// Name of that device, for people.
+    /// Name of that device, for messages.
     pub fn device_name(&self) -> &str {
         &self.0.device_name
     }
 
-    /// A number that no other buffer of this process has or had.
+    /// A number that identifies the buffer; not reused within a process.
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// For devices: the memory object that [`Buffer::new`] was given, if it is of this kind.
+    /// For devices: the memory object that was passed to [`Buffer::new`], if it has type `T`.
     pub fn memory<T: 'static>(&self) -> Option<&T> {
         self.0.memory.downcast_ref()
     }
 
-    /// All of it.
+    /// The region that covers the whole buffer.
     pub fn whole(&self) -> Region {
         Region { buffer: self.clone(), offset: 0, bytes: self.bytes() }
     }
 
-    /// A part of it.
+    /// The region of `bytes` bytes from byte `offset` of the buffer.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] when the part reaches past the end.
+    /// [`DeviceError::Misuse`] when the region reaches past the end of the buffer.
     pub fn region(&self, offset: u64, bytes: u64) -> Result<Region, DeviceError> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes() => Ok(Region { buffer: self.clone(), offset, bytes }),
@@ -84,7 +86,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A part of a buffer; inside it by construction.
+/// A range of bytes of a buffer. In bounds by construction.
 #[derive(Clone, Debug)]
 pub struct Region {
     buffer: Buffer,
@@ -93,7 +95,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// The buffer it lies in.
+    /// The region's buffer.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
@@ -108,41 +110,42 @@ impl Region {
         self.bytes
     }
 
-    /// A part of it.
+    /// The region of `bytes` bytes from byte `offset` of this region.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] when the part reaches past the end.
-    pub fn part(&self, offset: u64, bytes: u64) -> Result<Region, DeviceError> {
+    /// [`DeviceError::Misuse`] when it reaches past the end of this region.
+    pub fn subregion(&self, offset: u64, bytes: u64) -> Result<Region, DeviceError> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => self.buffer.region(self.offset + offset, bytes),
-            _ => Err(DeviceError::Misuse("a part reaches past the end of its region")),
+            _ => Err(DeviceError::Misuse("a subregion reaches past the end of its region")),
         }
     }
 }
 
-/// A graph made ready on one device. Cloning shares it.
+/// A graph prepared for one device. Clones share it.
 #[derive(Clone)]
 pub struct Program(Arc<ProgramInner>);
 
 struct ProgramInner {
     graph: Arc<Graph>,
-    code: Box<dyn Any + Send + Sync>,
+    compiled: Box<dyn Any + Send + Sync>,
 }
 
 impl Program {
-    /// For devices: their own form of a graph.
-    pub fn new(graph: Arc<Graph>, code: Box<dyn Any + Send + Sync>) -> Program {
-        Program(Arc::new(ProgramInner { graph, code }))
+    /// For devices: a program of `graph`, with `compiled` as the device's own form of it.
+    pub fn new(graph: Arc<Graph>, compiled: Box<dyn Any + Send + Sync>) -> Program {
+        Program(Arc::new(ProgramInner { graph, compiled }))
     }
 
-    /// The graph it runs.
+    /// The prepared graph.
     pub fn graph(&self) -> &Graph {
         &self.0.graph
     }
 
-    /// For devices: the form that [`Program::new`] was given, if it is of this kind.
-    pub fn code<T: 'static>(&self) -> Option<&T> {
-        self.0.code.downcast_ref()
+    /// For devices: the compiled form that was passed to [`Program::new`], if it has type `T`. `None` for programs of other
+    /// devices.
+    pub fn compiled<T: 'static>(&self) -> Option<&T> {
+        self.0.compiled.downcast_ref()
     }
 }
 

@@ -1,78 +1,83 @@
-//! The contract between fanout and a device.
+//! The device contract: the traits, handles and errors through which fanout drives a CPU, a GPU or a remote device.
+//!
+//! Start with [`Device`] and [`Queue`] below. This module holds the contract and the types that all devices share; the devices
+//! themselves are in `cpu`, `cuda` and `rpc::client`, except for [`noop`], which computes nothing.
 //!
 //! # Layers
-//! - The **core**, [`Device`] and [`Queue`]: memory, programs and in-order work. A new backend implements these two, and no
-//!   method that has a default.
+//! - The **core**, [`Device`] and [`Queue`]: memory, programs and in-order work. A minimal backend implements these two traits
+//!   and overrides none of their default methods.
 //! - **Capabilities** ([`PeerCopies`], [`ImportHost`], [`PinnedMemory`], [`HostThreads`]; [`Prefault`], [`LoadByDigest`],
-//!   [`RunInline`]): traits of their own, reached through accessors of the core that return `None` by default. Whether a
-//!   device has a capability is stated nowhere else.
-//! - **Wrappers** ([`ForwardDevice`], [`ForwardQueue`]): a device around another one overrides what it changes and forwards the
-//!   rest, capabilities included.
-//! - **Conveniences**: methods of `dyn Device` and `dyn Queue` (`run_inline_or_submit`, `upload_from`, …), which use a
-//!   capability or do without. No device implements them.
+//!   [`RunInline`]): optional traits, reached through accessors of the core that return `None` by default. The accessor is the
+//!   only place that states whether a device or queue has a capability.
+//! - **Wrappers** ([`ForwardDevice`], [`ForwardQueue`]): a device that wraps a device overrides the methods that it changes and
+//!   forwards all others, capabilities included.
+//! - **Convenience methods** of `dyn Device` and `dyn Queue` (`run_inline_or_submit`, `upload_from`, …): they use a capability
+//!   if it is present and the core otherwise. Devices do not implement them.
 //!
 //! # Life cycle
-//! A [`Device`] hands out [`Buffer`]s and [`Queue`]s. A graph whose tensors are placed in slots becomes a [`Program`]
-//! on the device ([`Device::prepare`]); a queue runs it on regions bound to the slots. Buffers, programs and queues may outlive
-//! every handle of their device: each keeps alive what it needs. A buffer's memory is freed when its last handle is dropped,
-//! and a queue holds handles of what its submitted work touches.
+//! A [`Device`] creates [`Buffer`]s and [`Queue`]s, and prepares a graph, with its tensors placed in slots, as a [`Program`]
+//! ([`Device::prepare`]). A queue runs a program with one region bound to each slot. Buffers, programs and queues may outlive
+//! every handle of their device: each keeps the parts of the device that it needs alive. A buffer's memory is freed when its
+//! last handle is dropped; a queue holds handles of all memory that its submitted work accesses.
 //!
-//! Dropping a queue abandons what it has not started and stops a running program at its next node; the drop does not wait. The
-//! queue's timeline fails with [`DeviceError::Ended`] once nothing of it runs any more, so that a waiter for one of its points
-//! returns.
+//! Dropping a queue discards the work that has not started, and stops a running program at its next node; the drop does not
+//! block. The queue's timeline fails with [`DeviceError::Ended`] once none of its work runs any more, so every waiter for one
+//! of its points returns.
 //!
 //! # Ordering
-//! Work on one queue takes effect in the order of submission. Work on two queues is ordered by [`Point`]s alone: one queue
-//! [marks](Queue::mark), the other [waits](Queue::wait). Nothing else orders them, neither the order of the host's calls nor
-//! shared memory. A copy between queues needs two points: the destination waits for the source's data
-//! (`after` of [`Queue::copy_from`]), and the source waits for the copy before it overwrites them.
+//! Work on one queue takes effect in the order of submission. Work on two queues is ordered by [`TimelinePoint`]s alone: one
+//! queue makes a point ([`Queue::mark`]), and the second queue waits for it ([`Queue::wait`]). Neither the order of the host's
+//! calls nor accesses to the same memory order two queues. A copy between queues needs two points: the destination waits until
+//! the source's data are written (`after` of [`Queue::copy_from`]), and the source waits for the copy before it overwrites
+//! them.
 //!
 //! # Identity
-//! A device is known by its [`DeviceId`], and so is the owner of a buffer. Names are for people and may repeat.
+//! A [`DeviceId`] identifies a device and the owner of a buffer. Names are for users and may repeat.
 //!
 //! # Validation
-//! Traits are safe: a handle of another device, a region outside its buffer, a graph beyond the device's ability is an
-//! `Err`, never undefined behaviour. The device checks handles and sizes when work is submitted, on the caller's thread, and
-//! returns [`DeviceError::Misuse`], which does not stick to the queue. A [`Graph`] has passed [`crate::graph::validate::check`];
-//! devices trust its shapes and check data (row indices) while they run.
+//! The traits are safe: a handle of another device, a region outside its buffer or a graph that the device does not support is
+//! an `Err`, never undefined behaviour. The device validates handles and sizes when work is submitted, on the caller's thread,
+//! and returns [`DeviceError::Misuse`], which does not stick to the queue. A [`Graph`] has passed
+//! [`crate::graph::validate::check`]: devices rely on its shapes, strides and overlaps, and check only data (row indices) while
+//! kernels run.
 //!
 //! # Failures
-//! Submitting returns before large work is done; it waits only for room among what was submitted before, and a large
-//! upload for all of that. A failure of submitted work sticks to the queue: the next submission or wait returns it, and nothing
-//! that is submitted after that runs (a device may have gone on with what was submitted before). [`Ticket`]s and [`Point`]s
-//! block, and the host waits for them with a deadline.
+//! Submission is asynchronous. It blocks in two cases: while the queue's limit on pending work is reached, and in an upload
+//! larger than 256 KiB, which may wait for all earlier work. A failure of submitted work sticks to the queue: the next
+//! submission or wait returns it, and no work submitted after that runs (work submitted before may have run). The host waits
+//! for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.
 //!
-//! [`DeviceError`] tells who is at fault: the caller ([`DeviceError::Misuse`], [`DeviceError::Source`]), the data
-//! ([`DeviceError::Data`]), the machine ([`DeviceError::OutOfMemory`], [`DeviceError::Exhausted`], [`DeviceError::Driver`]), the
-//! network ([`DeviceError::Lost`]), or fanout ([`DeviceError::Bug`]).
+//! The variant of [`DeviceError`] states which side is at fault: the caller ([`DeviceError::Misuse`], [`DeviceError::Source`]),
+//! the data ([`DeviceError::Data`]), the machine ([`DeviceError::OutOfMemory`], [`DeviceError::Exhausted`],
+//! [`DeviceError::Driver`]), the network ([`DeviceError::ConnectionLost`]), or fanout ([`DeviceError::Bug`]).
 
-mod account;
 mod capability;
+mod command_channel;
 mod error;
 mod forward;
 mod host;
 mod info;
-mod line;
 mod mapped;
 mod memory;
+mod memory_budget;
 pub mod noop;
 mod tensors;
 mod timeline;
 
-pub use account::{Account, Charge};
 pub use capability::{
     HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline, TensorDigest,
 };
+pub(crate) use command_channel::{CommandChannel, StagedBytes};
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
 pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};
-pub(crate) use line::{Line, Staged};
 pub use mapped::{Advice, MappedFile};
 pub use memory::{Buffer, Program, Region};
+pub use memory_budget::{MemoryBudget, Reservation};
 pub use tensors::{TensorMemory, TensorPlan};
-pub use timeline::{Point, Progress, Ticket, TicketSender, Timeline};
+pub use timeline::{CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
 
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -81,32 +86,34 @@ use std::fmt::{Debug, Display};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A queue takes in an upload of this size without waiting for its earlier work: larger ones go in such pieces where nobody
-/// should wait.
-pub(crate) const PIECE: u64 = 256 << 10;
+/// The chunk of large transfers, 256 KiB. A queue accepts an upload of at most this size without waiting for its earlier work;
+/// code that must not block splits larger uploads into such chunks. Also the payload of one transfer token between servers.
+pub(crate) const TRANSFER_CHUNK_BYTES: u64 = 256 << 10;
 
-/// How long a device is waited for before it is taken for lost.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// How long fanout itself waits for a device before it fails the operation with [`DeviceError::Deadline`].
+pub(crate) const DEVICE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The bytes of an upload.
-pub enum Source<'a> {
-    /// Copied before the call returns.
+/// The bytes of an upload: a slice, or a closure that writes them into memory of the device.
+pub enum UploadSource<'a> {
+    /// A slice as long as the region. It is copied before the call returns.
     Borrowed(&'a [u8]),
-    /// Called before the call returns: for a small destination once, otherwise piece by piece to fill it in place when
-    /// the queue has finished all earlier work. An error does not stick to the queue and leaves any bytes in the region.
-    /// It must not use a device or wait for one: all queues of a server may be waiting for it.
+    /// A closure that writes the bytes of the region, front to back, into the slices that it is called with. It runs before the
+    /// call returns: once with all bytes of a small region; for a large region chunk by chunk, in place, after the queue has
+    /// finished all earlier work. Its error does not stick to the queue; the content of the region is then unspecified.
     ///
-    /// A caller that needs the closure's own error uses `upload_from` of `dyn Queue`.
+    /// The closure must not use a device or wait for one: all queues of a server may be waiting for it, so that would deadlock.
+    ///
+    /// A caller that needs the closure's error with its type uses `upload_from` of `dyn Queue`.
     Writer(&'a mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>),
 }
 
-/// Whether a queue has taken a copy.
+/// Whether a queue has accepted a copy. See [`Queue::copy_from`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum CopyOutcome {
     /// The copy is submitted.
     Submitted,
-    /// The device does not reach the source's memory. Nothing was submitted: the bytes have to go through the host.
+    /// The device has no access to the source's memory. Nothing was submitted: the caller has to download and upload the bytes.
     Unreachable,
 }
 
@@ -117,78 +124,80 @@ impl CopyOutcome {
     }
 }
 
-/// The core of a device: a processor with memory of its own. See the [module](self) for the rules.
+/// The core of a device: a processor with its memory. The [module](self) has the contract: life cycle, ordering, identity,
+/// validation, failures.
 pub trait Device: Send + Sync + Debug {
-    /// Facts that do not change.
+    /// Identity, name, limits and copy domain: facts that do not change while the device exists.
     fn info(&self) -> &DeviceInfo;
 
-    /// What it uses of the hardware and how it is set, as of now; each name once.
+    /// Hardware features in use and current settings, for reports: instruction sets, driver version, number of threads. Each
+    /// name occurs once.
     fn features(&self) -> Vec<Feature> {
         Vec::new()
     }
 
-    /// Free and total memory now.
+    /// Free and total memory at the moment of the call, in bytes.
     ///
     /// # Errors
-    /// When the device cannot say.
+    /// The driver's or the connection's error, if the query fails.
     fn memory(&self) -> Result<MemoryInfo, DeviceError>;
 
-    /// A zeroed buffer of `bytes` bytes, charged to `account` until its last handle is gone. Its
-    /// [`Buffer::device`] is the [`DeviceInfo::id`] of this device.
+    /// Allocates a zeroed buffer of `bytes` bytes, reserved in `budget` until the buffer's last handle is dropped. Its
+    /// [`Buffer::device`] is this device's [`DeviceInfo::id`].
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when account or device have less left.
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError>;
+    /// [`DeviceError::OutOfMemory`] when the budget or the device has fewer bytes available.
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError>;
 
-    /// Bytes to reserve for a tensor: at least its extent, more where kernels need padding.
+    /// Bytes to allocate for a tensor: at least its extent, and more if kernels need padding behind it.
     fn alloc_size(&self, tensor: &TensorDesc) -> u64;
 
-    /// Whether the device runs a node: the very decision that [`Device::prepare`] makes.
+    /// Whether the device runs a node. [`Device::prepare`] makes the same decision.
     fn support(&self, node: NodeView<'_>) -> Support;
 
-    /// Makes a graph ready to run many times.
+    /// Prepares a graph as a program that queues of this device may run any number of times.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] for the first node that the device does not run.
+    /// [`DeviceError::Unsupported`] for the first node that the device does not support.
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError>;
 
-    /// A new in-order queue. `account` pays for its scratch memory.
+    /// Opens an in-order queue. Its scratch memory is reserved in `budget`.
     ///
     /// # Errors
-    /// When the device cannot make one; [`DeviceError::Exhausted`] when the host has no thread for it.
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError>;
+    /// The driver's or the connection's error; [`DeviceError::Exhausted`] when the host cannot start a thread for the queue.
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError>;
 
-    /// Traffic of the connection to it, if it is remote.
+    /// Traffic counters of the connection, if the device is remote.
     fn link_stats(&self) -> Option<LinkStats> {
         None
     }
 
-    /// Capability: direct copies from devices of other domains. Callers that only need the answer use `copies_from` of
-    /// `dyn Device`.
+    /// Capability: peer copies, direct copies from devices of other domains. `copies_from` of `dyn Device` also covers devices
+    /// without it.
     fn peer_copies(&self) -> Option<&dyn PeerCopies> {
         None
     }
 
-    /// Capability: buffers over the host's memory. Without it: allocate a buffer and upload.
+    /// Capability: buffers over existing memory of the host. Without it, allocate a buffer and upload.
     fn import_host(&self) -> Option<&dyn ImportHost> {
         None
     }
 
-    /// Capability: host memory that it copies from faster. Callers that take any host memory use `alloc_host` of
-    /// `dyn Device`.
+    /// Capability: host memory that the device copies from faster (page-locked). Callers for which any host memory will do use
+    /// `alloc_host` of `dyn Device`.
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
         None
     }
 
-    /// Capability: a number of host threads that can be set.
+    /// Capability: the device computes on host threads, whose number can be set.
     fn host_threads(&self) -> Option<&dyn HostThreads> {
         None
     }
 }
 
 impl dyn Device + '_ {
-    /// Whether queues of this device copy from `other`'s memory by themselves: always within a domain, else if it has
-    /// [`PeerCopies`] and those say so, which may ask a server.
+    /// Whether queues of this device copy from `other`'s memory without the host: [`PeerCopies::copies_from`] decides; a device
+    /// without that capability copies within its domain only. Behind a connection this may block for a request to the server.
     pub fn copies_from(&self, other: &DeviceInfo) -> bool {
         match self.peer_copies() {
             Some(peers) => peers.copies_from(other),
@@ -196,93 +205,103 @@ impl dyn Device + '_ {
         }
     }
 
-    /// Zeroed memory of the host, charged to `account`: [pinned](PinnedMemory) if the device has such memory, else plain.
+    /// Allocates zeroed memory of the host, reserved in `budget`: [pinned](PinnedMemory) if the device has that capability,
+    /// else pageable.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the account, the system or the driver has less left.
-    pub fn alloc_host(&self, bytes: u64, account: &Arc<Account>) -> Result<HostBuffer, DeviceError> {
+    /// [`DeviceError::OutOfMemory`] when the budget, the system or the driver has fewer bytes available.
+    pub fn alloc_host(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError> {
         match self.pinned_memory() {
-            Some(pinned) => pinned.alloc_pinned(bytes, account),
-            None => HostBuffer::zeroed(bytes, account),
+            Some(pinned) => pinned.alloc_pinned(bytes, budget),
+            None => HostBuffer::zeroed(bytes, budget),
         }
     }
 }
 
-/// The core of a queue: in-order work on one device, asynchronous unless it is small and nothing is before it. See the
-/// [module](self) for life cycle, ordering, validation and failures.
+/// The core of a queue: in-order asynchronous work on one device. A device may run small work within the submitting call if no
+/// earlier work is pending. The [module](self) has the contract: life cycle, ordering, validation, failures.
 pub trait Queue: Send {
-    /// Writes bytes to a region, in order with the queue's other work. `tensor` describes what the region is, where it
-    /// is all of one tensor; the device may then hold it in a layout of its own, which nobody can tell. It promises
-    /// nothing: other accesses to the same bytes, of other types and shapes, see what was uploaded.
+    /// Writes bytes to a region, in order with the queue's other work.
+    ///
+    /// `tensor` describes the region if it is exactly one whole tensor. It is a hint: the device may repack the tensor into an
+    /// internal layout for its kernels. The repacking is not observable: later accesses to the same bytes, with any type and
+    /// shape, see the bytes as they were uploaded.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] when the lengths differ; [`DeviceError::Source`] when a writer fails; the queue's
-    /// sticky failure.
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError>;
+    /// [`DeviceError::Misuse`] when the lengths differ or the region belongs to another device; [`DeviceError::Source`] when a
+    /// writer fails; the queue's sticky failure.
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError>;
 
     /// Reads a region, in order with the queue's other work.
     ///
     /// # Errors
-    /// As [`Queue::upload`].
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError>;
+    /// [`DeviceError::Misuse`] for a region of another device; the queue's sticky failure.
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError>;
 
-    /// Reads several regions, in order with the queue's other work; behind a connection all of them cost one message.
+    /// Reads several regions, in order with the queue's other work. Behind a connection they take one message together.
     ///
     /// # Errors
-    /// As [`Queue::upload`].
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    /// As [`Queue::download`].
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         srcs.iter().map(|src| self.download(src.clone())).collect()
     }
 
-    /// Sets every byte of a region.
+    /// Sets every byte of a region to `value`, in order with the queue's other work.
     ///
     /// # Errors
-    /// As [`Queue::upload`].
+    /// As [`Queue::download`].
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError>;
 
-    /// Copies between two regions of equal size, once `after` is reached; `src` may belong to another device. The two
-    /// may overlap.
+    /// Copies `src` to `dst`, two regions of equal size which may overlap, once `after` is reached. `dst` belongs to this
+    /// device; `src` may belong to another device.
     ///
     /// # Errors
-    /// As [`Queue::upload`].
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError>;
+    /// [`DeviceError::Misuse`] when the sizes differ or `dst` belongs to another device; the queue's sticky failure.
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError>;
 
-    /// Runs a program with one region bound to each of its graph's slots.
+    /// Runs a program. `bindings` has one region of this device for each slot of the program's graph, at least as large as
+    /// [`Graph::slot_sizes`] lists.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] when bindings do not fit the program; the queue's sticky failure.
+    /// [`DeviceError::Misuse`] when the bindings do not fit the program; the queue's sticky failure.
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError>;
 
-    /// The moment after all work submitted so far.
-    fn mark(&mut self) -> Point;
+    /// A point that is reached when all work submitted so far is done. On a failed queue the point fails.
+    fn mark(&mut self) -> TimelinePoint;
 
-    /// Makes later work of this queue wait for a point of any queue.
+    /// Makes later work of this queue wait for a point of any queue, of this or another device.
     ///
     /// # Errors
     /// The queue's sticky failure.
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError>;
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError>;
 
-    /// Capability: memory taken from the system ahead of an upload. A hint: without it nothing is lost but time.
+    /// Capability: prefault the memory of a region before an upload. An optimisation only.
     fn prefault(&mut self) -> Option<&mut dyn Prefault> {
         None
     }
 
-    /// Capability: bytes that the device finds on its own disk. Without it: upload.
+    /// Capability: load a tensor from the device's own disk by its digest. Without it, upload.
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
         None
     }
 
-    /// Capability: programs on the caller's thread. Callers that take either way use `run_inline_or_submit` of `dyn Queue`.
+    /// Capability: run a program on the caller's thread. Callers for which submission will do as well use
+    /// `run_inline_or_submit` of `dyn Queue`.
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         None
     }
 }
 
 impl dyn Queue + '_ {
-    /// Runs a program [inline](RunInline) for up to about `budget` if the queue can, else submits it.
+    /// Runs a program [inline](RunInline) for up to about `budget` if the queue has that capability, else submits it.
     ///
     /// # Errors
-    /// As [`Queue::run`], and failures of the program within that time.
+    /// As [`Queue::run`], and failures of the program while it runs inline.
     pub fn run_inline_or_submit(
         &mut self,
         program: &Program,
@@ -295,8 +314,8 @@ impl dyn Queue + '_ {
         }
     }
 
-    /// As [`Queue::upload`] of what `fill` writes ([`Source::Writer`]); an error of `fill` comes back as it is, and `fill` is not
-    /// called again after it.
+    /// As [`Queue::upload`] with `fill` as [`UploadSource::Writer`], but returns an error of `fill` with its type. `fill` is
+    /// not called again after an error.
     ///
     /// # Errors
     /// [`UploadError::Source`] with the error of `fill`, which does not stick to the queue; else as [`Queue::upload`].
@@ -307,12 +326,12 @@ impl dyn Queue + '_ {
         mut fill: impl FnMut(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), UploadError<E>> {
         let mut failed = None;
-        let mut write = |piece: &mut [u8]| match &failed {
-            None => fill(piece).map_err(|error| SourceError::new(failed.insert(error))),
-            // A device may ask for the next piece of an upload after a failure.
+        let mut write = |chunk: &mut [u8]| match &failed {
+            None => fill(chunk).map_err(|error| SourceError::new(failed.insert(error))),
+            // A device may request the next chunk of an upload after a failed one.
             Some(error) => Err(SourceError::new(error)),
         };
-        let done = self.upload(dst, tensor, Source::Writer(&mut write));
+        let done = self.upload(dst, tensor, UploadSource::Writer(&mut write));
         match failed {
             Some(error) => Err(UploadError::Source(error)),
             None => done.map_err(UploadError::Device),

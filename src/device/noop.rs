@@ -1,13 +1,12 @@
-//! A device that computes nothing: every command succeeds at once, and its memory reads as zeros.
+//! The no-op device: every command succeeds at once without computing, and its memory reads as zeros.
 //!
-//! It serves tests of code that drives devices (a scheduler, a server, a runtime's placement of weights) and measurements of
-//! what that code costs by itself. It holds no bytes, so a device of a terabyte costs nothing, and submitting a program
+//! For tests of code that drives devices (a scheduler, a server, a runtime's placement of weights), and for measuring the
+//! overhead of that code alone. Its buffers hold no bytes, so a device of a terabyte costs nothing, and submitting a program
 //! allocates no memory.
 //!
-//! The rules of the [contract](super) hold: foreign regions, wrong lengths and bindings that do not fit are
-//! [`DeviceError::Misuse`], memory is charged to the caller's account and to the device's, `prepare` refuses what `support`
-//! refuses. What it reports about itself (facts, memory, supported nodes, possible copies) is set by the builder methods of
-//! [`NoopDevice`].
+//! It follows the [device contract](super): regions of other devices, wrong lengths and bindings that do not fit are
+//! [`DeviceError::Misuse`], memory is reserved in the caller's budget and in the device's, and `prepare` refuses the nodes that
+//! `support` refuses. Builder methods of [`NoopDevice`] set its description, memory size, supported nodes and possible copies.
 //!
 //! ```
 //! use fanout::device::noop::NoopDevice;
@@ -23,8 +22,9 @@
 //! ```
 
 use super::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryInfo, PATIENCE, PIECE,
-    PeerCopies, Point, Program, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
+    Buffer, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryBudget, MemoryInfo,
+    PeerCopies, PendingRead, Program, Queue, Region, Support, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
+    Unsupported, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
@@ -44,9 +44,9 @@ pub struct NoopDevice {
     info: Arc<DeviceInfo>,
     support: Box<SupportRule>,
     copies_from: Arc<CopyRule>,
-    /// Charged for every buffer; its limit is the size of the device's memory.
-    memory: Arc<Account>,
-    /// Bytes reserved behind each tensor.
+    /// Budget of all buffers; its limit is the size of the device's memory.
+    memory: Arc<MemoryBudget>,
+    /// Padding in bytes behind each tensor.
     padding: u64,
 }
 
@@ -61,12 +61,12 @@ impl NoopDevice {
             info: Arc::new(info),
             support: Box::new(|_| Support::Yes),
             copies_from: Arc::new(|_| false),
-            memory: Account::new(1 << 40),
+            memory: MemoryBudget::new(1 << 40),
             padding: 0,
         }
     }
 
-    /// Changes the facts that [`Device::info`] returns. Buffers know the facts of the time at which they were allocated.
+    /// Changes the description that [`Device::info`] returns. Buffers refer to the description at the time of their allocation.
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> NoopDevice {
         change(Arc::make_mut(&mut self.info));
         self
@@ -74,20 +74,20 @@ impl NoopDevice {
 
     /// Sets the size of the device's memory, in bytes.
     pub fn with_memory(self, bytes: u64) -> NoopDevice {
-        NoopDevice { memory: Account::new(bytes), ..self }
+        NoopDevice { memory: MemoryBudget::new(bytes), ..self }
     }
 
-    /// Makes [`Device::alloc_size`] reserve so many bytes behind each tensor.
+    /// Makes [`Device::alloc_size`] add `bytes` bytes of padding behind each tensor.
     pub fn with_padding(self, bytes: u64) -> NoopDevice {
         NoopDevice { padding: bytes, ..self }
     }
 
-    /// Decides which nodes the device supports.
+    /// Sets the rule that decides which nodes the device supports.
     pub fn with_support(self, rule: impl Fn(NodeView<'_>) -> Support + Send + Sync + 'static) -> NoopDevice {
         NoopDevice { support: Box::new(rule), ..self }
     }
 
-    /// Supports every node but those with one of these ops.
+    /// Supports every node except those with one of these ops.
     pub fn without_ops(self, ops: &'static [OpCode]) -> NoopDevice {
         self.with_support(move |node| {
             let op = node.op.code();
@@ -99,13 +99,13 @@ impl NoopDevice {
         })
     }
 
-    /// Decides from which devices of other domains the device copies. It never copies from a device that is no
-    /// [`NoopDevice`], whatever the rule returns.
+    /// Sets the rule that decides from which devices of other domains the device copies. It never copies from a device that is
+    /// no [`NoopDevice`], even if the rule returns true.
     pub fn with_copies_from(self, rule: impl Fn(&DeviceInfo) -> bool + Send + Sync + 'static) -> NoopDevice {
         NoopDevice { copies_from: Arc::new(rule), ..self }
     }
 
-    /// The finished device as a trait object, as lists of devices hold it.
+    /// The finished device as a shared trait object, the form that lists of devices take.
     pub fn shared(self) -> Arc<dyn Device> {
         Arc::new(self)
     }
@@ -117,7 +117,7 @@ impl fmt::Debug for NoopDevice {
     }
 }
 
-/// The memory behind a buffer: nothing but the facts of its device.
+/// The memory object of a buffer: the description of its device, and no bytes.
 struct NoopMemory(Arc<DeviceInfo>);
 
 impl Device for NoopDevice {
@@ -130,10 +130,10 @@ impl Device for NoopDevice {
         Ok(MemoryInfo { free: total.saturating_sub(self.memory.used()), total })
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charges = (account.charge(bytes)?, self.memory.charge(bytes)?);
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let reservations = (budget.reserve(bytes)?, self.memory.reserve(bytes)?);
         let memory = NoopMemory(Arc::clone(&self.info));
-        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -153,7 +153,7 @@ impl Device for NoopDevice {
         Ok(Program::new(graph, Box::new(NoopProgram)))
     }
 
-    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, _: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         let (info, copies_from) = (Arc::clone(&self.info), Arc::clone(&self.copies_from));
         Ok(Box::new(NoopQueue { info, copies_from, timeline: Timeline::new() }))
     }
@@ -175,11 +175,12 @@ struct NoopProgram;
 struct NoopQueue {
     info: Arc<DeviceInfo>,
     copies_from: Arc<CopyRule>,
-    /// Stays at moment 0, which every point has: work is done when it is submitted.
+    /// Stays at value 0, the value of every point: work is complete when it is submitted.
     timeline: Arc<Timeline>,
 }
 
 impl NoopQueue {
+    /// Fails for a region of another device.
     fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
         let own = region.buffer().device() == self.info.id;
         if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
@@ -187,20 +188,20 @@ impl NoopQueue {
 }
 
 impl Queue for NoopQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.check_own(&dst)?;
         match src {
-            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                Err(DeviceError::Misuse("an upload's length is not its region's"))
+            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
+                Err(DeviceError::Misuse("an upload and its region differ in size"))
             }
-            Source::Borrowed(_) => Ok(()),
-            // The writer runs as it would on any device: its errors, and what it counts, are part of what a test checks.
-            Source::Writer(write) => {
-                let mut piece = vec![0; dst.bytes().min(PIECE) as usize];
+            UploadSource::Borrowed(_) => Ok(()),
+            // The writer runs as on any device, because tests check its errors and its calls.
+            UploadSource::Writer(write) => {
+                let mut chunk = vec![0; dst.bytes().min(TRANSFER_CHUNK_BYTES) as usize];
                 let mut left = dst.bytes();
                 loop {
-                    let bytes = left.min(PIECE);
-                    write(&mut piece[..bytes as usize])?;
+                    let bytes = left.min(TRANSFER_CHUNK_BYTES);
+                    write(&mut chunk[..bytes as usize])?;
                     left -= bytes;
                     if left == 0 {
                         return Ok(());
@@ -210,16 +211,21 @@ impl Queue for NoopQueue {
         }
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.check_own(&src)?;
-        Ok(Ticket::ready(vec![0; src.bytes() as usize]))
+        Ok(PendingRead::ready(vec![0; src.bytes() as usize]))
     }
 
     fn fill(&mut self, dst: Region, _: u8) -> Result<(), DeviceError> {
         self.check_own(&dst)
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.check_own(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
@@ -233,7 +239,7 @@ impl Queue for NoopQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        if program.code::<NoopProgram>().is_none() {
+        if program.compiled::<NoopProgram>().is_none() {
             return Err(DeviceError::Misuse("a program of another device"));
         }
         let slots = program.graph().slot_sizes();
@@ -244,12 +250,12 @@ impl Queue for NoopQueue {
         bindings.iter().try_for_each(|region| self.check_own(region))
     }
 
-    fn mark(&mut self) -> Point {
-        Point::new(&self.timeline, 0)
+    fn mark(&mut self) -> TimelinePoint {
+        TimelinePoint::new(&self.timeline, 0)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if point.poll()? { Ok(()) } else { point.wait(Some(Instant::now() + PATIENCE)) }
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        if point.poll()? { Ok(()) } else { point.wait(Some(Instant::now() + DEVICE_TIMEOUT)) }
     }
 }
 
@@ -268,55 +274,55 @@ mod tests {
         Arc::new(b.build().unwrap())
     }
 
-    fn misuse<T>(result: Result<T, DeviceError>) -> bool {
+    fn is_misuse<T>(result: Result<T, DeviceError>) -> bool {
         matches!(result, Err(DeviceError::Misuse(_)))
     }
 
     #[test]
     fn a_program_runs_and_memory_reads_as_zeros() {
-        let (device, account) = (NoopDevice::new("A", DeviceKind::Gpu), Account::new(u64::MAX));
-        let (graph, mut queue) = (addition(), device.queue(&account).unwrap());
+        let (device, budget) = (NoopDevice::new("A", DeviceKind::Gpu), MemoryBudget::new(u64::MAX));
+        let (graph, mut queue) = (addition(), device.queue(&budget).unwrap());
         let program = device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
-        queue.upload(buffer.region(0, 4).unwrap(), None, Source::Borrowed(&[1, 2, 3, 4])).unwrap();
+        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
+        queue.upload(buffer.region(0, 4).unwrap(), None, UploadSource::Borrowed(&[1, 2, 3, 4])).unwrap();
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
         assert_eq!(queue.mark().poll(), Ok(true));
         assert_eq!(queue.download(buffer.region(0, 4).unwrap()).unwrap().wait(None), Ok(vec![0; 4]));
     }
 
     #[test]
-    fn memory_is_charged_to_the_account_and_to_the_device() {
-        let (device, account) = (NoopDevice::new("A", DeviceKind::Cpu).with_memory(100), Account::new(1000));
-        let buffer = device.alloc(60, &account).unwrap();
-        assert_eq!((device.memory().unwrap(), account.used()), (MemoryInfo { free: 40, total: 100 }, 60));
-        let refused = device.alloc(41, &account).unwrap_err();
-        assert_eq!(refused, DeviceError::OutOfMemory { asked: 41, left: 40, limit: 100 });
-        assert_eq!(account.used(), 60, "a refused buffer is charged to nobody");
+    fn memory_is_reserved_in_the_callers_and_the_devices_budget() {
+        let (device, budget) = (NoopDevice::new("A", DeviceKind::Cpu).with_memory(100), MemoryBudget::new(1000));
+        let buffer = device.alloc(60, &budget).unwrap();
+        assert_eq!((device.memory().unwrap(), budget.used()), (MemoryInfo { free: 40, total: 100 }, 60));
+        let refused = device.alloc(41, &budget).unwrap_err();
+        assert_eq!(refused, DeviceError::OutOfMemory { requested: 41, available: 40, limit: 100 });
+        assert_eq!(budget.used(), 60, "a failed allocation leaves no reservation");
         drop(buffer);
-        assert_eq!((device.memory().unwrap().free, account.used()), (100, 0));
+        assert_eq!((device.memory().unwrap().free, budget.used()), (100, 0));
     }
 
     #[test]
-    fn misuse_is_an_error() {
-        let account = Account::new(u64::MAX);
+    fn misuse_is_reported_and_does_not_panic() {
+        let budget = MemoryBudget::new(u64::MAX);
         let [one, other] = ["A", "B"].map(|name| NoopDevice::new(name, DeviceKind::Gpu));
-        let (own, foreign) = (one.alloc(256, &account).unwrap(), other.alloc(256, &account).unwrap());
-        let mut queue = one.queue(&account).unwrap();
-        assert!(misuse(queue.upload(foreign.whole(), None, Source::Borrowed(&[0; 256]))));
-        assert!(misuse(queue.upload(own.whole(), None, Source::Borrowed(&[0; 255]))));
-        assert!(misuse(queue.download(foreign.whole())) && misuse(queue.fill(foreign.whole(), 0)));
-        assert!(misuse(queue.copy_from(own.whole(), foreign.whole(), None)));
-        assert!(misuse(queue.copy_from(foreign.region(0, 8).unwrap(), own.whole(), None)));
+        let (own, foreign) = (one.alloc(256, &budget).unwrap(), other.alloc(256, &budget).unwrap());
+        let mut queue = one.queue(&budget).unwrap();
+        assert!(is_misuse(queue.upload(foreign.whole(), None, UploadSource::Borrowed(&[0; 256]))));
+        assert!(is_misuse(queue.upload(own.whole(), None, UploadSource::Borrowed(&[0; 255]))));
+        assert!(is_misuse(queue.download(foreign.whole())) && is_misuse(queue.fill(foreign.whole(), 0)));
+        assert!(is_misuse(queue.copy_from(own.whole(), foreign.whole(), None)));
+        assert!(is_misuse(queue.copy_from(foreign.region(0, 8).unwrap(), own.whole(), None)));
         let program = one.prepare(addition()).unwrap();
         for bindings in [vec![], vec![own.region(0, 4).unwrap()], vec![foreign.whole()], vec![own.whole(); 2]] {
-            assert!(misuse(queue.run(&program, &bindings.into())));
+            assert!(is_misuse(queue.run(&program, &bindings.into())));
         }
         let other_program = Program::new(addition(), Box::new(()));
-        assert!(misuse(queue.run(&other_program, &Arc::from([own.whole()]))));
+        assert!(is_misuse(queue.run(&other_program, &Arc::from([own.whole()]))));
     }
 
     #[test]
-    fn what_support_refuses_prepare_refuses() {
+    fn prepare_refuses_nodes_that_support_refuses() {
         let device = NoopDevice::new("A", DeviceKind::Gpu).without_ops(&[OpCode::Add]);
         let refused = device.prepare(addition()).unwrap_err();
         assert!(matches!(refused, DeviceError::Unsupported(Unsupported { op: OpCode::Add, .. })));
@@ -326,17 +332,17 @@ mod tests {
 
     #[test]
     fn copies_follow_domains_and_the_rule() {
-        let account = Account::new(u64::MAX);
+        let budget = MemoryBudget::new(u64::MAX);
         let device = |name: &str, domain: &str| {
             let domain = Domain::named(domain);
             NoopDevice::new(name, DeviceKind::Gpu).with_info(|info| info.domain = domain)
         };
         let to = device("A", "x").with_copies_from(|from| from.name == "C");
-        let mut queue = to.queue(&account).unwrap();
-        let dst = to.alloc(8, &account).unwrap();
+        let mut queue = to.queue(&budget).unwrap();
+        let dst = to.alloc(8, &budget).unwrap();
         for (name, domain, copies) in [("B", "x", true), ("C", "y", true), ("D", "y", false)] {
             let from = device(name, domain);
-            let src = from.alloc(8, &account).unwrap();
+            let src = from.alloc(8, &budget).unwrap();
             assert_eq!(to.copies_from(from.info()), copies, "{name}");
             let outcome = queue.copy_from(src.whole(), dst.whole(), None).unwrap();
             assert_eq!(outcome.is_submitted(), copies, "{name}");
@@ -346,21 +352,21 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_called_for_every_byte_and_its_error_is_the_uploads() {
-        let (device, account) = (NoopDevice::new("A", DeviceKind::Gpu), Account::new(u64::MAX));
-        let mut queue = device.queue(&account).unwrap();
-        for bytes in [0, 1, PIECE, 2 * PIECE + 1] {
-            let (dst, mut written) = (device.alloc(bytes, &account).unwrap(), 0);
-            let mut count = |piece: &mut [u8]| {
-                written += piece.len() as u64;
+    fn a_writer_fills_every_byte_and_its_error_is_returned() {
+        let (device, budget) = (NoopDevice::new("A", DeviceKind::Gpu), MemoryBudget::new(u64::MAX));
+        let mut queue = device.queue(&budget).unwrap();
+        for bytes in [0, 1, TRANSFER_CHUNK_BYTES, 2 * TRANSFER_CHUNK_BYTES + 1] {
+            let (dst, mut written) = (device.alloc(bytes, &budget).unwrap(), 0);
+            let mut count = |chunk: &mut [u8]| {
+                written += chunk.len() as u64;
                 Ok(())
             };
-            queue.upload(dst.whole(), None, Source::Writer(&mut count)).unwrap();
+            queue.upload(dst.whole(), None, UploadSource::Writer(&mut count)).unwrap();
             assert_eq!(written, bytes);
         }
-        let dst = device.alloc(8, &account).unwrap();
+        let dst = device.alloc(8, &budget).unwrap();
         let mut fail = |_: &mut [u8]| Err(SourceError::new("torn"));
-        let error = queue.upload(dst.whole(), None, Source::Writer(&mut fail)).unwrap_err();
+        let error = queue.upload(dst.whole(), None, UploadSource::Writer(&mut fail)).unwrap_err();
         assert_eq!(error, DeviceError::Source(SourceError::new("torn")));
     }
 }

@@ -1,81 +1,82 @@
-//! Many tensors on one device, in as few buffers as it allows.
+//! Allocation of many tensors on one device, in as few buffers as the device's largest buffer size allows.
 
-use super::{Account, Buffer, Device, DeviceError, DeviceId, Queue, Region};
+use super::{Buffer, Device, DeviceError, DeviceId, MemoryBudget, Queue, Region};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 
-/// Where tensors will lie, and how large the buffers are that this takes: nothing is allocated yet.
+/// A memory layout for a list of tensors: buffer sizes, and each tensor's buffer and offset. Nothing is allocated yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorPlan {
     device: DeviceId,
     /// Bytes of each buffer.
     buffers: Vec<u64>,
-    spots: Vec<Spot>,
+    places: Vec<TensorPlace>,
 }
 
-/// Memory for a set of tensors on one device: a model's weights, a cache. Dropping it lets the buffers go, as soon as
-/// nothing else has a region of them.
+/// Allocated memory for a list of tensors on one device: a model's weights, a KV cache. Dropping it drops its handles of the
+/// buffers; their memory is freed when no region of them is held elsewhere.
 ///
 /// ```
-/// use fanout::cpu::{CpuDevice, Path};
-/// use fanout::device::{Account, Device, TensorMemory};
+/// use fanout::cpu::{CpuDevice, MathMode};
+/// use fanout::device::{Device, MemoryBudget, TensorMemory};
 /// use fanout::tensor::{DType, TensorDesc};
 ///
-/// let (cpu, account) = (CpuDevice::new("CPU", 1, Path::Fast, 1 << 20)?, Account::new(1 << 20));
+/// let (cpu, budget) = (CpuDevice::new("CPU", 1, MathMode::Fast, 1 << 20)?, MemoryBudget::new(1 << 20));
 /// let tensors = [TensorDesc::contiguous(DType::F32, [100, 3, 1, 1])?, TensorDesc::contiguous(DType::F16, [5, 1, 1, 1])?];
 /// let plan = TensorMemory::plan(&*cpu, tensors)?;
 /// assert_eq!((plan.bytes(), plan.buffers()), (1226, &[1226][..])); // the second tensor begins at a multiple of 64
-/// let memory = plan.allocate(&*cpu, &account)?;
+/// let memory = plan.allocate(&*cpu, &budget)?;
 /// assert_eq!(memory.region(1).map(|region| (region.offset(), region.bytes())), Some((1216, 10)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct TensorMemory {
     buffers: Vec<Buffer>,
-    /// Bytes of each that tensors take, from its start.
+    /// By buffer: bytes from its start that tensors occupy.
     used: Vec<u64>,
     regions: Vec<Region>,
 }
 
-/// Where a tensor lies.
+/// A tensor's buffer and offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Spot {
+struct TensorPlace {
     buffer: usize,
     offset: u64,
-    /// Its extent: the region's size. What the device reserves behind it is not part of the region.
+    /// The tensor's extent, which is the size of its region. Padding that the device reserves behind it is not included.
     bytes: u64,
 }
 
-/// Places tensors one after the other, each in the first buffer with room for it.
-struct Packer<'a> {
+/// First-fit placement: puts each tensor at the end of the first buffer with enough space.
+struct FirstFit<'a> {
     device: &'a dyn Device,
-    /// By buffer: where its last tensor ends.
+    /// By buffer: the end of its last tensor, in bytes.
     used: Vec<u64>,
-    spots: Vec<Spot>,
+    places: Vec<TensorPlace>,
 }
 
-impl Packer<'_> {
+impl FirstFit<'_> {
     /// Bytes that the device reserves for a tensor.
-    fn bytes(&self, tensor: &TensorDesc) -> u64 {
-        // No device reserves less than the tensor has.
+    fn reserved_bytes(&self, tensor: &TensorDesc) -> u64 {
+        // A device must not reserve less than the extent; `max` guards against a faulty `alloc_size`.
         self.device.alloc_size(tensor).max(tensor.extent() as u64)
     }
 
-    /// Where the next tensor of a buffer may begin.
-    fn next(&self, used: u64) -> u64 {
-        // Nothing fits behind the end of the address space.
+    /// The aligned offset at which the next tensor of a buffer may begin.
+    fn next_offset(&self, used: u64) -> u64 {
+        // On overflow: an offset at which no tensor fits.
         used.checked_next_multiple_of(self.device.info().alignment.max(1)).unwrap_or(u64::MAX)
     }
 
-    /// Places a tensor in the first buffer whose size, by its number, leaves room. Whether there is one.
-    fn put(&mut self, tensor: &TensorDesc, size: impl Fn(usize) -> u64) -> bool {
-        let bytes = self.bytes(tensor);
+    /// Places a tensor in the first buffer with enough space; `size` returns a buffer's size by index. Returns false if none
+    /// has enough.
+    fn try_place(&mut self, tensor: &TensorDesc, size: impl Fn(usize) -> u64) -> bool {
+        let bytes = self.reserved_bytes(tensor);
         for buffer in 0..self.used.len() {
-            let offset = self.next(self.used[buffer]);
+            let offset = self.next_offset(self.used[buffer]);
             let end = offset.checked_add(bytes).filter(|&end| end <= size(buffer));
             if let Some(end) = end {
                 self.used[buffer] = end;
-                self.spots.push(Spot { buffer, offset, bytes: tensor.extent() as u64 });
+                self.places.push(TensorPlace { buffer, offset, bytes: tensor.extent() as u64 });
                 return true;
             }
         }
@@ -89,77 +90,78 @@ impl TensorPlan {
         &self.buffers
     }
 
-    /// Bytes of all buffers together; `u64::MAX` where that is not enough.
+    /// Bytes of all buffers together; saturates at `u64::MAX`.
     pub fn bytes(&self) -> u64 {
         self.buffers.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// How many tensors there are.
+    /// The number of tensors.
     pub fn len(&self) -> usize {
-        self.spots.len()
+        self.places.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list of tensors is empty.
     pub fn is_empty(&self) -> bool {
-        self.spots.is_empty()
+        self.places.is_empty()
     }
 
-    /// Allocates the buffers, zeroed, on the device that this was planned for.
+    /// Allocates the buffers, zeroed, on the device for which the plan was made, reserved in `budget`.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when account or device have less left; nothing stays allocated then.
+    /// [`DeviceError::OutOfMemory`] when the budget or the device has fewer bytes available; no buffer stays allocated then.
     /// [`DeviceError::Misuse`] for another device.
-    pub fn allocate(&self, device: &dyn Device, account: &Arc<Account>) -> Result<TensorMemory, DeviceError> {
+    pub fn allocate(&self, device: &dyn Device, budget: &Arc<MemoryBudget>) -> Result<TensorMemory, DeviceError> {
         if device.info().id != self.device {
-            return Err(DeviceError::Misuse("tensors that were planned for another device"));
+            return Err(DeviceError::Misuse("the tensors were planned for another device"));
         }
-        let buffers = self.buffers.iter().map(|&bytes| device.alloc(bytes, account)).collect::<Result<Vec<_>, _>>()?;
+        let buffers = self.buffers.iter().map(|&bytes| device.alloc(bytes, budget)).collect::<Result<Vec<_>, _>>()?;
         let mut memory = TensorMemory { used: self.buffers.clone(), buffers, regions: Vec::new() };
-        memory.regions = memory.regions_of(&self.spots)?;
+        memory.regions = memory.regions_of(&self.places)?;
         Ok(memory)
     }
 }
 
 impl TensorMemory {
-    /// Says where tensors would lie on a device: in the order given, each aligned as the device wants it and in the first
-    /// buffer with room for all that the device [reserves](Device::alloc_size) for it.
+    /// Plans the layout of tensors on a device, in the given order, first fit: each tensor is aligned to the device's
+    /// [`alignment`](super::DeviceInfo::alignment) and goes into the first buffer with space for its
+    /// [`alloc_size`](Device::alloc_size).
     ///
     /// # Errors
-    /// [`DeviceError::TooLarge`] for a tensor that fits no buffer of the device.
+    /// [`DeviceError::TensorTooLarge`] for a tensor that exceeds the device's largest buffer.
     pub fn plan(device: &dyn Device, tensors: impl IntoIterator<Item = TensorDesc>) -> Result<TensorPlan, DeviceError> {
         let info = device.info();
-        let mut packer = Packer { device, used: Vec::new(), spots: Vec::new() };
-        for (number, tensor) in tensors.into_iter().enumerate() {
-            if packer.put(&tensor, |_| info.max_buffer) {
+        let mut first_fit = FirstFit { device, used: Vec::new(), places: Vec::new() };
+        for (index, tensor) in tensors.into_iter().enumerate() {
+            if first_fit.try_place(&tensor, |_| info.max_buffer) {
                 continue;
             }
-            packer.used.push(0);
-            if !packer.put(&tensor, |_| info.max_buffer) {
-                let (device, bytes, limit) = (info.name.clone(), packer.bytes(&tensor), info.max_buffer);
-                return Err(DeviceError::TooLarge { tensor: number, device, bytes, limit });
+            first_fit.used.push(0);
+            if !first_fit.try_place(&tensor, |_| info.max_buffer) {
+                let (device, bytes, limit) = (info.name.clone(), first_fit.reserved_bytes(&tensor), info.max_buffer);
+                return Err(DeviceError::TensorTooLarge { tensor: index, device, bytes, limit });
             }
         }
-        Ok(TensorPlan { device: info.id, buffers: packer.used, spots: packer.spots })
+        Ok(TensorPlan { device: info.id, buffers: first_fit.used, places: first_fit.places })
     }
 
-    /// As [`TensorMemory::plan`] and [`TensorPlan::allocate`].
+    /// [`TensorMemory::plan`] followed by [`TensorPlan::allocate`].
     ///
     /// # Errors
-    /// As both.
+    /// As [`TensorMemory::plan`] and [`TensorPlan::allocate`].
     pub fn new(
         device: &dyn Device,
         tensors: impl IntoIterator<Item = TensorDesc>,
-        account: &Arc<Account>,
+        budget: &Arc<MemoryBudget>,
     ) -> Result<TensorMemory, DeviceError> {
-        TensorMemory::plan(device, tensors)?.allocate(device, account)
+        TensorMemory::plan(device, tensors)?.allocate(device, budget)
     }
 
-    /// Tensor number `tensor`, from 0 in the order given: a region of exactly its extent.
+    /// The region of the tensor with index `tensor` in the given order, from 0. Its size is the tensor's extent.
     pub fn region(&self, tensor: usize) -> Option<&Region> {
         self.regions.get(tensor)
     }
 
-    /// All tensors' regions, in the order given.
+    /// The regions of all tensors, in the given order.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
@@ -174,7 +176,7 @@ impl TensorMemory {
         self.buffers.iter().map(Buffer::bytes).sum()
     }
 
-    /// Sets every byte, what lies between tensors too, in order with the queue's other work.
+    /// Sets every byte of the buffers to `value`, padding between tensors included, in order with the queue's other work.
     ///
     /// # Errors
     /// As [`Queue::fill`].
@@ -182,43 +184,51 @@ impl TensorMemory {
         self.buffers.iter().try_for_each(|buffer| queue.fill(buffer.whole(), value))
     }
 
-    /// Forgets the tensors and keeps the buffers, with the bytes in them, for others: see [`TensorMemory::place`]. Regions
-    /// that someone still has stay regions of the same bytes.
+    /// Removes all tensors and keeps the buffers and their content, so that [`TensorMemory::place`] can place other tensors in
+    /// them. Regions obtained before stay valid and refer to the same bytes.
     pub fn reset(&mut self) {
         self.regions.clear();
         self.used.fill(0);
     }
 
-    /// Adds tensors in the room that the buffers have left, with whatever bytes are there. `device` is the one that the
-    /// memory is on.
+    /// Places further tensors in the free space of the buffers, whose content does not change. `device` must be the device that
+    /// owns the memory.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] with the first tensor's bytes for which there is no room and the largest room left;
-    /// nothing is added then. [`DeviceError::Misuse`] for another device.
+    /// [`DeviceError::OutOfMemory`] with the size of the first tensor that does not fit and the largest free space of a buffer;
+    /// no tensor is added then. [`DeviceError::Misuse`] for another device.
     pub fn place(
         &mut self,
         device: &dyn Device,
         tensors: impl IntoIterator<Item = TensorDesc>,
     ) -> Result<(), DeviceError> {
         if self.buffers.iter().any(|buffer| buffer.device() != device.info().id) {
-            return Err(DeviceError::Misuse("tensors for memory of another device"));
+            return Err(DeviceError::Misuse("tensors placed in memory of another device"));
         }
-        let mut packer = Packer { device, used: self.used.clone(), spots: Vec::new() };
+        let mut first_fit = FirstFit { device, used: self.used.clone(), places: Vec::new() };
         let size = |buffer: usize| self.buffers[buffer].bytes();
         for tensor in tensors {
-            if !packer.put(&tensor, size) {
-                let rooms = packer.used.iter().enumerate().map(|(i, &used)| size(i).saturating_sub(packer.next(used)));
-                let left = rooms.max().unwrap_or(0);
-                return Err(DeviceError::OutOfMemory { asked: packer.bytes(&tensor), left, limit: self.bytes() });
+            if !first_fit.try_place(&tensor, size) {
+                let spaces = first_fit
+                    .used
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &used)| size(i).saturating_sub(first_fit.next_offset(used)));
+                let available = spaces.max().unwrap_or(0);
+                return Err(DeviceError::OutOfMemory {
+                    requested: first_fit.reserved_bytes(&tensor),
+                    available,
+                    limit: self.bytes(),
+                });
             }
         }
-        let mut added = self.regions_of(&packer.spots)?;
+        let mut added = self.regions_of(&first_fit.places)?;
         self.regions.append(&mut added);
-        self.used = packer.used;
+        self.used = first_fit.used;
         Ok(())
     }
 
-    fn regions_of(&self, spots: &[Spot]) -> Result<Vec<Region>, DeviceError> {
-        spots.iter().map(|spot| self.buffers[spot.buffer].region(spot.offset, spot.bytes)).collect()
+    fn regions_of(&self, places: &[TensorPlace]) -> Result<Vec<Region>, DeviceError> {
+        places.iter().map(|place| self.buffers[place.buffer].region(place.offset, place.bytes)).collect()
     }
 }

@@ -1,4 +1,9 @@
-//! Points on timelines: what other queues and the host wait for.
+//! Timelines and their points, by which queues and the host wait for submitted work; and pending reads.
+//!
+//! A [`Timeline`] is a counter of completed work, like a Vulkan timeline semaphore: each queue has one and advances it. A
+//! [`TimelinePoint`] is a value of that counter, made by [`Queue::mark`](super::Queue::mark). A timeline that fails never
+//! advances again: every point that was not reached by then fails with the queue's error. A [`PendingRead`] is the future of a
+//! download.
 
 use super::DeviceError;
 use std::any::Any;
@@ -6,139 +11,147 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a waiter looks again and again before it pauses between two looks: a token's work is done by then.
-const EAGER: Duration = Duration::from_micros(200);
+/// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
+const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
 
-/// The pause between two looks at a device that tells nobody when its work is done.
-const PAUSE: Duration = Duration::from_micros(50);
+/// The sleep between two polls of a device that does not notify completion.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How far one queue has come. A device advances it; anyone may wait for a [`Point`] on it.
+/// The completion counter of one queue. The device advances it as work completes, or fails it once; the host and other queues
+/// wait for [`TimelinePoint`]s on it.
+///
+/// Without a completion source ([`Timeline::new`]), a thread of the device advances the timeline. With one
+/// ([`Timeline::with_source`]), polling or waiting for a point makes the source bring the timeline up to date, or request a
+/// notification from the device.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    state: Mutex<State>,
-    changed: Condvar,
-    progress: Option<Arc<dyn Progress>>,
+    state: Mutex<TimelineState>,
+    advanced_or_failed: Condvar,
+    source: Option<Arc<dyn CompletionSource>>,
 }
 
-/// For devices: how a timeline comes to know what is done where the device tells nobody by itself: whoever wants to know
-/// looks. Waiting for a point is looking for it, on the waiter's thread: first without a pause, then with short ones.
-pub trait Progress: Send + Sync + fmt::Debug {
-    /// Advances the timeline as far as the device has come, or fails it. It does not block; it may be called on any thread,
-    /// on several at a time, and after the queue was dropped.
-    fn look(&self, timeline: &Timeline);
+/// For devices: reads the completion state of hardware that does not push it, such as CUDA events. Waiting for a point of such
+/// a timeline polls the source on the waiter's thread: first spinning, then with short sleeps.
+pub trait CompletionSource: Send + Sync + fmt::Debug {
+    /// Advances the timeline to the device's current state, or fails it. Must not block. Called on any thread, on several
+    /// threads at a time, and also after the queue was dropped.
+    fn poll(&self, timeline: &Timeline);
 
-    /// Someone wants to know of moment `seq`, which is not known to be reached. True where the timeline is advanced or failed
-    /// by itself when that is known: nobody need look again. Else this looks, and whoever waits looks again and again.
-    fn ask(&self, timeline: &Timeline, seq: u64) -> bool {
+    /// Requests a notification for point `seq`, which is not known to be reached. Returns true if the device will advance or
+    /// fail the timeline by itself once the point is decided, so that the waiter can park. The default polls once and returns
+    /// false: the waiter has to poll again.
+    fn request_notify(&self, timeline: &Timeline, seq: u64) -> bool {
         let _ = seq;
-        self.look(timeline);
+        self.poll(timeline);
         false
     }
 
-    /// The device's own kind of it, for queues of the same kind: see [`Point::progress`].
+    /// For [`TimelinePoint::completion_source`], which downcasts to the device's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Told once when a point is reached, or will never be.
-type Watcher = Box<dyn FnOnce(Result<(), DeviceError>) + Send>;
+/// Called once, when a point is reached or its queue fails.
+type CompletionCallback = Box<dyn FnOnce(Result<(), DeviceError>) + Send>;
 
 #[derive(Default)]
-struct State {
+struct TimelineState {
     done: u64,
     failure: Option<DeviceError>,
-    watchers: Vec<(u64, Watcher)>,
+    callbacks: Vec<(u64, CompletionCallback)>,
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for TimelineState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "done {}, failure {:?}, {} watchers", self.done, self.failure, self.watchers.len())
+        write!(f, "done {}, failure {:?}, {} callbacks", self.done, self.failure, self.callbacks.len())
     }
 }
 
 impl Timeline {
-    /// A timeline at moment 0.
+    /// A timeline at value 0 without a completion source: the device calls [`Timeline::advance`] and [`Timeline::fail`] by
+    /// itself.
     pub fn new() -> Arc<Timeline> {
         Arc::default()
     }
 
-    /// For devices: a timeline at moment 0 that `progress` brings up to date when someone polls or waits for a point that is
-    /// not known to be reached.
-    pub fn looked_at(progress: Arc<dyn Progress>) -> Arc<Timeline> {
-        Arc::new(Timeline { progress: Some(progress), ..Timeline::default() })
+    /// For devices: a timeline at value 0 with a completion source. `source` is called when a point that is not known to be
+    /// reached is polled or awaited.
+    pub fn with_source(source: Arc<dyn CompletionSource>) -> Arc<Timeline> {
+        Arc::new(Timeline { source: Some(source), ..Timeline::default() })
     }
 
-    /// All work up to `seq` is done.
+    /// Reports that all work up to `seq` is done: reaches all points up to it, wakes their waiters and calls their callbacks. A
+    /// smaller value than before is ignored.
     pub fn advance(&self, seq: u64) {
         let mut state = self.lock();
         state.done = state.done.max(seq);
         let done = state.done;
-        let reached: Vec<_> = state.watchers.extract_if(.., |(seq, _)| *seq <= done).collect();
+        let reached: Vec<_> = state.callbacks.extract_if(.., |(seq, _)| *seq <= done).collect();
         drop(state);
-        self.changed.notify_all();
-        reached.into_iter().for_each(|(_, watcher)| watcher(Ok(())));
+        self.advanced_or_failed.notify_all();
+        reached.into_iter().for_each(|(_, callback)| callback(Ok(())));
     }
 
-    /// The queue failed: every point not yet reached fails with this, the first failure wins.
+    /// Fails every point that is not yet reached. The first failure is kept; later ones are ignored.
     pub fn fail(&self, error: DeviceError) {
         let mut state = self.lock();
         let failure = state.failure.get_or_insert(error).clone();
-        let watchers = std::mem::take(&mut state.watchers);
+        let callbacks = std::mem::take(&mut state.callbacks);
         drop(state);
-        self.changed.notify_all();
-        watchers.into_iter().for_each(|(_, watcher)| watcher(Err(failure.clone())));
+        self.advanced_or_failed.notify_all();
+        callbacks.into_iter().for_each(|(_, callback)| callback(Err(failure.clone())));
     }
 
-    /// Brings it up to date, where it does not keep itself so ([`Timeline::looked_at`]).
-    pub fn look(&self) {
-        if let Some(progress) = &self.progress {
-            progress.look(self);
+    /// Polls the completion source, if there is one.
+    pub fn poll(&self) {
+        if let Some(source) = &self.source {
+            source.poll(self);
         }
     }
 
-    /// Has `seq` looked for; whether nobody need look for it again.
-    fn ask(&self, seq: u64) -> bool {
-        self.progress.as_ref().is_none_or(|progress| progress.ask(self, seq))
+    /// [`CompletionSource::request_notify`]; true without a source, since the device then notifies by itself.
+    fn request_notify(&self, seq: u64) -> bool {
+        self.source.as_ref().is_none_or(|source| source.request_notify(self, seq))
     }
 
-    /// The failure that sticks to the queue, if there is one.
+    /// The queue's sticky failure, if it has failed.
     pub fn failure(&self) -> Option<DeviceError> {
         self.lock().failure.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is two plain values, whole at every moment: a panic elsewhere cannot have left it torn.
+    fn lock(&self) -> MutexGuard<'_, TimelineState> {
+        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A moment on a queue.
+/// A point in the work of a queue: reached when all work that was submitted before the point is done. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Point {
+pub struct TimelinePoint {
     timeline: Arc<Timeline>,
     seq: u64,
 }
 
-impl Point {
-    /// The moment `seq` of a timeline.
-    pub fn new(timeline: &Arc<Timeline>, seq: u64) -> Point {
-        Point { timeline: Arc::clone(timeline), seq }
+impl TimelinePoint {
+    /// For devices: the point at value `seq` of a timeline.
+    pub fn new(timeline: &Arc<Timeline>, seq: u64) -> TimelinePoint {
+        TimelinePoint { timeline: Arc::clone(timeline), seq }
     }
 
-    /// Whether it has been reached; `Err` when the queue failed before.
+    /// Whether the point is reached; polls the device if the timeline's value does not decide it. Does not block.
     ///
     /// # Errors
     /// The queue's failure.
     pub fn poll(&self) -> Result<bool, DeviceError> {
-        let known = self.known();
-        if known != Ok(false) || self.timeline.progress.is_none() {
-            return known;
+        let cached = self.cached_status();
+        if cached != Ok(false) || self.timeline.source.is_none() {
+            return cached;
         }
-        self.timeline.ask(self.seq);
-        self.known()
+        self.timeline.request_notify(self.seq);
+        self.cached_status()
     }
 
-    /// As [`Point::poll`], from what is known without asking the device.
-    fn known(&self) -> Result<bool, DeviceError> {
+    /// As [`TimelinePoint::poll`], from the timeline's current value alone: does not poll the device.
+    fn cached_status(&self) -> Result<bool, DeviceError> {
         let state = self.timeline.lock();
         if state.done >= self.seq {
             return Ok(true);
@@ -146,56 +159,57 @@ impl Point {
         state.failure.clone().map_or(Ok(false), Err)
     }
 
-    /// For devices: the moment's number on its timeline.
+    /// For devices: the point's value on its timeline.
     pub fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// Whether both are moments of one queue.
-    pub fn is_beside(&self, other: &Point) -> bool {
+    /// Whether both points are on one queue's timeline.
+    pub fn is_same_timeline(&self, other: &TimelinePoint) -> bool {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
-    /// Whether [`Point::when`] tells by itself, though nobody looks.
-    pub(crate) fn tells(&self) -> bool {
-        self.timeline.progress.is_none()
+    /// Whether the timeline has no completion source, so that callbacks of [`TimelinePoint::on_reached`] run without polling.
+    pub(crate) fn needs_no_polling(&self) -> bool {
+        self.timeline.source.is_none()
     }
 
-    /// For devices: what brings the point's timeline up to date, where that is of the kind `T`; so a device knows points of
-    /// its own queues.
-    pub fn progress<T: 'static>(&self) -> Option<&T> {
-        self.timeline.progress.as_ref()?.as_any().downcast_ref()
+    /// For devices: the completion source of the point's timeline if it has type `T`. By it a device recognises points of its
+    /// own queues, which it can order without the host.
+    pub fn completion_source<T: 'static>(&self) -> Option<&T> {
+        self.timeline.source.as_ref()?.as_any().downcast_ref()
     }
 
-    /// Calls `watcher` once when the point is reached or its queue fails, at once if that is so already; on whichever
-    /// thread finds out. On a timeline that has to be looked at nobody finds out before someone looks.
-    pub fn when(&self, watcher: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
+    /// Calls `callback` once, when the point is reached (`Ok`) or its queue fails (`Err`): at once if that is already known,
+    /// else on the thread that advances or fails the timeline. If the timeline's completion source cannot notify, that happens
+    /// only when some thread polls or waits.
+    pub fn on_reached(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
         let mut state = self.timeline.lock();
-        let known = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
-        match known {
+        let status = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
+        match status {
             None => {
-                state.watchers.push((self.seq, Box::new(watcher)));
+                state.callbacks.push((self.seq, Box::new(callback)));
                 drop(state);
-                self.timeline.ask(self.seq);
+                self.timeline.request_notify(self.seq);
             }
-            Some(known) => {
+            Some(status) => {
                 drop(state);
-                watcher(known);
+                callback(status);
             }
         }
     }
 
-    /// Blocks until it is reached, the queue fails, or the deadline passes (`None`: no deadline; for a device's own
-    /// threads, which end when the queue they wait for is dropped).
+    /// Blocks until the point is reached, the queue fails, or the deadline passes. No deadline (`None`) is for a device's own
+    /// threads, which end when the queue that they wait for is dropped.
     ///
     /// # Errors
-    /// The queue's failure, or [`DeviceError::Deadline`].
+    /// The queue's failure; [`DeviceError::Deadline`] when the deadline passes first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
-        if self.known()? {
+        if self.cached_status()? {
             return Ok(());
         }
-        if !self.timeline.ask(self.seq) {
-            return self.wait_looking(deadline);
+        if !self.timeline.request_notify(self.seq) {
+            return self.wait_polling(deadline);
         }
         let mut state = self.timeline.lock();
         loop {
@@ -206,75 +220,81 @@ impl Point {
                 return Err(failure.clone());
             }
             state = match deadline {
-                None => self.timeline.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.timeline.advanced_or_failed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(at) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(DeviceError::Deadline("a point on a queue"));
                     }
-                    self.timeline.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.timeline.advanced_or_failed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
     }
 
-    fn wait_looking(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
+    fn wait_polling(&self, deadline: Option<Instant>) -> Result<(), DeviceError> {
         let began = Instant::now();
         while !self.poll()? {
             let now = Instant::now();
             if deadline.is_some_and(|at| now >= at) {
                 return Err(DeviceError::Deadline("a point on a queue"));
             }
-            if now - began < EAGER {
+            if now - began < SPIN_BEFORE_SLEEP {
                 std::hint::spin_loop();
             } else {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         Ok(())
     }
 }
 
-/// A result that a device has yet to deliver: the bytes of a download, unless said otherwise.
-pub struct Ticket<T = Vec<u8>>(Pending<T>);
+/// The future of a value that a device delivers later: by default the bytes of a download.
+pub struct PendingRead<T = Vec<u8>>(Pending<T>);
 
 enum Pending<T> {
+    /// The result is here.
     Ready(T),
+    /// A [`PendingReadSender`] delivers the result.
     Sent(crossbeam::channel::Receiver<Result<T, DeviceError>>),
-    Fetched(Fetch<T>),
+    /// The waiter's thread fetches the result.
+    Fetched(FetchResult<T>),
 }
 
-/// Waits for the result until a deadline, and returns it.
-type Fetch<T> = Box<dyn FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send>;
+/// Blocks for the result until a deadline.
+type FetchResult<T> = Box<dyn FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send>;
 
-impl<T> fmt::Debug for Ticket<T> {
+impl<T> fmt::Debug for PendingRead<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_ready() { "Ticket(ready)" } else { "Ticket(pending)" })
+        f.write_str(if self.is_ready() { "PendingRead(ready)" } else { "PendingRead(pending)" })
     }
 }
 
-/// The device's end of a [`Ticket`]; dropping it unfulfilled makes the wait fail with [`DeviceError::Ended`].
+/// The device's end of a [`PendingRead`]. Dropping it without [`PendingReadSender::send`] fails the read with
+/// [`DeviceError::Ended`].
 #[derive(Debug)]
-pub struct TicketSender<T = Vec<u8>>(crossbeam::channel::Sender<Result<T, DeviceError>>);
+pub struct PendingReadSender<T = Vec<u8>>(crossbeam::channel::Sender<Result<T, DeviceError>>);
 
-impl<T> Ticket<T> {
-    /// A ticket and the end that fulfils it.
-    pub fn new() -> (TicketSender<T>, Ticket<T>) {
+impl<T> PendingRead<T> {
+    /// A pending read and the sender that completes it.
+    pub fn new() -> (PendingReadSender<T>, PendingRead<T>) {
         let (tx, rx) = crossbeam::channel::bounded(1);
-        (TicketSender(tx), Ticket(Pending::Sent(rx)))
+        (PendingReadSender(tx), PendingRead(Pending::Sent(rx)))
     }
 
-    /// A ticket for a result that is there already.
-    pub fn ready(result: T) -> Ticket<T> {
-        Ticket(Pending::Ready(result))
+    /// A completed read.
+    pub fn ready(result: T) -> PendingRead<T> {
+        PendingRead(Pending::Ready(result))
     }
 
-    /// For devices: a ticket whose owner fetches the result when it waits. `fetch` is given the wait's deadline.
-    pub fn fetched(fetch: impl FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send + 'static) -> Ticket<T> {
-        Ticket(Pending::Fetched(Box::new(fetch)))
+    /// For devices: a read that fetches its result on the waiter's thread, during the wait. `fetch` gets the deadline of the
+    /// wait.
+    pub fn on_demand(fetch: impl FnOnce(Option<Instant>) -> Result<T, DeviceError> + Send + 'static) -> PendingRead<T> {
+        PendingRead(Pending::Fetched(Box::new(fetch)))
     }
 
-    /// Whether [`Ticket::wait`] would return at once, as far as that can be told without asking the device.
+    /// Whether [`PendingRead::wait`] would return at once. Does not poll the device, so a read that is fetched on the waiter's
+    /// thread ([`PendingRead::on_demand`]) is never ready.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             Pending::Ready(_) => true,
@@ -283,10 +303,11 @@ impl<T> Ticket<T> {
         }
     }
 
-    /// Blocks until the result is there, the queue fails, or the deadline passes.
+    /// Blocks until the result is delivered, the queue fails, or the deadline passes (`None`: no deadline).
     ///
     /// # Errors
-    /// The queue's failure, [`DeviceError::Ended`], or [`DeviceError::Deadline`].
+    /// The queue's failure; [`DeviceError::Ended`] when the queue was dropped; [`DeviceError::Deadline`] when the deadline
+    /// passes first.
     pub fn wait(self, deadline: Option<Instant>) -> Result<T, DeviceError> {
         use crossbeam::channel::RecvTimeoutError;
         let sent = match self.0 {
@@ -305,10 +326,10 @@ impl<T> Ticket<T> {
     }
 }
 
-impl<T> TicketSender<T> {
-    /// Fulfils the ticket.
+impl<T> PendingReadSender<T> {
+    /// Completes the read.
     pub fn send(self, result: Result<T, DeviceError>) {
-        // If the ticket was dropped, the result is of no use.
+        // Fails only if the pending read was dropped: no caller waits for the result.
         let _ = self.0.send(result);
     }
 }
@@ -320,29 +341,29 @@ mod tests {
 
     #[test]
     fn points_are_reached_in_order_and_fail_with_their_queue() {
-        let line = Timeline::new();
-        let (a, b) = (Point::new(&line, 1), Point::new(&line, 2));
+        let timeline = Timeline::new();
+        let (a, b) = (TimelinePoint::new(&timeline, 1), TimelinePoint::new(&timeline, 2));
         assert_eq!(a.poll(), Ok(false));
         assert_eq!(a.wait(Some(Instant::now())), Err(DeviceError::Deadline("a point on a queue")));
-        line.advance(1);
-        line.fail(DeviceError::Ended);
-        line.fail(DeviceError::Misuse("a later failure does not replace the first"));
+        timeline.advance(1);
+        timeline.fail(DeviceError::Ended);
+        timeline.fail(DeviceError::Misuse("a later failure does not replace the first"));
         assert_eq!((a.poll(), a.wait(None)), (Ok(true), Ok(())));
         assert_eq!((b.poll(), b.wait(None)), (Err(DeviceError::Ended), Err(DeviceError::Ended)));
     }
 
     #[test]
-    fn watchers_are_told_once() {
-        let (line, (tx, rx)) = (Timeline::new(), std::sync::mpsc::channel());
+    fn callbacks_run_once() {
+        let (timeline, (tx, rx)) = (Timeline::new(), std::sync::mpsc::channel());
         let watch = |seq| {
             let tx = tx.clone();
-            Point::new(&line, seq).when(move |outcome| tx.send((seq, outcome)).unwrap());
+            TimelinePoint::new(&timeline, seq).on_reached(move |outcome| tx.send((seq, outcome)).unwrap());
         };
         (1..=3).for_each(watch);
         assert!(rx.try_recv().is_err());
-        line.advance(2);
+        timeline.advance(2);
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(1, Ok(())), (2, Ok(()))]);
-        line.fail(DeviceError::Ended);
+        timeline.fail(DeviceError::Ended);
         watch(2);
         watch(4);
         let lost = Err(DeviceError::Ended);
@@ -350,13 +371,13 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_sender_is_a_lost_ticket() {
-        let (tx, ticket) = Ticket::<Vec<u8>>::new();
+    fn dropping_the_sender_fails_the_pending_read() {
+        let (tx, read) = PendingRead::<Vec<u8>>::new();
         tx.send(Ok(vec![1]));
-        assert!(ticket.is_ready() && Ticket::ready(()).is_ready());
-        let (tx, ticket) = Ticket::<Vec<u8>>::new();
-        assert!(!ticket.is_ready());
+        assert!(read.is_ready() && PendingRead::ready(()).is_ready());
+        let (tx, read) = PendingRead::<Vec<u8>>::new();
+        assert!(!read.is_ready());
         drop(tx);
-        assert_eq!(ticket.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
+        assert_eq!(read.wait(Some(Instant::now() + Duration::from_secs(60))), Err(DeviceError::Ended));
     }
 }

@@ -1,110 +1,131 @@
-//! A device that runs what its primary cannot on a second one, node by node.
+//! The fallback device: runs the nodes that its primary device does not support on a secondary device (usually a GPU and the
+//! CPU).
 //!
-//! To the outside it is the primary: its name, its memory, its buffers. It takes every node that either of the two takes.
-//! A graph that the primary takes as a whole is the primary's program, and nothing here touches it. Any other is cut into
-//! runs of nodes (`cut`): the primary's run where its memory is; for the others the bytes that they need are brought
-//! to one buffer of the second device and what they wrote is brought back, and no more (`worker`).
+//! It has the primary's name, memory and buffers, and supports every node that either device supports. Start with [`Fallback`]
+//! in this file. Users of several devices with a scheduler do not need it: the scheduler places such nodes itself.
 //!
-//! A queue is the primary's too until its first program that falls back. That one, and what comes while it runs, goes to
-//! a thread (`queue`), because moving bytes means to wait for them.
+//! A graph that the primary supports as a whole is the primary's own program, without any overhead here. Any other graph is
+//! partitioned into segments of consecutive nodes (`partition.rs`). The primary's segments run in its memory. For a secondary
+//! segment, the bytes that its nodes read are copied to one scratch buffer of the secondary device, and the bytes that they
+//! wrote are copied back (`worker.rs`).
+//!
+//! A queue forwards to the primary's queue until the first program that falls back. That program, and all commands submitted
+//! while it runs, go to a thread (`queue.rs`), because copies between the devices have to wait for downloads.
 
-mod cut;
+mod partition;
 mod queue;
 mod worker;
 
 use crate::device::{
-    Account, Device, DeviceError, DeviceId, DeviceInfo, Feature, ForwardDevice, HostThreads, PeerCopies, Program,
+    Device, DeviceError, DeviceId, DeviceInfo, Feature, ForwardDevice, HostThreads, MemoryBudget, PeerCopies, Program,
     Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{NodeView, OpCode};
-use cut::Cut;
 use log::warn;
+use partition::PartitionedGraph;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A primary device with a second one behind it.
+/// A primary device, and a secondary device for the nodes that the primary does not support. See the [module](self).
 #[derive(Debug)]
 pub struct Fallback {
     primary: Arc<dyn Device>,
-    second: Arc<dyn Device>,
-    by_op: [OfOp; OpCode::ALL.len()],
-    /// From which other devices' memory the primary copies, as far as it has been asked.
-    copies: Mutex<HashMap<DeviceId, bool>>,
-    /// For queues and programs.
-    this: Weak<Fallback>,
+    secondary: Arc<dyn Device>,
+    by_op: [OpCounters; OpCode::ALL.len()],
+    /// Cache: whether the primary copies from the memory of another device, for the devices queried so far.
+    copy_support: Mutex<HashMap<DeviceId, bool>>,
+    /// Handed to queues and programs, which refer to this device.
+    weak_self: Weak<Fallback>,
 }
 
-/// What an op has done here.
+/// Counters of one op.
 #[derive(Debug)]
-struct OfOp {
-    /// Nodes that ran on the second device.
-    ran: AtomicU64,
-    /// Whether the log has it.
-    said: AtomicBool,
+struct OpCounters {
+    /// Nodes with this op that ran on the secondary device.
+    secondary_nodes: AtomicU64,
+    /// Whether the warning of [`Fallback::warn_once`] was logged.
+    logged: AtomicBool,
 }
 
-/// Which of the two devices runs a node.
+/// One of the two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Side {
     Primary,
-    Second,
+    Secondary,
+}
+
+impl Side {
+    fn other(self) -> Side {
+        if self == Side::Primary { Side::Secondary } else { Side::Primary }
+    }
 }
 
 impl Fallback {
-    /// `primary`, with `second` for the nodes that it does not run. The result has the primary's identity, since it hands out the
-    /// primary's buffers.
-    pub fn new(primary: Arc<dyn Device>, second: Arc<dyn Device>) -> Arc<Fallback> {
-        let by_op = [const { OfOp { ran: AtomicU64::new(0), said: AtomicBool::new(false) } }; OpCode::ALL.len()];
-        Arc::new_cyclic(|this| Fallback { primary, second, by_op, copies: Mutex::default(), this: this.clone() })
+    /// Combines `primary` with `secondary`, which runs the nodes that the primary does not support. The result has the
+    /// primary's identity, because its buffers are the primary's.
+    pub fn new(primary: Arc<dyn Device>, secondary: Arc<dyn Device>) -> Arc<Fallback> {
+        let by_op = [const { OpCounters { secondary_nodes: AtomicU64::new(0), logged: AtomicBool::new(false) } };
+            OpCode::ALL.len()];
+        Arc::new_cyclic(|this| Fallback {
+            primary,
+            secondary,
+            by_op,
+            copy_support: Mutex::default(),
+            weak_self: this.clone(),
+        })
     }
 
-    /// How many nodes of an op have run on the second device.
-    pub fn ran(&self, op: OpCode) -> u64 {
-        self.of(op).map_or(0, |of| of.ran.load(Relaxed))
+    /// The number of nodes with this op that ran on the secondary device so far.
+    pub fn secondary_nodes(&self, op: OpCode) -> u64 {
+        self.op_counters(op).map_or(0, |counters| counters.secondary_nodes.load(Relaxed))
     }
 
-    /// The ops that have run on the second device, each with its number of nodes.
-    pub fn counts(&self) -> Vec<(OpCode, u64)> {
-        OpCode::ALL.iter().map(|&op| (op, self.ran(op))).filter(|&(_, nodes)| nodes > 0).collect()
+    /// The ops that ran on the secondary device, each with its number of nodes.
+    pub fn secondary_counts(&self) -> Vec<(OpCode, u64)> {
+        OpCode::ALL.iter().map(|&op| (op, self.secondary_nodes(op))).filter(|&(_, nodes)| nodes > 0).collect()
     }
 
-    fn copies(&self) -> MutexGuard<'_, HashMap<DeviceId, bool>> {
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_copy_support(&self) -> MutexGuard<'_, HashMap<DeviceId, bool>> {
+        self.copy_support.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, ops: &[(OpCode, u64)]) {
+    /// Counts nodes that ran on the secondary device.
+    fn count_secondary_nodes(&self, ops: &[(OpCode, u64)]) {
         for &(op, nodes) in ops {
-            if let Some(of) = self.of(op) {
-                of.ran.fetch_add(nodes, Relaxed);
+            if let Some(counters) = self.op_counters(op) {
+                counters.secondary_nodes.fetch_add(nodes, Relaxed);
             }
         }
     }
 
-    fn of(&self, op: OpCode) -> Option<&OfOp> {
+    fn op_counters(&self, op: OpCode) -> Option<&OpCounters> {
         self.by_op.get(op as usize)
     }
 
-    /// Who runs a node, and for the second device why.
-    fn side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
-        let Support::No(lacks) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
-        match self.second.support(node) {
-            Support::Yes | Support::Offload => Ok((Side::Second, Some(lacks))),
-            Support::No(too) => {
-                let (first, second) = (&self.primary.info().name, &self.second.info().name);
-                let reason = format!("on {first}: {}; on {second}: {}", lacks.reason, too.reason);
-                Err(Unsupported { op: lacks.op, reason })
+    /// Chooses the device for a node; for the secondary device with the reason why the primary does not support the node.
+    ///
+    /// # Errors
+    /// [`Unsupported`] with the reasons of both devices.
+    fn choose_side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
+        let Support::No(unsupported) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
+        match self.secondary.support(node) {
+            Support::Yes | Support::Offload => Ok((Side::Secondary, Some(unsupported))),
+            Support::No(also) => {
+                let (primary, secondary) = (&self.primary.info().name, &self.secondary.info().name);
+                let reason = format!("on {primary}: {}; on {secondary}: {}", unsupported.reason, also.reason);
+                Err(Unsupported { op: unsupported.op, reason })
             }
         }
     }
 
-    /// Says in the log that an op falls back, the first time.
-    fn say(&self, no: &Unsupported) {
-        if self.of(no.op).is_some_and(|of| !of.said.swap(true, Relaxed)) {
-            let (first, second) = (&self.primary.info().name, &self.second.info().name);
+    /// Logs a warning the first time that an op falls back.
+    fn warn_once(&self, no: &Unsupported) {
+        if self.op_counters(no.op).is_some_and(|counters| !counters.logged.swap(true, Relaxed)) {
+            let (primary, secondary) = (&self.primary.info().name, &self.secondary.info().name);
             warn!(
-                "{first} does not run {} ({}): it runs on {second}, and its data is moved there and back",
+                "{primary} does not support {} ({}): it runs on {secondary}, and its data are copied there and back",
                 no.op, no.reason
             );
         }
@@ -117,13 +138,13 @@ impl ForwardDevice for Fallback {
     }
 
     fn features(&self) -> Vec<Feature> {
-        let second = Feature::new("fallback", &self.second.info().name);
-        self.primary.features().into_iter().chain([second]).collect()
+        let secondary = Feature::new("fallback", &self.secondary.info().name);
+        self.primary.features().into_iter().chain([secondary]).collect()
     }
 
     fn support(&self, node: NodeView<'_>) -> Support {
         match self.primary.support(node) {
-            Support::No(_) => self.side(node).map_or_else(Support::No, |_| Support::Yes),
+            Support::No(_) => self.choose_side(node).map_or_else(Support::No, |_| Support::Yes),
             runs => runs,
         }
     }
@@ -133,40 +154,42 @@ impl ForwardDevice for Fallback {
             Err(DeviceError::Unsupported(_)) => {}
             done => return done,
         }
-        let cut = Cut::new(self, &graph)?;
-        Ok(Program::new(graph, Box::new(cut)))
+        let partitioned = PartitionedGraph::new(self, &graph)?;
+        Ok(Program::new(graph, Box::new(partitioned)))
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
-        Ok(Box::new(queue::FallbackQueue::new(this, account)?))
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        let device = self.weak_self.upgrade().ok_or(DeviceError::Ended)?;
+        Ok(Box::new(queue::FallbackQueue::new(device, budget)?))
     }
 
-    /// Always present: the answers are kept, because they are needed while the primary's queue is with the thread.
+    /// Always present: results are cached, because `copy_from` needs them while the thread holds the primary's queue.
     fn peer_copies(&self) -> Option<&dyn PeerCopies> {
         Some(self)
     }
 
-    /// Present if either device has threads: nodes run on both.
+    /// Present if either device computes on host threads.
     fn host_threads(&self) -> Option<&dyn HostThreads> {
-        self.primary.host_threads().or(self.second.host_threads()).map(|_| self as &dyn HostThreads)
+        self.primary.host_threads().or(self.secondary.host_threads()).map(|_| self as &dyn HostThreads)
     }
 }
 
 impl PeerCopies for Fallback {
     fn copies_from(&self, other: &DeviceInfo) -> bool {
         let copies = self.primary.copies_from(other);
-        self.copies().insert(other.id, copies);
+        self.lock_copy_support().insert(other.id, copies);
         copies
     }
 }
 
 impl HostThreads for Fallback {
-    /// Sets those of both devices, as far as they have threads. The second one may be a device by itself too, which then has
-    /// as many. If one of them fails, the other may have changed.
+    /// Sets the threads of both devices, as far as they have this capability. The secondary device may also be in use as a
+    /// device of its own, which then has the same number. If one device fails, the number of the other may have changed.
     fn set_threads(&self, threads: usize) -> Result<(), DeviceError> {
-        let set = |device: &dyn Device| device.host_threads().map_or(Ok(()), |its| its.set_threads(threads));
-        let (primary, second) = (set(&*self.primary), set(&*self.second));
-        primary.and(second)
+        let set = |device: &dyn Device| {
+            device.host_threads().map_or(Ok(()), |host_threads| host_threads.set_threads(threads))
+        };
+        let (primary, secondary) = (set(&*self.primary), set(&*self.secondary));
+        primary.and(secondary)
     }
 }

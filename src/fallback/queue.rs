@@ -1,15 +1,17 @@
-//! The queue: the primary's own until a program falls back, and again whenever none is pending.
+//! The queue of a fallback device: forwards to the primary's queue, except while programs that fall back are pending.
 //!
-//! Whoever holds the [`Worker`], with the primary's queue in it, may submit to the primary. While nothing is pending that
-//! is the submitter. A program that falls back is handed with the worker to the queue's thread, which that program starts,
-//! and so is all that comes before the thread has given the worker back.
+//! The [`Worker`] owns the primary's queue, so only the side that holds the worker may submit to the primary. While no command
+//! is pending, the submitter holds the worker, or takes it back from the channel before it submits. A program that falls back
+//! is sent together with the worker to the queue's thread, which the first such program starts. All later commands are sent
+//! there too, until the thread returns the worker.
 
 use super::Fallback;
-use super::cut::Cut;
-use super::worker::{Command, Shelf, Worker};
+use super::partition::PartitionedGraph;
+use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
-    Account, CopyOutcome, DeviceError, ForwardQueue, Line, LoadByDigest, LoadOutcome, PATIENCE, PIECE, Point, Prefault,
-    Program, Queue, Region, RunInline, Source, TensorDigest, Ticket, Timeline,
+    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome, MemoryBudget,
+    PendingRead, Prefault, Program, Queue, Region, RunInline, TRANSFER_CHUNK_BYTES, TensorDigest, Timeline,
+    TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -17,31 +19,31 @@ use std::time::{Duration, Instant};
 
 pub(super) struct FallbackQueue {
     device: Arc<Fallback>,
-    /// Here while nothing is pending, unless the thread has not given it back yet: see [`FallbackQueue::idle`].
+    /// `Some` while the submitter holds the worker. [`FallbackQueue::primary_if_idle`] takes it back from the thread.
     worker: Option<Box<Worker>>,
-    /// Since the first program that fell back.
-    thread: Option<Arc<Line<Command, Worker>>>,
-    shelf: Arc<Shelf>,
-    /// Of what the thread does.
+    /// Channel to the thread; `None` before the first program that falls back.
+    thread: Option<Arc<CommandChannel<FallbackCommand, Worker>>>,
+    parked: Arc<ParkedQueues>,
+    /// Timeline of the commands that are sent to the thread.
     timeline: Arc<Timeline>,
-    marked: u64,
-    /// Whether anything was handed to the thread since the last mark.
-    dirty: bool,
-    /// Capabilities of the primary's queue, which may be with the thread when it is asked for them.
-    has: Has,
+    last_mark: u64,
+    /// Whether a command was sent to the thread since the last mark.
+    sent_since_mark: bool,
+    /// Capabilities of the primary's queue, read once, because the thread may hold that queue later.
+    capabilities: PrimaryCapabilities,
 }
 
-/// Which capabilities a queue has.
+/// The optional capabilities of the primary's queue.
 #[derive(Clone, Copy)]
-struct Has {
+struct PrimaryCapabilities {
     prefault: bool,
     load_by_digest: bool,
     run_inline: bool,
 }
 
-impl Has {
-    fn of(queue: &mut dyn Queue) -> Has {
-        Has {
+impl PrimaryCapabilities {
+    fn of(queue: &mut dyn Queue) -> PrimaryCapabilities {
+        PrimaryCapabilities {
             prefault: queue.prefault().is_some(),
             load_by_digest: queue.load_by_digest().is_some(),
             run_inline: queue.run_inline().is_some(),
@@ -50,74 +52,84 @@ impl Has {
 }
 
 impl FallbackQueue {
-    pub(super) fn new(device: Arc<Fallback>, account: &Arc<Account>) -> Result<FallbackQueue, DeviceError> {
-        let mut worker = Worker::new(Arc::clone(&device), account)?;
-        let has = Has::of(worker.primary()?);
-        let (shelf, timeline) = (Arc::clone(&worker.shelf), Arc::clone(&worker.timeline));
+    pub(super) fn new(device: Arc<Fallback>, budget: &Arc<MemoryBudget>) -> Result<FallbackQueue, DeviceError> {
+        let mut worker = Worker::new(Arc::clone(&device), budget)?;
+        let capabilities = PrimaryCapabilities::of(worker.primary()?);
+        let (parked, timeline) = (Arc::clone(&worker.parked), Arc::clone(&worker.timeline));
         let worker = Some(Box::new(worker));
-        Ok(FallbackQueue { device, worker, thread: None, shelf, timeline, marked: 0, dirty: false, has })
+        Ok(FallbackQueue {
+            device,
+            worker,
+            thread: None,
+            parked,
+            timeline,
+            last_mark: 0,
+            sent_since_mark: false,
+            capabilities,
+        })
     }
 
-    /// The primary's queue, if everything that was handed over is done.
+    /// The primary's queue, if all commands sent to the thread are done.
     ///
     /// # Errors
-    /// What failed on the thread: it sticks.
-    fn idle(&mut self) -> Result<Option<&mut dyn Queue>, DeviceError> {
+    /// The failure of a command on the thread, which sticks to the queue.
+    fn primary_if_idle(&mut self) -> Result<Option<&mut dyn Queue>, DeviceError> {
         if let Some(thread) = &self.thread {
             if let Some(failure) = self.timeline.failure() {
                 return Err(failure);
             }
             if self.worker.is_none() {
-                self.worker = thread.idle();
+                self.worker = thread.take_executor_if_idle();
             }
         }
         self.worker.as_mut().map(|worker| worker.primary()).transpose()
     }
 
-    /// The primary's queue, once everything that was handed over is done.
-    fn awaited(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+    /// The primary's queue; blocks until all commands sent to the thread are done.
+    fn wait_for_primary(&mut self) -> Result<&mut dyn Queue, DeviceError> {
         if self.worker.is_none() {
             let thread = self.thread.as_ref().ok_or(DeviceError::Ended)?;
-            self.worker = Some(thread.idle_by(Instant::now() + PATIENCE)?);
+            self.worker = Some(thread.wait_idle(Instant::now() + DEVICE_TIMEOUT)?);
         }
-        // A failure of what came before was not known yet.
-        self.idle()?.ok_or(DeviceError::Ended)
+        // Checks for a failure of the commands that were awaited.
+        self.primary_if_idle()?.ok_or(DeviceError::Ended)
     }
 
-    fn hand_over(&mut self, command: Command) -> Result<(), DeviceError> {
+    fn send_to_thread(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
         let thread = match &mut self.thread {
             Some(thread) => thread,
-            none => none.insert(Line::start("fallback-queue", Worker::obey)?),
+            unset => unset.insert(CommandChannel::start("fallback-queue", Worker::process)?),
         };
-        thread.hand_over(command, &mut self.worker)?;
-        self.dirty = true;
+        thread.send(command, &mut self.worker)?;
+        self.sent_since_mark = true;
         Ok(())
     }
 
-    /// Commands that wait are checked when they come: what is wrong with them is their submitter's fault, not the queue's.
-    fn ours(&self, region: &Region) -> Result<(), DeviceError> {
-        let ours = region.buffer().device() == self.device.primary.info().id;
-        if ours { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
+    /// Checks that a region is the primary's. Commands for the thread are validated at submission, so that misuse is returned
+    /// to the submitter and does not stick to the queue.
+    fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
+        let is_own = region.buffer().device() == self.device.primary.info().id;
+        if is_own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 
-    fn fits(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+    fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
         let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
-        bindings.iter().try_for_each(|region| self.ours(region))
+        bindings.iter().try_for_each(|region| self.check_own(region))
     }
 
-    fn submit(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        self.fits(program, bindings)?;
-        self.hand_over(Command::Run { program: program.clone(), bindings: Arc::clone(bindings) })
+    fn send_program(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        self.check_bindings(program, bindings)?;
+        self.send_to_thread(FallbackCommand::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 
-    /// Whether a program is for the thread.
+    /// Whether a program has segments for the secondary device, so that it runs on the thread.
     fn falls_back(&self, program: &Program) -> Result<bool, DeviceError> {
-        match program.code::<Cut>() {
-            Some(cut) if cut.is_of(&self.device) => Ok(true),
+        match program.compiled::<PartitionedGraph>() {
+            Some(program) if program.is_made_for(&self.device) => Ok(true),
             Some(_) => Err(DeviceError::Misuse("a program of another device")),
             None => Ok(false),
         }
@@ -126,129 +138,134 @@ impl FallbackQueue {
 
 impl ForwardQueue for FallbackQueue {
     fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        self.awaited()
+        self.wait_for_primary()
     }
 
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
-        if let Some(primary) = self.idle()? {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
+        if let Some(primary) = self.primary_if_idle()? {
             return primary.upload(dst, tensor, src);
         }
-        self.ours(&dst)?;
-        if matches!(&src, Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
-            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+        self.check_own(&dst)?;
+        if matches!(&src, UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes()) {
+            return Err(DeviceError::Misuse("an upload and its region differ in size"));
         }
-        if dst.bytes() > PIECE {
-            return self.awaited()?.upload(dst, tensor, src);
+        if dst.bytes() > TRANSFER_CHUNK_BYTES {
+            return self.wait_for_primary()?.upload(dst, tensor, src);
         }
         let bytes = match src {
-            Source::Borrowed(bytes) => bytes.to_vec(),
-            Source::Writer(fill) => {
+            UploadSource::Borrowed(bytes) => bytes.to_vec(),
+            UploadSource::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 bytes
             }
         };
-        self.hand_over(Command::Upload { dst, bytes })
+        self.send_to_thread(FallbackCommand::Upload { dst, bytes })
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        if let Some(primary) = self.idle()? {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
+        if let Some(primary) = self.primary_if_idle()? {
             return primary.download(src);
         }
-        self.ours(&src)?;
-        let (to, ticket) = Ticket::new();
-        self.hand_over(Command::Download { src, to })?;
-        Ok(ticket)
+        self.check_own(&src)?;
+        let (sender, read) = PendingRead::new();
+        self.send_to_thread(FallbackCommand::Download { src, sender })?;
+        Ok(read)
     }
 
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
-        if let Some(primary) = self.idle()? {
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
+        if let Some(primary) = self.primary_if_idle()? {
             return primary.download_all(srcs);
         }
         srcs.iter().map(|src| ForwardQueue::download(self, src.clone())).collect()
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        if let Some(primary) = self.idle()? {
+        if let Some(primary) = self.primary_if_idle()? {
             return primary.fill(dst, value);
         }
-        self.ours(&dst)?;
-        self.hand_over(Command::Fill { dst, value })
+        self.check_own(&dst)?;
+        self.send_to_thread(FallbackCommand::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
-        let foreign = self.ours(&src).is_err();
-        let known = self.device.copies().get(&src.buffer().device()).copied();
-        if let Some(primary) = self.idle()? {
-            let news = (foreign && known.is_none()).then(|| src.buffer().device());
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
+        let is_foreign = self.check_own(&src).is_err();
+        let cached = self.device.lock_copy_support().get(&src.buffer().device()).copied();
+        if let Some(primary) = self.primary_if_idle()? {
+            let uncached = (is_foreign && cached.is_none()).then(|| src.buffer().device());
             let outcome = primary.copy_from(src, dst, after)?;
-            self.device.copies().extend(news.map(|device| (device, outcome.is_submitted())));
+            self.device.lock_copy_support().extend(uncached.map(|device| (device, outcome.is_submitted())));
             return Ok(outcome);
         }
-        self.ours(&dst)?;
+        self.check_own(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
-        // Whether the primary can do it must be said now, and its queue is away: only what is known counts.
-        if foreign && known != Some(true) {
+        // The outcome must be returned now, but the thread holds the primary's queue: rely on the cached result.
+        if is_foreign && cached != Some(true) {
             return Ok(CopyOutcome::Unreachable);
         }
-        self.hand_over(Command::Copy { src, dst, after: after.cloned() })?;
+        self.send_to_thread(FallbackCommand::Copy { src, dst, after: after.cloned() })?;
         Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         let falls_back = self.falls_back(program)?;
-        match self.idle()? {
+        match self.primary_if_idle()? {
             Some(primary) if !falls_back => primary.run(program, bindings),
-            _ => self.submit(program, bindings),
+            _ => self.send_program(program, bindings),
         }
     }
 
-    fn mark(&mut self) -> Point {
-        let dirty = self.dirty;
-        match self.idle() {
+    fn mark(&mut self) -> TimelinePoint {
+        let dirty = self.sent_since_mark;
+        match self.primary_if_idle() {
             Ok(Some(primary)) => return primary.mark(),
             Ok(None) if dirty => {
-                self.marked += 1;
-                // When the thread is gone, the timeline carries the failure that waiting for the point returns.
-                let _ = self.hand_over(Command::Mark(self.marked));
-                self.dirty = false;
+                self.last_mark += 1;
+                // Fails only if the thread has ended. Then the timeline has failed too, and with it the point.
+                let _ = self.send_to_thread(FallbackCommand::Mark(self.last_mark));
+                self.sent_since_mark = false;
             }
             Ok(None) => {}
-            // Never reached.
-            Err(_) => return Point::new(&self.timeline, self.marked + 1),
+            // A point that fails with the timeline.
+            Err(_) => return TimelinePoint::new(&self.timeline, self.last_mark + 1),
         }
-        Point::new(&self.timeline, self.marked)
+        TimelinePoint::new(&self.timeline, self.last_mark)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        if let Some(primary) = self.idle()? {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        if let Some(primary) = self.primary_if_idle()? {
             return primary.wait(point);
         }
-        self.hand_over(Command::Wait(point.clone()))
+        self.send_to_thread(FallbackCommand::Wait(point.clone()))
     }
 
     fn prefault(&mut self) -> Option<&mut dyn Prefault> {
-        if self.has.prefault { Some(self) } else { None }
+        if self.capabilities.prefault { Some(self) } else { None }
     }
 
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
-        if self.has.load_by_digest { Some(self) } else { None }
+        if self.capabilities.load_by_digest { Some(self) } else { None }
     }
 
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
-        if self.has.run_inline { Some(self) } else { None }
+        if self.capabilities.run_inline { Some(self) } else { None }
     }
 }
 
 impl Prefault for FallbackQueue {
-    /// While the primary's queue is with the thread the hint is dropped: it must not wait.
+    /// Drops the hint while the thread holds the primary's queue, because a hint must not block.
     fn prefault(&mut self, region: &Region) {
-        if let Ok(Some(primary)) = self.idle()
-            && let Some(memory) = primary.prefault()
+        if let Ok(Some(primary)) = self.primary_if_idle()
+            && let Some(prefault) = primary.prefault()
         {
-            memory.prefault(region);
+            prefault.prefault(region);
         }
     }
 }
@@ -259,10 +276,10 @@ impl LoadByDigest for FallbackQueue {
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
-    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
-        match self.awaited()?.load_by_digest() {
-            Some(loads) => loads.load_by_digest(dst, tensor, wanted),
-            None => Ok(Ticket::ready(LoadOutcome::Missing)),
+    ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
+        match self.wait_for_primary()?.load_by_digest() {
+            Some(disk) => disk.load_by_digest(dst, tensor, wanted),
+            None => Ok(PendingRead::ready(LoadOutcome::Missing)),
         }
     }
 }
@@ -270,9 +287,9 @@ impl LoadByDigest for FallbackQueue {
 impl RunInline for FallbackQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
         let falls_back = self.falls_back(program)?;
-        match self.idle()? {
+        match self.primary_if_idle()? {
             Some(primary) if !falls_back => primary.run_inline_or_submit(program, bindings, budget),
-            _ => self.submit(program, bindings),
+            _ => self.send_program(program, bindings),
         }
     }
 }
@@ -281,8 +298,8 @@ impl Drop for FallbackQueue {
     fn drop(&mut self) {
         let Some(thread) = &self.thread else { return };
         self.timeline.fail(DeviceError::Ended);
-        thread.end();
-        // The devices stop what runs, which ends the thread's wait for them.
-        self.shelf.end();
+        thread.close();
+        // Drops the devices' queues if the thread waits for them: the devices stop their work, which ends the wait.
+        self.parked.close();
     }
 }

@@ -1,125 +1,117 @@
-//! What runs the commands of a queue that has fallen back, on a thread of its own.
+//! The worker: runs the commands of a fallback queue on the queue's thread, and copies bytes between the two devices.
 //!
-//! It waits for bytes, and for points: it goes on only when the primary has reached a moment that somebody marked, so that
-//! nothing submitted later keeps it from being known. While it waits, the two devices' queues lie on a [`Shelf`], where
-//! whoever drops the queue finds them: dropping them ends the wait.
+//! The worker blocks for downloads, and at each mark until the primary is done, so that the mark's point is reached as soon as
+//! its work is done and not later. During such a wait the queues of both devices are in [`ParkedQueues`]. Dropping the fallback
+//! queue takes them from there and drops them, which ends the wait.
 
-use super::Fallback;
-use super::cut::{Away, Cut, Move, Part};
+use super::partition::{CopyRange, PartitionedGraph, SecondarySegment, Segment};
+use super::{Fallback, Side};
 use crate::device::{
-    Account, Buffer, CopyOutcome, DeviceError, PATIENCE, Point, Program, Queue, Region, Source, Staged, Ticket,
-    TicketSender, Timeline,
+    Buffer, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Program, Queue,
+    Region, StagedBytes, Timeline, TimelinePoint, UploadSource,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the second device may work on this thread, which then cannot be told that its queue was dropped.
-const HERE: Duration = Duration::from_millis(2);
+/// How long the secondary device may run a program inline on this thread. During that time, dropping the fallback queue cannot
+/// stop the program.
+const INLINE_BUDGET: Duration = Duration::from_millis(2);
 
-/// Pieces in which bytes move between the devices, and how many of them are on their way: so much host memory is in use.
-const PIECE: u64 = 1 << 20;
-const FLYING: usize = 8;
+/// Chunk size of copies between the devices, in bytes.
+const COPY_CHUNK_BYTES: u64 = 1 << 20;
 
-pub(super) enum Command {
+/// Limit on chunks in flight between the devices. Bounds the host memory in use to 8 MiB.
+const MAX_CHUNKS_IN_FLIGHT: usize = 8;
+
+/// A command of the fallback queue that waits for the worker.
+pub(super) enum FallbackCommand {
     Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: TicketSender },
+    Download { src: Region, sender: PendingReadSender },
     Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region, after: Option<Point> },
+    Copy { src: Region, dst: Region, after: Option<TimelinePoint> },
     Run { program: Program, bindings: Arc<[Region]> },
-    Wait(Point),
+    Wait(TimelinePoint),
     Mark(u64),
 }
 
-impl Staged for Command {
-    fn staged(&self) -> usize {
-        if let Command::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+impl StagedBytes for FallbackCommand {
+    fn staged_bytes(&self) -> usize {
+        if let FallbackCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
     }
 }
 
-/// The queues of the two devices; that of the second is made when it is needed.
-pub(super) struct Queues {
+/// The queues of the two devices. The secondary device's queue is opened when it is first needed.
+pub(super) struct DeviceQueues {
     pub(super) primary: Box<dyn Queue>,
-    second: Option<Box<dyn Queue>>,
+    secondary: Option<Box<dyn Queue>>,
 }
 
-/// Which of them.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
-    Primary,
-    Second,
-}
-
-impl Of {
-    fn other(self) -> Of {
-        if self == Of::Primary { Of::Second } else { Of::Primary }
-    }
-}
-
-/// Where the queues lie while their worker waits.
+/// Holds the queues of both devices while the worker waits for one of them, so that [`ParkedQueues::close`] can drop them from
+/// another thread.
 #[derive(Default)]
-pub(super) struct Shelf(Mutex<Shelved>);
+pub(super) struct ParkedQueues(Mutex<ParkedState>);
 
 #[derive(Default)]
-struct Shelved {
-    queues: Option<Queues>,
-    /// Nobody wants them any more.
-    ended: bool,
+struct ParkedState {
+    queues: Option<DeviceQueues>,
+    /// The fallback queue was dropped: the worker's later waits fail.
+    closed: bool,
 }
 
-impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Shelved> {
-        // Two plain values, whole at every moment.
+impl ParkedQueues {
+    fn lock(&self) -> MutexGuard<'_, ParkedState> {
+        // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is there, now and later, out of the worker's hands.
-    pub(super) fn end(&self) {
-        let mut shelved = self.lock();
-        shelved.ended = true;
-        let queues = shelved.queues.take();
-        drop(shelved);
+    /// Drops the parked queues, and makes the worker's later waits fail.
+    pub(super) fn close(&self) {
+        let mut parked = self.lock();
+        parked.closed = true;
+        let queues = parked.queues.take();
+        drop(parked);
         drop(queues);
     }
 }
 
-/// However it ends, by a panic too, whoever waits for a point is told.
+/// Runs commands on the queue's thread. Its drop fails the timeline, also after a panic, so that waiters for its points return.
 pub(super) struct Worker {
     device: Arc<Fallback>,
-    account: Arc<Account>,
-    /// `None` from the moment on when the queue was dropped.
-    queues: Option<Queues>,
-    pub(super) shelf: Arc<Shelf>,
+    budget: Arc<MemoryBudget>,
+    /// `None` after the fallback queue was dropped during a wait.
+    queues: Option<DeviceQueues>,
+    pub(super) parked: Arc<ParkedQueues>,
     pub(super) timeline: Arc<Timeline>,
-    /// Memory of the second device for its operands.
+    /// Scratch memory on the secondary device, for the operands of its segments.
     scratch: Option<Buffer>,
 }
 
 impl Worker {
-    pub(super) fn new(device: Arc<Fallback>, account: &Arc<Account>) -> Result<Worker, DeviceError> {
-        let queues = Queues { primary: device.primary.queue(account)?, second: None };
-        let account = Arc::clone(account);
-        let (shelf, timeline) = (Arc::default(), Timeline::new());
-        Ok(Worker { device, account, queues: Some(queues), shelf, timeline, scratch: None })
+    pub(super) fn new(device: Arc<Fallback>, budget: &Arc<MemoryBudget>) -> Result<Worker, DeviceError> {
+        let queues = DeviceQueues { primary: device.primary.queue(budget)?, secondary: None };
+        let budget = Arc::clone(budget);
+        let (parked, timeline) = (Arc::default(), Timeline::new());
+        Ok(Worker { device, budget, queues: Some(queues), parked, timeline, scratch: None })
     }
 
     pub(super) fn primary(&mut self) -> Result<&mut dyn Queue, DeviceError> {
         Ok(&mut *self.queues.as_mut().ok_or(DeviceError::Ended)?.primary)
     }
 
-    /// Runs a command. Nothing runs after a failure; whoever waits for bytes learns why.
-    pub(super) fn obey(&mut self, command: Command) {
+    /// Runs a command. After a failure, commands are dropped, and downloads fail with that failure.
+    pub(super) fn process(&mut self, command: FallbackCommand) {
         let done = match (self.timeline.failure(), command) {
-            (Some(failure), Command::Download { to, .. }) => {
-                to.send(Err(failure));
+            (Some(failure), FallbackCommand::Download { sender, .. }) => {
+                sender.send(Err(failure));
                 Ok(())
             }
             (Some(_), _) => Ok(()),
-            (None, Command::Download { src, to }) => {
-                let bytes = self.ask(Of::Primary, |queue| queue.download(src));
-                let bytes = bytes.and_then(|ticket| self.wait(Of::Primary, |until| ticket.wait(until)));
+            (None, FallbackCommand::Download { src, sender }) => {
+                let bytes = self.submit(Side::Primary, |queue| queue.download(src));
+                let bytes = bytes.and_then(|read| self.wait(Side::Primary, |deadline| read.wait(deadline)));
                 let done = bytes.as_ref().map(drop).map_err(Clone::clone);
-                to.send(bytes);
+                sender.send(bytes);
                 done
             }
             (None, command) => self.execute(command),
@@ -129,151 +121,168 @@ impl Worker {
         }
     }
 
-    fn execute(&mut self, command: Command) -> Result<(), DeviceError> {
+    fn execute(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
         match command {
-            Command::Upload { dst, bytes } => {
-                self.primary_does(|queue| queue.upload(dst, None, Source::Borrowed(&bytes)))
+            FallbackCommand::Upload { dst, bytes } => {
+                self.submit_primary(|queue| queue.upload(dst, None, UploadSource::Borrowed(&bytes)))
             }
-            Command::Fill { dst, value } => self.primary_does(|queue| queue.fill(dst, value)),
-            Command::Copy { src, dst, after } => {
-                self.primary_does(|queue| match queue.copy_from(src, dst, after.as_ref())? {
+            FallbackCommand::Fill { dst, value } => self.submit_primary(|queue| queue.fill(dst, value)),
+            FallbackCommand::Copy { src, dst, after } => {
+                self.submit_primary(|queue| match queue.copy_from(src, dst, after.as_ref())? {
                     CopyOutcome::Submitted => Ok(()),
                     CopyOutcome::Unreachable => {
-                        Err(DeviceError::Bug("it refuses a copy that it has made before".to_owned()))
+                        Err(DeviceError::Bug("the device refuses a copy that it accepted before".to_owned()))
                     }
                 })
             }
-            Command::Run { program, bindings } => match program.code::<Cut>() {
-                Some(cut) => self.run(cut, &bindings),
-                None => self.primary_does(|queue| queue.run(&program, &bindings)),
+            FallbackCommand::Run { program, bindings } => match program.compiled::<PartitionedGraph>() {
+                Some(partitioned) => self.run_partitioned(partitioned, &bindings),
+                None => self.submit_primary(|queue| queue.run(&program, &bindings)),
             },
-            Command::Wait(point) => self.primary_does(|queue| queue.wait(&point)),
-            Command::Mark(seq) => {
-                self.settle()?;
+            FallbackCommand::Wait(point) => self.submit_primary(|queue| queue.wait(&point)),
+            FallbackCommand::Mark(seq) => {
+                self.wait_primary_done()?;
                 self.timeline.advance(seq);
                 Ok(())
             }
-            Command::Download { .. } => Ok(()), // see `obey`
+            FallbackCommand::Download { .. } => Ok(()), // handled in `process`
         }
     }
 
-    fn run(&mut self, cut: &Cut, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        for part in &cut.parts {
-            match part {
-                Part::Primary { program, slots: None } => self.primary_does(|queue| queue.run(program, bindings))?,
-                Part::Primary { program, slots: Some(slots) } => {
-                    let bound = slots.iter().filter_map(|&slot| bindings.get(slot as usize).cloned()).collect();
-                    self.primary_does(|queue| queue.run(program, &bound))?;
+    fn run_partitioned(&mut self, partitioned: &PartitionedGraph, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
+        for segment in &partitioned.segments {
+            match segment {
+                Segment::Primary { program, slots: None } => {
+                    self.submit_primary(|queue| queue.run(program, bindings))?
                 }
-                Part::Second(away) => self.run_away(away, bindings)?,
+                Segment::Primary { program, slots: Some(slots) } => {
+                    let bound = slots.iter().filter_map(|&slot| bindings.get(slot as usize).cloned()).collect();
+                    self.submit_primary(|queue| queue.run(program, &bound))?;
+                }
+                Segment::Secondary(segment) => self.run_secondary(segment, bindings)?,
             }
         }
         Ok(())
     }
 
-    fn run_away(&mut self, away: &Away, bindings: &[Region]) -> Result<(), DeviceError> {
-        let scratch = self.scratch(away.bytes)?;
-        for padding in &away.padding {
-            let region = scratch.part(padding.start, padding.end - padding.start)?;
-            self.ask(Of::Second, |queue| queue.fill(region, 0))?;
+    fn run_secondary(&mut self, segment: &SecondarySegment, bindings: &[Region]) -> Result<(), DeviceError> {
+        let scratch = self.scratch_region(segment.bytes)?;
+        for padding in &segment.padding {
+            let region = scratch.subregion(padding.start, padding.end - padding.start)?;
+            self.submit(Side::Secondary, |queue| queue.fill(region, 0))?;
         }
-        self.carry(&away.reads, Of::Primary, bindings, &scratch)?;
+        self.copy_ranges(&segment.reads, Side::Primary, bindings, &scratch)?;
         let bound = Arc::from([scratch.clone()]);
-        self.ask(Of::Second, |queue| queue.run_inline_or_submit(&away.program, &bound, HERE))?;
-        self.carry(&away.writes, Of::Second, bindings, &scratch)?;
-        self.device.count(&away.ops);
+        self.submit(Side::Secondary, |queue| queue.run_inline_or_submit(&segment.program, &bound, INLINE_BUDGET))?;
+        self.copy_ranges(&segment.writes, Side::Secondary, bindings, &scratch)?;
+        self.device.count_secondary_nodes(&segment.ops);
         Ok(())
     }
 
-    /// The second device's memory for operands of `bytes` bytes.
-    fn scratch(&mut self, bytes: u64) -> Result<Region, DeviceError> {
+    /// The first `bytes` bytes of the scratch memory, which is replaced by a larger buffer if needed.
+    fn scratch_region(&mut self, bytes: u64) -> Result<Region, DeviceError> {
         if let Some(buffer) = self.scratch.as_ref().filter(|buffer| buffer.bytes() >= bytes) {
             return buffer.region(0, bytes);
         }
-        // The old one goes first, so that an account need not hold both.
+        // The old buffer is freed first, so that the budget need not have room for both.
         self.scratch = None;
-        let second = &self.device.second;
-        let buffer = second.alloc(bytes, &self.account).map_err(|e| e.on(&second.info().name))?;
+        let secondary = &self.device.secondary;
+        let buffer = secondary.alloc(bytes, &self.budget).map_err(|e| e.on_device(&secondary.info().name))?;
         self.scratch.insert(buffer).region(0, bytes)
     }
 
-    /// Moves bytes from one device to the other, in pieces.
-    fn carry(&mut self, moves: &[Move], from: Of, bindings: &[Region], scratch: &Region) -> Result<(), DeviceError> {
-        let mut flying = VecDeque::with_capacity(FLYING);
-        for &Move { slot, offset, at, bytes } in moves {
+    /// Copies bytes from one device to the other through the host, in chunks: downloads run ahead of uploads.
+    fn copy_ranges(
+        &mut self,
+        ranges: &[CopyRange],
+        from: Side,
+        bindings: &[Region],
+        scratch: &Region,
+    ) -> Result<(), DeviceError> {
+        let mut in_flight = VecDeque::with_capacity(MAX_CHUNKS_IN_FLIGHT);
+        for &CopyRange { slot, slot_offset, scratch_offset, bytes } in ranges {
             let bound = bindings.get(slot as usize).ok_or(DeviceError::Misuse("a slot without a binding"))?;
-            for start in (0..bytes).step_by(PIECE as usize) {
-                let length = PIECE.min(bytes - start);
-                let (home, away) = (bound.part(offset + start, length)?, scratch.part(at + start, length)?);
-                let (src, dst) = if from == Of::Primary { (home, away) } else { (away, home) };
-                if flying.len() >= FLYING {
-                    self.land(&mut flying, from.other())?;
+            for start in (0..bytes).step_by(COPY_CHUNK_BYTES as usize) {
+                let length = COPY_CHUNK_BYTES.min(bytes - start);
+                let (on_primary, in_scratch) =
+                    (bound.subregion(slot_offset + start, length)?, scratch.subregion(scratch_offset + start, length)?);
+                let (src, dst) =
+                    if from == Side::Primary { (on_primary, in_scratch) } else { (in_scratch, on_primary) };
+                if in_flight.len() >= MAX_CHUNKS_IN_FLIGHT {
+                    self.finish_oldest_chunk(&mut in_flight, from.other())?;
                 }
-                flying.push_back((self.ask(from, |queue| queue.download(src))?, dst));
+                in_flight.push_back((self.submit(from, |queue| queue.download(src))?, dst));
             }
         }
-        while !flying.is_empty() {
-            self.land(&mut flying, from.other())?;
+        while !in_flight.is_empty() {
+            self.finish_oldest_chunk(&mut in_flight, from.other())?;
         }
         Ok(())
     }
 
-    /// Waits for the first of the pieces on their way, and puts it into its place.
-    fn land(&mut self, flying: &mut VecDeque<(Ticket, Region)>, on: Of) -> Result<(), DeviceError> {
-        let Some((ticket, dst)) = flying.pop_front() else { return Ok(()) };
-        let bytes = self.wait(on.other(), |until| ticket.wait(until))?;
-        self.ask(on, |queue| queue.upload(dst, None, Source::Borrowed(&bytes)))
-    }
-
-    /// Waits for all that the primary was given.
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        let point = self.primary()?.mark();
-        self.wait(Of::Primary, |until| point.wait(until))
-    }
-
-    fn primary_does(
+    /// Waits for the oldest download in flight and uploads its bytes to the other device.
+    fn finish_oldest_chunk(
         &mut self,
-        what: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>,
+        in_flight: &mut VecDeque<(PendingRead, Region)>,
+        to: Side,
     ) -> Result<(), DeviceError> {
-        self.ask(Of::Primary, what)
+        let Some((read, dst)) = in_flight.pop_front() else { return Ok(()) };
+        let bytes = self.wait(to.other(), |deadline| read.wait(deadline))?;
+        self.submit(to, |queue| queue.upload(dst, None, UploadSource::Borrowed(&bytes)))
     }
 
-    /// Submits to one of the queues; its failures carry its device's name.
-    fn ask<T>(
+    /// Waits until the primary has done all work submitted to it.
+    fn wait_primary_done(&mut self) -> Result<(), DeviceError> {
+        let point = self.primary()?.mark();
+        self.wait(Side::Primary, |deadline| point.wait(deadline))
+    }
+
+    fn submit_primary(
         &mut self,
-        of: Of,
-        what: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        let Worker { device, account, queues, .. } = self;
-        let Queues { primary, second } = queues.as_mut().ok_or(DeviceError::Ended)?;
-        let done = match (of, second) {
-            (Of::Primary, _) => what(&mut **primary),
-            (Of::Second, Some(queue)) => what(&mut **queue),
-            (Of::Second, none) => device.second.queue(account).and_then(|queue| what(&mut **none.insert(queue))),
-        };
-        done.map_err(|e| self.named(of, e))
+        work: impl FnOnce(&mut dyn Queue) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.submit(Side::Primary, work)
     }
 
-    /// Waits with the queues on the shelf.
+    /// Submits work to one of the queues. Adds the device's name to an error.
+    fn submit<T>(
+        &mut self,
+        side: Side,
+        work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let Worker { device, budget, queues, .. } = self;
+        let DeviceQueues { primary, secondary } = queues.as_mut().ok_or(DeviceError::Ended)?;
+        let done = match (side, secondary) {
+            (Side::Primary, _) => work(&mut **primary),
+            (Side::Secondary, Some(queue)) => work(&mut **queue),
+            (Side::Secondary, unopened) => {
+                device.secondary.queue(budget).and_then(|queue| work(&mut **unopened.insert(queue)))
+            }
+        };
+        done.map_err(|e| self.with_device_name(side, e))
+    }
+
+    /// Calls `wait`, which blocks until the deadline that it is passed, with the queues parked. Adds the device's name to an
+    /// error.
     fn wait<T>(
         &mut self,
-        of: Of,
-        what: impl FnOnce(Option<Instant>) -> Result<T, DeviceError>,
+        side: Side,
+        wait: impl FnOnce(Option<Instant>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let mut shelved = self.shelf.lock();
-        if shelved.ended {
+        let mut parked = self.parked.lock();
+        if parked.closed {
             return Err(DeviceError::Ended);
         }
-        shelved.queues = self.queues.take();
-        drop(shelved);
-        let done = what(Some(Instant::now() + PATIENCE));
-        self.queues = self.shelf.lock().queues.take();
-        done.map_err(|e| self.named(of, e))
+        parked.queues = self.queues.take();
+        drop(parked);
+        let done = wait(Some(Instant::now() + DEVICE_TIMEOUT));
+        self.queues = self.parked.lock().queues.take();
+        done.map_err(|e| self.with_device_name(side, e))
     }
 
-    fn named(&self, of: Of, error: DeviceError) -> DeviceError {
-        let device = if of == Of::Primary { &self.device.primary } else { &self.device.second };
-        error.on(&device.info().name)
+    fn with_device_name(&self, side: Side, error: DeviceError) -> DeviceError {
+        let device = if side == Side::Primary { &self.device.primary } else { &self.device.secondary };
+        error.on_device(&device.info().name)
     }
 }
 

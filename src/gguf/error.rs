@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file.
+//! Errors of GGUF files.
 
 use std::fmt;
 use std::str::Utf8Error;
@@ -6,171 +6,171 @@ use std::str::Utf8Error;
 use crate::tensor::{DType, DescError};
 use thiserror::Error;
 
-/// A file that is no GGUF file, or a broken one.
+/// A file is not a valid GGUF file.
 #[derive(Debug, Error)]
 #[error("byte {offset}, {what}: {fault}")]
 pub struct GgufError {
-    /// Where, in bytes from the start of the file.
+    /// Offset of the fault, in bytes from the start of the file.
     pub offset: usize,
-    /// Which part of the file.
+    /// The invalid part of the file, for example `tensor "output.weight"`.
     pub what: String,
-    /// What is wrong with it.
-    pub fault: Fault,
+    /// The fault.
+    pub fault: GgufFault,
 }
 
 impl GgufError {
-    /// Whether the file, or what was there of it, ends before the part does.
+    /// Whether the bytes end before the part does, so that more bytes of the file may help.
     pub(super) fn ends_early(&self) -> bool {
-        matches!(self.fault, Fault::Truncated { .. } | Fault::Count { .. })
+        matches!(self.fault, GgufFault::Truncated { .. } | GgufFault::ImpossibleCount { .. })
     }
 }
 
-/// Characters of a text of the file that go into other texts: it may be as long as the file.
-const MOST_SHOWN: usize = 60;
+/// Limit on the characters of a text of the file in an error message. The text may be as long as the file.
+const MAX_SHOWN_CHARS: usize = 60;
 
-/// A text of the file as other texts show it: its beginning.
+/// Formats a text of the file for messages: quoted, and cut to its first characters.
 #[derive(Clone, Copy)]
-pub(super) struct Shown<'a>(pub(super) &'a str);
+pub(super) struct Shortened<'a>(pub(super) &'a str);
 
-impl Shown<'_> {
-    /// What is shown of it; whether that is less than all.
+impl Shortened<'_> {
+    /// The shown part, and whether the text was cut.
     fn start(&self) -> (&str, bool) {
-        match self.0.char_indices().nth(MOST_SHOWN) {
+        match self.0.char_indices().nth(MAX_SHOWN_CHARS) {
             Some((end, _)) => (self.0.get(..end).unwrap_or_default(), true),
             None => (self.0, false),
         }
     }
 
-    /// What is shown of it, by itself.
+    /// The shown part without quotes.
     pub(super) fn to_text(self) -> String {
         let (start, cut) = self.start();
         format!("{start}{}", if cut { "…" } else { "" })
     }
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for Shortened<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (start, cut) = self.start();
         write!(f, "{start:?}{}", if cut { "…" } else { "" })
     }
 }
 
-/// A part of the file that has a name: `tensor "output.weight"`. Made into a text when something is wrong with it.
+/// A named part of the file: `tensor "output.weight"`. Formatted only if an error occurs.
 #[derive(Clone, Copy)]
-pub(super) struct Named<'a>(pub(super) &'static str, pub(super) &'a str);
+pub(super) struct NamedPart<'a>(pub(super) &'static str, pub(super) &'a str);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for NamedPart<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.0, Shown(self.1))
+        write!(f, "{} {}", self.0, Shortened(self.1))
     }
 }
 
-/// A part of the file that has a number: `name of tensor 7`.
+/// A numbered part of the file: `name of tensor 7`.
 #[derive(Clone, Copy)]
-pub(super) struct Nth(pub(super) &'static str, pub(super) usize);
+pub(super) struct NumberedPart(pub(super) &'static str, pub(super) usize);
 
-impl fmt::Display for Nth {
+impl fmt::Display for NumberedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.0, self.1)
     }
 }
 
-/// What is wrong with a part of the file, and what was expected.
+/// The fault of a part of the file, with the expected and the found value.
 #[derive(Debug, Error)]
-pub enum Fault {
+pub enum GgufFault {
     /// The file ends before the part does.
     #[error("needs {needed} bytes where the file has {left} left: it is truncated or damaged")]
     Truncated {
-        /// Bytes of the part.
+        /// Size of the part in bytes.
         needed: u64,
-        /// Bytes up to the end of the file.
+        /// Bytes before the end of the file.
         left: usize,
     },
     /// More items than the rest of the file can hold.
-    #[error("{count} items where the rest of the file holds {most} at most: it is truncated or damaged")]
-    Count {
-        /// How many the file says.
+    #[error("{count} items where the rest of the file holds at most {limit}: it is truncated or damaged")]
+    ImpossibleCount {
+        /// The number in the file.
         count: u64,
-        /// How many there can be.
-        most: u64,
+        /// The largest number for which the file has enough bytes.
+        limit: u64,
     },
-    /// More items than any model has.
+    /// More items than the limit, which no model reaches.
     #[error("{count} items, and no model has more than {limit}: the file is damaged")]
     TooMany {
-        /// How many the file says.
+        /// The number in the file.
         count: usize,
-        /// How many are taken.
+        /// The limit.
         limit: usize,
     },
-    /// Text in another encoding.
+    /// A text is not UTF-8.
     #[error("expected UTF-8: {0}")]
     Utf8(Utf8Error),
-    /// Some other kind of file.
+    /// The file does not begin with "GGUF".
     #[error("expected the four bytes \"GGUF\", found {0:02x?}: this is no GGUF file")]
     Magic([u8; 4]),
-    /// A version with another layout.
+    /// An unsupported version of the format.
     #[error("expected version 2 or 3, found {0}")]
     Version(u32),
-    /// Made for machines of the other byte order.
+    /// A big-endian file.
     #[error("the file is big-endian; convert it to little-endian")]
     BigEndian,
-    /// A number of no metadata type.
+    /// An undefined number of a metadata type.
     #[error("expected a metadata type, 0 to 12, found {0}")]
     ValueType(u32),
     /// An array of arrays.
     #[error("an array holds arrays; expected numbers, booleans or strings")]
     Nested,
-    /// A boolean that is neither.
+    /// A boolean that is neither 0 nor 1.
     #[error("expected a boolean, 0 or 1, found {0}")]
     Bool(u8),
-    /// A name or key that is there already.
-    #[error("{0:?} is there twice")]
-    Twice(String),
-    /// Alignment that is none.
+    /// A tensor name or metadata key that occurs twice.
+    #[error("{0:?} occurs twice")]
+    Duplicate(String),
+    /// An alignment that is not a power of two.
     #[error("expected a power of two as alignment, found {0}")]
     Alignment(String),
-    /// Too many dimensions, or none.
+    /// A number of dimensions outside 1 to 4.
     #[error("expected 1 to 4 dimensions, found {0}")]
     Dimensions(u32),
-    /// A tensor with no elements.
+    /// A tensor without elements.
     #[error("expected at least one element in dimension {0}, found none")]
     Empty(u32),
-    /// A number of no element type.
+    /// An unknown number of an element type.
     #[error("expected a tensor type, found {0}, which is removed or unknown")]
     TensorType(u32),
-    /// A shape that no tensor has.
+    /// An invalid shape.
     #[error(transparent)]
     Shape(#[from] DescError),
-    /// Data at an odd place.
+    /// Misaligned tensor data.
     #[error("data at {offset}, expected a multiple of the alignment {alignment}")]
     Misaligned {
-        /// From the start of the tensor data.
+        /// Offset in bytes from the start of all tensor data.
         offset: u64,
-        /// The file's.
+        /// The alignment of the file in bytes.
         alignment: usize,
     },
-    /// Data beyond the end of the file.
+    /// Tensor data that reach past the end of the file.
     #[error(
         "{dtype} {ne:?} takes {bytes} bytes from byte {start}, but the file ends at {end}: it is truncated or damaged"
     )]
-    Outside {
+    OutOfFile {
         /// Element type.
         dtype: DType,
-        /// Shape.
+        /// Element counts, fastest dimension first.
         ne: [usize; 4],
-        /// Bytes of the data.
+        /// Size of the data in bytes.
         bytes: usize,
-        /// Where it begins in the file.
+        /// Offset of the data in the file.
         start: u64,
-        /// Length of the file.
+        /// Length of the file in bytes.
         end: usize,
     },
-    /// One of several files that make a model.
+    /// One file of a model that is split into several.
     #[error("this is part {part} of {parts} of a split model; join them first: llama-gguf-split --merge PART-1 OUT")]
     Split {
-        /// Counted from 1.
+        /// Number of the file, from 1.
         part: u64,
-        /// How many there are.
+        /// Number of files.
         parts: u64,
     },
 }

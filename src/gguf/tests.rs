@@ -1,6 +1,6 @@
-//! Files as they should be, and in all the ways they should not.
+//! Parsing of valid files, and of files that are truncated, damaged or invalid.
 
-#![allow(clippy::unwrap_used)] // a test says what it needs by failing
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use super::*;
 use crate::tensor::DType;
@@ -51,7 +51,7 @@ fn values_and_tensors_are_read() {
 
 #[test]
 fn numbers_of_any_width_are_read() {
-    /// A type's number, a value's bytes, and what it is as a whole number and as any.
+    /// A type's number, a value's bytes, and the value as read by `int` and by `float`.
     type Case<'a> = (u32, &'a [u8], Option<u32>, Option<f32>);
     let cases: [Case<'_>; 10] = [
         (0, &[200], Some(200), Some(200.0)),
@@ -74,7 +74,7 @@ fn numbers_of_any_width_are_read() {
 }
 
 #[test]
-fn a_value_of_another_type_is_named() {
+fn an_error_for_a_wrong_type_shows_the_value() {
     let bytes = sample().to_bytes_unchecked();
     let metadata = Gguf::parse(&bytes).unwrap().metadata;
     let error = metadata.int("general.architecture").unwrap_err().to_string();
@@ -85,7 +85,7 @@ fn a_value_of_another_type_is_named() {
     assert_eq!(error, "the file has no llama.nothing, which this model needs");
 }
 
-/// Every file that ends early is refused, wherever it ends, and none panics.
+/// A file that is truncated at any length is an error, and never a panic.
 #[test]
 fn truncation_at_every_length_is_an_error() {
     // Without the padding after the last tensor.
@@ -94,17 +94,20 @@ fn truncation_at_every_length_is_an_error() {
     assert!(Gguf::parse(&bytes[..end]).is_ok());
     for length in 0..end {
         let error = parse_error(&bytes[..length]);
-        let truncated = matches!(error.fault, Fault::Truncated { .. } | Fault::Count { .. } | Fault::Outside { .. });
+        let truncated = matches!(
+            error.fault,
+            GgufFault::Truncated { .. } | GgufFault::ImpossibleCount { .. } | GgufFault::OutOfFile { .. }
+        );
         assert!(truncated && error.offset <= length, "{length} bytes: {error}");
     }
 }
 
-/// Seeded damage: whatever parses has its tensors within the file and its metadata readable.
+/// Random damage with a fixed seed: a damaged file is rejected, or its tensors are within the file and its metadata readable.
 #[test]
-fn damaged_files_are_refused_or_harmless() {
+fn damaged_files_are_rejected_or_harmless() {
     let whole = sample().to_bytes_unchecked();
     let mut rng = fastrand::Rng::with_seed(6);
-    let mut refused = 0;
+    let mut rejected = 0;
     for _ in 0..20_000 {
         let mut bytes = whole.clone();
         for _ in 0..rng.usize(1..4) {
@@ -126,12 +129,12 @@ fn damaged_files_are_refused_or_harmless() {
                 }
             }
             Err(error) => {
-                refused += 1;
+                rejected += 1;
                 assert!(error.offset <= bytes.len() && !error.to_string().is_empty());
             }
         }
     }
-    assert!(refused > 1000, "only {refused} damaged files were refused");
+    assert!(rejected > 1000, "only {rejected} damaged files were rejected");
 }
 
 /// `bytes` with the one occurrence of `old` replaced.
@@ -143,7 +146,7 @@ fn patched(mut bytes: Vec<u8>, old: &[u8], new: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_part_and_the_expected_value() {
     let file = sample();
     let bytes = file.to_bytes_unchecked();
     let norm = |dims: u32, ne: u64, dtype: u32| {
@@ -155,6 +158,7 @@ fn what_is_wrong_is_said() {
     };
     let good = norm(1, 5, 0);
     let with = |new: &[u8]| patched(bytes.clone(), &good, new);
+    // A file and a part of its error; an empty text for a file that parses.
     let cases: Vec<(Vec<u8>, &str)> = vec![
         (b"GGML and more".to_vec(), "byte 0, magic number: expected the four bytes \"GGUF\", found [47, 47, 4d, 4c]"),
         (patched(bytes.clone(), b"GGUF\x03", b"GGUF\x01"), "byte 4, version: expected version 2 or 3, found 1"),
@@ -185,12 +189,12 @@ fn what_is_wrong_is_said() {
         ),
         (
             file.clone().tensor("output_norm.weight", &[1], DType::F32).to_bytes_unchecked(),
-            "\"output_norm.weight\" is there twice",
+            "\"output_norm.weight\" occurs twice",
         ),
         (patched(bytes.clone(), b"llama.epsilon", b"llama.bpsilon"), ""),
         (
             patched(file.clone().int("llama.e", 1).int("llama.f", 1).to_bytes_unchecked(), b"llama.f", b"llama.e"),
-            "\"llama.e\" is there",
+            "\"llama.e\" occurs",
         ),
         (with(&norm(5, 5, 0)), "tensor \"output_norm.weight\": expected 1 to 4 dimensions, found 5"),
         (with(&norm(0, 5, 0)), "expected 1 to 4 dimensions, found 0"),
@@ -218,22 +222,23 @@ fn a_file_without_tensors_needs_no_padding() {
     assert!(Gguf::parse(&bytes).unwrap().tensors.is_empty());
 }
 
-/// What stands before the tensors is enough, however long it is, up to a limit.
+/// `read_tensors` needs only the start of a file, of any length up to the limit.
 #[test]
-fn tensors_are_told_without_reading_them() {
+fn read_tensors_reads_only_the_start_of_a_file() {
     let pad = |bytes: usize| "x".repeat(bytes);
-    for (size, told) in [(0, true), (3 << 20, true), (20 << 20, true), (MAX_HEAD as usize, false)] {
+    for (size, readable) in [(0, true), (3 << 20, true), (20 << 20, true), (MAX_HEAD_BYTES as usize, false)] {
         let file = sample().text("padding", &pad(size)).int("split.count", 2).to_bytes_unchecked();
         let mut reads = std::io::Cursor::new(&file);
         match read_tensors(&mut reads, file.len() as u64) {
             Ok(tensors) => {
+                // The same file without the key `split.count`, which `Gguf::parse` rejects.
                 let without = sample().text("padding", &pad(size)).int("split.kount", 2).to_bytes_unchecked();
-                assert!(told && tensors == Gguf::parse(&without).unwrap().tensors, "{size}");
+                assert!(readable && tensors == Gguf::parse(&without).unwrap().tensors, "{size}");
             }
-            Err(e) => assert!(!told && e.to_string().contains("takes more than"), "{size}: {e}"),
+            Err(e) => assert!(!readable && e.to_string().contains("takes more than"), "{size}: {e}"),
         }
     }
-    // A file that is shorter than it was, or longer.
+    // A file that was truncated or extended after its length was read.
     let file = sample().to_bytes_unchecked();
     for (bytes, len) in [(&file[..100], file.len()), (&file[..], 100)] {
         let error = read_tensors(bytes, len as u64).unwrap_err();
@@ -242,7 +247,7 @@ fn tensors_are_told_without_reading_them() {
 }
 
 #[test]
-fn counts_out_of_all_proportion_are_refused() {
+fn counts_beyond_the_limits_are_rejected() {
     let mut file = Writer::new();
     for i in 0..=MAX_ENTRIES {
         file = file.entry(&i.to_string(), 0, &[0]);
@@ -251,9 +256,9 @@ fn counts_out_of_all_proportion_are_refused() {
     assert!(error.contains("number of metadata entries: 65537 items, and no model has more than 65536"), "{error}");
 }
 
-/// Keys, names and texts may be as long as the file: what is said of them is not.
+/// Keys, names and texts may be as long as the file; messages cut them.
 #[test]
-fn what_is_said_of_a_file_is_short() {
+fn messages_about_long_texts_are_short() {
     let long = "\x7f".repeat(1 << 20);
     let other = format!("x{}", &long[1..]);
     let row = |dtype: u8| [33, 0, 0, 0, 0, 0, 0, 0, dtype, 0, 0, 0];

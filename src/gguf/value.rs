@@ -1,16 +1,16 @@
-//! Metadata: typed values under names.
+//! Metadata: a map from keys to typed values.
 
 use std::fmt;
 
 use thiserror::Error;
 
 use super::GgufError;
-use super::error::{Fault, Shown};
-use super::read::{Reader, What};
+use super::error::{GgufFault, Shortened};
+use super::reader::{PartName, Reader};
 
-/// The type of a value, by its number in the file.
+/// The type of a value. The discriminant is the type's number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueType {
     /// 8-bit number.
     U8,
     /// 8-bit number with sign.
@@ -39,46 +39,46 @@ pub(super) enum Kind {
     F64,
 }
 
-impl Kind {
-    const ALL: [Kind; 13] = [
-        Kind::U8,
-        Kind::I8,
-        Kind::U16,
-        Kind::I16,
-        Kind::U32,
-        Kind::I32,
-        Kind::F32,
-        Kind::Bool,
-        Kind::Text,
-        Kind::Array,
-        Kind::U64,
-        Kind::I64,
-        Kind::F64,
+impl ValueType {
+    const ALL: [ValueType; 13] = [
+        ValueType::U8,
+        ValueType::I8,
+        ValueType::U16,
+        ValueType::I16,
+        ValueType::U32,
+        ValueType::I32,
+        ValueType::F32,
+        ValueType::Bool,
+        ValueType::Text,
+        ValueType::Array,
+        ValueType::U64,
+        ValueType::I64,
+        ValueType::F64,
     ];
 
-    fn read(reader: &mut Reader<'_>, what: impl What) -> Result<Kind, GgufError> {
+    fn read(reader: &mut Reader<'_>, what: impl PartName) -> Result<ValueType, GgufError> {
         let start = reader.clone();
         let number = reader.u32(what)?;
-        let kind = usize::try_from(number).ok().and_then(|n| Kind::ALL.get(n).copied());
-        kind.ok_or_else(|| start.error(what, Fault::ValueType(number)))
+        let kind = usize::try_from(number).ok().and_then(|n| ValueType::ALL.get(n).copied());
+        kind.ok_or_else(|| start.error(what, GgufFault::ValueType(number)))
     }
 
     /// Bytes of a value in the file; of text or an array, at least.
     fn bytes(self) -> u64 {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => 1,
-            Kind::U16 | Kind::I16 => 2,
-            Kind::U32 | Kind::I32 | Kind::F32 => 4,
-            Kind::U64 | Kind::I64 | Kind::F64 | Kind::Text => 8,
-            Kind::Array => 12,
+            ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
+            ValueType::U16 | ValueType::I16 => 2,
+            ValueType::U32 | ValueType::I32 | ValueType::F32 => 4,
+            ValueType::U64 | ValueType::I64 | ValueType::F64 | ValueType::Text => 8,
+            ValueType::Array => 12,
         }
     }
 }
 
-/// A value of the metadata.
+/// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// A whole number, whatever its width; every one in the file fits.
+    /// An integer of any of the file's widths, signed or unsigned.
     Int(i128),
     /// A floating-point number.
     Float(f64),
@@ -92,34 +92,34 @@ pub enum Value<'a> {
 
 impl<'a> Value<'a> {
     /// Reads a type and a value of it.
-    pub(super) fn read(reader: &mut Reader<'a>, what: impl What) -> Result<Value<'a>, GgufError> {
-        match Kind::read(reader, what)? {
-            Kind::Array => Array::read(reader, what).map(Value::Array),
-            kind => Value::of(reader, what, kind),
+    pub(super) fn read(reader: &mut Reader<'a>, what: impl PartName) -> Result<Value<'a>, GgufError> {
+        match ValueType::read(reader, what)? {
+            ValueType::Array => Array::read(reader, what).map(Value::Array),
+            kind => Value::read_scalar(reader, what, kind),
         }
     }
 
-    /// Reads a value of a type that is no array.
-    fn of(reader: &mut Reader<'a>, what: impl What, kind: Kind) -> Result<Value<'a>, GgufError> {
+    /// Reads a value of a scalar type or a text.
+    fn read_scalar(reader: &mut Reader<'a>, what: impl PartName, kind: ValueType) -> Result<Value<'a>, GgufError> {
         let start = reader.clone();
         Ok(match kind {
-            Kind::U8 => Value::Int(u8::from_le_bytes(reader.array(what)?).into()),
-            Kind::I8 => Value::Int(i8::from_le_bytes(reader.array(what)?).into()),
-            Kind::U16 => Value::Int(u16::from_le_bytes(reader.array(what)?).into()),
-            Kind::I16 => Value::Int(i16::from_le_bytes(reader.array(what)?).into()),
-            Kind::U32 => Value::Int(u32::from_le_bytes(reader.array(what)?).into()),
-            Kind::I32 => Value::Int(i32::from_le_bytes(reader.array(what)?).into()),
-            Kind::U64 => Value::Int(u64::from_le_bytes(reader.array(what)?).into()),
-            Kind::I64 => Value::Int(i64::from_le_bytes(reader.array(what)?).into()),
-            Kind::F32 => Value::Float(f32::from_le_bytes(reader.array(what)?).into()),
-            Kind::F64 => Value::Float(f64::from_le_bytes(reader.array(what)?)),
-            Kind::Bool => match reader.array(what)? {
+            ValueType::U8 => Value::Int(u8::from_le_bytes(reader.array(what)?).into()),
+            ValueType::I8 => Value::Int(i8::from_le_bytes(reader.array(what)?).into()),
+            ValueType::U16 => Value::Int(u16::from_le_bytes(reader.array(what)?).into()),
+            ValueType::I16 => Value::Int(i16::from_le_bytes(reader.array(what)?).into()),
+            ValueType::U32 => Value::Int(u32::from_le_bytes(reader.array(what)?).into()),
+            ValueType::I32 => Value::Int(i32::from_le_bytes(reader.array(what)?).into()),
+            ValueType::U64 => Value::Int(u64::from_le_bytes(reader.array(what)?).into()),
+            ValueType::I64 => Value::Int(i64::from_le_bytes(reader.array(what)?).into()),
+            ValueType::F32 => Value::Float(f32::from_le_bytes(reader.array(what)?).into()),
+            ValueType::F64 => Value::Float(f64::from_le_bytes(reader.array(what)?)),
+            ValueType::Bool => match reader.array(what)? {
                 [0] => Value::Bool(false),
                 [1] => Value::Bool(true),
-                [other] => return Err(start.error(what, Fault::Bool(other))),
+                [other] => return Err(start.error(what, GgufFault::Bool(other))),
             },
-            Kind::Text => Value::Text(reader.text(what)?),
-            Kind::Array => return Err(start.error(what, Fault::Nested)),
+            ValueType::Text => Value::Text(reader.text(what)?),
+            ValueType::Array => return Err(start.error(what, GgufFault::Nested)),
         })
     }
 }
@@ -130,79 +130,81 @@ impl fmt::Display for Value<'_> {
             Value::Int(n) => write!(f, "{n}"),
             Value::Float(x) => write!(f, "{x}"),
             Value::Bool(b) => write!(f, "{b}"),
-            Value::Text(text) => Shown(text).fmt(f),
+            Value::Text(text) => Shortened(text).fmt(f),
             Value::Array(array) => write!(f, "{} values of type {:?}", array.len, array.kind),
         }
     }
 }
 
-/// An array, left in the file: its values are read when somebody asks, and were checked when the file was.
+/// An array of values, borrowed from the file. The values were checked when the file was parsed, and are decoded by
+/// [`Array::values`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array<'a> {
-    kind: Kind,
+    kind: ValueType,
     len: usize,
     bytes: &'a [u8],
 }
 
 impl<'a> Array<'a> {
-    fn read(reader: &mut Reader<'a>, what: impl What) -> Result<Array<'a>, GgufError> {
+    fn read(reader: &mut Reader<'a>, what: impl PartName) -> Result<Array<'a>, GgufError> {
         let start = reader.clone();
-        let kind = Kind::read(reader, what)?;
-        if kind == Kind::Array {
-            return Err(start.error(what, Fault::Nested));
+        let kind = ValueType::read(reader, what)?;
+        if kind == ValueType::Array {
+            return Err(start.error(what, GgufFault::Nested));
         }
         let len = reader.count(what, kind.bytes())?;
         let mut data = reader.clone();
-        if matches!(kind, Kind::Text | Kind::Bool) {
+        if matches!(kind, ValueType::Text | ValueType::Bool) {
             for _ in 0..len {
-                Value::of(reader, what, kind)?;
+                Value::read_scalar(reader, what, kind)?;
             }
         } else {
             reader.bytes(what, len as u64 * kind.bytes())?;
         }
-        let bytes = data.bytes(what, (reader.at() - data.at()) as u64)?;
+        let bytes = data.bytes(what, (reader.offset() - data.offset()) as u64)?;
         Ok(Array { kind, len, bytes })
     }
 
-    /// How many values.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values.
+    /// Decodes the values, in order.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (kind, mut reader) = (self.kind, Reader::new(self.bytes, 0));
-        (0..self.len).map_while(move |_| Value::of(&mut reader, "array", kind).ok())
+        (0..self.len).map_while(move |_| Value::read_scalar(&mut reader, "array", kind).ok())
     }
 }
 
-/// A key of the metadata that is not there, or not as it should be.
+/// A metadata key is missing, or its value has the wrong type.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum KeyError {
-    /// A key that is needed.
+    /// A required key is missing.
     #[error("the file has no {key}, which this model needs")]
     Missing {
-        /// Its name.
+        /// The key.
         key: String,
     },
-    /// A value of another type, or out of range.
+    /// The value has another type or is out of range.
     #[error("{key}: expected {expected}, found {found}")]
-    Unfit {
-        /// Its name.
+    WrongType {
+        /// The key.
         key: String,
-        /// What it should be.
+        /// The expected type and range.
         expected: String,
-        /// What it is.
+        /// The value in the file.
         found: String,
     },
 }
 
-/// Values by name.
+/// The metadata of a file: values by key. Each accessor returns `None` for an absent key, and [`KeyError::WrongType`] for a
+/// value of another type or out of range.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata<'a> {
     /// Sorted by key.
@@ -210,7 +212,7 @@ pub struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// From entries as they stand in the file; the key that is there twice, if any is.
+    /// Sorts the entries of a file. Returns the first duplicate key as the error.
     pub(super) fn new(mut entries: Vec<(&'a str, Value<'a>)>) -> Result<Metadata<'a>, &'a str> {
         entries.sort_by_key(|&(key, _)| key);
         match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -224,7 +226,7 @@ impl<'a> Metadata<'a> {
         self.entries.iter()
     }
 
-    /// The value of a key.
+    /// The value of a key, of any type.
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
         let at = self.entries.binary_search_by_key(&key, |&(key, _)| key).ok()?;
         Some(&self.entries[at].1)
@@ -237,8 +239,9 @@ impl<'a> Metadata<'a> {
         fit: impl Fn(&Value<'a>) -> Option<T>,
     ) -> Result<Option<T>, KeyError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        let unfit = || KeyError::Unfit { key: key.to_owned(), expected: expected.to_owned(), found: value.to_string() };
-        fit(value).ok_or_else(unfit).map(Some)
+        let wrong_type =
+            || KeyError::WrongType { key: key.to_owned(), expected: expected.to_owned(), found: value.to_string() };
+        fit(value).ok_or_else(wrong_type).map(Some)
     }
 
     /// A whole number from 0 to 2^32 - 1.
@@ -300,7 +303,10 @@ impl<'a> Metadata<'a> {
     }
 }
 
-/// The value of a key that must be there.
+/// Turns the absence of a key into an error.
+///
+/// # Errors
+/// [`KeyError::Missing`] for `None`.
 pub fn required<T>(key: &str, value: Option<T>) -> Result<T, KeyError> {
     value.ok_or_else(|| KeyError::Missing { key: key.to_owned() })
 }

@@ -1,12 +1,12 @@
-//! Writing GGUF files: small models for tests and tools, with all of their bytes in memory.
+//! Writer of GGUF files in memory: small models for tests and tools.
 
 use std::collections::{BTreeMap, HashSet};
 
 use thiserror::Error;
 
-use super::error::Shown;
-use super::value::Kind;
-use super::{ALIGNMENT, MAX_ENTRIES, MAX_TENSORS};
+use super::error::Shortened;
+use super::value::ValueType;
+use super::{DEFAULT_ALIGNMENT, MAX_ENTRIES, MAX_TENSORS};
 use crate::tensor::{DType, DescError, TensorDesc};
 
 /// Metadata key of the alignment of the tensors' data.
@@ -14,8 +14,8 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// Builds a GGUF file of version 3.
 ///
-/// Entries are written sorted by key, tensors in the order in which they were added. Methods collect; [`Writer::to_bytes`]
-/// checks. The methods that add entries have the names of those of [`Metadata`](super::Metadata) that read them.
+/// Entries are written sorted by key, tensors in the order in which they were added. [`Writer::to_bytes`] checks all of them.
+/// Methods that add an entry have the name of the method of [`Metadata`](super::Metadata) that reads it.
 ///
 /// ```
 /// use fanout::gguf::{Gguf, Writer};
@@ -33,38 +33,38 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
-    /// By key: a value's type and bytes, as they stand in the file.
+    /// By key: the value's type and bytes, as encoded in the file.
     entries: BTreeMap<String, Vec<u8>>,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorToWrite>,
 }
 
 #[derive(Clone, Debug)]
-struct Tensor {
+struct TensorToWrite {
     name: String,
     ne: Vec<u64>,
     dtype: DType,
-    /// Zeros without it.
+    /// The tensor's bytes; `None` writes zeros.
     data: Option<Vec<u8>>,
 }
 
-/// Why a file cannot be written. Long keys and names are cut in messages.
+/// A file cannot be written: a parser would reject it. Long keys and names are cut in messages.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// An entry is to be removed that is not there.
+    /// An entry to be removed does not exist.
     #[error("there is no metadata entry {0:?}")]
     NoEntry(String),
     /// `general.alignment` is no 32-bit power of two.
     #[error("general.alignment is not a power of two of 32 bits")]
     Alignment,
-    /// More entries or tensors than a reader accepts.
+    /// More entries or tensors than [`Gguf::parse`](super::Gguf::parse) accepts.
     #[error("{count} {what}, and a reader accepts {limit}")]
     TooMany {
-        /// What there is too much of.
+        /// The kind of item: entries or tensors.
         what: &'static str,
-        /// How many there are.
+        /// The number of items.
         count: usize,
-        /// How many a reader accepts.
+        /// The accepted number.
         limit: usize,
     },
     /// Two tensors have one name.
@@ -73,9 +73,9 @@ pub enum WriteError {
     /// A tensor without dimensions, or with more than four.
     #[error("tensor {tensor:?} has {dimensions} dimensions, expected 1 to 4")]
     Dimensions {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
-        /// How many it has.
+        /// The number of dimensions.
         dimensions: usize,
     },
     /// A tensor without elements.
@@ -84,22 +84,22 @@ pub enum WriteError {
     /// A tensor that is too large, or whose rows are not whole blocks of its type.
     #[error("tensor {tensor:?}: {source}")]
     Shape {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
-        /// What is wrong with its shape.
+        /// The violated rule of shapes.
         source: DescError,
     },
-    /// A tensor's data has another length than its type and shape need.
+    /// A tensor's data do not have the length that type and shape require.
     #[error("tensor {tensor:?} takes {expected} bytes, got {got}")]
     DataLength {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
-        /// Bytes of its type and shape.
+        /// Length in bytes that type and shape require.
         expected: usize,
-        /// Bytes that were passed.
+        /// Length in bytes of the passed data.
         got: usize,
     },
-    /// All tensors together have more bytes than memory can.
+    /// The tensors exceed the address space.
     #[error("the tensors take more bytes than this machine can address")]
     TooLarge,
 }
@@ -110,8 +110,8 @@ fn push_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// The number that stands for a type of values in the file.
-fn number(kind: Kind) -> u32 {
+/// The number of a value type in the file.
+fn type_number(kind: ValueType) -> u32 {
     kind as u32
 }
 
@@ -130,75 +130,75 @@ impl Writer {
     /// Sets an entry to an array, given by its values' type, their number and their bytes, none of which is checked.
     pub(super) fn array(self, key: &str, kind: u32, count: usize, values: &[u8]) -> Writer {
         let head = [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
-        self.entry(key, number(Kind::Array), &[&head, values].concat())
+        self.entry(key, type_number(ValueType::Array), &[&head, values].concat())
     }
 
     /// Sets an entry to a whole number.
     pub fn int(self, key: &str, value: u32) -> Writer {
-        self.entry(key, number(Kind::U32), &value.to_le_bytes())
+        self.entry(key, type_number(ValueType::U32), &value.to_le_bytes())
     }
 
     /// Sets an entry to a number in single precision.
     pub fn float(self, key: &str, value: f32) -> Writer {
-        self.entry(key, number(Kind::F32), &value.to_le_bytes())
+        self.entry(key, type_number(ValueType::F32), &value.to_le_bytes())
     }
 
     /// Sets an entry to true or false.
     pub fn flag(self, key: &str, value: bool) -> Writer {
-        self.entry(key, number(Kind::Bool), &[value.into()])
+        self.entry(key, type_number(ValueType::Bool), &[value.into()])
     }
 
     /// Sets an entry to a text.
     pub fn text(self, key: &str, value: &str) -> Writer {
         let mut bytes = Vec::new();
         push_text(&mut bytes, value);
-        self.entry(key, number(Kind::Text), &bytes)
+        self.entry(key, type_number(ValueType::Text), &bytes)
     }
 
     /// Sets an entry to an array of texts.
     pub fn texts<T: AsRef<str>>(self, key: &str, values: &[T]) -> Writer {
         let mut bytes = Vec::new();
         values.iter().for_each(|value| push_text(&mut bytes, value.as_ref()));
-        self.array(key, number(Kind::Text), values.len(), &bytes)
+        self.array(key, type_number(ValueType::Text), values.len(), &bytes)
     }
 
     /// Sets an entry to an array of numbers in single precision.
     pub fn floats(self, key: &str, values: &[f32]) -> Writer {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.array(key, number(Kind::F32), values.len(), &bytes)
+        self.array(key, type_number(ValueType::F32), values.len(), &bytes)
     }
 
     /// Sets an entry to an array of whole numbers.
     pub fn ints(self, key: &str, values: &[i32]) -> Writer {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.array(key, number(Kind::I32), values.len(), &bytes)
+        self.array(key, type_number(ValueType::I32), values.len(), &bytes)
     }
 
     /// Removes an entry.
     ///
     /// # Errors
-    /// [`WriteError::NoEntry`] when there is none of this key.
+    /// [`WriteError::NoEntry`] when no entry has this key.
     pub fn without(mut self, key: &str) -> Result<Writer, WriteError> {
         let removed = self.entries.remove(key);
-        removed.map(|_| self).ok_or_else(|| WriteError::NoEntry(Shown(key).to_text()))
+        removed.map(|_| self).ok_or_else(|| WriteError::NoEntry(Shortened(key).to_text()))
     }
 
     /// Adds a tensor of zeros. `ne` has the number of elements of 1 to 4 dimensions, fastest first.
     pub fn tensor(mut self, name: &str, ne: &[u64], dtype: DType) -> Writer {
-        self.tensors.push(Tensor { name: name.to_owned(), ne: ne.to_vec(), dtype, data: None });
+        self.tensors.push(TensorToWrite { name: name.to_owned(), ne: ne.to_vec(), dtype, data: None });
         self
     }
 
     /// Adds a tensor with its data, packed: blocks of `dtype`, rows one after the other. `ne` as in [`Writer::tensor`].
     pub fn tensor_with_data(mut self, name: &str, ne: &[u64], dtype: DType, data: Vec<u8>) -> Writer {
-        self.tensors.push(Tensor { name: name.to_owned(), ne: ne.to_vec(), dtype, data: Some(data) });
+        self.tensors.push(TensorToWrite { name: name.to_owned(), ne: ne.to_vec(), dtype, data: Some(data) });
         self
     }
 
     /// The bytes of the file. [`Gguf::parse`](super::Gguf::parse) accepts them, unless entries describe a split model.
     ///
     /// # Errors
-    /// [`WriteError`] for the first thing that a reader would refuse.
+    /// [`WriteError`] for the first violation.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WriteError> {
         self.check()?;
         Ok(self.to_bytes_unchecked())
@@ -213,12 +213,12 @@ impl Writer {
         if self.entries.contains_key(ALIGNMENT_KEY) && self.alignment().is_none() {
             return Err(WriteError::Alignment);
         }
-        let alignment = self.alignment().unwrap_or(ALIGNMENT) as usize;
+        let alignment = self.alignment().unwrap_or(DEFAULT_ALIGNMENT) as usize;
         let (mut names, mut total) = (HashSet::new(), 0usize);
         for tensor in &self.tensors {
             let bytes = tensor.check()?;
             if !names.insert(&tensor.name) {
-                return Err(WriteError::DuplicateTensor(tensor.shown()));
+                return Err(WriteError::DuplicateTensor(tensor.shown_name()));
             }
             let end = total.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(alignment));
             total = end.filter(|&end| end <= isize::MAX as usize).ok_or(WriteError::TooLarge)?;
@@ -226,14 +226,14 @@ impl Writer {
         Ok(())
     }
 
-    /// The alignment that the metadata sets, where it is a valid one.
+    /// The alignment in the metadata, if it is valid.
     fn alignment(&self) -> Option<u32> {
         let (kind, value) = self.entries.get(ALIGNMENT_KEY)?.split_first_chunk()?;
         let value = u32::from_le_bytes(value.try_into().ok()?);
-        (u32::from_le_bytes(*kind) == number(Kind::U32) && value.is_power_of_two()).then_some(value)
+        (u32::from_le_bytes(*kind) == type_number(ValueType::U32) && value.is_power_of_two()).then_some(value)
     }
 
-    /// The bytes of the file as it was described, sensible or not. A tensor that no file can have gets no data.
+    /// Encodes the file without checks, for tests of invalid files. A tensor with an invalid shape gets no data.
     pub(super) fn to_bytes_unchecked(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
@@ -243,7 +243,7 @@ impl Writer {
             push_text(&mut out, key);
             out.extend(value);
         }
-        let alignment = self.alignment().unwrap_or(ALIGNMENT) as usize;
+        let alignment = self.alignment().unwrap_or(DEFAULT_ALIGNMENT) as usize;
         let mut data = Vec::new();
         for tensor in &self.tensors {
             push_text(&mut out, &tensor.name);
@@ -266,32 +266,32 @@ impl Writer {
     }
 }
 
-impl Tensor {
-    /// Bytes of the data that type and shape need.
+impl TensorToWrite {
+    /// Length of the data in bytes that type and shape require.
     fn bytes(&self) -> Result<usize, DescError> {
         let mut ne = [1; 4];
-        // A number too large for the machine becomes one that no shape has.
+        // A value beyond `usize` becomes one that every shape check refuses.
         ne.iter_mut().zip(&self.ne).for_each(|(to, &n)| *to = usize::try_from(n).unwrap_or(usize::MAX));
         Ok(TensorDesc::contiguous(self.dtype, ne)?.extent())
     }
 
     fn check(&self) -> Result<usize, WriteError> {
         if !(1..=4).contains(&self.ne.len()) {
-            return Err(WriteError::Dimensions { tensor: self.shown(), dimensions: self.ne.len() });
+            return Err(WriteError::Dimensions { tensor: self.shown_name(), dimensions: self.ne.len() });
         }
         if self.ne.contains(&0) {
-            return Err(WriteError::Empty(self.shown()));
+            return Err(WriteError::Empty(self.shown_name()));
         }
-        let expected = self.bytes().map_err(|source| WriteError::Shape { tensor: self.shown(), source })?;
+        let expected = self.bytes().map_err(|source| WriteError::Shape { tensor: self.shown_name(), source })?;
         match self.data.as_ref().map_or(expected, Vec::len) {
             got if got == expected => Ok(expected),
-            got => Err(WriteError::DataLength { tensor: self.shown(), expected, got }),
+            got => Err(WriteError::DataLength { tensor: self.shown_name(), expected, got }),
         }
     }
 
-    /// The name as messages show it.
-    fn shown(&self) -> String {
-        Shown(&self.name).to_text()
+    /// The name as shown in messages.
+    fn shown_name(&self) -> String {
+        Shortened(&self.name).to_text()
     }
 }
 
@@ -300,12 +300,12 @@ mod tests {
     use super::super::{Gguf, Value};
     use super::*;
 
-    fn refused(writer: &Writer) -> WriteError {
+    fn write_error(writer: &Writer) -> WriteError {
         writer.to_bytes().unwrap_err()
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_files_parse_to_the_same_content() {
         let data: Vec<u8> = (0..18).collect();
         let file = Writer::new()
             .tensor("zeros", &[3], DType::F32)
@@ -333,29 +333,29 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_would_refuse_is_an_error() {
+    fn files_that_a_parser_rejects_are_not_written() {
         let file = Writer::new();
         let name = || "x".to_owned();
         let tensor = |ne: &[u64], dtype| file.clone().tensor("x", ne, dtype);
-        assert_eq!(refused(&file.clone().int("general.alignment", 24)), WriteError::Alignment);
-        assert_eq!(refused(&file.clone().text("general.alignment", "32")), WriteError::Alignment);
+        assert_eq!(write_error(&file.clone().int("general.alignment", 24)), WriteError::Alignment);
+        assert_eq!(write_error(&file.clone().text("general.alignment", "32")), WriteError::Alignment);
         assert_eq!(
-            refused(&tensor(&[1], DType::F32).tensor("x", &[2], DType::F32)),
+            write_error(&tensor(&[1], DType::F32).tensor("x", &[2], DType::F32)),
             WriteError::DuplicateTensor(name())
         );
-        assert_eq!(refused(&tensor(&[], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 0 });
-        assert_eq!(refused(&tensor(&[1; 5], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 5 });
-        assert_eq!(refused(&tensor(&[4, 0], DType::F32)), WriteError::Empty(name()));
-        assert!(matches!(refused(&tensor(&[33], DType::Q4_0)), WriteError::Shape { .. }));
-        assert!(matches!(refused(&tensor(&[u64::MAX, 2], DType::F32)), WriteError::Shape { .. }));
+        assert_eq!(write_error(&tensor(&[], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 0 });
+        assert_eq!(write_error(&tensor(&[1; 5], DType::F32)), WriteError::Dimensions { tensor: name(), dimensions: 5 });
+        assert_eq!(write_error(&tensor(&[4, 0], DType::F32)), WriteError::Empty(name()));
+        assert!(matches!(write_error(&tensor(&[33], DType::Q4_0)), WriteError::Shape { .. }));
+        assert!(matches!(write_error(&tensor(&[u64::MAX, 2], DType::F32)), WriteError::Shape { .. }));
         let short = file.clone().tensor_with_data("x", &[2], DType::F32, vec![0; 7]);
-        assert_eq!(refused(&short), WriteError::DataLength { tensor: name(), expected: 8, got: 7 });
+        assert_eq!(write_error(&short), WriteError::DataLength { tensor: name(), expected: 8, got: 7 });
         let huge = |i: u64| (i.to_string(), [1 << 57]);
         let many = (0..65).map(huge).fold(file.clone(), |file, (name, ne)| file.tensor(&name, &ne, DType::I8));
-        assert_eq!(refused(&many), WriteError::TooLarge);
+        assert_eq!(write_error(&many), WriteError::TooLarge);
         let many = (0..=MAX_ENTRIES).fold(file.clone(), |file, i| file.int(&i.to_string(), 0));
-        assert!(matches!(refused(&many), WriteError::TooMany { count: 65537, limit: 65536, .. }));
-        let long = refused(&file.tensor(&"n".repeat(1 << 20), &[], DType::F32)).to_string();
+        assert!(matches!(write_error(&many), WriteError::TooMany { count: 65537, limit: 65536, .. }));
+        let long = write_error(&file.tensor(&"n".repeat(1 << 20), &[], DType::F32)).to_string();
         assert!(long.len() < 200, "{} bytes", long.len());
     }
 }

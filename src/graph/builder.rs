@@ -11,8 +11,10 @@ use thiserror::Error;
 #[derive(Debug, Default)]
 pub struct Builder {
     graph: Graph,
+    /// Bytes of slot 0 that are assigned so far.
     end: usize,
-    apart: bool,
+    /// Whether each tensor that is not a view has its own slot.
+    separate_slots: bool,
 }
 
 /// The caller of the builder made an error.
@@ -42,10 +44,10 @@ impl Builder {
         Builder::default()
     }
 
-    /// An empty graph in which each tensor that is not a view gets its own slot of exactly its size, so that the caller can bind
-    /// each tensor to different memory.
+    /// An empty graph in which each tensor that is not a view gets its own slot of exactly its size, so that the caller can
+    /// bind each tensor to different memory.
     pub fn with_separate_slots() -> Builder {
-        Builder { apart: true, ..Builder::default() }
+        Builder { separate_slots: true, ..Builder::default() }
     }
 
     /// A tensor that was already added.
@@ -82,8 +84,8 @@ impl Builder {
         Ok(self.push(desc, place, Some(of)))
     }
 
-    /// Declares that exactly `uses` ops, including views, read a tensor, and that it is not read after the run. A fused kernel may
-    /// then skip its write.
+    /// Declares that exactly `uses` ops, including views, read a tensor, and that it is not read after the run. A fused kernel
+    /// may then skip its write.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] for an unknown tensor.
@@ -147,15 +149,15 @@ impl Builder {
     /// # Errors
     /// [`BuildError::Graph`] if a node violates a rule.
     pub fn build(mut self) -> Result<Graph, BuildError> {
-        if !self.apart {
+        if !self.separate_slots {
             self.graph.slots = vec![self.end];
         }
         validate::check(&self.graph)?;
         Ok(self.graph)
     }
 
-    /// As [`Builder::build`], and derives the use counts from the nodes. Valid only if no other graph reads the tensors. `outputs`,
-    /// which are read after the run, and tensors that no node computes get no use count.
+    /// As [`Builder::build`], and derives the use counts from the nodes. Valid only if no other graph reads the tensors.
+    /// `outputs`, which are read after the run, and tensors that no node computes get no use count.
     ///
     /// # Errors
     /// As [`Builder::build`].
@@ -189,7 +191,7 @@ impl Builder {
 
     fn place(&mut self, bytes: usize) -> Result<SlotOffset, BuildError> {
         let overflow = BuildError::Tensor("the graph's memory overflows");
-        if self.apart {
+        if self.separate_slots {
             let slot = u32::try_from(self.graph.slots.len()).map_err(|_| overflow)?;
             self.graph.slots.push(bytes);
             return Ok(SlotOffset { slot, offset: 0 });

@@ -1,11 +1,11 @@
-//! Op fusion: runs neighbouring nodes as one kernel. This saves kernel launches or barriers, and the write and re-read of
-//! intermediate rows.
+//! Op fusion: runs neighbouring nodes as one kernel, e.g. a norm with the operations behind it (epilogue fusion). This saves
+//! kernel launches or barriers, and the write and re-read of intermediate rows.
 //!
-//! All devices share one table of patterns. A pattern lists the ops of consecutive nodes and a function that checks their operands:
-//! it returns the fused op with its operands, or `None` if the nodes must run one by one. The device then provides a kernel for the
-//! fused op, or declines. A fused kernel reads and writes the same tensors as its nodes, row by row, except for elided results:
-//! these have no other reader (see `Candidate::is_elidable`), so the kernel does not write them, and their memory keeps its old
-//! content.
+//! All devices share one table of patterns. A pattern lists the ops of consecutive nodes and a function that checks their
+//! operands: it returns the fused op with its operands, or `None` if the nodes must run one by one. The device then provides a
+//! kernel for the fused op, or declines. A fused kernel reads and writes the same tensors as its nodes, row by row, except for
+//! elided results: these have no other reader (see `Candidate::is_elidable`), so the kernel does not write them, and their
+//! memory keeps its old content.
 
 use super::{Graph, Node, Overlap, TensorId, overlap};
 use crate::ops::norm::Norm;
@@ -35,10 +35,11 @@ pub(crate) enum FusedOp {
     RopeSetRows { op: Rope, row: usize },
 }
 
-/// The ops fused with a norm (prologue and epilogue). Their sources and results are F32 with dense rows.
+/// The ops fused with a norm (prologue fusion and epilogue fusion). Their sources and results are F32 with dense rows.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(crate) struct NormFusion {
-    /// Before the norm: `x = a + b`, the residual sum, is normalised and also written to operand 2. All three have the same shape.
+    /// Before the norm: `x = a + b`, the residual sum, is normalised and also written to operand 2. All three have the same
+    /// shape.
     pub(crate) residual: bool,
     /// After the norm: multiplication by source 3, broadcast over the rows.
     pub(crate) weight: bool,
@@ -74,18 +75,18 @@ pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
     FusionPattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
 ];
 
-/// Kernel selection: passes the kernel calls of a graph to `take`, in execution order. Nodes that match a pattern of `table` are
-/// fused if `fuse` returns a kernel; it gets the fused op and a view of the main op with the fused operands. All other nodes get
-/// the kernel of `select`.
+/// Kernel selection: passes the kernel calls of a graph to `emit`, in execution order. Nodes that match a pattern of `table`
+/// are fused if `fuse` returns a kernel; it gets the fused op and a view of the main op with the fused operands. All other
+/// nodes get the kernel of `select`.
 ///
 /// # Errors
-/// The device has no kernel for a node; errors of `take`.
+/// The device has no kernel for a node; errors of `emit`.
 pub(crate) fn select_kernels<K, U, E: From<U>>(
     graph: &Graph,
     table: &[FusionPattern],
     select: impl Fn(&NodeView<'_>) -> Result<K, U>,
     fuse: impl Fn(&FusedOp, &NodeView<'_>) -> Option<K>,
-    mut take: impl FnMut(KernelCall<K>) -> Result<(), E>,
+    mut emit: impl FnMut(KernelCall<K>) -> Result<(), E>,
 ) -> Result<(), E> {
     let readers = graph.reader_counts();
     let mut rest = graph.nodes();
@@ -97,18 +98,18 @@ pub(crate) fn select_kernels<K, U, E: From<U>>(
             let nodes = rest.get(..pattern.ops.len())?;
             let fits = nodes.iter().zip(pattern.ops).all(|(node, &op)| node.op.code() == op);
             let candidate = Candidate { graph, nodes, readers: &readers };
-            // Fuse only nodes that could also run alone. Otherwise a graph with a node that the device reports as unsupported would
-            // run or fail depending on the node's neighbours.
+            // Fuse only nodes that could also run alone. Otherwise a graph with a node that the device reports as unsupported
+            // would run or fail depending on the node's neighbours.
             let supported = || nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok()));
             let found = (fits && supported()).then(|| (pattern.find)(&candidate)).flatten()?;
             let kernel = found.kernel(graph, &fuse)?;
             Some((nodes.len(), KernelCall { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
         });
-        let (taken, step) = fused.unwrap_or_else(|| {
+        let (taken, call) = fused.unwrap_or_else(|| {
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
             (1, KernelCall { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
         });
-        take(step)?;
+        emit(call)?;
         rest = &rest[taken..];
     }
     Ok(())
@@ -131,6 +132,7 @@ impl FusionMatch {
 struct Candidate<'a> {
     graph: &'a Graph,
     nodes: &'a [Node],
+    /// Reader counts of all tensors of the graph: see [`Graph::reader_counts`].
     readers: &'a [u32],
 }
 
@@ -144,9 +146,9 @@ impl<'a> Candidate<'a> {
         self.nodes.get(k)?.srcs[i]
     }
 
-    /// Whether the write of node `k`'s result can be elided, because only the next node reads it, as `reader`. The result must not
-    /// be an output, must have no other reader in this graph or in the client's whole graph, and `reader` must be the result itself
-    /// or a view of exactly its bytes.
+    /// Whether the write of node `k`'s result can be elided, because only the next node reads it, as `reader`. The result must
+    /// not be an output, must have no other reader in this graph or in the client's whole graph, and `reader` must be the
+    /// result itself or a view of exactly its bytes.
     fn is_elidable(&self, k: usize, reader: TensorId) -> bool {
         let id = self.nodes[k].dst;
         let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
@@ -165,8 +167,8 @@ impl<'a> Candidate<'a> {
         self.overlap(a, b) == Some(Overlap::Disjoint)
     }
 
-    /// Whether two tensors share no byte, or coincide row by row. In both cases a kernel that works row by row may write a row of
-    /// one tensor after it has read the same row of the other tensor.
+    /// Whether two tensors share no byte, or coincide row by row. In both cases a kernel that works row by row may write a row
+    /// of one tensor after it has read the same row of the other tensor.
     fn disjoint_or_in_place(&self, a: TensorId, b: TensorId) -> bool {
         matches!(self.overlap(a, b), Some(Overlap::Disjoint | Overlap::Exact))
     }
@@ -180,8 +182,8 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Matches a norm with an optional ADD before it (the residual, which is written too), an optional MUL by weights after it, and an
-/// optional ADD of a bias after that. The results of the norm and of the MUL are elided if another node follows.
+/// Matches a norm with an optional ADD before it (the residual, which is written too), an optional MUL by weights after it, and
+/// an optional ADD of a bias after that. The results of the norm and of the MUL are elided if another node follows.
 fn norm(c: &Candidate<'_>) -> Option<FusionMatch> {
     let k = c.nodes.iter().position(|node| matches!(node.op, Op::Norm(_)))?;
     let Op::Norm(op) = c.nodes[k].op else { return None };

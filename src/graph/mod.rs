@@ -1,7 +1,8 @@
 //! Compute graphs: an arena of tensors, and the nodes that compute some of these tensors, in execution order.
 //!
-//! Only ops that compute are nodes; a view is a tensor inside another tensor's memory. [`Builder`] builds graphs in process, and
-//! [`validate::import_untrusted`] imports graphs from peers. Both end with [`validate::check`], and kernels rely on what it checks.
+//! Only ops that compute are nodes; a view is a tensor inside another tensor's memory. [`Builder`] builds graphs in process,
+//! and [`validate::import_untrusted`] imports graphs from peers. Both end with [`validate::check`], and kernels rely on what it
+//! checks.
 //!
 //! Start with this file. `builder.rs` and `validate.rs` create graphs, `overlap.rs` decides which tensors may share bytes,
 //! `fuse.rs` combines neighbouring nodes into fused kernels, and `ranges.rs` has sets of byte ranges. Scheduling of graphs over
@@ -42,9 +43,9 @@ pub struct Tensor {
     pub desc: TensorDesc,
     /// Its memory; `None` if it has not been placed yet.
     pub place: Option<SlotOffset>,
-    /// Number of ops, including view ops, that read the tensor in the whole graph of the client. `None` if the number is unknown,
-    /// or if the tensor is an output, which may be read after the run. A fused kernel may skip the write of a result that has one
-    /// reader.
+    /// Number of ops, including view ops, that read the tensor in the whole graph of the client. `None` if the number is
+    /// unknown, or if the tensor is an output, which may be read after the run. A fused kernel may skip the write of a result
+    /// that has one reader.
     pub use_count: Option<u32>,
     /// For a view: the tensor that it shows. Set only if no op reads a view between the two.
     pub view_of: Option<TensorId>,
@@ -123,9 +124,9 @@ impl Graph {
         readers
     }
 
-    /// The subgraph of consecutive nodes, with only the tensors that these nodes use. `place` assigns each tensor to one of `slots`
-    /// (given by size). `readers` is [`Graph::reader_counts`] of the whole graph: a tensor that is also read outside of the
-    /// subgraph loses its use count, so that a fused kernel does not skip its write.
+    /// The subgraph of consecutive nodes, with only the tensors that these nodes use. `place` assigns each tensor to one of
+    /// `slots` (given by size). `readers` is [`Graph::reader_counts`] of the whole graph: a tensor that is also read outside of
+    /// the subgraph loses its use count, so that a fused kernel does not skip its write.
     pub(crate) fn subgraph(
         &self,
         nodes: Range<usize>,
@@ -168,17 +169,18 @@ mod tests {
     use crate::ops::unary::Unary;
     use crate::tensor::DType;
 
-    /// The write of a result may be skipped only if all of its readers, including readers through views, are in the same subgraph.
+    /// The write of a result may be skipped only if all of its readers, including readers through views, are in the same
+    /// subgraph.
     #[test]
     fn a_subgraph_keeps_use_counts_only_without_outside_readers() {
         let mut b = Builder::new();
         let x = b.leaf(DType::F32, [8, 1, 1, 1]).unwrap();
         let y = b.node(Unary::Sqr, &[Some(x)]).unwrap();
         let desc = b.tensor(y).unwrap().desc;
-        let seen = b.view(y, desc, 0).unwrap();
-        let z = b.node(Unary::Sqr, &[Some(seen)]).unwrap();
+        let view = b.view(y, desc, 0).unwrap();
+        let z = b.node(Unary::Sqr, &[Some(view)]).unwrap();
         b.node(Unary::Sqr, &[Some(z)]).unwrap();
-        for id in [y, seen, z] {
+        for id in [y, view, z] {
             b.set_use_count(id, 1).unwrap();
         }
         let graph = b.build().unwrap();

@@ -8,12 +8,15 @@ use super::{Graph, Node, Tensor};
 /// The overlap of two placed tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Overlap {
+    /// No common byte.
     Disjoint,
     /// The same first byte, type, counts and strides.
     Exact,
+    /// Common bytes, but not [`Overlap::Exact`].
     Partial,
 }
 
+/// Classifies the overlap of two tensors. Tensors without memory, or in different slots, are disjoint.
 pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Overlap {
     let (Some(pa), Some(pb)) = (a.place, b.place) else { return Overlap::Disjoint };
     let (ea, eb) = (a.desc.extent(), b.desc.extent());
@@ -36,8 +39,8 @@ fn same_elements(a: &Tensor, b: &Tensor) -> bool {
         })
 }
 
-/// Whether the tensors interleave without sharing bytes: both have a common stride (the period) and stay in separate parts of it.
-/// Examples are two column ranges of the same matrix, and two heads of the same KV cache.
+/// Whether the tensors interleave without sharing bytes: both have a common stride (the period) and stay in separate parts of
+/// it. Examples are two column ranges of the same matrix, and two heads of the same KV cache.
 fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
     (1..4).any(|d| {
         let period = a.desc.nb()[d];
@@ -55,8 +58,8 @@ fn interleaved(oa: usize, a: &Tensor, ob: usize, b: &Tensor) -> bool {
     })
 }
 
-/// The span in bytes of the dimensions with strides below `period`; `None` if it exceeds the period. Dimensions with strides that
-/// are multiples of the period are skipped.
+/// The span in bytes of the dimensions with strides below `period`; `None` if it exceeds the period. Dimensions with strides
+/// that are multiples of the period are skipped.
 fn within_period(t: &crate::tensor::TensorDesc, period: usize) -> Option<usize> {
     let blocks = [t.dtype().blocks(t.ne()[0]), t.ne()[1], t.ne()[2], t.ne()[3]];
     let mut width = t.dtype().block_bytes();
@@ -106,12 +109,12 @@ mod tests {
         for (other, want) in [
             (tensor(1, 64, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Disjoint),
             (tensor(0, 64, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Exact),
-            (tensor(0, 64, [8, 4, 1, 1], [4, 64, 9, 9]), Overlap::Exact),
+            (tensor(0, 64, [8, 4, 1, 1], [4, 64, 9, 9]), Overlap::Exact), // single dimensions' strides differ
             (tensor(0, 96, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Disjoint), // the next 8 columns
-            (tensor(0, 92, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Partial),  // one column shared
-            (tensor(0, 96, [8, 4, 1, 1], [4, 60, 240, 240]), Overlap::Partial),  // other period
+            (tensor(0, 92, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Partial), // one column shared
+            (tensor(0, 96, [8, 4, 1, 1], [4, 60, 240, 240]), Overlap::Partial), // other period
             (tensor(0, 128, [8, 4, 1, 1], [4, 64, 256, 256]), Overlap::Partial), // a row further
-            (tensor(0, 300, [8, 1, 1, 1], [4, 32, 32, 32]), Overlap::Disjoint),  // past the end
+            (tensor(0, 300, [8, 1, 1, 1], [4, 32, 32, 32]), Overlap::Disjoint), // past the end
             (tensor(0, 0, [16, 1, 1, 1], [4, 64, 64, 64]), Overlap::Disjoint),
             (tensor(0, 4, [16, 1, 1, 1], [4, 64, 64, 64]), Overlap::Partial),
         ] {

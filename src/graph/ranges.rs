@@ -13,6 +13,7 @@ impl ByteRangeSet {
         if range.is_empty() {
             return;
         }
+        // `whole` is the merged range. The bytes of `range` from `unseen` on are already reported or in the set.
         let (mut whole, mut unseen) = (range.clone(), range.end);
         // Each removed range is merged and never visited again, so an insertion costs amortised O(log n).
         while let Some(found) = self.last_before(slot, range.end).filter(|found| found.end > range.start) {
@@ -39,6 +40,7 @@ impl ByteRangeSet {
         self.0.iter().map(|(&(slot, start), &end)| (slot, start..end))
     }
 
+    /// The last range of a slot that starts before `end`.
     fn last_before(&self, slot: u32, end: usize) -> Option<Range<usize>> {
         self.0.range((slot, 0)..(slot, end)).next_back().map(|(&(_, start), &end)| start..end)
     }
@@ -52,26 +54,26 @@ mod tests {
     fn behaves_as_a_set_of_bytes() {
         let mut rng = fastrand::Rng::with_seed(3);
         for _ in 0..200 {
-            let (mut ranges, mut there) = (ByteRangeSet::default(), [[false; 40]; 2]);
+            let (mut ranges, mut contained) = (ByteRangeSet::default(), [[false; 40]; 2]);
             for _ in 0..12 {
                 let (slot, start) = (rng.usize(0..2), rng.usize(0..40));
                 let range = start..rng.usize(start..=40);
-                let touched = there[slot][range.clone()].contains(&true);
+                let touched = contained[slot][range.clone()].contains(&true);
                 assert_eq!(ranges.intersects(slot as u32, &range), touched && !range.is_empty());
-                let mut added = there[slot];
+                let mut added = contained[slot];
                 ranges.insert(slot as u32, range.clone(), |missing| {
                     for i in missing {
                         assert!(!std::mem::replace(&mut added[i], true), "byte {i} was already in the set");
                     }
                 });
-                there[slot][range].fill(true);
-                assert_eq!(added, there[slot]);
+                contained[slot][range].fill(true);
+                assert_eq!(added, contained[slot]);
             }
             let mut found = [[false; 40]; 2];
             for (slot, range) in ranges.iter() {
                 assert!(range.clone().all(|i| !std::mem::replace(&mut found[slot as usize][i], true)));
             }
-            assert_eq!(found, there);
+            assert_eq!(found, contained);
         }
     }
 

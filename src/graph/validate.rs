@@ -1,8 +1,8 @@
 //! Graph validation: the trust boundary between a peer's records and the kernels.
 //!
-//! [`import_untrusted`] converts the records of a peer to a [`Graph`]. [`check`] verifies the invariants of every graph, including
-//! graphs built in process. After that, kernels rely on types, shapes, strides, extents and overlaps, and check only data (row
-//! indices).
+//! [`import_untrusted`] converts the records of a peer to a [`Graph`]. [`check`] verifies the invariants of every graph,
+//! including graphs built in process. After that, kernels rely on types, shapes, strides, extents and overlaps, and check only
+//! data (row indices).
 
 use super::{Graph, Node, SlotOffset, Tensor, TensorId, overlap};
 use crate::ops::{MAX_SRC, Op, OpCode, OpParams, ParamError, ShapeError};
@@ -72,7 +72,7 @@ pub enum GraphError {
     #[error("op {0} is not supported by this server")]
     UnsupportedOp(OpCode),
     /// An undefined type number.
-    #[error("type number {0} is no tensor type")]
+    #[error("type number {0} is not a tensor type")]
     UnknownType(u32),
     /// An invalid shape.
     #[error(transparent)]
@@ -84,7 +84,7 @@ pub enum GraphError {
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// A computed node reads or writes a tensor that has no memory on this server.
-    #[error("{op}: {what} lives on no buffer of this server")]
+    #[error("{op}: {what} has no memory on this server")]
     Unplaced {
         /// The op.
         op: OpCode,
@@ -103,8 +103,8 @@ pub enum GraphError {
         /// Size of the buffer.
         size: usize,
     },
-    /// A source with strides that repeat bytes (stride 0, or overlapping rows) and more elements than its buffer could hold. The
-    /// limit bounds the work that a small buffer can cause.
+    /// A source with strides that repeat bytes (stride 0, or overlapping rows) and more elements than its buffer could hold.
+    /// The limit bounds the work that a small buffer can cause.
     #[error("{op}: source {index} repeats {bytes} bytes out of a buffer of {size}")]
     BroadcastTooLarge {
         /// The op.
@@ -145,9 +145,9 @@ pub enum GraphError {
     },
 }
 
-/// Imports and checks a graph from a peer's records. `listed` are the keys of the nodes in execution order, and `slots` the sizes
-/// of the buffers that the places refer to. Listed nodes that compute nothing (views, empty nodes, nodes without the compute flag)
-/// are dropped, and so are tensors that no remaining node uses.
+/// Imports and checks a graph from a peer's records. `listed` are the keys of the nodes in execution order, and `slots` the
+/// sizes of the buffers that the places refer to. Listed nodes that compute nothing (views, empty nodes, nodes without the
+/// compute flag) are dropped, and so are tensors that no remaining node uses.
 ///
 /// # Errors
 /// [`GraphError`] names the violated rule.
@@ -159,7 +159,7 @@ pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<
         }
     }
     let mut seen = vec![false; records.len()];
-    let mut import = Import { records, by_id: &by_id, ids: vec![None; records.len()], graph: Graph::default() };
+    let mut import = GraphImport { records, by_id: &by_id, ids: vec![None; records.len()], graph: Graph::default() };
     import.graph.slots = slots;
     for &id in listed {
         let index = import.find("node", id)?;
@@ -172,14 +172,18 @@ pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<
     Ok(import.graph)
 }
 
-struct Import<'a> {
+/// A graph while it is imported.
+struct GraphImport<'a> {
     records: &'a [UntrustedTensor],
+    /// Index of each record by its key.
     by_id: &'a HashMap<u64, usize>,
+    /// The tensor of each record, once it is part of the graph.
     ids: Vec<Option<TensorId>>,
     graph: Graph,
 }
 
-impl Import<'_> {
+impl GraphImport<'_> {
+    /// Index of the record with a key; `what` is the kind of reference, for the error.
     fn find(&self, what: &'static str, id: u64) -> Result<usize, GraphError> {
         self.by_id.get(&id).copied().ok_or(GraphError::UnknownTensor { what, id })
     }
@@ -230,6 +234,7 @@ impl Import<'_> {
         None
     }
 
+    /// The tensor of a record, which the first call adds to the graph.
     fn tensor(&mut self, index: usize) -> Result<TensorId, GraphError> {
         if let Some(id) = self.ids[index] {
             return Ok(id);
@@ -247,8 +252,8 @@ impl Import<'_> {
     }
 }
 
-/// Widens the strides of the wire, which are modulo 2^32. A stride that equals the contiguous stride modulo 2^32 is taken as the
-/// contiguous stride.
+/// Widens the strides of the wire, which are modulo 2^32. A stride that equals the contiguous stride modulo 2^32 is taken as
+/// the contiguous stride.
 pub fn widen_strides(dtype: DType, ne: [usize; DIMS], nb: [u32; DIMS]) -> [usize; DIMS] {
     let mut wide = nb.map(|n| n as usize);
     let mut packed = wide[0].checked_mul(dtype.blocks(ne[0]));

@@ -8,8 +8,8 @@ use crate::tensor::DType;
 ///
 /// q `[DK, N, H, B]`, k `[DK, KV, Hk, B]`, v `[DV, KV, Hv, B]`, with dense rows; mask F16 `[KV, ≥ N, H', B']`, contiguous,
 /// broadcast over heads and batches; sinks F32 `[H]`; dst F32 `[DV, H, N, B]`. Consecutive query heads share a head of k and v
-/// (grouped-query attention). Positions masked with -inf are skipped; a query without unmasked positions gives 0. The formula is
-/// the same as in ggml's CPU backend.
+/// (grouped-query attention). Positions masked with -inf are skipped; a query without unmasked positions gives 0. The formula
+/// is the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlashAttn {
     /// Factor on the scores.

@@ -2,8 +2,9 @@
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
-/// A gated linear unit. With one source `[2 n, ne1, ne2, ne3]`, the first half of each row is x and the second half is the gate g.
-/// With two sources `[n, ne1, ne2, ne3]`, the first is x and the second is g. The result is `[n, ne1, ne2, ne3]`, computed in f32.
+/// A gated linear unit. With one source `[2 n, ne1, ne2, ne3]`, the first half of each row is x and the second half is the gate
+/// g. With two sources `[n, ne1, ne2, ne3]`, the first is x and the second is g. The result is `[n, ne1, ne2, ne3]`, computed
+/// in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Glu {
     /// The activation.

@@ -1,14 +1,14 @@
-//! The definition of the ops: the op codes of protocol 7.0 (all 101), and for the ops that fanout runs their typed parameters, wire
-//! codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
+//! The definition of the ops: the op codes of protocol 7.0 (all 101), and for the ops that fanout runs their typed parameters,
+//! wire codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
 //!
-//! Kernels are elsewhere. Related ops form a family, and one file name (the *stem*) is used for it everywhere: `ops/<stem>.rs` has
-//! parameters, shape rule and wire codec, `cpu/ops/<stem>.rs` the CPU kernels, and `tests/ops/<stem>.rs` the tests. The family
-//! table below lists each family's ops and whether it has CUDA kernels; a family without them runs on the CPU. CONTRIBUTING.md
-//! lists the steps for adding an op. `docs/ops.md` describes the operands and semantics of every op.
+//! Kernels are elsewhere. Related ops form a family, and one file name (the *stem*) is used for it everywhere: `ops/<stem>.rs`
+//! has parameters, shape rule and wire codec, `cpu/ops/<stem>.rs` the CPU kernels, and `tests/ops/<stem>.rs` the tests. The
+//! family table below lists each family's ops and whether it has CUDA kernels; a family without them runs on the CPU.
+//! CONTRIBUTING.md lists the steps for adding an op. `docs/ops.md` describes the operands and semantics of every op.
 //!
-//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters, and `table.rs`
-//! the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a graph, their
-//! result is a tensor inside another tensor's memory, without a node.
+//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters, and
+//! `table.rs` the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a
+//! graph, their result is a tensor inside another tensor's memory, without a node.
 
 mod node;
 mod op_params;
@@ -79,9 +79,9 @@ pub trait OpFamily: Sized {
         false
     }
 
-    /// The batch size of a node, i.e. how often it reuses its operands: the columns of a matrix product, the tokens of ROPE, the
-    /// rows of row-wise ops. The scheduler offloads only nodes with a large batch to another device. Copies and row lookups have
-    /// batch 0: they only move bytes, so moving these bytes to another device first gains nothing.
+    /// The batch size of a node, i.e. how often it reuses its operands: the columns of a matrix product, the tokens of ROPE,
+    /// the rows of row-wise ops. The scheduler offloads only nodes with a large batch to another device. Copies and row lookups
+    /// have batch 0: they only move bytes, so moving these bytes to another device first gains nothing.
     fn batch(&self, node: &NodeView<'_>) -> usize {
         node.dst.rows()
     }
@@ -99,8 +99,8 @@ pub struct FamilyRow {
     pub cuda: bool,
 }
 
-/// The family table, as an X-macro: calls `$then! { [args] rows }`. A row has the stem, the variant of [`Op`], the op codes, and
-/// the devices with kernels.
+/// The family table, as an X-macro: calls `$then! { [args] rows }`. A row has the stem, the variant of [`Op`], the op codes,
+/// and the devices with kernels.
 macro_rules! for_each_family {
     ($then:ident!($($args:tt)*)) => {
         $then! { [$($args)*]

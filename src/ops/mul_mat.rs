@@ -1,5 +1,5 @@
-//! MUL_MAT: matrix products (GEMM), broadcast over the outer dimensions. MUL_MAT_ID: products with matrices that are selected by
-//! index, as a mixture of experts needs them.
+//! MUL_MAT: matrix products (GEMM), broadcast over the outer dimensions. MUL_MAT_ID: products with matrices that are selected
+//! by index, as a mixture of experts needs them.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;

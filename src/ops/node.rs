@@ -74,7 +74,8 @@ pub struct NodeView<'a> {
     pub dst: &'a TensorDesc,
     /// The sources.
     pub srcs: Sources<'a>,
-    /// Whether every element of every operand is aligned for its type, relative to the start of its slot: see [`DType::alignment`].
+    /// Whether every element of every operand is aligned for its type, relative to the start of its slot: see
+    /// [`DType::alignment`].
     pub aligned: bool,
 }
 
@@ -131,6 +132,7 @@ pub struct ShapeError {
     pub node: String,
 }
 
+/// Formats the type, shape and strides of a tensor.
 struct Pretty<'a>(&'a TensorDesc);
 
 impl std::fmt::Display for Pretty<'_> {

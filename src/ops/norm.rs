@@ -20,7 +20,8 @@ pub enum Norm {
     /// As [`Norm::Norm`], with mean and variance over a group of channels. A channel is a plane `[ne0, ne1]` along dimension 2;
     /// each index of dimension 3 has its own groups.
     GroupNorm {
-        /// Number of groups, at most `i32::MAX`. Each has `ceil(ne2 / groups)` channels; the last groups may have fewer, or none.
+        /// Number of groups, at most `i32::MAX`. Each has `ceil(ne2 / groups)` channels; the last groups may have fewer, or
+        /// none.
         groups: NonZeroU32,
         /// Added to the variance; at least 0.
         eps: f32,

@@ -15,8 +15,8 @@ pub enum Reduce {
     Cumsum,
     /// The mean of each row, `[1, ne1, ne2, ne3]`: the f64 sum rounded to f32, then divided by `ne0` in f32.
     Mean,
-    /// The index of the largest value of each row of a matrix `[n, m, 1, 1]`, as I32 `[m, 1, 1, 1]`. Ties go to the last index. NaN
-    /// never counts as the largest; the index of a row of NaNs is 0.
+    /// The index of the largest value of each row of a matrix `[n, m, 1, 1]`, as I32 `[m, 1, 1, 1]`. Ties go to the last index.
+    /// NaN never counts as the largest; the index of a row of NaNs is 0.
     Argmax,
 }
 

@@ -12,8 +12,8 @@ pub enum RopeMode {
     Normal,
     /// Halves: pairs `(j, j + n_dims/2)`.
     Neox,
-    /// Multimodal: pairs of halves. A token has four positions (time, height, width, extra); consecutive sections of pairs use one
-    /// position each.
+    /// Multimodal: pairs of halves. A token has four positions (time, height, width, extra); consecutive sections of pairs use
+    /// one position each.
     Mrope([u32; 4]),
     /// As [`RopeMode::Mrope`] over the whole row, with pairs `(j, j + n_dims)`; frequencies restart in each section.
     Vision([u32; 4]),
@@ -43,8 +43,8 @@ impl RopeMode {
 
 /// Rotary position embedding: rotates pairs of channels by angles that are proportional to the token's position.
 ///
-/// x F32 or F16 `[ne0, heads, tokens, batch]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all times, then
-/// all heights, widths, extras); optionally F32 factors that divide each pair's frequency. The angles, including the YaRN
+/// x F32 or F16 `[ne0, heads, tokens, batch]`; positions I32 `[tokens]`, or `[4*tokens]` for modes with sections (all times,
+/// then all heights, widths, extras); optionally F32 factors that divide each pair's frequency. The angles, including the YaRN
 /// correction (`ext_factor` ≠ 0), are the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {

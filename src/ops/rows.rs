@@ -9,9 +9,9 @@ pub enum Rows {
     /// Gather, e.g. token embeddings. `dst[:, i, j, l] = table[:, ids[i, j, l], j, l]`: table `[n, rows, a2, a3]`, ids I32
     /// `[k, a2, a3, 1]`, dst `[n, k, a2, a3]` of F32 (I32 for a table of I32).
     GetRows,
-    /// Scatter, e.g. into a KV cache. `dst[:, ids[i, j % c1, l % c2], j, l] = b[:, i, j, l]`: source 0 is b `[n, r, b2, b3]` of F32
-    /// or F16, source 1 ids `[r, c1, c2, 1]` of I64 or I32, dst `[n, rows, b2, b3]`. Source 2 only names the destination's memory.
-    /// Rows that no index names keep their content. If an index occurs more than once, the last row wins.
+    /// Scatter, e.g. into a KV cache. `dst[:, ids[i, j % c1, l % c2], j, l] = b[:, i, j, l]`: source 0 is b `[n, r, b2, b3]` of
+    /// F32 or F16, source 1 ids `[r, c1, c2, 1]` of I64 or I32, dst `[n, rows, b2, b3]`. Source 2 only names the destination's
+    /// memory. Rows that no index names keep their content. If an index occurs more than once, the last row wins.
     SetRows,
 }
 

@@ -5,9 +5,9 @@ use crate::tensor::{DIMS, DType};
 
 /// `softmax(scale * x + slope(h) * mask)` over each row.
 ///
-/// x F32 `[n, m, H, B]`; mask F16 or F32 `[n, ≥ m, H', B']`, broadcast over heads and batches; sinks F32 `[H]`. A sink is an extra
-/// logit per head that enters the normalisation and has no output. A fully masked row without a sink gives NaN. All tensors
-/// are contiguous. The formula is the same as in ggml's CPU backend.
+/// x F32 `[n, m, H, B]`; mask F16 or F32 `[n, ≥ m, H', B']`, broadcast over heads and batches; sinks F32 `[H]`. A sink is an
+/// extra logit per head that enters the normalisation and has no output. A fully masked row without a sink gives NaN. All
+/// tensors are contiguous. The formula is the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftMax {
     /// Factor on x.
@@ -51,6 +51,7 @@ pub(crate) struct Alibi {
     /// The largest power of two up to the number of heads. Head `h` below it has the slope `bases[0]^(h + 1)`, and a later head
     /// `bases[1]^(2 (h - n_head_log2) + 1)`.
     pub(crate) n_head_log2: usize,
+    /// Bases of the slopes: see `n_head_log2`.
     pub(crate) bases: [f32; 2],
 }
 

@@ -6,8 +6,8 @@ use crate::tensor::DType;
 /// Sorting of each row; the result is I32 indices. A NaN sorts beyond the infinity of its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// All indices in sorted order; dst has the source's shape. The sort is stable: equal values keep the order of their indices
-    /// (ggml: any order).
+    /// All indices in sorted order; dst has the source's shape. The sort is stable: equal values keep the order of their
+    /// indices (ggml: any order).
     Argsort {
         /// Largest value first.
         descending: bool,

@@ -53,8 +53,8 @@ pub enum UnaryKind {
     Sigmoid,
     /// `x/2 (1 + tanh(0.79788456 x (1 + 0.044715 x²)))`.
     ///
-    /// The formula is evaluated directly, as ggml's GPU backends do. ggml's CPU backend rounds x to f16 and looks the result up in
-    /// a table, which has a relative error of up to 1e-3.
+    /// The formula is evaluated directly, as ggml's GPU backends do. ggml's CPU backend rounds x to f16 and looks the result up
+    /// in a table, which has a relative error of up to 1e-3.
     Gelu,
     /// `x / (1 + e^(-1.702 x))`, evaluated directly as [`UnaryKind::Gelu`] is.
     GeluQuick,

@@ -1,85 +1,91 @@
-//! The kinds of devices that this machine may have, one row each in [`backends`].
+//! Backends: the kinds of local devices. Each implements [`Backend`] and is listed in [`backends`].
 
 pub(super) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(not(feature = "cuda"))]
-mod no_cuda;
+mod cuda_disabled;
 
 #[cfg(not(feature = "cuda"))]
-use self::no_cuda as cuda;
-use super::{Entry, Origin, RegistryError};
-use crate::device::{Device, DeviceError, DeviceKind};
+use self::cuda_disabled as cuda;
+use super::{DeviceEntry, DeviceOrigin, RegistryError};
+use crate::device::{Device, DeviceError, DeviceKind, MemoryBudget};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The backends of this build, in the order in which their devices are listed. The CPU is last: it is what remains where no
-/// other device can be used.
+/// The backends of this build, in the order in which their devices are listed. The CPU is last, because it is the default only
+/// if no other device is usable.
 pub(super) fn backends() -> Vec<Box<dyn Backend>> {
     vec![Box::new(cuda::Cuda::detect()), Box::new(cpu::Cpu)]
 }
 
-/// A kind of device that this machine may have.
+/// A kind of local device: enumerates its devices.
 pub(super) trait Backend {
-    /// What the names of its devices begin with (`CUDA`, `CPU`). No registered device may have such a name, alone or with a
-    /// number behind it.
-    fn stem(&self) -> &'static str;
+    /// The prefix of its devices' names (`CUDA`, `CPU`). Registered devices may not have this name, with or without a number.
+    fn name_prefix(&self) -> &'static str;
 
-    /// The devices that the machine has, those that cannot be used too. Opens none.
-    fn enumerate(&self) -> Vec<Found>;
+    /// The devices of the machine, including unusable ones. Opens none of them.
+    fn enumerate(&self) -> Vec<FoundDevice>;
 
-    /// Why the machine has no device of this backend, where a user expects some: what is missing, and what to do. `None` if it has
-    /// devices, also such that cannot be used.
-    fn missing(&self) -> Option<String> {
+    /// The reason why the machine has no device of this backend: the missing component and how to install it. `None` if it has
+    /// devices, usable or not.
+    fn missing_reason(&self) -> Option<String> {
         None
     }
 }
 
-/// A device that a backend has found.
-pub(super) struct Found {
-    /// Its name in lists: the stem, and a number where the machine may have several.
+/// A device that a backend has enumerated.
+pub(super) struct FoundDevice {
+    /// Name in lists: the prefix, and a number if the machine may have several such devices.
     pub(super) name: String,
-    /// For people.
+    /// Text for users.
     pub(super) description: String,
     pub(super) kind: DeviceKind,
-    /// The number by which a list may also name it. The registry keeps the numbers of the first backend in [`backends`] that has
-    /// some, and drops those of others.
+    /// The number by which a list may also name the device. The registry drops the numbers of all backends but the first in
+    /// [`backends`] with numbered devices.
     pub(super) number: Option<usize>,
-    /// Why it cannot be opened.
+    /// The reason why the device cannot be opened, if it is unusable.
     pub(super) unusable: Option<String>,
-    pub(super) opener: Arc<dyn Open>,
+    pub(super) opener: Arc<dyn DeviceOpener>,
 }
 
-/// Opens a device of this machine, any number of times: each is a device of its own, with a share of the memory.
-pub(super) trait Open: Debug + Send + Sync {
-    /// Bytes of memory that are free now.
+/// Opens a device of this machine. May be called several times: each call returns a separate device with a share of the memory.
+pub(super) trait DeviceOpener: Debug + Send + Sync {
+    /// Free memory in bytes at the moment of the call.
     ///
     /// # Errors
-    /// When the device cannot say.
-    fn free(&self) -> Result<u64, DeviceError>;
+    /// The driver's error, if the query fails.
+    fn free_memory(&self) -> Result<u64, DeviceError>;
 
-    /// Opens it.
+    /// Bytes of memory that the device has in all, used or free; `None` where the system does not report it.
+    fn total(&self) -> Option<u64>;
+
+    /// Opens the device.
     ///
     /// # Errors
-    /// When it does not start.
-    fn open(&self, request: &Request<'_>) -> Result<Arc<dyn Device>, RegistryError>;
+    /// [`RegistryError`] when the device fails to start.
+    fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError>;
 }
 
-/// How a device is to be opened.
-pub(super) struct Request<'a> {
-    /// Its name, distinct from those of the others in the list.
+/// Parameters for opening a device.
+pub(super) struct OpenRequest<'a> {
+    /// Name of the opened device, distinct from all others of the list.
     pub(super) name: &'a str,
-    /// Threads, for devices that compute on the host's.
+    /// Number of threads, for devices that compute on host threads.
     pub(super) threads: usize,
-    /// Bytes of memory; `None`: what is free, but for a margin, divided by `share`.
+    /// Memory limit in bytes; `None` is the free memory minus a margin, divided by `share`.
     pub(super) memory: Option<u64>,
-    /// How often the list has the same device.
+    /// The number of occurrences of the same device in the list.
     pub(super) share: u64,
+    /// Sum of `memory` over the entries of the list that are the same device; `None` if `memory` is `None`.
+    pub(super) shared_limit: Option<u64>,
+    /// Counts the memory of all CPU devices of the list.
+    pub(super) cpu_memory: &'a Arc<MemoryBudget>,
 }
 
-impl From<Found> for Entry {
-    fn from(found: Found) -> Entry {
-        let Found { name, description, kind, number, unusable, opener } = found;
-        Entry { name, description, kind, unusable, origin: Origin::Local { number, opener } }
+impl From<FoundDevice> for DeviceEntry {
+    fn from(found: FoundDevice) -> DeviceEntry {
+        let FoundDevice { name, description, kind, number, unusable, opener } = found;
+        DeviceEntry { name, description, kind, unusable, origin: DeviceOrigin::Local { number, opener } }
     }
 }

@@ -1,89 +1,105 @@
-//! Why devices cannot be named, registered or opened.
+//! Errors of the registry: a list that names no device, a device that cannot be registered or opened.
 
 use crate::device::DeviceError;
 #[cfg(feature = "client")]
 use crate::rpc::client::ConnectError;
 use thiserror::Error;
 
-/// A list of devices that cannot be opened, or a device that cannot be registered.
+/// A list of devices cannot be opened, or a device cannot be registered.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// A name or number of no device.
-    #[error("no device {name:?}; there are: {known}")]
-    Unknown {
-        /// What was asked for.
+    /// No device has this name or number.
+    #[error("no device {name:?}; available: {available}{}", name_hint(name))]
+    UnknownDevice {
+        /// The name in the list.
         name: String,
-        /// Names of what there is.
-        known: String,
+        /// Names of the usable devices.
+        available: String,
     },
-    /// The name of a device whose backend has none on this machine, or the number of a GPU where there is none.
-    #[error("no device {name:?}: {why}; there are: {known}")]
+    /// The name belongs to a backend without devices on this machine, or it is the number of a GPU and the machine has none.
+    #[error("no device {name:?}: {reason}; available: {available}")]
     NoGpu {
-        /// What was asked for.
+        /// The name in the list.
         name: String,
-        /// What is missing, and what to do.
-        why: String,
-        /// Names of what there is.
-        known: String,
+        /// The missing component, and how to install it.
+        reason: String,
+        /// Names of the usable devices.
+        available: String,
     },
-    /// A GPU that there are no kernels for.
-    #[error("{name} cannot be used: {reason}{}", instead(known))]
+    /// A device that was found but is not supported: a GPU for which fanout has no kernels.
+    #[error("{name} cannot be used: {reason}{}", or_available(available))]
     Unusable {
         /// The device.
         name: String,
-        /// What it lacks.
+        /// The reason.
         reason: String,
-        /// Names of what can be used; empty where only this one was looked at.
-        known: String,
+        /// Names of the usable devices; empty if a single device was opened, not a list.
+        available: String,
     },
-    /// Neither one size of memory nor one for each device.
-    #[error("{sizes} sizes of memory for {devices} devices: give one for each of them, or a single one for all")]
-    Sizes {
-        /// How many were given.
+    /// The number of memory sizes is neither 1 nor the number of devices.
+    #[error("{sizes} memory sizes for {devices} devices: give one size for each device, or one for all")]
+    MemorySizeCount {
+        /// The number of sizes.
         sizes: usize,
-        /// How many devices.
+        /// The number of devices.
         devices: usize,
     },
-    /// A registered device more than once in a list: it is open already, and only once.
-    #[error("{name} is in the list more than once; a device that was registered, or is a server's, can be used once")]
-    Twice {
+    /// Memory limits of one device that are together more than it has.
+    #[error(
+        "{name}: the limits of {devices} device{} on it are {requested} bytes together, more than its {total} bytes of memory: \
+         a single size counts for each device; give smaller sizes",
+        if *devices == 1 { "" } else { "s" }
+    )]
+    BeyondMachine {
+        /// The device.
+        name: String,
+        /// How many entries of the list are this device.
+        devices: u64,
+        /// Sum of their limits, in bytes.
+        requested: u64,
+        /// Memory of the device, used or free, in bytes.
+        total: u64,
+    },
+    /// A registered or remote device is listed more than once. It is already open, so it can be used only once.
+    #[error("{name} is in the list more than once; a registered device or a device of a server can be used only once")]
+    ListedTwice {
         /// The device.
         name: String,
     },
-    /// A device to be registered whose name is another one's.
-    #[error("a device {name:?} cannot be registered: there is one of that name")]
-    Taken {
+    /// A device to be registered has the name of another device.
+    #[error("device {name:?} cannot be registered: the name is in use")]
+    NameTaken {
         /// The name.
         name: String,
     },
-    /// A device to be registered that no list could name.
-    #[error("a device {name:?} cannot be registered: {reason}")]
-    Name {
+    /// A device to be registered has a name that lists cannot contain, or that is reserved.
+    #[error("device {name:?} cannot be registered: {reason}")]
+    InvalidName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The violated rule.
         reason: &'static str,
     },
-    /// The CPU device cannot start.
+    /// The CPU device cannot start its threads.
     #[error("{name}: {source}")]
-    Open {
+    CpuStart {
         /// The device.
         name: String,
-        /// The system's word.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A server cannot be reached, or is none.
+    /// Connecting to a server failed.
     #[cfg(feature = "client")]
     #[error(transparent)]
     Endpoint(#[from] ConnectError),
-    /// Several servers cannot be reached, or are none.
+    /// Connecting to several servers failed.
     #[cfg(feature = "client")]
     #[error("{} of {servers} servers cannot be used: {}", errors.len(), joined(errors))]
     Endpoints {
-        /// How many the list has.
+        /// The number of servers in the list.
         servers: usize,
-        /// Why not, of each.
+        /// The errors, one for each server that failed.
         errors: Vec<ConnectError>,
     },
     /// A GPU cannot be opened.
@@ -91,11 +107,24 @@ pub enum RegistryError {
     Device(#[from] DeviceError),
 }
 
-fn instead(known: &str) -> String {
-    if known.is_empty() { String::new() } else { format!("; there are: {known}") }
+fn or_available(available: &str) -> String {
+    if available.is_empty() { String::new() } else { format!("; available: {available}") }
 }
 
 #[cfg(feature = "client")]
 fn joined(errors: &[ConnectError]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What is likely wrong with a name: empty, or a host without a port. Empty for other names.
+fn name_hint(name: &str) -> &'static str {
+    if name.is_empty() {
+        return "; a name is empty: the list has a comma too many, or is empty";
+    }
+    let host = !name.contains(':') && (name == "localhost" || name.contains('.'));
+    if cfg!(feature = "client") && host {
+        "; the devices of a server are named HOST:PORT: the port is missing"
+    } else {
+        ""
+    }
 }

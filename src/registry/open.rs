@@ -1,9 +1,9 @@
-//! Devices of a list, opened: names of their own, shares of memory, and a CPU behind those that need one.
+//! Opening a list of devices: unique names, shares of memory, and a CPU device as the fallback of each GPU.
 
 use super::backend::cpu::Cpu;
-use super::backend::{Open, Request};
-use super::{Entry, Origin, RegistryError};
-use crate::device::{Device, DeviceKind};
+use super::backend::{DeviceOpener, OpenRequest};
+use super::{DeviceEntry, DeviceOrigin, RegistryError};
+use crate::device::{Device, DeviceKind, MemoryBudget};
 use crate::fallback::Fallback;
 #[cfg(feature = "client")]
 use crate::rpc::client;
@@ -11,19 +11,19 @@ use crate::setters::setters;
 use std::num::NonZero;
 use std::sync::Arc;
 
-/// How to open devices.
+/// Options for opening devices.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Threads of each CPU device; `None`: the machine's, shared evenly among them.
+    /// Threads of each CPU device; `None` divides the machine's hardware threads evenly among them.
     pub threads: Option<usize>,
-    /// Bytes of memory of each device, in the list's order; one for all of them; or none: what a device has left, but for a
-    /// margin, shared evenly among those that are the same device.
+    /// Memory limit of each device in bytes: one value per device in the order of the list, or one for all, or empty. Empty
+    /// uses the free memory minus a margin, divided evenly among the occurrences of the same device.
     pub memory: Vec<u64>,
-    /// Whether a CPU stands behind each device that is none, and runs what that one does not ([`Fallback`]). Without, such a
-    /// device refuses those nodes: for a scheduler, which has a better place for them.
+    /// Whether a CPU device runs the nodes that a local GPU does not support ([`Fallback`]). Without it the GPU reports such
+    /// nodes as unsupported. Set this to false for a scheduler, which places them on a better device.
     pub fallback: bool,
-    /// How servers are spoken to.
+    /// Options for connections to servers.
     #[cfg(feature = "client")]
     pub rpc: client::Options,
 }
@@ -48,88 +48,132 @@ impl Default for Options {
     }
 }
 
-/// Opens devices that can be used, each mention a device of its own.
-pub(super) fn open(asked: &[&Entry], options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
-    if options.memory.len() > 1 && options.memory.len() != asked.len() {
-        return Err(RegistryError::Sizes { sizes: options.memory.len(), devices: asked.len() });
+/// Opens the devices of a list, one for each entry, also where several entries are the same device. Every entry must be usable.
+///
+/// # Errors
+/// [`RegistryError::MemorySizeCount`] and [`RegistryError::BeyondMachine`] for sizes of memory that do not fit the list or the
+/// machine, [`RegistryError::ListedTwice`] for a registered or remote device that the list has twice, or the error of the first
+/// device that does not start.
+pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
+    if options.memory.len() > 1 && options.memory.len() != entries.len() {
+        return Err(RegistryError::MemorySizeCount { sizes: options.memory.len(), devices: entries.len() });
     }
-    let places: Vec<Place<'_>> = (0..asked.len())
-        .map(|at| Place::new(asked, at, options.memory.get(at).or(options.memory.last())))
-        .collect::<Result<_, _>>()?;
-    let is_cpu =
-        |place: &&Place<'_>| place.entry.kind == DeviceKind::Cpu && matches!(place.entry.origin, Origin::Local { .. });
-    let threads = options.threads.unwrap_or_else(|| (cores() / places.iter().filter(is_cpu).count().max(1)).max(1));
-    // The CPUs first: one of them may stand behind others.
+    let requested: Vec<OpenSpec<'_>> =
+        (0..entries.len()).map(|at| OpenSpec::new(entries, at, &options.memory)).collect::<Result<_, _>>()?;
+    requested.iter().try_for_each(OpenSpec::check_memory)?;
+    let cpus = requested.iter().filter(|device| device.is_local_cpu()).count();
+    let threads = options.threads.unwrap_or_else(|| (hardware_threads() / cpus.max(1)).max(1));
+    let cpu_memory = MemoryBudget::new(u64::MAX);
+    // The CPU devices first: the first of them is the secondary device of each fallback.
     let mut cpus = Vec::new();
-    for place in places.iter().filter(is_cpu) {
-        cpus.push(place.open(threads)?);
+    for device in requested.iter().filter(|device| device.is_local_cpu()) {
+        cpus.push(device.open(threads, &cpu_memory)?);
     }
-    let second = match cpus.first() {
-        _ if !options.fallback || !places.iter().any(Place::lacks) => None,
+    let secondary = match cpus.first() {
+        _ if !options.fallback || !requested.iter().any(OpenSpec::may_need_fallback) => None,
         Some(first) => Some(Arc::clone(first)),
-        // Without work it costs a few sleeping threads.
-        None => Some(Cpu.open(&Request { name: "CPU", threads, memory: None, share: 1 })?),
+        // While the fallback has no nodes for it, this device costs a few sleeping threads.
+        None => Some(Cpu.open(&OpenRequest {
+            name: "CPU",
+            threads,
+            memory: None,
+            share: 1,
+            shared_limit: None,
+            cpu_memory: &cpu_memory,
+        })?),
     };
     let mut cpus = cpus.into_iter();
-    let mut devices = Vec::with_capacity(places.len());
-    for place in &places {
-        if is_cpu(&place) {
+    let mut devices = Vec::with_capacity(requested.len());
+    for device in &requested {
+        if device.is_local_cpu() {
             devices.extend(cpus.next());
             continue;
         }
-        let device = place.open(threads)?;
-        devices.push(match &second {
-            Some(second) if place.lacks() => Fallback::new(device, Arc::clone(second)),
-            _ => device,
+        let opened = device.open(threads, &cpu_memory)?;
+        devices.push(match &secondary {
+            Some(secondary) if device.may_need_fallback() => Fallback::new(opened, Arc::clone(secondary)),
+            _ => opened,
         });
     }
     Ok(devices)
 }
 
-/// A device to be opened.
-struct Place<'a> {
-    entry: &'a Entry,
-    /// Its own, whoever else is the same device.
+/// One entry of the list, with its part of the options.
+struct OpenSpec<'a> {
+    entry: &'a DeviceEntry,
+    /// Name of the opened device, unique in the list.
     name: String,
-    /// How many of the list are the same device.
+    /// Number of entries of the list that are the same device.
     share: u64,
+    /// Memory limit in bytes; `None`: the backend's default.
     memory: Option<u64>,
+    /// Sum of the memory limits of the entries that are the same device; `None` as `memory`.
+    shared_limit: Option<u64>,
 }
 
-impl<'a> Place<'a> {
-    /// Whether there may be nodes that it does not run, and a CPU does.
-    fn lacks(&self) -> bool {
-        self.entry.kind != DeviceKind::Cpu && !matches!(self.entry.origin, Origin::Remote(_))
+impl<'a> OpenSpec<'a> {
+    fn new(entries: &[&'a DeviceEntry], at: usize, memory: &[u64]) -> Result<OpenSpec<'a>, RegistryError> {
+        let entry = entries[at];
+        let same = |among: &[&DeviceEntry]| among.iter().filter(|other| other.is_same_device(entry)).count();
+        let (share, number) = (same(entries), same(&entries[..at]));
+        let name = match (share, &entry.origin) {
+            (1, _) => entry.name.clone(),
+            // CPU0, but CUDA0.0: `CUDA00` would read as another ordinal.
+            (_, DeviceOrigin::Local { .. }) if entry.name.ends_with(|c: char| c.is_ascii_digit()) => {
+                format!("{}.{number}", entry.name)
+            }
+            (_, DeviceOrigin::Local { .. }) => format!("{}{number}", entry.name),
+            (_, DeviceOrigin::Registered(_) | DeviceOrigin::Remote(_)) => {
+                return Err(RegistryError::ListedTwice { name: entry.name.clone() });
+            }
+        };
+        // One size counts for every entry.
+        let limit = |at: usize| memory.get(at).or(memory.last()).copied();
+        let same_at = (0..entries.len()).filter(|&other| entries[other].is_same_device(entry));
+        let shared_limit = same_at.filter_map(limit).reduce(u64::saturating_add);
+        Ok(OpenSpec { entry, name, share: share as u64, memory: limit(at), shared_limit })
     }
 
-    fn open(&self, threads: usize) -> Result<Arc<dyn Device>, RegistryError> {
-        match &self.entry.origin {
-            Origin::Registered(device) | Origin::Remote(device) => Ok(Arc::clone(device)),
-            Origin::Local { opener, .. } => {
-                opener.open(&Request { name: &self.name, threads, memory: self.memory, share: self.share })
-            }
+    /// Whether this machine's CPU backend opens the device.
+    fn is_local_cpu(&self) -> bool {
+        self.entry.kind == DeviceKind::Cpu && matches!(self.entry.origin, DeviceOrigin::Local { .. })
+    }
+
+    /// Whether the device may refuse nodes that a CPU device runs. A server has a fallback of its own.
+    fn may_need_fallback(&self) -> bool {
+        self.entry.kind != DeviceKind::Cpu && !matches!(self.entry.origin, DeviceOrigin::Remote(_))
+    }
+
+    /// Refuses memory limits that the device can never reach. Memory that is in use now does not count: it may be free later.
+    fn check_memory(&self) -> Result<(), RegistryError> {
+        let DeviceOrigin::Local { opener, .. } = &self.entry.origin else { return Ok(()) };
+        match (self.shared_limit, opener.total()) {
+            (Some(requested), Some(total)) if requested > total => Err(RegistryError::BeyondMachine {
+                name: self.entry.name.clone(),
+                devices: self.share,
+                requested,
+                total,
+            }),
+            _ => Ok(()),
         }
     }
 
-    fn new(asked: &[&'a Entry], at: usize, memory: Option<&u64>) -> Result<Place<'a>, RegistryError> {
-        let entry = asked[at];
-        let same = |among: &[&Entry]| among.iter().filter(|other| other.is_same(entry)).count();
-        let (share, number) = (same(asked), same(&asked[..at]));
-        let name = match (share, &entry.origin) {
-            (1, _) => entry.name.clone(),
-            // CPU0, but CUDA0.0: a number behind a number.
-            (_, Origin::Local { .. }) if entry.name.ends_with(|c: char| c.is_ascii_digit()) => {
-                format!("{}.{number}", entry.name)
-            }
-            (_, Origin::Local { .. }) => format!("{}{number}", entry.name),
-            (_, Origin::Registered(_) | Origin::Remote(_)) => {
-                return Err(RegistryError::Twice { name: entry.name.clone() });
-            }
-        };
-        Ok(Place { entry, name, share: share as u64, memory: memory.copied() })
+    fn open(&self, threads: usize, cpu_memory: &Arc<MemoryBudget>) -> Result<Arc<dyn Device>, RegistryError> {
+        match &self.entry.origin {
+            DeviceOrigin::Registered(device) | DeviceOrigin::Remote(device) => Ok(Arc::clone(device)),
+            DeviceOrigin::Local { opener, .. } => opener.open(&OpenRequest {
+                name: &self.name,
+                threads,
+                memory: self.memory,
+                share: self.share,
+                shared_limit: self.shared_limit,
+                cpu_memory,
+            }),
+        }
     }
 }
 
-pub(super) fn cores() -> usize {
+/// Number of hardware threads that this process may use.
+pub(super) fn hardware_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }

@@ -1,30 +1,30 @@
-//! Devices of servers, by the names that lists have for them.
+//! Devices of servers in device lists: connects to the servers, and resolves names such as `10.0.0.5:50052/0`.
 
-use super::{Entry, Origin, RegistryError};
+use super::{DeviceEntry, DeviceOrigin, RegistryError};
 use crate::device::Device;
 use crate::rpc::client::{ConnectError, Endpoint, Options};
 use std::sync::Arc;
 
-/// The server of a name, and the device of its that is meant.
-fn parts(name: &str) -> (&str, Option<&str>) {
+/// Splits a name at the slash into the server's address and the optional device.
+fn split_name(name: &str) -> (&str, Option<&str>) {
     name.split_once('/').map_or((name, None), |(server, device)| (server, Some(device)))
 }
 
-/// Connects to the servers of all names at the same time, to each once.
-pub(super) fn connect<'a>(
+/// Connects to the servers of all names, concurrently, and once to each server.
+pub(super) fn connect_all<'a>(
     names: impl Iterator<Item = &'a str>,
     options: &Options,
 ) -> Result<Vec<Endpoint>, RegistryError> {
     let mut servers: Vec<&str> = Vec::new();
-    for (server, _) in names.map(parts) {
+    for (server, _) in names.map(split_name) {
         if !servers.contains(&server) {
             servers.push(server);
         }
     }
     let mut endpoints = Vec::new();
     let mut errors = Vec::new();
-    for done in at_once(&servers, options) {
-        match done {
+    for result in connect_concurrently(&servers, options) {
+        match result {
             Ok(endpoint) => endpoints.push(endpoint),
             Err(e) => errors.push(e),
         }
@@ -39,7 +39,7 @@ pub(super) fn connect<'a>(
     }
 }
 
-fn at_once(servers: &[&str], options: &Options) -> Vec<Result<Endpoint, ConnectError>> {
+fn connect_concurrently(servers: &[&str], options: &Options) -> Vec<Result<Endpoint, ConnectError>> {
     let connect = |server: &str| Endpoint::connect(server, options);
     let [.., last] = servers else { return Vec::new() };
     std::thread::scope(|scope| {
@@ -47,33 +47,33 @@ fn at_once(servers: &[&str], options: &Options) -> Vec<Result<Endpoint, ConnectE
         let start = |server| std::thread::Builder::new().spawn_scoped(scope, move || connect(server));
         let threads: Vec<_> = others.iter().map(|&server| (server, start(server))).collect();
         let last = connect(last);
-        // Where no thread could be had, or it has ended without a word, the server has its turn now.
-        let done = threads.into_iter().map(|(server, thread)| match thread.map(|thread| thread.join()) {
-            Ok(Ok(done)) => done,
+        // If the thread could not be started or panicked, connect on this thread.
+        let results = threads.into_iter().map(|(server, thread)| match thread.map(|thread| thread.join()) {
+            Ok(Ok(result)) => result,
             _ => connect(server),
         });
-        done.collect::<Vec<_>>().into_iter().chain([last]).collect()
+        results.collect::<Vec<_>>().into_iter().chain([last]).collect()
     })
 }
 
-/// The devices of a server, or the one that the name has the number or the name of.
-pub(super) fn devices(name: &str, endpoints: &[Endpoint]) -> Result<Vec<Entry>, RegistryError> {
-    let (server, device) = parts(name);
+/// The devices that a name refers to: all of the server, or the device with the number or name after the slash.
+pub(super) fn devices(name: &str, endpoints: &[Endpoint]) -> Result<Vec<DeviceEntry>, RegistryError> {
+    let (server, device) = split_name(name);
     let all = endpoints.iter().find(|endpoint| endpoint.name() == server).map_or(&[][..], Endpoint::devices);
-    let meant = |(at, of): &(usize, &Arc<dyn Device>)| {
+    let selected = |(at, of): &(usize, &Arc<dyn Device>)| {
         device.is_none_or(|device| device == at.to_string() || of.info().name.eq_ignore_ascii_case(name))
     };
-    let entry = |(_, device): (usize, &Arc<dyn Device>)| Entry {
+    let entry = |(_, device): (usize, &Arc<dyn Device>)| DeviceEntry {
         name: device.info().name.clone(),
         description: device.info().description.clone(),
         kind: device.info().kind,
         unusable: None,
-        origin: Origin::Remote(Arc::clone(device)),
+        origin: DeviceOrigin::Remote(Arc::clone(device)),
     };
-    let found: Vec<_> = all.iter().enumerate().filter(meant).map(entry).collect();
+    let found: Vec<_> = all.iter().enumerate().filter(selected).map(entry).collect();
     if found.is_empty() {
-        let known = all.iter().map(|device| &*device.info().name).collect::<Vec<_>>().join(", ");
-        return Err(RegistryError::Unknown { name: name.to_owned(), known });
+        let available = all.iter().map(|device| &*device.info().name).collect::<Vec<_>>().join(", ");
+        return Err(RegistryError::UnknownDevice { name: name.to_owned(), available });
     }
     Ok(found)
 }

@@ -1,18 +1,29 @@
-//! Sizes in bytes, as people write them.
+//! Parsing of sizes in bytes such as `20G`.
 
 use thiserror::Error;
 
-/// A text that is no size.
+/// Why a text is not a valid size.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("expected a size such as 512M, 8G or 1048576, got {0:?}")]
-pub struct BadSize(String);
+#[non_exhaustive]
+pub enum ParseSizeError {
+    /// The text is no number with a unit.
+    #[error("expected a size such as 512M, 8G or 1048576, got {0:?}")]
+    Malformed(String),
+    /// The size is 2^64 bytes or more.
+    #[error("{0:?} is too large: a size is below 16777216T")]
+    TooLarge(String),
+    /// The size is 0 where there must be some bytes.
+    #[error("must be more than 0 bytes")]
+    Zero,
+}
 
-/// Reads a size in bytes: digits and an optional K, M, G or T (powers of 1024), as in `20G`.
+/// Parses a size in bytes, such as `20G`: digits and an optional K, M, G or T (powers of 1024), each also with B or iB, in
+/// upper or lower case.
 ///
 /// # Errors
-/// [`BadSize`] for anything else, and for sizes of 2^64 bytes and more.
-pub fn parse_bytes(text: &str) -> Result<u64, BadSize> {
-    let bad = || BadSize(text.to_owned());
+/// [`ParseSizeError::Malformed`] for any other text, [`ParseSizeError::TooLarge`] for sizes of 2^64 bytes or more.
+pub fn parse_bytes(text: &str) -> Result<u64, ParseSizeError> {
+    let malformed = || ParseSizeError::Malformed(text.to_owned());
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" | "B" => 0,
@@ -20,13 +31,25 @@ pub fn parse_bytes(text: &str) -> Result<u64, BadSize> {
         "M" | "MB" | "MIB" => 20,
         "G" | "GB" | "GIB" => 30,
         "T" | "TB" | "TIB" => 40,
-        _ => return Err(bad()),
+        _ => return Err(malformed()),
     };
-    if digits.starts_with('+') {
-        return Err(bad());
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(malformed());
     }
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
+    // Digits alone: only the range is left to fail.
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| ParseSizeError::TooLarge(text.to_owned()))
+}
+
+/// As [`parse_bytes`], for sizes that must not be 0, such as memory limits.
+///
+/// # Errors
+/// As [`parse_bytes`]; [`ParseSizeError::Zero`] for 0.
+pub fn parse_nonzero_bytes(text: &str) -> Result<u64, ParseSizeError> {
+    match parse_bytes(text)? {
+        0 => Err(ParseSizeError::Zero),
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]
@@ -34,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_in_powers_of_1024() {
+    fn units_are_powers_of_1024() {
         for (text, want) in [
             ("0", Some(0)),
             ("1048576", Some(1 << 20)),
@@ -53,5 +76,19 @@ mod tests {
         ] {
             assert_eq!(parse_bytes(text).ok(), want, "{text:?}");
         }
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong_with_a_size() {
+        for (text, want) in [
+            ("99999999999G", "\"99999999999G\" is too large: a size is below 16777216T"),
+            ("99999999999999999999", "\"99999999999999999999\" is too large: a size is below 16777216T"),
+            ("-1", "expected a size such as 512M, 8G or 1048576, got \"-1\""),
+            ("0", "must be more than 0 bytes"),
+            ("0T", "must be more than 0 bytes"),
+        ] {
+            assert_eq!(parse_nonzero_bytes(text).unwrap_err().to_string(), want);
+        }
+        assert_eq!(parse_nonzero_bytes("1"), Ok(1));
     }
 }

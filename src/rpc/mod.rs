@@ -2,10 +2,14 @@
 //!
 //! - `wire` encodes and decodes messages, without I/O. Start there to see what is sent.
 //! - `transport` moves bytes and does not interpret them: TCP, deadlines, typed errors.
-//! - `connection` is shared by clients, servers and the links between servers: handshake, buffered writer, reply reader,
+//! - `connection` is shared by clients, servers and peer connections (server to server): handshake, buffered writer, reply reader,
 //!   heartbeat.
+//! - `fault` converts errors of devices to and from their form on the wire; `adaptive_spin` is the spin-then-park wait of both
+//!   ends.
 //! - `client` presents the devices of a server as devices of this process; `server` offers the devices of this process to
 //!   clients.
+//!
+//! `docs/protocol.md` specifies the extensions.
 
 mod adaptive_spin;
 #[cfg(feature = "client")]

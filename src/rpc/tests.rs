@@ -2,12 +2,12 @@
 //! the same messages, and a cut at any position is detected by both ends.
 
 use super::client::{Endpoint, Options};
-use super::server::{Config, Handle, Server};
-use super::transport::memory::{Weather, listen};
+use super::server::{Config, Server, ServerHandle};
+use super::transport::memory::{LinkConditions, listen};
 use super::transport::{Deadline, dial, resolve};
 use super::wire::*;
-use crate::cpu::{CpuDevice, Path};
-use crate::device::{Account, Device, DeviceError, Source};
+use crate::cpu::{CpuDevice, MathMode};
+use crate::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use crate::graph::Builder;
 use crate::ops::binary::Binary;
 use crate::tensor::DType;
@@ -20,19 +20,19 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 /// A server of one CPU device, on a thread that ends when this is dropped.
 struct MemoryServer {
     endpoint: String,
-    handle: Handle,
+    handle: ServerHandle,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl MemoryServer {
-    fn start(weather: Weather) -> MemoryServer {
-        MemoryServer::with(weather, Config::default())
+    fn start(conditions: LinkConditions) -> MemoryServer {
+        MemoryServer::with_config(conditions, Config::default())
     }
 
-    fn with(weather: Weather, config: Config) -> MemoryServer {
-        let listener = listen(weather);
-        let cpu = CpuDevice::new("CPU", 1, Path::Fast, 64 << 20).unwrap();
-        let server = Server::over(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
+    fn with_config(conditions: LinkConditions, config: Config) -> MemoryServer {
+        let listener = listen(conditions);
+        let cpu = CpuDevice::new("CPU", 1, MathMode::Fast, 64 << 20).unwrap();
+        let server = Server::bind_with(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
         let (endpoint, handle) = (server.endpoint(), server.handle());
         MemoryServer { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
@@ -51,19 +51,21 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| rng.u8(..)).collect()
 }
 
-/// A typical session: uploads and downloads of several sizes, a graph that runs repeatedly, and a mark.
+/// Runs a typical session: uploads and downloads of several sizes, a graph that runs repeatedly, and a mark.
 fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
     let options = Options { connect_timeout: timeout, silence_timeout: timeout, retry: Duration::ZERO };
-    let lost =
-        |e: super::client::ConnectError| DeviceError::Lost { endpoint: endpoint.to_owned(), reason: e.to_string() };
+    let lost = |e: super::client::ConnectError| DeviceError::ConnectionLost {
+        endpoint: endpoint.to_owned(),
+        reason: e.to_string(),
+    };
     let endpoint = Endpoint::connect(endpoint, &options).map_err(lost)?;
     let device = &endpoint.devices()[0];
-    let (account, until) = (Account::new(1 << 30), Some(Instant::now() + WATCHDOG));
-    let mut queue = device.queue(&account)?;
+    let (budget, until) = (MemoryBudget::new(1 << 30), Some(Instant::now() + WATCHDOG));
+    let mut queue = device.queue(&budget)?;
     for (seed, len) in [1, 4096, 300_000].into_iter().enumerate() {
         let data = noise(seed as u64, len);
-        let buffer = device.alloc(len as u64, &account)?;
-        queue.upload(buffer.whole(), None, Source::Borrowed(&data))?;
+        let buffer = device.alloc(len as u64, &budget)?;
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&data))?;
         assert!(queue.download(buffer.whole())?.wait(until)? == data, "{len} bytes");
     }
     let mut b = Builder::new();
@@ -71,7 +73,7 @@ fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
     let z = b.node(Binary::Mul, &[Some(x), Some(y)]).unwrap();
     let graph = Arc::new(b.build().unwrap());
     let program = device.prepare(Arc::clone(&graph))?;
-    let memory = device.alloc(graph.slot_sizes()[0] as u64, &account)?;
+    let memory = device.alloc(graph.slot_sizes()[0] as u64, &budget)?;
     let region = |id| {
         let tensor = graph.tensor(id).unwrap();
         memory.region(tensor.place.unwrap().offset as u64, tensor.desc.extent() as u64)
@@ -79,8 +81,8 @@ fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
     let bytes = |v: [f32; 4]| v.map(f32::to_le_bytes).concat();
     for round in 1..20 {
         let round = round as f32;
-        queue.upload(region(x)?, None, Source::Borrowed(&bytes([1.0, 2.0, 3.0, round])))?;
-        queue.upload(region(y)?, None, Source::Borrowed(&bytes([round; 4])))?;
+        queue.upload(region(x)?, None, UploadSource::Borrowed(&bytes([1.0, 2.0, 3.0, round])))?;
+        queue.upload(region(y)?, None, UploadSource::Borrowed(&bytes([round; 4])))?;
         queue.run(&program, &Arc::from([memory.whole()]))?;
         let got = queue.download(region(z)?)?.wait(until)?;
         assert_eq!(got, bytes([round, 2.0 * round, 3.0 * round, round * round]));
@@ -91,7 +93,7 @@ fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
 #[test]
 fn a_session_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
-        let server = MemoryServer::start(Weather { seed: 100 * seed, cut_after: None });
+        let server = MemoryServer::start(LinkConditions { seed: 100 * seed, cut_after: None });
         session(&server.endpoint, WATCHDOG).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
 }
@@ -102,9 +104,9 @@ fn a_cut_connection_is_lost_at_both_ends() {
     for seed in 0..24 {
         // From the middle of the handshake to the middle of the largest tensor.
         let after = 9 + (seed * seed * 700) % 320_000;
-        let server = MemoryServer::start(Weather { seed, cut_after: Some(after) });
+        let server = MemoryServer::start(LinkConditions { seed, cut_after: Some(after) });
         let error = session(&server.endpoint, WATCHDOG).unwrap_err();
-        assert!(matches!(error, DeviceError::Lost { .. }), "cut after {after}: {error}");
+        assert!(matches!(error, DeviceError::ConnectionLost { .. }), "cut after {after}: {error}");
         let until = Instant::now() + WATCHDOG;
         while server.handle.connections() > 0 {
             assert!(Instant::now() < until, "cut after {after}: the server's session does not end");
@@ -118,24 +120,24 @@ fn a_cut_connection_is_lost_at_both_ends() {
 #[test]
 fn a_link_between_servers_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
-        let to = MemoryServer::start(Weather { seed: 2000 + 100 * seed, cut_after: None });
+        let to = MemoryServer::start(LinkConditions { seed: 2000 + 100 * seed, cut_after: None });
         let config = Config::default().with_peers(vec![to.endpoint.parse().unwrap()]);
-        let from = MemoryServer::with(Weather { seed: 3000 + 100 * seed, cut_after: None }, config);
+        let from = MemoryServer::with_config(LinkConditions { seed: 3000 + 100 * seed, cut_after: None }, config);
         let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry: Duration::ZERO };
         let endpoints = [&from, &to].map(|server| Endpoint::connect(&server.endpoint, &options).unwrap());
         let [source, destination] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
         assert!(destination.copies_from(source.info()), "seed {seed}: the source's server cannot dial {}", to.endpoint);
-        let (account, until) = (Account::new(1 << 30), Some(Instant::now() + WATCHDOG));
-        let [mut out, mut queue] = [source, destination].map(|device| device.queue(&account).unwrap());
+        let (budget, until) = (MemoryBudget::new(1 << 30), Some(Instant::now() + WATCHDOG));
+        let [mut out, mut queue] = [source, destination].map(|device| device.queue(&budget).unwrap());
         for len in [1, 4096, 600_000] {
             let data = noise(seed, len);
-            let [src, dst] = [source, destination].map(|device| device.alloc(len as u64, &account).unwrap());
-            out.upload(src.whole(), None, Source::Borrowed(&data)).unwrap();
+            let [src, dst] = [source, destination].map(|device| device.alloc(len as u64, &budget).unwrap());
+            out.upload(src.whole(), None, UploadSource::Borrowed(&data)).unwrap();
             let after = out.mark();
             assert!(queue.copy_from(src.whole(), dst.whole(), Some(&after)).unwrap().is_submitted());
             assert!(queue.download(dst.whole()).unwrap().wait(until).unwrap() == data, "seed {seed}: {len} bytes");
         }
-        // The connection of the client, and the link from the source's server.
+        // The connection of the client, and the peer connection from the source's server.
         assert_eq!(to.handle.connections(), 2, "seed {seed}");
     }
 }
@@ -144,7 +146,7 @@ fn a_link_between_servers_works_for_any_split_and_delay_of_its_bytes() {
 #[test]
 fn a_server_of_7_0_works_for_any_split_and_delay_of_its_bytes() {
     for seed in 0..8 {
-        let server = MemoryServer::start(Weather { seed: 1000 + 100 * seed, cut_after: None });
+        let server = MemoryServer::start(LinkConditions { seed: 1000 + 100 * seed, cut_after: None });
         let deadline = Deadline::after(WATCHDOG);
         let (_, connection) = dial(&resolve(&server.endpoint).unwrap(), &deadline).unwrap();
         let (mut receiver, mut sender) = connection.split();

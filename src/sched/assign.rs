@@ -1,7 +1,7 @@
 //! Assignment pass: chooses the device that runs each node.
 //!
-//! All nodes that write one computed slot run on one device, the slot's home. The first of them, the slot's maker, is placed on a
-//! device that supports the whole group. The rest of the group, its followers, goes to the same device.
+//! All nodes that write one computed slot run on one device, the slot's home. The first of them, the slot's maker, is placed on
+//! a device that supports the whole group. The rest of the group, its followers, goes to the same device.
 
 use super::split::written_slots;
 use super::{AssignReason, Assignment, Devices, Options, SchedError, Storage, Task, node_name};
@@ -117,8 +117,8 @@ impl<'a> AssignPass<'a> {
         Ok(())
     }
 
-    /// Places nodes on the device of the largest stored tensor that they read. If that is a CPU's, a device earlier in the list
-    /// that prefers the node despite the copy (offload) takes it instead.
+    /// Places nodes on the device of the largest stored tensor that they read. If that device is a CPU, a device earlier in the
+    /// list that prefers the node despite the copy (offload) takes it instead.
     fn assign_stored(&mut self, offload: bool) {
         let written = if offload { written_slots(self.task) } else { Vec::new() };
         for at in 0..self.nodes.len() {
@@ -146,8 +146,8 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    /// Places unassigned nodes on the device of the last assigned node before them in `order`. Without `with_cpus`, CPU nodes do
-    /// not spread.
+    /// Places unassigned nodes on the device of the last assigned node before them in `order`. Without `with_cpus`, CPU nodes
+    /// do not spread.
     fn assign_neighbours(&mut self, order: impl Iterator<Item = usize>, with_cpus: bool) {
         let mut near = None;
         for at in order {
@@ -217,8 +217,8 @@ impl<'a> AssignPass<'a> {
         }
     }
 
-    fn assign_group(&mut self, at: usize, device: usize, why: AssignReason) {
-        self.assigned[at] = Some(Assignment { device, reason: why });
+    fn assign_group(&mut self, at: usize, device: usize, reason: AssignReason) {
+        self.assigned[at] = Some(Assignment { device, reason });
         for &follower in self.followers.get(&at).into_iter().flatten() {
             self.assigned[follower] = Some(Assignment { device, reason: AssignReason::Destination });
         }
@@ -236,12 +236,13 @@ impl<'a> AssignPass<'a> {
 
     /// Returns an error unless a device supports a node and its followers.
     fn require_support(&mut self, at: usize, device: usize) -> Result<(), SchedError> {
-        match self.first_unsupported(at, device).and_then(|no| Some((no, self.unsupported(no, device)?))) {
-            Some((no, why)) => Err(self.unsupported_error(no, device, why)),
+        match self.first_unsupported(at, device).and_then(|node| Some((node, self.unsupported(node, device)?))) {
+            Some((node, reason)) => Err(self.unsupported_error(node, device, reason)),
             None => Ok(()),
         }
     }
 
+    /// The first of a node and its followers that a device does not support.
     fn first_unsupported(&mut self, at: usize, device: usize) -> Option<usize> {
         if self.cached_support(at, device) == CachedSupport::No {
             return Some(at);
@@ -278,7 +279,7 @@ impl<'a> AssignPass<'a> {
 
     fn unsupported(&self, at: usize, device: usize) -> Option<Unsupported> {
         match self.support(at, device) {
-            Support::No(why) => Some(why),
+            Support::No(reason) => Some(reason),
             Support::Yes | Support::Offload => None,
         }
     }
@@ -296,16 +297,19 @@ impl<'a> AssignPass<'a> {
         if device < devices { Ok(()) } else { Err(SchedError::UnknownDevice { what: what(), device, devices }) }
     }
 
-    fn unsupported_error(&self, at: usize, device: usize, why: Unsupported) -> SchedError {
-        SchedError::NoDeviceForNode { node: node_name(self.task, at), refusals: vec![(self.device_name(device), why)] }
+    fn unsupported_error(&self, at: usize, device: usize, reason: Unsupported) -> SchedError {
+        SchedError::NoDeviceForNode {
+            node: node_name(self.task, at),
+            refusals: vec![(self.device_name(device), reason)],
+        }
     }
 
     /// The error for a node that no device supports, with each device's reason, which may be about one of the node's followers.
     fn no_device_error(&mut self, at: usize) -> SchedError {
         let mut refusals = Vec::new();
         for device in 0..self.devices.len() {
-            if let Some(why) = self.first_unsupported(at, device).and_then(|no| self.unsupported(no, device)) {
-                refusals.push((self.device_name(device), why));
+            if let Some(reason) = self.first_unsupported(at, device).and_then(|node| self.unsupported(node, device)) {
+                refusals.push((self.device_name(device), reason));
             }
         }
         SchedError::NoDeviceForNode { node: node_name(self.task, at), refusals }

@@ -25,8 +25,8 @@ enum CopyPath {
 }
 
 impl CopyPaths {
-    /// Queries `PeerCopies::copies_from` once for each ordered pair of devices in different domains. Remote devices are queried in
-    /// parallel, a thread each: their servers may have to connect to each other to answer.
+    /// Queries `PeerCopies::copies_from` once for each ordered pair of devices in different domains. Remote devices are queried
+    /// in parallel, a thread each: their servers may have to connect to each other to answer.
     pub(crate) fn new(devices: &Devices) -> CopyPaths {
         let row = |to: &Arc<dyn Device>| {
             let path = |from: &Arc<dyn Device>| match same_domain(&**to, &**from) {

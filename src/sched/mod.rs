@@ -12,13 +12,13 @@
 //! | `exec` | a plan | open queues, allocated arenas, submitted runs |
 //!
 //! `copy_paths` records which device pairs copy without the host, `plan_report` prints plans and their memory needs, and
-//! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are behind
-//! [`Device`].
+//! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are
+//! behind [`Device`].
 //!
 //! # Queues and marks
-//! The steps of a queue run in order. Each device has one compute queue. With several runs in flight (`depth` > 1) a device also
-//! has a transfer queue for its replicas, so that the inputs of the next run arrive while the current run computes. Only marks
-//! order different queues: a step waits for a mark of the current run or of an earlier run.
+//! The steps of a queue run in order. Each device has one compute queue. With several runs in flight (`depth` > 1) a device
+//! also has a transfer queue for its replicas, so that the inputs of the next run arrive while the current run computes. Only
+//! marks order different queues: a step waits for a mark of the current run or of an earlier run.
 //!
 //! # No deadlocks
 //! The host submits the steps of all queues in one order, and each step waits only for marks of steps submitted before it.
@@ -27,14 +27,14 @@
 //! submitted after the step that it waits for.
 //!
 //! # Memory
-//! Each slot of a task's graph is one memory. A stored slot lies in its region on its device. A computed slot lies in an arena of
-//! its home, the device that writes it. If another device reads a slot, or if the host writes the slot as an input, the reading
-//! device holds a replica.
+//! Each slot of a task's graph is one memory. A stored slot lies in its region on its device. A computed slot lies in an arena
+//! of its home, the device that writes it. If another device reads a slot, or if the host writes the slot as an input, the
+//! reading device holds a replica.
 //!
 //! # Example
 //! ```
-//! use fanout::cpu::{CpuDevice, Path};
-//! use fanout::device::{Account, Device};
+//! use fanout::cpu::{CpuDevice, MathMode};
+//! use fanout::device::{MemoryBudget, Device};
 //! use fanout::ops::{binary::Binary, unary::Unary};
 //! use fanout::sched::{Options, Scheduler, TaskBuilder};
 //! use fanout::tensor::DType;
@@ -50,9 +50,9 @@
 //! b.output(z)?;
 //! let task = Arc::new(b.build()?);
 //!
-//! let cpu = |name| CpuDevice::new(name, 1, Path::Fast, 1 << 20).map(|device| device as Arc<dyn Device>);
-//! let account = Account::new(1 << 20);
-//! let mut scheduler = Scheduler::new(vec![cpu("CPU0")?, cpu("CPU1")?], Options::default(), &account)?;
+//! let cpu = |name| CpuDevice::new(name, 1, MathMode::Fast, 1 << 20).map(|device| device as Arc<dyn Device>);
+//! let budget = MemoryBudget::new(1 << 20);
+//! let mut scheduler = Scheduler::new(vec![cpu("CPU0")?, cpu("CPU1")?], Options::default(), &budget)?;
 //! let mut plan = scheduler.build(&task)?;
 //! scheduler.run(&mut plan, &[(x, bytemuck::bytes_of(&[1.0f32, 2.0, 3.0, 4.0]))])?;
 //! let bytes = scheduler.read(&plan, z)?.wait(None)?;
@@ -322,8 +322,8 @@ pub(crate) enum ReplicaOrigin {
     Host,
     /// The slot's home device.
     Device(usize),
-    /// As `Device`, but only the experts of a stored tensor that tensor `ids` names (MUL_MAT_ID). The ids are read on the replica's
-    /// device.
+    /// As `Device`, but only the experts of a stored tensor that tensor `ids` names (MUL_MAT_ID). The ids are read on the
+    /// replica's device.
     Experts { home: usize, ids: TensorId },
 }
 
@@ -362,8 +362,8 @@ pub(crate) struct Allocation {
 pub(crate) enum ArenaKind {
     /// Tensors that only the device's compute queue accesses, in order: one copy, reused within a run and by the next run.
     Arena,
-    /// Replicas, which are written while earlier runs may still compute, and slots that devices of other domains copy from while
-    /// later runs compute: one copy for each run in flight.
+    /// Replicas, which are written while earlier runs may still compute, and slots that devices of other domains copy from
+    /// while later runs compute: one copy for each run in flight.
     Ring,
 }
 
@@ -415,8 +415,8 @@ pub(crate) struct PlanStep {
     pub(crate) mark: Option<u32>,
 }
 
-/// A mark that a step waits for, of the current run (`runs_ago` 0) or of an earlier run. Waits for runs before the first one are
-/// no-ops.
+/// A mark that a step waits for, of the current run (`runs_ago` 0) or of an earlier run. Waits for runs before the first one
+/// are no-ops.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct StepWait {
     pub(crate) mark: u32,

@@ -1,9 +1,10 @@
 //! Planner: runs the passes, turns splits into steps on queues, and inserts the waits between queues.
 //!
-//! Steps follow the splits: for each split, first its new replicas, then the split itself. Waits follow from hazards: two steps on
-//! different queues that access the same bytes, at least one of them writing, must keep their order. The later step waits for the
-//! earlier step's mark. Wait elimination drops a wait when earlier waits of the queue already imply it. For this, vector clocks
-//! track the completed steps that each queue is ordered after, over as many runs as it takes until the pattern repeats.
+//! Steps follow the splits: for each split, first its new replicas, then the split itself. Waits follow from hazards: two steps
+//! on different queues that access the same bytes, at least one of them writing, must keep their order. The later step waits
+//! for the earlier step's mark. Wait elimination drops a wait when earlier waits of the queue already imply it. For this,
+//! vector clocks track the completed steps that each queue is ordered after, over as many runs as it takes until the pattern
+//! repeats.
 
 use super::{
     ArenaKind, Devices, Options, Plan, PlanStep, QueueId, QueueRole, ReplicaOrigin, SchedError, SplitGraph, StepAction,
@@ -18,7 +19,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum MemoryId {
     /// An arena buffer of a device. A ring buffer stands for the current run's copy.
-    Arena { device: usize, area: ArenaKind, chunk: u32 },
+    Arena { device: usize, kind: ArenaKind, buffer: u32 },
     /// A stored slot.
     Stored { slot: u32 },
 }
@@ -99,7 +100,7 @@ impl Plan {
         }
         let device = self.home(slot)?;
         let allocation = self.layout.slots.get(slot as usize).copied().flatten()?;
-        let memory = MemoryId::Arena { device, area: allocation.kind, chunk: allocation.buffer };
+        let memory = MemoryId::Arena { device, kind: allocation.kind, buffer: allocation.buffer };
         let start = allocation.offset + start;
         Some(MemoryRange { memory, bytes: start..start + len })
     }
@@ -108,7 +109,7 @@ impl Plan {
     pub(crate) fn replica_range(&self, number: u32) -> Option<MemoryRange> {
         let replica = self.split_graph.replicas.get(number as usize)?;
         let allocation = self.layout.replicas.get(number as usize)?;
-        let memory = MemoryId::Arena { device: replica.device, area: allocation.kind, chunk: allocation.buffer };
+        let memory = MemoryId::Arena { device: replica.device, kind: allocation.kind, buffer: allocation.buffer };
         Some(MemoryRange { memory, bytes: allocation.offset..allocation.offset + replica.range.len() as u64 })
     }
 }
@@ -223,7 +224,7 @@ fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
     }
     let mut found = vec![Vec::new(); plan.steps.len()];
     for (memory, mut accesses_by_start) in by_memory {
-        let ring = matches!(memory, MemoryId::Arena { area: ArenaKind::Ring, .. });
+        let ring = matches!(memory, MemoryId::Arena { kind: ArenaKind::Ring, .. });
         let reuse_distance = if ring { plan.depth as u32 } else { 1 };
         accesses_by_start.sort_unstable_by_key(|(bytes, ..)| bytes.start);
         for (at, (bytes, writes, a)) in accesses_by_start.iter().enumerate() {
@@ -232,7 +233,8 @@ fn hazards(plan: &Plan) -> Vec<Vec<Hazard>> {
                 if plan.steps[*a].queue != plan.steps[*b].queue {
                     let (first, second) = (*a.min(b), *a.max(b));
                     found[second].push(Hazard { earlier: first, ago: 0 });
-                    // Across runs: when the memory is reused, the first step must not start before the second step has completed.
+                    // Across runs: when the memory is reused, the first step must not start before the second step has
+                    // completed.
                     found[first].push(Hazard { earlier: second, ago: reuse_distance });
                 }
             }
@@ -246,8 +248,9 @@ type VectorClock = Vec<usize>;
 
 /// Wait insertion with wait elimination: gives the steps their waits and marks.
 ///
-/// The loop simulates several runs. For each step it keeps the latest hazard with each queue, unless the clock of the step's queue
-/// already covers it, and drops a hazard that another kept hazard implies. The plan gets the waits of the last simulated run.
+/// The loop simulates several runs. For each step it keeps the latest hazard with each queue, unless the clock of the step's
+/// queue already covers it, and drops a hazard that another kept hazard implies. The plan gets the waits of the last simulated
+/// run.
 fn insert_waits(plan: &mut Plan) {
     let hazards = hazards(plan);
     let queue_count = plan.queues.len();

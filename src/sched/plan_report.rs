@@ -9,9 +9,9 @@ use std::fmt;
 pub struct MemoryRequirement {
     /// The device's name.
     pub device: String,
-    /// For stored tensors that have no region yet.
+    /// Bytes for stored tensors that have no region yet.
     pub stored: u64,
-    /// For arenas and rings: computed tensors and replicas.
+    /// Bytes for arenas and rings, which hold computed tensors and replicas.
     pub computed: u64,
     /// Free memory of the device.
     pub free: u64,
@@ -62,7 +62,8 @@ impl Plan {
         self.assignments.get(node).map(|assigned| (assigned.device, assigned.reason))
     }
 
-    /// A tensor's home: the device that holds its memory. `None` for inputs, which have a replica on each device that reads them.
+    /// A tensor's home: the device that holds its memory. `None` for inputs, which have a replica on each device that reads
+    /// them.
     pub fn home_of(&self, id: TensorId) -> Option<usize> {
         self.home(self.task.span(id)?.0)
     }
@@ -93,11 +94,11 @@ impl Plan {
                 && let Some(id) = self.task.slot_tensor(slot)
                 && let Some(tensor) = self.task.graph().tensor(id)
             {
-                let (Some(on), Some(needs)) = (devices.get(device), needs.get_mut(device)) else {
+                let (Some(device), Some(needs)) = (devices.get(device), needs.get_mut(device)) else {
                     return Err(SchedError::ForeignPlan);
                 };
                 // Checked arithmetic: a remote server may reply with any size.
-                let needed = on.alloc_size(&tensor.desc).checked_next_multiple_of(on.info().alignment.max(1));
+                let needed = device.alloc_size(&tensor.desc).checked_next_multiple_of(device.info().alignment.max(1));
                 needs.stored = needs.stored.saturating_add(needed.unwrap_or(u64::MAX));
             }
         }

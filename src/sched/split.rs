@@ -30,7 +30,7 @@ pub(crate) fn split(task: &Task, assigned: &[Assignment]) -> SplitGraph {
             pass.close_split(start..at, assigned[start].device);
             start = at;
         }
-        pass.note_reads(at, node, device);
+        pass.record_reads(at, node, device);
     }
     let end = nodes.len().min(assigned.len());
     if start < end {
@@ -111,7 +111,7 @@ impl SplitPass<'_> {
     }
 
     /// Records the reads of a node that are not on its device.
-    fn note_reads(&mut self, last: usize, node: &Node, device: usize) {
+    fn record_reads(&mut self, last: usize, node: &Node, device: usize) {
         for (id, slot, range) in self.task.reads(node) {
             if self.split_graph.homes[slot as usize] != Some(device) {
                 let is_expert_weight = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
@@ -131,11 +131,12 @@ impl SplitPass<'_> {
         row <= nb[1] && nb[1].saturating_mul(ne[1]) <= nb[2]
     }
 
-    /// Ends the current split: reuses or adds replicas for its reads, then invalidates replicas of the slots that its nodes write.
+    /// Ends the current split: reuses or adds replicas for its reads, then invalidates replicas of the slots that its nodes
+    /// write.
     fn close_split(&mut self, nodes: Range<usize>, device: usize) {
         let mut remote_reads = std::mem::take(&mut self.remote_reads);
-        // A reused replica may overlap another read, or a replica that another read reuses. Replicas of one slot must be disjoint,
-        // so the ranges are merged until nothing grows any more.
+        // A reused replica may overlap another read, or a replica that another read reuses. Replicas of one slot must be
+        // disjoint, so the ranges are merged until nothing grows any more.
         loop {
             merge_overlapping(&mut remote_reads);
             let mut grown = false;

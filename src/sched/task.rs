@@ -78,7 +78,8 @@ impl Task {
     /// The tensor that a slot was made for.
     pub fn slot_tensor(&self, slot: u32) -> Option<TensorId> {
         let owns = |t: &Tensor| t.view_of.is_none() && t.place.is_some_and(|p| p.slot == slot && p.offset == 0);
-        // Slots have the order of their tensors and at most one slot belongs to each tensor, so tensor `i` has at most slot `i`.
+        // Slots have the order of their tensors and at most one slot belongs to each tensor, so tensor `i` has at most slot
+        // `i`.
         let tensors = self.graph.tensors();
         let start = (slot as usize).min(tensors.len());
         (start..tensors.len()).find(|&i| owns(&tensors[i])).map(|i| TensorId(i as u32))
@@ -193,7 +194,8 @@ impl TaskBuilder {
         Ok(self.count_node(dst))
     }
 
-    /// Adds a node that writes into an existing tensor: rows of a cache, or a view of a computed tensor. Returns a view of `dst`.
+    /// Adds a node that writes into an existing tensor: rows of a cache, or a view of a computed tensor. Returns a view of
+    /// `dst`.
     ///
     /// # Errors
     /// [`BuildError::Tensor`] when `dst` is an input, or when there are more sources than a node can have.

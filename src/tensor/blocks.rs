@@ -1,7 +1,8 @@
 //! Quantisation blocks as they lie in memory and on the wire.
 //!
-//! Every struct has alignment 1, so a block can be read at any address. The order of the fields is that of
-//! ggml's blocks (ggml-common.h); `d` (and `dmin`, `m`) scale the codes, `lo`/`hi` are the nibbles of a byte.
+//! Every struct has alignment 1, so a block can be read at any address. The order of the fields is that of ggml's blocks
+//! (ggml-common.h). `q` is the code of an element; `d`, `dmin` and `m` are the scales and the offset of the formula given with
+//! each struct. `lo` and `hi` are the low and the high nibble of a byte.
 
 use super::DType;
 use bytemuck::{Pod, Zeroable};
@@ -33,7 +34,8 @@ impl F16Bits {
         f32::from_bits((bits & 0x8000) << 16 | magnitude | special)
     }
 
-    /// Rounds to nearest, ties to even; too large becomes infinite; NaN becomes the quiet NaN 0x7E00 with its sign.
+    /// Rounds to nearest, ties to even; values that are too large become infinite; NaN becomes the quiet NaN 0x7E00 with its
+    /// sign.
     #[inline]
     pub fn from_f32(value: f32) -> Self {
         Self::from_bits(canonical_nan(half::f16::from_f32(value).to_bits()))
@@ -48,7 +50,7 @@ pub(super) const fn canonical_nan(bits: u16) -> u16 {
 
 /// A quantisation block that can be read from any bytes of its size.
 pub trait Block: Pod {
-    /// The element type whose rows are made of these blocks.
+    /// The element type that consists of these blocks.
     const DTYPE: DType;
 }
 
@@ -131,7 +133,7 @@ blocks! {
         qs: [i8; 32],
     }
 
-    /// 32 elements of 8 bits, `q * d`, with their sum: the partner of Q4_1 and Q5_1 in dot products.
+    /// 32 elements of 8 bits, `q * d`, with their sum. ggml rounds activations to this type for products with Q4_1 and Q5_1.
     BlockQ8_1 = Q8_1 {
         /// Scale.
         d: F16Bits,
@@ -141,7 +143,7 @@ blocks! {
         qs: [i8; 32],
     }
 
-    /// 32 elements of 4 bits: `FP4[q] * 2^(e - 128)`.
+    /// 32 elements of 4 bits: `FP4_VALUES[q] * 2^(e - 128)`.
     BlockMxfp4 = MXFP4 {
         /// Exponent of the scale (E8M0).
         e: u8,
@@ -219,7 +221,7 @@ blocks! {
         d: F16Bits,
     }
 
-    /// 256 elements of 8 bits, `q * d`, with their sums: the partner of K types in dot products.
+    /// 256 elements of 8 bits, `q * d`, with their sums. ggml rounds activations to this type for products with K types.
     BlockQ8K = Q8_K {
         /// Scale: a little-endian f32, possibly negative.
         d: [u8; 4],
@@ -230,7 +232,7 @@ blocks! {
     }
 }
 
-// Types that are carried and copied as they are so far: no conversion reads these structs yet.
+// Types without a codec: tensors of these types are stored, copied and sent, but no code reads the structs yet.
 blocks! {
     /// 128 elements of one bit: `d` or `-d`.
     BlockQ1_0 = Q1_0 {
@@ -274,7 +276,7 @@ blocks! {
         d: F16Bits,
     }
 
-    /// 256 elements: eights out of a grid of 256, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 256, with signs.
     BlockIq2Xxs = IQ2_XXS {
         /// Scale.
         d: F16Bits,
@@ -282,7 +284,7 @@ blocks! {
         qs: [[u8; 2]; 32],
     }
 
-    /// 256 elements: eights out of a grid of 512, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 512, with signs.
     BlockIq2Xs = IQ2_XS {
         /// Scale.
         d: F16Bits,
@@ -292,7 +294,7 @@ blocks! {
         scales: [u8; 8],
     }
 
-    /// 256 elements: eights out of a grid of 1024, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 1024, with signs.
     BlockIq2S = IQ2_S {
         /// Scale.
         d: F16Bits,
@@ -306,7 +308,7 @@ blocks! {
         scales: [u8; 8],
     }
 
-    /// 256 elements: fours out of a grid of 256, with signs.
+    /// 256 elements: each group of four is an entry of a grid of 256, with signs.
     BlockIq3Xxs = IQ3_XXS {
         /// Scale.
         d: F16Bits,
@@ -316,7 +318,7 @@ blocks! {
         scales_and_signs: [[u8; 4]; 8],
     }
 
-    /// 256 elements: fours out of a grid of 512, with signs.
+    /// 256 elements: each group of four is an entry of a grid of 512, with signs.
     BlockIq3S = IQ3_S {
         /// Scale.
         d: F16Bits,
@@ -330,7 +332,7 @@ blocks! {
         scales: [u8; 4],
     }
 
-    /// 256 elements: eights out of a ternary grid of 2048, shifted.
+    /// 256 elements: each group of eight is an entry of a ternary grid of 2048, shifted.
     BlockIq1S = IQ1_S {
         /// Scale.
         d: F16Bits,
@@ -340,7 +342,7 @@ blocks! {
         qh: [[u8; 2]; 8],
     }
 
-    /// 256 elements: eights out of a ternary grid of 2048, shifted per eight.
+    /// 256 elements: each group of eight is an entry of a ternary grid of 2048, shifted per eight.
     BlockIq1M = IQ1_M {
         /// Low bytes of the grid indices.
         qs: [u8; 32],
@@ -370,7 +372,7 @@ pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 pub const FP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockMxfp4 {
-    /// What one unit of [`FP4_VALUES`] is worth: `2^(e - 128)`, which is subnormal for `e` below 2.
+    /// The scale of one unit of [`FP4_VALUES`]: `2^(e - 128)`, which is subnormal for `e` below 2.
     #[inline]
     pub fn unit(&self) -> f32 {
         let e = u32::from(self.e);

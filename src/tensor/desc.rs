@@ -1,15 +1,15 @@
 //! Tensor descriptors: type, element counts `ne` and byte strides `nb`, with checked extents.
 //!
-//! Conventions are ggml's: four dimensions always, dimension 0 fastest, missing
-//! ones are 1; `nb[0]` of a block type is the size of one block.
+//! The conventions are ggml's: always four dimensions, dimension 0 fastest, unused
+//! dimensions are 1; `nb[0]` of a block type is the size of one block.
 
 use super::DType;
 use thiserror::Error;
 
-/// Dimensions of every tensor.
+/// Number of dimensions of every tensor.
 pub const DIMS: usize = 4;
 
-/// Largest number of bytes a tensor may span: sums and products of two extents still fit an `i64`.
+/// Limit on the bytes that a tensor spans: the sum of two extents fits an `i64`.
 const MAX_EXTENT: usize = 1 << 62;
 
 /// Type, shape and strides of a tensor. Valid by construction: whole blocks, and an extent that fits.
@@ -21,10 +21,10 @@ pub struct TensorDesc {
     extent: usize,
 }
 
-/// Why a type, shape and strides make no tensor.
+/// Type, shape and strides do not describe a valid tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DescError {
-    /// A row must be a whole number of blocks.
+    /// A row is not a whole number of blocks.
     #[error("a row of {ne0} elements is not a whole number of {dtype} blocks of {block}", block = dtype.block_len())]
     PartialBlock {
         /// Element type.
@@ -32,18 +32,18 @@ pub enum DescError {
         /// Elements in a row.
         ne0: usize,
     },
-    /// Another shape of a tensor that is not contiguous, or of another number of elements.
+    /// A reshape of a tensor that is not contiguous, or to another number of elements.
     #[error("a tensor of shape {from:?} has no contiguous view of shape {to:?}")]
     Reshape {
-        /// Its shape.
+        /// Shape of the tensor.
         from: [usize; DIMS],
-        /// The shape asked for.
+        /// The requested shape.
         to: [usize; DIMS],
     },
     /// Axes that are no permutation of 0 to 3.
-    #[error("{0:?} is no order of the dimensions 0 to 3")]
+    #[error("{0:?} is not a permutation of the dimensions 0 to 3")]
     Permute([usize; DIMS]),
-    /// The byte extent or the number of elements is beyond what an address space holds.
+    /// The byte extent or the number of elements exceeds the limit of 2^62.
     #[error("shape {ne:?} with strides {nb:?} of {dtype} spans more than 2^62 bytes")]
     TooLarge {
         /// Element type.
@@ -56,10 +56,10 @@ pub enum DescError {
 }
 
 impl TensorDesc {
-    /// A tensor with strides of its own.
+    /// A tensor with the given byte strides.
     ///
     /// # Errors
-    /// [`DescError`] when a row is no whole number of blocks, or when the extent or element count overflows.
+    /// [`DescError`] when a row is not a whole number of blocks, or when the extent or element count overflows.
     pub fn strided(dtype: DType, ne: [usize; DIMS], nb: [usize; DIMS]) -> Result<Self, DescError> {
         if !ne[0].is_multiple_of(dtype.block_len()) {
             return Err(DescError::PartialBlock { dtype, ne0: ne[0] });
@@ -87,7 +87,7 @@ impl TensorDesc {
         Ok(TensorDesc { dtype, ne, nb, extent })
     }
 
-    /// A tensor with default strides: rows dense, planes packed.
+    /// A contiguous tensor: dense rows, packed planes.
     ///
     /// # Errors
     /// As [`TensorDesc::strided`].
@@ -96,7 +96,7 @@ impl TensorDesc {
         Self::strided(dtype, ne, nb)
     }
 
-    /// The strides of a packed tensor of this shape, or `None` when they overflow.
+    /// The strides of a contiguous tensor of this shape; `None` if they overflow.
     pub fn default_strides(dtype: DType, ne: [usize; DIMS]) -> Option<[usize; DIMS]> {
         let nb0 = dtype.block_bytes();
         let nb1 = nb0.checked_mul(dtype.blocks(ne[0]))?;
@@ -105,10 +105,10 @@ impl TensorDesc {
         Some([nb0, nb1, nb2, nb3])
     }
 
-    /// A contiguous tensor in another shape.
+    /// The same contiguous memory with another shape.
     ///
     /// # Errors
-    /// [`DescError::Reshape`] when that has more or fewer elements or this one is not contiguous; as
+    /// [`DescError::Reshape`] when the number of elements differs or the tensor is not contiguous; as
     /// [`TensorDesc::strided`].
     pub fn reshaped(&self, ne: [usize; DIMS]) -> Result<Self, DescError> {
         let desc = Self::contiguous(self.dtype, ne)?;
@@ -116,10 +116,10 @@ impl TensorDesc {
         if fits { Ok(desc) } else { Err(DescError::Reshape { from: self.ne, to: ne }) }
     }
 
-    /// With the dimensions in another order: dimension `i` becomes dimension `axes[i]`, as in ggml's `permute`.
+    /// The tensor with permuted dimensions: dimension `i` becomes dimension `axes[i]`, as in ggml's `permute`.
     ///
     /// # Errors
-    /// [`DescError::Permute`] when `axes` is no permutation; [`DescError::PartialBlock`] when rows of blocks would be split.
+    /// [`DescError::Permute`] when `axes` is not a permutation; [`DescError::PartialBlock`] when rows of blocks would be split.
     pub fn permuted(&self, axes: [usize; DIMS]) -> Result<Self, DescError> {
         let (mut ne, mut nb) = ([0; DIMS], [usize::MAX; DIMS]);
         for (from, &to) in axes.iter().enumerate() {
@@ -141,12 +141,12 @@ impl TensorDesc {
         self.ne
     }
 
-    /// Byte strides per dimension; `nb()[0]` is the step from block to block.
+    /// Byte strides per dimension; `nb()[0]` is the stride between blocks.
     pub fn nb(&self) -> [usize; DIMS] {
         self.nb
     }
 
-    /// Bytes from the first to one past the last; 0 for an empty tensor.
+    /// Extent: bytes from the first byte to the end of the last; 0 for an empty tensor.
     pub fn extent(&self) -> usize {
         self.extent
     }
@@ -161,12 +161,12 @@ impl TensorDesc {
         self.ne[1] * self.ne[2] * self.ne[3]
     }
 
-    /// Bytes of the elements of one row, were they dense.
+    /// Bytes of the elements of one row, without gaps.
     pub fn row_bytes(&self) -> usize {
         self.dtype.blocks(self.ne[0]) * self.dtype.block_bytes()
     }
 
-    /// Bytes of all elements, were they dense. (The extent of a strided view can be larger or smaller.)
+    /// Bytes of all elements, without gaps. The extent of a strided view can be larger, or smaller if elements overlap.
     pub fn dense_bytes(&self) -> usize {
         self.dtype.blocks(self.elements()) * self.dtype.block_bytes()
     }
@@ -176,7 +176,7 @@ impl TensorDesc {
         self.elements() == 0
     }
 
-    /// Whether blocks of a row follow each other without gaps.
+    /// Whether the blocks of each row are adjacent.
     pub fn rows_dense(&self) -> bool {
         self.ne[0] == self.dtype.block_len() || self.nb[0] == self.dtype.block_bytes()
     }
@@ -207,15 +207,16 @@ impl TensorDesc {
         true
     }
 
-    /// Whether all elements lie at multiples of [`DType::alignment`] when the first one lies at `offset` from such an address.
+    /// Whether all elements are at multiples of [`DType::alignment`], given that the first element is at `offset` from such an
+    /// address.
     pub fn is_aligned_at(&self, offset: usize) -> bool {
         let align = self.dtype.alignment();
         let blocks = [self.dtype.blocks(self.ne[0]), self.ne[1], self.ne[2], self.ne[3]];
         offset.is_multiple_of(align) && (0..DIMS).all(|d| blocks[d] <= 1 || self.nb[d].is_multiple_of(align))
     }
 
-    /// Whether no two elements share a byte, judged by sorted strides (false for some exotic layouts that do not
-    /// overlap either; ggml's builders make none of those).
+    /// Whether no two elements share a byte. Tests sorted strides, which is conservative: false for some layouts without
+    /// overlap that ggml's builders do not make.
     pub fn is_injective(&self) -> bool {
         if self.is_empty() {
             return true;
@@ -234,17 +235,17 @@ impl TensorDesc {
         true
     }
 
-    /// Equal type, counts and strides.
+    /// Whether type, element counts and strides are equal.
     pub fn same_layout(&self, other: &TensorDesc) -> bool {
         self == other
     }
 
-    /// Equal counts.
+    /// Whether the element counts are equal.
     pub fn same_shape(&self, other: &TensorDesc) -> bool {
         self.ne == other.ne
     }
 
-    /// Whether `self` can be broadcast to `to` by repetition: each of `to`'s counts is a multiple of ours.
+    /// Whether `self` can be broadcast to `to` by repetition: each element count of `to` is a multiple of that of `self`.
     pub fn can_repeat_to(&self, to: &TensorDesc) -> bool {
         if self.is_empty() {
             return to.is_empty();
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn oversized_tensors_and_partial_blocks_are_rejected() {
         for (ne, nb) in [
             ([usize::MAX, 2, 1, 1], [4, 4, 4, 4]),
             ([2, 2, 1, 1], [usize::MAX, 4, 4, 4]),
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_aligned_with_their_first_one_and_their_strides() {
+    fn tensor_is_aligned_if_its_offset_and_strides_are() {
         let t = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
         let rows = t(DType::F32, [4, 2, 1, 1], [4, 20, 3, 3]);
         assert!(rows.is_aligned_at(8) && !rows.is_aligned_at(2), "strides of single dimensions do not matter");

@@ -1,12 +1,12 @@
-//! Element types: the 35 of protocol 7.0, by number, block size and bytes. Their rows are in [`super::table`].
+//! Element types: the 35 types of protocol 7.0, generated from the table in [`super::table`].
 //!
-//! A *block* is the smallest addressable unit of a type: one element for plain types, 32 to 256
-//! elements for quantised ones. Source: ggml's table of types (`type_traits` in ggml.c).
+//! A *block* is the smallest addressable unit of a type: one element of a plain type, 32 to 256
+//! elements of a quantised type. Source: ggml's table of types (`type_traits` in ggml.c).
 
 use super::table::for_each_type;
 use std::fmt;
 
-/// A capability that a row names.
+/// `true` for a capability that a table row declares; `$name` is the name after its keyword.
 macro_rules! declared {
     ($name:ident) => {
         true
@@ -19,7 +19,7 @@ macro_rules! dtypes {
         $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         /// An element type. The discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[allow(non_camel_case_types)] // the field's own names: Q4_K, IQ2_XXS
+        #[allow(non_camel_case_types)] // ggml's names: Q4_K, IQ2_XXS
         #[repr(u32)]
         #[non_exhaustive]
         pub enum DType {
@@ -40,17 +40,17 @@ macro_rules! dtypes {
                 }
             }
 
-            /// Elements in a block (1 for plain types): a power of two.
+            /// Elements per block, a power of two; 1 for plain types.
             pub const fn block_len(self) -> usize {
                 match self { $(DType::$name => $block,)* }
             }
 
-            /// Bytes of a block (of an element, for plain types).
+            /// Bytes per block; for plain types, per element.
             pub const fn block_bytes(self) -> usize {
                 match self { $(DType::$name => $bytes,)* }
             }
 
-            /// Bytes of which addresses of elements (of blocks) should be multiples: a GPU faults at others, a CPU does not.
+            /// Alignment in bytes of an element or block. A GPU faults at misaligned addresses; a CPU does not.
             pub const fn alignment(self) -> usize {
                 match self { $(DType::$name => $align,)* }
             }
@@ -60,12 +60,12 @@ macro_rules! dtypes {
                 match self { $(DType::$name => stringify!($name),)* }
             }
 
-            /// Whether it is one of the three that element-wise ops compute on.
+            /// Whether the type is F32, F16 or BF16, the types of element-wise ops.
             pub const fn is_float(self) -> bool {
                 match self { $($(DType::$float => true,)?)* _ => false }
             }
 
-            /// Whether fanout can do this with the type.
+            /// Whether fanout has this capability for the type.
             pub const fn can(self, what: Capability) -> bool {
                 match what {
                     Capability::Convert => match self {
@@ -82,8 +82,8 @@ macro_rules! dtypes {
             }
 
             /// Bound on the squared error of normally distributed values after [`quantiser`] and [`dequantiser`], relative to
-            /// the squared values: about a fifth above what the formulas give. `None` for types without a codec, and for plain
-            /// types.
+            /// the squared values. About a fifth above the error of ggml's formulas. `None` for plain types and types without a
+            /// codec.
             ///
             /// [`quantiser`]: super::quant::quantiser
             /// [`dequantiser`]: super::quant::dequantiser
@@ -99,17 +99,17 @@ macro_rules! dtypes {
 
 for_each_type! { dtypes!() }
 
-/// What fanout can do with a type besides storing, copying and sending it. A row of the table declares it.
+/// A capability of fanout for a type, beyond storing, copying and sending it. Declared in the type's row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Capability {
     /// Rows convert from and to f32 ([`quant`](super::quant)): every CPU op that takes the type runs.
     Convert,
-    /// The CPU has vector kernels for products with weights of the type, and a layout of strips.
+    /// The CPU has vector kernels for products with weights of the type, and a panel layout.
     Simd,
     /// The CUDA kernels read and write the type: copies, rows by index, products and attention.
     Cuda,
-    /// Attention has a CUDA entry of its own for K and V of the type.
+    /// FLASH_ATTN_EXT has a CUDA entry point of its own for K and V of the type.
     Cache,
 }
 
@@ -119,12 +119,12 @@ impl DType {
         self as u32
     }
 
-    /// Whether elements come in blocks of more than one.
+    /// Whether a block has more than one element.
     pub const fn is_block(self) -> bool {
         self.block_len() > 1
     }
 
-    /// The types that fanout can do this with, in order of their rows.
+    /// The types with this capability, in the order of the table.
     pub fn with_capability(what: Capability) -> impl Iterator<Item = DType> + Clone {
         DType::ALL.iter().copied().filter(move |dtype| dtype.can(what))
     }
@@ -137,7 +137,8 @@ impl DType {
 
     /// Blocks in `n` elements, rounded down.
     pub(crate) fn blocks(self, n: usize) -> usize {
-        // The compiler cannot know that blocks are powers of two: a division would take longer than all that kernels do around it.
+        // A shift, since block lengths are powers of two, which the compiler cannot derive. A division would take longer than
+        // the rest of the kernels' address computation.
         n >> self.block_len().trailing_zeros()
     }
 }
@@ -168,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Types with fewer capabilities follow from those with more.
+    /// Vector kernels, CUDA kernels and cache entries require conversion to and from f32.
     #[test]
     fn capabilities_build_on_conversion() {
         for &t in DType::ALL {

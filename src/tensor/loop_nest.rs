@@ -1,8 +1,8 @@
-//! Two tensors of equally many blocks as one loop nest: how copies between layouts walk them in step.
+//! A common loop nest over two tensors with the same number of blocks, for copies between layouts.
 
 use super::{DIMS, TensorDesc};
 
-/// A loop over blocks with its byte steps in both tensors.
+/// A loop over blocks, with the byte stride in each tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyLoop {
     pub(crate) count: usize,
@@ -10,8 +10,8 @@ pub(crate) struct CopyLoop {
     pub(crate) dst_stride: usize,
 }
 
-/// The loops, innermost first, that walk both tensors' blocks in logical order; `None` when no dimension of the one
-/// ends where a dimension of the other does. Loops of count 1 are left out. Both have equal block lengths.
+/// The loops, innermost first, that visit the blocks of both tensors in logical order. `None` if the dimensions of the two
+/// tensors cannot be split at common boundaries. Loops of count 1 are omitted. Both tensors must have the same block length.
 pub(crate) fn common_loop_nest(src: &TensorDesc, dst: &TensorDesc) -> Option<Vec<CopyLoop>> {
     let dims = |t: &TensorDesc| {
         let (ne, nb, block) = (t.ne(), t.nb(), t.dtype().block_len());

@@ -1,4 +1,8 @@
-//! Tensor types and descriptors: what every other room speaks of.
+//! Tensors: element types, descriptors (type, shape, strides), and conversion between types.
+//!
+//! Start with `desc.rs` for [`TensorDesc`] and `dtype.rs` for [`DType`]. `table.rs` lists the element types, `blocks.rs` has
+//! the layout of quantisation blocks, `quant/` the conversions to and from f32, and `loop_nest.rs` the loops of copies between
+//! layouts. Memory for tensors is in `device/`, kernels are in `cpu/` and `cuda/`.
 
 pub mod blocks;
 mod desc;

@@ -7,14 +7,14 @@
 //! NAME = number on the wire, elements of a block, bytes of a block, alignment, capabilities;
 //! ```
 //!
-//! The alignment is the number of bytes of which the address of a block should be a multiple. A GPU faults at other addresses,
-//! a CPU does not. A row without capabilities is a type that fanout stores, copies and sends, and does not compute with.
+//! The alignment is that of a block's address, in bytes. A GPU faults at misaligned addresses; a CPU does not. A type without
+//! capabilities is stored, copied and sent, but not computed with.
 //!
-//! | capability | what the name after it is |
+//! | capability | meaning of the name after it |
 //! |---|---|
-//! | `float F` | struct of `tensor/quant/plain.rs` that converts rows of a plain float type, and its rounding in `cpu/simd` |
+//! | `float F` | struct of `tensor/quant/float_types.rs` that converts rows of a plain float type, and its rounding in `cpu/simd` |
 //! | `codec B within E` | struct of `tensor/blocks.rs` with a `Codec` in `tensor/quant`; E bounds the error of a round trip ([`DType::round_trip_error`]) |
-//! | `simd S` | the `Format`s of that name in `cpu/simd` (strips, and rows of each instruction set); without it products convert to f32 |
+//! | `simd S` | the `PanelFormat` and the `RowFormat`s of that name in `cpu/simd` (repacked panels; rows in place, per instruction set); without it products convert to f32 |
 //! | `cuda C` | struct of `kernels/common` with the device-side codec; the manifest compiles its kernels |
 //! | `cache C` | as `cuda`, and FLASH_ATTN_EXT has an entry of its own for K and V of this type |
 //!

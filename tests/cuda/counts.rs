@@ -1,6 +1,6 @@
-//! What memory-bound kernels move: little more than each byte once, in whole sectors.
+//! Memory traffic of memory-bound kernels: at most 1.05 times the minimum, in full 32-byte sectors (coalesced accesses).
 
-use crate::rig::{Rig, whole};
+use crate::fixture::{CudaFixture, whole_buffer};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::copy::CopyOp;
@@ -15,27 +15,29 @@ use serde_json::Value;
 
 /// Elements of each case: 64 MiB of f32.
 const N: usize = 16 << 20;
-const SECTOR: f64 = 32.0;
+/// Bytes of a sector, the unit of memory traffic.
+const SECTOR_BYTES: f64 = 32.0;
 
 type Build = fn(&mut Builder, usize) -> TensorId;
 
-/// A leaf of rows of this length.
+/// A leaf with rows of length `row`.
 fn leaf(b: &mut Builder, row: usize) -> TensorId {
     b.leaf(F32, [row, N / row, 1, 1]).unwrap()
 }
 
-fn one(b: &mut Builder, row: usize, op: impl Into<Op>) -> TensorId {
+/// A node with one source.
+fn unary_node(b: &mut Builder, row: usize, op: impl Into<Op>) -> TensorId {
     let x = leaf(b, row);
     b.node(op, &[Some(x)]).unwrap()
 }
 
-/// By name: the graph, and the lengths of its rows.
+/// The cases: name, builder of the graph, and the row lengths to test.
 const CASES: &[(&str, Build, &[usize])] = &[
-    ("unary", |b, row| one(b, row, Unary::Kind(UnaryKind::Silu)), &[4096]),
-    ("norm", |b, row| one(b, row, Norm::Norm { eps: 1e-5 }), &[4096, 8192]),
-    ("rms_norm", |b, row| one(b, row, Norm::RmsNorm { eps: 1e-5 }), &[512, 4096, 8192]),
-    ("softmax", |b, row| one(b, row, SoftMax { scale: 1.0, max_bias: 0.0 }), &[512, 4096, 8192]),
-    ("glu", |b, row| one(b, row, Glu { kind: glu::GluKind::Swiglu, swapped: false }), &[8192]),
+    ("unary", |b, row| unary_node(b, row, Unary::Kind(UnaryKind::Silu)), &[4096]),
+    ("norm", |b, row| unary_node(b, row, Norm::Norm { eps: 1e-5 }), &[4096, 8192]),
+    ("rms_norm", |b, row| unary_node(b, row, Norm::RmsNorm { eps: 1e-5 }), &[512, 4096, 8192]),
+    ("softmax", |b, row| unary_node(b, row, SoftMax { scale: 1.0, max_bias: 0.0 }), &[512, 4096, 8192]),
+    ("glu", |b, row| unary_node(b, row, Glu { kind: glu::GluKind::Swiglu, swapped: false }), &[8192]),
     (
         "binary",
         |b, row| {
@@ -60,7 +62,7 @@ const CASES: &[(&str, Build, &[usize])] = &[
         },
         &[4096],
     ),
-    ("cont", |b, row| one(b, row, CopyOp::Cont), &[8192]),
+    ("cont", |b, row| unary_node(b, row, CopyOp::Cont), &[8192]),
     (
         "rope",
         |b, row| {
@@ -78,15 +80,15 @@ const CASES: &[(&str, Build, &[usize])] = &[
 fn memory_bound_kernels_move_each_byte_once_in_whole_sectors() {
     for (name, build, rows) in CASES {
         for &row in *rows {
-            let rig = Rig::new("CUDAEMU_COUNTS=on");
+            let fixture = CudaFixture::new("CUDAEMU_COUNTS=on");
             let mut b = Builder::new();
             build(&mut b, row);
             let graph = std::sync::Arc::new(b.build().unwrap());
-            let (buffer, mut queue) = (rig.buffer(0, graph.slot_sizes()[0] as u64), rig.queue(0));
-            queue.run(&rig.program(0, &graph), &whole(&buffer)).unwrap();
-            queue.mark().wait(crate::rig::soon()).unwrap();
-            check(&format!("{name}, rows of {row}"), &rig.emulator.counts_json());
-            assert_eq!(rig.emulator.reports(), Vec::<String>::new());
+            let (buffer, mut queue) = (fixture.buffer(0, graph.slot_sizes()[0] as u64), fixture.queue(0));
+            queue.run(&fixture.program(0, &graph), &whole_buffer(&buffer)).unwrap();
+            queue.mark().wait(crate::fixture::test_deadline()).unwrap();
+            check(&format!("{name}, rows of {row}"), &fixture.emulator.counts_json());
+            assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
         }
     }
 }
@@ -95,39 +97,43 @@ fn memory_bound_kernels_move_each_byte_once_in_whole_sectors() {
 fn fill_reads_nothing() {
     for ne in [[4096, 4, 1, 1], [100, 3, 1, 1]] {
         for to in [F32, F16] {
-            let rig = Rig::new("CUDAEMU_COUNTS=on");
+            let fixture = CudaFixture::new("CUDAEMU_COUNTS=on");
             let mut b = Builder::new();
             let x = b.leaf(F32, ne).unwrap();
             b.node_with_output(Unary::Fill { value: 1.0 }, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap();
             let graph = std::sync::Arc::new(b.build().unwrap());
-            let (buffer, mut queue) = (rig.buffer(0, graph.slot_sizes()[0] as u64), rig.queue(0));
-            queue.run(&rig.program(0, &graph), &whole(&buffer)).unwrap();
-            queue.mark().wait(crate::rig::soon()).unwrap();
-            let counts: Value = serde_json::from_str(&rig.emulator.counts_json()).unwrap();
+            let (buffer, mut queue) = (fixture.buffer(0, graph.slot_sizes()[0] as u64), fixture.queue(0));
+            queue.run(&fixture.program(0, &graph), &whole_buffer(&buffer)).unwrap();
+            queue.mark().wait(crate::fixture::test_deadline()).unwrap();
+            let counts: Value = serde_json::from_str(&fixture.emulator.counts_json()).unwrap();
             let read = |kernel: &Value| kernel["global_read"]["bytes"].as_f64().unwrap();
             assert_eq!(counts["kernels"].as_object().unwrap().values().map(read).collect::<Vec<_>>(), [0.0]);
         }
     }
 }
 
+/// Checks the counters of the kernels that ran, relative to the distinct bytes that they access.
 fn check(what: &str, counts: &str) {
     let counts: Value = serde_json::from_str(counts).unwrap();
     let kernels = counts["kernels"].as_object().unwrap();
-    assert!(!kernels.is_empty(), "{what}: nothing ran");
+    assert!(!kernels.is_empty(), "{what}: no kernel ran");
     let sum = |of: &dyn Fn(&Value) -> f64| kernels.values().map(of).sum::<f64>();
     let both = |field: &str| {
         sum(&|kernel| {
             kernel["global_read"][field].as_f64().unwrap() + kernel["global_written"][field].as_f64().unwrap()
         })
     };
-    let least = sum(&|kernel| {
+    let min_bytes = sum(&|kernel| {
         ["global_read_distinct_bytes", "global_written_distinct_bytes"]
             .map(|f| kernel[f].as_f64().unwrap())
             .iter()
             .sum()
     });
-    assert!(least >= f64::from(64 << 20), "{what}: {least} bytes are no 64 MiB");
-    let (moved, full) = (both("bytes") / least, both("bytes") / (both("sectors") * SECTOR));
-    assert!(moved <= 1.05, "{what}: moves {moved:.3} times the least bytes");
-    assert!(full >= 0.95, "{what}: {kernels:?}: {:.1} % of the sectors' bytes are asked for", full * 100.0);
+    assert!(
+        min_bytes >= f64::from(64 << 20),
+        "{what}: the minimum traffic is {min_bytes} bytes, expected at least 64 MiB"
+    );
+    let (moved, full) = (both("bytes") / min_bytes, both("bytes") / (both("sectors") * SECTOR_BYTES));
+    assert!(moved <= 1.05, "{what}: moves {moved:.3} times the minimum number of bytes");
+    assert!(full >= 0.95, "{what}: {kernels:?}: only {:.1} % of the sectors' bytes are used", full * 100.0);
 }

@@ -1,11 +1,15 @@
-//! The CUDA device on emulated GPUs: every variant of every kernel against the CPU, and what only counters can show.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! Tests of the CUDA device on emulated GPUs (crates/cudaemu).
+//!
+//! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
+//! `queue`, `pinned` and `teardown` test the contract of queues, memory and dropped handles; `pipeline` and `sched` test
+//! several devices. Open `fixture` first.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod counts;
-mod ends;
+mod fixture;
 mod pinned;
 mod pipeline;
 mod queue;
-mod rig;
 mod sched;
 mod sweep;
+mod teardown;

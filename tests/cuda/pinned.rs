@@ -1,70 +1,73 @@
-//! Memory of the host that GPUs copy from without staging.
+//! Pinned memory of the host: large uploads from it are not staged.
 
-use crate::rig::{MEMORY, Rig, soon};
-use fanout::device::{Account, DeviceError, PinnedMemory, Point, Source, Timeline};
+use crate::fixture::{CudaFixture, MEMORY, test_deadline};
+use fanout::device::{DeviceError, MemoryBudget, PinnedMemory, Timeline, TimelinePoint, UploadSource};
 use std::sync::mpsc;
 
-/// What the driver is asked for an upload of pinned bytes: one copy. Of others: one for each piece.
+/// A large upload of pinned bytes is one driver copy; an upload of other bytes is one copy per staging segment.
 #[test]
-fn pinned_bytes_are_copied_as_they_lie() {
-    let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_SEED=4");
-    let account = Account::new(MEMORY);
+fn pinned_uploads_are_not_staged() {
+    let fixture = CudaFixture::new("CUDAEMU_DEVICES=2\nCUDAEMU_SEED=4");
+    let budget = MemoryBudget::new(MEMORY);
     let mut rng = fastrand::Rng::with_seed(2);
     for (n, offset, device, copies) in
         [(3 << 20, 0, 0, 1), ((3 << 20) - 1, 1, 0, 1), (3 << 20, 0, 1, 1), (1 << 10, 5, 0, 1), (0, 0, 0, 0)]
     {
-        // Pinned for the first device, which is good for every one.
-        let mut host = rig.devices[0].alloc_pinned(offset as u64 + n, &account).unwrap();
-        assert!(host.iter().all(|&v| v == 0) && account.used() == offset as u64 + n);
+        // The memory is pinned through the first device, but is valid for all devices.
+        let mut host = fixture.devices[0].alloc_pinned(offset as u64 + n, &budget).unwrap();
+        assert!(host.iter().all(|&v| v == 0) && budget.used() == offset as u64 + n);
         rng.fill(&mut host);
         let bytes = host[offset..].to_vec();
-        let (buffer, mut queue) = (rig.buffer(device, n), rig.queue(device));
-        let before = rig.calls("cuMemcpyHtoDAsync_v2");
+        let (buffer, mut queue) = (fixture.buffer(device, n), fixture.queue(device));
+        let before = fixture.driver_calls("cuMemcpyHtoDAsync_v2");
         queue.fill(buffer.whole(), 1).unwrap();
-        queue.upload(buffer.whole(), None, Source::Borrowed(&host[offset..])).unwrap();
-        assert_eq!(rig.calls("cuMemcpyHtoDAsync_v2") - before, copies, "{n} bytes from {offset} on");
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&host[offset..])).unwrap();
+        assert_eq!(fixture.driver_calls("cuMemcpyHtoDAsync_v2") - before, copies, "{n} bytes from offset {offset}");
         host.fill(0);
         drop(host);
-        assert!(queue.download(buffer.whole()).unwrap().wait(soon()).unwrap() == bytes, "{n} bytes from {offset} on");
-        assert_eq!(account.used(), 0);
-        // What lies where it was is not pinned any more, and goes piece by piece.
-        let before = rig.calls("cuMemcpyHtoDAsync_v2");
-        queue.upload(buffer.whole(), None, Source::Borrowed(&bytes)).unwrap();
-        assert_eq!(rig.calls("cuMemcpyHtoDAsync_v2") - before, n.div_ceil(512 << 10), "{n} plain bytes");
+        assert!(
+            queue.download(buffer.whole()).unwrap().wait(test_deadline()).unwrap() == bytes,
+            "{n} bytes from offset {offset}"
+        );
+        assert_eq!(budget.used(), 0);
+        // After the buffer is dropped, bytes at the same address are no longer pinned and are staged in segments.
+        let before = fixture.driver_calls("cuMemcpyHtoDAsync_v2");
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&bytes)).unwrap();
+        assert_eq!(fixture.driver_calls("cuMemcpyHtoDAsync_v2") - before, n.div_ceil(512 << 10), "{n} plain bytes");
     }
     assert!(matches!(
-        rig.devices[0].alloc_pinned(2 * MEMORY, &account),
-        Err(DeviceError::OutOfMemory { asked, .. }) if asked == 2 * MEMORY
+        fixture.devices[0].alloc_pinned(2 * MEMORY, &budget),
+        Err(DeviceError::OutOfMemory { requested, .. }) if requested == 2 * MEMORY
     ));
-    // What the driver does not give, and the account would.
+    // Sizes that the budget permits but the driver cannot pin.
     for asked in [1 << 60, u64::MAX] {
-        let error = rig.devices[0].alloc_pinned(asked, &Account::new(u64::MAX)).unwrap_err();
-        assert!(matches!(error, DeviceError::OutOfMemory { asked: n, .. } if n == asked), "{error}");
+        let error = fixture.devices[0].alloc_pinned(asked, &MemoryBudget::new(u64::MAX)).unwrap_err();
+        assert!(matches!(error, DeviceError::OutOfMemory { requested: n, .. } if n == asked), "{error}");
     }
 }
 
-/// An upload behind work that waits returns when that is done, not before: its bytes are the caller's again.
+/// An unstaged upload behind blocked work returns only after that work and the copy are done, because the bytes are borrowed.
 #[test]
-fn a_pinned_upload_waits_for_what_is_before_it() {
-    let rig = Rig::new("");
-    let account = Account::new(MEMORY);
+fn a_pinned_upload_waits_for_earlier_work() {
+    let fixture = CudaFixture::new("");
+    let budget = MemoryBudget::new(MEMORY);
     let gate = Timeline::new();
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
-        let (rig, account, blocked) = (&rig, &account, Point::new(&gate, 1));
+        let (fixture, budget, blocked) = (&fixture, &budget, TimelinePoint::new(&gate, 1));
         scope.spawn(move || {
-            let mut host = rig.devices[0].alloc_pinned(1 << 20, account).unwrap();
+            let mut host = fixture.devices[0].alloc_pinned(1 << 20, budget).unwrap();
             host.fill(5);
-            let (buffer, mut queue) = (rig.buffer(0, 1 << 20), rig.queue(0));
+            let (buffer, mut queue) = (fixture.buffer(0, 1 << 20), fixture.queue(0));
             queue.wait(&blocked).unwrap();
             tx.send(()).unwrap();
-            queue.upload(buffer.whole(), None, Source::Borrowed(&host)).unwrap();
+            queue.upload(buffer.whole(), None, UploadSource::Borrowed(&host)).unwrap();
             tx.send(()).unwrap();
             host.fill(6);
-            assert!(queue.download(buffer.whole()).unwrap().wait(soon()).unwrap().iter().all(|&v| v == 5));
+            assert!(queue.download(buffer.whole()).unwrap().wait(test_deadline()).unwrap().iter().all(|&v| v == 5));
         });
         rx.recv().unwrap();
-        assert!(rx.try_recv().is_err(), "it waits");
+        assert!(rx.try_recv().is_err(), "the upload must still be blocked");
         gate.advance(1);
         rx.recv().unwrap();
     });

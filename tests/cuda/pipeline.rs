@@ -1,12 +1,14 @@
-//! One graph split over two GPUs, with several micro-batches in flight: activations go over by copies that events alone order.
+//! Pipeline of two GPUs with several micro-batches in flight: activations are copied between devices, ordered only by events.
 
-use crate::rig::{COSTLY, DOUBLE, INCREMENT, Rig, chain, floats, read, soon, upload, whole};
-use fanout::device::{Buffer, CopyOutcome, Device, DeviceError, Point, Program, Queue};
+use crate::fixture::{
+    COSTLY, CudaFixture, DOUBLE, INCREMENT, chain, floats, read, test_deadline, upload, whole_buffer,
+};
+use fanout::device::{Buffer, CopyOutcome, Device, DeviceError, Program, Queue, TimelinePoint};
 use fanout::ops::unary::Unary;
 
-/// Floats of an activation.
+/// Floats per activation.
 const N: usize = 300;
-/// Bytes of a slot: more than the activation, so that slots lie apart.
+/// Bytes per slot: more than an activation, so that slots do not touch.
 const SLOT: u64 = 2048;
 const BATCHES: usize = 12;
 /// Micro-batches in flight.
@@ -17,26 +19,26 @@ const SECOND: [Unary; 2] = [INCREMENT, DOUBLE];
 
 struct Stages {
     programs: [Program; 2],
-    /// By device: a place for each micro-batch in flight.
+    /// For each device: a slot for each micro-batch in flight.
     slots: [Vec<Buffer>; 2],
     results: Buffer,
-    // Last: it ends the session.
-    rig: Rig,
+    // Last field: dropping the fixture ends the emulator session.
+    fixture: CudaFixture,
 }
 
 impl Stages {
     fn new(settings: &str) -> Stages {
-        let rig = Rig::new(&format!("CUDAEMU_DEVICES=2\n{settings}"));
-        let programs = [rig.program(0, &chain(N, &FIRST)), rig.program(1, &chain(N, &SECOND))];
-        let slots = [0, 1].map(|device| (0..DEPTH).map(|_| rig.buffer(device, SLOT)).collect());
-        let results = rig.buffer(1, SLOT * BATCHES as u64);
-        Stages { programs, slots, results, rig }
+        let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=2\n{settings}"));
+        let programs = [fixture.program(0, &chain(N, &FIRST)), fixture.program(1, &chain(N, &SECOND))];
+        let slots = [0, 1].map(|device| (0..DEPTH).map(|_| fixture.buffer(device, SLOT)).collect());
+        let results = fixture.buffer(1, SLOT * BATCHES as u64);
+        Stages { programs, slots, results, fixture }
     }
 
-    /// Submits all micro-batches. `write_after_read`: the first device waits for the copy out of a slot before it writes it
-    /// again; `read_after_write`: the copy waits for its producer.
+    /// Submits all micro-batches. `write_after_read`: the first device waits for the copy out of a slot before it overwrites
+    /// the slot; `read_after_write`: the copy waits for the kernel that produces its source.
     fn submit(&self, queues: &mut [Box<dyn Queue>; 2], write_after_read: bool, read_after_write: bool) {
-        let mut copied: Vec<Option<Point>> = vec![None; DEPTH];
+        let mut copied: Vec<Option<TimelinePoint>> = vec![None; DEPTH];
         let [first, second] = queues;
         for batch in 0..BATCHES {
             let slot = batch % DEPTH;
@@ -45,25 +47,25 @@ impl Stages {
                 first.wait(&point).unwrap();
             }
             upload(&mut **first, &here.whole(), &input(batch)).unwrap();
-            first.run(&self.programs[0], &whole(here)).unwrap();
+            first.run(&self.programs[0], &whole_buffer(here)).unwrap();
             let produced = first.mark();
             let after = read_after_write.then_some(&produced);
             assert_eq!(second.copy_from(here.whole(), there.whole(), after), Ok(CopyOutcome::Submitted));
             copied[slot] = Some(second.mark());
-            second.run(&self.programs[1], &whole(there)).unwrap();
+            second.run(&self.programs[1], &whole_buffer(there)).unwrap();
             let result = self.results.region(SLOT * batch as u64, SLOT).unwrap();
             assert_eq!(second.copy_from(there.whole(), result, None), Ok(CopyOutcome::Submitted));
         }
     }
 
     fn results(&self, queue: &mut dyn Queue) -> Vec<Vec<f32>> {
-        let bytes = queue.download(self.results.whole()).unwrap().wait(soon()).unwrap();
+        let bytes = queue.download(self.results.whole()).unwrap().wait(test_deadline()).unwrap();
         bytes.chunks(SLOT as usize).map(|slot| floats(&slot[..4 * N])).collect()
     }
 
-    /// Whether every micro-batch came out right.
+    /// Runs all micro-batches. Returns whether every result is correct.
     fn run(&self, write_after_read: bool, read_after_write: bool) -> bool {
-        let mut queues = [self.rig.queue(0), self.rig.queue(1)];
+        let mut queues = [self.fixture.queue(0), self.fixture.queue(1)];
         self.submit(&mut queues, write_after_read, read_after_write);
         let got = self.results(&mut *queues[1]);
         (0..BATCHES).all(|batch| got[batch] == wanted(batch))
@@ -78,7 +80,7 @@ fn wanted(batch: usize) -> Vec<f32> {
     input(batch).into_iter().map(|x| (x * 2.0 + 1.0 + 1.0) * 2.0).collect()
 }
 
-/// Settings: devices that reach each other's memory, and devices that do not.
+/// Emulator settings: devices with peer access, and devices without.
 const LINKS: [&str; 2] = ["CUDAEMU_PEERS=all", "CUDAEMU_PEERS=none"];
 
 #[test]
@@ -87,55 +89,63 @@ fn no_order_of_the_streams_changes_a_result() {
         for seed in 0..100 {
             let stages = Stages::new(&format!("{links}\nCUDAEMU_SEED={seed}"));
             assert!(stages.run(true, true), "{links}, seed {seed}");
-            assert_eq!(stages.rig.emulator.reports(), Vec::<String>::new(), "{links}, seed {seed}");
+            assert_eq!(stages.fixture.emulator.reports(), Vec::<String>::new(), "{links}, seed {seed}");
         }
     }
 }
 
-/// The test above can fail: without either wait, some order shows it.
+/// Checks the test above: without either wait, some seed gives a wrong result.
 #[test]
-fn a_missing_wait_shows() {
+fn a_missing_wait_changes_a_result() {
     for (write_after_read, read_after_write) in [(false, true), (true, false)] {
         let shows = |seed| !Stages::new(&format!("CUDAEMU_SEED={seed}")).run(write_after_read, read_after_write);
         assert!((0..100).any(shows), "write after read {write_after_read}, read after write {read_after_write}");
     }
 }
 
-/// While micro-batches are submitted the host waits for nothing.
+/// The host makes no blocking driver call while micro-batches are submitted.
 #[test]
-fn the_host_waits_for_nothing_between_micro_batches() {
+fn the_host_does_not_block_between_micro_batches() {
     for links in LINKS {
         let stages = Stages::new(links);
-        let mut queues = [stages.rig.queue(0), stages.rig.queue(1)];
-        // The first round makes events, streams and staging memory, and captures.
+        let mut queues = [stages.fixture.queue(0), stages.fixture.queue(1)];
+        // The first round creates events, streams and staging memory, and captures the graphs.
         for _ in 0..2 {
             stages.submit(&mut queues, true, true);
-            queues[1].mark().wait(soon()).unwrap();
+            queues[1].mark().wait(test_deadline()).unwrap();
         }
         let waits = || {
             let names =
                 ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
             let allocations = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
-            names.into_iter().chain(allocations).map(|name| (name, stages.rig.calls(name))).collect::<Vec<_>>()
+            names
+                .into_iter()
+                .chain(allocations)
+                .map(|name| (name, stages.fixture.driver_calls(name)))
+                .collect::<Vec<_>>()
         };
-        let (before, graphs) = (waits(), stages.rig.calls("cuGraphLaunch"));
+        let (before, graphs) = (waits(), stages.fixture.driver_calls("cuGraphLaunch"));
         stages.submit(&mut queues, true, true);
         assert_eq!(waits(), before, "{links}");
-        assert_eq!(stages.rig.calls("cuGraphLaunch") - graphs, 2 * BATCHES as u64, "{links}: one launch per stage");
-        let peers = stages.rig.calls("cuMemcpyPeerAsync");
-        assert_eq!(peers > 0, links == LINKS[0], "{links}: {peers} direct copies");
+        assert_eq!(
+            stages.fixture.driver_calls("cuGraphLaunch") - graphs,
+            2 * BATCHES as u64,
+            "{links}: one launch per stage"
+        );
+        let peers = stages.fixture.driver_calls("cuMemcpyPeerAsync");
+        assert_eq!(peers > 0, links == LINKS[0], "{links}: {peers} peer copies");
         assert_eq!(stages.results(&mut *queues[1])[BATCHES - 1], wanted(BATCHES - 1));
     }
 }
 
-/// A copy larger than the blocks it goes through.
+/// A host-staged copy that is larger than its staging slots.
 #[test]
 fn staged_copies_are_whole_at_any_size() {
     for seed in 0..5 {
-        let rig = Rig::new(&format!("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none\nCUDAEMU_SEED={seed}"));
+        let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none\nCUDAEMU_SEED={seed}"));
         let n = (3 << 20) + 12;
-        let (from, to) = (rig.buffer(0, n), rig.buffer(1, n));
-        let (mut first, mut second) = (rig.queue(0), rig.queue(1));
+        let (from, to) = (fixture.buffer(0, n), fixture.buffer(1, n));
+        let (mut first, mut second) = (fixture.queue(0), fixture.queue(1));
         let values: Vec<f32> = (0..n / 4).map(|i| i as f32).collect();
         upload(&mut *first, &from.whole(), &values).unwrap();
         let ready = first.mark();
@@ -147,35 +157,39 @@ fn staged_copies_are_whole_at_any_size() {
     }
 }
 
-/// Two equal streams of work on two devices take half the time of one after the other.
+/// Equal work on two devices takes half the simulated time of the same work on one device.
 #[test]
 fn two_devices_work_at_the_same_time() {
     let makespan = |devices: [usize; 2]| -> Result<f64, DeviceError> {
-        let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=100\nCUDAEMU_HOST_GBPS=10\nCUDAEMU_LAUNCH_US=1");
-        let work = devices
-            .map(|device| (rig.program(device, &chain(N, &[COSTLY; 10])), rig.buffer(device, SLOT), rig.queue(device)));
+        let fixture =
+            CudaFixture::new("CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=100\nCUDAEMU_HOST_GBPS=10\nCUDAEMU_LAUNCH_US=1");
+        let work = devices.map(|device| {
+            (fixture.program(device, &chain(N, &[COSTLY; 10])), fixture.buffer(device, SLOT), fixture.queue(device))
+        });
         let mut work = work;
         for _ in 0..10 {
             for (program, buffer, queue) in &mut work {
                 upload(&mut **queue, &buffer.whole(), &input(0))?;
-                queue.run(program, &whole(buffer))?;
+                queue.run(program, &whole_buffer(buffer))?;
             }
         }
         let points = work.each_mut().map(|(_, _, queue)| queue.mark());
-        points.iter().try_for_each(|point| point.wait(soon()))?;
+        points.iter().try_for_each(|point| point.wait(test_deadline()))?;
         drop(work);
-        Ok(rig.simulated())
+        Ok(fixture.simulated_us())
     };
     let (serial, parallel) = (makespan([0, 0]).unwrap(), makespan([0, 1]).unwrap());
     assert!(serial >= 20_000.0, "{serial} us for 200 kernels of 100 us");
     assert!(parallel <= 0.55 * serial, "{parallel} us on two devices, {serial} us on one");
 }
 
-/// What a device is like.
+/// Name, kind, capabilities and alignment of a device.
 #[test]
-fn devices_say_what_they_are() {
-    let rig = Rig::new("CUDAEMU_DEVICES=2\nCUDAEMU_NAME=Alpha,Beta\nCUDAEMU_CAPABILITY=8.0,9.0\nCUDAEMU_MEMORY=1G,2G");
-    let said: Vec<_> = rig.devices.iter().map(|device| device.info().description.clone()).collect();
+fn devices_report_their_properties() {
+    let fixture = CudaFixture::new(
+        "CUDAEMU_DEVICES=2\nCUDAEMU_NAME=Alpha,Beta\nCUDAEMU_CAPABILITY=8.0,9.0\nCUDAEMU_MEMORY=1G,2G",
+    );
+    let said: Vec<_> = fixture.devices.iter().map(|device| device.info().description.clone()).collect();
     assert_eq!(
         said,
         [

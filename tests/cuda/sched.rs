@@ -1,6 +1,6 @@
-//! A scheduler over GPUs: micro-batches follow each other from device to device, and the host waits for nothing between them.
+//! Scheduler over several GPUs: runs are pipelined from device to device, and the host does not block between them.
 
-use crate::rig::{COSTLY, DOUBLE, INCREMENT, Rig, floats, soon};
+use crate::fixture::{COSTLY, CudaFixture, DOUBLE, INCREMENT, floats, test_deadline};
 use fanout::device::Device;
 use fanout::graph::TensorId;
 use fanout::ops::unary::Unary;
@@ -8,7 +8,7 @@ use fanout::sched::{Options, PreparedPlan, Scheduler, TaskBuilder};
 use fanout::tensor::DType;
 use std::sync::Arc;
 
-/// Floats of an activation.
+/// Floats per activation.
 const N: usize = 300;
 
 struct Stages {
@@ -16,18 +16,18 @@ struct Stages {
     prepared: PreparedPlan,
     x: TensorId,
     y: TensorId,
-    // Last: it ends the session.
-    rig: Rig,
+    // Last field: dropping the fixture ends the emulator session.
+    fixture: CudaFixture,
 }
 
 impl Stages {
-    /// As many stages as there are devices, each with these ops.
+    /// A pipeline with one stage per device; each stage applies `ops`.
     fn new(settings: &str, ops: &[Unary], depth: usize) -> Stages {
-        let rig = Rig::new(settings);
+        let fixture = CudaFixture::new(settings);
         let mut b = TaskBuilder::new();
         let x = b.input("x", DType::F32, [N, 1, 1, 1]).unwrap();
         let mut y = x;
-        for stage in 0..rig.devices.len() {
+        for stage in 0..fixture.devices.len() {
             for &op in ops {
                 y = b.node(op, &[Some(y)]).unwrap();
                 b.pin(stage).unwrap();
@@ -35,14 +35,14 @@ impl Stages {
         }
         b.output(y).unwrap();
         let task = Arc::new(b.build().unwrap());
-        let devices = rig.devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+        let devices = fixture.devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
         let options = Options::default().with_depth(depth);
-        let mut scheduler = Scheduler::new(devices, options, &rig.account).unwrap();
+        let mut scheduler = Scheduler::new(devices, options, &fixture.budget).unwrap();
         let prepared = scheduler.build(&task).unwrap();
-        Stages { scheduler, prepared, x, y, rig }
+        Stages { scheduler, prepared, x, y, fixture }
     }
 
-    /// Submits runs, each with an input of its own, then waits for their results.
+    /// Submits all runs with different inputs, then waits for their results.
     fn run(&mut self, runs: usize) -> Vec<Vec<f32>> {
         let mut tickets = Vec::new();
         for run in 0..runs {
@@ -50,7 +50,7 @@ impl Stages {
             self.scheduler.submit(&mut self.prepared, &[(self.x, bytemuck::cast_slice(&x))]).unwrap();
             tickets.push(self.scheduler.read(&self.prepared, self.y).unwrap());
         }
-        tickets.into_iter().map(|ticket| floats(&ticket.wait(soon()).unwrap())).collect()
+        tickets.into_iter().map(|ticket| floats(&ticket.wait(test_deadline()).unwrap())).collect()
     }
 }
 
@@ -58,7 +58,7 @@ fn input(run: usize) -> Vec<f32> {
     (0..N).map(|i| (run * 1000 + i) as f32).collect()
 }
 
-/// Devices that reach each other's memory, and devices that do not.
+/// Emulator settings: devices with peer access, and devices without.
 const LINKS: [&str; 2] = ["CUDAEMU_PEERS=all", "CUDAEMU_PEERS=none"];
 
 #[test]
@@ -71,12 +71,12 @@ fn no_order_of_the_streams_changes_a_result() {
             for (run, got) in stages.run(12).into_iter().enumerate() {
                 assert!(got == wanted(run), "{links}, seed {seed}, depth {depth}, run {run}");
             }
-            assert_eq!(stages.rig.emulator.reports(), Vec::<String>::new(), "{links}, seed {seed}");
+            assert_eq!(stages.fixture.emulator.reports(), Vec::<String>::new(), "{links}, seed {seed}");
         }
     }
 }
 
-/// As long as the pipeline is: (runs + stages - 1) times what a stage takes.
+/// The simulated time is that of an ideal pipeline: (runs + stages - 1) times the time of a stage.
 #[test]
 fn devices_work_at_the_same_time() {
     const RUNS: usize = 10;
@@ -85,27 +85,34 @@ fn devices_work_at_the_same_time() {
         let settings = format!("CUDAEMU_DEVICES={stages}\n{links}\n{timed}");
         let mut all = Stages::new(&settings, &[COSTLY; 10], 4);
         all.run(RUNS);
-        let took = all.rig.simulated();
+        let took = all.fixture.simulated_us();
         let ideal = ((RUNS + stages - 1) * 1000) as f64;
-        assert!((ideal..=1.05 * ideal).contains(&took), "{stages} stages, {links}: {took} us, not {ideal}");
+        assert!(
+            (ideal..=1.05 * ideal).contains(&took),
+            "{stages} stages, {links}: took {took} us, ideal is {ideal} us"
+        );
     }
 }
 
 #[test]
-fn the_host_waits_for_nothing_between_runs() {
+fn the_host_does_not_block_between_runs() {
     for links in LINKS {
         let mut stages = Stages::new(&format!("CUDAEMU_DEVICES=2\n{links}"), &[DOUBLE, INCREMENT], 4);
-        // Rings, captures, events and staging memory are there once every copy has been used a few times.
+        // Warm-up: after a few uses of every slot, all rings, graphs, events and staging memory exist.
         stages.run(32);
         let calls = |stages: &Stages| {
             let waits =
                 ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
             let memory = ["cuMemAlloc_v2", "cuMemFree_v2", "cuLaunchKernel", "cuStreamCreate", "cuModuleLoadData"];
-            waits.into_iter().chain(memory).map(|name| (name, stages.rig.calls(name))).collect::<Vec<_>>()
+            waits.into_iter().chain(memory).map(|name| (name, stages.fixture.driver_calls(name))).collect::<Vec<_>>()
         };
-        let (before, graphs) = (calls(&stages), stages.rig.calls("cuGraphLaunch"));
+        let (before, graphs) = (calls(&stages), stages.fixture.driver_calls("cuGraphLaunch"));
         stages.run(12);
         assert_eq!(calls(&stages), before, "{links}");
-        assert_eq!(stages.rig.calls("cuGraphLaunch") - graphs, 24, "{links}: one launch for each stage of a run");
+        assert_eq!(
+            stages.fixture.driver_calls("cuGraphLaunch") - graphs,
+            24,
+            "{links}: expected one launch per stage and run"
+        );
     }
 }

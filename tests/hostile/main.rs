@@ -1,12 +1,13 @@
-//! No graph of a peer can crash, hang or corrupt: seeded graphs of every op, valid and corrupted. `crates/hostile-client` does the
-//! same with streams of messages.
-#![allow(clippy::panic)] // how a helper says that a test has failed
+//! Fuzz test of graphs: no graph of a peer can crash a device, hang it, or write outside of its destinations. `fuzz_generator`
+//! builds valid graphs of each op from a seed, `mutation` corrupts them, `mutated_graphs` validates and runs them.
+//! `crates/hostile-client` tests a server with streams of messages.
+#![allow(clippy::panic)] // helper functions report a failed test by a panic
 
-mod kernels;
-mod maker;
-mod mutate;
+mod fuzz_generator;
+mod mutated_graphs;
+mod mutation;
 
-/// A number from the environment, for longer runs by hand.
-fn setting(name: &str, default: u64) -> u64 {
+/// Reads a number from an environment variable, for longer runs by hand.
+fn env_number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
 }

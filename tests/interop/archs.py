@@ -1,6 +1,6 @@
 """Blocks and hyperparameters of architectures whose graphs differ from llama's, for make_model.py.
 
-Each has what sets it apart: see `ARCHS`. Widths are small, and powers of two where a type's blocks ask for it.
+The comments at `ARCHS` list the features of each. Widths are small, and powers of two if the blocks of a type require it.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,19 @@ import gguf
 
 WINDOW = 32  # positions that a sliding window sees; the tests' prompts are longer
 TRAINED = 256  # context length before its extension; the tests' contexts are longer
-# deepseek2: ranks of q and of the cache; channels of a head with and without position, and of a head of v.
+# deepseek2: ranks of q and of the KV cache; channels of a head with and without rotation, and of a head of v.
 Q_RANK, KV_RANK, ROPE, NOPE, HEAD_V = 128, 128, 32, 32, 32
 
 
 @dataclass(frozen=True)
 class Arch:
-    """How a model is written: its hyperparameters, one block, and what comes after the last one."""
+    """How a model is written: its hyperparameters, one block, and the tensors behind the last block."""
 
     name: str  # general.architecture
     keys: Callable
     block: Callable
-    head: int | None = None  # channels of a head, where that is not width / heads
-    rotated: int | None = None  # of them
+    head: int | None = None  # channels of a head, if not width / heads
+    rotated: int | None = None  # rotated channels of a head, if not all
     tied: bool = False  # the output matrix is the embedding
     biased: bool = False  # output norm and output matrix have biases
 
@@ -137,7 +137,7 @@ def yarn(w: gguf.GGUFWriter, factor: float) -> None:
 
 
 def gpt_oss_block(w, size, block: str, _: int) -> None:
-    """As the real one: experts in mxfp4 whatever the other matrices are, sinks, and biases everywhere."""
+    """As in the real model: experts in mxfp4 for every type of the other matrices but f32, attention sinks, and biases."""
     width, ff = size.width, size.ff // 2
     w.vector(f"{block}.attn_norm.weight", width, 1.0)
     w.vector(f"{block}.post_attention_norm.weight", width, 1.0)
@@ -172,7 +172,7 @@ def deepseek2_keys(w: gguf.GGUFWriter, size) -> None:
 
 
 def deepseek2_block(w, size, block: str, i: int) -> None:
-    """Attention over a compressed cache; experts chosen from chosen groups, from the second block on."""
+    """Attention over a compressed KV cache (MLA). From the second block on, experts are selected within selected groups."""
     width, heads, ff = size.width, size.heads, size.ff // 2
     w.vector(f"{block}.attn_norm.weight", width, 1.0)
     w.matrix(f"{block}.attn_q_a.weight", Q_RANK, width)
@@ -193,13 +193,13 @@ def deepseek2_block(w, size, block: str, i: int) -> None:
 
 
 def nothing(_: gguf.GGUFWriter, __) -> None:
-    """No hyperparameters beyond those that all share."""
+    """Adds no hyperparameters to those that all architectures share."""
 
 
 ARCHS = {
     "mixtral": Arch("llama", mixtral_keys, mixtral_block),
     "gemma2": Arch("gemma2", gemma2_keys, gemma2_block, head=64, tied=True),  # soft-caps, GEGLU, sliding window
-    "gemma3": Arch("gemma3", gemma_keys, gemma3_block, head=64, tied=True),  # norms of q and k besides
+    "gemma3": Arch("gemma3", gemma_keys, gemma3_block, head=64, tied=True),  # as gemma2, with norms of q and k
     "phi2": Arch("phi2", nothing, phi2_block, rotated=16, biased=True),  # LayerNorm, partial rope, GELU
     "phi3": Arch("phi3", phi3_keys, phi3_block),  # fused matrices, frequency factors
     "gpt-oss": Arch("gpt-oss", gpt_oss_keys, gpt_oss_block),  # sinks, biased experts, SWIGLU_OAI, YaRN

@@ -1,4 +1,4 @@
-"""Models, clients in processes of their own, and their references, for the tests and the benchmarks."""
+"""Models, client processes and reference results, for the tests and the benchmarks."""
 
 import json
 import queue
@@ -16,12 +16,12 @@ MODEL_S = 900.0  # making a 1b model takes about a minute; the machine may be bu
 
 
 class ClientError(Exception):
-    """A client failed, hung, or did not do what the test relies on."""
+    """A client failed, exceeded its deadline, or did not behave as the test requires."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What make_model.py is to write."""
+    """Arguments of make_model.py."""
 
     dtype: str
     arch: str = "llama"
@@ -31,7 +31,7 @@ class Model:
         return f"{self.arch}-{self.size}-{self.dtype}"
 
     def ensure(self, folder: Path) -> Path:
-        """The model's file in `folder`, made if absent."""
+        """The path of the model's file in `folder`. Writes the file if it does not exist."""
         path = folder / f"{self}.gguf"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def tail(text: str, lines: int = 12) -> str:
 
 
 class Client:
-    """A llama_client.py process; `with` makes sure that none outlives its test."""
+    """A llama_client.py process. Leaving the `with` block kills it."""
 
     def __init__(self, model: Path, options: list[str]):
         argv = [sys.executable, str(HERE / "llama_client.py"), str(model), "--verbose", *options]
@@ -62,7 +62,7 @@ class Client:
         )
         self._out: list[str] = []
         self._err: list[str] = []
-        self._news: queue.Queue[str | None] = queue.Queue()
+        self._new_lines: queue.Queue[str | None] = queue.Queue()
         self._threads = [
             threading.Thread(target=self._read_out, daemon=True),
             threading.Thread(target=self._read_err, daemon=True),
@@ -80,8 +80,8 @@ class Client:
         assert self._process.stdout
         for line in self._process.stdout:
             self._out.append(line)
-            self._news.put(line)
-        self._news.put(None)
+            self._new_lines.put(line)
+        self._new_lines.put(None)
 
     def _read_err(self) -> None:
         assert self._process.stderr
@@ -101,15 +101,15 @@ class Client:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                got = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                got = self._new_lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise ClientError(f"no `{line}` within {timeout_s:.0f} s") from None
+                raise ClientError(f"the client has not printed `{line}` within {timeout_s:.0f} s") from None
             if got is None:
-                raise ClientError(f"ended before `{line}`:\n{tail(self.stderr)}")
+                raise ClientError(f"the client ended before it printed `{line}`:\n{tail(self.stderr)}")
             if got.strip() == line:
                 return
 
-    def go(self) -> None:
+    def release(self) -> None:
         """Release a client that waits at its --barrier."""
         assert self._process.stdin
         self._process.stdin.write("\n")
@@ -119,22 +119,22 @@ class Client:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL: the client gets no chance to say goodbye."""
+        """End the client by SIGKILL, without an orderly close of its connections."""
         self._process.kill()
         self._process.wait()
 
     def exit_code(self, timeout_s: float) -> int:
-        """Wait for the end; negative is the signal that ended it."""
+        """Wait for the process to end. A negative code is the number of the signal that ended it."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ClientError(f"still running after {timeout_s:.0f} s:\n{tail(self.stderr)}") from None
+            raise ClientError(f"the client is still running after {timeout_s:.0f} s:\n{tail(self.stderr)}") from None
         for t in self._threads:
             t.join()
         return code
 
     def report(self, timeout_s: float) -> dict:
-        """The JSON object that the client prints at its end. An NMSE above its bound is the caller's to judge."""
+        """The JSON object that the client prints at its end, whatever its exit code: the caller checks the NMSE."""
         code = self.exit_code(timeout_s)
         try:
             return json.loads(self._out[-1])
@@ -143,18 +143,18 @@ class Client:
 
 
 class References:
-    """Local CPU runs, one for each model and set of options, kept in `folder`."""
+    """Results of runs on the local CPU, one per model and options, cached in `folder`."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._known: dict[tuple[Path, tuple[str, ...]], Path] = {}
+        self._cached: dict[tuple[Path, tuple[str, ...]], Path] = {}
 
     def get(self, model: Path, options: tuple[str, ...], timeout_s: float) -> Path:
         """The .npz file of logits and tokens."""
         key = (model, options)
-        if key not in self._known:
-            out = self._folder / f"reference-{len(self._known)}.npz"
+        if key not in self._cached:
+            out = self._folder / f"reference-{len(self._cached)}.npz"
             with Client(model, [*options, "--save", str(out)]) as client:
                 client.report(timeout_s)
-            self._known[key] = out
-        return self._known[key]
+            self._cached[key] = out
+        return self._cached[key]

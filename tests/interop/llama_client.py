@@ -3,12 +3,13 @@
 
     llama_client.py MODEL.gguf                          # local CPU
     llama_client.py MODEL.gguf --rpc HOST:PORT,...      # every layer on the servers' devices
-    llama_client.py MODEL.gguf --rpc ... --compare      # both; exits 1 where the NMSE of the logits is too large
+    llama_client.py MODEL.gguf --rpc ... --compare      # both; exits 1 if the NMSE of the logits is too large
 
 The last line of stdout is one JSON object: load_s, prompt_tok_s, gen_tok_s, tokens, and with --compare nmse
-and same_tokens; with --times also gen_at: when decoding began and each token was there, in seconds of the clock that
-all processes of the machine share. With --barrier the client prints `ready` once the model is loaded and goes on when
-a line comes on stdin, and each decoded token prints `token N` when it is there: so a test can run several side by side.
+and same_tokens; with --times also gen_at: the times at which decoding began and each token was computed, in seconds of
+the monotonic clock, which all processes of the machine share. With --barrier the client prints `ready` once the model
+is loaded, waits for a line on stdin, and prints `token N` after each decoded token, so that a test can run several
+clients concurrently.
 """
 
 import argparse
@@ -27,7 +28,7 @@ KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}  # ggml type n
 
 
 def add_servers(endpoints: list[str]) -> None:
-    """Register every device of `endpoints` with ggml, so that the next model is offered them."""
+    """Register every device of `endpoints` with ggml, so that the next model can use them."""
     lib = os.path.join(os.path.dirname(llama_cpp.__file__), "lib")
     # libllama links against the .so.0 names; the plain .so files are copies that would load twice.
     ggml = ctypes.CDLL(os.path.join(lib, "libggml.so.0"))
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace, endpoints: list[str]) -> tuple[dict, np.ndarra
         print("ready", flush=True)
         sys.stdin.readline()
     vocab = model.n_vocab()
-    words = vocab - 259  # the tokens after the control and byte ones
+    words = vocab - 259  # number of tokens behind the control and byte tokens
     prompt = [1] + [(7919 * (i + args.seed) + 13) % words + 259 for i in range(args.prompt - 1)]
     start = time.perf_counter()
     model.eval(prompt)
@@ -98,7 +99,10 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def local_reference(out: str) -> None:
-    """Run this command line's model on the local CPU, in a process that knows no RPC device, into `out`."""
+    """Run the model of this command line on the local CPU and save the results to `out`.
+
+    It needs a separate process, because this process has registered the RPC devices.
+    """
     argv = [a for a in sys.argv[1:] if a not in ("--compare", "--barrier")]
     subprocess.run([sys.executable, sys.argv[0], *argv, "--rpc", "", "--save", out], check=True, stdout=sys.stderr)
 
@@ -108,11 +112,11 @@ def main() -> None:
     p.add_argument("model")
     p.add_argument("--rpc", default="", help="comma-separated HOST:PORT list")
     p.add_argument("--compare", action="store_true", help="also run on the local CPU and compare")
-    p.add_argument("--reference", help="compare with this file, which --save of a local run wrote")
+    p.add_argument("--reference", help="compare with this file, written by --save of a local run")
     p.add_argument("--save", help="write logits and tokens to this .npz file")
     p.add_argument("--max-nmse", type=float, default=1e-3)
     p.add_argument("--prompt", type=int, default=64, help="prompt length in tokens")
-    p.add_argument("--seed", type=int, default=0, help="another number, another prompt")
+    p.add_argument("--seed", type=int, default=0, help="seed of the prompt")
     p.add_argument("--generate", type=int, default=16, help="tokens to decode")
     p.add_argument("--context", type=int, default=1024)
     p.add_argument("--batch", type=int, default=512)
@@ -120,9 +124,9 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--flash-attn", action="store_true")
     p.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="quantised ones need --flash-attn")
-    p.add_argument("--kv-on-host", action="store_true", help="keep the KV cache off the devices: many splits a token")
+    p.add_argument("--kv-on-host", action="store_true", help="keep the KV cache in host memory: many splits per token")
     p.add_argument("--barrier", action="store_true", help="wait before the prompt, report each token")
-    p.add_argument("--times", action="store_true", help="report when each token was there, and do not print it")
+    p.add_argument("--times", action="store_true", help="report the time of each token instead of printing it")
     p.add_argument("--verbose", action="store_true")
     args = p.parse_args()
     report, logits = run(args, [e for e in args.rpc.split(",") if e])

@@ -1,4 +1,4 @@
-"""Load on our server from outside: latency beside a large upload, and memory after an uploader was killed."""
+"""Load tests of fanout's server: latency during a large upload, and memory after a killed upload."""
 
 import contextlib
 import socket
@@ -14,14 +14,14 @@ from servers import Server
 UPLOAD = 1 << 30
 CHUNK = 1 << 20
 IDLE = 200
-SAMPLES = 300  # round trips that a 99th percentile needs to mean anything
+SAMPLES = 300  # minimum number of round trips for a meaningful 99th percentile
 P99_S = 0.050
 LEFT_BYTES = 64 << 20
 DEADLINE_S = 60.0
 
 
 class LoadError(Exception):
-    """A bound of the load tests was broken."""
+    """A bound of a load test was exceeded."""
 
 
 def pattern() -> bytes:
@@ -37,11 +37,11 @@ def upload(client: RawClient, size: int) -> None:
     for _ in range(size // CHUNK):
         client.socket.sendall(chunk)
     if client.download(tensor, size - CHUNK, CHUNK) != chunk:
-        raise LoadError("the upload came back changed")
+        raise LoadError("the downloaded bytes differ from the upload")
 
 
 def latency(server: Server) -> str:
-    """DEVICE_COUNT round trips beside idle connections and an upload. Returns what was measured."""
+    """Measure DEVICE_COUNT round trips during uploads, with idle connections open. Returns the measurement as text."""
     failed: list[Exception] = []
 
     def uploader() -> None:
@@ -74,9 +74,9 @@ def latency(server: Server) -> str:
 
 
 def killed_upload(server: Server) -> str:
-    """An uploader that vanishes half-way leaves no memory behind. Returns what was measured."""
+    """Check that the server frees the memory of an upload that is killed half-way. Returns the measurement as text."""
     with RawClient(server.endpoint) as client:
-        upload(client, CHUNK)  # so that what a first session allocates for good is not counted
+        upload(client, CHUNK)  # warm-up: allocations that the first session makes once are not counted
     before = server.resident()
     client = RawClient(server.endpoint)
     buffer, base = client.alloc(UPLOAD)
@@ -89,9 +89,9 @@ def killed_upload(server: Server) -> str:
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.socket.close()
     if not held:
-        raise LoadError("the upload never became resident: nothing was tested")
+        raise LoadError("the upload never became resident, so nothing was tested")
     freed = wait(server, lambda now: now < before + LEFT_BYTES)
-    measured = f"{(server.resident() - before) / 2**20:+.1f} MiB afterwards"
+    measured = f"{(server.resident() - before) / 2**20:+.1f} MiB after the killed upload"
     if not freed:
         raise LoadError(measured)
     return measured

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write a GGUF model with random weights and a byte-fallback vocabulary.
 
-The weights come from a seeded generator, so the same arguments always give the same file. Such a model
-generates noise, but every shape, operation and byte moved is that of a real one: micro serves recorded
-sessions, tiny the interop tests, deep those over many servers, 1b the benchmarks. The types that the gguf package cannot write (q2_k to
-q6_k, q4_k_m) are made from a temporary f16 file by llama.cpp's own quantiser.
+The weights come from a seeded generator, so the same arguments always give the same file. The generated text is
+meaningless, but shapes, operations and traffic are those of a real model. Sizes: micro for recorded sessions, tiny
+for the interop tests, deep for tests with many servers, 1b for the benchmarks. llama.cpp's own quantiser makes the
+types that the gguf package cannot write (q2_k to q6_k, q4_k_m) from a temporary f16 file.
 
     make_model.py --size tiny --type f16 tiny-f16.gguf
     make_model.py --arch qwen3moe --type q8_0 moe.gguf
@@ -22,7 +22,7 @@ import gguf
 import numpy as np
 from archs import ARCHS as FURTHER
 
-# In a kit for another machine (scripts/gpu.sh) the table is beside this file.
+# scripts/gpu.sh copies the type table beside this file for another machine.
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "scripts"))
 import type_table  # noqa: E402
 
@@ -48,8 +48,8 @@ SIZES = {
 }
 ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)
 EXPERTS_USED = 2
-# llama.cpp's name of the file type, and whether every matrix is to have that one type. The K types of the
-# tests are pure, so that each one is also an embedding and an output matrix; q4_k_m is the usual mixture.
+# llama.cpp's name of the file type, and whether all matrices have that type (pure). The K types are pure, so that
+# embedding and output matrix are tested in each type too; q4_k_m is the usual mixture of types.
 REQUANTISED = {
     "q2_k": ("Q2_K", True),
     "q3_k": ("Q3_K_M", True),
@@ -60,8 +60,8 @@ REQUANTISED = {
 }
 
 
-def directly(name: str) -> gguf.GGMLQuantizationType | None:
-    """The number of a type, if the gguf package can make it."""
+def gguf_type(name: str) -> gguf.GGMLQuantizationType | None:
+    """The gguf type of a name, if the gguf package can quantise to it."""
     dtype = gguf.GGMLQuantizationType.__members__.get(name)
     try:
         if dtype is not None:
@@ -71,13 +71,13 @@ def directly(name: str) -> gguf.GGMLQuantizationType | None:
     return dtype
 
 
-# Of the types that fanout computes with. Those that neither makes have no models here.
-DIRECT = {row.name.lower(): dtype for row in type_table.that_can("convert") if (dtype := directly(row.name)) is not None}
+# Types that fanout computes with and the gguf package can write. Types that neither it nor the quantiser makes have no models.
+DIRECT = {row.name.lower(): dtype for row in type_table.that_can("convert") if (dtype := gguf_type(row.name)) is not None}
 TYPES = (*DIRECT, *REQUANTISED)
 
 
 def vocabulary(size: int) -> tuple[list[str], list[float], list[gguf.TokenType]]:
-    """SentencePiece-style pieces, scores and kinds: 3 control tokens, 256 bytes, then filler words."""
+    """SentencePiece-style pieces, scores and kinds: 3 control tokens, 256 byte tokens, then filler words."""
     pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     kinds += [gguf.TokenType.BYTE] * 256
@@ -99,7 +99,7 @@ class Writer:
         self.rng = np.random.default_rng(seed)
 
     def matrix(self, name: str, rows: int, cols: int, experts: int = 0, dtype: str | None = None) -> None:
-        """A weight whose rows have unit expected norm, in the model's type unless `dtype` says otherwise."""
+        """A weight matrix with rows of unit expected norm, in the model's type unless `dtype` is given."""
         dtype = dtype or self.dtype
         shape = (experts, rows, cols) if experts else (rows, cols)
         data = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(cols**-0.5)
@@ -160,7 +160,7 @@ def transformer_block(w: Writer, arch: str, size: Size, block: str) -> None:
 
 
 def mamba_block(w: Writer, size: Size, block: str) -> None:
-    """A state-space block: its convolution and scan are ops that no transformer uses."""
+    """A state-space block. Its convolution and scan are ops that no transformer uses."""
     inner, state, kernel, rank = mamba_dims(size)
     w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
     w.matrix(f"{block}.ssm_in.weight", 2 * inner, size.width)
@@ -180,7 +180,7 @@ def mamba_dims(size: Size) -> tuple[int, int, int, int]:
 
 
 def attention_keys(w: gguf.GGUFWriter, size: Size, head: int | None, rotated: int | None, kv_heads: int) -> None:
-    """Hyperparameters of attention; `head` channels, where that is not width / heads, of which some are rotated."""
+    """Hyperparameters of attention: `head` channels per head, if not width / heads, of which `rotated` are rotated."""
     w.add_feed_forward_length(size.ff)
     w.add_head_count(size.heads)
     w.add_head_count_kv(kv_heads)
@@ -192,11 +192,11 @@ def attention_keys(w: gguf.GGUFWriter, size: Size, head: int | None, rotated: in
 
 
 def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, seed: int) -> None:
-    """Write a model whose type the gguf package can produce."""
+    """Write a model in a type that the gguf package can write."""
     further = FURTHER.get(arch)
     writer = Writer(path, further.name if further else arch, dtype, seed)
     w = writer.gguf
-    w.add_name("random")  # llama.cpp looks for names like phi-3 in it
+    w.add_name("random")  # llama.cpp searches the name for models like phi-3
     w.add_context_length(context)
     w.add_embedding_length(size.width)
     w.add_block_count(size.layers)
@@ -256,17 +256,17 @@ def requantise(source: str, path: str, dtype: str) -> None:
 
 
 def make_model(path: str, size: str, arch: str, dtype: str, context: int = 4096, seed: int = 1) -> None:
-    """Write one model to `path`, which appears only once it is whole."""
+    """Write one model to `path`. The file is renamed to `path` only when it is complete."""
     folder = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-        whole = os.path.join(scratch, "model.gguf")
+        complete = os.path.join(scratch, "model.gguf")
         if dtype in DIRECT:
-            write_direct(whole, SIZES[size], arch, dtype, context, seed)
+            write_direct(complete, SIZES[size], arch, dtype, context, seed)
         else:
             source = os.path.join(scratch, "f16.gguf")
             write_direct(source, SIZES[size], arch, "f16", context, seed)
-            requantise(source, whole, dtype)
-        os.replace(whole, path)
+            requantise(source, complete, dtype)
+        os.replace(complete, path)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""llama.cpp's own RPC server with its CPU device: the peer to compare with, and the oracle of recordings.
+"""llama.cpp's own RPC server with its CPU device: the reference for benchmarks and for recorded sessions.
 
 Usage: peer_server.py [--host 127.0.0.1] [--port 50053] [--threads N]     (stops with Ctrl-C)
 """

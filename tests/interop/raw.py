@@ -1,4 +1,4 @@
-"""The few messages of protocol 7.0 that tests and benchmarks send themselves, where a llama.cpp client is too coarse."""
+"""A minimal client of protocol 7.0, for tests and benchmarks that need control over single messages."""
 
 import socket
 import struct
@@ -9,13 +9,13 @@ TIMEOUT_S = 60.0
 
 
 class RawClient:
-    """One connection, past its HELLO."""
+    """One connection that has exchanged HELLO."""
 
     def __init__(self, endpoint: str):
         host, port = endpoint.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.version = tuple(self.ask(HELLO, bytes(24))[:3])
+        self.version = tuple(self.request(HELLO, bytes(24))[:3])
 
     def __enter__(self) -> "RawClient":
         return self
@@ -32,39 +32,39 @@ class RawClient:
             data += part
         return bytes(data)
 
-    def ask(self, command: int, body: bytes = b"") -> bytes:
+    def request(self, command: int, body: bytes = b"") -> bytes:
         """Send a request and return the body of its response."""
         self.socket.sendall(struct.pack("<BQ", command, len(body)) + body)
         return self._read(struct.unpack("<Q", self._read(8))[0])
 
     def device_count(self) -> int:
-        return struct.unpack("<I", self.ask(DEVICE_COUNT))[0]
+        return struct.unpack("<I", self.request(DEVICE_COUNT))[0]
 
     def alloc(self, size: int) -> tuple[int, int]:
         """A buffer of `size` bytes on device 0: its handle and its base address."""
-        handle, _ = struct.unpack("<QQ", self.ask(ALLOC_BUFFER, struct.pack("<IQ", 0, size)))
+        handle, _ = struct.unpack("<QQ", self.request(ALLOC_BUFFER, struct.pack("<IQ", 0, size)))
         if not handle:
-            raise ConnectionError(f"the server has no {size} bytes")
-        return handle, struct.unpack("<Q", self.ask(BUFFER_GET_BASE, struct.pack("<Q", handle)))[0]
+            raise ConnectionError(f"the server cannot allocate {size} bytes")
+        return handle, struct.unpack("<Q", self.request(BUFFER_GET_BASE, struct.pack("<Q", handle)))[0]
 
     def upload_header(self, tensor: bytes, size: int) -> None:
-        """Announce `size` bytes for the start of `tensor`; the bytes themselves are the caller's to send."""
+        """Send the head of a SET_TENSOR of `size` bytes at offset 0 of `tensor`; the caller sends the bytes."""
         length = len(tensor) + 1 + 8 + size
         self.socket.sendall(struct.pack("<BQ", SET_TENSOR, length) + tensor + struct.pack("<BQ", 0, 0))
 
     def download(self, tensor: bytes, offset: int, size: int) -> bytes:
-        return self.ask(GET_TENSOR, tensor + struct.pack("<QQ", offset, size))
+        return self.request(GET_TENSOR, tensor + struct.pack("<QQ", offset, size))
 
     def download_into(self, tensor: bytes, offset: int, out: memoryview) -> None:
-        """As `download`, without a copy of our own: for measurements."""
+        """As `download`, but receives directly into `out`: for measurements."""
         body = tensor + struct.pack("<QQ", offset, len(out))
         self.socket.sendall(struct.pack("<BQ", GET_TENSOR, len(body)) + body)
         if struct.unpack("<Q", self._read(8))[0] != len(out):
-            raise ConnectionError("another number of bytes than asked for")
+            raise ConnectionError(f"the reply does not have the requested {len(out)} bytes")
         while out:
             got = self.socket.recv_into(out)
             if not got:
-                raise ConnectionError(f"closed by the server, {len(out)} bytes short")
+                raise ConnectionError(f"closed by the server, {len(out)} bytes are missing")
             out = out[got:]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record sessions of a real llama.cpp client with llama.cpp's own server, or list what a recording holds.
+"""Record sessions of a real llama.cpp client with llama.cpp's own server, or list the commands of a recording.
 
     record.py OUT.rec MODEL.gguf [options of llama_client.py]
     record.py --list FILE.rec
@@ -11,7 +11,7 @@ A recording is little-endian and packed:
 
 Connections are numbered from 0 in the order of their opening. Direction 0 is client to server: one whole
 request, `cmd u8 | size u64 | body`. Direction 1 is server to client: one whole response, `size u64 | body`.
-Records stand in the order in which the messages passed; a response follows the request that it answers.
+Records are in the order in which the messages were forwarded; a response follows its request.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SILENT = (
 
 
 class Recorder:
-    """Writes records in the order in which the messages pass, over all connections."""
+    """Writes the messages of all connections in the order in which the proxy forwards them."""
 
     def __init__(self, out: BinaryIO):
         self._out = out
@@ -62,33 +62,36 @@ class Recorder:
 
 
 def read_exact(s: socket.socket, n: int) -> bytes | None:
-    """`n` bytes, or None where the peer ended between two messages."""
+    """`n` bytes, or None if the peer closed the connection between two messages."""
     data = bytearray()
     while len(data) < n:
         part = s.recv(min(n - len(data), 1 << 20))
         if not part:
             if data:
-                raise EOFError(f"{len(data)} of {n} bytes, then the end")
+                raise EOFError(f"the connection ended after {len(data)} of {n} bytes")
             return None
         data += part
     return bytes(data)
 
 
 def pump(source: socket.socket, sink: socket.socket, connection: int, direction: int, out: Recorder) -> None:
-    """Pass on whole messages until `source` ends; each is recorded before its receiver can react to it."""
+    """Forward whole messages until `source` closes.
+
+    Each message is recorded before it is forwarded, so that a response follows its request.
+    """
     header_size = 9 if direction == REQUEST else 8
     while header := read_exact(source, header_size):
         size = struct.unpack("<Q", header[-8:])[0]
         body = read_exact(source, size) if size else b""
         if body is None:
-            raise EOFError(f"a header that announces {size} bytes, then the end")
+            raise EOFError(f"the connection ended after a header that announces {size} bytes")
         out.add(connection, direction, header + body)
         sink.sendall(header + body)
     sink.shutdown(socket.SHUT_WR)
 
 
 class Proxy:
-    """Listens on a free port and passes every connection on to `upstream`."""
+    """Listens on a free port and forwards every connection to `upstream`."""
 
     def __init__(self, upstream: str, out: Recorder):
         host, port = upstream.rsplit(":", 1)
@@ -116,7 +119,7 @@ class Proxy:
             connection += 1
 
     def finish(self) -> None:
-        """Wait until every connection is through."""
+        """Stop listening and wait until all connections are closed."""
         self._listener.close()
         for t in self._threads:
             t.join(CLIENT_S)
@@ -126,7 +129,7 @@ def records(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Yields (connection, direction, message) of a recording."""
     data = path.read_bytes()
     if data[:8] != MAGIC or struct.unpack_from("<I", data, 8)[0] != VERSION:
-        raise ValueError(f"{path} is no recording of version {VERSION}")
+        raise ValueError(f"{path} is not a recording of version {VERSION}")
     at = 12
     while at < len(data):
         connection, direction, length = RECORD.unpack_from(data, at)
@@ -136,7 +139,7 @@ def records(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def check(path: Path) -> None:
-    """Every request that has a response got one, and no other did."""
+    """Check that each request with a response got one response, and that there are no other responses."""
     waiting: dict[int, collections.deque[str]] = collections.defaultdict(collections.deque)
     for connection, direction, message in records(path):
         if direction == REQUEST:
@@ -144,7 +147,7 @@ def check(path: Path) -> None:
             if command not in SILENT:
                 waiting[connection].append(command)
         elif not waiting[connection]:
-            raise ValueError(f"connection {connection}: a response to nothing")
+            raise ValueError(f"connection {connection}: a response without a request")
         else:
             waiting[connection].popleft()
     if left := {c: list(q) for c, q in waiting.items() if q}:

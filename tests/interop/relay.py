@@ -1,4 +1,4 @@
-"""A relay in front of a server, whose connections a test can freeze or reset one by one."""
+"""A relay in front of a server. A test can freeze, reset or close each of its connections."""
 
 import select
 import socket
@@ -12,24 +12,24 @@ WAIT_S = 60.0
 PIECE = 1 << 16
 
 
-class Line:
-    """One connection: both of its ends here. Its thread closes them, and nobody else."""
+class RelayedConnection:
+    """One relayed connection: the socket to the client and the socket to the server. Only its thread closes them."""
 
     def __init__(self, ends: tuple[socket.socket, socket.socket]):
         self._ends = ends
-        self._other, self._own = socket.socketpair()  # wakes the thread
-        self._frozen = self._ended = self._fragile = self._cut = False
+        self._wake_sender, self._wake_receiver = socket.socketpair()  # wakes the thread
+        self._frozen = self._ended = self._reset_at_next = self._reset = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def freeze(self) -> None:
-        """From now on nothing passes, and neither end learns of it, nor that the other one has closed."""
+        """Stop forwarding without closing: neither end learns that the connection is dead or that the peer has closed it."""
         self._frozen = True
         self._wake()
 
     def reset_at_next(self) -> None:
-        """With the next bytes that its opener sends, which get lost, it ends as with a router that has forgotten it."""
-        self._fragile = True
+        """Discard the next bytes of the client and reset both ends, as a router does that has dropped the connection."""
+        self._reset_at_next = True
 
     def end(self) -> None:
         self._ended = True
@@ -38,42 +38,42 @@ class Line:
 
     def _wake(self) -> None:
         with suppress(OSError):
-            self._other.send(b"!")
+            self._wake_sender.send(b"!")
 
     def _serve(self) -> None:
         with suppress(OSError):
-            self._pass_on()
+            self._forward()
         for end in self._ends:
-            if self._cut:
-                # Closed like this, it sends RST.
+            if self._reset:
+                # With a zero linger time, close() sends RST.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             end.close()
-        self._own.close()
-        self._other.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         one, two = self._ends
         sinks = {one: two, two: one}
         while not self._ended:
             watched = [] if self._frozen else list(sinks)
-            for ready in select.select([self._own, *watched], [], [])[0]:
-                if ready is self._own:
-                    self._own.recv(PIECE)
+            for ready in select.select([self._wake_receiver, *watched], [], [])[0]:
+                if ready is self._wake_receiver:
+                    self._wake_receiver.recv(PIECE)
                 elif not self._frozen and not self._ended:
                     data = ready.recv(PIECE)
-                    self._cut = self._fragile and ready is one
-                    if not data or self._cut:
+                    self._reset = self._reset_at_next and ready is one
+                    if not data or self._reset:
                         return
                     sinks[ready].sendall(data)
 
 
 class Relay:
-    """Listens on a port of the system's choice and passes connections on to `upstream`, in the order of their opening."""
+    """Listens on a free port and forwards connections to `upstream`. Connections are numbered in the order of their opening."""
 
     def __init__(self, upstream: str):
         host, port = upstream.rsplit(":", 1)
         self._upstream = (host, int(port))
-        self._lines: list[Line] = []
+        self._connections: list[RelayedConnection] = []
         self._changed = threading.Condition()
 
     def __enter__(self) -> "Relay":
@@ -88,8 +88,8 @@ class Relay:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for line in self.lines():
-            line.end()
+        for connection in self.connections():
+            connection.end()
 
     def _accept(self) -> None:
         while True:
@@ -106,19 +106,19 @@ class Relay:
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._changed:
-                self._lines.append(Line((client, server)))
+                self._connections.append(RelayedConnection((client, server)))
                 self._changed.notify_all()
 
-    def lines(self) -> list[Line]:
-        """All connections so far."""
+    def connections(self) -> list[RelayedConnection]:
+        """All connections that were opened so far, including closed ones."""
         with self._changed:
-            return list(self._lines)
+            return list(self._connections)
 
-    def line(self, number: int) -> Line:
-        """The connection of a number, from 0, once it is there."""
+    def connection(self, number: int) -> RelayedConnection:
+        """Wait for connection `number`, counted from 0."""
         deadline = time.monotonic() + WAIT_S
         with self._changed:
-            while len(self._lines) <= number:
+            while len(self._connections) <= number:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise ConnectionError(f"only {len(self._lines)} connections came to {self.endpoint}")
-            return self._lines[number]
+                    raise ConnectionError(f"{self.endpoint} has only {len(self._connections)} connections after {WAIT_S:.0f} s")
+            return self._connections[number]

@@ -1,4 +1,4 @@
-"""Servers under test, as context managers: ours and llama.cpp's own. No fixed ports, no sleeps."""
+"""Server processes as context managers: fanout's and llama.cpp's own. They use free ports and wait without fixed sleeps."""
 
 import os
 import queue
@@ -14,12 +14,12 @@ from types import TracebackType
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-START_S = 60.0  # a server that does not listen by then has failed
+START_S = 60.0  # a server that does not listen after this time has failed
 STOP_S = 10.0  # from SIGTERM to the end of the process
 
 
 class ServerError(Exception):
-    """The server did not start, died, or did not end when told to."""
+    """The server did not start, died, or did not end after SIGTERM."""
 
 
 def free_port() -> int:
@@ -29,13 +29,13 @@ def free_port() -> int:
 
 
 class Server:
-    """A server process, listening once entered; `endpoint` is its HOST:PORT and `log` all it has said."""
+    """A server process. It listens once the `with` block is entered; `endpoint` is its HOST:PORT, and `log` its output."""
 
     def __init__(self, argv: list[str], endpoint: str | None = None):
         self.argv = argv
         self.endpoint = endpoint or ""
         self._lines: list[str] = []
-        self._news: queue.Queue[str | None] = queue.Queue()
+        self._new_lines: queue.Queue[str | None] = queue.Queue()
 
     def __enter__(self) -> "Server":
         env = {**os.environ, "RUST_LOG": os.environ.get("RUST_LOG", "info")}
@@ -58,17 +58,17 @@ class Server:
         assert self._process.stdout
         for line in self._process.stdout:
             self._lines.append(line)
-            self._news.put(line)
-        self._news.put(None)
+            self._new_lines.put(line)
+        self._new_lines.put(None)
 
     def _wait_for_line(self) -> None:
-        """Ours says where it listens, as port 0 leaves the choice to the system."""
+        """Wait until fanout's server has printed its address: with port 0 the system chooses the port."""
         deadline = time.monotonic() + START_S
         while True:
             try:
-                line = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._new_lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise ServerError(f"no `listening on` within {START_S:.0f} s:\n{self.log}") from None
+                raise ServerError(f"the server has not printed `listening on` within {START_S:.0f} s:\n{self.log}") from None
             if line is None:
                 raise ServerError(f"{self.argv[0]} ended at start:\n{self.log}")
             if found := re.search(r"listening on (\S+:\d+)", line):
@@ -85,7 +85,7 @@ class Server:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 return
             except OSError:
-                time.sleep(0.02)  # a poll with a deadline: this server does not say reliably when it is ready
+                time.sleep(0.02)  # polls until the deadline: llama.cpp's server prints no reliable line when it is ready
         raise ServerError(f"nothing listens on {self.endpoint}:\n{self.log}")
 
     @property
@@ -93,19 +93,19 @@ class Server:
         return "".join(self._lines)
 
     def faults(self) -> list[str]:
-        """What the emulated GPU found wrong so far."""
+        """The faults that the CUDA emulator has reported so far."""
         return [line for line in self.log.splitlines() if line.startswith("cudaemu:")]
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends the process as a crash would."""
+        """End the process by SIGKILL, as a crash does."""
         self._process.kill()
         self._process.wait()
 
     def pause(self) -> None:
-        """It says nothing any more, and its connections stay."""
+        """Stop the process by SIGSTOP: it sends nothing, and its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -118,12 +118,12 @@ class Server:
         return int(found.group(1)) * 1024 if found else 0
 
     def cpu_seconds(self) -> float:
-        """Processor time that the threads it has now have used."""
+        """Processor time of the threads that are running now."""
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
     def wait_for_log(self, text: str, timeout_s: float) -> bool:
-        """True once `text` stands in the log: its writer may run a moment behind the client's end."""
+        """Wait until the log contains `text`: the server may write it after the client has ended. False at the timeout."""
         deadline = time.monotonic() + timeout_s
         while text not in self.log:
             if time.monotonic() > deadline:
@@ -142,14 +142,14 @@ class Server:
             self._process.kill()
             self._process.wait()
             if error is None:
-                raise ServerError(f"still running {STOP_S:.0f} s after SIGTERM:\n{self.log}") from None
+                raise ServerError(f"the server is still running {STOP_S:.0f} s after SIGTERM:\n{self.log}") from None
         self._reader.join()
 
 
 def ours(
     threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0, options: tuple[str, ...] = ()
 ) -> Server:
-    """fanout's release binary, on a port of the system's choice unless one is given; GPUs, which go by number, are emulated."""
+    """fanout's release binary, on a free port unless one is given. Devices given by number are emulated GPUs."""
     binary = binary or ROOT / "target" / "release" / "rpc-server"
     argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices, *options]
     gpus = {device for device in devices.split(",") if device.isdigit()}

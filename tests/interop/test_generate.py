@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""examples/generate against llama.cpp on the same models: the same greedy tokens, wherever the layers lie; and while servers
-are lost (test_lost.py).
+"""examples/generate against llama.cpp on the same models: equal greedy tokens for every placement of the layers. The rows of
+test_server_loss.py repeat this while servers are lost.
 
     test_generate.py [--full] [--only TEXT] --binary target/release/generate [--server target/release/rpc-server]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from clients import ClientError, Client, Model, tail
 from make_model import SIZES
 from servers import ROOT, ServerError, ours, peer
-from test_lost import Lost
+from test_server_loss import ServerLossRows
 
 PROMPT = 64
 GENERATE = 16
@@ -33,19 +33,19 @@ ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe")
 
 @dataclass(frozen=True)
 class Case:
-    """One run: the model and the options."""
+    """One run of generate: the model and the options."""
 
     name: str
     model: Model
     options: tuple[str, ...] = ()
-    emulated: int = 0  # GPUs
+    emulated: int = 0  # number of emulated GPUs
     generate: int = GENERATE
     prompt: int = PROMPT
-    client: tuple[str, ...] = ()  # the reference's options
+    client: tuple[str, ...] = ()  # options of the reference, llama_client.py
     servers: tuple[str, ...] = ()  # "ours" or "peer"; the options name their endpoints {0}, {1}
 
 
-# The devices of the option, and the servers.
+# An option, its value with placeholders for the endpoints, and the kinds of the servers.
 REMOTE = (
     ("--rpc", "{0}", ("ours",)),
     ("--rpc", "{0},{1}", ("ours", "ours")),
@@ -78,7 +78,7 @@ def cases(full: bool) -> list[Case]:
                 rows.append(Case(name, model, options, generate=generate, servers=servers))
     rows.append(Case("llama f32 CUDA and CPU", llama, ("--device", "0,CPU", "--split", "1,1"), emulated=1, generate=8))
     rows.append(Case("llama f32 --split 3,1 of CPU,CPU", llama, ("--device", "CPU,CPU", "--split", "3,1")))
-    # With keys and values in f16, roundings that flip are enough for other tokens.
+    # With an f16 KV cache, rounding differences are enough to change tokens.
     f32_kv = ("--kv-type", "f32")
     rows.append(Case("llama q8_0 CPU,CPU", Model("q8_0"), ("--device", "CPU,CPU", *f32_kv), client=f32_kv))
     if full:
@@ -95,18 +95,18 @@ def cases(full: bool) -> list[Case]:
 
 
 class Bench:
-    """Models, references and the binary."""
+    """The programs under test, the models, and cached reference tokens."""
 
     def __init__(self, binary: Path, server: Path, scratch: Path, models: Path):
         self.binary, self.server, self.scratch, self.models = binary, server, scratch, models
         self._wanted: dict[tuple[Path, int, int, tuple[str, ...]], tuple[list[int], list[int]]] = {}
 
     def model(self, model: Model) -> Path:
-        """Small models are made anew, large ones kept."""
+        """Small models are written anew for each run, large ones are kept."""
         return model.ensure(self.models if model.size == "1b" else self.scratch)
 
     def wanted(self, model: Path, case: Case) -> tuple[list[int], list[int]]:
-        """The prompt of llama_client.py and the tokens that llama.cpp goes on with."""
+        """The prompt of llama_client.py, and the tokens that llama.cpp generates for it."""
         key = (model, case.prompt, case.generate, case.client)
         if key not in self._wanted:
             options = ["--prompt", str(case.prompt), "--generate", str(case.generate), "--threads", "2", *case.client]
@@ -116,7 +116,7 @@ class Bench:
         return self._wanted[key]
 
     def run(self, case: Case) -> str:
-        """What is wrong, or nothing."""
+        """Run a case. Returns the failure, or an empty text."""
         with ExitStack() as stack:
             servers = [peer(2) if kind == "peer" else ours(2, binary=self.server) for kind in case.servers]
             endpoints = [stack.enter_context(server).endpoint for server in servers]
@@ -134,12 +134,12 @@ class Bench:
         try:
             done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=seconds, env=env)
         except subprocess.TimeoutExpired:
-            return f"still running after {seconds:.0f} s"
+            return f"generate is still running after {seconds:.0f} s"
         if done.returncode != 0:
-            return f"ended with {done.returncode}:\n{tail(done.stderr)}"
+            return f"generate ended with {done.returncode}:\n{tail(done.stderr)}"
         report = json.loads(done.stdout.splitlines()[-1])
         got = report["tokens"]
-        return "" if got == want else f"tokens {got}, llama.cpp's {want}"
+        return "" if got == want else f"tokens {got}, llama.cpp has {want}"
 
 
 def prompt(case: Case) -> list[int]:
@@ -154,7 +154,7 @@ def main() -> None:
     p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
     p.add_argument("--binary", type=Path, default=ROOT / "target/release/generate")
     p.add_argument("--server", type=Path, help="rpc-server (default: beside the binary)")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where large models are kept")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the large models")
     a = p.parse_args()
     failed = rows = 0
     with tempfile.TemporaryDirectory(prefix="fanout-generate-") as scratch:
@@ -164,7 +164,7 @@ def main() -> None:
         table: list[tuple[str, Callable[[], str]]] = []
         for case in cases(a.full):
             table.append((case.name, lambda case=case: bench.run(case)))
-        table += Lost(binary, server, bench.model).rows(a.full)
+        table += ServerLossRows(binary, server, bench.model).rows(a.full)
         for name, run in table:
             if a.only not in name:
                 continue

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Real llama.cpp clients against our rpc-server: the logits must be those of llama.cpp's local CPU.
+"""Real llama.cpp clients against fanout's rpc-server: the logits must equal those of llama.cpp's local CPU.
 
     test_interop.py [--full] [--only TEXT] [--peer]
 
-Prints a table and exits 1 if any row fails. Every client is a process of its own with a deadline. --peer runs the
-rows that llama.cpp's own server can serve against that server, which tells a fault of ours from one of the test.
+Prints a table and exits 1 if any row fails. Every client is a separate process with a deadline. --peer runs the rows
+that llama.cpp's own server can serve against that server, which tells a fault of fanout from a fault of the test.
 """
 
 import argparse
@@ -23,30 +23,30 @@ from load import IDLE, LoadError, killed_upload, latency
 from make_model import TYPES
 from servers import ROOT, Server, ServerError, ours, peer
 
-DENSE = [name for name in TYPES if name not in ("mxfp4", "q4_k_m")]  # MXFP4 is a type of experts
+DENSE = [name for name in TYPES if name not in ("mxfp4", "q4_k_m")]  # mxfp4 is only used for experts
 NMSE = 1e-3
-NMSE_QUANTISED_MOE = 1e-2  # a flipped expert alone costs llama.cpp's own server 2e-3
+NMSE_QUANTISED_MOE = 1e-2  # selecting one other expert costs 2e-3 even on llama.cpp's own server
 CLIENT_S = 120.0
 EMULATED_S = 600.0
-TOGETHER = 4  # clients at once
+TOGETHER = 4  # concurrent clients
 SURVIVOR_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Case:
-    """One client's run: the model, the client's options, and on how many servers and devices."""
+    """One run of a client: the model, the client's options, and the number of servers and their devices."""
 
     name: str
     model: Model
     options: tuple[str, ...] = ()
     bound: float = NMSE
     servers: int = 1
-    devices: str = "CPU"  # of each server, as for its --device; GPUs are emulated
+    devices: str = "CPU"  # --device of each server; GPUs are emulated
     seconds: float = CLIENT_S
 
     @property
     def places(self) -> int:
-        """How many devices the client sees."""
+        """Number of remote devices that the client uses."""
         return self.servers * len(self.devices.split(","))
 
 
@@ -75,7 +75,7 @@ def cases(full: bool) -> list[Case]:
             bound = NMSE_QUANTISED_MOE if flips else NMSE
             rows.append(Case(f"{arch} {dtype}", Model(dtype, arch), bound=bound))
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
-    # Further graphs, and what each adds: see archs.py. Quantised deepseek2 flips experts, then groups of them.
+    # Further architectures: see archs.py. deepseek2 has no quantised rows: rounding changes the selected experts and groups.
     for arch in ("gpt-oss", "deepseek2", "gemma2", "gemma3", "phi2", "phi3", "mixtral"):
         rows.append(Case(f"{arch} f32", Model("f32", arch)))
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
@@ -105,7 +105,7 @@ def cases(full: bool) -> list[Case]:
 
 @dataclass
 class Bench:
-    """What all tests share: how to start a server, where models are, and the results so far."""
+    """State that all tests share: how to start a server, the folders of models, and the results so far."""
 
     start: Callable[[str], Server]  # devices → server
     references: References
@@ -116,14 +116,14 @@ class Bench:
     results: list[Result] = field(default_factory=list)
 
     def model(self, model: Model) -> Path:
-        """Small models are made anew, large ones kept."""
+        """Small models are written anew for each run, large ones are kept."""
         return model.ensure(self.scratch if model.size == "tiny" else self.models)
 
     def wants(self, name: str) -> bool:
         return self.only in name
 
     def with_servers(self, devices: str, count: int, use: Callable[[list[Server]], None]) -> None:
-        """Call `use` with running servers. One that does not start, or not end, is a failed row."""
+        """Call `use` with running servers. A server that does not start or does not end is a failed row."""
         try:
             with contextlib.ExitStack() as stack:
                 use([stack.enter_context(self.start(devices)) for _ in range(count)])
@@ -138,7 +138,7 @@ class Bench:
             print(result.detail, flush=True)
 
     def run(self, name: str, test: Callable[[], Result], servers: list[Server]) -> None:
-        """Run one row; whatever goes wrong in it is that row's failure, with the servers' last words."""
+        """Run one row. An error in it fails only this row, with the end of the servers' logs as the detail."""
         start = time.monotonic()
         try:
             result = test()
@@ -148,7 +148,7 @@ class Bench:
             if not server.alive():
                 result.ok, result.note = False, "the server died"
             elif faults := server.faults():
-                result.ok, result.note = False, f"the emulated GPU says: {faults[0]}"
+                result.ok, result.note = False, f"the CUDA emulator reports: {faults[0]}"
         result.seconds = time.monotonic() - start
         if not result.ok:
             result.detail += "".join(f"\n  server {s.endpoint}:\n{tail(s.log)}" for s in servers)
@@ -162,13 +162,13 @@ def row(r: Result) -> str:
 
 
 def judge(case: Case, client: Client, report: dict) -> Result:
-    """Right logits, from the devices that the case is about."""
+    """Check the logits, the tokens, and that the weights were on the devices of the case."""
     error, same = report["nmse"], report["same_tokens"]
     notes = []
     if not error <= case.bound:
         notes.append(f"NMSE above {case.bound:.0e}")
     if case.model.dtype == "f32" and "q8_0" not in case.options and not same:
-        notes.append("other greedy tokens than the local CPU")
+        notes.append("greedy tokens differ from the local CPU")
     buffers = client.rpc_buffers()
     if len(buffers) != case.places:
         notes.append(f"weights on {sorted(buffers)}")
@@ -184,7 +184,7 @@ def run_case(bench: Bench, case: Case, servers: list[Server]) -> Result:
 
 
 def test_cases(bench: Bench, rows: list[Case]) -> None:
-    """All cases of the same placement share their servers, one session after the other."""
+    """Run the cases of each placement one after another on the same servers."""
     placements: dict[tuple[int, str], list[Case]] = {}
     for case in rows:
         if bench.wants(case.name) and not (bench.is_peer and case.devices != "CPU"):
@@ -192,13 +192,13 @@ def test_cases(bench: Bench, rows: list[Case]) -> None:
     for (count, devices), group in placements.items():
         waiting = deque(group)
         before = 0
-        while waiting and len(waiting) != before:  # again with new servers where one died, unless none starts
+        while waiting and len(waiting) != before:  # restarts the servers after one has died, unless none starts
             before = len(waiting)
             bench.with_servers(devices, count, partial(run_group, bench, waiting))
 
 
 def run_group(bench: Bench, waiting: deque[Case], servers: list[Server]) -> None:
-    """Take cases off `waiting` while the servers live."""
+    """Run cases of `waiting` while all servers are alive."""
     while waiting and all(s.alive() for s in servers):
         case = waiting.popleft()
         bench.run(case.name, partial(run_case, bench, case, servers), servers)
@@ -206,7 +206,7 @@ def run_group(bench: Bench, waiting: deque[Case], servers: list[Server]) -> None
 
 @contextlib.contextmanager
 def at_barrier(bench: Bench, runs: list[tuple[Model, tuple[str, ...]]], server: Server) -> Iterator[list[Client]]:
-    """Clients that have all loaded their model on `server` and wait for the word."""
+    """Clients that have loaded their models on `server` and wait at their --barrier."""
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(Client(bench.model(model), [*options, "--rpc", server.endpoint, "--barrier"]))
@@ -218,7 +218,7 @@ def at_barrier(bench: Bench, runs: list[tuple[Model, tuple[str, ...]]], server: 
 
 
 def test_four_at_once(bench: Bench, server: Server) -> Result:
-    """Different models and prompts side by side: nobody sees another's data."""
+    """Clients with different models and prompts decode concurrently: no client receives data of another."""
     name = f"{TOGETHER} clients at once"
     specs = [Model("f32"), Model("q4_k"), Model("f16", "qwen3"), Model("q8_0")]
     wanted = []
@@ -229,7 +229,7 @@ def test_four_at_once(bench: Bench, server: Server) -> Result:
     runs = [(case.model, (*case.options, "--reference", str(reference))) for case, reference in wanted]
     with at_barrier(bench, runs, server) as clients:
         for client in clients:
-            client.go()
+            client.release()
         verdicts = [
             judge(case, client, client.report(CLIENT_S)) for (case, _), client in zip(wanted, clients, strict=True)
         ]
@@ -239,45 +239,45 @@ def test_four_at_once(bench: Bench, server: Server) -> Result:
 
 
 def test_kill(bench: Bench, server: Server) -> Result:
-    """`kill -9` of one decoding client leaves the tokens of another as they are alone."""
+    """`kill -9` of a decoding client does not change the tokens of a concurrent client."""
     name = "kill -9 beside a decoding client"
     survivor = (Model("f32"), ("--generate", str(SURVIVOR_TOKENS), "--seed", "7"))
     victim = (Model("q8_0"), ("--generate", "900"))
     with Client(bench.model(survivor[0]), [*survivor[1], "--rpc", server.endpoint]) as alone:
         want = alone.report(CLIENT_S)["tokens"]
-    with at_barrier(bench, [survivor, victim], server) as (lives, dies):
-        lives.go()
-        dies.go()
-        lives.wait_for("token 2", CLIENT_S)
-        dies.wait_for("token 4", CLIENT_S)
-        overlap = lives.running() and dies.running()
-        dies.kill()
-        got = lives.report(CLIENT_S)["tokens"]
+    with at_barrier(bench, [survivor, victim], server) as (survivor_client, victim_client):
+        survivor_client.release()
+        victim_client.release()
+        survivor_client.wait_for("token 2", CLIENT_S)
+        victim_client.wait_for("token 4", CLIENT_S)
+        overlap = survivor_client.running() and victim_client.running()
+        victim_client.kill()
+        got = survivor_client.report(CLIENT_S)["tokens"]
     if not overlap:
-        return Result(name, False, "the two did not decode side by side")
+        return Result(name, False, "the two clients did not decode concurrently")
     return Result(name, got == want, same=got == want)
 
 
 def test_unsupported(bench: Bench, server: Server) -> Result:
-    """A state-space model is refused by the name of the op that is missing, and the server lives."""
+    """A state-space model is rejected with the name of the unsupported op, and the server keeps running."""
     name = "mamba is refused: SSM_CONV"
     with Client(bench.model(Model("f32", "mamba")), ["--rpc", server.endpoint]) as client:
         code = client.exit_code(CLIENT_S)
     if code == 0:
-        return Result(name, False, "the client was served")
+        return Result(name, False, "the server accepted the model")
     if not server.wait_for_log("SSM_CONV", timeout_s=5):
-        return Result(name, False, "the log does not name the op", detail=tail(client.stderr))
+        return Result(name, False, "the server's log does not name the op", detail=tail(client.stderr))
     after = run_case(bench, Case("llama f32 after the refusal", Model("f32")), [server])
     return Result(name, after.ok, after.note, after.nmse, after.same, after.detail)
 
 
 def test_load(name: str, measure: Callable[[Server], str], _: Bench, server: Server) -> Result:
-    """A bound that `measure` keeps or reports as broken."""
+    """Run a load test. `measure` raises LoadError if its bound is exceeded."""
     return Result(name, True, measure(server))
 
 
 def test_ours_only(bench: Bench) -> None:
-    """What llama.cpp's own server, with one client at a time and every op, has no answer to."""
+    """Tests that llama.cpp's own server cannot pass: it serves one client at a time and supports every op."""
     tests: dict[str, Callable[[Bench, Server], Result]] = {
         f"{TOGETHER} clients at once": test_four_at_once,
         "kill -9 beside a decoding client": test_kill,
@@ -299,10 +299,10 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--full", action="store_true", help="also the 1b model")
     p.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains TEXT")
-    p.add_argument("--peer", action="store_true", help="against llama.cpp's own server")
-    p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
-    p.add_argument("--threads", type=int, default=2, help="of the server")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="where large models are kept")
+    p.add_argument("--peer", action="store_true", help="test llama.cpp's own server instead")
+    p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
+    p.add_argument("--threads", type=int, default=2, help="threads of the server")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the large models")
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="fanout-interop-") as scratch:
         bench = Bench(

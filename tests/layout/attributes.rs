@@ -1,11 +1,11 @@
-//! Attributes as the compiler sees them: also behind `cfg_attr`, beside other lints, and in the bodies of macros.
+//! Parses attributes as the compiler does: also inside `cfg_attr`, beside other lints, and in the bodies of macros.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Lit, Macro, Meta, Token};
 
-/// Every attribute of a file. One behind `cfg_attr` counts as if its condition held.
+/// All attributes of a file. The condition of `cfg_attr` is taken as true.
 fn attributes(text: &str) -> Vec<Meta> {
     #[derive(Default)]
     struct Found(Vec<Meta>);
@@ -16,12 +16,12 @@ fn attributes(text: &str) -> Vec<Meta> {
             if !list.path.is_ident("cfg_attr") {
                 return self.0.push(meta.clone());
             }
-            // The condition comes first.
+            // The first argument is the condition.
             let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).unwrap();
             parts.iter().skip(1).for_each(|meta| self.add(meta));
         }
 
-        /// What a macro gets, or is made of, is tokens: `#`, perhaps `!`, and a group in brackets.
+        /// Finds attributes in the tokens of a macro's arguments or definition: `#`, optionally `!`, and a group in brackets.
         fn tokens(&mut self, stream: TokenStream) {
             let mut hash = false;
             for token in stream {
@@ -56,8 +56,8 @@ fn attributes(text: &str) -> Vec<Meta> {
     found.0
 }
 
-/// Whether a file lifts the lint that denies unsafe code.
-pub(crate) fn lifts_the_ban(text: &str) -> bool {
+/// Whether a file has an attribute that allows unsafe code, which the crate's lints deny.
+pub(crate) fn allows_unsafe_code(text: &str) -> bool {
     let names_it = |token: TokenTree| matches!(token, TokenTree::Ident(word) if word == "unsafe_code");
     attributes(text).iter().any(|meta| match meta {
         Meta::List(list) => {
@@ -68,7 +68,7 @@ pub(crate) fn lifts_the_ban(text: &str) -> bool {
     })
 }
 
-/// The files that a file's modules name by `path = "…"`.
+/// The files that modules of a file name by `path = "…"`.
 pub(crate) fn module_paths(text: &str) -> Vec<String> {
     let path = |meta: Meta| match meta {
         Meta::NameValue(pair) if pair.path.is_ident("path") => match pair.value {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lifting_the_ban_is_found_in_every_form() {
+    fn allowing_unsafe_code_is_found_in_every_form() {
         for (text, lifts) in [
             ("#![allow(unsafe_code)]", true),
             ("#![allow(dead_code, unsafe_code)]", true),
@@ -99,12 +99,12 @@ mod tests {
             ("#![deny(unsafe_code)]", false),
             ("/// allow(unsafe_code)\n#[allow(dead_code)] fn f() { \"allow(unsafe_code)\"; }", false),
         ] {
-            assert_eq!(lifts_the_ban(text), lifts, "{text}");
+            assert_eq!(allows_unsafe_code(text), lifts, "{text}");
         }
     }
 
     #[test]
-    fn files_of_modules_are_found_in_every_form() {
+    fn module_paths_are_found_in_every_form() {
         for (text, file) in [
             ("#[path = \"../a.rs\"] mod a;", "../a.rs"),
             ("#[cfg_attr(unix, path = \"b.rs\")] mod b;", "b.rs"),

@@ -1,17 +1,18 @@
-//! The house rules that the compiler does not hold: layers, tables of types and ops that match the tree, files of a size to read,
-//! scripts that say how they are called.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! Checks of the repository that the compiler does not make: layers (`layer_table`, `layers`), tables of types and ops that
+//! match the tree (`contributing_steps`), file sizes, private names, and scripts with help texts (`scripts`).
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod attributes;
 mod backends;
+mod contributing_steps;
+mod layer_table;
 mod layers;
-mod paths;
-mod rooms;
+mod private_names;
 mod scripts;
-mod steps;
+mod source_paths;
 
-use layers::Room;
-use paths::Sources;
+use layers::Layer;
+use source_paths::Sources;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +31,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The files of Rust in the repository, each with its name from the root.
+/// The Rust files of the repository, each with its path from the root.
 fn all_sources() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for dir in ["src", "bin", "tests", "bench", "examples", "crates", "fuzz/fuzz_targets"] {
@@ -50,22 +51,23 @@ fn files_stay_short_enough_to_read() {
     }
     for (name, path) in files {
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines <= 550, "{name} has {lines} lines: make a folder of the same name");
+        assert!(lines <= 550, "{name} has {lines} lines, more than 550: split it into a folder of the same name");
     }
 }
 
-/// A `#[path]` names a file of its own folder or below: modules that several crates or tests need are a crate's.
+/// A `#[path]` attribute must name a file in its own folder or below. Modules that several crates or tests need belong in a
+/// crate.
 #[test]
 fn paths_of_modules_stay_in_their_folder() {
     for (name, path) in all_sources() {
         for file in attributes::module_paths(&fs::read_to_string(path).unwrap()) {
             let stays = !Path::new(&file).is_absolute() && !file.split('/').any(|part| part == "..");
-            assert!(stays, "{name}: the module of {file} lies outside of its folder");
+            assert!(stays, "{name}: the path {file} of a module leads out of its folder");
         }
     }
 }
 
-/// `unsafe` stands only where the design allows it.
+/// `unsafe` is allowed only in the listed files.
 #[test]
 fn unsafe_code_stays_in_its_modules() {
     let mut allowed: Vec<String> = [
@@ -77,22 +79,25 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/memory",
         "src/cuda/events",
         "src/cuda/copy",
-        "src/cuda/capture",
+        "src/cuda/graph_exec",
         "src/cuda/kernel",
         "bench/ops/peaks",
         "tests/sched_cost/counting",
     ]
     .map(str::to_owned)
     .into();
-    allowed.extend(backends::backends(rooms::ROOMS).iter().map(|name| format!("src/{name}/driver")));
-    // The emulator has a list of its own (crates/cudaemu/tests/layout).
+    allowed.extend(backends::backends(layer_table::LAYERS).iter().map(|name| format!("src/{name}/driver")));
+    // The emulator has its own list (crates/cudaemu/tests/layout).
     for (name, path) in all_sources().into_iter().filter(|(name, _)| !name.starts_with("crates/cudaemu/")) {
-        let lifts = attributes::lifts_the_ban(&fs::read_to_string(&path).unwrap());
-        assert!(!lifts || allowed.iter().any(|a| name.starts_with(&**a)), "{name} lifts the ban on unsafe code");
+        let lifts = attributes::allows_unsafe_code(&fs::read_to_string(&path).unwrap());
+        assert!(
+            !lifts || allowed.iter().any(|a| name.starts_with(&**a)),
+            "{name} allows unsafe code, but is not in the list"
+        );
     }
 }
 
-/// The module of a file, from `folder` on.
+/// The module path of a file, relative to `folder`.
 fn module_of<'a>(name: &'a str, folder: &str) -> Option<Vec<&'a str>> {
     let path = name.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
     let mut module: Vec<_> = path.split('/').collect();
@@ -100,7 +105,7 @@ fn module_of<'a>(name: &'a str, folder: &str) -> Option<Vec<&'a str>> {
     Some(module)
 }
 
-/// The dependencies of Cargo.toml, as code names them, but for those that every room may use.
+/// The dependencies of Cargo.toml by their names in code, except those that every layer may use.
 fn named_dependencies() -> Vec<String> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let mut inside = false;
@@ -112,54 +117,54 @@ fn named_dependencies() -> Vec<String> {
             found.push(name.replace('-', "_"));
         }
     }
-    found.retain(|name| !rooms::EVERYWHERE.contains(&name.as_str()));
+    found.retain(|name| !layer_table::ALLOWED_EVERYWHERE.contains(&name.as_str()));
     found
 }
 
-/// The table of rooms with those of backends.
-fn all_rooms() -> Vec<Room> {
+/// The table of layers, including those of backends.
+fn all_layers() -> Vec<Layer> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    backends::with_backends(rooms::ROOMS, &backends::backends(rooms::ROOMS), &manifest)
+    backends::with_backends(layer_table::LAYERS, &backends::backends(layer_table::LAYERS), &manifest)
 }
 
-/// Layers call downwards only, in tests as elsewhere.
+/// A layer uses only lower layers, in tests too.
 #[test]
-fn rooms_use_only_what_the_table_allows() {
+fn layers_use_only_what_the_table_allows() {
     let crates = named_dependencies();
     assert!(crates.iter().any(|name| name == "crossbeam"), "Cargo.toml lists no dependency: {crates:?}");
     let mut library = Sources::default();
     for (name, path) in all_sources() {
         let Some(module) = module_of(&name, "src") else { continue };
         let text = fs::read_to_string(path).unwrap();
-        for (room, word) in rooms::UNSAID {
-            let within = module.join("::").starts_with(room);
-            assert!(!within || !text.contains(word), "{name} in {room} mentions {word}");
+        for (layer, word) in layer_table::FORBIDDEN_WORDS {
+            let within = module.join("::").starts_with(layer);
+            assert!(!within || !text.contains(word), "{name} in {layer} mentions {word}");
         }
         library.add(&name, &module, &text);
     }
     assert!(library.mentions.len() > 5000, "only {} paths found in src", library.mentions.len());
-    let all = all_rooms();
-    let mut faults = layers::faults_of_table(&library, &all, rooms::GUARDS, &crates);
-    faults.extend(layers::violations(&library, &all, rooms::GUARDS, &crates));
-    let listed = |name: &str| rooms::ROOMS.iter().any(|room| room.name == name);
-    faults.extend(layers::unused(&library, &all, rooms::GUARDS, &crates, listed));
-    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+    let all = all_layers();
+    let mut errors = layers::table_errors(&library, &all, layer_table::GUARDED_PATHS, &crates);
+    errors.extend(layers::violations(&library, &all, layer_table::GUARDED_PATHS, &crates));
+    let listed = |name: &str| layer_table::LAYERS.iter().any(|layer| layer.name == name);
+    errors.extend(layers::unused(&library, &all, layer_table::GUARDED_PATHS, &crates, listed));
+    assert!(errors.is_empty(), "\n{}\n", errors.join("\n"));
 }
 
-/// The same for the programs: each uses a part of the library.
+/// Each program uses only the layers of the library in its row.
 #[test]
 fn programs_use_only_what_the_table_allows() {
-    let all = all_rooms();
-    let mut faults = Vec::new();
-    for program in rooms::PROGRAMS {
+    let all = all_layers();
+    let mut errors = Vec::new();
+    for program in layer_table::PROGRAMS {
         let mut sources = Sources::default();
         for (name, path) in all_sources() {
             let Some(module) = module_of(&name, program.name) else { continue };
             sources.add(&name, &module, &fs::read_to_string(path).unwrap());
         }
         assert!(!sources.mentions.is_empty(), "the row {} names no folder", program.name);
-        faults.extend(layers::violations_of_program(&sources, program, "fanout", &all));
-        faults.extend(layers::unused_by_program(&sources, program, "fanout", &all));
+        errors.extend(layers::violations_of_program(&sources, program, "fanout", &all));
+        errors.extend(layers::unused_by_program(&sources, program, "fanout", &all));
     }
-    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+    assert!(errors.is_empty(), "\n{}\n", errors.join("\n"));
 }

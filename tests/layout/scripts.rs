@@ -1,6 +1,7 @@
-//! Scripts say how they are called without starting anything, and a check that is skipped names all its inputs.
+//! Scripts: `--help` prints the usage and starts no program. scripts/verified.sh skips a check if the hash of its inputs is
+//! unchanged, so its lists of inputs must be complete.
 
-use super::{rooms, root};
+use super::{layer_table, root};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ fn scripts() -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|e| e == "sh")).collect()
 }
 
-/// Runs a script where each program that builds or installs leaves a file in `trap`.
+/// Runs a script with `trap` first on the PATH: the stubs there record which programs the script starts.
 fn run(script: &Path, argument: &str, trap: &Path) -> Output {
     let path = format!("{}:{}", trap.display(), std::env::var("PATH").unwrap_or_default());
     Command::new(script).arg(argument).current_dir(trap).env("PATH", path).output().unwrap()
@@ -22,6 +23,7 @@ fn run(script: &Path, argument: &str, trap: &Path) -> Output {
 fn scripts_print_help_and_start_nothing() {
     let trap = tempfile::tempdir().unwrap();
     let started = trap.path().join("started");
+    // Stubs of the programs that build, download or install.
     for program in ["cargo", "rustup", "rustc", "pip", "cmake", "git"] {
         let stub = trap.path().join(program);
         fs::write(&stub, format!("#!/bin/sh\necho {program} >>'{}'\nexit 1\n", started.display())).unwrap();
@@ -29,7 +31,7 @@ fn scripts_print_help_and_start_nothing() {
     }
     let scripts = scripts();
     assert!(scripts.len() >= 10);
-    // It hands its options to Python, which the other tests do without.
+    // build-ptx.sh passes its options to Python. These tests must also run without Python, and then skip it.
     let python = Command::new("python3").arg("--version").output().is_ok();
     for script in scripts.into_iter().filter(|script| python || !script.ends_with("build-ptx.sh")) {
         let name = script.display();
@@ -41,49 +43,51 @@ fn scripts_print_help_and_start_nothing() {
         }
         let output = run(&script, "--no-such-option", trap.path());
         let text = String::from_utf8_lossy(&output.stderr).to_lowercase();
-        assert_eq!(output.status.code(), Some(2), "{name} takes --no-such-option: {text}");
+        assert_eq!(output.status.code(), Some(2), "{name} --no-such-option does not exit with status 2: {text}");
         assert!(text.contains("usage: "), "{name} --no-such-option prints\n{text}");
         assert!(!started.exists(), "{name} starts {}", fs::read_to_string(&started).unwrap());
     }
 }
 
-/// The words of an array of scripts/verified.sh.
-fn inputs(check: &str) -> BTreeSet<String> {
+/// The inputs that scripts/verified.sh lists for a check.
+fn listed_inputs(check: &str) -> BTreeSet<String> {
     let script = fs::read_to_string(root().join("scripts/verified.sh")).unwrap();
     let start = format!("\n{check}=(");
-    let (_, rest) = script.split_once(&start).unwrap_or_else(|| panic!("verified.sh has no array {check}"));
+    let (_, rest) = script.split_once(&start).unwrap_or_else(|| panic!("scripts/verified.sh has no array {check}"));
     rest.split_once(')').unwrap().0.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The vector kernels' tests run the CPU device: what that may use, by the table of rooms, is an input.
+/// The tests of the vector kernels run the CPU device, so all layers that it may use are inputs.
 #[test]
-fn the_hash_of_the_aarch64_tests_covers_what_they_run() {
-    let listed = inputs("aarch64");
+fn the_hash_of_the_aarch64_tests_covers_their_inputs() {
+    let listed = listed_inputs("aarch64");
     let mut needed: BTreeSet<&str> = ["cpu"].into();
     loop {
-        let rows = rooms::ROOMS.iter().filter(|room| needed.contains(room.name));
-        let used: BTreeSet<&str> = rows.flat_map(|room| room.may_use.iter().chain(room.tests_also)).copied().collect();
-        let rooms: Vec<_> = rooms::ROOMS.iter().map(|room| room.name).filter(|name| used.contains(name)).collect();
+        let rows = layer_table::LAYERS.iter().filter(|layer| needed.contains(layer.name));
+        let used: BTreeSet<&str> =
+            rows.flat_map(|layer| layer.may_use.iter().chain(layer.tests_also)).copied().collect();
+        let layers: Vec<_> =
+            layer_table::LAYERS.iter().map(|layer| layer.name).filter(|name| used.contains(name)).collect();
         let before = needed.len();
-        needed.extend(rooms);
+        needed.extend(layers);
         if needed.len() == before {
             break;
         }
     }
     assert!(needed.len() >= 5, "{needed:?}");
-    // Files at the root of the crate are everybody's, but for those that are a room of their own.
+    // These files are inputs of every layer. The other files in src/ belong to a row of the table.
     let mut paths: Vec<String> =
         ["Cargo.lock", "Cargo.toml", "build.rs", "src/lib.rs", "scripts/aarch64.sh"].map(str::to_owned).into();
-    paths.extend(needed.iter().map(|room| format!("src/{}", room.replace("::", "/"))));
+    paths.extend(needed.iter().map(|layer| format!("src/{}", layer.replace("::", "/"))));
     for path in paths {
         let named = [path.clone(), format!("{path}.rs")].into_iter().filter(|path| root().join(path).exists());
         for path in named {
-            assert!(listed.contains(&path), "scripts/verified.sh does not name {path}, an input of the AArch64 tests");
+            assert!(listed.contains(&path), "scripts/verified.sh does not list {path}, an input of the AArch64 tests");
         }
     }
 }
 
-/// A script of Python and the scripts beside it that it imports, directly or not.
+/// A Python script and the scripts in its folder that it imports, directly or indirectly.
 fn with_imports(script: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut next = vec![script.to_owned()];
@@ -98,10 +102,10 @@ fn with_imports(script: &str) -> BTreeSet<String> {
     found
 }
 
-/// The compiler's driver, what it imports, every file of the repository that they name, and the kernels.
+/// Inputs of the PTX: the Python driver of the compiler, its imports, every repository file that they name, and the kernels.
 #[test]
-fn the_hash_of_the_ptx_covers_what_makes_it() {
-    let listed = inputs("ptx");
+fn the_hash_of_the_ptx_covers_its_inputs() {
+    let listed = listed_inputs("ptx");
     let mut needed: BTreeSet<String> = ["kernels", "scripts/build-ptx.sh"].map(str::to_owned).into();
     for script in with_imports("scripts/build_ptx.py") {
         let text = fs::read_to_string(root().join(&script)).unwrap();
@@ -112,9 +116,9 @@ fn the_hash_of_the_ptx_covers_what_makes_it() {
     assert!(needed.contains("crates/cudaemu/kernels") && needed.contains("scripts/build_ptx.py"), "{needed:?}");
     for path in needed {
         let covered = listed.iter().any(|input| Path::new(&path).starts_with(input));
-        assert!(covered, "scripts/verified.sh does not name {path}, an input of the PTX");
+        assert!(covered, "scripts/verified.sh does not list {path}, an input of the PTX");
     }
     for input in listed {
-        assert!(root().join(&input).exists(), "scripts/verified.sh names {input}, which is not there");
+        assert!(root().join(&input).exists(), "scripts/verified.sh lists {input}, which does not exist");
     }
 }

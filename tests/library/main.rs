@@ -1,8 +1,11 @@
-//! The library on devices of this process: the way into a graph, the device contract, the registry.
+//! Tests of the library's public interface on local devices: graph validation (`graph/`), the device contract (`device/`),
+//! the registry (`registry/`), and the generated tables of docs/ops.md (`ops_doc`).
 //!
-//! One binary for subjects that need neither a process nor an allocator of their own: each binary links all of fanout.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! All are in one test binary, because each binary links all of fanout. Tests that need a process or an allocator of their own
+//! are in other binaries.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod device;
 mod graph;
+mod ops_doc;
 mod registry;

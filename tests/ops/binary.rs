@@ -1,3 +1,5 @@
+//! ADD, SUB, MUL, DIV and ADD_ID: results of every device against the formulas in f64, and invalid expert ids.
+
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -15,7 +17,7 @@ const OPS: [(Binary, Oracle); 4] = [
     (Binary::Div, |a, b| a / b),
 ];
 
-/// b broadcast to a, in f64.
+/// The op in f64, with b broadcast to a.
 fn oracle(f: Oracle, a: &[f64], ane: [usize; 4], b: &[f64], bne: [usize; 4]) -> Vec<f64> {
     (0..a.len())
         .map(|k| {
@@ -26,7 +28,7 @@ fn oracle(f: Oracle, a: &[f64], ane: [usize; 4], b: &[f64], bne: [usize; 4]) -> 
 }
 
 #[test]
-fn broadcasts() {
+fn broadcast_matches_the_oracle() {
     let shapes = [
         ([1, 1, 1, 1], [1, 1, 1, 1]),
         ([5, 3, 2, 2], [5, 3, 2, 2]),
@@ -58,7 +60,7 @@ fn broadcasts() {
 }
 
 #[test]
-fn types() {
+fn every_pair_of_float_types_matches_the_oracle() {
     use DType::{BF16, F16, F32};
     let ne = [33, 5, 2, 1];
     for (ta, tb, td) in
@@ -80,9 +82,9 @@ fn types() {
     }
 }
 
-/// Strided rows, a permuted and a transposed second source, and a destination exactly on either source.
+/// Strided rows, a permuted and a transposed second source; the destination on either source.
 #[test]
-fn layouts() {
+fn strided_and_in_place_operands_match_the_oracle() {
     let ne = [6, 4, 3, 2];
     let desc = |nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
     let padded = desc([4, 40, 200, 800]);
@@ -120,7 +122,7 @@ fn layouts() {
 }
 
 #[test]
-fn add_id_adds_the_rows_of_the_chosen_experts() {
+fn add_id_adds_the_row_of_each_expert() {
     let (n, used, tokens, experts) = (70, 3, 5, 4);
     let ids: Vec<i64> = (0..used * tokens).map(|k| (k * 7 % experts) as i64).collect();
     let mut case = Case::new();
@@ -137,7 +139,7 @@ fn add_id_adds_the_rows_of_the_chosen_experts() {
 }
 
 #[test]
-fn add_id_refuses_an_expert_that_is_not_there() {
+fn add_id_rejects_unknown_experts() {
     for bad in [-1, 4, i64::from(i32::MAX), i64::from(i32::MIN)] {
         let mut case = Case::new();
         let a = case.leaf(DType::F32, [8, 1, 2, 1], &normal(9, 16));

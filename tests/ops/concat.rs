@@ -1,3 +1,5 @@
+//! CONCAT and REPEAT: results of every device against copies made block by block, and the shape rules.
+
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::concat::Concat;
@@ -7,14 +9,14 @@ use fanout_testing::inputs::{at, index};
 use fanout_testing::op_case::Case;
 
 /// A leaf of any type and layout with random bytes.
-fn noise(case: &mut Case, desc: TensorDesc, seed: u64) -> TensorId {
+fn random_leaf(case: &mut Case, desc: TensorDesc, seed: u64) -> TensorId {
     let mut rng = fastrand::Rng::with_seed(seed);
     let bytes = (0..desc.extent()).map(|_| rng.u8(..)).collect();
     let memory = case.raw(DType::I8, [desc.extent(), 1, 1, 1], bytes);
     case.b.view(memory, desc, 0).unwrap()
 }
 
-/// Packed, padded, or with dimensions 0 and 1 exchanged in memory.
+/// A layout of kind 0 (contiguous), 1 (padded) or 2 (dimensions 0 and 1 exchanged in memory).
 fn layout(dtype: DType, ne: [usize; 4], kind: usize) -> TensorDesc {
     let (size, blocks) = (dtype.block_bytes(), ne[0] / dtype.block_len());
     let (nb0, nb1, plane) = match kind {
@@ -25,13 +27,13 @@ fn layout(dtype: DType, ne: [usize; 4], kind: usize) -> TensorDesc {
     TensorDesc::strided(dtype, ne, [nb0, nb1, plane, plane * ne[2]]).unwrap()
 }
 
-/// The blocks of a tensor in logical order, by what `pick` says of each index (in blocks) of `ne`.
+/// The blocks of a tensor in logical order; `pick` returns the block at an index of `ne` (in blocks).
 fn blocks<'a>(ne: [usize; 4], pick: impl Fn([usize; 4]) -> &'a [u8]) -> Vec<u8> {
     (0..ne.iter().product()).flat_map(|k| pick(index(ne, k)).to_vec()).collect()
 }
 
 #[test]
-fn concat_of_every_type_along_each_dimension() {
+fn concat_joins_every_type_along_each_dimension() {
     for &dtype in DType::ALL {
         for dim in 0..4u8 {
             for (ka, kb) in [(0, 0), (1, 2), (2, 1)] {
@@ -40,8 +42,8 @@ fn concat_of_every_type_along_each_dimension() {
                 (an[d], bn[d]) = (2, 5);
                 let elements = |n: [usize; 4]| [n[0] * dtype.block_len(), n[1], n[2], n[3]];
                 let mut case = Case::new();
-                let a = noise(&mut case, layout(dtype, elements(an), ka), 1);
-                let b = noise(&mut case, layout(dtype, elements(bn), kb), 2);
+                let a = random_leaf(&mut case, layout(dtype, elements(an), ka), 1);
+                let b = random_leaf(&mut case, layout(dtype, elements(bn), kb), 2);
                 let dst = case.b.node(Concat::Concat { dim }, &[Some(a), Some(b)]).unwrap();
                 let case = case.build();
                 let (av, bv, size) = (case.bytes(a), case.bytes(b), dtype.block_bytes());
@@ -63,11 +65,11 @@ fn concat_of_every_type_along_each_dimension() {
 }
 
 #[test]
-fn concat_with_nothing_and_of_much() {
+fn concat_joins_empty_and_large_tensors() {
     for (an, bn) in [([0, 3, 2, 1], [5, 3, 2, 1]), ([5, 3, 2, 1], [0, 3, 2, 1]), ([1500, 40, 1, 1], [13, 40, 1, 1])] {
         let mut case = Case::new();
-        let a = noise(&mut case, TensorDesc::contiguous(DType::F32, an).unwrap(), 3);
-        let b = noise(&mut case, TensorDesc::contiguous(DType::F32, bn).unwrap(), 4);
+        let a = random_leaf(&mut case, TensorDesc::contiguous(DType::F32, an).unwrap(), 3);
+        let b = random_leaf(&mut case, TensorDesc::contiguous(DType::F32, bn).unwrap(), 4);
         let dst = case.b.node(Concat::Concat { dim: 0 }, &[Some(a), Some(b)]).unwrap();
         let case = case.build();
         let (av, bv) = (case.bytes(a), case.bytes(b));
@@ -81,7 +83,7 @@ fn concat_with_nothing_and_of_much() {
 }
 
 #[test]
-fn repeat_of_every_type() {
+fn repeat_tiles_every_type() {
     for &dtype in DType::ALL {
         let times = [([1, 1, 1, 1], [1, 1, 1, 1]), ([3, 2, 1, 2], [7, 3, 4, 2]), ([1, 3, 2, 1], [300, 2, 1, 3])];
         for (an, count) in times {
@@ -89,8 +91,8 @@ fn repeat_of_every_type() {
                 let elements = |n: [usize; 4]| [n[0] * dtype.block_len(), n[1], n[2], n[3]];
                 let ne: [usize; 4] = std::array::from_fn(|d| an[d] * count[d]);
                 let mut case = Case::new();
-                let a = noise(&mut case, layout(dtype, elements(an), kind), 5);
-                let dst = noise(&mut case, layout(dtype, elements(ne), 2 - kind), 6);
+                let a = random_leaf(&mut case, layout(dtype, elements(an), kind), 5);
+                let dst = random_leaf(&mut case, layout(dtype, elements(ne), 2 - kind), 6);
                 case.b.node_into(Concat::Repeat, &[Some(a)], dst).unwrap();
                 let case = case.build();
                 let (av, size) = (case.bytes(a), dtype.block_bytes());
@@ -103,7 +105,7 @@ fn repeat_of_every_type() {
 }
 
 #[test]
-fn rules() {
+fn invalid_shapes_are_rejected() {
     use DType::{F16, F32};
     for op in [Concat::Repeat, Concat::Concat { dim: 0 }, Concat::Concat { dim: 3 }].map(Op::from) {
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op));
@@ -129,13 +131,14 @@ fn rules() {
     assert!(built(Concat::Repeat, &[(F32, ne)], (F32, [8, 3, 5, 1])));
     assert!(!built(Concat::Repeat, &[(F32, ne)], (F32, [6, 3, 1, 1])), "one and a half times");
     assert!(!built(Concat::Repeat, &[(F32, ne)], (F16, [8, 3, 1, 1])), "another type");
-    // A sum that fits no count.
+    // A size that overflows.
     let mut case = Case::new();
     let huge = [1, usize::MAX, 0, 1];
-    let (a, b) = (case.b.leaf_with_desc(empty(huge)).unwrap(), case.b.leaf_with_desc(empty(huge)).unwrap());
+    let (a, b) = (case.b.leaf_with_desc(empty_desc(huge)).unwrap(), case.b.leaf_with_desc(empty_desc(huge)).unwrap());
     assert!(case.b.node(along(1), &[Some(a), Some(b)]).is_err());
 }
 
-fn empty(ne: [usize; 4]) -> TensorDesc {
+/// A tensor without elements (`ne` has a 0).
+fn empty_desc(ne: [usize; 4]) -> TensorDesc {
     TensorDesc::strided(DType::F32, ne, [4, 4, 4, 4]).unwrap()
 }

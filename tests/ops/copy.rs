@@ -1,3 +1,5 @@
+//! DUP, CPY and CONT: copies between layouts, shapes and types on every device, and the shape rules.
+
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::copy::CopyOp;
@@ -11,15 +13,15 @@ use fanout_testing::op_case::Case;
 const COPIES: [CopyOp; 3] = [CopyOp::Dup, CopyOp::Cpy, CopyOp::Cont];
 
 /// A leaf of any type and layout with random bytes.
-fn noise(case: &mut Case, desc: TensorDesc) -> TensorId {
+fn random_leaf(case: &mut Case, desc: TensorDesc) -> TensorId {
     let mut rng = fastrand::Rng::with_seed(desc.extent() as u64);
     let bytes = (0..desc.extent()).map(|_| rng.u8(..)).collect();
     let memory = case.raw(DType::I8, [desc.extent(), 1, 1, 1], bytes);
     case.b.view(memory, desc, 0).unwrap()
 }
 
-/// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each
-/// row of it.
+/// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each of
+/// its rows.
 fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> TensorDesc {
     let blocks = [ne[0] / dtype.block_len(), ne[1], ne[2], ne[3]];
     let (mut nb, mut step) = ([0; 4], dtype.block_bytes());
@@ -34,14 +36,14 @@ fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> Tens
 }
 
 #[test]
-fn every_type_keeps_its_bytes() {
+fn equal_types_are_copied_bytewise() {
     for &dtype in DType::ALL {
         let ne = [3 * dtype.block_len(), 5, 2, 3];
         for (order, gap) in [([0, 1, 2, 3], 0), ([0, 2, 1, 3], 1), ([1, 0, 2, 3], 0), ([3, 2, 1, 0], 2)] {
             for (copy, to) in COPIES.into_iter().zip([[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1]]) {
                 let mut case = Case::new();
-                let src = noise(&mut case, permuted(dtype, ne, order, gap));
-                let dst = noise(&mut case, permuted(dtype, ne, to, 1));
+                let src = random_leaf(&mut case, permuted(dtype, ne, order, gap));
+                let dst = random_leaf(&mut case, permuted(dtype, ne, to, 1));
                 case.b.node_into(copy, &[Some(src)], dst).unwrap();
                 let case = case.build();
                 for on in devices() {
@@ -56,15 +58,15 @@ fn every_type_keeps_its_bytes() {
     }
 }
 
-/// Large enough for many tiles and all workers, with odd edges.
+/// Enough elements for many tiles and all workers, with odd edges.
 #[test]
-fn tiles_cover_everything() {
+fn large_copies_cover_all_elements() {
     let shapes = [[1, 1, 1, 1], [30_001, 1, 1, 1], [130, 131, 2, 1], [1, 300, 70, 1], [7, 500, 1, 9]];
     for ne in shapes {
         for dtype in [DType::F32, DType::I64, DType::I8] {
             for order in [[0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3], [3, 1, 2, 0]] {
                 let mut case = Case::new();
-                let src = noise(&mut case, permuted(dtype, ne, order, 0));
+                let src = random_leaf(&mut case, permuted(dtype, ne, order, 0));
                 let dst = case.b.node(CopyOp::Cont, &[Some(src)]).unwrap();
                 let case = case.build();
                 for on in devices() {
@@ -76,7 +78,7 @@ fn tiles_cover_everything() {
 }
 
 #[test]
-fn shapes_may_differ() {
+fn copies_between_different_shapes_keep_the_element_order() {
     use DType::{F32, Q4_0, Q8_0};
     let cases = [
         (F32, [6, 4, 1, 1], [8, 3, 1, 1]),
@@ -92,10 +94,10 @@ fn shapes_may_differ() {
         for (i, order) in [[0, 1, 2, 3], [0, 2, 1, 3], [1, 0, 2, 3], [3, 2, 1, 0]].into_iter().enumerate() {
             for gap in [0, 1] {
                 let mut case = Case::new();
-                let src = noise(&mut case, permuted(dtype, from, order, gap));
+                let src = random_leaf(&mut case, permuted(dtype, from, order, gap));
                 let packed = case.b.node_with_output(CopyOp::Cont, &[Some(src)], OutputSpec { dtype, ne: to }).unwrap();
                 let desc = permuted(dtype, to, [[0, 2, 1, 3], [1, 0, 2, 3]][i % 2], gap);
-                let target = noise(&mut case, desc);
+                let target = random_leaf(&mut case, desc);
                 let dst = case.b.view(target, desc, 0).unwrap();
                 case.b.node_into(CopyOp::Cpy, &[Some(src), Some(target)], dst).unwrap();
                 let case = case.build();
@@ -143,7 +145,7 @@ fn floats_and_integers_convert() {
 }
 
 #[test]
-fn integers_saturate() {
+fn conversion_to_integers_saturates() {
     let mut case = Case::new();
     let src = case.leaf(DType::F32, [5, 1, 1, 1], &[f32::NAN, f32::INFINITY, -1e30, -0.9, 1.9]);
     let dst =
@@ -155,7 +157,7 @@ fn integers_saturate() {
     }
 }
 
-/// Whatever layouts and shapes the two sides have, blocks are those of the packed values.
+/// For all layouts and shapes of source and destination, the result has the blocks of the contiguous values in order.
 #[test]
 fn blocks_convert_from_and_to_floats() {
     for &dtype in DType::ALL.iter().filter(|t| t.is_block()) {
@@ -226,10 +228,10 @@ fn contiguous_floats_need_no_whole_blocks_in_a_row() {
 }
 
 #[test]
-fn in_place_changes_nothing() {
+fn copy_onto_itself_changes_nothing() {
     for copy in COPIES {
         let mut case = Case::new();
-        let src = noise(&mut case, permuted(DType::Q4_0, [64, 300, 2, 1], [1, 0, 2, 3], 1));
+        let src = random_leaf(&mut case, permuted(DType::Q4_0, [64, 300, 2, 1], [1, 0, 2, 3], 1));
         let dst = case.b.view(src, permuted(DType::Q4_0, [64, 300, 2, 1], [1, 0, 2, 3], 1), 0).unwrap();
         case.b.node_into(copy, &[Some(src)], dst).unwrap();
         let case = case.build();
@@ -240,7 +242,7 @@ fn in_place_changes_nothing() {
 }
 
 #[test]
-fn a_broadcast_source_is_spread_out() {
+fn broadcast_sources_are_expanded() {
     let mut case = Case::new();
     let desc = TensorDesc::strided(DType::F32, [4, 3, 5, 1], [0, 4, 12, 60]).unwrap();
     let memory = case.leaf(DType::F32, [60, 1, 1, 1], &normal(4, 60));
@@ -253,7 +255,7 @@ fn a_broadcast_source_is_spread_out() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     use DType::{F16, F32, IQ1_S, Q4_0, Q8_0};
     for code in [OpCode::Dup, OpCode::Cpy, OpCode::Cont] {
         let op = Op::decode(code, &OpParams::default()).unwrap().unwrap();
@@ -281,7 +283,7 @@ fn rules() {
     let (s, t) = (case.b.leaf(F32, [6, 4, 1, 1]).unwrap(), case.b.leaf(F32, [4, 6, 1, 1]).unwrap());
     case.b.node_with_output(CopyOp::Cpy, &[Some(s), Some(t)], OutputSpec { dtype: F32, ne: [6, 4, 1, 1] }).unwrap();
     assert!(case.b.build().is_err());
-    // Types without a conversion are the device's to refuse.
+    // Whether a type has a conversion is not a matter of the shape rule: the device rejects it.
     let ne = [256, 1, 1, 1];
     for (from, to) in [(F32, IQ1_S), (Q4_0, Q8_0), (DType::I64, F32), (DType::I32, F16)] {
         let mut case = Case::new();

@@ -1,6 +1,6 @@
 //! The devices that every op test runs on.
 
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::Device;
 use fanout::fallback::Fallback;
@@ -11,19 +11,21 @@ use fanout_testing::protocol_relay::ProtocolRelay;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-/// All of them; made once, by the first test that asks.
+/// All devices under test, created by the first test that uses them.
 pub fn devices() -> &'static [Subject] {
     static ALL: OnceLock<Vec<Subject>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let cpu =
-            |threads, path| CpuDevice::new("CPU", threads, path, 4 << 30).expect("a CPU device") as Arc<dyn Device>;
+        let cpu = |threads, math_mode| {
+            CpuDevice::new("CPU", threads, math_mode, 4 << 30).expect("a CPU device") as Arc<dyn Device>
+        };
+        // The last argument: whether the device computes in fast mode.
         vec![
-            Subject::new("exact, 1 thread", cpu(1, Path::Exact), false),
-            Subject::new("exact, 3 threads", cpu(3, Path::Exact), false),
-            Subject::new("fast, 2 threads", cpu(2, Path::Fast), true),
-            cuda_with(cpu(1, Path::Exact)),
-            remote("RPC", cpu(1, Path::Exact)),
-            remote_plain("RPC 7.0", cpu(1, Path::Exact)),
+            Subject::new("exact, 1 thread", cpu(1, MathMode::Exact), false),
+            Subject::new("exact, 3 threads", cpu(3, MathMode::Exact), false),
+            Subject::new("fast, 2 threads", cpu(2, MathMode::Fast), true),
+            cuda_with(cpu(1, MathMode::Exact)),
+            remote("RPC", cpu(1, MathMode::Exact)),
+            remote_ggml_protocol("RPC 7.0", cpu(1, MathMode::Exact)),
         ]
     })
 }
@@ -42,19 +44,20 @@ fn connect(addr: SocketAddr) -> Arc<dyn Device> {
     Arc::clone(&endpoint.devices()[0])
 }
 
-/// A device behind a server, over fanout's extension.
+/// A device behind a server, over fanout's extended protocol.
 fn remote(name: &'static str, device: Arc<dyn Device>) -> Subject {
     let addr = serve(device);
     Subject::remote(name, move || connect(addr), false)
 }
 
-/// A device behind a server, over protocol 7.0: there a graph that fails ends the connection.
-fn remote_plain(name: &'static str, device: Arc<dyn Device>) -> Subject {
-    let addr = serve(device);
-    Subject::remote(name, move || connect(ProtocolRelay::start(addr, true).addr), false).that_drops_connections()
+/// A device behind a server, over ggml's protocol 7.0: a graph that fails ends the connection there.
+fn remote_ggml_protocol(name: &'static str, device: Arc<dyn Device>) -> Subject {
+    let (addr, hide_extension) = (serve(device), true);
+    Subject::remote(name, move || connect(ProtocolRelay::start(addr, hide_extension).addr), false)
+        .that_drops_connections()
 }
 
-/// The first GPU: an emulated one, or with FANOUT_TEST_GPU=1 that of this machine.
+/// The first GPU: an emulated GPU, or with FANOUT_TEST_GPU=1 a GPU of this machine.
 fn cuda_with(cpu: Arc<dyn Device>) -> Subject {
     if std::env::var("FANOUT_TEST_GPU").as_deref() != Ok("1") {
         cudaemu::test::load().expect("the emulator is built with the tests");
@@ -62,5 +65,5 @@ fn cuda_with(cpu: Arc<dyn Device>) -> Subject {
     let gpus = cuda::detect().expect("a GPU");
     let device = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).expect("a GPU that can be used");
     let both: Arc<dyn Device> = Fallback::new(device.clone(), cpu);
-    Subject::new("CUDA", device, true).with_misaligned(both)
+    Subject::new("CUDA", device, true).with_substitute(both)
 }

@@ -1,3 +1,5 @@
+//! FLASH_ATTN_EXT: results of every device against the formula in f64, masked positions, parameters and shape rules.
+
 use crate::devices::devices;
 use crate::softmax::slope;
 use fanout::graph::{BuildError, TensorId};
@@ -15,10 +17,15 @@ const PLAIN: FlashAttn = FlashAttn { scale: 0.3, max_bias: 0.0, softcap: 0.0, f3
 /// Shapes of one case.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
+    /// Head size of Q and K.
     dk: usize,
+    /// Head size of V.
     dv: usize,
+    /// Tokens, each with one query per head.
     n: usize,
+    /// Positions of K and V.
     kv: usize,
+    /// Heads of Q.
     heads: usize,
     k_heads: usize,
     v_heads: usize,
@@ -41,6 +48,7 @@ impl Shape {
     }
 }
 
+/// The values of all sources; the mask with its shape.
 struct Values<'a> {
     q: &'a [f64],
     k: &'a [f64],
@@ -84,7 +92,7 @@ fn oracle(op: FlashAttn, s: Shape, x: &Values<'_>) -> Vec<f64> {
     out
 }
 
-/// A mask: causal from the end on, with a few more holes and small biases.
+/// A causal mask, aligned to the end, with a few more masked positions and small biases.
 fn causal(ne: [usize; 4], n: usize) -> Vec<f32> {
     let bias = uniform(8, ne.iter().product(), -0.5, 0.0);
     let seen = |k: usize| {
@@ -94,6 +102,7 @@ fn causal(ne: [usize; 4], n: usize) -> Vec<f32> {
     bias.iter().enumerate().map(|(k, &m)| if seen(k) { m } else { f32::NEG_INFINITY }).collect()
 }
 
+/// A case with leaves for Q, K and V.
 struct Inputs {
     case: Case,
     q: TensorId,
@@ -144,7 +153,7 @@ fn shapes() -> Vec<Shape> {
 }
 
 #[test]
-fn shapes_masks_slopes_softcaps_and_sinks() {
+fn shapes_masks_alibi_softcaps_and_sinks_match_the_oracle() {
     for s in shapes() {
         for (mask, max_bias, softcap, sinks) in [
             (false, 0.0, 0.0, false),
@@ -162,7 +171,7 @@ fn shapes_masks_slopes_softcaps_and_sinks() {
 }
 
 #[test]
-fn types() {
+fn pairs_of_cache_types_match_the_oracle() {
     use DType::{BF16, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_1, Q8_0};
     let s = Shape { dk: 64, dv: 32, n: 5, ..SMALL };
     for types in
@@ -172,18 +181,17 @@ fn types() {
     }
 }
 
-/// Every type that converts to f32 can be a cache.
 #[test]
-fn every_type_with_a_conversion() {
+fn every_convertible_type_works_as_kv_cache() {
     for &dtype in DType::ALL.iter().filter(|&&t| dequantiser(t).is_some() && quantiser(t).is_some()) {
         let s = Shape { dk: 256, dv: 256, n: 2, kv: 9, batches: 1, ..SMALL };
         check(FlashAttn { scale: 0.06, ..PLAIN }, s, (dtype, dtype), None, false);
     }
 }
 
-/// k and v as permuted views of one cache (v inside k's rows), q permuted.
+/// K and V as permuted views of one cache (V inside the rows of K), Q permuted.
 #[test]
-fn views_of_a_cache() {
+fn permuted_views_of_a_cache_match_the_oracle() {
     let s = Shape { dk: 32, dv: 16, n: 4, kv: 80, heads: 6, k_heads: 3, v_heads: 3, batches: 2 };
     let (width, mut case) = (40, Case::new());
     let cache = case.leaf(DType::F16, [width * 3, 80, 2, 1], &normal(1, width * 3 * 160));
@@ -202,9 +210,9 @@ fn views_of_a_cache() {
     }
 }
 
-/// A query that sees nothing gives 0, with a sink as well as without.
+/// A query with all positions masked gives 0, with and without a sink.
 #[test]
-fn hidden_queries_give_zero() {
+fn fully_masked_queries_give_zero() {
     for kv in [10, 700] {
         for with_sinks in [false, true] {
             let s = Shape { kv, n: 2, ..SMALL };
@@ -215,9 +223,9 @@ fn hidden_queries_give_zero() {
     }
 }
 
-/// What lies at positions that a query does not see must not reach it, be it infinite or NaN; what it sees must.
+/// Infinite or NaN values at masked positions must not change a query's result; at visible positions they must.
 #[test]
-fn garbage_behind_the_mask_stays_there() {
+fn masked_positions_do_not_contribute() {
     for (kv, bad) in [(40, 30..33), (700, 600..690)] {
         let bad: Range<usize> = bad;
         let s = Shape { kv, heads: 2, k_heads: 1, v_heads: 1, batches: 1, n: 2, ..SMALL };
@@ -229,7 +237,7 @@ fn garbage_behind_the_mask_stays_there() {
             case.leaf(DType::F16, [width, kv, 1, 1], &values)
         };
         let (k, v) = (spoilt(s.dk, f32::NAN), spoilt(s.dv, f32::INFINITY));
-        // Token 0 does not see the spoilt positions, token 1 does.
+        // The positions with such values are masked for token 0 and visible for token 1.
         let hidden = |i: usize| i < kv && bad.contains(&i);
         let mask: Vec<f32> = (0..2 * kv).map(|i| if hidden(i) { f32::NEG_INFINITY } else { 0.0 }).collect();
         let m = case.leaf(DType::F16, [kv, 2, 1, 1], &mask);
@@ -248,7 +256,7 @@ fn garbage_behind_the_mask_stays_there() {
 }
 
 #[test]
-fn parameters_survive_the_wire() {
+fn parameters_round_trip() {
     let op = FlashAttn { scale: 0.1, max_bias: 8.0, softcap: 50.0, f32_accumulation: true, n_kv_max: 77 };
     let words = op.encode();
     assert_eq!((words.float(0), words.float(2), words.int(3), words.int(4)), (0.1, 50.0, 10, 77));
@@ -261,7 +269,7 @@ fn parameters_survive_the_wire() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn mismatched_shapes_are_rejected() {
     use DType::{F16, F32};
     type Leaf = (DType, [usize; 4]);
     type Refused = (&'static str, f32, [Leaf; 3], Option<Leaf>, Option<Leaf>);
@@ -290,7 +298,7 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn types_without_a_conversion_are_not_run() {
+fn types_without_a_conversion_are_unsupported() {
     let Inputs { mut case, q, v, .. } = inputs(SMALL, DType::F16, DType::F16);
     let k = case.b.leaf(DType::I8, SMALL.k()).unwrap();
     case.b.node(PLAIN, &[Some(q), Some(k), Some(v)]).unwrap();

@@ -1,3 +1,5 @@
+//! GLU: results of every device against the formulas in f64, parameters and shape rules.
+
 use crate::devices::devices;
 use crate::unary::kind_oracle;
 use fanout::graph::TensorId;
@@ -43,7 +45,7 @@ fn oracle(kind: GluKind, x: f64, g: f64) -> f64 {
     }
 }
 
-/// One source of twice the row length (`b` is `None`) or two, against the oracle.
+/// Compares one source of twice the row length (`b` is `None`), or two sources, with the oracle.
 fn compare(glu: Glu, a: (TensorDesc, u64), b: Option<(TensorDesc, u64)>, dst: TensorDesc) {
     let mut case = Case::new();
     let mut leaf = |(desc, seed): (TensorDesc, u64)| case.leaf_with_desc(desc, &normal(seed, desc.elements()));
@@ -71,27 +73,27 @@ fn compare(glu: Glu, a: (TensorDesc, u64), b: Option<(TensorDesc, u64)>, dst: Te
     }
 }
 
-fn packed(dtype: DType, ne: [usize; 4]) -> TensorDesc {
+fn contiguous(dtype: DType, ne: [usize; 4]) -> TensorDesc {
     TensorDesc::contiguous(dtype, ne).unwrap()
 }
 
 #[test]
-fn one_source() {
-    // An odd row leaves its last element unused.
+fn one_source_is_split_into_value_and_gate() {
+    // A row of odd length leaves its last element unused.
     for ne in [[2, 1, 1, 1], [7, 3, 2, 2], [14, 3, 2, 2], [2050, 3, 1, 1], [9000, 2, 1, 1]] {
-        let dst = packed(DType::F32, [ne[0] / 2, ne[1], ne[2], ne[3]]);
+        let dst = contiguous(DType::F32, [ne[0] / 2, ne[1], ne[2], ne[3]]);
         for kind in KINDS {
             for swapped in [false, true] {
-                compare(Glu { kind, swapped }, (packed(DType::F32, ne), 1), None, dst);
+                compare(Glu { kind, swapped }, (contiguous(DType::F32, ne), 1), None, dst);
             }
         }
     }
 }
 
 #[test]
-fn two_sources() {
+fn two_sources_are_value_and_gate() {
     for ne in [[1, 1, 1, 1], [9, 3, 2, 1], [1500, 3, 1, 1]] {
-        let x = packed(DType::F32, ne);
+        let x = contiguous(DType::F32, ne);
         for kind in KINDS {
             compare(Glu { kind, swapped: false }, (x, 2), Some((x, 3)), x);
         }
@@ -99,13 +101,13 @@ fn two_sources() {
 }
 
 #[test]
-fn types_and_layouts() {
+fn all_types_and_layouts_match_the_oracle() {
     use DType::{BF16, F16, F32};
     for (a, b) in [(F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)] {
         for kind in KINDS {
-            let (x, y) = (packed(a, [66, 3, 1, 1]), packed(b, [33, 3, 1, 1]));
+            let (x, y) = (contiguous(a, [66, 3, 1, 1]), contiguous(b, [33, 3, 1, 1]));
             compare(Glu { kind, swapped: true }, (x, 4), None, y);
-            let x = packed(a, [33, 3, 1, 1]);
+            let x = contiguous(a, [33, 3, 1, 1]);
             compare(Glu { kind, swapped: false }, (x, 5), Some((x, 6)), y);
         }
     }
@@ -115,13 +117,13 @@ fn types_and_layouts() {
     let wide = desc(double, [4, 64, 300, 1000]);
     let glu = Glu { kind: GluKind::Swiglu, swapped: false };
     compare(glu, (padded, 7), Some((permuted, 8)), padded);
-    compare(glu, (permuted, 7), Some((padded, 8)), packed(F32, ne));
+    compare(glu, (permuted, 7), Some((padded, 8)), contiguous(F32, ne));
     compare(glu, (wide, 7), None, padded);
     compare(Glu { swapped: true, ..glu }, (wide, 7), None, permuted);
 }
 
 #[test]
-fn parameters() {
+fn parameters_round_trip() {
     for kind in KINDS {
         for swapped in [false, true] {
             let op = Op::from(Glu { kind, swapped });
@@ -138,7 +140,7 @@ fn parameters() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     let refused = |swapped, ane: [usize; 4], bne: Option<[usize; 4]>, ne| {
         let mut case = Case::new();
         let a = case.leaf(DType::F32, ane, &normal(9, ane.iter().product()));

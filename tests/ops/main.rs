@@ -1,5 +1,5 @@
-//! Every op against f64 oracles, on every device of the matrix.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! Every op against its formula in f64 (the oracle), on all devices of `devices.rs`.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod binary;
 mod concat;

@@ -1,3 +1,5 @@
+//! MUL_MAT and MUL_MAT_ID: results of every device against the formula in f64, invalid expert ids, parameters and shape rules.
+
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::mul_mat::{MulMat, MulMatHint, Precision};
@@ -32,7 +34,8 @@ fn oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4]) -> Vec<f64> {
         .collect()
 }
 
-/// The error that a device may make: f32 rounding, or that of activations rounded to the partner type of the weights.
+/// Largest NMSE of a device: f32 rounding. Devices in fast mode also round the activations, to the type that their kernels
+/// multiply by weights of type `a`.
 fn bound(on: &Subject, a: DType) -> f64 {
     match a {
         _ if !on.fast => 1e-10,
@@ -51,9 +54,9 @@ fn check(case: &BuiltCase, dst: TensorId, want: &[f64], a: DType, what: &str) {
     }
 }
 
-/// Packed sources of these shapes.
+/// Multiplies contiguous sources of these types and shapes on all devices and checks the products.
 #[track_caller]
-fn packed(ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
+fn check_contiguous(ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
     let mut case = Case::new();
     let a = case.leaf(ta, an, &normal(11, an.iter().product()));
     let b = case.leaf(tb, bn, &normal(12, bn.iter().product()));
@@ -63,110 +66,114 @@ fn packed(ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
     check(&case, dst, &want, ta, &format!("{an:?} {tb} {bn:?}"));
 }
 
-/// Row lengths for a type: one block, and odd numbers of them.
+/// Row lengths: 1, 3 and 9 blocks of a block type; a short, an odd and a long row of a float type.
 fn lengths(dtype: DType) -> [usize; 3] {
     if dtype.is_block() { [1, 3, 9].map(|blocks| blocks * dtype.block_len()) } else { [1, 37, 300] }
 }
 
 #[test]
-fn every_type_and_length() {
+fn every_type_and_row_length_matches_the_oracle() {
     for t in floats().chain(blocks()) {
         for k in lengths(t) {
             for (m, n) in [(1, 1), (5, 1), (67, 2), (3, 3), (64, 4), (5, 5), (67, 17)] {
-                packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+                check_contiguous(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
             }
         }
     }
 }
 
 #[test]
-fn many_columns() {
+fn many_columns_match_the_oracle() {
     for t in floats().chain(blocks()) {
         for (k, m, n) in [(256, 67, 8), (512, 40, 64), (256, 9, 130)] {
-            packed(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+            check_contiguous(t, [k, m, 1, 1], F32, [k, n, 1, 1]);
         }
     }
-    // Columns in several spans; rows in several pieces, the last one short; rows too long for two strips at once.
-    packed(Q4_K, [256, 70, 1, 1], F32, [256, 1030, 1, 1]);
-    packed(F16, [130, 35, 1, 1], F32, [130, 530, 1, 1]);
-    packed(Q4_0, [2080, 20, 1, 1], F32, [2080, 9, 1, 1]);
-    packed(F16, [1100, 20, 1, 1], F32, [1100, 13, 1, 1]);
-    packed(Q8_0, [8224, 17, 1, 1], F32, [8224, 7, 1, 1]);
-    // Rows of floats that meet the columns part by part, the last part short, in strips that leave some over.
-    packed(F16, [1101, 330, 1, 1], F32, [1101, 61, 1, 1]);
-    packed(F32, [777, 97, 1, 1], F32, [777, 50, 1, 1]);
-    packed(BF16, [1030, 80, 1, 1], F32, [1030, 97, 1, 1]);
-    // Short rows, which come in larger units.
-    packed(F16, [64, 300, 2, 1], F32, [64, 7, 6, 1]);
+    // More columns than a unit of work of the CPU takes (512).
+    check_contiguous(Q4_K, [256, 70, 1, 1], F32, [256, 1030, 1, 1]);
+    check_contiguous(F16, [130, 35, 1, 1], F32, [130, 530, 1, 1]);
+    // Rows longer than the 1024 elements of a column that are packed at once, with a short last piece.
+    check_contiguous(Q4_0, [2080, 20, 1, 1], F32, [2080, 9, 1, 1]);
+    check_contiguous(F16, [1100, 20, 1, 1], F32, [1100, 13, 1, 1]);
+    check_contiguous(Q8_0, [8224, 17, 1, 1], F32, [8224, 7, 1, 1]);
+    // Rows of floats longer than a cache block (256 elements of F32, 512 of F16 and BF16), with a short last block. The number
+    // of panels is odd, although kernels take two panels at once.
+    check_contiguous(F16, [1101, 330, 1, 1], F32, [1101, 61, 1, 1]);
+    check_contiguous(F32, [777, 97, 1, 1], F32, [777, 50, 1, 1]);
+    check_contiguous(BF16, [1030, 80, 1, 1], F32, [1030, 97, 1, 1]);
+    // Short rows: a unit of work covers more of them.
+    check_contiguous(F16, [64, 300, 2, 1], F32, [64, 7, 6, 1]);
 }
 
-/// Weights large enough for a device to hold them in a layout of its own, of an odd number of sixteens of rows.
+/// Weights large enough to be repacked into panels of sixteen rows, with an odd number of panels.
 #[test]
-fn large_weights() {
+fn repacked_weights_match_the_oracle() {
     for t in floats().chain(blocks()) {
         for (k, n) in [(256, 1), (512, 3), (768, 9)] {
             let rows = (64 << 10) / t.row_bytes(k).unwrap();
-            packed(t, [k, rows / 32 * 32 + 48, 1, 1], F32, [k, n, 1, 1]);
+            check_contiguous(t, [k, rows / 32 * 32 + 48, 1, 1], F32, [k, n, 1, 1]);
         }
     }
-    // Planes, shared by division.
-    packed(Q5_0, [96, 336, 3, 1], F32, [96, 2, 6, 1]);
-    packed(BF16, [70, 336, 2, 1], F32, [70, 7, 2, 1]);
+    // Several planes of `b` share a plane of `a`.
+    check_contiguous(Q5_0, [96, 336, 3, 1], F32, [96, 2, 6, 1]);
+    check_contiguous(BF16, [70, 336, 2, 1], F32, [70, 7, 2, 1]);
 }
 
-/// Products of one source share its packed columns, until it is written or packed otherwise.
+/// Consecutive products with the same right-hand side reuse its packed columns, until it is written or packed differently.
 #[test]
-fn neighbours_with_the_same_source() {
+fn packed_columns_are_reused_only_while_they_are_valid() {
     let ([k, m, n], mut case) = ([256, 20, 40], Case::new());
     let mut leaf = |t, seed| case.leaf(t, [k, m, 1, 1], &normal(seed, k * m));
     let (a, b, c) = (leaf(Q8_0, 1), leaf(Q8_0, 2), leaf(Q4_K, 3));
     let y = case.leaf(F32, [k, n, 1, 1], &normal(4, k * n));
     let product = |case: &mut Case, a, y| (a, case.b.node(MulMat::PLAIN, &[Some(a), Some(y)]).unwrap());
     let before = [a, b, c, b].map(|a| product(&mut case, a, y));
-    let turned = case.b.view(y, TensorDesc::contiguous(F32, [k, n, 1, 1]).unwrap(), 0).unwrap();
-    case.b.node_into(Unary::Kind(UnaryKind::Neg), &[Some(y)], turned).unwrap();
-    let after = [b, a, c].map(|a| product(&mut case, a, turned));
+    let negated = case.b.view(y, TensorDesc::contiguous(F32, [k, n, 1, 1]).unwrap(), 0).unwrap();
+    case.b.node_into(Unary::Kind(UnaryKind::Neg), &[Some(y)], negated).unwrap();
+    let after = [b, a, c].map(|a| product(&mut case, a, negated));
     let case = case.build();
     let (values, bn) = (case.values(y), [k, n, 1, 1]);
-    let negated: Vec<f64> = values.iter().map(|y| -y).collect();
-    for (results, y) in [(&before[..], &values), (&after[..], &negated)] {
+    let negated_values: Vec<f64> = values.iter().map(|y| -y).collect();
+    for (results, y) in [(&before[..], &values), (&after[..], &negated_values)] {
         for &(a, dst) in results {
-            check(&case, dst, &oracle(&case.values(a), [k, m, 1, 1], y, bn), Q8_0, "neighbours");
+            let weights = case.graph.tensor(a).unwrap().desc.dtype();
+            let want = oracle(&case.values(a), [k, m, 1, 1], y, bn);
+            check(&case, dst, &want, weights, "consecutive products of one source");
         }
     }
 }
 
 #[test]
-fn float_sources() {
+fn every_pair_of_float_types_matches_the_oracle() {
     for ta in floats() {
         for tb in floats() {
             for n in [1, 6, 19] {
-                packed(ta, [70, 13, 1, 1], tb, [70, n, 1, 1]);
+                check_contiguous(ta, [70, 13, 1, 1], tb, [70, n, 1, 1]);
             }
         }
     }
 }
 
-/// Consecutive planes of b share one of a.
+/// Consecutive planes of `b` share a plane of `a`.
 #[test]
-fn planes_are_shared_by_division() {
+fn broadcast_planes_match_the_oracle() {
     for t in [F32, F16, Q4_0, Q8_0] {
         for (planes_a, planes_b) in [([2, 1], [6, 1]), ([2, 3], [4, 6]), ([1, 1], [3, 2])] {
             for n in [1, 4] {
-                packed(t, [64, 10, planes_a[0], planes_a[1]], F32, [64, n, planes_b[0], planes_b[1]]);
+                check_contiguous(t, [64, 10, planes_a[0], planes_a[1]], F32, [64, n, planes_b[0], planes_b[1]]);
             }
         }
     }
 }
 
-/// A leaf of these strides.
+/// A leaf with these strides.
 fn strided(case: &mut Case, dtype: DType, ne: [usize; 4], nb: [usize; 4], seed: u64) -> TensorId {
     case.leaf_with_desc(TensorDesc::strided(dtype, ne, nb).unwrap(), &normal(seed, ne.iter().product()))
 }
 
-/// Caches and heads as attention permutes them: nb2 < nb1; rows with gaps; rows of blocks at odd addresses.
+/// KV caches and heads as attention permutes them: nb2 < nb1, rows with gaps, rows of blocks at odd addresses.
 #[test]
-fn layouts() {
+fn permuted_and_padded_sources_match_the_oracle() {
     let (heads, kv, d) = (2, 40, 32);
     for (t, n) in [F32, F16, BF16, Q4_0, Q8_0].into_iter().flat_map(|t| [1, 3, 9].map(|n| (t, n))) {
         let row = t.row_bytes(d).unwrap();
@@ -179,10 +186,10 @@ fn layouts() {
             let mut case = Case::new();
             let a = strided(&mut case, t, an, nb, 21);
             let b = strided(&mut case, F32, bn, [4, 8 * heads * d, 4 * d, 8 * heads * d * n], 22);
-            // A view that starts at an odd address.
             let bytes = case.b.leaf(DType::I8, [9999, 1, 1, 1]).unwrap();
             let desc = TensorDesc::contiguous(F32, [kv, n, 2 * heads, 1]).unwrap();
             let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+            // A second destination, at an odd address.
             let odd = (desc.extent() < 9000).then(|| case.b.view(bytes, desc, 1).unwrap());
             if let Some(odd) = odd {
                 case.b.node_into(MulMat::PLAIN, &[Some(a), Some(b)], odd).unwrap();
@@ -198,7 +205,7 @@ fn layouts() {
 
 /// Blocks at an odd address, through a view of bytes.
 #[test]
-fn unaligned_blocks() {
+fn weights_at_odd_addresses_match_the_oracle() {
     for t in blocks() {
         let an = [512, 9, 1, 1];
         let mut case = Case::new();
@@ -221,7 +228,7 @@ fn unaligned_blocks() {
 }
 
 /// MUL_MAT_ID by its formula.
-fn routed(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i64], used: usize) -> Vec<f64> {
+fn routed_oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i64], used: usize) -> Vec<f64> {
     let dn = [an[1], used, bn[2], 1];
     (0..dn.iter().product())
         .map(|i| {
@@ -234,14 +241,14 @@ fn routed(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i64], use
 }
 
 #[test]
-fn experts() {
+fn mul_mat_id_matches_the_oracle() {
     let (experts, used) = (7, 4);
     for t in [F32, F16, Q4_0, Q8_0, MXFP4, Q4_K, Q6_K] {
         for (rows, tokens) in [(1, 1), (used, 1), (1, 3), (2, 33), (used, 40)] {
             let (an, bn) = ([256, 37, experts, 1], [256, rows, tokens, 1]);
-            // Experts repeat within a token, one is never used, one is used by every token.
+            // Expert 2 is used by every token, experts 5 and 6 by none. Some tokens name an expert twice.
             let ids: Vec<i64> = (0..used * tokens).map(|s| if s % 4 == 0 { 2 } else { (s * s % 6) as i64 }).collect();
-            // Of a wider tensor, as the first columns of a sorted one are.
+            // The ids are a view of a wider tensor, like the first columns of an ARGSORT result.
             let wide: Vec<i64> =
                 ids.chunks(used).flat_map(|row| row.iter().copied().chain([i64::from(i32::MIN); 3])).collect();
             let mut case = Case::new();
@@ -253,14 +260,14 @@ fn experts() {
             let chosen = case.b.view(sorted, chosen, 0).unwrap();
             let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(chosen)]).unwrap();
             let case = case.build();
-            let want = routed(&case.values(a), an, &case.values(b), bn, &ids, used);
+            let want = routed_oracle(&case.values(a), an, &case.values(b), bn, &ids, used);
             check(&case, dst, &want, t, &format!("{rows} rows, {tokens} tokens"));
         }
     }
 }
 
 #[test]
-fn an_expert_that_is_not_there_is_refused() {
+fn unknown_experts_are_rejected() {
     for (t, bad) in [F32, Q4_0].into_iter().flat_map(|t| [-1, 4, i64::from(i32::MIN)].map(|bad| (t, bad))) {
         let mut case = Case::new();
         let a = case.leaf(t, [32, 300, 4, 1], &normal(43, 32 * 1200));
@@ -276,9 +283,9 @@ fn an_expert_that_is_not_there_is_refused() {
     }
 }
 
-/// An infinite or undefined activation shows in its own column and nowhere else.
+/// An infinite or NaN activation changes its own column only.
 #[test]
-fn what_is_not_finite_stays_visible() {
+fn non_finite_activations_change_only_their_column() {
     for (t, bad) in [F32, Q4_0, Q8_0, Q6_K].into_iter().flat_map(|t| [f32::INFINITY, f32::NAN].map(|bad| (t, bad))) {
         for n in [2, 12] {
             let mut case = Case::new();
@@ -298,7 +305,7 @@ fn what_is_not_finite_stays_visible() {
 }
 
 #[test]
-fn parameters_survive_and_others_are_refused() {
+fn parameters_round_trip_and_invalid_ones_are_rejected() {
     use Precision::{Any, Bf16, F16, F32, Q4, Q8};
     for (by_id, accumulate, hint, round) in [
         (false, Any, MulMatHint::None, Any),
@@ -309,11 +316,12 @@ fn parameters_survive_and_others_are_refused() {
         let op = MulMat { by_id, accumulate, hint, round };
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op.into()));
     }
+    // Words of op_params: 0 is the accumulation precision, 1 the hint, 3 the precision of b.
     for (code, word, value) in [
         (OpCode::MulMat, 0, 1),
         (OpCode::MulMat, 0, -10),
         (OpCode::MulMat, 1, 2),
-        (OpCode::MulMatId, 1, 1),
+        (OpCode::MulMatId, 1, 1), // the Hadamard hint is defined for MUL_MAT only
         (OpCode::MulMat, 3, 11),
     ] {
         let error = Op::decode(code, &OpParams::default().with_int(word, value)).unwrap_err();
@@ -322,7 +330,7 @@ fn parameters_survive_and_others_are_refused() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_shapes_are_rejected() {
     let i32s = |ne| Some((DType::I32, ne));
     for (op, an, bn, ids) in [
         (MulMat::PLAIN, [8, 4, 1, 1], [9, 2, 1, 1], None),

@@ -1,3 +1,5 @@
+//! NORM, RMS_NORM, L2_NORM and GROUP_NORM: results of every device against the formulas in f64, parameters and shape rules.
+
 use crate::devices::devices;
 use fanout::ops::norm::Norm;
 use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
@@ -31,15 +33,15 @@ fn oracle(op: Norm, x: &[f64], ne: [usize; 4]) -> Vec<f64> {
         };
         x.iter().map(|x| (x - mean) / divisor).collect::<Vec<_>>()
     };
-    let together = match op {
+    let group_len = match op {
         Norm::GroupNorm { groups, .. } => ne[0] * ne[1] * ne[2].div_ceil(groups.get() as usize),
         _ => ne[0],
     };
-    x.chunks(ne[0] * ne[1] * ne[2]).flat_map(|batch| batch.chunks(together)).flat_map(part).collect()
+    x.chunks(ne[0] * ne[1] * ne[2]).flat_map(|batch| batch.chunks(group_len)).flat_map(part).collect()
 }
 
 #[test]
-fn shapes() {
+fn all_shapes_match_the_oracle() {
     for ne in [
         [1, 1, 1, 1],
         [5, 3, 1, 1],
@@ -64,9 +66,10 @@ fn shapes() {
     }
 }
 
-/// Strided, permuted, transposed and broadcast sources; strided destinations; in place, also of rows beyond the scratch.
+/// Strided, permuted, transposed and broadcast sources; strided destinations; in place, also with rows longer than the
+/// scratch.
 #[test]
-fn layouts() {
+fn all_layouts_match_the_oracle() {
     let desc = |ne, nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
     let ne = [6, 4, 3, 2];
     let (padded, permuted) = (desc(ne, [4, 40, 200, 800]), desc(ne, [4, 72, 24, 288]));
@@ -110,13 +113,13 @@ fn group_norm(groups: u32) -> Norm {
     Norm::GroupNorm { groups: NonZeroU32::new(groups).unwrap(), eps: 1e-6 }
 }
 
-/// Groups of one size, with a shorter one at the end, more of them than there are channels; planes packed and not.
+/// Groups of equal size, with a shorter last group, or more groups than channels; contiguous and padded planes.
 #[test]
-fn groups_of_channels() {
-    let most = i32::MAX as u32;
+fn group_norm_supports_any_number_of_groups() {
+    let max_groups = i32::MAX as u32;
     for (ne, groups) in [
-        ([1, 1, 1, 1], vec![1, 2, most]),
-        ([7, 5, 6, 3], vec![1, 2, 3, 4, 5, 6, 7, most]),
+        ([1, 1, 1, 1], vec![1, 2, max_groups]),
+        ([7, 5, 6, 3], vec![1, 2, 3, 4, 5, 6, 7, max_groups]),
         ([9, 1, 7, 2], vec![1, 2, 3, 5]),
         ([1, 9, 5, 1], vec![2, 4]),
         ([1, 1, 130, 5], vec![1, 3, 64, 130]),
@@ -147,7 +150,7 @@ fn groups_of_channels() {
     }
 }
 
-/// A f32 accumulator would lose the small values beside the large one, and the mean with them.
+/// An f32 accumulator would lose the small values beside the large value, and so the mean.
 #[test]
 fn groups_are_summed_in_f64() {
     let mut values = vec![1.0; 64 * 64 * 4];
@@ -156,7 +159,7 @@ fn groups_are_summed_in_f64() {
     let x = case.leaf(DType::F32, [64, 64, 4, 1], &values);
     let dst = case.b.node(group_norm(1), &[Some(x)]).unwrap();
     let case = case.build();
-    // Rounding the mean, about 2049, to an f32 moves a deviation from it by less than 1e-7 of that.
+    // Rounding the mean, about 2049, to f32 moves a deviation from it by less than 1e-7 of the mean.
     let want = oracle(group_norm(1), &case.values(x), [64, 64, 4, 1]);
     for on in devices() {
         assert_close(&case.run(on).values(dst), &want, 4e-7, 1e-9, on.name);
@@ -164,7 +167,7 @@ fn groups_are_summed_in_f64() {
 }
 
 #[test]
-fn rows_of_zeros() {
+fn rows_of_zeros_give_zeros() {
     let mut case = Case::new();
     let x = case.leaf(DType::F32, [100, 1, 1, 1], &[0.0; 100]);
     let dsts = OPS.map(|op| case.b.node(op, &[Some(x)]).unwrap());
@@ -178,7 +181,7 @@ fn rows_of_zeros() {
 }
 
 #[test]
-fn parameters() {
+fn parameters_round_trip() {
     type Make = fn(f32) -> Norm;
     let families: [(OpCode, Make); 3] = [
         (OpCode::Norm, |eps| Norm::Norm { eps }),
@@ -199,7 +202,7 @@ fn parameters() {
 }
 
 #[test]
-fn parameters_of_groups() {
+fn group_norm_parameters_round_trip() {
     let words = |groups, eps| OpParams::default().with_int(0, groups).with_float(1, eps);
     for groups in [1, 2, 32, i32::MAX] {
         let op = group_norm(groups as u32);
@@ -217,12 +220,12 @@ fn parameters_of_groups() {
         let error = Op::decode(OpCode::GroupNorm, &words(groups, eps)).unwrap_err();
         assert_eq!((error.op, error.word, error.name), (OpCode::GroupNorm, word, name), "{groups} {eps}");
     }
-    // The eps of an op that has its own word for it is not looked for in the first.
+    // An op whose eps is in another word must not read it from the first word.
     assert!(Op::decode(OpCode::GroupNorm, &words(f32::NAN.to_bits() as i32, 0.0)).is_ok());
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     let ne = [8, 3, 1, 1];
     let mut case = Case::new();
     let x = case.leaf(DType::F32, ne, &normal(3, 24));
@@ -236,7 +239,7 @@ fn rules() {
     }
     let mut case = Case::new();
     assert!(case.b.node(OPS[1], &[]).is_err(), "no source");
-    // A type that the CPU has no kernel for is refused when the program is made, not when it runs.
+    // A type without a CPU kernel is rejected when the program is compiled, not when it runs.
     for op in OPS {
         let mut case = Case::new();
         let x = case.leaf(DType::F16, ne, &normal(3, 24));

@@ -1,3 +1,5 @@
+//! SUM, SUM_ROWS, MEAN, CUMSUM and ARGMAX: results of every device against the formulas in f64, and the shape rules.
+
 use crate::devices::devices;
 use fanout::device::DeviceKind;
 use fanout::graph::BuildError;
@@ -13,7 +15,7 @@ const SHAPES: [[usize; 4]; 6] =
     [[1, 1, 1, 1], [7, 1, 1, 1], [1, 9, 2, 1], [33, 5, 3, 2], [2500, 11, 1, 1], [200_003, 1, 1, 1]];
 
 #[test]
-fn sums_and_means() {
+fn sums_and_means_match_the_oracle() {
     for ne in SHAPES {
         let mut case = Case::new();
         let x = case.leaf(DType::F32, ne, &normal(1, ne.iter().product()));
@@ -31,9 +33,9 @@ fn sums_and_means() {
     }
 }
 
-/// A f32 accumulator would lose every second summand here.
+/// A sequential f32 accumulator would lose every summand after the first.
 #[test]
-fn sums_are_exact_where_f32_is_not() {
+fn sums_are_accumulated_in_f64() {
     let mut values = vec![0.25; 4097];
     values[0] = 16_777_216.0;
     let mut case = Case::new();
@@ -49,7 +51,7 @@ fn sums_are_exact_where_f32_is_not() {
 }
 
 #[test]
-fn sum_of_half_types() {
+fn sum_of_half_types_is_rounded_to_the_type() {
     for dtype in [DType::F16, DType::BF16] {
         let mut case = Case::new();
         let x = case.leaf(dtype, [300, 70, 1, 1], &normal(2, 21_000));
@@ -63,12 +65,12 @@ fn sum_of_half_types() {
 }
 
 #[test]
-fn layouts() {
+fn sums_of_all_layouts_match_the_oracle() {
     let ne = [50, 4, 3, 2];
     for nb in [[4, 216, 1000, 4000], [4, 600, 200, 2400], [16, 4, 800, 2400], [4, 0, 200, 600]] {
         let mut case = Case::new();
         let x = case.leaf_with_desc(TensorDesc::strided(DType::F32, ne, nb).unwrap(), &normal(3, 1200));
-        // Repeated rows must not hold more elements than the buffer could.
+        // Enlarges the memory: the shape rules reject a broadcast source with more bytes of elements than its memory.
         case.leaf(DType::F32, [1200, 1, 1, 1], &[0.0; 1200]);
         let sum = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
         let rows = TensorDesc::strided(DType::F32, [1, 4, 3, 2], [4, 8, 40, 160]).unwrap();
@@ -94,7 +96,7 @@ fn running_sums(x: &[f64], n: usize) -> Vec<f64> {
 
 /// Sums of integers are exact in any order.
 #[test]
-fn cumsum_of_integers() {
+fn cumsum_of_integers_is_exact() {
     let longer = [[1, 70, 3, 1], [1023, 2, 1, 1], [1024, 1, 3, 1], [1025, 3, 2, 1], [2049, 1, 1, 1]];
     for ne in SHAPES.into_iter().chain(longer) {
         let values: Vec<f32> = normal(6, ne.iter().product()).iter().map(|v| (v * 8.0).round()).collect();
@@ -132,7 +134,7 @@ fn cumsum_rounds_each_sum() {
 }
 
 #[test]
-fn cumsum_of_what_is_no_number() {
+fn cumsum_propagates_infinities_and_nan() {
     const NAN: f32 = f32::NAN;
     const INF: f32 = f32::INFINITY;
     let rows: [([f32; 4], [f32; 4]); 4] = [
@@ -152,7 +154,7 @@ fn cumsum_of_what_is_no_number() {
 }
 
 #[test]
-fn cumsum_layouts() {
+fn cumsum_of_all_layouts_is_exact() {
     let desc = |ne, nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
     let ne = [6, 4, 3, 2];
     let (padded, permuted) = (desc(ne, [4, 40, 200, 800]), desc(ne, [4, 72, 24, 288]));
@@ -163,7 +165,7 @@ fn cumsum_layouts() {
         let values: Vec<f32> = normal(8, dx.elements()).iter().map(|v| (v * 8.0).round()).collect();
         let mut case = Case::new();
         let x = case.leaf_with_desc(dx, &values);
-        // Repeated rows must not hold more elements than the buffer could.
+        // Enlarges the memory: the shape rules reject a broadcast source with more bytes of elements than its memory.
         case.leaf(DType::F32, [dx.elements(), 1, 1, 1], &vec![0.0; dx.elements()]);
         let dst = case.b.leaf_with_desc(dd).unwrap();
         case.b.node_into(Reduce::Cumsum, &[Some(x)], dst).unwrap();
@@ -176,7 +178,7 @@ fn cumsum_layouts() {
 }
 
 #[test]
-fn argmax_takes_the_last_of_equals() {
+fn argmax_returns_the_last_maximum() {
     const NAN: f32 = f32::NAN;
     const INF: f32 = f32::INFINITY;
     let rows: [([f32; 5], f64); 8] = [
@@ -200,7 +202,7 @@ fn argmax_takes_the_last_of_equals() {
 }
 
 #[test]
-fn argmax_of_long_rows() {
+fn argmax_of_long_rows_returns_the_last_maximum() {
     for (n, m) in [(1024, 3), (1025, 20), (40_000, 4)] {
         // Few distinct values, so that equal maxima lie in different pieces of a row.
         let values: Vec<f32> = normal(4, n * m).iter().map(|v| v.round()).collect();
@@ -217,7 +219,7 @@ fn argmax_of_long_rows() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     for (op, code) in [
         (Reduce::Sum, OpCode::Sum),
         (Reduce::SumRows, OpCode::SumRows),
@@ -251,7 +253,7 @@ fn rules() {
 }
 
 #[test]
-fn cumsum_is_refused() {
+fn invalid_cumsum_is_rejected() {
     let ne = [8, 3, 1, 1];
     let mut case = Case::new();
     let x = case.leaf(DType::F32, ne, &normal(9, 24));

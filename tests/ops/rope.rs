@@ -1,3 +1,5 @@
+//! ROPE: results of every device against the formula, parameters and shape rules.
+
 use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::rope::{Rope, RopeMode};
@@ -7,7 +9,7 @@ use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{at, index, normal, uniform};
 use fanout_testing::op_case::Case;
 
-/// The running position of pair `j` and its axis, by the rules of each mode: positions at `[t, h, w, e]`.
+/// The exponent of the running position of pair `j` and its axis, by the rules of each mode; positions are `[t, h, w, e]`.
 fn axis_and_exponent(mode: RopeMode, j: usize) -> (usize, usize) {
     let Some(sections) = mode.sections() else { return (0, j) };
     let s = sections.map(|n| n as usize);
@@ -26,7 +28,7 @@ fn axis_and_exponent(mode: RopeMode, j: usize) -> (usize, usize) {
     }
 }
 
-/// Angles are defined as running f32 products, so the oracle makes them in f32 too; the rest is f64.
+/// Angles are defined as running f32 products, so the oracle computes them in f32; the rest is f64.
 fn oracle(op: &Rope, x: &[f64], ne: [usize; 4], positions: &[i64], factors: Option<&[f64]>) -> Vec<f64> {
     let mut out = x.to_vec();
     let (n_dims, offs, pairs) = (op.n_dims as usize, op.n_offs as usize, op.pairs());
@@ -70,7 +72,7 @@ fn positions(op: &Rope, tokens: usize) -> Vec<i64> {
     (0..count as i64).map(|i| (i * 37 + 5) % 61).collect()
 }
 
-/// Runs x through `op` on all devices against the oracle; `onto` puts the destination on x.
+/// Runs `op` on all devices and compares with the oracle. With `onto`, the destination is x (in place).
 #[track_caller]
 fn check(op: Rope, dtype: DType, x: TensorDesc, onto: bool, with_factors: bool) {
     let ne = x.ne();
@@ -92,7 +94,7 @@ fn check(op: Rope, dtype: DType, x: TensorDesc, onto: bool, with_factors: bool) 
     let want = oracle(&op, &case.values(input), ne, &at, factors.as_deref());
     for on in devices() {
         let what = format!("{op:?} {dtype} {ne:?} onto {onto} factors {with_factors} {}", on.name);
-        // An angle of some hundreds has an error of its own in f32, which shows in values near 0.
+        // An f32 angle of some hundreds has a rounding error that shows in values near 0.
         assert_close(&case.run(on).values(dst), &want, rounding(dtype), 1e-4, &what);
     }
 }
@@ -107,7 +109,7 @@ const MODES: [RopeMode; 6] = [
 ];
 
 #[test]
-fn modes() {
+fn every_mode_matches_the_oracle() {
     for mode in MODES {
         for (dtype, ne) in [
             (DType::F32, [20, 1, 1, 1]),
@@ -131,8 +133,9 @@ fn modes() {
                 };
                 let plain = Rope { n_offs, ..Rope::new(mode, n_dims) };
                 let x = TensorDesc::contiguous(dtype, ne).unwrap();
-                check(plain, dtype, x, false, false);
-                check(yarn, dtype, x, false, true);
+                let onto = false;
+                check(plain, dtype, x, onto, false);
+                check(yarn, dtype, x, onto, true);
             }
         }
     }
@@ -140,7 +143,7 @@ fn modes() {
 
 /// Rows longer than a piece, padded and permuted rows, and the destination on x.
 #[test]
-fn layouts() {
+fn long_strided_and_in_place_rows_match_the_oracle() {
     for mode in MODES {
         let ne = [2600, 2, 2, 1];
         let n_dims = if matches!(mode, RopeMode::Vision(_)) { 1300 } else { 2400 };
@@ -155,9 +158,9 @@ fn layouts() {
     }
 }
 
-/// The destination exactly on the factors: large enough that several threads see the node.
+/// The destination on the factors, large enough for several workers.
 #[test]
-fn onto_the_factors() {
+fn destination_may_coincide_with_the_factors() {
     let (n, op) = (8192, Rope::new(RopeMode::Neox, 8192));
     let mut case = Case::new();
     let x = case.leaf(DType::F32, [n, 1, 1, 1], &normal(5, n));
@@ -172,9 +175,9 @@ fn onto_the_factors() {
     }
 }
 
-/// Any position is data.
+/// Every I32 is a valid position.
 #[test]
-fn positions_at_the_ends() {
+fn extreme_positions_keep_the_lengths_of_pairs() {
     let mut case = Case::new();
     let x = case.leaf(DType::F32, [8, 1, 3, 1], &normal(1, 24));
     let p = case.indices(DType::I32, [3, 1, 1, 1], &[i64::from(i32::MIN), -1, i64::from(i32::MAX)]);
@@ -193,7 +196,7 @@ fn positions_at_the_ends() {
 }
 
 #[test]
-fn parameters_survive_the_wire() {
+fn parameters_round_trip() {
     for (mode, word) in MODES.into_iter().zip([0, 2, 8, 8, 24, 40]) {
         let op = Rope {
             n_offs: if word == 24 { 0 } else { 4 },
@@ -211,7 +214,7 @@ fn parameters_survive_the_wire() {
 }
 
 #[test]
-fn parameters_outside_the_op_are_refused() {
+fn invalid_parameters_are_rejected() {
     let good = Rope::new(RopeMode::Mrope([1, 1, 1, 1]), 8).encode();
     assert!(Op::decode(OpCode::Rope, &good).is_ok());
     let bad: [(&str, OpParams, usize); 10] = [
@@ -233,7 +236,7 @@ fn parameters_outside_the_op_are_refused() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn mismatched_shapes_are_rejected() {
     use DType::{BF16, F32, I32, I64};
     use RopeMode::{Mrope, Neox, Normal, Vision};
     let x = (F32, [16, 2, 3, 1]);

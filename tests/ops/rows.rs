@@ -1,3 +1,5 @@
+//! GET_ROWS and SET_ROWS: results of every device, invalid row indices, and the shape rules.
+
 use crate::devices::devices;
 use fanout::graph::TensorId;
 use fanout::ops::rows::Rows;
@@ -8,24 +10,25 @@ use fanout_testing::compare::assert_close;
 use fanout_testing::inputs::{at, index, normal};
 use fanout_testing::op_case::Case;
 
-/// The types whose rows SET_ROWS writes.
+/// Types that SET_ROWS can write.
 fn writable() -> impl Iterator<Item = DType> {
     DType::ALL.iter().copied().filter(|&t| t == DType::I32 || quantiser(t).is_some())
 }
 
-fn draw(seed: u64, n: usize, below: usize) -> Vec<i64> {
+/// `n` random row indices below `below`.
+fn random_indices(seed: u64, n: usize, below: usize) -> Vec<i64> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| rng.i64(0..below as i64)).collect()
 }
 
 #[test]
-fn get_rows_of_every_type() {
+fn get_rows_gathers_rows_of_every_type() {
     for dtype in writable() {
         let n = 2 * dtype.block_len() + if dtype.is_block() { 0 } else { 1500 };
         let (rows, [k, a2, a3]) = (7, [5, 3, 2]);
         let mut case = Case::new();
         let table = case.leaf(dtype, [n, rows, a2, a3], &normal(1, n * rows * a2 * a3));
-        let list = draw(2, k * a2 * a3, rows);
+        let list = random_indices(2, k * a2 * a3, rows);
         let ids = case.indices(DType::I32, [k, a2, a3, 1], &list);
         let dst = case.b.node(Rows::GetRows, &[Some(table), Some(ids)]).unwrap();
         let case = case.build();
@@ -47,13 +50,13 @@ fn get_rows_of_every_type() {
 
 /// A padded table, transposed ids, a destination with gaps; enough rows for all workers.
 #[test]
-fn get_rows_of_views() {
+fn get_rows_supports_strided_operands() {
     let (n, rows, k, a2) = (33, 40, 700, 3);
     let strided = |dtype, ne, nb| TensorDesc::strided(dtype, ne, nb).unwrap();
     let mut case = Case::new();
     let table =
         case.leaf_with_desc(strided(DType::F32, [n, rows, a2, 1], [4, 140, 6000, 18_000]), &normal(3, n * rows * a2));
-    let list: Vec<f32> = draw(4, k * a2, rows).into_iter().map(|v| v as f32).collect();
+    let list: Vec<f32> = random_indices(4, k * a2, rows).into_iter().map(|v| v as f32).collect();
     let ids = case.leaf_with_desc(strided(DType::I32, [k, a2, 1, 1], [12, 4, 8400, 8400]), &list);
     let dst = case.b.leaf_with_desc(strided(DType::F32, [n, k, a2, 1], [4, 136, 96_000, 288_000])).unwrap();
     case.b.node_into(Rows::GetRows, &[Some(table), Some(ids)], dst).unwrap();
@@ -66,21 +69,23 @@ fn get_rows_of_views() {
     }
 }
 
-struct Set {
+/// Types and shapes of a SET_ROWS; the names are those of [`Rows::SetRows`].
+struct SetRowsCase {
     dst: DType,
     src: DType,
     ids: DType,
-    /// n, r, b2, b3
+    /// Shape of b: `[n, r, b2, b3]`.
     b: [usize; 4],
+    /// Rows of each matrix of the destination.
     rows: usize,
-    /// c1, c2
+    /// Numbers of lists of ids: `[c1, c2]`.
     lists: [usize; 2],
 }
 
-impl Set {
-    /// Writes into a cache of random content and compares with writing in order, one row after the other.
+impl SetRowsCase {
+    /// Sets rows of a cache with random content and compares with setting them one after the other, in order.
     fn run(&self, list: &[i64]) {
-        let Set { dst: dtype, src, ids, b: [n, r, b2, b3], rows, lists: [c1, c2] } = *self;
+        let SetRowsCase { dst: dtype, src, ids, b: [n, r, b2, b3], rows, lists: [c1, c2] } = *self;
         let what = format!("{src} {dtype} {ids} {:?} {rows} {c1} {c2}", self.b);
         let mut case = Case::new();
         let b = case.leaf(src, self.b, &normal(5, n * r * b2 * b3).iter().map(|v| 100.0 * v).collect::<Vec<_>>());
@@ -109,41 +114,41 @@ impl Set {
 }
 
 #[test]
-fn set_rows_of_every_type() {
+fn set_rows_scatters_rows_of_every_type() {
     for dst in writable() {
         for (src, ids) in [(DType::F32, DType::I64), (DType::F32, DType::I32), (DType::F16, DType::I64)] {
             let n = if dst.is_block() { dst.block_len() } else { 33 };
-            Set { dst, src, ids, b: [n, 4, 2, 1], rows: 6, lists: [1, 1] }.run(&[5, 0, 3, 1]);
+            SetRowsCase { dst, src, ids, b: [n, 4, 2, 1], rows: 6, lists: [1, 1] }.run(&[5, 0, 3, 1]);
         }
     }
 }
 
 #[test]
-fn set_rows_shares_lists_among_matrices() {
+fn set_rows_broadcasts_ids() {
     for n in [1, 1100] {
         for lists in [[1, 1], [2, 1], [4, 3], [1, 3], [4, 1]] {
             let list: Vec<i64> = (0..3 * lists[0] * lists[1]).map(|k| (k * 4 % 9) as i64).collect();
             let (dst, src, ids) = (DType::F16, DType::F32, DType::I64);
-            Set { dst, src, ids, b: [n, 3, 4, 3], rows: 9, lists }.run(&list);
+            SetRowsCase { dst, src, ids, b: [n, 3, 4, 3], rows: 9, lists }.run(&list);
         }
     }
 }
 
-/// Rows named again and again, from one row to more than a worker's share, short and long rows, all workers at it.
+/// Duplicate ids: from one row to more than a worker's share, short and long rows, with all workers.
 #[test]
-fn the_last_of_equal_indices_counts() {
+fn last_of_duplicate_ids_wins() {
     for (n, r, rows) in [(1, 20_000, 300), (64, 600, 7), (2080, 40, 3), (4128, 10, 1)] {
         for dst in [DType::F16, DType::F32, DType::Q8_0] {
             if n % dst.block_len() == 0 {
-                let set = Set { dst, src: DType::F32, ids: DType::I64, b: [n, r, 1, 1], rows, lists: [1, 1] };
-                set.run(&draw(7, r, rows));
+                let set = SetRowsCase { dst, src: DType::F32, ids: DType::I64, b: [n, r, 1, 1], rows, lists: [1, 1] };
+                set.run(&random_indices(7, r, rows));
             }
         }
     }
 }
 
 #[test]
-fn no_rows_to_set() {
+fn set_rows_of_no_rows_changes_nothing() {
     let mut case = Case::new();
     let b = case.leaf(DType::F32, [8, 0, 2, 1], &[]);
     let ids = case.indices(DType::I64, [0, 1, 1, 1], &[]);
@@ -158,13 +163,13 @@ fn no_rows_to_set() {
 }
 
 #[test]
-fn indices_outside_are_refused() {
+fn indices_out_of_range_are_rejected() {
     for bad in [-1, 6, i64::from(i32::MAX), i64::from(i32::MIN), i64::MAX, i64::MIN, 1 << 32] {
         for (op, ids) in [(Rows::GetRows, DType::I32), (Rows::SetRows, DType::I64), (Rows::SetRows, DType::I32)] {
             if ids == DType::I32 && i32::try_from(bad).is_err() {
                 continue;
             }
-            // One row, and enough to share.
+            // One row, and enough rows to share.
             for k in [1, 5000] {
                 let mut case = Case::new();
                 let table = case.leaf(DType::F32, [8, 6, 1, 1], &normal(9, 48));
@@ -187,7 +192,7 @@ fn indices_outside_are_refused() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     use DType::{F16, F32, I32, I64, Q8_1};
     for code in [OpCode::GetRows, OpCode::SetRows] {
         let op = Op::decode(code, &OpParams::default()).unwrap().unwrap();
@@ -227,7 +232,7 @@ fn rules() {
     assert!(!set([8, 5, 4, 3], (I64, [5, 2, 3, 1]), (F32, a), a), "another type than the target's");
     assert!(!set([8, 5, 4, 3], (I64, [5, 2, 3, 1]), (F16, [8, 7, 4, 3]), a), "another shape than the target's");
 
-    // Types without a conversion are the device's to refuse.
+    // Whether a type has a conversion is not a matter of the shape rule: the device rejects it.
     let mut case = Case::new();
     let (table, ids) = (case.b.leaf(Q8_1, [32, 6, 1, 1]).unwrap(), case.b.leaf(I32, [4, 1, 1, 1]).unwrap());
     assert!(dequantiser(Q8_1).is_none());

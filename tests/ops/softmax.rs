@@ -1,3 +1,5 @@
+//! SOFT_MAX: results of every device against the formula in f64, parameters and shape rules.
+
 use crate::devices::devices;
 use fanout::graph::BuildError;
 use fanout::ops::softmax::SoftMax;
@@ -7,7 +9,7 @@ use fanout_testing::compare::assert_close;
 use fanout_testing::inputs::{index, normal, uniform};
 use fanout_testing::op_case::Case;
 
-/// The slope of head `h` of `heads`, by the formula.
+/// The ALiBi slope of head `h` of `heads`, by its formula.
 pub(crate) fn slope(max_bias: f32, heads: usize, h: usize) -> f64 {
     if max_bias <= 0.0 {
         return 1.0;
@@ -42,7 +44,8 @@ fn oracle(op: SoftMax, (x, ne): Tensor<'_>, mask: Option<Tensor<'_>>, sinks: Opt
     out
 }
 
-/// A mask in which every third entry is hidden, and the end of each row, longer from row to row; but never all of a row.
+/// Masks every third entry and the end of each row. Over eight rows the masked end grows from row to row; no row is fully
+/// masked.
 fn mask_values(seed: u64, ne: [usize; 4]) -> Vec<f32> {
     let mut values = uniform(seed, ne.iter().product(), -3.0, 1.0);
     for (r, row) in values.chunks_mut(ne[0]).enumerate() {
@@ -54,7 +57,7 @@ fn mask_values(seed: u64, ne: [usize; 4]) -> Vec<f32> {
 }
 
 #[test]
-fn masks_slopes_and_sinks() {
+fn masks_alibi_and_sinks_match_the_oracle() {
     let shapes = [
         ([1, 1, 1, 1], [1, 1, 1, 1]),
         ([7, 3, 2, 2], [7, 3, 2, 2]),
@@ -89,9 +92,9 @@ fn masks_slopes_and_sinks() {
     }
 }
 
-/// The destination exactly on x, and exactly on an f32 mask of its shape.
+/// The destination on x, and on an f32 mask of the same shape.
 #[test]
-fn in_place() {
+fn in_place_results_match_the_oracle() {
     let ne = [1100, 3, 2, 1];
     let op = SoftMax { scale: 1.5, max_bias: 2.0 };
     for onto in [0, 1] {
@@ -109,9 +112,9 @@ fn in_place() {
     }
 }
 
-/// A row without anything visible: NaN, unless a sink takes the mass.
+/// A fully masked row is NaN, unless a sink takes the probability mass.
 #[test]
-fn rows_that_are_hidden_entirely() {
+fn fully_masked_rows_are_nan_without_a_sink() {
     for with_sink in [false, true] {
         let mut case = Case::new();
         let x = case.leaf(DType::F32, [5, 2, 1, 1], &normal(1, 10));
@@ -130,14 +133,14 @@ fn rows_that_are_hidden_entirely() {
 }
 
 #[test]
-fn parameters_survive_the_wire() {
+fn parameters_round_trip() {
     let op = SoftMax { scale: 0.125, max_bias: 8.0 };
     assert_eq!(op.encode(), OpParams::default().with_float(0, 0.125).with_float(1, 8.0));
     assert_eq!(Op::decode(OpCode::SoftMax, &op.encode()), Ok(Some(op.into())));
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn mismatched_shapes_are_rejected() {
     use DType::{BF16, F16, F32};
     let contiguous = |dtype, ne| TensorDesc::contiguous(dtype, ne).unwrap();
     let plain = contiguous(F32, [8, 3, 4, 2]);

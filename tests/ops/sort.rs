@@ -1,3 +1,5 @@
+//! ARGSORT and TOP_K: results of every device against a stable sort, and the shape rules.
+
 use crate::devices::devices;
 use fanout::ops::sort::Sort;
 use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
@@ -23,7 +25,7 @@ fn values(n: usize) -> Vec<f32> {
 }
 
 #[test]
-fn argsort_is_the_stable_order() {
+fn argsort_orders_ties_by_index() {
     for ne in SHAPES {
         for descending in [false, true] {
             let v = values(ne.iter().product());
@@ -51,7 +53,7 @@ fn argsort_is_the_stable_order() {
 }
 
 #[test]
-fn top_k_holds_the_largest() {
+fn top_k_contains_the_largest() {
     for ne in SHAPES {
         for k in [1, ne[0].div_ceil(3), ne[0]] {
             let v = values(ne.iter().product());
@@ -80,7 +82,7 @@ fn top_k_holds_the_largest() {
 }
 
 #[test]
-fn strided_rows() {
+fn argsort_supports_strided_rows() {
     let (ne, v) = ([300, 20, 2, 1], normal(2, 12_000));
     let mut case = Case::new();
     let src = case.leaf_with_desc(TensorDesc::strided(DType::F32, ne, [80, 4, 24_000, 48_000]).unwrap(), &v);
@@ -95,7 +97,7 @@ fn strided_rows() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     for op in [Sort::TopK, Sort::Argsort { descending: false }, Sort::Argsort { descending: true }].map(Op::from) {
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op));
     }
@@ -115,7 +117,7 @@ fn rules() {
     assert!(!built(Sort::TopK, ne, (DType::I32, [7, 4, 1, 1])), "more than there are");
     assert!(!built(Sort::TopK, ne, (DType::I32, [2, 3, 1, 1])), "fewer rows");
     assert!(!built(up, [1 << 31, 1, 1, 1], (DType::I32, [1 << 31, 1, 1, 1])), "indices beyond an i32");
-    // Other types are the device's to refuse.
+    // Whether the device supports another type is not a matter of the shape rule.
     let mut case = Case::new();
     let src = case.b.leaf(DType::F16, ne).unwrap();
     case.b.node(up, &[Some(src)]).unwrap();

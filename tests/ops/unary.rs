@@ -1,3 +1,5 @@
+//! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY: results of every device against the formulas in f64.
+
 use crate::devices::devices;
 use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
@@ -84,7 +86,8 @@ fn ops() -> Vec<Unary> {
     all
 }
 
-/// All ops on one source, compared with the oracle; `make` makes the destination of each.
+/// Compares the ops on one source with the oracle. `dst` returns the layout of the destination; with `in_place` the destination
+/// is the source instead.
 fn compare(dx: TensorDesc, values: &[f32], ops: &[Unary], dst: impl Fn(&TensorDesc) -> TensorDesc, in_place: bool) {
     for &op in ops {
         let mut case = Case::new();
@@ -101,60 +104,61 @@ fn compare(dx: TensorDesc, values: &[f32], ops: &[Unary], dst: impl Fn(&TensorDe
     }
 }
 
-fn packed(dtype: DType, ne: [usize; 4]) -> TensorDesc {
+fn contiguous(dtype: DType, ne: [usize; 4]) -> TensorDesc {
     TensorDesc::contiguous(dtype, ne).unwrap()
 }
 
 #[test]
-fn every_op_over_its_range() {
+fn every_op_matches_the_oracle_over_its_range() {
     for (n, spread) in [(1, 1.0), (999, 1.0), (6000, 12.0)] {
         let x = uniform(1, n, -spread, spread);
         let (roots, others): (Vec<_>, Vec<_>) = ops().into_iter().partition(|op| *op == Unary::Sqrt);
-        compare(packed(DType::F32, [n, 1, 1, 1]), &x, &others, |x| *x, false);
+        compare(contiguous(DType::F32, [n, 1, 1, 1]), &x, &others, |x| *x, false);
         let x: Vec<f32> = x.iter().map(|x| x.abs()).collect();
-        compare(packed(DType::F32, [n, 1, 1, 1]), &x, &roots, |x| *x, false);
+        compare(contiguous(DType::F32, [n, 1, 1, 1]), &x, &roots, |x| *x, false);
     }
 }
 
 #[test]
-fn shapes() {
-    let some = [Unary::Sqr, Unary::Kind(UnaryKind::Silu), Unary::Fill { value: 0.5 }];
+fn all_shapes_match_the_oracle() {
+    let sample_ops = [Unary::Sqr, Unary::Kind(UnaryKind::Silu), Unary::Fill { value: 0.5 }];
     for ne in [[1, 50, 3, 2], [7, 3, 5, 2], [1024, 3, 1, 1], [1025, 2, 2, 1], [5000, 5, 1, 1], [64, 400, 2, 1]] {
-        compare(packed(DType::F32, ne), &normal(2, ne.iter().product()), &some, |x| *x, false);
+        compare(contiguous(DType::F32, ne), &normal(2, ne.iter().product()), &sample_ops, |x| *x, false);
     }
 }
 
 #[test]
-fn types() {
+fn pairs_of_types_match_the_oracle() {
     use DType::{BF16, F16, F32};
     let ne = [65, 3, 2, 1];
     let x: Vec<f32> = normal(3, 390).iter().map(|x| x.abs() + 0.01).collect();
     for (a, b) in [(F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, F16), (F32, BF16)] {
-        compare(packed(a, ne), &x, &ops(), |_| packed(b, ne), false);
+        compare(contiguous(a, ne), &x, &ops(), |_| contiguous(b, ne), false);
     }
 }
 
 #[test]
-fn layouts() {
+fn all_layouts_match_the_oracle() {
     let ne = [6, 4, 3, 2];
     let desc = |nb| TensorDesc::strided(DType::F32, ne, nb).unwrap();
     let (padded, permuted) = (desc([4, 40, 200, 800]), desc([4, 72, 24, 288]));
     let (transposed, repeated) = (desc([16, 4, 96, 288]), desc([4, 0, 24, 72]));
-    let some = [Unary::Sqr, Unary::Kind(UnaryKind::Gelu), Unary::Scale { scale: 2.0, bias: 1.0 }];
+    let sample_ops = [Unary::Sqr, Unary::Kind(UnaryKind::Gelu), Unary::Scale { scale: 2.0, bias: 1.0 }];
     let x = normal(4, 144);
     for (from, to) in [(padded, permuted), (permuted, transposed), (transposed, padded), (repeated, padded)] {
-        compare(from, &x, &some, |_| to, false);
+        compare(from, &x, &sample_ops, |_| to, false);
     }
-    for at in [padded, permuted, transposed, packed(DType::F32, ne), packed(DType::F16, ne)] {
+    for at in [padded, permuted, transposed, contiguous(DType::F32, ne), contiguous(DType::F16, ne)] {
         compare(at, &x, &ops()[..4], |x| *x, true);
-        compare(at, &x, &some, |x| *x, true);
+        compare(at, &x, &sample_ops, |x| *x, true);
         compare(at, &x, &[Unary::Fill { value: 4.0 }, Unary::Clamp { min: 0.0, max: 0.5 }], |x| *x, true);
     }
 }
 
-/// Halves, signs and overflow, where f64 agrees with f32; infinities and NaN, where the formula decides.
+/// Halves, signs and large values, for which the f64 oracle agrees with f32 arithmetic. The results for infinities and NaN are
+/// listed.
 #[test]
-fn corners() {
+fn special_values_match_the_formula() {
     const INF: f32 = f32::INFINITY;
     const NAN: f32 = f32::NAN;
     let finite = [-100.0, -10.5, -2.5, -0.5, -0.0, 0.0, 0.5, 1.5, 20.5, 100.0];
@@ -195,7 +199,7 @@ fn corners() {
 }
 
 #[test]
-fn parameters() {
+fn parameters_round_trip() {
     for op in ops() {
         let op = Op::from(op);
         assert_eq!(Op::decode(op.code(), &op.encode()), Ok(Some(op)));
@@ -213,7 +217,7 @@ fn parameters() {
 }
 
 #[test]
-fn rules() {
+fn invalid_nodes_are_rejected() {
     let mut case = Case::new();
     assert!(case.b.node(Unary::Sqr, &[]).is_err(), "no source");
     let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
@@ -221,8 +225,8 @@ fn rules() {
     assert!(case.b.build().is_err(), "another shape");
     let mut case = Case::new();
     let x = case.leaf(DType::F32, [8, 3, 1, 1], &normal(5, 24));
-    let shifted = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 0).unwrap();
-    let onto = case.b.view(x, packed(DType::F32, [8, 2, 1, 1]), 32).unwrap();
+    let shifted = case.b.view(x, contiguous(DType::F32, [8, 2, 1, 1]), 0).unwrap();
+    let onto = case.b.view(x, contiguous(DType::F32, [8, 2, 1, 1]), 32).unwrap();
     case.b.node_into(Unary::Sqr, &[Some(shifted)], onto).unwrap();
     assert!(case.b.build().is_err(), "onto half of the source");
     let mut case = Case::new();

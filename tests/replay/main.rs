@@ -1,16 +1,17 @@
-//! Recorded sessions of real llama.cpp clients, replayed against the server binary.
+//! Replays recorded sessions of llama.cpp clients against the server binary.
 //!
-//! `tests/rpc/recordings/` holds what a client of protocol 7.0 and llama.cpp's own server said to each other. The client's
-//! messages go to our server with handles and addresses translated; what it answers must match the recorded server.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//! The files in `tests/rpc/recordings/` contain the messages between a client of protocol 7.0 and llama.cpp's own server. The
+//! test sends the client's requests to this crate's server, with translated handles and addresses, and compares the responses
+//! with the recorded ones.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed expectation of a test is a panic
 
 mod recording;
 mod translate;
 
-use fanout::rpc::wire::{Command, Limits, Request, Response};
+use fanout::rpc::wire::{Limits, Request, Response, RpcCommand};
 use fanout::tensor::quant::dequantiser;
 use fanout::tensor::{DType, TensorDesc};
-use recording::{Direction, Record, read};
+use recording::{Direction, Record, read_recording};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,14 +21,14 @@ use translate::Translator;
 
 const LIMITS: Limits = Limits::new(1 << 16, 1 << 17, 1 << 28);
 
-/// The server binary on a free port; killed when dropped.
-struct Server {
+/// A process of the server binary on a free port; killed on drop.
+struct ServerProcess {
     child: Child,
     address: String,
 }
 
-impl Server {
-    fn start() -> Server {
+impl ServerProcess {
+    fn start() -> ServerProcess {
         let mut child = Process::new(env!("CARGO_BIN_EXE_rpc-server"))
             .args(["-H", "127.0.0.1", "-p", "0", "-t", "2", "--mem", "2G"])
             .stdout(Stdio::piped())
@@ -37,8 +38,8 @@ impl Server {
         let address = lines
             .map(|line| line.unwrap())
             .find_map(|line| Some(line.split_once("listening on ")?.1.split_whitespace().next()?.to_owned()))
-            .expect("the server says where it listens");
-        Server { child, address }
+            .expect("the server logs the address on which it listens");
+        ServerProcess { child, address }
     }
 
     fn connect(&self) -> TcpStream {
@@ -48,76 +49,79 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whatever a session was compared by.
+/// Counts and errors of a replay.
 #[derive(Default)]
-struct Tally {
+struct ReplayStats {
     requests: usize,
     graphs: usize,
     reads: usize,
+    /// Sum of the squared differences of read values.
     error: f64,
+    /// Sum of the squared recorded values.
     power: f64,
 }
 
-fn replay(file: &str) -> Tally {
-    let server = Server::start();
+/// Replays the session in a recording against a new server.
+fn replay(file: &str) -> ReplayStats {
+    let server = ServerProcess::start();
     let mut streams: HashMap<u32, TcpStream> = HashMap::new();
-    let mut pending: HashMap<u32, (Command, Vec<u8>)> = HashMap::new();
+    let mut pending: HashMap<u32, (RpcCommand, Vec<u8>)> = HashMap::new();
     let mut translator = Translator::default();
-    let mut tally = Tally::default();
-    for Record { connection, direction, bytes } in read(file) {
+    let mut stats = ReplayStats::default();
+    for Record { connection, direction, bytes } in read_recording(file) {
         let stream = streams.entry(connection).or_insert_with(|| server.connect());
         match direction {
             Direction::Request => {
-                let (command, body) = recording::request(&bytes);
+                let (command, body) = recording::split_request(&bytes);
                 let request = Request::decode(command, body, &LIMITS).unwrap();
                 stream.write_all(&translator.request(&request)).unwrap();
-                tally.requests += 1;
-                tally.graphs += usize::from(matches!(command, Command::GraphCompute | Command::GraphRecompute));
+                stats.requests += 1;
+                stats.graphs += usize::from(matches!(command, RpcCommand::GraphCompute | RpcCommand::GraphRecompute));
                 pending.insert(connection, (command, body.to_vec()));
             }
             Direction::Response => {
                 let (command, body) = pending.remove(&connection).expect("a response follows a request");
                 let recorded = Response::decode(command, &bytes[8..]).unwrap();
-                let answer = response(stream, command);
-                let answer = Response::decode(command, &answer).unwrap();
+                let body_received = read_response(stream, command);
+                let response = Response::decode(command, &body_received).unwrap();
                 let request = Request::decode(command, &body, &LIMITS).unwrap();
-                compare(&request, &recorded, &answer, &mut translator, &mut tally);
+                compare_responses(&request, &recorded, &response, &mut translator, &mut stats);
             }
         }
     }
-    tally
+    stats
 }
 
-fn response(stream: &mut TcpStream, command: Command) -> Vec<u8> {
+fn read_response(stream: &mut TcpStream, command: RpcCommand) -> Vec<u8> {
     let mut size = [0; 8];
-    stream.read_exact(&mut size).unwrap_or_else(|e| panic!("the answer to {}: {e}", command.name()));
+    stream.read_exact(&mut size).unwrap_or_else(|e| panic!("the response to {}: {e}", command.name()));
     let mut body = vec![0; u64::from_le_bytes(size) as usize];
     stream.read_exact(&mut body).unwrap();
     body
 }
 
-fn compare(
+fn compare_responses(
     request: &Request<'_>,
     recorded: &Response<'_>,
-    answer: &Response<'_>,
-    t: &mut Translator,
-    tally: &mut Tally,
+    response: &Response<'_>,
+    translator: &mut Translator,
+    stats: &mut ReplayStats,
 ) {
-    match (request, recorded, answer) {
+    match (request, recorded, response) {
         (Request::AllocBuffer(_), Response::AllocBuffer(theirs), Response::AllocBuffer(ours)) => {
             assert!(ours.remote_ptr != 0 && ours.remote_size >= theirs.remote_size.min(ours.remote_size));
-            t.allocated(theirs.remote_ptr, ours.remote_ptr, theirs.remote_size);
+            translator.record_buffer(theirs.remote_ptr, ours.remote_ptr, theirs.remote_size);
         }
         (Request::BufferGetBase(r), Response::BufferGetBase(theirs), Response::BufferGetBase(ours)) => {
             assert!(*ours != 0 && ours.is_multiple_of(64));
-            t.based(r.remote_ptr, *theirs, *ours);
+            translator.record_base(r.remote_ptr, *theirs, *ours);
         }
         (Request::GetTensor(r), Response::GetTensor(theirs), Response::GetTensor(ours)) => {
             let dtype = DType::from_wire(r.tensor.dtype).unwrap();
@@ -130,10 +134,10 @@ fn compare(
             assert_eq!(theirs.len(), ours.len());
             for (want, got) in values(theirs).into_iter().zip(values(ours)) {
                 assert!(got.is_finite(), "{}: {got}, recorded {want}", r.tensor.name());
-                tally.error += f64::from(got - want).powi(2);
-                tally.power += f64::from(want).powi(2);
+                stats.error += f64::from(got - want).powi(2);
+                stats.power += f64::from(want).powi(2);
             }
-            tally.reads += 1;
+            stats.reads += 1;
         }
         (Request::GetAllocSize(r), _, Response::GetAllocSize(ours)) => {
             let desc = TensorDesc::strided(
@@ -143,21 +147,22 @@ fn compare(
             );
             assert!(*ours >= desc.unwrap().extent() as u64);
         }
-        // The byte of it that clients ignore is a server's own.
+        // The padding byte, which differs between servers, is not compared.
         (Request::Hello(_), Response::Hello(theirs), Response::Hello(ours)) => {
             assert_eq!((theirs.version, theirs.conn_caps), (ours.version, ours.conn_caps));
         }
         (Request::GetDeviceMemory(_), _, Response::GetDeviceMemory(ours)) => assert!(ours.free <= ours.total),
-        // Figures of their own: alignment, largest buffer.
+        // Alignment and maximum buffer size differ between servers.
         (Request::GetAlignment(_) | Request::GetMaxSize(_), ..) => {}
-        (_, theirs, ours) => assert_eq!(theirs, ours, "the answer to {}", request.command().name()),
+        (_, theirs, ours) => assert_eq!(theirs, ours, "the response to {}", request.command().name()),
     }
 }
 
+/// Replays a recording. It must have at least `reads` GET_TENSORs, and the NMSE of the read values must not exceed `bound`.
 fn check(file: &str, reads: usize, bound: f64) {
-    let tally = replay(file);
-    let nmse = tally.error / tally.power;
-    assert!(tally.graphs >= 5 && tally.reads >= reads, "{} graphs, {} reads", tally.graphs, tally.reads);
+    let stats = replay(file);
+    let nmse = stats.error / stats.power;
+    assert!(stats.graphs >= 5 && stats.reads >= reads, "{} graphs, {} reads", stats.graphs, stats.reads);
     assert!(nmse <= bound, "{file}: NMSE {nmse:.2e} against llama.cpp's own server, at most {bound:.0e}");
 }
 
@@ -172,6 +177,6 @@ fn a_mixture_of_experts() {
 }
 
 #[test]
-fn a_model_with_its_cache_on_the_client() {
+fn a_model_with_its_kv_cache_on_the_client() {
     check("kv-on-host.rec", 15, 1e-3);
 }

@@ -1,6 +1,6 @@
-//! The format of recorded sessions: see `tests/rpc/recordings/README.md`.
+//! Reader of recorded sessions. `tests/rpc/recordings/README.md` describes the format.
 
-use fanout::rpc::wire::{Command, REQUEST_HEADER, RequestHeader};
+use fanout::rpc::wire::{REQUEST_HEADER, RequestHeader, RpcCommand};
 use std::path::Path;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -9,14 +9,15 @@ pub(crate) enum Direction {
     Response,
 }
 
-/// One whole message of one connection.
+/// A complete message of a connection, with its header.
 pub(crate) struct Record {
     pub(crate) connection: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: Vec<u8>,
 }
 
-pub(crate) fn read(file: &str) -> Vec<Record> {
+/// Reads a recording of `tests/rpc/recordings`.
+pub(crate) fn read_recording(file: &str) -> Vec<Record> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rpc/recordings").join(file);
     let data = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut rest = data.strip_prefix(b"FANOUTRC\x01\0\0\0").expect("a recording of version 1");
@@ -35,8 +36,8 @@ pub(crate) fn read(file: &str) -> Vec<Record> {
     records
 }
 
-/// A request's command and body.
-pub(crate) fn request(frame: &[u8]) -> (Command, &[u8]) {
+/// Splits an encoded request into command and body.
+pub(crate) fn split_request(frame: &[u8]) -> (RpcCommand, &[u8]) {
     let (head, body) = frame.split_first_chunk::<REQUEST_HEADER>().expect("a whole frame");
     let header = RequestHeader::decode(head).unwrap();
     assert_eq!(header.size, body.len() as u64);

@@ -1,14 +1,15 @@
-//! Recorded handles and addresses → those that our server gave for the same requests.
+//! Translation of recorded buffer handles and addresses to those that this crate's server returned for the same requests.
 
 use fanout::rpc::wire::{GraphCompute, Request, SetTensor, TENSOR_RECORD, TensorRecord};
 use std::collections::HashMap;
 
 #[derive(Default)]
 pub(crate) struct Translator {
-    buffers: HashMap<u64, Buffer>,
+    /// The buffers by their recorded handles.
+    buffers: HashMap<u64, TranslatedBuffer>,
 }
 
-struct Buffer {
+struct TranslatedBuffer {
     ours: u64,
     size: u64,
     recorded_base: u64,
@@ -16,11 +17,13 @@ struct Buffer {
 }
 
 impl Translator {
-    pub(crate) fn allocated(&mut self, recorded: u64, ours: u64, size: u64) {
-        self.buffers.insert(recorded, Buffer { ours, size, recorded_base: 0, our_base: 0 });
+    /// Records the two handles of a buffer.
+    pub(crate) fn record_buffer(&mut self, recorded: u64, ours: u64, size: u64) {
+        self.buffers.insert(recorded, TranslatedBuffer { ours, size, recorded_base: 0, our_base: 0 });
     }
 
-    pub(crate) fn based(&mut self, recorded: u64, recorded_base: u64, our_base: u64) {
+    /// Records the two base addresses of a buffer.
+    pub(crate) fn record_base(&mut self, recorded: u64, recorded_base: u64, our_base: u64) {
         let buffer = self.buffers.get_mut(&recorded).expect("a buffer that was allocated");
         (buffer.recorded_base, buffer.our_base) = (recorded_base, our_base);
     }
@@ -39,7 +42,7 @@ impl Translator {
         t
     }
 
-    /// The frame to send instead of a recorded request.
+    /// Encodes a recorded request with translated handles and addresses.
     pub(crate) fn request(&self, request: &Request<'_>) -> Vec<u8> {
         let mut frame = Vec::new();
         let mut request = request.clone();

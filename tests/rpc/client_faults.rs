@@ -1,9 +1,10 @@
-//! The client against servers that end, fall silent or talk nonsense: errors that name them, in time.
-#![allow(clippy::unwrap_used)] // a test says what it needs by failing
+//! The client against protocol 7.0 servers that disconnect, stall or send invalid replies: each fault is an error that names
+//! the server and is reported before the timeout.
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use crate::client::options;
-use crate::support::{SHORT, WATCHDOG};
-use fanout::device::{Account, DeviceError, Source};
+use crate::support::{SHORT_TIMEOUT, WATCHDOG};
+use fanout::device::{DeviceError, MemoryBudget, UploadSource};
 use fanout::rpc::client::{ConnectError, Endpoint};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
@@ -11,33 +12,33 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What a server does instead of the reply number `at`.
+/// A server's fault in place of reply number `at`.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum ReplyFault {
     Close,
-    /// A part of the reply, then nothing.
+    /// Sends this many bytes of the reply, then nothing.
     Stall(usize),
-    /// A part of the reply, then the end.
+    /// Sends this many bytes of the reply, then closes the connection.
     Cut(usize),
-    /// Other bytes than those of the reply.
+    /// Replaces the reply by random bytes of this seed.
     Garbage(u64),
-    /// That it has not done it, where the reply is whether it has.
+    /// Replies false to COPY_TENSOR: the copy was not executed.
     Refuse,
 }
 
-/// A server of one client and one device, whose reply number `at` is not what it should be.
-fn server(at: usize, fault: Option<Fault>) -> SocketAddr {
+/// A server with one client and one device that replaces reply number `at` by a fault.
+fn faulty_server(at: usize, fault: Option<ReplyFault>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         let Ok((mut stream, _)) = listener.accept() else { return };
-        // When the client is gone, this is over.
+        // An error means that the client has closed the connection.
         let _ = serve(&mut stream, at, fault);
     });
     addr
 }
 
-fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Result<()> {
+fn serve(stream: &mut TcpStream, at: usize, fault: Option<ReplyFault>) -> std::io::Result<()> {
     let mut replies = 0;
     loop {
         let mut header = [0; REQUEST_HEADER];
@@ -49,7 +50,7 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
         let zeros;
         let reply = match Request::decode(header.command, &body, &limits).expect("a request") {
             Request::Hello(_) => {
-                Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting: 0 })
+                Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), extension_byte: 0 })
             }
             Request::DeviceCount(_) => Response::DeviceCount(1),
             Request::GetAlignment(_) => Response::GetAlignment(64),
@@ -64,7 +65,7 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
                 Response::GetTensor(&zeros)
             }
             Request::CopyTensor(_) => Response::CopyTensor(true),
-            // Far more than there can be.
+            // A size that no tensor can have.
             Request::GetAllocSize(_) => Response::GetAllocSize(u64::MAX - 7),
             _ => continue,
         };
@@ -72,21 +73,21 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
         reply.encode(&mut bytes);
         if replies == at {
             match fault {
-                Some(Fault::Close) => return Ok(()),
-                Some(Fault::Stall(n)) => {
+                Some(ReplyFault::Close) => return Ok(()),
+                Some(ReplyFault::Stall(n)) => {
                     stream.write_all(&bytes[..n.min(bytes.len() - 1)])?;
-                    // Until the client hangs up.
+                    // Reads until the client closes the connection.
                     return std::io::copy(stream, &mut std::io::sink()).map(drop);
                 }
-                Some(Fault::Cut(n)) => return stream.write_all(&bytes[..n.min(bytes.len() - 1)]),
-                Some(Fault::Garbage(seed)) => {
+                Some(ReplyFault::Cut(n)) => return stream.write_all(&bytes[..n.min(bytes.len() - 1)]),
+                Some(ReplyFault::Garbage(seed)) => {
                     let mut rng = fastrand::Rng::with_seed(seed);
-                    // The length of the reply, or not even that.
+                    // Half of the faults keep the length in the header, the others replace it too.
                     let from = if rng.bool() { RESPONSE_HEADER } else { 0 };
                     bytes[from..].iter_mut().for_each(|b| *b = rng.u8(..));
                 }
-                Some(Fault::Refuse) if matches!(reply, Response::CopyTensor(_)) => bytes[RESPONSE_HEADER] = 0,
-                Some(Fault::Refuse) | None => {}
+                Some(ReplyFault::Refuse) if matches!(reply, Response::CopyTensor(_)) => bytes[RESPONSE_HEADER] = 0,
+                Some(ReplyFault::Refuse) | None => {}
             }
         }
         replies += 1;
@@ -94,19 +95,19 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<Fault>) -> std::io::Re
     }
 }
 
-/// Everything that has a reply; how many replies that takes.
-fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
-    let options = options().with_connect_timeout(patience).with_silence_timeout(patience);
+/// Sends every command that has a reply. Returns the first error.
+fn run_session(addr: SocketAddr, timeout: Duration) -> Result<(), String> {
+    let options = options().with_connect_timeout(timeout).with_silence_timeout(timeout);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).map_err(|e| e.to_string())?;
     let device = &endpoint.devices()[0];
-    let account = Account::new(1 << 30);
+    let budget = MemoryBudget::new(1 << 30);
     let until = Some(Instant::now() + WATCHDOG);
     let run = || -> Result<(), DeviceError> {
         device.memory()?;
-        let buffer = device.alloc(4096, &account)?;
-        let mut queue = device.queue(&account)?;
-        queue.upload(buffer.whole(), None, Source::Borrowed(&[1; 4096]))?;
-        // Once to find out whether the server can, then because it can.
+        let buffer = device.alloc(4096, &budget)?;
+        let mut queue = device.queue(&budget)?;
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[1; 4096]))?;
+        // The first copy follows a probe whether the server copies; the second relies on its result.
         assert!(queue.copy_from(buffer.region(0, 64)?, buffer.region(64, 64)?, None)?.is_submitted());
         queue.mark().wait(until)?;
         assert!(queue.copy_from(buffer.region(0, 64)?, buffer.region(128, 64)?, None)?.is_submitted());
@@ -120,20 +121,21 @@ fn session(addr: SocketAddr, patience: Duration) -> Result<(), String> {
 }
 
 #[test]
-fn whatever_a_server_does_is_an_error_in_time() {
-    session(server(0, None), WATCHDOG).expect("a session without a fault");
+fn faulty_replies_are_reported_before_the_timeout() {
+    run_session(faulty_server(0, None), WATCHDOG).expect("a session without a fault");
     let mut failed = 0;
     for at in 0..15 {
-        let faults = [Fault::Close, Fault::Stall(0), Fault::Stall(9), Fault::Cut(4), Fault::Cut(8)];
-        let garbage = (0..8).map(|seed| Fault::Garbage(100 * at as u64 + seed));
+        let faults =
+            [ReplyFault::Close, ReplyFault::Stall(0), ReplyFault::Stall(9), ReplyFault::Cut(4), ReplyFault::Cut(8)];
+        let garbage = (0..8).map(|seed| ReplyFault::Garbage(100 * at as u64 + seed));
         for fault in faults.into_iter().chain(garbage) {
-            let addr = server(at, Some(fault));
-            let patience = if matches!(fault, Fault::Stall(_)) { SHORT } else { WATCHDOG };
+            let addr = faulty_server(at, Some(fault));
+            let timeout = if matches!(fault, ReplyFault::Stall(_)) { SHORT_TIMEOUT } else { WATCHDOG };
             let start = Instant::now();
-            let outcome = session(addr, patience);
+            let outcome = run_session(addr, timeout);
             assert!(start.elapsed() < WATCHDOG / 2, "reply {at}, {fault:?}");
-            // Bytes of a tensor are whatever they are, and so is how much memory is free.
-            let may_pass = matches!(fault, Fault::Garbage(_));
+            // Random tensor bytes and a random amount of free memory are valid replies.
+            let may_pass = matches!(fault, ReplyFault::Garbage(_));
             match outcome {
                 Ok(()) => assert!(may_pass, "reply {at}, {fault:?}"),
                 Err(e) => {
@@ -147,39 +149,44 @@ fn whatever_a_server_does_is_an_error_in_time() {
     assert!(failed > 15 * 7, "{failed}");
 }
 
-/// Some devices of llama.cpp's copy nothing, not even within themselves.
+/// Some devices of llama.cpp refuse every COPY_TENSOR, even within one buffer. The probe finds out; a refusal after a
+/// successful probe is an error.
 #[test]
-fn a_server_that_copies_nothing_is_found_out_before_it_is_relied_on() {
-    session(server(9, Some(Fault::Refuse)), WATCHDOG).expect("copies by way of this host");
-    let addr = server(11, Some(Fault::Refuse));
-    let told = session(addr, WATCHDOG).expect_err("a server that copied before");
-    assert!(told.contains("COPY_TENSOR") && told.contains(&addr.to_string()), "{told}");
+fn a_probe_detects_a_server_that_refuses_copies() {
+    run_session(faulty_server(9, Some(ReplyFault::Refuse)), WATCHDOG)
+        .expect("the client copies through its own memory");
+    let addr = faulty_server(11, Some(ReplyFault::Refuse));
+    let message = run_session(addr, WATCHDOG).expect_err("the server refuses a copy after a successful probe");
+    assert!(message.contains("COPY_TENSOR") && message.contains(&addr.to_string()), "{message}");
 }
 
 #[test]
-fn sizes_that_cannot_be_end_the_connection() {
-    let addr = server(0, None);
+fn impossible_sizes_close_the_connection() {
+    let addr = faulty_server(0, None);
     let endpoint = Endpoint::connect(&addr.to_string(), &options()).unwrap();
     let tensor = TensorDesc::contiguous(DType::Q4_0, [32, 5, 1, 1]).unwrap();
-    // The server says that its buffers are as large as any.
+    // The server reports a maximum buffer size of `u64::MAX`, which the client clamps to `i64::MAX`. Padding beyond it is
+    // impossible: the client uses the tensor's own size and closes the connection.
     assert_eq!(endpoint.devices()[0].alloc_size(&tensor), tensor.extent() as u64);
-    let told = endpoint.devices()[0].memory().unwrap_err().to_string();
-    assert!(told.contains(&addr.to_string()) && told.contains(&(u64::MAX - 7).to_string()), "{told}");
+    let message = endpoint.devices()[0].memory().unwrap_err().to_string();
+    assert!(message.contains(&addr.to_string()) && message.contains(&(u64::MAX - 7).to_string()), "{message}");
 }
 
 #[test]
-fn silence_is_told_with_the_command_and_the_peer() {
-    // Replies before the first GET_TENSOR: HELLO, DEVICE_COUNT, two facts, memory, two for the buffer, two for the probe, a copy.
-    let addr = server(10, Some(Fault::Stall(0)));
-    let told = session(addr, SHORT).unwrap_err();
+fn a_timeout_error_names_the_command_and_the_server() {
+    // Replies before the first GET_TENSOR: HELLO, DEVICE_COUNT, alignment and maximum size, memory, two for the buffer, two for
+    // the probe, one copy.
+    let addr = faulty_server(10, Some(ReplyFault::Stall(0)));
+    let message = run_session(addr, SHORT_TIMEOUT).unwrap_err();
     for part in [&*addr.to_string(), "GET_TENSOR", "100ms"] {
-        assert!(told.contains(part), "{told}");
+        assert!(message.contains(part), "{message}");
     }
 }
 
-/// A server that is full closes the connection, and may have room when it is told the same as before version 4.0.
+/// A server before 4.0 closes the connection on a HELLO with a body, so the client tries the HELLO without a body next. A full
+/// server also closes the connection: here it accepts the second attempt, whose reply shows protocol 7.0.
 #[test]
-fn a_server_that_closes_one_connection_is_not_taken_for_another_version() {
+fn one_closed_connection_does_not_select_an_older_version() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let script = move || -> std::io::Result<()> {
@@ -199,7 +206,7 @@ fn a_server_that_closes_one_connection_is_not_taken_for_another_version() {
 }
 
 #[test]
-fn names_and_versions_are_refused_with_a_reason() {
+fn invalid_names_and_versions_are_rejected_with_a_reason() {
     for name in ["", "host", ":50052", "host:", "host:port", "host:70000", "1.2.3.4"] {
         assert!(matches!(Endpoint::connect(name, &options()), Err(ConnectError::Name(_))), "{name:?}");
     }
@@ -213,7 +220,7 @@ fn names_and_versions_are_refused_with_a_reason() {
             stream.read_exact(&mut [0; REQUEST_HEADER + 24]).unwrap();
             let mut bytes = Vec::new();
             let version = Version { major, minor, patch: 3 };
-            Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), greeting: 0 }).encode(&mut bytes);
+            Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), extension_byte: 0 }).encode(&mut bytes);
             stream.write_all(&bytes).unwrap();
         });
         let error = Endpoint::connect(&addr, &options()).unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! The client against servers that greet and then say what they must not, or nothing.
-#![allow(clippy::unwrap_used)] // a test says what it needs by failing
+//! The client against servers of the extended protocol that send invalid notifications, or none.
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
-use crate::client::{account, deadline, options};
-use crate::support::{SHORT, WATCHDOG};
-use fanout::device::{DeviceError, Source};
+use crate::client::{budget, deadline, options};
+use crate::support::{SHORT_TIMEOUT, WATCHDOG};
+use fanout::device::{DeviceError, UploadSource};
 use fanout::ops::OpCode;
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::wire::ext::*;
@@ -12,36 +12,36 @@ use std::io::{Read as _, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What a server says to a READ: the queue's number and the READ's.
+/// The bytes that a server sends for a READ, by the id of the queue and of the READ.
 type ReadResponder = fn(u32, u64) -> Vec<u8>;
 
-/// What it does besides.
+/// How the server replies to PING and READ.
 #[derive(Clone, Copy, PartialEq)]
 enum ServerBehaviour {
     Conforming,
-    /// It answers no PING.
+    /// Never replies to PING.
     IgnoresPing,
-    /// It sends the bytes of its READ when it was asked four times whether it is there.
+    /// Sends the data of a READ after the fourth PING.
     SlowRead,
 }
 
-/// A server of one client and one device that answers as it must, until a READ comes.
-fn server(greet: GreetReply, says: ReadResponder, manner: ServerBehaviour) -> SocketAddr {
+/// A server with one client and one device. Its replies are valid until it receives a READ.
+fn extended_server(hello_reply: HelloExtReply, read_response: ReadResponder, behaviour: ServerBehaviour) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         let Ok((mut stream, _)) = listener.accept() else { return };
-        // When the client is gone, this is over.
-        let _ = serve(&mut stream, &greet, says, manner);
+        // An error means that the client has closed the connection.
+        let _ = serve(&mut stream, &hello_reply, read_response, behaviour);
     });
     addr
 }
 
 fn serve(
     stream: &mut TcpStream,
-    greet: &GreetReply,
-    says: ReadResponder,
-    manner: ServerBehaviour,
+    hello_reply: &HelloExtReply,
+    read_response: ReadResponder,
+    behaviour: ServerBehaviour,
 ) -> std::io::Result<()> {
     let limits = Limits::new(1 << 20, 1 << 20, 1 << 30);
     let (mut pings, mut last) = (0, 0);
@@ -52,27 +52,27 @@ fn serve(
         let mut body = vec![0; size as usize];
         stream.read_exact(&mut body)?;
         let mut out = Vec::new();
-        if ExtHeader::is_one(&header) {
+        if ExtHeader::is_extension(&header) {
             let command = ExtHeader::decode(&header).unwrap().command;
             let body = if command == ExtCommand::Write { &body[..WRITE_HEAD] } else { &body };
             match ExtRequest::decode(command, body, &limits).expect("a request") {
-                ExtRequest::Greet(_) => {
+                ExtRequest::HelloExt(_) => {
                     let mut reply = Vec::new();
-                    Answer::Greet(greet.clone()).encode(&mut reply);
+                    ExtResponse::HelloExt(hello_reply.clone()).encode(&mut reply);
                     out.extend(ResponseHeader { size: reply.len() as u64 }.encode());
                     out.extend(reply);
                 }
-                ExtRequest::Read(read) => {
-                    out = says(read.queue, read.id);
+                ExtRequest::ReadSpans(read) => {
+                    out = read_response(read.queue, read.id);
                     last = read.id;
                 }
-                ExtRequest::Ping(_) if manner != ServerBehaviour::IgnoresPing => {
+                ExtRequest::Ping(_) if behaviour != ServerBehaviour::IgnoresPing => {
                     pings += 1;
                     let mut reply = Vec::new();
-                    Answer::Ping(State::Ready, 1).encode(&mut reply);
-                    Notice::Reply(&reply).encode(&mut out);
-                    if manner == ServerBehaviour::SlowRead && pings == 4 {
-                        Notice::Data { id: last, bytes: &[6; 64] }.encode(&mut out);
+                    ExtResponse::Ping(ServerState::Ready, 1).encode(&mut reply);
+                    Notification::Reply(&reply).encode(&mut out);
+                    if behaviour == ServerBehaviour::SlowRead && pings == 4 {
+                        Notification::ReadData { id: last, bytes: &[6; 64] }.encode(&mut out);
                     }
                 }
                 _ => {}
@@ -81,8 +81,8 @@ fn serve(
             let header = RequestHeader::decode(&header).expect("a header");
             let response = match Request::decode(header.command, &body, &limits).expect("a request") {
                 Request::Hello(_) => {
-                    let greeting = Greeting { revision: REVISION, state: State::Ready }.to_byte();
-                    Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting })
+                    let extension_byte = ExtensionOffer { revision: REVISION, state: ServerState::Ready }.to_byte();
+                    Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), extension_byte })
                 }
                 Request::AllocBuffer(r) => {
                     Response::AllocBuffer(AllocBufferReply { remote_ptr: 7, remote_size: r.size })
@@ -91,10 +91,10 @@ fn serve(
                 _ => continue,
             };
             response.encode(&mut out);
-            if header.command != Command::Hello {
-                let mut notice = Vec::new();
-                Notice::Reply(&out[RESPONSE_HEADER..]).encode(&mut notice);
-                out = notice;
+            if header.command != RpcCommand::Hello {
+                let mut notification = Vec::new();
+                Notification::Reply(&out[RESPONSE_HEADER..]).encode(&mut notification);
+                out = notification;
             }
         }
         stream.write_all(&out)?;
@@ -113,114 +113,145 @@ fn device(name: &str) -> DeviceRecord {
     }
 }
 
-fn greeting(devices: Vec<DeviceRecord>) -> GreetReply {
-    GreetReply {
+fn hello_ext_reply(devices: Vec<DeviceRecord>) -> HelloExtReply {
+    HelloExtReply {
         build: "server 9".to_owned(),
         max_message: 1 << 20,
         graph_budget: 1 << 20,
         max_graphs: 4,
-        abilities: Abilities::default(),
+        capabilities: ServerCapabilities::default(),
         sessions: 1,
         devices,
     }
 }
 
-fn notice(notice: Notice<'_>) -> Vec<u8> {
+fn encode_notification(notification: Notification<'_>) -> Vec<u8> {
     let mut out = Vec::new();
-    notice.encode(&mut out);
+    notification.encode(&mut out);
     out
 }
 
-fn raw(kind: u8, size: u64, body: &[u8]) -> Vec<u8> {
+fn raw_notification(kind: u8, size: u64, body: &[u8]) -> Vec<u8> {
     [&[kind], &size.to_le_bytes()[..], body].concat()
 }
 
-/// A write, a mark and a read of 64 bytes; what becomes of the read and of the mark.
-fn session(addr: SocketAddr, patience: Duration) -> (Result<Vec<u8>, DeviceError>, Result<(), DeviceError>) {
-    let options = options().with_silence_timeout(patience);
+/// Uploads 64 bytes, places a mark and reads the bytes. Returns the results of the read and of the mark.
+fn run_session(addr: SocketAddr, silence_timeout: Duration) -> (Result<Vec<u8>, DeviceError>, Result<(), DeviceError>) {
+    let options = options().with_silence_timeout(silence_timeout);
     let endpoint = Endpoint::connect(&addr.to_string(), &options).unwrap();
     let device = &endpoint.devices()[0];
-    let buffer = device.alloc(64, &account()).unwrap();
-    let mut queue = device.queue(&account()).unwrap();
-    queue.upload(buffer.whole(), None, Source::Borrowed(&[1; 64])).unwrap();
+    let buffer = device.alloc(64, &budget()).unwrap();
+    let mut queue = device.queue(&budget()).unwrap();
+    queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[1; 64])).unwrap();
     let mark = queue.mark();
-    // The one that asks may hear already why there will be nothing.
+    // The submission fails if the queue has failed before it.
     let read = queue.download(buffer.whole()).and_then(|read| read.wait(deadline()));
     (read, mark.wait(deadline()))
 }
 
 #[test]
-fn what_a_server_must_not_say_ends_the_connection_with_a_reason() {
+fn invalid_notifications_close_the_connection_with_a_reason() {
     let faults: &[(&str, ReadResponder, &str)] = &[
-        ("short DATA", |_, id| notice(Notice::Data { id, bytes: &[0; 63] }), "63 bytes"),
-        ("long DATA", |_, id| raw(2, 1 << 60, &id.to_le_bytes()), "expected 64"),
-        ("DATA without a number", |_, _| raw(2, 7, &[0; 7]), "whose id alone has 8"),
-        ("DATA of no READ", |_, id| notice(Notice::Data { id: id + 1, bytes: &[0; 64] }), "which was never sent"),
-        ("a mark of no one", |queue, _| notice(Notice::Reached { queue, number: 2 }), "which was never made"),
-        ("a queue of no one", |queue, _| notice(Notice::Reached { queue: queue + 1, number: 1 }), "queue 2"),
-        ("a failure of no one", |_, _| notice(Notice::Failed { queue: 9, fault: Fault::new("x") }), "queue 9"),
-        ("a reply to nothing", |_, _| notice(Notice::Reply(&[])), "unsolicited"),
-        ("no notice", |_, _| raw(9, 0, &[]), "0 to 5"),
-        ("a mark of 13 bytes", |_, _| raw(1, 13, &[0; 13]), "13 bytes"),
-        ("a mark of 11 bytes", |_, _| raw(1, 11, &[0; 11]), "notification"),
-        ("an endless reason", |_, _| raw(4, u64::MAX, &[]), "notification"),
-        ("a reason that is no text", |_, _| raw(4, 5, &[1, 0, 0, 0, 0xff]), "UTF-8"),
-        ("a state that is none", |_, _| raw(5, 1, &[3]), "0 to 2"),
-        ("REFUSED", |_, _| notice(Notice::Refused("too many marks")), "refused the connection: too many marks"),
+        ("short READ_DATA", |_, id| encode_notification(Notification::ReadData { id, bytes: &[0; 63] }), "63 bytes"),
+        ("long READ_DATA", |_, id| raw_notification(2, 1 << 60, &id.to_le_bytes()), "expected 64"),
+        ("READ_DATA without a complete id", |_, _| raw_notification(2, 7, &[0; 7]), "whose id alone has 8"),
+        (
+            "READ_DATA of an unknown READ",
+            |_, id| encode_notification(Notification::ReadData { id: id + 1, bytes: &[0; 64] }),
+            "which was never sent",
+        ),
+        (
+            "MARK_REACHED of an unplaced mark",
+            |queue, _| encode_notification(Notification::MarkReached { queue, number: 2 }),
+            "which was never made",
+        ),
+        (
+            "MARK_REACHED of an unknown queue",
+            |queue, _| encode_notification(Notification::MarkReached { queue: queue + 1, number: 1 }),
+            "queue 2",
+        ),
+        (
+            "QUEUE_FAILED of an unknown queue",
+            |_, _| encode_notification(Notification::QueueFailed { queue: 9, fault: DeviceFault::new("x") }),
+            "queue 9",
+        ),
+        ("REPLY without a request", |_, _| encode_notification(Notification::Reply(&[])), "unsolicited"),
+        ("an unknown kind", |_, _| raw_notification(9, 0, &[]), "0 to 5"),
+        ("MARK_REACHED of 13 bytes", |_, _| raw_notification(1, 13, &[0; 13]), "13 bytes"),
+        ("MARK_REACHED of 11 bytes", |_, _| raw_notification(1, 11, &[0; 11]), "notification"),
+        ("PROTOCOL_ERROR of 2^64 - 1 bytes", |_, _| raw_notification(4, u64::MAX, &[]), "notification"),
+        ("PROTOCOL_ERROR that is not UTF-8", |_, _| raw_notification(4, 5, &[1, 0, 0, 0, 0xff]), "UTF-8"),
+        ("SERVER_STATE with an unknown state", |_, _| raw_notification(5, 1, &[3]), "0 to 2"),
+        (
+            "PROTOCOL_ERROR",
+            |_, _| encode_notification(Notification::ProtocolError("too many marks")),
+            "refused the connection: too many marks",
+        ),
     ];
-    for (what, says, told) in faults {
-        let addr = server(greeting(vec![device("X0")]), *says, ServerBehaviour::Conforming);
+    for (what, read_response, message) in faults {
+        let addr = extended_server(hello_ext_reply(vec![device("X0")]), *read_response, ServerBehaviour::Conforming);
         let start = Instant::now();
-        let (read, mark) = session(addr, WATCHDOG);
+        let (read, mark) = run_session(addr, WATCHDOG);
         assert!(start.elapsed() < WATCHDOG / 2, "{what}");
         let error = read.unwrap_err();
         assert!(
-            matches!(&error, DeviceError::Lost { endpoint, .. } if *endpoint == addr.to_string()),
+            matches!(&error, DeviceError::ConnectionLost { endpoint, .. } if *endpoint == addr.to_string()),
             "{what}: {error}"
         );
-        assert!(error.to_string().contains(told), "{what}: {error}");
+        assert!(error.to_string().contains(message), "{what}: {error}");
         assert_eq!(mark, Err(error), "{what}");
     }
 }
 
 #[test]
-fn what_it_may_say_is_understood() {
+fn valid_notifications_are_decoded() {
     let both: ReadResponder = |queue, id| {
-        let said = [
-            notice(Notice::State(State::Draining)),
-            notice(Notice::Reached { queue, number: 1 }),
-            notice(Notice::Data { id, bytes: &[5; 64] }),
+        let messages = [
+            encode_notification(Notification::ServerState(ServerState::Draining)),
+            encode_notification(Notification::MarkReached { queue, number: 1 }),
+            encode_notification(Notification::ReadData { id, bytes: &[5; 64] }),
         ];
-        said.concat()
+        messages.concat()
     };
-    let addr = server(greeting(vec![device("X0")]), both, ServerBehaviour::Conforming);
-    assert_eq!(session(addr, WATCHDOG), (Ok(vec![5; 64]), Ok(())));
-    type Kind = (FaultKind, fn(&DeviceError) -> bool, ReadResponder);
+    let addr = extended_server(hello_ext_reply(vec![device("X0")]), both, ServerBehaviour::Conforming);
+    assert_eq!(run_session(addr, WATCHDOG), (Ok(vec![5; 64]), Ok(())));
+    type Kind = (DeviceFaultKind, fn(&DeviceError) -> bool, ReadResponder);
     let kinds: [Kind; 3] = [
         (
-            FaultKind::Other,
+            DeviceFaultKind::Other,
             |e| matches!(e, DeviceError::Remote { device, .. } if device.ends_with("/X0")),
-            |queue, _| notice(Notice::Failed { queue, fault: Fault::new("a fan stopped") }),
-        ),
-        (
-            FaultKind::OutOfMemory { asked: 3, left: 2, limit: 9 },
-            |e| *e == DeviceError::OutOfMemory { asked: 3, left: 2, limit: 9 },
             |queue, _| {
-                let kind = FaultKind::OutOfMemory { asked: 3, left: 2, limit: 9 };
-                notice(Notice::Failed { queue, fault: Fault { kind, text: String::new() } })
+                encode_notification(Notification::QueueFailed { queue, fault: DeviceFault::new("a fan stopped") })
             },
         ),
         (
-            FaultKind::Data(OpCode::GetRows.to_wire()),
+            DeviceFaultKind::OutOfMemory { requested: 3, available: 2, limit: 9 },
+            |e| *e == DeviceError::OutOfMemory { requested: 3, available: 2, limit: 9 },
+            |queue, _| {
+                let kind = DeviceFaultKind::OutOfMemory { requested: 3, available: 2, limit: 9 };
+                encode_notification(Notification::QueueFailed {
+                    queue,
+                    fault: DeviceFault { kind, text: String::new() },
+                })
+            },
+        ),
+        (
+            DeviceFaultKind::Data(OpCode::GetRows.to_wire()),
             |e| matches!(e, DeviceError::Data { op: OpCode::GetRows, reason } if reason == "row 9 of 3"),
             |queue, _| {
-                let kind = FaultKind::Data(OpCode::GetRows.to_wire());
-                notice(Notice::Failed { queue, fault: Fault { kind, text: "row 9 of 3".to_owned() } })
+                let kind = DeviceFaultKind::Data(OpCode::GetRows.to_wire());
+                encode_notification(Notification::QueueFailed {
+                    queue,
+                    fault: DeviceFault { kind, text: "row 9 of 3".to_owned() },
+                })
             },
         ),
     ];
-    for (kind, is, says) in kinds {
-        let (read, mark) = session(server(greeting(vec![device("X0")]), says, ServerBehaviour::Conforming), WATCHDOG);
+    for (kind, is, read_response) in kinds {
+        let (read, mark) = run_session(
+            extended_server(hello_ext_reply(vec![device("X0")]), read_response, ServerBehaviour::Conforming),
+            WATCHDOG,
+        );
         let error = read.unwrap_err();
         assert!(is(&error), "{kind:?}: {error:?}");
         assert_eq!(mark, Err(error));
@@ -228,49 +259,56 @@ fn what_it_may_say_is_understood() {
 }
 
 #[test]
-fn silence_ends_where_pings_are_not_answered() {
+fn a_server_that_replies_to_no_ping_is_lost() {
     let nothing: ReadResponder = |_, _| Vec::new();
     let start = Instant::now();
-    let (read, mark) = session(server(greeting(vec![device("X0")]), nothing, ServerBehaviour::IgnoresPing), SHORT);
+    let (read, mark) = run_session(
+        extended_server(hello_ext_reply(vec![device("X0")]), nothing, ServerBehaviour::IgnoresPing),
+        SHORT_TIMEOUT,
+    );
     let error = read.unwrap_err();
     for part in ["READ", "100ms"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     assert_eq!(mark, Err(error));
     assert!(start.elapsed() < WATCHDOG / 2);
-    // One that is there is waited for: longer than it may be silent.
+    // While the server replies to PING, the client waits longer than the silence timeout.
     let start = Instant::now();
-    let (read, mark) = session(server(greeting(vec![device("X0")]), nothing, ServerBehaviour::SlowRead), 6 * SHORT);
+    let (read, mark) = run_session(
+        extended_server(hello_ext_reply(vec![device("X0")]), nothing, ServerBehaviour::SlowRead),
+        6 * SHORT_TIMEOUT,
+    );
     assert_eq!((read, mark), (Ok(vec![6; 64]), Ok(())));
-    assert!(start.elapsed() > 6 * SHORT);
+    assert!(start.elapsed() > 6 * SHORT_TIMEOUT);
 }
 
 #[test]
-fn devices_are_as_the_server_says_or_it_is_told() {
+fn device_records_are_used_or_rejected_with_a_reason() {
     let nothing: ReadResponder = |_, _| Vec::new();
-    let connect = |greet: GreetReply| {
-        let addr = server(greet, nothing, ServerBehaviour::Conforming);
+    let connect = |hello_reply: HelloExtReply| {
+        let addr = extended_server(hello_reply, nothing, ServerBehaviour::Conforming);
         let endpoint = Endpoint::connect(&addr.to_string(), &options());
         endpoint.map(|endpoint| (addr, endpoint))
     };
-    let (addr, endpoint) = connect(greeting(vec![device("CUDA0"), device("X"), device("x"), device("a b")])).unwrap();
+    let (addr, endpoint) =
+        connect(hello_ext_reply(vec![device("CUDA0"), device("X"), device("x"), device("a b")])).unwrap();
     let names: Vec<_> = endpoint.devices().iter().map(|device| device.info().name.clone()).collect();
     assert_eq!(names, ["CUDA0", "1", "2", "3"].map(|name| format!("{addr}/{name}")));
     let first = &endpoint.devices()[0];
     assert!(first.info().description.contains("a test's") && first.info().description.contains("server 9"));
     assert_eq!(first.features()[0].to_string(), "driver: 1.2");
-    type Wrong = (fn(&mut GreetReply), &'static str);
-    let wrong: [Wrong; 5] = [
-        (|greet| greet.devices.clear(), "0 devices"),
-        (|greet| greet.max_message = 100, "100 bytes"),
-        (|greet| greet.devices[0].alignment = 48, "aligns to 48"),
-        (|greet| greet.devices[0].max_buffer = 0, "has no buffers"),
-        (|greet| greet.build = "x".repeat(2 << 20), "GREET with"),
+    type InvalidReply = (fn(&mut HelloExtReply), &'static str);
+    let wrong: [InvalidReply; 5] = [
+        (|hello_reply| hello_reply.devices.clear(), "0 devices"),
+        (|hello_reply| hello_reply.max_message = 100, "100 bytes"),
+        (|hello_reply| hello_reply.devices[0].alignment = 48, "aligns to 48"),
+        (|hello_reply| hello_reply.devices[0].max_buffer = 0, "has no buffers"),
+        (|hello_reply| hello_reply.build = "x".repeat(2 << 20), "HELLO_EXT with"),
     ];
-    for (change, told) in wrong {
-        let mut greet = greeting(vec![device("X0")]);
-        change(&mut greet);
-        let error = connect(greet).map(drop).unwrap_err().to_string();
-        assert!(error.contains(told) && error.contains("127.0.0.1"), "{told}: {error}");
+    for (change, message) in wrong {
+        let mut hello_reply = hello_ext_reply(vec![device("X0")]);
+        change(&mut hello_reply);
+        let error = connect(hello_reply).map(drop).unwrap_err().to_string();
+        assert!(error.contains(message) && error.contains("127.0.0.1"), "{message}: {error}");
     }
 }

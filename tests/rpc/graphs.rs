@@ -1,4 +1,4 @@
-//! GRAPH_COMPUTE and GRAPH_RECOMPUTE: graphs that run, and run again.
+//! GRAPH_COMPUTE and GRAPH_RECOMPUTE: execution, the cache of programs, and graphs that cannot run.
 
 use crate::support::*;
 use fanout::ops::OpCode;
@@ -8,17 +8,17 @@ use fanout::rpc::wire::*;
 const N: u32 = 100;
 
 /// `c = a op b`, each of `N` floats, in one buffer.
-struct Case {
+struct BinaryGraph {
     a: TensorRecord,
     b: TensorRecord,
     c: TensorRecord,
 }
 
-impl Case {
-    fn new(memory: &ClientBuffer, op: OpCode) -> Case {
-        let (a, b) = (memory.floats(0xa, N, 0), memory.floats(0xb, N, 512));
-        let c = node(op, memory.floats(0xc, N, 1024), &[&a, &b]);
-        Case { a, b, c }
+impl BinaryGraph {
+    fn new(memory: &ClientBuffer, op: OpCode) -> BinaryGraph {
+        let (a, b) = (memory.float_tensor(0xa, N, 0), memory.float_tensor(0xb, N, 512));
+        let c = node(op, memory.float_tensor(0xc, N, 1024), &[&a, &b]);
+        BinaryGraph { a, b, c }
     }
 
     fn tensors(&self) -> Vec<TensorRecord> {
@@ -26,12 +26,12 @@ impl Case {
     }
 
     fn check(&self, client: &mut Client, seed: u64, run: impl Fn(&mut Client), want: fn(f32, f32) -> f32) {
-        let (a, b) = (floats(seed, N as usize), floats(seed + 1000, N as usize));
+        let (a, b) = (random_floats(seed, N as usize), random_floats(seed + 1000, N as usize));
         client.set_floats(&self.a, &a);
         client.set_floats(&self.b, &b);
         run(client);
         let want: Vec<f32> = a.iter().zip(&b).map(|(&a, &b)| want(a, b)).collect();
-        assert_eq!(client.floats(&self.c), want, "seed {seed}");
+        assert_eq!(client.get_floats(&self.c), want, "seed {seed}");
     }
 }
 
@@ -40,123 +40,124 @@ fn recompute(device: u32) -> Request<'static> {
 }
 
 #[test]
-fn a_graph_computes_and_computes_again() {
+fn graph_recompute_runs_the_last_graph_again() {
     let server = TestServer::with_devices(2, Config::default());
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     for device in 0..2 {
         let memory = client.alloc(device, 2048);
-        let (add, mul) = (Case::new(&memory, OpCode::Add), Case::new(&memory, OpCode::Mul));
+        let (add, mul) = (BinaryGraph::new(&memory, OpCode::Add), BinaryGraph::new(&memory, OpCode::Mul));
         for round in 0..4 {
-            add.check(&mut client, round, |c| c.compute(device, &[0xc], &add.tensors()), |a, b| a + b);
+            add.check(&mut client, round, |c| c.compute_graph(device, &[0xc], &add.tensors()), |a, b| a + b);
             add.check(&mut client, round + 10, |c| c.send(&recompute(device)), |a, b| a + b);
-            mul.check(&mut client, round + 20, |c| c.compute(device, &[0xc], &mul.tensors()), |a, b| a * b);
+            mul.check(&mut client, round + 20, |c| c.compute_graph(device, &[0xc], &mul.tensors()), |a, b| a * b);
             mul.check(&mut client, round + 30, |c| c.send(&recompute(device)), |a, b| a * b);
         }
     }
 }
 
 #[test]
-fn more_graphs_than_are_kept() {
+fn more_graphs_than_the_cache_holds_still_run() {
     let server = TestServer::start(Config::default());
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     let memory = client.alloc(0, 2048);
     for round in 0..100 {
-        let mut case = Case::new(&memory, OpCode::Sub);
-        // Names are of no meaning, but the body is another.
+        let mut case = BinaryGraph::new(&memory, OpCode::Sub);
+        // A tensor name has no effect on the result, but makes the message differ, so the program is not reused.
         case.c.name[0] = round;
-        case.check(&mut client, round.into(), |c| c.compute(0, &[0xc], &case.tensors()), |a, b| a - b);
+        case.check(&mut client, round.into(), |c| c.compute_graph(0, &[0xc], &case.tensors()), |a, b| a - b);
     }
 }
 
 #[test]
-fn nodes_run_in_order_and_leaves_are_left_alone() {
+fn nodes_run_in_order_and_leaves_are_not_computed() {
     let server = TestServer::start(Config::default());
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     let memory = client.alloc(0, 4096);
-    let (a, b) = (memory.floats(1, N, 0), memory.floats(2, N, 512));
-    let sum = node(OpCode::Add, memory.floats(3, N, 1024), &[&a, &b]);
-    // Carries an op of another split, sources that are not here, and no compute flag where it is listed.
-    let mut leaf = node(OpCode::MulMat, memory.floats(4, N, 1536), &[]);
+    let (a, b) = (memory.float_tensor(1, N, 0), memory.float_tensor(2, N, 512));
+    let sum = node(OpCode::Add, memory.float_tensor(3, N, 1024), &[&a, &b]);
+    // A leaf may carry an op of another split and sources that are not in the graph. A listed node without the compute flag is
+    // skipped.
+    let mut leaf = node(OpCode::MulMat, memory.float_tensor(4, N, 1536), &[]);
     leaf.src[0] = 0x9999;
-    let mut asleep = node(OpCode::Add, memory.floats(5, N, 2048), &[&a, &b]);
+    let mut asleep = node(OpCode::Add, memory.float_tensor(5, N, 2048), &[&a, &b]);
     asleep.flags = 0;
-    let product = node(OpCode::Mul, memory.floats(6, N, 2560), &[&sum, &leaf]);
-    let mut nowhere = empty();
+    let product = node(OpCode::Mul, memory.float_tensor(6, N, 2560), &[&sum, &leaf]);
+    let mut nowhere = zero_record();
     nowhere.id = 7;
     let view = node(OpCode::View, nowhere, &[&a]);
     for (tensor, value) in [(&a, 2.0), (&b, 3.0), (&leaf, 10.0), (&asleep, -1.0)] {
         client.set_floats(tensor, &[value; N as usize]);
     }
     let listed = [sum.id, asleep.id, view.id, product.id];
-    client.compute(0, &listed, &[a, b, sum, leaf, asleep.clone(), view, product.clone()]);
-    assert_eq!(client.floats(&product), [50.0; N as usize]);
-    assert_eq!(client.floats(&asleep), [-1.0; N as usize]);
+    client.compute_graph(0, &listed, &[a, b, sum, leaf, asleep.clone(), view, product.clone()]);
+    assert_eq!(client.get_floats(&product), [50.0; N as usize]);
+    assert_eq!(client.get_floats(&asleep), [-1.0; N as usize]);
 }
 
 #[test]
-fn an_unused_leaf_may_lie_anywhere() {
+fn an_unused_leaf_may_have_any_address() {
     let server = TestServer::with_devices(2, Config::default());
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     let (memory, other, freed) = (client.alloc(0, 2048), client.alloc(1, 2048), client.alloc(0, 64));
     client.free(&freed);
-    let case = Case::new(&memory, OpCode::Add);
+    let case = BinaryGraph::new(&memory, OpCode::Add);
     let mut tensors = case.tensors();
-    tensors.extend([other.floats(1, N, 0), freed.floats(2, 4, 0), memory.floats(3, N, 1 << 40)]);
-    case.check(&mut client, 1, |c| c.compute(0, &[0xc], &tensors), |a, b| a + b);
+    tensors.extend([other.float_tensor(1, N, 0), freed.float_tensor(2, 4, 0), memory.float_tensor(3, N, 1 << 40)]);
+    case.check(&mut client, 1, |c| c.compute_graph(0, &[0xc], &tensors), |a, b| a + b);
 }
 
 #[test]
-fn an_empty_graph_is_a_graph() {
+fn an_empty_graph_can_be_computed() {
     let server = TestServer::start(Config::default());
-    let mut client = Client::open(&server);
-    client.compute(0, &[], &[]);
+    let mut client = Client::connect(&server);
+    client.compute_graph(0, &[], &[]);
     client.send(&recompute(0));
     client.assert_alive();
 }
 
 #[test]
-fn freeing_a_buffer_ends_its_programs_and_no_others() {
+fn freeing_a_buffer_evicts_only_its_programs() {
     let server = TestServer::start(Config::default());
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     let (kept, freed) = (client.alloc(0, 2048), client.alloc(0, 1 << 20));
-    let (case, doomed) = (Case::new(&kept, OpCode::Add), Case::new(&freed, OpCode::Add));
-    client.compute(0, &[0xc], &doomed.tensors());
-    client.compute(0, &[0xc], &case.tensors());
+    let (case, doomed) = (BinaryGraph::new(&kept, OpCode::Add), BinaryGraph::new(&freed, OpCode::Add));
+    client.compute_graph(0, &[0xc], &doomed.tensors());
+    client.compute_graph(0, &[0xc], &case.tensors());
     client.free(&freed);
     client.assert_alive();
-    eventually("the memory is back", || server.used(0) == 2048);
+    eventually("the server has freed the memory of the session", || server.used_bytes(0) == 2048);
     case.check(&mut client, 1, |c| c.send(&recompute(0)), |a, b| a + b);
-    client.compute(0, &[0xc], &doomed.tensors());
+    client.compute_graph(0, &[0xc], &doomed.tensors());
     client.expect_refused(&["GRAPH_COMPUTE", "no buffer has the handle"]);
 }
 
 #[test]
-fn a_graph_that_is_gone_is_not_recomputed() {
+fn graph_recompute_without_a_last_graph_is_rejected() {
     let server = TestServer::with_devices(2, Config::default());
-    let mut client = Client::open(&server);
-    client.compute(0, &[], &[]);
+    let mut client = Client::connect(&server);
+    client.compute_graph(0, &[], &[]);
     client.send(&recompute(1));
     client.expect_refused(&["GRAPH_RECOMPUTE", "device 1 has no last graph"]);
 
-    let mut client = Client::open(&server);
+    let mut client = Client::connect(&server);
     let memory = client.alloc(0, 2048);
-    client.compute(0, &[0xc], &Case::new(&memory, OpCode::Add).tensors());
+    client.compute_graph(0, &[0xc], &BinaryGraph::new(&memory, OpCode::Add).tensors());
     client.free(&memory);
     client.send(&recompute(0));
     client.expect_refused(&["GRAPH_RECOMPUTE", "device 0 has no last graph"]);
 }
 
 #[test]
-fn data_that_an_op_does_not_allow_ends_only_its_session() {
+fn invalid_op_data_ends_only_its_session() {
     let server = TestServer::start(Config::default());
-    let (mut client, mut other) = (Client::open(&server), Client::open(&server));
+    let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));
     let memory = client.alloc(0, 4096);
-    let (a, b) = (memory.floats(1, 4, 0), memory.floats(2, 4, 64));
+    let (a, b) = (memory.float_tensor(1, 4, 0), memory.float_tensor(2, 4, 64));
     let ids = memory.tensor(3, fanout::tensor::DType::I32, [1, 1, 1, 1], 128);
-    let sum = node(OpCode::AddId, memory.floats(4, 4, 192), &[&a, &b, &ids]);
-    client.set(&ids, 0, &77_i32.to_le_bytes());
-    client.compute(0, &[4], &[a, b, ids, sum.clone()]);
-    client.send(&get(&sum, 0, 16));
+    let sum = node(OpCode::AddId, memory.float_tensor(4, 4, 192), &[&a, &b, &ids]);
+    client.set_tensor(&ids, 0, &77_i32.to_le_bytes());
+    client.compute_graph(0, &[4], &[a, b, ids, sum.clone()]);
+    client.send(&get_tensor_request(&sum, 0, 16));
     client.expect_refused(&["device: ADD_ID"]);
     other.assert_alive();
 }

@@ -1,4 +1,4 @@
-//! Messages that no honest client sends: each closes its own connection, with one line in the log, and nothing else.
+//! Invalid messages of protocol 7.0: each closes only its own connection and logs exactly one line.
 
 use crate::support::*;
 use fanout::ops::OpCode;
@@ -7,13 +7,13 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
 /// One well-formed request of every command but HELLO.
-fn requests(memory: &ClientBuffer) -> Vec<(Command, Vec<u8>)> {
-    let tensor = memory.bytes();
+fn requests(memory: &ClientBuffer) -> Vec<(RpcCommand, Vec<u8>)> {
+    let tensor = memory.byte_tensor();
     let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
     let srcs = [[0; TENSOR_RECORD]; MAX_SRC];
     let remote_ptr = memory.handle;
-    let (a, b) = (memory.floats(1, 4, 0), memory.floats(2, 4, 16));
-    let sum = node(OpCode::Add, memory.floats(3, 4, 32), &[&a, &b]);
+    let (a, b) = (memory.float_tensor(1, 4, 0), memory.float_tensor(2, 4, 16));
+    let sum = node(OpCode::Add, memory.float_tensor(3, 4, 32), &[&a, &b]);
     let requests = [
         Request::AllocBuffer(AllocBuffer { device: 0, size: 64 }),
         Request::GetAlignment(GetAlignment { device: 0 }),
@@ -23,8 +23,8 @@ fn requests(memory: &ClientBuffer) -> Vec<(Command, Vec<u8>)> {
         Request::BufferClear(BufferClear { remote_ptr, value: 1 }),
         Request::SetTensor(SetTensor { head, data: &[1; 64] }),
         Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset: 0, hash: 1 }),
-        get(&tensor, 0, 64),
-        copy(&a, &b),
+        get_tensor_request(&tensor, 0, 64),
+        copy_tensor_request(&a, &b),
         Request::GetDeviceMemory(GetDeviceMemory { device: 0 }),
         Request::InitTensor(InitTensor { tensor: tensor.clone() }),
         Request::GetAllocSize(GetAllocSize { device: 0, tensor: tensor.clone(), srcs: &srcs }),
@@ -32,111 +32,113 @@ fn requests(memory: &ClientBuffer) -> Vec<(Command, Vec<u8>)> {
         Request::GraphRecompute(GraphRecompute { device: 0 }),
         Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size: 64, value: 1 }),
     ];
-    let mut all: Vec<_> = requests.iter().map(|request| (request.command(), frame(request))).collect();
-    all.push((Command::GraphCompute, graph(0, &[3], &[a, b, sum])));
-    assert_eq!(all.len() + 1, Command::ALL.len());
+    let mut all: Vec<_> = requests.iter().map(|request| (request.command(), encode_message(request))).collect();
+    all.push((RpcCommand::GraphCompute, graph_compute_message(0, &[3], &[a, b, sum])));
+    assert_eq!(all.len() + 1, RpcCommand::ALL.len());
     all
 }
 
-/// A server with a bystander that must not notice anything, and a fresh client with a buffer for each attack.
-struct Scene {
+/// A server, and a bystander client with a buffer that must stay unchanged. Each attack uses a new client with its own buffer.
+struct AttackFixture {
     server: TestServer,
     bystander: Client,
     memory: ClientBuffer,
     data: Vec<u8>,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl AttackFixture {
+    fn new() -> AttackFixture {
         let server = TestServer::with_devices(2, Config::default());
-        let mut bystander = Client::open(&server);
-        let (memory, data) = (bystander.alloc(0, 4096), noise(5, 4096));
-        bystander.set(&memory.bytes(), 0, &data);
-        Scene { server, bystander, memory, data }
+        let mut bystander = Client::connect(&server);
+        let (memory, data) = (bystander.alloc(0, 4096), random_bytes(5, 4096));
+        bystander.set_tensor(&memory.byte_tensor(), 0, &data);
+        AttackFixture { server, bystander, memory, data }
     }
 
-    fn attacker(&self) -> (Client, ClientBuffer) {
-        let mut client = Client::open(&self.server);
+    fn new_attacker(&self) -> (Client, ClientBuffer) {
+        let mut client = Client::connect(&self.server);
         let memory = client.alloc(0, 4096);
         (client, memory)
     }
 
     fn end(mut self) {
-        assert_eq!(self.bystander.get(&self.memory.bytes(), 0, 4096), self.data);
-        eventually("attackers leave nothing", || self.server.used(0) == 4096 && self.server.used(1) == 0);
+        assert_eq!(self.bystander.get_tensor(&self.memory.byte_tensor(), 0, 4096), self.data);
+        eventually("the server has freed the memory of all attackers", || {
+            self.server.used_bytes(0) == 4096 && self.server.used_bytes(1) == 0
+        });
     }
 }
 
 #[test]
-fn messages_cut_short_at_any_length() {
-    let scene = Scene::new();
+fn messages_cut_at_any_length_are_rejected() {
+    let fixture = AttackFixture::new();
     for (command, whole) in requests(&ClientBuffer { handle: 1, base: 1, size: 64 }) {
         let n = whole.len();
         for len in [1, 2, 8, 9, 10, n / 2, n - 1] {
             if len >= n {
                 continue;
             }
-            let (mut client, memory) = scene.attacker();
+            let (mut client, memory) = fixture.new_attacker();
             let (_, whole) = requests(&memory).into_iter().find(|r| r.0 == command).expect("the same request");
             client.write(&whole[..len]);
-            client.hang_up();
+            client.shutdown_write();
             client.expect_refused(&["in the middle of a message"]);
         }
     }
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn headers_that_promise_what_no_message_has() {
-    let scene = Scene::new();
-    for &command in Command::ALL {
+fn headers_with_impossible_sizes_are_rejected() {
+    let fixture = AttackFixture::new();
+    for &command in RpcCommand::ALL {
         let of_graph = 12 + 8 * (1 << 40);
         for size in [1, u64::from(u32::MAX), of_graph, 1 << 62, u64::MAX - 8, u64::MAX] {
-            // The one command whose data may be of any length is refused for where it should go: see below.
-            if command == Command::SetTensor && (SET_TENSOR_HEAD as u64..1 << 63).contains(&size) {
+            // SET_TENSOR may have data of any length; its range is checked instead: see the next test.
+            if command == RpcCommand::SetTensor && (SET_TENSOR_HEAD as u64..1 << 63).contains(&size) {
                 continue;
             }
-            let (mut client, _) = scene.attacker();
+            let (mut client, _) = fixture.new_attacker();
             client.write(&RequestHeader { command, size }.encode());
             client.expect_refused(&[command.name(), "malformed"]);
         }
     }
     for number in [18, 19, 255] {
-        let (mut client, _) = scene.attacker();
+        let (mut client, _) = fixture.new_attacker();
         client.write(&[number, 0, 0, 0, 0, 0, 0, 0, 0]);
         client.expect_refused(&[&format!("unknown command {number}")]);
     }
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn uploads_past_the_end_are_refused_before_their_data() {
-    let scene = Scene::new();
+fn uploads_past_the_end_are_rejected_before_their_data_arrives() {
+    let fixture = AttackFixture::new();
     for (offset, len) in
         [(0, 4097), (4096, 1), (4097, 0), (1, 1 << 40), (u64::MAX, 1), (u64::MAX, 0), (1 << 63, 1 << 62)]
     {
-        let (mut client, memory) = scene.attacker();
+        let (mut client, memory) = fixture.new_attacker();
         let mut bytes = Vec::new();
-        let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset };
+        let head = SetTensorHead { tensor: memory.byte_tensor(), cache: false, offset };
         head.encode(len, &mut bytes).expect("a legal length");
         client.write(&bytes);
         client.expect_refused(&["SET_TENSOR", "reach past its buffer of 4096"]);
     }
-    let (mut client, memory) = scene.attacker();
-    let head = SetTensorHead { tensor: memory.bytes(), cache: false, offset: 0 };
-    let mut bytes = frame(&Request::SetTensor(SetTensor { head, data: &[] }));
+    let (mut client, memory) = fixture.new_attacker();
+    let head = SetTensorHead { tensor: memory.byte_tensor(), cache: false, offset: 0 };
+    let mut bytes = encode_message(&Request::SetTensor(SetTensor { head, data: &[] }));
     bytes[REQUEST_HEADER + TENSOR_RECORD] = 2;
     client.write(&bytes);
     client.expect_refused(&["SET_TENSOR", "malformed: cache_flag"]);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn handles_devices_and_ranges_that_are_not_there() {
-    let scene = Scene::new();
+fn invalid_handles_devices_and_ranges_are_rejected() {
+    let fixture = AttackFixture::new();
     type Attack = fn(&ClientBuffer) -> Request<'static>;
     fn changed(memory: &ClientBuffer, change: fn(&mut TensorRecord)) -> TensorRecord {
-        let mut tensor = memory.bytes();
+        let mut tensor = memory.byte_tensor();
         change(&mut tensor);
         tensor
     }
@@ -156,60 +158,62 @@ fn handles_devices_and_ranges_that_are_not_there() {
         (NO_BUFFER, |_| Request::FreeBuffer(FreeBuffer { remote_ptr: u64::MAX })),
         (NO_BUFFER, |m| Request::FreeBuffer(FreeBuffer { remote_ptr: m.base })),
         (NO_BUFFER, |_| Request::BufferClear(BufferClear { remote_ptr: 0, value: 0 })),
-        (NO_BUFFER, |m| get(&changed(m, |t| t.buffer = 0), 0, 1)),
-        (NO_BUFFER, |m| get(&changed(m, |t| t.buffer = u64::MAX), 0, 1)),
-        (NO_BUFFER, |m| copy(&m.bytes(), &changed(m, |t| t.buffer += 1))),
-        (NO_BUFFER, |m| copy(&changed(m, |t| t.buffer += 1), &m.bytes())),
+        (NO_BUFFER, |m| get_tensor_request(&changed(m, |t| t.buffer = 0), 0, 1)),
+        (NO_BUFFER, |m| get_tensor_request(&changed(m, |t| t.buffer = u64::MAX), 0, 1)),
+        (NO_BUFFER, |m| copy_tensor_request(&m.byte_tensor(), &changed(m, |t| t.buffer += 1))),
+        (NO_BUFFER, |m| copy_tensor_request(&changed(m, |t| t.buffer += 1), &m.byte_tensor())),
         (NO_DEVICE, |_| Request::AllocBuffer(AllocBuffer { device: 2, size: 0 })),
         (NO_DEVICE, |_| Request::GetAlignment(GetAlignment { device: u32::MAX })),
         (NO_DEVICE, |_| Request::GetMaxSize(GetMaxSize { device: 2 })),
         (NO_DEVICE, |_| Request::GetDeviceMemory(GetDeviceMemory { device: 2 })),
         (NO_DEVICE, |_| Request::GraphRecompute(GraphRecompute { device: 2 })),
-        (NO_DEVICE, |m| sized(2, m.bytes())),
-        (OUTSIDE, |m| get(&changed(m, |t| t.data = 0), 0, 1)),
-        (OUTSIDE, |m| get(&changed(m, |t| t.data -= 1), 0, 1)),
-        (OUTSIDE, |m| get(&changed(m, |t| t.data = u64::MAX), 0, 1)),
-        (OUTSIDE, |m| get(&changed(m, |t| t.data += 4097), 0, 1)),
-        (PAST, |m| get(&m.bytes(), 0, 4097)),
-        (PAST, |m| get(&m.bytes(), 4097, 0)),
-        (PAST, |m| get(&m.bytes(), u64::MAX, 2)),
-        (PAST, |m| get(&m.bytes(), 2, u64::MAX)),
-        (PAST, |m| get(&changed(m, |t| t.data += 4096), 0, 0)),
-        (PAST, |m| get(&changed(m, |t| t.ne[1] = 2), 0, 1)),
-        (PAST, |m| get(&changed(m, |t| t.nb[0] = 2), 0, 1)),
-        (PAST, |m| fill(m.bytes(), 4000, 97)),
-        (PAST, |m| fill(m.bytes(), u64::MAX, u64::MAX)),
+        (NO_DEVICE, |m| sized(2, m.byte_tensor())),
+        (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data = 0), 0, 1)),
+        (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data -= 1), 0, 1)),
+        (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data = u64::MAX), 0, 1)),
+        (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data += 4097), 0, 1)),
+        (PAST, |m| get_tensor_request(&m.byte_tensor(), 0, 4097)),
+        (PAST, |m| get_tensor_request(&m.byte_tensor(), 4097, 0)),
+        (PAST, |m| get_tensor_request(&m.byte_tensor(), u64::MAX, 2)),
+        (PAST, |m| get_tensor_request(&m.byte_tensor(), 2, u64::MAX)),
+        (PAST, |m| get_tensor_request(&changed(m, |t| t.data += 4096), 0, 0)),
+        (PAST, |m| get_tensor_request(&changed(m, |t| t.ne[1] = 2), 0, 1)),
+        (PAST, |m| get_tensor_request(&changed(m, |t| t.nb[0] = 2), 0, 1)),
+        (PAST, |m| fill(m.byte_tensor(), 4000, 97)),
+        (PAST, |m| fill(m.byte_tensor(), u64::MAX, u64::MAX)),
         (PAST, |m| Request::InitTensor(InitTensor { tensor: changed(m, |t| t.data += 1) })),
-        (PAST, |m| copy(&m.bytes(), &changed(m, |t| t.data += 1))),
-        (PAST, |m| copy(&changed(m, |t| t.data += 1), &m.bytes())),
-        (PAST, |m| Request::SetTensorHash(SetTensorHash { tensor: m.bytes(), offset: u64::MAX, hash: 0 })),
-        ("type number 4 is no tensor type", |m| get(&changed(m, |t| t.dtype = 4), 0, 1)),
+        (PAST, |m| copy_tensor_request(&m.byte_tensor(), &changed(m, |t| t.data += 1))),
+        (PAST, |m| copy_tensor_request(&changed(m, |t| t.data += 1), &m.byte_tensor())),
+        (PAST, |m| Request::SetTensorHash(SetTensorHash { tensor: m.byte_tensor(), offset: u64::MAX, hash: 0 })),
+        ("type number 4 is not a tensor type", |m| get_tensor_request(&changed(m, |t| t.dtype = 4), 0, 1)),
         ("type number 4294967295", |m| sized(0, changed(m, |t| t.dtype = u32::MAX))),
         ("not a whole number of Q4_0 blocks", |m| {
             sized(0, changed(m, |t| (t.dtype, t.ne[0]) = (DType::Q4_0.to_wire(), 33)))
         }),
         ("more than 2^62 bytes", |m| sized(0, changed(m, |t| t.ne = [u32::MAX; 4]))),
-        ("more than 2^62 bytes", |m| get(&changed(m, |t| (t.ne, t.nb) = ([u32::MAX; 4], [u32::MAX; 4])), 0, 1)),
+        ("more than 2^62 bytes", |m| {
+            get_tensor_request(&changed(m, |t| (t.ne, t.nb) = ([u32::MAX; 4], [u32::MAX; 4])), 0, 1)
+        }),
     ];
     for (reason, attack) in attacks {
-        let (mut client, memory) = scene.attacker();
+        let (mut client, memory) = fixture.new_attacker();
         let request = attack(&memory);
         client.send(&request);
         client.expect_refused(&[request.command().name(), reason]);
     }
-    scene.end();
+    fixture.end();
 }
 
 /// `c = a + b` in a buffer of 4096 bytes; ids 1, 2, 3.
 fn sum(memory: &ClientBuffer) -> [TensorRecord; 3] {
-    let (a, b) = (memory.floats(1, 64, 0), memory.floats(2, 64, 256));
-    let c = node(OpCode::Add, memory.floats(3, 64, 512), &[&a, &b]);
+    let (a, b) = (memory.float_tensor(1, 64, 0), memory.float_tensor(2, 64, 256));
+    let c = node(OpCode::Add, memory.float_tensor(3, 64, 512), &[&a, &b]);
     [a, b, c]
 }
 
 #[test]
-fn graphs_that_no_device_should_see() {
-    let scene = Scene::new();
+fn invalid_graphs_are_rejected() {
+    let fixture = AttackFixture::new();
     type Attack = fn(&mut Vec<u64>, &mut Vec<TensorRecord>);
     let attacks: &[(&str, Attack)] = &[
         ("two tensors with id 0x1", |_, t| t[1].id = 1),
@@ -218,7 +222,7 @@ fn graphs_that_no_device_should_see() {
         ("source 0x9 is not among", |_, t| t[2].src[0] = 9),
         ("ADD: source 0 is computed by a later node", |_, t| t[2].src[0] = 3),
         ("is computed by a later node", |n, t| {
-            // Each reads what the other writes.
+            // A cycle: nodes 1 and 3 read each other's result.
             t[0].op = OpCode::Add.to_wire();
             t[0].flags = TensorRecord::FLAG_COMPUTE;
             (t[0].src[0], t[0].src[1]) = (3, 2);
@@ -227,7 +231,7 @@ fn graphs_that_no_device_should_see() {
         ("op number 101 is not defined by protocol 7.0", |_, t| t[2].op = 101),
         ("op number 4294967295", |_, t| t[2].op = u32::MAX),
         ("op FLASH_ATTN_BACK is not supported", |_, t| t[2].op = OpCode::FlashAttnBack.to_wire()),
-        ("type number 31 is no tensor type", |_, t| t[2].dtype = 31),
+        ("type number 31 is not a tensor type", |_, t| t[2].dtype = 31),
         ("type number 1000", |_, t| t[0].dtype = 1000),
         ("ADD: source 1 is missing", |_, t| t[2].src[1] = 0),
         ("ADD", |_, t| t[1].ne[0] = 65),
@@ -244,67 +248,67 @@ fn graphs_that_no_device_should_see() {
         ("outside its buffer", |_, t| t[0].data += 1 << 40),
         ("outside its buffer", |_, t| t[2].data = 1),
         ("no buffer has the handle", |_, t| t[1].buffer = 77),
-        ("lives on no buffer", |_, t| (t[1].buffer, t[1].data) = (0, 0)),
+        ("has no memory on this server", |_, t| (t[1].buffer, t[1].data) = (0, 0)),
         ("has the address", |_, t| t[1].buffer = 0),
     ];
     for (reason, attack) in attacks {
-        let (mut client, memory) = scene.attacker();
+        let (mut client, memory) = fixture.new_attacker();
         let (mut nodes, mut tensors) = (vec![3], sum(&memory).to_vec());
-        client.compute(0, &nodes, &tensors);
+        client.compute_graph(0, &nodes, &tensors);
         client.assert_alive();
         attack(&mut nodes, &mut tensors);
-        client.compute(0, &nodes, &tensors);
+        client.compute_graph(0, &nodes, &tensors);
         client.expect_refused(&["GRAPH_COMPUTE", reason]);
     }
-    let (mut client, memory) = scene.attacker();
+    let (mut client, memory) = fixture.new_attacker();
     let other = client.alloc(1, 4096);
     let [_, b, c] = sum(&memory);
-    let mut a = other.floats(1, 64, 0);
+    let mut a = other.float_tensor(1, 64, 0);
     a.name[..6].copy_from_slice(b"cached");
-    client.compute(0, &[3], &[a, b, c]);
+    client.compute_graph(0, &[3], &[a, b, c]);
     client.expect_refused(&["GRAPH_COMPUTE", "\"cached\" lies on device 1, the graph runs on device 0"]);
-    let (mut client, memory) = scene.attacker();
-    client.compute(5, &[3], &sum(&memory));
+    let (mut client, memory) = fixture.new_attacker();
+    client.compute_graph(5, &[3], &sum(&memory));
     client.expect_refused(&["GRAPH_COMPUTE", "no device 5"]);
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn graphs_whose_counts_lie() {
-    let scene = Scene::new();
-    let whole = graph(0, &[3], &sum(&scene.memory));
+fn graphs_with_wrong_counts_are_rejected() {
+    let fixture = AttackFixture::new();
+    let whole = graph_compute_message(0, &[3], &sum(&fixture.memory));
     let counts = [REQUEST_HEADER + 4, REQUEST_HEADER + 8 + 8];
     for at in counts {
         for lie in [0, 2, 4, 1000, u32::MAX / 8, u32::MAX] {
             let mut bytes = whole.clone();
             bytes[at..at + 4].copy_from_slice(&lie.to_le_bytes());
-            let (mut client, _) = scene.attacker();
+            let (mut client, _) = fixture.new_attacker();
             client.write(&bytes);
             client.expect_refused(&["GRAPH_COMPUTE", "malformed"]);
         }
     }
-    scene.end();
+    fixture.end();
 }
 
 #[test]
-fn seeded_garbage() {
-    let scene = Scene::new();
+fn randomly_changed_messages_end_at_most_their_connection() {
+    let fixture = AttackFixture::new();
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..300 {
-        let (mut client, memory) = scene.attacker();
+        let (mut client, memory) = fixture.new_attacker();
         let mut all = requests(&memory);
         let (_, bytes) = &mut all[rng.usize(..17)];
         for _ in 0..rng.usize(1..4) {
             let at = rng.usize(..bytes.len());
             bytes[at] = if rng.bool() { rng.u8(..) } else { 0xff };
         }
-        // It may be harmless, or promise more than comes: either way it ends here.
+        // The changed message may be valid or incomplete; the connection ends in both cases.
         client.write(bytes);
-        client.hang_up();
+        client.shutdown_write();
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut client.stream, &mut rest);
         assert!(client.warnings().len() <= 1);
     }
-    assert_eq!(logged("bug in fanout"), Vec::<String>::new());
-    scene.end();
+    assert_eq!(logged_warnings("bug in fanout"), Vec::<String>::new());
+    fixture.end();
 }

@@ -1,32 +1,37 @@
-//! The server over loopback: what it serves, what it refuses, and that one client never feels another.
-#![allow(clippy::panic)] // how a helper says that a test has failed
+//! Tests of the RPC client and server over loopback connections, and of the `rpc-server` program.
+//!
+//! `support` starts servers and sends requests of protocol 7.0; `extended_support` adds the extended protocol. `commands`,
+//! `graphs`, `sessions`, `limits`, `tensor_cache` and `hostile` test the server through protocol 7.0, and `extended*`,
+//! `load_*`, `peer_transfer` and `prefault` through the extended protocol. `client*` and `old_servers` test the client.
+//! `server_program*` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
+#![allow(clippy::panic)] // a helper fails its test by a panic
 
-mod cache;
 mod client;
 mod client_extended;
 mod client_faults;
 mod client_notifications;
-mod client_peers;
+mod client_peer_copies;
 mod commands;
-mod foresight;
+mod extended;
+mod extended_graphs;
+mod extended_invalid_requests;
+mod extended_queues;
+mod extended_support;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;
-mod greeted;
-mod greeted_graphs;
-mod greeted_queues;
-mod greeted_refusals;
-mod greeted_support;
 mod hostile;
 mod limits;
-mod models;
-mod models_unseen;
+mod load_by_digest;
+mod load_confidentiality;
 mod old_servers;
-mod peers;
-mod program;
-#[cfg(target_os = "linux")]
-mod program_ends;
+mod peer_transfer;
+mod prefault;
 mod recorded_commands;
+mod server_program;
+#[cfg(target_os = "linux")]
+mod server_program_lifecycle;
+mod server_states;
 mod sessions;
-mod states;
 mod support;
+mod tensor_cache;

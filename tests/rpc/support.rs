@@ -1,10 +1,10 @@
-//! A server in this process, a client that can say anything, and the server's log.
+//! Test support for protocol 7.0: a server in this process, a client that can send arbitrary bytes, and the captured log.
 
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::ops::OpCode;
-use fanout::rpc::server::{Config, Handle, Server};
-use fanout::rpc::wire::ext::{Greeting, REVISION, State};
+use fanout::rpc::server::{Config, Server, ServerHandle};
+use fanout::rpc::wire::ext::{ExtensionOffer, REVISION, ServerState};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -14,20 +14,20 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes; a test that waits so long has failed.
+/// Upper bound of every wait. No correct run takes this long, so a test that reaches it has failed.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// Memory of a test's device: small, so that what is free does not depend on the machine.
+/// Memory of a test device in bytes: small, so that the free memory does not depend on the machine.
 pub(crate) const MEMORY: u64 = 256 << 20;
 
-/// A deadline that must pass during a test.
-pub(crate) const SHORT: Duration = Duration::from_millis(100);
+/// A timeout that a test lets expire.
+pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A server in a thread; ended when dropped.
+/// A server on a thread of this process. Dropping it shuts it down.
 pub(crate) struct TestServer {
     pub(crate) addr: SocketAddr,
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    pub(crate) handle: Handle,
+    pub(crate) handle: ServerHandle,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -38,7 +38,7 @@ impl TestServer {
 
     pub(crate) fn with_devices(count: usize, config: Config) -> TestServer {
         let device =
-            |i| CpuDevice::new(&format!("CPU{i}"), 2, Path::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
+            |i| CpuDevice::new(&format!("CPU{i}"), 2, MathMode::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
         TestServer::with_device_list((0..count).map(device).collect(), config)
     }
 
@@ -51,16 +51,16 @@ impl TestServer {
     }
 
     /// Bytes in use on a device.
-    pub(crate) fn used(&self, device: usize) -> u64 {
+    pub(crate) fn used_bytes(&self, device: usize) -> u64 {
         let memory = self.devices[device].memory().expect("memory");
         memory.total - memory.free
     }
 
-    /// Ends the server and waits for it.
+    /// Shuts the server down and joins its thread.
     pub(crate) fn stop(&mut self) {
         self.handle.shutdown();
         if let Some(thread) = self.thread.take() {
-            thread.join().expect("a server that ends in order");
+            thread.join().expect("the server thread ends without a panic");
         }
     }
 }
@@ -73,17 +73,17 @@ impl Drop for TestServer {
     }
 }
 
-/// Waits until something is so that another thread brings about.
+/// Polls until a condition holds that another thread establishes. Fails the test after [`WATCHDOG`].
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let until = Instant::now() + WATCHDOG;
     while !so() {
-        assert!(Instant::now() < until, "never: {what}");
+        assert!(Instant::now() < until, "not within {WATCHDOG:?}: {what}");
         std::thread::yield_now();
     }
 }
 
-/// A client: well-behaved calls, and the socket for the others.
+/// A client of protocol 7.0: methods send valid requests, and `stream` sends arbitrary bytes.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     pub(crate) addr: SocketAddr,
@@ -92,8 +92,8 @@ pub(crate) struct Client {
 
 impl Client {
     /// A connection without HELLO.
-    pub(crate) fn raw(server: &TestServer) -> Client {
-        // Bound before it connects, a port is no other living client's: the log is searched by it.
+    pub(crate) fn connect_without_hello(server: &TestServer) -> Client {
+        // Tests search the log by the client's port. Binding before connecting reserves a port that no other open client uses.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
         socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
         let since = Instant::now();
@@ -105,27 +105,28 @@ impl Client {
         Client { stream, addr, since }
     }
 
-    /// A connection after its HELLO.
-    pub(crate) fn open(server: &TestServer) -> Client {
-        let mut client = Client::raw(server);
-        client.send(&hello());
-        let reply = client.reply(Command::Hello);
-        let greeting = Greeting { revision: REVISION, state: State::Ready }.to_byte();
-        let want = Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), greeting });
-        assert_eq!(Response::decode(Command::Hello, &reply), Ok(want));
+    /// A connection that has exchanged HELLO.
+    pub(crate) fn connect(server: &TestServer) -> Client {
+        let mut client = Client::connect_without_hello(server);
+        client.send(&hello_request());
+        let reply = client.read_reply(RpcCommand::Hello);
+        let offer = ExtensionOffer { revision: REVISION, state: ServerState::Ready }.to_byte();
+        let want =
+            Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), extension_byte: offer });
+        assert_eq!(Response::decode(RpcCommand::Hello, &reply), Ok(want));
         client
     }
 
     pub(crate) fn send(&mut self, request: &Request<'_>) {
-        self.write(&frame(request));
+        self.write(&encode_message(request));
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).expect("the server reads");
+        self.stream.write_all(bytes).expect("the server accepts the bytes");
     }
 
     /// The body of the next reply.
-    pub(crate) fn reply(&mut self, command: Command) -> Vec<u8> {
+    pub(crate) fn read_reply(&mut self, command: RpcCommand) -> Vec<u8> {
         let mut header = [0; RESPONSE_HEADER];
         self.stream.read_exact(&mut header).unwrap_or_else(|e| panic!("no reply to {command}: {e}"));
         let size = ResponseHeader::decode(&header).size;
@@ -134,15 +135,15 @@ impl Client {
         body
     }
 
-    /// A request with a reply that is one number.
+    /// Sends a request and returns the number in its reply.
     pub(crate) fn request_number(&mut self, request: &Request<'_>) -> u64 {
         self.send(request);
-        let mut bytes = self.reply(request.command());
+        let mut bytes = self.read_reply(request.command());
         bytes.resize(8, 0);
         u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
     }
 
-    /// That nothing is wrong on this connection: what came before has been taken, in order.
+    /// Asserts that the connection is open. The server handles requests in order, so it has accepted all earlier requests.
     #[track_caller]
     pub(crate) fn assert_alive(&mut self) {
         assert!(self.request_number(&Request::DeviceCount(DeviceCount {})) > 0);
@@ -150,14 +151,14 @@ impl Client {
 
     pub(crate) fn try_alloc(&mut self, device: u32, size: u64) -> AllocBufferReply {
         self.send(&Request::AllocBuffer(AllocBuffer { device, size }));
-        let body = self.reply(Command::AllocBuffer);
-        match Response::decode(Command::AllocBuffer, &body) {
+        let body = self.read_reply(RpcCommand::AllocBuffer);
+        match Response::decode(RpcCommand::AllocBuffer, &body) {
             Ok(Response::AllocBuffer(reply)) => reply,
             other => panic!("{other:?}"),
         }
     }
 
-    /// A buffer with its base address.
+    /// Allocates a buffer and requests its base address.
     pub(crate) fn alloc(&mut self, device: u32, size: u64) -> ClientBuffer {
         let reply = self.try_alloc(device, size);
         assert!(reply.remote_ptr != 0 && reply.remote_size >= size, "{reply:?}");
@@ -169,40 +170,40 @@ impl Client {
         self.send(&Request::FreeBuffer(FreeBuffer { remote_ptr: memory.handle }));
     }
 
-    pub(crate) fn set(&mut self, tensor: &TensorRecord, offset: u64, data: &[u8]) {
+    pub(crate) fn set_tensor(&mut self, tensor: &TensorRecord, offset: u64, data: &[u8]) {
         let head = SetTensorHead { tensor: tensor.clone(), cache: false, offset };
         self.send(&Request::SetTensor(SetTensor { head, data }));
     }
 
-    pub(crate) fn get(&mut self, tensor: &TensorRecord, offset: u64, size: u64) -> Vec<u8> {
-        self.send(&get(tensor, offset, size));
-        let body = self.reply(Command::GetTensor);
+    pub(crate) fn get_tensor(&mut self, tensor: &TensorRecord, offset: u64, size: u64) -> Vec<u8> {
+        self.send(&get_tensor_request(tensor, offset, size));
+        let body = self.read_reply(RpcCommand::GetTensor);
         assert_eq!(body.len() as u64, size);
         body
     }
 
     pub(crate) fn set_floats(&mut self, tensor: &TensorRecord, values: &[f32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.set(tensor, 0, &bytes);
+        self.set_tensor(tensor, 0, &bytes);
     }
 
-    pub(crate) fn floats(&mut self, tensor: &TensorRecord) -> Vec<f32> {
+    pub(crate) fn get_floats(&mut self, tensor: &TensorRecord) -> Vec<f32> {
         let n = tensor.ne.iter().product::<u32>();
-        let bytes = self.get(tensor, 0, u64::from(n) * 4);
+        let bytes = self.get_tensor(tensor, 0, u64::from(n) * 4);
         bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
     }
 
-    pub(crate) fn compute(&mut self, device: u32, nodes: &[u64], tensors: &[TensorRecord]) {
-        let body = graph(device, nodes, tensors);
+    pub(crate) fn compute_graph(&mut self, device: u32, nodes: &[u64], tensors: &[TensorRecord]) {
+        let body = graph_compute_message(device, nodes, tensors);
         self.write(&body);
     }
 
-    /// Says that no more will come, as a client that is killed does.
-    pub(crate) fn hang_up(&self) {
+    /// Shuts down the writing side of the socket, as the kernel does for a killed client.
+    pub(crate) fn shutdown_write(&self) {
         self.stream.shutdown(Shutdown::Write).expect("a live socket");
     }
 
-    /// Reads to the connection's end, which must come without any reply before it.
+    /// Asserts that the server closes the connection without another reply.
     #[track_caller]
     pub(crate) fn expect_closed(&mut self) {
         let closed = self.wait_closed();
@@ -218,16 +219,16 @@ impl Client {
         }
     }
 
-    /// That the server has closed this connection with exactly one line in its log, which holds `parts`.
+    /// Asserts that the server closed the connection and logged exactly one warning, which contains `parts`.
     #[track_caller]
     pub(crate) fn expect_refused(mut self, parts: &[&str]) {
         let closed = self.wait_closed();
-        assert!(closed.is_ok(), "expected to be refused with {parts:?}: {closed:?}");
+        assert!(closed.is_ok(), "expected the server to close the connection and log {parts:?}: {closed:?}");
         let lines = self.warnings();
         assert!(lines.len() == 1 && parts.iter().all(|p| lines[0].contains(p)), "expected {parts:?} in {lines:#?}");
     }
 
-    /// What the server logged about this client at level warn and worse. Complete once the connection is closed.
+    /// The server's log lines about this client at level warn or error. Complete once the connection is closed.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let start = format!("{}:", self.addr);
         let lines = LOG_LINES.lock().expect("the log");
@@ -236,7 +237,7 @@ impl Client {
     }
 }
 
-/// A buffer as its client knows it.
+/// A buffer of the server: its handle, base address and size.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientBuffer {
     pub(crate) handle: u64,
@@ -245,7 +246,7 @@ pub(crate) struct ClientBuffer {
 }
 
 impl ClientBuffer {
-    /// A packed tensor at an offset.
+    /// A contiguous tensor at an offset of the buffer.
     pub(crate) fn tensor(&self, id: u64, dtype: DType, ne: [u32; 4], offset: u64) -> TensorRecord {
         let desc = TensorDesc::contiguous(dtype, ne.map(|n| n as usize)).expect("a tensor");
         TensorRecord {
@@ -255,27 +256,27 @@ impl ClientBuffer {
             ne,
             nb: desc.nb().map(|n| n as u32),
             data: self.base.wrapping_add(offset),
-            ..empty()
+            ..zero_record()
         }
     }
 
-    /// All of it, as bytes.
-    pub(crate) fn bytes(&self) -> TensorRecord {
+    /// The whole buffer as an I8 tensor.
+    pub(crate) fn byte_tensor(&self) -> TensorRecord {
         self.tensor(1, DType::I8, [self.size as u32, 1, 1, 1], 0)
     }
 
-    /// A row of floats at an offset.
-    pub(crate) fn floats(&self, id: u64, n: u32, offset: u64) -> TensorRecord {
+    /// A row of `n` floats at an offset of the buffer.
+    pub(crate) fn float_tensor(&self, id: u64, n: u32, offset: u64) -> TensorRecord {
         self.tensor(id, DType::F32, [n, 1, 1, 1], offset)
     }
 }
 
-/// A record of zeros.
-pub(crate) fn empty() -> TensorRecord {
+/// A tensor record with all bytes zero.
+pub(crate) fn zero_record() -> TensorRecord {
     TensorRecord::decode(&[0; TENSOR_RECORD])
 }
 
-/// `dst` as a node that computes `op` of sources.
+/// The record of a node that computes `op` of `srcs` into `dst`.
 pub(crate) fn node(op: OpCode, mut dst: TensorRecord, srcs: &[&TensorRecord]) -> TensorRecord {
     (dst.op, dst.flags) = (op.to_wire(), TensorRecord::FLAG_COMPUTE);
     for (slot, src) in dst.src.iter_mut().zip(srcs) {
@@ -284,49 +285,49 @@ pub(crate) fn node(op: OpCode, mut dst: TensorRecord, srcs: &[&TensorRecord]) ->
     dst
 }
 
-pub(crate) fn hello() -> Request<'static> {
+pub(crate) fn hello_request() -> Request<'static> {
     Request::Hello(Hello { conn_caps: Some([0; 24]) })
 }
 
-pub(crate) fn get(tensor: &TensorRecord, offset: u64, size: u64) -> Request<'static> {
+pub(crate) fn get_tensor_request(tensor: &TensorRecord, offset: u64, size: u64) -> Request<'static> {
     Request::GetTensor(GetTensor { tensor: tensor.clone(), offset, size })
 }
 
-pub(crate) fn copy(src: &TensorRecord, dst: &TensorRecord) -> Request<'static> {
+pub(crate) fn copy_tensor_request(src: &TensorRecord, dst: &TensorRecord) -> Request<'static> {
     Request::CopyTensor(CopyTensor { src: src.clone(), dst: dst.clone() })
 }
 
-pub(crate) fn frame(request: &Request<'_>) -> Vec<u8> {
+pub(crate) fn encode_message(request: &Request<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     request.encode(&mut bytes);
     bytes
 }
 
-/// The frame of a GRAPH_COMPUTE.
-pub(crate) fn graph(device: u32, nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
+/// A GRAPH_COMPUTE message: header and body.
+pub(crate) fn graph_compute_message(device: u32, nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
     let nodes: Vec<_> = nodes.iter().map(|id| id.to_le_bytes()).collect();
     let tensors: Vec<_> = tensors.iter().map(TensorRecord::encode).collect();
-    frame(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("few enough")))
+    encode_message(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("counts within u32")))
 }
 
-/// `n` seeded bytes.
-pub(crate) fn noise(seed: u64, n: usize) -> Vec<u8> {
+/// `n` random bytes from a seed.
+pub(crate) fn random_bytes(seed: u64, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// Seeded floats.
-pub(crate) fn floats(seed: u64, n: usize) -> Vec<f32> {
+/// `n` random floats from a seed.
+pub(crate) fn random_floats(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| rng.f32() - 0.5).collect()
 }
 
 static LOG_LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());
 
-struct Capture;
+struct LogCapture;
 
-impl Log for Capture {
+impl Log for LogCapture {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= Level::Warn
     }
@@ -343,13 +344,13 @@ impl Log for Capture {
 fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        log::set_logger(&Capture).expect("the only logger");
+        log::set_logger(&LogCapture).expect("the only logger");
         log::set_max_level(LevelFilter::Debug);
     });
 }
 
-/// What the server logged at level warn and worse that holds a text.
-pub(crate) fn logged(text: &str) -> Vec<String> {
+/// The log lines at level warn or error that contain a text.
+pub(crate) fn logged_warnings(text: &str) -> Vec<String> {
     let lines = LOG_LINES.lock().expect("the log");
     lines.iter().filter(|(_, line)| line.contains(text)).map(|(_, line)| line.clone()).collect()
 }

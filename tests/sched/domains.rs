@@ -1,7 +1,8 @@
-//! CPU devices in one and in several domains: host-staged copies between domains, several plans, observers, comparison and abort.
+//! CPU devices in one and in several domains: host-staged copies between domains, several plans, observers, comparison and
+//! abort.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, Source};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, MemoryBudget, UploadSource};
 use fanout::graph::TensorId;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) const MEMORY: u64 = 1 << 24;
 
 pub(super) fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
-    let cpu = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, MEMORY).unwrap() as Arc<dyn Device>;
+    let cpu = |i| CpuDevice::new(&format!("CPU{i}"), 1, MathMode::Exact, MEMORY).unwrap() as Arc<dyn Device>;
     (0..n).map(cpu).collect()
 }
 
@@ -29,8 +30,8 @@ fn isolated_devices(n: usize) -> Vec<Arc<dyn Device>> {
 
 const WIDTH: usize = 32;
 
-/// A network of three layers. Each layer has its own weights and cache: it computes `s = x + w * x`, writes `s` to two rows of its
-/// cache, and returns `s` plus the first two rows of the cache.
+/// A network of three layers. Each layer has its own weights and cache: it computes `s = x + w * x`, writes `s` to two rows of
+/// its cache, and returns `s` plus the first two rows of the cache.
 pub(super) struct LayeredNetwork {
     task: Arc<Task>,
     inputs: [TensorId; 2],
@@ -41,7 +42,7 @@ pub(super) struct LayeredNetwork {
 impl LayeredNetwork {
     /// Layer `i` is on device `homes[i]`.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>, homes: [usize; 3], depth: usize) -> LayeredNetwork {
-        let account = Account::new(MEMORY);
+        let budget = MemoryBudget::new(MEMORY);
         let mut b = TaskBuilder::new();
         let x = b.input("x", DType::F32, [WIDTH, 2, 1, 1]).unwrap();
         let row = b.input("row", DType::I64, [2, 1, 1, 1]).unwrap();
@@ -51,10 +52,10 @@ impl LayeredNetwork {
             let mut stored = |name: String, ne: [usize; 4], scale: f32| {
                 let desc = TensorDesc::contiguous(DType::F32, ne).unwrap();
                 let device = &devices[home];
-                let region = device.alloc(desc.extent() as u64, &account).unwrap().whole();
+                let region = device.alloc(desc.extent() as u64, &budget).unwrap().whole();
                 let values: Vec<f32> = (0..desc.elements()).map(|_| scale * (rng.f32() - 0.5)).collect();
-                let mut queue = device.queue(&account).unwrap();
-                let bytes = Source::Borrowed(bytemuck::cast_slice(&values));
+                let mut queue = device.queue(&budget).unwrap();
+                let bytes = UploadSource::Borrowed(bytemuck::cast_slice(&values));
                 queue.upload(region.clone(), Some(&desc), bytes).unwrap();
                 queue.mark().wait(None).unwrap();
                 b.stored(name, desc, home, Some(region)).unwrap()
@@ -72,7 +73,7 @@ impl LayeredNetwork {
         b.name(y, "y");
         b.output(y).unwrap();
         let options = Options::default().with_depth(depth);
-        let scheduler = Scheduler::new(devices, options, &account).unwrap();
+        let scheduler = Scheduler::new(devices, options, &budget).unwrap();
         LayeredNetwork { task: Arc::new(b.build().unwrap()), inputs: [x, row], y, scheduler }
     }
 
@@ -82,15 +83,15 @@ impl LayeredNetwork {
 
     /// Submits some runs, each with different inputs, and only then waits for their results.
     pub(super) fn results(&mut self, prepared: &mut PreparedPlan, runs: std::ops::Range<u64>) -> Vec<Vec<f32>> {
-        let mut tickets = Vec::new();
+        let mut pending_reads = Vec::new();
         for run in runs {
             let (x, rows) = input(run);
             let [a, b] = self.inputs;
             let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&rows))];
             self.scheduler.submit(prepared, &inputs).unwrap();
-            tickets.push(self.scheduler.read(prepared, self.y).unwrap());
+            pending_reads.push(self.scheduler.read(prepared, self.y).unwrap());
         }
-        tickets.into_iter().map(|ticket| floats(&ticket.wait(None).unwrap())).collect()
+        pending_reads.into_iter().map(|pending_read| floats(&pending_read.wait(None).unwrap())).collect()
     }
 }
 
@@ -232,26 +233,26 @@ fn compare_reports_each_node_and_frees_the_reference_memory() {
     let (x, rows) = input(3);
     let [a, b] = network.inputs;
     let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&rows))];
-    let reference = CpuDevice::new("reference", 2, Path::Exact, MEMORY).unwrap() as Arc<dyn Device>;
-    let account = Account::new(MEMORY);
+    let reference = CpuDevice::new("reference", 2, MathMode::Exact, MEMORY).unwrap() as Arc<dyn Device>;
+    let budget = MemoryBudget::new(MEMORY);
     let mut seen = Vec::new();
     let mut report = |node: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{node:?}");
         seen.push(node.node);
         if node.node == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    compare((&mut network.scheduler, &mut prepared), &reference, &account, &inputs, &mut report).unwrap();
+    compare((&mut network.scheduler, &mut prepared), &reference, &budget, &inputs, &mut report).unwrap();
     assert_eq!(seen, (0..10).collect::<Vec<_>>());
     // All memory of the reference is freed once the threads of its queues have ended.
     let deadline = Instant::now() + Duration::from_secs(20);
-    while account.used() > 0 {
-        assert!(Instant::now() < deadline, "{} bytes are still held", account.used());
+    while budget.used() > 0 {
+        assert!(Instant::now() < deadline, "{} bytes are still held", budget.used());
         std::thread::yield_now();
     }
     assert_eq!(before, expected_results(3));
     // A reference with too little memory is an error before anything is copied.
-    let small = CpuDevice::new("small", 1, Path::Exact, 4096).unwrap() as Arc<dyn Device>;
-    let full = compare((&mut network.scheduler, &mut prepared), &small, &account, &inputs, &mut |_, _, _| {
+    let small = CpuDevice::new("small", 1, MathMode::Exact, 4096).unwrap() as Arc<dyn Device>;
+    let full = compare((&mut network.scheduler, &mut prepared), &small, &budget, &inputs, &mut |_, _, _| {
         ControlFlow::Continue(())
     });
     assert!(matches!(full, Err(SchedError::NotEnoughMemory { .. })), "{full:?}");

@@ -1,7 +1,7 @@
 //! Offload of MUL_MAT_ID: weights in CPU memory are used on another device, and each run copies only the experts that it uses.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, DeviceKind, Domain, Source};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, DeviceKind, Domain, MemoryBudget, UploadSource};
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::MulMat;
@@ -11,13 +11,16 @@ use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::isolated_device::IsolatedDevice;
 use std::sync::Arc;
 
+/// Memory of each device in bytes.
 const MEMORY: u64 = 1 << 24;
-// Columns and rows of an expert's matrix, and the number of experts.
+/// Columns of an expert's matrix.
 const K: usize = 32;
+/// Rows of an expert's matrix.
 const M: usize = 16;
 const EXPERTS: usize = 8;
+/// Tokens of a run.
 const TOKENS: usize = 3;
-/// Experts for each token.
+/// Experts that each token uses.
 const USED: usize = 2;
 const EXPERT_BYTES: u64 = (4 * K * M) as u64;
 
@@ -30,46 +33,47 @@ fn devices(same_domain: bool) -> Vec<Arc<dyn Device>> {
             info.domain = Domain::named("host");
         }
     });
-    vec![gpu.shared(), CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap()]
+    vec![gpu.shared(), CpuDevice::new("CPU", 1, MathMode::Exact, MEMORY).unwrap()]
 }
 
-struct Experts {
+/// A task with one node on the GPU (node 0) and a MUL_MAT_ID with weights on the CPU (node 1), and its scheduler.
+struct ExpertTask {
     scheduler: Scheduler,
     prepared: PreparedPlan,
     inputs: [TensorId; 2],
     y: TensorId,
 }
 
-impl Experts {
-    fn new(devices: Vec<Arc<dyn Device>>, options: Options) -> Experts {
-        let account = Account::new(MEMORY);
+impl ExpertTask {
+    fn new(devices: Vec<Arc<dyn Device>>, options: Options) -> ExpertTask {
+        let budget = MemoryBudget::new(MEMORY);
         let desc = TensorDesc::contiguous(DType::F32, [K, M, EXPERTS, 1]).unwrap();
         let cpu = devices.len() - 1;
-        let region = devices[cpu].alloc(desc.extent() as u64, &account).unwrap().whole();
+        let region = devices[cpu].alloc(desc.extent() as u64, &budget).unwrap().whole();
         let mut rng = fastrand::Rng::with_seed(5);
         let values: Vec<f32> = (0..desc.elements()).map(|_| rng.f32() - 0.5).collect();
-        let mut queue = devices[cpu].queue(&account).unwrap();
-        queue.upload(region.clone(), Some(&desc), Source::Borrowed(bytemuck::cast_slice(&values))).unwrap();
+        let mut queue = devices[cpu].queue(&budget).unwrap();
+        queue.upload(region.clone(), Some(&desc), UploadSource::Borrowed(bytemuck::cast_slice(&values))).unwrap();
         queue.mark().wait(None).unwrap();
         let mut b = TaskBuilder::new();
         let w = b.stored("experts", desc, cpu, Some(region)).unwrap();
         let x = b.input("x", DType::F32, [K, USED, TOKENS, 1]).unwrap();
         let ids = b.input("ids", DType::I32, [USED, TOKENS, 1, 1]).unwrap();
-        // A node on the GPU before the product: the GPU then has earlier nodes that could have computed the expert ids.
+        // A node on the GPU before the product, so that the copy of the experts is not the first work of the GPU's queue.
         let scaled = b.node(Unary::Scale { scale: 2.0, bias: 0.0 }, &[Some(x)]).unwrap();
         b.pin(0).unwrap();
         let y = b.node(MulMat::BY_ID, &[Some(w), Some(scaled), Some(ids)]).unwrap();
         b.output(y).unwrap();
         let task = Arc::new(b.build().unwrap());
-        let mut scheduler = Scheduler::new(devices, options, &account).unwrap();
+        let mut scheduler = Scheduler::new(devices, options, &budget).unwrap();
         let prepared = scheduler.build(&task).unwrap();
-        Experts { scheduler, prepared, inputs: [x, ids], y }
+        ExpertTask { scheduler, prepared, inputs: [x, ids], y }
     }
 
     fn run(&mut self, chosen: [i32; USED * TOKENS]) -> Result<Vec<u8>, SchedError> {
         let x: Vec<f32> = (0..K * USED * TOKENS).map(|i| (i % 7) as f32 - 3.0).collect();
-        let [a, b] = self.inputs;
-        let inputs = [(a, bytemuck::cast_slice(&x)), (b, bytemuck::cast_slice(&chosen))];
+        let [x_id, ids] = self.inputs;
+        let inputs = [(x_id, bytemuck::cast_slice(&x)), (ids, bytemuck::cast_slice(&chosen))];
         self.scheduler.run(&mut self.prepared, &inputs)?;
         Ok(self.scheduler.read(&self.prepared, self.y)?.wait(None).unwrap())
     }
@@ -81,17 +85,18 @@ fn floats(bytes: Result<Vec<u8>, SchedError>) -> Vec<f32> {
 
 #[test]
 fn only_used_experts_are_copied() {
-    let alone = Options::default().with_offload(false);
-    let mut host = Experts::new(devices(false), alone);
+    let without_offload = Options::default().with_offload(false);
+    let mut host = ExpertTask::new(devices(false), without_offload);
     assert_eq!(host.prepared.plan().device_of(1), Some((1, AssignReason::Stored)));
     for same_domain in [true, false] {
         for depth in [1, 3] {
             let options = Options::default().with_depth(depth);
-            let mut offloaded = Experts::new(devices(same_domain), options);
+            let mut offloaded = ExpertTask::new(devices(same_domain), options);
             assert_eq!(offloaded.prepared.plan().device_of(1), Some((0, AssignReason::Offload)));
             for (chosen, used) in
                 [([0, 1, 1, 0, 0, 1], 2), ([7, 2, 7, 3, 2, 7], 3), ([5; 6], 1), ([0, 1, 2, 3, 4, 5], 6)]
             {
+                // Device 0 is the GPU.
                 let before = offloaded.scheduler.transfer_counts().copied[0];
                 assert_eq!(
                     floats(offloaded.run(chosen)),
@@ -107,13 +112,13 @@ fn only_used_experts_are_copied() {
 }
 
 #[test]
-fn expert_ids_out_of_range_are_refused() {
+fn expert_ids_out_of_range_are_rejected() {
     for bad in [8, -1, i32::MIN] {
-        let mut offloaded = Experts::new(devices(false), Options::default());
+        let mut offloaded = ExpertTask::new(devices(false), Options::default());
         let error = offloaded.run([0, 1, 2, bad, 0, 1]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("GPU: MUL_MAT_ID: expert id {bad} is not one of the 8 of the first source")
+            format!("GPU: MUL_MAT_ID: expert id {bad} is out of range: the first source has 8 experts")
         );
         offloaded.scheduler.reset();
         assert!(offloaded.run([0, 1, 2, 3, 0, 1]).is_ok());

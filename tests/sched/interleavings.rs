@@ -1,8 +1,8 @@
-//! Interleaving tests: for many seeds, gated devices execute the queues in random orders. The results must equal the results of one
-//! device, at every depth, and the gate must detect no race.
+//! Interleaving tests: for many seeds, gated devices execute the queues in random orders. The results must equal the results of
+//! one device, at every depth, and the gate must detect no race.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, Domain, Source, Ticket};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, Domain, MemoryBudget, PendingRead, UploadSource};
 use fanout::graph::TensorId;
 use fanout::ops::Op;
 use fanout::ops::binary::Binary;
@@ -27,7 +27,7 @@ const WIDTH: usize = 8;
 struct TaskFixture {
     b: TaskBuilder,
     devices: Vec<Arc<dyn Device>>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     inputs: Vec<(TensorId, InputValues)>,
     /// Tensors that are read after each run.
     outputs: Vec<TensorId>,
@@ -47,8 +47,8 @@ enum InputValues {
 
 impl TaskFixture {
     fn new(devices: &[Arc<dyn Device>]) -> TaskFixture {
-        let (b, account) = (TaskBuilder::new(), Account::new(MEMORY));
-        TaskFixture { b, devices: devices.to_vec(), account, inputs: Vec::new(), outputs: Vec::new(), stored: 0 }
+        let (b, budget) = (TaskBuilder::new(), MemoryBudget::new(MEMORY));
+        TaskFixture { b, devices: devices.to_vec(), budget, inputs: Vec::new(), outputs: Vec::new(), stored: 0 }
     }
 
     /// An input matrix of floats.
@@ -73,11 +73,11 @@ impl TaskFixture {
     /// A stored tensor of random floats on a device.
     fn stored(&mut self, on: usize, ne: [usize; 4]) -> TensorId {
         let (on, desc) = (on % self.devices.len(), TensorDesc::contiguous(DType::F32, ne).unwrap());
-        let region = self.devices[on].alloc(desc.extent() as u64, &self.account).unwrap().whole();
-        let mut queue = self.devices[on].queue(&self.account).unwrap();
+        let region = self.devices[on].alloc(desc.extent() as u64, &self.budget).unwrap().whole();
+        let mut queue = self.devices[on].queue(&self.budget).unwrap();
         self.stored += 1;
         let values = floats(self.stored, desc.elements());
-        queue.upload(region.clone(), Some(&desc), Source::Borrowed(&values)).unwrap();
+        queue.upload(region.clone(), Some(&desc), UploadSource::Borrowed(&values)).unwrap();
         queue.mark().wait(None).unwrap();
         self.b.stored("stored", desc, on, Some(region)).unwrap()
     }
@@ -108,20 +108,20 @@ impl TaskFixture {
     /// The bytes of each output of each run. Between two runs, the host waits for its pending reads at random.
     fn results(self, depth: usize, seed: u64) -> Vec<Vec<u8>> {
         let options = Options::default().with_depth(depth);
-        let mut scheduler = Scheduler::new(self.devices, options, &self.account).unwrap();
+        let mut scheduler = Scheduler::new(self.devices, options, &self.budget).unwrap();
         let mut prepared = scheduler.build(&Arc::new(self.b.build().unwrap())).unwrap();
         let (mut rng, mut results) = (fastrand::Rng::with_seed(seed), Vec::new());
-        let mut tickets: Vec<Ticket> = Vec::new();
+        let mut pending_reads: Vec<PendingRead> = Vec::new();
         for run in 0..RUNS {
             let bytes: Vec<_> = (0..).zip(&self.inputs).map(|(i, (_, values))| values.of(run * 16 + i)).collect();
             let inputs: Vec<_> = self.inputs.iter().zip(&bytes).map(|((id, _), bytes)| (*id, &**bytes)).collect();
             scheduler.submit(&mut prepared, &inputs).unwrap();
-            tickets.extend(self.outputs.iter().map(|&id| scheduler.read(&prepared, id).unwrap()));
+            pending_reads.extend(self.outputs.iter().map(|&id| scheduler.read(&prepared, id).unwrap()));
             if rng.u32(0..4) == 0 {
-                results.extend(tickets.drain(..).map(|ticket| ticket.wait(None).unwrap()));
+                results.extend(pending_reads.drain(..).map(|pending_read| pending_read.wait(None).unwrap()));
             }
         }
-        results.extend(tickets.into_iter().map(|ticket| ticket.wait(None).unwrap()));
+        results.extend(pending_reads.into_iter().map(|pending_read| pending_read.wait(None).unwrap()));
         scheduler.synchronize(None).unwrap();
         results
     }
@@ -163,13 +163,13 @@ fn cache(m: &mut TaskFixture) {
     let k = m.scaled(0, 2.0, 0.5, x);
     m.set_rows(1, k, some, cache);
     let q = m.scaled(2, -1.0, 0.25, x);
-    let seen = m.node(2, MulMat::PLAIN, &[cache, q]);
+    let early = m.node(2, MulMat::PLAIN, &[cache, q]);
     let sum = m.node(2, Binary::Add, &[q, k]);
     m.set_rows(1, sum, others, cache);
-    let later = m.node(0, MulMat::PLAIN, &[cache, q]);
-    let both = m.node(1, Binary::Add, &[seen, later]);
+    let late = m.node(0, MulMat::PLAIN, &[cache, q]);
+    let both = m.node(1, Binary::Add, &[early, late]);
     m.output(both);
-    m.output(later);
+    m.output(late);
     m.outputs.push(cache);
 }
 
@@ -255,7 +255,7 @@ fn results(devices: &[Arc<dyn Device>], task: fn(&mut TaskFixture), depth: usize
 /// Checks that gated devices compute the same results as one device. `change` configures each device by its number.
 fn assert_same_as_one_device(seeds: u64, gate: fn(u64) -> Arc<Gate>, change: fn(usize, GatedDevice) -> GatedDevice) {
     for (name, task) in TASKS {
-        let one: Arc<dyn Device> = CpuDevice::new("CPU", 1, Path::Exact, MEMORY).unwrap();
+        let one: Arc<dyn Device> = CpuDevice::new("CPU", 1, MathMode::Exact, MEMORY).unwrap();
         let wanted = results(&[one], task, 1, 0);
         for depth in [1, 2, 4] {
             for seed in 0..seeds {
@@ -282,7 +282,8 @@ fn results_do_not_depend_on_the_order_of_execution_with_host_staged_copies() {
     });
 }
 
-/// Each device copies from the devices before it, and the first from the last. Copies in the opposite direction are host-staged.
+/// Each device copies from the devices before it, and the first from the last. Copies in the opposite direction are
+/// host-staged.
 #[test]
 fn results_do_not_depend_on_the_order_of_execution_with_one_way_peer_copies() {
     assert_same_as_one_device(10, Gate::among_threads, |i, device| {

@@ -1,7 +1,7 @@
 //! Invalid tasks, plans and inputs, failing devices and aborted runs: each is an error, and the scheduler stays usable.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue, Region, Source};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, DeviceError, ForwardDevice, MemoryBudget, Queue, Region, UploadSource};
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
@@ -19,14 +19,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const MEMORY: u64 = 1 << 24;
 
 fn cpu(name: &str) -> Arc<dyn Device> {
-    CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap()
+    CpuDevice::new(name, 1, MathMode::Exact, MEMORY).unwrap()
 }
 
 fn scheduler(devices: Vec<Arc<dyn Device>>, depth: usize) -> Scheduler {
-    Scheduler::new(devices, Options::default().with_depth(depth), &Account::new(MEMORY)).unwrap()
+    Scheduler::new(devices, Options::default().with_depth(depth), &MemoryBudget::new(MEMORY)).unwrap()
 }
 
-/// A chain of squares of `n` numbers, one node on each of these devices. Returns the task, its input and its output.
+/// A task that squares `n` numbers repeatedly: one node on each of these devices, in order. Returns the task, its input and its
+/// output.
 fn squares(n: usize, on: &[usize]) -> (Arc<Task>, TensorId, TensorId) {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
@@ -53,13 +54,13 @@ impl ForwardDevice for QueueRefusingDevice {
         &self.0
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        if self.1.load(Ordering::Relaxed) { self.0.queue(account) } else { Err(DeviceError::Ended) }
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        if self.1.load(Ordering::Relaxed) { self.0.queue(budget) } else { Err(DeviceError::Ended) }
     }
 }
 
 #[test]
-fn a_failed_switch_of_plans_leaves_other_plans_usable() {
+fn a_failed_switch_of_plans_keeps_other_plans_usable() {
     let refusing = Arc::new(QueueRefusingDevice(IsolatedDevice::new("refusing", MEMORY), AtomicBool::new(false)));
     let mut scheduler = scheduler(vec![cpu("CPU"), Arc::clone(&refusing) as _], 1);
     let [(one, x, y), (other, ..)] = [squares(2, &[0]), squares(2, &[1, 0])];
@@ -80,27 +81,27 @@ fn reading_an_expired_output_is_an_error() {
         let (task, x, y) = squares(2, &[0, 1]);
         let mut small = scheduler.build(&task).unwrap();
         let values = bytes(&[2.0, 3.0]);
-        let gone = |error: Result<_, SchedError>| matches!(error.unwrap_err(), SchedError::OutputExpired { .. });
-        assert!(gone(scheduler.read(&small, y)), "before the first run");
+        let expired = |error: Result<_, SchedError>| matches!(error.unwrap_err(), SchedError::OutputExpired { .. });
+        assert!(expired(scheduler.read(&small, y)), "before the first run");
         scheduler.run(&mut small, &[(x, &values)]).unwrap();
         let mut equal = scheduler.build(&task).unwrap();
         assert_eq!(scheduler.read(&small, y).unwrap().wait(None).unwrap(), bytes(&[16.0, 81.0]));
         scheduler.run(&mut equal, &[(x, &values)]).unwrap();
-        assert!(gone(scheduler.read(&small, y)), "another plan ran");
+        assert!(expired(scheduler.read(&small, y)), "another plan ran");
         scheduler.run(&mut small, &[(x, &values)]).unwrap();
-        let ticket = scheduler.read(&small, y).unwrap();
+        let pending_read = scheduler.read(&small, y).unwrap();
         let (large, ..) = squares(1 << 16, &[0, 1]);
         scheduler.build(&large).unwrap();
-        assert!(gone(scheduler.read(&small, y)), "its memory was reallocated for a larger plan");
-        assert_eq!(ticket.wait(None).unwrap(), bytes(&[16.0, 81.0]));
+        assert!(expired(scheduler.read(&small, y)), "its memory was reallocated for a larger plan");
+        assert_eq!(pending_read.wait(None).unwrap(), bytes(&[16.0, 81.0]));
         scheduler.run(&mut small, &[(x, &values)]).unwrap();
         assert_eq!(scheduler.read(&small, y).unwrap().wait(None).unwrap(), bytes(&[16.0, 81.0]));
         scheduler.reset();
-        assert!(gone(scheduler.read(&small, y)), "after a reset");
+        assert!(expired(scheduler.read(&small, y)), "after a reset");
     }
 }
 
-/// At a node, ends the run with `Break`; or, if it has the abort flag, raises the flag.
+/// Ends the run at a node: returns `Break`, or raises the abort flag if it has one.
 struct StoppingObserver(usize, Option<Arc<AtomicBool>>);
 
 impl Observer for StoppingObserver {
@@ -162,8 +163,8 @@ fn after_an_incomplete_run_only_a_reset_allows_further_runs() {
 }
 
 #[test]
-fn plans_for_other_devices_are_refused() {
-    let account = Account::new(MEMORY);
+fn plans_for_other_devices_are_rejected() {
+    let budget = MemoryBudget::new(MEMORY);
     let many = [cpu("CPU0"), cpu("CPU1"), cpu("CPU2")];
     let (task, ..) = squares(2, &[0, 1, 2]);
     let plan = || Plan::new(Arc::clone(&task), &many, &Options::default()).unwrap();
@@ -173,16 +174,16 @@ fn plans_for_other_devices_are_refused() {
     assert!(matches!(plan().check_memory(few.devices()), Err(SchedError::ForeignPlan)));
     let mut all = scheduler(many.to_vec(), 1);
     let prepared = all.build(&task).unwrap();
-    assert!(matches!(few.copy_stored_to(&prepared, &cpu("other"), &account), Err(SchedError::ForeignPlan)));
+    assert!(matches!(few.copy_stored_to(&prepared, &cpu("other"), &budget), Err(SchedError::ForeignPlan)));
 }
 
 #[test]
-fn a_region_on_another_device_than_declared_is_refused() {
-    let account = Account::new(MEMORY);
+fn a_region_on_another_device_than_declared_is_rejected() {
+    let budget = MemoryBudget::new(MEMORY);
     let devices = vec![cpu("CPU0"), cpu("CPU1")];
     let desc = TensorDesc::contiguous(DType::F32, [4, 1, 1, 1]).unwrap();
     for (device, fault) in [(0, true), (1, false)] {
-        let region = devices[1].alloc(16, &account).unwrap().whole();
+        let region = devices[1].alloc(16, &budget).unwrap().whole();
         let mut b = TaskBuilder::new();
         let w = b.stored("w", desc, device, Some(region)).unwrap();
         b.node(Unary::Sqr, &[Some(w)]).unwrap();
@@ -197,7 +198,7 @@ fn a_region_on_another_device_than_declared_is_refused() {
 }
 
 #[test]
-fn bytes_for_other_tensors_than_inputs_or_given_twice_are_refused() {
+fn bytes_for_a_non_input_or_for_an_input_twice_are_rejected() {
     let mut scheduler = scheduler(vec![cpu("CPU")], 1);
     let mut b = TaskBuilder::new();
     let (x, unread) = (b.input("x", DType::F32, [1; 4]).unwrap(), b.input("unread", DType::F32, [1; 4]).unwrap());
@@ -216,7 +217,7 @@ fn bytes_for_other_tensors_than_inputs_or_given_twice_are_refused() {
 }
 
 #[test]
-fn an_invalid_node_leaves_no_tensor_behind() {
+fn an_invalid_node_adds_no_tensor() {
     let mut other = TaskBuilder::new();
     let ids: Vec<_> = (0..9).map(|_| other.input("", DType::F32, [1; 4]).unwrap()).collect();
     let mut b = TaskBuilder::new();
@@ -240,10 +241,10 @@ fn an_invalid_node_leaves_no_tensor_behind() {
 
 #[test]
 fn tasks_without_nodes_run() {
-    let account = Account::new(MEMORY);
+    let budget = MemoryBudget::new(MEMORY);
     for depth in [0, 1, 2] {
         let devices = vec![cpu("CPU0"), cpu("CPU1")];
-        let region = devices[1].alloc(8, &account).unwrap().whole();
+        let region = devices[1].alloc(8, &budget).unwrap().whole();
         let mut scheduler = scheduler(devices, depth);
         let mut b = TaskBuilder::new();
         let (x, none) = (b.input("x", DType::F32, [1; 4]).unwrap(), b.input("", DType::F32, [2, 0, 1, 1]).unwrap());
@@ -291,13 +292,13 @@ fn experts_with_interleaved_bytes_are_copied_as_a_whole_tensor() {
     const K: usize = 8;
     let results: Vec<_> = [1, 0]
         .map(|on| {
-            let account = Account::new(MEMORY);
+            let budget = MemoryBudget::new(MEMORY);
             let devices = vec![IsolatedDevice::new("I", MEMORY).shared(), cpu("CPU")];
             let desc = TensorDesc::contiguous(DType::F32, [K, 4, 2, 1]).unwrap();
-            let region: Region = devices[1].alloc(desc.extent() as u64, &account).unwrap().whole();
+            let region: Region = devices[1].alloc(desc.extent() as u64, &budget).unwrap().whole();
             let values: Vec<f32> = (0..desc.elements()).map(|i| i as f32).collect();
-            let mut queue = devices[1].queue(&account).unwrap();
-            queue.upload(region.clone(), None, Source::Borrowed(bytemuck::cast_slice(&values))).unwrap();
+            let mut queue = devices[1].queue(&budget).unwrap();
+            queue.upload(region.clone(), None, UploadSource::Borrowed(bytemuck::cast_slice(&values))).unwrap();
             queue.mark().wait(None).unwrap();
             let mut b = TaskBuilder::new();
             let w = b.stored("w", desc, 1, Some(region)).unwrap();

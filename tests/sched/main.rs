@@ -1,5 +1,9 @@
 //! Scheduler tests: results, schedules, failures and traffic over CPU devices, test devices and RPC servers.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+//!
+//! Start with `domains`, which runs a small network over several devices. `interleavings` and `pipeline` use devices with
+//! controlled order and virtual time; `test_devices` tests these devices. `rpc_servers`, `slow_links` and `server_loss` use
+//! servers. The cost of scheduling is measured in `tests/sched_cost`.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod domains;
 mod experts;

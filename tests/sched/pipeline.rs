@@ -1,6 +1,6 @@
 //! Pipelining in virtual time: with several runs in flight over a chain of devices, the makespan is that of an ideal pipeline.
 
-use fanout::device::{Account, Device};
+use fanout::device::{Device, MemoryBudget};
 use fanout::ops::unary::Unary;
 use fanout::sched::{Options, Scheduler, TaskBuilder};
 use fanout::tensor::DType;
@@ -25,7 +25,7 @@ fn makespan(stages: usize, runs: usize, depth: usize) -> Ticks {
     b.output(last).unwrap();
     let task = Arc::new(b.build().unwrap());
     let options = Options::default().with_depth(depth);
-    let mut scheduler = Scheduler::new(devices, options, &Account::new(1 << 30)).unwrap();
+    let mut scheduler = Scheduler::new(devices, options, &MemoryBudget::new(1 << 30)).unwrap();
     let mut prepared = scheduler.build(&task).unwrap();
     let run = |_| {
         scheduler.submit(&mut prepared, &[(x, &[0; 4])]).unwrap();

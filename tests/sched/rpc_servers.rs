@@ -1,9 +1,9 @@
-//! RPC devices of servers in this process, with the extended protocol and with ggml's protocol 7.0: remote devices compute the same
-//! results as local devices.
+//! RPC devices of servers in this process, with the extended protocol and with ggml's protocol 7.0: remote devices compute the
+//! same results as local devices.
 
 use super::domains::{LayeredNetwork, MEMORY, cpus, expected_results};
 use fanout::rpc::client::{Endpoint, Options};
-use fanout::rpc::server::{Config, Handle, Server};
+use fanout::rpc::server::{Config, Server, ServerHandle};
 use fanout_testing::protocol_relay::ProtocolRelay;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -11,31 +11,32 @@ use std::thread::JoinHandle;
 /// A server that shuts down when it is dropped.
 pub(super) struct TestServer {
     pub(super) addr: SocketAddr,
-    pub(super) handle: Handle,
+    pub(super) handle: ServerHandle,
+    /// Number of devices, and whether the server may copy to peers.
     config: (usize, bool),
     thread: Option<JoinHandle<()>>,
 }
 
 impl TestServer {
-    /// Starts a server with this many CPU devices of one thread each. With `dials`, the server may connect to other servers and
-    /// copy to them directly.
-    pub(super) fn new(devices: usize, dials: bool) -> TestServer {
-        TestServer::on(0, devices, dials)
+    /// Starts a server with this many CPU devices of one thread each. With `peer_copies`, the server may connect to other
+    /// servers and copy to them directly.
+    pub(super) fn new(devices: usize, peer_copies: bool) -> TestServer {
+        TestServer::on(0, devices, peer_copies)
     }
 
-    fn on(port: u16, count: usize, dials: bool) -> TestServer {
-        let peers = if dials { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+    fn on(port: u16, count: usize, peer_copies: bool) -> TestServer {
+        let peers = if peer_copies { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
         let server = Server::bind("127.0.0.1", port, cpus(count), Config::default().with_peers(peers)).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());
-        TestServer { addr, handle, config: (count, dials), thread: Some(thread) }
+        TestServer { addr, handle, config: (count, peer_copies), thread: Some(thread) }
     }
 
     /// Shuts the server down and starts a new one, without any state, on the same port.
     pub(super) fn restart(&mut self) {
         self.end();
-        let (count, dials) = self.config;
-        *self = TestServer::on(self.addr.port(), count, dials);
+        let (count, peer_copies) = self.config;
+        *self = TestServer::on(self.addr.port(), count, peer_copies);
     }
 
     fn end(&mut self) {

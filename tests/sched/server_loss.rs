@@ -1,10 +1,10 @@
-//! Loss of servers during runs: waiting calls fail soon with the address of a lost server, and after a restart of the servers runs
-//! succeed again.
+//! Loss of servers during runs: waiting calls fail soon with the address of a lost server, and after a restart of the servers
+//! runs succeed again.
 
 use crate::domains::cpus;
 use crate::rpc_servers::TestServer;
 use crate::slow_links::DeviceChain;
-use fanout::device::{Device, DeviceError, Ticket};
+use fanout::device::{Device, DeviceError, PendingRead};
 use fanout::rpc::client::{Endpoint, Options};
 use fanout::sched::SchedError;
 use fanout_testing::slow_link::{LinkSpeed, SlowLink};
@@ -20,21 +20,21 @@ const SHAPE: [usize; 2] = [32, 2];
 /// Upper bound on the time until a failure is reported.
 const MAX_DETECTION_TIME: Duration = Duration::from_secs(20);
 
-/// The address of the lost server in an error.
+/// The address of the lost server that an error names, if it is [`DeviceError::ConnectionLost`].
 fn named_server(error: &DeviceError) -> Option<&str> {
     match error {
-        DeviceError::Lost { endpoint, .. } => Some(endpoint),
+        DeviceError::ConnectionLost { endpoint, .. } => Some(endpoint),
         _ => None,
     }
 }
 
-/// Submits runs until a submission fails. Before run `2 * i`, triggers shutdown `i`. Returns the failure, and the pending reads of
-/// the runs before it.
+/// Submits runs until a submission fails. Before run `2 * i`, triggers shutdown `i`. Returns the failure, and the pending reads
+/// of the runs before it.
 fn submit_until_failure(
     chain: &mut DeviceChain,
     shutdowns: &[std::sync::mpsc::Sender<()>],
-) -> (DeviceError, Vec<Ticket>) {
-    let (since, mut tickets) = (Instant::now(), Vec::new());
+) -> (DeviceError, Vec<PendingRead>) {
+    let (since, mut pending_reads) = (Instant::now(), Vec::new());
     for run in 0.. {
         for (at, victim) in shutdowns.iter().enumerate() {
             if run == 2 * at as u64 {
@@ -42,8 +42,8 @@ fn submit_until_failure(
             }
         }
         match chain.submit(run % RUNS) {
-            Ok(ticket) => tickets.push(ticket),
-            Err(SchedError::Device { source, .. }) => return (source, tickets),
+            Ok(pending_read) => pending_reads.push(pending_read),
+            Err(SchedError::Device { source, .. }) => return (source, pending_reads),
             Err(other) => panic!("{other}"),
         }
         assert!(since.elapsed() < MAX_DETECTION_TIME, "servers are lost, but no submission has failed");
@@ -64,7 +64,7 @@ fn lost_servers_are_reported_by_address_and_can_be_replaced() {
 
         let victims = rng.choose_multiple(0..SERVERS, LOST_SERVERS);
         let names: Vec<String> = victims.iter().map(|&at| servers[at].addr.to_string()).collect();
-        let (error, tickets) = std::thread::scope(|scope| {
+        let (error, pending_reads) = std::thread::scope(|scope| {
             let mut shutdowns = Vec::new();
             for &at in &victims {
                 let (send, trigger): (_, Receiver<()>) = channel();
@@ -83,8 +83,8 @@ fn lost_servers_are_reported_by_address_and_can_be_replaced() {
             |error: &DeviceError| named_server(error).is_some_and(|name| names.iter().any(|lost| lost == name));
         assert!(is_lost(&error), "seed {seed}: {error}, lost: {names:?}");
         let until = Instant::now() + MAX_DETECTION_TIME;
-        for (run, ticket) in tickets.into_iter().enumerate() {
-            match ticket.wait(Some(until)) {
+        for (run, pending_read) in pending_reads.into_iter().enumerate() {
+            match pending_read.wait(Some(until)) {
                 Ok(bytes) => assert!(bytes == wanted[run % RUNS as usize], "seed {seed}, run {run}"),
                 Err(error) => assert!(is_lost(&error), "seed {seed}, run {run}: {error}, lost: {names:?}"),
             }
@@ -109,8 +109,8 @@ fn lost_servers_are_reported_by_address_and_can_be_replaced() {
 #[test]
 fn cut_and_frozen_connections_are_reported_by_address() {
     let faults: [(_, fn(&SlowLink)); 2] = [("cut", SlowLink::cut), ("frozen", |relay| relay.freeze(true))];
-    // The last server always owes the client a result. With a single run in flight the first server owes the client nothing: it
-    // sends its result to the last server. The client notices a frozen link to the first server only by its heartbeat.
+    // The client always waits for a result of the last server. With a single run in flight it waits for nothing from the first
+    // server, which sends its result to the last server. Only the heartbeat then detects a frozen link to the first server.
     let cases = [(0, true), (0, false), (1, true), (1, false)];
     for ((what, fault), (victim, many)) in faults.into_iter().flat_map(|fault| cases.map(|case| (fault, case))) {
         let what = format!("{what}, server {victim}, many runs: {many}");
@@ -123,19 +123,19 @@ fn cut_and_frozen_connections_are_reported_by_address() {
         let mut chain = DeviceChain::new(devices.to_vec(), SHAPE, 1, 4).unwrap();
         chain.results(0..3);
         fault(&relays[victim]);
-        let (error, tickets) = if many {
+        let (error, pending_reads) = if many {
             submit_until_failure(&mut chain, &[])
         } else {
             let error = match chain.submit(0) {
-                Ok(ticket) => ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME)).unwrap_err(),
+                Ok(pending_read) => pending_read.wait(Some(Instant::now() + MAX_DETECTION_TIME)).unwrap_err(),
                 Err(SchedError::Device { source, .. }) => source,
                 Err(other) => panic!("{what}: {other}"),
             };
             (error, Vec::new())
         };
         assert_eq!(named_server(&error), Some(endpoints[victim].name()), "{what}: {error}");
-        for ticket in tickets {
-            let result = ticket.wait(Some(Instant::now() + MAX_DETECTION_TIME));
+        for pending_read in pending_reads {
+            let result = pending_read.wait(Some(Instant::now() + MAX_DETECTION_TIME));
             let named = result.as_ref().is_ok() || result.as_ref().is_err_and(|e| named_server(e).is_some());
             assert!(named, "{what}: {result:?}");
         }

@@ -1,7 +1,9 @@
-//! Tests of the test devices: the virtual time of schedules on `DelayingDevice`, and the orders and races that a `Gate` produces.
+//! Tests of the test devices: the virtual time of schedules on `DelayingDevice`, and the orders and races that a `Gate`
+//! produces.
 
 use fanout::device::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, Domain, Point, Program, Queue, Source, Timeline,
+    Buffer, CopyOutcome, Device, DeviceError, Domain, MemoryBudget, Program, Queue, Timeline, TimelinePoint,
+    UploadSource,
 };
 use fanout::graph::Builder;
 use fanout::ops::OpCode;
@@ -13,8 +15,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A memory budget that no test exhausts.
-fn account() -> Arc<Account> {
-    Account::new(1 << 30)
+fn budget() -> Arc<MemoryBudget> {
+    MemoryBudget::new(1 << 30)
 }
 
 /// A program that computes `x = x + x` for one float.
@@ -36,15 +38,15 @@ struct DeviceFixture {
 
 impl DeviceFixture {
     fn new(device: Arc<dyn Device>) -> DeviceFixture {
-        let account = account();
-        let (queue, buffer) = (device.queue(&account).unwrap(), device.alloc(64, &account).unwrap());
+        let budget = budget();
+        let (queue, buffer) = (device.queue(&budget).unwrap(), device.alloc(64, &budget).unwrap());
         let program = doubling(&*device);
         DeviceFixture { device, queue, buffer, program }
     }
 
     /// Another queue of the device, on the same memory.
-    fn beside(&self) -> DeviceFixture {
-        let queue = self.device.queue(&account()).unwrap();
+    fn with_another_queue(&self) -> DeviceFixture {
+        let queue = self.device.queue(&budget()).unwrap();
         DeviceFixture {
             device: Arc::clone(&self.device),
             queue,
@@ -59,10 +61,10 @@ impl DeviceFixture {
 
     fn upload(&mut self, value: f32) {
         let dst = self.buffer.region(0, 4).unwrap();
-        self.queue.upload(dst, None, Source::Borrowed(&value.to_le_bytes())).unwrap();
+        self.queue.upload(dst, None, UploadSource::Borrowed(&value.to_le_bytes())).unwrap();
     }
 
-    fn copy(&mut self, from: &DeviceFixture, after: Option<&Point>) {
+    fn copy(&mut self, from: &DeviceFixture, after: Option<&TimelinePoint>) {
         let (src, dst) = (from.buffer.whole(), self.buffer.whole());
         assert!(self.queue.copy_from(src, dst, after).unwrap().is_submitted());
     }
@@ -137,38 +139,38 @@ fn small_schedules_take_the_expected_virtual_time() {
         (
             "two queues of a device share its compute unit",
             |d, _| {
-                let mut beside = d[1].beside();
+                let mut other_queue = d[1].with_another_queue();
                 d[1].run();
-                beside.run();
+                other_queue.run();
             },
             32 + 32,
         ),
         (
             "the program that is ready first runs first",
             |d, _| {
-                let mut beside = d[0].beside();
+                let mut other_queue = d[0].with_another_queue();
                 d[1].run();
                 let late = d[1].queue.mark();
                 d[0].queue.wait(&late).unwrap();
                 d[0].run();
-                (0..2).for_each(|_| beside.run());
+                (0..2).for_each(|_| other_queue.run());
             },
             32 + 12,
         ),
         (
             "transfers overlap with computation",
             |d, _| {
-                let mut beside = d[1].beside();
+                let mut other_queue = d[1].with_another_queue();
                 d[1].run();
-                beside.upload(1.0);
-                beside.copy(&d[0], None);
+                other_queue.upload(1.0);
+                other_queue.copy(&d[0], None);
             },
             6 + 66,
         ),
         (
             "points of other timelines count as reached",
             |d, _| {
-                d[0].queue.wait(&Point::new(&Timeline::new(), 7)).unwrap();
+                d[0].queue.wait(&TimelinePoint::new(&Timeline::new(), 7)).unwrap();
                 d[0].run();
             },
             12,
@@ -217,7 +219,7 @@ fn small_schedules_take_the_expected_virtual_time() {
 }
 
 #[test]
-fn delaying_devices_count_busy_time_and_refuse_copies_across_domains() {
+fn delaying_devices_count_busy_time_and_reject_copies_across_domains() {
     let world = VirtualTime::new();
     let mut fixtures = delaying_devices(&world, &[10, 30]);
     let [a, b] = &mut fixtures[..] else { panic!("two devices") };
@@ -244,8 +246,8 @@ fn outcomes<T: Ord>(schedule: impl Fn(&Arc<Gate>, &mut [DeviceFixture; 2]) -> T)
 
 #[test]
 fn missing_waits_change_results_and_are_reported_as_races() {
-    // G1 copies the value that G0 has doubled, and G0 then doubles it again. `raw` is the wait of the copy for the first doubling
-    // (read after write), `war` is the wait of the second doubling for the copy (write after read).
+    // G1 copies the value that G0 has doubled, and G0 then doubles it again. `raw` is the wait of the copy for the first
+    // doubling (read after write), `war` is the wait of the second doubling for the copy (write after read).
     let run = |raw: bool, war: bool| {
         outcomes(move |_, [a, b]| {
             a.upload(1.0);
@@ -273,15 +275,15 @@ fn missing_waits_change_results_and_are_reported_as_races() {
 
 #[test]
 fn races_are_reported_even_if_the_result_is_right() {
-    // A wait of the host orders later submissions after the point it waited for, but not after later points. `known` chooses the
-    // point after the upload; otherwise the upload races with the copy.
-    let run = |known: bool| {
+    // A wait of the host orders later submissions after the point it waited for, but not after later points. With
+    // `after_upload` the host waits for the point after the upload; otherwise the upload races with the copy.
+    let run = |after_upload: bool| {
         outcomes(move |_, [a, b]| {
             a.run();
             let early = a.queue.mark();
             a.upload(3.0);
             let late = a.queue.mark();
-            (if known { late } else { early }).wait(None).unwrap();
+            (if after_upload { late } else { early }).wait(None).unwrap();
             b.copy(a, None);
             let bytes = b.value().unwrap() as u32;
             a.queue.mark().wait(None).unwrap();
@@ -292,14 +294,14 @@ fn races_are_reported_even_if_the_result_is_right() {
     assert_eq!(run(false), BTreeSet::from([(0, true), (3, true)]));
     // Two reads are no race, and neither are accesses to disjoint bytes of one buffer.
     let apart = outcomes(|_, [a, b]| {
-        let mut beside = a.beside();
+        let mut other_queue = a.with_another_queue();
         b.copy(a, None);
-        beside.value().unwrap();
+        other_queue.value().unwrap();
         let (low, high) = (a.buffer.region(0, 32).unwrap(), a.buffer.region(32, 32).unwrap());
         b.queue.mark().wait(None).unwrap();
         a.queue.fill(low, 1).unwrap();
-        beside.queue.fill(high, 1).unwrap();
-        a.queue.mark().wait(None).and_then(|()| beside.queue.mark().wait(None)).unwrap();
+        other_queue.queue.fill(high, 1).unwrap();
+        a.queue.mark().wait(None).and_then(|()| other_queue.queue.mark().wait(None)).unwrap();
     });
     assert_eq!(apart, BTreeSet::from([((), false)]));
 }
@@ -336,12 +338,11 @@ fn a_deadlock_is_an_error() {
         move |name| DeviceFixture::new(gate.device(name).shared())
     });
     let released = Timeline::new();
-    a.queue.wait(&Point::new(&released, 1)).unwrap();
+    a.queue.wait(&TimelinePoint::new(&released, 1)).unwrap();
     let held_up = a.queue.mark();
     b.copy(&a, Some(&held_up));
     let error = b.value().unwrap_err();
-    let heads =
-        "queue 0 (G0) waits for a point from elsewhere; queue 1 (G1) waits for moment 1 of queue 0, which is at 0";
+    let heads = "queue 0 (G0) waits for a point of another device; queue 1 (G1) waits for point 1 of queue 0, which has reached 0";
     assert!(error.to_string().ends_with(heads), "{error}");
     // The error is sticky on the queue that the host waited for. The blocked queue can continue once its point is reached.
     assert_eq!(b.value(), Err(error));
@@ -359,7 +360,7 @@ fn failures_are_sticky_and_propagate_through_points() {
     let ids = builder.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
     builder.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
     let graph = Arc::new(builder.build().unwrap());
-    let memory = a.device.alloc(graph.slot_sizes()[0] as u64, &account()).unwrap();
+    let memory = a.device.alloc(graph.slot_sizes()[0] as u64, &budget()).unwrap();
     a.queue.fill(memory.whole(), 0xff).unwrap(); // ids of -1
     let filled = a.queue.mark();
     let failing = a.device.prepare(graph).unwrap();

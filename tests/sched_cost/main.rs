@@ -1,5 +1,5 @@
 //! Cost of scheduling: time to plan, and time and heap allocations of a repeated run, over no-op devices.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a test says what it needs by failing
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod counting_allocator;
 mod model;
@@ -16,7 +16,7 @@ const DEVICES: usize = 8;
 
 fn scheduler(model: &Model, depth: usize) -> Scheduler {
     let options = Options::default().with_depth(depth);
-    Scheduler::new(model.devices.clone(), options, &model.account).unwrap()
+    Scheduler::new(model.devices.clone(), options, &model.budget).unwrap()
 }
 
 fn median(n: usize, mut work: impl FnMut()) -> Duration {
@@ -33,7 +33,7 @@ fn median(n: usize, mut work: impl FnMut()) -> Duration {
 #[test]
 fn a_repeated_run_takes_less_than_50_us_and_allocates_nothing() {
     let model = model::model(DEVICES);
-    let inputs = model.inputs();
+    let inputs = model.input_slices();
     for depth in [1, 4] {
         let mut scheduler = scheduler(&model, depth);
         let mut prepared = scheduler.build(&model.task).unwrap();
@@ -49,7 +49,7 @@ fn a_repeated_run_takes_less_than_50_us_and_allocates_nothing() {
         assert_eq!(count, 0, "allocations of 100 runs at depth {depth}");
         let took = median(1001, || scheduler.run(&mut prepared, &inputs).unwrap());
         println!("a repeated run over {DEVICES} devices at depth {depth}: {took:?}");
-        // Only optimised builds are held to the limit.
+        // The limit applies only to optimised builds.
         assert!(
             cfg!(debug_assertions) || took < Duration::from_micros(50),
             "a repeated run at depth {depth} took {took:?}"
@@ -67,7 +67,7 @@ fn planning_1500_nodes_takes_less_than_5_ms() {
         let options = Options::default().with_depth(depth);
         let took = median(21, || drop(Plan::new(Arc::clone(&model.task), &model.devices, &options).unwrap()));
         println!("planning {nodes} nodes over {DEVICES} devices at depth {depth}: {took:?}");
-        // Only optimised builds are held to the limit.
+        // The limit applies only to optimised builds.
         assert!(cfg!(debug_assertions) || took < Duration::from_millis(5), "planning at depth {depth} took {took:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Adds two vectors on an emulated device, through cudarc; with `--fault` it writes past their end. `cargo run -p cudaemu --example
-//! vector_add`
+//! Adds two vectors on an emulated device, through cudarc; with `--fault` it writes past their end. `cargo run -p cudaemu
+//! --example vector_add`
 
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;

@@ -1,6 +1,7 @@
-// y = A x for a matrix in q4_0 and an f32 vector. A block of q4_0 has 32 weights in 18 bytes: an f16 scale d, then 16
+// y = A x for a matrix in q4_0 and an f32 vector. A q4_0 block has 32 weights in 18 bytes: an f16 scale d, then 16
 // bytes; the low four bits of byte j are weight j, the high four bits weight j + 16, each d * (bits - 8). A row is
-// columns / 32 blocks; one warp takes one row, its lanes every 32nd block. `rows` is a multiple of the warps in a block of threads.
+// columns / 32 q4_0 blocks; one warp computes one row, and each lane takes every 32nd q4_0 block. There is no bounds check:
+// the number of rows must be a multiple of blockDim.x / 32.
 
 #include <cuda_fp16.h>
 
@@ -9,7 +10,7 @@ struct BlockQ4 {
     unsigned char quants[16];
 };
 
-// The vector in blocks of 32: scale d, d * (sum of the quants), and the quants, value = d * quant.
+// 32 values of the vector: value j is d * quants[j]. `d_and_sum` holds the scale d and d * (sum of the quants).
 struct BlockQ8 {
     half2 d_and_sum;
     signed char quants[32];
@@ -56,19 +57,19 @@ extern "C" __global__ void quantize_q8(const float* x, BlockQ8* out, int columns
     if (lane == 0) out[block].d_and_sum = __floats2half2_rn(d, d * total);
 }
 
-// Integer products, four at a time; the offset of 8 is taken out by the block's sum. Quants of q4_0 lie at even addresses
-// only, so they are loaded as halves of words.
+// Integer products, four at a time. The block's sum removes the offset of 8: sum((q - 8) v) = sum(q v) - 8 sum(v). The
+// quants of q4_0 are only aligned to 2 bytes, so they are loaded as 16-bit integers.
 extern "C" __global__ void matvec_q4_0_q8(const BlockQ4* a, const BlockQ8* x, float* y, int columns) {
     int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, blocks = columns / 32;
     a += (size_t)row * blocks;
     float sum = 0;
     for (int i = lane; i < blocks; i += 32) {
-        const unsigned short* halves = (const unsigned short*)a[i].quants;
+        const unsigned short* pairs = (const unsigned short*)a[i].quants;
         const int* values = (const int*)x[i].quants;
         int dot = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            unsigned quants = halves[2 * j] | (unsigned)halves[2 * j + 1] << 16;
+            unsigned quants = pairs[2 * j] | (unsigned)pairs[2 * j + 1] << 16;
             dot = __dp4a((int)(quants & 0x0f0f0f0f), values[j], dot);
             dot = __dp4a((int)(quants >> 4 & 0x0f0f0f0f), values[j + 4], dot);
         }

@@ -1,5 +1,5 @@
-//! Console output: log messages of the emulator and `printf` of kernels. A write error must never end the process: the program may
-//! have closed stdout or stderr, where `print!` and `eprintln!` panic.
+//! Console output: log messages of the emulator and `printf` of kernels. A write error must never end the process: the program
+//! may have closed stdout or stderr, where `print!` and `eprintln!` panic.
 
 use std::fmt::Display;
 use std::io::Write;

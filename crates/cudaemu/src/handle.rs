@@ -1,7 +1,7 @@
 //! Handles: opaque numbers that programs hold, and the tables that map them to the driver's objects.
 //!
-//! A handle is never a pointer: a wrong, stale or foreign handle is not found in its table, and nothing is dereferenced. Numbers
-//! are never reused within a process. They are not canonical addresses, so a program that dereferences one faults.
+//! A handle is never a pointer: a wrong, stale or foreign handle is not found in its table, and nothing is dereferenced.
+//! Numbers are never reused within a process. They are not canonical addresses, so a program that dereferences one faults.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -96,10 +96,11 @@ impl<H: Handle, T> HandleTable<H, T> {
         handle
     }
 
-    /// Returns the next handle without an object, for objects that must contain their own handle; [`HandleTable::insert_reserved`]
-    /// adds the object.
+    /// Returns the next handle without an object, for objects that must contain their own handle;
+    /// [`HandleTable::insert_reserved`] adds the object.
     pub fn reserve(&mut self) -> H {
-        // One counter for all tables of the process: a driver that a test recreated must not accept handles of the previous one.
+        // One counter for all tables of the process: a driver that a test recreated must not accept handles of the previous
+        // one.
         static MADE: AtomicU64 = AtomicU64::new(1);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         H::from_raw(0xe000_0000_0000_0000 | u64::from(H::KIND) << 44 | number << 4)

@@ -1,8 +1,8 @@
 //! Emulated GPU: the CUDA driver API on the CPU, for tests without a GPU.
 //!
 //! Built as a shared library it takes the place of `libcuda.so`. Programs that use the driver (for example through cudarc) run
-//! unmodified on any number of emulated devices. The emulator interprets the PTX of every kernel they launch, a warp at a time, and
-//! checks every memory access.
+//! unmodified on any number of emulated devices. The emulator interprets the PTX of every kernel they launch, a warp at a time,
+//! and checks every memory access.
 //!
 //! # Layers
 //!
@@ -32,8 +32,10 @@
 //! | [`abi`] | the exported C functions of the driver API | `error`, `handle`, `config`, `mem`, `bytecode`, `console`, `counts`, `engine`, `driver` |
 //! | [`test`](mod@test) | for tests of other programs: loads the shared library, gives one test at a time a fresh driver | |
 //!
-//! `unsafe` is allowed in `mem::backing`, `mem::registered_host`, `mem::host_pointer`, `abi`, `test` and `isa::vector`, each block
-//! with its safety argument.
+//! To follow a kernel launch, start with `abi/launch.rs`, then `driver/launch.rs`, `engine/stream.rs` and `exec/launch.rs`.
+//!
+//! `unsafe` is allowed in `mem::backing`, `mem::registered_host`, `mem::host_pointer`, `abi`, `test` and `isa::vector`, each
+//! block with its safety argument.
 
 pub mod abi;
 pub mod bytecode;

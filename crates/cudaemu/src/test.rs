@@ -1,4 +1,5 @@
-//! Test support: loads the emulator's driver library, before any other code opens "libcuda.so", and gives each test a fresh driver.
+//! Test support: loads the emulator's driver library, before any other code opens "libcuda.so", and gives each test a fresh
+//! driver.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: dlopen and dlsym")]
 
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -28,11 +29,11 @@ pub struct Session {
 /// Loads it once per process; later calls return the same library.
 pub fn load() -> Result<Emulator, String> {
     static LOADED: OnceLock<Result<Emulator, String>> = OnceLock::new();
-    LOADED.get_or_init(open).clone()
+    LOADED.get_or_init(load_library).clone()
 }
 
-/// Loads the library, waits for exclusive use, and starts a fresh driver with these settings (lines `NAME=value`). The test must
-/// release its contexts before it drops the session.
+/// Loads the library, waits for exclusive use, and starts a fresh driver with these settings (lines `NAME=value`). The test
+/// must release its contexts before it drops the session.
 pub fn start(settings: &str) -> Result<Session, String> {
     static ALONE: Mutex<()> = Mutex::new(());
     let emulator = load()?;
@@ -77,7 +78,7 @@ impl Emulator {
         let mut message = vec![0; 4096];
         match (self.configure)(settings.as_ptr(), message.as_mut_ptr(), message.len()) {
             0 => Ok(()),
-            _ => Err(text(&message)),
+            _ => Err(text_until_nul(&message)),
         }
     }
 
@@ -88,7 +89,7 @@ impl Emulator {
 
     /// Reports of the checker since the start, oldest first.
     pub fn reports(&self) -> Vec<String> {
-        let all = fetch(self.reports);
+        let all = fetch_text(self.reports);
         all.split('\u{1e}').filter(|report| !report.is_empty()).map(str::to_owned).collect()
     }
 
@@ -102,29 +103,29 @@ impl Emulator {
 
     /// Counts of all kernels since the start, as JSON.
     pub fn counts_json(&self) -> String {
-        fetch(self.counts)
+        fetch_text(self.counts)
     }
 }
 
-fn fetch(function: TextFunction) -> String {
+fn fetch_text(function: TextFunction) -> String {
     let mut buffer = Vec::new();
     loop {
         let needed = function(buffer.as_mut_ptr(), buffer.len());
         if needed <= buffer.len() {
-            return text(&buffer);
+            return text_until_nul(&buffer);
         }
         // Spare room for text that other threads append meanwhile.
         buffer.resize(needed + 1024, 0);
     }
 }
 
-fn text(buffer: &[c_char]) -> String {
+fn text_until_nul(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The newest library among the places where cargo builds it, relative to a test, a benchmark, an example or a program.
-fn find() -> Result<PathBuf, String> {
+fn find_library() -> Result<PathBuf, String> {
     let exe = std::env::current_exe().map_err(|error| format!("this program's path is not known: {error}"))?;
     let folder = exe.parent().ok_or("this program has no folder")?;
     let places = [".", "..", "deps", "../deps"].map(|place| folder.join(place).join("libcudaemu.so"));
@@ -135,8 +136,8 @@ fn find() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("libcudaemu.so is not next to {}: build the crate cudaemu first", exe.display()))
 }
 
-fn open() -> Result<Emulator, String> {
-    let path = find()?;
+fn load_library() -> Result<Emulator, String> {
+    let path = find_library()?;
     let name = CString::new(path.to_string_lossy().as_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: the name is a C string. The library is this crate's own; loading it only runs Rust's harmless initialisation.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };

@@ -1,14 +1,14 @@
-//! Measures of how far results are from what they should be.
+//! Error measures: results against reference values.
 
 use fanout::tensor::DType;
 
-/// Normalised mean squared error: the squared error relative to the squared wanted values. 0 for equal values, also where
-/// all of them are 0.
+/// Normalised mean squared error: the sum of squared errors divided by the sum of squared reference values. 0 for equal values,
+/// even if all of them are 0.
 ///
 /// # Panics
 /// When the lengths differ.
 pub fn nmse(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len(), "as many values as wanted");
+    assert_eq!(got.len(), want.len(), "different numbers of values");
     let error: f64 = got.iter().zip(want).map(|(g, w)| (g - w) * (g - w)).sum();
     let power: f64 = want.iter().map(|w| w * w).sum();
     if error == 0.0 { 0.0 } else { error / power.max(1e-30) }
@@ -21,10 +21,10 @@ pub fn nmse(got: &[f64], want: &[f64]) -> f64 {
 /// When a pair differs by more, or the lengths differ.
 #[track_caller]
 pub fn assert_close(got: &[f64], want: &[f64], relative: f64, absolute: f64, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}: number of values");
+    assert_eq!(got.len(), want.len(), "{what}: different numbers of values");
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
         let same = g == w || (g.is_nan() && w.is_nan());
-        // An infinity is within any share of itself: it agrees with its equal only.
+        // The bound is infinite if a value is: an infinity agrees only with an equal infinity.
         let close = (g - w).abs() <= relative * g.abs().max(w.abs()) + absolute;
         assert!(same || (close && g.is_finite() && w.is_finite()), "{what}: value {i} is {g}, wanted {w}");
     }

@@ -1,12 +1,12 @@
-//! Devices that compute nothing and take virtual time for it: schedules are compared exactly, on any machine, without a clock.
+//! Devices that compute nothing and advance virtual time instead, so that tests compare schedules exactly, on any machine.
 //!
-//! The begin and the end of a command are known when it is submitted: it begins after the commands before it on its queue,
-//! after the points that its queue waits for, when the engine that it needs is free, and not before the host submitted it.
-//! The host's own time passes only while it waits for a point or for bytes.
+//! The start and the end of a command are computed at submission: it starts after the earlier commands of its queue, after the
+//! points for which its queue waits, when its engine is free, and not before the host's current time. The host's time advances
+//! only while it waits for a point or a download.
 
 use fanout::device::{
-    Account, Buffer, Caps, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryInfo, Point,
-    Program, Progress, Queue, Region, Source, Support, Ticket, Timeline,
+    Buffer, Caps, CompletionSource, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Domain, MemoryBudget,
+    MemoryInfo, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -14,7 +14,7 @@ use fanout::tensor::TensorDesc;
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Units of virtual time: since the beginning, or between two moments.
+/// Virtual time: a moment since the start, or a duration.
 pub type Ticks = u64;
 
 /// The virtual time of devices that work together: the host's time, and when each engine is busy.
@@ -33,22 +33,22 @@ struct VirtualTimeState {
 
 #[derive(Debug, Default)]
 struct Engines {
-    /// Runs programs one at a time, of all queues.
+    /// Runs the programs of all queues.
     compute: Engine,
-    /// Moves bytes to and from the device, beside programs.
+    /// Copies bytes to and from the device, concurrently with programs.
     copy: Engine,
 }
 
-/// Does one thing at a time: of what is ready, the first submitted.
+/// An execution unit that runs one command at a time: each command takes the first sufficient gap after it is ready.
 #[derive(Debug, Default)]
 struct Engine {
-    /// Begin and end of each piece of work, in order of time.
+    /// Start and end of each command, in order of time.
     busy_intervals: Vec<(Ticks, Ticks)>,
 }
 
 impl Engine {
-    /// Takes the first gap of `time` ticks that begins at `ready` or later; returns its end.
-    fn take(&mut self, ready: Ticks, time: Ticks) -> Ticks {
+    /// Reserves the first gap of `time` ticks that starts at `ready` or later. Returns its end.
+    fn reserve(&mut self, ready: Ticks, time: Ticks) -> Ticks {
         if time == 0 {
             return ready;
         }
@@ -80,20 +80,20 @@ impl VirtualTime {
         self.lock().end
     }
 
-    /// For how long a device computes, and for how long it moves bytes. Devices are numbered in the order in which they were
-    /// made, from 0.
+    /// Busy time of a device's compute engine and of its copy engine. Devices are numbered in the order of their creation, from
+    /// 0.
     pub fn busy(&self, device: usize) -> (Ticks, Ticks) {
         let state = self.lock();
         let engines = &state.engines[device];
         (engines.compute.busy(), engines.copy.busy())
     }
 
-    /// The host's time: the latest moment that it has waited for.
+    /// The host's time: the latest moment for which it has waited.
     pub fn now(&self) -> Ticks {
         self.lock().now
     }
 
-    /// The host waits until a moment.
+    /// Advances the host's time to `until`, unless it is later already.
     fn wait_until(&self, until: Ticks) {
         let mut state = self.lock();
         state.now = state.now.max(until);
@@ -104,19 +104,24 @@ impl VirtualTime {
     }
 }
 
-/// A device that takes the same time for every program.
+/// A device that takes the same virtual time for every program.
 #[derive(Clone, Debug)]
 pub struct DelayingDevice {
     info: DeviceInfo,
     time: Arc<VirtualTime>,
+    /// Index of the device's engines in the virtual time.
     number: usize,
+    /// Time of each program.
     service: Ticks,
+    /// Time to copy one byte.
     per_byte: Ticks,
+    /// Overhead of each program and copy.
     launch: Ticks,
 }
 
 impl DelayingDevice {
-    /// A device that takes `service` ticks for a program, and none to move bytes. All of them share the domain `delaying`.
+    /// A device that takes `service` ticks for a program and 0 ticks for a copy. All such devices share the copy domain
+    /// `delaying`.
     pub fn new(time: &Arc<VirtualTime>, name: &str, service: Ticks) -> DelayingDevice {
         let mut info = DeviceInfo::new(name, DeviceKind::Gpu);
         info.description = format!("{service} ticks for a program");
@@ -128,23 +133,23 @@ impl DelayingDevice {
         DelayingDevice { info, time: Arc::clone(time), number, service, per_byte: 0, launch: 0 }
     }
 
-    /// Changes the facts that [`Device::info`] returns.
+    /// Changes the description that [`Device::info`] returns.
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> DelayingDevice {
         change(&mut self.info);
         self
     }
 
-    /// Sets the time to move one byte.
+    /// Sets the ticks to copy one byte.
     pub fn with_time_per_byte(self, per_byte: Ticks) -> DelayingDevice {
         DelayingDevice { per_byte, ..self }
     }
 
-    /// Sets the time to begin a program or a move of bytes.
+    /// Sets the launch overhead of each program and copy, in ticks.
     pub fn with_launch_time(self, launch: Ticks) -> DelayingDevice {
         DelayingDevice { launch, ..self }
     }
 
-    /// The finished device as a trait object, as lists of devices hold it.
+    /// The finished device as a shared trait object, the form that lists of devices take.
     pub fn shared(self) -> Arc<dyn Device> {
         Arc::new(self)
     }
@@ -159,9 +164,9 @@ impl Device for DelayingDevice {
         Ok(MemoryInfo { free: 1 << 40, total: 1 << 40 })
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charge = account.charge(bytes)?;
-        Ok(Buffer::new(&self.info, bytes, Box::new(self.info.domain.clone()), Box::new(charge)))
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let reservation = budget.reserve(bytes)?;
+        Ok(Buffer::new(&self.info, bytes, Box::new(self.info.domain.clone()), Box::new(reservation)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -176,9 +181,9 @@ impl Device for DelayingDevice {
         Ok(Program::new(graph, Box::new(())))
     }
 
-    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, _: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         let points = Arc::new(PointTimes { time: Arc::clone(&self.time), list: Mutex::default() });
-        let timeline = Timeline::looked_at(Arc::clone(&points) as Arc<dyn Progress>);
+        let timeline = Timeline::with_source(Arc::clone(&points) as Arc<dyn CompletionSource>);
         Ok(Box::new(DelayingQueue { device: self.clone(), clock: 0, points, timeline }))
     }
 }
@@ -192,9 +197,9 @@ struct PointTimes {
 
 #[derive(Debug, Default)]
 struct PointList {
-    /// Of point 1 and so on.
+    /// By point: `times[0]` is the time of the point with `seq` 1.
     times: Vec<Ticks>,
-    /// How many of them the host knows to be reached.
+    /// The number of points whose completion the host has observed.
     reached: usize,
 }
 
@@ -205,9 +210,9 @@ impl PointTimes {
     }
 }
 
-impl Progress for PointTimes {
-    /// The host looks for a point that it does not know to be reached: its time passes until the queue's next one.
-    fn look(&self, timeline: &Timeline) {
+impl CompletionSource for PointTimes {
+    /// Advances the host's time to the queue's next point, and reports that point as reached.
+    fn poll(&self, timeline: &Timeline) {
         let mut list = self.list.lock().unwrap();
         let Some(&next) = list.times.get(list.reached) else { return };
         list.reached += 1;
@@ -229,55 +234,60 @@ struct DelayingQueue {
 }
 
 impl DelayingQueue {
-    /// Occupies an engine.
+    /// Occupies an engine for the launch overhead and `time`, after the queue's earlier commands.
     fn occupy(&mut self, engine: fn(&mut Engines) -> &mut Engine, time: Ticks) {
         let mut state = self.device.time.lock();
         let ready = self.clock.max(state.now);
-        self.clock = engine(&mut state.engines[self.device.number]).take(ready, self.device.launch + time);
+        self.clock = engine(&mut state.engines[self.device.number]).reserve(ready, self.device.launch + time);
         state.end = state.end.max(self.clock);
     }
 
-    fn move_bytes(&mut self, bytes: u64) {
+    fn occupy_copy_engine(&mut self, bytes: u64) {
         self.occupy(|engines| &mut engines.copy, bytes * self.device.per_byte);
     }
 
-    /// Begins later commands after a point. Points of devices without virtual time are at time 0.
-    fn hold(&mut self, until: &Point) {
-        let time = until.progress::<PointTimes>().map_or(0, |points| points.at(until.seq()));
+    /// Delays later commands until a point is reached. Points of devices without virtual time are at time 0.
+    fn delay_until(&mut self, until: &TimelinePoint) {
+        let time = until.completion_source::<PointTimes>().map_or(0, |points| points.at(until.seq()));
         self.clock = self.clock.max(time);
     }
 }
 
 impl Queue for DelayingQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         match src {
-            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                return Err(DeviceError::Misuse("an upload's length is not its region's"));
+            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
+                return Err(DeviceError::Misuse("an upload and its region differ in size"));
             }
-            Source::Borrowed(_) => {}
-            Source::Writer(fill) => {
+            UploadSource::Borrowed(_) => {}
+            UploadSource::Writer(fill) => {
                 fill(&mut vec![0; dst.bytes() as usize])?;
             }
         }
-        self.move_bytes(dst.bytes());
+        self.occupy_copy_engine(dst.bytes());
         Ok(())
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
-        self.move_bytes(src.bytes());
-        let (time, there) = (Arc::clone(&self.device.time), self.clock);
-        Ok(Ticket::fetched(move |_| {
-            time.wait_until(there);
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
+        self.occupy_copy_engine(src.bytes());
+        let (time, done_at) = (Arc::clone(&self.device.time), self.clock);
+        Ok(PendingRead::on_demand(move |_| {
+            time.wait_until(done_at);
             Ok(vec![0; src.bytes() as usize])
         }))
     }
 
     fn fill(&mut self, dst: Region, _: u8) -> Result<(), DeviceError> {
-        self.move_bytes(dst.bytes());
+        self.occupy_copy_engine(dst.bytes());
         Ok(())
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }
@@ -285,9 +295,9 @@ impl Queue for DelayingQueue {
             return Ok(CopyOutcome::Unreachable);
         }
         if let Some(point) = after {
-            self.hold(point);
+            self.delay_until(point);
         }
-        self.move_bytes(dst.bytes());
+        self.occupy_copy_engine(dst.bytes());
         Ok(CopyOutcome::Submitted)
     }
 
@@ -296,14 +306,14 @@ impl Queue for DelayingQueue {
         Ok(())
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         let mut list = self.points.list.lock().unwrap();
         list.times.push(self.clock);
-        Point::new(&self.timeline, list.times.len() as u64)
+        TimelinePoint::new(&self.timeline, list.times.len() as u64)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        self.hold(point);
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        self.delay_until(point);
         Ok(())
     }
 }

@@ -1,21 +1,20 @@
-//! A device that passes everything on to another one, with queues that a test replaces: to make some commands fail, to count
-//! or to hold them.
+//! A device that forwards to another device, with queues that a test replaces: to fail, count or delay commands.
 
-use fanout::device::{Account, Device, DeviceError, ForwardDevice, Queue};
+use fanout::device::{Device, DeviceError, ForwardDevice, MemoryBudget, Queue};
 use std::fmt;
 use std::sync::Arc;
 
 /// Replaces a queue of the inner device.
 type WrapQueue = dyn Fn(Box<dyn Queue>) -> Result<Box<dyn Queue>, DeviceError> + Send + Sync;
 
-/// A device that forwards to another one, but for its queues.
+/// A device that forwards to another device, except for its queues.
 pub struct ForwardingDevice {
     inner: Arc<dyn Device>,
     wrap: Box<WrapQueue>,
 }
 
 impl ForwardingDevice {
-    /// Forwards to `inner`; `wrap` replaces each queue that is opened, and its error is that of [`Device::queue`].
+    /// Forwards to `inner`. `wrap` replaces each opened queue; an error of `wrap` is returned from [`Device::queue`].
     pub fn with_queues(
         inner: Arc<dyn Device>,
         wrap: impl Fn(Box<dyn Queue>) -> Result<Box<dyn Queue>, DeviceError> + Send + Sync + 'static,
@@ -35,7 +34,7 @@ impl ForwardDevice for ForwardingDevice {
         &*self.inner
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        (self.wrap)(self.inner.queue(account)?)
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        (self.wrap)(self.inner.queue(budget)?)
     }
 }

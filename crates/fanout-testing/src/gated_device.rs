@@ -1,24 +1,24 @@
-//! CPU devices whose queues run nothing before the host waits: then a seeded [`Gate`] schedules the commands of all queues.
+//! CPU devices whose commands a seeded [`Gate`] runs in a random order that the waits allow.
 //!
-//! Each queue keeps its commands until the host waits for a point or for bytes. The gate then runs the first command of one
-//! queue at a time, chosen among those whose waits are over, until what the host waits for is done. Every order that the
-//! queues' waits allow can come about, and a seed repeats it.
+//! Each queue stores its commands until the host waits for a point or a download. The gate then runs one command at a time,
+//! until the awaited work is done. It chooses a queue whose first command does not wait, or waits for a point that is reached.
+//! Every order that the waits allow is possible, and a seed reproduces it.
 //!
-//! The gate also checks the orders that did not come about: it knows which bytes each command reads and writes, and which
-//! commands it follows, by the order of its queue, by waits, and by the host's own waiting. Two accesses to the same bytes
-//! that nothing orders are a race ([`Gate::races`]), whether or not they did harm this time.
+//! The gate also detects errors in orders that did not occur. It records the bytes that each command reads and writes, and the
+//! commands that are ordered before it: by its queue, by waits, and by the host's waiting. Two unordered accesses to the same
+//! bytes, one of them a write, are a data race ([`Gate::races`]), whether or not this order gave a wrong result.
 
 mod command_kind;
 
 #[cfg(test)]
 mod tests;
 
-use crate::races::{Access, Clock, Races};
+use crate::races::{MemoryAccess, RaceDetector, VectorClock};
 use command_kind::CommandKind;
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain, MemoryInfo, PeerCopies, Point,
-    Program, Progress, Queue, Region, Source, Support, Ticket, Timeline,
+    Buffer, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain, MemoryBudget, MemoryInfo,
+    PeerCopies, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -36,23 +36,23 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Schedules the commands of its devices. See the [module](self).
 pub struct Gate {
-    /// That of the devices that do not change it.
+    /// Copy domain of the devices, unless [`GatedDevice::with_info`] changes it.
     domain: Domain,
     state: Mutex<GateState>,
 }
 
 struct GateState {
     rng: fastrand::Rng,
-    /// Whether points from elsewhere may be reached by other threads while one waits.
+    /// Whether other threads may reach points of other devices during a wait.
     waits_for_threads: bool,
-    /// The gate draws new ranks after one in so many commands, on average.
+    /// Average number of commands after which the gate draws new ranks.
     rank_period: u32,
     queues: Vec<QueueState>,
-    /// The facts of each device. The devices of the gate and no others copy from one another.
+    /// The description of each device. Only devices of the same gate copy from each other.
     devices: HashMap<DeviceId, DeviceInfo>,
-    /// The commands that the host knows to be done.
-    host: Clock,
-    races: Races,
+    /// The commands whose completion the host has observed.
+    host: VectorClock,
+    races: RaceDetector,
     /// The queue of each command that ran.
     order: Vec<usize>,
 }
@@ -62,67 +62,70 @@ struct QueueState {
     /// Runs one command at a time, to its end.
     inner: Box<dyn Queue>,
     commands: VecDeque<GatedCommand>,
+    /// The number of commands submitted.
     submitted: u64,
+    /// The number of commands that ran.
     done: u64,
     failure: Option<DeviceError>,
-    /// Points that the host may wait for and does not know to be reached.
+    /// Marked points whose completion the host has not observed.
     marks: VecDeque<u64>,
-    /// The commands known to be done where the next one begins.
-    clock: Clock,
-    /// The clock after each command that ran.
-    past: Vec<Clock>,
-    /// Of the queues that can go on, the one with the highest rank does.
+    /// The commands that are ordered before the queue's next command.
+    clock: VectorClock,
+    /// The vector clock after each command that ran.
+    clocks: Vec<VectorClock>,
+    /// Priority: of the queues with a ready command, the queue with the highest rank runs.
     rank: u32,
 }
 
 struct GatedCommand {
-    after: Option<Point>,
-    /// The commands that the host knew to be done when it submitted this one.
-    host: Clock,
-    work: CommandKind,
+    after: Option<TimelinePoint>,
+    /// The host's clock at submission: the commands whose completion the host had observed.
+    host: VectorClock,
+    command: CommandKind,
 }
 
 impl Gate {
-    /// A gate that runs commands in the order of this seed.
+    /// A gate that schedules commands with this seed.
     pub fn new(seed: u64) -> Arc<Gate> {
         Gate::seeded(seed, false)
     }
 
-    /// As [`Gate::new`], for devices that several threads submit to. Points of other devices may be reached while a thread
-    /// waits, so that a queue that waits for one is not stuck. What the threads do is no seed's choice; and what one of them
-    /// has waited for counts as known to all that submit.
+    /// As [`Gate::new`], for devices to which several threads submit. A queue that waits for a point of another device is not
+    /// reported as a deadlock, since another thread may reach that point. The seed does not determine the order of the threads'
+    /// calls, and a completion that one thread observed counts as observed by all of them.
     pub fn among_threads(seed: u64) -> Arc<Gate> {
         Gate::seeded(seed, true)
     }
 
     fn seeded(seed: u64, threads: bool) -> Arc<Gate> {
         let mut rng = fastrand::Rng::with_seed(seed);
-        // Rare draws hold queues up for long, frequent ones mix all of them.
-        let steady = [1, 4, 32][rng.usize(0..3)];
+        // Rare draws delay single queues for long; frequent draws interleave all queues.
+        let rank_period = [1, 4, 32][rng.usize(0..3)];
         let state = GateState {
             rng,
             waits_for_threads: threads,
-            rank_period: steady,
+            rank_period,
             queues: Vec::new(),
             devices: HashMap::new(),
-            host: Clock::default(),
-            races: Races::default(),
+            host: VectorClock::default(),
+            races: RaceDetector::default(),
             order: Vec::new(),
         };
         Arc::new(Gate { domain: Domain::unique("gated"), state: Mutex::new(state) })
     }
 
-    /// A device behind the gate. All are of one domain unless [`GatedDevice::with_info`] changes it.
+    /// A device that the gate schedules. All devices of a gate share a copy domain unless [`GatedDevice::with_info`] changes
+    /// it.
     ///
     /// # Panics
-    /// When the CPU device cannot be made.
+    /// If the CPU device cannot start its threads.
     pub fn device(self: &Arc<Gate>, name: &str) -> GatedDevice {
-        let inner = CpuDevice::new(name, 1, Path::Exact, MEMORY).unwrap();
+        let inner = CpuDevice::new(name, 1, MathMode::Exact, MEMORY).unwrap();
         let gated = GatedDevice { info: inner.info().clone(), copy_rule: |_, _| false, inner, gate: Arc::clone(self) };
         gated.with_info(|info| info.domain = self.domain.clone())
     }
 
-    /// Descriptions of the races so far: accesses to the same bytes, one of them a write, that nothing orders.
+    /// Descriptions of the data races so far: unordered accesses to the same bytes, one of them a write.
     pub fn races(&self) -> Vec<String> {
         self.lock().races.found.clone()
     }
@@ -138,7 +141,7 @@ impl Gate {
 }
 
 impl GateState {
-    /// Runs one command whose waits are over. False when there is none.
+    /// Runs one ready command. False if no command is ready.
     fn run_next(&mut self, gate: &Gate) -> bool {
         let heads = self.queues.iter().enumerate().filter_map(|(at, queue)| Some((at, queue.commands.front()?)));
         let reached = heads.map(|(at, head)| (at, head.after.as_ref().map_or(Ok(true), |p| self.reached(gate, p))));
@@ -155,8 +158,8 @@ impl GateState {
         true
     }
 
-    /// Whether a point is reached, also where the host does not know it yet.
-    fn reached(&self, gate: &Gate, point: &Point) -> Result<bool, DeviceError> {
+    /// Whether a point is reached, also if the host has not observed it yet.
+    fn reached(&self, gate: &Gate, point: &TimelinePoint) -> Result<bool, DeviceError> {
         let Some(queue) = queue_of(gate, point) else { return point.poll() };
         let queue = &self.queues[queue];
         if queue.done >= point.seq() { Ok(true) } else { queue.failure.clone().map_or(Ok(false), Err) }
@@ -164,26 +167,26 @@ impl GateState {
 
     /// Runs the first command of a queue.
     fn run_head(&mut self, gate: &Gate, at: usize) -> Result<(), DeviceError> {
-        let Some(GatedCommand { after, host, work }) = self.queues[at].commands.pop_front() else { return Ok(()) };
+        let Some(GatedCommand { after, host, command }) = self.queues[at].commands.pop_front() else { return Ok(()) };
         let mut clock = std::mem::take(&mut self.queues[at].clock);
         clock.join(&host);
         if let Some(point) = &after {
             match (queue_of(gate, point), point.seq().checked_sub(1)) {
-                (Some(queue), Some(i)) => clock.join(&self.queues[queue].past[i as usize]),
+                (Some(queue), Some(i)) => clock.join(&self.queues[queue].clocks[i as usize]),
                 (Some(_), None) => {}
-                // A point from elsewhere: the host reached it after what it knows by now.
+                // A point of another device: the host reached it, so its current clock is an upper bound.
                 (None, _) => clock.join(&self.host),
             }
         }
         let seq = self.queues[at].done + 1;
         clock.advance(at, seq);
-        work.accesses(|what, writes, region, range| {
+        command.accesses(|what, writes, region, range| {
             let range = region.offset() + range.start..region.offset() + range.end;
-            self.races.record(region.buffer(), Access { range, writes, queue: at, seq, what }, &clock);
+            self.races.record(region.buffer(), MemoryAccess { range, writes, queue: at, seq, what }, &clock);
         });
         let queue = &mut self.queues[at];
-        queue.process(work)?;
-        queue.past.push(clock.clone());
+        queue.process(command)?;
+        queue.clocks.push(clock.clone());
         (queue.done, queue.clock) = (seq, clock);
         Ok(())
     }
@@ -194,27 +197,27 @@ impl GateState {
         heads.any(|point| queue_of(gate, point).is_none())
     }
 
-    /// The error that nothing can go on: what each queue waits for.
-    fn stuck(&self, gate: &Gate) -> DeviceError {
+    /// The error for a deadlock: the point that each queue waits for.
+    fn deadlock_error(&self, gate: &Gate) -> DeviceError {
         let head = |(at, queue): (usize, &QueueState)| {
             let after = queue.commands.front()?.after.as_ref()?;
             let what = match queue_of(gate, after) {
-                Some(of) => format!("moment {} of queue {of}, which is at {}", after.seq(), self.queues[of].done),
-                None => "a point from elsewhere".to_owned(),
+                Some(of) => format!("point {} of queue {of}, which has reached {}", after.seq(), self.queues[of].done),
+                None => "a point of another device".to_owned(),
             };
             Some(format!("queue {at} ({}) waits for {what}", queue.device))
         };
         let heads: Vec<_> = self.queues.iter().enumerate().filter_map(head).collect();
-        DeviceError::Bug(format!("nothing can go on: {}", heads.join("; ")))
+        DeviceError::Bug(format!("deadlock: {}", heads.join("; ")))
     }
 }
 
 impl QueueState {
-    fn process(&mut self, work: CommandKind) -> Result<(), DeviceError> {
+    fn process(&mut self, command: CommandKind) -> Result<(), DeviceError> {
         let inner = &mut self.inner;
         let by = Instant::now() + COMMAND_TIMEOUT;
-        match work {
-            CommandKind::Upload { dst, bytes } => inner.upload(dst, None, Source::Borrowed(&bytes))?,
+        match command {
+            CommandKind::Upload { dst, bytes } => inner.upload(dst, None, UploadSource::Borrowed(&bytes))?,
             CommandKind::Download { src, to } => *to.lock().unwrap() = inner.download(src)?.wait(Some(by))?,
             CommandKind::Fill { dst, value } => inner.fill(dst, value)?,
             CommandKind::Copy { src, dst } => _ = inner.copy_from(src, dst, None)?,
@@ -232,12 +235,12 @@ impl QueueState {
     }
 }
 
-/// The queue whose point this is, where it is one of this gate.
-fn queue_of(gate: &Gate, point: &Point) -> Option<usize> {
-    point.progress::<QueueProgress>().filter(|of| std::ptr::eq(&*of.gate, gate)).map(|of| of.queue)
+/// The queue of a point, if it is a queue of this gate.
+fn queue_of(gate: &Gate, point: &TimelinePoint) -> Option<usize> {
+    point.completion_source::<QueueProgress>().filter(|of| std::ptr::eq(&*of.gate, gate)).map(|of| of.queue)
 }
 
-/// The progress of one queue. Polling it makes the gate run commands.
+/// The completion source of one queue. Polling it makes the gate run commands.
 struct QueueProgress {
     gate: Arc<Gate>,
     queue: usize,
@@ -249,18 +252,18 @@ impl std::fmt::Debug for QueueProgress {
     }
 }
 
-impl Progress for QueueProgress {
-    /// Runs commands until the queue's next marked point is reached. Later points are not reported, reached or not: the host
-    /// knows only what it has waited for.
-    fn look(&self, timeline: &Timeline) {
+impl CompletionSource for QueueProgress {
+    /// Runs commands until the queue's next marked point is reached. Later points are not reported even if they are reached,
+    /// because the host's clock may contain only completions for which the host waited.
+    fn poll(&self, timeline: &Timeline) {
         let mut state = self.gate.lock();
         loop {
             let queue = &mut state.queues[self.queue];
             match queue.marks.front() {
                 Some(&mark) if queue.done >= mark => {
                     queue.marks.pop_front();
-                    let past = queue.past[mark as usize - 1].clone();
-                    state.host.join(&past);
+                    let clock = queue.clocks[mark as usize - 1].clone();
+                    state.host.join(&clock);
                     return timeline.advance(mark);
                 }
                 None => return,
@@ -273,8 +276,8 @@ impl Progress for QueueProgress {
                 if state.waits_for_threads && state.waits_elsewhere(&self.gate) {
                     return;
                 }
-                let stuck = state.stuck(&self.gate);
-                state.queues[self.queue].fail(stuck);
+                let deadlock = state.deadlock_error(&self.gate);
+                state.queues[self.queue].fail(deadlock);
             }
         }
     }
@@ -284,7 +287,7 @@ impl Progress for QueueProgress {
     }
 }
 
-/// Whether a device copies from a device of another domain: by its own facts and those of the other device.
+/// Whether a device copies from a device of another domain, given the descriptions of both.
 type CopyRule = fn(&DeviceInfo, &DeviceInfo) -> bool;
 
 fn copies(rule: CopyRule, info: &DeviceInfo, other: &DeviceInfo) -> bool {
@@ -300,7 +303,7 @@ pub struct GatedDevice {
 }
 
 impl GatedDevice {
-    /// Changes the facts that [`Device::info`] returns, but for the name and the identity.
+    /// Changes the description that [`Device::info`] returns, except for name and identity.
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> GatedDevice {
         change(&mut self.info);
         (self.info.id, self.info.name) = (self.inner.info().id, self.inner.info().name.clone());
@@ -308,12 +311,12 @@ impl GatedDevice {
         self
     }
 
-    /// Decides from which devices of other domains the device copies, by its own facts and those of the other device.
-    pub fn with_copies_from(self, rule: fn(&DeviceInfo, &DeviceInfo) -> bool) -> GatedDevice {
+    /// Sets the rule that decides from which devices of other domains the device copies, given both descriptions.
+    pub fn with_copies_from(self, rule: CopyRule) -> GatedDevice {
         GatedDevice { copy_rule: rule, ..self }
     }
 
-    /// The finished device as a trait object, as lists of devices hold it.
+    /// The finished device as a shared trait object, the form that lists of devices take.
     pub fn shared(self) -> Arc<dyn Device> {
         Arc::new(self)
     }
@@ -340,8 +343,8 @@ impl Device for GatedDevice {
         self.inner.memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.inner.alloc(bytes, budget)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -360,8 +363,8 @@ impl Device for GatedDevice {
         Some(self)
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let inner = self.inner.queue(account)?;
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        let inner = self.inner.queue(budget)?;
         let mut state = self.gate.lock();
         let queue = state.queues.len();
         let rank = state.rng.u32(..);
@@ -373,12 +376,12 @@ impl Device for GatedDevice {
             done: 0,
             failure: None,
             marks: VecDeque::new(),
-            clock: Clock::default(),
-            past: Vec::new(),
+            clock: VectorClock::default(),
+            clocks: Vec::new(),
             rank,
         });
         let gate = Arc::clone(&self.gate);
-        let timeline = Timeline::looked_at(Arc::new(QueueProgress { gate: Arc::clone(&gate), queue }));
+        let timeline = Timeline::with_source(Arc::new(QueueProgress { gate: Arc::clone(&gate), queue }));
         Ok(Box::new(GatedQueue { info: self.info.clone(), copy_rule: self.copy_rule, gate, queue, timeline }))
     }
 }
@@ -392,7 +395,7 @@ struct GatedQueue {
 }
 
 impl GatedQueue {
-    fn submit(&mut self, after: Option<&Point>, work: CommandKind) -> Result<(), DeviceError> {
+    fn submit(&mut self, after: Option<&TimelinePoint>, command: CommandKind) -> Result<(), DeviceError> {
         let mut state = self.gate.lock();
         let host = state.host.clone();
         let queue = &mut state.queues[self.queue];
@@ -400,11 +403,11 @@ impl GatedQueue {
             return Err(failure.clone());
         }
         queue.submitted += 1;
-        queue.commands.push_back(GatedCommand { after: after.cloned(), host, work });
+        queue.commands.push_back(GatedCommand { after: after.cloned(), host, command });
         Ok(())
     }
 
-    /// A foreign region is the caller's mistake, and does not fail the queue.
+    /// Fails for a region of another device: the caller's mistake, which does not fail the queue.
     fn check_own(&self, region: &Region) -> Result<(), DeviceError> {
         let own = region.buffer().device() == self.info.id;
         if own { Ok(()) } else { Err(DeviceError::Misuse("a region of another device")) }
@@ -412,14 +415,14 @@ impl GatedQueue {
 }
 
 impl Queue for GatedQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.check_own(&dst)?;
         let bytes = match src {
-            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                return Err(DeviceError::Misuse("an upload's length is not its region's"));
+            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
+                return Err(DeviceError::Misuse("an upload and its region differ in size"));
             }
-            Source::Borrowed(bytes) => bytes.to_vec(),
-            Source::Writer(fill) => {
+            UploadSource::Borrowed(bytes) => bytes.to_vec(),
+            UploadSource::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 bytes
@@ -428,12 +431,12 @@ impl Queue for GatedQueue {
         self.submit(None, CommandKind::Upload { dst, bytes })
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.check_own(&src)?;
         let to = Arc::default();
         self.submit(None, CommandKind::Download { src, to: Arc::clone(&to) })?;
         let point = self.mark();
-        Ok(Ticket::fetched(move |deadline| {
+        Ok(PendingRead::on_demand(move |deadline| {
             point.wait(deadline)?;
             Ok(std::mem::take(&mut *to.lock().unwrap()))
         }))
@@ -444,7 +447,12 @@ impl Queue for GatedQueue {
         self.submit(None, CommandKind::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.check_own(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
@@ -462,15 +470,15 @@ impl Queue for GatedQueue {
         self.submit(None, CommandKind::Run { program: program.clone(), bindings: Arc::clone(bindings) })
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         let queue = &mut self.gate.lock().queues[self.queue];
         if queue.submitted > 0 && queue.marks.back() != Some(&queue.submitted) {
             queue.marks.push_back(queue.submitted);
         }
-        Point::new(&self.timeline, queue.submitted)
+        TimelinePoint::new(&self.timeline, queue.submitted)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.submit(Some(point), CommandKind::Wait)
     }
 }

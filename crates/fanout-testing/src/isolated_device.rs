@@ -1,45 +1,47 @@
-//! A CPU device with memory of a domain of its own: other devices cannot copy from it, so bytes go through the host.
+//! A CPU device in a copy domain of its own: other devices cannot copy from its memory, so copies go through the host.
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Buffer, Device, DeviceError, DeviceInfo, Domain, MemoryInfo, Program, Queue, Support};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{
+    Buffer, Device, DeviceError, DeviceInfo, Domain, MemoryBudget, MemoryInfo, Program, Queue, Support,
+};
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 
-/// A CPU device in a domain of its own, with facts that a test sets.
+/// A CPU device in a copy domain of its own, with a description that tests can change.
 #[derive(Debug)]
 pub struct IsolatedDevice {
     inner: Arc<CpuDevice>,
     info: DeviceInfo,
-    /// Ops for which it answers [`Support::Offload`].
+    /// Ops for which the device reports [`Support::Offload`].
     offloads: &'static [OpCode],
 }
 
 impl IsolatedDevice {
-    /// A device with one thread and `memory` bytes, whose domain is its name.
+    /// A device with one thread and `memory` bytes, in the copy domain `name`.
     ///
     /// # Panics
-    /// When the CPU device cannot be made.
+    /// If the CPU device cannot start its threads.
     pub fn new(name: &str, memory: u64) -> IsolatedDevice {
-        let inner = CpuDevice::new(name, 1, Path::Exact, memory).unwrap();
+        let inner = CpuDevice::new(name, 1, MathMode::Exact, memory).unwrap();
         let mut info = inner.info().clone();
         info.domain = Domain::named(name);
         IsolatedDevice { inner, info, offloads: &[] }
     }
 
-    /// Changes the facts that [`Device::info`] returns.
+    /// Changes the description that [`Device::info`] returns.
     pub fn with_info(mut self, change: impl FnOnce(&mut DeviceInfo)) -> IsolatedDevice {
         change(&mut self.info);
         self
     }
 
-    /// Answers [`Support::Offload`] for these ops: weights in the host's memory are worth bringing here for them.
+    /// Reports [`Support::Offload`] for these ops.
     pub fn with_offload(self, ops: &'static [OpCode]) -> IsolatedDevice {
         IsolatedDevice { offloads: ops, ..self }
     }
 
-    /// The finished device as a trait object, as lists of devices hold it.
+    /// The finished device as a shared trait object, the form that lists of devices take.
     pub fn shared(self) -> Arc<dyn Device> {
         Arc::new(self)
     }
@@ -54,8 +56,8 @@ impl Device for IsolatedDevice {
         self.inner.memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.inner.alloc(bytes, budget)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -73,7 +75,7 @@ impl Device for IsolatedDevice {
         self.inner.prepare(graph)
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        self.inner.queue(account)
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        self.inner.queue(budget)
     }
 }

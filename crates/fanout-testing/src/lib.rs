@@ -1,28 +1,28 @@
-//! What fanout's tests share, and what authors of devices may use for theirs.
+//! Test devices, network relays and helpers: shared by fanout's tests, and for the tests of authors of devices.
 //!
-//! Devices, each a CPU device or a simulation behind the public [`Device`](fanout::device::Device) contract:
+//! Devices, each a CPU device or a simulation that implements the public [`Device`](fanout::device::Device) contract:
 //!
 //! | module | the device |
 //! |---|---|
-//! | [`recording_device`] | counts what it is asked for; refuses chosen ops; can be made to fail or to wait |
-//! | [`gated_device`] | holds every command back until the host waits, then runs the commands of all queues in a seeded order, and reports data races |
-//! | [`delaying_device`] | computes nothing and takes virtual time for it: schedules are compared without a clock |
-//! | [`forwarding_device`] | passes everything on, with queues that a test replaces |
-//! | [`isolated_device`] | memory of a domain of its own, that no other device copies from |
+//! | [`recording_device`] | counts calls; refuses chosen ops; fails or waits on request |
+//! | [`gated_device`] | delays every command until the host waits, then runs the commands of all queues in a seeded order, and reports data races |
+//! | [`delaying_device`] | computes nothing, and advances virtual time instead: schedules are compared without a clock |
+//! | [`forwarding_device`] | forwards to another device, with queues that a test replaces |
+//! | [`isolated_device`] | is in a copy domain of its own: no other device copies from its memory |
 //!
 //! A device that does nothing ships in fanout itself: [`fanout::device::noop`].
 //!
 //! Networks: [`slow_link`] delays, limits, cuts and freezes TCP connections; [`protocol_relay`] records what one client
-//! sends and can hide that a server speaks fanout's extension.
+//! sends and can hide a server's protocol extension.
 //!
-//! Numbers: [`op_case`] runs a graph on any device and checks every byte outside its destinations; [`inputs`] makes seeded
-//! values; [`compare`] measures errors.
+//! Values: [`op_case`] runs a graph on any device and checks that bytes outside of its destinations do not change; [`inputs`]
+//! makes random values from a seed; [`compare`] measures errors.
 //!
-//! Helpers panic where a test could only fail.
+//! Helpers panic on errors on which a test could only fail.
 //!
-//! This crate depends on fanout, which has it as a development dependency. That works for fanout's integration tests, which
-//! link the library as this crate does. Unit tests are compiled into a second copy of fanout, whose types are others: they
-//! use what ships in fanout.
+//! This crate depends on fanout, and fanout has it as a development dependency. That works for integration tests, which link
+//! the same library. Unit tests of fanout cannot use this crate: they are compiled into a second copy of the library, with
+//! distinct types. They use [`fanout::device::noop`].
 
 pub mod compare;
 pub mod delaying_device;

@@ -1,12 +1,12 @@
-//! A graph with the values of its leaves, run on any device with every byte accounted for.
+//! Op tests: a graph with the values of its leaves, run on any device. Checks every byte of the memory after the run.
 //!
 //! ```
-//! use fanout::cpu::{CpuDevice, Path};
+//! use fanout::cpu::{CpuDevice, MathMode};
 //! use fanout::ops::binary::Binary;
 //! use fanout::tensor::DType;
 //! use fanout_testing::op_case::{Case, Subject};
 //!
-//! let subject = Subject::new("exact", CpuDevice::new("CPU", 1, Path::Exact, 1 << 20)?, false);
+//! let subject = Subject::new("exact", CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20)?, false);
 //! let mut case = Case::new();
 //! let x = case.leaf(DType::F32, [4, 1, 1, 1], &[1.0, 2.0, 3.0, 4.0]);
 //! let y = case.b.node(Binary::Add, &[Some(x), Some(x)])?;
@@ -15,7 +15,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use fanout::device::{Account, Device, DeviceError, Source};
+use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use fanout::graph::{Builder, Graph, SlotOffset, TensorId};
 use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
 use fanout::tensor::quant::{dequantiser, quantiser};
@@ -31,15 +31,16 @@ type Connect = dyn Fn() -> Arc<dyn Device> + Send + Sync;
 
 /// A device under test, and how closely it must follow the oracles.
 pub struct Subject {
-    /// For messages.
+    /// Name of the device in messages.
     pub name: &'static str,
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Whether products may quantise activations (bounds of the NMSE per type) or must be exact up to f32 rounding.
+    /// Whether matrix products may quantise activations. Tests then bound the NMSE for each type of weights; otherwise, results
+    /// must be exact up to f32 rounding.
     pub fast: bool,
     /// Runs graphs that `device` refuses because tensors are not aligned, or because the tables of types and op families have
     /// no CUDA kernels for them.
-    misaligned: Option<Arc<dyn Device>>,
+    substitute: Option<Arc<dyn Device>>,
     connect: Option<Box<Connect>>,
     drops_connections: bool,
 }
@@ -47,10 +48,10 @@ pub struct Subject {
 impl Subject {
     /// A device of this process.
     pub fn new(name: &'static str, device: Arc<dyn Device>, fast: bool) -> Subject {
-        Subject { name, device, fast, misaligned: None, connect: None, drops_connections: false }
+        Subject { name, device, fast, substitute: None, connect: None, drops_connections: false }
     }
 
-    /// A device behind a server: each run has a connection of its own, which a failed one may end.
+    /// A device of a server. Each run opens a new connection, since a failed run may close its connection.
     pub fn remote(
         name: &'static str,
         connect: impl Fn() -> Arc<dyn Device> + Send + Sync + 'static,
@@ -61,12 +62,12 @@ impl Subject {
     }
 
     /// Runs graphs with unaligned tensors, and those with nodes that CUDA has no kernels for, on `device` instead.
-    pub fn with_misaligned(self, device: Arc<dyn Device>) -> Subject {
-        Subject { misaligned: Some(device), ..self }
+    pub fn with_substitute(self, device: Arc<dyn Device>) -> Subject {
+        Subject { substitute: Some(device), ..self }
     }
 
-    /// Expects that the connection is lost when an op finds data that it does not allow: in protocol 7.0 a server has no
-    /// other way to report a failure.
+    /// Expects a lost connection when an op finds invalid data: in protocol 7.0 a server cannot report a failure in another
+    /// way.
     pub fn that_drops_connections(self) -> Subject {
         Subject { drops_connections: true, ..self }
     }
@@ -75,16 +76,18 @@ impl Subject {
         if let Some(connect) = &self.connect {
             return connect();
         }
-        let whole =
-            graph.nodes().iter().all(|node| graph.node_view(node).is_none_or(|node| node.aligned && on_cuda(&node)));
-        Arc::clone(self.misaligned.as_ref().filter(|_| !whole).unwrap_or(&self.device))
+        let is_supported = graph
+            .nodes()
+            .iter()
+            .all(|node| graph.node_view(node).is_none_or(|node| node.aligned && has_cuda_kernels(&node)));
+        Arc::clone(self.substitute.as_ref().filter(|_| !is_supported).unwrap_or(&self.device))
     }
 
-    /// Whether a run ended as it must when `op` finds data that it does not allow: with [`DeviceError::Data`] of that op, or
-    /// with a lost connection ([`Subject::that_drops_connections`]).
+    /// Whether a run ended with the expected error for invalid data of `op`: [`DeviceError::Data`] of that op, or a lost
+    /// connection ([`Subject::that_drops_connections`]).
     pub fn reported_bad_data(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
         match error {
-            Some(DeviceError::Lost { .. }) => self.drops_connections,
+            Some(DeviceError::ConnectionLost { .. }) => self.drops_connections,
             Some(DeviceError::Data { op: of, .. }) => *of == op && !self.drops_connections,
             _ => false,
         }
@@ -92,7 +95,7 @@ impl Subject {
 }
 
 /// Whether the tables of op families and types have CUDA kernels for a node.
-fn on_cuda(node: &NodeView<'_>) -> bool {
+fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
     let family = FAMILIES.iter().find(|row| row.codes.contains(&node.op.code()));
     let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
     let lacks = |t: DType| t.can(Capability::Convert) && !t.can(Capability::Cuda);
@@ -101,7 +104,7 @@ fn on_cuda(node: &NodeView<'_>) -> bool {
 
 /// A graph under construction with the values of its leaves.
 ///
-/// Its methods panic where values do not fit a tensor or a tensor does not fit a graph.
+/// Its methods panic if the number of values differs from the tensor's, or if a tensor is invalid in the graph.
 #[derive(Default)]
 pub struct Case {
     /// Adds views and nodes.
@@ -121,28 +124,28 @@ impl Case {
         Case::default()
     }
 
-    /// Adds a packed leaf with these values, rounded or quantised to `dtype`. `ne` has the fastest dimension first, as the
+    /// Adds a contiguous leaf with these values, rounded or quantised to `dtype`. `ne` has the fastest dimension first, as the
     /// values have.
     pub fn leaf(&mut self, dtype: DType, ne: [usize; 4], values: &[f32]) -> TensorId {
-        let desc = TensorDesc::contiguous(dtype, ne).expect("a tensor");
+        let desc = TensorDesc::contiguous(dtype, ne).expect("a valid shape");
         self.leaf_with_desc(desc, values)
     }
 
     /// Adds a leaf with strides of its own; `values` in logical order, dimension 0 fastest.
     pub fn leaf_with_desc(&mut self, desc: TensorDesc, values: &[f32]) -> TensorId {
-        let id = self.b.leaf_with_desc(desc).expect("a leaf");
+        let id = self.b.leaf_with_desc(desc).expect("a valid leaf");
         self.inputs.push((id, encode(&desc, values)));
         id
     }
 
-    /// Adds a packed leaf, given as raw bytes.
+    /// Adds a contiguous leaf, given as raw bytes.
     pub fn raw(&mut self, dtype: DType, ne: [usize; 4], bytes: Vec<u8>) -> TensorId {
-        let id = self.b.leaf(dtype, ne).expect("a leaf");
+        let id = self.b.leaf(dtype, ne).expect("a valid leaf");
         self.inputs.push((id, bytes));
         id
     }
 
-    /// Adds a packed leaf of indices, I32 or I64.
+    /// Adds a contiguous leaf of indices, I32 or I64.
     pub fn indices(&mut self, dtype: DType, ne: [usize; 4], values: &[i64]) -> TensorId {
         let bytes = values.iter().flat_map(|&v| match dtype {
             DType::I64 => v.to_le_bytes().to_vec(),
@@ -172,11 +175,11 @@ impl BuiltCase {
     /// within strided ones.
     pub fn run(&self, on: &Subject) -> Outcome {
         let outcome = self.try_run(on).unwrap_or_else(|e| panic!("{}: {e}", on.name));
-        let before = self.initial();
+        let before = self.initial_memory();
         let mut written = vec![false; before.len()];
         for node in self.graph.nodes() {
-            let t = self.graph.tensor(node.dst).expect("a destination");
-            for_each_block(&t.desc, t.place.expect("placed"), |at| {
+            let t = self.graph.tensor(node.dst).expect("a tensor of the graph");
+            for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
                 written[at..at + t.desc.dtype().block_bytes()].fill(true)
             });
         }
@@ -189,25 +192,26 @@ impl BuiltCase {
     /// As [`BuiltCase::run`], without the check of what the run changed: for graphs that must fail.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The device's error.
     pub fn try_run(&self, on: &Subject) -> Result<Outcome, DeviceError> {
         let deadline = Some(Instant::now() + TIMEOUT);
-        let account = Account::new(4 << 30);
+        let budget = MemoryBudget::new(4 << 30);
         let device = on.device_for(&self.graph);
         let program = device.prepare(Arc::clone(&self.graph))?;
-        let memory = self.initial();
-        let buffer = device.alloc(memory.len() as u64, &account)?;
-        let mut queue = device.queue(&account)?;
-        queue.upload(buffer.whole(), None, Source::Borrowed(&memory))?;
+        let memory = self.initial_memory();
+        let buffer = device.alloc(memory.len() as u64, &budget)?;
+        let mut queue = device.queue(&budget)?;
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&memory))?;
         queue.run(&program, &Arc::from([buffer.whole()]))?;
         let memory = queue.download(buffer.whole())?.wait(deadline)?;
         Ok(Outcome { graph: Arc::clone(&self.graph), memory })
     }
 
-    fn initial(&self) -> Vec<u8> {
+    /// The memory before the run: the inputs, and 0xa5 elsewhere, so that stray writes are found.
+    fn initial_memory(&self) -> Vec<u8> {
         let mut memory = vec![0xa5; self.graph.slot_sizes()[0]];
         for (id, bytes) in &self.inputs {
-            let at = self.graph.tensor(*id).and_then(|t| t.place).expect("a placed leaf").offset;
+            let at = self.graph.tensor(*id).and_then(|t| t.place).expect("a leaf with memory").offset;
             memory[at..at + bytes.len()].copy_from_slice(bytes);
         }
         memory
@@ -215,12 +219,12 @@ impl BuiltCase {
 
     /// The bytes of a leaf's blocks, in logical order.
     pub fn bytes(&self, id: TensorId) -> Vec<u8> {
-        bytes(&self.graph, &self.initial(), id)
+        bytes(&self.graph, &self.initial_memory(), id)
     }
 
     /// The values of a leaf after rounding to its type, in logical order.
     pub fn values(&self, id: TensorId) -> Vec<f64> {
-        decode(&self.graph, &self.initial(), id)
+        decode(&self.graph, &self.initial_memory(), id)
     }
 }
 
@@ -236,6 +240,7 @@ impl Outcome {
     }
 }
 
+/// Calls `each` with the byte offset of each block of a tensor, in logical order.
 fn for_each_block(desc: &TensorDesc, place: SlotOffset, mut each: impl FnMut(usize)) {
     let (ne, nb) = (desc.ne(), desc.nb());
     for i3 in 0..ne[3] {
@@ -250,19 +255,19 @@ fn for_each_block(desc: &TensorDesc, place: SlotOffset, mut each: impl FnMut(usi
 }
 
 fn bytes(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<u8> {
-    let t = graph.tensor(id).expect("a tensor");
+    let t = graph.tensor(id).expect("a tensor of the graph");
     let mut out = Vec::with_capacity(t.desc.dense_bytes());
-    for_each_block(&t.desc, t.place.expect("placed"), |at| {
+    for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
         out.extend_from_slice(&memory[at..at + t.desc.dtype().block_bytes()]);
     });
     out
 }
 
 fn decode(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<f64> {
-    let t = graph.tensor(id).expect("a tensor");
+    let t = graph.tensor(id).expect("a tensor of the graph");
     let (dtype, mut out) = (t.desc.dtype(), Vec::with_capacity(t.desc.elements()));
     let mut block = vec![0.0; dtype.block_len()];
-    for_each_block(&t.desc, t.place.expect("placed"), |at| {
+    for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
         let bytes = &memory[at..at + dtype.block_bytes()];
         match dtype {
             DType::I32 => out.push(f64::from(i32::from_le_bytes(bytes.try_into().expect("4 bytes")))),

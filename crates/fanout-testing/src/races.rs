@@ -1,19 +1,20 @@
-//! Detection of data races by vector clocks: two accesses to the same bytes, one of them a write, that nothing orders.
+//! Detection of data races with vector clocks: two unordered accesses to the same bytes, one of them a write.
 
 use fanout::device::Buffer;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A vector clock: by queue, how many of its commands are known to be done.
+/// A vector clock: for each queue, the number of its commands that are ordered before a moment.
 #[derive(Clone, Default)]
-pub(crate) struct Clock(Vec<u64>);
+pub(crate) struct VectorClock(Vec<u64>);
 
-impl Clock {
+impl VectorClock {
+    /// The number of a queue's commands that are ordered before the moment.
     fn done(&self, queue: usize) -> u64 {
         self.0.get(queue).copied().unwrap_or(0)
     }
 
-    /// Command `done` of a queue, and all before it, are known to be done.
+    /// Orders command `done` of a queue, and all commands before it on that queue, before this moment.
     pub(crate) fn advance(&mut self, queue: usize, done: u64) {
         if self.0.len() <= queue {
             self.0.resize(queue + 1, 0);
@@ -21,8 +22,8 @@ impl Clock {
         self.0[queue] = self.0[queue].max(done);
     }
 
-    /// Knows from now on what `other` knows, too.
-    pub(crate) fn join(&mut self, other: &Clock) {
+    /// The maximum of both clocks, for each queue.
+    pub(crate) fn join(&mut self, other: &VectorClock) {
         for (queue, &done) in other.0.iter().enumerate() {
             self.advance(queue, done);
         }
@@ -31,7 +32,7 @@ impl Clock {
 
 /// Bytes of a buffer that a command reads or writes.
 #[derive(Clone)]
-pub(crate) struct Access {
+pub(crate) struct MemoryAccess {
     /// Bytes from the start of the buffer.
     pub(crate) range: Range<u64>,
     pub(crate) writes: bool,
@@ -42,40 +43,40 @@ pub(crate) struct Access {
     pub(crate) what: &'static str,
 }
 
-/// The accesses so far.
+/// Records the accesses of all commands and finds the races among them.
 #[derive(Default)]
-pub(crate) struct Races {
-    /// By buffer: accesses that a later one may race with.
-    accesses: HashMap<u64, Vec<Access>>,
+pub(crate) struct RaceDetector {
+    /// By buffer: accesses that a later access may race with.
+    accesses: HashMap<u64, Vec<MemoryAccess>>,
     /// Descriptions of the races found.
     pub(crate) found: Vec<String>,
 }
 
-impl Races {
-    /// Records an access by a command that knows `clock` when it begins, and reports the races with earlier ones.
-    pub(crate) fn record(&mut self, buffer: &Buffer, new: Access, clock: &Clock) {
+impl RaceDetector {
+    /// Records an access by a command that starts at `clock`, and the races with earlier accesses.
+    pub(crate) fn record(&mut self, buffer: &Buffer, new: MemoryAccess, clock: &VectorClock) {
         if new.range.is_empty() {
             return;
         }
         let (found, earlier) = (&mut self.found, self.accesses.entry(buffer.id()).or_default());
         earlier.retain(|old| {
-            let known = clock.done(old.queue) >= old.seq;
+            let ordered = clock.done(old.queue) >= old.seq;
             let overlap = old.range.start < new.range.end && new.range.start < old.range.end;
-            if overlap && !known && (old.writes || new.writes) {
-                let [a, b] = [old, &new].map(Access::describe);
-                found.push(format!("{a} and {b} of {buffer:?} in no order"));
+            if overlap && !ordered && (old.writes || new.writes) {
+                let [a, b] = [old, &new].map(MemoryAccess::describe);
+                found.push(format!("{a} and {b} of {buffer:?} are not ordered"));
             }
-            // A later access that races with the old one races with the new one too, so the old one is not needed any more.
+            // The old access is dropped if every later access that races with it also races with the new access.
             let covered = new.range.start <= old.range.start && old.range.end <= new.range.end;
-            !(known && covered && (new.writes || !old.writes))
+            !(ordered && covered && (new.writes || !old.writes))
         });
         earlier.push(new);
     }
 }
 
-impl Access {
+impl MemoryAccess {
     fn describe(&self) -> String {
-        let Access { range, writes, queue, seq, what } = self;
+        let MemoryAccess { range, writes, queue, seq, what } = self;
         let verb = if *writes { "writes" } else { "reads" };
         format!("{what} (command {seq} of queue {queue}) {verb} bytes {range:?}")
     }

@@ -1,10 +1,10 @@
-//! A CPU device that records what its queues are asked for, refuses chosen ops, and can be made to fail or to wait.
+//! A CPU device that counts the calls of its queues, refuses chosen ops, and fails or waits on request.
 
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
-    Account, Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, HostThreads, ImportHost, LinkStats, LoadByDigest,
-    LoadOutcome, MemoryInfo, PeerCopies, Point, Prefault, Program, Queue, Region, RunInline, Source, Support,
-    TensorDigest, Ticket, Unsupported,
+    Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, HostThreads, ImportHost, LinkStats, LoadByDigest,
+    LoadOutcome, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Prefault, Program, Queue, Region, RunInline,
+    Support, TensorDigest, TimelinePoint, Unsupported, UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -15,16 +15,16 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// A CPU device with one thread that records what its queues are asked for.
+/// A CPU device with one thread that counts the calls of its queues.
 #[derive(Debug)]
 pub struct RecordingDevice {
     inner: Arc<CpuDevice>,
     refused: Vec<OpCode>,
-    /// What was asked for so far.
+    /// Counters and switches.
     pub record: Arc<CallRecord>,
 }
 
-/// Counters of all queues of a device, and switches that a test sets while it works.
+/// Call counters of all queues of a device, and switches that a test may set while queues run.
 #[derive(Debug, Default)]
 pub struct CallRecord {
     /// Bytes downloaded.
@@ -49,13 +49,13 @@ pub struct CallRecord {
     pub threads: Mutex<HashSet<ThreadId>>,
     /// While set, every program fails with [`DeviceError::Bug`].
     pub fail_programs: AtomicBool,
-    /// A point that every program waits for first.
-    pub gate: Mutex<Option<Point>>,
+    /// A point for which every program waits before it runs.
+    pub gate: Mutex<Option<TimelinePoint>>,
     /// Receives an event for each program that is submitted and each queue that is dropped.
     pub events: Mutex<Option<mpsc::Sender<QueueEvent>>>,
 }
 
-/// What happened on a queue.
+/// An event of a queue.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum QueueEvent {
     /// A program was submitted.
@@ -76,9 +76,9 @@ impl RecordingDevice {
     /// A device with `memory` bytes that refuses nodes with these ops.
     ///
     /// # Panics
-    /// When the CPU device cannot be made.
+    /// If the CPU device cannot start its threads.
     pub fn new(name: &str, memory: u64, refused: &[OpCode]) -> Arc<RecordingDevice> {
-        let inner = CpuDevice::new(name, 1, Path::Exact, memory).unwrap();
+        let inner = CpuDevice::new(name, 1, MathMode::Exact, memory).unwrap();
         Arc::new(RecordingDevice { inner, refused: refused.to_vec(), record: Arc::default() })
     }
 
@@ -93,7 +93,7 @@ impl Device for RecordingDevice {
         self.inner.info()
     }
 
-    /// Made up, so that a test can see whose link a wrapper reports.
+    /// Constant counters, by which a test recognises that a wrapper forwards this device's counters.
     fn link_stats(&self) -> Option<LinkStats> {
         Some(LinkStats::new(self.inner.info().name.clone()).with_sent(1).with_received(2).with_waits(3))
     }
@@ -114,8 +114,8 @@ impl Device for RecordingDevice {
         self.inner.memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.inner.alloc(bytes, account)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.inner.alloc(bytes, budget)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -140,14 +140,14 @@ impl Device for RecordingDevice {
         self.inner.prepare(graph)
     }
 
-    fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         self.record.queues.fetch_add(1, SeqCst);
-        Ok(Box::new(RecordingQueue { inner: self.inner.queue(account)?, record: Arc::clone(&self.record) }))
+        Ok(Box::new(RecordingQueue { inner: self.inner.queue(budget)?, record: Arc::clone(&self.record) }))
     }
 }
 
 impl PeerCopies for RecordingDevice {
-    /// Of its own domain, and of any domain whose name contains the name of this device.
+    /// True for its own copy domain, and for any domain with this device's name in the domain's name.
     fn copies_from(&self, other: &DeviceInfo) -> bool {
         self.inner.info().domain == other.domain || other.domain.name().contains(&self.inner.info().name)
     }
@@ -166,7 +166,7 @@ impl RecordingQueue {
 
     fn before_program(&mut self) -> Result<(), DeviceError> {
         if self.record.fail_programs.load(SeqCst) {
-            return Err(DeviceError::Bug("a recording device was told to fail".to_owned()));
+            return Err(DeviceError::Bug("a recording device failed on request".to_owned()));
         }
         let gate = self.record.gate.lock().unwrap().clone();
         gate.map_or(Ok(()), |gate| self.inner.wait(&gate))
@@ -174,17 +174,17 @@ impl RecordingQueue {
 }
 
 impl Queue for RecordingQueue {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.count(&self.record.uploaded, dst.bytes());
         self.inner.upload(dst, tensor, src)
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.count(&self.record.downloaded, src.bytes());
         self.inner.download(src)
     }
 
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         self.count(&self.record.batches, 1);
         self.inner.download_all(srcs)
     }
@@ -193,7 +193,12 @@ impl Queue for RecordingQueue {
         self.inner.fill(dst, value)
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.count(&self.record.copies, 1);
         self.inner.copy_from(src, dst, after)
     }
@@ -206,12 +211,12 @@ impl Queue for RecordingQueue {
         Ok(())
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         self.count(&self.record.marks, 1);
         self.inner.mark()
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.inner.wait(point)
     }
 
@@ -241,17 +246,17 @@ impl Prefault for RecordingQueue {
 }
 
 impl LoadByDigest for RecordingQueue {
-    /// Finds the bytes of every digest: all of them the first byte of the digest. Counts as an upload.
+    /// Finds every digest: fills the region with the first byte of the digest. Counts as an upload.
     fn load_by_digest(
         &mut self,
         dst: Region,
         _: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
-    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+    ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.count(&self.record.uploaded, dst.bytes());
         let bytes = vec![wanted.digest[0]; dst.bytes() as usize];
-        self.inner.upload(dst, None, Source::Borrowed(&bytes))?;
-        Ok(Ticket::ready(LoadOutcome::Found))
+        self.inner.upload(dst, None, UploadSource::Borrowed(&bytes))?;
+        Ok(PendingRead::ready(LoadOutcome::Found))
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes in flight in one direction of a connection. A sender of more is blocked, as by a full TCP window.
+/// Limit on the bytes in flight in one direction of a connection. At the limit the relay stops reading, which blocks the sender
+/// as a full TCP window does.
 const WINDOW: usize = 4 << 20;
 
 /// Most bytes of one read.
@@ -44,7 +45,7 @@ struct LinkState {
     ended: bool,
     /// Both ends of each connection.
     streams: Vec<TcpStream>,
-    /// Two of each connection: towards the server, and towards the client.
+    /// Two entries for each connection: towards the server, and towards the client.
     flows: Vec<Flow>,
 }
 
@@ -61,8 +62,8 @@ struct Flow {
     rate_limited_until: Option<Instant>,
     /// The sender has closed its half.
     sender_closed: bool,
-    /// The receiver is gone.
-    receiver_gone: bool,
+    /// The receiver has closed the connection.
+    receiver_closed: bool,
 }
 
 impl SlowLink {
@@ -79,7 +80,7 @@ impl SlowLink {
         SlowLink { addr, shared, accepts: Some(accepts) }
     }
 
-    /// Where clients connect.
+    /// The address to which clients connect.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -162,27 +163,27 @@ impl LinkShared {
             let mut state = self.lock();
             let at = &mut state.flows[flow];
             at.passed += read as u64;
-            if read == 0 || at.receiver_gone {
+            if read == 0 || at.receiver_closed {
                 at.sender_closed = true;
                 self.changed.notify_all();
                 let _ = from.shutdown(Shutdown::Read);
                 return;
             }
-            let takes =
+            let transmit_time =
                 self.speed.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(read as f64 / rate as f64));
             let now = Instant::now();
-            let taken = at.rate_limited_until.map_or(now, |last| last.max(now)) + takes;
-            at.rate_limited_until = Some(taken);
-            at.pending.push_back((taken + self.speed.delay, buffer[..read].to_vec()));
+            let transmitted = at.rate_limited_until.map_or(now, |last| last.max(now)) + transmit_time;
+            at.rate_limited_until = Some(transmitted);
+            at.pending.push_back((transmitted + self.speed.delay, buffer[..read].to_vec()));
             at.bytes += read;
             self.changed.notify_all();
-            while state.flows[flow].bytes > WINDOW && !state.flows[flow].receiver_gone {
+            while state.flows[flow].bytes > WINDOW && !state.flows[flow].receiver_closed {
                 state = self.wait(state, None);
             }
         }
     }
 
-    /// Writes the pieces that are due.
+    /// Writes one direction's pending pieces to the receiver, each at its time.
     fn write_to(&self, flow: usize, mut to: TcpStream) {
         let mut state = self.lock();
         loop {
@@ -208,7 +209,7 @@ impl LinkShared {
                 }
             }
         }
-        state.flows[flow].receiver_gone = true;
+        state.flows[flow].receiver_closed = true;
         state.flows[flow].pending.clear();
         self.changed.notify_all();
         drop(state);

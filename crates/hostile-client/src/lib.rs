@@ -1,11 +1,13 @@
-//! A hostile client of a fanout server: sequences of messages, most of them valid, some of them corrupted. Bytes make every
-//! choice, so a fuzzer can drive it.
+//! A hostile client of a fanout server: it sends sequences of messages, most of them valid, some of them corrupted. Input bytes
+//! determine each choice, so a fuzzer can drive the client.
 //!
-//! The fuzz target `session` (`fuzz/`) and a seeded test (`tests/sessions.rs` of this crate) call [`Target::attack`].
+//! Start with [`Target`] in this file; `extended.rs` has the messages of the extensions. Not here: mutated graphs in process
+//! (`tests/hostile`). The fuzz target `session` (`fuzz/`) and a seeded test (`tests/sessions.rs` of this crate) call
+//! [`Target::attack`].
 
 mod extended;
 
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, Server};
@@ -17,22 +19,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-/// Longer than any attack takes; one that takes longer hangs the server.
+/// Upper limit of an attack; an attack that exceeds it has hung the server.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Device memory of a session, and the most that a buffer of the attacker has.
+/// Limit of the device memory of a session, and of a buffer of the attacker, in bytes.
 const SESSION_MEMORY: u64 = 4 << 20;
 const MAX_BUFFER_BYTES: u64 = 1 << 16;
 
-/// Where the server's first buffer of a session lies, how buffers are aligned, and what is free behind each.
+/// Address of the first buffer of a session on the server, alignment of buffers, and guard bytes behind each. The attacker
+/// predicts addresses from these.
 const FIRST_BASE: u64 = 1 << 44;
 const PAGE: u64 = 4096;
 const GUARD: u64 = 1 << 16;
 
-/// A panic anywhere in the process: the server survives its own, and tells nobody but its log.
+/// Whether any thread of the process has panicked. The server catches its own panics and only logs them.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// A server in this process, and a well-behaved client whose results show whether an attack damaged the server.
+/// The attacked server, in this process, and a well-behaved client. The results of that client show whether an attack damaged
+/// the server.
 pub struct Target {
     addr: SocketAddr,
     devices: Vec<Arc<dyn Device>>,
@@ -40,8 +44,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts the server, on a port of its own.
-    #[allow(clippy::new_without_default)] // it starts threads: no default value
+    /// Starts the server on a free port.
+    #[allow(clippy::new_without_default)] // starts threads, so it is no default value
     pub fn new() -> Target {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -51,29 +55,29 @@ impl Target {
                 report(info);
             }));
         });
-        let device = |k| CpuDevice::new(k, 2, Path::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
+        let device = |k| CpuDevice::new(k, 2, MathMode::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
         let devices = vec![device("CPU0"), device("CPU1")];
         let config = Config::default().with_max_memory(Some(SESSION_MEMORY));
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let addr = server.local_addr();
-        // It serves until the process ends.
+        // The server runs until the process ends.
         std::thread::spawn(move || server.run());
         let bystander = BystanderClient::open(addr);
         Target { addr, devices, bystander }
     }
 
-    /// Connects one client whose every choice comes from `bytes`, then checks the results of the well-behaved client. Returns the
-    /// number of bytes in the server's replies.
+    /// Runs one session of the attacker, with choices from `bytes`, and then checks the results of the well-behaved client.
+    /// Returns the number of bytes in the server's replies.
     ///
     /// # Panics
-    /// When the server neither replies nor closes the connection, panics, or serves the well-behaved client wrongly.
+    /// If the server neither replies nor closes the connection, panics, or sends wrong results to the well-behaved client.
     pub fn attack(&mut self, bytes: &[u8]) -> usize {
         let stream = Attacker::new(bytes).message_stream();
         let mut socket = connect(self.addr);
         let mut writer = socket.try_clone().expect("a live socket");
         let total = std::thread::scope(|scope| {
             scope.spawn(move || {
-                // The server may well close it half-way.
+                // Fails if the server closes the connection earlier.
                 let _ = writer.write_all(&stream);
                 let _ = writer.shutdown(Shutdown::Write);
             });
@@ -83,7 +87,7 @@ impl Target {
                     Ok(0) => return total,
                     Ok(n) => total += n,
                     Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return total,
-                    Err(e) => panic!("neither served nor closed after {total} bytes: {e}"),
+                    Err(e) => panic!("the server neither replies nor closes the connection, after {total} bytes: {e}"),
                 }
             }
         });
@@ -92,10 +96,10 @@ impl Target {
         total
     }
 
-    /// Waits until the devices have all their memory back.
+    /// Waits until the server has freed all memory of its devices.
     ///
     /// # Panics
-    /// When some is still in use after the watchdog's time.
+    /// If some memory is still in use after the time limit.
     pub fn wait_until_freed(self) {
         drop(self.bystander);
         let until = Instant::now() + WATCHDOG;
@@ -116,21 +120,21 @@ fn connect(addr: SocketAddr) -> TcpStream {
     stream
 }
 
-fn frame(request: &Request<'_>) -> Vec<u8> {
+fn encode(request: &Request<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     request.encode(&mut bytes);
     bytes
 }
 
 fn hello() -> Vec<u8> {
-    frame(&Request::Hello(Hello { conn_caps: Some([0; 24]) }))
+    encode(&Request::Hello(Hello { conn_caps: Some([0; 24]) }))
 }
 
-/// The frame of a graph.
+/// The encoded GRAPH_COMPUTE of a graph.
 fn graph(device: u32, nodes: &[u64], tensors: &[TensorRecord]) -> Vec<u8> {
     let nodes: Vec<_> = nodes.iter().map(|id| id.to_le_bytes()).collect();
     let tensors: Vec<_> = tensors.iter().map(TensorRecord::encode).collect();
-    frame(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("few enough")))
+    encode(&Request::GraphCompute(GraphCompute::new(device, &nodes, &tensors).expect("few enough")))
 }
 
 fn record(id: u64, buffer: u64, data: u64, dtype: DType, ne: [u32; 4]) -> TensorRecord {
@@ -145,7 +149,7 @@ fn node(mut dst: TensorRecord, op: OpCode, srcs: &[u64]) -> TensorRecord {
     dst
 }
 
-/// A client that adds two vectors again and again.
+/// The well-behaved client: adds two vectors and checks the sum, again and again.
 struct BystanderClient {
     stream: TcpStream,
     handle: u64,
@@ -157,19 +161,19 @@ impl BystanderClient {
     fn open(addr: SocketAddr) -> BystanderClient {
         let mut client = BystanderClient { stream: connect(addr), handle: 0, base: 0, round: 0 };
         client.request(&hello(), 28);
-        let made = client.request(&frame(&Request::AllocBuffer(AllocBuffer { device: 0, size: PAGE })), 16);
+        let made = client.request(&encode(&Request::AllocBuffer(AllocBuffer { device: 0, size: PAGE })), 16);
         client.handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
-        let base = client.request(&frame(&Request::BufferGetBase(BufferGetBase { remote_ptr: client.handle })), 8);
+        let base = client.request(&encode(&Request::BufferGetBase(BufferGetBase { remote_ptr: client.handle })), 8);
         client.base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
-        assert_eq!((client.handle, client.base), (1, FIRST_BASE), "attackers count on the same");
+        assert_eq!((client.handle, client.base), (1, FIRST_BASE), "attackers rely on the same values");
         client
     }
 
-    /// Sends a request; the `n` bytes of its reply.
+    /// Sends requests, and returns the `n` bytes of the reply.
     fn request(&mut self, request: &[u8], n: usize) -> Vec<u8> {
         self.stream.write_all(request).expect("the server reads");
         let mut reply = vec![0; RESPONSE_HEADER + n];
-        self.stream.read_exact(&mut reply).expect("the server answers");
+        self.stream.read_exact(&mut reply).expect("the server replies");
         reply.split_off(RESPONSE_HEADER)
     }
 
@@ -180,16 +184,16 @@ impl BystanderClient {
         let (a, b, c) = (tensor(1), tensor(2), node(tensor(3), OpCode::Add, &[1, 2]));
         let set = |tensor: &TensorRecord, data: &[u8]| {
             let head = SetTensorHead { tensor: tensor.clone(), cache: false, offset: 0 };
-            frame(&Request::SetTensor(SetTensor { head, data }))
+            encode(&Request::SetTensor(SetTensor { head, data }))
         };
         let bytes = x.to_le_bytes().repeat(16);
-        let get = frame(&Request::GetTensor(GetTensor { tensor: c.clone(), offset: 0, size: 64 }));
+        let get = encode(&Request::GetTensor(GetTensor { tensor: c.clone(), offset: 0, size: 64 }));
         let all = [set(&a, &bytes), set(&b, &bytes), graph(0, &[3], &[a, b, c]), get].concat();
         assert_eq!(self.request(&all, 64), (2.0 * x).to_le_bytes().repeat(16));
     }
 }
 
-/// Choices out of bytes; all 0 once they are used up.
+/// Source of choices: the input bytes, then zeros.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
@@ -207,7 +211,7 @@ impl Choices<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A number at which arithmetic breaks, or any.
+    /// A number that tends to overflow, or any number.
     fn extreme(&mut self) -> u64 {
         let all =
             [0, 1, 2, 4095, 4097, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, 1 << 63, u64::MAX - 7, u64::MAX];
@@ -224,14 +228,14 @@ impl Choices<'_> {
 
 struct Attacker<'a> {
     choices: Choices<'a>,
-    /// Handles and addresses that the server must have given out by now.
+    /// Handle, address and size of each buffer, as predicted from the allocations so far.
     buffers: Vec<(u64, u64, u64)>,
     handles: u64,
     base: u64,
     used: u64,
-    /// Messages left in which nothing is wrong, so that what follows meets a session with a history.
+    /// Remaining messages that stay valid, so that the later invalid ones hit a session with buffers and graphs.
     valid_left: usize,
-    /// Whether device 0 has a last graph, as far as the attacker knows.
+    /// Whether device 0 should have a last graph.
     computed: bool,
     extended: extended::ExtendedState,
 }
@@ -239,36 +243,36 @@ struct Attacker<'a> {
 impl Attacker<'_> {
     fn new(bytes: &[u8]) -> Attacker<'_> {
         let (mut choices, base) = (Choices(bytes), FIRST_BASE);
-        let careful = choices.below(40);
+        let valid_messages = choices.below(40);
         Attacker {
             choices,
             buffers: Vec::new(),
             handles: 0,
             base,
             used: 0,
-            valid_left: careful,
+            valid_left: valid_messages,
             computed: false,
             extended: extended::ExtendedState::default(),
         }
     }
 
-    /// Whether something is wrong here: never while careful, else once in `n` times.
+    /// Chooses whether to make an error here: never while messages must be valid, else once in `n` times.
     fn is_invalid_here(&mut self, n: u8) -> bool {
         self.valid_left == 0 && self.choices.one_in(n)
     }
 
-    /// Everything that this client ever says.
+    /// Generates all messages of the session.
     fn message_stream(mut self) -> Vec<u8> {
-        let greets = self.choices.one_in(2);
+        let extended = self.choices.one_in(2);
         let mut stream = if self.is_invalid_here(16) { Vec::new() } else { hello() };
-        if greets {
+        if extended {
             stream.extend(extended::opening_messages());
         }
         for _ in 0..64 {
             if self.choices.0.is_empty() {
                 break;
             }
-            let mut message = if greets { self.extended_message() } else { self.message() };
+            let mut message = if extended { self.extended_message() } else { self.message() };
             if self.is_invalid_here(12) {
                 self.corrupt(&mut message);
             }
@@ -288,49 +292,51 @@ impl Attacker<'_> {
         match self.choices.below(24) {
             0..2 => self.alloc(),
             2..8 => self.graph(),
-            8 if self.computed || self.is_invalid_here(4) => frame(&Request::GraphRecompute(GraphRecompute { device })),
+            8 if self.computed || self.is_invalid_here(4) => {
+                encode(&Request::GraphRecompute(GraphRecompute { device }))
+            }
             9..11 => {
                 let (tensor, offset, n) = (self.tensor(1), self.small_number(), self.choices.below(300));
                 let head = SetTensorHead { tensor, cache: self.choices.one_in(2), offset };
-                frame(&Request::SetTensor(SetTensor { head, data: &data[..n] }))
+                encode(&Request::SetTensor(SetTensor { head, data: &data[..n] }))
             }
             11..13 => {
                 let (tensor, offset, size) = (self.tensor(1), self.small_number(), self.small_number());
-                frame(&Request::GetTensor(GetTensor { tensor, offset, size }))
+                encode(&Request::GetTensor(GetTensor { tensor, offset, size }))
             }
             13 => {
                 let (src, dst) = (self.tensor(1), self.tensor(2));
-                frame(&Request::CopyTensor(CopyTensor { src, dst }))
+                encode(&Request::CopyTensor(CopyTensor { src, dst }))
             }
             14 => {
                 let (tensor, offset, size) = (self.tensor(1), self.small_number(), self.small_number());
-                frame(&Request::MemsetTensor(MemsetTensor { tensor, offset, size, value: self.choices.byte() }))
+                encode(&Request::MemsetTensor(MemsetTensor { tensor, offset, size, value: self.choices.byte() }))
             }
-            15 => frame(&Request::BufferClear(BufferClear { remote_ptr, value: self.choices.byte() })),
+            15 => encode(&Request::BufferClear(BufferClear { remote_ptr, value: self.choices.byte() })),
             16 => {
                 self.computed = false;
                 self.buffers.retain(|b| b.0 != remote_ptr);
-                frame(&Request::FreeBuffer(FreeBuffer { remote_ptr }))
+                encode(&Request::FreeBuffer(FreeBuffer { remote_ptr }))
             }
-            17 => frame(&Request::InitTensor(InitTensor { tensor: self.tensor(1) })),
-            18 => frame(&Request::GetAllocSize(GetAllocSize { device, tensor: self.tensor(1), srcs: &srcs })),
+            17 => encode(&Request::InitTensor(InitTensor { tensor: self.tensor(1) })),
+            18 => encode(&Request::GetAllocSize(GetAllocSize { device, tensor: self.tensor(1), srcs: &srcs })),
             19 => {
                 let (tensor, offset, hash) = (self.tensor(1), self.small_number(), self.choices.word());
-                frame(&Request::SetTensorHash(SetTensorHash { tensor, offset, hash }))
+                encode(&Request::SetTensorHash(SetTensorHash { tensor, offset, hash }))
             }
-            20 => frame(&Request::GetDeviceMemory(GetDeviceMemory { device })),
-            21 => frame(&Request::BufferGetBase(BufferGetBase { remote_ptr })),
+            20 => encode(&Request::GetDeviceMemory(GetDeviceMemory { device })),
+            21 => encode(&Request::BufferGetBase(BufferGetBase { remote_ptr })),
             22 => [
-                frame(&Request::DeviceCount(DeviceCount {})),
-                frame(&Request::GetAlignment(GetAlignment { device })),
-                frame(&Request::GetMaxSize(GetMaxSize { device })),
+                encode(&Request::DeviceCount(DeviceCount {})),
+                encode(&Request::GetAlignment(GetAlignment { device })),
+                encode(&Request::GetMaxSize(GetMaxSize { device })),
             ]
             .concat(),
             23 if self.is_invalid_here(2) => {
-                let command = Command::ALL[self.choices.below(Command::ALL.len())];
+                let command = RpcCommand::ALL[self.choices.below(RpcCommand::ALL.len())];
                 RequestHeader { command, size: self.choices.extreme() }.encode().to_vec()
             }
-            _ => frame(&Request::GetMaxSize(GetMaxSize { device })),
+            _ => encode(&Request::GetMaxSize(GetMaxSize { device })),
         }
     }
 
@@ -349,13 +355,13 @@ impl Attacker<'_> {
             self.base = (self.base + size + GUARD).next_multiple_of(PAGE);
         }
         let device = u32::from(self.is_invalid_here(16));
-        frame(&Request::AllocBuffer(AllocBuffer {
+        encode(&Request::AllocBuffer(AllocBuffer {
             device,
             size: if size > MAX_BUFFER_BYTES { u64::MAX - size } else { size },
         }))
     }
 
-    /// Handle, address and size of a buffer; now and then of none.
+    /// Handle, address and size of a buffer; sometimes invalid ones.
     fn buffer(&mut self) -> (u64, u64, u64) {
         if self.is_invalid_here(40) {
             return (self.choices.extreme(), self.choices.extreme(), PAGE);
@@ -368,7 +374,7 @@ impl Attacker<'_> {
         if self.is_invalid_here(24) { self.choices.extreme() } else { self.choices.below(64) as u64 }
     }
 
-    /// A tensor that mostly lies in a buffer.
+    /// A tensor record, mostly of a tensor within a buffer.
     fn tensor(&mut self, id: u64) -> TensorRecord {
         let (handle, base, size) = self.buffer();
         let types = [DType::F32, DType::F32, DType::F32, DType::F16, DType::I32, DType::Q8_0, DType::Q4_K];
@@ -392,7 +398,7 @@ impl Attacker<'_> {
         tensor
     }
 
-    /// A few nodes over tensors of one buffer and shape.
+    /// A graph of a few nodes. Its tensors mostly have the same buffer and shape.
     fn graph(&mut self) -> Vec<u8> {
         let mut tensors = vec![self.tensor(1)];
         let like = tensors[0].clone();
@@ -424,7 +430,7 @@ impl Attacker<'_> {
         graph(0, &listed, &tensors)
     }
 
-    /// What a broken client, or a clever one, does to a frame.
+    /// Corrupts an encoded message.
     fn corrupt(&mut self, bytes: &mut Vec<u8>) {
         if bytes.is_empty() {
             return;

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
-use fanout::registry::parse_bytes;
+use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::client::ConnectError;
 use fanout::tensor::DType;
 use log::LevelFilter;
@@ -21,8 +22,8 @@ Examples:
   generate model.gguf -p 'Once' --rpc a:50052,b:50052 --retry       two servers, which may be lost and come back
   generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
-/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of RPC
-/// servers.
+/// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of
+/// RPC servers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "generate", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Args {
@@ -45,9 +46,9 @@ pub struct Args {
     #[arg(long)]
     pub ignore_eos: bool,
 
-    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name, a server's devices as host:port (all) or
-    /// host:port/0 (one). A GPU or CPU named twice counts as two devices [default: the devices of --rpc, else all GPUs, else the
-    /// CPU].
+    /// Devices, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name, a server's devices as host:port (all)
+    /// or host:port/0 (one). A GPU or CPU named twice counts as two devices [default: the devices of --rpc, else all GPUs, else
+    /// the CPU].
     #[arg(short, long, value_name = "LIST")]
     pub device: Option<String>,
 
@@ -55,8 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = server)]
     pub rpc: Vec<String>,
 
-    /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and continue
-    /// with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]
+    /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and
+    /// continue with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60", conflicts_with_all = ["compare", "info"],
         value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub retry: Option<u32>,
@@ -69,9 +70,9 @@ pub struct Args {
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
     pub split: Option<Vec<f32>>,
 
-    /// Memory limit of this machine's devices: one size per device of the list, separated by commas, or one size for all [default:
-    /// the free memory]. A server's limit is set when the server is started; sizes at its positions are ignored.
-    #[arg(long, value_name = "SIZES", value_parser = parse_bytes, value_delimiter = ',')]
+    /// Memory limit of this machine's devices: one size per device of the list, separated by commas, or one size for all
+    /// [default: the free memory]. A server's limit is set when the server is started; sizes at its positions are ignored.
+    #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
     pub mem: Vec<u64>,
 
     /// Threads of each CPU device [default: this machine's cores, shared among its CPU devices].
@@ -127,8 +128,14 @@ pub struct Args {
     pub verbose: bool,
 
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else warn].
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", value_parser = log_level(), ignore_case = true, hide_possible_values = true)]
     pub log_level: Option<LevelFilter>,
+}
+
+/// Parses a log level by name, so that the error for an unknown name lists the levels.
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    PossibleValuesParser::new(["off", "error", "warn", "info", "debug", "trace"])
+        .try_map(|name| name.parse::<LevelFilter>())
 }
 
 /// Element type of the KV cache.
@@ -265,8 +272,8 @@ impl Args {
     }
 }
 
-/// Parses `host:port`, so that `Registry::open` cannot mistake the name for a device of this machine. The RPC client validates the
-/// host.
+/// Parses `host:port`, so that `Registry::open` cannot mistake the name for a device of this machine. The RPC client validates
+/// the host.
 fn server(text: &str) -> Result<String, String> {
     let name = text.trim();
     let is_one = |(host, port): (&str, &str)| !host.is_empty() && !name.contains('/') && port.parse::<u16>().is_ok();
@@ -350,13 +357,15 @@ mod tests {
             ("-p x --kv-type q8_0", "[possible values: f32, f16]"),
             ("-p x --rpc CPU", "expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got \"CPU\""),
             ("-p x --rpc 0", "for '--rpc <LIST>': expected an endpoint"),
-            ("-p x --rpc 127.0.0.1", "expected an endpoint"),
-            ("-p x --rpc myserver", "expected an endpoint"),
+            ("-p x --rpc 127.0.0.1", "the port is missing, as in 127.0.0.1:50052"),
+            ("-p x --rpc myserver", "the port is missing, as in myserver:50052"),
             ("-p x --rpc=", "expected an endpoint"),
             ("-p x --rpc host:1,", "expected an endpoint"),
             ("-p x --rpc host:1,CPU", "got \"CPU\""),
             ("-p x --rpc host:65536", "expected an endpoint"),
             ("-p x --rpc host:1/0", "expected an endpoint"),
+            ("-p x --mem 0", "must be more than 0 bytes"),
+            ("-p x --log-level loud", "[possible values: off, error, warn, info, debug, trace]"),
             ("-p x --retry 0", "0 is not in 1..=86400"),
             ("-p x --rpc-timeout 0", "0 is not in 1..=86400"),
             ("-p x --compare --retry", "cannot be used with"),

@@ -5,7 +5,7 @@
 
 use crate::model::{Batch, GraphShape, Inputs, KV_PAD, Model, ModelError, Outputs};
 use crate::report::GraphStats;
-use fanout::device::{Account, Device, DeviceError, Ticket};
+use fanout::device::{Device, DeviceError, MemoryBudget, PendingRead};
 use fanout::graph::TensorId;
 use fanout::sched::{self, CompareReporter, Options, Plan, PreparedPlan, SchedError, Scheduler, TransferCounts};
 use std::collections::HashMap;
@@ -15,8 +15,8 @@ use thiserror::Error;
 /// Capacity of the cache of prepared graphs. A prompt uses three graphs at a time, decoding one.
 const MAX_READY_GRAPHS: usize = 8;
 
-/// Consecutive micro-batches that share one graph if the pipeline is deeper than 1: switching to another graph drains the pipeline,
-/// because the devices wait for each other.
+/// Consecutive micro-batches that share one graph if the pipeline is deeper than 1: switching to another graph drains the
+/// pipeline, because the devices wait for each other.
 const SHARED_UBATCHES: usize = 8;
 
 /// Running the model failed.
@@ -91,11 +91,11 @@ impl Engine {
     pub fn new(
         model: Model,
         devices: Vec<Arc<dyn Device>>,
-        account: &Arc<Account>,
+        budget: &Arc<MemoryBudget>,
         ubatch: usize,
         depth: usize,
     ) -> Result<Engine, EngineError> {
-        let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), account)?;
+        let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), budget)?;
         let (ready, graph_stats) = (HashMap::new(), [GraphStats::default(); 2]);
         let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats };
         for (at, shape) in largest_shapes(&engine.model, engine.ubatch).into_iter().enumerate() {
@@ -108,7 +108,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Appends tokens to the sequence and returns the logits of the last token. Up to `depth` micro-batches are in flight at once.
+    /// Appends tokens to the sequence and returns the logits of the last token. Up to `depth` micro-batches are in flight at
+    /// once.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -116,9 +117,9 @@ impl Engine {
         self.submit_tokens(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
     }
 
-    /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens as
-    /// the original [`Engine::append`], so that sums run in the same order and the cache gets the same bits. Does not wait: several
-    /// replays may be in flight at once.
+    /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens
+    /// as the original [`Engine::append`], so that sums run in the same order and the cache gets the same bits. Does not wait:
+    /// several replays may be in flight at once.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -139,9 +140,9 @@ impl Engine {
         self.submit(rest, end, outputs)
     }
 
-    /// Runs the last micro-batch of `tokens` node by node on the devices and on `reference`, after running the micro-batches before
-    /// it normally. `report` receives each node with the bytes of both results, and may stop the comparison. The length of the
-    /// sequence is unchanged afterwards.
+    /// Runs the last micro-batch of `tokens` node by node on the devices and on `reference`, after running the micro-batches
+    /// before it normally. `report` receives each node with the bytes of both results, and may stop the comparison. The length
+    /// of the sequence is unchanged afterwards.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -149,7 +150,7 @@ impl Engine {
         &mut self,
         tokens: &[u32],
         reference: &Arc<dyn Device>,
-        account: &Arc<Account>,
+        budget: &Arc<MemoryBudget>,
         report: &mut CompareReporter<'_>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
@@ -168,7 +169,7 @@ impl Engine {
         let Some(ready) = ready.get_mut(&shape) else { return Err(EngineError::NoTokens) };
         let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
         let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
-        sched::compare((scheduler, &mut ready.prepared), reference, account, &inputs, report)?;
+        sched::compare((scheduler, &mut ready.prepared), reference, budget, &inputs, report)?;
         self.length = start;
         Ok(())
     }
@@ -220,7 +221,7 @@ impl Engine {
             self.scheduler.run(&mut ready.prepared, &inputs)?;
         }
         self.length += tokens.len();
-        let ticket: Ticket = self.scheduler.read(&ready.prepared, logits)?;
+        let ticket: PendingRead = self.scheduler.read(&ready.prepared, logits)?;
         let bytes = ticket.wait(None)?;
         Ok(Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
     }

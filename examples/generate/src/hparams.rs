@@ -33,8 +33,8 @@ impl Arch {
         }
     }
 
-    /// Which channels the rotary embedding pairs. Llama pairs neighbours, because llama.cpp's converter reorders the rows of its
-    /// query and key weights; all other architectures pair the two halves of a head.
+    /// Which channels the rotary embedding pairs. Llama pairs neighbours, because llama.cpp's converter reorders the rows of
+    /// its query and key weights; all other architectures pair the two halves of a head.
     pub fn rope_mode(self) -> RopeMode {
         match self {
             Arch::Llama => RopeMode::Normal,
@@ -102,8 +102,8 @@ impl HParams {
     /// Reads and validates the hyperparameters.
     ///
     /// # Errors
-    /// [`KeyError`] for an unsupported architecture, a missing key, a key that contradicts another, and a feature that this program
-    /// does not implement.
+    /// [`KeyError`] for an unsupported architecture, a missing key, a key that contradicts another, and a feature that this
+    /// program does not implement.
     pub fn read(metadata: &Metadata<'_>) -> Result<HParams, KeyError> {
         let arch = Arch::read(metadata)?;
         let keys = Keys { arch, metadata };
@@ -267,7 +267,7 @@ impl Keys<'_> {
 }
 
 fn unfit(key: &str, expected: impl Into<String>, found: impl fmt::Display) -> KeyError {
-    KeyError::Unfit { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
+    KeyError::WrongType { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@
 //!   lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work; [`recover`] classifies errors and limits retries.
-//! - Measurement: [`timed_device`], [`link_traffic`], [`progress`], [`report`], [`summary`], and [`compare`] (node by node against
-//!   a reference device).
+//! - Measurement: [`timed_device`], [`link_traffic`], and [`compare`] (node by node against a reference device).
+//! - Output: [`progress`], [`report`] and [`summary`].
 
 pub mod args;
 pub mod compare;

@@ -1,14 +1,14 @@
 //! Weight loading: allocates a model's tensors on their devices and uploads the weights, with one thread per device.
 //!
-//! A server that may have the weights on its own disk first gets their digests ([`load_by_digest`]); only the weights that it lacks
-//! are sent.
+//! A server that may have the weights on its own disk first gets their digests ([`load_by_digest`]); only the weights that it
+//! lacks are sent.
 
 use crate::hparams::HParams;
 use crate::load_by_digest;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor};
 use crate::placement::{PlacedWeight, Placement};
 use crate::progress::{LoadStats, Progress};
-use fanout::device::{Account, Device, DeviceError, Queue, Region, Source, SourceError, TensorMemory};
+use fanout::device::{Device, DeviceError, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource};
 use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
@@ -100,23 +100,23 @@ pub fn model_without_memory(
 
 /// Allocates every tensor that has no memory yet, and loads the weights among them from the file, with one thread per device.
 ///
-/// Returns one result per device. A failed device is unloaded again: all of its tensors are left without memory, so that a later
-/// call starts over for that device only.
+/// Returns one result per device. A failed device is unloaded again: all of its tensors are left without memory, so that a
+/// later call starts over for that device only.
 pub fn load(
     model: &mut Model,
     weights: &Weights<'_>,
     placement: &Placement,
     devices: &[Arc<dyn Device>],
-    account: &Arc<Account>,
+    budget: &Arc<MemoryBudget>,
     progress: &Progress,
 ) -> Vec<Result<LoadStats, LoadError>> {
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
     let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
     let jobs = devices.iter().enumerate().map(|at| {
-        let jobs = allocate(model, weights, placement, at, account)?;
+        let jobs = allocate(model, weights, placement, at, budget)?;
         // A device that has nothing to load needs no queue.
         let queue =
-            if jobs.is_empty() { None } else { Some(at.1.queue(account).map_err(|source| failed(at.1, source))?) };
+            if jobs.is_empty() { None } else { Some(at.1.queue(budget).map_err(|source| failed(at.1, source))?) };
         Ok((jobs, queue))
     });
     let mut jobs: Vec<Result<_, LoadError>> = jobs.collect();
@@ -153,7 +153,7 @@ fn allocate<'a>(
     weights: &'a Weights<'_>,
     placement: &'a Placement,
     (number, device): (usize, &Arc<dyn Device>),
-    account: &Arc<Account>,
+    budget: &Arc<MemoryBudget>,
 ) -> Result<Vec<WeightJob<'a>>, LoadError> {
     let lacks = |stored: &StoredTensor| stored.device == number && stored.region.is_none();
     let placed = placement.weights.iter().filter(|placed| model.weights.get(&placed.name).is_some_and(lacks));
@@ -166,7 +166,7 @@ fn allocate<'a>(
     }
     let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
     let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
-    let memory = TensorMemory::new(&**device, descs, account).map_err(failed)?;
+    let memory = TensorMemory::new(&**device, descs, budget).map_err(failed)?;
     let (of_weights, of_caches) = memory.regions().split_at(placed.len());
     for (stored, region) in caches.iter_mut().zip(of_caches) {
         stored.region = Some(region.clone());
@@ -218,7 +218,7 @@ pub fn load_device_weights(
     {
         // Zero copy: a connection sends directly from the mapped file, so this thread does not copy the bytes first.
         if device.link_stats().is_some() && weight.bytes.len() as u64 == region.bytes() {
-            queue.upload(region.clone(), Some(desc), Source::Borrowed(weight.bytes))?;
+            queue.upload(region.clone(), Some(desc), UploadSource::Borrowed(weight.bytes))?;
             bar.add(region.bytes());
             continue;
         }
@@ -234,7 +234,7 @@ pub fn load_device_weights(
             }
             Ok(())
         };
-        queue.upload(region.clone(), Some(desc), Source::Writer(&mut write))?;
+        queue.upload(region.clone(), Some(desc), UploadSource::Writer(&mut write))?;
     }
     queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT))?;
     Ok(LoadStats { from_server_disk: from_disk, ..bar.finish() })

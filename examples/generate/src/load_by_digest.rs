@@ -2,7 +2,7 @@
 //! uploads the weights that the server does not find.
 
 use crate::load::WeightJob;
-use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, TensorDigest, Ticket};
+use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, PendingRead, TensorDigest};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,8 +24,8 @@ pub fn hash_threads(devices: usize) -> usize {
 
 /// Requests every job's weight by digest. Returns for each job, in order, whether the device has found and loaded it.
 ///
-/// Hashing, requests and replies are pipelined: a request is sent as soon as its digest is computed, and replies are collected as
-/// they arrive. Each reply may take up to `timeout`. `found` is called with the bytes of each weight that was found.
+/// Hashing, requests and replies are pipelined: a request is sent as soon as its digest is computed, and replies are collected
+/// as they arrive. Each reply may take up to `timeout`. `found` is called with the bytes of each weight that was found.
 ///
 /// # Errors
 /// Any error of the device, and [`DeviceError::Deadline`] for a reply that takes too long.
@@ -38,8 +38,8 @@ pub fn load_weights_by_digest(
 ) -> Result<Vec<bool>, DeviceError> {
     let next = AtomicUsize::new(0);
     let mut loaded = vec![false; jobs.len()];
-    let mut await_reply = |number: usize, ticket: Ticket<LoadOutcome>| {
-        let is_found = ticket.wait(Some(Instant::now() + timeout))? == LoadOutcome::Found;
+    let mut await_reply = |number: usize, reply: PendingRead<LoadOutcome>| {
+        let is_found = reply.wait(Some(Instant::now() + timeout))? == LoadOutcome::Found;
         if let (Some(loaded), Some(job)) = (loaded.get_mut(number), jobs.get(number).filter(|_| is_found)) {
             *loaded = true;
             found(job.region.bytes());
@@ -63,11 +63,11 @@ pub fn load_weights_by_digest(
             let Some(job) = jobs.get(number) else { continue };
             let wanted = TensorDigest { digest, name: job.name };
             pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
-            while let Some((number, ticket)) = pending.pop_front_if(|(_, ticket)| ticket.is_ready()) {
-                await_reply(number, ticket)?;
+            while let Some((number, reply)) = pending.pop_front_if(|(_, reply)| reply.is_ready()) {
+                await_reply(number, reply)?;
             }
         }
-        pending.into_iter().try_for_each(|(number, ticket)| await_reply(number, ticket))
+        pending.into_iter().try_for_each(|(number, reply)| await_reply(number, reply))
     })?;
     Ok(loaded)
 }
@@ -89,35 +89,38 @@ mod tests {
     use super::*;
     use crate::load::{Weights, load_device_weights};
     use crate::progress::{LoadStats, Progress};
-    use fanout::cpu::{CpuDevice, Path};
-    use fanout::device::{Account, Device, ForwardDevice, ForwardQueue, Queue, Region, Source, TensorMemory};
+    use fanout::cpu::{CpuDevice, MathMode};
+    use fanout::device::{
+        Device, ForwardDevice, ForwardQueue, MemoryBudget, Queue, Region, TensorMemory, UploadSource,
+    };
     use fanout::gguf::{Gguf, Writer};
     use fanout::tensor::{DType, TensorDesc};
     use std::sync::Arc;
 
-    /// The processors, with a disk that has these tensors.
+    /// A CPU device that loads by digest from a simulated disk.
     #[derive(Debug)]
-    struct WithDisk {
+    struct DeviceWithDisk {
         inner: Arc<CpuDevice>,
+        /// The contents of the tensors on the disk.
         disk: Vec<Vec<u8>>,
-        /// Answers before the connection is lost.
-        answers: usize,
+        /// Number of requests that are answered before the connection is lost.
+        replies: usize,
     }
 
-    impl ForwardDevice for WithDisk {
+    impl ForwardDevice for DeviceWithDisk {
         fn inner(&self) -> &dyn Device {
             &*self.inner
         }
-        fn queue(&self, account: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-            let (inner, disk) = (self.inner.queue(account)?, self.disk.clone());
-            Ok(Box::new(DiskQueue { inner, disk, answers: self.answers }))
+        fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+            let (inner, disk) = (self.inner.queue(budget)?, self.disk.clone());
+            Ok(Box::new(DiskQueue { inner, disk, replies: self.replies }))
         }
     }
 
     struct DiskQueue {
         inner: Box<dyn Queue>,
         disk: Vec<Vec<u8>>,
-        answers: usize,
+        replies: usize,
     }
 
     impl ForwardQueue for DiskQueue {
@@ -135,27 +138,27 @@ mod tests {
             dst: Region,
             tensor: Option<&TensorDesc>,
             wanted: TensorDigest<'_>,
-        ) -> Result<Ticket<LoadOutcome>, DeviceError> {
-            self.answers = self.answers.checked_sub(1).ok_or(DeviceError::Ended)?;
+        ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
+            self.replies = self.replies.checked_sub(1).ok_or(DeviceError::Ended)?;
             let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == wanted.digest;
             let found = self.disk.iter().find(is_it).cloned();
             match &found {
-                Some(bytes) => self.inner.upload(dst, tensor, Source::Borrowed(bytes))?,
+                Some(bytes) => self.inner.upload(dst, tensor, UploadSource::Borrowed(bytes))?,
                 None => self.inner.fill(dst, 0xee)?,
             }
-            let (answer, ticket) = Ticket::new();
-            answer.send(Ok(if found.is_some() { LoadOutcome::Found } else { LoadOutcome::Missing }));
-            Ok(ticket)
+            let (sender, reply) = PendingRead::new();
+            sender.send(Ok(if found.is_some() { LoadOutcome::Found } else { LoadOutcome::Missing }));
+            Ok(reply)
         }
     }
 
     type Tensors = Vec<Vec<u8>>;
 
-    /// Loads 40 tensors of `n` bytes onto a device. Its disk holds the bytes that `on_disk` derives from each tensor. Returns the
-    /// bytes in the device's memory afterwards, and the expected bytes.
+    /// Loads 40 tensors of `n` bytes onto a device. Its disk holds the bytes that `on_disk` derives from each tensor. Returns
+    /// the bytes in the device's memory afterwards, and the expected bytes.
     fn loaded(
         n: usize,
-        answers: usize,
+        replies: usize,
         on_disk: impl Fn(usize, &[u8]) -> Vec<u8>,
     ) -> Result<(LoadStats, [Tensors; 2]), DeviceError> {
         let names: Vec<String> = (0..40).map(|i| format!("blk.{i}.weight")).collect();
@@ -168,12 +171,12 @@ mod tests {
         let gguf = Gguf::parse(&file).unwrap();
         let weights = Weights::new(&file, &gguf);
 
-        let inner = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
+        let inner = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 30).unwrap();
         let disk = want.iter().enumerate().map(|(i, bytes)| on_disk(i, bytes)).collect();
-        let device = WithDisk { inner, disk, answers };
-        let account = Account::new(1 << 30);
+        let device = DeviceWithDisk { inner, disk, replies };
+        let budget = MemoryBudget::new(1 << 30);
         let desc = TensorDesc::contiguous(DType::I8, [n, 1, 1, 1]).unwrap();
-        let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &account).unwrap();
+        let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &budget).unwrap();
         let jobs = names.iter().zip(memory.regions()).map(|(name, region)| WeightJob {
             name,
             desc,
@@ -181,8 +184,8 @@ mod tests {
             weight: weights.get(name).unwrap(),
         });
         let jobs: Vec<_> = jobs.collect();
-        let loaded = load_device_weights(&device, Device::queue(&device, &account)?, &jobs, 3, &Progress::new(false))?;
-        let mut queue = Device::queue(&device, &account)?;
+        let loaded = load_device_weights(&device, Device::queue(&device, &budget)?, &jobs, 3, &Progress::new(false))?;
+        let mut queue = Device::queue(&device, &budget)?;
         let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
         Ok((loaded, [there, want]))
     }
@@ -210,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_device_failure_ends_the_load() {
-        for answers in [0, 7] {
-            assert_eq!(loaded(3000, answers, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
+        for replies in [0, 7] {
+            assert_eq!(loaded(3000, replies, |_, bytes| bytes.to_vec()).err(), Some(DeviceError::Ended));
         }
     }
 }

@@ -46,9 +46,9 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// Partitions the blocks over the devices, in order: each device gets its share of the number of blocks (`shares`) or, without
-    /// shares, bytes in proportion to its `free` memory. The first device with a share gets the embedding. The last one gets the
-    /// output weights, as a copy of the embedding if the model ties the two.
+    /// Partitions the blocks over the devices, in order: each device gets its share of the number of blocks (`shares`) or,
+    /// without shares, bytes in proportion to its `free` memory. The first device with a share gets the embedding. The last one
+    /// gets the output weights, as a copy of the embedding if the model ties the two.
     ///
     /// # Errors
     /// [`PlacementError`]. Does not check whether the tensors fit into the memory: [`crate::engine::check_memory`] does.

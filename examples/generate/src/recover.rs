@@ -75,14 +75,18 @@ fn server(name: &str) -> Option<&str> {
 /// The loss that caused `error`, or `None` if no loss did.
 ///
 /// If the error names no lost connection, every remote device is probed: the error of one server may only report that another
-/// server did not send. `waits` lists the servers that were lost since the last progress: a lost connection may still hold memory
-/// there.
-pub fn find_loss(error: &anyhow::Error, devices: &[Arc<dyn Device>], waits: Option<&RetryBudgets>) -> Option<Loss> {
+/// server did not send. `retry_budgets` lists the servers that were lost since the last progress: a lost connection may
+/// still hold memory there.
+pub fn find_loss(
+    error: &anyhow::Error,
+    devices: &[Arc<dyn Device>],
+    retry_budgets: Option<&RetryBudgets>,
+) -> Option<Loss> {
     let probed = || {
         let remote = devices.iter().filter(|device| endpoint(&***device).is_some());
         remote.filter_map(|device| device.memory().err()).find_map(|error| lost(&error))
     };
-    let held = || error.chain().find_map(|cause| memory_held(cause, waits?));
+    let held = || error.chain().find_map(|cause| memory_held(cause, retry_budgets?));
     let transfer = || error.chain().filter_map(device_error).find_map(|error| failed_peer_transfer(error, devices));
     error.chain().filter_map(device_error).find_map(lost).or_else(probed).or_else(held).or_else(transfer)
 }
@@ -96,13 +100,13 @@ fn device_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DeviceError>
 }
 
 fn innermost(error: &DeviceError) -> &DeviceError {
-    if let DeviceError::On { source, .. } = error { innermost(source) } else { error }
+    if let DeviceError::OnDevice { source, .. } = error { innermost(source) } else { error }
 }
 
 /// The lost connection that the error reports, if it reports one.
 fn lost(error: &DeviceError) -> Option<Loss> {
     match innermost(error) {
-        DeviceError::Lost { endpoint, reason } => {
+        DeviceError::ConnectionLost { endpoint, reason } => {
             Some(Loss::Server { endpoint: endpoint.clone(), reason: reason.clone() })
         }
         _ => None,
@@ -110,7 +114,7 @@ fn lost(error: &DeviceError) -> Option<Loss> {
 }
 
 /// An out-of-memory error of a server that was lost since the last progress.
-fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Loss> {
+fn memory_held(error: &(dyn Error + 'static), retry_budgets: &RetryBudgets) -> Option<Loss> {
     let loading = || match error.downcast_ref()? {
         LoadError::Device { device, source } => Some((device, source)),
         _ => None,
@@ -120,7 +124,7 @@ fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Lo
         _ => None,
     };
     let (device, source) = loading().or_else(running)?;
-    let endpoint = server(device).filter(|endpoint| waits.spent_by_server.contains_key(*endpoint))?;
+    let endpoint = server(device).filter(|endpoint| retry_budgets.spent_by_server.contains_key(*endpoint))?;
     let reason = match innermost(source) {
         full @ DeviceError::OutOfMemory { .. } => full.to_string(),
         _ => return None,
@@ -129,8 +133,8 @@ fn memory_held(error: &(dyn Error + 'static), waits: &RetryBudgets) -> Option<Lo
 }
 
 /// A failed transfer from one server to another. A server reports such an error under the sender name `host:port (...)`, and an
-/// error of its own compute work under the device name `host:port/device`. Only the former may be a broken connection between the
-/// servers, which a retry can get past.
+/// error of its own compute work under the device name `host:port/device`. Only the former may be a broken connection between
+/// the servers, which a retry can get past.
 fn failed_peer_transfer(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Option<Loss> {
     let DeviceError::Remote { device: sender, .. } = error else { return None };
     let mut servers = devices.iter().filter_map(|device| endpoint(&**device));
@@ -189,11 +193,11 @@ impl ReconnectError {
     }
 }
 
-/// Whether reopening may succeed later although the client library gave up at once: a host name may not resolve while its host is
-/// down, and a server may list its GPU only after the driver is up. All other errors the client library retries itself, or they
-/// are final.
+/// Whether reopening may succeed later although the client library gave up at once: a host name may not resolve while its host
+/// is down, and a server may list its GPU only after the driver is up. All other errors the client library retries itself, or
+/// they are final.
 fn is_transient(error: &RegistryError) -> bool {
-    matches!(error, RegistryError::Unknown { .. } | RegistryError::Endpoint(ConnectError::Host { .. }))
+    matches!(error, RegistryError::UnknownDevice { .. } | RegistryError::Endpoint(ConnectError::Host { .. }))
 }
 
 /// Retry budgets: the time spent on recovering each server since the last progress. A server that is lost again before the run
@@ -226,8 +230,8 @@ impl RetryBudgets {
         self.spent_by_server.clear();
     }
 
-    /// Retries `open` with exponential backoff until it succeeds or the server's budget is used up. `open` receives the remaining
-    /// budget, which it may spend on connection attempts of its own.
+    /// Retries `open` with exponential backoff until it succeeds or the server's budget is used up. `open` receives the
+    /// remaining budget, which it may spend on connection attempts of its own.
     ///
     /// # Errors
     /// [`ReconnectError`].
@@ -264,7 +268,7 @@ impl RetryBudgets {
 #[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
     use super::*;
-    use fanout::cpu::{CpuDevice, Path};
+    use fanout::cpu::{CpuDevice, MathMode};
     use std::io::{self, ErrorKind};
 
     const SERVER: &str = "10.0.0.5:50052";
@@ -275,11 +279,11 @@ mod tests {
     }
 
     fn gone() -> DeviceError {
-        DeviceError::Lost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
+        DeviceError::ConnectionLost { endpoint: SERVER.to_owned(), reason: "it is gone".to_owned() }
     }
 
     fn on(source: DeviceError) -> DeviceError {
-        DeviceError::On { device: "both".to_owned(), source: Box::new(source) }
+        DeviceError::OnDevice { device: "both".to_owned(), source: Box::new(source) }
     }
 
     fn sched(source: DeviceError) -> EngineError {
@@ -312,33 +316,33 @@ mod tests {
 
     #[test]
     fn out_of_memory_is_recoverable_only_after_a_loss_without_progress() {
-        let short = || DeviceError::OutOfMemory { asked: 9, left: 5, limit: 12 };
-        let mut waits = RetryBudgets::new(Duration::from_secs(60));
+        let short = || DeviceError::OutOfMemory { requested: 9, available: 5, limit: 12 };
+        let mut retry_budgets = RetryBudgets::new(Duration::from_secs(60));
         let errors = || [load(short()), load(on(short())), sched(short()).into(), sched(on(short())).into()];
         for error in errors() {
-            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "the server was never lost");
+            assert_eq!(find_loss(&error, &[], Some(&retry_budgets)), None, "the server was never lost");
         }
-        waits.retry(&lost(), |_| Ok(())).unwrap();
+        retry_budgets.retry(&lost(), |_| Ok(())).unwrap();
         for error in errors() {
-            let lost = find_loss(&error, &[], Some(&waits)).unwrap();
+            let lost = find_loss(&error, &[], Some(&retry_budgets)).unwrap();
             assert!(matches!(&lost, Loss::MemoryHeld { endpoint, .. } if endpoint == SERVER), "{lost:?}");
-            let want = "10.0.0.5:50052: out of memory: 9 bytes asked, 5 left of 12; it may still hold the memory of the \
-                lost connection";
+            let want = "10.0.0.5:50052: out of memory: 9 bytes requested, 5 of 12 available; it may still hold the memory \
+                of the lost connection";
             assert_eq!(lost.to_string(), want);
         }
         let elsewhere = LoadError::Device { device: format!("{OTHER}/0"), source: short() };
         for error in [elsewhere.into(), load(DeviceError::Ended)] {
-            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "{error:#}");
+            assert_eq!(find_loss(&error, &[], Some(&retry_budgets)), None, "{error:#}");
         }
-        waits.reset();
+        retry_budgets.reset();
         for error in errors() {
-            assert_eq!(find_loss(&error, &[], Some(&waits)), None, "a token was generated since the loss");
+            assert_eq!(find_loss(&error, &[], Some(&retry_budgets)), None, "a token was generated since the loss");
         }
     }
 
     #[test]
     fn failed_peer_transfers_are_distinguished_from_failed_compute_work() {
-        let device = |name: &str| CpuDevice::new(name, 1, Path::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let device = |name: &str| CpuDevice::new(name, 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let [one, other] = [SERVER, OTHER].map(|server| device(&format!("{server}/CPU")));
         let both = [device("CPU"), one, other];
         let remote = |device: &str| DeviceError::Remote { device: device.to_owned(), reason: "cannot".to_owned() };
@@ -364,11 +368,11 @@ mod tests {
         let limit = Duration::from_millis(200);
         let reason = "10.0.0.5:50052 (device 0, sending): cannot".to_owned();
         for lost in [lost(), Loss::PeerTransfer { endpoint: SERVER.to_owned(), reason }] {
-            let mut waits = RetryBudgets::new(limit);
+            let mut retry_budgets = RetryBudgets::new(limit);
             // Every reopen succeeds, and the server is lost again at once.
             let (start, mut before) = (Instant::now(), limit);
             let end = loop {
-                let reached = waits.retry(&lost, |left| {
+                let reached = retry_budgets.retry(&lost, |left| {
                     assert!(left <= before);
                     before = left;
                     Ok(())
@@ -379,11 +383,11 @@ mod tests {
                 }
             };
             assert!(end.starts_with(&lost.to_string()) && end.contains("200ms"), "{end}");
-            waits.reset();
-            assert!(waits.retry(&lost, |_| Ok(())).is_ok());
+            retry_budgets.reset();
+            assert!(retry_budgets.retry(&lost, |_| Ok(())).is_ok());
             // Another server has a budget of its own.
             let other = Loss::Server { endpoint: OTHER.to_owned(), reason: String::new() };
-            let whole = waits.retry(&other, |left| {
+            let whole = retry_budgets.retry(&other, |left| {
                 assert_eq!(left, limit);
                 Ok(())
             });
@@ -399,7 +403,7 @@ mod tests {
     }
 
     fn unknown() -> RegistryError {
-        RegistryError::Unknown { name: format!("{SERVER}/CUDA0"), known: format!("{SERVER}/CPU") }
+        RegistryError::UnknownDevice { name: format!("{SERVER}/CUDA0"), available: format!("{SERVER}/CPU") }
     }
 
     fn nameless() -> RegistryError {

@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer};
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::gguf::Gguf;
 use std::io::{self, Write};
@@ -22,7 +22,8 @@ const REFERENCE_MEMORY: u64 = 1 << 40;
 /// standard error.
 ///
 /// # Errors
-/// Invalid arguments, an unsupported model or tokenizer, a device failure that was not recovered from, or a failed write to `out`.
+/// Invalid arguments, an unsupported model or tokenizer, a device failure that was not recovered from, or a failed write to
+/// `out`.
 pub fn run_program(
     args: &Args,
     file: &[u8],
@@ -132,12 +133,12 @@ impl TextOutput<'_> {
 
 /// Compares the last micro-batch of the prompt with the reference device, node by node.
 fn compare(session: &mut Session<'_>, prompt: &[u32], out: &mut dyn Write) -> anyhow::Result<()> {
-    let reference: Arc<dyn Device> = CpuDevice::new("reference", threads(), Path::Exact, REFERENCE_MEMORY)?;
+    let reference: Arc<dyn Device> = CpuDevice::new("reference", threads(), MathMode::Exact, REFERENCE_MEMORY)?;
     let names = session.devices().iter().map(|device| device.info().name.clone()).collect();
-    let account = Arc::clone(session.account());
+    let budget = Arc::clone(session.budget());
     let mut comparison = Comparison::new(out, names);
     let mut printed = Ok(());
-    session.engine_ready()?.compare(prompt, &reference, &account, &mut |seen, here, there| {
+    session.engine_ready()?.compare(prompt, &reference, &budget, &mut |seen, here, there| {
         printed = comparison.node(seen, here, there);
         if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;

@@ -13,8 +13,8 @@ pub enum Sampler {
     Random {
         /// Divisor of the logits, above 0: values below 1 make likely tokens likelier, values above 1 flatten the distribution.
         temperature: f32,
-        /// Top-p (nucleus) sampling: keeps only the smallest set of likely tokens with this total probability. Applied before the
-        /// temperature; 1 keeps all tokens.
+        /// Top-p (nucleus) sampling: keeps only the smallest set of likely tokens with this total probability. Applied before
+        /// the temperature; 1 keeps all tokens.
         top_p: f32,
         /// The seeded random number generator.
         rng: fastrand::Rng,
@@ -99,8 +99,8 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
     if best.logit == f32::NEG_INFINITY { Err(SampleError::Nothing(logits.len())) } else { Ok(best) }
 }
 
-/// The smallest set of likely tokens with the total probability `top_p`, at least one token, in descending order. If `top_p` is 1,
-/// all tokens in the order of their ids.
+/// The smallest set of likely tokens with the total probability `top_p`, at least one token, in descending order. If `top_p` is
+/// 1, all tokens in the order of their ids.
 fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
     let all = logits.iter().zip(0..).map(|(&logit, token)| Candidate { logit, token });
     if top_p >= 1.0 {

@@ -16,7 +16,7 @@ use crate::recover::{Loss, RetryBudgets, endpoint, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
 use crate::timed_device::TimedDevice;
 use anyhow::Context;
-use fanout::device::{Account, Device};
+use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
@@ -67,7 +67,7 @@ pub struct Session<'a> {
     weights: Weights<'a>,
     opener: DeviceOpener,
     timed_devices: Vec<Arc<TimedDevice>>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     placement: Placement,
     model: Model,
     depth: usize,
@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
             args,
             weights: Weights::new(file, gguf),
             opener,
-            account: Account::new(u64::MAX),
+            budget: MemoryBudget::new(u64::MAX),
             model: load::model_without_memory(hparams, cache, &placement)?,
             placement,
             depth: args.depth(devices.len()) as usize,
@@ -151,8 +151,8 @@ impl<'a> Session<'a> {
     }
 
     /// The memory budget that all allocations on the devices are charged to.
-    pub fn account(&self) -> &Arc<Account> {
-        &self.account
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
     }
 
     /// Checks that the model fits and loads it. Returns the time that this took, without the time spent on recovery.
@@ -178,11 +178,12 @@ impl<'a> Session<'a> {
             }
             let progress = Progress::new(!self.args.json);
             let (model, placement) = (&mut self.model, &self.placement);
-            let all = load::load(model, &self.weights, placement, &devices, &self.account, &progress);
+            let all = load::load(model, &self.weights, placement, &devices, &self.budget, &progress);
             let mut failed = None;
             for (stats, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
-                    // A reload is part of the recovery: the statistics of the first load stay, and its time does not count here.
+                    // A reload is part of the recovery: the statistics of the first load stay, and its time does not count
+                    // here.
                     Ok(_) if stats.bytes > 0 => {}
                     Ok(loaded) if self.recovering => *stats = LoadStats { time: Duration::ZERO, ..loaded },
                     Ok(loaded) => *stats = loaded,
@@ -190,14 +191,15 @@ impl<'a> Session<'a> {
                 }
             }
             failed.map_or(Ok(()), Err)?;
-            let engine = Engine::new(self.model.clone(), devices, &self.account, ubatch, self.depth)?;
+            let engine = Engine::new(self.model.clone(), devices, &self.budget, ubatch, self.depth)?;
             self.graph_stats = engine.graph_stats();
             self.engine = Some(engine);
         }
         self.engine.as_mut().context("the engine that was just built is missing (a bug)")
     }
 
-    /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is given.
+    /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is
+    /// given.
     ///
     /// # Errors
     /// A device failure, or a lost server that did not come back in time.

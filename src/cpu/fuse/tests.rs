@@ -1,10 +1,10 @@
-//! Every pattern against the same graph node by node, and everything that must keep it from being fused.
+//! Each fusion pattern against the same graph run node by node, and each condition that must prevent fusion.
 
 use super::kernel;
 use crate::cpu::ops::{self, Kernel};
-use crate::cpu::program::Code;
-use crate::cpu::{CpuDevice, Path};
-use crate::device::{Account, Device, Program, Source, Unsupported};
+use crate::cpu::program::CpuProgram;
+use crate::cpu::{CpuDevice, MathMode};
+use crate::device::{Device, MemoryBudget, Program, Unsupported, UploadSource};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Builder, Graph, TensorId};
 use crate::ops::NodeView;
@@ -19,22 +19,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn exact(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    ops::select(node, Path::Exact)
+    ops::select(node, MathMode::Exact)
 }
 
 const RMS: Norm = Norm::RmsNorm { eps: 1e-5 };
 const NORMS: [Norm; 2] = [RMS, Norm::Norm { eps: 1e-5 }];
 
-/// A graph in the making: f32 leaves with seeded values, ids, and the tensors that a fused run leaves out.
+/// A graph under construction: f32 leaves with seeded values, ids, and the intermediate tensors that a fused run does not
+/// write.
 struct Case {
     b: Builder,
     bytes: Vec<(TensorId, Vec<u8>)>,
-    passed_on: Vec<TensorId>,
+    intermediates: Vec<TensorId>,
 }
 
 impl Case {
     fn new() -> Case {
-        Case { b: Builder::new(), bytes: Vec::new(), passed_on: Vec::new() }
+        Case { b: Builder::new(), bytes: Vec::new(), intermediates: Vec::new() }
     }
 
     fn leaf(&mut self, ne: [usize; 4]) -> TensorId {
@@ -56,69 +57,70 @@ impl Case {
         self.b.node(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>()).unwrap()
     }
 
-    fn onto(&mut self, op: impl Into<crate::ops::Op>, srcs: &[TensorId], dst: TensorId) -> TensorId {
+    fn node_onto(&mut self, op: impl Into<crate::ops::Op>, srcs: &[TensorId], dst: TensorId) -> TensorId {
         self.b.node_into(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>(), dst).unwrap()
     }
 
-    /// Another tensor in the memory of one.
+    /// Another tensor in the memory of tensor `of`.
     fn alias(&mut self, of: TensorId, ne: [usize; 4], offset: usize) -> TensorId {
         self.b.view(of, TensorDesc::contiguous(F32, ne).unwrap(), offset).unwrap()
     }
 
-    /// A tensor again: a node's destination is not one of its sources.
-    fn again(&mut self, id: TensorId) -> TensorId {
+    /// A view of the same tensor: a node's destination must not be one of its sources.
+    fn view_of(&mut self, id: TensorId) -> TensorId {
         let desc = self.b.tensor(id).unwrap().desc;
         self.b.view(id, desc, 0).unwrap()
     }
 
-    /// A result that only the next node reads.
-    fn pass_on(&mut self, id: TensorId) {
+    /// Marks a result that only the next node reads: fusion may leave it out.
+    fn mark_intermediate(&mut self, id: TensorId) {
         self.b.set_use_count(id, 1).unwrap();
-        self.passed_on.push(id);
+        self.intermediates.push(id);
     }
 
-    /// Runs the graph with and without the patterns: both must leave the same bytes, and the tensors passed on untouched.
-    fn check(mut self, what: &str, want: usize) {
+    /// Compiles the graph with the fusion patterns, which must give `steps` steps. Runs it with and without the patterns: both
+    /// must produce the same bytes, and the fused run must not write the intermediate tensors.
+    fn check(mut self, what: &str, steps: usize) {
         let graph = Arc::new(std::mem::take(&mut self.b).build().unwrap());
         let mut count = 0;
         let counted = select_kernels(&graph, FUSION_PATTERNS, exact, kernel, |_| {
             count += 1;
             Ok::<_, Unsupported>(())
         });
-        assert_eq!(counted.map(|()| count), Ok(want), "{what}: steps");
+        assert_eq!(counted.map(|()| count), Ok(steps), "{what}: steps");
         let mut memory = vec![0xa5; graph.slot_sizes()[0]];
         for (id, bytes) in &self.bytes {
             let at = graph.tensor(*id).unwrap().place.unwrap().offset;
             memory[at..at + bytes.len()].copy_from_slice(bytes);
         }
         for threads in [1, 3] {
-            let device = CpuDevice::new("CPU", threads, Path::Exact, 1 << 30).unwrap();
-            let fused = Code::new(&graph, Path::Exact, threads).unwrap();
-            let single = Code::of(&graph, threads, &[], exact).unwrap();
+            let device = CpuDevice::new("CPU", threads, MathMode::Exact, 1 << 30).unwrap();
+            let fused = CpuProgram::new(&graph, MathMode::Exact, threads).unwrap();
+            let single = CpuProgram::with_patterns(&graph, threads, &[], exact).unwrap();
             let (fused, mut single) = (run(&device, &graph, fused, &memory), run(&device, &graph, single, &memory));
-            for t in self.passed_on.iter().map(|&id| graph.tensor(id).unwrap()) {
+            for t in self.intermediates.iter().map(|&id| graph.tensor(id).unwrap()) {
                 let start = t.place.unwrap().offset;
-                // A later node may write the memory too.
+                // A later node may write the same memory.
                 if graph.nodes().iter().filter(|n| graph.tensor(n.dst).unwrap().place == t.place).count() == 1 {
                     single[start..start + t.desc.extent()].fill(0xa5);
                 }
             }
-            assert!(fused == single, "{what}, {threads} threads: a fused run leaves other bytes");
+            assert!(fused == single, "{what}, {threads} threads: the fused run writes other bytes");
         }
     }
 }
 
-fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, code: Code, memory: &[u8]) -> Vec<u8> {
-    let account = Account::new(1 << 30);
+fn run(device: &Arc<CpuDevice>, graph: &Arc<Graph>, code: CpuProgram, memory: &[u8]) -> Vec<u8> {
+    let budget = MemoryBudget::new(1 << 30);
     let program = Program::new(Arc::clone(graph), Box::new(code));
-    let buffer = device.alloc(memory.len() as u64, &account).unwrap();
-    let mut queue = device.queue(&account).unwrap();
-    queue.upload(buffer.whole(), None, Source::Borrowed(memory)).unwrap();
+    let buffer = device.alloc(memory.len() as u64, &budget).unwrap();
+    let mut queue = device.queue(&budget).unwrap();
+    queue.upload(buffer.whole(), None, UploadSource::Borrowed(memory)).unwrap();
     queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
     queue.download(buffer.whole()).unwrap().wait(Some(Instant::now() + Duration::from_secs(60))).unwrap()
 }
 
-/// Shapes of rows, with those of the weights.
+/// Shapes of rows with the shapes of their weights.
 const SHAPES: [([usize; 4], [usize; 4]); 5] = [
     ([100, 7, 3, 2], [100, 1, 1, 1]),
     ([100, 7, 3, 2], [100, 7, 1, 2]),
@@ -127,53 +129,53 @@ const SHAPES: [([usize; 4], [usize; 4]); 5] = [
     ([1, 1, 1, 1], [1, 1, 1, 1]),
 ];
 
-/// The result `y` times the weights, and plus a bias: all but the last is passed on, which is written to `dst`.
+/// Adds MUL by the weights and, with a bias, ADD. Only the last result is kept; it is written to `dst`.
 fn weighted(c: &mut Case, y: TensorId, w: TensorId, bias: Option<TensorId>, dst: TensorId) {
-    c.pass_on(y);
+    c.mark_intermediate(y);
     match bias {
         Some(bias) => {
             let product = c.node(Binary::Mul, &[y, w]);
-            c.pass_on(product);
-            c.onto(Binary::Add, &[product, bias], dst);
+            c.mark_intermediate(product);
+            c.node_onto(Binary::Add, &[product, bias], dst);
         }
         None => {
-            c.onto(Binary::Mul, &[y, w], dst);
+            c.node_onto(Binary::Mul, &[y, w], dst);
         }
     }
 }
 
 #[test]
-fn norms_and_their_weights() {
+fn norm_with_weights_is_fused() {
     for (ne, weights) in SHAPES {
-        // The result lies apart, on x, or on the norm.
-        for (op, plus, onto) in NORMS.into_iter().flat_map(|op| (0..6).map(move |i| (op, i > 2, i % 3))) {
+        // `dst_on`: the result is in its own memory (0), on x (1), or on the norm's result (2).
+        for (op, with_bias, dst_on) in NORMS.into_iter().flat_map(|op| (0..6).map(move |i| (op, i > 2, i % 3))) {
             let mut c = Case::new();
             let (x, w, bias) = (c.leaf(ne), c.leaf(weights), c.leaf(weights));
             let y = c.node(op, &[x]);
-            let dst = match onto {
+            let dst = match dst_on {
                 0 => c.b.leaf(F32, ne).unwrap(),
                 1 => c.alias(x, ne, 0),
                 _ => c.alias(y, ne, 0),
             };
-            weighted(&mut c, y, w, plus.then_some(bias), dst);
+            weighted(&mut c, y, w, with_bias.then_some(bias), dst);
             c.node(Binary::Add, &[dst, w]);
-            c.check(&format!("{op:?} MUL {ne:?} plus {plus} onto {onto}"), 2);
+            c.check(&format!("{op:?} MUL {ne:?}, bias {with_bias}, result on {dst_on}"), 2);
         }
     }
-    // The result lies on what is added last.
+    // The result is on the residual, which is added last.
     let mut c = Case::new();
     let (x, w, residual) = (c.leaf([64, 5, 1, 1]), c.leaf([64, 1, 1, 1]), c.leaf([64, 5, 1, 1]));
     let y = c.node(RMS, &[x]);
-    let dst = c.again(residual);
+    let dst = c.view_of(residual);
     weighted(&mut c, y, w, Some(residual), dst);
     c.check("RMS_NORM MUL ADD onto the residual", 1);
 }
 
 #[test]
-fn sums_and_their_norms() {
+fn add_with_norm_is_fused() {
     for (ne, weights) in SHAPES {
-        for (op, around) in NORMS.into_iter().flat_map(|op| (0..3).map(move |around| (op, around))) {
-            // The sum lies apart, on a or on b; the result apart, on a, or on b.
+        for (op, followers) in NORMS.into_iter().flat_map(|op| (0..3).map(move |followers| (op, followers))) {
+            // The sum and the result are each in their own memory (0), on a (1), or on b (2).
             for (sum_on, dst_on) in [(0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 2)] {
                 let mut c = Case::new();
                 let (a, b, w, bias) = (c.leaf(ne), c.leaf(ne), c.leaf(weights), c.leaf(weights));
@@ -183,23 +185,24 @@ fn sums_and_their_norms() {
                     _ => c.alias(b, ne, 0),
                 };
                 let sum = place(&mut c, sum_on);
-                c.onto(Binary::Add, &[a, b], sum);
+                c.node_onto(Binary::Add, &[a, b], sum);
                 let dst = place(&mut c, dst_on);
-                if around > 0 {
+                if followers > 0 {
                     let y = c.node(op, &[sum]);
-                    weighted(&mut c, y, w, (around > 1).then_some(bias), dst);
+                    weighted(&mut c, y, w, (followers > 1).then_some(bias), dst);
                 } else {
-                    c.onto(op, &[sum], dst);
+                    c.node_onto(op, &[sum], dst);
                 }
                 c.node(Binary::Sub, &[sum, dst]);
-                let what = format!("ADD {op:?} {ne:?} with {around} behind, sum on {sum_on} result on {dst_on}");
+                let what = format!("ADD {op:?} {ne:?} and {followers} more nodes, sum on {sum_on} result on {dst_on}");
                 c.check(&what, 2);
             }
         }
     }
 }
 
-/// Keys of `[d, heads, tokens]`, turned and written as rows of a cache of the given type.
+/// Keys `[d, heads, tokens]`, rotated and written as rows of a cache of the given type. Returns the keys, the rotated keys and
+/// their row view.
 fn keys(c: &mut Case, mode: RopeMode, cache: TensorId, ids: TensorId, tokens: usize, factors: bool) -> [TensorId; 3] {
     let x = c.leaf([32, 4, tokens, 1]);
     let positions = c.ids(I32, &(0..tokens as i32).map(|i| i * 7 + 3).collect::<Vec<_>>());
@@ -209,22 +212,22 @@ fn keys(c: &mut Case, mode: RopeMode, cache: TensorId, ids: TensorId, tokens: us
     }
     let y = c.node(Rope::new(mode, 24), &srcs);
     let rows = c.alias(y, [128, tokens, 1, 1], 0);
-    let target = c.again(cache);
-    c.onto(Rows::SetRows, &[rows, ids, cache], target);
+    let target = c.view_of(cache);
+    c.node_onto(Rows::SetRows, &[rows, ids, cache], target);
     [x, y, rows]
 }
 
 #[test]
-fn turned_keys_and_their_rows() {
+fn rope_with_set_rows_is_fused() {
     for dtype in [F32, F16, Q8_0] {
         for (mode, factors) in [(RopeMode::Normal, true), (RopeMode::Neox, false)] {
-            // Two tokens go to one row: the later one stays.
+            // Two tokens have the same row id: the later token's row remains.
             for (id_type, to) in [(I64, &[5, 0, 3, 5, 9][..]), (I32, &[1])] {
                 let mut c = Case::new();
                 let cache = c.b.leaf(dtype, [128, 10, 1, 1]).unwrap();
                 let ids = c.ids(id_type, to);
                 let [_, y, rows] = keys(&mut c, mode, cache, ids, to.len(), factors);
-                c.pass_on(y);
+                c.mark_intermediate(y);
                 c.b.set_use_count(rows, 1).unwrap();
                 c.check(&format!("ROPE SET_ROWS {dtype} {mode:?} {to:?}"), 1);
             }
@@ -234,27 +237,27 @@ fn turned_keys_and_their_rows() {
     let cache = c.b.leaf(F16, [128, 600, 1, 1]).unwrap();
     let ids = c.ids(I64, &(0..300).map(|i| i * 2).collect::<Vec<_>>());
     let [_, y, rows] = keys(&mut c, RopeMode::Normal, cache, ids, 300, false);
-    c.pass_on(y);
+    c.mark_intermediate(y);
     c.b.set_use_count(rows, 1).unwrap();
     c.check("many keys", 1);
 }
 
 /// RMS_NORM and MUL that must stay two nodes, each for one reason.
 #[test]
-fn what_keeps_norms_and_weights_apart() {
-    type Spoil = fn(&mut Case, TensorId, TensorId, TensorId) -> usize;
+fn norm_with_weights_is_not_fused_if_a_condition_fails() {
+    type PreventFusion = fn(&mut Case, TensorId, TensorId, TensorId) -> usize;
     let ne = [64, 6, 1, 1];
-    let cases: [(&str, Spoil); 10] = [
-        ("nobody says who reads it, or it is an output", |c, _, y, w| {
+    let cases: [(&str, PreventFusion); 10] = [
+        ("no use count, or an output", |c, _, y, w| {
             c.node(Binary::Mul, &[y, w]);
             2
         }),
-        ("it has two uses", |c, _, y, w| {
+        ("two uses", |c, _, y, w| {
             c.b.set_use_count(y, 2).unwrap();
             c.node(Binary::Mul, &[y, w]);
             2
         }),
-        ("another node reads it, whatever was said", |c, _, y, w| {
+        ("another node reads it in spite of the use count", |c, _, y, w| {
             c.b.set_use_count(y, 1).unwrap();
             c.node(Binary::Mul, &[y, w]);
             c.node(Unary::Sqr, &[y]);
@@ -270,7 +273,7 @@ fn what_keeps_norms_and_weights_apart() {
         ("a node between writes it", |c, x, y, w| {
             c.b.set_use_count(y, 1).unwrap();
             let over = c.alias(y, [64, 6, 1, 1], 0);
-            c.onto(Unary::Sqr, &[x], over);
+            c.node_onto(Unary::Sqr, &[x], over);
             c.node(Binary::Mul, &[y, w]);
             3
         }),
@@ -292,7 +295,7 @@ fn what_keeps_norms_and_weights_apart() {
         ("the product lies across x", |c, x, y, w| {
             c.b.set_use_count(y, 1).unwrap();
             let across = c.alias(x, [64, 6, 1, 1], 256);
-            c.onto(Binary::Mul, &[y, w], across);
+            c.node_onto(Binary::Mul, &[y, w], across);
             2
         }),
         ("the weights repeat within a row", |c, _, y, _| {
@@ -307,19 +310,19 @@ fn what_keeps_norms_and_weights_apart() {
             2
         }),
     ];
-    for (what, spoil) in cases {
+    for (what, prevent) in cases {
         let mut c = Case::new();
-        // Room behind x for what lies across it.
+        // Space behind x for a destination that overlaps it.
         let (room, w) = (c.leaf([64, 8, 1, 1]), c.leaf([64, 1, 1, 1]));
         let x = c.alias(room, ne, 0);
         let y = c.node(RMS, &[x]);
-        let nodes = spoil(&mut c, x, y, w);
+        let nodes = prevent(&mut c, x, y, w);
         c.check(what, nodes);
     }
 }
 
 #[test]
-fn what_keeps_sums_and_norms_apart() {
+fn add_with_norm_is_not_fused_if_a_condition_fails() {
     let ne = [64, 6, 1, 1];
     let mut c = Case::new();
     let (a, row) = (c.leaf(ne), c.leaf([64, 1, 1, 1]));
@@ -339,10 +342,10 @@ fn what_keeps_sums_and_norms_apart() {
     let b0 = c.alias(b, ne, 0);
     let sum = c.node(Binary::Add, &[a, b0]);
     let across = c.alias(b, ne, 256);
-    c.onto(RMS, &[sum], across);
+    c.node_onto(RMS, &[sum], across);
     c.check("the norm lies across a summand", 2);
 
-    // The norm may be fused with the sum or with the weights, but the weights are what the sum wrote.
+    // The norm could be fused with the sum or with the weights, but the weights lie in the sum's result.
     let mut c = Case::new();
     let (a, b) = (c.leaf(ne), c.leaf(ne));
     let sum = c.node(Binary::Add, &[a, b]);
@@ -352,17 +355,17 @@ fn what_keeps_sums_and_norms_apart() {
     c.node(Binary::Mul, &[y, w]);
     c.check("the weights lie in the sum", 2);
 
-    // Or with weights, but what is added to the product is the sum, or somebody else reads the product.
+    // The norm could be fused with its weights, but the bias is the sum, or another node reads the product.
     for residual in [true, false] {
         let mut c = Case::new();
         let (a, b, w) = (c.leaf(ne), c.leaf(ne), c.leaf([64, 1, 1, 1]));
         let sum = c.node(Binary::Add, &[a, b]);
         let y = c.node(RMS, &[sum]);
-        c.pass_on(y);
+        c.mark_intermediate(y);
         let product = c.node(Binary::Mul, &[y, w]);
         c.b.set_use_count(product, if residual { 1 } else { 2 }).unwrap();
         c.node(Binary::Add, &[product, if residual { sum } else { a }]);
-        c.check("the last ADD stays alone", 2);
+        c.check("the last ADD is not fused", 2);
     }
 
     let mut c = Case::new();
@@ -370,16 +373,16 @@ fn what_keeps_sums_and_norms_apart() {
     let (a, b) = (c.leaf(long), c.leaf(long));
     let sum = c.node(Binary::Add, &[a, b]);
     c.node(RMS, &[sum]);
-    c.check("rows too long to keep", 2);
+    c.check("rows too long for the kernel's row buffer", 2);
 }
 
 #[test]
-fn what_keeps_keys_and_rows_apart() {
-    type Spoil = fn(&mut Case, [TensorId; 3]);
-    let cases: [(&str, usize, Spoil); 4] = [
-        ("nobody says who reads them", 2, |_, _| ()),
-        ("nobody says who reads the view", 2, |c, [_, y, _]| c.b.set_use_count(y, 1).unwrap()),
-        ("they have two uses", 2, |c, [_, y, rows]| {
+fn rope_with_set_rows_is_not_fused_if_a_condition_fails() {
+    type PreventFusion = fn(&mut Case, [TensorId; 3]);
+    let cases: [(&str, usize, PreventFusion); 4] = [
+        ("no use count of the keys", 2, |_, _| ()),
+        ("no use count of the view", 2, |c, [_, y, _]| c.b.set_use_count(y, 1).unwrap()),
+        ("two uses of the keys", 2, |c, [_, y, rows]| {
             c.b.set_use_count(y, 2).unwrap();
             c.b.set_use_count(rows, 1).unwrap();
         }),
@@ -389,23 +392,23 @@ fn what_keeps_keys_and_rows_apart() {
             c.node(Unary::Sqr, &[y]);
         }),
     ];
-    for (what, nodes, spoil) in cases {
+    for (what, nodes, prevent) in cases {
         let mut c = Case::new();
         let cache = c.b.leaf(F16, [128, 10, 1, 1]).unwrap();
         let ids = c.ids(I64, &[5, 0, 3]);
         let tensors = keys(&mut c, RopeMode::Normal, cache, ids, 3, false);
-        spoil(&mut c, tensors);
+        prevent(&mut c, tensors);
         c.check(what, nodes);
     }
-    // The cache lies where the keys were before they were turned.
+    // The cache overlaps the keys before rotation.
     let mut c = Case::new();
     let x = c.leaf([32, 4, 3, 1]);
     let (positions, ids) = (c.ids(I32, &[4, 5, 6]), c.ids(I64, &[2, 1, 0]));
     let y = c.node(Rope::new(RopeMode::Normal, 24), &[x, positions]);
     let rows = c.alias(y, [128, 3, 1, 1], 0);
     let cache = c.alias(x, [128, 3, 1, 1], 0);
-    let target = c.again(cache);
-    c.onto(Rows::SetRows, &[rows, ids, cache], target);
+    let target = c.view_of(cache);
+    c.node_onto(Rows::SetRows, &[rows, ids, cache], target);
     c.b.set_use_count(y, 1).unwrap();
     c.b.set_use_count(rows, 1).unwrap();
     c.check("the cache lies on the keys", 2);

@@ -1,35 +1,38 @@
-//! Memory of the CPU device that may hold ranges in a layout of its own: sixteen rows of a weight to a strip.
+//! Device memory with repacked weights: ranges of a memory may hold panels (sixteen interleaved rows, see [`panel`]) instead
+//! of row-major bytes.
 //!
-//! What lies in strips is nobody's business but the kernels' that ask for it. A program's products have their first
-//! sources packed before the first node runs ([`Memory::hold`]), and an upload of a whole weight packs it as it arrives
-//! ([`Memory::upload`]). Whoever else touches such a range finds plain bytes: it is converted back first, all of it, and
-//! from then on stays plain as long as the memory lives, so that two uses of one tensor do not convert it to and fro.
-//! Overwriting all of it, though, just takes its mark off.
+//! Repacking happens in two places. A program packs the weights (first sources) of its matrix products before its first node
+//! runs ([`CpuMemory::lock_layout`]), and an upload of a whole weight packs it as it arrives ([`CpuMemory::upload`]). The
+//! layout is invisible to every other access: the whole span is converted back to rows first, and is then excluded from packing
+//! for the life of the memory, so that two uses of one tensor do not convert it back and forth. An access that overwrites the
+//! whole span only removes it from the map; the span may be packed again.
 //!
 //! # Locks
-//! Queues of one process may share a memory and read it at the same time, without points between them. Each memory
-//! therefore has a lock, over its layout and not over its content: programs and transfers hold it shared for as long as
-//! they run, and whoever converts holds it alone. Threads do not block each other for good, because
-//! - a thread takes each memory's lock once at a time, so that a converting one that waits between two of its own
-//!   requests cannot keep it from the second;
-//! - it takes the locks of several memories in the order of their addresses ([`in_order`]);
-//! - while it holds locks it waits for nothing but locks of later memories and its turn on the pool, and whoever has the
-//!   turn holds all the locks that it needs. Points are waited for before, tickets answered and sources of uploads read
-//!   without a lock: an upload in pieces *pins* its range, which then stays plain without one.
+//! Queues of one process may share a memory and read it at the same time, without timeline points that order them. Therefore
+//! each memory has a lock over its layout, not over its content. Programs and transfers hold it shared while they run; a
+//! conversion holds it exclusively. Deadlock is impossible:
+//! - a thread locks each memory at most once at a time, so a waiting conversion cannot block a second request of a thread that
+//!   holds the lock;
+//! - a thread locks several memories in the order of their addresses ([`lock_order`]);
+//! - while it holds locks, a thread waits only for locks of later memories and for the pool, and the thread that runs on the
+//!   pool has all its locks. A thread holds no lock while it waits for a timeline point, completes a pending read or reads the
+//!   source of an upload. An upload in pieces *pins* its range instead: a pinned range stays row-major without a lock.
+//!
+//! Start with [`CpuMemory`]. The map is in `layout_map`, the combination of a program's accesses in `layout_requirements`.
 
-mod marks;
-mod needs;
+mod layout_map;
+mod layout_requirements;
 #[cfg(test)]
 mod tests;
 
-pub(super) use needs::{Access, Needs, Uses};
+pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUses};
 
 use super::memory::{HostMemory, View};
-use super::pool::{Ask, Pool};
-use super::strip;
+use super::panel;
+use super::pool::{Pool, RunPolicy};
 use crate::device::{DeviceError, HostBuffer, SourceError};
 use crate::tensor::TensorDesc;
-use marks::{LEAST, Marks, Span, moved};
+use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
@@ -37,88 +40,91 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 
-/// Piece in which plain uploads arrive.
-const PIECE: usize = 1 << 20;
+/// Bytes of a piece of an upload that is not packed.
+const UPLOAD_PIECE: usize = 1 << 20;
 
-/// Piece in which uploads arrive that are packed, or one strip where that is more: it stays in the second cache level
-/// until it is packed.
-const PACKED_PIECE: usize = 256 << 10;
+/// Bytes of a piece of an upload that is packed, or one panel if that is larger: a piece stays in the L2 cache until it is
+/// packed.
+const PACK_PIECE: usize = 256 << 10;
 
-/// How far ahead of what has arrived an upload has pages ready, and in which steps.
-const AHEAD: usize = 4 << 20;
-const STEP: usize = 1 << 20;
+/// How many bytes ahead of the received data an upload prefaults pages.
+const PREFAULT_AHEAD: usize = 4 << 20;
 
-const OUTSIDE: DeviceError = DeviceError::Misuse("a region reaches past the end of its memory");
+/// Bytes that one system call prefaults.
+const PREFAULT_STEP: usize = 1 << 20;
 
-/// Whether a tensor can lie in strips.
-pub(super) fn in_strips(tensor: &TensorDesc) -> bool {
-    Span::of(0, tensor).is_some()
+const OUT_OF_BOUNDS: DeviceError = DeviceError::Misuse("a region reaches past the end of its memory");
+
+/// Whether a tensor can be packed into panels.
+pub(super) fn fits_panels(tensor: &TensorDesc) -> bool {
+    PanelSpan::of(0, tensor).is_some()
 }
 
-/// What fills an upload, piece by piece.
-pub(super) type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
+/// Writes the next piece of an upload.
+pub(super) type PieceSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
 
-/// Bytes of which parts may lie in strips.
-pub(super) struct Memory {
+/// Memory in which some ranges may hold panels.
+pub(super) struct CpuMemory {
     pages: HostMemory,
-    marks: RwLock<Marks>,
+    map: RwLock<LayoutMap>,
 }
 
-/// Which form a range takes.
+/// Target of a conversion.
 #[derive(Clone, Copy)]
-enum Form {
-    Strips,
+enum Layout {
+    Panels,
     Rows,
 }
 
-/// A transfer's access.
+/// How a transfer accesses a range.
 #[derive(Clone, Copy)]
-enum Touch {
-    /// Of all bytes of a range, whatever they were.
+enum TransferAccess {
+    /// Overwrites the whole range: packed spans inside it need no conversion to rows.
     Overwrite,
-    Other,
+    /// Reads the range: it must be row-major first.
+    Read,
 }
 
-impl Memory {
+impl CpuMemory {
     /// As [`HostMemory::zeroed`].
-    pub(super) fn zeroed(bytes: usize) -> io::Result<Memory> {
-        Ok(Memory { pages: HostMemory::zeroed(bytes)?, marks: RwLock::new(Marks::new()) })
+    pub(super) fn zeroed(bytes: usize) -> io::Result<CpuMemory> {
+        Ok(CpuMemory { pages: HostMemory::zeroed(bytes)?, map: RwLock::new(LayoutMap::new()) })
     }
 
-    /// As [`HostMemory::over`].
-    pub(super) fn over(memory: HostBuffer) -> Memory {
-        Memory { pages: HostMemory::over(memory), marks: RwLock::new(Marks::new()) }
+    /// As [`HostMemory::from_host_buffer`].
+    pub(super) fn from_host_buffer(memory: HostBuffer) -> CpuMemory {
+        CpuMemory { pages: HostMemory::from_host_buffer(memory), map: RwLock::new(LayoutMap::new()) }
     }
 
-    /// Copies bytes in.
+    /// Writes bytes at an offset.
     pub(super) fn write(&self, offset: usize, src: &[u8]) -> Result<(), DeviceError> {
-        let _held = self.plain(&[(range(offset, src.len())?, Touch::Overwrite)])?;
-        inside(self.pages.write(offset, src))
+        let _guard = self.lock_as_rows(&[(byte_range(offset, src.len())?, TransferAccess::Overwrite)])?;
+        check_bounds(self.pages.write(offset, src))
     }
 
-    /// Copies bytes out.
+    /// Reads bytes from an offset on.
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        let _held = self.plain(&[(range(offset, bytes)?, Touch::Other)])?;
-        self.pages.read(offset, bytes).ok_or(OUTSIDE)
+        let _guard = self.lock_as_rows(&[(byte_range(offset, bytes)?, TransferAccess::Read)])?;
+        self.pages.read(offset, bytes).ok_or(OUT_OF_BOUNDS)
     }
 
-    /// Sets bytes.
+    /// Sets bytes to a value.
     pub(super) fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<(), DeviceError> {
-        let _held = self.plain(&[(range(offset, bytes)?, Touch::Overwrite)])?;
-        inside(self.pages.fill(offset, bytes, value))
+        let _guard = self.lock_as_rows(&[(byte_range(offset, bytes)?, TransferAccess::Overwrite)])?;
+        check_bounds(self.pages.fill(offset, bytes, value))
     }
 
-    /// Copies between two memories or within one, overlap allowed.
-    pub(super) fn copy_from(&self, to: usize, src: &Memory, from: usize, bytes: usize) -> Result<(), DeviceError> {
-        let (reads, writes) = (range(from, bytes)?, range(to, bytes)?);
-        let (reads, writes) = ((reads, Touch::Other), (writes, Touch::Overwrite));
-        let _held = match in_order(src, self) {
-            // What is read is made plain before what is overwritten is forgotten.
-            Ordering::Equal => [Some(self.plain(&[reads, writes])?), None],
-            Ordering::Less => [Some(src.plain(&[reads])?), Some(self.plain(&[writes])?)],
-            Ordering::Greater => [Some(self.plain(&[writes])?), Some(src.plain(&[reads])?)],
+    /// Copies between two memories or inside one; the ranges may overlap.
+    pub(super) fn copy_from(&self, to: usize, src: &CpuMemory, from: usize, bytes: usize) -> Result<(), DeviceError> {
+        let (reads, writes) = (byte_range(from, bytes)?, byte_range(to, bytes)?);
+        let (reads, writes) = ((reads, TransferAccess::Read), (writes, TransferAccess::Overwrite));
+        let _guard = match lock_order(src, self) {
+            // The source is converted to rows before the destination's spans are removed from the map.
+            Ordering::Equal => [Some(self.lock_as_rows(&[reads, writes])?), None],
+            Ordering::Less => [Some(src.lock_as_rows(&[reads])?), Some(self.lock_as_rows(&[writes])?)],
+            Ordering::Greater => [Some(self.lock_as_rows(&[writes])?), Some(src.lock_as_rows(&[reads])?)],
         };
-        inside(self.pages.copy_from(to, &src.pages, from, bytes))
+        check_bounds(self.pages.copy_from(to, &src.pages, from, bytes))
     }
 
     /// As [`HostMemory::populate`].
@@ -126,29 +132,32 @@ impl Memory {
         self.pages.populate(offset..offset.saturating_add(bytes));
     }
 
-    /// Lets `fill` write a part in place, in pieces. The caller has waited for all work that touches the part.
+    /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
-    /// With the `tensor` that the part is, it lies in strips afterwards, if it can and may. When `fill` fails, the part
-    /// is plain, and what has arrived by then lies anyhow.
+    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and the
+    /// range is not excluded, the range holds panels afterwards. If `fill` fails, the range counts as row-major and its bytes
+    /// are unspecified.
     pub(super) fn upload(
         &self,
         offset: usize,
         bytes: usize,
         tensor: Option<&TensorDesc>,
-        fill: &mut Fill<'_>,
+        fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
-        let range = range(offset, bytes)?;
-        let span = tensor.and_then(|tensor| Span::of(offset, tensor)).filter(|s| s.range == range && bytes >= LEAST);
+        let range = byte_range(offset, bytes)?;
+        let span = tensor
+            .and_then(|tensor| PanelSpan::of(offset, tensor))
+            .filter(|s| s.range == range && bytes >= MIN_PACKED_BYTES);
         let pin = self.pin(range.clone())?;
-        match span.filter(|span| !self.shared().stays_plain(&span.range)) {
+        match span.filter(|span| !self.read_map().is_excluded(&span.range)) {
             Some(span) => {
-                self.ahead(&span.range, |arrived| self.stream_packed(&span, fill, arrived))?;
-                pin.packed(span);
+                self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived))?;
+                pin.finish_packed(span);
             }
             None => {
-                let done = self.ahead(&range, |arrived| {
+                let done = self.with_prefault_helper(&range, |arrived| {
                     let mut at = offset;
-                    self.pages.stream(offset, bytes, PIECE, &mut |piece| {
+                    self.pages.rewrite_in_pieces(offset, bytes, UPLOAD_PIECE, &mut |piece| {
                         fill(piece)?;
                         at += piece.len();
                         arrived(at);
@@ -161,18 +170,19 @@ impl Memory {
         Ok(())
     }
 
-    /// Runs an upload with a helper that has pages ready ahead of what arrives. `receive` tells where it has come to.
+    /// Runs an upload beside a helper thread that prefaults pages (has the system allocate them) ahead of the received data.
+    /// `receive` reports the offset that it has reached.
     ///
-    /// Taking pages from the system is half of the work of an upload to new memory. The helper touches no byte and takes no
-    /// lock; it is at most [`AHEAD`] bytes ahead, so that memory grows with what arrives and not with what was promised.
-    fn ahead<T>(&self, range: &Range<usize>, receive: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
-        if range.len() < AHEAD {
-            // All at once they come in half the time.
+    /// Allocating pages is half of the work of an upload to new memory. The helper touches no byte and takes no lock. It is at
+    /// most [`PREFAULT_AHEAD`] bytes ahead, so that memory grows with the received bytes and not with the announced size.
+    fn with_prefault_helper<T>(&self, range: &Range<usize>, receive: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
+        if range.len() < PREFAULT_AHEAD {
+            // A single call for all pages takes half the time of several.
             self.pages.populate(range.clone());
             return receive(&|_| ());
         }
         let (arrived, arrivals) = mpsc::channel::<usize>();
-        // The sender goes with the closure: that ends the helper, whatever happened.
+        // The closure owns the sender: dropping it ends the helper, also on an error or a panic.
         std::thread::scope(move |scope| {
             let helper = move || {
                 let mut ready = range.start;
@@ -180,7 +190,7 @@ impl Memory {
                     loop {
                         at = arrivals.try_iter().last().unwrap_or(at);
                         ready = ready.max(at);
-                        let end = range.end.min(at + AHEAD).min(ready + STEP);
+                        let end = range.end.min(at + PREFAULT_AHEAD).min(ready + PREFAULT_STEP);
                         if ready >= end {
                             break;
                         }
@@ -189,120 +199,141 @@ impl Memory {
                     }
                 }
             };
-            // Without a helper everything goes the same way, slower.
+            // If no thread can be started, the upload takes the page faults itself.
             let _ = std::thread::Builder::new().name("pages".to_owned()).spawn_scoped(scope, helper);
             receive(&|at| _ = arrived.send(at))
         })
     }
 
-    fn stream_packed(&self, span: &Span, fill: &mut Fill<'_>, arrived: &dyn Fn(usize)) -> Result<(), DeviceError> {
-        let strip = span.strips.bytes();
-        let mut rows = vec![0; (PACKED_PIECE / strip).max(1) * strip];
+    fn upload_packed(
+        &self,
+        span: &PanelSpan,
+        fill: &mut PieceSource<'_>,
+        arrived: &dyn Fn(usize),
+    ) -> Result<(), DeviceError> {
+        let panel = span.layout.bytes();
+        let mut rows = vec![0; (PACK_PIECE / panel).max(1) * panel];
         let mut at = span.range.start;
         while at < span.range.end {
             let n = rows.len().min(span.range.end - at);
             let rows = &mut rows[..n];
             fill(rows)?;
             arrived(at + n);
-            let mut strips = rows.chunks_exact(strip);
-            let packed = self
-                .pages
-                .stream(at, n, strip, &mut |to| strips.next().map(|rows| pack(span, rows, to)).ok_or(OUTSIDE));
+            let mut panels = rows.chunks_exact(panel);
+            let packed = self.pages.rewrite_in_pieces(at, n, panel, &mut |to| {
+                panels.next().map(|rows| pack_panel(span, rows, to)).ok_or(OUT_OF_BOUNDS)
+            });
             packed?;
             at += n;
         }
         Ok(())
     }
 
-    /// Holds the memory for a run: packs what a program wants packed (`needs`, each with the offset of its slot) and
-    /// converts back what it uses otherwise, unless `settled`, the memory's state after an earlier run of the same
-    /// needs, is the state that it is still in.
-    pub(super) fn hold<'n>(
+    /// Locks the layout for a run. Packs the spans that the program prefers as panels (`requirements`, each with the base
+    /// offset of its slot) and converts back the ranges that it needs as rows. Nothing is checked if `known_version`, the
+    /// version after an earlier run with the same requirements, is still current.
+    pub(super) fn lock_layout<'n>(
         &self,
-        needs: impl Iterator<Item = (&'n Needs, usize)> + Clone,
-        settled: Option<u64>,
+        requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)> + Clone,
+        known_version: Option<u64>,
         pool: &Pool,
-    ) -> Result<Held<'_>, DeviceError> {
-        let marks = self.shared();
-        if settled == Some(marks.stamp()) || needs.clone().all(|(needs, base)| needs.met(base, &marks)) {
-            return Ok(Held { pages: &self.pages, marks });
+    ) -> Result<LayoutGuard<'_>, DeviceError> {
+        let map = self.read_map();
+        if known_version == Some(map.version())
+            || requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map))
+        {
+            return Ok(LayoutGuard { pages: &self.pages, map });
         }
-        drop(marks);
-        let mut marks = self.alone();
+        drop(map);
+        let mut map = self.write_map();
         let mut spans = Vec::new();
-        for (needs, base) in needs.clone() {
-            for span in needs.packs.iter().filter_map(|span| span.moved(base)) {
-                if span.range.end <= self.pages.bytes() && marks.may_pack(&span.range) {
-                    marks.pack(span.clone());
+        for (requirements, base) in requirements.clone() {
+            for span in requirements.prefer_panels.iter().filter_map(|span| span.shifted(base)) {
+                if span.range.end <= self.pages.bytes() && map.may_pack(&span.range) {
+                    map.mark_packed(span.clone());
                     spans.push(span);
                 }
             }
         }
-        self.convert(&spans, Form::Strips, Some(pool))?;
-        // Only now, when nothing more is packed: regions bound to two slots may share bytes.
+        self.convert(&spans, Layout::Panels, Some(pool))?;
+        // After all packing, because regions bound to two slots may share bytes.
         let mut spans = Vec::new();
-        for (needs, base) in needs {
-            for range in needs.plain.iter().filter_map(|range| moved(range, base)) {
-                spans.append(&mut marks.unpack(&range));
+        for (requirements, base) in requirements {
+            for range in requirements.rows_only.iter().filter_map(|range| shifted(range, base)) {
+                spans.append(&mut map.remove_packed(&range));
             }
-            for span in needs.packs.iter().chain(&needs.reads).filter_map(|span| span.moved(base)) {
-                if !marks.holds(&span) {
-                    spans.append(&mut marks.unpack(&span.range));
+            for span in requirements
+                .prefer_panels
+                .iter()
+                .chain(&requirements.rows_or_panels)
+                .filter_map(|span| span.shifted(base))
+            {
+                if !map.contains(&span) {
+                    spans.append(&mut map.remove_packed(&span.range));
                 }
             }
         }
-        self.convert(&spans, Form::Rows, Some(pool))?;
-        Ok(Held { pages: &self.pages, marks: RwLockWriteGuard::downgrade(marks) })
+        self.convert(&spans, Layout::Rows, Some(pool))?;
+        Ok(LayoutGuard { pages: &self.pages, map: RwLockWriteGuard::downgrade(map) })
     }
 
-    fn shared(&self) -> RwLockReadGuard<'_, Marks> {
-        // Marks are whole at every moment; what a panic may leave behind is a range of any bytes.
-        self.marks.read().unwrap_or_else(PoisonError::into_inner)
+    fn read_map(&self) -> RwLockReadGuard<'_, LayoutMap> {
+        // The map is consistent at every moment. A panic can only leave a range with unspecified bytes.
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn alone(&self) -> RwLockWriteGuard<'_, Marks> {
-        self.marks.write().unwrap_or_else(PoisonError::into_inner)
+    fn write_map(&self) -> RwLockWriteGuard<'_, LayoutMap> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, with ranges converted back, one after the other, as far as that is necessary.
-    fn plain(&self, touches: &[(Range<usize>, Touch)]) -> Result<RwLockReadGuard<'_, Marks>, DeviceError> {
-        let marks = self.shared();
-        if touches.iter().all(|(range, _)| marks.is_plain(range)) {
-            return Ok(marks);
+    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock.
+    fn lock_as_rows(
+        &self,
+        accesses: &[(Range<usize>, TransferAccess)],
+    ) -> Result<RwLockReadGuard<'_, LayoutMap>, DeviceError> {
+        let map = self.read_map();
+        if accesses.iter().all(|(range, _)| map.is_row_major(range)) {
+            return Ok(map);
         }
-        drop(marks);
-        let mut marks = self.alone();
-        for (range, touch) in touches {
-            self.make_plain(&mut marks, range, *touch)?;
+        drop(map);
+        let mut map = self.write_map();
+        for (range, access) in accesses {
+            self.convert_to_rows(&mut map, range, *access)?;
         }
-        Ok(RwLockWriteGuard::downgrade(marks))
+        Ok(RwLockWriteGuard::downgrade(map))
     }
 
-    fn make_plain(&self, marks: &mut Marks, range: &Range<usize>, touch: Touch) -> Result<(), DeviceError> {
+    fn convert_to_rows(
+        &self,
+        map: &mut LayoutMap,
+        range: &Range<usize>,
+        access: TransferAccess,
+    ) -> Result<(), DeviceError> {
         if range.end > self.pages.bytes() {
-            return Err(OUTSIDE);
+            return Err(OUT_OF_BOUNDS);
         }
-        if let Touch::Overwrite = touch {
-            marks.forget(range);
+        if let TransferAccess::Overwrite = access {
+            map.forget_overwritten(range);
         }
-        self.convert(&marks.unpack(range), Form::Rows, None)
+        self.convert(&map.remove_packed(range), Layout::Rows, None)
     }
 
-    /// Keeps a range, all of which is about to be overwritten, plain while it is written without the lock.
-    fn pin(&self, range: Range<usize>) -> Result<Pin<'_>, DeviceError> {
-        let mut marks = self.alone();
-        self.make_plain(&mut marks, &range, Touch::Overwrite)?;
-        marks.pin(range.clone());
-        Ok(Pin { memory: self, range })
+    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock.
+    fn pin(&self, range: Range<usize>) -> Result<PinnedRange<'_>, DeviceError> {
+        let mut map = self.write_map();
+        self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite)?;
+        map.pin(range.clone());
+        Ok(PinnedRange { memory: self, range })
     }
 
-    /// Rewrites spans in place, strip by strip. The caller holds the lock alone, so that nobody looks meanwhile.
-    fn convert(&self, spans: &[Span], to: Form, pool: Option<&Pool>) -> Result<(), DeviceError> {
-        // The number of each span's last strip, one further.
+    /// Converts spans in place, panel by panel. The caller holds the lock exclusively, so that no other thread reads them
+    /// meanwhile.
+    fn convert(&self, spans: &[PanelSpan], to: Layout, pool: Option<&Pool>) -> Result<(), DeviceError> {
+        // Panels up to and including each span.
         let ends: Vec<usize> = spans
             .iter()
             .scan(0, |end, span| {
-                *end += span.range.len() / span.strips.bytes();
+                *end += span.range.len() / span.layout.bytes();
                 Some(*end)
             })
             .collect();
@@ -317,106 +348,113 @@ impl Memory {
                 }
                 let at = ends.partition_point(|&end| end <= unit);
                 let (span, first) = (&spans[at], if at == 0 { 0 } else { ends[at - 1] });
-                let bytes = span.strips.bytes();
+                let bytes = span.layout.bytes();
                 scratch.resize(bytes, 0);
-                self.pages.stream(span.range.start + (unit - first) * bytes, bytes, bytes, &mut |strip| {
-                    scratch.copy_from_slice(strip);
-                    match to {
-                        Form::Strips => pack(span, &scratch, strip),
-                        Form::Rows => unpack(span, &scratch, strip),
-                    }
-                    Ok(())
-                })?;
+                self.pages.rewrite_in_pieces(
+                    span.range.start + (unit - first) * bytes,
+                    bytes,
+                    bytes,
+                    &mut |panel| {
+                        scratch.copy_from_slice(panel);
+                        match to {
+                            Layout::Panels => pack_panel(span, &scratch, panel),
+                            Layout::Rows => unpack_panel(span, &scratch, panel),
+                        }
+                        Ok(())
+                    },
+                )?;
             }
         };
-        // A worker of the pool must come back, whatever happens.
-        let job = |_: bool| {
+        // A worker of the pool must return normally, so a panic is caught here.
+        let job = |_is_leader: bool| {
             if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok::<_, DeviceError>(()))) {
                 failed.store(true, Relaxed);
             }
         };
         match pool {
-            // It has waited for its turn: it was run.
-            Some(pool) => _ = pool.run(Ask::Wait, &job),
+            // `WaitForLock` always runs the job.
+            Some(pool) => _ = pool.run(RunPolicy::WaitForLock, &job),
             None => job(true),
         }
         if failed.into_inner() {
-            return Err(DeviceError::Bug("a range could not change its layout".to_owned()));
+            return Err(DeviceError::Bug("converting a range between rows and panels failed".to_owned()));
         }
         Ok(())
     }
 }
 
-/// The order in which a thread that needs both takes their locks.
-pub(super) fn in_order(a: &Memory, b: &Memory) -> Ordering {
+/// Lock order: a thread that needs both memories locks the lesser one first.
+pub(super) fn lock_order(a: &CpuMemory, b: &CpuMemory) -> Ordering {
     std::ptr::from_ref(a).cmp(&std::ptr::from_ref(b))
 }
 
-fn pack(span: &Span, rows: &[u8], strip: &mut [u8]) {
-    let n = span.strips.row_bytes;
-    strip::pack(span.strips.dtype, &std::array::from_fn(|r| &rows[r * n..][..n]), strip);
+fn pack_panel(span: &PanelSpan, rows: &[u8], panel: &mut [u8]) {
+    let n = span.layout.row_bytes;
+    panel::pack(span.layout.dtype, &std::array::from_fn(|r| &rows[r * n..][..n]), panel);
 }
 
-fn unpack(span: &Span, strip: &[u8], rows: &mut [u8]) {
-    for (r, row) in rows.chunks_exact_mut(span.strips.row_bytes).enumerate() {
-        strip::unpack_row(span.strips.dtype, strip, r, row);
+fn unpack_panel(span: &PanelSpan, panel: &[u8], rows: &mut [u8]) {
+    for (r, row) in rows.chunks_exact_mut(span.layout.row_bytes).enumerate() {
+        panel::unpack_row(span.layout.dtype, panel, r, row);
     }
 }
 
-fn range(offset: usize, bytes: usize) -> Result<Range<usize>, DeviceError> {
-    Ok(offset..offset.checked_add(bytes).ok_or(OUTSIDE)?)
+fn byte_range(offset: usize, bytes: usize) -> Result<Range<usize>, DeviceError> {
+    Ok(offset..offset.checked_add(bytes).ok_or(OUT_OF_BOUNDS)?)
 }
 
-fn inside(ok: bool) -> Result<(), DeviceError> {
-    if ok { Ok(()) } else { Err(OUTSIDE) }
+fn check_bounds(ok: bool) -> Result<(), DeviceError> {
+    if ok { Ok(()) } else { Err(OUT_OF_BOUNDS) }
 }
 
-/// A range that is written in pieces.
-struct Pin<'a> {
-    memory: &'a Memory,
+/// A pinned range; dropping it unpins the range.
+struct PinnedRange<'a> {
+    memory: &'a CpuMemory,
     range: Range<usize>,
 }
 
-impl Pin<'_> {
-    /// All pieces were written, as strips.
-    fn packed(self, span: Span) {
-        let mut marks = self.memory.alone();
-        marks.unpin(&self.range);
-        // Another upload to the same bytes, which nothing has ordered, may still be under way.
-        if marks.may_pack(&span.range) {
-            marks.pack(span);
+impl PinnedRange<'_> {
+    /// Unpins the range and records it as packed: all pieces were written as panels.
+    fn finish_packed(self, span: PanelSpan) {
+        let mut map = self.memory.write_map();
+        map.unpin(&self.range);
+        // Another upload to the same bytes, not ordered with this one, may still be under way.
+        if map.may_pack(&span.range) {
+            map.mark_packed(span);
         }
     }
 }
 
-impl Drop for Pin<'_> {
+impl Drop for PinnedRange<'_> {
     fn drop(&mut self) {
-        self.memory.alone().unpin(&self.range);
+        self.memory.write_map().unpin(&self.range);
     }
 }
 
-/// A memory whose layout does not change while this lives.
-pub(super) struct Held<'a> {
+/// A memory whose layout cannot change while the guard lives.
+pub(super) struct LayoutGuard<'a> {
     pages: &'a HostMemory,
-    marks: RwLockReadGuard<'a, Marks>,
+    map: RwLockReadGuard<'a, LayoutMap>,
 }
 
-impl Held<'_> {
-    /// The memory's state, for [`Memory::hold`].
-    pub(super) fn stamp(&self) -> u64 {
-        self.marks.stamp()
+impl LayoutGuard<'_> {
+    /// The version of the map, for [`CpuMemory::lock_layout`].
+    pub(super) fn version(&self) -> u64 {
+        self.map.version()
     }
 
-    /// A tensor as a kernel sees it; `strips` for one that can read strips. `None` when it does not lie inside.
+    /// View of a tensor for a kernel; `panels` if the kernel can read panels. `None` if the tensor does not lie inside the
+    /// memory.
     ///
     /// # Panics
-    /// Without `strips` on a tensor that lies in some: a bug, the needs that this was held for are others.
-    pub(super) fn view<'v>(&'v self, offset: usize, desc: &'v TensorDesc, strips: bool) -> Option<View<'v>> {
+    /// In debug builds, if some of the tensor's bytes are packed, except as exactly this tensor's panels for a kernel that
+    /// reads panels. That is a bug: the layout was locked for other requirements.
+    pub(super) fn view<'v>(&'v self, offset: usize, desc: &'v TensorDesc, panels: bool) -> Option<View<'v>> {
         let view = View::new(self.pages, offset, desc)?;
-        if strips && Span::of(offset, desc).is_some_and(|span| self.marks.holds(&span)) {
-            return Some(view.in_strips());
+        if panels && PanelSpan::of(offset, desc).is_some_and(|span| self.map.contains(&span)) {
+            return Some(view.with_panels());
         }
-        debug_assert!(self.marks.is_plain(&(offset..offset + desc.extent())), "{desc:?} is plain");
+        debug_assert!(self.map.is_row_major(&(offset..offset + desc.extent())), "{desc:?} overlaps packed panels");
         Some(view)
     }
 }

@@ -1,8 +1,8 @@
 //! ADD, SUB, MUL, DIV with broadcast, computed in f32; ADD_ID.
 
-use super::{CHUNK, Kernel, Pieces, math, types};
-use crate::cpu::pool::Work;
-use crate::cpu::simd::{Level, Wide, widest};
+use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
+use crate::cpu::pool::KernelContext;
+use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::binary::Binary;
 use crate::ops::{NodeView, OpCode};
@@ -11,33 +11,33 @@ use crate::tensor::DType::F32;
 pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let dtype = |i| node.srcs.get(i).map(|s| s.dtype());
     let (a, b, dst) = (dtype(0), dtype(1), node.dst.dtype());
-    let (Some(a), Some(b)) = (a, b) else { return Err(types(node)) };
+    let (Some(a), Some(b)) = (a, b) else { return Err(unsupported_types(node)) };
     let cost = node.dst.elements();
     if op == Binary::AddId {
         let fits = (a, b, dst) == (F32, F32, F32);
-        return if fits { Ok(Kernel::new(cost, add_id).with_local(3 * CHUNK)) } else { Err(types(node)) };
+        return if fits { Ok(Kernel::new(cost, add_id).with_local(3 * CHUNK)) } else { Err(unsupported_types(node)) };
     }
-    // ggml's table has the equal types and F16 or BF16 with F32; the rest costs nothing more here.
+    // ggml's table lists equal types, and F16 or BF16 with F32. The other pairs of float types need no extra code here.
     if !(a.is_float() && b.is_float() && dst.is_float()) {
-        return Err(types(node));
+        return Err(unsupported_types(node));
     }
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))
 }
 
-/// Two rows through the op.
-struct Zip<'a> {
+/// The op on two rows.
+struct BinaryLoop<'a> {
     op: Binary,
     out: &'a mut [f32],
     x: &'a [f32],
     y: &'a [f32],
 }
 
-impl Wide for Zip<'_> {
+impl Multiversion for BinaryLoop<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Level>(self) {
-        let Zip { op, out, x, y } = self;
+    fn run<L: SimdLevel>(self) {
+        let BinaryLoop { op, out, x, y } = self;
         match op {
             Binary::Add | Binary::AddId => math::zip(out, x, y, |x, y| x + y),
             Binary::Sub => math::zip(out, x, y, |x, y| x - y),
@@ -47,13 +47,13 @@ impl Wide for Zip<'_> {
     }
 }
 
-fn each(work: &mut Work<'_>, op: Binary) {
-    let (dst, a, b) = (work.dst(), work.src(0), work.src(1));
+fn each(ctx: &mut KernelContext<'_>, op: Binary) {
+    let (dst, a, b) = (ctx.dst(), ctx.src(0), ctx.src(1));
     let bne = b.ne();
-    // A row of b that is shorter than dst's repeats: short pieces then end where it does.
+    // A row of b that is shorter than dst's repeats: no piece is longer than it.
     let piece = if bne[0] == 1 { CHUNK } else { CHUNK.min(bne[0]) };
-    let [x, y, out, ..] = work.take_local().as_chunks_mut::<CHUNK>().0 else { return };
-    Pieces::by(dst.desc(), piece).share(work, |i, n| {
+    let [x, y, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
+    RowPieces::with_len(dst.desc(), piece).share(ctx, |i, n| {
         let row = [i[1] % bne[1], i[2] % bne[2], i[3] % bne[3]];
         let start = i[0] % bne[0];
         let (at, y) = ([start, row[0], row[1], row[2]], &mut y[..n]);
@@ -71,20 +71,20 @@ fn each(work: &mut Work<'_>, op: Binary) {
             y
         };
         let (x, out) = (a.fetch(i, &mut x[..n]), &mut out[..n]);
-        widest(Zip { op, out, x, y });
+        run_widest(BinaryLoop { op, out, x, y });
         dst.store(i, out);
     });
 }
 
-fn add_id(work: &mut Work<'_>) {
-    let (dst, a, b, ids) = (work.dst(), work.src(0), work.src(1), work.src(2));
+fn add_id(ctx: &mut KernelContext<'_>) {
+    let (dst, a, b, ids) = (ctx.dst(), ctx.src(0), ctx.src(1), ctx.src(2));
     let experts = b.ne()[1];
-    let [x, y, out, ..] = work.take_local().as_chunks_mut::<CHUNK>().0 else { return };
-    Pieces::of(dst.desc()).share(work, |i, n| {
+    let [x, y, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
+    RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let id = ids.index([i[1], i[2], 0, 0]);
         let Some(expert) = usize::try_from(id).ok().filter(|&e| e < experts) else {
             let reason = format!("expert id {id} is not one of the {experts} rows of the bias");
-            return work.fail(DeviceError::Data { op: OpCode::AddId, reason });
+            return ctx.fail(DeviceError::Data { op: OpCode::AddId, reason });
         };
         let (x, y, out) = (a.fetch(i, &mut x[..n]), b.fetch([i[0], expert, 0, 0], &mut y[..n]), &mut out[..n]);
         math::add(out, x, y);

@@ -1,7 +1,7 @@
-//! CONCAT and REPEAT: rows of blocks copied as they are, so every type works.
+//! CONCAT and REPEAT: rows of blocks are copied without conversion, so every type works.
 
-use super::{CHUNK, Kernel, rows_of, unsupported};
-use crate::cpu::pool::Work;
+use super::{CHUNK, Kernel, rows_per_chunk, unsupported};
+use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::concat::Concat;
@@ -16,10 +16,10 @@ pub(super) fn select(op: Concat, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     }
 }
 
-fn concat(work: &mut Work<'_>, dim: usize) {
-    let (dst, a, b) = (work.dst(), work.src(0), work.src(1));
+fn concat(ctx: &mut KernelContext<'_>, dim: usize) {
+    let (dst, a, b) = (ctx.dst(), ctx.src(0), ctx.src(1));
     let first = a.ne()[dim];
-    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
+    for rows in ctx.chunks(dst.desc().rows(), rows_per_chunk(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
             let mut i = [0, i1, i2, i3];
@@ -36,14 +36,14 @@ fn concat(work: &mut Work<'_>, dim: usize) {
     }
 }
 
-fn repeat(work: &mut Work<'_>) {
-    let (dst, a) = (work.dst(), work.src(0));
+fn repeat(ctx: &mut KernelContext<'_>) {
+    let (dst, a) = (ctx.dst(), ctx.src(0));
     let (n, [len, n1, n2, n3]) = (dst.ne()[0], a.ne());
-    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
+    for rows in ctx.chunks(dst.desc().rows(), rows_per_chunk(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
             dst.copy([0, i1, i2, i3], &a, [0, i1 % n1, i2 % n2, i3 % n3], len);
-            // What is there repeats itself: a single value fills a row in a few copies.
+            // Doubles the written part: a single value fills a row in a few copies.
             let mut done = len;
             while done < n {
                 let more = done.min(n - done);

@@ -1,8 +1,8 @@
-//! GLU: gated units of one or two sources, computed in f32.
+//! GLU: gated linear units of one or two sources, computed in f32.
 
-use super::{CHUNK, Kernel, Pieces, math, types};
-use crate::cpu::pool::Work;
-use crate::cpu::simd::{Level, Wide, widest};
+use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
+use crate::cpu::pool::KernelContext;
+use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::glu::{Glu, GluKind};
@@ -10,7 +10,7 @@ use crate::ops::glu::{Glu, GluKind};
 pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let float = |i| node.srcs.get(i).is_none_or(|s| s.dtype().is_float());
     if !(float(0) && float(1) && node.dst.dtype().is_float()) {
-        return Err(types(node));
+        return Err(unsupported_types(node));
     }
     // An exponential costs about four times a load and a store.
     let cost = if op.kind == GluKind::Reglu { 1 } else { 4 };
@@ -18,32 +18,32 @@ pub(super) fn select(op: Glu, node: &NodeView<'_>) -> Result<Kernel, Unsupported
     Ok(kernel.with_local(3 * CHUNK))
 }
 
-/// Values through the unit.
-struct Unit<'a> {
+/// The gated unit on two rows.
+struct GluLoop<'a> {
     kind: GluKind,
     out: &'a mut [f32],
     x: &'a [f32],
     g: &'a [f32],
 }
 
-impl Wide for Unit<'_> {
+impl Multiversion for GluLoop<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Level>(self) {
-        let Unit { kind, out, x, g } = self;
+    fn run<L: SimdLevel>(self) {
+        let GluLoop { kind, out, x, g } = self;
         match kind {
             GluKind::Reglu => math::zip(out, x, g, |x, g| if x > 0.0 { x * g } else { 0.0 }),
             GluKind::Geglu => math::zip(out, x, g, |x, g| math::gelu(x) * g),
             GluKind::Swiglu => math::zip(out, x, g, |x, g| math::silu(x) * g),
             GluKind::SwigluOai { alpha, limit } => math::zip(out, x, g, |x, g| {
-                let x = below(x, limit);
-                x / (1.0 + math::exp(-alpha * x)) * (within(g, limit) + 1.0)
+                let x = clamp_above(x, limit);
+                x / (1.0 + math::exp(-alpha * x)) * (clamp_both(g, limit) + 1.0)
             }),
             GluKind::GegluErf => math::zip(out, x, g, |x, g| math::gelu_erf(x) * g),
             GluKind::GegluQuick => math::zip(out, x, g, |x, g| math::gelu_quick(x) * g),
             GluKind::SwigluClamp { limit } => {
-                math::zip(out, x, g, |x, g| math::silu(below(x, limit)) * within(g, limit));
+                math::zip(out, x, g, |x, g| math::silu(clamp_above(x, limit)) * clamp_both(g, limit));
             }
         }
     }
@@ -51,31 +51,31 @@ impl Wide for Unit<'_> {
 
 /// `min(x, limit)`, NaN for NaN.
 #[inline(always)]
-fn below(x: f32, limit: f32) -> f32 {
+fn clamp_above(x: f32, limit: f32) -> f32 {
     if x > limit { limit } else { x }
 }
 
 /// `x` clamped to ±limit, NaN for NaN. (`f32::clamp` panics for a negative limit.)
 #[inline(always)]
-fn within(x: f32, limit: f32) -> f32 {
-    let x = below(x, limit);
+fn clamp_both(x: f32, limit: f32) -> f32 {
+    let x = clamp_above(x, limit);
     if x < -limit { -limit } else { x }
 }
 
-fn glu(work: &mut Work<'_>, op: Glu) {
-    let (dst, a) = (work.dst(), work.src(0));
+fn glu(ctx: &mut KernelContext<'_>, op: Glu) {
+    let (dst, a) = (ctx.dst(), ctx.src(0));
     let half = dst.ne()[0];
-    let (b, x_at, g_at) = match work.optional(1) {
+    let (b, x_at, g_at) = match ctx.optional_src(1) {
         Some(b) => (b, 0, 0),
         None if op.swapped => (a, half, 0),
         None => (a, 0, half),
     };
-    let [x, g, out, ..] = work.take_local().as_chunks_mut::<CHUNK>().0 else { return };
-    Pieces::of(dst.desc()).share(work, |i, n| {
+    let [x, g, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
+    RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let x = a.fetch([i[0] + x_at, i[1], i[2], i[3]], &mut x[..n]);
         let g = b.fetch([i[0] + g_at, i[1], i[2], i[3]], &mut g[..n]);
         let out = &mut out[..n];
-        widest(Unit { kind: op.kind, out, x, g });
+        run_widest(GluLoop { kind: op.kind, out, x, g });
         dst.store(i, out);
     });
 }

@@ -1,41 +1,41 @@
-//! Elementary functions of f32, written so that loops over slices vectorise: no branches, no calls, no table.
+//! Elementary functions of f32 without branches, calls or tables, so that loops over slices vectorise.
 //!
 //! Polynomials that are not Taylor series were interpolated at Chebyshev nodes in f64.
 
-use crate::cpu::simd::{Level, Wide, widest};
+use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 
-/// `1.5 * 2^23`: adding it to a small float rounds that to an integer, which then stands in the low mantissa bits.
+/// `1.5 * 2^23`: adding it to a small float rounds that to an integer in the low mantissa bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// ln 2 in two parts; the high one has so few bits that its products with exponents are exact.
+/// ln 2 in two parts; the high part has so few bits that its products with exponents are exact.
 const LN2_HI: f32 = 355.0 / 512.0;
 const LN2_LO: f32 = -2.121_944_4e-4;
 
-/// Below this, `e^x` counts as 0: it is less than 2^-124.
-const LEAST: f32 = -86.6;
+/// Below this argument `e^x`, less than 2^-124, is flushed to 0.
+const EXP_UNDERFLOW: f32 = -86.6;
 
-/// `e^x` within 2 ulp; 0 below [`LEAST`] and for -inf, inf for +inf, NaN for NaN. Nothing on the way is subnormal, for which
-/// processors take up to a hundred cycles: what a mask hides would cost more than what it leaves.
+/// `e^x` within 2 ulp; 0 below [`EXP_UNDERFLOW`] and for -inf, inf for +inf, NaN for NaN. No intermediate result is subnormal:
+/// processors take up to a hundred cycles for a subnormal, so masked attention scores would cost more than the others.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Comparisons rather than `max`: a NaN passes through.
-    let least = x < LEAST;
-    let x = if least { LEAST } else { x };
+    let underflows = x < EXP_UNDERFLOW;
+    let x = if underflows { EXP_UNDERFLOW } else { x };
     let x = if x > 89.0 { 89.0 } else { x };
     // x = n ln 2 + r with |r| ≤ ln 2 / 2.
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = x - n * LN2_HI - n * LN2_LO;
-    // By pairs: each operation waits for fewer others than in Horner's order.
+    // In pairs (Estrin's scheme): a shorter dependency chain than Horner's.
     let r2 = r * r;
     let low = 0.5 + r * (1.0 / 6.0);
     let middle = 1.0 / 24.0 + r * (1.0 / 120.0);
     let high = 1.0 / 720.0 + r * (1.0 / 5040.0);
     let p = 1.0 + (r + r2 * (low + r2 * middle + r2 * r2 * high));
-    // 2^n in two factors: n is 128 at most, one more than exponents of floats reach, and -125 at least.
+    // 2^n in two factors: n is at most 128, one more than float exponents reach, and at least -125.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let y = (p + p) * power_of_two(n.wrapping_sub(1));
-    if least { 0.0 } else { y }
+    if underflows { 0.0 } else { y }
 }
 
 /// `2^n` for -126 ≤ n ≤ 127; any number for other n (which only a NaN's bits can give).
@@ -60,16 +60,16 @@ pub(super) fn zip(out: &mut [f32], x: &[f32], y: &[f32], f: impl Fn(f32, f32) ->
     }
 }
 
-/// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the middle of a softmax.
+/// Replaces each `x` by `e^(x - shift)` and returns the sum, accumulated in f64: the second pass of a softmax.
 pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
     struct ExpSum<'a>(&'a mut [f32], f32);
-    impl Wide for ExpSum<'_> {
+    impl Multiversion for ExpSum<'_> {
         type Out = f64;
         #[inline(always)]
-        fn run<L: Level>(self) -> f64 {
+        fn run<L: SimdLevel>(self) -> f64 {
             let shift = self.1;
             let mut total = 0.0;
-            // In pieces, so that the sum finds its values in the first cache level.
+            // In chunks, so that the sum reads its values from the L1 cache.
             for part in self.0.chunks_mut(super::CHUNK) {
                 update(part, |x| exp(x - shift));
                 total += total_of(part);
@@ -77,76 +77,76 @@ pub(super) fn exp_sum(x: &mut [f32], shift: f32) -> f64 {
             total
         }
     }
-    widest(ExpSum(x, shift))
+    run_widest(ExpSum(x, shift))
 }
 
-/// Elements up to the last one that is not -inf.
+/// Number of elements up to the last that is not -inf.
 pub(super) fn unmasked(x: &[f32]) -> usize {
     struct Unmasked<'a>(&'a [f32]);
-    impl Wide for Unmasked<'_> {
+    impl Multiversion for Unmasked<'_> {
         type Out = usize;
         #[inline(always)]
-        fn run<L: Level>(self) -> usize {
+        fn run<L: SimdLevel>(self) -> usize {
             let shown = |x: f32| x != f32::NEG_INFINITY;
             let (blocks, rest) = self.0.as_chunks::<32>();
             if let Some(last) = rest.iter().rposition(|&x| shown(x)) {
                 return 32 * blocks.len() + last + 1;
             }
-            // All of a block, without a branch for each: so it vectorises.
+            // Without a branch per element, so that it vectorises.
             let any = |block: &[f32; 32]| block.iter().fold(false, |any, &x| any | shown(x));
             let last = |b: usize| 32 * b + blocks[b].iter().rposition(|&x| shown(x)).map_or(0, |last| last + 1);
             blocks.iter().rposition(any).map_or(0, last)
         }
     }
-    widest(Unmasked(x))
+    run_widest(Unmasked(x))
 }
 
 /// Multiplies each `x` by `factor`.
 pub(super) fn scale(x: &mut [f32], factor: f32) {
     struct Scale<'a>(&'a mut [f32], f32);
-    impl Wide for Scale<'_> {
+    impl Multiversion for Scale<'_> {
         type Out = ();
         #[inline(always)]
-        fn run<L: Level>(self) {
+        fn run<L: SimdLevel>(self) {
             update(self.0, |x| x * self.1);
         }
     }
-    widest(Scale(x, factor));
+    run_widest(Scale(x, factor));
 }
 
 /// `out = x + y`.
 pub(super) fn add(out: &mut [f32], x: &[f32], y: &[f32]) {
     struct Add<'a>(&'a mut [f32], &'a [f32], &'a [f32]);
-    impl Wide for Add<'_> {
+    impl Multiversion for Add<'_> {
         type Out = ();
         #[inline(always)]
-        fn run<L: Level>(self) {
+        fn run<L: SimdLevel>(self) {
             zip(self.0, self.1, self.2, |x, y| x + y);
         }
     }
-    widest(Add(out, x, y));
+    run_widest(Add(out, x, y));
 }
 
 /// Sum in f64.
 pub(super) fn sum(x: &[f32]) -> f64 {
     struct Sum<'a>(&'a [f32]);
-    impl Wide for Sum<'_> {
+    impl Multiversion for Sum<'_> {
         type Out = f64;
         #[inline(always)]
-        fn run<L: Level>(self) -> f64 {
+        fn run<L: SimdLevel>(self) -> f64 {
             total_of(self.0)
         }
     }
-    widest(Sum(x))
+    run_widest(Sum(x))
 }
 
 /// Sum of the squares of `x - shift`: products in f32, sum in f64.
 pub(super) fn sum_of_squares(x: &[f32], shift: f32) -> f64 {
     struct Squares<'a>(&'a [f32], f32);
-    impl Wide for Squares<'_> {
+    impl Multiversion for Squares<'_> {
         type Out = f64;
         #[inline(always)]
-        fn run<L: Level>(self) -> f64 {
+        fn run<L: SimdLevel>(self) -> f64 {
             let (mut total, mut squares) = (0.0, [0.0; super::CHUNK]);
             for x in self.0.chunks(super::CHUNK) {
                 let squares = &mut squares[..x.len()];
@@ -156,11 +156,11 @@ pub(super) fn sum_of_squares(x: &[f32], shift: f32) -> f64 {
             total
         }
     }
-    widest(Squares(x, shift))
+    run_widest(Squares(x, shift))
 }
 
-/// Sum in f64 on many accumulators: one would make each addition wait for the one before. Nothing but the conversion
-/// stands in the loop: the compiler vectorises no more than that.
+/// Sum in f64 with many independent accumulators: with one, each addition would wait for the previous one. The loop only
+/// converts and adds: the compiler does not vectorise more than that.
 #[inline(always)]
 fn total_of(x: &[f32]) -> f64 {
     let mut lanes = [0.0; 32];
@@ -173,7 +173,7 @@ fn total_of(x: &[f32]) -> f64 {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane += f64::from(x);
     }
-    // By halves: one after another, each addition would wait for the one before.
+    // Pairwise: in sequence each addition would wait for the previous one.
     for half in [16, 8, 4, 2, 1] {
         let (low, high) = lanes.split_at_mut(half);
         for (low, high) in low.iter_mut().zip(high) {
@@ -183,17 +183,17 @@ fn total_of(x: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// The largest value, -inf for none; NaNs are passed over.
+/// The largest value, -inf if there is none; NaNs are ignored.
 pub(super) fn max(x: &[f32]) -> f32 {
     struct Max<'a>(&'a [f32]);
-    impl Wide for Max<'_> {
+    impl Multiversion for Max<'_> {
         type Out = f32;
         #[inline(always)]
-        fn run<L: Level>(self) -> f32 {
+        fn run<L: SimdLevel>(self) -> f32 {
             largest(self.0)
         }
     }
-    widest(Max(x))
+    run_widest(Max(x))
 }
 
 #[inline(always)]
@@ -202,7 +202,7 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     let (blocks, rest) = x.as_chunks::<32>();
     let mut lanes = [f32::NEG_INFINITY; 32];
     for block in blocks {
-        // A new array instead of a changed one, which the compiler would store under masks.
+        // A new array: the compiler would update the old one with masked stores.
         let mut next = [0.0; 32];
         for l in 0..32 {
             next[l] = larger(lanes[l], block[l]);
@@ -219,21 +219,21 @@ pub(super) fn largest(x: &[f32]) -> f32 {
 /// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.
 pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut [f32]) {
     struct CosSin<'a>(&'a [f32], f32, &'a mut [f32], &'a mut [f32]);
-    impl Wide for CosSin<'_> {
+    impl Multiversion for CosSin<'_> {
         type Out = ();
         #[inline(always)]
-        fn run<L: Level>(self) {
+        fn run<L: SimdLevel>(self) {
             for ((angle, cos), sin) in self.0.iter().zip(self.2).zip(self.3) {
                 let (c, s) = cos_sin_of(*angle);
                 (*cos, *sin) = (c * self.1, s * self.1);
             }
         }
     }
-    // Beyond this the reduction loses bits that f32 shows; no position of a model comes near.
-    const FAR: f32 = 1e8;
-    widest(CosSin(angles, magnitude, cos, sin));
+    // Above this angle the f64 reduction loses bits that f32 shows; positions of models are far smaller.
+    const MAX_REDUCED_ANGLE: f32 = 1e8;
+    run_widest(CosSin(angles, magnitude, cos, sin));
     for ((angle, cos), sin) in angles.iter().zip(cos).zip(sin) {
-        if angle.abs() > FAR {
+        if angle.abs() > MAX_REDUCED_ANGLE {
             (*cos, *sin) = (angle.cos() * magnitude, angle.sin() * magnitude);
         }
     }
@@ -244,7 +244,7 @@ fn cos_sin_of(x: f32) -> (f32, f32) {
     use std::f64::consts::{FRAC_2_PI, FRAC_PI_2};
     /// As [`super::ROUND`], for f64.
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    /// π/2 beyond what an f64 holds of it.
+    /// π/2 less its f64 value.
     const REST: f64 = 6.123_233_995_736_766e-17;
     let x = f64::from(x);
     let shifted = x * FRAC_2_PI + ROUND;
@@ -259,7 +259,7 @@ fn cos_sin_of(x: f32) -> (f32, f32) {
         q = q * s + c;
     }
     let (sin, cos) = ((r + r * s * p) as f32, (1.0 + s * q) as f32);
-    // The quarter turns stand in the low bits.
+    // The number of quarter turns, in the low bits.
     let quarters = shifted.to_bits() as u32;
     let (cos, sin) = if quarters & 1 == 0 { (cos, sin) } else { (sin, cos) };
     let flip = |x: f32, when: u32| f32::from_bits(x.to_bits() ^ (when & 2) << 30);
@@ -291,11 +291,11 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// GELU by its tanh approximation, `x/2 (1 + tanh(sqrt(2/π) x (1 + 0.044715 x²)))`, computed as the equal
-/// `x sigmoid(2 ...)`, which does not cancel for negative x; 0 up to -10.
+/// GELU by its tanh approximation, `x/2 (1 + tanh(sqrt(2/π) x (1 + 0.044715 x²)))`, computed as the equal `x sigmoid(2 ...)`,
+/// which does not cancel for negative x; 0 up to -10.
 ///
-/// ggml's CPU takes f32 and f16 through a table over f16 (relative error up to 1e-3, the same shortcut at -10); its
-/// other devices and this one evaluate the formula.
+/// ggml's CPU backend looks f32 and f16 up in a table over f16 (relative error up to 1e-3, the same cut at -10). Its other
+/// backends and this device evaluate the formula.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
     let y = x / (1.0 + exp(-1.595_769_2 * x * (1.0 + 0.044_715 * x * x)));
@@ -316,7 +316,7 @@ pub(super) fn gelu_erf(x: f32) -> f32 {
 }
 
 /// `1 - erf(z)` for z ≥ 0 as `t e^(P(t) - z²)` with `t = 1 / (1 + z/2)`. The polynomial's relative error is 1e-7; rounding
-/// adds a few ulp, and as many as z² has units for large z.
+/// adds a few ulp, for large z about z² ulp.
 #[inline(always)]
 fn erfc(z: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.5 * z);
@@ -341,21 +341,21 @@ fn erfc(z: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Distance in units of the wanted value's last place.
+    /// Error in ulp of the expected value.
     fn ulps(got: f32, want: f64) -> f64 {
         let w = want as f32;
         let ulp = f64::from(w.abs().next_up() - w.abs());
         (f64::from(got) - want).abs() / ulp
     }
 
-    /// Every `step`-th float of the range of bit patterns, both signs.
+    /// Every `step`-th float below `below`, both signs.
     fn floats(below: f32, step: usize) -> impl Iterator<Item = f32> {
         (0..below.to_bits()).step_by(step).map(f32::from_bits).flat_map(|x| [x, -x])
     }
 
     #[test]
     fn exp_is_within_two_ulp_everywhere() {
-        for x in floats(88.722_84, 2003).filter(|x| *x >= LEAST) {
+        for x in floats(88.722_84, 2003).filter(|x| *x >= EXP_UNDERFLOW) {
             let error = ulps(exp(x), f64::from(x).exp());
             assert!(error <= 2.0, "exp({x:e}) is off by {error} ulp");
         }
@@ -364,7 +364,9 @@ mod tests {
     #[test]
     fn exp_of_the_extremes() {
         let big = f32::MAX;
-        for (x, want) in [(f32::NEG_INFINITY, 0.0), (-big, 0.0), (LEAST.next_down(), 0.0), (0.0, 1.0), (-0.0, 1.0)] {
+        for (x, want) in
+            [(f32::NEG_INFINITY, 0.0), (-big, 0.0), (EXP_UNDERFLOW.next_down(), 0.0), (0.0, 1.0), (-0.0, 1.0)]
+        {
             assert_eq!(exp(x).to_bits(), f32::to_bits(want), "exp({x})");
         }
         for x in [f32::INFINITY, big, 88.723, 89.5, 200.0] {
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_maxima_of_any_length() {
+    fn sums_and_maxima_match_for_any_length() {
         for n in [0, 1, 7, 8, 9, 63, 64, 65, 1000] {
             let x: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
             let want: f64 = x.iter().map(|&x| f64::from(x)).sum();
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mask_hides_at_the_end() {
+    fn unmasked_ignores_a_masked_tail() {
         for n in [0, 1, 31, 32, 33, 200] {
             for shown in 0..=n {
                 let mut x = vec![f32::NEG_INFINITY; n];
@@ -416,7 +418,7 @@ mod tests {
         let (mut cos, mut sin) = (vec![0.0; angles.len()], vec![0.0; angles.len()]);
         cos_sin(&angles, 1.0, &mut cos, &mut sin);
         for ((&x, &c), &s) in angles.iter().zip(&cos).zip(&sin) {
-            // Near a zero the wanted value has more bits than the reduced angle.
+            // Near a zero the expected value has more bits than the reduced angle.
             let close = |got: f32, want: f64| ulps(got, want) <= 2.0 || (f64::from(got) - want).abs() < 2e-8;
             assert!(close(c, f64::from(x).cos()) && close(s, f64::from(x).sin()), "{x:e}: {c} {s}");
         }
@@ -446,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn the_activations_follow_their_formulas() {
+    fn activations_match_their_formulas() {
         type Case = (&'static str, fn(f32) -> f32, fn(f64) -> f64);
         let cases: [Case; 5] = [
             ("sigmoid", sigmoid, |x| 1.0 / (1.0 + (-x).exp())),

@@ -1,7 +1,7 @@
 //! CPU kernels, one file per op family.
 //!
-//! A family's `select` decides whether a node can run and how: what it returns is both the device's answer to
-//! "do you support this" and the thing that is launched, so that the two cannot drift apart.
+//! A family's `select` decides whether a node is supported and returns its kernel. The device supports a node if `select`
+//! succeeds, so that the two cannot diverge. Start with [`Kernel`] and [`select`]; a family to read first is `unary`.
 
 mod binary;
 mod concat;
@@ -18,96 +18,104 @@ mod softmax;
 mod sort;
 mod unary;
 
-use super::layout::Access;
-use super::pool::Work;
-use super::simd::{Kernels, Packing};
+use super::layout::LayoutAccess;
+use super::pool::KernelContext;
+use super::simd::{GemmKernels, RhsPacking};
 use crate::device::Unsupported;
-pub(super) use crate::device::unsupported_types as types;
+pub(super) use crate::device::unsupported_types;
 use crate::ops::softmax::Alibi;
 use crate::ops::{NodeView, Op, OpCode};
 use crate::tensor::TensorDesc;
 
-/// Elements that element-wise kernels convert, compute and write at a time: a few of these buffers stay in the first
-/// cache level, on the stack.
+/// Elements that element-wise kernels convert, compute and write at a time: a few such buffers fit the L1 cache and the stack.
 pub(super) const CHUNK: usize = 1024;
 
-/// Nodes below this cost (see [`Kernel::new`]) run on one worker: sharing would cost more than it saves.
-const SHARE_FROM: usize = 1 << 14;
+/// Nodes below this cost (see [`Kernel::new`]) run on one worker: sharing them would cost more than it saves.
+const MIN_SHARED_COST: usize = 1 << 14;
 
-/// Which arithmetic products use.
+/// Arithmetic of matrix products.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Path {
-    /// f32 with f64 accumulators where ggml has them: the reference for every other device.
+pub enum MathMode {
+    /// f32 products with f64 accumulators where ggml has them: the reference for all other devices.
     Exact,
-    /// SIMD and quantised activations, as ggml's own CPU does.
+    /// SIMD kernels and quantised activations, as in ggml's CPU backend.
     Fast,
 }
 
-/// A node made ready to run.
+/// The kernel of one node, with its scratch sizes, its cost and the layouts it can read.
 pub(super) struct Kernel {
-    run: Box<dyn Fn(&mut Work<'_>) + Send + Sync>,
+    run: Box<dyn Fn(&mut KernelContext<'_>) + Send + Sync>,
     cost: usize,
     local: usize,
     shared: usize,
     syncs: usize,
-    first: Access,
-    columns: Option<Packing>,
+    src0_access: LayoutAccess,
+    packed_rhs: Option<RhsPacking>,
 }
 
 impl Kernel {
-    /// A kernel and its cost in element operations (one read, computed and written f32 is about 1). Every worker of the
-    /// node calls `run`; it takes its part from [`Work::chunks`].
-    pub(super) fn new(cost: usize, run: impl Fn(&mut Work<'_>) + Send + Sync + 'static) -> Kernel {
-        Kernel { run: Box::new(run), cost, local: 0, shared: 0, syncs: 0, first: Access::Plain, columns: None }
+    /// A kernel and its cost in element operations (reading, computing and writing one f32 is about 1). Every worker of the
+    /// node calls `run` and claims its part by [`KernelContext::chunks`].
+    pub(super) fn new(cost: usize, run: impl Fn(&mut KernelContext<'_>) + Send + Sync + 'static) -> Kernel {
+        Kernel {
+            run: Box::new(run),
+            cost,
+            local: 0,
+            shared: 0,
+            syncs: 0,
+            src0_access: LayoutAccess::Rows,
+            packed_rhs: None,
+        }
     }
 
-    /// Floats of scratch for each worker, from [`Work::take_local`].
+    /// Floats of scratch for each worker, from [`KernelContext::take_local_scratch`].
     pub(super) fn with_local(mut self, floats: usize) -> Kernel {
         self.local = floats;
         self
     }
 
-    /// Bytes of scratch for all workers together, from [`Work::shared`].
+    /// Bytes of scratch for all workers together, from [`KernelContext::shared`].
     pub(super) fn with_shared(mut self, bytes: usize) -> Kernel {
         self.shared = bytes;
         self
     }
 
-    /// How often each call of `run` calls [`Work::sync`].
+    /// How often each call of `run` calls [`KernelContext::sync`]. All workers must sync equally often, so the program
+    /// completes the count if a kernel fails.
     pub(super) fn with_syncs(mut self, syncs: usize) -> Kernel {
         self.syncs = syncs;
         self
     }
 
-    /// It reads source 0 as well when its rows lie in strips ([`View::packed`](super::memory::View::packed)).
-    pub(super) fn reads_strips(mut self) -> Kernel {
-        self.first = Access::Either;
+    /// Source 0 may be packed into panels ([`View::is_packed`](super::memory::View::is_packed)).
+    pub(super) fn reads_panels(mut self) -> Kernel {
+        self.src0_access = LayoutAccess::RowsOrPanels;
         self
     }
 
-    /// As [`Kernel::reads_strips`], and that is faster.
-    pub(super) fn wants_strips(mut self) -> Kernel {
-        self.first = Access::Strips;
+    /// As [`Kernel::reads_panels`]; panels are faster, so the program packs source 0 if allowed.
+    pub(super) fn prefers_panels(mut self) -> Kernel {
+        self.src0_access = LayoutAccess::PreferPanels;
         self
     }
 
-    /// It leaves source 1 packed in shared scratch, which holds nothing else, and can find it there: then it does not
-    /// call [`Work::sync`].
-    pub(super) fn with_columns(mut self, packing: Packing) -> Kernel {
-        self.columns = Some(packing);
+    /// The kernel packs source 1 into shared scratch, which holds nothing else. If it finds source 1 packed there
+    /// ([`KernelContext::rhs_is_packed`]), it packs nothing and does not call [`KernelContext::sync`].
+    pub(super) fn with_packed_rhs(mut self, packing: RhsPacking) -> Kernel {
+        self.packed_rhs = Some(packing);
         self
     }
 
-    pub(super) fn leaves_columns(&self) -> Option<Packing> {
-        self.columns
+    pub(super) fn packed_rhs(&self) -> Option<RhsPacking> {
+        self.packed_rhs
     }
 
-    /// How it reads source `i`.
-    pub(super) fn access(&self, i: usize) -> Access {
-        if i == 0 { self.first } else { Access::Plain }
+    /// The layouts in which the kernel can read source `i`.
+    pub(super) fn access(&self, i: usize) -> LayoutAccess {
+        if i == 0 { self.src0_access } else { LayoutAccess::Rows }
     }
 
-    /// How many parts the work has at most: one alone is not worth a meeting of the workers.
+    /// Limits the parallelism: with a single part the node runs on one worker.
     pub(super) fn with_parts(mut self, parts: usize) -> Kernel {
         if parts <= 1 {
             self.cost = 0;
@@ -115,16 +123,16 @@ impl Kernel {
         self
     }
 
-    pub(super) fn run(&self, work: &mut Work<'_>) {
-        (self.run)(work);
+    pub(super) fn run(&self, ctx: &mut KernelContext<'_>) {
+        (self.run)(ctx);
     }
 
     pub(super) fn cost(&self) -> usize {
         self.cost
     }
 
-    pub(super) fn alone(&self) -> bool {
-        self.cost < SHARE_FROM
+    pub(super) fn runs_serially(&self) -> bool {
+        self.cost < MIN_SHARED_COST
     }
 
     pub(super) fn local(&self) -> usize {
@@ -140,11 +148,11 @@ impl Kernel {
     }
 }
 
-/// The kernel for a node that keeps its shape rule.
+/// The kernel of a node whose shapes satisfy the shape rule of its op.
 ///
 /// # Errors
-/// [`Unsupported`] names what the CPU lacks for it.
-pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
+/// [`Unsupported`] with the reason why the CPU cannot run the node.
+pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
     match node.op {
         Op::Binary(op) => binary::select(*op, node),
         Op::Unary(op) => unary::select(*op, node),
@@ -155,26 +163,27 @@ pub(super) fn select(node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsuppor
         Op::Rows(op) => rows::select(*op, node),
         Op::Concat(op) => concat::select(*op, node),
         Op::Sort(op) => sort::select(*op, node),
-        Op::MulMat(op) => mul_mat::select(*op, node, path),
+        Op::MulMat(op) => mul_mat::select(*op, node, math_mode),
         Op::Rope(op) => rope::select(*op, node),
         Op::SoftMax(op) => softmax::select(*op, node),
         Op::FlashAttn(op) => flash_attn::select(*op, node),
     }
 }
 
-/// Whether products on `path` read this weight from strips.
-pub(super) fn takes_strips(weight: &TensorDesc, path: Path) -> bool {
-    path == Path::Fast && Kernels::of(weight.dtype()).is_some_and(|k| k.tiles(weight.ne()[0]).is_some())
+/// Whether products with `math_mode` read this weight from panels.
+pub(super) fn packs_into_panels(weight: &TensorDesc, math_mode: MathMode) -> bool {
+    math_mode == MathMode::Fast
+        && GemmKernels::of(weight.dtype()).is_some_and(|k| k.micro_kernel(weight.ne()[0]).is_some())
 }
 
-/// The error for anything but types.
+/// An [`Unsupported`] error with a reason (for wrong types see [`unsupported_types`]).
 pub(super) fn unsupported(op: OpCode, reason: impl Into<String>) -> Unsupported {
     Unsupported { op, reason: reason.into() }
 }
 
-/// Calls `each(i, n)` for the pieces of at most `piece` elements of the rows `rows` of `t`: `i` is the index of the
-/// piece's first element, `n` its length.
-pub(super) fn pieces(
+/// Splits the rows `rows` of `t` into pieces of at most `piece` elements and calls `each(i, n)`: `i` is the index of the first
+/// element, `n` the length.
+pub(super) fn for_each_piece(
     t: &TensorDesc,
     rows: std::ops::Range<usize>,
     piece: usize,
@@ -192,41 +201,43 @@ pub(super) fn pieces(
     }
 }
 
-/// The pieces of at most [`CHUNK`] (or fewer) elements of a tensor's rows, numbered in order, so that workers can share a tensor of
-/// few long rows as well as one of many short ones.
-pub(super) struct Pieces<'a> {
+/// The rows of a tensor, split into pieces of at most [`CHUNK`] elements that are numbered in order: workers can share a
+/// tensor of few long rows as well as one of many short rows.
+pub(super) struct RowPieces<'a> {
     t: &'a TensorDesc,
     piece: usize,
     per_row: usize,
 }
 
-impl<'a> Pieces<'a> {
-    pub(super) fn of(t: &'a TensorDesc) -> Pieces<'a> {
-        Pieces::by(t, CHUNK)
+impl<'a> RowPieces<'a> {
+    /// With pieces of at most [`CHUNK`] elements.
+    pub(super) fn new(t: &'a TensorDesc) -> RowPieces<'a> {
+        RowPieces::with_len(t, CHUNK)
     }
 
-    /// Pieces of at most `piece` elements.
-    pub(super) fn by(t: &'a TensorDesc, piece: usize) -> Pieces<'a> {
-        Pieces { t, piece, per_row: t.ne()[0].div_ceil(piece) }
+    /// With pieces of at most `piece` elements.
+    pub(super) fn with_len(t: &'a TensorDesc, piece: usize) -> RowPieces<'a> {
+        RowPieces { t, piece, per_row: t.ne()[0].div_ceil(piece) }
     }
 
+    /// Number of pieces.
     pub(super) fn count(&self) -> usize {
         self.t.rows() * self.per_row
     }
 
-    /// Index of piece `k`'s first element, and its length.
+    /// Index of the first element of piece `k`, and its length.
     pub(super) fn get(&self, k: usize) -> ([usize; 4], usize) {
         let [i1, i2, i3] = self.t.row_index(k / self.per_row);
         let i0 = k % self.per_row * self.piece;
         ([i0, i1, i2, i3], self.piece.min(self.t.ne()[0] - i0))
     }
 
-    /// Calls `each(i, n)` for this worker's share of the pieces, as [`pieces`] does.
-    pub(super) fn share(&self, work: &Work<'_>, mut each: impl FnMut([usize; 4], usize)) {
-        // A few turns for each worker, but no smaller ones than a claim is worth.
-        let elements = (self.t.elements() / (4 * work.workers())).clamp(CHUNK, 4 * CHUNK);
+    /// Calls `each(i, n)` for the pieces that this worker claims, as [`for_each_piece`] does.
+    pub(super) fn share(&self, ctx: &KernelContext<'_>, mut each: impl FnMut([usize; 4], usize)) {
+        // Several claims per worker to balance the load, but none so small that claiming dominates.
+        let elements = (self.t.elements() / (4 * ctx.workers())).clamp(CHUNK, 4 * CHUNK);
         let grain = elements / self.piece.min(self.t.ne()[0]).max(1);
-        for range in work.chunks(self.count(), grain.max(1)) {
+        for range in ctx.chunks(self.count(), grain.max(1)) {
             for k in range {
                 let (i, n) = self.get(k);
                 each(i, n);
@@ -236,11 +247,11 @@ impl<'a> Pieces<'a> {
 }
 
 /// Rows per chunk so that a chunk is about `items` elements.
-pub(super) fn rows_of(t: &TensorDesc, items: usize) -> usize {
+pub(super) fn rows_per_chunk(t: &TensorDesc, items: usize) -> usize {
     (items / t.ne()[0].max(1)).max(1)
 }
 
-/// The slope of query head `h` of `heads` that ALiBi gives the mask; 1 without it (`max_bias` ≤ 0).
+/// ALiBi: the mask's factor for query head `h` of `heads`; 1 without ALiBi (`max_bias` ≤ 0).
 pub(super) fn alibi_slope(max_bias: f32, heads: usize, h: usize) -> f32 {
     Alibi::new(max_bias, heads).map_or(1.0, |alibi| alibi.slope(h))
 }

@@ -1,36 +1,38 @@
-//! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with one of f32, as ggml has it; ARGMAX.
+//! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with an f32 accumulator, as in ggml; ARGMAX.
 
-use super::{CHUNK, Kernel, Pieces, math, pieces, rows_of, types};
-use crate::cpu::pool::Work;
+use super::{CHUNK, Kernel, RowPieces, for_each_piece, math, rows_per_chunk, unsupported_types};
+use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::reduce::Reduce;
 use crate::tensor::DType::{F32, I32};
 
-/// Parts of a SUM that workers share: a fixed number, so that the result does not depend on how many workers there are.
+/// Partial sums of a SUM: a fixed number, so that the result does not depend on the number of workers.
 const PARTS: usize = 64;
 
 pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    let Some(x) = node.srcs.get(0) else { return Err(types(node)) };
+    let Some(x) = node.srcs.get(0) else { return Err(unsupported_types(node)) };
     let cost = x.elements();
     Ok(match (op, x.dtype(), node.dst.dtype()) {
         (Reduce::Sum, a, b) if a.is_float() && b.is_float() => {
             Kernel::new(cost, sum).with_shared(PARTS * size_of::<f64>()).with_syncs(1)
         }
         (Reduce::SumRows, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, _| sum as f32)),
-        (Reduce::Cumsum, F32, F32) => Kernel::new(cost, cumsum).with_parts(x.rows().div_ceil(rows_of(x, 4 * CHUNK))),
+        (Reduce::Cumsum, F32, F32) => {
+            Kernel::new(cost, cumsum).with_parts(x.rows().div_ceil(rows_per_chunk(x, 4 * CHUNK)))
+        }
         (Reduce::Mean, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, n| sum as f32 / n as f32)),
         (Reduce::Argmax, F32, I32) => Kernel::new(cost, argmax),
-        _ => return Err(types(node)),
+        _ => return Err(unsupported_types(node)),
     })
 }
 
-fn sum(work: &mut Work<'_>) {
-    let (dst, src, parts) = (work.dst(), work.src(0), work.shared());
-    let pieces = Pieces::of(src.desc());
+fn sum(ctx: &mut KernelContext<'_>) {
+    let (dst, src, parts) = (ctx.dst(), ctx.src(0), ctx.shared());
+    let pieces = RowPieces::new(src.desc());
     let per_part = pieces.count().div_ceil(PARTS).max(1);
     let mut x = [0.0; CHUNK];
-    for range in work.chunks(pieces.count(), per_part) {
+    for range in ctx.chunks(pieces.count(), per_part) {
         let part = range.start / per_part;
         let mut total = 0.0;
         for k in range {
@@ -40,20 +42,20 @@ fn sum(work: &mut Work<'_>) {
         }
         parts.write(part * size_of::<f64>(), &[total]);
     }
-    work.sync();
-    if work.worker() == 0 {
+    ctx.sync();
+    if ctx.worker() == 0 {
         let parts = parts.read::<f64>(0, pieces.count().div_ceil(per_part));
         dst.store([0; 4], &[parts.iter().sum::<f64>() as f32]);
     }
 }
 
-fn sum_rows(work: &mut Work<'_>, finish: impl Fn(f64, usize) -> f32) {
-    let (dst, src) = (work.dst(), work.src(0));
+fn sum_rows(ctx: &mut KernelContext<'_>, finish: impl Fn(f64, usize) -> f32) {
+    let (dst, src) = (ctx.dst(), ctx.src(0));
     let mut x = [0.0; CHUNK];
-    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+    for rows in ctx.chunks(src.desc().rows(), rows_per_chunk(src.desc(), 4 * CHUNK)) {
         for r in rows {
             let mut total = 0.0;
-            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+            for_each_piece(src.desc(), r..r + 1, CHUNK, |i, n| {
                 src.load(i, &mut x[..n]);
                 total += math::sum(&x[..n]);
             });
@@ -63,14 +65,14 @@ fn sum_rows(work: &mut Work<'_>, finish: impl Fn(f64, usize) -> f32) {
     }
 }
 
-fn cumsum(work: &mut Work<'_>) {
-    let (dst, src) = (work.dst(), work.src(0));
+fn cumsum(ctx: &mut KernelContext<'_>) {
+    let (dst, src) = (ctx.dst(), ctx.src(0));
     let mut x = [0.0; CHUNK];
-    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+    for rows in ctx.chunks(src.desc().rows(), rows_per_chunk(src.desc(), 4 * CHUNK)) {
         for r in rows {
-            // Nothing is added to a first -0 either.
+            // -0, so that a first element of -0 stays -0.
             let mut sum = -0.0;
-            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+            for_each_piece(src.desc(), r..r + 1, CHUNK, |i, n| {
                 let x = &mut x[..n];
                 src.load(i, x);
                 for x in x.iter_mut() {
@@ -83,16 +85,16 @@ fn cumsum(work: &mut Work<'_>) {
     }
 }
 
-fn argmax(work: &mut Work<'_>) {
-    let (dst, src) = (work.dst(), work.src(0));
+fn argmax(ctx: &mut KernelContext<'_>) {
+    let (dst, src) = (ctx.dst(), ctx.src(0));
     let mut x = [0.0; CHUNK];
-    for rows in work.chunks(src.desc().rows(), rows_of(src.desc(), 4 * CHUNK)) {
+    for rows in ctx.chunks(src.desc().rows(), rows_per_chunk(src.desc(), 4 * CHUNK)) {
         for r in rows {
             let (mut best, mut index) = (f32::NEG_INFINITY, 0);
-            pieces(src.desc(), r..r + 1, CHUNK, |i, n| {
+            for_each_piece(src.desc(), r..r + 1, CHUNK, |i, n| {
                 let x = &mut x[..n];
                 src.load(i, x);
-                // Where the maximum lies matters only in the few pieces that raise it.
+                // The index is searched only in the few pieces that raise the maximum.
                 let max = math::max(x);
                 if max >= best
                     && let Some(k) = x.iter().rposition(|&x| x == max)

@@ -1,9 +1,9 @@
-//! ROPE: one table of angles per token, used for all its heads.
+//! ROPE: one table of angles per token, used for all its heads. Also ROPE fused with SET_ROWS.
 
-use super::rows::{owner, row_of};
-use super::{CHUNK, Kernel, math, rows_of, types};
-use crate::cpu::pool::Work;
-use crate::cpu::simd::{Level, Wide, widest};
+use super::rows::{check_row, owner};
+use super::{CHUNK, Kernel, math, rows_per_chunk, unsupported_types};
+use crate::cpu::pool::KernelContext;
+use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::Unsupported;
 use crate::ops::rope::{self, Rope, RopeMode};
 use crate::ops::{NodeView, OpCode};
@@ -11,64 +11,65 @@ use crate::tensor::DType::{F16, F32};
 
 pub(super) fn select(op: Rope, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     if !matches!(node.dst.dtype(), F32 | F16) {
-        return Err(types(node));
+        return Err(unsupported_types(node));
     }
     let kernel = Kernel::new(node.dst.elements().saturating_mul(4), move |w| rope(w, &op));
-    let parts = node.dst.rows().div_ceil(rows_of(node.dst, 4 * CHUNK));
+    let parts = node.dst.rows().div_ceil(rows_per_chunk(node.dst, 4 * CHUNK));
     Ok(kernel.with_local(scratch(&op, node.dst.ne()[0])).with_parts(parts))
 }
 
-/// Floats that rotating rows of `n` takes.
+/// Floats of scratch for rotating rows of `n` elements.
 fn scratch(op: &Rope, n: usize) -> usize {
-    n.saturating_add(Turns::scratch(op, n))
+    n.saturating_add(Rotator::scratch(op, n))
 }
 
-fn rope(work: &mut Work<'_>, op: &Rope) {
-    let (dst, local) = (work.dst(), work.take_local());
+fn rope(ctx: &mut KernelContext<'_>, op: &Rope) {
+    let (dst, local) = (ctx.dst(), ctx.take_local_scratch());
     let (out, rest) = local.split_at_mut(dst.ne()[0]);
-    let mut turns = Turns::new(work, op, rest);
-    for rows in work.chunks(dst.desc().rows(), rows_of(dst.desc(), 4 * CHUNK)) {
+    let mut rotator = Rotator::new(ctx, op, rest);
+    for rows in ctx.chunks(dst.desc().rows(), rows_per_chunk(dst.desc(), 4 * CHUNK)) {
         for r in rows {
             let [i1, i2, i3] = dst.desc().row_index(r);
-            turns.turn(work, [i1, i2, i3], out);
+            rotator.rotate_row(ctx, [i1, i2, i3], out);
             dst.store([0, i1, i2, i3], out);
         }
     }
 }
 
-/// The kernel of ROPE and a SET_ROWS of its result, all heads of a token as one row of `row` floats: sources as ROPE's,
-/// then the ids of the rows; `elements` are turned. All F32, one batch; the destination has its own type.
-pub(in crate::cpu) fn onto_rows(op: Rope, elements: usize, row: usize) -> Kernel {
-    let local = row.saturating_add(Turns::scratch(&op, row));
+/// The kernel of ROPE fused with a SET_ROWS of its result: all heads of a token are one row of `row` floats. Sources: those of
+/// ROPE, then the row ids. `elements` values are rotated. Sources are F32 with one batch; the destination may have another
+/// type.
+pub(in crate::cpu) fn kernel_with_set_rows(op: Rope, elements: usize, row: usize) -> Kernel {
+    let local = row.saturating_add(Rotator::scratch(&op, row));
     let kernel = Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row));
     kernel.with_local(local).with_parts(elements / row.max(1))
 }
 
-/// As SET_ROWS, every worker looks at all ids in order and writes the rows that it owns: two may name one row.
-fn rope_rows(work: &mut Work<'_>, op: &Rope, row: usize) {
-    let (dst, ids, local) = (work.dst(), work.src(3), work.take_local());
+/// As in SET_ROWS, every worker reads all ids in order and writes the rows that it owns, because two ids may name one row.
+fn rope_rows(ctx: &mut KernelContext<'_>, op: &Rope, row: usize) {
+    let (dst, ids, local) = (ctx.dst(), ctx.src(3), ctx.take_local_scratch());
     let (out, rest) = local.split_at_mut(row);
-    let mut turns = Turns::new(work, op, rest);
-    let [d, _, tokens, _] = work.src(0).ne();
+    let mut rotator = Rotator::new(ctx, op, rest);
+    let [d, _, tokens, _] = ctx.src(0).ne();
     for token in 0..tokens {
-        let to = match row_of(OpCode::SetRows, ids.index([token, 0, 0, 0]), dst.ne()[1]) {
+        let to = match check_row(OpCode::SetRows, ids.index([token, 0, 0, 0]), dst.ne()[1]) {
             Ok(to) => to,
-            Err(error) => return work.fail(error),
+            Err(error) => return ctx.fail(error),
         };
-        if owner(to, work.workers()) == work.worker() {
+        if owner(to, ctx.workers()) == ctx.worker() {
             for (head, out) in out.chunks_exact_mut(d).enumerate() {
-                turns.turn(work, [head, token, 0], out);
+                rotator.rotate_row(ctx, [head, token, 0], out);
             }
             dst.store([0, to, 0, 0], out);
         }
     }
 }
 
-/// Turns rows of source 0 by the positions of source 1.
-struct Turns<'a> {
+/// Rotates rows of source 0 by the positions of source 1.
+struct Rotator<'a> {
     op: &'a Rope,
-    angles: Angles<'a>,
-    /// The token that cosines and sines are those of.
+    angles: AngleTable<'a>,
+    /// The token of the current cosines and sines.
     token: Option<usize>,
     cos: &'a mut [f32],
     sin: &'a mut [f32],
@@ -77,33 +78,34 @@ struct Turns<'a> {
     row: &'a mut [f32],
 }
 
-impl<'a> Turns<'a> {
-    /// Floats of scratch for rows of `n`.
+impl<'a> Rotator<'a> {
+    /// Floats of scratch for rows of `n` elements.
     fn scratch(op: &Rope, n: usize) -> usize {
         n.saturating_add(op.pairs().saturating_mul(4))
     }
 
-    fn new(work: &Work<'_>, op: &'a Rope, scratch: &'a mut [f32]) -> Turns<'a> {
-        let (row, rest) = scratch.split_at_mut(work.src(0).ne()[0]);
+    fn new(ctx: &KernelContext<'_>, op: &'a Rope, scratch: &'a mut [f32]) -> Rotator<'a> {
+        let (row, rest) = scratch.split_at_mut(ctx.src(0).ne()[0]);
         let (cos, rest) = rest.split_at_mut(op.pairs());
         let (sin, rest) = rest.split_at_mut(op.pairs());
         let (factors, angle) = rest.split_at_mut(op.pairs());
-        Turns { op, angles: Angles::new(op), token: None, cos, sin, factors, angle, row }
+        Rotator { op, angles: AngleTable::new(op), token: None, cos, sin, factors, angle, row }
     }
 
-    /// Row `i` of x, turned, into `out`. All of it is read before anything is returned: dst may lie where x does.
-    fn turn(&mut self, work: &Work<'_>, i: [usize; 3], out: &mut [f32]) {
+    /// Writes row `i` of source 0, rotated, to `out`. The source row is read completely before this returns: dst may lie on
+    /// it.
+    fn rotate_row(&mut self, ctx: &KernelContext<'_>, i: [usize; 3], out: &mut [f32]) {
         let op = self.op;
         if self.token.is_none() {
-            // Factors too are only read by whoever has rows to write: a dst of one row may lie on them.
+            // Only workers with rows to write read the factors: a dst of one row may lie on them.
             self.factors.fill(1.0);
-            if let Some(view) = work.optional(2) {
+            if let Some(view) = ctx.optional_src(2) {
                 view.load([0; 4], self.factors);
             }
         }
         if self.token != Some(i[1]) {
-            // Time, height, width, extra; only the first without sections.
-            let (positions, tokens) = (work.src(1), work.src(0).ne()[2]);
+            // Positions of time, height, width and extra; only the first without sections.
+            let (positions, tokens) = (ctx.src(1), ctx.src(0).ne()[2]);
             let count = if op.mode.sections().is_some() { 4 } else { 1 };
             let mut at = [0.0; 4];
             for (k, at) in at[..count].iter_mut().enumerate() {
@@ -113,24 +115,24 @@ impl<'a> Turns<'a> {
             math::cos_sin(self.angle, self.angles.base.mscale, self.cos, self.sin);
             self.token = Some(i[1]);
         }
-        let x = work.src(0).fetch([0, i[0], i[1], i[2]], self.row);
-        widest(Rotate { op, x, out, cos: self.cos, sin: self.sin });
+        let x = ctx.src(0).fetch([0, i[0], i[1], i[2]], self.row);
+        run_widest(RotateLoop { op, x, out, cos: self.cos, sin: self.sin });
     }
 }
 
-/// The part of the angles that does not depend on the token.
-struct Angles<'a> {
+/// The angles of a token; `base` is the part that does not depend on it.
+struct AngleTable<'a> {
     op: &'a Rope,
     base: rope::RopeAngles,
 }
 
-impl<'a> Angles<'a> {
-    fn new(op: &'a Rope) -> Angles<'a> {
-        Angles { op, base: op.angles() }
+impl<'a> AngleTable<'a> {
+    fn new(op: &'a Rope) -> AngleTable<'a> {
+        AngleTable { op, base: op.angles() }
     }
 
-    /// Angles of a token's pairs. They are running f32 products, as ggml's are: at late positions a power per pair gives
-    /// visibly different ones.
+    /// The angles of a token's pairs: running f32 products as in ggml, since a power per pair gives visibly different angles
+    /// at late positions.
     fn fill(&self, at: [f32; 4], factors: &[f32], angles: &mut [f32]) {
         let mut running = at;
         let sections = self.op.mode.sections().map(|s| s.map(|n| n as usize));
@@ -163,7 +165,7 @@ impl<'a> Angles<'a> {
         }
     }
 
-    /// The scaled angle, or YaRN's mix of both.
+    /// The angle scaled by `freq_scale`, or YaRN's mix of scaled and unscaled.
     fn corrected(&self, j: usize, unscaled: f32) -> f32 {
         let scaled = self.op.freq_scale * unscaled;
         if self.op.ext_factor == 0.0 {
@@ -176,8 +178,8 @@ impl<'a> Angles<'a> {
     }
 }
 
-/// Rotates one row's pairs and copies the channels outside.
-struct Rotate<'a> {
+/// Rotates the pairs of one row and copies the channels outside.
+struct RotateLoop<'a> {
     op: &'a Rope,
     x: &'a [f32],
     out: &'a mut [f32],
@@ -185,12 +187,12 @@ struct Rotate<'a> {
     sin: &'a [f32],
 }
 
-impl Wide for Rotate<'_> {
+impl Multiversion for RotateLoop<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Level>(self) {
-        let Rotate { op, x, out, cos, sin } = self;
+    fn run<L: SimdLevel>(self) {
+        let RotateLoop { op, x, out, cos, sin } = self;
         let (pairs, start) = (op.pairs(), op.n_offs as usize);
         let end = start + 2 * pairs;
         out[..start].copy_from_slice(&x[..start]);

@@ -1,9 +1,9 @@
-//! GET_ROWS and SET_ROWS.
+//! GET_ROWS gathers the rows that ids name; SET_ROWS scatters rows to the rows that ids name.
 
-use super::copy::Step;
-use super::{CHUNK, Kernel, rows_of, types};
-use crate::cpu::layout::in_strips;
-use crate::cpu::pool::Work;
+use super::copy::ElementCopy;
+use super::{CHUNK, Kernel, rows_per_chunk, unsupported_types};
+use crate::cpu::layout::fits_panels;
+use crate::cpu::pool::KernelContext;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::rows::Rows;
 use crate::ops::{NodeView, OpCode};
@@ -12,67 +12,69 @@ use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
 
 pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    let Some(src) = node.srcs.get(0).map(TensorDesc::dtype) else { return Err(types(node)) };
+    let Some(src) = node.srcs.get(0).map(TensorDesc::dtype) else { return Err(unsupported_types(node)) };
     let dst = node.dst.dtype();
     match op {
         Rows::GetRows => {
-            let step = Step::of(src, dst).ok_or_else(|| types(node))?;
-            let kernel = Kernel::new(node.dst.elements(), move |w| get(w, step));
-            // A table that products read too: tied embeddings.
-            Ok(match node.srcs.get(0).filter(|table| step == Step::ViaF32 && in_strips(table)) {
-                Some(table) => kernel.with_local(table.row_bytes().div_ceil(4)).reads_strips(),
+            let element_copy = ElementCopy::of(src, dst).ok_or_else(|| unsupported_types(node))?;
+            let kernel = Kernel::new(node.dst.elements(), move |w| get_rows(w, element_copy));
+            // An embedding table that products read too (tied embeddings) may be packed into panels.
+            Ok(match node.srcs.get(0).filter(|table| element_copy == ElementCopy::ViaF32 && fits_panels(table)) {
+                Some(table) => kernel.with_local(table.row_bytes().div_ceil(4)).reads_panels(),
                 None => kernel,
             })
         }
         Rows::SetRows => {
             if !matches!(src, F32 | F16) {
-                return Err(types(node));
+                return Err(unsupported_types(node));
             }
-            let step = Step::of(src, dst).ok_or_else(|| types(node))?;
+            let element_copy = ElementCopy::of(src, dst).ok_or_else(|| unsupported_types(node))?;
             let cost = node.srcs.get(0).map_or(0, TensorDesc::elements);
-            // One element to a row: a transposed cache.
-            if step == Step::ViaF32 && node.dst.ne()[0] == 1 {
-                let columns = node.srcs.get(0).and_then(column).ok_or_else(|| types(node))?;
+            // Rows of one element, as in a transposed KV cache, are written in batches of ids.
+            if element_copy == ElementCopy::ViaF32 && node.dst.ne()[0] == 1 {
+                let columns = node.srcs.get(0).and_then(column).ok_or_else(|| unsupported_types(node))?;
                 return Ok(Kernel::new(cost, move |w| set_elements(w, &columns)));
             }
-            Ok(Kernel::new(cost, move |w| set(w, step)))
+            Ok(Kernel::new(cost, move |w| set_rows(w, element_copy)))
         }
     }
 }
 
-/// The row that an index names.
-pub(super) fn row_of(op: OpCode, id: i64, rows: usize) -> Result<usize, DeviceError> {
+/// Checks that `id` is one of `rows` rows.
+pub(super) fn check_row(op: OpCode, id: i64, rows: usize) -> Result<usize, DeviceError> {
     usize::try_from(id)
         .ok()
         .filter(|&row| row < rows)
         .ok_or_else(|| DeviceError::Data { op, reason: format!("index {id} is not one of {rows} rows") })
 }
 
-fn get(work: &mut Work<'_>, step: Step) {
-    let (dst, table, ids) = (work.dst(), work.src(0), work.src(1));
+fn get_rows(ctx: &mut KernelContext<'_>, element_copy: ElementCopy) {
+    let (dst, table, ids) = (ctx.dst(), ctx.src(0), ctx.src(1));
     if dst.desc().is_empty() {
         return;
     }
-    let (mut values, local) = ([0.0; CHUNK], work.take_local());
+    let (mut values, local) = ([0.0; CHUNK], ctx.take_local_scratch());
     let ([n, rows, ..], desc) = (table.ne(), dst.desc());
-    for range in work.chunks(desc.rows(), rows_of(desc, 4 * CHUNK)) {
+    for range in ctx.chunks(desc.rows(), rows_per_chunk(desc, 4 * CHUNK)) {
         for r in range {
             let [i, j, l] = desc.row_index(r);
-            match row_of(OpCode::GetRows, ids.index([i, j, l, 0]), rows) {
-                Ok(row) if table.packed() => {
+            match check_row(OpCode::GetRows, ids.index([i, j, l, 0]), rows) {
+                Ok(row) if table.is_packed() => {
                     let bytes = &mut bytemuck::cast_slice_mut(local)[..table.desc().row_bytes()];
                     table.load_row([row, j, l], bytes);
-                    expand(table.desc().dtype(), bytes, &mut values, |i0, values| dst.store([i0, i, j, l], values));
+                    dequantise_row(table.desc().dtype(), bytes, &mut values, |i0, values| {
+                        dst.store([i0, i, j, l], values)
+                    });
                 }
-                Ok(row) => step.run((&dst, [0, i, j, l]), (&table, [0, row, j, l]), n, &mut values),
-                Err(error) => return work.fail(error),
+                Ok(row) => element_copy.run((&dst, [0, i, j, l]), (&table, [0, row, j, l]), n, &mut values),
+                Err(error) => return ctx.fail(error),
             }
         }
     }
 }
 
-/// Calls `each` for the values of a row, some whole blocks at a time, with the index of the first one.
-fn expand(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each: impl FnMut(usize, &[f32])) {
+/// Dequantises a row chunk by chunk and calls `each` with the values and the index of the first one.
+fn dequantise_row(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each: impl FnMut(usize, &[f32])) {
     let convert = dequantiser(dtype).expect("a type that select has accepted");
     for (k, blocks) in row.chunks(dtype.blocks(CHUNK) * dtype.block_bytes()).enumerate() {
         let values = &mut values[..blocks.len() / dtype.block_bytes() * dtype.block_len()];
@@ -81,96 +83,97 @@ fn expand(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each: impl Fn
     }
 }
 
-/// Bytes of the destination, at least, that one worker writes alone: two cache lines, which processors fetch together.
-const OWNED: usize = 128;
+/// Smallest part of the destination, in bytes, that one worker owns: two cache lines, which processors fetch together.
+const OWNED_BYTES: usize = 128;
 
-/// Two indices may name one row, so work is not shared by rows of b: every worker looks at every index, in order, and
-/// writes what [`owner`] gives it of the destination. Reading indices is little beside writing rows.
-fn set(work: &mut Work<'_>, step: Step) {
-    let (dst, b, ids) = (work.dst(), work.src(0), work.src(1));
+/// Several ids may name one row, so the rows of b are not shared among the workers. Every worker reads all ids in order and
+/// writes the parts of the destination that [`owner`] assigns to it. Reading ids costs little compared with writing rows.
+fn set_rows(ctx: &mut KernelContext<'_>, element_copy: ElementCopy) {
+    let (dst, b, ids) = (ctx.dst(), ctx.src(0), ctx.src(1));
     if b.desc().is_empty() {
         return;
     }
     let mut values = [0.0; CHUNK];
     let ([n, r, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
-    let (worker, workers) = (work.worker(), work.workers());
-    let (together, pieces) = ((OWNED / dst.desc().row_bytes().max(1)).max(1), n.div_ceil(CHUNK));
+    let (worker, workers) = (ctx.worker(), ctx.workers());
+    let (rows_per_group, pieces) = ((OWNED_BYTES / dst.desc().row_bytes().max(1)).max(1), n.div_ceil(CHUNK));
     for plane in 0..planes2 * planes3 {
         let (i2, i3) = (plane % planes2, plane / planes2);
         for i in 0..r {
-            let row = match row_of(OpCode::SetRows, ids.index([i, i2 % c1, i3 % c2, 0]), rows) {
+            let row = match check_row(OpCode::SetRows, ids.index([i, i2 % c1, i3 % c2, 0]), rows) {
                 Ok(row) => row,
-                Err(error) => return work.fail(error),
+                Err(error) => return ctx.fail(error),
             };
-            let group = plane.wrapping_mul(rows.div_ceil(together)).wrapping_add(row / together);
+            let group = plane.wrapping_mul(rows.div_ceil(rows_per_group)).wrapping_add(row / rows_per_group);
             for piece in 0..pieces {
                 if owner(group.wrapping_mul(pieces).wrapping_add(piece), workers) == worker {
                     let i0 = piece * CHUNK;
                     let to = (&dst, [i0, row, i2, i3]);
-                    step.run(to, (&b, [i0, i, i2, i3]), CHUNK.min(n - i0), &mut values);
+                    element_copy.run(to, (&b, [i0, i, i2, i3]), CHUNK.min(n - i0), &mut values);
                 }
             }
         }
     }
 }
 
-/// Rows of one element, seen as the elements of one row.
+/// Rows of one element, described as the elements of one row.
 fn column(b: &TensorDesc) -> Option<TensorDesc> {
     let ([_, r, n2, n3], [_, b1, b2, b3]) = (b.ne(), b.nb());
     TensorDesc::strided(b.dtype(), [r, 1, n2, n3], [b1, 0, b2, b3]).ok()
 }
 
-/// Elements that [`set_elements`] looks at together.
-const SOME: usize = 256;
+/// Ids that [`set_elements`] processes together.
+const ID_BATCH: usize = 256;
 
-/// As [`set`] for rows of one element; `b` is described by [`column()`], so that values are converted together.
-fn set_elements(work: &mut Work<'_>, b: &TensorDesc) {
-    let (dst, ids) = (work.dst(), work.src(1));
+/// As [`set_rows`], for rows of one element; `b` is described by [`column()`], so that values are converted together.
+fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
+    let (dst, ids) = (ctx.dst(), ctx.src(1));
     if b.is_empty() {
         return;
     }
-    let b = work.src(0).described(b);
+    let b = ctx.src(0).with_desc(b);
     let ([r, _, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
-    let (worker, workers) = (work.worker(), work.workers());
-    // A power of two, as an element has 2 or 4 bytes.
-    let together = OWNED / dst.desc().row_bytes();
-    let groups = rows.div_ceil(together);
-    let halves = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
-    let (mut values, mut converted, mut found, mut own) = ([0.0; SOME], [0u16; SOME], [0; SOME], [0; SOME]);
+    let (worker, workers) = (ctx.worker(), ctx.workers());
+    // A power of two, as elements have 2 or 4 bytes.
+    let rows_per_group = OWNED_BYTES / dst.desc().row_bytes();
+    let groups = rows.div_ceil(rows_per_group);
+    let to_16_bits = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
+    let (mut values, mut converted, mut batch_ids, mut own_rows) =
+        ([0.0; ID_BATCH], [0u16; ID_BATCH], [0; ID_BATCH], [0; ID_BATCH]);
     for plane in 0..planes2 * planes3 {
         let (i2, i3) = (plane % planes2, plane / planes2);
         let first = plane.wrapping_mul(groups);
-        for start in (0..r).step_by(SOME) {
-            let n = SOME.min(r - start);
+        for start in (0..r).step_by(ID_BATCH) {
+            let n = ID_BATCH.min(r - start);
             b.load([start, 0, i2, i3], &mut values[..n]);
-            ids.indices([start, i2 % c1, i3 % c2, 0], &mut found[..n]);
+            ids.indices([start, i2 % c1, i3 % c2, 0], &mut batch_ids[..n]);
             let mut kept = 0;
-            for (k, &id) in found[..n].iter().enumerate() {
-                let row = match row_of(OpCode::SetRows, id, rows) {
+            for (k, &id) in batch_ids[..n].iter().enumerate() {
+                let row = match check_row(OpCode::SetRows, id, rows) {
                     Ok(row) => row,
-                    Err(error) => return work.fail(error),
+                    Err(error) => return ctx.fail(error),
                 };
-                (own[kept], values[kept]) = (row, values[k]);
-                let group = first.wrapping_add(row >> together.trailing_zeros());
+                (own_rows[kept], values[kept]) = (row, values[k]);
+                let group = first.wrapping_add(row >> rows_per_group.trailing_zeros());
                 kept += usize::from(owner(group, workers) == worker);
             }
-            let (own, values) = (&own[..kept], &values[..kept]);
-            match halves {
+            let (own_rows, values) = (&own_rows[..kept], &values[..kept]);
+            match to_16_bits {
                 Some(convert) => {
                     let converted = &mut converted[..kept];
                     convert(values, bytemuck::cast_slice_mut(converted));
-                    dst.scatter([i2, i3], own, converted);
+                    dst.scatter([i2, i3], own_rows, converted);
                 }
-                None => dst.scatter([i2, i3], own, values),
+                None => dst.scatter([i2, i3], own_rows, values),
             }
         }
     }
 }
 
-/// The worker that writes a part of the destination: a multiplicative hash, so that neither consecutive rows nor rows
-/// a power of two apart (a transposed cache) gather on few workers.
+/// The worker that owns a part of the destination: a multiplicative hash, which distributes consecutive rows and rows a power
+/// of two apart (a transposed cache) evenly.
 pub(super) fn owner(part: usize, workers: usize) -> usize {
     let hash = (part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     ((hash * workers as u64) >> 32) as usize
@@ -181,7 +184,7 @@ mod tests {
     use super::owner;
 
     #[test]
-    fn parts_spread_over_all_workers() {
+    fn owner_spreads_parts_over_all_workers() {
         for workers in [1, 2, 3, 8, 60] {
             for stride in [1, 2, 32, 4096] {
                 let mut load = vec![0; workers];

@@ -1,17 +1,17 @@
-//! ARGSORT and TOP_K: each value and its index become one integer, and integers have a total order.
+//! ARGSORT and TOP_K: each value and its index are combined to one integer key, so that the order is total.
 
-use super::{CHUNK, Kernel, rows_of, types, unsupported};
+use super::{CHUNK, Kernel, rows_per_chunk, unsupported, unsupported_types};
 use crate::cpu::memory::View;
-use crate::cpu::pool::Work;
+use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::sort::Sort;
 use crate::tensor::DType::F32;
 
 pub(super) fn select(op: Sort, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    let Some(src) = node.srcs.get(0).filter(|s| s.dtype() == F32) else { return Err(types(node)) };
+    let Some(src) = node.srcs.get(0).filter(|s| s.dtype() == F32) else { return Err(unsupported_types(node)) };
     let n = src.ne()[0];
-    let local = n.checked_mul(2).ok_or_else(|| unsupported(node.op.code(), "rows beyond the address space"))?;
+    let local = n.checked_mul(2).ok_or_else(|| unsupported(node.op.code(), "its rows exceed the address space"))?;
     // About log2(n) comparisons for each element.
     let levels = n.checked_ilog2().unwrap_or(0) as usize + 1;
     Ok(match op {
@@ -33,11 +33,12 @@ pub(super) fn select(op: Sort, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
     .with_local(local))
 }
 
-/// Writes the indices of as many keys as a row of the destination holds, once `order` has ordered them.
-fn each_row(work: &mut Work<'_>, descending: bool, order: impl Fn(&mut [u64])) {
-    let keys: &mut [u64] = bytemuck::cast_slice_mut(work.take_local());
-    let (dst, src) = (work.dst(), work.src(0));
-    for rows in work.chunks(dst.desc().rows(), rows_of(src.desc(), CHUNK)) {
+/// Writes the indices of the first keys of each row, as many as a row of the destination has, after `order` has ordered the
+/// keys.
+fn each_row(ctx: &mut KernelContext<'_>, descending: bool, order: impl Fn(&mut [u64])) {
+    let keys: &mut [u64] = bytemuck::cast_slice_mut(ctx.take_local_scratch());
+    let (dst, src) = (ctx.dst(), ctx.src(0));
+    for rows in ctx.chunks(dst.desc().rows(), rows_per_chunk(src.desc(), CHUNK)) {
         for r in rows {
             let row = dst.desc().row_index(r);
             load_keys(&src, row, descending, keys);
@@ -49,8 +50,8 @@ fn each_row(work: &mut Work<'_>, descending: bool, order: impl Fn(&mut [u64])) {
     }
 }
 
-/// The values of a row as integers of the same order (negative NaNs, numbers with -0 before 0, positive NaNs), or of
-/// the opposite one, in the upper halves; indices in the lower ones.
+/// Keys of a row: the value as an integer of the same order (negative NaNs, numbers with -0 before 0, positive NaNs) or of the
+/// opposite order in the upper half, the index in the lower half.
 fn load_keys(src: &View<'_>, [i1, i2, i3]: [usize; 3], descending: bool, keys: &mut [u64]) {
     let mut values = [0.0; CHUNK];
     for (piece, keys) in keys.chunks_mut(CHUNK).enumerate() {

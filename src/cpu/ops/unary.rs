@@ -1,17 +1,17 @@
 //! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY, computed in f32.
 
-use super::{CHUNK, Kernel, Pieces, math, types};
-use crate::cpu::pool::Work;
-use crate::cpu::simd::{Level, Wide, widest};
+use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
+use crate::cpu::pool::KernelContext;
+use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::unary::{Unary, UnaryKind};
 
 pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
-    let (Some(x), dst) = (node.srcs.get(0), node.dst) else { return Err(types(node)) };
-    // ggml's table has fewer pairs (mostly equal types); the others cost nothing more here.
+    let (Some(x), dst) = (node.srcs.get(0), node.dst) else { return Err(unsupported_types(node)) };
+    // ggml's table lists fewer pairs (mostly equal types). The other pairs of float types need no extra code here.
     if !(x.dtype().is_float() && dst.dtype().is_float()) {
-        return Err(types(node));
+        return Err(unsupported_types(node));
     }
     let n = dst.elements();
     Ok(match op {
@@ -20,7 +20,7 @@ pub(super) fn select(op: Unary, node: &NodeView<'_>) -> Result<Kernel, Unsupport
     })
 }
 
-/// What the op costs beside a load and a store.
+/// Cost per element, relative to a load and a store.
 fn cost(op: Unary) -> usize {
     use UnaryKind::{Elu, Exp, Expm1, Gelu, GeluErf, GeluQuick, Sigmoid, Silu, Softplus, Tanh, Xielu};
     match op {
@@ -30,17 +30,17 @@ fn cost(op: Unary) -> usize {
     }
 }
 
-/// Values through the op.
-struct Map<'a> {
+/// The op on one row, in place.
+struct UnaryLoop<'a> {
     op: Unary,
     x: &'a mut [f32],
 }
 
-impl Wide for Map<'_> {
+impl Multiversion for UnaryLoop<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Level>(self) {
+    fn run<L: SimdLevel>(self) {
         let x = self.x;
         let hard_sigmoid = |x: f32| ((x + 3.0) / 6.0).clamp(0.0, 1.0);
         let kind = match self.op {
@@ -87,17 +87,17 @@ impl Wide for Map<'_> {
     }
 }
 
-fn map(work: &mut Work<'_>, op: Unary) {
-    let (dst, src, buffer) = (work.dst(), work.src(0), work.take_local());
-    Pieces::of(dst.desc()).share(work, |i, n| {
+fn map(ctx: &mut KernelContext<'_>, op: Unary) {
+    let (dst, src, buffer) = (ctx.dst(), ctx.src(0), ctx.take_local_scratch());
+    RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let x = &mut buffer[..n];
         src.load(i, x);
-        widest(Map { op, x: &mut *x });
+        run_widest(UnaryLoop { op, x: &mut *x });
         dst.store(i, x);
     });
 }
 
-fn fill(work: &mut Work<'_>, value: f32) {
-    let (dst, values) = (work.dst(), [value; CHUNK]);
-    Pieces::of(dst.desc()).share(work, |i, n| dst.store(i, &values[..n]));
+fn fill(ctx: &mut KernelContext<'_>, value: f32) {
+    let (dst, values) = (ctx.dst(), [value; CHUNK]);
+    RowPieces::new(dst.desc()).share(ctx, |i, n| dst.store(i, &values[..n]));
 }

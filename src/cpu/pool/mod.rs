@@ -1,19 +1,21 @@
-//! The thread pool: hot workers that run one graph together, node by node.
+//! Thread pool: workers that run one graph together, node by node.
 //!
-//! A run takes the pool in turn (first come, first served, graph by graph) and is led by the thread that asks for it.
-//! The pool's workers join while it is under way ([`team`]); they watch for the next run for a short while, then sleep.
-//! Inside a run, nodes are separated by one barrier; nodes too small to share run one after another on the leader
-//! without any. A run that is small as a whole takes no turn and no workers: it has nothing to gain from company.
+//! A run acquires the pool by a fair (first come, first served) lock; the submitting thread leads it. The pool's workers join
+//! a run under way ([`team`]). Idle workers spin for the next run for a short while, then park (spin-then-park). Inside a run,
+//! one barrier separates two nodes; nodes too small to share run one after another on the leader without a barrier. A run that
+//! is small as a whole takes neither the lock nor workers, because sharing would not make it faster.
 //!
-//! A pool never changes. A device that is to have another number of workers gets another pool: runs under way keep the one
-//! that they began with, and the last of them ends its threads.
+//! A pool never changes. To change its number of threads, a device gets a new pool: runs under way keep the old pool, and the
+//! last of them ends its threads.
+//!
+//! Not here: which nodes are shared or run serially, which `program.rs` decides. Start with [`Pool::run`], then `team.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 mod team;
 
-pub(crate) use team::{Member, Team, Work};
+pub(crate) use team::{KernelContext, Member, Team};
 
-use super::memory::Locals;
+use super::memory::LocalScratch;
 use crossbeam::utils::CachePadded;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -22,73 +24,79 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long an idle worker watches for the next run before it sleeps: longer than the gap between two graphs of one
-/// token, far shorter than anyone would notice on a power meter.
-const STAY_HOT: Duration = Duration::from_micros(200);
+/// How long an idle worker spins for the next run before it parks: longer than the gap between two graphs of one token, too
+/// short to show in the machine's power draw.
+const SPIN_BEFORE_PARK: Duration = Duration::from_micros(200);
 
-/// How long a run waits for workers at its start, about as long as they take to wake: its first node may be most of it.
-const GATHER: Duration = Duration::from_micros(100);
+/// How long a run waits for workers at its start: about the time that a parked worker needs to wake. The first node may be
+/// most of the run.
+const GATHER_TIMEOUT: Duration = Duration::from_micros(100);
 
-/// Spins at a barrier before the processor is offered to others: they may be what the missing worker waits for.
-const SPINS: usize = 2000;
+/// Spins at a barrier before the thread yields its processor: the missing worker may need that processor.
+const SPINS_BEFORE_YIELD: usize = 2000;
 
+/// The work of a run. It is called with true on the leader and with false on each worker.
 type Job<'a> = &'a (dyn Fn(bool) + Sync);
 
 /// A fixed number of workers.
 pub(crate) struct Pool {
-    inner: Arc<Inner>,
+    shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
-    turn: Turn,
+    run_lock: FairLock,
     workers: usize,
 }
 
-/// What a run may cost those who run it.
+/// How a run acquires the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ask {
-    /// It is over soon: run it alone, whoever has the pool. Company would gain little, and workers that watch for the next
-    /// one take processors from those who decide when it comes.
-    Small,
-    /// Wait for a turn.
-    Wait,
-    /// Run it only if nobody else has the pool.
-    Try,
+pub(crate) enum RunPolicy {
+    /// Run on the calling thread alone, even if the pool is busy. For short runs: workers would gain little, and workers that
+    /// spin for the next run take processors from the threads that submit it.
+    Alone,
+    /// Wait for the lock.
+    WaitForLock,
+    /// Run only if the lock is free.
+    TryLock,
 }
 
-struct Inner {
-    /// The current run's job; valid while `epoch` is odd or `inside` is not 0.
+/// State shared by the pool's threads.
+struct PoolShared {
+    /// The current run's job; valid while `epoch` is odd or `workers_inside` is not 0.
     job: UnsafeCell<Option<Job<'static>>>,
     /// Odd while a run is open to workers; each run has its own odd number.
     epoch: CachePadded<AtomicUsize>,
-    /// Workers in a run, or about to see whether it is still open.
-    inside: CachePadded<AtomicUsize>,
+    /// Workers inside a run, or about to check whether it is still open.
+    workers_inside: CachePadded<AtomicUsize>,
+    /// Whether the pool is being dropped.
     stop: AtomicBool,
-    sleepers: Mutex<usize>,
+    /// Number of parked workers.
+    parked: Mutex<usize>,
+    /// Notified when a run opens and when the pool ends.
     wake: Condvar,
 }
 
-// SAFETY: `job` is written by the one thread whose turn it is, after its predecessor has closed its run and seen
-// `inside` at 0. A worker reads it only after it has raised `inside` and then found the run open: all these are
-// sequentially consistent, so whoever closes a run sees every worker that has found it open, and waits for it.
-unsafe impl Sync for Inner {}
+// SAFETY: only the thread that holds the lock writes `job`, after the previous run was closed and `workers_inside` was 0. A
+// worker reads `job` only after it has incremented `workers_inside` and then found the run open. All these accesses are
+// sequentially consistent, so the thread that closes a run sees every worker that found it open, and waits for those workers.
+unsafe impl Sync for PoolShared {}
 // SAFETY: the reference inside `job` points to a `Sync` closure.
-unsafe impl Send for Inner {}
+unsafe impl Send for PoolShared {}
 
 impl Pool {
-    /// A pool of `workers` workers, this thread's caller of [`Pool::run`] counted.
+    /// A pool of `workers` workers, including the thread that calls [`Pool::run`].
     pub(crate) fn new(workers: usize) -> std::io::Result<Pool> {
-        let inner = Arc::new(Inner {
+        let shared = Arc::new(PoolShared {
             job: UnsafeCell::new(None),
             epoch: CachePadded::default(),
-            inside: CachePadded::default(),
+            workers_inside: CachePadded::default(),
             stop: AtomicBool::new(false),
-            sleepers: Mutex::new(0),
+            parked: Mutex::new(0),
             wake: Condvar::new(),
         });
-        let mut pool = Pool { inner, threads: Vec::new(), turn: Turn::default(), workers: workers.max(1) };
+        let mut pool = Pool { shared, threads: Vec::new(), run_lock: FairLock::default(), workers: workers.max(1) };
         for worker in 1..pool.workers {
-            let inner = Arc::clone(&pool.inner);
+            let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("cpu-{worker}"));
-            pool.threads.push(thread.spawn(move || inner.work())?);
+            pool.threads.push(thread.spawn(move || shared.worker_loop())?);
         }
         Ok(pool)
     }
@@ -98,25 +106,26 @@ impl Pool {
         self.workers
     }
 
-    /// Runs `job(true)` on this thread and `job(false)` on each worker that comes before it returns; returns when all
-    /// have returned. False when it was not run: see [`Ask`]. A job must not panic (the executor catches kernels'
-    /// panics inside).
-    pub(crate) fn run(&self, ask: Ask, job: Job<'_>) -> bool {
-        let turn = match ask {
-            Ask::Small => None,
-            Ask::Wait => Some(self.turn.take()),
-            Ask::Try => self.turn.try_take(),
+    /// Runs `job(true)` on this thread and `job(false)` on each worker that joins before it returns; returns when all have
+    /// returned. Returns false if the job did not run: see [`RunPolicy`]. A job must not panic (the program catches the panics
+    /// of kernels).
+    pub(crate) fn run(&self, policy: RunPolicy, job: Job<'_>) -> bool {
+        let run_lock = match policy {
+            RunPolicy::Alone => None,
+            RunPolicy::WaitForLock => Some(self.run_lock.acquire()),
+            RunPolicy::TryLock => self.run_lock.try_acquire(),
         };
-        if turn.is_none() && ask == Ask::Try {
+        if run_lock.is_none() && policy == RunPolicy::TryLock {
             return false;
         }
-        let open = (self.workers > 1 && turn.is_some()).then(|| {
-            // SAFETY: only the lifetime changes. Workers use the job only between raising and lowering `inside` in a
-            // run that they have found open, and `Open` closes it and waits for them, when unwinding too.
+        let open = (self.workers > 1 && run_lock.is_some()).then(|| {
+            // SAFETY: only the lifetime changes. Workers use the job only between incrementing and decrementing
+            // `workers_inside`, in a run that they found open. Dropping `OpenRun`, also while unwinding, closes the run and
+            // waits for them.
             let job = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-            // SAFETY: the turn is ours and no run is open: nobody reads the cell.
-            unsafe { *self.inner.job.get() = Some(job) };
-            self.inner.open()
+            // SAFETY: this thread holds the lock and no run is open, so no other thread reads the cell.
+            unsafe { *self.shared.job.get() = Some(job) };
+            self.shared.open_run()
         });
         job(true);
         drop(open);
@@ -124,47 +133,47 @@ impl Pool {
     }
 }
 
-/// A run that workers may enter; dropping it waits for those who have.
-struct Open<'a>(&'a Inner);
+/// A run that workers may enter. Dropping it closes the run and waits for the workers inside.
+struct OpenRun<'a>(&'a PoolShared);
 
-impl Drop for Open<'_> {
+impl Drop for OpenRun<'_> {
     fn drop(&mut self) {
         self.0.epoch.fetch_add(1, Ordering::SeqCst);
-        spin_until(|| self.0.inside.load(Ordering::SeqCst) == 0);
+        spin_until(|| self.0.workers_inside.load(Ordering::SeqCst) == 0);
     }
 }
 
-impl Inner {
-    fn open(&self) -> Open<'_> {
+impl PoolShared {
+    fn open_run(&self) -> OpenRun<'_> {
         self.epoch.fetch_add(1, Ordering::SeqCst);
-        if *lock(&self.sleepers) > 0 {
+        if *lock(&self.parked) > 0 {
             self.wake.notify_all();
         }
-        Open(self)
+        OpenRun(self)
     }
 
-    fn work(&self) {
+    fn worker_loop(&self) {
         let mut seen = 0;
-        while let Some(epoch) = self.next_run(seen) {
-            self.inside.fetch_add(1, Ordering::SeqCst);
+        while let Some(epoch) = self.wait_for_run(seen) {
+            self.workers_inside.fetch_add(1, Ordering::SeqCst);
             if self.epoch.load(Ordering::SeqCst) == epoch {
                 seen = epoch;
-                // SAFETY: the run was open after `inside` was raised: the job stays until it is lowered.
+                // SAFETY: the run was open after `workers_inside` was incremented: the job stays valid until the decrement.
                 if let Some(job) = unsafe { *self.job.get() } {
                     job(false);
                 }
             }
-            self.inside.fetch_sub(1, Ordering::SeqCst);
+            self.workers_inside.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Waits for an open run other than `seen`: first hot, then asleep. `None` when the pool ends.
-    fn next_run(&self, seen: usize) -> Option<usize> {
+    /// Waits for an open run other than `seen`: spins first, then parks. `None` when the pool ends.
+    fn wait_for_run(&self, seen: usize) -> Option<usize> {
         let ready = || {
             let epoch = self.epoch.load(Ordering::SeqCst);
             (epoch % 2 == 1 && epoch != seen).then_some(epoch)
         };
-        let until = Instant::now() + STAY_HOT;
+        let until = Instant::now() + SPIN_BEFORE_PARK;
         while Instant::now() < until {
             for _ in 0..64 {
                 if self.stop.load(Ordering::Relaxed) {
@@ -176,34 +185,34 @@ impl Inner {
                 std::hint::spin_loop();
             }
         }
-        let mut sleepers = lock(&self.sleepers);
-        *sleepers += 1;
+        let mut parked = lock(&self.parked);
+        *parked += 1;
         loop {
             if self.stop.load(Ordering::SeqCst) {
                 return None;
             }
             if let Some(epoch) = ready() {
-                *sleepers -= 1;
+                *parked -= 1;
                 return Some(epoch);
             }
-            sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
+            parked = self.wake.wait(parked).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.inner.stop.store(true, Ordering::SeqCst);
-        drop(lock(&self.inner.sleepers));
-        self.inner.wake.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(lock(&self.shared.parked));
+        self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has nothing more to say.
+            // The panic of a worker was reported when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// Locks a value that is whole at every moment, so that a panic elsewhere cannot have left it torn.
+/// Locks a mutex whose value is consistent at every moment, so a poisoned mutex is still usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -212,7 +221,7 @@ fn spin_until(ready: impl Fn() -> bool) {
     let mut spins = 0;
     while !ready() {
         spins += 1;
-        if spins < SPINS {
+        if spins < SPINS_BEFORE_YIELD {
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();
@@ -220,82 +229,84 @@ fn spin_until(ready: impl Fn() -> bool) {
     }
 }
 
-/// A fair lock: sessions get the pool in the order in which they asked. It is handed to the next in line, who alone is
-/// woken.
+/// Fair lock: threads get the pool in the order of their requests. The lock is handed to the first waiting thread, and only
+/// that thread is woken.
 #[derive(Default)]
-struct Turn(Mutex<Line>);
+struct FairLock(Mutex<LockQueue>);
 
 #[derive(Default)]
-struct Line {
-    taken: bool,
-    /// Tickets of those who wait, and of the one whose turn it is.
+struct LockQueue {
+    locked: bool,
+    /// Waiting threads with their ticket numbers, first come first.
     waiting: VecDeque<(u64, Thread)>,
-    next: u64,
+    /// Ticket number that was issued last.
+    last_issued: u64,
+    /// Ticket number of the waiting thread that received the lock last.
     serving: u64,
 }
 
-impl Turn {
-    fn try_take(&self) -> Option<TurnGuard<'_>> {
-        let mut line = lock(&self.0);
-        let free = !std::mem::replace(&mut line.taken, true);
-        free.then(|| TurnGuard(self))
+impl FairLock {
+    fn try_acquire(&self) -> Option<FairLockGuard<'_>> {
+        let mut queue = lock(&self.0);
+        let free = !std::mem::replace(&mut queue.locked, true);
+        free.then(|| FairLockGuard(self))
     }
 
-    fn take(&self) -> TurnGuard<'_> {
-        let mut line = lock(&self.0);
-        if std::mem::replace(&mut line.taken, true) {
-            line.next += 1;
-            let ticket = line.next;
-            line.waiting.push_back((ticket, std::thread::current()));
-            while line.serving != ticket {
-                drop(line);
+    fn acquire(&self) -> FairLockGuard<'_> {
+        let mut queue = lock(&self.0);
+        if std::mem::replace(&mut queue.locked, true) {
+            queue.last_issued += 1;
+            let ticket = queue.last_issued;
+            queue.waiting.push_back((ticket, std::thread::current()));
+            while queue.serving != ticket {
+                drop(queue);
                 std::thread::park();
-                line = lock(&self.0);
+                queue = lock(&self.0);
             }
         }
-        TurnGuard(self)
+        FairLockGuard(self)
     }
 }
 
-struct TurnGuard<'a>(&'a Turn);
+struct FairLockGuard<'a>(&'a FairLock);
 
-impl Drop for TurnGuard<'_> {
+impl Drop for FairLockGuard<'_> {
     fn drop(&mut self) {
-        let mut line = lock(&self.0.0);
-        let next = line.waiting.pop_front();
+        let mut queue = lock(&self.0.0);
+        let next = queue.waiting.pop_front();
         match next {
             Some((ticket, thread)) => {
-                line.serving = ticket;
-                drop(line);
+                queue.serving = ticket;
+                drop(queue);
                 thread.unpark();
             }
-            None => line.taken = false,
+            None => queue.locked = false,
         }
     }
 }
 
-/// Runs `job(member, step, scratch)` as the leader, from `first` on, and as each worker that joins, from the step at
-/// which it came in. False when it was not run: see [`Ask`].
+/// Runs `job(member, step, scratch)` on the leader from step `first` on, and on each worker that joins, from the step at which
+/// it joined. Returns false if the job did not run: see [`RunPolicy`].
 pub(crate) fn run_team<'a>(
     pool: &Pool,
-    ask: Ask,
+    policy: RunPolicy,
     team: &'a Team<'a>,
-    locals: &Locals<'a>,
+    locals: &LocalScratch<'a>,
     first: usize,
     job: &(dyn Fn(&Member<'a>, usize, &'a mut [f32]) + Sync),
 ) -> bool {
-    pool.run(ask, &|leads| {
-        if leads && ask != Ask::Small {
-            team.gather(pool.workers() - 1, GATHER);
+    pool.run(policy, &|is_leader| {
+        if is_leader && policy != RunPolicy::Alone {
+            team.gather(pool.workers() - 1, GATHER_TIMEOUT);
         }
-        let joined = if leads { Some((team.lead(), first)) } else { team.join() };
+        let joined = if is_leader { Some((team.leader(), first)) } else { team.join() };
         if let Some((member, step)) = joined {
-            // SAFETY: no two members of a run have the same rank, and each is one call of this closure, which ends
+            // SAFETY: no two members of a run have the same rank, and each member is one call of this closure, which ends
             // before the run does.
-            let local = unsafe { locals.of(member.rank()) };
+            let local = unsafe { locals.for_worker(member.rank()) };
             job(&member, step, local);
         }
-        if leads {
+        if is_leader {
             team.close();
         }
     })

@@ -1,10 +1,11 @@
-//! One run of a graph: the workers that have joined it, their barriers, and how they share a node.
+//! One run of a graph: its members (the leader and the workers that joined), their step barrier, and the sharing of a node's
+//! work.
 //!
-//! The leader starts alone; workers join at the next barrier after they have come. So a run never waits for a worker to
-//! wake up, and one that comes too late costs nothing.
+//! The leader starts alone; a worker joins at the next barrier after its request. So a run never waits for a worker to wake
+//! up, and a worker that wakes too late costs nothing.
 
 use super::spin_until;
-use crate::cpu::memory::{Shared, View};
+use crate::cpu::memory::{SharedScratch, View};
 use crate::device::DeviceError;
 use crossbeam::utils::CachePadded;
 use std::cell::Cell;
@@ -13,23 +14,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What the workers of one run share.
+/// State that the members of one run share.
 pub(crate) struct Team<'a> {
-    /// Workers that are in; changes only while all of them are at a barrier.
+    /// Number of members; changes only while all members are at a barrier.
     members: CachePadded<AtomicUsize>,
-    /// Members that have come to the barrier.
+    /// Members that have arrived at the barrier.
     arrived: CachePadded<AtomicUsize>,
-    /// The phase that the last barrier has opened.
+    /// The phase that the last barrier opened.
     phase: CachePadded<AtomicUsize>,
     /// Next unclaimed item of the phase.
     claims: CachePadded<AtomicUsize>,
-    /// Workers that have asked to join.
-    asked: CachePadded<AtomicUsize>,
-    /// Where those start that were admitted last: the step and the phase.
+    /// Workers that have requested to join.
+    join_requests: CachePadded<AtomicUsize>,
+    /// Step and phase at which the most recently admitted workers start.
     entry: (AtomicUsize, AtomicUsize),
-    /// The barrier just opened was the last: its step is left for another run.
+    /// The run pauses: the step after the barrier just opened is left for a later run.
     paused: AtomicBool,
-    /// Nobody is admitted any more.
+    /// No worker is admitted any more.
     closed: AtomicBool,
     abort: &'a AtomicBool,
     failed: AtomicBool,
@@ -43,7 +44,7 @@ impl<'a> Team<'a> {
             arrived: CachePadded::default(),
             phase: CachePadded::default(),
             claims: CachePadded::default(),
-            asked: CachePadded::default(),
+            join_requests: CachePadded::default(),
             entry: Default::default(),
             paused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -62,55 +63,56 @@ impl<'a> Team<'a> {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// The run's failure.
+    /// The run's first failure.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
         super::lock(&self.failure).clone()
     }
 
-    /// The one member that is there from the start.
-    pub(super) fn lead(&'a self) -> Member<'a> {
+    /// The leader: the only member at the start of a run.
+    pub(super) fn leader(&'a self) -> Member<'a> {
         Member { team: self, rank: 0, phase: Cell::new(0) }
     }
 
-    /// Waits until so many workers have asked to join, but not for long: whoever does not come then joins later.
-    pub(super) fn gather(&self, workers: usize, patience: Duration) {
-        let until = Instant::now() + patience;
-        while self.asked.load(Ordering::Relaxed) < workers && Instant::now() < until {
+    /// Waits until `workers` workers have requested to join, at most `timeout`: later workers join at a later barrier.
+    pub(super) fn gather(&self, workers: usize, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        while self.join_requests.load(Ordering::Relaxed) < workers && Instant::now() < until {
             std::hint::spin_loop();
         }
     }
 
-    /// Waits to be let in; the step to start with, already past its barrier. `None` when the run is over.
+    /// Requests to join and waits for admission. Returns the step to start with, whose barrier is passed already; `None` if
+    /// the run has ended.
     pub(super) fn join(&'a self) -> Option<(Member<'a>, usize)> {
-        let rank = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let rank = self.join_requests.fetch_add(1, Ordering::Relaxed) + 1;
         let admitted = || self.members.load(Ordering::Acquire) > rank;
         spin_until(|| admitted() || self.closed.load(Ordering::Acquire));
         if !admitted() {
             return None;
         }
-        // They are written again only at a barrier that this member has come to.
+        // The two values are written again only at a barrier, which now waits for this member too.
         let (step, phase) = (self.entry.0.load(Ordering::Relaxed), self.entry.1.load(Ordering::Relaxed));
         Some((Member { team: self, rank, phase: Cell::new(phase) }, step))
     }
 
-    /// Ends the run for those who are not in.
+    /// Ends the run for the workers that were not admitted.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 }
 
-/// A worker's place in a run.
+/// A member of a run.
 pub(crate) struct Member<'a> {
     team: &'a Team<'a>,
-    /// 0 for the leader; no two members have the same.
+    /// 0 for the leader; unique in the run.
     rank: usize,
     /// Barriers passed.
     phase: Cell<usize>,
 }
 
 impl Member<'_> {
-    /// Whether this is the leader, which runs the nodes that are not shared.
-    pub(crate) fn first(&self) -> bool {
+    /// Whether this is the leader, which runs the serial nodes.
+    pub(crate) fn is_leader(&self) -> bool {
         self.rank == 0
     }
 
@@ -123,26 +125,26 @@ impl Member<'_> {
         self.phase.get()
     }
 
-    /// Whether the run is to end early: a kernel failed, or the queue was dropped.
+    /// Whether the run ends early: a kernel failed, or the queue was dropped.
     pub(crate) fn stopping(&self) -> bool {
         self.team.stopping()
     }
 
-    /// Ends the run with an error; the first one wins.
+    /// Ends the run with an error; the first error wins.
     pub(crate) fn fail(&self, error: DeviceError) {
         self.team.fail(error);
     }
 
-    /// Waits for all members before `step`, and lets in those who have come since. `pause` is asked on whoever comes last;
-    /// once it says yes, this returns false to everyone: the step is left for another run.
-    pub(crate) fn meet(&self, step: usize, pause: impl FnOnce() -> bool) -> bool {
+    /// Step barrier: waits for all members before `step` and admits the workers that have requested to join. The last member
+    /// to arrive evaluates `pause`; if it is true, every member returns false, and the step is left for a later run.
+    pub(crate) fn step_barrier(&self, step: usize, pause: impl FnOnce() -> bool) -> bool {
         let team = self.team;
         self.barrier(|phase| {
             if pause() {
                 team.paused.store(true, Ordering::Relaxed);
                 return;
             }
-            let members = team.asked.load(Ordering::Relaxed) + 1;
+            let members = team.join_requests.load(Ordering::Relaxed) + 1;
             if members > team.members.load(Ordering::Relaxed) {
                 team.entry.0.store(step, Ordering::Relaxed);
                 team.entry.1.store(phase, Ordering::Relaxed);
@@ -157,11 +159,11 @@ impl Member<'_> {
         self.barrier(|_| {});
     }
 
-    /// `between` is called on the member that comes last, while all others wait, with the phase that begins.
-    fn barrier(&self, between: impl FnOnce(usize)) {
+    /// The last member to arrive calls `at_last_arrival` with the number of the new phase, while all other members wait.
+    fn barrier(&self, at_last_arrival: impl FnOnce(usize)) {
         let (team, phase) = (self.team, self.phase.get() + 1);
         self.phase.set(phase);
-        // Nobody changes it before this member has arrived.
+        // The number cannot change before this member has arrived.
         let members = team.members.load(Ordering::Relaxed);
         if team.arrived.fetch_add(1, Ordering::AcqRel) + 1 < members {
             spin_until(|| team.phase.load(Ordering::Acquire) == phase);
@@ -169,23 +171,23 @@ impl Member<'_> {
         }
         team.arrived.store(0, Ordering::Relaxed);
         team.claims.store(0, Ordering::Relaxed);
-        between(phase);
+        at_last_arrival(phase);
         team.phase.store(phase, Ordering::Release);
     }
 }
 
-/// A kernel's view of its run: who it is, what it reads and writes, which part of the work is its own.
-pub(crate) struct Work<'a> {
+/// Arguments of a kernel: its operands, its scratch, its rank in the team, and its share of the work.
+pub(crate) struct KernelContext<'a> {
     pub(in crate::cpu) member: &'a Member<'a>,
-    pub(in crate::cpu) alone: bool,
-    pub(in crate::cpu) finds_columns: bool,
+    pub(in crate::cpu) serial: bool,
+    pub(in crate::cpu) rhs_is_packed: bool,
     pub(in crate::cpu) dst: View<'a>,
     pub(in crate::cpu) srcs: &'a [Option<View<'a>>],
     pub(in crate::cpu) local: &'a mut [f32],
-    pub(in crate::cpu) shared: Shared<'a>,
+    pub(in crate::cpu) shared: SharedScratch<'a>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> KernelContext<'a> {
     /// The destination.
     pub(crate) fn dst(&self) -> View<'a> {
         self.dst
@@ -194,63 +196,64 @@ impl<'a> Work<'a> {
     /// Source `i`, which the shape rule requires.
     ///
     /// # Panics
-    /// When there is none: a bug, the rule does not require it.
+    /// If the source is absent: a bug, the shape rule does not require it.
     pub(crate) fn src(&self, i: usize) -> View<'a> {
         self.srcs[i].expect("a source that the shape rule requires")
     }
 
-    /// Source `i`, where there is one.
-    pub(crate) fn optional(&self, i: usize) -> Option<View<'a>> {
+    /// Source `i`, if present.
+    pub(crate) fn optional_src(&self, i: usize) -> Option<View<'a>> {
         self.srcs.get(i).copied().flatten()
     }
 
-    /// This worker's index, below [`Work::workers`].
+    /// This worker's index, below [`KernelContext::workers`].
     pub(crate) fn worker(&self) -> usize {
-        if self.alone { 0 } else { self.member.rank }
+        if self.serial { 0 } else { self.member.rank }
     }
 
-    /// Workers that run this node together (1 when it is too small to share).
+    /// Workers that run this node together; 1 for a serial node.
     pub(crate) fn workers(&self) -> usize {
-        if self.alone { 1 } else { self.member.team.members.load(Ordering::Relaxed) }
+        if self.serial { 1 } else { self.member.team.members.load(Ordering::Relaxed) }
     }
 
-    /// This worker's own scratch: as many floats as the kernel asked for, with old values. Once per call.
-    pub(crate) fn take_local(&mut self) -> &'a mut [f32] {
+    /// This worker's own scratch with old contents: as many floats as [`Kernel::with_local`](crate::cpu::ops) requested. Empty
+    /// at the second call.
+    pub(crate) fn take_local_scratch(&mut self) -> &'a mut [f32] {
         std::mem::take(&mut self.local)
     }
 
-    /// Whether shared scratch holds what an earlier product of the same source 1 has packed into it.
-    pub(crate) fn finds_columns(&self) -> bool {
-        self.finds_columns
+    /// Whether an earlier product of the same source 1 left it packed in shared scratch.
+    pub(crate) fn rhs_is_packed(&self) -> bool {
+        self.rhs_is_packed
     }
 
     /// Scratch that all workers of the node share.
-    pub(crate) fn shared(&self) -> Shared<'a> {
+    pub(crate) fn shared(&self) -> SharedScratch<'a> {
         self.shared
     }
 
-    /// Waits for all workers of the node; what they wrote to shared scratch can be read after it. Every worker calls
-    /// it equally often.
+    /// Barrier: waits for all workers of the node. Data written to shared scratch before the barrier can be read after it.
+    /// Every worker must call it equally often.
     pub(crate) fn sync(&self) {
-        if !self.alone {
+        if !self.serial {
             self.member.sync();
         }
     }
 
-    /// Ranges of `0..total`, each of at most `grain` items and handed to one worker only; together they cover
-    /// everything, unless the run is stopping. At most once between two [`Work::sync`]s.
+    /// Dynamic scheduling: ranges of `0..total` of at most `grain` items, each claimed by one worker. Together they cover
+    /// everything, unless the run is stopping. A kernel calls this at most once between two [`KernelContext::sync`]s.
     pub(crate) fn chunks(&self, total: usize, grain: usize) -> Chunks<'a> {
-        let claims = (!self.alone).then(|| &*self.member.team.claims);
+        let claims = (!self.serial).then(|| &*self.member.team.claims);
         Chunks { team: self.member.team, claims, next: 0, total, grain: grain.max(1) }
     }
 
-    /// Ends the run because data is not what the op allows (a row index out of range).
+    /// Ends the run because of invalid data (a row index out of range).
     pub(crate) fn fail(&self, error: DeviceError) {
         self.member.team.fail(error);
     }
 }
 
-/// Iterator of [`Work::chunks`].
+/// Iterator of [`KernelContext::chunks`].
 pub(crate) struct Chunks<'a> {
     team: &'a Team<'a>,
     claims: Option<&'a AtomicUsize>,

@@ -1,59 +1,63 @@
-//! Hot inner loops in the widest instructions that the processor has, chosen at run time: the small f32 products of
-//! attention ([`mod@vec`]), and here the vector kernels of matrix products.
+//! SIMD kernels, chosen at run time by the processor's instruction sets: the micro-kernels and row dot products of GEMM
+//! (here), the small f32 products of attention ([`attention_gemm`]), and multiversioned loops ([`multiversion`]).
 //!
-//! A product packs its columns once ([`Packing`]): as f32 for float weights (as bf16, where these meet bf16), as 8-bit codes with scales for block types.
-//! Rows of weights come in strips ([`crate::cpu::strip`]), as the device holds them or packed for the purpose, whose
-//! vectors hold the same elements of sixteen rows ([`Tiles::run`]); few columns meet rows that are no strips where they
-//! lie ([`Kernels::dot`]). The kernels of strips are written once, over the [`lanes`] of an instruction set.
+//! GEMM in BLIS's terms: the weights (a) come in *panels* of sixteen interleaved rows ([`crate::cpu::panel`]), repacked in
+//! device memory or packed for one product. The *packing* of the right-hand side (b) is done once per product
+//! ([`RhsPacking`]): f32 for float weights (bf16 where BF16 weights meet bf16 instructions), 8-bit codes with scales for block
+//! types. The *micro-kernel* ([`MicroKernel::run`]) computes a *register tile* of one or two panels by a few columns. Its
+//! *cache blocks* are chosen in `ops::mul_mat::fast`. With few columns packing does not pay: rows are then read in place by
+//! row dot products ([`GemmKernels::dot`]).
+//!
+//! Micro-kernels are written once over the trait [`simd_ops::SimdOps`] and compiled for each instruction set. Start with
+//! [`GemmKernels`].
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
-mod codes;
-mod floats;
-mod formats;
-mod lanes;
+pub(crate) mod attention_gemm;
+mod float_dot;
+mod i16_accumulate;
+mod multiversion;
 mod packing;
-mod pairs;
+mod panel_format;
+mod quant_dot;
+mod simd_ops;
 pub(crate) mod transpose;
-pub(crate) mod vec;
-mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use packing::{PIECE, Packing};
-pub(crate) use wide::{Level, Wide, widest};
+pub(crate) use multiversion::{Multiversion, SimdLevel, run_widest};
+pub(crate) use packing::{RHS_PIECE, RhsPacking};
 
-use super::strip::{self, Field, STRIP};
+use super::panel::{self, Field, PANEL_ROWS};
 use crate::tensor::table::for_each_simd;
 use crate::tensor::{Capability, DType};
-use lanes::Lanes;
+use simd_ops::SimdOps;
 
-/// Most strips that one call of [`Tiles::run`] takes.
-pub(crate) const MAX_STRIPS: usize = 2;
+/// Most panels of one call of [`MicroKernel::run`].
+pub(crate) const MAX_PANELS: usize = 2;
 
-/// Most columns that [`Tiles::run`] best takes at once.
-pub(crate) const MAX_TILE: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
+/// Most columns in a register tile of any [`MicroKernel::run`].
+pub(crate) const MAX_TILE_COLUMNS: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
-/// Most columns for which rows that are no strips are read where they lie.
-pub(crate) const MAX_FEW: usize = 12;
+/// Most columns for which unpacked rows are read in place.
+pub(crate) const MAX_DOT_COLUMNS: usize = 12;
 
-/// How far ahead of its use a strip is asked for when it meets few columns: more than memory's latency takes, far less
-/// than a cache holds.
-const AHEAD: usize = 4096;
+/// Software prefetch distance of panels in bytes: longer than memory latency needs, far smaller than a cache.
+const PREFETCH_DISTANCE: usize = 4096;
 
-/// Whether strips that meet few columns are asked for ahead of their use. Not on cores of AMD: they see by themselves what comes
-/// next, and with so many questions loads have to wait (Zen 4 reads Q4_K at 83 % of memory's speed, and at 52 % if asked).
-fn asks_ahead() -> bool {
+/// Whether micro-kernels with few columns prefetch panels by software. Not on AMD: the hardware prefetchers suffice there, and
+/// software prefetches delay the loads (Zen 4 reads Q4_K at 83 % of memory bandwidth without them, at 52 % with them).
+fn prefetch_panels() -> bool {
     #[cfg(target_arch = "x86_64")]
-    let asks = !x86::is_amd();
+    let enabled = !x86::is_amd();
     #[cfg(not(target_arch = "x86_64"))]
-    let asks = true;
-    asks
+    let enabled = true;
+    enabled
 }
 
-/// Bytes of 256 elements of the largest block type: room for the end of a row.
-const LARGEST: usize = {
+/// Bytes of 256 elements of the largest block type: the buffer for the last, partial superblock of a row.
+const MAX_SUPERBLOCK_BYTES: usize = {
     let (mut largest, mut i) = (0, 0);
     while i < DType::ALL.len() {
         let dtype = DType::ALL[i];
@@ -66,39 +70,41 @@ const LARGEST: usize = {
     largest
 };
 
-/// Sums of a strip and a column.
-pub(crate) type Sums = [f32; STRIP];
+/// Sums of one panel and one column.
+pub(crate) type PanelSums = [f32; PANEL_ROWS];
 
-/// Where [`Tiles::run`] leaves its sums: those of strip `s` and column `c` at `sums[c * stride + s]`.
-pub(crate) struct Out<'a> {
-    pub(crate) sums: &'a mut [Sums],
+/// Output of [`MicroKernel::run`]: the sums of panel `s` and column `c` are `sums[c * stride + s]`.
+pub(crate) struct TileOutput<'a> {
+    pub(crate) sums: &'a mut [PanelSums],
     pub(crate) stride: usize,
-    /// Whether they are added to what is there.
-    pub(crate) adds: bool,
+    /// Adds to the sums instead of overwriting them: for cache blocks along k after the first.
+    pub(crate) accumulate: bool,
 }
 
-impl Out<'_> {
-    /// From strip `s` and column `c` on.
-    fn from(&mut self, c: usize, s: usize) -> Out<'_> {
-        Out { sums: &mut self.sums[c * self.stride + s..], stride: self.stride, adds: self.adds }
+impl TileOutput<'_> {
+    /// The output from panel `s` and column `c` on.
+    fn offset(&mut self, c: usize, s: usize) -> TileOutput<'_> {
+        TileOutput { sums: &mut self.sums[c * self.stride + s..], stride: self.stride, accumulate: self.accumulate }
     }
 
-    /// Leaves the sums of strip `s` and column `c`.
+    /// Stores the sums of panel `s` and column `c`.
     ///
     /// # Safety
-    /// The instructions of `L`.
+    /// The processor has the instructions of `L`.
     #[inline(always)]
-    unsafe fn put<L: Lanes>(&mut self, c: usize, s: usize, sums: L::Float) {
+    unsafe fn store<L: SimdOps>(&mut self, c: usize, s: usize, sums: L::Float) {
         let to = self.sums[c * self.stride + s].as_mut_ptr();
         // SAFETY: sixteen floats; the caller vouches for the instructions.
-        unsafe { L::store(to, if self.adds { L::sum(L::load_floats(to), sums) } else { sums }) }
+        unsafe { L::store_f32(to, if self.accumulate { L::add(L::load_f32(to), sums) } else { sums }) }
     }
 }
 
-type Dot = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]);
-type Tile = unsafe fn(strips: &[*const u8], columns: &[&[u8]], k: usize, out: Out<'_>);
+/// The function behind [`GemmKernels::dot`]; `padded` is the number of elements of a packed column.
+type RowDotFn = unsafe fn(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]);
+/// The function behind [`MicroKernel::run`], for rows of `k` elements.
+type MicroKernelFn = unsafe fn(panels: &[*const u8], columns: &[&[u8]], k: usize, out: TileOutput<'_>);
 
-/// `unroll!(j in [0 1 2] { ... })`: the body once for each number.
+/// `unroll!(j in [0 1 2] { ... })`: repeats the body for each number, so that `j` is a constant.
 macro_rules! unroll {
     ($j:ident in [$($n:literal)*] $body:block) => {
         $({
@@ -109,19 +115,19 @@ macro_rules! unroll {
 }
 use unroll;
 
-/// `$of` of the format of the strips of `$dtype`; `None` for types that have none.
-macro_rules! of_format {
+/// `$of` of the panel format of `$dtype`; `None` for types without panels.
+macro_rules! with_panel_format {
     ([$dtype:ident $of:ident] $($name:ident $format:ident;)*) => {
         match $dtype {
-            $($crate::tensor::DType::$name => Some($of::<$crate::cpu::simd::formats::$format>),)*
+            $($crate::tensor::DType::$name => Some($of::<$crate::cpu::simd::panel_format::$format>),)*
             _ => None,
         }
     };
 }
-use of_format;
+use with_panel_format;
 
-/// As [`of_format`], of the formats of rows where they lie, which are in scope by their names.
-macro_rules! of_row_format {
+/// As [`with_panel_format`], with the row formats of an instruction set, which are in scope by their names.
+macro_rules! with_row_format {
     ([$dtype:ident $of:ident] $($name:ident $format:ident;)*) => {
         match $dtype {
             $($crate::tensor::DType::$name => Some($of::<$format>),)*
@@ -129,43 +135,44 @@ macro_rules! of_row_format {
         }
     };
 }
-use of_row_format;
+use with_row_format;
 
-/// The kernels of `$strips` strips of block types for lanes `$lanes`, by the numbers of columns in the list, largest first, each
-/// with as many strips at a time as registers hold sums for; `$target` gives them the instructions.
-macro_rules! code_tiles {
-    ($name:ident, $lanes:ty, $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
+/// A module of micro-kernels for block types, over the instruction set `$ops`, called with `$panels` panels. The list gives the
+/// register tiles, largest first: columns `by` the panels for which the registers suffice at once. `$target` enables the
+/// instructions.
+macro_rules! quant_tiles {
+    ($name:ident, $ops:ty, $panels:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::formats::Format;
-            use $crate::cpu::simd::lanes::Lanes;
-            use $crate::cpu::simd::packing::{Packing, Parts};
-            use $crate::cpu::simd::{Out, Tile, codes};
+            use $crate::cpu::simd::panel_format::PanelFormat;
+            use $crate::cpu::simd::simd_ops::SimdOps;
+            use $crate::cpu::simd::packing::{RhsPacking, PackedColumn};
+            use $crate::cpu::simd::{TileOutput, MicroKernelFn, quant_dot};
             use $crate::tensor::DType;
 
-            /// The products of a block type's strips. They need the instruction set.
-            pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
-                // Within this file the macro is found by its textual scope, elsewhere by this import.
+            /// The micro-kernel of a block type. It needs the instruction set.
+            pub(in crate::cpu::simd) fn micro_kernel_of(dtype: DType) -> Option<MicroKernelFn> {
+                // In this file the macro is in textual scope, elsewhere it needs this import.
                 #[allow(unused_imports)]
-                use $crate::{cpu::simd::of_format, tensor::table::for_each_simd};
-                for_each_simd!(of_format!(dtype tile))
+                use $crate::{cpu::simd::with_panel_format, tensor::table::for_each_simd};
+                for_each_simd!(with_panel_format!(dtype micro_kernel))
             }
 
             /// # Safety
-            /// As [`codes::tile`].
+            /// As [`quant_dot::micro_kernel`].
             $(#[$target])?
-            unsafe fn tile<F: Format>(strips: &[*const u8], columns: &[&[u8]], k: usize, mut out: Out<'_>) {
-                let padded = Packing::codes::<F>(<$lanes>::EXACT).padded(k);
+            unsafe fn micro_kernel<F: PanelFormat>(panels: &[*const u8], columns: &[&[u8]], k: usize, mut out: TileOutput<'_>) {
+                let padded = RhsPacking::codes::<F>(<$ops>::I32_DOT).padded(k);
                 let mut done = 0;
                 while done < columns.len() {
                     $(if columns.len() - done >= $columns {
-                        let mut parts = [Parts::NONE; $columns];
+                        let mut parts = [PackedColumn::NONE; $columns];
                         for c in 0..$columns {
-                            parts[c] = Parts::new(columns[done + c], padded, F::SUB);
+                            parts[c] = PackedColumn::new(columns[done + c], padded, F::SUB);
                         }
-                        for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
-                            let out = out.from(done, s * $at_once);
+                        for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                            let out = out.offset(done, s * $at_once);
                             // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { codes::tile::<$lanes, F, $at_once, $columns>(*strips, parts, k, out) };
+                            unsafe { quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, out) };
                         }
                         done += $columns;
                         continue;
@@ -175,27 +182,33 @@ macro_rules! code_tiles {
         }
     };
 }
-use code_tiles;
+use quant_tiles;
 
-/// As [`code_tiles`], of the float types in the first list, each by the [`floats::Product`] beside it.
+/// As [`quant_tiles`], for the float types in the first list, each with its [`float_dot::FloatProduct`].
 macro_rules! float_tiles {
-    ($name:ident, $lanes:ty, [$($dtype:ident: $float:ident),*], $strips:literal, [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
+    ($name:ident, $ops:ty, [$($dtype:ident: $float:ident),*], $panels:literal,
+     [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::{Out, Tile, floats};
+            use $crate::cpu::simd::{TileOutput, MicroKernelFn, float_dot};
             use $crate::tensor::DType;
 
-            /// The products of a float type's strips. They need the instruction set.
-            pub(in crate::cpu::simd) fn tile_of(dtype: DType) -> Option<Tile> {
+            /// The micro-kernel of a float type. It needs the instruction set.
+            pub(in crate::cpu::simd) fn micro_kernel_of(dtype: DType) -> Option<MicroKernelFn> {
                 match dtype {
-                    $(DType::$dtype => Some(tile::<floats::$float>),)*
+                    $(DType::$dtype => Some(micro_kernel::<float_dot::$float>),)*
                     _ => None,
                 }
             }
 
             /// # Safety
-            /// As [`floats::tile`].
+            /// As [`float_dot::micro_kernel`].
             $(#[$target])?
-            unsafe fn tile<F: floats::Product<$lanes>>(strips: &[*const u8], columns: &[&[u8]], k: usize, mut out: Out<'_>) {
+            unsafe fn micro_kernel<F: float_dot::FloatProduct<$ops>>(
+                panels: &[*const u8],
+                columns: &[&[u8]],
+                k: usize,
+                mut out: TileOutput<'_>,
+            ) {
                 let mut done = 0;
                 while done < columns.len() {
                     $(if columns.len() - done >= $columns {
@@ -203,10 +216,10 @@ macro_rules! float_tiles {
                         for c in 0..$columns {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
-                        for (s, strips) in strips[..$strips].as_chunks().0.iter().enumerate() {
-                            let out = out.from(done, s * $at_once);
+                        for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                            let out = out.offset(done, s * $at_once);
                             // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { floats::tile::<$lanes, F, $at_once, $columns>(*strips, starts, k, out) };
+                            unsafe { float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, out) };
                         }
                         done += $columns;
                         continue;
@@ -218,29 +231,29 @@ macro_rules! float_tiles {
 }
 use float_tiles;
 
-/// The products `$products` of block types' rows where they lie, compiled for one instruction set: with the `blocks` of the
-/// module and the formats in its `rows`.
+/// A module of row dot products for block types, compiled for one instruction set: by the dot instruction `$dot`, the
+/// `quant_row_dot` of the architecture's module, and the formats in its `rows`.
 macro_rules! row_kernels {
-    ($module:ident, $products:ident, $features:literal) => {
+    ($module:ident, $dot:ident, $features:literal) => {
         mod $module {
-            use super::format::{Format, $products};
-            use super::blocks;
+            use super::row_format::{RowFormat, $dot};
+            use super::quant_row_dot;
             use super::rows::*;
-            use $crate::cpu::simd::Dot;
+            use $crate::cpu::simd::RowDotFn;
             use $crate::tensor::DType;
 
-            /// The products of a block type's rows. They need the instruction set.
-            pub(super) fn dot_of(dtype: DType) -> Option<Dot> {
-                use $crate::{cpu::simd::of_row_format, tensor::table::for_each_simd};
-                for_each_simd!(of_row_format!(dtype dot))
+            /// The row dot product of a block type. It needs the instruction set.
+            pub(super) fn dot_of(dtype: DType) -> Option<RowDotFn> {
+                use $crate::{cpu::simd::with_row_format, tensor::table::for_each_simd};
+                for_each_simd!(with_row_format!(dtype dot))
             }
 
             /// # Safety
-            /// As [`blocks::dot`].
+            /// As [`quant_row_dot::dot`].
             #[target_feature(enable = $features)]
-            unsafe fn dot<F: Format>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
+            unsafe fn dot<F: RowFormat>(rows: &[&[u8]], columns: &[&[u8]], padded: usize, out: &mut [f32]) {
                 // SAFETY: as the caller vouches; this function has the instructions.
-                unsafe { blocks::dot::<F, $products>(rows, columns, padded, out) }
+                unsafe { quant_row_dot::dot::<F, $dot>(rows, columns, padded, out) }
             }
         }
     };
@@ -248,20 +261,21 @@ macro_rules! row_kernels {
 use row_kernels;
 
 #[cfg(test)]
-code_tiles!(portable_codes, crate::cpu::simd::lanes::Portable<true>, 2, [2 by 2, 1 by 1]);
+quant_tiles!(portable_i32, crate::cpu::simd::simd_ops::Portable<true>, 2, [2 by 2, 1 by 1]);
 #[cfg(test)]
-code_tiles!(portable_pairs, crate::cpu::simd::lanes::Portable<false>, 2, [2 by 1, 1 by 2]);
+quant_tiles!(portable_i16, crate::cpu::simd::simd_ops::Portable<false>, 2, [2 by 1, 1 by 2]);
 #[cfg(test)]
-code_tiles!(portable_signed, crate::cpu::simd::lanes::Portable<true, true>, 1, [2 by 1, 1 by 1]);
+quant_tiles!(portable_signed, crate::cpu::simd::simd_ops::Portable<true, true>, 1, [2 by 1, 1 by 1]);
 #[cfg(test)]
-float_tiles!(portable_floats, crate::cpu::simd::lanes::Portable<true>, [F32: F32, F16: F16, BF16: BF16], 2, [2 by 2, 1 by 1]);
+float_tiles!(portable_floats, crate::cpu::simd::simd_ops::Portable<true>, [F32: F32, F16: F16, BF16: BF16], 2,
+    [2 by 2, 1 by 1]);
 #[cfg(test)]
-float_tiles!(portable_bf16, crate::cpu::simd::lanes::Portable<true>, [BF16: Bf16Pairs], 2, [2 by 2, 1 by 1]);
+float_tiles!(portable_bf16, crate::cpu::simd::simd_ops::Portable<true>, [BF16: Bf16Pairs], 2, [2 by 2, 1 by 1]);
 
-/// Products of BF16 rows with columns of bf16 in plain Rust.
+/// Dot products of BF16 rows with columns of bf16 in plain Rust.
 ///
 /// # Safety
-/// None: what is missing panics.
+/// Always safe to call: wrong lengths panic.
 #[cfg(test)]
 unsafe fn portable_bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &mut [f32]) {
     let values = |bytes: &[u8]| -> Vec<half::bf16> {
@@ -273,53 +287,53 @@ unsafe fn portable_bf16_dot(rows: &[&[u8]], columns: &[&[u8]], _: usize, out: &m
     }
 }
 
-/// Kernels for rows of `dtype` in plain Rust, with columns of bf16.
+/// Kernels for BF16 in plain Rust, with columns of bf16.
 #[cfg(test)]
-fn portable_bf16_kernels(dtype: DType) -> Option<(Dot, Tile)> {
-    Some((portable_bf16_dot, portable_bf16::tile_of(dtype)?))
+fn portable_bf16_kernels(dtype: DType) -> Option<(RowDotFn, MicroKernelFn)> {
+    Some((portable_bf16_dot, portable_bf16::micro_kernel_of(dtype)?))
 }
 
-/// The fields of `$dtype`'s format.
-macro_rules! fields_of {
+/// The panel fields of the format of `$dtype`.
+macro_rules! panel_fields_of {
     ([$dtype:ident] $($name:ident $format:ident;)*) => {
         match $dtype {
-            $(DType::$name => Some(<formats::$format as formats::Format>::FIELDS),)*
+            $(DType::$name => Some(<panel_format::$format as panel_format::PanelFormat>::FIELDS),)*
             _ => None,
         }
     };
 }
 
-/// The fields of a block of `dtype` in strips; `None` for types without a format.
-pub(super) const fn strip_fields(dtype: DType) -> Option<&'static [Field]> {
-    for_each_simd!(fields_of!(dtype))
+/// The fields of a block of `dtype` in panels; `None` for types without a panel format.
+pub(super) const fn panel_fields(dtype: DType) -> Option<&'static [Field]> {
+    for_each_simd!(panel_fields_of!(dtype))
 }
 
-/// The instruction set of the kernels that this processor gets, for people.
+/// Name of the instruction set that quantised products use on this processor, for log lines.
 pub(crate) fn instruction_set() -> &'static str {
-    Kernels::available(DType::Q8_0).first().map_or("portable code", |(name, _)| name)
+    GemmKernels::available(DType::Q8_0).first().map_or("portable code", |(name, _)| name)
 }
 
-/// The kernels for rows of one type.
+/// The GEMM kernels for weights of one type on one instruction set.
 #[derive(Clone, Copy)]
-pub(crate) struct Kernels {
+pub(crate) struct GemmKernels {
     dtype: DType,
-    packing: Packing,
-    /// Strips that `tile` takes at once.
-    strips: usize,
-    /// Columns that `tile` best takes at once.
+    packing: RhsPacking,
+    /// Panels of one micro-kernel call.
+    panels: usize,
+    /// Most columns of the register tile.
     columns: usize,
-    dot: Dot,
-    tile: Tile,
+    dot: RowDotFn,
+    micro_kernel: MicroKernelFn,
 }
 
-impl Kernels {
-    /// The fastest kernels that this processor has for rows of `dtype`; `None` when it has none.
-    pub(crate) fn of(dtype: DType) -> Option<Kernels> {
+impl GemmKernels {
+    /// The fastest kernels of this processor for weights of `dtype`; `None` if it has none.
+    pub(crate) fn of(dtype: DType) -> Option<GemmKernels> {
         Self::available(dtype).first().map(|(_, kernels)| *kernels)
     }
 
-    /// All kernels that this processor has for rows of `dtype`, with the names of their instruction sets, fastest first.
-    fn available(dtype: DType) -> Vec<(&'static str, Kernels)> {
+    /// All kernels of this processor for weights of `dtype`, with the names of their instruction sets, fastest first.
+    fn available(dtype: DType) -> Vec<(&'static str, GemmKernels)> {
         #[cfg(target_arch = "x86_64")]
         let all = x86::available(dtype);
         #[cfg(target_arch = "aarch64")]
@@ -329,86 +343,95 @@ impl Kernels {
         all
     }
 
-    /// How columns are packed for these kernels.
-    pub(crate) fn packing(&self) -> Packing {
+    /// The packing of the right-hand side for these kernels.
+    pub(crate) fn packing(&self) -> RhsPacking {
         self.packing
     }
 
-    /// Most columns for which [`Kernels::dot`] is faster than packing strips for them, at most [`MAX_FEW`].
-    pub(crate) fn few(&self) -> usize {
-        if self.dtype.is_block() { 4 } else { MAX_FEW }
+    /// Most columns for which [`GemmKernels::dot`] on rows in place is faster than packing panels; at most
+    /// [`MAX_DOT_COLUMNS`].
+    pub(crate) fn max_dot_columns(&self) -> usize {
+        if self.dtype.is_block() { 4 } else { MAX_DOT_COLUMNS }
     }
 
-    /// Strips that [`Tiles::run`] takes at once, at most [`MAX_STRIPS`].
-    pub(crate) fn strips(&self) -> usize {
-        self.strips
+    /// Panels of one call of [`MicroKernel::run`], at most [`MAX_PANELS`].
+    pub(crate) fn panels(&self) -> usize {
+        self.panels
     }
 
-    /// Columns that [`Tiles::run`] best takes at once, at most [`MAX_TILE`].
+    /// Most columns of the register tile of [`MicroKernel::run`], at most [`MAX_TILE_COLUMNS`].
     pub(crate) fn tile_columns(&self) -> usize {
         self.columns
     }
 
-    /// The products of dense rows of `k` elements with packed columns (at a multiple of 4 bytes): `out[c * rows.len() + r]`.
+    /// Row dot products: dense rows of `k` elements with packed columns (aligned to 4 bytes), `out[c * rows.len() + r]`.
     ///
     /// # Panics
-    /// When lengths or alignments do not fit: a bug of the caller.
+    /// If lengths or alignments do not fit: a bug of the caller.
     pub(crate) fn dot(&self, k: usize, rows: &[&[u8]], columns: &[&[u8]], out: &mut [f32]) {
         let bytes = self.dtype.row_bytes(k);
         assert!(rows.iter().all(|row| Some(row.len()) == bytes), "rows of {k} elements");
-        assert!(all_fit(columns, self.packing.column_bytes(k)), "aligned columns of {k} elements");
+        assert!(columns_fit(columns, self.packing.column_bytes(k)), "aligned columns of {k} elements");
         assert_eq!(rows.len() * columns.len(), out.len(), "a sum per row and column");
-        // SAFETY: these kernels exist only on processors with their instructions (`available`); lengths and alignments fit.
+        // SAFETY: these kernels exist only on processors with their instructions (`available`); the assertions have checked
+        // lengths and alignments.
         unsafe { (self.dot)(rows, columns, self.packing.padded(k), out) };
     }
 
-    /// Bytes of a strip of rows of `k` elements.
-    pub(crate) fn strip_bytes(&self, k: usize) -> usize {
-        self.dtype.row_bytes(k).unwrap_or(0).saturating_mul(STRIP)
+    /// Bytes of a panel of rows of `k` elements.
+    pub(crate) fn panel_bytes(&self, k: usize) -> usize {
+        self.dtype.row_bytes(k).unwrap_or(0).saturating_mul(PANEL_ROWS)
     }
 
-    /// Whether rows are blocks of codes, and not floats.
+    /// Whether the weights are blocks of codes, not floats.
     pub(crate) fn is_block(&self) -> bool {
         self.dtype.is_block()
     }
 
-    /// The products of strips of rows of `k` elements; `None` when such rows have no strips.
-    pub(crate) fn tiles(&self, k: usize) -> Option<Tiles> {
-        let (strip, column) = (self.strip_bytes(k), self.packing.column_bytes(k));
-        strip::packs(self.dtype, k).then_some(Tiles { k, strip, column, strips: self.strips, tile: self.tile })
+    /// The micro-kernel for rows of `k` elements; `None` if such rows cannot be packed into panels.
+    pub(crate) fn micro_kernel(&self, k: usize) -> Option<MicroKernel> {
+        let (panel, column) = (self.panel_bytes(k), self.packing.column_bytes(k));
+        panel::can_pack(self.dtype, k).then_some(MicroKernel {
+            k,
+            panel,
+            column,
+            panels: self.panels,
+            micro_kernel: self.micro_kernel,
+        })
     }
 }
 
-/// The products of strips of rows of one type and length with packed columns.
+/// The micro-kernel for panels of one type and row length.
 #[derive(Clone, Copy)]
-pub(crate) struct Tiles {
+pub(crate) struct MicroKernel {
     k: usize,
-    /// Bytes of a strip, and of a column.
-    strip: usize,
+    /// Bytes of a panel.
+    panel: usize,
+    /// Bytes of a packed column.
     column: usize,
-    /// Strips of a call.
-    strips: usize,
-    tile: Tile,
+    /// Panels of a call.
+    panels: usize,
+    micro_kernel: MicroKernelFn,
 }
 
-impl Tiles {
-    /// The products of [`Kernels::strips`] strips with packed columns (at a multiple of 4 bytes).
+impl MicroKernel {
+    /// Multiplies [`GemmKernels::panels`] panels by packed columns (aligned to 4 bytes).
     ///
     /// # Panics
-    /// When lengths or alignments do not fit: a bug of the caller.
-    pub(crate) fn run(&self, strips: &[&[u8]], columns: &[&[u8]], out: Out<'_>) {
-        let whole = strips.len() == self.strips && strips.iter().all(|strip| strip.len() == self.strip);
-        assert!(whole && all_fit(columns, self.column), "strips and aligned columns of {} elements", self.k);
-        let room = columns.len().saturating_sub(1).saturating_mul(out.stride).saturating_add(strips.len());
-        assert!(strips.len() <= out.stride && room <= out.sums.len(), "room for a sum per strip and column");
-        let starts = [strips[0].as_ptr(), strips[strips.len() - 1].as_ptr()];
-        // SAFETY: as in `Kernels::dot`; such rows have strips.
-        unsafe { (self.tile)(&starts[..strips.len()], columns, self.k, out) };
+    /// If lengths or alignments do not fit: a bug of the caller.
+    pub(crate) fn run(&self, panels: &[&[u8]], columns: &[&[u8]], out: TileOutput<'_>) {
+        let panels_fit = panels.len() == self.panels && panels.iter().all(|panel| panel.len() == self.panel);
+        assert!(panels_fit && columns_fit(columns, self.column), "panels and aligned columns of {} elements", self.k);
+        let sums = columns.len().saturating_sub(1).saturating_mul(out.stride).saturating_add(panels.len());
+        assert!(panels.len() <= out.stride && sums <= out.sums.len(), "space for a sum per panel and column");
+        let starts = [panels[0].as_ptr(), panels[panels.len() - 1].as_ptr()];
+        // SAFETY: as in `GemmKernels::dot`; rows of this length have panels.
+        unsafe { (self.micro_kernel)(&starts[..panels.len()], columns, self.k, out) };
     }
 }
 
-/// Whether all columns have so many bytes and are aligned for floats.
-fn all_fit(columns: &[&[u8]], bytes: usize) -> bool {
+/// Whether all columns have `bytes` bytes and are aligned for f32.
+fn columns_fit(columns: &[&[u8]], bytes: usize) -> bool {
     columns.iter().all(|column| column.len() == bytes && column.as_ptr().cast::<f32>().is_aligned())
 }
 

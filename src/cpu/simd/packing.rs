@@ -1,24 +1,26 @@
-//! Columns as the kernels read them.
+//! Packing of the right-hand side: converts the columns of a product to the form that the micro-kernels and row dot products
+//! read.
 //!
-//! They are rounded as ggml's CPU rounds them, to the partner type of the weights (ggml's `vec_dot_type`: Q8_0 for Q4_0): so a
-//! model gives the same results here and there, up to the order of additions, and no expert of a mixture flips.
+//! Values are rounded as in ggml's CPU backend, to the partner type of the weights (ggml's `vec_dot_type`: Q8_0 for Q4_0). So
+//! a model gives the same results in both, up to the order of additions, and the routing of a mixture of experts does not
+//! change.
 
-use super::formats::{self, Format};
-use super::wide::{Level, Wide, widest};
+use super::multiversion::{Multiversion, SimdLevel, run_widest};
+use super::panel_format::{self, PanelFormat};
 use crate::tensor::DType;
 use crate::tensor::table::{for_each_float, for_each_simd};
 use half::f16;
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
-pub(crate) const PIECE: usize = 1024;
+pub(crate) const RHS_PIECE: usize = 1024;
 
-/// Elements of a block of [`Packing::Codes`], each with a scale.
-const BLOCK: usize = 32;
+/// Elements of a block of [`RhsPacking::Codes`]; each has a scale.
+const QUANT_BLOCK: usize = 32;
 
-/// Elements of a super-block: the K types' columns have one scale for all of its blocks.
-const SUPER: usize = 256;
+/// Elements of a superblock: columns for K-quants have one scale for all of its blocks.
+const SUPERBLOCK: usize = 256;
 
-/// To which type the values of [`Packing::Floats`] are rounded: that of the weights.
+/// The type that the values of [`RhsPacking::Floats`] are rounded to: that of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rounding {
     F32,
@@ -26,7 +28,7 @@ pub(crate) enum Rounding {
     BF16,
 }
 
-/// The rounding of columns that meet weights of the plain type `$dtype`.
+/// The rounding of columns for weights of the float type `$dtype`.
 macro_rules! rounding_of {
     ([$dtype:ident] $($name:ident $float:ident;)*) => {
         match $dtype {
@@ -36,174 +38,186 @@ macro_rules! rounding_of {
     };
 }
 
-/// The packing of columns that meet blocks of `$dtype`.
+/// The packing of columns for weights of the block type `$dtype`.
 macro_rules! codes_of {
-    ([$dtype:ident $exact:ident] $($name:ident $format:ident;)*) => {
+    ([$dtype:ident $i32_dot:ident] $($name:ident $format:ident;)*) => {
         match $dtype {
-            $(DType::$name => Some(Packing::codes::<formats::$format>($exact)),)*
+            $(DType::$name => Some(RhsPacking::codes::<panel_format::$format>($i32_dot)),)*
             _ => None,
         }
     };
 }
 
-/// How the columns of a product are laid out.
+/// Layout of a packed column.
 ///
-/// Columns are padded with zeros, to whole vectors or, for codes, to 256 elements: the kernels know no other length.
+/// Columns are padded with zeros, to whole vectors or, for codes, to 256 elements: the kernels support no other length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Packing {
+pub(crate) enum RhsPacking {
     /// f32 values, rounded to the weights' type.
     Floats(Rounding),
     /// bf16 values.
     Bf16,
-    /// One i8 code per element, then one f32 scale per 32 elements, then the f32 sum of each `sub` values (which meets
-    /// the bias of the weights' sub-blocks), then whole numbers for the same. `sub` is 32, or 16 with each eight f32 sums
-    /// in the order 0 2 4 6 1 3 5 7, in which kernels for rows hold the scales of 16-element sub-blocks. With `shared`,
-    /// the eight blocks of 256 elements have the same scale.
-    Codes { sub: usize, shared: bool, wholes: Wholes },
+    /// One i8 code per element, then one f32 scale per 32 elements, then the f32 sum of each `sub` values (multiplied by the
+    /// bias of the weights' sub-blocks), then integer sums of the same. `sub` is 32, or 16; with 16, each eight f32 sums are
+    /// in the order 0 2 4 6 1 3 5 7, in which the row dot products hold the scales of 16-element sub-blocks. With
+    /// `shared_scale`, the eight blocks of a superblock have the same scale.
+    Codes { sub: usize, shared_scale: bool, int_sums: IntSums },
 }
 
-/// What strips need of the sums of each `sub` codes.
+/// Integer sums of each `sub` codes, for the micro-kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Wholes {
-    /// Nothing.
+pub(crate) enum IntSums {
+    /// None.
     None,
-    /// i32: the sum times minus the weights' code for 0, where sums of products start.
-    Starts(i32),
-    /// Two i16: the same of elements 0 and 1 of each four, and of 2 and 3.
-    HalfStarts(i32),
-    /// i16: minus the sum, each four in the order 0 2 1 3, in which bytes of minima become pairs.
-    Pairs,
+    /// i32: the negated sum times the weights' code for zero (the payload). It is the start value of the accumulators.
+    ZeroOffsets(i32),
+    /// Two i16: the same for elements 0 and 1 of each four elements, and for elements 2 and 3.
+    HalfZeroOffsets(i32),
+    /// i16: the negated sum. Each four sums are in the order 0 2 1 3, in which [`super::quant_dot::dot_minima`] multiplies them
+    /// by pairs of minima.
+    NegatedI16,
 }
 
-impl Wholes {
-    /// Bytes for each sum.
+impl IntSums {
+    /// Bytes of one sum.
     const fn bytes(self) -> usize {
         match self {
-            Wholes::None => 0,
-            Wholes::Starts(_) | Wholes::HalfStarts(_) => 4,
-            Wholes::Pairs => 2,
+            IntSums::None => 0,
+            IntSums::ZeroOffsets(_) | IntSums::HalfZeroOffsets(_) => 4,
+            IntSums::NegatedI16 => 2,
         }
     }
 }
 
-/// The parts of a packed column of codes.
+/// The sections of a packed column of codes.
 #[derive(Clone, Copy)]
-pub(super) struct Parts {
+pub(super) struct PackedColumn {
     pub(super) codes: *const i8,
     pub(super) scales: *const f32,
     pub(super) sums: *const f32,
-    pub(super) wholes: *const u8,
+    pub(super) int_sums: *const u8,
 }
 
-impl Parts {
-    pub(super) const NONE: Parts =
-        Parts { codes: std::ptr::null(), scales: std::ptr::null(), sums: std::ptr::null(), wholes: std::ptr::null() };
+impl PackedColumn {
+    pub(super) const NONE: PackedColumn = PackedColumn {
+        codes: std::ptr::null(),
+        scales: std::ptr::null(),
+        sums: std::ptr::null(),
+        int_sums: std::ptr::null(),
+    };
 
-    /// The parts of a column of `padded` elements with a sum for each `sub`.
+    /// The sections of a column of `padded` elements with a sum for each `sub`.
     ///
     /// # Panics
-    /// When the column is shorter.
-    pub(super) fn new(column: &[u8], padded: usize, sub: usize) -> Parts {
+    /// If the column is shorter.
+    pub(super) fn new(column: &[u8], padded: usize, sub: usize) -> PackedColumn {
         let (codes, rest) = column.split_at(padded);
-        let (scales, rest) = rest.split_at(padded / BLOCK * 4);
-        let (sums, wholes) = rest.split_at(padded / sub * 4);
-        Parts {
+        let (scales, rest) = rest.split_at(padded / QUANT_BLOCK * 4);
+        let (sums, int_sums) = rest.split_at(padded / sub * 4);
+        PackedColumn {
             codes: codes.as_ptr().cast(),
             scales: scales.as_ptr().cast(),
             sums: sums.as_ptr().cast(),
-            wholes: wholes.as_ptr(),
+            int_sums: int_sums.as_ptr(),
         }
     }
 }
 
-impl Packing {
-    /// How columns for weights of a type are packed, for kernels that are [`Lanes::EXACT`] or not; those of
-    /// [`super::floats::Bf16Pairs`] want others. `None` for types without kernels.
+impl RhsPacking {
+    /// The packing of columns for weights of `dtype`, for kernels with [`SimdOps::I32_DOT`] or without;
+    /// [`super::float_dot::Bf16Pairs`] needs [`RhsPacking::Bf16`] instead. `None` for types without kernels.
     ///
-    /// [`Lanes::EXACT`]: super::lanes::Lanes::EXACT
-    pub(super) fn of(dtype: DType, exact: bool) -> Option<Packing> {
+    /// [`SimdOps::I32_DOT`]: super::simd_ops::SimdOps::I32_DOT
+    pub(super) fn of(dtype: DType, i32_dot: bool) -> Option<RhsPacking> {
         match for_each_float!(rounding_of!(dtype)) {
-            Some(rounding) => Some(Packing::Floats(rounding)),
-            None => for_each_simd!(codes_of!(dtype exact)),
+            Some(rounding) => Some(RhsPacking::Floats(rounding)),
+            None => for_each_simd!(codes_of!(dtype i32_dot)),
         }
     }
 
-    pub(super) const fn codes<F: Format>(exact: bool) -> Packing {
-        let shared = F::DTYPE.block_len() == SUPER;
-        let wholes = match (F::BIASED, shared) {
-            (false, _) if exact => Wholes::Starts(F::ZERO),
-            // Products of codes less their zero.
-            (false, _) if F::TOP > 127 => Wholes::None,
-            (false, _) => Wholes::HalfStarts(F::ZERO),
-            (true, true) => Wholes::Pairs,
-            (true, false) => Wholes::None,
+    pub(super) const fn codes<F: PanelFormat>(i32_dot: bool) -> RhsPacking {
+        let shared_scale = F::DTYPE.block_len() == SUPERBLOCK;
+        let int_sums = match (F::BIASED, shared_scale) {
+            (false, _) if i32_dot => IntSums::ZeroOffsets(F::ZERO),
+            // The kernels subtract the zero from the codes.
+            (false, _) if F::TOP > 127 => IntSums::None,
+            (false, _) => IntSums::HalfZeroOffsets(F::ZERO),
+            (true, true) => IntSums::NegatedI16,
+            (true, false) => IntSums::None,
         };
-        Packing::Codes { sub: F::SUB, shared, wholes }
+        RhsPacking::Codes { sub: F::SUB, shared_scale, int_sums }
     }
 
-    /// Elements of a column of `k`, with its padding.
+    /// Elements of a column of `k`, including padding.
     pub(crate) fn padded(self, k: usize) -> usize {
         k.next_multiple_of(match self {
-            Packing::Floats(_) => 8,
-            Packing::Bf16 => 16,
-            Packing::Codes { .. } => SUPER,
+            RhsPacking::Floats(_) => 8,
+            RhsPacking::Bf16 => 16,
+            RhsPacking::Codes { .. } => SUPERBLOCK,
         })
     }
 
-    /// Bytes of an element, but for what comes behind all of them.
+    /// Bytes of an element, without scales and sums.
     pub(crate) fn element_bytes(self) -> usize {
         match self {
-            Packing::Floats(_) => 4,
-            Packing::Bf16 => 2,
-            Packing::Codes { .. } => 1,
+            RhsPacking::Floats(_) => 4,
+            RhsPacking::Bf16 => 2,
+            RhsPacking::Codes { .. } => 1,
         }
     }
 
-    /// Bytes of a column of `k` elements: a multiple of 32.
+    /// Bytes of a packed column of `k` elements: a multiple of 32.
     pub(crate) fn column_bytes(self, k: usize) -> usize {
         let n = self.padded(k);
         match self {
-            Packing::Floats(_) | Packing::Bf16 => n.saturating_mul(self.element_bytes()),
-            Packing::Codes { sub, wholes, .. } => {
-                n.saturating_add(n / BLOCK * 4).saturating_add(n / sub * (4 + wholes.bytes())).next_multiple_of(32)
-            }
+            RhsPacking::Floats(_) | RhsPacking::Bf16 => n.saturating_mul(self.element_bytes()),
+            RhsPacking::Codes { sub, int_sums, .. } => n
+                .saturating_add(n / QUANT_BLOCK * 4)
+                .saturating_add(n / sub * (4 + int_sums.bytes()))
+                .next_multiple_of(32),
         }
     }
 
-    /// Bytes from the start of one column to that of the next. Those that meet rows together must not start at the same place of
-    /// each 4 KiB: they would have the same few places in the first cache level.
+    /// Bytes from one packed column to the next. Columns of one register tile must not start at the same offset modulo 4 KiB:
+    /// they would compete for the same few ways of the L1 cache.
     pub(crate) fn stride(self, k: usize) -> usize {
         let bytes = self.column_bytes(k);
         if bytes.is_multiple_of(2048) { bytes.saturating_add(1088) } else { bytes }
     }
 
-    /// Packs the elements from `first` on, a multiple of [`PIECE`], of a column of `k`: all that are left, or a piece.
-    /// `write(offset, bytes)` gets the parts of the packed column, which together leave no byte of it out that is read.
+    /// Packs the elements from `first` on (a multiple of [`RHS_PIECE`]) of a column of `k`: a whole piece, or the rest.
+    /// `write(offset, bytes)` receives the parts of the packed column; together they cover every byte that is read.
     pub(crate) fn pack(self, k: usize, first: usize, values: &[f32], mut write: impl FnMut(usize, &[u8])) {
-        debug_assert!(first.is_multiple_of(PIECE) && values.len() == PIECE.min(k - first), "a piece");
+        debug_assert!(first.is_multiple_of(RHS_PIECE) && values.len() == RHS_PIECE.min(k - first), "a piece");
         let n = self.padded(k);
         match self {
-            Packing::Floats(rounding) => {
+            RhsPacking::Floats(rounding) => {
                 rounding.apply(values, |at, rounded| write((first + at) * 4, bytemuck::cast_slice(rounded)));
                 self.pad(k, first + values.len(), write);
             }
-            Packing::Bf16 => {
-                in_pieces(values, 0, to_bf16_bits, |at, bits| write((first + at) * 2, bytemuck::cast_slice(bits)));
+            RhsPacking::Bf16 => {
+                convert_in_pieces(values, 0, round_to_bf16_bits, |at, bits| {
+                    write((first + at) * 2, bytemuck::cast_slice(bits))
+                });
                 self.pad(k, first + values.len(), write);
             }
-            Packing::Codes { sub, shared, wholes } => {
-                let (quantise, at) = (Quantise { values, sub, shared, wholes }, (n, first));
-                // Short columns are not to pay for large arrays.
-                if values.len() <= SUPER {
-                    widest(Room::<SUPER, { SUPER / BLOCK }, { SUPER / 16 }>(quantise)).write(&quantise, at, write);
+            RhsPacking::Codes { sub, shared_scale, int_sums } => {
+                let (quantise, at) = (QuantiseArgs { values, sub, shared_scale, int_sums }, (n, first));
+                // Short columns must not pay for initialising large arrays.
+                if values.len() <= SUPERBLOCK {
+                    run_widest(QuantisePiece::<SUPERBLOCK, { SUPERBLOCK / QUANT_BLOCK }, { SUPERBLOCK / 16 }>(
+                        quantise,
+                    ))
+                    .write(&quantise, at, write);
                 } else {
-                    widest(Room::<PIECE, { PIECE / BLOCK }, { PIECE / 16 }>(quantise)).write(&quantise, at, write);
+                    run_widest(QuantisePiece::<RHS_PIECE, { RHS_PIECE / QUANT_BLOCK }, { RHS_PIECE / 16 }>(quantise))
+                        .write(&quantise, at, write);
                 }
             }
         }
     }
 
-    /// Writes the padding of a column of `k`, if a piece ends where the column does.
+    /// Writes the padding of a column of `k` after its last piece.
     fn pad(self, k: usize, end: usize, mut write: impl FnMut(usize, &[u8])) {
         let (bytes, padding) = (self.element_bytes(), self.padded(k) - k);
         if end == k && padding > 0 {
@@ -212,150 +226,156 @@ impl Packing {
     }
 }
 
-/// A piece of a column of codes; what its length does not need is left over.
-struct Quantised<const N: usize, const BLOCKS: usize, const HALVES: usize> {
+/// A quantised piece of a column of at most `N` elements in `BLOCKS` blocks, with sums of `HALVES` half blocks. A shorter piece
+/// uses only the first part of each array.
+struct QuantisedPiece<const N: usize, const BLOCKS: usize, const HALVES: usize> {
     codes: [i8; N],
     scales: [f32; BLOCKS],
     sums: [f32; HALVES],
-    starts: [i32; HALVES],
-    pairs: [i16; HALVES],
+    offsets: [i32; HALVES],
+    negated: [i16; HALVES],
 }
 
-/// Rounds a piece of a column, of whole blocks, to codes; see [`Packing::Codes`].
+/// The values of a piece and the form to quantise them to; see [`RhsPacking::Codes`].
 #[derive(Clone, Copy)]
-struct Quantise<'a> {
+struct QuantiseArgs<'a> {
     values: &'a [f32],
     sub: usize,
-    shared: bool,
-    wholes: Wholes,
+    shared_scale: bool,
+    int_sums: IntSums,
 }
 
-/// A piece of at most `N` values.
-struct Room<'a, const N: usize, const BLOCKS: usize, const HALVES: usize>(Quantise<'a>);
+/// Loop that quantises a piece of at most `N` values, in whole blocks.
+struct QuantisePiece<'a, const N: usize, const BLOCKS: usize, const HALVES: usize>(QuantiseArgs<'a>);
 
-impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Wide for Room<'_, N, BLOCKS, HALVES> {
-    type Out = Quantised<N, BLOCKS, HALVES>;
+impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Multiversion for QuantisePiece<'_, N, BLOCKS, HALVES> {
+    type Out = QuantisedPiece<N, BLOCKS, HALVES>;
 
     #[inline(always)]
-    fn run<L: Level>(self) -> Self::Out {
-        let Quantise { values, sub, shared, wholes } = self.0;
-        // The padding behind the last block is zeros.
-        let mut out = Quantised {
+    fn run<L: SimdLevel>(self) -> Self::Out {
+        let QuantiseArgs { values, sub, shared_scale, int_sums } = self.0;
+        // Initialised with zeros: the padding behind the last block.
+        let mut out = QuantisedPiece {
             codes: [0; N],
             scales: [0.0; BLOCKS],
             sums: [0.0; HALVES],
-            starts: [0; HALVES],
-            pairs: [0; HALVES],
+            offsets: [0; HALVES],
+            negated: [0; HALVES],
         };
-        let mut scale = Scale::default();
-        for (b, block) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-            if !shared {
-                scale = Scale::of_block(block);
-            } else if b % (SUPER / BLOCK) == 0 {
-                scale = Scale::of_super_block(&values[b * BLOCK..][..SUPER]);
+        let mut scale = QuantScale::default();
+        for (b, block) in values.as_chunks::<QUANT_BLOCK>().0.iter().enumerate() {
+            if !shared_scale {
+                scale = QuantScale::of_block(block);
+            } else if b % (SUPERBLOCK / QUANT_BLOCK) == 0 {
+                scale = QuantScale::of_superblock(&values[b * QUANT_BLOCK..][..SUPERBLOCK]);
             }
             let codes = scale.quantise(block);
             out.codes.as_chunks_mut().0[b] = codes;
             let [low, high] = sums_of_codes(&codes);
             out.scales[b] = scale.step;
-            if sub == BLOCK {
+            if sub == QUANT_BLOCK {
                 out.sums[b] = low as f32 * scale.step + high as f32 * scale.step;
-                out.whole(wholes, b, low + high, &codes);
+                out.store_int_sum(int_sums, b, low + high, &codes);
             } else {
-                // Blocks 4g to 4g + 3: first halves, then second halves.
+                // Blocks 4g to 4g + 3: their first halves, then their second halves.
                 out.sums[b / 4 * 8 + b % 4] = low as f32 * scale.step;
                 out.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * scale.step;
                 let (first, second) = codes.split_at(16);
-                out.whole(wholes, 2 * b, low, first);
-                out.whole(wholes, 2 * b + 1, high, second);
+                out.store_int_sum(int_sums, 2 * b, low, first);
+                out.store_int_sum(int_sums, 2 * b + 1, high, second);
             }
         }
         out
     }
 }
 
-impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Quantised<N, BLOCKS, HALVES> {
-    /// The parts of a column of `n` elements with its padding, from element `first` on.
-    fn write(&self, of: &Quantise<'_>, (n, first): (usize, usize), mut write: impl FnMut(usize, &[u8])) {
-        let (len, sub) = (of.values.len().next_multiple_of(SUPER), of.sub);
+impl<const N: usize, const BLOCKS: usize, const HALVES: usize> QuantisedPiece<N, BLOCKS, HALVES> {
+    /// Writes the sections of a column of `n` elements (with padding) from element `first` on.
+    fn write(&self, of: &QuantiseArgs<'_>, (n, first): (usize, usize), mut write: impl FnMut(usize, &[u8])) {
+        let (len, sub) = (of.values.len().next_multiple_of(SUPERBLOCK), of.sub);
         write(first, bytemuck::cast_slice(&self.codes[..len]));
-        write(n + first / BLOCK * 4, bytemuck::cast_slice(&self.scales[..len / BLOCK]));
-        let end = n + n / BLOCK * 4 + n / sub * 4;
+        write(n + first / QUANT_BLOCK * 4, bytemuck::cast_slice(&self.scales[..len / QUANT_BLOCK]));
+        let end = n + n / QUANT_BLOCK * 4 + n / sub * 4;
         write(end - (n - first) / sub * 4, bytemuck::cast_slice(&self.sums[..len / sub]));
-        match of.wholes {
-            Wholes::None => {}
-            Wholes::Starts(_) | Wholes::HalfStarts(_) => {
-                write(end + first / sub * 4, bytemuck::cast_slice(&self.starts[..len / sub]))
+        match of.int_sums {
+            IntSums::None => {}
+            IntSums::ZeroOffsets(_) | IntSums::HalfZeroOffsets(_) => {
+                write(end + first / sub * 4, bytemuck::cast_slice(&self.offsets[..len / sub]))
             }
-            Wholes::Pairs => write(end + first / sub * 2, bytemuck::cast_slice(&self.pairs[..len / sub])),
+            IntSums::NegatedI16 => write(end + first / sub * 2, bytemuck::cast_slice(&self.negated[..len / sub])),
         }
     }
 
     #[inline(always)]
-    fn whole(&mut self, wholes: Wholes, number: usize, sum: i32, codes: &[i8]) {
-        match wholes {
-            Wholes::None => {}
-            Wholes::Starts(zero) => self.starts[number] = -zero * sum,
-            Wholes::HalfStarts(zero) => {
-                // Wraps as the sums do.
+    fn store_int_sum(&mut self, int_sums: IntSums, number: usize, sum: i32, codes: &[i8]) {
+        match int_sums {
+            IntSums::None => {}
+            IntSums::ZeroOffsets(zero) => self.offsets[number] = -zero * sum,
+            IntSums::HalfZeroOffsets(zero) => {
+                // Wraps, as the accumulators do.
                 let first: i32 =
                     codes.as_chunks::<4>().0.iter().map(|four| i32::from(four[0]) + i32::from(four[1])).sum();
                 let [first, second] = [first, sum - first].map(|sum| (-zero * sum) as u16);
-                self.starts[number] = i32::from_ne_bytes(bytemuck::cast([first, second]));
+                self.offsets[number] = i32::from_ne_bytes(bytemuck::cast([first, second]));
             }
-            // At most 32 codes of 7 bits and a sign.
-            Wholes::Pairs => self.pairs[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
+            // Fits i16: at most 32 codes of 7 bits and a sign.
+            IntSums::NegatedI16 => self.negated[number / 4 * 4 + [0, 2, 1, 3][number % 4]] = -sum as i16,
         }
     }
 }
 
 impl Rounding {
-    /// Calls `each` for the rounded values, some at a time, with the place of the first.
+    /// Calls `each` with chunks of rounded values and the index of the first value.
     fn apply(self, values: &[f32], mut each: impl FnMut(usize, &[f32])) {
         match self {
             Rounding::F32 => each(0, values),
-            Rounding::F16 => in_pieces(values, 0.0, to_half, each),
-            Rounding::BF16 => in_pieces(values, 0.0, to_bf16, each),
+            Rounding::F16 => convert_in_pieces(values, 0.0, round_to_f16, each),
+            Rounding::BF16 => convert_in_pieces(values, 0.0, round_to_bf16, each),
         }
     }
 }
 
-/// Calls `each` for what `convert` makes of the values, some at a time, with the place of the first.
-fn in_pieces<T: Copy>(values: &[f32], zero: T, convert: impl Fn(f32) -> T + Copy, mut each: impl FnMut(usize, &[T])) {
-    const SOME: usize = 256;
-    let mut converted = [zero; SOME];
-    for (i, values) in values.chunks(SOME).enumerate() {
+/// Calls `each` with chunks of converted values and the index of the first value.
+fn convert_in_pieces<T: Copy>(
+    values: &[f32],
+    zero: T,
+    convert: impl Fn(f32) -> T + Copy,
+    mut each: impl FnMut(usize, &[T]),
+) {
+    const CONVERT_CHUNK: usize = 256;
+    let mut converted = [zero; CONVERT_CHUNK];
+    for (i, values) in values.chunks(CONVERT_CHUNK).enumerate() {
         let converted = &mut converted[..values.len()];
-        widest(Converted(values, converted, convert));
-        each(i * SOME, converted);
+        run_widest(ConvertLoop(values, converted, convert));
+        each(i * CONVERT_CHUNK, converted);
     }
 }
 
-/// Values, where they end, and what becomes of each.
-struct Converted<'a, T, F>(&'a [f32], &'a mut [T], F);
+/// Input, output and conversion of a loop.
+struct ConvertLoop<'a, T, F>(&'a [f32], &'a mut [T], F);
 
-impl<T, F: Fn(f32) -> T> Wide for Converted<'_, T, F> {
+impl<T, F: Fn(f32) -> T> Multiversion for ConvertLoop<'_, T, F> {
     type Out = ();
 
     #[inline(always)]
-    fn run<L: Level>(self) {
+    fn run<L: SimdLevel>(self) {
         for (x, converted) in self.0.iter().zip(self.1) {
             *converted = (self.2)(*x);
         }
     }
 }
 
-/// The f16 nearest to `x`, ties to even, as f32. In arithmetic of f32, which every processor does in vectors.
+/// The f16 nearest to `x`, ties to even, as f32. In f32 arithmetic, which vectorises on every processor.
 #[inline(always)]
-fn to_half(x: f32) -> f32 {
-    /// The least normal f16.
+fn round_to_f16(x: f32) -> f32 {
+    /// The smallest normal f16.
     const NORMAL: f32 = 1.0 / 16384.0;
     let magnitude = x.abs();
     let bits = magnitude.to_bits();
-    // 13 bits of the fraction go. What is rounded up to 2^16 is infinite.
+    // Drops 13 bits of the fraction. Values rounded up to 2^16 become infinite.
     let normal = f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff);
     let normal = if normal >= 65536.0 { f32::INFINITY } else { normal };
-    // Subnormal ones are multiples of 2^-24, as are all f32 between 1/2 and 1.
+    // Subnormal f16 are multiples of 2^-24, as are all f32 between 1/2 and 1.
     let subnormal = (magnitude + 0.5) - 0.5;
     let rounded = if magnitude < NORMAL { subnormal } else { normal };
     if x.is_nan() { x } else { rounded.copysign(x) }
@@ -363,64 +383,64 @@ fn to_half(x: f32) -> f32 {
 
 /// The bf16 nearest to `x`, ties to even, as f32.
 #[inline(always)]
-fn to_bf16(x: f32) -> f32 {
+fn round_to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & !0xffff);
     if x.is_nan() { x } else { rounded }
 }
 
-/// The same as bf16.
+/// The bf16 nearest to `x`, ties to even.
 #[inline(always)]
-fn to_bf16_bits(x: f32) -> u16 {
-    let high = (to_bf16(x).to_bits() >> 16) as u16;
-    // What tells a NaN from infinity may lie in the bits that go.
+fn round_to_bf16_bits(x: f32) -> u16 {
+    let high = (round_to_bf16(x).to_bits() >> 16) as u16;
+    // The dropped bits may be all that distinguishes a NaN from infinity.
     if x.is_nan() { high | 1 << 6 } else { high }
 }
 
-/// What a code stands for, and its inverse (0 where that would overflow: such columns are zero for all purposes).
+/// The value of code 1, and its inverse (0 where the inverse would overflow: then all codes are 0).
 #[derive(Clone, Copy, Default)]
-struct Scale {
+struct QuantScale {
     step: f32,
     inverse: f32,
 }
 
-impl Scale {
-    /// The largest magnitude gets code 127 or -127; the step is an f16. (Q8_0)
+impl QuantScale {
+    /// Q8_0: the largest magnitude gets code 127 or -127; the step is an f16.
     #[inline(always)]
-    fn of_block(values: &[f32; BLOCK]) -> Scale {
-        let largest = magnitude(values);
+    fn of_block(values: &[f32; QUANT_BLOCK]) -> QuantScale {
+        let largest = max_magnitude(values);
         let step = largest / 127.0;
         let half = f16::from_f32(step).to_f32();
-        // Beyond f16's range ggml's step is 0 or infinite; there is no need for that.
+        // Outside f16's range ggml's step is 0 or infinite; the f32 step is used instead.
         let step = if half > 0.0 && half.is_finite() { half } else { step };
         let usable = largest > 1e-35 && largest.is_finite();
-        Scale { step, inverse: if usable { 127.0 / largest } else { 0.0 } }
+        QuantScale { step, inverse: if usable { 127.0 / largest } else { 0.0 } }
     }
 
-    /// The value of largest magnitude, the first of equals, gets code -127. (Q8_K)
+    /// Q8_K: the value of largest magnitude, the first of equals, gets code -127.
     #[inline(always)]
-    fn of_super_block(values: &[f32]) -> Scale {
-        let largest = magnitude(values);
+    fn of_superblock(values: &[f32]) -> QuantScale {
+        let largest = max_magnitude(values);
         if !(largest > 1e-35 && largest.is_finite()) {
-            return Scale { step: largest, inverse: 0.0 };
+            return QuantScale { step: largest, inverse: 0.0 };
         }
         let extreme = values.iter().copied().find(|x| x.abs() == largest).unwrap_or(largest);
         let inverse = -127.0 / extreme;
-        Scale { step: 1.0 / inverse, inverse }
+        QuantScale { step: 1.0 / inverse, inverse }
     }
 
     #[inline(always)]
-    fn quantise(self, values: &[f32; BLOCK]) -> [i8; BLOCK] {
-        // Adding 1.5 * 2^23 leaves the nearest whole number, ties to even, in the low bits.
+    fn quantise(self, values: &[f32; QUANT_BLOCK]) -> [i8; QUANT_BLOCK] {
+        // Adding 1.5 * 2^23 puts the nearest integer, ties to even, into the low bits.
         const ROUND: f32 = 12_582_912.0;
         values.map(|x| (x * self.inverse + ROUND).to_bits() as i8)
     }
 }
 
-/// The largest magnitude; not finite when any value is not. Of a whole number of sixteens.
+/// The largest magnitude; not finite if any value is not finite. The length is a multiple of 16.
 #[inline(always)]
-fn magnitude(values: &[f32]) -> f32 {
-    // Magnitudes compare as integers, where NaN is largest. In lanes, so that it vectorises.
+fn max_magnitude(values: &[f32]) -> f32 {
+    // Magnitudes compare as integers, with NaN the largest. Sixteen independent maxima, so that the loop vectorises.
     let mut lanes = [0i32; 16];
     for chunk in values.as_chunks::<16>().0 {
         for l in 0..16 {
@@ -432,7 +452,7 @@ fn magnitude(values: &[f32]) -> f32 {
 
 /// Sums of the first and the second 16 codes.
 #[inline(always)]
-fn sums_of_codes(codes: &[i8; BLOCK]) -> [i32; 2] {
+fn sums_of_codes(codes: &[i8; QUANT_BLOCK]) -> [i32; 2] {
     let halves = codes.as_chunks::<16>().0;
     [0, 1].map(|h| halves[h].iter().map(|&q| i32::from(q)).sum())
 }

@@ -1,23 +1,25 @@
-//! Every kernel that this machine has, against sums in f64 of the values that rows and columns stand for.
+//! All kernels of this machine's instruction sets, against f64 dot products of the dequantised values.
 
-use super::packing::{Packing, Rounding};
-use super::{Kernels, Out, PIECE};
-use crate::cpu::strip::{self, STRIP};
+use super::packing::{RhsPacking, Rounding};
+use super::{GemmKernels, RHS_PIECE, TileOutput};
+use crate::cpu::panel::{self, PANEL_ROWS};
 use crate::tensor::DType;
 use crate::tensor::quant::tests::oracle::half_offsets;
 use crate::tensor::quant::{dequantiser, quantiser};
 use half::{bf16, f16};
 use std::collections::HashSet;
 
-fn types() -> impl Iterator<Item = (DType, &'static str, Kernels)> {
-    DType::ALL.iter().flat_map(|&t| Kernels::available(t).into_iter().map(move |(name, kernels)| (t, name, kernels)))
+fn kernel_variants() -> impl Iterator<Item = (DType, &'static str, GemmKernels)> {
+    DType::ALL
+        .iter()
+        .flat_map(|&t| GemmKernels::available(t).into_iter().map(move |(name, kernels)| (t, name, kernels)))
 }
 
 fn values(rng: &mut fastrand::Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| (0..6).map(|_| rng.f32()).sum::<f32>() * 2.0 - 6.0).collect()
 }
 
-/// A row of `k` random values in a type: its bytes and what they stand for.
+/// A row of `k` random values in a type: its bytes, and their values.
 fn row(rng: &mut fastrand::Rng, dtype: DType, k: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut bytes, mut real) = (vec![0; dtype.row_bytes(k).unwrap()], vec![0.0; k]);
     quantiser(dtype).unwrap()(&values(rng, k), &mut bytes);
@@ -25,14 +27,14 @@ fn row(rng: &mut fastrand::Rng, dtype: DType, k: usize) -> (Vec<u8>, Vec<f32>) {
     (bytes, real)
 }
 
-/// A packed column, aligned as one of f32.
-fn pack(kernels: &Kernels, values: &[f32]) -> Vec<f32> {
-    // Old contents must not matter.
+/// A packed column, aligned for f32.
+fn pack(kernels: &GemmKernels, values: &[f32]) -> Vec<f32> {
+    // NaN: the packing must not read old contents.
     let mut column = vec![f32::NAN; kernels.packing().column_bytes(values.len()) / 4];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut column);
-    for (i, piece) in values.chunks(PIECE).enumerate() {
+    for (i, piece) in values.chunks(RHS_PIECE).enumerate() {
         let write = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-        kernels.packing().pack(values.len(), i * PIECE, piece, write);
+        kernels.packing().pack(values.len(), i * RHS_PIECE, piece, write);
     }
     column
 }
@@ -49,9 +51,9 @@ fn lengths(dtype: DType) -> Vec<usize> {
     }
 }
 
-/// Squared error allowed, relative to the squared length of the vectors: the rounding of columns to the weights' partner
-/// type.
-fn close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
+/// Whether the squared error is small relative to the squared lengths of the vectors. The bound covers the rounding of columns
+/// to the partner type.
+fn is_close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
     let error = f64::from(got) - product(x, y);
     let rounding = match dtype {
         DType::F32 => 1e-12,
@@ -63,11 +65,12 @@ fn close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
 }
 
 #[test]
-fn rows_meet_few_columns() {
+fn row_dots_match_f64_sums() {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut seen = HashSet::new();
-    // Several sets share the kernels of rows.
-    for (t, name, kernels) in types().filter(|(t, _, k)| seen.insert((*t, k.dot as usize, format!("{:?}", k.packing))))
+    // Several instruction sets share row dot products; each is tested once.
+    for (t, name, kernels) in
+        kernel_variants().filter(|(t, _, k)| seen.insert((*t, k.dot as usize, format!("{:?}", k.packing))))
     {
         for k in lengths(t) {
             for n in [1, 2, 3, 4, 5, 8] {
@@ -80,7 +83,10 @@ fn rows_meet_few_columns() {
                     let mut out = vec![f32::NAN; m * n];
                     kernels.dot(k, &bytes, &packed, &mut out);
                     for (i, &got) in out.iter().enumerate() {
-                        assert!(close(t, got, &rows[i % m].1, &columns[i / m]), "{t} {name} k={k} n={n} m={m}: {got}");
+                        assert!(
+                            is_close(t, got, &rows[i % m].1, &columns[i / m]),
+                            "{t} {name} k={k} n={n} m={m}: {got}"
+                        );
                     }
                 }
             }
@@ -88,45 +94,51 @@ fn rows_meet_few_columns() {
     }
 }
 
-/// A strip of these rows.
-fn strip(dtype: DType, rows: &[&[u8]; STRIP]) -> Vec<u8> {
-    let mut strip = vec![0; STRIP * rows[0].len()];
-    strip::pack(dtype, rows, &mut strip);
-    strip
+/// A panel of these rows.
+fn panel(dtype: DType, rows: &[&[u8]; PANEL_ROWS]) -> Vec<u8> {
+    let mut panel = vec![0; PANEL_ROWS * rows[0].len()];
+    panel::pack(dtype, rows, &mut panel);
+    panel
 }
 
-/// Strips give what dots give: they read the same packed columns.
+/// Micro-kernels and row dot products read the same packed columns and give the same results.
 #[test]
-fn strips_meet_tiles_of_columns() {
+fn micro_kernels_match_row_dots() {
     let mut rng = fastrand::Rng::with_seed(2);
-    for (t, name, kernels) in types() {
-        for k in lengths(t).into_iter().filter(|&k| kernels.tiles(k).is_some()) {
-            let (rows, rows_too): (Vec<_>, Vec<_>) =
-                (0..STRIP).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
-            let rows = [rows, rows_too];
-            let strips = [0, 1].map(|s| strip(t, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
+    for (t, name, kernels) in kernel_variants() {
+        for k in lengths(t).into_iter().filter(|&k| kernels.micro_kernel(k).is_some()) {
+            let (rows, other_rows): (Vec<_>, Vec<_>) =
+                (0..PANEL_ROWS).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
+            let rows = [rows, other_rows];
+            let panels = [0, 1].map(|s| panel(t, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
             for n in (1..=kernels.tile_columns()).chain([19]) {
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
                 let packed: Vec<_> = packed.iter().map(|c| bytemuck::cast_slice(c)).collect();
-                let at_once = kernels.strips();
-                // Written, then added to what is there; sums of other strips lie between.
+                let at_once = kernels.panels();
+                // Two calls: overwriting, then accumulating. The output has a gap for other panels, which must stay unwritten.
                 let stride = at_once + 1;
-                let mut out = vec![[f32::NAN; STRIP]; n * stride];
-                for adds in [false, true] {
-                    let into = Out { sums: &mut out, stride, adds };
-                    kernels.tiles(k).unwrap().run(&[&strips[0][..], &strips[1]][..at_once], &packed, into);
+                let mut out = vec![[f32::NAN; PANEL_ROWS]; n * stride];
+                for accumulate in [false, true] {
+                    let into = TileOutput { sums: &mut out, stride, accumulate };
+                    kernels.micro_kernel(k).unwrap().run(&[&panels[0][..], &panels[1]][..at_once], &packed, into);
                 }
-                assert!(out.chunks(stride).all(|sums| sums[at_once].iter().all(|x| x.is_nan())), "{t} {name}: others");
+                assert!(
+                    out.chunks(stride).all(|sums| sums[at_once].iter().all(|x| x.is_nan())),
+                    "{t} {name}: wrote sums of other panels"
+                );
                 for (i, (bytes, real)) in rows[..at_once].iter().flatten().enumerate() {
-                    let (s, r, mut dots) = (i / STRIP, i % STRIP, vec![0.0; n]);
+                    let (s, r, mut dots) = (i / PANEL_ROWS, i % PANEL_ROWS, vec![0.0; n]);
                     kernels.dot(k, &[bytes], &packed, &mut dots);
                     for c in 0..n {
-                        let (tile, dot) = (out[c * stride + s][r] / 2.0, dots[c]);
-                        assert!(close(t, tile, real, &columns[c]), "{t} {name} k={k} n={n} s={s} r={r} c={c}: {tile}");
+                        let (micro_kernel, dot) = (out[c * stride + s][r] / 2.0, dots[c]);
+                        assert!(
+                            is_close(t, micro_kernel, real, &columns[c]),
+                            "{t} {name} k={k} n={n} s={s} r={r} c={c}: {micro_kernel}"
+                        );
                         let scale = product(real, real).sqrt() * product(&columns[c], &columns[c]).sqrt();
-                        let difference = f64::from(tile - dot).abs();
-                        assert!(difference <= 1e-5 * scale, "{t} {name} k={k} n={n}: {tile} and {dot}");
+                        let difference = f64::from(micro_kernel - dot).abs();
+                        assert!(difference <= 1e-5 * scale, "{t} {name} k={k} n={n}: {micro_kernel} and {dot}");
                     }
                 }
             }
@@ -134,27 +146,27 @@ fn strips_meet_tiles_of_columns() {
     }
 }
 
-/// The largest codes and column values everywhere: nothing may saturate or overflow on the way.
+/// The largest codes and column values: no accumulator may saturate or overflow.
 #[test]
-fn extremes_do_not_overflow() {
-    for (t, name, kernels) in types().filter(|(t, ..)| t.is_block()) {
+fn extreme_codes_do_not_overflow() {
+    for (t, name, kernels) in kernel_variants().filter(|(t, ..)| t.is_block()) {
         let k = 512;
         for fill in [0x00, 0x7f, 0x80, 0xff] {
             let mut bytes = vec![fill; t.row_bytes(k).unwrap()];
-            tame(t, &mut bytes);
+            set_unit_scales(t, &mut bytes);
             let mut real = vec![0.0; k];
             dequantiser(t).unwrap()(&bytes, &mut real);
             for y in [1.0, -1.0] {
                 let column = vec![y; k];
                 let packed = pack(&kernels, &column);
                 let packed: &[u8] = bytemuck::cast_slice(&packed);
-                let (mut dot, mut out) = ([f32::NAN], vec![[f32::NAN; STRIP]; kernels.strips()]);
+                let (mut dot, mut out) = ([f32::NAN], vec![[f32::NAN; PANEL_ROWS]; kernels.panels()]);
                 kernels.dot(k, &[&bytes], &[packed], &mut dot);
-                let strip = strip(t, &[&bytes; STRIP]);
-                let into = Out { sums: &mut out, stride: kernels.strips(), adds: false };
-                kernels.tiles(k).unwrap().run(&vec![&strip[..]; kernels.strips()], &[packed], into);
+                let panel = panel(t, &[&bytes; PANEL_ROWS]);
+                let into = TileOutput { sums: &mut out, stride: kernels.panels(), accumulate: false };
+                kernels.micro_kernel(k).unwrap().run(&vec![&panel[..]; kernels.panels()], &[packed], into);
                 let want = product(&real, &column);
-                // Codes with an offset cancel: what is left is exact to f32 rounding of the largest part.
+                // With a code offset large terms cancel: the rest is exact to f32 rounding of the largest term.
                 let size = 256.0 * real.iter().fold(1.0, |max: f32, x| max.max(x.abs())) * k as f32;
                 for got in [dot[0], out[0][0], out[0][15]] {
                     let error = (f64::from(got) - want).abs();
@@ -165,8 +177,8 @@ fn extremes_do_not_overflow() {
     }
 }
 
-/// Replaces the scales of filled blocks by 1.
-fn tame(dtype: DType, bytes: &mut [u8]) {
+/// Sets the scales of blocks to 1.
+fn set_unit_scales(dtype: DType, bytes: &mut [u8]) {
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &at in half_offsets(dtype) {
             block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
@@ -177,9 +189,9 @@ fn tame(dtype: DType, bytes: &mut [u8]) {
     }
 }
 
-/// Columns of floats hold what a conversion to the weights' type and back leaves, for every exponent and near every tie.
+/// Packed float columns equal a conversion to the weights' type and back, for every exponent and near every tie.
 #[test]
-fn columns_are_rounded_as_their_type_rounds() {
+fn packing_rounds_as_the_type_conversion() {
     let mut rng = fastrand::Rng::with_seed(7);
     let near = |bits: u32| [-1i32, 0, 1].map(|by| f32::from_bits(bits.wrapping_add_signed(by)));
     let ties = (0..1 << 19).step_by(5).flat_map(|high: u32| near(high << 13 | 0x1000)).chain(near(0x7f80_0000));
@@ -190,11 +202,11 @@ fn columns_are_rounded_as_their_type_rounds() {
         (Rounding::BF16, |x| bf16::from_f32(x).to_f32()),
         (Rounding::F32, |x| x),
     ] {
-        for piece in values.chunks(PIECE) {
+        for piece in values.chunks(RHS_PIECE) {
             let mut rounded = vec![0f32; piece.len().next_multiple_of(8)];
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut rounded);
             let write = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-            Packing::Floats(rounding).pack(piece.len(), 0, piece, write);
+            RhsPacking::Floats(rounding).pack(piece.len(), 0, piece, write);
             for (&x, &got) in piece.iter().zip(&rounded) {
                 let want = convert(x);
                 let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
@@ -202,11 +214,11 @@ fn columns_are_rounded_as_their_type_rounds() {
             }
         }
     }
-    for piece in values.chunks(PIECE) {
+    for piece in values.chunks(RHS_PIECE) {
         let mut bits = vec![0u16; piece.len().next_multiple_of(16)];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bits);
         let write = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-        Packing::Bf16.pack(piece.len(), 0, piece, write);
+        RhsPacking::Bf16.pack(piece.len(), 0, piece, write);
         for (&x, &got) in piece.iter().zip(&bits) {
             let (want, got) = (bf16::from_f32(x), bf16::from_bits(got));
             let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();

@@ -1,27 +1,27 @@
-//! Transposition of small squares of units, with the shuffles that every x86-64 or AArch64 processor has. Compilers do not
-//! find them: what they make of the portable code is two to five times slower (measured on x86-64).
+//! Transposition of small squares of 2-byte or 4-byte units by shuffles that every x86-64 or AArch64 processor has. The
+//! compiler does not find these shuffles: its code for the portable version is two to five times slower (measured on x86-64).
 
-/// Bytes that a vector of every processor has.
+/// A vector that every processor has: 16 bytes.
 pub(crate) type Vector = [u8; 16];
 
-/// Four rows of four units of four bytes, turned into four columns.
+/// Transposes four rows of four 4-byte units.
 #[inline(always)]
-pub(crate) fn fours(rows: [&Vector; 4]) -> [Vector; 4] {
+pub(crate) fn transpose_4x4_u32(rows: [&Vector; 4]) -> [Vector; 4] {
     #[cfg(target_arch = "x86_64")]
-    return x86::fours(rows.map(x86::load)).map(x86::store);
+    return x86::transpose_4x4_u32(rows.map(x86::load)).map(x86::store);
     #[cfg(target_arch = "aarch64")]
-    return arm::fours(rows.map(arm::load)).map(arm::store);
+    return arm::transpose_4x4_u32(rows.map(arm::load)).map(arm::store);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     portable::<4, 4>(rows)
 }
 
-/// Eight rows of eight units of two bytes, turned into eight columns.
+/// Transposes eight rows of eight 2-byte units.
 #[inline(always)]
-pub(crate) fn twos(rows: [&Vector; 8]) -> [Vector; 8] {
+pub(crate) fn transpose_8x8_u16(rows: [&Vector; 8]) -> [Vector; 8] {
     #[cfg(target_arch = "x86_64")]
-    return x86::twos(rows.map(x86::load)).map(x86::store);
+    return x86::transpose_8x8_u16(rows.map(x86::load)).map(x86::store);
     #[cfg(target_arch = "aarch64")]
-    return arm::twos(rows.map(arm::load)).map(arm::store);
+    return arm::transpose_8x8_u16(rows.map(arm::load)).map(arm::store);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     portable::<8, 2>(rows)
 }
@@ -51,23 +51,23 @@ mod x86 {
     }
 
     #[inline(always)]
-    pub(super) fn fours([a, b, c, d]: [__m128i; 4]) -> [__m128i; 4] {
+    pub(super) fn transpose_4x4_u32([a, b, c, d]: [__m128i; 4]) -> [__m128i; 4] {
         // SAFETY: SSE2 belongs to the architecture.
         unsafe {
-            let (ab, cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
-            let (above, beyond) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
+            let (ab_low, cd_low) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
+            let (ab_high, cd_high) = (_mm_unpackhi_epi32(a, b), _mm_unpackhi_epi32(c, d));
             [
-                _mm_unpacklo_epi64(ab, cd),
-                _mm_unpackhi_epi64(ab, cd),
-                _mm_unpacklo_epi64(above, beyond),
-                _mm_unpackhi_epi64(above, beyond),
+                _mm_unpacklo_epi64(ab_low, cd_low),
+                _mm_unpackhi_epi64(ab_low, cd_low),
+                _mm_unpacklo_epi64(ab_high, cd_high),
+                _mm_unpackhi_epi64(ab_high, cd_high),
             ]
         }
     }
 
     #[inline(always)]
-    pub(super) fn twos([a, b, c, d, e, f, g, h]: [__m128i; 8]) -> [__m128i; 8] {
-        // Pairs of rows side by side are four rows of units of four bytes, for either half of the columns.
+    pub(super) fn transpose_8x8_u16([a, b, c, d, e, f, g, h]: [__m128i; 8]) -> [__m128i; 8] {
+        // Interleaving pairs of rows gives four rows of 4-byte units for each half of the columns.
         // SAFETY: SSE2 belongs to the architecture.
         let (low, high) = unsafe {
             (
@@ -85,7 +85,7 @@ mod x86 {
                 ],
             )
         };
-        let ([a, b, c, d], [e, f, g, h]) = (fours(low), fours(high));
+        let ([a, b, c, d], [e, f, g, h]) = (transpose_4x4_u32(low), transpose_4x4_u32(high));
         [a, b, c, d, e, f, g, h]
     }
 }
@@ -110,11 +110,11 @@ mod arm {
     }
 
     #[inline(always)]
-    pub(super) fn fours(rows: [uint16x8_t; 4]) -> [uint16x8_t; 4] {
+    pub(super) fn transpose_4x4_u32(rows: [uint16x8_t; 4]) -> [uint16x8_t; 4] {
         // SAFETY: NEON belongs to the architecture.
         unsafe {
             let [a, b, c, d] = rows.map(|row| vreinterpretq_u32_u16(row));
-            // Units of even and of odd columns, of two rows in turn; then pairs of them.
+            // Interleaves the even and the odd columns of two rows, then pairs of them.
             let [ab, cd] = [vtrn1q_u32(a, b), vtrn1q_u32(c, d)].map(|pair| vreinterpretq_u64_u32(pair));
             let [ab_odd, cd_odd] = [vtrn2q_u32(a, b), vtrn2q_u32(c, d)].map(|pair| vreinterpretq_u64_u32(pair));
             [vtrn1q_u64(ab, cd), vtrn1q_u64(ab_odd, cd_odd), vtrn2q_u64(ab, cd), vtrn2q_u64(ab_odd, cd_odd)]
@@ -123,8 +123,8 @@ mod arm {
     }
 
     #[inline(always)]
-    pub(super) fn twos([a, b, c, d, e, f, g, h]: [uint16x8_t; 8]) -> [uint16x8_t; 8] {
-        // Pairs of rows side by side are four rows of units of four bytes, for either half of the columns.
+    pub(super) fn transpose_8x8_u16([a, b, c, d, e, f, g, h]: [uint16x8_t; 8]) -> [uint16x8_t; 8] {
+        // Interleaving pairs of rows gives four rows of 4-byte units for each half of the columns.
         // SAFETY: as above.
         let (low, high) = unsafe {
             (
@@ -132,7 +132,7 @@ mod arm {
                 [vzip2q_u16(a, b), vzip2q_u16(c, d), vzip2q_u16(e, f), vzip2q_u16(g, h)],
             )
         };
-        let ([a, b, c, d], [e, f, g, h]) = (fours(low), fours(high));
+        let ([a, b, c, d], [e, f, g, h]) = (transpose_4x4_u32(low), transpose_4x4_u32(high));
         [a, b, c, d, e, f, g, h]
     }
 }
@@ -142,14 +142,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_become_columns() {
+    fn transposes_match_the_portable_code() {
         let mut rng = fastrand::Rng::with_seed(3);
         let rows: [Vector; 8] = std::array::from_fn(|_| std::array::from_fn(|_| rng.u8(..)));
         let [a, b, c, d, ..] = rows.each_ref();
-        assert_eq!(fours([a, b, c, d]), portable::<4, 4>([a, b, c, d]));
-        assert_eq!(twos(rows.each_ref()), portable::<8, 2>(rows.each_ref()));
-        // Unit 2 of row 3 goes to column 2.
-        assert_eq!(fours([a, b, c, d])[2][12..], rows[3][8..12]);
-        assert_eq!(twos(rows.each_ref())[2][6..8], rows[3][4..6]);
+        assert_eq!(transpose_4x4_u32([a, b, c, d]), portable::<4, 4>([a, b, c, d]));
+        assert_eq!(transpose_8x8_u16(rows.each_ref()), portable::<8, 2>(rows.each_ref()));
+        // Unit 2 of row 3 must be in column 2.
+        assert_eq!(transpose_4x4_u32([a, b, c, d])[2][12..], rows[3][8..12]);
+        assert_eq!(transpose_8x8_u16(rows.each_ref())[2][6..8], rows[3][4..6]);
     }
 }

@@ -1,14 +1,14 @@
-//! ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
+//! Launches of ADD, SUB, MUL, DIV and ADD_ID: kernels/binary.cu.
 
-use super::zip::{Zip, ZipAny, threads};
-use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
+use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs, block_shape};
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::OpCode;
 use crate::ops::binary::Binary;
 use crate::tensor::DType::{self, BF16, F16, F32};
 use bytemuck::{Pod, Zeroable};
 
-/// The types of a, b and dst with an entry of their own.
-const FAST: [[DType; 3]; 7] = [
+/// Types of a, b and dst with a specialised entry; the other types use `binary_any`.
+const SPECIALISED: [[DType; 3]; 7] = [
     [F32, F32, F32],
     [F16, F32, F32],
     [F16, F32, F16],
@@ -18,25 +18,25 @@ const FAST: [[DType; 3]; 7] = [
     [BF16, BF16, BF16],
 ];
 
-/// `struct Args` of the file.
+/// `struct BinaryArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Args {
-    zip: Zip,
+struct BinaryArgs {
+    elementwise: ElementwiseArgs,
     op: u32,
     padding: u32,
 }
 
-/// `struct AnyArgs` of the file.
+/// `struct BinaryAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct AnyArgs {
-    zip: ZipAny,
+struct BinaryAnyArgs {
+    elementwise: ElementwiseAnyArgs,
     op: u32,
     padding: u32,
 }
 
-pub(super) fn select(op: Binary, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: Binary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let number = match op {
         Binary::Add => 0,
         Binary::Sub => 1,
@@ -47,23 +47,28 @@ pub(super) fn select(op: Binary, on: &On<'_>) -> Result<Kernel, Unsupported> {
     let (a, b, d) = (on.src(0)?, on.src(1)?, on.dst());
     let types = [a.dtype(), b.dtype(), d.dtype()];
     if !types.into_iter().all(DType::is_float) {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Dst];
-    if FAST.contains(&types)
-        && let Some((zip, grid)) = Zip::new(a, b, d, [0; 2])
+    if SPECIALISED.contains(&types)
+        && let Some((elementwise, grid)) = ElementwiseArgs::new(a, b, d, [0; 2])
     {
         let name = format!("binary_{}", types.map(suffix).join("_"));
-        return on.kernel(("binary", &name), grid, &pointers, &Args { zip, op: number, padding: 0 });
+        return on.single_launch(
+            ("binary", &name),
+            grid,
+            &pointers,
+            &BinaryArgs { elementwise, op: number, padding: 0 },
+        );
     }
-    let (zip, grid) = ZipAny::new(on, [a, b, d], [0; 2])?;
-    on.kernel(("binary", "binary_any"), grid, &pointers, &AnyArgs { zip, op: number, padding: 0 })
+    let (elementwise, grid) = ElementwiseAnyArgs::new(on, [a, b, d], [0; 2])?;
+    on.single_launch(("binary", "binary_any"), grid, &pointers, &BinaryAnyArgs { elementwise, op: number, padding: 0 })
 }
 
-/// `struct AddId` of the file.
+/// `struct AddIdArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct AddId {
+struct AddIdArgs {
     a_nb: [u64; 2],
     ids_nb: [u64; 2],
     d_nb: [u64; 2],
@@ -78,19 +83,19 @@ struct AddId {
     padding: u32,
 }
 
-fn add_id(on: &On<'_>) -> Result<Kernel, Unsupported> {
+fn add_id(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b, ids, d) = (on.src(0)?, on.src(1)?, on.src(2)?, on.dst());
     if [a.dtype(), b.dtype(), d.dtype()] != [F32; 3] {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let [n, used, ..] = on.shape(d)?.ne;
     let rows = d.rows() as u64;
-    let (threads, tiles) = threads(u64::from(n).div_ceil(8), rows);
+    let (threads, tiles) = block_shape(u64::from(n).div_ceil(8), rows);
     let outer = |nb: [usize; 4]| [nb[1] as u64, nb[2] as u64];
     let [i0, i1, ..] = ids.nb();
     let (a_nb, d_nb, b_nb) = (outer(a.nb()), outer(d.nb()), b.nb()[1] as u64);
     let wide = a_nb.iter().chain(&d_nb).chain([&b_nb]).all(|nb| nb.is_multiple_of(16));
-    let numbers = AddId {
+    let args = AddIdArgs {
         a_nb,
         ids_nb: [i0 as u64, i1 as u64],
         d_nb,
@@ -105,6 +110,6 @@ fn add_id(on: &On<'_>) -> Result<Kernel, Unsupported> {
         padding: 0,
     };
     let grid = Grid { blocks: [tiles * rows.div_ceil(u64::from(threads[1])), 1, 1], threads, shared: 0 };
-    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst, Ptr::Verdict];
-    on.kernel(("binary", "binary_add_id"), grid, &pointers, &numbers)
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst, Ptr::ErrorWord];
+    on.single_launch(("binary", "binary_add_id"), grid, &pointers, &args)
 }

@@ -1,55 +1,55 @@
-//! DUP, CPY, CONT: kernels/copy.cu between plain types and of any type onto itself, kernels/copy_to_blocks.cu and
-//! kernels/copy_from_blocks.cu between floats and blocks.
+//! Launches of DUP, CPY and CONT. kernels/copy.cu copies between plain types and any type to itself; kernels/copy_to_blocks.cu
+//! quantises and kernels/copy_from_blocks.cu dequantises.
 
 use super::rows::Ids;
-use super::{Grid, Kernel, On, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::ops::copy::CopyOp;
 use crate::tensor::DType::{F32, I32};
 use crate::tensor::{Capability, CopyLoop, DIMS, DType, TensorDesc, common_loop_nest};
 use bytemuck::{Pod, Zeroable};
 
-pub(super) fn select(_: CopyOp, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(_: CopyOp, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     let (from, to) = (x.dtype(), y.dtype());
-    if from == to || converts(from, to) {
+    if from == to || can_convert(from, to) {
         between_plain(on, x, y)
     } else if from.is_float() && has_blocks(to) {
-        let ys = if y.is_contiguous() { Target::Dense } else { Target::Strided(on.shape(y)?) };
-        let launch = to_blocks(on, flat(on, x, to.block_len())?, ys, [Ptr::Src(0), Ptr::Null, Ptr::Null])?;
-        Ok(Kernel { launches: vec![launch], scratch: 0 })
+        let ys = if y.is_contiguous() { BlockTarget::Dense } else { BlockTarget::Strided(on.shape(y)?) };
+        let launch = to_blocks(on, flattened_shape(on, x, to.block_len())?, ys, [Ptr::Src(0), Ptr::Null, Ptr::Null])?;
+        Ok(NodeLaunches { launches: vec![launch], scratch: 0 })
     } else if has_blocks(from) && to.is_float() {
         let block = from.block_len();
-        from_blocks(on, flat(on, x, block)?, flat(on, y, block)?, None)
+        from_blocks(on, flattened_shape(on, x, block)?, flattened_shape(on, y, block)?, None)
     } else {
-        Err(on.types())
+        Err(on.unsupported_types())
     }
 }
 
-/// Whether kernels/common/copy.cuh converts between two plain types.
-fn converts(from: DType, to: DType) -> bool {
+/// Whether kernels/common/copy.cuh can convert between two plain types.
+fn can_convert(from: DType, to: DType) -> bool {
     from.is_float() && (to.is_float() || to == I32) || (from, to) == (I32, F32)
 }
 
-/// Whether a type has blocks that kernels make and read.
+/// Whether kernels can quantise to and dequantise from this type.
 pub(super) fn has_blocks(dtype: DType) -> bool {
     dtype.is_block() && dtype.can(Capability::Cuda)
 }
 
 // ---- between plain types
 
-/// `struct Nest` of the file.
+/// `struct LoopNest` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Nest {
+struct LoopNest {
     count: [u32; DIMS],
     x: [u64; DIMS],
     y: [u64; DIMS],
 }
 
-impl Nest {
-    /// `None` when there are more than four loops.
-    fn of(loops: &[CopyLoop]) -> Option<Nest> {
-        let mut nest = Nest { count: [1; DIMS], x: [0; DIMS], y: [0; DIMS] };
+impl LoopNest {
+    /// `None` if there are more than four loops or a count exceeds 31 bits.
+    fn of(loops: &[CopyLoop]) -> Option<LoopNest> {
+        let mut nest = LoopNest { count: [1; DIMS], x: [0; DIMS], y: [0; DIMS] };
         if loops.len() > DIMS {
             return None;
         }
@@ -61,55 +61,56 @@ impl Nest {
     }
 }
 
-/// `struct Share` of kernels/common/copy.cuh: how a block's threads share rows.
+/// `struct RowPartition` of kernels/common/copy.cuh: how the threads of a block are divided among rows.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Share {
+pub(super) struct RowPartition {
     lanes_log: u32,
     pieces: u32,
 }
 
-impl Share {
-    /// For rows of `n` accesses: about four of them for each thread, but eight threads side by side where there are as many.
-    pub(super) fn of(n: usize) -> Share {
+impl RowPartition {
+    /// For rows of `n` accesses: about four accesses per thread, but at least eight neighbouring threads per row (if it has as
+    /// many accesses), so that accesses are coalesced.
+    pub(super) fn of(n: usize) -> RowPartition {
         let lanes = n.min(8).next_power_of_two().max(n.div_ceil(4).min(THREADS as usize).next_power_of_two());
         let pieces = if lanes == THREADS as usize { n.div_ceil(4 * lanes) } else { 1 };
-        Share { lanes_log: lanes.ilog2(), pieces: u32::try_from(pieces).unwrap_or(u32::MAX) }
+        RowPartition { lanes_log: lanes.ilog2(), pieces: u32::try_from(pieces).unwrap_or(u32::MAX) }
     }
 
-    /// The blocks for that many rows.
+    /// The grid for `rows` rows.
     pub(super) fn grid(self, rows: usize) -> Grid {
         let groups = (rows as u64).div_ceil(u64::from(THREADS >> self.lanes_log));
         Grid::line(groups.saturating_mul(u64::from(self.pieces)), THREADS)
     }
 }
 
-/// `struct Rows` of the file.
+/// `struct CopyRowsArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Rows {
-    nest: Nest,
+struct CopyRowsArgs {
+    nest: LoopNest,
     rows: u64,
     run: u64,
-    share: Share,
+    partition: RowPartition,
     types: [u32; 2],
 }
 
-/// `struct Tiles` of the file.
+/// `struct TransposeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Tiles {
-    nest: Nest,
+struct TransposeArgs {
+    nest: LoopNest,
     tiles: [u32; 2],
     types: [u32; 2],
     bytes: u32,
     padding: u32,
 }
 
-/// `struct Any` of the file.
+/// `struct CopyAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Any {
+struct CopyAnyArgs {
     x: Shape,
     y: Shape,
     n: u64,
@@ -118,40 +119,40 @@ struct Any {
     padding: u32,
 }
 
-/// Elements along each side of a tile.
+/// Side of a tile of copy_transpose, in elements.
 const SIDE: u32 = 32;
-/// A side shorter than this leaves most of a tile unused.
+/// Minimum count of both loops of a transpose. Shorter loops would leave most of a tile unused.
 const LEAST_SIDE: usize = 8;
 
 const POINTERS: [Ptr; 2] = [Ptr::Src(0), Ptr::Dst];
 
-fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, Unsupported> {
+fn between_plain(on: &NodeOnGpu<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<NodeLaunches, Unsupported> {
     let (size_x, size_y) = (x.dtype().block_bytes(), y.dtype().block_bytes());
     let types = [x.dtype(), y.dtype()].map(DType::to_wire);
     let raw = x.dtype() == y.dtype();
     let bytes = if raw { size_x as u32 } else { 0 };
     if let Some(mut loops) = common_loop_nest(x, y) {
-        arrange(&mut loops, size_x, size_y);
-        if let Some(nest) = crossed(&mut loops, x, y) {
+        sort_and_merge_loops(&mut loops, size_x, size_y);
+        if let Some(nest) = transposed_nest(&mut loops, x, y) {
             let tiles = [nest.count[0].div_ceil(SIDE), nest.count[1].div_ceil(SIDE)];
             let planes = u64::from(nest.count[2]) * u64::from(nest.count[3]);
             let count = u64::from(tiles[0]) * u64::from(tiles[1]);
             let grid = Grid::line(count.saturating_mul(planes), THREADS);
-            let tiles = Tiles { nest, tiles, types, bytes, padding: 0 };
-            return on.kernel(("copy", "copy_transpose"), grid, &POINTERS, &tiles);
+            let tiles = TransposeArgs { nest, tiles, types, bytes, padding: 0 };
+            return on.single_launch(("copy", "copy_transpose"), grid, &POINTERS, &tiles);
         }
         let dense = loops.first().filter(|l| (l.src_stride, l.dst_stride) == (size_x, size_y)).map(|l| l.count);
         if dense.is_some() {
             loops.remove(0);
         }
-        if let Some(nest) = Nest::of(&loops) {
+        if let Some(nest) = LoopNest::of(&loops) {
             let rows = loops.iter().map(|l| l.count).product::<usize>();
             let run = dense.unwrap_or(1) * if raw { size_x } else { 1 };
-            // 16 bytes, or four elements, an access.
-            let share = Share::of(run.div_ceil(if raw { 16 } else { 4 }));
+            // An access is 16 bytes, or four elements if types differ.
+            let partition = RowPartition::of(run.div_ceil(if raw { 16 } else { 4 }));
             let name = if raw { "copy_rows" } else { "copy_convert" };
-            let numbers = Rows { nest, rows: rows as u64, run: run as u64, share, types };
-            return on.kernel(("copy", name), share.grid(rows), &POINTERS, &numbers);
+            let args = CopyRowsArgs { nest, rows: rows as u64, run: run as u64, partition, types };
+            return on.single_launch(("copy", name), partition.grid(rows), &POINTERS, &args);
         }
     }
     let in_blocks = |t: &TensorDesc| {
@@ -160,17 +161,17 @@ fn between_plain(on: &On<'_>, x: &TensorDesc, y: &TensorDesc) -> Result<Kernel, 
         Ok(shape)
     };
     let n = y.dtype().blocks(y.elements());
-    let any = Any { x: in_blocks(x)?, y: in_blocks(y)?, n: n as u64, types, bytes, padding: 0 };
-    on.kernel(("copy", "copy_any"), Grid::line(blocks(n, THREADS, 1), THREADS), &POINTERS, &any)
+    let any = CopyAnyArgs { x: in_blocks(x)?, y: in_blocks(y)?, n: n as u64, types, bytes, padding: 0 };
+    on.single_launch(("copy", "copy_any"), Grid::line(blocks(n, THREADS, 1), THREADS), &POINTERS, &any)
 }
 
-/// Orders loops by how dense they are in the destination, and joins those that are one in both tensors.
-fn arrange(loops: &mut Vec<CopyLoop>, size_x: usize, size_y: usize) {
+/// Sorts the loops by the destination's strides (then the source's) and merges loops that are contiguous in both tensors.
+fn sort_and_merge_loops(loops: &mut Vec<CopyLoop>, size_x: usize, size_y: usize) {
     loops.sort_by_key(|l| (l.dst_stride, l.src_stride));
     let mut merged: Vec<CopyLoop> = Vec::with_capacity(loops.len());
     for next in loops.drain(..) {
         match merged.last_mut() {
-            // Kernels count in 32 bits, except along a run that is dense in both.
+            // Kernels count in 32 bits, except along a run that is dense in both tensors.
             Some(last)
                 if next.src_stride == last.src_stride * last.count
                     && next.dst_stride == last.dst_stride * last.count
@@ -185,9 +186,9 @@ fn arrange(loops: &mut Vec<CopyLoop>, size_x: usize, size_y: usize) {
     *loops = merged;
 }
 
-/// The loops with that along which the source is dense in second place, where plain elements are dense along another one in
-/// the destination, and both are long enough for tiles.
-fn crossed(loops: &mut [CopyLoop], x: &TensorDesc, y: &TensorDesc) -> Option<Nest> {
+/// The loop nest of a transpose, if the copy is one: plain elements are dense along loop 0 in the destination and along another
+/// loop, which is moved to the second place, in the source; both loops are long enough for tiles.
+fn transposed_nest(loops: &mut [CopyLoop], x: &TensorDesc, y: &TensorDesc) -> Option<LoopNest> {
     let (size_x, size_y) = (x.dtype().block_bytes(), y.dtype().block_bytes());
     let first = loops.first()?;
     if x.dtype().is_block() || first.dst_stride != size_y || first.count < LEAST_SIDE || loops.len() > DIMS {
@@ -195,15 +196,15 @@ fn crossed(loops: &mut [CopyLoop], x: &TensorDesc, y: &TensorDesc) -> Option<Nes
     }
     let dense = loops.iter().position(|l| l.src_stride == size_x).filter(|&k| k > 0 && loops[k].count >= LEAST_SIDE)?;
     loops[1..=dense].rotate_right(1);
-    Nest::of(loops)
+    LoopNest::of(loops)
 }
 
 // ---- between floats and blocks
 
-/// `struct ToBlocks` of kernels/copy_to_blocks.cu.
+/// `struct CopyToBlocksArgs` of kernels/copy_to_blocks.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct ToBlocks {
+struct CopyToBlocksArgs {
     x: Shape,
     y: Shape,
     list: Ids,
@@ -212,42 +213,42 @@ struct ToBlocks {
     mode: u32,
 }
 
-/// Where blocks go: `enum Mode` of the file.
-pub(super) enum Target {
-    /// One after the other.
+/// Destination of quantised blocks: `enum TargetMode` of the file.
+pub(super) enum BlockTarget {
+    /// Contiguous.
     Dense,
-    /// As the destination's shape says.
+    /// At the strides of the destination's shape.
     Strided(Shape),
-    /// To the rows that ids name.
+    /// In the rows that the ids select.
     Named(Shape, Ids),
 }
 
-/// The launch that makes blocks of source 0, whose shape is `xs`; four elements that follow each other lie in one row of it.
+/// The launch that quantises source 0, whose shape is `xs`. Each aligned group of four elements must lie in one row of `xs`.
 /// Pointers: source 0, ids, claims.
 pub(super) fn to_blocks(
-    on: &On<'_>,
+    on: &NodeOnGpu<'_>,
     xs: Shape,
-    target: Target,
+    target: BlockTarget,
     [x, ids, claims]: [Ptr; 3],
-) -> Result<super::Launch, Unsupported> {
+) -> Result<super::KernelLaunch, Unsupported> {
     let (src, dtype) = (on.src(0)?, on.dst().dtype());
     let (mode, y, list) = match target {
-        Target::Dense => (0, Shape::zeroed(), Ids::zeroed()),
-        Target::Strided(shape) => (1, shape, Ids::zeroed()),
-        Target::Named(shape, list) => (2, shape, list),
+        BlockTarget::Dense => (0, Shape::zeroed(), Ids::zeroed()),
+        BlockTarget::Strided(shape) => (1, shape, Ids::zeroed()),
+        BlockTarget::Named(shape, list) => (2, shape, list),
     };
     let count = dtype.blocks(src.elements());
     let (threads, each) = (128, if dtype.block_len() == 32 { 128 } else { 32 });
-    let numbers = ToBlocks { x: xs, y, list, blocks: count as u64, dtype: src.dtype().to_wire(), mode };
+    let args = CopyToBlocksArgs { x: xs, y, list, blocks: count as u64, dtype: src.dtype().to_wire(), mode };
     let name = format!("copy_to_{}", suffix(dtype));
-    let pointers = [x, ids, Ptr::Dst, claims, Ptr::Verdict];
-    on.launch((&name, &name), Grid::line(blocks(count, each, 1), threads), &pointers, &numbers)
+    let pointers = [x, ids, Ptr::Dst, claims, Ptr::ErrorWord];
+    on.launch((&name, &name), Grid::line(blocks(count, each, 1), threads), &pointers, &args)
 }
 
-/// `struct FromBlocks` of kernels/copy_from_blocks.cu.
+/// `struct CopyFromBlocksArgs` of kernels/copy_from_blocks.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct FromBlocks {
+struct CopyFromBlocksArgs {
     x: Shape,
     y: Shape,
     list: Ids,
@@ -256,25 +257,31 @@ struct FromBlocks {
     named: u32,
 }
 
-/// Reads blocks of source 0, whose shape is `xs`, into the destination, whose shape is `ys`: all in order, or the rows that
-/// the ids of source 1 name. Eight elements that follow each other lie in one row of `ys`.
-pub(super) fn from_blocks(on: &On<'_>, xs: Shape, ys: Shape, list: Option<Ids>) -> Result<Kernel, Unsupported> {
+/// The launch that dequantises source 0, whose shape is `xs`, into the destination, whose shape is `ys`: all blocks in order,
+/// or the rows that the ids of source 1 select. Each aligned group of eight elements must lie in one row of `ys`.
+pub(super) fn from_blocks(
+    on: &NodeOnGpu<'_>,
+    xs: Shape,
+    ys: Shape,
+    list: Option<Ids>,
+) -> Result<NodeLaunches, Unsupported> {
     let n = on.dst().elements() / 8;
     let name = format!("copy_from_{}", suffix(on.src(0)?.dtype()));
     let (ids, named) = if list.is_some() { (Ptr::Src(1), 1) } else { (Ptr::Null, 0) };
     let (list, dtype) = (list.unwrap_or(Ids::zeroed()), on.dst().dtype().to_wire());
-    let numbers = FromBlocks { x: xs, y: ys, list, n: n as u64, dtype, named };
-    let pointers = [Ptr::Src(0), ids, Ptr::Dst, Ptr::Verdict];
-    on.kernel((&name, &name), Grid::line(blocks(n, THREADS, 1), THREADS), &pointers, &numbers)
+    let args = CopyFromBlocksArgs { x: xs, y: ys, list, n: n as u64, dtype, named };
+    let pointers = [Ptr::Src(0), ids, Ptr::Dst, Ptr::ErrorWord];
+    on.single_launch((&name, &name), Grid::line(blocks(n, THREADS, 1), THREADS), &pointers, &args)
 }
 
-/// A packed tensor as one row, or as rows of `block` elements where that would be too long; another one as it is.
-fn flat(on: &On<'_>, t: &TensorDesc, block: usize) -> Result<Shape, Unsupported> {
+/// The shape of a contiguous tensor as one row, or as rows of `block` elements if one row would be too long. Other tensors keep
+/// their shape.
+fn flattened_shape(on: &NodeOnGpu<'_>, t: &TensorDesc, block: usize) -> Result<Shape, Unsupported> {
     if !t.is_contiguous() {
         return on.shape(t);
     }
     let n = t.elements();
     let ne = if i32::try_from(n).is_ok() { [n, 1, 1, 1] } else { [block, n / block, 1, 1] };
-    let flat = TensorDesc::contiguous(t.dtype(), ne).map_err(|e| on.unsupported(e.to_string()))?;
-    on.shape(&flat)
+    let flattened_shape = TensorDesc::contiguous(t.dtype(), ne).map_err(|e| on.unsupported(e.to_string()))?;
+    on.shape(&flattened_shape)
 }

@@ -1,30 +1,32 @@
-//! FLASH_ATTN_EXT: kernels/flash_attn.cu.
+//! Launches of FLASH_ATTN_EXT: kernels/flash_attn.cu, with split-K over the KV positions for decoding (as in flash-decoding).
 
-use super::{Grid, Kernel, On, Ptr, Unsupported, suffix};
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
-/// Threads of a block, as in the file.
+/// Threads per block, as in the file.
 const THREADS: u32 = 128;
 
-/// Most octets of channels of v that a block computes: with the least tile, one of four queries, each thread has one.
-const OCTETS: u32 = 128;
+/// Limit of octets (groups of 8 channels) of v per block. With the smallest tile, four queries, each thread then has one octet.
+const MAX_OCTETS: u32 = 128;
 
-/// Blocks for each multiprocessor below which positions are split, as many as fit there at once; the fewest positions of
-/// a part, below which merging costs more than it gains; and the most parts that the file can merge.
+/// Split-K: positions are split into parts while the grid has fewer blocks than this per multiprocessor; as many run there at
+/// once.
 const BLOCKS_AT_ONCE: u64 = 4;
-const LEAST_PART: u32 = 128;
-const PARTS: u64 = 256;
+/// Minimum number of positions per part. Merging shorter parts costs more than the parallelism gains.
+const MIN_PART: u32 = 128;
+/// Limit of parts, as in flash_attn_merge.
+const MAX_PARTS: u64 = 256;
 
-/// Positions that are scored at a time.
+/// Positions per inner step of the kernel, as in the file.
 const POSITIONS: u32 = 64;
 
-/// `struct Attention` of the file.
+/// `struct FlashAttnArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Attention {
+struct FlashAttnArgs {
     qb: [u64; 3],
     kb: [u64; 3],
     vb: [u64; 3],
@@ -53,23 +55,23 @@ struct Attention {
     padding: u32,
 }
 
-/// `struct Merge` of the file.
+/// `struct FlashAttnMergeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Merge {
+struct FlashAttnMergeArgs {
     dv: u32,
     pitch: u32,
     heads: u32,
     parts: u32,
 }
 
-pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (q, k, v) = (on.src(0)?, on.src(1)?, on.src(2)?);
     let mask = on.node.srcs.get(3);
     let convert = [k, v].iter().all(|t| t.dtype().can(Capability::Cuda));
     let floats = q.dtype() == DType::F32 && on.dst().dtype() == DType::F32;
     if !convert || !floats || mask.is_some_and(|mask| mask.dtype() != DType::F16) {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let (qs, ks, vs) = (on.shape(q)?, on.shape(k)?, on.shape(v)?);
     let ([dk, tokens, heads, batches], positions, dv) = (qs.ne, ks.ne[1], vs.ne[0]);
@@ -79,18 +81,18 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
     let queries = queries.ok_or_else(|| on.unsupported("2^31 or more queries of a head"))?;
 
     let all_octets = dv.div_ceil(8);
-    let spans = all_octets.div_ceil(OCTETS);
+    let spans = all_octets.div_ceil(MAX_OCTETS);
     let octets = all_octets.div_ceil(spans);
-    // The largest tile whose sums fit a block's registers, and not larger than there are queries.
-    let log_quads = (0..3).find(|&n| 4 << n >= queries || octets << (n + 1) > OCTETS).unwrap_or(3);
+    // The largest tile whose accumulators fit a block's registers, but not larger than the number of queries.
+    let log_quads = (0..3).find(|&n| 4 << n >= queries || octets << (n + 1) > MAX_OCTETS).unwrap_or(3);
     let tiles = queries.div_ceil(4 << log_quads);
     let columns = u64::from(tiles) * u64::from(spans) * u64::from(heads / group) * u64::from(batches);
-    let (parts, part) = split(columns, positions, on.gpu.multiprocessors);
+    let (parts, part) = split_positions(columns, positions, on.gpu.multiprocessors);
 
     let strides = |t: &TensorDesc| [1, 2, 3].map(|i| t.nb()[i] as u64);
     let (mask_heads, mask_batches) = mask.map_or((1, 1), |mask| (mask.ne()[2] as u32, mask.ne()[3] as u32));
     let alibi = Alibi::new(op.max_bias, heads as usize);
-    let numbers = Attention {
+    let args = FlashAttnArgs {
         qb: strides(q),
         kb: strides(k),
         vb: strides(v),
@@ -114,7 +116,7 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
         types: [k, v].map(|t| t.dtype().to_wire()),
         slope_steps: alibi.map_or(0, |alibi| alibi.n_head_log2 as u32),
         slope_bases: alibi.map_or([1.0; 2], |alibi| alibi.bases),
-        // With a softcap, scores are divided by it first.
+        // With a softcap, the kernel computes cap * tanh(score * scale / cap).
         scale: if op.softcap == 0.0 { op.scale } else { op.scale / op.softcap },
         cap: op.softcap,
         padding: 0,
@@ -131,10 +133,10 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
     } else {
         ("flash_attn", "flash_attn_any")
     };
-    let mut kernel = on.kernel(entry, grid, &pointers, &numbers)?;
+    let mut kernel = on.single_launch(entry, grid, &pointers, &args)?;
     if parts > 1 {
-        let merge = Merge { dv, pitch, heads, parts: parts as u32 };
-        // A warp for every two parts, up to eight.
+        let merge = FlashAttnMergeArgs { dv, pitch, heads, parts: parts as u32 };
+        // One warp per two parts, eight warps at most.
         let threads = 32 * (parts as u32).div_ceil(2).min(8);
         let grid = Grid::of([rows, u64::from(dv.div_ceil(128)), 1], threads);
         let pointers = [at[0], at[1], Ptr::Src(4), Ptr::Dst];
@@ -144,11 +146,11 @@ pub(super) fn select(op: FlashAttn, on: &On<'_>) -> Result<Kernel, Unsupported> 
     Ok(kernel)
 }
 
-/// How many parts the positions are split into when there are `columns` blocks without, and the positions of each.
-fn split(columns: u64, positions: u32, multiprocessors: u32) -> (u64, u32) {
+/// Split-K: the number of parts of the positions, and the positions per part, for a grid of `columns` blocks without a split.
+fn split_positions(columns: u64, positions: u32, multiprocessors: u32) -> (u64, u32) {
     let room = BLOCKS_AT_ONCE * u64::from(multiprocessors);
-    let worth = u64::from(positions / LEAST_PART);
-    let parts = (room / columns.max(1)).min(worth).clamp(1, PARTS) as u32;
+    let worth = u64::from(positions / MIN_PART);
+    let parts = (room / columns.max(1)).min(worth).clamp(1, MAX_PARTS) as u32;
     let part = positions.div_ceil(parts).next_multiple_of(POSITIONS).max(POSITIONS);
     (u64::from(positions.div_ceil(part).max(1)), part)
 }

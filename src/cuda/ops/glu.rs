@@ -1,45 +1,45 @@
-//! GLU: kernels/glu.cu.
+//! Launches of GLU: kernels/glu.cu.
 
-use super::zip::{Zip, ZipAny};
-use super::{Kernel, On, Ptr, Unsupported, suffix};
+use super::elementwise::{ElementwiseAnyArgs, ElementwiseArgs};
+use super::{NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::glu::{Glu, GluKind};
 use crate::tensor::DType;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
-/// `struct Args` of the file.
+/// `struct GluArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Args {
-    zip: Zip,
-    unit: Unit,
+struct GluArgs {
+    elementwise: ElementwiseArgs,
+    params: GluParams,
 }
 
-/// `struct AnyArgs` of the file.
+/// `struct GluAnyArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct AnyArgs {
-    zip: ZipAny,
-    unit: Unit,
+struct GluAnyArgs {
+    elementwise: ElementwiseAnyArgs,
+    params: GluParams,
 }
 
-/// `struct Unit` of the file.
+/// `struct GluParams` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Unit {
+struct GluParams {
     kind: u32,
     alpha: f32,
     limit: f32,
     padding: u32,
 }
 
-pub(super) fn select(op: Glu, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: Glu, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, d, second) = (on.src(0)?, on.dst(), on.node.srcs.get(1));
     let types = [a.dtype(), second.unwrap_or(a).dtype(), d.dtype()];
     if !types.into_iter().all(DType::is_float) {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
-    // The halves of one source are two tensors of half its rows.
+    // Without a second source, the halves of the rows of the first are the two operands.
     let half = TensorDesc::strided(a.dtype(), d.ne(), a.nb()).map_err(|e| on.unsupported(e.to_string()))?;
     let middle = d.ne()[0] as u64 * a.nb()[0] as u64;
     let (x, g, at, gate) = match second {
@@ -47,19 +47,19 @@ pub(super) fn select(op: Glu, on: &On<'_>) -> Result<Kernel, Unsupported> {
         None if op.swapped => (half, half, [middle, 0], Ptr::Src(0)),
         None => (half, half, [0, middle], Ptr::Src(0)),
     };
-    let (pointers, unit) = ([Ptr::Src(0), gate, Ptr::Dst], unit(op.kind));
+    let (pointers, params) = ([Ptr::Src(0), gate, Ptr::Dst], params(op.kind));
     if types == [types[0]; 3]
-        && let Some((zip, grid)) = Zip::new(&x, &g, d, at)
+        && let Some((elementwise, grid)) = ElementwiseArgs::new(&x, &g, d, at)
     {
         let name = format!("glu_{}", suffix(types[0]));
-        return on.kernel(("glu", &name), grid, &pointers, &Args { zip, unit });
+        return on.single_launch(("glu", &name), grid, &pointers, &GluArgs { elementwise, params });
     }
-    let (zip, grid) = ZipAny::new(on, [&x, &g, d], at)?;
-    on.kernel(("glu", "glu_any"), grid, &pointers, &AnyArgs { zip, unit })
+    let (elementwise, grid) = ElementwiseAnyArgs::new(on, [&x, &g, d], at)?;
+    on.single_launch(("glu", "glu_any"), grid, &pointers, &GluAnyArgs { elementwise, params })
 }
 
-/// The kinds' numbers are those of the wire.
-fn unit(kind: GluKind) -> Unit {
+/// The parameters of a kind. The numbers of the kinds are those on the wire.
+fn params(kind: GluKind) -> GluParams {
     let (kind, alpha, limit) = match kind {
         GluKind::Reglu => (0, 0.0, 0.0),
         GluKind::Geglu => (1, 0.0, 0.0),
@@ -69,5 +69,5 @@ fn unit(kind: GluKind) -> Unit {
         GluKind::GegluQuick => (5, 0.0, 0.0),
         GluKind::SwigluClamp { limit } => (6, 0.0, limit),
     };
-    Unit { kind, alpha, limit, padding: 0 }
+    GluParams { kind, alpha, limit, padding: 0 }
 }

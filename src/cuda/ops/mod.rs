@@ -1,11 +1,16 @@
-//! How each op runs on a GPU, one file per family: which kernels of `kernels/<stem>.cu`, on which grid, with which arguments.
+//! Kernel selection, one file per op family: the entries of `kernels/<stem>.cu` for a node, with their grids and arguments.
 //!
-//! A family's `select` is both the device's answer to "do you support this" and the thing that is launched. A node it
-//! refuses runs on the CPU: see [`crate::fallback`].
+//! Each family's `select` maps a node to its launches. The same result answers
+//! [`Device::support`](crate::device::Device::support), so that a supported node can always be launched. Nodes that `select`
+//! rejects run on the CPU: see [`crate::fallback`].
+//!
+//! Each file declares the scalar arguments of its entries as `#[repr(C)]` structs with the names that the `.cu` file uses; the
+//! fields are documented there.
 
 mod binary;
 mod concat;
 mod copy;
+mod elementwise;
 mod flash_attn;
 mod glu;
 mod mul_mat;
@@ -16,17 +21,16 @@ mod rows;
 mod softmax;
 mod sort;
 mod unary;
-mod zip;
 
 use super::driver::Gpu;
-use super::kernel::{Grid, Kernel, Launch, Ptr};
+use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::FusedOp;
 use crate::ops::{NodeView, Op, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
-/// The kernels of `$op`, by the families that have some.
+/// Calls `select` of the family of `$op`, or returns an error if the table of families lists no CUDA kernels for it.
 macro_rules! select_family {
     ([$op:ident $on:ident] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
         match $op {
@@ -40,19 +44,19 @@ macro_rules! select_family {
     }};
 }
 
-/// Threads of a block where nothing speaks for another number.
+/// Default number of threads per block.
 const THREADS: u32 = 256;
 
-/// The kernels for a node that keeps its shape rule.
+/// Selects the launches for a node whose operands satisfy the op's shape rule.
 ///
 /// # Errors
-/// [`Unsupported`] names what CUDA lacks for it.
-pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupported> {
+/// [`Unsupported`] names the type, shape or op that has no CUDA kernel.
+pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<NodeLaunches, Unsupported> {
     if node.dst.is_empty() {
-        return Ok(Kernel::default());
+        return Ok(NodeLaunches::default());
     }
-    let on = On { node, gpu };
-    // Products alone read and write at any address.
+    let on = NodeOnGpu { node, gpu };
+    // Only the kernels of matrix products accept any address.
     if !node.aligned && !matches!(node.op, Op::MulMat(_)) {
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
     }
@@ -60,22 +64,23 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<Kernel, Unsupport
     for_each_family!(select_family!(op on))
 }
 
-/// The kernels for a fused step, where there are some. `view` has the fused operands.
-pub(super) fn fused(fused: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<Kernel> {
-    let on = On { node: view, gpu };
+/// Selects the launches for a fused group of nodes (epilogue fusion of norms, ROPE fused with SET_ROWS), if kernels exist.
+/// `view` has the operands of the group.
+pub(super) fn fused(fused: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<NodeLaunches> {
+    let on = NodeOnGpu { node: view, gpu };
     match *fused {
-        FusedOp::Norm { op, fusion: around } => norm::fused(op, around, &on),
+        FusedOp::Norm { op, fusion } => norm::fused(op, fusion, &on),
         FusedOp::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
 }
 
-/// A node and the GPU it shall run on.
-struct On<'a> {
+/// A node and the GPU for which kernels are selected.
+struct NodeOnGpu<'a> {
     node: &'a NodeView<'a>,
     gpu: &'a Gpu,
 }
 
-impl<'a> On<'a> {
+impl<'a> NodeOnGpu<'a> {
     fn dst(&self) -> &'a TensorDesc {
         self.node.dst
     }
@@ -85,29 +90,29 @@ impl<'a> On<'a> {
         self.node.srcs.get(i).ok_or_else(|| self.unsupported("a source is missing"))
     }
 
-    /// One launch of the entry `name` of `kernels/<stem>.cu`: see [`Launch::new`].
+    /// One launch of an entry; see [`KernelLaunch::new`].
     fn launch(
         &self,
         entry: (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        numbers: &impl NoUninit,
-    ) -> Result<Launch, Unsupported> {
-        Launch::new(self.node, self.gpu, entry, grid, pointers, numbers)
+        args: &impl NoUninit,
+    ) -> Result<KernelLaunch, Unsupported> {
+        KernelLaunch::new(self.node, self.gpu, entry, grid, pointers, args)
     }
 
-    /// The same, alone.
-    fn kernel(
+    /// As `launch`, for a node that needs a single launch and no scratch memory.
+    fn single_launch(
         &self,
         entry: (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
-        numbers: &impl NoUninit,
-    ) -> Result<Kernel, Unsupported> {
-        self.launch(entry, grid, pointers, numbers).map(Kernel::one)
+        args: &impl NoUninit,
+    ) -> Result<NodeLaunches, Unsupported> {
+        self.launch(entry, grid, pointers, args).map(NodeLaunches::one)
     }
 
-    /// The kernel's view of a tensor.
+    /// Element counts and strides of a tensor for a kernel.
     fn shape(&self, t: &TensorDesc) -> Result<Shape, Unsupported> {
         Shape::of(t).ok_or_else(|| self.unsupported("a tensor with 2^31 or more elements in a dimension"))
     }
@@ -116,8 +121,8 @@ impl<'a> On<'a> {
         Unsupported { op: self.node.op.code(), reason: reason.into() }
     }
 
-    /// The error that a node's types are not among those its kernels take.
-    fn types(&self) -> Unsupported {
+    /// The error for a combination of types without kernels.
+    fn unsupported_types(&self) -> Unsupported {
         unsupported_types(self.node)
     }
 }
@@ -131,15 +136,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// `None` when a dimension has 2³¹ or more elements.
+    /// `None` if a dimension has 2³¹ or more elements.
     fn of(t: &TensorDesc) -> Option<Shape> {
         let count = |n: usize| i32::try_from(n).ok().map(|n| n as u32);
         let [n0, n1, n2, n3] = t.ne().map(count);
         Some(Shape { ne: [n0?, n1?, n2?, n3?], nb: t.nb().map(|b| b as u64) })
     }
 
-    /// Counts rows, of which all tensors have the same numbers, in as few dimensions as their steps allow: a kernel then need
-    /// not divide to find a row.
+    /// Merges the row dimensions (1 to 3) of shapes with equal counts as far as the strides of all allow. With one row
+    /// dimension, a kernel needs no division to locate a row.
     fn merge_rows(shapes: &mut [Shape]) {
         for next in [2, 3] {
             let follows = |&Shape { ne, nb }: &Shape| {
@@ -159,23 +164,23 @@ impl Shape {
         }
     }
 
-    /// Whether the dimensions from `from` on keep what they count at multiples of 16 bytes.
+    /// Whether all strides from dimension `from` on are multiples of 16 bytes, so that rows are aligned if the first one is.
     fn keeps_alignment(&self, from: usize) -> bool {
         (from..DIMS).all(|d| self.ne[d] == 1 || self.nb[d].is_multiple_of(16))
     }
 }
 
-/// A type's part of an entry's name: `f32`, `q4_0`.
+/// Name of a type within an entry's name, for example `f32` or `q4_0`.
 fn suffix(dtype: DType) -> String {
     dtype.name().to_ascii_lowercase()
 }
 
-/// Blocks of `threads` threads for `n` items, each thread with `each` of them.
+/// Number of blocks of `threads` threads for `n` items, with `each` items per thread.
 fn blocks(n: usize, threads: u32, each: usize) -> u64 {
     (n as u64).div_ceil(u64::from(threads) * each as u64)
 }
 
-/// The macro over a table with a family that only the CPU runs: the crate's own table may have none.
+/// Tests the macro on a table with a CPU-only family; the crate's own table may have none.
 #[cfg(test)]
 mod tests {
     #[derive(Debug)]
@@ -184,21 +189,21 @@ mod tests {
         Fast(u8),
     }
 
-    struct On;
+    struct NodeOnGpu;
 
-    impl On {
+    impl NodeOnGpu {
         fn unsupported(&self, reason: &'static str) -> &'static str {
             reason
         }
     }
 
     mod fast {
-        pub(super) fn select(parameter: u8, _: &super::On) -> Result<u8, &'static str> {
+        pub(super) fn select(parameter: u8, _: &super::NodeOnGpu) -> Result<u8, &'static str> {
             Ok(parameter)
         }
     }
 
-    fn select(op: &Op, on: On) -> Result<u8, &'static str> {
+    fn select(op: &Op, on: NodeOnGpu) -> Result<u8, &'static str> {
         select_family!([op on]
             slow: Slow [Sqr, Sqrt] on cpu;
             fast: Fast [Add] on cpu cuda;
@@ -206,8 +211,8 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_cuda_is_refused() {
-        assert_eq!(select(&Op::Fast(7), On), Ok(7));
-        assert_eq!(select(&Op::Slow(7), On), Err("no CUDA kernels for this op"));
+    fn a_family_without_cuda_kernels_is_unsupported() {
+        assert_eq!(select(&Op::Fast(7), NodeOnGpu), Ok(7));
+        assert_eq!(select(&Op::Slow(7), NodeOnGpu), Err("no CUDA kernels for this op"));
     }
 }

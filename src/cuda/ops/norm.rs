@@ -1,27 +1,29 @@
-//! NORM, RMS_NORM, L2_NORM, GROUP_NORM, and norms of rows with what stands around them: kernels/norm.cu.
+//! Launches of NORM, RMS_NORM, L2_NORM and GROUP_NORM, and of norms fused with a residual addition before them and a
+//! multiplication and an addition behind them (epilogue fusion): kernels/norm.cu.
 
-use super::{Grid, Kernel, On, Ptr, Shape, Unsupported, blocks};
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks};
 use crate::graph::fuse::NormFusion;
 use crate::ops::norm::Norm;
 use crate::tensor::DType::F32;
 use crate::tensor::{DIMS, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
-/// Most threads of a block, and threads of a warp.
-const BLOCK: u32 = 1024;
+/// Limit of threads per block.
+const MAX_THREADS: u32 = 1024;
+/// Threads per warp.
 const WARP: u32 = 32;
 
-/// Elements in the registers of a thread, at most.
-const EACH: usize = 16;
+/// Limit of elements in the registers of a thread.
+const MAX_PER_THREAD: usize = 16;
 
-/// Longest row that stays in registers: `norm_kept_16` has at most 768 threads.
-const KEPT: usize = EACH * 768;
+/// Longest row that is kept in registers: `norm_kept_16` has at most 768 threads.
+const MAX_KEPT_ROW: usize = MAX_PER_THREAD * 768;
 
-/// Up to this many rows, they are spread over as many threads as a block can have: nothing else keeps the GPU busy.
+/// Up to this many rows, each row uses as many threads as a block can have, because the rows alone do not fill the GPU.
 const FEW_ROWS: usize = 512;
 
-/// Rows of a warp each that share a block.
-const TOGETHER: u32 = 8;
+/// Rows per block, if each row is processed by one warp.
+const WARP_ROWS_PER_BLOCK: u32 = 8;
 
 /// `struct Operand` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -32,19 +34,19 @@ struct Operand {
     vector: u32,
 }
 
-/// `struct Kept` of the file: x, b, sum, w, plus, y.
+/// `struct NormKeptArgs` of the file. Operands: x, b, sum, w, plus, y.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Kept {
+struct NormKeptArgs {
     operands: [Operand; 6],
     kind: u32,
     eps: f32,
 }
 
-/// `struct Long` of the file.
+/// `struct NormLongArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Long {
+struct NormLongArgs {
     x: Shape,
     y: Shape,
     kind: u32,
@@ -55,50 +57,50 @@ struct Long {
     pieces: u32,
 }
 
-pub(super) fn select(op: Norm, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: Norm, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     if (x.dtype(), y.dtype()) != (F32, F32) {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let (xs, ys) = (on.shape(x)?, on.shape(y)?);
     let Norm::GroupNorm { groups, .. } = op else {
-        return if x.ne()[0] <= KEPT {
-            kept(op, on, [Some(xs), None, None, None, None, Some(ys)])
+        return if x.ne()[0] <= MAX_KEPT_ROW {
+            kept_launch(op, on, [Some(xs), None, None, None, None, Some(ys)])
         } else {
-            let parts = Parts { together: 0, number: x.rows() as u64, longest: x.ne()[0] as u64 };
-            long(op, on, parts, xs, ys)
+            let parts = StatParts { together: 0, number: x.rows() as u64, longest: x.ne()[0] as u64 };
+            long_launches(op, on, parts, xs, ys)
         };
     };
     let [n0, n1, channels, batches] = x.ne().map(|n| n as u64);
     let together = channels.div_ceil(u64::from(groups.get()));
-    // Empty groups are none.
+    // Groups without channels do not count.
     let number = channels.div_ceil(together);
-    let parts = Parts { together: together as u32, number: number * batches, longest: n0 * n1 * together };
-    let short = channels.is_multiple_of(together) && parts.longest <= KEPT as u64;
-    if let (true, Some(dx), Some(dy)) = (short, step(x), step(y)) {
+    let parts = StatParts { together: together as u32, number: number * batches, longest: n0 * n1 * together };
+    let short = channels.is_multiple_of(together) && parts.longest <= MAX_KEPT_ROW as u64;
+    if let (true, Some(dx), Some(dy)) = (short, uniform_stride(x), uniform_stride(y)) {
         let row = |s: Shape, step| {
             let ne = [parts.longest as u32, number as u32, s.ne[3], 1];
             Some(Shape { ne, nb: [step, s.nb[2] * together, s.nb[3], 0] })
         };
-        return kept(op, on, [row(xs, dx), None, None, None, None, row(ys, dy)]);
+        return kept_launch(op, on, [row(xs, dx), None, None, None, None, row(ys, dy)]);
     }
-    long(op, on, parts, xs, ys)
+    long_launches(op, on, parts, xs, ys)
 }
 
-/// The kernel for a norm with its neighbours: see [`crate::graph::fuse::FusedOp::Norm`] for the operands.
-pub(super) fn fused(op: Norm, around: NormFusion, on: &On<'_>) -> Option<Kernel> {
+/// The launch for a fused norm; see [`crate::graph::fuse::FusedOp::Norm`] for the operands.
+pub(super) fn fused(op: Norm, fusion: NormFusion, on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
     let shape = |i: usize, is: bool| if is { on.shape(on.src(i).ok()?).ok().map(Some) } else { Some(None) };
     let (x, y) = (shape(0, true)?, on.shape(on.dst()).ok()?);
-    let (b, sum) = (shape(1, around.residual)?, shape(2, around.residual)?);
-    let (w, plus) = (shape(3, around.weight)?, shape(4, around.bias)?);
-    let fits = on.dst().ne()[0] <= KEPT;
-    fits.then(|| kept(op, on, [x, b, sum, w, plus, Some(y)]).ok()).flatten()
+    let (b, sum) = (shape(1, fusion.residual)?, shape(2, fusion.residual)?);
+    let (w, plus) = (shape(3, fusion.weight)?, shape(4, fusion.bias)?);
+    let fits = on.dst().ne()[0] <= MAX_KEPT_ROW;
+    fits.then(|| kept_launch(op, on, [x, b, sum, w, plus, Some(y)]).ok()).flatten()
 }
 
-/// Rows in registers. All operands have y's counts, or repeat to them.
-fn kept(op: Norm, on: &On<'_>, shapes: [Option<Shape>; 6]) -> Result<Kernel, Unsupported> {
+/// The launch that keeps rows in registers. All operands have the counts of y or are broadcast to them.
+fn kept_launch(op: Norm, on: &NodeOnGpu<'_>, shapes: [Option<Shape>; 6]) -> Result<NodeLaunches, Unsupported> {
     let [x, b, sum, w, plus, Some(y)] = shapes else { return Err(on.unsupported("a norm without a destination")) };
-    let all = [x, b, sum, w, plus, Some(y)].map(|shape| repeated(shape, y.ne));
+    let all = [x, b, sum, w, plus, Some(y)].map(|shape| broadcast_to(shape, y.ne));
     let mut merged = all.map(|(shape, _)| shape);
     if all.iter().all(|(_, wraps)| !wraps) {
         Shape::merge_rows(&mut merged);
@@ -110,49 +112,57 @@ fn kept(op: Norm, on: &On<'_>, shapes: [Option<Shape>; 6]) -> Result<Kernel, Uns
     });
     let [n, rows @ ..] = y.ne.map(|n| n as usize);
     let rows: usize = rows.iter().product();
-    // As few as the threads of a block allow, or of a warp.
-    let threads = if rows <= FEW_ROWS { BLOCK } else { WARP } as usize;
+    // As few elements per thread as a block allows (few rows), or a warp (many rows).
+    let threads = if rows <= FEW_ROWS { MAX_THREADS } else { WARP } as usize;
     let (name, each) = match n.div_ceil(threads) {
         0..=4 => ("norm_kept_4", 4),
         5..=8 => ("norm_kept_8", 8),
-        _ => ("norm_kept_16", EACH),
+        _ => ("norm_kept_16", MAX_PER_THREAD),
     };
     let team = (n.div_ceil(each) as u32).next_multiple_of(WARP);
-    let in_block = if team == WARP { TOGETHER } else { 1 };
+    let in_block = if team == WARP { WARP_ROWS_PER_BLOCK } else { 1 };
     let grid = Grid { threads: [team, in_block, 1], ..Grid::line(blocks(rows, in_block, 1), team) };
     if i32::try_from(rows).is_err() {
         return Err(on.unsupported("2^31 or more rows"));
     }
     let (kind, eps) = kind(op);
-    // x, b, sum, w, plus, y: what is absent is null.
-    let given = |i: usize, ptr| if shapes[i].is_some() { ptr } else { Ptr::Null };
+    // x, b, sum, w, plus, y; absent operands are null.
+    let present_or_null = |i: usize, ptr| if shapes[i].is_some() { ptr } else { Ptr::Null };
     let pointers = [
         Ptr::Src(0),
-        given(1, Ptr::Src(1)),
-        given(2, Ptr::Src(2)),
-        given(3, Ptr::Src(3)),
-        given(4, Ptr::Src(4)),
+        present_or_null(1, Ptr::Src(1)),
+        present_or_null(2, Ptr::Src(2)),
+        present_or_null(3, Ptr::Src(3)),
+        present_or_null(4, Ptr::Src(4)),
         Ptr::Dst,
     ];
-    on.kernel(("norm", name), grid, &pointers, &Kept { operands, kind, eps })
+    on.single_launch(("norm", name), grid, &pointers, &NormKeptArgs { operands, kind, eps })
 }
 
-/// What has one statistic: rows, or groups of `together` channels.
-struct Parts {
+/// Parts of the tensor with common statistics: rows, or groups of `together` channels.
+struct StatParts {
     together: u32,
     number: u64,
-    /// Elements of the longest.
+    /// Elements of the longest part.
     longest: u64,
 }
 
-/// Statistics of pieces, then the pieces scaled.
-fn long(op: Norm, on: &On<'_>, parts: Parts, mut x: Shape, mut y: Shape) -> Result<Kernel, Unsupported> {
+/// Two launches for long rows and groups: statistics of pieces, then scaling of the pieces.
+fn long_launches(
+    op: Norm,
+    on: &NodeOnGpu<'_>,
+    parts: StatParts,
+    mut x: Shape,
+    mut y: Shape,
+) -> Result<NodeLaunches, Unsupported> {
     let (kind, eps) = kind(op);
-    let threads = parts.longest.div_ceil(EACH as u64).next_multiple_of(u64::from(WARP)).min(u64::from(BLOCK)) as u32;
-    let pieces = parts.longest.div_ceil(u64::from(threads) * EACH as u64);
+    let threads =
+        parts.longest.div_ceil(MAX_PER_THREAD as u64).next_multiple_of(u64::from(WARP)).min(u64::from(MAX_THREADS))
+            as u32;
+    let pieces = parts.longest.div_ceil(u64::from(threads) * MAX_PER_THREAD as u64);
     let (mut flat, mut vector) = (true, x.ne[0].is_multiple_of(4));
     if parts.together > 0 {
-        match (step(on.src(0)?), step(on.dst())) {
+        match (uniform_stride(on.src(0)?), uniform_stride(on.dst())) {
             (Some(dx), Some(dy)) => (x.nb[0], y.nb[0]) = (dx, dy),
             _ => flat = false,
         }
@@ -160,7 +170,7 @@ fn long(op: Norm, on: &On<'_>, parts: Parts, mut x: Shape, mut y: Shape) -> Resu
     }
     let from = if parts.together > 0 { 2 } else { 1 };
     vector &= flat && [&x, &y].iter().all(|s| s.nb[0] == 4 && s.keeps_alignment(from));
-    let long = Long {
+    let long = NormLongArgs {
         x,
         y,
         kind,
@@ -173,7 +183,7 @@ fn long(op: Norm, on: &On<'_>, parts: Parts, mut x: Shape, mut y: Shape) -> Resu
     let grid = Grid::line(parts.number.saturating_mul(pieces), threads);
     let pointers = [Ptr::Src(0), Ptr::Dst, Ptr::Scratch(0)];
     let launch = |name| on.launch(("norm", name), grid, &pointers, &long);
-    Ok(Kernel {
+    Ok(NodeLaunches {
         launches: vec![launch("norm_stats")?, launch("norm_apply")?],
         scratch: parts.number * pieces * 2 * size_of::<f64>() as u64,
     })
@@ -187,9 +197,9 @@ fn kind(op: Norm) -> (u32, f32) {
     }
 }
 
-/// An operand for rows of a tensor with counts `ne`, and whether its rows repeat in another way than one for all. What is
-/// absent may lie anywhere.
-fn repeated(shape: Option<Shape>, ne: [u32; DIMS]) -> (Shape, bool) {
+/// The shape of an operand broadcast to counts `ne`, and whether it needs index wrapping, that is, whether it repeats in a
+/// dimension with a count other than 1. The shape of an absent operand is arbitrary.
+fn broadcast_to(shape: Option<Shape>, ne: [u32; DIMS]) -> (Shape, bool) {
     let Some(mut shape) = shape else { return (Shape { ne, nb: [4, 0, 0, 0] }, false) };
     for d in 1..DIMS {
         if shape.ne[d] == 1 {
@@ -199,8 +209,8 @@ fn repeated(shape: Option<Shape>, ne: [u32; DIMS]) -> (Shape, bool) {
     (shape, shape.ne != ne)
 }
 
-/// Bytes from an element to the next, where all of the channels that follow each other are evenly spaced.
-fn step(t: &TensorDesc) -> Option<u64> {
+/// Stride in bytes between consecutive elements of dimensions 0 to 2, if it is uniform.
+fn uniform_stride(t: &TensorDesc) -> Option<u64> {
     let (ne, nb) = (t.ne(), t.nb());
     let (mut step, mut elements) = (None, 1);
     for d in 0..3 {

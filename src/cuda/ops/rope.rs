@@ -1,23 +1,23 @@
-//! ROPE, alone and with the SET_ROWS of its result: kernels/rope.cu.
+//! Launches of ROPE, alone or fused with a SET_ROWS of its result into the KV cache: kernels/rope.cu.
 
-use super::{Grid, Kernel, Launch, On, Ptr, Shape, Unsupported, blocks, suffix};
+use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks, suffix};
 use crate::ops::OpCode;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::tensor::DType::{BF16, F16, F32};
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
-/// Pairs of a block, `CHUNK` of the file.
-const CHUNK: usize = 512;
-/// The most threads of a block.
-const THREADS: usize = 128;
-/// Blocks that keep a large GPU busy: the heads of a token are divided until there are as many.
-const BUSY: usize = 1024;
+/// Pairs per block: `CHUNK` of the file.
+const PAIRS_PER_BLOCK: usize = 512;
+/// Limit of threads per block.
+const MAX_THREADS: usize = 128;
+/// Number of blocks that fills a large GPU. The heads of a token are divided among blocks until the grid has as many.
+const BLOCKS_TO_FILL_GPU: usize = 1024;
 
-/// `struct Turn` of the file.
+/// `struct RopeParams` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Turn {
+struct RopeParams {
     x: Shape,
     y: Shape,
     position_step: u64,
@@ -36,11 +36,11 @@ struct Turn {
     vector: u32,
 }
 
-/// `struct Rows` of the file.
+/// `struct RopeSetRowsArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Rows {
-    turn: Turn,
+struct RopeSetRowsArgs {
+    params: RopeParams,
     id_step: u64,
     id_type: u32,
     y_type: u32,
@@ -48,76 +48,76 @@ struct Rows {
     padding: u32,
 }
 
-/// `struct Factors` of the file.
+/// `struct RopeFactorsArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Factors {
+struct RopeFactorsArgs {
     step: u64,
     n: u32,
     padding: u32,
 }
 
-pub(super) fn select(op: Rope, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: Rope, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     if !matches!(y.dtype(), F32 | F16) || x.dtype() != y.dtype() {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
-    let (mut turn, grid) = turn(op, on)?;
-    let mut kernel = Kernel::default();
+    let (mut params, grid) = rope_params(op, on)?;
+    let mut kernel = NodeLaunches::default();
     let mut factors = Ptr::Src(2);
-    // Factors of y's shape may lie where y does, and other blocks' part of y may be written before they are read.
+    // Factors of y's shape may share y's memory. Copy them first: another block could overwrite them before they are read.
     if let Some(f) = on.node.srcs.get(2)
         && f.ne() == y.ne()
         && f.dtype() == y.dtype()
     {
         let n = op.pairs();
-        let numbers = Factors { step: turn.factor_step, n: n as u32, padding: 0 };
+        let args = RopeFactorsArgs { step: params.factor_step, n: n as u32, padding: 0 };
         let line = Grid::line(blocks(n, super::THREADS, 1), super::THREADS);
-        kernel.launches.push(on.launch(("rope", "rope_factors"), line, &[factors, Ptr::Scratch(0)], &numbers)?);
+        kernel.launches.push(on.launch(("rope", "rope_factors"), line, &[factors, Ptr::Scratch(0)], &args)?);
         kernel.scratch = f.dense_bytes() as u64;
-        (factors, turn.factor_step) = (Ptr::Scratch(0), 4);
+        (factors, params.factor_step) = (Ptr::Scratch(0), 4);
     }
     let name = format!("rope_{}", suffix(y.dtype()));
-    kernel.launches.push(on.launch(("rope", &name), grid, &[Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst], &turn)?);
+    kernel.launches.push(on.launch(("rope", &name), grid, &[Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst], &params)?);
     Ok(kernel)
 }
 
-/// The kernel for ROPE into rows of a cache: see [`crate::graph::fuse::FusedOp::RopeSetRows`] for the operands.
-pub(super) fn fused(op: Rope, row: usize, on: &On<'_>) -> Option<Kernel> {
+/// The launch for ROPE fused with SET_ROWS; see [`crate::graph::fuse::FusedOp::RopeSetRows`] for the operands.
+pub(super) fn fused(op: Rope, row: usize, on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
     let (x, y) = (on.src(0).ok()?, on.dst());
     let types = x.dtype() == F32 && matches!(y.dtype(), F32 | F16 | BF16);
     if x.is_empty() || !(types && y.rows_dense() && y.ne()[0] == row) {
         return None;
     }
     let ids = on.src(3).ok()?;
-    let (turn, grid) = turn(op, on).ok()?;
-    let numbers = Rows {
-        turn,
+    let (params, grid) = rope_params(op, on).ok()?;
+    let args = RopeSetRowsArgs {
+        params,
         id_step: ids.nb()[0] as u64,
         id_type: ids.dtype().to_wire(),
         y_type: y.dtype().to_wire(),
         op: OpCode::SetRows as u32,
         padding: 0,
     };
-    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Dst, Ptr::Verdict];
-    let launch: Launch = on.launch(("rope", "rope_set_rows"), grid, &pointers, &numbers).ok()?;
-    Some(Kernel::one(launch))
+    let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Dst, Ptr::ErrorWord];
+    let launch: KernelLaunch = on.launch(("rope", "rope_set_rows"), grid, &pointers, &args).ok()?;
+    Some(NodeLaunches::one(launch))
 }
 
-/// The numbers of all entries, and the grid.
-fn turn(op: Rope, on: &On<'_>) -> Result<(Turn, Grid), Unsupported> {
+/// The parameters that all entries share, and the grid.
+fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsupported> {
     let (x, y, pairs) = (on.src(0)?, on.dst(), op.pairs());
     let each = 16 / x.dtype().block_bytes();
-    let vector = [x, y].into_iter().all(steps_of_16)
+    let vector = [x, y].into_iter().all(rows_aligned_to_16)
         && [x.ne()[0], op.n_offs as usize, pairs].into_iter().all(|n| n.is_multiple_of(each));
     let [_, heads, tokens, batches] = x.ne();
-    // Threads in x for a head's share of the block, in y for heads; or for pairs, while angles are made.
-    let share = pairs.min(CHUNK);
-    let across = (if vector { share / each } else { share }).min(THREADS);
-    let down = heads.max(share.div_ceil(across)).min(THREADS / across);
-    let chunks = pairs.div_ceil(CHUNK);
+    // Threads: x over the pairs of a head, y over heads. While angles are computed, all threads iterate over pairs.
+    let share = pairs.min(PAIRS_PER_BLOCK);
+    let across = (if vector { share / each } else { share }).min(MAX_THREADS);
+    let down = heads.max(share.div_ceil(across)).min(MAX_THREADS / across);
+    let chunks = pairs.div_ceil(PAIRS_PER_BLOCK);
     let others = tokens.saturating_mul(batches).saturating_mul(chunks);
-    let parts = (BUSY / others).clamp(1, heads.div_ceil(down));
+    let parts = (BLOCKS_TO_FILL_GPU / others).clamp(1, heads.div_ceil(down));
     let mode = match op.mode {
         RopeMode::Normal => 0,
         RopeMode::Neox => 1,
@@ -126,7 +126,7 @@ fn turn(op: Rope, on: &On<'_>) -> Result<(Turn, Grid), Unsupported> {
         RopeMode::Imrope(_) => 4,
     };
     let angles = op.angles();
-    let turn = Turn {
+    let params = RopeParams {
         x: on.shape(x)?,
         y: on.shape(y)?,
         position_step: on.src(1)?.nb()[0] as u64,
@@ -149,10 +149,10 @@ fn turn(op: Rope, on: &On<'_>) -> Result<(Turn, Grid), Unsupported> {
         threads: [across as u32, down as u32, 1],
         shared: 0,
     };
-    Ok((turn, grid))
+    Ok((params, grid))
 }
 
-/// Whether rows begin at multiples of 16 bytes if the first one does.
-fn steps_of_16(t: &TensorDesc) -> bool {
+/// Whether all rows start at multiples of 16 bytes if the first one does.
+fn rows_aligned_to_16(t: &TensorDesc) -> bool {
     (1..4).all(|d| t.ne()[d] == 1 || t.nb()[d].is_multiple_of(16))
 }

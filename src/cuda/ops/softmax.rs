@@ -1,23 +1,23 @@
-//! SOFT_MAX: kernels/softmax.cu.
+//! Launches of SOFT_MAX: kernels/softmax.cu.
 
-use super::{Grid, Kernel, On, Ptr, Unsupported};
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use crate::ops::softmax::SoftMax;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
-/// Rows of a block where a warp does a row.
-const ROWS: u32 = 4;
-/// The longest row of softmax_warp: 8 elements in each lane.
-const WARP: usize = 256;
-/// Elements that a thread of softmax_block keeps.
-const KEPT: usize = 16;
-/// The longest row of softmax_block.
-const BLOCK: usize = 1024 * KEPT;
+/// Rows per block of softmax_warp, one warp each.
+const WARP_ROWS_PER_BLOCK: u32 = 4;
+/// Longest row of softmax_warp: 8 elements per lane.
+const MAX_WARP_ROW: usize = 256;
+/// Elements in the registers of a thread of softmax_block.
+const KEPT_PER_THREAD: usize = 16;
+/// Longest row of softmax_block; longer rows use softmax_long.
+const MAX_BLOCK_ROW: usize = 1024 * KEPT_PER_THREAD;
 
-/// `struct SoftMax` of the file.
+/// `struct SoftMaxArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Numbers {
+struct SoftMaxArgs {
     n: u32,
     m: u32,
     heads: u32,
@@ -29,10 +29,10 @@ struct Numbers {
     max_bias: f32,
 }
 
-pub(super) fn select(op: SoftMax, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: SoftMax, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     if x.dtype() != F32 || y.dtype() != F32 {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let [n, m, heads, _] = on.shape(x)?.ne;
     let rows = i32::try_from(y.rows()).map_err(|_| on.unsupported("2^31 or more rows"))? as u32;
@@ -41,7 +41,7 @@ pub(super) fn select(op: SoftMax, on: &On<'_>) -> Result<Kernel, Unsupported> {
         Some(mask) => (on.shape(mask)?.ne, mask.dtype().to_wire()),
         None => ([1; 4], 0),
     };
-    let numbers = Numbers {
+    let args = SoftMaxArgs {
         n,
         m,
         heads,
@@ -53,14 +53,18 @@ pub(super) fn select(op: SoftMax, on: &On<'_>) -> Result<Kernel, Unsupported> {
         max_bias: op.max_bias,
     };
     let length = y.ne()[0];
-    let (name, grid) = if length <= WARP {
-        let grid = Grid { blocks: [u64::from(rows.div_ceil(ROWS)), 1, 1], threads: [32, ROWS, 1], shared: 0 };
+    let (name, grid) = if length <= MAX_WARP_ROW {
+        let grid = Grid {
+            blocks: [u64::from(rows.div_ceil(WARP_ROWS_PER_BLOCK)), 1, 1],
+            threads: [32, WARP_ROWS_PER_BLOCK, 1],
+            shared: 0,
+        };
         ("softmax_warp", grid)
-    } else if length <= BLOCK {
-        let threads = length.div_ceil(KEPT).next_multiple_of(32) as u32;
+    } else if length <= MAX_BLOCK_ROW {
+        let threads = length.div_ceil(KEPT_PER_THREAD).next_multiple_of(32) as u32;
         ("softmax_block", Grid::line(u64::from(rows), threads))
     } else {
         ("softmax_long", Grid::line(u64::from(rows), 1024))
     };
-    on.kernel(("softmax", name), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst], &numbers)
+    on.single_launch(("softmax", name), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Dst], &args)
 }

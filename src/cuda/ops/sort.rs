@@ -1,23 +1,24 @@
-//! ARGSORT and TOP_K: kernels/sort.cu.
+//! Launches of ARGSORT and TOP_K: kernels/sort.cu. Sorts tiles in shared memory, then merges sorted runs in scratch memory.
 
-use super::{Grid, Kernel, Launch, On, Ptr, Shape, Unsupported, blocks};
+use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks};
 use crate::ops::sort::Sort;
 use crate::tensor::DType::F32;
 use bytemuck::{Pod, Zeroable};
 
-/// The most keys that are ordered in shared memory: 32 KiB.
+/// Keys per tile, which is sorted in shared memory: 32 KiB.
 const TILE: u32 = 4096;
-/// Of so few largest ones, each tile keeps what it has, and a tile of those follows: a quarter of the keys at most.
-const FEW: u32 = TILE / 4;
-/// Keys of a piece of scratch memory; a batch of rows has two such pieces.
-const BATCH: u32 = 1 << 22;
-/// Threads of a block where rows are short.
-const SHORT: u32 = 128;
+/// Limit of k for the selection path of TOP_K: each tile keeps its first k keys, and the kept keys are sorted again. Each pass
+/// leaves at most a quarter of the keys.
+const MAX_SELECTED: u32 = TILE / 4;
+/// Keys per piece of scratch memory. A batch of rows uses two pieces in turn (double buffering).
+const BATCH_KEYS: u32 = 1 << 22;
+/// Minimum threads per block; several short rows share a block.
+const MIN_THREADS: u32 = 128;
 
-/// `struct Tile` of the file.
+/// `struct SortTileArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Tile {
+struct SortTileArgs {
     x: Shape,
     y: Shape,
     from_step: u64,
@@ -34,10 +35,10 @@ struct Tile {
     padding: u32,
 }
 
-/// `struct Merge` of the file.
+/// `struct SortMergeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Merge {
+struct SortMergeArgs {
     y: Shape,
     first: u32,
     rows: u32,
@@ -48,79 +49,88 @@ struct Merge {
     padding: u32,
 }
 
-pub(super) fn select(op: Sort, on: &On<'_>) -> Result<Kernel, Unsupported> {
+pub(super) fn select(op: Sort, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (x, y) = (on.src(0)?, on.dst());
     if x.dtype() != F32 {
-        return Err(on.types());
+        return Err(on.unsupported_types());
     }
     let rows = i32::try_from(y.rows()).map_err(|_| on.unsupported("2^31 or more rows"))? as u32;
     let descending = op != Sort::Argsort { descending: false };
     let sorter = Sorter { on, x: on.shape(x)?, y: on.shape(y)?, descending };
     if sorter.x.ne[0] <= TILE {
-        return Ok(Kernel::one(sorter.tile(&Keys::elements(&sorter, 0, rows), Piece::None, true)?));
+        return Ok(NodeLaunches::one(sorter.sort_tiles(
+            &SortInput::elements(&sorter, 0, rows),
+            ScratchPiece::None,
+            true,
+        )?));
     }
-    let per_batch = (BATCH / sorter.x.ne[0]).max(1);
+    let per_batch = (BATCH_KEYS / sorter.x.ne[0]).max(1);
     let piece = 8 * u64::from(per_batch.min(rows)) * u64::from(sorter.x.ne[0]);
-    let mut kernel = Kernel { launches: Vec::new(), scratch: 2 * piece };
-    let pieces = [Piece::At(0), Piece::At(piece)];
+    let mut kernel = NodeLaunches { launches: Vec::new(), scratch: 2 * piece };
+    let pieces = [ScratchPiece::At(0), ScratchPiece::At(piece)];
     for first in (0..rows).step_by(per_batch as usize) {
-        let all = Keys::elements(&sorter, first, per_batch.min(rows - first));
+        let all = SortInput::elements(&sorter, first, per_batch.min(rows - first));
         let launches = &mut kernel.launches;
-        if sorter.y.ne[0] <= FEW { sorter.few(launches, all, pieces)? } else { sorter.merge(launches, all, pieces)? }
+        if sorter.y.ne[0] <= MAX_SELECTED {
+            sorter.select_first(launches, all, pieces)?
+        } else {
+            sorter.merge_sort(launches, all, pieces)?
+        }
     }
     Ok(kernel)
 }
 
-/// A part of the scratch memory, by its first byte.
+/// A piece of the scratch memory, by its byte offset, or none.
 #[derive(Clone, Copy)]
-enum Piece {
+enum ScratchPiece {
     None,
     At(u64),
 }
 
-impl Piece {
+impl ScratchPiece {
     fn pointer(self) -> Ptr {
         match self {
-            Piece::None => Ptr::Null,
-            Piece::At(offset) => Ptr::Scratch(offset),
+            ScratchPiece::None => Ptr::Null,
+            ScratchPiece::At(offset) => Ptr::Scratch(offset),
         }
     }
 }
 
-/// What a launch reads: `count` keys of each of `rows` rows.
-struct Keys {
-    /// Scratch memory, or the elements of x.
-    at: Piece,
+/// Input of a launch: `count` keys of each of `rows` rows, from row `first` on.
+struct SortInput {
+    /// Piece of scratch memory; `None` for the elements of x.
+    at: ScratchPiece,
     first: u32,
     rows: u32,
     count: u32,
 }
 
-impl Keys {
-    fn elements(sorter: &Sorter<'_>, first: u32, rows: u32) -> Keys {
-        Keys { at: Piece::None, first, rows, count: sorter.x.ne[0] }
+impl SortInput {
+    fn elements(sorter: &Sorter<'_>, first: u32, rows: u32) -> SortInput {
+        SortInput { at: ScratchPiece::None, first, rows, count: sorter.x.ne[0] }
     }
 }
 
 struct Sorter<'a> {
-    on: &'a On<'a>,
+    on: &'a NodeOnGpu<'a>,
     x: Shape,
     y: Shape,
     descending: bool,
 }
 
 impl Sorter<'_> {
-    /// Tiles in order; as many of the first keys of each as there are in y, or all of it, go to `to`, or to y as indices.
-    fn tile(&self, keys: &Keys, to: Piece, few: bool) -> Result<Launch, Unsupported> {
+    /// Sorts tiles. Writes keys to `to`, or indices to y if `to` is `None`: all keys of a tile, or with `only_first` at most as
+    /// many as y needs.
+    fn sort_tiles(&self, keys: &SortInput, to: ScratchPiece, only_first: bool) -> Result<KernelLaunch, Unsupported> {
         let size = keys.count.next_power_of_two().clamp(2, TILE);
         let tiles = keys.count.div_ceil(size);
-        let keep = if few { self.y.ne[0].min(size) } else { size };
-        let (from_x, to_y) = (matches!(keys.at, Piece::None), matches!(to, Piece::None));
-        let numbers = Tile {
+        let keep = if only_first { self.y.ne[0].min(size) } else { size };
+        let (from_x, to_y) = (matches!(keys.at, ScratchPiece::None), matches!(to, ScratchPiece::None));
+        let args = SortTileArgs {
             x: self.x,
             y: self.y,
             from_step: u64::from(keys.count),
-            to_step: u64::from(kept(keys.count, size, keep)),
+            to_step: u64::from(keys_kept(keys.count, size, keep)),
             first: keys.first,
             rows: keys.rows,
             count: keys.count,
@@ -133,37 +143,42 @@ impl Sorter<'_> {
             padding: 0,
         };
         let threads = (size / 2).min(512);
-        let side_by_side = (SHORT / threads).max(1);
+        let side_by_side = (MIN_THREADS / threads).max(1);
         let units = u64::from(keys.rows) * u64::from(tiles);
         let grid = Grid::line(units.div_ceil(u64::from(side_by_side)), threads);
         let grid = Grid { threads: [threads, side_by_side, 1], ..grid }.with_shared(8 * size * side_by_side);
         let pointers = [Ptr::Src(0), keys.at.pointer(), to.pointer(), Ptr::Dst];
-        self.on.launch(("sort", "sort_tile"), grid, &pointers, &numbers)
+        self.on.launch(("sort", "sort_tile"), grid, &pointers, &args)
     }
 
-    /// The first keys of each tile, and of those again, until they are one tile.
-    fn few(
+    /// Selection (TOP_K of few): keeps the first keys of each tile, and repeats until one tile is left.
+    fn select_first(
         &self,
-        launches: &mut Vec<Launch>,
-        mut keys: Keys,
-        [mut to, mut other]: [Piece; 2],
+        launches: &mut Vec<KernelLaunch>,
+        mut keys: SortInput,
+        [mut to, mut other]: [ScratchPiece; 2],
     ) -> Result<(), Unsupported> {
         while keys.count > TILE {
-            launches.push(self.tile(&keys, to, true)?);
-            keys = Keys { at: to, count: kept(keys.count, TILE, self.y.ne[0]), ..keys };
+            launches.push(self.sort_tiles(&keys, to, true)?);
+            keys = SortInput { at: to, count: keys_kept(keys.count, TILE, self.y.ne[0]), ..keys };
             (to, other) = (other, to);
         }
-        launches.push(self.tile(&keys, Piece::None, true)?);
+        launches.push(self.sort_tiles(&keys, ScratchPiece::None, true)?);
         Ok(())
     }
 
-    /// Tiles in order, then runs of twice the length until there is one; the last merge writes y.
-    fn merge(&self, launches: &mut Vec<Launch>, keys: Keys, [mut from, mut to]: [Piece; 2]) -> Result<(), Unsupported> {
-        launches.push(self.tile(&keys, from, false)?);
+    /// Merge sort: sorts tiles, then merges pairs of runs until one run is left; the last merge writes y.
+    fn merge_sort(
+        &self,
+        launches: &mut Vec<KernelLaunch>,
+        keys: SortInput,
+        [mut from, mut to]: [ScratchPiece; 2],
+    ) -> Result<(), Unsupported> {
+        launches.push(self.sort_tiles(&keys, from, false)?);
         let mut run = u64::from(TILE);
         while run < u64::from(keys.count) {
             let last = 2 * run >= u64::from(keys.count);
-            let numbers = Merge {
+            let args = SortMergeArgs {
                 y: self.y,
                 first: keys.first,
                 rows: keys.rows,
@@ -176,7 +191,7 @@ impl Sorter<'_> {
             let pointers = [from.pointer(), if last { Ptr::Null } else { to.pointer() }, Ptr::Dst];
             let per_row = blocks(keys.count as usize, super::THREADS, 1);
             let grid = Grid::of([per_row, u64::from(keys.rows.min(65535)), 1], super::THREADS);
-            launches.push(self.on.launch(("sort", "sort_merge"), grid, &pointers, &numbers)?);
+            launches.push(self.on.launch(("sort", "sort_merge"), grid, &pointers, &args)?);
             (from, to) = (to, from);
             run *= 2;
         }
@@ -184,7 +199,7 @@ impl Sorter<'_> {
     }
 }
 
-/// Keys that are left of `count` when each tile of `size` keeps its first `keep`.
-fn kept(count: u32, size: u32, keep: u32) -> u32 {
+/// Number of keys left of `count` if each tile of `size` keeps its first `keep`.
+fn keys_kept(count: u32, size: u32, keep: u32) -> u32 {
     count / size * keep + (count % size).min(keep)
 }

@@ -1,29 +1,33 @@
-//! The processors of this machine as a backend.
+//! The CPU backend: this machine's processors as one device.
 
 use super::super::RegistryError;
-use super::super::open::cores;
-use super::{Backend, Found, Open, Request};
-use crate::cpu::{CpuDevice, Path, available_memory, instruction_set};
+use super::super::open::hardware_threads;
+use super::{Backend, DeviceOpener, FoundDevice, OpenRequest};
+use crate::cpu::{CpuDevice, MathMode, SiblingMemory, available_memory, instruction_set, total_memory};
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::sync::Arc;
 
-/// The memory of the CPU where the system does not say what it has.
-const UNKNOWN_MEMORY: u64 = 8 << 30;
+/// Assumed free memory, in bytes, if the system does not report it.
+const DEFAULT_MEMORY_BYTES: u64 = 8 << 30;
 
 #[derive(Debug)]
 pub(in super::super) struct Cpu;
 
 impl Backend for Cpu {
-    fn stem(&self) -> &'static str {
+    fn name_prefix(&self) -> &'static str {
         "CPU"
     }
 
-    fn enumerate(&self) -> Vec<Found> {
+    fn enumerate(&self) -> Vec<FoundDevice> {
         let memory =
             available_memory().map_or("unknown memory".to_owned(), |bytes| format!("{} MiB free", bytes >> 20));
-        vec![Found {
-            name: self.stem().to_owned(),
-            description: format!("this machine's processors: {} threads, {}, {memory}", cores(), instruction_set()),
+        vec![FoundDevice {
+            name: self.name_prefix().to_owned(),
+            description: format!(
+                "this machine's processors: {} threads, {}, {memory}",
+                hardware_threads(),
+                instruction_set()
+            ),
             kind: DeviceKind::Cpu,
             number: None,
             unusable: None,
@@ -32,21 +36,27 @@ impl Backend for Cpu {
     }
 }
 
-impl Open for Cpu {
-    fn free(&self) -> Result<u64, DeviceError> {
+impl DeviceOpener for Cpu {
+    fn free_memory(&self) -> Result<u64, DeviceError> {
         Ok(free())
     }
 
-    fn open(&self, request: &Request<'_>) -> Result<Arc<dyn Device>, RegistryError> {
+    fn total(&self) -> Option<u64> {
+        total_memory()
+    }
+
+    fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
         let memory = request.memory.unwrap_or_else(|| (free() - free() / 16) / request.share);
-        match CpuDevice::new(request.name, request.threads, Path::Fast, memory) {
+        let limit = request.shared_limit.unwrap_or(memory.saturating_mul(request.share));
+        let siblings = SiblingMemory { used: Arc::clone(request.cpu_memory), limit };
+        match CpuDevice::with_siblings(request.name, request.threads, MathMode::Fast, memory, siblings) {
             Ok(device) => Ok(device),
-            Err(source) => Err(RegistryError::Open { name: request.name.to_owned(), source }),
+            Err(source) => Err(RegistryError::CpuStart { name: request.name.to_owned(), source }),
         }
     }
 }
 
-/// What the system has free.
+/// Free memory of the system in bytes.
 fn free() -> u64 {
-    available_memory().unwrap_or(UNKNOWN_MEMORY)
+    available_memory().unwrap_or(DEFAULT_MEMORY_BYTES)
 }

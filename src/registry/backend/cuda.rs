@@ -1,56 +1,60 @@
-//! The GPUs of the CUDA driver as a backend.
+//! The CUDA backend: the GPUs of the CUDA driver.
 
 use super::super::RegistryError;
-use super::{Backend, Found, Open, Request};
-use crate::cuda::{self, CudaDevice, Gpu, NoCuda};
+use super::{Backend, DeviceOpener, FoundDevice, OpenRequest};
+use crate::cuda::{self, CudaDevice, CudaUnavailable, Gpu};
 use crate::device::{Device, DeviceError, DeviceKind};
 use std::sync::Arc;
 
-/// What a GPU keeps for what is not in buffers: at most so much of what is free once its context stands. That is kernels
-/// as they are loaded (tens of MiB for a model), the graphs that the driver holds for repeated programs, and what it
-/// rounds each buffer up by (to 2 MiB: a client has some tens).
-const GPU_MARGIN: u64 = 512 << 20;
+/// GPU memory in bytes that is left for uses other than buffers, out of the free memory after the context was created; less on
+/// small GPUs, see `open`. It holds loaded kernels (tens of MiB for a model), the driver's CUDA graphs of repeated programs,
+/// and the rounding of each buffer to 2 MiB (a client has some tens of buffers).
+const GPU_MARGIN_BYTES: u64 = 512 << 20;
 
-/// The GPUs that the driver lists, those that this crate has no kernels for included; or why there are none.
-pub(super) struct Cuda(Result<Vec<Gpu>, NoCuda>);
+/// The GPUs that the driver lists, including those for which this crate has no kernels; or the reason why there are none.
+pub(super) struct Cuda(Result<Vec<Gpu>, CudaUnavailable>);
 
 impl Cuda {
-    /// Loads the driver, if there is one, and lists its GPUs.
+    /// Loads the CUDA driver, if it is installed, and lists its GPUs.
     pub(super) fn detect() -> Cuda {
         Cuda(cuda::detect())
     }
 }
 
 impl Backend for Cuda {
-    fn stem(&self) -> &'static str {
+    fn name_prefix(&self) -> &'static str {
         "CUDA"
     }
 
-    fn enumerate(&self) -> Vec<Found> {
-        let found = |gpu: &Gpu| Found {
-            name: format!("{}{}", self.stem(), gpu.ordinal),
+    fn enumerate(&self) -> Vec<FoundDevice> {
+        let found = |gpu: &Gpu| FoundDevice {
+            name: format!("{}{}", self.name_prefix(), gpu.ordinal),
             description: gpu.to_string(),
             kind: DeviceKind::Gpu,
             number: Some(gpu.ordinal),
-            unusable: gpu.usable().err(),
+            unusable: gpu.check_supported().err(),
             opener: Arc::new(gpu.clone()),
         };
         self.0.iter().flatten().map(found).collect()
     }
 
-    fn missing(&self) -> Option<String> {
-        self.0.as_ref().err().map(NoCuda::to_string)
+    fn missing_reason(&self) -> Option<String> {
+        self.0.as_ref().err().map(CudaUnavailable::to_string)
     }
 }
 
-impl Open for Gpu {
-    /// Known once the GPU's context stands, which this waits for.
-    fn free(&self) -> Result<u64, DeviceError> {
+impl DeviceOpener for Gpu {
+    /// Creates the GPU's context if there is none yet: the driver reports free memory only with a context.
+    fn free_memory(&self) -> Result<u64, DeviceError> {
         CudaDevice::free(self)
     }
 
-    fn open(&self, request: &Request<'_>) -> Result<Arc<dyn Device>, RegistryError> {
-        let share = |free: u64| (free - (free / 16).min(GPU_MARGIN)) / request.share;
+    fn total(&self) -> Option<u64> {
+        Some(self.memory)
+    }
+
+    fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
+        let share = |free: u64| (free - (free / 16).min(GPU_MARGIN_BYTES)) / request.share;
         Ok(CudaDevice::with_free(request.name, self, |free| request.memory.unwrap_or_else(|| share(free)))?)
     }
 }

@@ -1,6 +1,6 @@
-//! Completion probes: how points are reached on servers without the extensions. The replies of 7.0 arrive in order, so the
-//! reply to a read of a device proves that the server has done all work that was sent to this device before the read. Probes
-//! are downloads that were sent anyway, or reads of one byte that are sent when a caller waits for a point.
+//! Completion probes: how points are reached on servers without the extensions. The replies of protocol 7.0 arrive in order, so
+//! the reply to a read of a device proves that the server has done all work that was sent to this device before the read.
+//! Probes are downloads that were sent anyway, or reads of one byte that are sent when a caller waits for a point.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -17,6 +17,7 @@ use crate::rpc::wire::TensorRecord;
 pub(super) struct CompletionTracker {
     /// By device.
     progress: Mutex<Vec<Arc<DeviceProgress>>>,
+    /// The marks of the connection's queues.
     queues: Mutex<Vec<Weak<ProbedMarks>>>,
     /// Whether the server can copy between two devices, by source and destination device; learned from the first copy.
     copy_support: Mutex<HashMap<(u32, u32), bool>>,
@@ -95,12 +96,12 @@ impl CompletionTracker {
         lock(&self.copy_support).get(&(from, to)).copied()
     }
 
-    pub(super) fn record_copy_support(&self, from: u32, to: u32, does: bool) {
-        lock(&self.copy_support).insert((from, to), does);
+    pub(super) fn record_copy_support(&self, from: u32, to: u32, supported: bool) {
+        lock(&self.copy_support).insert((from, to), supported);
     }
 }
 
-/// A set of messages that must be done, as the last one of each device.
+/// Messages that must be done: for each device, the number of the last one. The device's earlier messages are implied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RequiredMessages(Vec<(u32, u64)>);
 
@@ -135,7 +136,8 @@ pub(super) struct ProbedMarks {
 
 #[derive(Debug, Default)]
 struct ProbedMarksState {
-    /// Placed marks that are not reached yet, in order.
+    /// Placed marks that are not reached yet, in order. A mark is placed when the messages of all work before it were sent.
+    /// Each mark is listed with the messages that must be done.
     marks: VecDeque<(u64, RequiredMessages)>,
     /// The last mark that was placed.
     last_placed: u64,
@@ -158,7 +160,7 @@ impl ProbedMarks {
     pub(super) fn new(connection: &Arc<Connection>) -> Result<(Arc<ProbedMarks>, Arc<Timeline>), DeviceError> {
         let status = QueueStatus::new(connection.endpoint());
         let queue = Arc::new(ProbedMarks { connection: Arc::clone(connection), status, state: Mutex::default() });
-        let timeline = Timeline::looked_at(Arc::clone(&queue) as Arc<dyn device::Progress>);
+        let timeline = Timeline::with_source(Arc::clone(&queue) as Arc<dyn device::CompletionSource>);
         queue.status.set_timeline(&timeline);
         let mut queues = lock(&connection.completions.queues);
         queues.retain(|queue| queue.strong_count() > 0);
@@ -231,8 +233,8 @@ impl ProbedMarks {
         }
     }
 
-    /// Closes the queue. `last_made` is the last mark that was made. Marks without a place can never be reached: if there are
-    /// any, the timeline fails. Placed marks may still be reached.
+    /// Closes the queue. `last_made` is the last mark that was made. Marks that were not placed can never be reached: if there
+    /// are any, the timeline fails. Placed marks may still be reached.
     pub(super) fn close(&self, last_made: u64) {
         let unplaced = last_made > lock(&self.state).last_placed;
         if unplaced && let Some(timeline) = self.status.timeline() {
@@ -241,11 +243,11 @@ impl ProbedMarks {
     }
 }
 
-impl device::Progress for ProbedMarks {
+impl device::CompletionSource for ProbedMarks {
     /// Nothing to poll: the replies advance the timeline.
-    fn look(&self, _: &Timeline) {}
+    fn poll(&self, _: &Timeline) {}
 
-    fn ask(&self, _: &Timeline, seq: u64) -> bool {
+    fn request_notify(&self, _: &Timeline, seq: u64) -> bool {
         let mut state = lock(&self.state);
         state.last_awaited = state.last_awaited.max(seq);
         let required = state.marks.iter().find(|(mark, _)| *mark == seq).map(|(_, required)| required.clone());

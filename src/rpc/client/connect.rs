@@ -9,9 +9,12 @@ use thiserror::Error;
 use super::Options;
 use crate::device::DeviceError;
 use crate::rpc::connection::{Handshake, HandshakeError, ServerHello};
-use crate::rpc::transport::{Address, Deadline, DialError, ResolveError, TransportError, dial, resolve};
+use crate::rpc::transport::{
+    Address, Deadline, DialError, ResolveError, TransportError, dial, missing_port_hint, resolve,
+};
 use crate::rpc::wire::{
-    Command, Dialect, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, SERVED, Version, WireError,
+    GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand, SUPPORTED_VERSIONS, Version,
+    VersionCodec, WireError,
 };
 
 /// Backoff after the first failed attempt; it doubles with each further attempt.
@@ -25,7 +28,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 #[non_exhaustive]
 pub enum ConnectError {
     /// The text is not of the form `host:port`.
-    #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {0:?}")]
+    #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {name:?}{hint}", name = .0, hint = missing_port_hint(.0))]
     Name(String),
     /// The host name does not resolve.
     #[error("{endpoint}: no such host: {source}")]
@@ -88,7 +91,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// The server has a version that this client does not support.
-    #[error("{endpoint} has version {theirs} of the RPC protocol, this client {SERVED}: update {}", side_to_update(*.theirs))]
+    #[error("{endpoint} has version {theirs} of the RPC protocol, this client {SUPPORTED_VERSIONS}: update {}", side_to_update(*.theirs))]
     Version {
         /// The endpoint, as given to the client.
         endpoint: String,
@@ -134,7 +137,7 @@ impl ConnectError {
             // In container networks a host name resolves only while its container runs.
             Host { .. } => true,
             Connect { .. } | Full { .. } | Draining { .. } | Silent { .. } | Closed { .. } => true,
-            Device(e) => matches!(e, DeviceError::Lost { .. } | DeviceError::Exhausted { .. }),
+            Device(e) => matches!(e, DeviceError::ConnectionLost { .. } | DeviceError::Exhausted { .. }),
             _ => false,
         }
     }
@@ -149,7 +152,7 @@ fn side_to_update(theirs: Version) -> &'static str {
 }
 
 /// Retries `attempt` with exponential backoff until it succeeds, fails permanently, or `retry` has passed. In the last case the
-/// error contains that of the last attempt.
+/// error contains the error of the last attempt.
 pub(super) fn retry_with_backoff<T>(
     retry: Duration,
     mut attempt: impl FnMut() -> Result<T, ConnectError>,
@@ -165,12 +168,12 @@ pub(super) fn retry_with_backoff<T>(
         // Jitter of +-25 %: clients that were disconnected at the same moment do not reconnect at the same moment.
         let next = pause.mul_f64(0.75 + 0.5 * fastrand::f64());
         let elapsed = start.elapsed();
-        let left = retry.saturating_sub(elapsed);
-        if left.is_zero() {
+        let remaining = retry.saturating_sub(elapsed);
+        if remaining.is_zero() {
             return Err(ConnectError::GivenUp { attempts, elapsed, last: Box::new(last) });
         }
         log::debug!("{last}; trying again in {next:.1?}");
-        std::thread::sleep(next.min(left));
+        std::thread::sleep(next.min(remaining));
         pause = (2 * pause).min(MAX_BACKOFF);
         attempts += 1;
     }
@@ -215,7 +218,7 @@ fn negotiate_version(
             Err(e) => return Err(e),
             // The server supports the first form, so it closed the first connection for another reason, such as being full or
             // draining.
-            Ok(server) if form == HelloForm::Empty && server.dialect.hello() == HelloForm::Caps => {
+            Ok(server) if form == HelloForm::Empty && server.codec.hello_form() == HelloForm::Caps => {
                 closed_on = "HELLO";
                 break;
             }
@@ -238,7 +241,7 @@ fn hello(
     let named = || endpoint.to_owned();
     let failed = |reason: String| ConnectError::Handshake { endpoint: named(), reason };
     let connect_error = |e: HandshakeError| match e {
-        HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, "HELLO", deadline.given(), &e),
+        HandshakeError::Transport(e) => ConnectError::no_reply(endpoint, "HELLO", deadline.timeout(), &e),
         HandshakeError::Version(theirs) => ConnectError::Version { endpoint: named(), theirs },
         HandshakeError::Full => ConnectError::Full { endpoint: named() },
         HandshakeError::Draining => ConnectError::Draining { endpoint: named() },
@@ -247,12 +250,12 @@ fn hello(
     if form == HelloForm::Absent {
         let mut out = Vec::new();
         let first = Request::GetAlignment(GetAlignment { device: 0 });
-        Dialect::FIRST.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
-        let body = handshake.request(&out, Command::GetAlignment, deadline).map_err(connect_error)?;
+        VersionCodec::GEN0.encode(&first, &mut out).map_err(|e| DeviceError::Bug(e.to_string()))?;
+        let body = handshake.request(&out, RpcCommand::GetAlignment, deadline).map_err(connect_error)?;
         // Any valid reply shows that the server supports the request.
-        Response::decode(Command::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
+        Response::decode(RpcCommand::GetAlignment, &body).map_err(|e: WireError| failed(e.to_string()))?;
         let version = Version { major: 0, minor: 0, patch: 0 };
-        return Ok(ServerHello { dialect: Dialect::FIRST, version, revision: None });
+        return Ok(ServerHello { codec: VersionCodec::GEN0, version, revision: None });
     }
     handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(connect_error)
 }
@@ -264,10 +267,10 @@ mod tests {
     #[test]
     fn transient_errors_are_retried_and_permanent_errors_are_not() {
         let endpoint = || "a:1".to_owned();
-        let mut left = 3;
+        let mut attempts_left = 3;
         let done = retry_with_backoff(Duration::from_secs(30), || {
-            left -= 1;
-            if left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), tried: "HELLO" }) }
+            attempts_left -= 1;
+            if attempts_left == 0 { Ok(7) } else { Err(ConnectError::Closed { endpoint: endpoint(), tried: "HELLO" }) }
         });
         assert!(matches!(done, Ok(7)));
         let mut attempts = 0;
@@ -289,11 +292,15 @@ mod tests {
             attempts > 1 && message.starts_with("a:1: no such host") && message.contains("attempts in"),
             "{message}"
         );
-        let no_thread = |_| DeviceError::no_thread("that reads replies", &io::ErrorKind::WouldBlock.into()).into();
+        let no_thread =
+            |_| DeviceError::thread_spawn_failed("that reads replies", &io::ErrorKind::WouldBlock.into()).into();
         let (attempts, message) = fail(200, no_thread);
         assert!(attempts > 1 && message.contains("threads") && !message.contains("cannot connect"), "{message}");
         let (attempts, message) = fail(200, |endpoint| ConnectError::Draining { endpoint });
-        assert!((2..=5).contains(&attempts), "after 50 ms, then 100, and at the end: {attempts}");
+        assert!(
+            (2..=5).contains(&attempts),
+            "backoffs of 50 ms and 100 ms within 200 ms allow 2 to 5 attempts, not {attempts}"
+        );
         assert!(
             message.starts_with("a:1 is about to end") && message.contains(&format!("; {attempts} attempts in ")),
             "{message}"

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use super::completion_probe::{CompletionTracker, DeviceWriteState, RequiredMessages};
 use super::extended::{ClientSession, RemoteGraphCache};
 use super::reader;
-use crate::device::{DeviceError, Domain, LinkStats, Ticket, TicketSender};
+use crate::device::{DeviceError, Domain, LinkStats, PendingRead, PendingReadSender};
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 pub(super) use crate::rpc::connection::MAX_COALESCED_BYTES;
 use crate::rpc::connection::{DueReplies, Handshake, MessageWriter, Poisoned, WriteSlot};
 use crate::rpc::transport::Aborter;
-use crate::rpc::wire::ext::GreetReply;
-use crate::rpc::wire::{Dialect, Request};
+use crate::rpc::wire::ext::HelloExtReply;
+use crate::rpc::wire::{Request, VersionCodec};
 
 /// Chunk size of long writes. After each chunk the writer records progress, so that a server that keeps accepting bytes does
 /// not count as silent.
@@ -50,7 +50,7 @@ pub(super) struct ConnectionShared {
     domain: Domain,
     aborter: Aborter,
     /// The server's protocol version.
-    pub(super) dialect: &'static Dialect,
+    pub(super) codec: &'static VersionCodec,
     pub(super) silence_timeout: Duration,
     /// Longest time for which a reply may be outstanding, whatever else the server sends.
     pub(super) reply_timeout: Duration,
@@ -89,7 +89,7 @@ pub(super) struct WriterState {
 /// Destination of a reply.
 pub(super) enum ReplySink {
     /// A thread that waits for the bytes.
-    Waiter(TicketSender),
+    Waiter(PendingReadSender),
     /// Called with the bytes, or with the failure of the connection. `Err` describes why the reply is invalid.
     Callback(ReplyCallback),
     /// The reply's arrival is all that matters; its bytes are dropped.
@@ -121,7 +121,7 @@ impl ReplySink {
 }
 
 /// Deferred sends: messages that a thread queues without waiting for the writer. The thread that holds the writer, or the next
-/// one that gets it, sends them.
+/// thread that gets it, sends them.
 #[derive(Default)]
 struct DeferredSends {
     freed_buffers: Vec<u64>,
@@ -163,9 +163,9 @@ impl Connection {
     pub(super) fn start(
         endpoint: &str,
         handshake: Handshake,
-        dialect: &'static Dialect,
+        codec: &'static VersionCodec,
         (silence_timeout, reply_timeout): (Duration, Duration),
-        server_info: Option<GreetReply>,
+        server_info: Option<HelloExtReply>,
     ) -> Result<Arc<Connection>, DeviceError> {
         let silence_timeout = silence_timeout.max(Duration::from_millis(1));
         let Handshake { aborter, receiver, sender, sent, received } = handshake;
@@ -176,7 +176,7 @@ impl Connection {
             id: NEXT_CONNECTION_ID.fetch_add(1, Ordering::Relaxed),
             domain: Domain::unique(endpoint),
             aborter,
-            dialect,
+            codec,
             silence_timeout,
             reply_timeout,
             write_progress: Mutex::new(Instant::now()),
@@ -253,25 +253,26 @@ impl ConnectionShared {
 
     /// Sends a request of 7.0 and waits for its reply of `len` bytes.
     pub(super) fn call(&self, request: &Request<'_>, len: u64) -> Result<Vec<u8>, DeviceError> {
-        let (waiter, ticket) = Ticket::new();
-        self.with_writer(|guard| guard.request(request, len, ReplySink::Waiter(waiter)))?;
+        let (sender, reply) = PendingRead::new();
+        self.with_writer(|guard| guard.request(request, len, ReplySink::Waiter(sender)))?;
         self.count_wait();
         // The reader ends every wait.
-        ticket.wait(None)
+        reply.wait(None)
     }
 
-    /// Sends a request and waits for its reply. `len` limits the length of the reply.
-    pub(super) fn exchange(
+    /// As [`ConnectionShared::call`], for a request that `encode` appends to the write buffer, such as one of the extensions.
+    /// `len` limits the length of the reply.
+    pub(super) fn call_encoded(
         &self,
         command: &'static str,
         len: RangeInclusive<u64>,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<u8>, DeviceError> {
-        let (waiter, ticket) = Ticket::new();
-        self.with_writer(|guard| guard.request_encoded(command, len, ReplySink::Waiter(waiter), encode))?;
+        let (sender, reply) = PendingRead::new();
+        self.with_writer(|guard| guard.request_encoded(command, len, ReplySink::Waiter(sender), encode))?;
         self.count_wait();
         // The reader ends every wait.
-        ticket.wait(None)
+        reply.wait(None)
     }
 
     /// Queues a FREE_BUFFER behind everything that was sent so far. Does not block.
@@ -281,8 +282,8 @@ impl ConnectionShared {
     }
 
     /// Queues completion probes for the given messages. Does not block.
-    pub(super) fn defer_probe(&self, needs: &RequiredMessages) {
-        lock(&self.deferred).probes.merge(needs);
+    pub(super) fn defer_probe(&self, required: &RequiredMessages) {
+        lock(&self.deferred).probes.merge(required);
         self.run_deferred_sends();
     }
 
@@ -301,7 +302,7 @@ impl ConnectionShared {
         while !lock(&self.deferred).is_empty() {
             let ran = self.writer.try_with(|writer| {
                 let mut guard = WriteGuard { shared: self, writer };
-                // A failure here has already failed the connection and everything that waits for it.
+                // An error here has already failed the connection, its outstanding replies and its queues.
                 if self.check_alive().and_then(|()| guard.run_deferred_sends()).is_err() {
                     self.drop_deferred_sends();
                 }
@@ -319,8 +320,9 @@ impl ConnectionShared {
     }
 
     fn drop_deferred_sends(&self) {
-        let left = std::mem::take(&mut *lock(&self.deferred));
-        drop(left);
+        // Moved out first, so that the lock is not held while the sends and their resources are dropped.
+        let dropped = std::mem::take(&mut *lock(&self.deferred));
+        drop(dropped);
     }
 
     pub(super) fn check_alive(&self) -> Result<(), DeviceError> {
@@ -330,7 +332,7 @@ impl ConnectionShared {
     /// Fails the connection permanently: aborts the transport and fails all outstanding replies and queues. Only the first
     /// failure counts; it is returned.
     pub(super) fn fail(&self, reason: impl Into<String>) -> DeviceError {
-        let failure = DeviceError::Lost { endpoint: self.endpoint.clone(), reason: reason.into() };
+        let failure = DeviceError::ConnectionLost { endpoint: self.endpoint.clone(), reason: reason.into() };
         let due = match self.replies.fail(failure.clone()) {
             Ok(due) => due,
             Err(first) => return first,
@@ -364,11 +366,11 @@ impl ConnectionShared {
         *lock(&self.write_progress)
     }
 
-    /// The oldest outstanding request and the time of its sending.
+    /// The oldest outstanding request, and when it was sent.
     pub(super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
-        let reply = self.replies.front().map(|(command, _, since)| (command, since));
-        let notice = self.session.as_ref().and_then(ClientSession::oldest_due);
-        reply.into_iter().chain(notice).min_by_key(|(_, since)| *since)
+        let oldest_reply = self.replies.front().map(|(command, _, since)| (command, since));
+        let oldest_notification = self.session.as_ref().and_then(ClientSession::oldest_due);
+        oldest_reply.into_iter().chain(oldest_notification).min_by_key(|(_, since)| *since)
     }
 }
 

@@ -11,14 +11,14 @@ use super::ggml_protocol::{GgmlProtocol, MAX_RECORD_BYTES};
 use super::graph_messages::{RemoteProgram, fits_wire, not_expressible, tensor_record};
 use super::queue::RemoteQueue;
 use crate::device::{
-    Account, Buffer, Caps, Charge, Device, DeviceError, DeviceInfo, DeviceKind, LinkStats, MemoryInfo, Program, Queue,
-    Region, Support,
+    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, LinkStats, MemoryBudget, MemoryInfo, Program, Queue,
+    Region, Reservation, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::rpc::wire::{
-    AllocBuffer, BufferClear, BufferGetBase, Command, DeviceCount, GetAlignment, GetAllocSize, GetDeviceMemory,
-    GetMaxSize, Request, Response, TENSOR_RECORD, TensorRecord,
+    AllocBuffer, BufferClear, BufferGetBase, DeviceCount, GetAlignment, GetAllocSize, GetDeviceMemory, GetMaxSize,
+    Request, Response, RpcCommand, TENSOR_RECORD, TensorRecord,
 };
 use crate::tensor::{DType, TensorDesc};
 
@@ -43,7 +43,8 @@ pub(super) struct RemoteDevice {
     pub(super) connection: Arc<Connection>,
     pub(super) index: u32,
     pub(super) info: DeviceInfo,
-    sizes: Mutex<HashMap<TensorLayout, u64>>,
+    /// Replies to GET_ALLOC_SIZE.
+    alloc_sizes: Mutex<HashMap<TensorLayout, u64>>,
 }
 
 /// The [`Device`] of a server without the extensions.
@@ -84,13 +85,15 @@ pub(super) fn remote_buffer(region: &Region) -> Result<&RemoteBuffer, DeviceErro
 
 /// Lists the devices of a server without the extensions. Servers from before DEVICE_COUNT have one device.
 pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
-    if connection.dialect.number(Command::DeviceCount).is_none() {
+    if connection.codec.command_number(RpcCommand::DeviceCount).is_none() {
         return Ok(vec![open_device(connection, 0)?]);
     }
     let reply = connection.call(&Request::DeviceCount(DeviceCount {}), 4)?;
-    let count = match Response::decode(Command::DeviceCount, &reply) {
+    let count = match Response::decode(RpcCommand::DeviceCount, &reply) {
         Ok(Response::DeviceCount(count @ 1..=MAX_DEVICES)) => count,
-        Ok(Response::DeviceCount(count)) => return Err(connection.fail(format!("the server has {count} devices"))),
+        Ok(Response::DeviceCount(count)) => {
+            return Err(connection.fail(format!("the server reports {count} devices, expected 1 to {MAX_DEVICES}")));
+        }
         other => return Err(connection.fail(format!("the server replied to DEVICE_COUNT with {other:?}"))),
     };
     let deadline = Instant::now() + connection.reply_timeout;
@@ -99,7 +102,7 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
             return open_device(connection, index);
         }
         let timeout = connection.reply_timeout;
-        Err(connection.fail(format!("the server described {index} of its {count} devices within {timeout:?}")))
+        Err(connection.fail(format!("the server described only {index} of its {count} devices within {timeout:?}")))
     };
     (0..count).map(describe).collect()
 }
@@ -107,8 +110,8 @@ pub(super) fn enumerate(connection: &Arc<Connection>) -> Result<Vec<Arc<dyn Devi
 fn open_device(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Device>, DeviceError> {
     let alignment = request_number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = request_number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
-    let dialect = connection.dialect;
-    let version_note = if dialect.is_current() { String::new() } else { format!(", of version {dialect}") };
+    let codec = connection.codec;
+    let version_note = if codec.is_current() { String::new() } else { format!(" (protocol {codec})") };
     let info = DeviceInfo {
         description: format!("device {index} of the RPC server {}{version_note}", connection.endpoint()),
         alignment,
@@ -150,13 +153,15 @@ impl RemoteDevice {
     ) -> Result<RemoteDevice, DeviceError> {
         let DeviceInfo { alignment, max_buffer, .. } = info;
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
-            return Err(connection.fail(format!("the server reports that device {index} aligns to {alignment} bytes")));
+            return Err(connection.fail(format!("the server reports an alignment of {alignment} bytes for device {index}, expected a power of two up to {MAX_ALIGNMENT}")));
         }
         if max_buffer == 0 {
-            return Err(connection.fail(format!("the server reports that device {index} has no buffers")));
+            return Err(
+                connection.fail(format!("the server reports a maximum buffer size of 0 bytes for device {index}"))
+            );
         }
         info.max_buffer = max_buffer.min(i64::MAX as u64);
-        Ok(RemoteDevice { connection: Arc::clone(connection), index, info, sizes: Mutex::default() })
+        Ok(RemoteDevice { connection: Arc::clone(connection), index, info, alloc_sizes: Mutex::default() })
     }
 
     /// Peer copy: whether the source's server can send bytes to this device's server directly.
@@ -167,7 +172,7 @@ impl RemoteDevice {
     pub(super) fn memory(&self) -> Result<MemoryInfo, DeviceError> {
         let request = Request::GetDeviceMemory(GetDeviceMemory { device: self.index });
         let reply = self.connection.call(&request, 16)?;
-        match Response::decode(Command::GetDeviceMemory, &reply) {
+        match Response::decode(RpcCommand::GetDeviceMemory, &reply) {
             Ok(Response::GetDeviceMemory(memory)) => {
                 Ok(MemoryInfo { free: memory.free.min(memory.total), total: memory.total })
             }
@@ -179,30 +184,31 @@ impl RemoteDevice {
     fn allocate(&self, bytes: u64) -> Result<(u64, u64), DeviceError> {
         let request = Request::AllocBuffer(AllocBuffer { device: self.index, size: bytes });
         let reply = self.connection.call(&request, 16)?;
-        let allocated = match Response::decode(Command::AllocBuffer, &reply) {
+        let allocated = match Response::decode(RpcCommand::AllocBuffer, &reply) {
             Ok(Response::AllocBuffer(allocated)) => allocated,
             other => return Err(self.connection.fail(format!("the server replied to ALLOC_BUFFER with {other:?}"))),
         };
         if allocated.remote_ptr == 0 {
             let MemoryInfo { free, total } = self.memory()?;
-            return Err(DeviceError::OutOfMemory { asked: bytes, left: free, limit: total });
+            return Err(DeviceError::OutOfMemory { requested: bytes, available: free, limit: total });
         }
         let base = Request::BufferGetBase(BufferGetBase { remote_ptr: allocated.remote_ptr });
         let base = request_number(&self.connection, &base)?;
         if allocated.remote_size < bytes || base == 0 || base.checked_add(bytes).is_none() {
             let size = allocated.remote_size;
-            let reason = format!("the server allocated a buffer of {size} bytes at {base:#x}, requested were {bytes}");
+            let reason =
+                format!("the server allocated a buffer of {size} bytes at {base:#x} for a request of {bytes} bytes");
             return Err(self.connection.fail(reason));
         }
         Ok((allocated.remote_ptr, base))
     }
 
-    /// Allocates a buffer with undefined contents. `charge` is its reservation in the memory budget.
-    pub(super) fn alloc_buffer(&self, bytes: u64, charge: Charge) -> Result<Buffer, DeviceError> {
+    /// Allocates a buffer with undefined contents. `reservation` is its share of the memory budget.
+    pub(super) fn alloc_buffer(&self, bytes: u64, reservation: Reservation) -> Result<Buffer, DeviceError> {
         // Some servers do not support empty buffers.
         let (handle, base) = self.allocate(bytes.max(1))?;
         let memory = RemoteBuffer { connection: Arc::clone(&self.connection), device: self.index, handle, base };
-        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charge)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservation)))
     }
 
     /// Bytes that a tensor needs on the device. Sends GET_ALLOC_SIZE only for tensors that a server may pad, once per type,
@@ -212,35 +218,35 @@ impl RemoteDevice {
         if tensor.dtype().block_len() == 1 || tensor.ne()[0].is_multiple_of(PADDED_ROW_ELEMENTS) || !fits_wire(tensor) {
             return extent;
         }
-        let dialect = self.connection.dialect;
-        if dialect.number(Command::GetAllocSize).is_none() || !dialect.has_type(tensor.dtype()) {
+        let codec = self.connection.codec;
+        if codec.command_number(RpcCommand::GetAllocSize).is_none() || !codec.has_type(tensor.dtype()) {
             // The server cannot be queried: assume the padding that such devices add, the rest of the last row.
             let missing = tensor.ne()[0].next_multiple_of(PADDED_ROW_ELEMENTS) - tensor.ne()[0];
             return extent + (tensor.dtype().blocks(missing) * tensor.dtype().block_bytes()) as u64;
         }
         let key = (tensor.dtype(), tensor.ne(), tensor.nb());
-        if let Some(&size) = lock(&self.sizes).get(&key) {
+        if let Some(&size) = lock(&self.alloc_sizes).get(&key) {
             return size;
         }
-        let none = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
+        let no_sources = [[0; TENSOR_RECORD]; crate::ops::MAX_SRC];
         let tensor = TensorRecord { id: 1, ..tensor_record(tensor) };
-        let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &none });
+        let request = Request::GetAllocSize(GetAllocSize { device: self.index, tensor, srcs: &no_sources });
         // On a lost connection the allocation that follows returns the error.
         let size = request_number(&self.connection, &request).map_or(extent, |size| size.max(extent));
-        // Sanity check: padding is smaller than a whole buffer.
+        // Sanity check: padding is smaller than the largest buffer.
         if size > extent.saturating_add(self.info.max_buffer) {
             let reason = format!("the server reports that a tensor of {extent} bytes needs {size} bytes");
             self.connection.fail(reason);
             return extent;
         }
-        lock(&self.sizes).insert(key, size);
+        lock(&self.alloc_sizes).insert(key, size);
         size
     }
 
     pub(super) fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         self.connection.check_alive()?;
-        let code = RemoteProgram::new(&graph, self)?;
-        Ok(Program::new(graph, Box::new(code)))
+        let compiled = RemoteProgram::new(&graph, self)?;
+        Ok(Program::new(graph, Box::new(compiled)))
     }
 }
 
@@ -275,8 +281,8 @@ impl Device for GgmlDevice {
         self.remote.memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let buffer = self.remote.alloc_buffer(bytes, account.charge(bytes)?)?;
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let buffer = self.remote.alloc_buffer(bytes, budget.reserve(bytes)?)?;
         let handle = remote_buffer(&buffer.whole())?.handle;
         // Some servers return uninitialised memory.
         let clear = Request::BufferClear(BufferClear { remote_ptr: handle, value: 0 });
@@ -294,14 +300,14 @@ impl Device for GgmlDevice {
     /// 7.0 has no request for supported ops. fanout's and llama.cpp's servers run on a CPU backend what their devices do not
     /// support, so every node that the wire format can express counts as supported.
     fn support(&self, node: NodeView<'_>) -> Support {
-        not_expressible(&node, self.remote.connection.dialect).map_or(Support::Yes, Support::No)
+        not_expressible(&node, self.remote.connection.codec).map_or(Support::Yes, Support::No)
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         self.remote.prepare(graph)
     }
 
-    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, _: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         self.ensure_probe_buffer()?;
         let (protocol, timeline) = GgmlProtocol::new(Arc::clone(&self.remote), Arc::clone(&self.progress))?;
         Ok(Box::new(RemoteQueue::new(Arc::clone(&self.remote), timeline, protocol, MAX_RECORD_BYTES)?))

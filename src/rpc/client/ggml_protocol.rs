@@ -10,9 +10,9 @@ use super::device::{RemoteBuffer, RemoteDevice, byte_range_record, is_whole_tens
 use super::graph_messages::{GraphMessage, tensor_record};
 use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
 use super::queue_failure::QueueStatus;
-use crate::device::{DeviceError, Point, Region, SourceError, Ticket, Timeline};
+use crate::device::{DeviceError, PendingRead, Region, SourceError, Timeline, TimelinePoint};
 use crate::rpc::wire::{
-    BodySize, BufferClear, Command as Wire, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response,
+    BodySize, BufferClear, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response, RpcCommand,
     SetTensorHead, TensorRecord,
 };
 use crate::tensor::TensorDesc;
@@ -70,11 +70,11 @@ impl WriteGuard<'_> {
     /// Writes `data` to a tensor, from its first byte.
     fn write_tensor(&mut self, tensor: TensorRecord, data: &[u8]) -> Result<(), DeviceError> {
         let head = SetTensorHead { tensor, cache: false, offset: 0 };
-        let (dialect, mut encoded) = (self.shared.dialect, Ok(()));
-        self.buffer(|out| encoded = dialect.encode_head(&head, data.len() as u64, out));
+        let (codec, mut encoded) = (self.shared.codec, Ok(()));
+        self.buffer(|out| encoded = codec.encode_set_tensor_head(&head, data.len() as u64, out));
         encoded.map_err(|e| DeviceError::Bug(format!("an upload that does not fit a message: {e}")))?;
-        self.expect_empty_reply(Wire::SetTensor)?;
-        self.send_with_data(Wire::SetTensor.name(), data)
+        self.expect_empty_reply(RpcCommand::SetTensor)?;
+        self.send_with_data(RpcCommand::SetTensor.name(), data)
     }
 
     /// Runs a graph for a queue. GRAPH_RECOMPUTE replaces the message if the device ran the same graph last.
@@ -84,9 +84,10 @@ impl WriteGuard<'_> {
         message: &GraphMessage,
         status: &Arc<QueueStatus>,
     ) -> Result<(), DeviceError> {
-        let dialect = self.shared.dialect;
-        let can_recompute = dialect.number(Wire::GraphRecompute).is_some();
+        let codec = self.shared.codec;
+        let can_recompute = codec.command_number(RpcCommand::GraphRecompute).is_some();
         let bytes = message.frame().len() as u64;
+        // Bytes of other graphs that were sent since this graph ran.
         let others = |(_, since): (u64, u64)| since.saturating_sub(bytes);
         let last = self.device_state(device)?.last_graph.filter(|last| last.0 == message.id());
         if can_recompute && last.is_some_and(|last| others(last) == 0 || last.1 <= MAX_RECOMPUTE_BYTES) {
@@ -96,7 +97,7 @@ impl WriteGuard<'_> {
             *since += bytes;
         }
         self.device_state(device)?.last_graph = Some((message.id(), bytes));
-        if let Some(BodySize::Exact(len)) = dialect.reply(Wire::GraphCompute) {
+        if let Some(BodySize::Exact(len)) = codec.response_size(RpcCommand::GraphCompute) {
             let status = Arc::clone(status);
             let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
                 if let Ok([ggml_status]) = reply.as_deref() {
@@ -104,9 +105,9 @@ impl WriteGuard<'_> {
                 }
                 Ok(())
             };
-            self.expect(Wire::GraphCompute.name(), len..=len, ReplySink::Callback(Box::new(on_reply)))?;
+            self.expect(RpcCommand::GraphCompute.name(), len..=len, ReplySink::Callback(Box::new(on_reply)))?;
         }
-        self.send_with_data(Wire::GraphCompute.name(), message.frame())
+        self.send_with_data(RpcCommand::GraphCompute.name(), message.frame())
     }
 
     /// Sends a completion probe, a read of one byte, to each device for which no later read is under way.
@@ -142,8 +143,8 @@ impl GgmlProtocol {
     }
 
     /// The mark state of a point of this connection.
-    fn own_marks<'a>(&self, point: &'a Point) -> Option<&'a ProbedMarks> {
-        point.progress::<ProbedMarks>().filter(|marks| marks.belongs_to(&self.remote.connection))
+    fn own_marks<'a>(&self, point: &'a TimelinePoint) -> Option<&'a ProbedMarks> {
+        point.completion_source::<ProbedMarks>().filter(|marks| marks.belongs_to(&self.remote.connection))
     }
 
     /// Sends messages that carry work for the device.
@@ -189,7 +190,7 @@ impl GgmlProtocol {
         }
         let bytes = vec![value; UPLOAD_CHUNK_BYTES.min(dst.bytes()) as usize];
         for at in (0..dst.bytes()).step_by(UPLOAD_CHUNK_BYTES as usize) {
-            let part = dst.part(at, UPLOAD_CHUNK_BYTES.min(dst.bytes() - at))?;
+            let part = dst.subregion(at, UPLOAD_CHUNK_BYTES.min(dst.bytes() - at))?;
             self.upload(&part, None, &bytes[..part.bytes() as usize])?;
         }
         Ok(())
@@ -198,15 +199,15 @@ impl GgmlProtocol {
     /// Sends a copy and waits for its reply, to learn whether the server can copy between two devices, or within one: not every
     /// backend can.
     fn probe_copy_support(&mut self, request: &Request<'_>, (from, to): (u32, u32)) -> Result<bool, DeviceError> {
-        let (sender, ticket) = Ticket::new();
+        let (sender, pending) = PendingRead::new();
         self.send_work(|guard| guard.request(request, 1, ReplySink::Waiter(sender)))?;
-        let reply = ticket.wait(None)?;
-        match Response::decode(Wire::CopyTensor, &reply) {
-            Ok(Response::CopyTensor(does)) => {
-                self.remote.connection.completions.record_copy_support(from, to, does);
-                Ok(does)
+        let reply = pending.wait(None)?;
+        match Response::decode(RpcCommand::CopyTensor, &reply) {
+            Ok(Response::CopyTensor(copied)) => {
+                self.remote.connection.completions.record_copy_support(from, to, copied);
+                Ok(copied)
             }
-            other => Err(self.remote.connection.fail(format!("the server answered COPY_TENSOR with {other:?}"))),
+            other => Err(self.remote.connection.fail(format!("the server replied to COPY_TENSOR with {other:?}"))),
         }
     }
 
@@ -215,16 +216,16 @@ impl GgmlProtocol {
         let from = remote_buffer(src)?;
         let progress = self.remote.connection.completions.progress(from.device);
         let progress = progress.ok_or(DeviceError::Misuse("a region of another device"))?;
-        let mut tickets = Vec::new();
+        let mut reads = Vec::new();
         for (at, size) in record_ranges(src.bytes()) {
-            let (to, ticket) = ReadCompleter::new(&self.remote);
+            let (to, read) = ReadCompleter::new(&self.remote);
             let record = byte_range_record(from, src.offset() + at, size);
             let device = (from.device, &*progress);
             let to = (to, Arc::clone(self.marks.status()));
             self.remote.connection.with_writer(|guard| guard.read_tensor(device, record, size, Some(to)))?;
-            tickets.push((at, size, ticket));
+            reads.push((at, size, read));
         }
-        let pieces = tickets.into_iter().map(|(at, size, ticket)| Ok((dst.part(at, size)?, ticket.wait(None)?)));
+        let pieces = reads.into_iter().map(|(at, size, read)| Ok((dst.subregion(at, size)?, read.wait(None)?)));
         let pieces: Vec<_> = pieces.collect::<Result<_, DeviceError>>()?;
         pieces.iter().try_for_each(|(part, bytes)| self.upload(part, None, bytes))
     }
@@ -244,8 +245,8 @@ impl QueueProtocol for GgmlProtocol {
 
     fn upload(&mut self, dst: &Region, tensor: Option<&TensorDesc>, data: &[u8]) -> Result<(), DeviceError> {
         let memory = remote_buffer(dst)?;
-        let known = |tensor: &TensorDesc| memory.connection.dialect.has_type(tensor.dtype());
-        let whole_tensor = tensor.filter(|tensor| is_whole_tensor(tensor, dst) && known(tensor));
+        let has_type = |tensor: &TensorDesc| memory.connection.codec.has_type(tensor.dtype());
+        let whole_tensor = tensor.filter(|tensor| is_whole_tensor(tensor, dst) && has_type(tensor));
         if let Some(tensor) = whole_tensor {
             let (buffer, data_at) = (memory.handle, memory.base + dst.offset());
             let record = TensorRecord { buffer, data: data_at, ..tensor_record(tensor) };
@@ -264,12 +265,12 @@ impl QueueProtocol for GgmlProtocol {
         tensor: Option<&TensorDesc>,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), SourceError>,
     ) -> Result<(), DeviceError> {
-        let at_once = if tensor.is_some() { MAX_STAGED_TENSOR_BYTES } else { MAX_STAGED_UPLOAD_BYTES };
-        let chunk = if dst.bytes() <= at_once { dst.bytes() } else { UPLOAD_CHUNK_BYTES };
+        let staging_limit = if tensor.is_some() { MAX_STAGED_TENSOR_BYTES } else { MAX_STAGED_UPLOAD_BYTES };
+        let chunk = if dst.bytes() <= staging_limit { dst.bytes() } else { UPLOAD_CHUNK_BYTES };
         let mut bytes = vec![0; chunk as usize];
         let mut at = 0;
         while at < dst.bytes() {
-            let part = dst.part(at, chunk.min(dst.bytes() - at))?;
+            let part = dst.subregion(at, chunk.min(dst.bytes() - at))?;
             let bytes = &mut bytes[..part.bytes() as usize];
             fill(bytes)?;
             self.upload(&part, tensor, bytes)?;
@@ -289,8 +290,8 @@ impl QueueProtocol for GgmlProtocol {
         }
         let Some((error, to)) = failed else { return Ok(()) };
         // The reads that were not sent must complete as well.
-        let left = to.into_iter().map(|(to, _)| to).chain(parts.map(|(_, to)| to));
-        left.for_each(|to| to.complete(Err(error.clone())));
+        let unsent = to.into_iter().map(|(to, _)| to).chain(parts.map(|(_, to)| to));
+        unsent.for_each(|to| to.complete(Err(error.clone())));
         Err(error)
     }
 
@@ -302,7 +303,7 @@ impl QueueProtocol for GgmlProtocol {
 
     fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
         let memory = remote_buffer(dst)?;
-        if memory.connection.dialect.number(Wire::MemsetTensor).is_none() {
+        if memory.connection.codec.command_number(RpcCommand::MemsetTensor).is_none() {
             return self.fill_by_upload(dst, memory, value);
         }
         for (at, size) in record_ranges(dst.bytes()) {
@@ -326,10 +327,10 @@ impl QueueProtocol for GgmlProtocol {
                 let status = Arc::clone(self.marks.status());
                 let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
                     let Ok(reply) = reply else { return Ok(()) };
-                    match Response::decode(Wire::CopyTensor, &reply) {
+                    match Response::decode(RpcCommand::CopyTensor, &reply) {
                         Ok(Response::CopyTensor(copied)) => {
                             if !copied {
-                                status.fail_refused(Wire::CopyTensor);
+                                status.fail_refused(RpcCommand::CopyTensor);
                             }
                             Ok(())
                         }
@@ -349,7 +350,7 @@ impl QueueProtocol for GgmlProtocol {
         Ok(())
     }
 
-    fn copy_from_peer(&mut self, _: &Region, _: &Region, _: Option<&Point>) -> Result<(), DeviceError> {
+    fn copy_from_peer(&mut self, _: &Region, _: &Region, _: Option<&TimelinePoint>) -> Result<(), DeviceError> {
         Err(DeviceError::Bug("a peer copy on a connection without the extensions".to_owned()))
     }
 
@@ -361,12 +362,12 @@ impl QueueProtocol for GgmlProtocol {
 
     /// Wait elimination: the server processes the messages of one connection in order, so a point of this connection needs no
     /// wait once its work was sent. This thread waits for any other point.
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         if let Some(marks) = self.own_marks(point)
-            && let PriorWork::Sent(needs) = marks.prior_work(point.seq())?
+            && let PriorWork::Sent(required) = marks.prior_work(point.seq())?
         {
             marks.status().add_dependent(self.marks.status(), point.seq());
-            self.required.merge(&needs);
+            self.required.merge(&required);
             return Ok(());
         }
         point.wait(None)

@@ -13,24 +13,26 @@ use super::extended::MIN_MESSAGE_LIMIT_BYTES;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Node, Tensor, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
-use crate::rpc::wire::{Dialect, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
+use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord, VersionCodec};
 use crate::tensor::TensorDesc;
 
 /// Largest number of nodes in one message. A message with this many nodes and their sources stays below the size limits of
 /// servers.
 const MAX_NODES_PER_MESSAGE: usize = 8192;
 
-/// Bytes of a KEEP_GRAPH besides its nodes and tensors: graph number, device, and two counts.
-const KEEP_GRAPH_HEAD_BYTES: u64 = 8 + 4 + 4 + 4;
+/// Bytes of a PREPARE_GRAPH besides its nodes and tensors: graph number, device, and two counts.
+const PREPARE_GRAPH_HEAD_BYTES: u64 = 8 + 4 + 4 + 4;
 
 /// Bytes of a node's id in the list of nodes.
 const NODE_ID_BYTES: usize = 8;
 
 // A node with all its sources fits the smallest message limit that this client accepts from a server.
-const _: () =
-    assert!(KEEP_GRAPH_HEAD_BYTES + (NODE_ID_BYTES + (MAX_SRC + 1) * TENSOR_RECORD) as u64 <= MIN_MESSAGE_LIMIT_BYTES);
+const _: () = assert!(
+    PREPARE_GRAPH_HEAD_BYTES + (NODE_ID_BYTES + (MAX_SRC + 1) * TENSOR_RECORD) as u64 <= MIN_MESSAGE_LIMIT_BYTES
+);
 
-/// Size of a program's cache of encoded messages: one entry for each copy of the inputs between which a scheduler alternates.
+/// Size of a program's cache of encoded messages, in sets of bindings. A scheduler alternates between a few copies of the
+/// inputs, each of which has bindings of its own.
 const MAX_CACHED_BINDINGS: usize = 16;
 
 /// Source of message ids.
@@ -67,8 +69,8 @@ pub(super) struct RemoteProgram {
 type BindingKey = Vec<(u64, u64)>;
 
 /// Why a node cannot be expressed in the server's version of the protocol; `None` if it can.
-pub(super) fn not_expressible(node: &NodeView<'_>, dialect: &Dialect) -> Option<Unsupported> {
-    if let Err(unsupported) = dialect.says(node) {
+pub(super) fn not_expressible(node: &NodeView<'_>, codec: &VersionCodec) -> Option<Unsupported> {
+    if let Err(unsupported) = codec.check_expressible(node) {
         return Some(Unsupported { op: node.op.code(), reason: unsupported.to_string() });
     }
     let srcs = (0..MAX_SRC).filter_map(|i| node.srcs.get(i));
@@ -81,9 +83,10 @@ impl RemoteProgram {
     /// Checks that a graph can be sent, and splits it into messages.
     pub(super) fn new(graph: &Graph, remote: &RemoteDevice) -> Result<RemoteProgram, DeviceError> {
         for node in graph.nodes() {
-            let view =
-                graph.node_view(node).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))?;
-            if let Some(unsupported) = not_expressible(&view, remote.connection.dialect) {
+            let view = graph
+                .node_view(node)
+                .ok_or(DeviceError::Misuse("a graph with a node whose tensors it does not contain"))?;
+            if let Some(unsupported) = not_expressible(&view, remote.connection.codec) {
                 return Err(unsupported.into());
             }
         }
@@ -122,14 +125,15 @@ impl RemoteProgram {
 /// Splits the graph into messages of at most `max_bytes` bytes. A single node always fits.
 fn split_nodes(graph: &Graph, max_bytes: u64) -> Vec<Range<usize>> {
     let (mut node_ranges, mut part) = (Vec::new(), 0..0);
-    let mut bytes = KEEP_GRAPH_HEAD_BYTES;
-    let (mut known, mut written) = (HashSet::new(), HashSet::new());
+    let mut bytes = PREPARE_GRAPH_HEAD_BYTES;
+    let (mut recorded, mut written) = (HashSet::new(), HashSet::new());
+    // Bytes that a node adds to the current message, or to a new one (`first`).
     let mut cost = |node: &Node, first: bool| {
         if first {
-            known.clear();
+            recorded.clear();
             written.clear();
         }
-        let fresh = node_tensors(node).filter(|id| known.insert(*id)).count();
+        let fresh = node_tensors(node).filter(|id| recorded.insert(*id)).count();
         // A tensor that is written by a second node needs a second record.
         let again = usize::from(!written.insert(node.dst));
         (NODE_ID_BYTES + (fresh + again) * TENSOR_RECORD) as u64
@@ -138,7 +142,7 @@ fn split_nodes(graph: &Graph, max_bytes: u64) -> Vec<Range<usize>> {
         bytes += cost(node, part.is_empty());
         if !part.is_empty() && (part.len() == MAX_NODES_PER_MESSAGE || bytes > max_bytes) {
             node_ranges.push(std::mem::replace(&mut part, at..at));
-            bytes = KEEP_GRAPH_HEAD_BYTES + cost(node, true);
+            bytes = PREPARE_GRAPH_HEAD_BYTES + cost(node, true);
         }
         part.end = at + 1;
     }
@@ -182,7 +186,7 @@ fn encode_message(
     let bug = |e: &dyn Display| DeviceError::Bug(format!("a graph that does not fit a message: {e}"));
     let graph = GraphCompute::new(program.device, &listed, &records.encoded).map_err(|e| bug(&e))?;
     let mut frame = Vec::new();
-    program.connection.dialect.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
+    program.connection.codec.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
     Ok(GraphMessage { id: NEXT_MESSAGE_ID.fetch_add(1, Ordering::Relaxed), frame })
 }
 
@@ -206,6 +210,7 @@ impl RecordEncoder<'_> {
         });
     }
 
+    /// Appends the record of a tensor, with the op of `node` if a node writes it.
     fn encode(&mut self, id: TensorId, node: Option<&Node>) -> Result<(), DeviceError> {
         let tensor = self.tensor(id)?;
         let number = self.ids.get(&id).copied().unwrap_or(0);
@@ -229,7 +234,7 @@ impl RecordEncoder<'_> {
     }
 
     fn tensor(&self, id: TensorId) -> Result<&Tensor, DeviceError> {
-        self.graph.tensor(id).ok_or(DeviceError::Misuse("a graph with a node of tensors that it has not"))
+        self.graph.tensor(id).ok_or(DeviceError::Misuse("a graph with a node whose tensors it does not contain"))
     }
 
     fn record(&self, id: u64, tensor: &Tensor) -> Result<TensorRecord, DeviceError> {

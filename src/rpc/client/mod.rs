@@ -23,20 +23,20 @@
 //! - **One connection per endpoint**: all devices and queues of an endpoint share it. A server processes the messages of 7.0 in
 //!   order, also across its devices. Work on one endpoint therefore needs no explicit synchronization, and a copy between two
 //!   of its devices is a message.
-//! - **Pipelining**: a request without a reply is written and needs no further attention. Replies arrive in the order of their
+//! - **Pipelining**: a request without a reply is written and forgotten. Replies arrive in the order of their
 //!   requests; a reader thread dispatches them.
-//! - **Completion probes**: 7.0 has no completion message. A [`Point`](crate::device::Point) counts as reached when the reply
-//!   to a later read of the same device arrives. That read is either a download that was sent anyway, or a read of one byte
-//!   that is sent when a caller waits for the point. A probe is late if more work has been sent in the meantime; after a late
-//!   probe the queue probes its later points as soon as they are placed.
+//! - **Completion probes**: 7.0 has no completion message. A [`TimelinePoint`](crate::device::TimelinePoint) counts as reached
+//!   when the reply to a later read of the same device arrives. That read is either a download that was sent anyway, or a read
+//!   of one byte that is sent when a caller waits for the point. A probe is late if more work has been sent in the meantime;
+//!   after a late probe the queue probes each later point at once, without waiting for a caller.
 //! - **Liveness**: the connection is lost when the server closes it, sends an unsolicited reply, or sends nothing for
 //!   [`Options::silence_timeout`] while a reply is due. All pending waits then fail at once with
-//!   [`DeviceError::Lost`](crate::device::DeviceError::Lost), and so do all later calls. A server with the extensions gets a
-//!   heartbeat (PING) when it has been silent for a third of the timeout. The heartbeat reveals a frozen server also while no
-//!   reply is due, for example while only another server waits for its work. To recover, connect again: the buffers of a lost
-//!   connection are gone.
-//! - **Older versions**: the client encodes requests in the server's own version (`rpc::wire::dialect`). Ops that this version
-//!   cannot express are reported as unsupported by its devices.
+//!   [`DeviceError::ConnectionLost`](crate::device::DeviceError::ConnectionLost), and so do all later calls. A server with the
+//!   extensions gets a heartbeat (PING) when it has been silent for a third of the timeout. The heartbeat reveals a frozen
+//!   server even while no reply is due, for example while only another server waits for this server's result. To recover,
+//!   connect again: the buffers of a lost connection are gone.
+//! - **Older versions**: the client encodes requests in the server's own version (`rpc::wire::version_codec`). Devices report ops
+//!   that this version cannot express as unsupported.
 //! - **Validation**: replies are untrusted input, as requests are for a server. Lengths are checked before bytes are read,
 //!   values before they are used.
 //!
@@ -58,9 +58,9 @@ mod reader;
 pub use crate::rpc::transport::DialError;
 pub use connect::ConnectError;
 
-use crate::device::{Device, PATIENCE};
+use crate::device::{DEVICE_TIMEOUT, Device};
 use crate::rpc::wire::Version;
-use crate::rpc::wire::ext::GreetReply;
+use crate::rpc::wire::ext::HelloExtReply;
 use crate::setters::setters;
 use connect::AcceptedHandshake;
 use connection::Connection;
@@ -112,7 +112,8 @@ pub struct Endpoint {
 impl Endpoint {
     /// Connects to `host:port` (`[host]:port` for an IPv6 address), negotiates the protocol version and lists the server's
     /// devices. Their names are `host:port/0`, `host:port/1` and so on, where the part before the slash is `endpoint` as given.
-    /// Devices of a server with the extensions have the server's names instead of numbers where these are unique and printable.
+    /// Devices of a server with the extensions keep the names that the server gives them, where those are unique and printable,
+    /// instead of numbers.
     ///
     /// # Errors
     /// [`ConnectError`]: `endpoint` is malformed, or the server is unreachable, does not reply, is full or draining, or has an
@@ -125,8 +126,8 @@ impl Endpoint {
         let AcceptedHandshake { mut handshake, server } = connect::connect(endpoint, options)?;
         let negotiate_extensions = || extended::hello_ext(endpoint, &mut handshake, options.connect_timeout);
         let server_info = server.supports_extensions().then(negotiate_extensions).transpose()?;
-        let timeouts = (options.silence_timeout, PATIENCE.max(options.silence_timeout));
-        let connection = Connection::start(endpoint, handshake, server.dialect, timeouts, server_info)?;
+        let timeouts = (options.silence_timeout, DEVICE_TIMEOUT.max(options.silence_timeout));
+        let connection = Connection::start(endpoint, handshake, server.codec, timeouts, server_info)?;
         let devices = match &connection.session {
             Some(_) => extended::enumerate(&connection)?,
             None => device::enumerate(&connection)?,
@@ -150,19 +151,19 @@ impl Endpoint {
     }
 
     /// The server's self-description from the handshake of the extensions; `None` for servers without them.
-    pub fn server(&self) -> Option<&GreetReply> {
+    pub fn server(&self) -> Option<&HelloExtReply> {
         self.connection.session.as_ref().map(ClientSession::server)
     }
 }
 
 #[cfg(test)]
-mod tests {
+mod test_support {
     use crate::rpc::connection::Handshake;
     use crate::rpc::transport::{Address, Deadline, dial};
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    /// Dials a server; the handshake has yet to be made.
+    /// Dials a server. The returned handshake has not sent anything yet.
     pub(super) fn dial_handshake(addr: SocketAddr) -> Handshake {
         Handshake::new(dial(&[Address::Tcp(addr)], &Deadline::after(Duration::from_secs(30))).unwrap().1)
     }

@@ -3,8 +3,8 @@
 //!
 //! The owner of the queue's [`QueueExecutor`] sends. While no command is pending, the submitting thread owns it. A command that
 //! has to block (a wait for a point of another connection, a copy through this host) is handed over to the queue's thread
-//! together with the executor, and so are all commands behind it: their order is that of submission. The messages themselves
-//! are the business of a [`QueueProtocol`]: `ggml_protocol` or `extended::extended_protocol`.
+//! together with the executor, and so are all commands behind it: their order is that of submission. A [`QueueProtocol`]
+//! encodes the messages: `ggml_protocol` or `extended::extended_protocol`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
-    CopyOutcome, DeviceError, Line, LoadByDigest, LoadOutcome, Point, Program, Queue, Region, Source, SourceError,
-    Staged, TensorDigest, Ticket, TicketSender, Timeline,
+    CommandChannel, CopyOutcome, DeviceError, LoadByDigest, LoadOutcome, PendingRead, PendingReadSender, Program,
+    Queue, Region, SourceError, StagedBytes, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 
@@ -50,39 +50,39 @@ pub(super) trait QueueProtocol: Send + 'static {
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError>;
 
     /// Copies from a region of another connection, for which [`RemoteDevice::can_receive_from`] must hold.
-    fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError>;
+    fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&TimelinePoint>) -> Result<(), DeviceError>;
 
-    fn run_graph(&mut self, bodies: &[GraphMessage]) -> Result<(), DeviceError>;
+    fn run_graph(&mut self, messages: &[GraphMessage]) -> Result<(), DeviceError>;
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError>;
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError>;
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
-    /// Closes the queue. `made` is the last mark that was made; marks that were not sent are never reached.
-    fn close(&mut self, made: u64);
+    /// Closes the queue. `last_made` is the last mark that was made; marks that were not sent are never reached.
+    fn close(&mut self, last_made: u64);
 }
 
 /// Completes a pending read of one range of bytes.
 #[derive(Debug)]
 pub(super) struct ReadCompleter {
-    to: TicketSender,
+    to: PendingReadSender,
     completed: Arc<AtomicBool>,
 }
 
 impl ReadCompleter {
     /// A completer and the pending read that it completes. A wait that starts before the completion is counted.
-    pub(super) fn new(remote: &RemoteDevice) -> (ReadCompleter, Ticket) {
-        let (to, ticket) = Ticket::new();
+    pub(super) fn new(remote: &RemoteDevice) -> (ReadCompleter, PendingRead) {
+        let (to, pending) = PendingRead::new();
         let (completed, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
         let completer = ReadCompleter { to, completed: Arc::clone(&completed) };
-        let ticket = Ticket::fetched(move |deadline| {
+        let read = PendingRead::on_demand(move |deadline| {
             if completed.load(Ordering::Acquire) {
-                return ticket.wait(deadline);
+                return pending.wait(deadline);
             }
             shared.count_wait();
-            shared.spin.wait(|| completed.load(Ordering::Acquire), || ticket.wait(deadline))
+            shared.spin.wait(|| completed.load(Ordering::Acquire), || pending.wait(deadline))
         });
-        (completer, ticket)
+        (completer, read)
     }
 
     pub(super) fn complete(self, bytes: Result<Vec<u8>, DeviceError>) {
@@ -100,6 +100,7 @@ pub(super) struct DigestLoad {
     pub(super) to: ReadCompleter,
 }
 
+/// A command of a queue, between its submission and the sending of its messages.
 pub(super) enum QueueCommand {
     Upload {
         dst: Region,
@@ -118,27 +119,28 @@ pub(super) enum QueueCommand {
     PeerCopy {
         src: Region,
         dst: Region,
-        after: Option<Point>,
+        after: Option<TimelinePoint>,
     },
-    /// The bindings keep the regions of the graph messages allocated until these are sent.
+    /// The bindings keep the regions that the messages name allocated until the messages are sent.
     Run {
-        bodies: Arc<[GraphMessage]>,
+        messages: Arc<[GraphMessage]>,
         bindings: Arc<[Region]>,
     },
-    Wait(Point),
+    Wait(TimelinePoint),
     Mark(u64),
 }
 
-impl Staged for QueueCommand {
-    fn staged(&self) -> usize {
+impl StagedBytes for QueueCommand {
+    fn staged_bytes(&self) -> usize {
         if let QueueCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
     }
 }
 
 pub(super) struct RemoteQueue<S: QueueProtocol> {
     remote: Arc<RemoteDevice>,
-    channel: Arc<Line<QueueCommand, QueueExecutor<S>>>,
-    /// Present while no command is pending, unless the thread has not handed it back yet: see [`RemoteQueue::idle`].
+    channel: Arc<CommandChannel<QueueCommand, QueueExecutor<S>>>,
+    /// Present while no command is pending, unless the thread has not handed it back yet: see
+    /// [`RemoteQueue::executor_if_idle`].
     executor: Option<Box<QueueExecutor<S>>>,
     timeline: Arc<Timeline>,
     /// Largest number of bytes of one read request.
@@ -159,7 +161,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         let last_mark = Arc::<AtomicU64>::default();
         let executor =
             Box::new(QueueExecutor { protocol, timeline: Arc::clone(&timeline), last_mark: Arc::clone(&last_mark) });
-        let channel = Line::start("rpc-queue", QueueExecutor::process)?;
+        let channel = CommandChannel::start("rpc-queue", QueueExecutor::process)?;
         Ok(RemoteQueue {
             remote,
             channel,
@@ -172,9 +174,9 @@ impl<S: QueueProtocol> RemoteQueue<S> {
     }
 
     /// The executor, if all commands submitted so far have been sent.
-    fn idle(&mut self) -> Option<&mut QueueExecutor<S>> {
+    fn executor_if_idle(&mut self) -> Option<&mut QueueExecutor<S>> {
         if self.executor.is_none() {
-            self.executor = self.channel.idle();
+            self.executor = self.channel.take_executor_if_idle();
         }
         self.executor.as_deref_mut()
     }
@@ -186,11 +188,11 @@ impl<S: QueueProtocol> RemoteQueue<S> {
     fn submit(&mut self, command: QueueCommand) -> Result<(), DeviceError> {
         self.check_failure()?;
         self.has_unmarked_work |= !matches!(command, QueueCommand::Mark(_));
-        if let Some(executor) = self.idle().filter(|executor| !executor.protocol.must_block(&command)) {
+        if let Some(executor) = self.executor_if_idle().filter(|executor| !executor.protocol.must_block(&command)) {
             executor.process(command);
             return self.check_failure();
         }
-        self.channel.hand_over(command, &mut self.executor)
+        self.channel.send(command, &mut self.executor)
     }
 
     /// The buffer of a region of this queue's device.
@@ -203,31 +205,31 @@ impl<S: QueueProtocol> RemoteQueue<S> {
     /// Sends an upload without copying its bytes. Blocks until all pending commands have been sent.
     fn upload_direct(&mut self, upload: impl FnOnce(&mut S) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
         self.has_unmarked_work = true;
-        if self.idle().is_none() {
-            self.executor = Some(self.channel.idle_by(Instant::now() + IDLE_TIMEOUT)?);
+        if self.executor_if_idle().is_none() {
+            self.executor = Some(self.channel.wait_idle(Instant::now() + IDLE_TIMEOUT)?);
         }
         self.check_failure()?;
         self.executor.as_mut().ok_or(DeviceError::Ended)?.record_failure(upload)
     }
 
     /// Splits a read into parts of at most `max_read_bytes`, and returns one pending read for all of them.
-    fn split_read(&self, src: &Region, parts: &mut Vec<(Region, ReadCompleter)>) -> Result<Ticket, DeviceError> {
-        let mut tickets = Vec::new();
+    fn split_read(&self, src: &Region, parts: &mut Vec<(Region, ReadCompleter)>) -> Result<PendingRead, DeviceError> {
+        let mut reads = Vec::new();
         let mut at = 0;
         while at < src.bytes() {
-            let part = src.part(at, self.max_read_bytes.min(src.bytes() - at))?;
+            let part = src.subregion(at, self.max_read_bytes.min(src.bytes() - at))?;
             at += part.bytes();
-            let (completer, ticket) = ReadCompleter::new(&self.remote);
+            let (completer, read) = ReadCompleter::new(&self.remote);
             parts.push((part, completer));
-            tickets.push(ticket);
+            reads.push(read);
         }
-        Ok(match (tickets.pop(), tickets.is_empty()) {
-            (None, _) => Ticket::ready(Vec::new()),
+        Ok(match (reads.pop(), reads.is_empty()) {
+            (None, _) => PendingRead::ready(Vec::new()),
             (Some(only), true) => only,
-            (Some(last), false) => Ticket::fetched(move |deadline| {
+            (Some(last), false) => PendingRead::on_demand(move |deadline| {
                 let mut bytes = Vec::new();
-                for ticket in tickets.into_iter().chain([last]) {
-                    bytes.append(&mut ticket.wait(deadline)?);
+                for read in reads.into_iter().chain([last]) {
+                    bytes.append(&mut read.wait(deadline)?);
                 }
                 Ok(bytes)
             }),
@@ -236,40 +238,46 @@ impl<S: QueueProtocol> RemoteQueue<S> {
 }
 
 impl<S: QueueProtocol> Queue for RemoteQueue<S> {
-    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.own_buffer(&dst)?;
         self.check_failure()?;
         match src {
-            Source::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
-                Err(DeviceError::Misuse("an upload's length is not its region's"))
+            UploadSource::Borrowed(bytes) if bytes.len() as u64 != dst.bytes() => {
+                Err(DeviceError::Misuse("an upload and its region differ in size"))
             }
-            Source::Borrowed(bytes) if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.idle().is_none() => {
+            UploadSource::Borrowed(bytes)
+                if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.executor_if_idle().is_none() =>
+            {
                 self.submit(QueueCommand::Upload { dst, bytes: bytes.to_vec() })
             }
-            Source::Borrowed(bytes) => self.upload_direct(|protocol| protocol.upload(&dst, tensor, bytes)),
-            Source::Writer(fill) if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.idle().is_none() => {
+            UploadSource::Borrowed(bytes) => self.upload_direct(|protocol| protocol.upload(&dst, tensor, bytes)),
+            UploadSource::Writer(fill)
+                if dst.bytes() <= MAX_STAGED_UPLOAD_BYTES && self.executor_if_idle().is_none() =>
+            {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 self.submit(QueueCommand::Upload { dst, bytes })
             }
-            Source::Writer(fill) => self.upload_direct(|protocol| protocol.upload_from_source(&dst, tensor, fill)),
+            UploadSource::Writer(fill) => {
+                self.upload_direct(|protocol| protocol.upload_from_source(&dst, tensor, fill))
+            }
         }
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         self.download_all(std::slice::from_ref(&src))?.pop().ok_or(DeviceError::Ended)
     }
 
-    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<Ticket>, DeviceError> {
+    fn download_all(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
         srcs.iter().try_for_each(|src| self.own_buffer(src).map(drop))?;
         let mut parts = Vec::new();
-        let tickets = srcs.iter().map(|src| self.split_read(src, &mut parts)).collect::<Result<_, _>>()?;
+        let reads = srcs.iter().map(|src| self.split_read(src, &mut parts)).collect::<Result<_, _>>()?;
         if parts.is_empty() {
             self.check_failure()?;
         } else {
             self.submit(QueueCommand::Download(parts))?;
         }
-        Ok(tickets)
+        Ok(reads)
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
@@ -277,7 +285,12 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
         self.submit(QueueCommand::Fill { dst, value })
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.own_buffer(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
@@ -297,19 +310,19 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        let code = program.code::<RemoteProgram>().filter(|code| code.belongs_to(&self.remote));
-        let code = code.ok_or(DeviceError::Misuse("a program of another device"))?;
+        let compiled = program.compiled::<RemoteProgram>().filter(|compiled| compiled.belongs_to(&self.remote));
+        let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
         let slots = program.graph().slot_sizes();
         if bindings.len() != slots.len() || bindings.iter().zip(slots).any(|(r, &s)| r.bytes() < s as u64) {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
         bindings.iter().try_for_each(|region| self.own_buffer(region).map(drop))?;
         self.check_failure()?;
-        let bodies = code.messages(program.graph(), bindings)?;
-        self.submit(QueueCommand::Run { bodies, bindings: Arc::clone(bindings) })
+        let messages = compiled.messages(program.graph(), bindings)?;
+        self.submit(QueueCommand::Run { messages, bindings: Arc::clone(bindings) })
     }
 
-    fn mark(&mut self) -> Point {
+    fn mark(&mut self) -> TimelinePoint {
         let mut last_mark = self.last_mark.load(Ordering::Acquire);
         if self.has_unmarked_work {
             last_mark += 1;
@@ -318,16 +331,16 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
             let _ = self.submit(QueueCommand::Mark(last_mark));
             self.has_unmarked_work = false;
         }
-        Point::new(&self.timeline, last_mark)
+        TimelinePoint::new(&self.timeline, last_mark)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.submit(QueueCommand::Wait(point.clone()))
     }
 
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
         let session = self.remote.connection.session.as_ref();
-        if session.is_some_and(|session| session.server().abilities.loads) { Some(self) } else { None }
+        if session.is_some_and(|session| session.server().capabilities.load_by_digest) { Some(self) } else { None }
     }
 }
 
@@ -337,21 +350,21 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
-    ) -> Result<Ticket<LoadOutcome>, DeviceError> {
+    ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.own_buffer(&dst)?;
         let (to, reply) = ReadCompleter::new(&self.remote);
         let (digest, name) = (wanted.digest, wanted.name.to_owned());
         self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor: tensor.copied(), digest, name, to }))?;
         // The reply was validated on arrival: one byte, 0 or 1.
         let outcome = |reply: Vec<u8>| if reply == [1] { LoadOutcome::Found } else { LoadOutcome::Missing };
-        Ok(Ticket::fetched(move |deadline| reply.wait(deadline).map(outcome)))
+        Ok(PendingRead::on_demand(move |deadline| reply.wait(deadline).map(outcome)))
     }
 }
 
 impl<S: QueueProtocol> Drop for RemoteQueue<S> {
     fn drop(&mut self) {
         // The queue's thread ends after its current command. Messages that were sent stay with the server.
-        self.channel.end();
+        self.channel.close();
     }
 }
 
@@ -396,8 +409,8 @@ fn send_command(protocol: &mut impl QueueProtocol, command: QueueCommand) -> Res
         QueueCommand::Fill { dst, value } => protocol.fill(&dst, value),
         QueueCommand::Copy { src, dst } => protocol.copy(&src, &dst),
         QueueCommand::PeerCopy { src, dst, after } => protocol.copy_from_peer(&src, &dst, after.as_ref()),
-        QueueCommand::Run { bodies, bindings } => {
-            let done = protocol.run_graph(&bodies);
+        QueueCommand::Run { messages, bindings } => {
+            let done = protocol.run_graph(&messages);
             drop(bindings);
             done
         }

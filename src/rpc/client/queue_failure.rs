@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::connection::lock;
 use crate::device::{DeviceError, Timeline};
-use crate::rpc::wire::Command;
+use crate::rpc::wire::RpcCommand;
 
 /// Failure state of a queue. Shared by the queue's marks and by outstanding replies, which may outlive the queue.
 #[derive(Debug)]
@@ -37,13 +37,13 @@ impl QueueStatus {
         self.timeline.get().and_then(Weak::upgrade)
     }
 
-    /// Why the bytes that were read for the queue are invalid.
+    /// The failure of the queue. Bytes that were read for a failed queue are invalid.
     pub(super) fn failure(&self) -> Option<DeviceError> {
         lock(&self.state).failure.clone()
     }
 
-    /// The server has processed all messages before mark `seq`. If it has reported a failure before, the work was not done, and
-    /// the mark does not count as reached.
+    /// Records that the server has processed all messages before mark `seq`. If it has reported a failure before, the work was
+    /// not done, and the mark does not count as reached.
     pub(super) fn record_reached(&self, seq: u64) {
         let mut state = lock(&self.state);
         if state.failure.is_some() {
@@ -69,7 +69,11 @@ impl QueueStatus {
         let failure = state.failure.clone();
         if failure.is_none() {
             state.dependents.retain(|(dependent, _)| dependent.strong_count() > 0);
-            match state.dependents.iter_mut().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(dependent))) {
+            match state
+                .dependents
+                .iter_mut()
+                .find(|(existing, _)| std::ptr::eq(existing.as_ptr(), Arc::as_ptr(dependent)))
+            {
                 Some((_, last)) => *last = seq.max(*last),
                 None => state.dependents.push((Arc::downgrade(dependent), seq)),
             }
@@ -97,21 +101,25 @@ impl QueueStatus {
     }
 
     /// Fails the queue because the server replied that it did not carry out `command`.
-    pub(super) fn fail_refused(&self, command: Command) {
+    pub(super) fn fail_refused(&self, command: RpcCommand) {
         let (device, call) = (self.endpoint.clone(), command.name());
-        self.fail(&DeviceError::Driver { device, call, reason: "the server reports that it did not do it".to_owned() });
+        self.fail(&DeviceError::Driver {
+            device,
+            call,
+            reason: "the server reports that it did not carry out the command".to_owned(),
+        });
     }
 
     /// Handles the `ggml_status` of a graph of this queue, which versions that reply to GRAPH_COMPUTE send.
     pub(super) fn record_graph_status(&self, status: i8) {
-        let why = match status {
+        let cause = match status {
             0 => return,
             1 => "it was aborted",
             -2 => "out of memory",
             _ => "a device failed",
         };
-        let (device, call) = (self.endpoint.clone(), Command::GraphCompute.name());
-        let reason = format!("the server reports: {why} (status {status}); see its log for details");
+        let (device, call) = (self.endpoint.clone(), RpcCommand::GraphCompute.name());
+        let reason = format!("the server reports: {cause} (status {status}); see its log for details");
         self.fail(&DeviceError::Driver { device, call, reason });
     }
 }

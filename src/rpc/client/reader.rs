@@ -14,17 +14,20 @@ use crate::rpc::wire::{RESPONSE_HEADER, ResponseHeader};
 
 pub(super) type ConnectionReader = ReplyReader<ConnectionShared>;
 
+/// Starts the reader thread.
+///
 /// # Errors
+/// [`DeviceError::Exhausted`] when the system cannot start the thread.
 pub(super) fn start(shared: Arc<ConnectionShared>, receiver: Receiver) -> Result<(), DeviceError> {
     let reader = ConnectionReader::new(Arc::clone(&shared), receiver);
     let fail_on_exit = FailOnExit(shared);
     let thread = std::thread::Builder::new().name("rpc-replies".to_owned());
     let started = thread.spawn(move || read_replies(reader, &fail_on_exit));
-    started.map(drop).map_err(|e| DeviceError::no_thread("that reads replies", &e))
+    started.map(drop).map_err(|e| DeviceError::thread_spawn_failed("that reads replies", &e))
 }
 
-/// Fails the connection when the reader thread ends for any reason, including a panic: without it, replies would be waited for
-/// forever.
+/// Fails the connection when the reader thread ends for any reason, including a panic: otherwise, callers would wait for
+/// replies forever.
 struct FailOnExit(Arc<ConnectionShared>);
 
 impl Deref for FailOnExit {

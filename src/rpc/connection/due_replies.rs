@@ -11,6 +11,7 @@ pub(in crate::rpc) struct DueReply<T> {
     pub(in crate::rpc) command: &'static str,
     /// Allowed lengths, in bytes.
     pub(in crate::rpc) len: RangeInclusive<u64>,
+    /// When the request was sent.
     pub(in crate::rpc) since: Instant,
     /// Destination of the reply.
     pub(in crate::rpc) sink: T,
@@ -42,13 +43,18 @@ impl<T, F: Clone> DueReplies<T, F> {
     /// thus registered in the order of their requests, and before the reader can receive them.
     ///
     /// # Errors
-    /// The connection's failure, and the destination `to`.
-    pub(in crate::rpc) fn expect(&self, command: &'static str, len: RangeInclusive<u64>, to: T) -> Result<(), (F, T)> {
+    /// The connection's failure, and the destination `sink`.
+    pub(in crate::rpc) fn expect(
+        &self,
+        command: &'static str,
+        len: RangeInclusive<u64>,
+        sink: T,
+    ) -> Result<(), (F, T)> {
         let mut state = self.lock();
         if let Some(failure) = state.failure.clone() {
-            return Err((failure, to));
+            return Err((failure, sink));
         }
-        state.due.push_back(DueReply { command, len, since: Instant::now(), sink: to });
+        state.due.push_back(DueReply { command, len, since: Instant::now(), sink });
         Ok(())
     }
 

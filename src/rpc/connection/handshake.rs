@@ -1,18 +1,21 @@
-//! Client handshake: HELLO negotiates the version, GREET the extensions. One request at a time, before a reader thread exists.
+//! Client handshake: HELLO negotiates the version, HELLO_EXT enables the extensions. The handshake sends one request at a time,
+//! before the reader thread starts.
 
 use thiserror::Error;
 
 use crate::rpc::transport::{Aborter, Connection, Deadline, Receiver, Sender, TransportError};
-use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Greet, GreetReply, Greeting, REVISION, State};
+use crate::rpc::wire::ext::{
+    ExtCommand, ExtRequest, ExtResponse, ExtensionOffer, HelloExt, HelloExtReply, REVISION, ServerState,
+};
 use crate::rpc::wire::{
-    Command, Dialect, Hello, HelloForm, HelloReply, RESPONSE_HEADER, Request, Response, ResponseHeader, SERVED,
-    Version, WireError,
+    Hello, HelloForm, HelloReply, RESPONSE_HEADER, Request, Response, ResponseHeader, RpcCommand, SUPPORTED_VERSIONS,
+    Version, VersionCodec, WireError,
 };
 
-/// Size limit of a reply to HELLO: version, padding and capabilities.
+/// Size limit of a reply to HELLO: version (3 bytes), extension byte (1) and capabilities (24).
 const MAX_HELLO_REPLY_BYTES: u64 = 28;
 
-/// Size limit of a reply to GREET: far more than the devices of one server need.
+/// Size limit of a reply to HELLO_EXT: far more than the devices of one server need.
 const MAX_HELLO_EXT_REPLY_BYTES: u64 = 1 << 20;
 
 /// Why a handshake failed.
@@ -21,23 +24,23 @@ pub(in crate::rpc) enum HandshakeError {
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// Detected before the body is read.
-    #[error("a reply of {size} bytes, expected at most {limit}")]
+    #[error("the reply has {size} bytes, expected at most {limit}")]
     TooLong { size: u64, limit: u64 },
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("the reply of another command")]
+    #[error("the reply belongs to another command")]
     OtherReply,
-    /// The server's version has no dialect in this crate.
-    #[error("it speaks version {0} of the RPC protocol, this end {SERVED}")]
+    /// This crate has no codec for the server's version.
+    #[error("the server has version {0} of the RPC protocol; supported: {SUPPORTED_VERSIONS}")]
     Version(Version),
     /// The server's version has transport capabilities in HELLO, but its reply has none.
-    #[error("a reply to HELLO in the form of versions before 4.0")]
+    #[error("the reply to HELLO has the short form of versions before 4.0")]
     ShortHello,
-    /// The server has reached its limit of clients.
-    #[error("it is full")]
+    /// The server has reached its limit of sessions.
+    #[error("the server has reached its limit of sessions; retry later")]
     Full,
     /// The server is draining: it accepts no more clients.
-    #[error("it is about to end")]
+    #[error("the server is shutting down (draining) and accepts no new clients")]
     Draining,
 }
 
@@ -45,7 +48,7 @@ pub(in crate::rpc) enum HandshakeError {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rpc) struct ServerHello {
     /// The server's version of the protocol.
-    pub(in crate::rpc) dialect: &'static Dialect,
+    pub(in crate::rpc) codec: &'static VersionCodec,
     pub(in crate::rpc) version: Version,
     /// The revision of the extensions, from a fanout server of version 7.0.
     pub(in crate::rpc) revision: Option<u8>,
@@ -54,19 +57,19 @@ pub(in crate::rpc) struct ServerHello {
 impl ServerHello {
     /// Validates a reply to HELLO; `sent_caps`: the request had capabilities. The byte with the state is padding in versions
     /// other than 7.0, and ignored there.
-    fn check(reply: &HelloReply, sent_caps: bool) -> Result<ServerHello, HandshakeError> {
-        let dialect = Dialect::of(reply.version).ok_or(HandshakeError::Version(reply.version))?;
-        if sent_caps && reply.conn_caps.is_none() && dialect.hello() == HelloForm::Caps {
+    fn validate(reply: &HelloReply, sent_caps: bool) -> Result<ServerHello, HandshakeError> {
+        let codec = VersionCodec::for_version(reply.version).ok_or(HandshakeError::Version(reply.version))?;
+        if sent_caps && reply.conn_caps.is_none() && codec.hello_form() == HelloForm::Caps {
             return Err(HandshakeError::ShortHello);
         }
-        let greeting = Greeting::from_byte(reply.greeting).filter(|_| dialect.is_current());
-        match greeting.map_or(State::Ready, |greeting| greeting.state) {
-            State::Ready => {}
-            State::Full => return Err(HandshakeError::Full),
-            State::Draining => return Err(HandshakeError::Draining),
+        let offer = ExtensionOffer::from_byte(reply.extension_byte).filter(|_| codec.is_current());
+        match offer.map_or(ServerState::Ready, |offer| offer.state) {
+            ServerState::Ready => {}
+            ServerState::Full => return Err(HandshakeError::Full),
+            ServerState::Draining => return Err(HandshakeError::Draining),
         }
-        let revision = greeting.map(|greeting| greeting.revision);
-        Ok(ServerHello { dialect, version: reply.version, revision })
+        let revision = offer.map(|offer| offer.revision);
+        Ok(ServerHello { codec, version: reply.version, revision })
     }
 
     /// Whether the server supports the extensions in the revision of this crate.
@@ -83,6 +86,7 @@ pub(in crate::rpc) struct Handshake {
     pub(in crate::rpc) sender: Sender,
     /// Bytes sent so far.
     pub(in crate::rpc) sent: u64,
+    /// Bytes received so far.
     pub(in crate::rpc) received: u64,
 }
 
@@ -96,7 +100,7 @@ impl Handshake {
     /// Sends HELLO, with capabilities or in the short form of versions before 4.0.
     ///
     /// # Errors
-    /// Also if the server's version is unsupported, or if it accepts no more clients.
+    /// [`HandshakeError`], also if the server's version is unsupported or the server accepts no more clients.
     pub(in crate::rpc) fn hello(
         &mut self,
         conn_caps: Option<[u8; 24]>,
@@ -104,24 +108,24 @@ impl Handshake {
     ) -> Result<ServerHello, HandshakeError> {
         let mut out = Vec::new();
         Request::Hello(Hello { conn_caps }).encode(&mut out);
-        let body = self.request(&out, Command::Hello, deadline)?;
-        match Response::decode(Command::Hello, &body)? {
-            Response::Hello(reply) => ServerHello::check(&reply, conn_caps.is_some()),
+        let body = self.request(&out, RpcCommand::Hello, deadline)?;
+        match Response::decode(RpcCommand::Hello, &body)? {
+            Response::Hello(reply) => ServerHello::validate(&reply, conn_caps.is_some()),
             _ => Err(HandshakeError::OtherReply),
         }
     }
 
-    /// Sends GREET, which starts the extensions. Its reply is the last one in a frame of 7.0.
-    pub(in crate::rpc) fn hello_ext(&mut self, deadline: &Deadline) -> Result<GreetReply, HandshakeError> {
+    /// Sends HELLO_EXT, which starts the extensions. Its reply is the last one in a frame of 7.0.
+    pub(in crate::rpc) fn hello_ext(&mut self, deadline: &Deadline) -> Result<HelloExtReply, HandshakeError> {
         let mut out = Vec::new();
-        ExtRequest::Greet(Greet { revision: REVISION.into() }).encode(&mut out);
+        ExtRequest::HelloExt(HelloExt { revision: REVISION.into() }).encode(&mut out);
         let allowed = |size| {
             let limit = MAX_HELLO_EXT_REPLY_BYTES;
             if size <= limit { Ok(size as usize) } else { Err(HandshakeError::TooLong { size, limit }) }
         };
         let body = self.exchange(&out, allowed, deadline)?;
-        match Answer::decode(ExtCommand::Greet, &body)? {
-            Answer::Greet(reply) => Ok(reply),
+        match ExtResponse::decode(ExtCommand::HelloExt, &body)? {
+            ExtResponse::HelloExt(reply) => Ok(reply),
             _ => Err(HandshakeError::OtherReply),
         }
     }
@@ -130,7 +134,7 @@ impl Handshake {
     pub(in crate::rpc) fn request(
         &mut self,
         encoded: &[u8],
-        command: Command,
+        command: RpcCommand,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, HandshakeError> {
         self.exchange(encoded, |size| Ok(command.response_size(size, MAX_HELLO_REPLY_BYTES)?), deadline)
@@ -163,24 +167,24 @@ mod tests {
     #[test]
     fn a_reply_to_hello_is_checked_for_version_form_and_state() {
         let version = |major, minor| Version { major, minor, patch: 0 };
-        let (caps, ready) = (Some([0; 24]), Greeting { revision: REVISION, state: State::Ready }.to_byte());
-        let greeting = |state| Greeting { revision: REVISION, state }.to_byte();
-        let check = |version, conn_caps: Option<_>, greeting| {
-            ServerHello::check(&HelloReply { version, conn_caps, greeting }, true)
+        let (caps, ready) = (Some([0; 24]), ExtensionOffer { revision: REVISION, state: ServerState::Ready }.to_byte());
+        let offer = |state| ExtensionOffer { revision: REVISION, state }.to_byte();
+        let check = |version, conn_caps: Option<_>, extension_byte| {
+            ServerHello::validate(&HelloReply { version, conn_caps, extension_byte }, true)
         };
         let hello = check(PROTOCOL_VERSION, caps, ready).unwrap();
-        assert!(hello.dialect.is_current() && hello.supports_extensions());
+        assert!(hello.codec.is_current() && hello.supports_extensions());
         for other in [0, ready + 1] {
             assert!(!check(PROTOCOL_VERSION, caps, other).unwrap().supports_extensions());
         }
-        for state in [State::Ready, State::Full, State::Draining] {
-            let hello = check(version(5, 1), caps, greeting(state)).unwrap();
-            assert!(!hello.dialect.is_current() && hello.revision.is_none());
+        for state in [ServerState::Ready, ServerState::Full, ServerState::Draining] {
+            let hello = check(version(5, 1), caps, offer(state)).unwrap();
+            assert!(!hello.codec.is_current() && hello.revision.is_none());
         }
-        assert!(matches!(check(PROTOCOL_VERSION, caps, greeting(State::Full)), Err(HandshakeError::Full)));
-        assert!(matches!(check(PROTOCOL_VERSION, caps, greeting(State::Draining)), Err(HandshakeError::Draining)));
+        assert!(matches!(check(PROTOCOL_VERSION, caps, offer(ServerState::Full)), Err(HandshakeError::Full)));
+        assert!(matches!(check(PROTOCOL_VERSION, caps, offer(ServerState::Draining)), Err(HandshakeError::Draining)));
         assert!(matches!(check(PROTOCOL_VERSION, None, 0), Err(HandshakeError::ShortHello)));
         assert!(matches!(check(version(9, 0), caps, ready), Err(HandshakeError::Version(v)) if v == version(9, 0)));
-        assert_eq!(check(version(3, 5), None, 0).unwrap().dialect.hello(), HelloForm::Empty);
+        assert_eq!(check(version(3, 5), None, 0).unwrap().codec.hello_form(), HelloForm::Empty);
     }
 }

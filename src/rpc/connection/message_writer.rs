@@ -14,7 +14,7 @@ pub(in crate::rpc) struct MessageWriter {
     /// Stall timeout: how long the peer may accept no byte.
     stall: Duration,
     buffer: Vec<u8>,
-    /// A message was sent incompletely: the peer could not parse anything behind it.
+    /// A message was sent incompletely, so the peer cannot parse any bytes behind it.
     broken: bool,
 }
 
@@ -56,9 +56,9 @@ impl MessageWriter {
         self.send(&[bytes])
     }
 
-    /// Lingering close, as in HTTP servers: ends the sending direction, then reads and drops what the peer sends until its end
-    /// or the deadline. A close with unread input would reset the connection and could destroy data that the peer has not read
-    /// yet. No other thread may receive meanwhile.
+    /// Lingering close, as in HTTP servers: ends the sending direction, then reads and drops the peer's data until the end of
+    /// the stream or the deadline. A close with unread input would reset the connection and could destroy data that the peer
+    /// has not read yet. No other thread may receive meanwhile.
     pub(in crate::rpc) fn linger(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         self.finish(deadline)?;
         self.sender.drain(deadline)

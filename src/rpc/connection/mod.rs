@@ -1,11 +1,11 @@
-//! Building blocks of a connection that the client, the server and the links between servers share. On a link, one server is
-//! the client of another.
+//! Building blocks of a connection, shared by the client, the server and peer connections. On a peer connection, one server is
+//! the client of another. Start with `handshake`.
 //!
 //! ```text
-//! handshake: HELLO and GREET             (client, links between servers)
+//! handshake: HELLO and HELLO_EXT             (client, peer connections)
 //!   ↓
 //! message_writer in a write_slot         (all: whole messages, one thread at a time)
-//! due_replies ◄── reply_reader           (client, links: replies in the order of their requests; timeouts)
+//! due_replies ◄── reply_reader           (client, peer connections: replies in the order of their requests; timeouts)
 //!                 read_ahead             (all: input buffer)
 //! ```
 

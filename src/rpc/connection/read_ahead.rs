@@ -10,7 +10,8 @@ pub(in crate::rpc) trait ByteSource {
     /// Receives at least one byte into `dst`. 0: end of the stream.
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error>;
 
-    /// As [`ByteSource::receive`], at a point where the next message may be small.
+    /// As [`ByteSource::receive`], for the read-ahead buffer. The bytes may begin a message that the other end has yet to
+    /// send, so an implementation may first wait in another way.
     fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, Self::Error> {
         self.receive(dst)
     }
@@ -99,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Bytes arrive in order and completely, whatever the sizes of reads and of received chunks.
+    /// Bytes arrive in order and completely for any sizes of reads and of received chunks.
     #[test]
     fn bytes_arrive_in_order_for_any_split() {
         let bytes: Vec<u8> = (0..200_000u32).map(|n| (n * 7 + n / 251) as u8).collect();

@@ -56,8 +56,8 @@ pub(in crate::rpc) trait Requester {
     /// Sends the heartbeat.
     fn send_heartbeat(&self) {}
 
-    /// Whether all messages of the server are short, so that overdue replies can be detected also within a message.
-    fn takes_short_messages_only(&self) -> bool {
+    /// Whether all messages of the server are short. Overdue replies are then detected also within a message.
+    fn receives_short_messages_only(&self) -> bool {
         false
     }
 
@@ -72,13 +72,13 @@ pub(in crate::rpc) enum ReadError {
     Ended,
     #[error(transparent)]
     Lost(#[from] TransportError),
-    #[error("the server sent nothing for {after:?} while {command} was due")]
+    #[error("the server sent no byte for {after:?} while the reply to {command} was outstanding")]
     Silent { command: &'static str, after: Duration },
     #[error("no reply to {command} within {after:?}")]
     Overdue { command: &'static str, after: Duration },
-    #[error("an unsolicited reply")]
+    #[error("the server sent a reply without an outstanding request")]
     Unexpected,
-    #[error("a reply of {size} bytes to {command}, expected {len:?}")]
+    #[error("the reply to {command} has {size} bytes, expected {len:?}")]
     Length { command: &'static str, size: u64, len: RangeInclusive<u64> },
     #[error("no memory for the {len} bytes of a reply to {command}")]
     Memory { command: &'static str, len: u64 },
@@ -104,7 +104,7 @@ struct IncomingBytes<R> {
     /// When the server last sent any byte.
     last_received: Instant,
     /// When the server last sent a reply.
-    last_answered: Instant,
+    last_reply: Instant,
     /// Whether a heartbeat was sent since the last received byte.
     heartbeat_sent: bool,
 }
@@ -112,13 +112,13 @@ struct IncomingBytes<R> {
 impl<R: Requester> ReplyReader<R> {
     pub(in crate::rpc) fn new(requester: Arc<R>, receiver: Receiver) -> ReplyReader<R> {
         let (now, timeouts) = (Instant::now(), requester.timeouts());
-        let own = Arc::clone(&requester);
+        let incoming_requester = Arc::clone(&requester);
         let incoming = IncomingBytes {
-            requester: own,
+            requester: incoming_requester,
             receiver,
             timeouts,
             last_received: now,
-            last_answered: now,
+            last_reply: now,
             heartbeat_sent: false,
         };
         ReplyReader { requester, incoming, ahead: ReadAhead::new() }
@@ -135,15 +135,15 @@ impl<R: Requester> ReplyReader<R> {
             return Err(ReadError::Length { command, size, len });
         }
         let body = self.read_bytes(size, command)?;
-        self.record_answer();
+        self.record_reply();
         // No reply is outstanding if another thread has failed the connection in the meantime.
         let Some(reply) = self.requester.replies().pop() else { return Ok(()) };
         self.requester.deliver(reply.sink, body).map_err(|reason| ReadError::InvalidReply { command, reason })
     }
 
     /// Records that the server has replied to a request.
-    pub(in crate::rpc) fn record_answer(&mut self) {
-        self.incoming.last_answered = self.incoming.last_received;
+    pub(in crate::rpc) fn record_reply(&mut self) {
+        self.incoming.last_reply = self.incoming.last_received;
     }
 
     /// Fails when the oldest reply is overdue. A server that sends other messages is not silent, but its replies still have a
@@ -152,7 +152,7 @@ impl<R: Requester> ReplyReader<R> {
         self.incoming.check_overdue()
     }
 
-    /// Reads the next `len` bytes into new memory. The caller has limited `len` to what a request of this process expects.
+    /// Reads the next `len` bytes into new memory. The caller has compared `len` with the length that its request expects.
     pub(in crate::rpc) fn read_bytes(&mut self, len: u64, command: &'static str) -> Result<Vec<u8>, ReadError> {
         let too_long = |_| ReadError::Memory { command, len };
         let mut body = Vec::new();
@@ -186,7 +186,7 @@ impl<R: Requester> ByteSource for IncomingBytes<R> {
                     self.last_received = Instant::now();
                     self.heartbeat_sent = false;
                     self.requester.count_received(n);
-                    if self.requester.takes_short_messages_only() {
+                    if self.requester.receives_short_messages_only() {
                         self.check_overdue()?;
                     }
                     return Ok(n);
@@ -201,11 +201,11 @@ impl<R: Requester> ByteSource for IncomingBytes<R> {
 impl<R: Requester> IncomingBytes<R> {
     fn check_overdue(&self) -> Result<(), ReadError> {
         let (last_received, after) = (self.last_received, self.timeouts.reply);
-        if last_received.duration_since(self.last_answered) < after {
+        if last_received.duration_since(self.last_reply) < after {
             return Ok(());
         }
         match self.requester.replies().front() {
-            Some((command, _, since)) if last_received.duration_since(since.max(self.last_answered)) >= after => {
+            Some((command, _, since)) if last_received.duration_since(since.max(self.last_reply)) >= after => {
                 Err(ReadError::Overdue { command, after })
             }
             _ => Ok(()),
@@ -216,7 +216,8 @@ impl<R: Requester> IncomingBytes<R> {
     fn handle_silence(&mut self) -> Result<Duration, ReadError> {
         let (after, pause) = (self.timeouts.silence, self.timeouts.idle_check_interval());
         let oldest = self.requester.oldest_request_due();
-        let alive = self.requester.last_write_time().map_or(self.last_received, |taken| taken.max(self.last_received));
+        let alive =
+            self.requester.last_write_time().map_or(self.last_received, |written| written.max(self.last_received));
         let silent = oldest.map_or(alive, |(_, since)| since.max(alive)).elapsed();
         if let Some((command, _)) = oldest.filter(|_| silent >= after) {
             return Err(ReadError::Silent { command, after });
@@ -236,15 +237,15 @@ impl<R: Requester> IncomingBytes<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::transport::memory::{Weather, pair};
+    use crate::rpc::transport::memory::{LinkConditions, pair};
 
-    /// A requester whose replies are overdue at once.
-    struct Impatient {
+    /// A requester with a reply timeout of zero: each reply is overdue at once.
+    struct OverdueRequester {
         replies: DueReplies<(), String>,
         short: bool,
     }
 
-    impl Requester for Impatient {
+    impl Requester for OverdueRequester {
         type Sink = ();
         type Failure = String;
 
@@ -260,7 +261,7 @@ mod tests {
             Ok(())
         }
 
-        fn takes_short_messages_only(&self) -> bool {
+        fn receives_short_messages_only(&self) -> bool {
             self.short
         }
     }
@@ -268,10 +269,10 @@ mod tests {
     #[test]
     fn overdue_replies_are_detected_within_a_message_if_all_messages_are_short() {
         for short in [false, true] {
-            let (server, client) = pair(Weather { seed: 1, cut_after: None });
+            let (server, client) = pair(LinkConditions { seed: 1, cut_after: None });
             let (_receiver, mut sender) = server.split();
             sender.write_all(&[&[7; 4]], Duration::from_secs(30)).unwrap();
-            let requester = Arc::new(Impatient { replies: DueReplies::new(), short });
+            let requester = Arc::new(OverdueRequester { replies: DueReplies::new(), short });
             requester.replies.expect("PING", 0..=0, ()).unwrap();
             let mut reader = ReplyReader::new(requester, client.split().0);
             let read = reader.read_exact(&mut [0; 4]);

@@ -128,7 +128,7 @@ mod tests {
                 let panicked = catch_unwind(AssertUnwindSafe(|| {
                     slot.with(|_| {
                         has.send(()).unwrap();
-                        // Until the other thread waits.
+                        // Spins until the second thread waits for the value.
                         while slot.lock().waiting == 0 {
                             std::thread::yield_now();
                         }

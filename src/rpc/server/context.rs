@@ -1,29 +1,30 @@
-//! What all sessions of a server share: its devices, its settings, and its stores of bytes.
+//! Server context: everything that the sessions of a server share, read-only or synchronized by itself.
 //!
-//! This is the base that sessions stand on. It has no listener and admits nobody: that is for the server's top.
+//! The listener and admission control are not part of it: only `mod.rs` accepts and rejects connections.
 
 use std::sync::Arc;
 
 use super::gguf_index::GgufIndex;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
-use super::peers::PeerList;
-use super::tensor_cache::Cache;
+use super::peers::PeerAllowlist;
+use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
 use crate::device::Device;
 
-/// What sessions share.
+/// Shared by all sessions of a server.
 pub(super) struct ServerContext {
-    /// A client names a device by its position here.
+    /// Clients name a device by its position in this list.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) config: Config,
-    /// Tensor data for SET_TENSOR_HASH.
-    pub(super) tensor_cache: Option<Cache>,
-    /// Tokens for transfers from other servers. One table: a token of one session arrives on another session's connection.
+    /// Tensor data on disk for SET_TENSOR_HASH. `None`: disabled.
+    pub(super) tensor_cache: Option<TensorCache>,
+    /// Tokens for transfers from other servers. One table for all sessions: a token that one session issues arrives on the
+    /// connection of another session.
     pub(super) transfer_tokens: Arc<TokenTable>,
-    /// The servers that this one may dial.
-    pub(super) peers: Arc<PeerList>,
-    /// GGUF files for loads by digest.
-    pub(super) models: Option<GgufIndex>,
+    /// Allow-list of the servers that this server may connect to.
+    pub(super) peers: Arc<PeerAllowlist>,
+    /// Index of the GGUF files for load by digest. `None`: disabled.
+    pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
 }

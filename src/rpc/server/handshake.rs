@@ -1,83 +1,91 @@
-//! The handshake, which precedes the choice of a front end: HELLO is the first message of every client, and a client of the
-//! extension sends GREET right after it. The reply to HELLO carries the server's state and the revision of the extension.
+//! Server side of the handshake, before a front end is chosen. HELLO is the first message of every client; its reply carries
+//! the server's state and the revision of the extension. A client of the extension sends HELLO_EXT as its second message, which
+//! the extended front end serves.
 
 use thiserror::Error;
 
 use super::client_connection::ClientConnection;
 use super::context::ServerContext;
-use super::session::failure::{Failure, SessionError};
-use crate::rpc::wire::ext::{ExtCommand, Greeting, REVISION, State};
-use crate::rpc::wire::{Command, HelloReply, PROTOCOL_VERSION, REQUEST_HEADER, RequestHeader, Response};
+use super::session::failure::{SessionError, SessionFailure};
+use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
+use crate::rpc::wire::{HelloReply, PROTOCOL_VERSION, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
 
-/// Bytes of a current HELLO's body, and of the capabilities in its reply. Clients from before 4.0 send an empty body.
+/// Size of the body of a HELLO, and of the capabilities in its reply, in bytes. Clients of versions before 4.0 send an empty
+/// body.
 pub(super) const HELLO_BODY: usize = 24;
 
-/// What is wrong with a client's handshake: the client's fault.
+/// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
 #[derive(Debug, Error)]
-pub(super) enum HandshakeError {
+pub(super) enum HelloError {
     #[error("expected HELLO as the first message, got {0}")]
-    HelloFirst(Command),
-    #[error("the connection has had its HELLO")]
-    HelloAgain,
-    #[error("it comes right after HELLO, and once")]
-    GreetSecond,
-    #[error("the client greets in revision {0} of the extensions, this server speaks {REVISION}")]
-    Revision(u32),
-    #[error("the client speaks a protocol before 4.0, this server {PROTOCOL_VERSION}: update llama.cpp there")]
+    ExpectedHello(RpcCommand),
+    #[error("a second HELLO: the connection has had its HELLO")]
+    RepeatedHello,
+    #[error("expected right after HELLO, and once")]
+    MisplacedHelloExt,
+    #[error("the client requests revision {0} of the extensions, this server supports revision {REVISION}")]
+    UnsupportedRevision(u32),
+    #[error(
+        "the client uses a protocol before 4.0, this server {PROTOCOL_VERSION}: update the llama.cpp of the client"
+    )]
     OldClient,
-    #[error("this server is about to end and takes no more clients")]
+    #[error("this server is about to end (draining) and accepts no more clients")]
     Draining,
 }
 
-impl From<HandshakeError> for SessionError {
-    fn from(e: HandshakeError) -> SessionError {
-        SessionError::refused(e)
+impl From<HelloError> for SessionError {
+    fn from(e: HelloError) -> SessionError {
+        SessionError::front_end(e)
     }
 }
 
-/// Decodes the header of one of ggml's requests. A GREET gets an error of its own: it was sent too early or too late.
-pub(super) fn decode_header(header: [u8; REQUEST_HEADER]) -> Result<RequestHeader, Failure> {
-    if header[0] == ExtCommand::Greet as u8 {
-        return Err(Failure::new(Some(ExtCommand::Greet.name()), HandshakeError::GreetSecond));
+/// Decodes the header of a request of ggml's protocol.
+///
+/// # Errors
+/// An unknown command, or a HELLO_EXT, which was sent before HELLO or not directly after it.
+pub(super) fn decode_header(header: [u8; REQUEST_HEADER]) -> Result<RequestHeader, SessionFailure> {
+    if header[0] == ExtCommand::HelloExt as u8 {
+        return Err(SessionFailure::new(Some(ExtCommand::HelloExt.name()), HelloError::MisplacedHelloExt));
     }
-    RequestHeader::decode(&header).map_err(|e| Failure::new(None, e))
+    RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))
 }
 
-/// The reply to a HELLO with a body of `len` bytes. Clients from before 4.0 know only the short form.
-pub(super) fn hello_reply(len: usize, state: State) -> Response<'static> {
+/// The reply to a HELLO with a body of `len` bytes. Clients of versions before 4.0 send no body and expect no capabilities.
+pub(super) fn hello_reply(len: usize, state: ServerState) -> Response<'static> {
     let conn_caps = (len > 0).then_some([0; HELLO_BODY]);
-    let greeting = Greeting { revision: REVISION, state }.to_byte();
-    Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, greeting })
+    let extension_byte = ExtensionOffer { revision: REVISION, state }.to_byte();
+    Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, extension_byte })
 }
 
-/// Replies to the message with this header, which must be a HELLO, and ends the time limit of the handshake.
+/// Reads and serves the first message, which must be HELLO. `header` is its header. Lifts the time limit of the handshake once
+/// the message is complete.
 pub(super) fn serve_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
     header: [u8; REQUEST_HEADER],
     body: &mut Vec<u8>,
-) -> Result<(), Failure> {
+) -> Result<(), SessionFailure> {
     let header = decode_header(header)?;
-    reply(server, connection, header, body).map_err(|e| Failure::new(Some(header.command.name()), e))
+    reply_to_hello(server, connection, header, body).map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
 
-fn reply(
+fn reply_to_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
     header: RequestHeader,
     body: &mut Vec<u8>,
 ) -> Result<(), SessionError> {
     let len = header.body_len(&server.config.limits)?;
-    if header.command != Command::Hello {
-        return Err(HandshakeError::HelloFirst(header.command).into());
+    if header.command != RpcCommand::Hello {
+        return Err(HelloError::ExpectedHello(header.command).into());
     }
-    connection.body(len, body)?;
-    connection.handshaken();
+    connection.read_body(len, body)?;
+    connection.end_handshake();
     let state = server.lifecycle.state();
-    connection.send(&hello_reply(len, state))?;
+    connection.send_response(&hello_reply(len, state))?;
     match state {
-        _ if len == 0 => Err(HandshakeError::OldClient.into()),
-        State::Ready => Ok(()),
-        State::Full | State::Draining => Err(HandshakeError::Draining.into()),
+        _ if len == 0 => Err(HelloError::OldClient.into()),
+        ServerState::Ready => Ok(()),
+        ServerState::Full | ServerState::Draining => Err(HelloError::Draining.into()),
     }
 }

@@ -1,39 +1,40 @@
-//! What a session may know of the server that runs it: its state, its number of sessions, and that it is shutting down.
+//! Lifecycle of the server as its sessions see it: accepting or draining, the number of sessions, and whether it is shutting
+//! down.
 //!
-//! Sessions read this and subscribe to it. Only the server's top changes it: the accept loop, the drain and the shutdown.
+//! Sessions read this and subscribe to the drain. Only the accept loop, the drain and the shutdown in `mod.rs` change it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::client_connection::Writer;
-use super::guests::Guests;
-use crate::rpc::wire::ext::State;
+use super::admission::Admission;
+use super::client_connection::ClientWriter;
+use crate::rpc::wire::ext::ServerState;
 
-/// The server's state as its sessions see it.
+/// The sessions' view of the server's state.
 pub(super) struct Lifecycle {
-    guests: Arc<Guests>,
+    admission: Arc<Admission>,
     stopping: AtomicBool,
 }
 
 impl Lifecycle {
-    /// Of a server that admits clients.
-    pub(super) fn new(guests: &Arc<Guests>) -> Lifecycle {
-        Lifecycle { guests: Arc::clone(guests), stopping: AtomicBool::new(false) }
+    /// The lifecycle of a server with this admission control.
+    pub(super) fn new(admission: &Arc<Admission>) -> Lifecycle {
+        Lifecycle { admission: Arc::clone(admission), stopping: AtomicBool::new(false) }
     }
 
-    /// Whether the server admits clients, as a client that has been admitted sees it: never "full".
-    pub(super) fn state(&self) -> State {
-        self.guests.state()
+    /// "ready" or "draining". Never "full", which concerns new clients only.
+    pub(super) fn state(&self) -> ServerState {
+        self.admission.state()
     }
 
-    /// Connections that are served.
-    pub(super) fn sessions(&self) -> u32 {
-        self.guests.sessions().try_into().unwrap_or(u32::MAX)
+    /// Number of sessions.
+    pub(super) fn session_count(&self) -> u32 {
+        self.admission.session_count().try_into().unwrap_or(u32::MAX)
     }
 
-    /// Sends STATE to this client when the server begins to drain. Returns the state as of now.
-    pub(super) fn subscribe(&self, writer: &Arc<Writer>) -> State {
-        self.guests.tell(writer)
+    /// Sends SERVER_STATE to this client when the server begins to drain. Returns the current state.
+    pub(super) fn subscribe(&self, writer: &Arc<ClientWriter>) -> ServerState {
+        self.admission.subscribe(writer)
     }
 
     /// Whether the server is shutting down.
@@ -41,8 +42,8 @@ impl Lifecycle {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Begins the shutdown. True for the first call.
-    pub(super) fn stop(&self) -> bool {
+    /// Marks the server as shutting down. Returns true on the first call.
+    pub(super) fn begin_shutdown(&self) -> bool {
         !self.stopping.swap(true, Ordering::AcqRel)
     }
 }

@@ -1,4 +1,4 @@
-//! What a server lets its clients have.
+//! Configuration of a server: limits and deadlines of its clients, tensor cache, peers, models.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,33 +7,33 @@ use super::peers::Peer;
 use crate::rpc::wire::Limits;
 use crate::setters::setters;
 
-/// How a server treats its clients. Every limit has a sane default.
+/// Configuration of a server. Every limit and deadline has a default.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// Sessions at a time; further clients are told that the server is full, and closed.
+    /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
-    /// Bytes of device memory that one session may hold, over all devices; `None`: what the devices have.
+    /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
-    /// Buffers that one session may hold.
+    /// Maximum number of buffers of one session.
     pub max_buffers: usize,
-    /// Sizes of messages and graphs.
+    /// Maximum sizes of messages and graphs.
     pub limits: Limits,
-    /// From the accepted connection to the end of its HELLO.
+    /// Maximum time from the accepted connection to a complete HELLO.
     pub handshake_timeout: Duration,
-    /// The longest pause inside a message, in either direction. Between messages a client may be silent for ever.
+    /// Maximum pause inside a message, in either direction. Between messages a client may be idle without limit.
     pub stall_timeout: Duration,
-    /// The longest that a reply waits for the device that computes its bytes.
+    /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,
-    /// Where to keep tensor data for SET_TENSOR_HASH; `None`: nowhere.
+    /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
     pub cache: Option<CacheConfig>,
-    /// Other servers that this one may dial, to copy to them what its clients ask it to; none by default.
+    /// Allow-list of the servers to which this server may connect and send tensors on a client's request. Empty by default.
     pub peers: Vec<Peer>,
-    /// A folder of GGUF files whose tensors clients may have loaded from there; `None`: none.
+    /// Folder of GGUF files from which clients may load tensors by digest. `None`: disabled.
     pub models: Option<PathBuf>,
 }
 
-/// The smallest [`Limits::max_body`]: every message of a fixed size must fit.
+/// Minimum of [`Limits::max_body`], in bytes: every message of fixed size must fit.
 pub const MIN_MESSAGE: u64 = 4 << 10;
 
 impl Default for Config {
@@ -67,34 +67,36 @@ setters!(Config {
 });
 
 impl Config {
-    /// Limits for graphs of `max_nodes` nodes (with a few leaves for each) and messages of `max_body` bytes.
+    /// Limits for graphs of up to `max_nodes` nodes (four tensors per node, leaves included) and messages of up to `max_body`
+    /// bytes, or [`MIN_MESSAGE`] if that is more.
     pub fn limits(max_nodes: u32, max_body: u64) -> Limits {
         Limits::new(max_nodes, max_nodes.saturating_mul(4), max_body.max(MIN_MESSAGE))
     }
 }
 
-/// Where the tensor cache lives and how large it may grow.
+/// Folder and size limit of the tensor cache.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Its folder; made if it is not there. Files of other names in it are left alone.
+    /// Folder of the cache; created if it does not exist. Files that the cache did not create are not touched.
     pub dir: PathBuf,
-    /// Bytes of all its files together.
+    /// Maximum size of all files of the cache together, in bytes.
     pub max_bytes: u64,
 }
 
 impl CacheConfig {
-    /// A cache in this folder, of [`CacheConfig::DEFAULT_BYTES`].
+    /// A cache in the folder `dir` of at most [`CacheConfig::DEFAULT_BYTES`].
     pub fn new(dir: impl Into<PathBuf>) -> CacheConfig {
         CacheConfig { dir: dir.into(), max_bytes: CacheConfig::DEFAULT_BYTES }
     }
 
-    /// The size that a cache has unless told otherwise: 20 GiB.
+    /// Default size limit of a cache: 20 GiB.
     pub const DEFAULT_BYTES: u64 = 20 << 30;
 
-    /// `$XDG_CACHE_HOME/fanout`, else `~/.cache/fanout`; `None` where neither variable is set.
+    /// `$XDG_CACHE_HOME/fanout`, else `~/.cache/fanout`. `None` if there is neither an absolute `$XDG_CACHE_HOME` nor a home
+    /// directory.
     pub fn default_dir() -> Option<PathBuf> {
-        // The XDG specification: a relative path is to be ignored.
+        // XDG base directory specification: relative paths are ignored.
         let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
         let base = xdg.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))?;
         Some(base.join("fanout"))

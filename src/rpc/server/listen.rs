@@ -1,4 +1,4 @@
-//! Where a server listens, and why it may not.
+//! The errors of [`Server::bind`](super::Server::bind), and the listener on a host and port.
 
 use std::io;
 
@@ -6,57 +6,57 @@ use thiserror::Error;
 
 use crate::rpc::transport::{self, Listen, ListenError};
 
-/// A place where a server cannot listen.
+/// Why a server could not be started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The host has no address.
+    /// The host name cannot be resolved.
     #[error("{host}: not an address or host name of this machine: {source}")]
     Host {
-        /// What was asked for.
+        /// The host, as configured.
         host: String,
-        /// The resolver's word.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// The system refused: taken, or not ours.
+    /// The system refused to listen: the address is in use, or does not belong to this machine.
     #[error("cannot listen on {addr}: {source}")]
     Listen {
-        /// The address, as messages show it.
+        /// The address and port.
         addr: String,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// The folder of the cache cannot be used.
-    #[error("the cache's folder {dir}: {source}")]
+    /// The folder of the tensor cache cannot be used.
+    #[error("cannot use the cache folder {dir}: {source}")]
     Cache {
         /// The folder.
         dir: String,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// A server that may be dialled has no address.
-    #[error("--peer {peer}: no such host: {source}")]
+    /// The host name of a peer cannot be resolved.
+    #[error("--peer {peer}: cannot resolve the host name: {source}")]
     Peer {
-        /// As it was given.
+        /// The peer, as configured.
         peer: String,
-        /// The resolver's word.
+        /// The resolver's error.
         source: io::Error,
     },
-    /// The folder of the models cannot be read.
-    #[error("the models' folder {dir}: {source}")]
+    /// The folder of the models (GGUF files) cannot be read.
+    #[error("cannot read the models folder {dir}: {source}")]
     Models {
         /// The folder.
         dir: String,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing to serve.
+    /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
 }
 
-/// Listens where a configuration says.
-pub(super) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
+/// Listens on `host` and `port`.
+pub(super) fn open_listener(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
     transport::listen(host, port).map_err(|e| match e {
         ListenError::Host(source) => BindError::Host { host: host.to_owned(), source },
         ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },

@@ -1,44 +1,46 @@
-//! A server: devices of this machine for clients over the network, fanout's and llama.cpp's.
+//! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → guests (admission; doorman: rejects with a reason) → one thread per connection
+//! this file: listen → admission (connection limit; reject: replies "full" or "draining") → one thread per connection
 //!   ↓
-//! serve            the choice of a front end, the end of the session
+//! serve            chooses the front end, logs the end of the session
 //!   ↓
-//! ggml │ extended  the two front ends: decode requests, call the core, encode replies; neither names the other
+//! ggml │ extended  the two front ends: decode requests, call the core, encode replies; independent of each other
 //!   ↓
-//! handshake, resource_requests   HELLO, and requests that both front ends serve
+//! handshake, resource_requests   HELLO, and the requests that both front ends serve
 //!   ↓
-//! session          the core: buffers, prepared graphs, uploads, copies, failures; device::Queue does the work
+//! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
-//! context          what all sessions share: devices, limits, lifecycle,
-//!                  tensor_cache, gguf_index, transfer_tokens (from other servers), peers (to others)
+//! context          shared by all sessions: devices, limits, lifecycle, tensor_cache, gguf_index,
+//!                  transfer_tokens (transfers from other servers), peers (transfers to other servers)
 //!   ↓
-//! client_connection  frames from and to one client, with deadlines
+//! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
 //! ```
 //!
-//! `tests/layout/rooms.rs` has a row for each of these rooms and what it may use.
+//! Not here: the messages (`rpc::wire`), sockets (`rpc::transport`), and the execution of graphs (`device`). Read this file
+//! first, then `serve.rs` and one of the front ends. `tests/layout/layer_table.rs` lists which of these modules may use which.
 //!
-//! - A session owns its handles, virtual addresses and memory account, and frees all of it however it ends.
-//! - There is no error reply in 7.0. A message that cannot be served closes its own connection, with one line
-//!   in the log that names peer, command and reason; other sessions do not notice.
-//! - Nothing is believed: memory for a message grows as its bytes arrive, deadlines bound every message that has begun,
-//!   and every limit is in [`Config`].
+//! - A session owns its handles, virtual addresses and memory budget. All of it is freed when the session ends, also after a
+//!   failure or a panic.
+//! - Protocol 7.0 has no error reply. A request that fails closes its connection, with one log line that names the peer, the
+//!   command and the reason; other sessions are not affected.
+//! - Client input is untrusted: memory for a message grows only as its bytes arrive, deadlines bound every message that has
+//!   begun, and every limit is in [`Config`].
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
-mod allowance;
+mod admission;
+mod byte_semaphore;
 mod client_connection;
 mod context;
-mod doorman;
 mod extended;
 mod ggml;
 mod gguf_index;
-mod guests;
 mod handshake;
 mod lifecycle;
 mod limits;
 mod listen;
 mod peers;
+mod reject;
 mod resource_requests;
 mod serve;
 mod session;
@@ -47,7 +49,7 @@ mod transfer_tokens;
 
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::BindError;
-pub use peers::{BadPeer, Peer};
+pub use peers::{ParsePeerError, Peer};
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,55 +60,57 @@ use log::{debug, error, info, warn};
 
 use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
-use crate::rpc::wire::ext::State;
+use crate::rpc::wire::ext::ServerState;
+use admission::Admission;
 use context::ServerContext;
 use gguf_index::GgufIndex;
-use guests::Guests;
 use lifecycle::Lifecycle;
-use peers::PeerList;
-use tensor_cache::Cache;
+use peers::PeerAllowlist;
+use tensor_cache::TensorCache;
 
-/// How long a shutdown waits for sessions: one may be waiting for a device.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long a shutdown waits for sessions to end: a session may be blocked on a device.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a server waits for the next connection before it looks around. Whoever stops it wakes it.
-const ACCEPT: Duration = Duration::from_secs(60);
+/// Longest wait for the next connection before the accept loop checks for a shutdown. A shutdown also wakes the loop at once
+/// ([`ServerControl::wake`]); the timeout is a fallback.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The pause after the system had no descriptor or thread for a connection, so that the loop does not spin.
-const EXHAUSTED: Duration = Duration::from_millis(100);
+/// Pause after the system ran out of file descriptors or threads for a connection, so that the accept loop does not spin.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// A server that listens. [`Server::run`] serves.
+/// A listening server. [`Server::run`] accepts and serves connections.
 pub struct Server {
     listener: Box<dyn Listen>,
-    control: Arc<Control>,
+    control: Arc<ServerControl>,
     context: Arc<ServerContext>,
 }
 
-/// Ends a server from another thread. Cloning shares it.
+/// Stops or drains a server from another thread. Clones control the same server.
 #[derive(Clone)]
-pub struct Handle(Arc<Control>);
+pub struct ServerHandle(Arc<ServerControl>);
 
-/// What ends a server: it wakes the accept loop, closes connections and waits for their sessions.
-struct Control {
+/// Shared by a server and its handles: wakes the accept loop, and closes and counts the sessions.
+struct ServerControl {
     addr: Address,
-    /// Ends the wait for the next connection.
+    /// Makes a blocked `accept` return.
     wake: Box<dyn Fn() + Send + Sync>,
-    guests: Arc<Guests>,
+    admission: Arc<Admission>,
     lifecycle: Arc<Lifecycle>,
 }
 
 impl Server {
-    /// Listens on `host` (an IPv4 or IPv6 address, or a name) and `port` (0: any free one).
+    /// Listens on `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port).
     ///
     /// # Errors
-    /// [`BindError`] when that is not possible, when the cache's or the models' folder cannot be used, when a peer's name is
-    /// not known, or without any device.
+    /// [`BindError`] if the address cannot be listened on, the folder of the cache or of the models cannot be used, the host
+    /// name of a peer cannot be resolved, or `devices` is empty.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
-        Server::over(|| listen::listen(host, port), devices, config)
+        Server::bind_with(|| listen::open_listener(host, port), devices, config)
     }
 
-    /// A server of what a listener accepts, which begins to listen when all else is in order.
-    pub(in crate::rpc) fn over(
+    /// As [`Server::bind`], with any transport. `listen` is called last, so that no client can connect to a server that then
+    /// fails to start.
+    pub(in crate::rpc) fn bind_with(
         listen: impl FnOnce() -> Result<Box<dyn Listen>, BindError>,
         devices: Vec<Arc<dyn Device>>,
         config: Config,
@@ -114,140 +118,152 @@ impl Server {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
-        let cache = config
-            .cache
-            .as_ref()
-            .map(|at| Cache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source }));
-        let cache = cache.transpose()?;
-        let peers = PeerList::resolve(&config.peers)
+        let tensor_cache = config.cache.as_ref().map(|at| {
+            TensorCache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
+        });
+        let tensor_cache = tensor_cache.transpose()?;
+        let peers = PeerAllowlist::resolve(&config.peers)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
-        let models = config.models.as_ref().map(|dir| {
+        let gguf_index = config.models.as_ref().map(|dir| {
             GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
-        let models = models.transpose()?;
+        let gguf_index = gguf_index.transpose()?;
         let listener = listen()?;
         let addr = listener.local_addr();
-        let guests = Guests::new(config.max_connections);
-        let lifecycle = Arc::new(Lifecycle::new(&guests));
+        let admission = Admission::new(config.max_connections);
+        let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
             config,
-            tensor_cache: cache,
+            tensor_cache,
             transfer_tokens: Arc::default(),
             peers: Arc::new(peers),
-            models,
+            gguf_index,
             lifecycle: Arc::clone(&lifecycle),
         };
-        let control = Control { addr, wake: listener.waker(), guests, lifecycle };
+        let control = ServerControl { addr, wake: listener.waker(), admission, lifecycle };
         Ok(Server { listener, control: Arc::new(control), context: Arc::new(context) })
     }
 
-    /// The IP address and the actual port where the server listens. 0.0.0.0:0 where its transport has no IP addresses, which none
-    /// that [`Server::bind`] chooses does; [`Server::endpoint`] names the place for every transport.
+    /// The IP address and the actual port on which the server listens. 0.0.0.0:0 for a transport without IP addresses, which
+    /// [`Server::bind`] never uses; [`Server::endpoint`] works for every transport.
     pub fn local_addr(&self) -> SocketAddr {
         self.control.addr.ip().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
     }
 
-    /// The place where the server listens, as messages show it and clients connect to it.
+    /// The address on which the server listens, as shown in messages and as clients connect to it.
     pub fn endpoint(&self) -> String {
         self.control.addr.to_string()
     }
 
-    /// A handle that ends the server.
-    pub fn handle(&self) -> Handle {
-        Handle(Arc::clone(&self.control))
+    /// A handle that stops or drains the server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle(Arc::clone(&self.control))
     }
 
-    /// Serves until [`Handle::shutdown`]; then closes every connection and returns when the sessions have ended, or
-    /// after some seconds if a device keeps one of them waiting.
+    /// Serves until [`ServerHandle::shutdown`]. Then closes every connection, and returns when all sessions have ended, or
+    /// after 10 seconds if a session is still blocked on a device.
     pub fn run(self) {
         while !self.control.lifecycle.is_stopping() {
-            match self.listener.accept(&Deadline::after(ACCEPT)) {
+            match self.listener.accept(&Deadline::after(ACCEPT_TIMEOUT)) {
                 Ok(_) if self.control.lifecycle.is_stopping() => break,
                 Ok(Some(connection)) => self.admit(connection),
                 Ok(None) => {}
                 Err(e) => {
                     error!("cannot accept a connection: {e}");
-                    std::thread::sleep(EXHAUSTED);
+                    std::thread::sleep(EXHAUSTED_PAUSE);
                 }
             }
         }
         drop(self.listener);
-        self.control.guests.close();
-        match self.control.guests.wait(Instant::now() + GRACE) {
+        self.control.admission.abort_connections();
+        match self.control.admission.wait_until_empty(Instant::now() + SHUTDOWN_TIMEOUT) {
             0 => {}
-            left => warn!("{left} sessions still wait for a device; not waiting for them"),
+            left => warn!(
+                "{left} sessions still wait for a device after {SHUTDOWN_TIMEOUT:?}; the shutdown does not wait for them"
+            ),
         }
     }
 
-    /// Starts the session of a new connection, if there is room for it. Never waits for the client.
+    /// Starts the session of a new connection, or rejects the connection if the server is full or draining. Never blocks on the
+    /// client.
     fn admit(&self, connection: Connection) {
         let peer = connection.peer();
-        let guest = match self.control.guests.enter(connection.aborter()) {
-            Ok(guest) => guest,
-            Err(state) => return self.turn_away(connection, state),
+        let permit = match self.control.admission.admit(connection.aborter()) {
+            Ok(permit) => permit,
+            Err(state) => return self.reject(connection, state),
         };
         let context = Arc::clone(&self.context);
-        start("session", peer, move || {
-            let _guest = guest;
-            // A panic is a bug of ours that this client's input has found. It ends this session alone.
+        spawn_connection_thread("session", peer, move || {
+            let _permit = permit;
+            // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
             if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
     }
 
-    fn turn_away(&self, connection: Connection, state: State) {
+    /// Logs why the client is not accepted, and sends the reason from another thread.
+    fn reject(&self, connection: Connection, state: ServerState) {
         let peer = connection.peer();
         match state {
-            State::Draining => info!("{peer}: refused: this server is about to end; connection closed"),
+            ServerState::Draining => {
+                info!("{peer}: rejected: this server is draining and accepts no more clients; connection closed")
+            }
             _ => {
                 let max = self.context.config.max_connections;
-                warn!("{peer}: refused: there are already {max} connections; connection closed");
+                warn!(
+                    "{peer}: rejected: there are already {max} connections, the limit (max_connections); connection closed"
+                );
             }
         }
-        let Some(place) = self.control.guests.turn_away() else { return };
-        start("doorman", peer, move || {
-            let _place = place;
-            if let Err(e) = doorman::turn_away(connection, state) {
-                debug!("{peer}: closed before its HELLO: {e}");
+        let Some(permit) = self.control.admission.reserve_rejection() else { return };
+        spawn_connection_thread("reject", peer, move || {
+            let _permit = permit;
+            if let Err(e) = reject::reply_with_state(connection, state) {
+                debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}");
             }
         });
     }
 }
 
-/// Runs what a connection needs on a thread of its own.
-fn start(name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
+/// Runs `work` for the connection of `peer` on a new thread. If no thread can be started, `work` is dropped, which closes the
+/// connection.
+fn spawn_connection_thread(name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
     if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
-        error!("{peer}: cannot start a thread for the {name}: {e}; connection closed");
-        std::thread::sleep(EXHAUSTED);
+        error!("{peer}: cannot start the {name} thread: {e}; connection closed");
+        std::thread::sleep(EXHAUSTED_PAUSE);
     }
 }
 
-impl Handle {
+impl ServerHandle {
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
-        if self.0.lifecycle.stop() {
+        if self.0.lifecycle.begin_shutdown() {
             (self.0.wake)();
         }
     }
 
-    /// Takes no more clients, but goes on serving those that are there, and tells them: fanout's may move on to another
-    /// server. Once they have left, or `patience` has passed, shuts the server down. Returns then.
-    pub fn drain(&self, patience: Duration) {
-        let guests = &self.0.guests;
-        let until = Instant::now() + patience;
-        guests.drain();
-        info!("draining: no more clients are taken; {} may go on for {patience:?}", guests.sessions());
-        match guests.wait(until) {
-            0 => info!("drained: all clients have left"),
-            left => warn!("{left} clients have not left within {patience:?}"),
+    /// Drains the server: rejects new clients, sends SERVER_STATE "draining" to the connected fanout clients (which may then
+    /// move to another server), and keeps serving all connected clients. Shuts the server down and returns when all clients
+    /// have disconnected, or after `grace_period`.
+    pub fn drain(&self, grace_period: Duration) {
+        let admission = &self.0.admission;
+        let until = Instant::now() + grace_period;
+        admission.drain();
+        info!(
+            "draining: no more clients are accepted; clients that are connected and served for up to {grace_period:?}: {}",
+            admission.session_count()
+        );
+        match admission.wait_until_empty(until) {
+            0 => info!("drained: all clients have disconnected"),
+            left => warn!("{left} clients are still connected after {grace_period:?}; their connections are closed"),
         }
         self.shutdown();
     }
 
-    /// How many connections are open.
+    /// Number of sessions, which is the number of accepted connections that are open.
     pub fn connections(&self) -> usize {
-        self.0.lifecycle.sessions() as usize
+        self.0.lifecycle.session_count() as usize
     }
 }

@@ -1,22 +1,26 @@
-//! Requests of ggml's about buffers and a device's memory, which both front ends serve: the extension keeps them as they are.
+//! Resource requests: the requests of ggml's protocol about buffers and device memory. Both front ends serve them, because the
+//! extension uses them unchanged.
 
 use super::session::failure::{SessionError, decoder_bug};
 use super::session::resources::SessionResources;
-use crate::rpc::wire::{AllocBufferReply, Command, DeviceMemoryReply, Request, Response};
+use crate::rpc::wire::{AllocBufferReply, DeviceMemoryReply, Request, Response, RpcCommand};
 
-/// Whether [`serve`] serves this command.
-pub(super) fn includes(command: Command) -> bool {
+/// Whether `command` is a resource request, which [`serve`] serves.
+pub(super) fn is_resource_request(command: RpcCommand) -> bool {
     matches!(
         command,
-        Command::AllocBuffer
-            | Command::BufferGetBase
-            | Command::FreeBuffer
-            | Command::GetDeviceMemory
-            | Command::GetAllocSize
+        RpcCommand::AllocBuffer
+            | RpcCommand::BufferGetBase
+            | RpcCommand::FreeBuffer
+            | RpcCommand::GetDeviceMemory
+            | RpcCommand::GetAllocSize
     )
 }
 
-/// Serves a request. `None`: it has no reply.
+/// Serves a resource request. Returns `None` if the command has no reply.
+///
+/// # Errors
+/// An invalid request, a failed device, or [`decoder_bug`] if `request` is no resource request.
 pub(super) fn serve<K>(
     resources: &mut SessionResources<'_, K>,
     request: &Request<'_>,
@@ -37,7 +41,7 @@ pub(super) fn serve<K>(
             None
         }
         Request::GetDeviceMemory(request) => {
-            let memory = resources.memory(request.device)?;
+            let memory = resources.device_memory(request.device)?;
             Some(Response::GetDeviceMemory(DeviceMemoryReply { free: memory.free, total: memory.total }))
         }
         Request::GetAllocSize(request) => {

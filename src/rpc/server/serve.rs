@@ -1,4 +1,5 @@
-//! One connection from its first byte to its end: HELLO, then the front end that the client chose, then one place for failures.
+//! Serves one connection from its first byte to its end: HELLO, then the front end that the client's second message chooses
+//! (HELLO_EXT: [`extended`], anything else: [`ggml`]). The end of each session is logged only here.
 
 use std::sync::Arc;
 
@@ -9,34 +10,38 @@ use super::context::ServerContext;
 use super::extended;
 use super::ggml;
 use super::handshake::serve_hello;
-use super::session::failure::{End, Failure};
+use super::session::failure::{SessionEnd, SessionFailure};
 use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
 
-/// Serves a connection to its end. Everything that the client had is freed when this returns.
+/// Serves a connection to its end. All resources of the client are freed when this returns.
 pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection) {
     let peer = connection.peer();
     debug!("{peer}: connected");
-    match run(server, connection) {
-        Ok(End::Closed) => debug!("{peer}: disconnected"),
-        Ok(End::Silent) => debug!("{peer}: disconnected without a HELLO"),
-        // The shutdown closes every connection, and has logged that once for all of them.
+    match serve_requests(server, connection) {
+        Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
+        Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
+        // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
         Err(_) if server.lifecycle.is_stopping() => debug!("{peer}: closed by shutdown"),
-        Err(failure) => failure.end(peer),
+        Err(failure) => failure.log_and_close(peer),
     }
 }
 
-fn run(server: &ServerContext, connection: transport::Connection) -> Result<End, Failure> {
+fn serve_requests(server: &ServerContext, connection: transport::Connection) -> Result<SessionEnd, SessionFailure> {
     let config = &server.config;
     let peer = connection.peer();
     let mut connection = ClientConnection::new(connection, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
-    let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Silent) };
+    let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
+        return Ok(SessionEnd::ClosedBeforeHello);
+    };
     serve_hello(server, &mut connection, header, &mut body)?;
-    let Some(header) = connection.header().map_err(|e| Failure::new(None, e))? else { return Ok(End::Closed) };
-    if header[0] == ExtCommand::Greet as u8 {
-        extended::run(server, connection, peer, header, body)
+    let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
+        return Ok(SessionEnd::Closed);
+    };
+    if header[0] == ExtCommand::HelloExt as u8 {
+        extended::serve_session(server, connection, peer, header, body)
     } else {
-        ggml::run(server, connection, peer, header, body)
+        ggml::serve_session(server, connection, peer, header, body)
     }
 }

@@ -1,10 +1,14 @@
-//! The tensor cache: data that a client asked to keep, found again by its FNV-1a.
+//! Tensor cache on disk: data of SET_TENSORs by their FNV-1a hash, so that a client can send the hash instead
+//! (SET_TENSOR_HASH).
 //!
-//! One file per hash: a header (magic, version, length, FNV, blake3), then the data. FNV-1a comes from the protocol and
-//! can be forged, so whoever may fill a cache can put other data in its place for everyone who shares the cache; our
-//! own digest only tells that a file is what was once written. Hence the cache is opt-in.
+//! One file per hash: a header (magic, version, length, FNV-1a, BLAKE3), then the data. The file that was used least recently
+//! is evicted first (LRU), by modification time.
 //!
-//! Its failures are never a session's: what cannot be read is a miss, what cannot be written is not kept.
+//! Cache poisoning: the protocol prescribes FNV-1a, for which collisions can be constructed. A client that may write to the
+//! cache can therefore replace data for all other clients that share it. The BLAKE3 digest in the header only detects damaged
+//! files. Hence the cache is opt-in.
+//!
+//! Errors of the cache never fail a session: an unreadable entry is a miss, and an entry that cannot be written is not cached.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -22,130 +26,140 @@ use crate::rpc::wire::{Reader, WireError};
 const MAGIC: &[u8; 8] = b"fanoutTC";
 const VERSION: u32 = 1;
 
-/// Bytes before the data: magic, version, length, FNV, blake3.
-const HEADER: usize = 8 + 4 + 8 + 8 + 32;
+/// Bytes before the data: magic, version, length, FNV-1a, BLAKE3.
+const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 32;
 
-/// Less than this is sent again sooner than it is found. Clients ask from 10 MiB on.
+/// Smaller data is not cached: sending it again is faster than a lookup. ggml's clients send hashes from 10 MiB on.
 const MIN_BYTES: u64 = 64 << 10;
 
-/// Unfinished files of this age belong to a server that is gone.
-const STALE: Duration = Duration::from_secs(24 * 3600);
+/// Partial files older than this were left by a server that has ended.
+const STALE_AGE: Duration = Duration::from_secs(24 * 3600);
 
-const KEPT: &str = "tensor";
-const UNFINISHED: &str = "part";
+/// File name extension of complete entries.
+const ENTRY_EXTENSION: &str = "tensor";
+/// File name extension of entries that are being written.
+const PARTIAL_EXTENSION: &str = "part";
 
-/// Why a file of the cache is of no use.
+/// Why an entry of the cache is invalid.
 #[derive(Debug, Error)]
 pub(super) enum CacheError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]
     Header(#[from] WireError),
-    #[error("not a file of this cache's version")]
+    #[error("not a cache file of version {VERSION}")]
     Version,
-    #[error("its length is not what its header says")]
+    #[error("the file size does not match the length in its header")]
     Length,
-    #[error("it holds the data of another hash")]
+    #[error("the hash in its header does not match the file name")]
     Hash,
-    #[error("its data does not have the digest that its header says")]
+    #[error("the data does not match the digest in its header")]
     Digest,
 }
 
-/// A cache in a folder. Several servers may share one.
-pub(super) struct Cache {
+/// A tensor cache in a folder. Several servers may share the folder.
+pub(super) struct TensorCache {
     dir: PathBuf,
     max_bytes: u64,
-    /// Bytes of its files, as far as we know; counted anew when they seem too many.
-    total: Mutex<u64>,
+    /// Estimated size of all entries; recounted when it exceeds the limit, because other servers may add and remove entries.
+    total_bytes: Mutex<u64>,
 }
 
-impl Cache {
-    /// Opens a folder, made if need be.
-    pub(super) fn open(config: &CacheConfig) -> io::Result<Cache> {
+impl TensorCache {
+    /// Opens a folder, which is created if necessary. Removes stale partial files and evicts entries beyond the limit.
+    pub(super) fn open(config: &CacheConfig) -> io::Result<TensorCache> {
         fs::create_dir_all(&config.dir)?;
-        let cache = Cache { dir: config.dir.clone(), max_bytes: config.max_bytes, total: Mutex::new(0) };
-        for (path, _, modified) in cache.files(UNFINISHED)? {
-            if modified.elapsed().is_ok_and(|age| age > STALE) {
-                remove_if_there(&path);
+        let cache = TensorCache { dir: config.dir.clone(), max_bytes: config.max_bytes, total_bytes: Mutex::new(0) };
+        for (path, _, modified) in cache.list_files(PARTIAL_EXTENSION)? {
+            if modified.elapsed().is_ok_and(|age| age > STALE_AGE) {
+                remove_if_exists(&path);
             }
         }
-        *cache.total() = cache.files(KEPT)?.iter().map(|(_, bytes, _)| bytes).sum();
-        cache.make_room(0);
+        *cache.lock_total() = cache.list_files(ENTRY_EXTENSION)?.iter().map(|(_, bytes, _)| bytes).sum();
+        cache.evict_until_fits(0);
         Ok(cache)
     }
 
-    /// The data of a hash, if there is a file for it that holds exactly `len` bytes. What it yields is to be trusted only
-    /// once [`CacheReader::verify`] says so.
-    pub(super) fn find(&self, fnv: u64, len: u64) -> Option<CacheReader> {
-        let path = self.path(fnv);
+    /// Looks up the data of a hash; `None` unless an entry has exactly `len` bytes. The caller may use the data only after
+    /// [`CacheReader::verify`] has succeeded.
+    pub(super) fn lookup(&self, fnv: u64, len: u64) -> Option<CacheReader> {
+        let path = self.entry_path(fnv);
         let file = File::options().read(true).open(&path).ok()?;
         match CacheReader::open(file, fnv) {
-            Ok((hit, have)) if have == len => Some(hit),
-            // A part of the data, or other data of the same hash: not what is asked for, but not broken either.
+            Ok((reader, have)) if have == len => Some(reader),
+            // Another length: other data with the same hash. The entry is valid, but not the requested one.
             Ok(_) => None,
             Err(e) => {
-                self.drop_file(fnv, &e);
+                self.remove_invalid(fnv, &e);
                 None
             }
         }
     }
 
-    /// Drops a file that is not what it should be, or cannot be read.
-    pub(super) fn drop_file(&self, fnv: u64, why: &CacheError) {
-        let path = self.path(fnv);
-        warn!("cache: {} is dropped: {why}", path.display());
-        remove_if_there(&path);
+    /// Removes an entry that is invalid or unreadable.
+    pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
+        let path = self.entry_path(fnv);
+        warn!("cache: removed the invalid entry {}: {why}", path.display());
+        remove_if_exists(&path);
     }
 
-    /// Begins to keep `len` bytes that are about to come; `None` if they are not worth it or cannot be kept.
-    pub(super) fn keep(&self, len: u64) -> Option<CacheWriter<'_>> {
-        if len < MIN_BYTES || len.saturating_add(HEADER as u64) > self.max_bytes {
+    /// Starts writing an entry of `len` bytes. `None` if the data is too small or too large, or if the file cannot be created.
+    pub(super) fn begin_write(&self, len: u64) -> Option<CacheWriter<'_>> {
+        if len < MIN_BYTES || len.saturating_add(HEADER_BYTES as u64) > self.max_bytes {
             return None;
         }
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = self.dir.join(format!("{}-{number}.{UNFINISHED}", std::process::id()));
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join(format!("{}-{number}.{PARTIAL_EXTENSION}", std::process::id()));
         let begin = || {
             let mut file = File::create(&path)?;
-            file.write_all(&[0; HEADER])?;
+            file.write_all(&[0; HEADER_BYTES])?;
             Ok(file)
         };
         let file = begin().inspect_err(|e: &io::Error| warn!("cache: cannot write {}: {e}", path.display())).ok()?;
-        Some(CacheWriter { cache: self, file, path, len, fnv: Fnv::new(), digest: blake3::Hasher::new(), failed: None })
+        Some(CacheWriter {
+            cache: self,
+            file,
+            path,
+            len,
+            fnv: Fnv1a::new(),
+            digest: blake3::Hasher::new(),
+            failed: None,
+        })
     }
 
-    /// Removes files, the longest unused first, until `more` bytes fit.
-    fn make_room(&self, more: u64) {
-        let mut total = self.total();
+    /// Evicts the least recently used entries until `more` bytes fit.
+    fn evict_until_fits(&self, more: u64) {
+        let mut total = self.lock_total();
         *total = total.saturating_add(more);
         if *total <= self.max_bytes {
             return;
         }
-        let removed = self.files(KEPT).map(|mut files| {
+        let removed = self.list_files(ENTRY_EXTENSION).map(|mut files| {
             files.sort_by_key(|&(_, _, modified)| modified);
-            // What the newcomer takes is not on the list yet.
+            // The new entry is not in the list yet.
             *total = files.iter().map(|(_, bytes, _)| bytes).sum::<u64>().saturating_add(more);
             for (path, bytes, _) in files {
                 if *total <= self.max_bytes {
                     break;
                 }
-                info!("cache: {} makes room", path.display());
-                remove_if_there(&path);
+                info!("cache: evicted {}", path.display());
+                remove_if_exists(&path);
                 *total -= bytes;
             }
         });
         if let Err(e) = removed {
-            warn!("cache: cannot make room in {}: {e}", self.dir.display());
+            warn!("cache: cannot evict entries in {}: {e}", self.dir.display());
         }
     }
 
-    /// Path, bytes and time of last use of the files with this ending.
-    fn files(&self, ending: &str) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
+    /// Path, size in bytes and time of the last use of the files with an extension.
+    fn list_files(&self, extension: &str) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|e| e == ending) {
-                // Another server may have removed it since.
+            if path.extension().is_some_and(|e| e == extension) {
+                // Another server may have removed the file in the meantime.
                 if let Ok(meta) = fs::metadata(&path) {
                     files.push((path, meta.len(), meta.modified()?));
                 }
@@ -154,43 +168,43 @@ impl Cache {
         Ok(files)
     }
 
-    fn path(&self, fnv: u64) -> PathBuf {
-        self.dir.join(format!("{fnv:016x}.{KEPT}"))
+    fn entry_path(&self, fnv: u64) -> PathBuf {
+        self.dir.join(format!("{fnv:016x}.{ENTRY_EXTENSION}"))
     }
 
-    fn total(&self) -> MutexGuard<'_, u64> {
-        // A number is whole at every moment.
-        self.total.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_total(&self) -> MutexGuard<'_, u64> {
+        // A single number cannot be left inconsistent by a panic.
+        self.total_bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A file that may hold the data asked for.
+/// Reads an entry and computes its digest.
 pub(super) struct CacheReader {
     file: BufReader<File>,
-    want: blake3::Hash,
+    expected_digest: blake3::Hash,
     digest: blake3::Hasher,
 }
 
 impl CacheReader {
     /// Reads the header; also returns the length of the data.
     fn open(mut file: File, fnv: u64) -> Result<(CacheReader, u64), CacheError> {
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_BYTES];
         file.read_exact(&mut header)?;
         let mut r = Reader::new(&header);
         if r.array("magic")? != MAGIC || r.u32("version")? != VERSION {
             return Err(CacheError::Version);
         }
         let len = r.u64("length")?;
-        if file.metadata()?.len().checked_sub(HEADER as u64) != Some(len) {
+        if file.metadata()?.len().checked_sub(HEADER_BYTES as u64) != Some(len) {
             return Err(CacheError::Length);
         }
         if r.u64("hash")? != fnv {
             return Err(CacheError::Hash);
         }
         let want = blake3::Hash::from_bytes(*r.array("digest")?);
-        // The longest unused is the first to go: this one has just been used. Not worth failing for.
+        // Records the use for LRU eviction. An error only makes the order less exact.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
-        Ok((CacheReader { file: BufReader::new(file), want, digest: blake3::Hasher::new() }, len))
+        Ok((CacheReader { file: BufReader::new(file), expected_digest: want, digest: blake3::Hasher::new() }, len))
     }
 
     /// Reads the next bytes of the data.
@@ -200,25 +214,29 @@ impl CacheReader {
         Ok(())
     }
 
-    /// Whether all that was read is what was once written.
+    /// Checks the digest of all data that was read.
+    ///
+    /// # Errors
+    /// [`CacheError::Digest`] if the file is damaged.
     pub(super) fn verify(&self) -> Result<(), CacheError> {
-        if self.digest.finalize() == self.want { Ok(()) } else { Err(CacheError::Digest) }
+        if self.digest.finalize() == self.expected_digest { Ok(()) } else { Err(CacheError::Digest) }
     }
 }
 
-/// Data on its way into the cache. Dropped before [`CacheWriter::commit`], it leaves nothing.
+/// Writes an entry to a partial file. Dropping it before [`CacheWriter::commit`] removes the file.
 pub(super) struct CacheWriter<'a> {
-    cache: &'a Cache,
+    cache: &'a TensorCache,
     file: File,
     path: PathBuf,
     len: u64,
-    fnv: Fnv,
+    fnv: Fnv1a,
     digest: blake3::Hasher,
+    /// First error of a write; reported by [`CacheWriter::commit`].
     failed: Option<io::Error>,
 }
 
 impl CacheWriter<'_> {
-    /// Takes the next bytes of the data.
+    /// Appends the next bytes of the data.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         if self.failed.is_none() {
             self.fnv.update(bytes);
@@ -227,18 +245,18 @@ impl CacheWriter<'_> {
         }
     }
 
-    /// Puts the complete data in its place.
+    /// Completes the entry: writes its header and renames the file, so that the entry appears atomically. Errors are logged.
     pub(super) fn commit(mut self) {
-        if let Err(e) = self.finish() {
+        if let Err(e) = self.write_header_and_rename() {
             warn!("cache: cannot write {}: {e}", self.path.display());
         }
     }
 
-    fn finish(&mut self) -> io::Result<()> {
+    fn write_header_and_rename(&mut self) -> io::Result<()> {
         if let Some(e) = self.failed.take() {
             return Err(e);
         }
-        let mut header = Vec::with_capacity(HEADER);
+        let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
         header.extend_from_slice(&self.len.to_le_bytes());
@@ -246,22 +264,22 @@ impl CacheWriter<'_> {
         header.extend_from_slice(self.digest.finalize().as_bytes());
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header)?;
-        let to = self.cache.path(self.fnv.0);
+        let to = self.cache.entry_path(self.fnv.0);
         let replaced = fs::metadata(&to).map_or(0, |meta| meta.len());
-        self.cache.make_room((self.len + HEADER as u64).saturating_sub(replaced));
+        self.cache.evict_until_fits((self.len + HEADER_BYTES as u64).saturating_sub(replaced));
         fs::rename(&self.path, to)
     }
 }
 
 impl Drop for CacheWriter<'_> {
     fn drop(&mut self) {
-        // After a commit it is not there any more.
-        remove_if_there(&self.path);
+        // After a commit the file does not exist any more.
+        remove_if_exists(&self.path);
     }
 }
 
-/// Another server, or another session, may have been faster.
-fn remove_if_there(path: &Path) {
+/// Removes a file. It is not an error if another server or session has removed it already.
+fn remove_if_exists(path: &Path) {
     if let Err(e) = fs::remove_file(path)
         && e.kind() != io::ErrorKind::NotFound
     {
@@ -269,12 +287,12 @@ fn remove_if_there(path: &Path) {
     }
 }
 
-/// 64-bit FNV-1a, the protocol's name for data.
-struct Fnv(u64);
+/// 64-bit FNV-1a, with which ggml's protocol identifies data.
+struct Fnv1a(u64);
 
-impl Fnv {
-    const fn new() -> Fnv {
-        Fnv(0xcbf2_9ce4_8422_2325)
+impl Fnv1a {
+    const fn new() -> Fnv1a {
+        Fnv1a(0xcbf2_9ce4_8422_2325)
     }
 
     fn update(&mut self, bytes: &[u8]) {
@@ -287,11 +305,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fnv_of_published_vectors() {
+    fn fnv1a_matches_published_vectors() {
         for (text, want) in
             [("", 0xcbf2_9ce4_8422_2325), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8_u64)]
         {
-            let mut fnv = Fnv::new();
+            let mut fnv = Fnv1a::new();
             fnv.update(text.as_bytes());
             assert_eq!(fnv.0, want, "{text:?}");
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 /// Address of a peer, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why a text could not be resolved to addresses.
+/// Why an endpoint could not be resolved to addresses.
 #[derive(Debug)]
 pub(crate) enum ResolveError {
     /// The text is not of the form `host:port`.
@@ -81,6 +81,25 @@ fn is_host_and_port(text: &str) -> bool {
     text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
 }
 
+/// For an endpoint that lacks its port or its host: a text that says so, with an example. Empty for other texts.
+pub(crate) fn missing_port_hint(endpoint: &str) -> String {
+    let unbracketed = endpoint.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(endpoint);
+    // A link-local address may name its interface: fe80::1%eth0.
+    let address = unbracketed.split_once('%').map_or(unbracketed, |(address, _)| address);
+    if address.parse::<Ipv6Addr>().is_ok() {
+        return format!(": the port is missing, as in [{unbracketed}]:50052");
+    }
+    let host = endpoint.strip_suffix(':').unwrap_or(endpoint);
+    let is_name = host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    if !is_name || host.is_empty() {
+        String::new()
+    } else if host.parse::<u64>().is_ok() {
+        format!(": the host is missing, as in 127.0.0.1:{host}")
+    } else {
+        format!(": the port is missing, as in {host}:50052")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +113,27 @@ mod tests {
             ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
         {
             assert!(!is_host_and_port(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_without_a_port_get_an_example() {
+        for (endpoint, want) in [
+            ("localhost", ": the port is missing, as in localhost:50052"),
+            ("10.0.0.5", ": the port is missing, as in 10.0.0.5:50052"),
+            ("node-7.lan:", ": the port is missing, as in node-7.lan:50052"),
+            ("::1", ": the port is missing, as in [::1]:50052"),
+            ("[fd00::5]", ": the port is missing, as in [fd00::5]:50052"),
+            ("fd00::", ": the port is missing, as in [fd00::]:50052"),
+            ("[::]", ": the port is missing, as in [::]:50052"),
+            ("fe80::1%eth0", ": the port is missing, as in [fe80::1%eth0]:50052"),
+            ("50052", ": the host is missing, as in 127.0.0.1:50052"),
+            ("", ""),
+            ("a:b", ""),
+            ("host:70000", ""),
+            (":50052", ""),
+        ] {
+            assert_eq!(missing_port_hint(endpoint), want, "{endpoint:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Contract tests of transports: every test runs over TCP and over the in-memory transport with several seeds.
 
-use super::memory::{Weather, pair};
+use super::memory::{LinkConditions, pair};
 use super::*;
 use std::net::Ipv4Addr;
 use std::thread;
@@ -12,24 +12,24 @@ const WATCHDOG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(20);
 
 /// More bytes than any transport buffers for a peer that reads nothing.
-const MUCH: usize = 64 << 20;
+const MORE_THAN_BUFFERED: usize = 64 << 20;
 
-fn later() -> Deadline {
+fn watchdog() -> Deadline {
     Deadline::after(WATCHDOG)
 }
 
 fn tcp_pair() -> (Connection, Connection) {
     let listener = listen("127.0.0.1", 0).unwrap();
-    let ours = dial(&[listener.local_addr()], &later()).unwrap().1;
-    (ours, listener.accept(&later()).unwrap().unwrap())
+    let ours = dial(&[listener.local_addr()], &watchdog()).unwrap().1;
+    (ours, listener.accept(&watchdog()).unwrap().unwrap())
 }
 
 /// Runs a test over a connected pair of each transport.
-fn each(test: impl Fn(Connection, Connection)) {
+fn for_each_transport(test: impl Fn(Connection, Connection)) {
     let (ours, theirs) = tcp_pair();
     test(ours, theirs);
     for seed in 0..16 {
-        let (ours, theirs) = pair(Weather { seed, cut_after: None });
+        let (ours, theirs) = pair(LinkConditions { seed, cut_after: None });
         test(ours, theirs);
     }
 }
@@ -41,7 +41,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn bytes_arrive_in_order_from_parts_of_any_lengths() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let data = noise(7, 300_000);
         let (_, mut sender) = ours.split();
         let (mut receiver, _keep) = theirs.split();
@@ -59,21 +59,21 @@ fn bytes_arrive_in_order_from_parts_of_any_lengths() {
                         .collect();
                     sender.write_all(&parts, WATCHDOG).unwrap();
                 }
-                sender.finish(&later()).unwrap();
+                sender.finish(&watchdog()).unwrap();
             });
             let mut got = vec![0; data.len()];
-            receiver.read_exact(&mut got, &later()).unwrap();
+            receiver.read_exact(&mut got, &watchdog()).unwrap();
             assert!(got == data);
-            assert_eq!(receiver.read_into(&mut [0], &later()).unwrap(), 0);
+            assert_eq!(receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
             // The end of the stream is permanent.
-            assert!(matches!(receiver.read_exact(&mut [0], &later()), Err(TransportError::Closed)));
+            assert!(matches!(receiver.read_exact(&mut [0], &watchdog()), Err(TransportError::Closed)));
         });
     });
 }
 
 #[test]
 fn both_directions_transfer_concurrently() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let data = noise(9, 1 << 20);
         let (mut our_receiver, mut our_sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
@@ -85,7 +85,7 @@ fn both_directions_transfer_concurrently() {
                 let data = &data;
                 scope.spawn(move || {
                     let mut got = vec![0; data.len()];
-                    receiver.read_exact(&mut got, &later()).unwrap();
+                    receiver.read_exact(&mut got, &watchdog()).unwrap();
                     assert!(&got == data);
                 });
             }
@@ -95,18 +95,18 @@ fn both_directions_transfer_concurrently() {
 
 #[test]
 fn a_half_close_leaves_the_other_direction_open() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         sender.write_all(&[b"last"], WATCHDOG).unwrap();
-        sender.finish(&later()).unwrap();
+        sender.finish(&watchdog()).unwrap();
         assert!(sender.write_all(&[b"more"], WATCHDOG).unwrap_err().is_reset());
         let mut got = [0; 4];
-        their_receiver.read_exact(&mut got, &later()).unwrap();
+        their_receiver.read_exact(&mut got, &watchdog()).unwrap();
         assert_eq!(&got, b"last");
-        assert_eq!(their_receiver.read_into(&mut got, &later()).unwrap(), 0);
+        assert_eq!(their_receiver.read_into(&mut got, &watchdog()).unwrap(), 0);
         their_sender.write_all(&[b"word"], WATCHDOG).unwrap();
-        receiver.read_exact(&mut got, &later()).unwrap();
+        receiver.read_exact(&mut got, &watchdog()).unwrap();
         assert_eq!(&got, b"word");
     });
 }
@@ -115,25 +115,25 @@ fn a_half_close_leaves_the_other_direction_open() {
 /// the stream.
 #[test]
 fn a_half_close_without_room_is_retried() {
-    let mut refused = 0;
+    let mut stalls = 0;
     for seed in 0..64 {
-        let (ours, theirs) = pair(Weather { seed, cut_after: None });
-        refused += u32::from(!ours.0.try_finish().unwrap());
+        let (ours, theirs) = pair(LinkConditions { seed, cut_after: None });
+        stalls += u32::from(!ours.0.try_finish().unwrap());
         let (_keep, mut sender) = ours.split();
-        sender.finish(&later()).unwrap();
+        sender.finish(&watchdog()).unwrap();
         let (mut receiver, _keep_theirs) = theirs.split();
-        assert_eq!(receiver.read_into(&mut [0], &later()).unwrap(), 0);
+        assert_eq!(receiver.read_into(&mut [0], &watchdog()).unwrap(), 0);
         // Finishing again is allowed.
         sender.finish(&Deadline::after(Duration::ZERO)).unwrap();
     }
-    assert!(refused > 0);
+    assert!(stalls > 0);
 }
 
 /// A transport that never has room.
 #[derive(Debug)]
-struct Full;
+struct NeverWritable;
 
-impl Transport for Full {
+impl Transport for NeverWritable {
     fn try_read(&self, _: &mut [u8]) -> Result<Option<usize>, TransportError> {
         Ok(None)
     }
@@ -143,7 +143,7 @@ impl Transport for Full {
     }
 
     fn wait(&self, _: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
-        Ok(deadline.left().is_some())
+        Ok(deadline.remaining().is_some())
     }
 
     fn readable(&self) -> bool {
@@ -163,24 +163,24 @@ impl Transport for Full {
 
 #[test]
 fn a_half_close_without_room_fails_at_its_deadline() {
-    let (_, mut sender) = Connection::new(Full).split();
+    let (_, mut sender) = Connection::new(NeverWritable).split();
     let error = sender.finish(&Deadline::after(SHORT)).unwrap_err();
     assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
 }
 
 #[test]
 fn an_abort_wakes_a_reader_and_a_writer() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (aborter, other) = (ours.aborter(), ours.aborter());
         let (mut receiver, mut sender) = ours.split();
         thread::scope(|scope| {
-            let reads = scope.spawn(move || receiver.read_into(&mut [0; 16], &later()));
-            // It blocks, because the peer reads nothing more.
-            let writes = scope.spawn(move || sender.write_all(&[&vec![7; MUCH]], WATCHDOG));
+            let reads = scope.spawn(move || receiver.read_into(&mut [0; 16], &watchdog()));
+            // The write blocks, because the peer reads only its first 1000 bytes.
+            let writes = scope.spawn(move || sender.write_all(&[&vec![7; MORE_THAN_BUFFERED]], WATCHDOG));
             let waited = thread::spawn(move || {
                 let (mut receiver, _keep) = theirs.split();
                 // The rest stays unread: the writer blocks, or is about to.
-                receiver.read_exact(&mut [0; 1000], &later()).unwrap();
+                receiver.read_exact(&mut [0; 1000], &watchdog()).unwrap();
                 receiver
             });
             let _theirs = waited.join().unwrap();
@@ -194,18 +194,18 @@ fn an_abort_wakes_a_reader_and_a_writer() {
 
 #[test]
 fn dropping_a_connection_ends_it_for_its_peer() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (mut receiver, mut sender) = theirs.split();
         drop(ours);
-        assert!(matches!(receiver.read_into(&mut [0; 16], &later()), Ok(0) | Err(TransportError::Reset(_))));
+        assert!(matches!(receiver.read_into(&mut [0; 16], &watchdog()), Ok(0) | Err(TransportError::Reset(_))));
         // The system may accept some bytes before it learns of the end.
-        assert!(sender.write_all(&[&vec![7; MUCH]], WATCHDOG).unwrap_err().is_reset());
+        assert!(sender.write_all(&[&vec![7; MORE_THAN_BUFFERED]], WATCHDOG).unwrap_err().is_reset());
     });
 }
 
 #[test]
 fn reads_and_writes_time_out_at_their_deadlines() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         let since = Instant::now();
@@ -214,27 +214,27 @@ fn reads_and_writes_time_out_at_their_deadlines() {
         assert!(since.elapsed() >= SHORT);
         // A deadline that has passed still returns available bytes, but does not wait.
         their_sender.write_all(&[b"x"], WATCHDOG).unwrap();
-        receiver.read_exact(&mut [0], &later()).unwrap();
+        receiver.read_exact(&mut [0], &watchdog()).unwrap();
         assert!(receiver.read_into(&mut [0], &Deadline::after(Duration::ZERO)).unwrap_err().is_timeout());
-        let error = sender.write_all(&[&vec![7; MUCH]], SHORT).unwrap_err();
+        let error = sender.write_all(&[&vec![7; MORE_THAN_BUFFERED]], SHORT).unwrap_err();
         assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
-        // The other direction still works, and the bytes that were sent in this one arrive.
+        // The receiving direction still works, and the bytes that were sent before the timeout arrive.
         their_sender.write_all(&[b"y"], WATCHDOG).unwrap();
-        receiver.read_exact(&mut [0], &later()).unwrap();
-        their_receiver.read_exact(&mut [0; 1000], &later()).unwrap();
+        receiver.read_exact(&mut [0], &watchdog()).unwrap();
+        their_receiver.read_exact(&mut [0; 1000], &watchdog()).unwrap();
     });
 }
 
 #[test]
 fn a_slow_drip_of_bytes_does_not_extend_the_deadline() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (mut receiver, _keep) = ours.split();
         let (_, mut sender) = theirs.split();
         thread::scope(|scope| {
             // Until the reader has timed out and dropped its halves.
             scope.spawn(move || while sender.write_all(&[b"."], WATCHDOG).is_ok() {});
-            let mut much = vec![0; 1 << 30];
-            let error = receiver.read_exact(&mut much, &Deadline::after(SHORT)).unwrap_err();
+            let mut more_than_arrives = vec![0; 1 << 30];
+            let error = receiver.read_exact(&mut more_than_arrives, &Deadline::after(SHORT)).unwrap_err();
             assert!(error.is_timeout(), "{error:?}");
             drop((receiver, _keep));
         });
@@ -242,39 +242,39 @@ fn a_slow_drip_of_bytes_does_not_extend_the_deadline() {
 }
 
 #[test]
-fn readable_reports_bytes_and_the_end() {
-    each(|ours, theirs| {
+fn readable_is_true_for_available_bytes_and_at_the_end() {
+    for_each_transport(|ours, theirs| {
         let (mut receiver, _keep) = ours.split();
         let (_, mut sender) = theirs.split();
         assert!(!receiver.readable());
         sender.write_all(&[b"ab"], WATCHDOG).unwrap();
         // `readable` alone does not age delayed bytes; an unsuccessful read does.
         let mut got = [0];
-        receiver.read_exact(&mut got, &later()).unwrap();
+        receiver.read_exact(&mut got, &watchdog()).unwrap();
         assert!(receiver.readable());
-        receiver.read_exact(&mut got, &later()).unwrap();
+        receiver.read_exact(&mut got, &watchdog()).unwrap();
         assert!(!receiver.readable());
-        sender.finish(&later()).unwrap();
-        assert_eq!(receiver.read_into(&mut got, &later()).unwrap(), 0);
+        sender.finish(&watchdog()).unwrap();
+        assert_eq!(receiver.read_into(&mut got, &watchdog()).unwrap(), 0);
         assert!(receiver.readable());
     });
 }
 
 #[test]
 fn the_last_data_of_a_peer_is_drained() {
-    each(|ours, theirs| {
+    for_each_transport(|ours, theirs| {
         let (receiver, mut sender) = ours.split();
         let (mut their_receiver, mut their_sender) = theirs.split();
         drop(receiver);
         thread::scope(|scope| {
             scope.spawn(move || {
                 their_sender.write_all(&[&vec![7; 1 << 20]], WATCHDOG).unwrap();
-                their_sender.finish(&later()).unwrap();
+                their_sender.finish(&watchdog()).unwrap();
             });
-            sender.drain(&later()).unwrap();
+            sender.drain(&watchdog()).unwrap();
         });
         drop(sender);
-        assert!(matches!(their_receiver.read_into(&mut [0], &later()), Ok(0)));
+        assert!(matches!(their_receiver.read_into(&mut [0], &watchdog()), Ok(0)));
     });
 }
 
@@ -286,19 +286,19 @@ fn peers_are_named_by_their_address() {
         PeerAddr::Local(number) => panic!("local {number}"),
     };
     assert_eq!([ip(ours.peer()), ip(theirs.peer())], [Ipv4Addr::LOCALHOST; 2]);
-    let (ours, theirs) = pair(Weather { seed: 1, cut_after: None });
+    let (ours, theirs) = pair(LinkConditions { seed: 1, cut_after: None });
     assert_eq!(ours.peer(), theirs.peer());
     assert!(ours.peer().to_string().starts_with("local#"));
 }
 
 #[test]
 fn a_listener_names_the_address_that_reaches_it() {
-    let weather = Weather { seed: 1, cut_after: None };
-    for listener in [listen("127.0.0.1", 0).unwrap(), Box::new(super::memory::listen(weather))] {
+    let conditions = LinkConditions { seed: 1, cut_after: None };
+    for listener in [listen("127.0.0.1", 0).unwrap(), Box::new(super::memory::listen(conditions))] {
         let addr = listener.local_addr();
         assert_eq!(resolve(&addr.to_string()).unwrap(), std::slice::from_ref(&addr));
-        let _ours = dial(&[addr], &later()).unwrap();
-        assert!(listener.accept(&later()).unwrap().is_some());
+        let _ours = dial(&[addr], &watchdog()).unwrap();
+        assert!(listener.accept(&watchdog()).unwrap().is_some());
     }
 }
 
@@ -306,20 +306,20 @@ fn a_listener_names_the_address_that_reaches_it() {
 #[test]
 fn a_cut_ends_both_ends() {
     for after in [1, 2, 1000, 100_000] {
-        let (ours, theirs) = pair(Weather { seed: after, cut_after: Some(after) });
+        let (ours, theirs) = pair(LinkConditions { seed: after, cut_after: Some(after) });
         let (mut receiver, mut sender) = ours.split();
         let (mut their_receiver, _keep) = theirs.split();
         thread::scope(|scope| {
             scope.spawn(move || assert!(sender.write_all(&[&vec![7; 1 << 20]], WATCHDOG).unwrap_err().is_reset()));
             let (mut got, mut buf) = (0, vec![0; 4096]);
             loop {
-                match their_receiver.read_into(&mut buf, &later()).unwrap() {
+                match their_receiver.read_into(&mut buf, &watchdog()).unwrap() {
                     0 => break,
                     n => got += n as u64,
                 }
             }
             assert_eq!(got, after);
-            assert_eq!(receiver.read_into(&mut buf, &later()).unwrap(), 0);
+            assert_eq!(receiver.read_into(&mut buf, &watchdog()).unwrap(), 0);
         });
     }
 }

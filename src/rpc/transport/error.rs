@@ -11,7 +11,7 @@ use super::Address;
 #[derive(Debug, Error)]
 pub(crate) enum TransportError {
     /// The stream ended within a message.
-    #[error("the peer went away in the middle of a message")]
+    #[error("the peer closed the connection in the middle of a message")]
     Closed,
     /// Both directions were ended, by the peer (its process was killed, or closed the socket with unread input) or by a thread
     /// of this process. Also when TCP keepalive finds that the peer's machine no longer responds.
@@ -40,8 +40,8 @@ impl TransportError {
         TransportError::Reset(ErrorKind::BrokenPipe.into())
     }
 
-    /// The same error; a timeout is reported as missing `what` within `after`.
-    pub(crate) fn naming(self, what: &'static str, after: Duration) -> TransportError {
+    /// Replaces the description of a timeout: `what` describes the missing event, `after` is the timeout. Other errors stay.
+    pub(crate) fn with_timeout_details(self, what: &'static str, after: Duration) -> TransportError {
         match self {
             TransportError::TimedOut { .. } => TransportError::TimedOut { what, after },
             other => other,
@@ -94,11 +94,11 @@ mod tests {
     #[test]
     fn errors_of_a_lost_peer_are_distinguished_from_errors_of_the_local_system() {
         use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, OutOfMemory, PermissionDenied, TimedOut};
-        for gone in [BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut] {
-            assert!(TransportError::system(gone.into()).is_reset(), "{gone}");
+        for lost_peer in [BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut] {
+            assert!(TransportError::system(lost_peer.into()).is_reset(), "{lost_peer}");
         }
-        for refused in [OutOfMemory, PermissionDenied] {
-            assert!(!TransportError::system(refused.into()).is_reset(), "{refused}");
+        for local in [OutOfMemory, PermissionDenied] {
+            assert!(!TransportError::system(local.into()).is_reset(), "{local}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! In-memory transport for tests: a seed determines everything that a network does at random. Bytes stay in order.
+//! In-memory transport for tests: a seed determines all splits, delays and stalls. Bytes stay in order.
 //!
 //! Each direction splits reads and writes at random positions, delays the visibility of bytes by some attempts, keeps bytes
 //! back until they are flushed, finds no room for some attempts to flush or to finish, and can be cut after a number of bytes.
@@ -12,9 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
 
-/// Fault injection for the bytes of a connection.
+/// Fault injection of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Weather {
+pub(crate) struct LinkConditions {
+    /// Seed of the splits, delays and stalls.
     pub(crate) seed: u64,
     /// Both directions are cut after this many bytes of one direction.
     pub(crate) cut_after: Option<u64>,
@@ -34,19 +35,19 @@ static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 static NEXT_LISTENER: AtomicU64 = AtomicU64::new(1);
 
 /// The two ends of a connection.
-pub(crate) fn pair(weather: Weather) -> (Connection, Connection) {
-    let pipes = [0, 1].map(|n| Arc::new(Pipe::new(weather, n)));
+pub(crate) fn pair(conditions: LinkConditions) -> (Connection, Connection) {
+    let pipes = [0, 1].map(|n| Arc::new(Pipe::new(conditions, n)));
     let number = NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed);
     let end = |from: usize| {
         let (incoming, outgoing) = (Arc::clone(&pipes[from]), Arc::clone(&pipes[1 - from]));
-        Connection::new(Memory { number, incoming, outgoing })
+        Connection::new(MemoryTransport { number, incoming, outgoing })
     };
     (end(0), end(1))
 }
 
 /// One end of a connection.
 #[derive(Debug)]
-struct Memory {
+struct MemoryTransport {
     number: u64,
     incoming: Arc<Pipe>,
     outgoing: Arc<Pipe>,
@@ -72,7 +73,7 @@ struct PipeState {
     /// Bytes that the next flush makes delayed bytes.
     unflushed: VecDeque<u8>,
     /// Whether the last attempt to flush or to finish found no room.
-    refused: bool,
+    stalled: bool,
     /// Remaining bytes until the cut.
     until_cut: Option<u64>,
     finished: bool,
@@ -95,10 +96,11 @@ impl PipeState {
         }
     }
 
-    /// Whether an attempt to flush or to finish finds no room: a random quarter of them, but never two in a row.
-    fn refuses(&mut self) -> bool {
-        self.refused = !self.refused && self.rng.u8(..4) == 0;
-        self.refused
+    /// Makes a random quarter of the attempts to flush or to finish find no room, but never two in a row. Returns whether this
+    /// attempt is one of them.
+    fn inject_stall(&mut self) -> bool {
+        self.stalled = !self.stalled && self.rng.u8(..4) == 0;
+        self.stalled
     }
 
     /// Ages the delayed bytes by one attempt to read.
@@ -111,16 +113,16 @@ impl PipeState {
 }
 
 impl Pipe {
-    fn new(weather: Weather, direction: u64) -> Pipe {
-        let mut rng = fastrand::Rng::with_seed(2 * weather.seed + direction);
+    fn new(conditions: LinkConditions, direction: u64) -> Pipe {
+        let mut rng = fastrand::Rng::with_seed(2 * conditions.seed + direction);
         let state = PipeState {
             capacity: rng.usize(CAPACITY),
             rng,
             visible: VecDeque::new(),
             delayed: (VecDeque::new(), 0),
             unflushed: VecDeque::new(),
-            refused: false,
-            until_cut: weather.cut_after,
+            stalled: false,
+            until_cut: conditions.cut_after,
             finished: false,
             aborted: false,
         };
@@ -144,14 +146,14 @@ impl Pipe {
     fn wait(&self, deadline: &Deadline, ready: impl Fn(&PipeState) -> bool) -> bool {
         let mut state = self.lock();
         while !ready(&state) {
-            let Some(left) = deadline.left() else { return false };
+            let Some(left) = deadline.remaining() else { return false };
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
 }
 
-impl Transport for Memory {
+impl Transport for MemoryTransport {
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
         self.incoming.change(|state| {
             if state.visible.is_empty() {
@@ -202,7 +204,7 @@ impl Transport for Memory {
             if state.aborted {
                 return Err(TransportError::cut());
             }
-            if state.refuses() {
+            if state.inject_stall() {
                 return Ok(false);
             }
             state.flush();
@@ -215,7 +217,7 @@ impl Transport for Memory {
             Interest::Read => self
                 .incoming
                 .wait(deadline, |state| !state.visible.is_empty() || !state.delayed.0.is_empty() || state.has_ended()),
-            Interest::Write => self.outgoing.wait(deadline, |state| state.has_room() || state.refused || state.aborted),
+            Interest::Write => self.outgoing.wait(deadline, |state| state.has_room() || state.stalled || state.aborted),
         })
     }
 
@@ -225,7 +227,7 @@ impl Transport for Memory {
 
     fn try_finish(&self) -> Result<bool, TransportError> {
         self.outgoing.change(|state| {
-            if !state.finished && state.refuses() {
+            if !state.finished && state.inject_stall() {
                 return Ok(false);
             }
             state.flush();
@@ -245,7 +247,7 @@ impl Transport for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MemoryTransport {
     fn drop(&mut self) {
         self.abort();
     }
@@ -255,40 +257,40 @@ impl Drop for Memory {
 type Incoming = Option<Connection>;
 
 /// The listeners of this process by their numbers, with the fault injection of their connections.
-type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, Weather)>;
+type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, LinkConditions)>;
 static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
 
 /// A listener that clients in this process reach as `memory:NUMBER`.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub(crate) struct MemoryListener {
     number: u64,
     to: mpsc::Sender<Incoming>,
     incoming: mpsc::Receiver<Incoming>,
 }
 
-/// Listens within this process. The seed of the first connection is that of `weather`; each further connection has the next
+/// Listens within this process. The seed of the first connection is that of `conditions`; each further connection has the next
 /// seed.
-pub(crate) fn listen(weather: Weather) -> Listener {
+pub(crate) fn listen(conditions: LinkConditions) -> MemoryListener {
     let number = NEXT_LISTENER.fetch_add(1, Ordering::Relaxed);
     let (to, incoming) = mpsc::channel();
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
-    listeners.get_or_insert_default().insert(number, (to.clone(), weather));
-    Listener { number, to, incoming }
+    listeners.get_or_insert_default().insert(number, (to.clone(), conditions));
+    MemoryListener { number, to, incoming }
 }
 
 /// Connects to a listener by its number.
 pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let (to, weather) = listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
-    let (ours, theirs) = pair(*weather);
-    weather.seed += 1;
+    let (to, conditions) = listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
+    let (ours, theirs) = pair(*conditions);
+    conditions.seed += 1;
     to.send(Some(theirs)).map_err(|_| DialError::OwnSocket)?;
     Ok(ours)
 }
 
-impl Listen for Listener {
+impl Listen for MemoryListener {
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
-        match self.incoming.recv_timeout(deadline.left().unwrap_or_default()) {
+        match self.incoming.recv_timeout(deadline.remaining().unwrap_or_default()) {
             Ok(incoming) => Ok(incoming),
             // Disconnected cannot happen: the listener itself holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),

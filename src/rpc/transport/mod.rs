@@ -2,7 +2,7 @@
 //! Messages are encoded elsewhere (`rpc::wire`).
 //!
 //! ```text
-//! server, client, links between servers
+//! server, client, peer connections
 //!         │ Receiver, Sender, Aborter      (deadlines, retry loops, typed errors: the same for every transport)
 //!         ▼
 //!     Transport ── tcp                     (one non-blocking attempt per call; how to wait)
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A connection is split into a [`Receiver`] and a [`Sender`], which two threads use concurrently. An [`Aborter`] ends it from
-//! any thread. Sockets appear in this module only. CONTRIBUTING.md describes how to add a transport.
+//! any thread. Sockets appear in this module only. Start with this file, then `tcp.rs`. CONTRIBUTING.md describes how to add a
+//! transport.
 
 mod address;
 #[cfg(test)]
@@ -21,7 +22,7 @@ pub(crate) mod memory;
 mod poll;
 mod tcp;
 
-pub(crate) use address::{Address, PeerAddr, ResolveError, resolve};
+pub(crate) use address::{Address, PeerAddr, ResolveError, missing_port_hint, resolve};
 pub use error::DialError;
 pub(crate) use error::{ListenError, TransportError};
 
@@ -30,7 +31,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A deadline. It remembers the timeout that it was made of, for error messages.
+/// A deadline, with the timeout from which it was computed, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -47,17 +48,17 @@ impl Deadline {
     }
 
     /// Time until the deadline; `None` when it has passed.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    pub(crate) fn remaining(&self) -> Option<Duration> {
         Some(self.at.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// The timeout that the deadline was made of.
-    pub(crate) fn given(&self) -> Duration {
+    /// The timeout from which the deadline was computed.
+    pub(crate) fn timeout(&self) -> Duration {
         self.after
     }
 }
 
-/// The readiness for which a thread waits.
+/// Kind of readiness for which a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     Read,
@@ -168,7 +169,7 @@ impl Receiver {
                 return Ok(n);
             }
             if !self.0.wait(Interest::Read, deadline)? {
-                return Err(TransportError::TimedOut { what: "nothing to read", after: deadline.given() });
+                return Err(TransportError::TimedOut { what: NOTHING_RECEIVED, after: deadline.timeout() });
             }
         }
     }
@@ -184,8 +185,8 @@ impl Receiver {
                 n => dst = dst.get_mut(n..).unwrap_or_default(),
             }
             // A peer that sends single bytes slowly never lets the wait above time out.
-            if !dst.is_empty() && deadline.left().is_none() {
-                return Err(TransportError::TimedOut { what: "nothing to read", after: deadline.given() });
+            if !dst.is_empty() && deadline.remaining().is_none() {
+                return Err(TransportError::TimedOut { what: NOTHING_RECEIVED, after: deadline.timeout() });
             }
         }
         Ok(())
@@ -213,7 +214,9 @@ impl Sender {
 
     /// As [`Sender::write_all`], with one deadline for all bytes.
     pub(crate) fn write_by(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<(), TransportError> {
-        let left = deadline.left().ok_or(TransportError::TimedOut { what: NOTHING_TAKEN, after: deadline.given() })?;
+        let left = deadline
+            .remaining()
+            .ok_or(TransportError::TimedOut { what: NOTHING_ACCEPTED, after: deadline.timeout() })?;
         self.write_all(&[bytes], left)
     }
 
@@ -248,7 +251,7 @@ impl Sender {
                 return Ok(done);
             }
             if !in_time {
-                return Err(TransportError::TimedOut { what: NOTHING_TAKEN, after: deadline.given() });
+                return Err(TransportError::TimedOut { what: NOTHING_ACCEPTED, after: deadline.timeout() });
             }
         }
     }
@@ -269,12 +272,15 @@ impl Sender {
     pub(crate) fn drain(&mut self, deadline: &Deadline) -> Result<(), TransportError> {
         let (mut receiver, mut rest) = (Receiver(Arc::clone(&self.0)), [0; 4096]);
         // The loop checks the deadline, because a peer that sends continuously never lets the wait time out.
-        while deadline.left().is_some() && receiver.read_into(&mut rest, deadline)? > 0 {}
+        while deadline.remaining().is_some() && receiver.read_into(&mut rest, deadline)? > 0 {}
         Ok(())
     }
 }
 
-const NOTHING_TAKEN: &str = "nothing taken";
+/// Description of a receive timeout.
+const NOTHING_RECEIVED: &str = "the peer sent no byte";
+/// Description of a send timeout.
+const NOTHING_ACCEPTED: &str = "the peer accepted no byte";
 
 /// A listener.
 pub(crate) trait Listen: fmt::Debug + Send {
@@ -309,8 +315,8 @@ pub(crate) fn dial(
     deadline: &Deadline,
 ) -> Result<(Address, Connection), (Option<Address>, DialError)> {
     let mut last = (None, DialError::NoAddress);
-    for (target, others) in targets.iter().zip((1..=targets.len() as u32).rev()) {
-        match dial_one(target, deadline, others) {
+    for (target, shares) in targets.iter().zip((1..=targets.len() as u32).rev()) {
+        match dial_one(target, deadline, shares) {
             Ok(connection) => return Ok((target.clone(), connection)),
             Err(e) => last = (Some(target.clone()), e),
         }
@@ -320,7 +326,7 @@ pub(crate) fn dial(
 
 /// Connects to one address within its share of the remaining time.
 fn dial_one(target: &Address, deadline: &Deadline, shares: u32) -> Result<Connection, DialError> {
-    let timeout = deadline.left().ok_or(DialError::TimedOut)? / shares;
+    let timeout = deadline.remaining().ok_or(DialError::TimedOut)? / shares;
     match target {
         Address::Tcp(addr) => tcp::connect(*addr, timeout),
         #[cfg(test)]

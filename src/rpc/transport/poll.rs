@@ -28,10 +28,10 @@ mod unix {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
         };
-        let left = deadline.left().unwrap_or_default().min(MAX_WAIT);
+        let left = deadline.remaining().unwrap_or_default().min(MAX_WAIT);
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(socket, flags)], Some(&timeout)) {
-            Ok(0) => Ok(deadline.left().is_some()),
+            Ok(0) => Ok(deadline.remaining().is_some()),
             Ok(_) | Err(Errno::INTR) => Ok(true),
             Err(e) => Err(TransportError::system(e.into())),
         }
@@ -52,7 +52,7 @@ mod other {
     use super::super::{Deadline, Interest, TransportError};
 
     pub(in super::super) fn wait<T>(_: &T, _: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
-        let Some(left) = deadline.left() else { return Ok(false) };
+        let Some(left) = deadline.remaining() else { return Ok(false) };
         std::thread::sleep(left.min(Duration::from_millis(1)));
         Ok(true)
     }

@@ -19,20 +19,20 @@ const WAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A TCP socket.
 #[derive(Debug)]
-struct Tcp {
+struct TcpTransport {
     stream: TcpStream,
     peer: SocketAddr,
 }
 
-impl Tcp {
-    /// Configures a connected socket: non-blocking, TCP_NODELAY so that small messages leave at once, and TCP keepalive so that
-    /// the loss of the peer's machine is detected even if no reply is outstanding.
-    fn new(stream: TcpStream, peer: SocketAddr) -> io::Result<Tcp> {
+impl TcpTransport {
+    /// Configures a connected socket: non-blocking, TCP_NODELAY so that small messages are sent at once, and TCP keepalive so
+    /// that the loss of the peer's machine is detected even if no reply is outstanding.
+    fn new(stream: TcpStream, peer: SocketAddr) -> io::Result<TcpTransport> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15));
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-        Ok(Tcp { stream, peer })
+        Ok(TcpTransport { stream, peer })
     }
 }
 
@@ -48,8 +48,8 @@ fn attempt<T>(mut work: impl FnMut() -> io::Result<T>) -> Result<Option<T>, Tran
     }
 }
 
-/// A gathered write without SIGPIPE when the peer is gone. The standard library's `write` suppresses the signal; its
-/// `write_vectored` does not on Linux, and would kill a program that has restored the signal's default action.
+/// A gathered write that raises no SIGPIPE after the peer has closed the connection. The standard library's `write` suppresses
+/// the signal; its `write_vectored` does not on Linux, and would kill a program that has restored the signal's default action.
 #[cfg(target_os = "linux")]
 fn write_vectored(stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -62,7 +62,7 @@ fn write_vectored(mut stream: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<u
     stream.write_vectored(parts)
 }
 
-impl Transport for Tcp {
+impl Transport for TcpTransport {
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
         attempt(|| (&self.stream).read(dst))
     }
@@ -108,7 +108,7 @@ pub(super) fn connect(addr: SocketAddr, timeout: Duration) -> Result<Connection,
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(DialError::OwnSocket);
     }
-    Ok(Connection::new(Tcp::new(stream, addr)?))
+    Ok(Connection::new(TcpTransport::new(stream, addr)?))
 }
 
 /// A listening TCP socket.
@@ -156,8 +156,8 @@ impl Listen for Listener {
     fn accept(&self, deadline: &Deadline) -> Result<Option<Connection>, TransportError> {
         loop {
             match attempt(|| self.socket.accept()) {
-                // Configuring the socket fails if the client is already gone.
-                Ok(Some((stream, peer))) => return Ok(Tcp::new(stream, peer).ok().map(Connection::new)),
+                // Configuring the socket fails if the client has already disconnected.
+                Ok(Some((stream, peer))) => return Ok(TcpTransport::new(stream, peer).ok().map(Connection::new)),
                 // The client disconnected before it was accepted.
                 Err(TransportError::Reset(_)) => return Ok(None),
                 Err(e) => return Err(e),

@@ -1,87 +1,87 @@
-//! Reading and writing packed little-endian fields; every error names its field.
+//! Reader and writer of packed little-endian fields. Each error names its field.
 
 use thiserror::Error;
 
-use super::command::{BodySize, Command};
+use super::command::{BodySize, RpcCommand};
 
-/// Bytes that are not a message of the protocol. From a decoder or a size check it is the peer's fault.
+/// Bytes that are not a valid message of the protocol. From a decoder or a size check: the peer sent invalid bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The bytes end before this field does.
+    /// The bytes end within a field.
     #[error("{what}: expected {need} bytes, {have} are left")]
     Truncated {
-        /// The field.
+        /// Name of the field.
         what: &'static str,
-        /// Bytes the field takes.
+        /// Length of the field in bytes.
         need: u64,
-        /// Bytes there are.
+        /// Remaining bytes.
         have: u64,
     },
     /// Bytes are left after the last field.
     #[error("{what}: {extra} bytes after the last field")]
     Trailing {
-        /// The message.
+        /// Name of the message.
         what: &'static str,
-        /// How many.
+        /// Number of these bytes.
         extra: u64,
     },
-    /// A command number that protocol 7.0 does not have.
+    /// A number that is no command of protocol 7.0 or of the extensions.
     #[error("unknown command {0}, expected 0 to 17")]
     UnknownCommand(u8),
-    /// A header promises a body of a length that its command cannot have.
+    /// The length of the body in a header is not possible for the command.
     #[error("{command}: expected a body of {expected}, the header says {have} bytes")]
     BodySize {
-        /// The command.
-        command: Command,
-        /// What the protocol allows.
+        /// Command of the header.
+        command: RpcCommand,
+        /// Lengths that the protocol allows.
         expected: BodySize,
-        /// What the header says.
+        /// Length in the header.
         have: u64,
     },
-    /// A legal count or size that is over a limit of ours.
+    /// A count or size that the protocol allows, but that exceeds a limit of the receiver.
     #[error("{what}: {have} is over the limit of {limit}")]
     TooLarge {
-        /// The field, or the command whose body it is.
+        /// Name of the field, or of the command whose body it is.
         what: &'static str,
         /// The count or size.
         have: u64,
-        /// The most that is accepted.
+        /// Limit of the receiver.
         limit: u64,
     },
-    /// A value that this field cannot have.
+    /// An invalid value of a field.
     #[error("{what}: expected {expected}, got {have}")]
     BadValue {
-        /// The field.
+        /// Name of the field.
         what: &'static str,
-        /// What would have been right.
+        /// Valid values.
         expected: &'static str,
-        /// What came.
+        /// Received value.
         have: u64,
     },
-    /// A response was asked for from a command that has none: the caller's fault.
+    /// The caller expected a response to a command that has none: a bug of the caller, not of the peer.
     #[error("{0} has no response")]
-    NoResponse(Command),
+    NoResponse(RpcCommand),
 }
 
-/// Reads fields off the front of a byte slice. `what` is the field's name in errors.
+/// Reads fields from the front of a byte slice. The parameter `what` is the name of the field in errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// A reader at the start of `bytes`.
+    /// Creates a reader at the start of `bytes`.
     pub(crate) const fn new(bytes: &'a [u8]) -> Self {
         Reader { rest: bytes }
     }
 
-    /// Bytes not yet read.
-    pub(crate) const fn left(&self) -> usize {
+    /// Number of unread bytes.
+    pub(crate) const fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     #[inline]
     pub(crate) fn bytes(&mut self, what: &'static str, len: usize) -> Result<&'a [u8], WireError> {
         let Some((head, rest)) = self.rest.split_at_checked(len) else {
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     #[inline]
     pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], WireError> {
         let Some((head, rest)) = self.rest.split_first_chunk() else {
@@ -101,7 +101,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// The next `count` records of `N` bytes each, borrowed: `count` is the peer's and costs nothing by itself.
+    /// Borrows the next `count` records of `N` bytes each. Allocates nothing, because `count` is an unchecked claim of the
+    /// peer.
     pub(crate) fn arrays<const N: usize>(
         &mut self,
         what: &'static str,
@@ -112,15 +113,15 @@ impl<'a> Reader<'a> {
         Ok(self.bytes(what, len)?.as_chunks().0)
     }
 
-    /// Everything that is left, as a last field of any length.
+    /// Reads all remaining bytes: the last field of a message, of any length.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
-    /// Ends the message `what`.
+    /// Ends the decoding of the message `what`.
     ///
     /// # Errors
-    /// [`WireError::Trailing`] if a byte is left.
+    /// [`WireError::Trailing`] if unread bytes remain.
     pub(crate) fn finish(self, what: &'static str) -> Result<(), WireError> {
         match self.rest.len() {
             0 => Ok(()),
@@ -134,9 +135,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A field of a fixed size, in both directions.
+/// A field of fixed size, with its decoder and encoder.
 pub(super) trait Field: Sized {
-    /// Bytes on the wire.
+    /// Encoded length in bytes.
     const SIZE: u64;
 
     fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError>;
@@ -148,7 +149,7 @@ macro_rules! integers {
     ($($ty:ident)*) => {
         impl Reader<'_> {
             $(
-                /// The next little-endian integer of this type.
+                /// Reads the next little-endian integer of this type.
                 #[inline]
                 pub(crate) fn $ty(&mut self, what: &'static str) -> Result<$ty, WireError> {
                     self.array(what).map(|bytes| $ty::from_le_bytes(*bytes))
@@ -172,7 +173,7 @@ macro_rules! integers {
 
 integers! { u8 u32 u64 i32 }
 
-/// A flag or result of one byte. Other values are refused: nobody sends them, so they mean a misread layout.
+/// A flag or result of one byte. Values other than 0 and 1 are errors: no peer sends them, so they reveal a wrong layout.
 impl Field for bool {
     const SIZE: u64 = 1;
 

@@ -1,72 +1,72 @@
-//! The headers before a request's and a response's body.
+//! Headers of requests and responses.
 
 use super::{
     codec::{Reader, WireError},
-    command::{Command, Limits},
+    command::{Limits, RpcCommand},
 };
 
-/// Bytes of a request's header.
+/// Length of a request's header in bytes.
 pub const REQUEST_HEADER: usize = 9;
 
-/// Bytes of a response's header.
+/// Length of a response's header in bytes.
 pub const RESPONSE_HEADER: usize = 8;
 
-/// `cmd u8 | size u64`.
+/// Header of a request: `cmd u8 | size u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// The command.
-    pub command: Command,
-    /// Bytes of the body, as the peer says: see [`RequestHeader::body_len`].
+    pub command: RpcCommand,
+    /// Length of the body in bytes, unchecked; [`RequestHeader::body_len`] checks it.
     pub size: u64,
 }
 
 impl RequestHeader {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`WireError::UnknownCommand`].
     pub fn decode(bytes: &[u8; REQUEST_HEADER]) -> Result<RequestHeader, WireError> {
         let [number, size @ ..] = *bytes;
-        Ok(RequestHeader { command: Command::from_wire(number)?, size: u64::from_le_bytes(size) })
+        Ok(RequestHeader { command: RpcCommand::from_wire(number)?, size: u64::from_le_bytes(size) })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; REQUEST_HEADER] {
         let mut bytes = [self.command as u8; REQUEST_HEADER];
         bytes[1..].copy_from_slice(&self.size.to_le_bytes());
         bytes
     }
 
-    /// The length of the body, once it is known to be acceptable: see [`Command::request_size`].
+    /// The checked length of the body: see [`RpcCommand::request_size`].
     pub fn body_len(&self, limits: &Limits) -> Result<usize, WireError> {
         self.command.request_size(self.size, limits)
     }
 }
 
-/// `size u64`: a response does not name its command.
+/// Header of a response: `size u64`. A response does not name its command; responses have the order of their requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// Bytes of the body, as the peer says: see [`Command::response_size`].
+    /// Length of the body in bytes, unchecked; [`RpcCommand::response_size`] checks it.
     pub size: u64,
 }
 
 impl ResponseHeader {
-    /// Reads a header.
+    /// Decodes a header.
     pub const fn decode(bytes: &[u8; RESPONSE_HEADER]) -> ResponseHeader {
         ResponseHeader { size: u64::from_le_bytes(*bytes) }
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub const fn encode(&self) -> [u8; RESPONSE_HEADER] {
         self.size.to_le_bytes()
     }
 }
 
-/// Splits the next request off a recorded stream: its command and its body. `stream` then begins behind it.
+/// Splits the next request off a recorded stream and returns its command and its body. `stream` then starts behind the request.
 ///
 /// # Errors
-/// Those of the header and of its size, and [`WireError::Truncated`] if the stream ends inside the request.
-pub fn next_request<'a>(stream: &mut &'a [u8], limits: &Limits) -> Result<(Command, &'a [u8]), WireError> {
+/// Errors of the header and of its size; [`WireError::Truncated`] if the stream ends within the request.
+pub fn next_request<'a>(stream: &mut &'a [u8], limits: &Limits) -> Result<(RpcCommand, &'a [u8]), WireError> {
     let mut r = Reader::new(stream);
     let header = RequestHeader::decode(r.array("header")?)?;
     let body = r.bytes("body", header.body_len(limits)?)?;

@@ -1,4 +1,4 @@
-//! GRAPH_COMPUTE: ids and records stay in the body that they came in.
+//! GRAPH_COMPUTE: a zero-copy view of a graph. Node ids and tensor records are borrowed from the body of the message.
 
 use super::{
     codec::{Field, Reader, WireError},
@@ -7,54 +7,54 @@ use super::{
     tensor::{TENSOR_RECORD, TensorRecord},
 };
 
-/// Tensor ids, borrowed from a message.
+/// A list of tensor ids, borrowed from the encoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeIds<'a>(pub(super) &'a [[u8; 8]]);
 
 impl<'a> NodeIds<'a> {
-    /// How many.
+    /// Number of ids.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The ids in order.
+    /// Decodes the ids in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = u64> + DoubleEndedIterator + use<'a> {
         self.0.iter().map(|bytes| u64::from_le_bytes(*bytes))
     }
 }
 
-/// Tensor records, borrowed from a message and decoded one by one.
+/// A list of tensor records, borrowed from the encoded message; each access decodes one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRecords<'a>(pub(super) &'a [[u8; TENSOR_RECORD]]);
 
 impl<'a> TensorRecords<'a> {
-    /// How many.
+    /// Number of records.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The record at `index`.
+    /// Decodes the record at `index`.
     pub fn get(&self, index: usize) -> Option<TensorRecord> {
         self.0.get(index).map(TensorRecord::decode)
     }
 
-    /// The records in order.
+    /// Decodes the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorRecord> + DoubleEndedIterator + use<'a> {
         self.0.iter().map(TensorRecord::decode)
     }
 }
 
-/// Runs a graph: `tensors` are the nodes and everything that they read, sources first.
+/// Runs a graph. `tensors` are the nodes and all tensors that they read, sources before their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphCompute<'a> {
     device: u32,
@@ -63,27 +63,27 @@ pub struct GraphCompute<'a> {
 }
 
 impl<'a> GraphCompute<'a> {
-    /// A graph to send; the sender's ids and records are already bytes, as [`TensorRecord::encode`] makes them.
+    /// A graph to send, of ids and records that are already encoded ([`TensorRecord::encode`]).
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] for more than 2^32 - 1 of either.
+    /// [`WireError::TooLarge`] for more than 2^32 - 1 nodes or tensors.
     pub fn new(device: u32, nodes: &'a [[u8; 8]], tensors: &'a [[u8; TENSOR_RECORD]]) -> Result<Self, WireError> {
         check_count("n_nodes", nodes.len() as u64, u32::MAX)?;
         check_count("n_tensors", tensors.len() as u64, u32::MAX)?;
         Ok(GraphCompute { device, nodes: NodeIds(nodes), tensors: TensorRecords(tensors) })
     }
 
-    /// The device to run on.
+    /// Device that runs the graph, by its index.
     pub const fn device(&self) -> u32 {
         self.device
     }
 
-    /// Ids of the nodes, in the order to compute them.
+    /// Ids of the nodes, in execution order.
     pub const fn nodes(&self) -> NodeIds<'a> {
         self.nodes
     }
 
-    /// Records of the nodes and of everything that they read.
+    /// Records of the nodes and of all tensors that they read.
     pub const fn tensors(&self) -> TensorRecords<'a> {
         self.tensors
     }
@@ -108,19 +108,20 @@ impl<'a> Body<'a> for GraphCompute<'a> {
 
     fn write(&self, out: &mut Vec<u8>) {
         self.device.write(out);
-        (self.nodes.len() as u32).write(out); // both constructors bound the counts
+        (self.nodes.len() as u32).write(out); // both constructors limit the counts to u32
         out.extend_from_slice(self.nodes.0.as_flattened());
         (self.tensors.len() as u32).write(out);
         out.extend_from_slice(self.tensors.0.as_flattened());
     }
 }
 
-/// Bytes of a prepared graph for each of its tensors, nodes, and sources of nodes, about, on the device that needs most.
+/// Estimated bytes of a prepared graph per tensor, node and source of a node, on the kind of device with the largest programs.
 const TENSOR_BYTES: u64 = 100;
 const NODE_BYTES: u64 = 500;
 const SOURCE_BYTES: u64 = 110;
 
-/// What a graph costs who keeps it, in bytes, with its message of `body` bytes: both ends count the same.
+/// Estimated memory of a prepared graph on the server, in bytes; `body`: length of its GRAPH_COMPUTE body. Client and server
+/// compute the same number, so the client can predict which graphs the server evicts.
 pub fn graph_cost(body: u64, graph: &GraphCompute<'_>) -> u64 {
     let sources = |srcs: &[u64]| srcs.iter().filter(|&&id| id != 0).count() as u64;
     let sources = graph.tensors().iter().map(|record| sources(&record.src)).sum::<u64>();

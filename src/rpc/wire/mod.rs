@@ -1,37 +1,37 @@
-//! The bytes of ggml's RPC protocol 7.0 and of fanout's extensions, without IO: headers, requests, responses, notices,
-//! tensor records.
+//! Codec of ggml's RPC protocol 7.0 and of fanout's extensions: headers, requests, responses, notifications and tensor records
+//! as bytes. It does no I/O.
 //!
-//! This is what a program needs that speaks the protocol besides this crate's server and client, a relay, a recorder, a
-//! fuzzer or a test's client: [`Request`], [`Response`] and, for the extensions, [`ext`], in both directions, with their
-//! headers, sizes and [`Limits`]. Older versions of the protocol are the client's own affair and not public.
+//! The module is public for other programs that use the protocol, such as a relay, a recorder, a fuzzer or a client of a test:
+//! [`Request`] and [`Response`] of 7.0 and the messages of the extensions ([`ext`]), each with encoder and decoder, headers,
+//! sizes and [`Limits`]. The codec of older versions (`version_codec`), which only this crate's client needs, is private.
 //!
-//! | from | to | |
+//! | from | to | function |
 //! |---|---|---|
-//! | 9 bytes of a header | a command and a size | [`RequestHeader::decode`], [`ext::ExtHeader::decode`] |
-//! | a size and [`Limits`] | the length of a body that may be read | [`RequestHeader::body_len`], [`Command::response_size`] |
-//! | a body | a message that borrows from it | [`Request::decode`], [`Response::decode`] |
-//! | a message | a frame | [`Request::encode`], [`Response::encode`] |
-//! | a recorded stream | the body of its next request | [`next_request`] |
+//! | 9 bytes of a header | command and size | [`RequestHeader::decode`], [`ext::ExtHeader::decode`] |
+//! | size and [`Limits`] | length of a body that may be read | [`RequestHeader::body_len`], [`RpcCommand::response_size`] |
+//! | body | message that borrows from it | [`Request::decode`], [`Response::decode`] |
+//! | message | frame (header and body) | [`Request::encode`], [`Response::encode`] |
+//! | recorded stream | body of its next request | [`next_request`] |
 //!
-//! A receiver works in three steps, so that a peer's promise never costs memory:
-//! 1. nine bytes → [`RequestHeader::decode`]: is the command known?
-//! 2. [`RequestHeader::body_len`]: may its body be this long, under our [`Limits`]? Only now is the body read.
-//! 3. [`Request::decode`] borrows from the body; what it allocates is bounded by the bytes that are there.
+//! A receiver decodes in three steps, so that a size or count that a peer claims never allocates memory:
+//! 1. Read nine bytes; [`RequestHeader::decode`] rejects unknown commands.
+//! 2. [`RequestHeader::body_len`] rejects a length that the command or the receiver's [`Limits`] do not allow. Then read the
+//!    body.
+//! 3. [`Request::decode`] borrows from the body; its allocations are bounded by the length of the body.
 //!
-//! SET_TENSOR stops after a head of [`SET_TENSOR_HEAD`] bytes ([`SetTensorHead::decode`]): the data behind it
-//! streams to its buffer.
+//! Of a SET_TENSOR the receiver decodes only the head of [`SET_TENSOR_HEAD`] bytes ([`SetTensorHead::decode`]) and streams the
+//! data behind it to the buffer.
 //!
-//! Decoding checks *form*: every byte is accounted for, trailing ones are an error, flags are 0 or 1, counts agree
-//! with the body. Whether a handle, an offset, a type or an op makes sense is for the session and for graph
-//! validation. Every [`WireError`] from a decoder is the peer's fault. Layouts: the fields
-//! of each struct in their order, packed and little-endian; of the extensions also `docs/protocol.md`.
+//! Decoding checks the *form*: each byte belongs to a field, trailing bytes are an error, flags are 0 or 1, counts match the
+//! length of the body. The session and graph validation check the meaning of handles, offsets, types and ops. A [`WireError`]
+//! of a decoder always means that the peer sent invalid bytes. Messages are the fields of their structs in order, packed and
+//! little-endian; `docs/protocol.md` describes the messages of the extensions.
 //!
-//! Commands and messages are `#[non_exhaustive]`: later versions of the protocol add some. The structs of single messages
-//! are not, since their fields are a layout of bytes: another layout is another struct.
+//! Enums of commands and of messages are `#[non_exhaustive]`, because later versions of the protocol add variants. The structs
+//! of single messages are exhaustive: a message with another layout gets another struct.
 
 mod codec;
 mod command;
-mod dialect;
 pub mod ext;
 mod frame;
 mod graph;
@@ -39,12 +39,11 @@ mod request;
 mod response;
 mod tensor;
 mod version;
+mod version_codec;
 
 pub(crate) use codec::Reader;
 pub use codec::WireError;
-pub use command::{BodySize, Command, Limits};
-#[cfg_attr(not(feature = "client"), allow(unused_imports))]
-pub(crate) use dialect::{Dialect, HelloForm, SERVED};
+pub use command::{BodySize, Limits, RpcCommand};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
 pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
 pub use request::{
@@ -55,6 +54,8 @@ pub use request::{
 pub use response::{AllocBufferReply, DeviceMemoryReply, HelloReply, Response};
 pub use tensor::{MAX_NAME, TENSOR_RECORD, TensorRecord};
 pub use version::{ConnCaps, PROTOCOL_VERSION, Version};
+#[cfg_attr(not(feature = "client"), allow(unused_imports))]
+pub(crate) use version_codec::{HelloForm, SUPPORTED_VERSIONS, VersionCodec};
 
 #[cfg(test)]
 mod tests;

@@ -1,21 +1,21 @@
-//! What a client asks, one struct per command.
+//! Requests of protocol 7.0: one struct per command, with its decoder and encoder.
 
 use super::{
     codec::{Field, Reader, WireError},
-    command::{BodySize, Command, Limits},
+    command::{BodySize, Limits, RpcCommand},
     frame::RequestHeader,
     graph::{GraphCompute, TensorRecords},
     tensor::{TENSOR_RECORD, TensorRecord},
     version::ConnCaps,
 };
 
-/// Sources that a tensor can have.
+/// Maximum number of sources of a tensor.
 pub const MAX_SRC: usize = 10;
 
-/// Bytes of a SET_TENSOR body before its data.
+/// Length in bytes of a SET_TENSOR body before its data.
 pub const SET_TENSOR_HEAD: usize = TENSOR_RECORD + 1 + 8;
 
-/// A request's body, in both directions. `read` leaves trailing bytes to its caller.
+/// Body of a request, with decoder and encoder. `read` does not check for trailing bytes; its caller does.
 pub(super) trait Body<'a>: Sized {
     fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError>;
 
@@ -24,7 +24,7 @@ pub(super) trait Body<'a>: Sized {
     fn write(&self, out: &mut Vec<u8>);
 }
 
-/// Requests that are a fixed list of fields.
+/// Generates requests with fields of fixed size only.
 macro_rules! fixed {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
         $(#[$doc])*
@@ -37,7 +37,7 @@ macro_rules! fixed {
             const SIZE: u64 = 0 $(+ <$ty as Field>::SIZE)*;
         }
 
-        const _: () = assert!(matches!(Command::$name.request(), BodySize::Exact(size) if size == $name::SIZE));
+        const _: () = assert!(matches!(RpcCommand::$name.request(), BodySize::Exact(size) if size == $name::SIZE));
 
         impl Body<'_> for $name {
             fn read(_r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
@@ -56,39 +56,39 @@ macro_rules! fixed {
 }
 
 fixed! {
-    /// Allocates a buffer.
+    /// Allocates a buffer on a device.
     AllocBuffer {
-        /// Device by its position on the endpoint.
+        /// Device, by its index on the server.
         device: u32,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     }
 
-    /// Asks for a device's alignment in bytes.
+    /// Queries the alignment that a device requires, in bytes.
     GetAlignment {
-        /// Device by its position on the endpoint.
+        /// Device, by its index on the server.
         device: u32,
     }
 
-    /// Asks for the largest buffer of a device, in bytes.
+    /// Queries the maximum size of a buffer of a device, in bytes.
     GetMaxSize {
-        /// Device by its position on the endpoint.
+        /// Device, by its index on the server.
         device: u32,
     }
 
-    /// Asks for a buffer's address.
+    /// Queries the base address of a buffer.
     BufferGetBase {
         /// Buffer handle.
         remote_ptr: u64,
     }
 
-    /// Gives a buffer back.
+    /// Frees a buffer.
     FreeBuffer {
         /// Buffer handle.
         remote_ptr: u64,
     }
 
-    /// Fills a whole buffer.
+    /// Fills a whole buffer with one byte value.
     BufferClear {
         /// Buffer handle.
         remote_ptr: u64,
@@ -96,13 +96,13 @@ fixed! {
         value: u8,
     }
 
-    /// Asks the server to fill a tensor with cached data.
+    /// Fills a tensor with data from the cache of the server.
     SetTensorHash {
         /// Destination.
         tensor: TensorRecord,
-        /// Bytes from the tensor's start.
+        /// Offset from the start of the tensor, in bytes.
         offset: u64,
-        /// 64-bit FNV-1a of the data, whose length is not sent.
+        /// 64-bit FNV-1a hash of the data. The length of the data is not sent.
         hash: u64,
     }
 
@@ -110,13 +110,13 @@ fixed! {
     GetTensor {
         /// Source.
         tensor: TensorRecord,
-        /// Bytes from the tensor's start.
+        /// Offset from the start of the tensor, in bytes.
         offset: u64,
-        /// Bytes to read.
+        /// Number of bytes to read.
         size: u64,
     }
 
-    /// Copies a tensor to another one of the same server.
+    /// Copies a tensor to another tensor of the same server.
     CopyTensor {
         /// Source.
         src: TensorRecord,
@@ -124,50 +124,50 @@ fixed! {
         dst: TensorRecord,
     }
 
-    /// Asks for a device's free and total memory.
+    /// Queries the free and the total memory of a device.
     GetDeviceMemory {
-        /// Device by its position on the endpoint.
+        /// Device, by its index on the server.
         device: u32,
     }
 
-    /// Prepares a tensor whose rows end in padding.
+    /// Initialises a tensor, for example the padding at the ends of its rows.
     InitTensor {
         /// The tensor.
         tensor: TensorRecord,
     }
 
-    /// Asks how many devices the endpoint has.
+    /// Queries the number of devices of the server.
     DeviceCount {}
 
     /// Runs the last graph of a device again.
     GraphRecompute {
-        /// Device by its position on the endpoint.
+        /// Device, by its index on the server.
         device: u32,
     }
 
-    /// Fills a part of a tensor.
+    /// Fills a part of a tensor with one byte value.
     MemsetTensor {
         /// Destination.
         tensor: TensorRecord,
-        /// Bytes from the tensor's start.
+        /// Offset from the start of the tensor, in bytes.
         offset: u64,
-        /// Bytes to fill.
+        /// Number of bytes to fill.
         size: u64,
         /// The byte to fill them with.
         value: u8,
     }
 }
 
-/// Opens a connection.
+/// Negotiates the version; the first request of a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hello {
-    /// The client's transports; `None` from a client before 4.0, whose HELLO is empty.
+    /// Transport capabilities of the client. `None`: the empty HELLO of clients before 4.0.
     pub conn_caps: Option<ConnCaps>,
 }
 
 impl Body<'_> for Hello {
     fn read(r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
-        let conn_caps = if r.left() == 0 { None } else { Some(Field::read(r, "conn_caps")?) };
+        let conn_caps = if r.remaining() == 0 { None } else { Some(Field::read(r, "conn_caps")?) };
         Ok(Hello { conn_caps })
     }
 
@@ -180,19 +180,19 @@ impl Body<'_> for Hello {
     }
 }
 
-/// A SET_TENSOR body up to its data.
+/// Head of a SET_TENSOR: the body without the data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetTensorHead {
     /// Destination.
     pub tensor: TensorRecord,
-    /// Whether the sender asks the server to keep the data for SET_TENSOR_HASH.
+    /// Whether the server should store the data in its cache, for a later SET_TENSOR_HASH.
     pub cache: bool,
-    /// Bytes from the tensor's start.
+    /// Offset from the start of the tensor, in bytes.
     pub offset: u64,
 }
 
 impl SetTensorHead {
-    /// Reads the head alone; the data that follows it is the body's length less [`SET_TENSOR_HEAD`].
+    /// Decodes the head. The length of the data behind it is the length of the body minus [`SET_TENSOR_HEAD`].
     ///
     /// # Errors
     /// [`WireError::BadValue`] for a cache flag that is not 0 or 1.
@@ -200,17 +200,17 @@ impl SetTensorHead {
         SetTensorHead::read(&mut Reader::new(bytes))
     }
 
-    /// Writes the frame up to its data; the caller sends `data_len` bytes after it.
+    /// Appends the frame without the data; the caller sends `data_len` bytes behind it.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] if no receiver could take that much.
+    /// [`WireError::TooLarge`] if `data_len` exceeds the limit of all receivers.
     pub fn encode(&self, data_len: u64, out: &mut Vec<u8>) -> Result<(), WireError> {
         let limit = isize::MAX as u64 - SET_TENSOR_HEAD as u64;
         if data_len > limit {
             return Err(WireError::TooLarge { what: "data", have: data_len, limit });
         }
         let size = SET_TENSOR_HEAD as u64 + data_len;
-        out.extend_from_slice(&RequestHeader { command: Command::SetTensor, size }.encode());
+        out.extend_from_slice(&RequestHeader { command: RpcCommand::SetTensor, size }.encode());
         self.write(out);
         Ok(())
     }
@@ -229,14 +229,14 @@ impl SetTensorHead {
     }
 }
 
-const _: () = assert!(matches!(Command::SetTensor.request(), BodySize::AtLeast(n) if n == SET_TENSOR_HEAD as u64));
+const _: () = assert!(matches!(RpcCommand::SetTensor.request(), BodySize::AtLeast(n) if n == SET_TENSOR_HEAD as u64));
 
 /// Writes bytes into a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetTensor<'a> {
-    /// Where to.
+    /// Destination and flags.
     pub head: SetTensorHead,
-    /// What: everything that follows the head.
+    /// Data: all bytes behind the head.
     pub data: &'a [u8],
 }
 
@@ -255,19 +255,19 @@ impl<'a> Body<'a> for SetTensor<'a> {
     }
 }
 
-/// Asks how many bytes a tensor takes on a device.
+/// Queries how many bytes a tensor takes on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetAllocSize<'a> {
-    /// Device by its position on the endpoint.
+    /// Device, by its index on the server.
     pub device: u32,
-    /// The tensor; its buffer and address may be another server's.
+    /// The tensor. Its buffer and address are irrelevant, and may belong to another server.
     pub tensor: TensorRecord,
-    /// Its sources; a record of zeros where there is none.
+    /// Encoded records of its sources; zeros for an absent source.
     pub srcs: &'a [[u8; TENSOR_RECORD]; MAX_SRC],
 }
 
 impl<'a> GetAllocSize<'a> {
-    /// The sources, decoded one by one.
+    /// The records of the sources; each access decodes one.
     pub fn srcs(&self) -> TensorRecords<'a> {
         TensorRecords(self.srcs)
     }
@@ -296,9 +296,9 @@ impl<'a> Body<'a> for GetAllocSize<'a> {
 
 macro_rules! requests {
     ($($name:ident $(<$life:lifetime>)?)*) => {
-        /// Any request.
-        // The largest holds two records by value: a receiver has one at a time, on its stack, and a box would cost
-        // every small GET_TENSOR an allocation.
+        /// A request.
+        // The largest variant holds two records by value. A receiver has one request at a time, on its stack; a box would cost
+        // an allocation for each small GET_TENSOR.
         #[allow(clippy::large_enum_variant)]
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs)] // each variant is the struct of its name
@@ -308,30 +308,30 @@ macro_rules! requests {
         }
 
         impl<'a> Request<'a> {
-            /// Reads the body of a request. Its length is expected to have passed [`Command::request_size`], which
-            /// alone checks [`Limits::max_body`].
+            /// Decodes the body of a request. The caller has checked the length with [`RpcCommand::request_size`]; this
+            /// function does not check [`Limits::max_body`].
             ///
             /// # Errors
-            /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
-            pub fn decode(command: Command, body: &'a [u8], limits: &Limits) -> Result<Request<'a>, WireError> {
+            /// [`WireError`], which names the first field that is missing, invalid or over `limits`.
+            pub fn decode(command: RpcCommand, body: &'a [u8], limits: &Limits) -> Result<Request<'a>, WireError> {
                 let mut r = Reader::new(body);
                 let request = match command {
-                    $(Command::$name => Request::$name(Body::read(&mut r, limits)?),)*
+                    $(RpcCommand::$name => Request::$name(Body::read(&mut r, limits)?),)*
                 };
                 r.finish(command.name())?;
                 Ok(request)
             }
 
-            /// The request's command.
-            pub const fn command(&self) -> Command {
-                match self { $(Request::$name(_) => Command::$name,)* }
+            /// The command of the request.
+            pub const fn command(&self) -> RpcCommand {
+                match self { $(Request::$name(_) => RpcCommand::$name,)* }
             }
 
-            /// Appends the whole frame: header and body.
+            /// Appends the frame: header and body.
             pub fn encode(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Request::$name(body) => {
-                        let header = RequestHeader { command: Command::$name, size: body.size() };
+                        let header = RequestHeader { command: RpcCommand::$name, size: body.size() };
                         out.extend_from_slice(&header.encode());
                         body.write(out);
                     })*

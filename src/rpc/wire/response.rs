@@ -1,131 +1,132 @@
-//! What a server answers. Commands that are not here have no response.
+//! Responses of protocol 7.0. Commands without a variant of [`Response`] have no response.
 
 use super::{
     codec::{Field, Reader, WireError},
-    command::Command,
+    command::RpcCommand,
     frame::ResponseHeader,
     version::{ConnCaps, Version},
 };
 
-/// The answer to HELLO.
+/// Response to HELLO.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HelloReply {
-    /// The server's version.
+    /// Version of the server.
     pub version: Version,
-    /// The server's transports; `None` is the form before 4.0, which alone an older client can read.
+    /// Transport capabilities of the server. `None`: the short form of versions before 4.0, the only form that older clients
+    /// accept.
     pub conn_caps: Option<ConnCaps>,
-    /// The byte that is 0 from llama.cpp, and which its clients ignore: see [`super::ext::Greeting`]. It is not sent where
-    /// `conn_caps` is `None`.
-    pub greeting: u8,
+    /// Padding byte of 7.0, in which fanout servers offer the extensions ([`super::ext::ExtensionOffer`]). llama.cpp's server
+    /// sends 0, and its client ignores the byte. Absent on the wire if `conn_caps` is `None`.
+    pub extension_byte: u8,
 }
 
-/// The answer to ALLOC_BUFFER.
+/// Response to ALLOC_BUFFER.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocBufferReply {
-    /// The new buffer's handle; 0 if there was no memory.
+    /// Handle of the new buffer; 0 if the memory is exhausted.
     pub remote_ptr: u64,
-    /// Its size in bytes, at least what was asked for.
+    /// Size of the buffer in bytes, at least the requested size.
     pub remote_size: u64,
 }
 
-/// The answer to GET_DEVICE_MEMORY, in bytes.
+/// Response to GET_DEVICE_MEMORY, in bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceMemoryReply {
-    /// Memory that can be allocated now.
+    /// Memory that can be allocated.
     pub free: u64,
-    /// Memory of the device.
+    /// Total memory of the device.
     pub total: u64,
 }
 
-/// Any response, named by its command.
+/// A response; each variant has the name of its command.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Response<'a> {
-    /// Handle and size.
+    /// Handle and size of the new buffer.
     AllocBuffer(AllocBufferReply),
-    /// Bytes.
+    /// Alignment in bytes.
     GetAlignment(u64),
-    /// Bytes.
+    /// Maximum size of a buffer in bytes.
     GetMaxSize(u64),
-    /// The buffer's address: not zero, and aligned as GET_ALIGNMENT says.
+    /// Base address of the buffer: not 0, and a multiple of the device's alignment.
     BufferGetBase(u64),
-    /// Whether the server had the data.
+    /// Whether the cache of the server had the data.
     SetTensorHash(bool),
-    /// The bytes asked for. To stream them, send a [`ResponseHeader`] and then the bytes.
+    /// The requested bytes. To stream them, send a [`ResponseHeader`] and then the bytes.
     GetTensor(&'a [u8]),
-    /// Whether it was copied.
+    /// Whether the tensor was copied.
     CopyTensor(bool),
-    /// Free and total.
+    /// Free and total memory.
     GetDeviceMemory(DeviceMemoryReply),
-    /// Bytes.
+    /// Size of the allocation in bytes.
     GetAllocSize(u64),
-    /// Version and transports.
+    /// Version and transport capabilities.
     Hello(HelloReply),
-    /// How many devices.
+    /// Number of devices.
     DeviceCount(u32),
 }
 
 impl<'a> Response<'a> {
-    /// Reads the body of the response to `command`.
+    /// Decodes the body of the response to `command`.
     ///
     /// # Errors
-    /// [`WireError`], naming the first field that is missing or wrong; [`WireError::NoResponse`] if nothing is ever
-    /// sent back for `command`.
-    pub fn decode(command: Command, body: &'a [u8]) -> Result<Response<'a>, WireError> {
+    /// [`WireError`], which names the first field that is missing or invalid; [`WireError::NoResponse`] if `command` has no
+    /// response.
+    pub fn decode(command: RpcCommand, body: &'a [u8]) -> Result<Response<'a>, WireError> {
         let mut r = Reader::new(body);
         let response = match command {
-            Command::AllocBuffer => Response::AllocBuffer(AllocBufferReply {
+            RpcCommand::AllocBuffer => Response::AllocBuffer(AllocBufferReply {
                 remote_ptr: r.u64("remote_ptr")?,
                 remote_size: r.u64("remote_size")?,
             }),
-            Command::GetAlignment => Response::GetAlignment(r.u64("alignment")?),
-            Command::GetMaxSize => Response::GetMaxSize(r.u64("max_size")?),
-            Command::BufferGetBase => Response::BufferGetBase(r.u64("base")?),
-            Command::SetTensorHash => Response::SetTensorHash(Field::read(&mut r, "result")?),
-            Command::GetTensor => Response::GetTensor(r.rest()),
-            Command::CopyTensor => Response::CopyTensor(Field::read(&mut r, "result")?),
-            Command::GetDeviceMemory => {
+            RpcCommand::GetAlignment => Response::GetAlignment(r.u64("alignment")?),
+            RpcCommand::GetMaxSize => Response::GetMaxSize(r.u64("max_size")?),
+            RpcCommand::BufferGetBase => Response::BufferGetBase(r.u64("base")?),
+            RpcCommand::SetTensorHash => Response::SetTensorHash(Field::read(&mut r, "result")?),
+            RpcCommand::GetTensor => Response::GetTensor(r.rest()),
+            RpcCommand::CopyTensor => Response::CopyTensor(Field::read(&mut r, "result")?),
+            RpcCommand::GetDeviceMemory => {
                 Response::GetDeviceMemory(DeviceMemoryReply { free: r.u64("free")?, total: r.u64("total")? })
             }
-            Command::GetAllocSize => Response::GetAllocSize(r.u64("alloc_size")?),
-            Command::Hello => Response::Hello(HelloReply::read(&mut r)?),
-            Command::DeviceCount => Response::DeviceCount(r.u32("device_count")?),
-            Command::FreeBuffer
-            | Command::BufferClear
-            | Command::SetTensor
-            | Command::GraphCompute
-            | Command::InitTensor
-            | Command::GraphRecompute
-            | Command::MemsetTensor => return Err(WireError::NoResponse(command)),
+            RpcCommand::GetAllocSize => Response::GetAllocSize(r.u64("alloc_size")?),
+            RpcCommand::Hello => Response::Hello(HelloReply::read(&mut r)?),
+            RpcCommand::DeviceCount => Response::DeviceCount(r.u32("device_count")?),
+            RpcCommand::FreeBuffer
+            | RpcCommand::BufferClear
+            | RpcCommand::SetTensor
+            | RpcCommand::GraphCompute
+            | RpcCommand::InitTensor
+            | RpcCommand::GraphRecompute
+            | RpcCommand::MemsetTensor => return Err(WireError::NoResponse(command)),
         };
         r.finish(command.name())?;
         Ok(response)
     }
 
-    /// The command that this answers.
-    pub const fn command(&self) -> Command {
+    /// The command of the request.
+    pub const fn command(&self) -> RpcCommand {
         match self {
-            Response::AllocBuffer(_) => Command::AllocBuffer,
-            Response::GetAlignment(_) => Command::GetAlignment,
-            Response::GetMaxSize(_) => Command::GetMaxSize,
-            Response::BufferGetBase(_) => Command::BufferGetBase,
-            Response::SetTensorHash(_) => Command::SetTensorHash,
-            Response::GetTensor(_) => Command::GetTensor,
-            Response::CopyTensor(_) => Command::CopyTensor,
-            Response::GetDeviceMemory(_) => Command::GetDeviceMemory,
-            Response::GetAllocSize(_) => Command::GetAllocSize,
-            Response::Hello(_) => Command::Hello,
-            Response::DeviceCount(_) => Command::DeviceCount,
+            Response::AllocBuffer(_) => RpcCommand::AllocBuffer,
+            Response::GetAlignment(_) => RpcCommand::GetAlignment,
+            Response::GetMaxSize(_) => RpcCommand::GetMaxSize,
+            Response::BufferGetBase(_) => RpcCommand::BufferGetBase,
+            Response::SetTensorHash(_) => RpcCommand::SetTensorHash,
+            Response::GetTensor(_) => RpcCommand::GetTensor,
+            Response::CopyTensor(_) => RpcCommand::CopyTensor,
+            Response::GetDeviceMemory(_) => RpcCommand::GetDeviceMemory,
+            Response::GetAllocSize(_) => RpcCommand::GetAllocSize,
+            Response::Hello(_) => RpcCommand::Hello,
+            Response::DeviceCount(_) => RpcCommand::DeviceCount,
         }
     }
 
-    /// Appends the whole frame: header and body.
+    /// Appends the frame: header and body.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&ResponseHeader { size: self.size() }.encode());
         self.encode_body(out);
     }
 
-    /// Appends the body alone.
+    /// Appends the body without a header.
     pub fn encode_body(&self, out: &mut Vec<u8>) {
         match self {
             Response::AllocBuffer(reply) => {
@@ -166,18 +167,18 @@ impl<'a> Response<'a> {
 impl HelloReply {
     fn read(r: &mut Reader<'_>) -> Result<HelloReply, WireError> {
         let version = Version { major: r.u8("major")?, minor: r.u8("minor")?, patch: r.u8("patch")? };
-        if r.left() == 0 {
-            return Ok(HelloReply { version, conn_caps: None, greeting: 0 });
+        if r.remaining() == 0 {
+            return Ok(HelloReply { version, conn_caps: None, extension_byte: 0 });
         }
-        let greeting = r.u8("padding")?;
-        Ok(HelloReply { version, conn_caps: Some(Field::read(r, "conn_caps")?), greeting })
+        let extension_byte = r.u8("padding")?;
+        Ok(HelloReply { version, conn_caps: Some(Field::read(r, "conn_caps")?), extension_byte })
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         let Version { major, minor, patch } = self.version;
         out.extend_from_slice(&[major, minor, patch]);
         if let Some(conn_caps) = &self.conn_caps {
-            out.push(self.greeting);
+            out.push(self.extension_byte);
             out.extend_from_slice(conn_caps);
         }
     }

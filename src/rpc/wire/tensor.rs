@@ -1,4 +1,4 @@
-//! The tensor record: one tensor as the wire describes it.
+//! Tensor record: description of a tensor on the wire, 296 packed bytes.
 
 use std::borrow::Cow;
 
@@ -6,16 +6,16 @@ use bytemuck::{Pod, Zeroable};
 
 use super::codec::{Field, Reader, WireError};
 
-/// Bytes of a tensor record.
+/// Length of a tensor record in bytes.
 pub const TENSOR_RECORD: usize = 296;
 
-/// Bytes of a record's name field, the closing NUL included.
+/// Length of the name field of a record in bytes, including the final NUL.
 pub const MAX_NAME: usize = 64;
 
-/// One list of fields gives the struct to work with and its packed twin on the wire.
+/// Generates from one list of fields the decoded struct and the packed struct with the layout of the wire.
 macro_rules! record {
     ($($(#[$doc:meta])* $field:ident: $ty:ty,)*) => {
-        /// A tensor as a peer describes it: 296 packed bytes, none of them checked yet.
+        /// A peer's description of a tensor. All fields are unchecked.
         #[derive(Clone, Debug, PartialEq)]
         pub struct TensorRecord {
             $($(#[$doc])* pub $field: $ty,)*
@@ -27,15 +27,15 @@ macro_rules! record {
             $($field: $ty,)*
         }
 
-        // Casts between arrays of one size compile to loads: graphs carry thousands of records.
+        // Casts between arrays of equal size compile to plain loads, which matters because graphs have thousands of records.
         impl TensorRecord {
-            /// Any 296 bytes are a record; what they mean is for others to judge.
+            /// Decodes a record. Any 296 bytes are a record; graph validation checks the values of the fields.
             pub fn decode(bytes: &[u8; TENSOR_RECORD]) -> TensorRecord {
                 let packed: Packed = bytemuck::cast(*bytes);
                 TensorRecord { $($field: packed.$field,)* }
             }
 
-            /// The record's bytes.
+            /// Encodes the record.
             pub fn encode(&self) -> [u8; TENSOR_RECORD] {
                 bytemuck::cast(Packed { $($field: self.$field,)* })
             }
@@ -44,45 +44,45 @@ macro_rules! record {
 }
 
 record! {
-    /// The sender's own key for this tensor: unique within one graph, never 0 there.
+    /// Id of the tensor, chosen by the sender: unique within a graph, and not 0 there.
     id: u64,
-    /// Element type, by its number.
+    /// Number of the element type.
     dtype: u32,
-    /// Handle of the buffer that holds it; 0 if it lives on no buffer of this server.
+    /// Handle of the tensor's buffer; 0 if the tensor has no buffer on this server.
     buffer: u64,
-    /// Elements per dimension, innermost first.
+    /// Elements per dimension, fastest first.
     ne: [u32; 4],
-    /// Strides in bytes; the sender keeps only the low 32 bits.
+    /// Strides in bytes, fastest dimension first, truncated to their low 32 bits by the sender.
     nb: [u32; 4],
-    /// Op, by its number.
+    /// Number of the op.
     op: u32,
-    /// The op's parameters, in a layout of its own.
+    /// Parameters of the op; each op has its own layout.
     op_params: [i32; 16],
-    /// Bits, see the `FLAG_` constants.
+    /// Flags: see the `FLAG_` constants.
     flags: i32,
-    /// Ids of the sources; 0 where there is none.
+    /// Ids of the sources; 0 for an absent source.
     src: [u64; 10],
-    /// Id of the tensor that this one is a view of, or 0.
+    /// Id of the tensor of which this tensor is a view; 0 if it is no view.
     view_src: u64,
-    /// Byte offset into `view_src`.
+    /// Offset of the view in `view_src`, in bytes.
     view_offs: u64,
-    /// Address inside the buffer, on the scale of BUFFER_GET_BASE.
+    /// Address of the first byte, in the address space of BUFFER_GET_BASE.
     data: u64,
-    /// NUL-terminated name, for messages only.
+    /// Name, terminated by NUL; used only in messages.
     name: [u8; MAX_NAME],
-    /// How many nodes of the sender's whole graph read this tensor.
+    /// Number of nodes in the sender's whole graph that read this tensor.
     use_count: i32,
 }
 
 const _: () = assert!(size_of::<Packed>() == TENSOR_RECORD);
 
 impl TensorRecord {
-    /// Read by the user after a run: must be written out, whatever is fused.
+    /// The tensor is an output of the graph: it must be written to memory even if its node is fused with others.
     pub const FLAG_OUTPUT: i32 = 2;
-    /// A listed node without this flag is not computed.
+    /// The node must be computed. A node without this flag is skipped.
     pub const FLAG_COMPUTE: i32 = 16;
 
-    /// The name up to its first NUL, invalid UTF-8 replaced.
+    /// The name up to its first NUL, with invalid UTF-8 replaced.
     pub fn name(&self) -> Cow<'_, str> {
         let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
         String::from_utf8_lossy(&self.name[..end])

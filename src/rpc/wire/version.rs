@@ -1,27 +1,27 @@
-//! The protocol's version, and what a HELLO says beside it.
+//! Version of the protocol, and the transport capabilities in HELLO.
 
 use std::fmt;
 
-/// Transport capabilities in a HELLO. All zeros: plain TCP, the only transport here.
+/// Transport capabilities in HELLO. All zeros: plain TCP, the only transport that this crate supports.
 pub type ConnCaps = [u8; 24];
 
-/// The version that this crate speaks, as server and as client.
+/// Version of the protocol that this crate's server and client implement.
 pub const PROTOCOL_VERSION: Version = Version { major: 7, minor: 0, patch: 0 };
 
-/// A version of the protocol, as a server's HELLO reply states it.
+/// A version of the protocol, as in a server's reply to HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
-    /// Changes when messages change incompatibly.
+    /// Changes with incompatible changes of messages.
     pub major: u8,
-    /// Grows with additions that an older client does not know.
+    /// Increases with additions, such as new ops, that older servers do not support.
     pub minor: u8,
-    /// No influence on compatibility.
+    /// Not relevant for the compatibility of 7.0. Earlier versions also added ops with a new patch number.
     pub patch: u8,
 }
 
 impl Version {
-    /// Whether a client of this version can talk to a server of version `server`: the same major, and no minor
-    /// above the client's own.
+    /// Whether a client of this version can use a server of version `server`: the major numbers must be equal, and the server's
+    /// minor number must not exceed the client's.
     pub const fn accepts(self, server: Version) -> bool {
         self.major == server.major && server.minor <= self.minor
     }

@@ -52,14 +52,15 @@ impl SmallTask {
         self.op(Unary::Sqr, &[x])
     }
 
-    /// Some rows of a matrix, packed ones of 8 floats.
+    /// Some rows of a matrix with contiguous rows of 8 floats.
     pub(in crate::sched) fn rows(&mut self, of: TensorId, rows: Range<usize>) -> TensorId {
         let desc = TensorDesc::contiguous(DType::F32, [8, rows.len(), 1, 1]).unwrap();
         self.0.view(of, desc, rows.start * 32).unwrap()
     }
 }
 
-/// Devices by letter: `C` a CPU, `G` a GPU, `O` a GPU that prefers to offload MUL_MAT. `refused` lists unsupported ops by device.
+/// Devices by letter: `C` a CPU, `G` a GPU, `O` a GPU that prefers to offload MUL_MAT. `refused` lists unsupported ops by
+/// device.
 fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
     let device = |(i, kind): (usize, char)| {
         let (name, what) = if kind == 'C' { ("CPU", DeviceKind::Cpu) } else { ("GPU", DeviceKind::Gpu) };
@@ -78,24 +79,24 @@ fn devices(kinds: &str, refused: &[(usize, OpCode)]) -> Vec<Arc<dyn Device>> {
 }
 
 /// One word for each node: its device, and the first letter of its [`AssignReason`].
-fn show(assigned: &[Assignment]) -> String {
+fn format_assignment(assigned: &[Assignment]) -> String {
     let word = |a: &Assignment| format!("{}{}", a.device, format!("{:?}", a.reason)[..1].to_lowercase());
     assigned.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
 type Case = (&'static str, &'static str, &'static [(usize, OpCode)], fn(&mut SmallTask), &'static str);
 
-/// The assignment in the form of [`show`], or the error.
+/// The assignment in the form of [`format_assignment`], or the error.
 fn run(kinds: &str, refused: &[(usize, OpCode)], build: fn(&mut SmallTask), options: &Options) -> String {
     let mut net = SmallTask::new();
     build(&mut net);
     match assign(&net.0.build().unwrap(), &devices(kinds, refused), options) {
-        Ok(assigned) => show(&assigned),
+        Ok(assigned) => format_assignment(&assigned),
         Err(error) => error.to_string(),
     }
 }
 
-fn all(cases: &[Case]) {
+fn check_all(cases: &[Case]) {
     for (what, kinds, refused, build, want) in cases {
         assert_eq!(run(kinds, refused, *build, &Options::default()), *want, "{what}");
     }
@@ -134,8 +135,8 @@ fn chain(net: &mut SmallTask, devices: &str) {
 }
 
 #[test]
-fn stored_tensors_decide() {
-    all(&[
+fn nodes_run_where_their_largest_stored_tensor_is() {
+    check_all(&[
         ("each where its weight is", "GG", &[], two_dots, "0s 1s"),
         ("also on CPUs", "CC", &[], two_dots, "0s 1s"),
         (
@@ -159,7 +160,7 @@ fn stored_tensors_decide() {
             "1s",
         ),
         (
-            "what is read of it counts, not what there is",
+            "only the bytes that the node reads count",
             "GG",
             &[],
             |n| {
@@ -169,14 +170,14 @@ fn stored_tensors_decide() {
             },
             "1s",
         ),
-        ("a device that refuses", "GC", &[(0, OpCode::MulMat)], |n| one_dot(n, 0), "1l"),
-        ("and the neighbour that takes it", "GGC", &[(0, OpCode::MulMat)], |n| chain(n, "10"), "1s 1n"),
+        ("its device does not support the node", "GC", &[(0, OpCode::MulMat)], |n| one_dot(n, 0), "1l"),
+        ("then the neighbour's device", "GGC", &[(0, OpCode::MulMat)], |n| chain(n, "10"), "1s 1n"),
     ]);
 }
 
 #[test]
-fn neighbours_decide() {
-    all(&[
+fn unassigned_nodes_join_their_neighbours() {
+    check_all(&[
         ("down and up, around a CPU", "GGC", &[], |n| chain(n, ".0.2.1."), "0n 0s 0n 2s 1n 1s 1n"),
         ("between CPUs", "GGC", &[], |n| chain(n, "2.2.1"), "2s 2n 2s 1n 1s"),
         ("only a CPU has a neighbour", "GC", &[], |n| chain(n, ".1."), "1n 1s 1n"),
@@ -185,7 +186,7 @@ fn neighbours_decide() {
         ("refused from above, taken from below", "GG", &[(0, OpCode::Sqr)], dot_sqr_dot, "0s 1n 1s"),
         ("refused by both", "GGC", &[(0, OpCode::Sqr), (1, OpCode::Sqr)], dot_sqr_dot, "0s 2l 1s"),
         (
-            "one that is refused stops nothing",
+            "an unsupported node does not separate its neighbours",
             "GC",
             &[(0, OpCode::Sqr)],
             |n| {
@@ -201,7 +202,7 @@ fn neighbours_decide() {
 
 #[test]
 fn remaining_nodes_follow_the_bytes_of_their_sources() {
-    all(&[
+    check_all(&[
         ("the first device, when nothing decides", "GC", &[], |n| chain(n, ".."), "0l 0l"),
         ("the first that can", "GC", &[(0, OpCode::Sqr)], |n| chain(n, ".."), "1l 1l"),
         (
@@ -256,14 +257,14 @@ fn pinned_view(net: &mut SmallTask) {
 }
 
 #[test]
-fn destinations_decide() {
+fn nodes_run_where_their_destination_is() {
     const CPY: OpCode = OpCode::Cpy;
     const SET: OpCode = OpCode::SetRows;
-    all(&[
+    check_all(&[
         ("rows of a cache", "GG", &[], written_cache, "0s 1d"),
         ("a view of a computed tensor", "GG", &[], written_view, "0s 1s 0d"),
-        ("its maker goes with a pinned one", "GG", &[], pinned_view, "1d 1p"),
-        ("its maker is where both are supported", "GC", &[(0, CPY)], written_view, "1n 1s 1d"),
+        ("the maker goes to the device of a pinned follower", "GG", &[], pinned_view, "1d 1p"),
+        ("the maker goes to a device that supports both", "GC", &[(0, CPY)], written_view, "1n 1s 1d"),
         (
             "a cache's device refuses",
             "GG",
@@ -272,7 +273,7 @@ fn destinations_decide() {
             "cannot place SET_ROWS (tensor 5): on GPU1, SET_ROWS is not supported: refused",
         ),
         (
-            "none takes all that write it",
+            "no device supports all nodes that write it",
             "GG",
             &[(0, CPY), (1, OpCode::MulMat)],
             |n| {
@@ -288,8 +289,8 @@ fn destinations_decide() {
 }
 
 #[test]
-fn pins_decide() {
-    all(&[
+fn pinned_nodes_run_on_their_device() {
+    check_all(&[
         (
             "against the weight, and neighbours follow",
             "GG",
@@ -338,7 +339,7 @@ fn pins_decide() {
             "cannot place CPY \"y again\": on GPU1, CPY is not supported: it writes memory that lies on GPU0",
         ),
         (
-            "to one that refuses",
+            "to a device that does not support the node",
             "GG",
             &[(1, OpCode::MulMat)],
             |n| {
@@ -348,7 +349,7 @@ fn pins_decide() {
             "cannot place MUL_MAT (tensor 2): on GPU1, MUL_MAT is not supported: refused",
         ),
         (
-            "to one that refuses another that writes there",
+            "to a device that does not support another node that writes the memory",
             "GG",
             &[(1, OpCode::Sqr)],
             pinned_view,
@@ -426,14 +427,15 @@ fn placement_errors_list_the_reason_of_each_device() {
     const SQR: OpCode = OpCode::Sqr;
     let refused = "cannot place SQR (tensor 1): on GPU0, SQR is not supported: refused; on CPU1, SQR is not supported: \
                    refused";
-    all(&[
+    check_all(&[
         ("refused by all", "GC", &[(0, SQR), (1, SQR)], |n| chain(n, "."), refused),
         ("no devices", "", &[], |n| chain(n, "."), "cannot place SQR (tensor 1): "),
         ("no nodes", "G", &[], |_| (), ""),
     ]);
 }
 
-/// A decoder with blocks of 20 nodes each, spread evenly over the devices. The caches of a block are on the device of its weights.
+/// A decoder with blocks of 20 nodes each, spread evenly over the devices. The caches of a block are on the device of its
+/// weights.
 pub(in crate::sched) fn decoder(blocks: usize, devices: usize) -> Task {
     let mut net = SmallTask::new();
     let (mut x, ids, mask) = (net.input("x", 1), net.ids(1), net.0.input("mask", DType::F32, [16, 1, 1, 1]).unwrap());

@@ -2,7 +2,7 @@
 
 use super::super::plan::{MemoryId, MemoryRange};
 use super::super::{ArenaKind, ArenaSizes, Devices, Plan, SchedError, Storage};
-use crate::device::{Account, Buffer, Region};
+use crate::device::{Buffer, MemoryBudget, Region};
 use std::sync::Arc;
 
 /// Arena and ring buffers of all devices. They only grow: each is as large as any plan so far has needed.
@@ -35,7 +35,7 @@ impl Arenas {
     pub(super) fn grow(
         &mut self,
         devices: &Devices,
-        account: &Arc<Account>,
+        budget: &Arc<MemoryBudget>,
         required: &[ArenaSizes],
         depth: usize,
     ) -> Result<(), SchedError> {
@@ -51,7 +51,7 @@ impl Arenas {
                     // Drops the old buffer before it allocates the new one: the device need not hold both at once.
                     let later = buffers.split_off(index.min(buffers.len()));
                     let rest = later.into_iter().skip(1);
-                    let buffer = device.alloc(bytes, account);
+                    let buffer = device.alloc(bytes, budget);
                     buffers.push(buffer.map_err(|e| SchedError::from_device(&device.info().name, e))?);
                     buffers.extend(rest);
                 }
@@ -87,12 +87,12 @@ impl Arenas {
     /// The region of a whole memory, for one ring copy.
     pub(super) fn buffer_region(&self, plan: &Plan, memory: MemoryId, copy: usize) -> Result<Region, SchedError> {
         match memory {
-            MemoryId::Arena { device, area, chunk } => {
-                let buffers = match area {
+            MemoryId::Arena { device, kind, buffer } => {
+                let buffers = match kind {
                     ArenaKind::Arena => self.arenas.get(device),
                     ArenaKind::Ring => self.rings.get(device).and_then(|rings| rings.get(copy)),
                 };
-                let buffer = buffers.and_then(|buffers| buffers.get(chunk as usize));
+                let buffer = buffers.and_then(|buffers| buffers.get(buffer as usize));
                 buffer.map(Buffer::whole).ok_or(SchedError::Bug("a plan's arena buffer was not allocated"))
             }
             MemoryId::Stored { slot } => match plan.task.storage().get(slot as usize) {
@@ -105,7 +105,7 @@ impl Arenas {
     /// The region of a memory range, for one ring copy.
     pub(super) fn region(&self, plan: &Plan, at: &MemoryRange, copy: usize) -> Result<Region, SchedError> {
         let whole = self.buffer_region(plan, at.memory, copy)?;
-        let part = whole.part(at.bytes.start, at.bytes.end - at.bytes.start);
+        let part = whole.subregion(at.bytes.start, at.bytes.end - at.bytes.start);
         part.map_err(|_| SchedError::Bug("a located tensor lies outside its memory"))
     }
 }

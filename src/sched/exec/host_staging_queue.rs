@@ -1,11 +1,13 @@
-//! Host-staged copies: a queue wrapper with a thread that waits for downloads from other devices and then uploads them.
+//! Host-staged copies (staging copies): a queue wrapper with a thread that waits for downloads from other devices and then
+//! uploads them.
 //!
-//! With the wait on this thread, the host can submit further steps. A second thread waits for the completion of the queue's marks.
-//! Over a connection, the next upload is therefore sent before the completion of the previous upload has arrived.
+//! With the wait on this thread, the host can submit further steps. A second thread waits for the completion of the queue's
+//! marks. Over a connection, the next upload is therefore sent before the completion of the previous upload has arrived.
 
 use super::super::SchedError;
 use crate::device::{
-    CopyOutcome, DeviceError, ForwardQueue, PATIENCE, PIECE, Point, Prefault, Queue, Region, Source, Ticket, Timeline,
+    CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, PendingRead, Prefault, Queue, Region, TRANSFER_CHUNK_BYTES,
+    Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -16,16 +18,18 @@ use std::time::Instant;
 pub(super) struct HostStagingQueue {
     commands: Sender<StagingCommand>,
     timeline: Arc<Timeline>,
-    marked: u64,
+    /// Number of the last mark.
+    last_mark: u64,
     /// Whether the wrapped queue supports prefault hints.
     prefaults: bool,
 }
 
+/// A command for the staging thread.
 enum StagingCommand {
     Upload(Region, Vec<u8>),
-    UploadPending(Region, Ticket),
-    Copy(Region, Region, Option<Point>),
-    Wait(Point),
+    UploadPending(Region, PendingRead),
+    Copy(Region, Region, Option<TimelinePoint>),
+    Wait(TimelinePoint),
     Prefault(Region),
     Mark(u64),
 }
@@ -33,19 +37,21 @@ enum StagingCommand {
 impl HostStagingQueue {
     pub(super) fn new(mut queue: Box<dyn Queue>, device: &str) -> Result<HostStagingQueue, SchedError> {
         let (commands, received_commands) = unbounded();
-        let (mark, marks) = unbounded();
+        let (marks, received_marks) = unbounded();
         let (timeline, prefaults) = (Timeline::new(), queue.prefault().is_some());
         let [staging, completion] = [(); 2].map(|()| FailOnDrop(Arc::clone(&timeline)));
         let thread = |name: &str| std::thread::Builder::new().name(format!("{name} {device}"));
-        thread("done").spawn(move || run_completion_thread(&marks, &completion.0)).map_err(SchedError::ThreadSpawn)?;
-        thread("stage")
-            .spawn(move || run_staging_thread(queue, &received_commands, &mark, &staging.0))
+        thread("done")
+            .spawn(move || run_completion_thread(&received_marks, &completion.0))
             .map_err(SchedError::ThreadSpawn)?;
-        Ok(HostStagingQueue { commands, timeline, marked: 0, prefaults })
+        thread("stage")
+            .spawn(move || run_staging_thread(queue, &received_commands, &marks, &staging.0))
+            .map_err(SchedError::ThreadSpawn)?;
+        Ok(HostStagingQueue { commands, timeline, last_mark: 0, prefaults })
     }
 
     /// Uploads the bytes of a pending download. The staging thread waits for them.
-    pub(super) fn upload_pending(&mut self, dst: Region, bytes: Ticket) -> Result<(), DeviceError> {
+    pub(super) fn upload_pending(&mut self, dst: Region, bytes: PendingRead) -> Result<(), DeviceError> {
         self.send_command(StagingCommand::UploadPending(dst, bytes))
     }
 
@@ -73,7 +79,7 @@ impl Drop for FailOnDrop {
 fn run_staging_thread(
     mut queue: Box<dyn Queue>,
     commands: &Receiver<StagingCommand>,
-    marks: &Sender<(u64, Point)>,
+    marks: &Sender<(u64, TimelinePoint)>,
     timeline: &Timeline,
 ) {
     for command in commands {
@@ -88,10 +94,14 @@ fn run_staging_thread(
     }
 }
 
-fn process(queue: &mut dyn Queue, command: StagingCommand, marks: &Sender<(u64, Point)>) -> Result<(), DeviceError> {
+fn process(
+    queue: &mut dyn Queue,
+    command: StagingCommand,
+    marks: &Sender<(u64, TimelinePoint)>,
+) -> Result<(), DeviceError> {
     match command {
         StagingCommand::Upload(dst, bytes) => upload_in_chunks(queue, &dst, &bytes),
-        StagingCommand::UploadPending(dst, ticket) => upload_in_chunks(queue, &dst, &ticket.wait(deadline())?),
+        StagingCommand::UploadPending(dst, read) => upload_in_chunks(queue, &dst, &read.wait(deadline())?),
         StagingCommand::Copy(src, dst, after) => copy_from_device(queue, src, dst, after.as_ref()),
         StagingCommand::Wait(point) => queue.wait(&point),
         StagingCommand::Prefault(region) => {
@@ -106,11 +116,11 @@ fn process(queue: &mut dyn Queue, command: StagingCommand, marks: &Sender<(u64, 
 }
 
 fn deadline() -> Option<Instant> {
-    Some(Instant::now() + PATIENCE)
+    Some(Instant::now() + DEVICE_TIMEOUT)
 }
 
 /// Waits for the points of the wrapped queue in order, and advances the timeline.
-fn run_completion_thread(marks: &Receiver<(u64, Point)>, timeline: &Timeline) {
+fn run_completion_thread(marks: &Receiver<(u64, TimelinePoint)>, timeline: &Timeline) {
     for (seq, point) in marks {
         match point.wait(deadline()) {
             Ok(()) => timeline.advance(seq),
@@ -124,7 +134,7 @@ pub(super) fn copy_from_device(
     queue: &mut dyn Queue,
     src: Region,
     dst: Region,
-    after: Option<&Point>,
+    after: Option<&TimelinePoint>,
 ) -> Result<(), DeviceError> {
     match queue.copy_from(src, dst, after)? {
         CopyOutcome::Submitted => Ok(()),
@@ -134,13 +144,13 @@ pub(super) fn copy_from_device(
     }
 }
 
-/// Uploads in chunks of at most [`PIECE`] bytes.
+/// Uploads in chunks of at most [`TRANSFER_CHUNK_BYTES`] bytes.
 pub(super) fn upload_in_chunks(queue: &mut dyn Queue, dst: &Region, bytes: &[u8]) -> Result<(), DeviceError> {
-    if bytes.len() as u64 <= PIECE {
-        return queue.upload(dst.clone(), None, Source::Borrowed(bytes));
+    if bytes.len() as u64 <= TRANSFER_CHUNK_BYTES {
+        return queue.upload(dst.clone(), None, UploadSource::Borrowed(bytes));
     }
-    for (at, piece) in (0..).step_by(PIECE as usize).zip(bytes.chunks(PIECE as usize)) {
-        queue.upload(dst.part(at, piece.len() as u64)?, None, Source::Borrowed(piece))?;
+    for (at, chunk) in (0..).step_by(TRANSFER_CHUNK_BYTES as usize).zip(bytes.chunks(TRANSFER_CHUNK_BYTES as usize)) {
+        queue.upload(dst.subregion(at, chunk.len() as u64)?, None, UploadSource::Borrowed(chunk))?;
     }
     Ok(())
 }
@@ -151,10 +161,10 @@ impl ForwardQueue for HostStagingQueue {
         Err(DeviceError::Misuse("a host staging queue only uploads and copies"))
     }
 
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         let bytes = match src {
-            Source::Borrowed(bytes) => bytes.to_vec(),
-            Source::Writer(fill) => {
+            UploadSource::Borrowed(bytes) => bytes.to_vec(),
+            UploadSource::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 bytes
@@ -163,19 +173,24 @@ impl ForwardQueue for HostStagingQueue {
         self.send_command(StagingCommand::Upload(dst, bytes))
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         self.send_command(StagingCommand::Copy(src, dst, after.cloned()))?;
         Ok(CopyOutcome::Submitted)
     }
 
-    fn mark(&mut self) -> Point {
-        self.marked += 1;
+    fn mark(&mut self) -> TimelinePoint {
+        self.last_mark += 1;
         // If the thread has ended, the timeline already carries the cause.
-        let _ = self.send_command(StagingCommand::Mark(self.marked));
-        Point::new(&self.timeline, self.marked)
+        let _ = self.send_command(StagingCommand::Mark(self.last_mark));
+        TimelinePoint::new(&self.timeline, self.last_mark)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.send_command(StagingCommand::Wait(point.clone()))
     }
 
@@ -195,13 +210,13 @@ impl Prefault for HostStagingQueue {
 mod tests {
     use super::*;
     use crate::device::noop::NoopDevice;
-    use crate::device::{Account, DeviceKind};
+    use crate::device::{DeviceKind, MemoryBudget};
     use std::time::Duration;
 
     /// A queue that reports the prefaulted bytes.
-    struct Reporting(Box<dyn Queue>, Sender<u64>);
+    struct ReportingQueue(Box<dyn Queue>, Sender<u64>);
 
-    impl ForwardQueue for Reporting {
+    impl ForwardQueue for ReportingQueue {
         fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
             Ok(&mut *self.0)
         }
@@ -211,7 +226,7 @@ mod tests {
         }
     }
 
-    impl Prefault for Reporting {
+    impl Prefault for ReportingQueue {
         fn prefault(&mut self, region: &Region) {
             self.1.send(region.bytes()).unwrap();
         }
@@ -219,19 +234,19 @@ mod tests {
 
     #[test]
     fn prefault_hints_are_forwarded_and_other_commands_than_uploads_are_refused() {
-        let (device, account) = (NoopDevice::new("N", DeviceKind::Gpu).shared(), Account::new(1 << 10));
-        let buffer = device.alloc(64, &account).unwrap();
+        let (device, budget) = (NoopDevice::new("N", DeviceKind::Gpu).shared(), MemoryBudget::new(1 << 10));
+        let buffer = device.alloc(64, &budget).unwrap();
         let (report, reported) = unbounded();
-        let reporting = Reporting(device.queue(&account).unwrap(), report);
+        let reporting = ReportingQueue(device.queue(&budget).unwrap(), report);
         let mut staging: Box<dyn Queue> = Box::new(HostStagingQueue::new(Box::new(reporting), "N").unwrap());
         staging.prefault().unwrap().prefault(&buffer.whole());
         assert_eq!(reported.recv_timeout(Duration::from_secs(60)), Ok(64));
         assert!(staging.load_by_digest().is_none() && staging.run_inline().is_none());
         assert!(matches!(staging.download(buffer.whole()), Err(DeviceError::Misuse(_))));
         assert!(matches!(staging.fill(buffer.whole(), 0), Err(DeviceError::Misuse(_))));
-        staging.upload(buffer.whole(), None, Source::Borrowed(&[0; 64])).unwrap();
+        staging.upload(buffer.whole(), None, UploadSource::Borrowed(&[0; 64])).unwrap();
         staging.mark().wait(deadline()).unwrap();
-        let mut plain: Box<dyn Queue> = Box::new(HostStagingQueue::new(device.queue(&account).unwrap(), "N").unwrap());
+        let mut plain: Box<dyn Queue> = Box::new(HostStagingQueue::new(device.queue(&budget).unwrap(), "N").unwrap());
         assert!(plain.prefault().is_none());
     }
 }

@@ -12,7 +12,7 @@ mod queues;
 mod submit;
 
 use super::{CopyPaths, Devices, Options, Plan, QueueId, QueueRole, SchedError, Storage, Task};
-use crate::device::{Account, Device, PATIENCE, Point, Region, Ticket};
+use crate::device::{DEVICE_TIMEOUT, Device, MemoryBudget, PendingRead, Region, TimelinePoint};
 use crate::graph::TensorId;
 use arenas::Arenas;
 pub use observer::{ObservedNode, Observer};
@@ -34,7 +34,7 @@ pub struct Scheduler {
     devices: Vec<Arc<dyn Device>>,
     copy_paths: CopyPaths,
     options: Options,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     arenas: Arenas,
     queues: QueueSet,
     /// Runs submitted so far.
@@ -46,10 +46,10 @@ pub struct Scheduler {
     /// Whether a run stopped before all of its steps were submitted. Later runs would wait for marks that were never made.
     incomplete: bool,
     /// By run, then by mark: the timeline points of the last runs of the current plan. Run `i` is at `i % (depth + 1)`.
-    history: Vec<Vec<Option<Point>>>,
-    /// Ring of the last runs of any plan: for each run, the last point on each queue. The queue that runs the first split is the
-    /// first entry.
-    in_flight: Vec<Vec<(usize, Point)>>,
+    history: Vec<Vec<Option<TimelinePoint>>>,
+    /// Ring of the last runs of any plan: for each run, the last point on each queue. The queue that runs the first split is
+    /// the first entry.
+    in_flight: Vec<Vec<(usize, TimelinePoint)>>,
     /// By queue of the current plan: its index in `queues`.
     queue_numbers: Vec<usize>,
     /// Host-staged downloads of the run that is being submitted.
@@ -62,9 +62,9 @@ pub struct Scheduler {
 #[derive(Debug)]
 struct StagedDownload {
     replica: u32,
-    ticket: Ticket,
+    read: PendingRead,
     /// The point after the download.
-    done: Point,
+    done: TimelinePoint,
 }
 
 /// Transfer statistics of a scheduler.
@@ -101,7 +101,7 @@ impl PreparedPlan {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Scheduler {
-    /// Creates a scheduler over devices, in order of preference. Its memory on all devices is charged to `account`. Queries once
+    /// Creates a scheduler over devices, in order of preference. Its memory on all devices is charged to `budget`. Queries once
     /// which devices copy from which; later changes are not noticed.
     ///
     /// # Errors
@@ -109,19 +109,19 @@ impl Scheduler {
     pub fn new(
         devices: Vec<Arc<dyn Device>>,
         options: Options,
-        account: &Arc<Account>,
+        budget: &Arc<MemoryBudget>,
     ) -> Result<Scheduler, SchedError> {
         if devices.is_empty() {
             return Err(SchedError::NoDevices);
         }
-        let (none, depth) = (vec![0; devices.len()], options.depth());
+        let (zeros, depth) = (vec![0; devices.len()], options.depth());
         let copy_paths = CopyPaths::new(&devices);
         Ok(Scheduler {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            queues: QueueSet::new(account, &copy_paths),
+            queues: QueueSet::new(budget, &copy_paths),
             copy_paths,
             options: Options { depth, ..options },
-            account: Arc::clone(account),
+            budget: Arc::clone(budget),
             arenas: Arenas::default(),
             runs: 0,
             current_plan: 0,
@@ -133,9 +133,9 @@ impl Scheduler {
             staged: Vec::new(),
             abort: Arc::default(),
             counts: TransferCounts {
-                uploaded: none.clone(),
-                copied: none.clone(),
-                downloaded: none,
+                uploaded: zeros.clone(),
+                copied: zeros.clone(),
+                downloaded: zeros,
                 ..TransferCounts::default()
             },
             devices,
@@ -155,12 +155,12 @@ impl Scheduler {
         Plan::with_copy_paths(Arc::clone(task), &self.devices, &self.copy_paths, &self.options)
     }
 
-    /// Allocates arenas for a plan, so that runs of this plan and of any smaller plan allocate nothing. If buffers must grow, waits
-    /// for all runs first; the outputs of the last run are lost.
+    /// Allocates arenas for a plan, so that runs of this plan and of any smaller plan allocate nothing. If buffers must grow,
+    /// waits for all runs first; the outputs of the last run are lost.
     ///
     /// # Errors
-    /// [`SchedError::Device`] when a device is out of memory or an earlier run failed; [`SchedError::ForeignPlan`] for a plan over
-    /// other devices.
+    /// [`SchedError::Device`] when a device is out of memory or an earlier run failed; [`SchedError::ForeignPlan`] for a plan
+    /// over other devices.
     pub fn reserve(&mut self, plan: &Plan) -> Result<(), SchedError> {
         let same = self.devices.iter().map(|device| &device.info().id).eq(&plan.device_ids);
         if !same || plan.copy_paths != self.copy_paths {
@@ -174,7 +174,7 @@ impl Scheduler {
         if !self.arenas.are_large_enough(&plan.layout.arenas, plan.depth) {
             self.synchronize(None)?;
             self.readable_plan = 0;
-            self.arenas.grow(&self.devices, &self.account, &plan.layout.arenas, plan.depth)?;
+            self.arenas.grow(&self.devices, &self.budget, &plan.layout.arenas, plan.depth)?;
         }
         Ok(())
     }
@@ -220,19 +220,19 @@ impl Scheduler {
     /// spans. Call it before the next run is submitted; runs submitted after this call do not affect the bytes.
     ///
     /// # Errors
-    /// [`SchedError::NotAnOutput`] for a tensor that is neither stored nor declared as an output; [`SchedError::OutputExpired`] if
-    /// the last run was of another plan or did not complete, or if a larger plan has replaced the arenas.
-    pub fn read(&mut self, prepared: &PreparedPlan, id: TensorId) -> Result<Ticket, SchedError> {
+    /// [`SchedError::NotAnOutput`] for a tensor that is neither stored nor declared as an output; [`SchedError::OutputExpired`]
+    /// if the last run was of another plan or did not complete, or if a larger plan has replaced the arenas.
+    pub fn read(&mut self, prepared: &PreparedPlan, id: TensorId) -> Result<PendingRead, SchedError> {
         self.check_owner(prepared)?;
         let plan = &*prepared.plan;
-        let no = || SchedError::NotAnOutput { name: plan.task.name(id).to_owned() };
-        let (slot, range) = plan.task.span(id).ok_or_else(no)?;
+        let not_an_output = || SchedError::NotAnOutput { name: plan.task.name(id).to_owned() };
+        let (slot, range) = plan.task.span(id).ok_or_else(not_an_output)?;
         let stored = matches!(plan.task.storage().get(slot as usize), Some(Storage::Stored { .. }));
-        let home = plan.home(slot).filter(|_| stored || plan.task.is_output(slot)).ok_or_else(no)?;
+        let home = plan.home(slot).filter(|_| stored || plan.task.is_output(slot)).ok_or_else(not_an_output)?;
         if !stored && self.readable_plan != prepared.id {
             return Err(SchedError::OutputExpired { name: plan.task.name(id).to_owned() });
         }
-        let at = plan.home_range(slot, &range).ok_or_else(no)?;
+        let at = plan.home_range(slot, &range).ok_or_else(not_an_output)?;
         let copy = self.runs.saturating_sub(1) as usize % plan.depth;
         let region = self.arenas.region(plan, &at, copy)?;
         self.counts.downloaded[home] += region.bytes();
@@ -240,16 +240,16 @@ impl Scheduler {
     }
 
     /// Submits a download on the device's compute queue.
-    fn download(&mut self, device: usize, region: Region) -> Result<Ticket, SchedError> {
+    fn download(&mut self, device: usize, region: Region) -> Result<PendingRead, SchedError> {
         let open = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?;
         open.queue().download(region).map_err(|e| SchedError::from_device(&self.devices[device].info().name, e))
     }
 
     /// As [`Scheduler::download`], and waits for the bytes.
     pub(crate) fn download_blocking(&mut self, device: usize, region: Region) -> Result<Vec<u8>, SchedError> {
-        let ticket = self.download(device, region)?;
+        let read = self.download(device, region)?;
         let done = self.queues.get_or_open(&self.devices, QueueId { device, role: QueueRole::Compute })?.queue().mark();
-        wait_for_bytes(ticket, &done, &self.abort, &self.devices[device].info().name)
+        wait_for_bytes(read, &done, &self.abort, &self.devices[device].info().name)
     }
 
     /// Checks that this scheduler prepared the plan.
@@ -262,7 +262,7 @@ impl Scheduler {
     /// # Errors
     /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when the deadline passes.
     pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + DEVICE_TIMEOUT);
         for (id, point) in self.queues.last_points() {
             let name = &self.devices[id.device].info().name;
             wait_or_abort(point, deadline, &self.abort, name)?;
@@ -301,14 +301,19 @@ impl Scheduler {
 }
 
 /// Waits for downloaded bytes. Waits for `done`, the point after the download, first: only that wait polls the abort flag.
-fn wait_for_bytes(ticket: Ticket, done: &Point, abort: &AtomicBool, device: &str) -> Result<Vec<u8>, SchedError> {
-    let deadline = Instant::now() + PATIENCE;
+fn wait_for_bytes(
+    read: PendingRead,
+    done: &TimelinePoint,
+    abort: &AtomicBool,
+    device: &str,
+) -> Result<Vec<u8>, SchedError> {
+    let deadline = Instant::now() + DEVICE_TIMEOUT;
     wait_or_abort(done, deadline, abort, device)?;
-    ticket.wait(Some(deadline)).map_err(|e| SchedError::from_device(device, e))
+    read.wait(Some(deadline)).map_err(|e| SchedError::from_device(device, e))
 }
 
 /// Waits for a point, and polls the abort flag every [`ABORT_POLL_INTERVAL`].
-fn wait_or_abort(point: &Point, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
+fn wait_or_abort(point: &TimelinePoint, deadline: Instant, abort: &AtomicBool, device: &str) -> Result<(), SchedError> {
     use crate::device::DeviceError::Deadline;
     loop {
         let next_poll = deadline.min(Instant::now() + ABORT_POLL_INTERVAL);

@@ -38,9 +38,9 @@ pub trait Observer {
 }
 
 impl Scheduler {
-    /// Runs a task and passes the results of selected nodes to an observer. Slow: each selected node ends a separate program, and
-    /// the host waits for that program. Returns `Break` if the observer ended the run: stored tensors then hold the values written
-    /// so far, and there are no outputs to read.
+    /// Runs a task and passes the results of selected nodes to an observer. Slow: each selected node ends a separate program,
+    /// and the host waits for that program. Returns `Break` if the observer ended the run: stored tensors then hold the values
+    /// written so far, and there are no outputs to read.
     ///
     /// # Errors
     /// As [`Scheduler::run`].
@@ -51,9 +51,9 @@ impl Scheduler {
         observer: &mut dyn Observer,
     ) -> Result<ControlFlow<()>, SchedError> {
         let readers = prepared.plan.task.graph().reader_counts();
-        let mut watched = ObservedRun { observer, readers, flow: ControlFlow::Continue(()) };
-        self.submit_steps(prepared, inputs, &mut watched)?;
-        let flow = watched.flow;
+        let mut run = ObservedRun { observer, readers, flow: ControlFlow::Continue(()) };
+        self.submit_steps(prepared, inputs, &mut run)?;
+        let flow = run.flow;
         self.synchronize(None)?;
         // All submitted steps are complete, so later runs do not depend on the skipped steps.
         self.incomplete = false;
@@ -61,6 +61,7 @@ impl Scheduler {
     }
 }
 
+/// The split runner of [`Scheduler::run_observed`].
 struct ObservedRun<'a> {
     observer: &'a mut dyn Observer,
     readers: Vec<u32>,
@@ -71,25 +72,27 @@ impl SplitRunner for ObservedRun<'_> {
     fn run_split(
         &mut self,
         scheduler: &mut Scheduler,
-        of: &PreparedPlan,
+        prepared: &PreparedPlan,
         split: u32,
-        at: StepContext,
+        context: StepContext,
     ) -> Result<(), SchedError> {
-        let plan = &*of.plan;
+        let plan = &*prepared.plan;
         let nodes = plan.split_graph.splits.get(split as usize).map(|split| split.nodes.clone()).unwrap_or_default();
         let mut start = nodes.start;
         for node in nodes.clone() {
-            let Some(seen) = observed_node(plan, node).filter(|&seen| self.observer.selects(seen)) else { continue };
-            self.run_segment(scheduler, of, split, start..node + 1, at)?;
+            let Some(observed) = observed_node(plan, node).filter(|&observed| self.observer.selects(observed)) else {
+                continue;
+            };
+            self.run_segment(scheduler, prepared, split, start..node + 1, context)?;
             start = node + 1;
-            let bytes = node_result(scheduler, plan, split, &seen, at)?;
-            self.flow = self.observer.on_result(seen, &bytes);
+            let bytes = node_result(scheduler, plan, split, &observed, context)?;
+            self.flow = self.observer.on_result(observed, &bytes);
             if self.is_stopped() {
                 return Ok(());
             }
         }
         if start < nodes.end {
-            self.run_segment(scheduler, of, split, start..nodes.end, at)?;
+            self.run_segment(scheduler, prepared, split, start..nodes.end, context)?;
         }
         Ok(())
     }
@@ -104,16 +107,16 @@ impl ObservedRun<'_> {
     fn run_segment(
         &self,
         scheduler: &mut Scheduler,
-        of: &PreparedPlan,
+        prepared: &PreparedPlan,
         split: u32,
         nodes: Range<usize>,
-        at: StepContext,
+        context: StepContext,
     ) -> Result<(), SchedError> {
-        let plan = &*of.plan;
+        let plan = &*prepared.plan;
         let (graph, memories) = subgraph(plan, split as usize, nodes, &self.readers)?;
-        let bound = memories.iter().map(|&memory| scheduler.arenas.buffer_region(plan, memory, at.ring_copy));
+        let bound = memories.iter().map(|&memory| scheduler.arenas.buffer_region(plan, memory, context.ring_copy));
         let bindings = bound.collect::<Result<Arc<[Region]>, _>>()?;
-        let running = scheduler.queues.by_index(at.queue)?;
+        let running = scheduler.queues.by_index(context.queue)?;
         let device = &scheduler.devices[running.id.device];
         let named = |e| SchedError::from_device(&device.info().name, e);
         let program = device.prepare(Arc::new(graph)).map_err(named)?;
@@ -126,13 +129,13 @@ fn node_result(
     scheduler: &mut Scheduler,
     plan: &Plan,
     split: u32,
-    seen: &ObservedNode<'_>,
-    at: StepContext,
+    observed: &ObservedNode<'_>,
+    context: StepContext,
 ) -> Result<Vec<u8>, SchedError> {
-    let place = plan.task.span(seen.id).and_then(|(slot, range)| plan.locate(split as usize, slot, &range));
+    let place = plan.task.span(observed.id).and_then(|(slot, range)| plan.locate(split as usize, slot, &range));
     let place = place.ok_or(SchedError::Bug("a node's result is not on its device"))?;
-    let region = scheduler.arenas.region(plan, &place, at.ring_copy)?;
-    scheduler.download_blocking(seen.device, region)
+    let region = scheduler.arenas.region(plan, &place, context.ring_copy)?;
+    scheduler.download_blocking(observed.device, region)
 }
 
 /// A node as passed to an [`Observer`].

@@ -204,11 +204,11 @@ fn memory_bytes(plan: &Plan, memory: MemoryId) -> usize {
     use super::super::ArenaKind;
     match memory {
         MemoryId::Stored { slot } => plan.task.graph().slot_sizes().get(slot as usize).copied().unwrap_or(0),
-        MemoryId::Arena { device, area, chunk } => {
+        MemoryId::Arena { device, kind, buffer } => {
             let device_sizes = plan.layout.arenas.get(device);
             let sizes = device_sizes
-                .map(|device_sizes| if area == ArenaKind::Arena { &device_sizes.arena } else { &device_sizes.ring });
-            sizes.and_then(|sizes| sizes.get(chunk as usize)).map_or(0, |&bytes| bytes as usize)
+                .map(|device_sizes| if kind == ArenaKind::Arena { &device_sizes.arena } else { &device_sizes.ring });
+            sizes.and_then(|sizes| sizes.get(buffer as usize)).map_or(0, |&bytes| bytes as usize)
         }
     }
 }

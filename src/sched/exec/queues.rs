@@ -2,13 +2,13 @@
 
 use super::super::{CopyPaths, Devices, QueueId, QueueRole, SchedError};
 use super::host_staging_queue::HostStagingQueue;
-use crate::device::{Account, Point, Queue};
+use crate::device::{MemoryBudget, Queue, TimelinePoint};
 use std::fmt;
 use std::sync::Arc;
 
 /// The open queues of all devices. A queue is opened on first use.
 pub(super) struct QueueSet {
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
     copy_paths: CopyPaths,
     all: Vec<SchedQueue>,
 }
@@ -18,7 +18,7 @@ pub(super) struct SchedQueue {
     pub(super) id: QueueId,
     pub(super) backend: QueueBackend,
     /// The point of the last mark.
-    pub(super) last_point: Option<Point>,
+    pub(super) last_point: Option<TimelinePoint>,
     /// By device: whether the queue has accessed the device's memory.
     pub(super) touched_devices: Vec<bool>,
 }
@@ -37,8 +37,8 @@ impl fmt::Debug for QueueSet {
 }
 
 impl QueueSet {
-    pub(super) fn new(account: &Arc<Account>, copy_paths: &CopyPaths) -> QueueSet {
-        QueueSet { account: Arc::clone(account), copy_paths: copy_paths.clone(), all: Vec::new() }
+    pub(super) fn new(budget: &Arc<MemoryBudget>, copy_paths: &CopyPaths) -> QueueSet {
+        QueueSet { budget: Arc::clone(budget), copy_paths: copy_paths.clone(), all: Vec::new() }
     }
 
     /// The index of a queue, which is opened if necessary.
@@ -48,7 +48,7 @@ impl QueueSet {
         }
         let device = &devices[id.device];
         let info = device.info();
-        let queue = device.queue(&self.account).map_err(|e| SchedError::from_device(&info.name, e))?;
+        let queue = device.queue(&self.budget).map_err(|e| SchedError::from_device(&info.name, e))?;
         // Only host-staged copies need a staging thread: it waits for their downloads while the host submits further steps.
         let backend = match id.role {
             QueueRole::Transfer if self.copy_paths.needs_host_staging(id.device) => {
@@ -72,12 +72,12 @@ impl QueueSet {
     }
 
     /// The last point of each queue.
-    pub(super) fn last_points(&self) -> impl Iterator<Item = (QueueId, &Point)> {
+    pub(super) fn last_points(&self) -> impl Iterator<Item = (QueueId, &TimelinePoint)> {
         self.all.iter().filter_map(|running| Some((running.id, running.last_point.as_ref()?)))
     }
 
-    /// Registers that a queue is about to access the memory of these devices, and makes it wait for the last point of each other
-    /// queue that has accessed one of them.
+    /// Registers that a queue is about to access the memory of these devices, and makes it wait for the last point of each
+    /// other queue that has accessed one of them.
     pub(super) fn order_after_others(
         &mut self,
         devices: &Devices,
@@ -86,7 +86,7 @@ impl QueueSet {
     ) -> Result<(), SchedError> {
         let overlaps = |other: &SchedQueue| other.touched_devices.iter().zip(touches).any(|(a, b)| *a && *b);
         let others = self.all.iter().enumerate().filter(|(other, running)| *other != number && overlaps(running));
-        let ends: Vec<Point> = others.filter_map(|(_, running)| running.last_point.clone()).collect();
+        let ends: Vec<TimelinePoint> = others.filter_map(|(_, running)| running.last_point.clone()).collect();
         let running = self.by_index(number)?;
         running.touched_devices.iter_mut().zip(touches).for_each(|(all, new)| *all |= new);
         let name = &devices[running.id.device].info().name;
@@ -108,7 +108,7 @@ impl SchedQueue {
         }
     }
 
-    pub(super) fn wait(&mut self, point: &Point) -> Result<(), crate::device::DeviceError> {
+    pub(super) fn wait(&mut self, point: &TimelinePoint) -> Result<(), crate::device::DeviceError> {
         self.queue().wait(point)
     }
 }

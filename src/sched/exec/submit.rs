@@ -5,7 +5,7 @@ use super::host_staging_queue;
 use super::programs::ExpertWeights;
 use super::queues::QueueBackend;
 use super::{PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abort};
-use crate::device::{DeviceError, PATIENCE, Point, Region};
+use crate::device::{DEVICE_TIMEOUT, DeviceError, Region, TimelinePoint};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use std::collections::BTreeSet;
@@ -24,9 +24,9 @@ pub(super) trait SplitRunner {
     fn run_split(
         &mut self,
         scheduler: &mut Scheduler,
-        of: &PreparedPlan,
+        prepared: &PreparedPlan,
         split: u32,
-        at: StepContext,
+        context: StepContext,
     ) -> Result<(), SchedError>;
 
     /// Whether the rest of the run is skipped.
@@ -54,12 +54,12 @@ impl SplitRunner for WholeSplits {
     fn run_split(
         &mut self,
         scheduler: &mut Scheduler,
-        of: &PreparedPlan,
+        prepared: &PreparedPlan,
         split: u32,
-        at: StepContext,
+        context: StepContext,
     ) -> Result<(), SchedError> {
-        let (program, bindings) = of.programs.bound_program(split, at.ring_copy)?;
-        let running = scheduler.queues.by_index(at.queue)?;
+        let (program, bindings) = prepared.programs.bound_program(split, context.ring_copy)?;
+        let running = scheduler.queues.by_index(context.queue)?;
         let device = running.id.device;
         let queue = running.queue();
         let done = if self.inline {
@@ -67,18 +67,18 @@ impl SplitRunner for WholeSplits {
         } else {
             queue.run(program, bindings)
         };
-        done.map_err(|e| SchedError::from_device(&of.plan.devices[device], e))
+        done.map_err(|e| SchedError::from_device(&prepared.plan.devices[device], e))
     }
 }
 
 impl Scheduler {
-    /// Submits a run and returns without waiting for it. Inputs are copied before the call returns. Backpressure: waits for the run
-    /// `depth` before this one; with a depth above 1, only for the device that runs the first split.
+    /// Submits a run and returns without waiting for it. Inputs are copied before the call returns. Backpressure: waits for the
+    /// run `depth` before this one; with a depth above 1, only for the device that runs the first split.
     ///
     /// # Errors
-    /// [`SchedError::InputLength`] for an input that is missing or has the wrong length, [`SchedError::UnexpectedInput`] for bytes
-    /// of another tensor: nothing was submitted. Otherwise a device's failure, possibly of earlier work. After a run that stopped
-    /// before all steps were submitted, all calls fail with [`SchedError::RunIncomplete`] until [`Scheduler::reset`].
+    /// [`SchedError::InputLength`] for an input that is missing or has the wrong length, [`SchedError::UnexpectedInput`] for
+    /// bytes of another tensor: nothing was submitted. Otherwise a device's failure, possibly of earlier work. After a run that
+    /// stopped before all steps were submitted, all calls fail with [`SchedError::RunIncomplete`] until [`Scheduler::reset`].
     pub fn submit(&mut self, prepared: &mut PreparedPlan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedError> {
         self.submit_steps(prepared, inputs, &mut WholeSplits { inline: false })
     }
@@ -129,27 +129,29 @@ impl Scheduler {
             let device = plan.queues[step.queue].device;
             let of = |e| SchedError::from_device(&plan.devices[device], e);
             let stopped = runner.is_stopped();
-            // A copy passes its first wait on the source device as `after`: the sender of the bytes waits for it, and this queue
-            // continues. All further waits block the queue.
+            // A copy passes its first wait on the source device as `after`: the sender of the bytes waits for it, and this
+            // queue continues. All further waits block the queue.
             let home = match step.action {
                 StepAction::DeviceCopy(replica) => plan.home(plan.split_graph.replicas[replica as usize].slot),
                 _ => None,
             };
             let mut after = None;
             for wait in step.waits.iter().filter(|_| !stopped) {
-                let then = (run + plan.depth + 1 - wait.runs_ago as usize) % (plan.depth + 1);
-                let Some(point) = &self.history[then][wait.mark as usize] else { continue };
+                let earlier_run = (run + plan.depth + 1 - wait.runs_ago as usize) % (plan.depth + 1);
+                let Some(point) = &self.history[earlier_run][wait.mark as usize] else { continue };
                 if after.is_none() && home == Some(prepared.programs.mark_devices[wait.mark as usize]) {
                     after = Some(point.clone());
                 } else {
                     self.queues.by_index(queue)?.wait(point).map_err(of)?;
                 }
             }
-            let at = StepContext { queue, ring_copy: copy };
+            let context = StepContext { queue, ring_copy: copy };
             match step.action {
                 _ if stopped => {}
-                StepAction::RunSplit(split) => runner.run_split(self, prepared, split, at)?,
-                action => self.submit_transfer(prepared, (action, after), at, inputs).map_err(|e| e.into_sched(of))?,
+                StepAction::RunSplit(split) => runner.run_split(self, prepared, split, context)?,
+                action => {
+                    self.submit_transfer(prepared, (action, after), context, inputs).map_err(|e| e.into_sched(of))?
+                }
             }
             if let Some(mark) = step.mark {
                 let running = self.queues.by_index(queue)?;
@@ -176,8 +178,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes another plan the current one. Plans share the arenas, so each queue of the new plan first waits for the last access of
-    /// other queues to the devices' memory that it uses.
+    /// Makes another plan the current one. Plans share the arenas, so each queue of the new plan first waits for the last
+    /// access of other queues to the devices' memory that it uses.
     fn switch_plan(&mut self, prepared: &PreparedPlan) -> Result<(), SchedError> {
         let plan = &*prepared.plan;
         // If an open or a wait below fails, no plan is current, and the next run switches again.
@@ -197,13 +199,14 @@ impl Scheduler {
 
     /// Backpressure: keeps the host from submitting too far ahead. The queue of the first split may be `depth` runs behind; all
     /// further queues follow at the distance that their waits allow. Waiting for the last queue instead would leave the first
-    /// device idle when there are more devices than runs in flight. No queue may be further behind than `in_flight` has entries.
+    /// device idle when there are more devices than runs in flight. No queue may be further behind than `in_flight` has
+    /// entries.
     fn limit_runs_in_flight(&mut self) -> Result<(), SchedError> {
         let (number, all) = (self.runs as usize, self.in_flight.len());
         let oldest = number % all;
         let pacing = number.checked_sub(self.options.depth).map(|run| run % all);
         let pacing = pacing.and_then(|at| self.in_flight[at].first());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DEVICE_TIMEOUT;
         for (queue, end) in pacing.into_iter().chain(&self.in_flight[oldest]) {
             let device = self.queues.by_index(*queue)?.id.device;
             wait_or_abort(end, deadline, &self.abort, &self.devices[device].info().name)?;
@@ -212,46 +215,49 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Submits the action of a step that makes a replica, or half of a host-staged copy. A device copy starts after point `after`.
+    /// Submits the action of a step that makes a replica, or half of a host-staged copy. A device copy starts after point
+    /// `after`.
     fn submit_transfer(
         &mut self,
         prepared: &mut PreparedPlan,
-        (action, after): (StepAction, Option<Point>),
-        at: StepContext,
+        (action, after): (StepAction, Option<TimelinePoint>),
+        context: StepContext,
         inputs: &[(TensorId, &[u8])],
     ) -> Result<(), StepError> {
         let (plan, programs) = (&*prepared.plan, &prepared.programs);
-        let running = self.queues.by_index(at.queue)?;
+        let running = self.queues.by_index(context.queue)?;
         let device = running.id.device;
         match action {
             StepAction::UploadInput(number) => {
                 let (replica, to) =
-                    (&plan.split_graph.replicas[number as usize], programs.replica_region(number, at.ring_copy)?);
+                    (&plan.split_graph.replicas[number as usize], programs.replica_region(number, context.ring_copy)?);
                 let bytes = input_bytes(plan, replica.slot, inputs)?;
                 let bytes = bytes.get(replica.range.clone()).ok_or(SchedError::Bug("a replica beyond its input"))?;
                 host_staging_queue::upload_in_chunks(running.queue(), to, bytes)?;
                 self.counts.uploaded[device] += bytes.len() as u64;
             }
             StepAction::DeviceCopy(number) => {
-                let (from, to) =
-                    (programs.home_region(number, at.ring_copy)?, programs.replica_region(number, at.ring_copy)?);
+                let (from, to) = (
+                    programs.home_region(number, context.ring_copy)?,
+                    programs.replica_region(number, context.ring_copy)?,
+                );
                 host_staging_queue::copy_from_device(running.queue(), from.clone(), to.clone(), after.as_ref())?;
                 self.counts.copied[device] += to.bytes();
             }
             StepAction::Download(number) => {
-                let ticket = running.queue().download(programs.home_region(number, at.ring_copy)?.clone())?;
-                self.staged.push(StagedDownload { replica: number, ticket, done: running.queue().mark() });
+                let read = running.queue().download(programs.home_region(number, context.ring_copy)?.clone())?;
+                self.staged.push(StagedDownload { replica: number, read, done: running.queue().mark() });
             }
             StepAction::UploadStaged(number) => {
-                let to = programs.replica_region(number, at.ring_copy)?;
+                let to = programs.replica_region(number, context.ring_copy)?;
                 let staged = self.staged.iter().position(|staged| staged.replica == number);
                 let at = staged.ok_or(SchedError::Bug("a staged upload without a download"))?;
-                let StagedDownload { ticket, done, .. } = self.staged.swap_remove(at);
+                let StagedDownload { read, done, .. } = self.staged.swap_remove(at);
                 match &mut running.backend {
-                    QueueBackend::HostStaging(staging) => staging.upload_pending(to.clone(), ticket)?,
+                    QueueBackend::HostStaging(staging) => staging.upload_pending(to.clone(), read)?,
                     QueueBackend::Direct(queue) => {
                         let home = plan.home(plan.split_graph.replicas[number as usize].slot).unwrap_or(device);
-                        let bytes = wait_for_bytes(ticket, &done, &self.abort, &plan.devices[home])?;
+                        let bytes = wait_for_bytes(read, &done, &self.abort, &plan.devices[home])?;
                         host_staging_queue::upload_in_chunks(&mut **queue, to, &bytes)?;
                     }
                 }
@@ -259,17 +265,19 @@ impl Scheduler {
             }
             StepAction::CopyExperts(number) => {
                 let experts = programs.experts(number)?;
-                let ids = experts.ids.get(at.ring_copy).ok_or(SchedError::Bug("a ring copy beyond the depth"))?;
+                let ids = experts.ids.get(context.ring_copy).ok_or(SchedError::Bug("a ring copy beyond the depth"))?;
                 let (ids, done) = (running.queue().download(ids.clone())?, running.queue().mark());
                 let ids = wait_for_bytes(ids, &done, &self.abort, &plan.devices[device])?;
-                let (from, to) =
-                    (programs.home_region(number, at.ring_copy)?, programs.replica_region(number, at.ring_copy)?);
+                let (from, to) = (
+                    programs.home_region(number, context.ring_copy)?,
+                    programs.replica_region(number, context.ring_copy)?,
+                );
                 let ReplicaOrigin::Experts { home, .. } = plan.split_graph.replicas[number as usize].origin else {
                     return Err(SchedError::Bug("a copy of experts for a replica of another origin").into());
                 };
                 let ranges = expert_ranges(experts, &ids, to.bytes())?;
                 self.counts.copied[device] += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
-                self.copy_experts(home, at.queue, (from, to), &ranges)?;
+                self.copy_experts(home, context.queue, (from, to), &ranges)?;
             }
             StepAction::RunSplit(_) => return Err(SchedError::Bug("a split was submitted as a transfer").into()),
         }
@@ -285,7 +293,7 @@ impl Scheduler {
     ) -> Result<(), StepError> {
         let copies = self.copy_paths.can_copy(self.queues.by_index(queue)?.id.device, home);
         for range in ranges {
-            let part = |of: &Region| of.part(range.start, range.end - range.start);
+            let part = |of: &Region| of.subregion(range.start, range.end - range.start);
             let (from, to) = (part(from)?, part(to)?);
             if copies {
                 host_staging_queue::copy_from_device(self.queues.by_index(queue)?.queue(), from, to, None)?;
@@ -298,7 +306,7 @@ impl Scheduler {
     }
 }
 
-/// A device's error that still lacks the device's name, or a complete error.
+/// The error of a step: a device's error without the device's name, or a complete error.
 enum StepError {
     Device(DeviceError),
     Other(SchedError),
@@ -354,22 +362,23 @@ fn check_inputs(plan: &Plan, inputs: &[(TensorId, &[u8])]) -> Result<(), SchedEr
 /// The byte ranges of the experts with the given ids, in a tensor of `bytes` bytes. Ranges of adjacent experts are merged.
 fn expert_ranges(experts: &ExpertWeights, ids: &[u8], bytes: u64) -> Result<Vec<Range<u64>>, DeviceError> {
     let (ne, nb) = (experts.ids_desc.ne(), experts.ids_desc.nb());
-    let mut named = BTreeSet::new();
+    let mut used = BTreeSet::new();
     for token in 0..ne[1] {
         for at in (0..ne[0]).map(|i| i * nb[0] + token * nb[1]) {
             let word = ids.get(at..at + 4).and_then(|word| word.try_into().ok());
             let id = word.map(i32::from_le_bytes).unwrap_or(-1);
             match u64::try_from(id) {
-                Ok(id) if id < experts.count => named.insert(id),
+                Ok(id) if id < experts.count => used.insert(id),
                 _ => {
-                    let reason = format!("expert id {id} is not one of the {} of the first source", experts.count);
+                    let reason =
+                        format!("expert id {id} is out of range: the first source has {} experts", experts.count);
                     return Err(DeviceError::Data { op: OpCode::MulMatId, reason });
                 }
             };
         }
     }
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    for id in named {
+    for id in used {
         let range = id * experts.stride..((id + 1) * experts.stride).min(bytes);
         match ranges.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,

@@ -1,4 +1,5 @@
-//! Memory planner: computes lifetimes of slots and replicas, reuses memory in place, and packs the rest into arenas.
+//! Memory planner: computes lifetimes of slots and replicas (liveness analysis), reuses memory in place, and packs the rest
+//! into arenas.
 //!
 //! `pack` contains the packing heuristics. The executor allocates the device memory: see `exec/arenas.rs`.
 
@@ -20,8 +21,9 @@ const MAX_BUFFER_BYTES: u64 = 1 << 44;
 
 /// Allocates computed slots and replicas in arenas.
 ///
-/// With a `depth` above 1, replicas are in the ring and share memory with nothing. So are slots that devices of other domains copy
-/// from: the home device can then overwrite nothing that is still being copied, and need not wait for the copy's completion.
+/// With a `depth` above 1, replicas are in the ring and share memory with nothing. So are slots that devices of other domains
+/// copy from: the home device can then overwrite nothing that is still being copied, and need not wait for the copy's
+/// completion.
 ///
 /// # Errors
 /// [`SchedError::TensorTooLarge`] for a tensor larger than its device's largest buffer.
@@ -179,8 +181,8 @@ impl Lifetimes {
         let nodes = task.graph().nodes();
         for at in split_graph.splits.iter().flat_map(|split| split.nodes.clone()) {
             let Some(new) = self.new_destination(task, &nodes[at], at) else { continue };
-            let taken = (0..nodes[at].srcs.len()).find_map(|i| self.reusable_source(task, split_graph, at, i, new));
-            let Some(base) = taken else { continue };
+            let reused = (0..nodes[at].srcs.len()).find_map(|i| self.reusable_source(task, split_graph, at, i, new));
+            let Some(base) = reused else { continue };
             let (Some(dst), Some(src)) = (self.slots[new], self.slots[base]) else { continue };
             self.reuses[new] = Some(base);
             self.slots[base] = Some(Lifetime { end: dst.end, bytes: dst.bytes.max(src.bytes), ..src });
@@ -263,8 +265,8 @@ impl Lifetime {
 struct BufferLimits<'a> {
     device: &'a Arc<dyn Device>,
     alignment: u64,
-    /// Maximum buffer size, rounded down to the alignment. The packer treats buffers as one address space with a boundary, which
-    /// no tensor may straddle, at each multiple of this size.
+    /// Maximum buffer size, rounded down to the alignment. The packer treats buffers as one address space with a boundary,
+    /// which no tensor may straddle, at each multiple of this size.
     buffer_bytes: u64,
 }
 

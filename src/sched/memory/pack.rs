@@ -1,8 +1,8 @@
 //! Arena packing (dynamic storage allocation): assigns an offset to each item so that items with overlapping lifetimes share no
 //! byte, and uses little memory.
 //!
-//! Optimal packing is NP-hard. The packer places items greedily in several orders until a packing comes close to the lower bound,
-//! the peak of live bytes. For graphs of neural networks, the first order is nearly always good enough.
+//! Optimal packing is NP-hard. The packer places items greedily in several orders until a packing comes close to the lower
+//! bound, the peak of live bytes. For graphs of neural networks, the first order is nearly always good enough.
 
 /// A block of memory with a lifetime, both ends included.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +55,8 @@ const MAX_ROUNDS: usize = 12;
 
 /// Packs items so that no item straddles a multiple of `buffer_bytes`.
 pub(super) fn pack(items: &[PackItem], buffer_bytes: u64) -> Packing {
-    let least = peak_bytes(items);
-    let good = least + least / GOOD_ENOUGH_FRACTION;
+    let lower_bound = peak_bytes(items);
+    let good = lower_bound + lower_bound / GOOD_ENOUGH_FRACTION;
     let mut by_start: Vec<usize> = (0..items.len()).collect();
     by_start.sort_by_key(|&i| (items[i].start, std::cmp::Reverse(items[i].bytes)));
     let mut best = place_in_order(items, &by_start, buffer_bytes, FitRule::BestFit, true);
@@ -109,18 +109,20 @@ pub(super) fn peak_bytes(items: &[PackItem]) -> u64 {
     let starts = items.iter().map(|item| (item.start, true, item.bytes));
     let mut events: Vec<_> = starts.chain(items.iter().map(|item| (item.end + 1, false, item.bytes))).collect();
     events.sort_unstable();
-    let (mut now, mut most) = (0, 0);
+    let (mut live, mut peak) = (0, 0);
     for (_, begins, bytes) in events {
-        now = if begins { now + bytes } else { now - bytes };
-        most = most.max(now);
+        live = if begins { live + bytes } else { live - bytes };
+        peak = peak.max(live);
     }
-    most
+    peak
 }
 
 /// Choice among the gaps that are large enough for an item.
 #[derive(Clone, Copy)]
 enum FitRule {
+    /// The gap with the lowest offset.
     FirstFit,
+    /// The gap that leaves the fewest bytes unused.
     BestFit,
 }
 
@@ -151,9 +153,9 @@ fn place_in_order(
         for other in placed.iter().filter(|other| other.item.overlaps(&item)) {
             if other.from > free {
                 let at = next_fit_in_buffer(free, item.bytes, buffer_bytes);
-                let left = (other.from - free).checked_sub(item.bytes).filter(|_| at + item.bytes <= other.from);
-                if let Some(left) = left.filter(|left| found.is_none_or(|(least, _)| *left < least)) {
-                    found = Some((left, at));
+                let rest = (other.from - free).checked_sub(item.bytes).filter(|_| at + item.bytes <= other.from);
+                if let Some(rest) = rest.filter(|rest| found.is_none_or(|(smallest, _)| *rest < smallest)) {
+                    found = Some((rest, at));
                     if matches!(rule, FitRule::FirstFit) {
                         break;
                     }
@@ -180,11 +182,11 @@ mod tests {
     use super::*;
     use fastrand::Rng;
 
-    type Make = fn(&mut Rng, usize) -> Vec<PackItem>;
+    type MakeItems = fn(&mut Rng, usize) -> Vec<PackItem>;
 
-    /// Kinds of random items: arbitrary lifetimes and sizes; lifetimes of very different lengths with sizes that are powers of two;
-    /// lifetimes and sizes as in graphs of neural networks.
-    const KINDS: [Make; 3] = [
+    /// Kinds of random items: arbitrary lifetimes and sizes; lifetimes of very different lengths with sizes that are powers of
+    /// two; lifetimes and sizes as in graphs of neural networks.
+    const KINDS: [MakeItems; 3] = [
         |rng, n| {
             let item =
                 |start: usize, rng: &mut Rng| PackItem { start, end: start + rng.usize(0..8), bytes: rng.u64(1..100) };

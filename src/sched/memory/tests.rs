@@ -105,7 +105,7 @@ fn destinations_reuse_dead_sources_where_the_op_allows_it() {
 }
 
 /// A sum of squares: all of its terms are live at once.
-fn wide(terms: usize) -> Arc<Task> {
+fn sum_of_squares(terms: usize) -> Arc<Task> {
     let mut b = TaskBuilder::new();
     let x = b.input("x", DType::F32, ROW).unwrap();
     let squares: Vec<TensorId> = (0..terms).map(|_| b.node(Unary::Sqr, &[Some(x)]).unwrap()).collect();
@@ -120,7 +120,7 @@ fn wide(terms: usize) -> Arc<Task> {
 fn buffers_respect_the_maximum_buffer_size() {
     let limited =
         |limit| vec![NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.max_buffer = limit).shared()];
-    let task = wide(7);
+    let task = sum_of_squares(7);
     for (limit, arena) in [(u64::MAX, vec![8192]), (8192, vec![8192]), (3000, vec![2048; 4]), (1024, vec![1024; 8])] {
         let (_, layout) = layout(&task, &limited(limit), 1).unwrap();
         assert_eq!(layout.arenas[0].arena, arena, "buffers of at most {limit}");
@@ -134,7 +134,7 @@ fn allocations_respect_alloc_size_and_alignment() {
     let null = NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.alignment = 256);
     let devices = vec![null.with_padding(100).shared()];
     for depth in [1, 2] {
-        let (plan, layout) = layout(&wide(3), &devices, depth).unwrap();
+        let (plan, layout) = layout(&sum_of_squares(3), &devices, depth).unwrap();
         let allocations = layout.slots.iter().flatten().chain(&layout.replicas);
         assert!(
             allocations.clone().all(|allocation| allocation.offset % 256 == 0 && allocation.bytes == 1280),

@@ -12,9 +12,9 @@ use crate::tensor::{DType, TensorDesc};
 use fastrand::Rng;
 use std::collections::BTreeSet;
 
-/// One line for each split: its device and nodes, then the replicas that it reads. `+` is a new replica with its range, origin and
-/// last reader; `=` is a reused replica.
-fn show(task: &Task, split_graph: &SplitGraph) -> Vec<String> {
+/// One line for each split: its device and nodes, then the replicas that it reads. `+` is a new replica with its range, origin
+/// and last reader; `=` is a reused replica.
+fn describe_splits(task: &Task, split_graph: &SplitGraph) -> Vec<String> {
     let name = |slot: u32| match task.slot_tensor(slot).map(|id| task.name(id)) {
         Some(name) if !name.is_empty() => name.to_owned(),
         _ => format!("slot {slot}"),
@@ -48,7 +48,7 @@ fn splits_of(devices: &str, build: impl FnOnce(&mut SmallTask)) -> Vec<String> {
     let on = |c: char| Assignment { device: c.to_digit(10).unwrap() as usize, reason: AssignReason::Pinned };
     let assigned = devices.chars().map(on).collect::<Vec<_>>();
     assert_eq!(assigned.len(), task.graph().nodes().len());
-    show(&task, &split(&task, &assigned))
+    describe_splits(&task, &split(&task, &assigned))
 }
 
 fn add(net: &mut SmallTask, a: TensorId, b: TensorId) -> TensorId {
@@ -234,7 +234,8 @@ fn experts_of_other_devices_are_copied_by_id() {
     assert_eq!(splits_of("01", written), ["0: 0..1", "1: 1..2 +0 experts[0..1024]<0..1 +1 i[0..4]<host..1"]);
 }
 
-/// A random task over stored, computed and input tensors of 4 rows of 8 floats, which are read whole or in part and overwritten.
+/// A random task over stored, computed and input tensors of 4 rows of 8 floats, which are read whole or in part and
+/// overwritten.
 fn random(rng: &mut Rng, devices: usize) -> Task {
     let mut net = SmallTask::new();
     let mut all = vec![net.input("x", 4)];

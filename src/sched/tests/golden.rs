@@ -16,11 +16,11 @@ fn plans_match_the_golden_files() {
     let bless = std::env::var("FANOUT_BLESS").is_ok_and(|value| value == "1");
     for (name, make) in graphs::ALL {
         let mut text = String::new();
-        for (count, together, depth) in CONFIGS {
-            let domains = if together { "one domain" } else { "a domain each" };
+        for (count, one_domain, depth) in CONFIGS {
+            let domains = if one_domain { "one domain" } else { "a domain each" };
             let options = Options { depth, ..Options::default() };
             let task = Arc::new(make(count).unwrap());
-            let plan = Plan::new(task, &graphs::devices(count, together), &options).unwrap();
+            let plan = Plan::new(task, &graphs::devices(count, one_domain), &options).unwrap();
             text += &format!("# {count} devices, {domains}, depth {depth}\n{plan}");
         }
         let path = folder.join(format!("{name}.txt"));

@@ -50,8 +50,8 @@ pub(crate) const ALL: [(&str, TaskMaker); 14] = [
 
 /// `count` no-op devices, in one domain or in a domain each: GPUs that prefer to offload MUL_MAT_ID, and a CPU as the last of
 /// several.
-pub(crate) fn devices(count: usize, together: bool) -> Vec<Arc<dyn Device>> {
-    devices_copying(count, together, |_, _, _| false)
+pub(crate) fn devices(count: usize, one_domain: bool) -> Vec<Arc<dyn Device>> {
+    devices_copying(count, one_domain, |_, _, _| false)
 }
 
 /// As [`devices`], in a domain each: each device copies from the devices before it, and the first also from the last.
@@ -59,12 +59,12 @@ pub(crate) fn one_way(count: usize) -> Vec<Arc<dyn Device>> {
     devices_copying(count, false, |count, to, from| from < to || (to == 0 && from + 1 == count))
 }
 
-fn devices_copying(count: usize, together: bool, copies: fn(usize, usize, usize) -> bool) -> Vec<Arc<dyn Device>> {
+fn devices_copying(count: usize, one_domain: bool, copies: fn(usize, usize, usize) -> bool) -> Vec<Arc<dyn Device>> {
     let is_cpu = move |at: usize| at > 0 && at + 1 == count;
     let named = move |at: usize| if is_cpu(at) { "CPU".to_owned() } else { format!("GPU{at}") };
     let device = |at: usize| {
         let (name, kind) = (named(at), if is_cpu(at) { DeviceKind::Cpu } else { DeviceKind::Gpu });
-        let domain = Domain::named(if together { "all" } else { &name });
+        let domain = Domain::named(if one_domain { "all" } else { &name });
         let number = move |info: &DeviceInfo| (0..count).find(|&at| named(at) == info.name);
         let from = move |info: &DeviceInfo| number(info).is_some_and(|from| copies(count, at, from));
         let null = NoopDevice::new(&name, kind).with_info(|info| info.domain = domain).with_copies_from(from);
@@ -79,7 +79,7 @@ fn devices_copying(count: usize, together: bool, copies: fn(usize, usize, usize)
 
 const ROW: [usize; 4] = [64, 4, 1, 1];
 
-/// A chain of products with weights on one device after another.
+/// A chain of matrix products whose weights are on the devices in turn.
 fn chain(devices: usize) -> Built {
     let mut b = TaskBuilder::new();
     let mut x = b.input("x", DType::F32, ROW)?;
@@ -129,12 +129,14 @@ impl Default for TransformerTask {
 
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
-const HEAD: usize = WIDTH / HEADS;
+const HEAD_WIDTH: usize = WIDTH / HEADS;
 const TOKENS: usize = 4;
 const CONTEXT: usize = 32;
+/// Width of the feed-forward nets.
 const HIDDEN: usize = 128;
 const VOCABULARY: usize = 96;
 const EXPERTS: usize = 4;
+/// Experts that each token uses.
 const USED: usize = 2;
 
 /// The inputs that each layer reads.
@@ -209,8 +211,8 @@ impl TransformerTask {
         let mut turned = Vec::new();
         for part in ["query", "key"] {
             let flat = product(b, &name(part), x, WIDTH, device)?;
-            let heads = b.reshape(flat, [HEAD, HEADS, TOKENS, 1])?;
-            let rope = Rope::new(RopeMode::Neox, HEAD as u32);
+            let heads = b.reshape(flat, [HEAD_WIDTH, HEADS, TOKENS, 1])?;
+            let rope = Rope::new(RopeMode::Neox, HEAD_WIDTH as u32);
             turned.push(b.node(rope, &[Some(heads), Some(inputs.positions)])?);
         }
         let value = product(b, &name("value"), x, WIDTH, device)?;
@@ -220,7 +222,7 @@ impl TransformerTask {
             let desc = TensorDesc::contiguous(DType::F32, [WIDTH, CONTEXT, 1, 1])?;
             let cache = b.stored(name(part), desc, home, None)?;
             let written = b.node_onto(Rows::SetRows, &[Some(rows), Some(inputs.rows), Some(cache)], cache)?;
-            let heads = b.reshape(written, [HEAD, HEADS, CONTEXT, 1])?;
+            let heads = b.reshape(written, [HEAD_WIDTH, HEADS, CONTEXT, 1])?;
             cached.push(b.permute(heads, [0, 2, 1, 3])?);
         }
         let query = b.permute(turned[0], [0, 2, 1, 3])?;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A value for each byte from 0 on. Key: the first byte of a piece; value: one past its last byte, and the piece's value. Pieces
-/// cover the memory without gaps.
+/// A value for each byte from 0 on. Key: the first byte of a piece; value: one past its last byte, and the piece's value.
+/// Pieces cover the memory without gaps.
 #[derive(Clone, Debug)]
 pub(super) struct ByteMap<T>(BTreeMap<u64, (u64, T)>);
 

@@ -67,7 +67,7 @@ struct ByteLocation {
 /// A memory of a plan. A ring buffer stands for the copy that the current run uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReplayMemory {
-    Arena { device: usize, area: ArenaKind, chunk: u32 },
+    Arena { device: usize, kind: ArenaKind, buffer: u32 },
     Stored { slot: u32 },
 }
 
@@ -95,7 +95,7 @@ impl ByteLocation {
             return Some(ByteLocation { memory: ReplayMemory::Stored { slot }, start });
         }
         let (device, allocation) = (plan.split_graph.homes[slot as usize]?, plan.layout.slots[slot as usize]?);
-        let memory = ReplayMemory::Arena { device, area: allocation.kind, chunk: allocation.buffer };
+        let memory = ReplayMemory::Arena { device, kind: allocation.kind, buffer: allocation.buffer };
         Some(ByteLocation { memory, start: allocation.offset + start })
     }
 
@@ -103,7 +103,7 @@ impl ByteLocation {
         let (replica, allocation) =
             (&plan.split_graph.replicas[number as usize], plan.layout.replicas[number as usize]);
         ByteLocation {
-            memory: ReplayMemory::Arena { device: replica.device, area: allocation.kind, chunk: allocation.buffer },
+            memory: ReplayMemory::Arena { device: replica.device, kind: allocation.kind, buffer: allocation.buffer },
             start: allocation.offset,
         }
     }

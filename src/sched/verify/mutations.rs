@@ -9,8 +9,8 @@ use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Calls `check` with plans of all test graphs over one to four devices: in one domain; in a domain each without peer copies; in a
-/// domain each with peer copies between some pairs, in one direction only.
+/// Calls `check` with plans of all test graphs over one to four devices: in one domain; in a domain each without peer copies;
+/// in a domain each with peer copies between some pairs, in one direction only.
 fn each_plan(depth: usize, mut check: impl FnMut(&str, &Plan, &[Arc<dyn Device>])) {
     for (graph, make) in graphs::ALL {
         for (count, domains) in (1..=4).flat_map(|count| [(count, "one"), (count, "own"), (count, "own, one way")]) {
@@ -52,8 +52,8 @@ enum ResidentId {
     Replica(u32),
 }
 
-/// An allocation, and the time in which all of its bytes must stay intact. Time `2 * n` is while node `n` runs, `2 * n - 1` just
-/// before it.
+/// An allocation, and the time in which all of its bytes must stay intact. Time `2 * n` is while node `n` runs, `2 * n - 1`
+/// just before it.
 #[derive(Clone, Copy, Debug)]
 struct Resident {
     id: ResidentId,
@@ -145,7 +145,7 @@ fn removing_or_delaying_a_step_is_rejected() {
                 let mut without = plan.clone();
                 without.steps.remove(at);
                 assert!(verify(&without, devices).is_err(), "{name}: without {}", step_name(plan, at));
-                let user = match step.action {
+                let dependent = match step.action {
                     StepAction::UploadInput(r)
                     | StepAction::DeviceCopy(r)
                     | StepAction::UploadStaged(r)
@@ -155,8 +155,8 @@ fn removing_or_delaying_a_step_is_rejected() {
                     StepAction::Download(r) => StepAction::UploadStaged(r),
                     StepAction::RunSplit(_) => continue,
                 };
-                let user = plan.steps.iter().position(|step| step.action == user).unwrap();
-                assert!(verify(&moved(plan, at, user), devices).is_err(), "{name}: late {}", step_name(plan, at));
+                let dependent = plan.steps.iter().position(|step| step.action == dependent).unwrap();
+                assert!(verify(&moved(plan, at, dependent), devices).is_err(), "{name}: late {}", step_name(plan, at));
             }
         });
     }

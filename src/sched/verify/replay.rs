@@ -1,7 +1,7 @@
 //! Symbolic execution of a plan: several runs in submission order, with a writer and a position for each byte instead of data.
 //!
-//! Each read of a step is compared with the reference execution ([`Replay::run_reference`]). Each access is checked for races with
-//! vector clocks.
+//! Each read of a step is compared with the reference execution ([`Replay::run_reference`]). Each access is checked for races
+//! with vector clocks.
 
 use super::byte_map::ByteMap;
 use super::{ByteLocation, PlanFault, ReplayMemory, slot_name, step_name};
@@ -131,8 +131,9 @@ struct Replay<'a> {
     expected: Vec<Range<usize>>,
     values: Vec<(Range<u64>, Writer)>,
     memories: Vec<ByteMap<ByteState>>,
-    /// By device: the index of its first arena memory and of its first ring memory. All copies of a ring buffer are adjacent.
+    /// By device: the index of its first arena memory.
     arenas: Vec<usize>,
+    /// By device: the index of its first ring memory. All copies of a ring buffer are adjacent.
     rings: Vec<usize>,
     /// By slot: the index of its memory, for stored slots.
     stored: Vec<Option<usize>>,
@@ -189,7 +190,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Reference execution: runs all nodes in order, each slot in separate memory, and records the writers that each read finds.
+    /// Reference execution: runs all nodes in order, each slot in separate memory, and records the writers that each read
+    /// finds.
     fn run_reference(&mut self, run: usize) {
         let (graph, storage) = (self.plan.task.graph(), self.plan.task.storage());
         self.values.clear();
@@ -343,11 +345,11 @@ impl<'a> Replay<'a> {
         run: usize,
         number: usize,
         replica: u32,
-        of: &[(Range<u64>, ByteValue)],
+        values: &[(Range<u64>, ByteValue)],
     ) -> Result<(), PlanFault> {
         let at = ByteLocation::of_replica(self.plan, replica);
         let from = self.plan.split_graph.replicas[replica as usize].range.start as u64;
-        for (piece, value) in of {
+        for (piece, value) in values {
             let value = ByteValue { shift: value.shift + at.start as i64 - from as i64, ..*value };
             let place = |byte: u64| byte - from + at.start;
             self.write(run, number, at.memory, place(piece.start)..place(piece.end), value)?;
@@ -360,7 +362,8 @@ impl<'a> Replay<'a> {
         let plan = self.plan;
         for output in &self.reads.outputs {
             let home = plan.split_graph.homes[output.slot as usize];
-            let queue = plan.queues.iter().position(|l| Some(l.device) == home && l.role == QueueRole::Compute);
+            let queue =
+                plan.queues.iter().position(|queue| Some(queue.device) == home && queue.role == QueueRole::Compute);
             let last = queue.and_then(|queue| self.steps[queue].last().copied());
             if let (Some(step), Some(from)) = (last, ByteLocation::at_home(plan, output.slot, &output.range)) {
                 self.read_expected(run, step, output, from)?;
@@ -458,9 +461,9 @@ impl<'a> Replay<'a> {
     fn index(&self, memory: ReplayMemory, run: usize) -> usize {
         let depth = self.plan.depth;
         match memory {
-            ReplayMemory::Arena { device, area: ArenaKind::Arena, chunk } => self.arenas[device] + chunk as usize,
-            ReplayMemory::Arena { device, area: ArenaKind::Ring, chunk } => {
-                self.rings[device] + chunk as usize * depth + run % depth
+            ReplayMemory::Arena { device, kind: ArenaKind::Arena, buffer } => self.arenas[device] + buffer as usize,
+            ReplayMemory::Arena { device, kind: ArenaKind::Ring, buffer } => {
+                self.rings[device] + buffer as usize * depth + run % depth
             }
             // `ByteLocation::at_home` returns this variant for stored slots only, so the entry exists.
             ReplayMemory::Stored { slot } => self.stored[slot as usize].unwrap_or_default(),
@@ -474,11 +477,11 @@ impl<'a> Replay<'a> {
             format!("run {}'s {}", nth / steps.len(), step_name(self.plan, steps[nth % steps.len()]))
         };
         let memory = match memory {
-            ReplayMemory::Arena { device, area: ArenaKind::Arena, chunk } => {
-                format!("the arena of {}, buffer {chunk}", self.plan.devices[device])
+            ReplayMemory::Arena { device, kind: ArenaKind::Arena, buffer } => {
+                format!("the arena of {}, buffer {buffer}", self.plan.devices[device])
             }
-            ReplayMemory::Arena { device, area: ArenaKind::Ring, chunk } => {
-                format!("the ring of {}, buffer {chunk}", self.plan.devices[device])
+            ReplayMemory::Arena { device, kind: ArenaKind::Ring, buffer } => {
+                format!("the ring of {}, buffer {buffer}", self.plan.devices[device])
             }
             ReplayMemory::Stored { slot } => format!("stored {}", slot_name(self.plan, slot)),
         };

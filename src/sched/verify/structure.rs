@@ -1,4 +1,5 @@
-//! Structural checks of a plan, which need no replay: indices, splits, steps, marks, arena sizes, allocations and operand overlap.
+//! Structural checks of a plan, which need no replay: indices, splits, steps, marks, arena sizes, allocations and operand
+//! overlap.
 
 use super::{ByteLocation, PlanFault, slot_name, step_name};
 use crate::device::Device;
@@ -8,8 +9,9 @@ use crate::sched::{
 use std::fmt::Display;
 use std::ops::Range;
 
+/// Runs all structural checks.
 pub(super) fn check(plan: &Plan, devices: &Devices) -> Result<(), PlanFault> {
-    check_numbers(plan, devices)?;
+    check_indices(plan, devices)?;
     check_split_graph(plan)?;
     check_steps(plan)?;
     check_marks(plan)?;
@@ -34,7 +36,7 @@ fn expect(
 }
 
 /// Checks that all indices are in range. The checks after this one index without testing.
-fn check_numbers(plan: &Plan, devices: &Devices) -> Result<(), PlanFault> {
+fn check_indices(plan: &Plan, devices: &Devices) -> Result<(), PlanFault> {
     let below = |what: &str, number: usize, of: usize| {
         expect(number < of, || what.to_owned(), &format_args!("a number below {of}"), &number)
     };
@@ -95,7 +97,8 @@ fn check_numbers(plan: &Plan, devices: &Devices) -> Result<(), PlanFault> {
     Ok(())
 }
 
-/// Checks that the splits partition the nodes, that each node is on its split's device, and that no replica is on its slot's home.
+/// Checks that the splits partition the nodes, that each node is on its split's device, and that no replica is on its slot's
+/// home.
 fn check_split_graph(plan: &Plan) -> Result<(), PlanFault> {
     let (task, split_graph) = (&plan.task, &plan.split_graph);
     let mut next = 0;
@@ -174,7 +177,7 @@ fn check_steps(plan: &Plan) -> Result<(), PlanFault> {
                 (replica.device, replica.origin)
             }
         };
-        let right = match (step.action, origin) {
+        let fits = match (step.action, origin) {
             (StepAction::UploadInput(_), ReplicaOrigin::Host)
             | (StepAction::CopyExperts(_), ReplicaOrigin::Experts { .. }) => device == queue.device,
             (StepAction::DeviceCopy(_), ReplicaOrigin::Device(home)) => {
@@ -188,7 +191,7 @@ fn check_steps(plan: &Plan) -> Result<(), PlanFault> {
         };
         let found = format!("origin {origin:?}, queue {queue:?}");
         expect(
-            right,
+            fits,
             what,
             &format_args!("a replica of that origin, on a queue that can make it on device {device}"),
             &found,
@@ -361,8 +364,8 @@ fn check_operands(plan: &Plan) -> Result<(), PlanFault> {
                 if from.memory != to.memory || a.start >= b.end || b.start >= a.end || a.is_empty() || b.is_empty() {
                     continue;
                 }
-                let alike = graph.tensor(id).zip(graph.tensor(node.dst));
-                let alike = alike.is_some_and(|(a, b)| a.desc.same_layout(&b.desc));
+                let tensors = graph.tensor(id).zip(graph.tensor(node.dst));
+                let alike = tensors.is_some_and(|(a, b)| a.desc.same_layout(&b.desc));
                 if !(node.op.in_place(i) && alike && from.start == to.start) {
                     let tensor = format!("the destination of {}", node_name(&plan.task, at));
                     let device = plan.devices[split.device].clone();

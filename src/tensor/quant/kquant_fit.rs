@@ -7,18 +7,20 @@ use crate::tensor::blocks::F16Bits;
 
 /// Starting scales tried per sub-block: code ranges from one step short of the full range to one step beyond.
 const STARTS: i32 = 4;
-/// Improvements of the common scale; further ones gain next to nothing.
+/// Iterations that refine the common scale. More iterations hardly reduce the error.
 const ROUNDS: usize = 1;
 
+/// The code ranges that determine the starting scales of a sub-block with codes up to `top`.
 fn starts(top: f32) -> impl Iterator<Item = f32> {
     (-STARTS..=STARTS).map(move |i| top + i as f32 / STARTS as f32)
 }
 
+/// `1 / d`; 0 for 0.
 fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// Nearest whole number of `low` to `high`; halves go up. Never outside, whatever `x` is.
+/// The integer from `low` to `high` nearest to `x`; halves round up. In this range for every `x`, NaN included.
 fn nearest(x: f32, low: i32, high: i32) -> i32 {
     ((x + 0.5).floor() as i32).clamp(low, high)
 }
@@ -53,7 +55,7 @@ impl<const SUBS: usize, const LEN: usize> AffineFit<SUBS, LEN> {
         fit
     }
 
-    /// Picks scale, minimum and codes of each sub-block: among the neighbours of its own fit, those with least error.
+    /// Selects scale, minimum and codes of each sub-block with the least error, among the neighbours of its individual fit.
     fn choose(&mut self, values: &[[f32; LEN]; SUBS], alone: &[(f32, f32); SUBS], top: u8, scale_top: u8) {
         let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
         let (id, idmin) = (inverse(d), inverse(dmin));
@@ -75,7 +77,7 @@ impl<const SUBS: usize, const LEN: usize> AffineFit<SUBS, LEN> {
         }
     }
 
-    /// Solves for the common scales, given everything else.
+    /// Solves for the common scales `d` and `dmin`, given codes, scales and minima.
     fn refit(&mut self, values: &[[f32; LEN]; SUBS]) {
         let mut sums = Sums::default();
         for s in 0..SUBS {
@@ -121,7 +123,7 @@ fn affine_sub_block<const LEN: usize>(values: &[f32; LEN], top: u8) -> (f32, f32
     best
 }
 
-/// The nearest codes, and the sum of squared errors they leave.
+/// The nearest codes, and the remaining sum of squared errors.
 fn affine_codes<const LEN: usize>(values: &[f32; LEN], scale: f32, min: f32, top: u8) -> ([u8; LEN], f32) {
     let (inverse, top) = (inverse(scale), f32::from(top));
     let codes = values.map(|x| ((x + min) * inverse + 0.5).clamp(0.0, top) as u8);
@@ -160,7 +162,7 @@ impl Sums {
                 return (scale as f32, min as f32);
             }
         }
-        // On the border one of the two is 0; the other has a solution of its own.
+        // On the boundary of the feasible region, scale or minimum is 0, and the remaining parameter has a closed form.
         let scale = if self.aa > 0.0 { (self.xa / self.aa).max(0.0) } else { 0.0 };
         let min = if self.bb > 0.0 { (-self.xb / self.bb).max(0.0) } else { 0.0 };
         if scale * self.xa >= -min * self.xb { (scale as f32, 0.0) } else { (0.0, min as f32) }
@@ -179,7 +181,8 @@ impl SymmetricFit {
     pub(super) fn fit(values: &[f32; 256], zero: u8, scale_zero: i32) -> Self {
         let values: &[[f32; 16]; 16] = bytemuck::cast_ref(values);
         let alone = values.map(|x| symmetric_sub_block(&x, zero));
-        // The scale of largest magnitude takes the lowest number, of which there is one more than of positive ones.
+        // The scale of largest magnitude gets the lowest number, because there is one more negative number than positive
+        // numbers.
         let peak = alone.iter().fold(0f32, |peak, &scale| if scale.abs() > peak.abs() { scale } else { peak });
         let d = F16Bits::from_f32(peak / -scale_zero as f32);
         let mut fit = SymmetricFit { d, scales: [0; 16], codes: [[zero; 16]; 16] };
@@ -236,7 +239,7 @@ fn symmetric_codes(values: &[f32; 16], inverse: f32, zero: u8) -> [u8; 16] {
 /// The scale of one sub-block, of either sign: there is one more code below zero than above.
 fn symmetric_sub_block(values: &[f32; 16], zero: u8) -> f32 {
     let peak = values.iter().fold(0f32, |max, &x| x.abs().max(max));
-    let (mut best, mut most) = (0.0, 0.0);
+    let (mut best, mut best_gain) = (0.0, 0.0);
     for range in starts(f32::from(zero)) {
         for start in [range * inverse(peak), -range * inverse(peak)] {
             let mut codes = symmetric_codes(values, start, zero);
@@ -247,10 +250,10 @@ fn symmetric_sub_block(values: &[f32; 16], zero: u8) -> f32 {
                     product += values[l] * a;
                     square += a * a;
                 }
-                // With the scale product / square, this is what the fit takes off the sum of squares.
+                // The reduction of the sum of squares by the fit with scale `product / square`.
                 let gain = product * product * inverse(square);
-                if gain > most {
-                    most = gain;
+                if gain > best_gain {
+                    best_gain = gain;
                     best = product / square;
                 }
                 codes = symmetric_codes(values, inverse(product * inverse(square)), zero);

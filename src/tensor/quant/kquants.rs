@@ -1,4 +1,4 @@
-//! K types: blocks of 256 in sub-blocks of 16 or 32, whose scales are themselves quantised.
+//! The K types: blocks of 256 elements in sub-blocks of 16 or 32, with quantised sub-block scales.
 
 use super::Codec;
 use super::kquant_fit::{AffineFit, SymmetricFit};

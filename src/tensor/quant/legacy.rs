@@ -1,7 +1,7 @@
 //! Types with blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 //!
-//! Codes are found with the scale before its rounding to f16, as ggml's reference quantisers do (ggml-quants.c). Casts
-//! saturate, so that a scale whose inverse overflows still gives codes in range.
+//! Codes are computed with the scale before its rounding to f16, as in ggml's reference quantisers (ggml-quants.c). Casts
+//! saturate, so codes are in range even if the inverse of a scale overflows.
 
 use super::Codec;
 use crate::tensor::blocks::{BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
@@ -13,7 +13,7 @@ type Values = [f32; N];
 /// Magnitudes below this make IQ4_NL blocks of zeros: their squares, the weights of the fit, would vanish.
 const IQ4_ZERO: f32 = 1e-15;
 
-/// Where the code of an FP4 magnitude rises: halfway between neighbours of the table's first half.
+/// The thresholds between codes of an FP4 magnitude: midpoints of neighbouring values in the first half of the table.
 const FP4_MIDPOINTS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
 /// Splits bytes into 32 codes: low nibbles first, then high ones.
@@ -49,7 +49,7 @@ fn pack_fifth_bits(codes: &[u8; N]) -> [u8; 4] {
     qh
 }
 
-/// The element of largest magnitude, the first among equals, with its sign.
+/// The element of largest magnitude, with its sign; the first of several.
 fn peak(values: &Values) -> f32 {
     let mut peak = 0f32;
     for &x in values {
@@ -75,6 +75,7 @@ fn min_max(values: &Values) -> (f32, f32) {
     values.iter().fold((f32::MAX, f32::MIN), |(min, max), &x| (x.min(min), x.max(max)))
 }
 
+/// `1 / d`; 0 for 0.
 fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
@@ -170,7 +171,7 @@ impl Codec<N> for BlockMxfp4 {
     }
 
     fn pack(values: &Values) -> Self {
-        // The exponent field is floor(log2) + 127; what falls below the smallest scale takes that one.
+        // The exponent field is floor(log2) + 127. Magnitudes below the smallest scale get the smallest scale.
         let e = (max_abs(values).to_bits() >> 23).saturating_sub(2) as u8;
         let block = BlockMxfp4 { e, qs: [0; 16] };
         // Products with a power of two are exact, so each comparison is that of the true distances.
@@ -199,7 +200,7 @@ impl Codec<N> for BlockIq4Nl {
             let x = x * id;
             IQ4_VALUES.windows(2).map(|pair| u8::from(x >= (f32::from(pair[0]) + f32::from(pair[1])) * 0.5)).sum::<u8>()
         });
-        // The scale that fits these codes best, where large elements count more.
+        // The least-squares scale for these codes, weighted by the squared elements.
         let (mut product, mut square) = (0f32, 0f32);
         for (&x, &code) in values.iter().zip(&codes) {
             let t = f32::from(IQ4_VALUES[usize::from(code)]);

@@ -1,12 +1,14 @@
-//! Conversion of dense rows between f32 and every type that has a scalar rule.
+//! Conversion of dense rows between f32 and the float and block types that the table of types gives a conversion:
+//! [`dequantiser`] and [`quantiser`].
 //!
-//! The formulas are those of ggml (ggml-quants.c). Dequantisation: the value of an element is the formula's, rounded once to f32.
-//! Quantisation: codes and scales are the formula's; for the K types a least-squares fit of our own.
+//! The formulas are ggml's (ggml-quants.c). Dequantisation gives the exact value of the formula, rounded once to f32.
+//! Quantisation gives the same codes and scales as ggml, except for the K types, which use a different least-squares fit
+//! (`kquant_fit.rs`).
 
+mod float_types;
 mod kquant_fit;
 mod kquants;
 mod legacy;
-mod plain;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -14,13 +16,13 @@ use super::DType;
 use super::blocks::{self, Block};
 use super::table::{for_each_codec, for_each_float};
 
-/// Converts a dense row of some type to f32.
+/// A function that converts a dense row of a type to f32.
 ///
 /// Bytes and values must describe the same number of elements, `bytes.len() == dtype.row_bytes(values.len())`. Other
-/// lengths are a bug of the caller, caught in debug builds; release builds convert the whole blocks both sides have.
+/// lengths are a bug of the caller, asserted in debug builds; release builds convert the whole blocks that both sides have.
 pub type Dequantise = fn(&[u8], &mut [f32]);
 
-/// Converts f32 to a dense row of some type. Lengths as for [`Dequantise`].
+/// A function that converts f32 to a dense row of a type. Lengths as for [`Dequantise`].
 pub type Quantise = fn(&[f32], &mut [u8]);
 
 /// `$row` of the block of `$dtype`; `None` for types without a codec.
@@ -33,17 +35,17 @@ macro_rules! of_codec {
     };
 }
 
-/// `$convert` of the plain type `$dtype`; `$other` for types that are no floats.
+/// `$convert` of the float type `$dtype`; `$other` for all other types.
 macro_rules! of_float {
     ([$dtype:ident $convert:ident else $other:expr] $($name:ident $float:ident;)*) => {
         match $dtype {
-            $(DType::$name => Some(plain::$float::$convert),)*
+            $(DType::$name => Some(float_types::$float::$convert),)*
             _ => $other,
         }
     };
 }
 
-/// The conversion from rows of `dtype` to f32, or `None` for a type that has none here.
+/// The conversion from rows of `dtype` to f32; `None` for a type without [`Capability::Convert`](super::Capability::Convert).
 pub fn dequantiser(dtype: DType) -> Option<Dequantise> {
     fn of_block(dtype: DType) -> Option<Dequantise> {
         for_each_codec!(of_codec!(dtype unpack_row))
@@ -51,9 +53,9 @@ pub fn dequantiser(dtype: DType) -> Option<Dequantise> {
     for_each_float!(of_float!(dtype dequantise else of_block(dtype)))
 }
 
-/// The conversion from f32 to rows of `dtype`, or `None` for a type that has none here.
+/// The conversion from f32 to rows of `dtype`; `None` for a type without [`Capability::Convert`](super::Capability::Convert).
 ///
-/// Values that are not finite, or too large for the type's scale, give unspecified codes, never a panic.
+/// Values that are not finite, or too large for the type's scale, give unspecified codes but do not panic.
 pub fn quantiser(dtype: DType) -> Option<Quantise> {
     fn of_block(dtype: DType) -> Option<Quantise> {
         for_each_codec!(of_codec!(dtype pack_row))
@@ -63,10 +65,10 @@ pub fn quantiser(dtype: DType) -> Option<Quantise> {
 
 /// A block of `N` elements that converts to and from f32.
 trait Codec<const N: usize>: Block {
-    /// Writes the value of every element.
+    /// Dequantises every element.
     fn unpack(&self, values: &mut [f32; N]);
 
-    /// The block that stands for `values`.
+    /// Quantises `values` to a block.
     fn pack(values: &[f32; N]) -> Self;
 }
 

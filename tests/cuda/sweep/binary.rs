@@ -1,3 +1,5 @@
+//! Cases of the binary ops with broadcast, and of ADD_ID.
+
 use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
@@ -9,8 +11,8 @@ use fanout_testing::op_case::Case;
 
 const TYPES: [DType; 3] = [F32, F16, BF16];
 
-/// Counts of a and of b: dense, a row over rows, a number, a number a row, a row for each head; rows that fill a vector, a
-/// block of threads, or neither; and repeats of more than one.
+/// Counts of a and b. Broadcasts: none, a row over rows, a single number, one number per row, one row per head, and repeats of
+/// more than one element. Row lengths: multiples of a vector, of a block of threads, and neither.
 const SHAPES: [([usize; 4], [usize; 4]); 13] = [
     ([1, 1, 1, 1], [1, 1, 1, 1]),
     ([1021, 3, 1, 1], [1021, 3, 1, 1]),
@@ -33,39 +35,39 @@ pub fn run(sweep: &Sweep) {
             for d in TYPES {
                 for (k, (ane, bne)) in SHAPES.into_iter().enumerate() {
                     let op = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div][k % 4];
-                    one(sweep, op, [a, b, d], ane, bne);
+                    check_case(sweep, op, [a, b, d], ane, bne);
                 }
             }
         }
-        one(sweep, Binary::Div, [a; 3], [64, 3, 1, 1], [64, 3, 1, 1]);
+        check_case(sweep, Binary::Div, [a; 3], [64, 3, 1, 1], [64, 3, 1, 1]);
     }
-    // More rows than threads at once, so that each goes along several.
-    one(sweep, Binary::Mul, [F32; 3], [8, 280_000, 1, 1], [8, 1, 1, 1]);
+    // More rows than resident threads, so that each thread iterates over several rows.
+    check_case(sweep, Binary::Mul, [F32; 3], [8, 280_000, 1, 1], [8, 1, 1, 1]);
     not_a_number(sweep);
     layouts(sweep);
     add_id(sweep);
 }
 
-/// A NaN among numbers that are written together.
+/// A NaN among the numbers of one vector store.
 fn not_a_number(sweep: &Sweep) {
     let mut values = normal(5, 64);
     values[13] = f32::NAN;
     let mut case = Case::new();
     let (x, y) = (case.leaf(F16, [64, 1, 1, 1], &values), case.leaf(F16, [64, 1, 1, 1], &normal(6, 64)));
     let dst = case.b.node(Binary::Add, &[Some(x), Some(y)]).unwrap();
-    sweep.same(&case.build(), &[dst], "a NaN of F16");
+    sweep.check_bytes(&case.build(), &[dst], "a NaN of F16");
 }
 
 #[track_caller]
-fn one(sweep: &Sweep, op: Binary, [a, b, d]: [DType; 3], ane: [usize; 4], bne: [usize; 4]) {
+fn check_case(sweep: &Sweep, op: Binary, [a, b, d]: [DType; 3], ane: [usize; 4], bne: [usize; 4]) {
     let mut case = Case::new();
     let x = case.leaf(a, ane, &normal(1, ane.iter().product()));
     let y = case.leaf(b, bne, &uniform(2, bne.iter().product(), 0.5, 2.0));
     let dst = case.b.node_with_output(op, &[Some(x), Some(y)], OutputSpec { dtype: d, ne: ane }).unwrap();
-    sweep.same(&case.build(), &[dst], &format!("{op:?} {a} {b} {d} {ane:?} {bne:?}"));
+    sweep.check_bytes(&case.build(), &[dst], &format!("{op:?} {a} {b} {d} {ane:?} {bne:?}"));
 }
 
-/// Sources that start anywhere, padded and permuted ones, a second source with a step between its elements, and in place.
+/// Layouts: sources at any offset, padded and permuted sources, a second source with strided elements, and in-place operation.
 fn layouts(sweep: &Sweep) {
     for dtype in TYPES {
         let size = dtype.block_bytes();
@@ -85,7 +87,7 @@ fn layouts(sweep: &Sweep) {
                 let onto = case.b.node(Binary::Add, &[Some(x), Some(y)]).unwrap();
                 let place = case.b.view(x, a, 0).unwrap();
                 let first = case.b.node_into(Binary::Sub, &[Some(x), Some(y)], place).unwrap();
-                sweep.same(&case.build(), &[onto, first], &format!("{dtype} at {offset}, {a:?} {b:?}"));
+                sweep.check_bytes(&case.build(), &[onto, first], &format!("{dtype} at {offset}, {a:?} {b:?}"));
             }
         }
     }
@@ -106,6 +108,6 @@ fn add_id(sweep: &Sweep) {
         let b = case.leaf(F32, [n, experts, 1, 1], &normal(8, n * experts));
         let i = case.indices(DType::I32, [used, tokens, 1, 1], &ids);
         let dst = case.b.node(Binary::AddId, &[Some(a), Some(b), Some(i)]).unwrap();
-        sweep.same(&case.build(), &[dst], &format!("ADD_ID {n}"));
+        sweep.check_bytes(&case.build(), &[dst], &format!("ADD_ID {n}"));
     }
 }

@@ -1,11 +1,13 @@
+//! Cases of CONCAT and REPEAT.
+
 use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::concat::Concat;
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::op_case::Case;
 
-/// Runs of every alignment, longer than a block of threads copies at once and shorter than a vector; repeats in all
-/// dimensions at once, of rows, of single elements and of single blocks.
+/// Runs of every alignment, longer than the piece of a thread block and shorter than a vector; repeats in all dimensions at
+/// once, of rows, single elements and single blocks.
 pub fn run(sweep: &Sweep) {
     for (k, &dtype) in DType::ALL.iter().enumerate() {
         for dim in 0..4 {
@@ -30,12 +32,12 @@ pub fn run(sweep: &Sweep) {
         concat(sweep, dtype, 0, 9001, 1);
         concat(sweep, dtype, 2, 9001, 0);
     }
-    // Repeats in several parts.
+    // More repeats than one block handles.
     repeat(sweep, DType::F32, [300, 1, 1, 1], [1, 70, 1, 1], 0);
     repeat(sweep, DType::F16, [8, 5, 1, 1], [1, 1, 100, 1], 0);
 }
 
-/// A tensor of random bytes, counts in blocks, with a gap of `padding` blocks behind each row.
+/// A tensor of random bytes, with its counts in blocks and a gap of `padding` blocks behind each row.
 fn noise(case: &mut Case, dtype: DType, [n, n1, n2, n3]: [usize; 4], padding: usize, seed: u64) -> TensorId {
     let (size, len) = (dtype.block_bytes(), dtype.block_len());
     let row = size * (n + padding);
@@ -58,7 +60,7 @@ fn concat(sweep: &Sweep, dtype: DType, dim: u8, n: usize, padding: usize) {
     let a = noise(&mut case, dtype, an, padding, 1);
     let b = noise(&mut case, dtype, bn, 0, 2);
     let dst = case.b.node(Concat::Concat { dim }, &[Some(a), Some(b)]).unwrap();
-    sweep.same(&case.build(), &[dst], &format!("{dtype} {an:?} {bn:?} along {dim}, {padding} between a's rows"));
+    sweep.check_bytes(&case.build(), &[dst], &format!("{dtype} {an:?} {bn:?} along {dim}, {padding} between a's rows"));
 }
 
 #[track_caller]
@@ -67,5 +69,5 @@ fn repeat(sweep: &Sweep, dtype: DType, ne: [usize; 4], times: [usize; 4], paddin
     let a = noise(&mut case, dtype, ne, padding, 3);
     let dst = noise(&mut case, dtype, std::array::from_fn(|d| ne[d] * times[d]), padding, 4);
     let dst = case.b.node_into(Concat::Repeat, &[Some(a)], dst).unwrap();
-    sweep.same(&case.build(), &[dst], &format!("{dtype} {ne:?}, {times:?} times, {padding} between rows"));
+    sweep.check_bytes(&case.build(), &[dst], &format!("{dtype} {ne:?}, {times:?} times, {padding} between rows"));
 }

@@ -1,3 +1,5 @@
+//! Cases of CPY, CONT and DUP: copies, conversions, permutations and quantisation.
+
 use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
@@ -7,13 +9,13 @@ use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
 
-/// The block types that kernels make and read.
+/// The block types with quantising and dequantising kernels.
 pub fn block_types() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
-/// A layout in which dimension `order[0]` is the densest, then `order[1]` and so on, with `gap` unused blocks after each row
-/// of it.
+/// A permuted layout: dimension `order[0]` has the smallest stride, then `order[1]` and so on, with `gap` unused blocks behind
+/// each row of `order[0]`.
 pub fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> TensorDesc {
     let blocks = [ne[0] / dtype.block_len(), ne[1], ne[2], ne[3]];
     let (mut nb, mut step) = ([0; 4], dtype.block_bytes());
@@ -27,7 +29,7 @@ pub fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> 
     TensorDesc::strided(dtype, ne, nb).unwrap()
 }
 
-/// Random bytes as a tensor that begins `offset` bytes into its memory.
+/// A tensor of random bytes that starts at byte `offset` of its memory.
 pub fn noise(case: &mut Case, desc: TensorDesc, offset: usize) -> TensorId {
     let mut rng = fastrand::Rng::with_seed(desc.extent() as u64);
     let bytes = (0..offset + desc.extent()).map(|_| rng.u8(..)).collect();
@@ -36,11 +38,11 @@ pub fn noise(case: &mut Case, desc: TensorDesc, offset: usize) -> TensorId {
 }
 
 pub fn run(sweep: &Sweep) {
-    runs(sweep);
+    copies_without_conversion(sweep);
     conversions(sweep);
     permutations(sweep);
-    odd_shapes(sweep);
-    blocks(sweep);
+    changed_shapes(sweep);
+    quantising_copies(sweep);
 }
 
 #[track_caller]
@@ -49,11 +51,11 @@ fn raw(sweep: &Sweep, src: (TensorDesc, usize), dst: (TensorDesc, usize)) {
     let x = noise(&mut case, src.0, src.1);
     let y = noise(&mut case, dst.0, dst.1);
     case.b.node_into(CopyOp::Cpy, &[Some(x)], y).unwrap();
-    sweep.same(&case.build(), &[y], &format!("{src:?} -> {dst:?}"));
+    sweep.check_bytes(&case.build(), &[y], &format!("{src:?} -> {dst:?}"));
 }
 
-/// Every type; every width of access, with tails, on one row of many pieces and on rows long and short.
-fn runs(sweep: &Sweep) {
+/// Copies without conversion: every type; every access width, with remainders; one row of many pieces, long and short rows.
+fn copies_without_conversion(sweep: &Sweep) {
     for &dtype in DType::ALL {
         let ne = [3 * dtype.block_len(), 5, 2, 1];
         raw(sweep, (permuted(dtype, ne, [0, 1, 2, 3], 0), 0), (permuted(dtype, ne, [0, 2, 1, 3], 1), 0));
@@ -87,10 +89,10 @@ fn convert(sweep: &Sweep, src: TensorDesc, to: DType, ne: [usize; 4], dst: Optio
         }
         None => case.b.node_with_output(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap(),
     };
-    sweep.same(&case.build(), &[y], &format!("{src:?} -> {to} {ne:?} {dst:?}"));
+    sweep.check_bytes(&case.build(), &[y], &format!("{src:?} -> {to} {ne:?} {dst:?}"));
 }
 
-/// Every pair of plain types: packed, rows with gaps, transposed, element by element.
+/// Every pair of plain types: contiguous, rows with gaps, transposed, and element by element.
 fn conversions(sweep: &Sweep) {
     let pairs = [F32, F16, BF16]
         .into_iter()
@@ -112,7 +114,7 @@ fn conversions(sweep: &Sweep) {
     }
 }
 
-/// Every element size through tiles, with edges; and the permutations that are no transposes.
+/// Every element size through tiles, with partial tiles at the edges; and permutations that are not transposes.
 fn permutations(sweep: &Sweep) {
     for dtype in [I8, F16, I16, F32, I64] {
         for ne in [[70, 45, 2, 3], [8, 100, 1, 1], [129, 8, 3, 1], [32, 32, 2, 1]] {
@@ -125,8 +127,8 @@ fn permutations(sweep: &Sweep) {
     }
 }
 
-/// Shapes whose rows end at different elements.
-fn odd_shapes(sweep: &Sweep) {
+/// Source and destination of different shapes, with rows that end at different elements.
+fn changed_shapes(sweep: &Sweep) {
     for (dtype, from, to) in [
         (I8, [5, 7, 11, 13], [13, 11, 7, 5]),
         (F32, [6, 10, 15, 7], [4, 9, 25, 7]),
@@ -141,8 +143,9 @@ fn odd_shapes(sweep: &Sweep) {
     }
 }
 
-/// Floats to blocks and back: packed with a part of a thread block, rows apart on either side, elements apart, shapes changed.
-fn blocks(sweep: &Sweep) {
+/// Quantisation and dequantisation: contiguous with a partial thread block, strided rows on either side, strided elements, and
+/// changed shapes.
+fn quantising_copies(sweep: &Sweep) {
     for dtype in block_types() {
         let n = dtype.block_len();
         let ne = [2 * n, 3, 2, 1];

@@ -1,3 +1,5 @@
+//! Cases of FLASH_ATTN_EXT.
+
 use super::Sweep;
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::tensor::DType::{self, BF16, F16, F32, Q4_1};
@@ -7,8 +9,8 @@ use fanout_testing::op_case::Case;
 
 const PLAIN: FlashAttn = FlashAttn { scale: 0.2, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
 
-/// Pairs of k and v: each type that has an entry of its own, then all types two by two, which share one entry. The last of
-/// an odd number goes with itself.
+/// Types of k and v: each type with a specialised entry, then all types in pairs, for the generic entry. The last type of an
+/// odd number is paired with itself.
 fn types() -> Vec<(DType, DType)> {
     let mut types: Vec<_> = DType::with_capability(Capability::Cache).map(|t| (t, t)).collect();
     let all: Vec<_> = DType::with_capability(Capability::Cuda).collect();
@@ -16,25 +18,25 @@ fn types() -> Vec<(DType, DType)> {
     types
 }
 
-/// How the rows of k and v lie.
+/// Layout of k and v.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Layout {
     Packed,
-    /// A cache of positions that hold all heads, as runtimes keep it.
+    /// A KV cache in which each position holds all heads, as runtimes store it.
     Cache,
-    /// The same, its rows at odd addresses.
+    /// The same, with rows at odd addresses.
     Shifted,
 }
 
-/// What hides positions.
+/// Mask of the positions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Mask {
     None,
-    /// The first query sees all but the last positions, the last one all.
+    /// Causal: the first query sees all but the last positions, the last query sees all.
     Causal,
-    /// A window far from the ends, with biases; a mask for each head and batch.
+    /// A window far from both ends, with biases; a separate mask for each head and batch.
     Window,
-    /// Everything.
+    /// All positions are hidden.
     All,
 }
 
@@ -75,38 +77,38 @@ pub fn run(sweep: &Sweep) {
     for types in types() {
         let wide = if types.0.block_len().max(types.1.block_len()) == 256 { 256 } else { 96 };
         for layout in [Layout::Packed, Layout::Cache] {
-            one(sweep, Setting { types, dk: wide, dv: wide, layout, ..USUAL });
+            check_case(sweep, Setting { types, dk: wide, dv: wide, layout, ..USUAL });
         }
     }
-    // Sizes of rows, whole octets or not, and those that make tiles small and many
+    // Row sizes: whole octets or not, and sizes that give small and many tiles
     for (dk, dv) in
         [(1, 1), (8, 24), (33, 40), (40, 33), (80, 7), (128, 128), (192, 128), (256, 264), (576, 512), (3, 1030)]
     {
         for types in [(F16, F16), (F32, F32), (F16, BF16)] {
-            one(sweep, Setting { dk, dv, types, ..USUAL });
+            check_case(sweep, Setting { dk, dv, types, ..USUAL });
         }
     }
     for layout in [Layout::Cache, Layout::Shifted] {
-        one(sweep, Setting { dk: 72, dv: 40, layout, batches: 2, ..USUAL });
-        one(sweep, Setting { dk: 32, dv: 96, layout, types: (Q4_1, Q4_1), ..USUAL });
+        check_case(sweep, Setting { dk: 72, dv: 40, layout, batches: 2, ..USUAL });
+        check_case(sweep, Setting { dk: 32, dv: 96, layout, types: (Q4_1, Q4_1), ..USUAL });
     }
-    // Groups of heads, numbers of queries, and positions in one part and in several
+    // Groups of heads, numbers of queries, and positions with and without split-K
     for (heads, k_heads, v_heads) in [(1, 1, 1), (4, 4, 4), (8, 2, 2), (8, 1, 1), (12, 6, 2), (5, 1, 5)] {
         for (n, kv) in [(1, 1), (1, 64), (1, 300), (2, 700), (9, 65), (40, 130)] {
             let mask = if n == 2 { Mask::Window } else { Mask::Causal };
-            one(sweep, Setting { heads, k_heads, v_heads, n, kv, mask, dk: 32, dv: 40, ..USUAL });
+            check_case(sweep, Setting { heads, k_heads, v_heads, n, kv, mask, dk: 32, dv: 40, ..USUAL });
         }
     }
-    // More parts than a block that merges has warps, and no more than it can merge
-    one(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
-    // Everything that changes scores, in one part and in several
+    // Split-K with more parts than a merging block has warps, up to the limit of parts
+    check_case(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
+    // All modifiers of scores, with and without split-K
     for kv in [70, 520] {
         for mask in [Mask::None, Mask::Causal, Mask::Window, Mask::All] {
             for sinks in [false, true] {
                 for (softcap, max_bias) in [(0.0, 0.0), (2.0, 0.0), (0.0, 8.0), (1.5, 4.0)] {
                     let max_bias = if mask == Mask::None { 0.0 } else { max_bias };
                     let op = FlashAttn { softcap, max_bias, ..PLAIN };
-                    one(sweep, Setting { op, kv, mask, sinks, heads: 6, dk: 16, dv: 16, batches: 2, ..USUAL });
+                    check_case(sweep, Setting { op, kv, mask, sinks, heads: 6, dk: 16, dv: 16, batches: 2, ..USUAL });
                 }
             }
         }
@@ -115,7 +117,7 @@ pub fn run(sweep: &Sweep) {
 
 /// Runs a setting on both devices.
 #[track_caller]
-fn one(sweep: &Sweep, s: Setting) {
+fn check_case(sweep: &Sweep, s: Setting) {
     let mut case = Case::new();
     let mut q = TensorDesc::contiguous(F32, [s.dk, s.n, s.heads, s.batches]).unwrap();
     if s.layout != Layout::Packed {
@@ -128,7 +130,7 @@ fn one(sweep: &Sweep, s: Setting) {
             let ne = [wide, s.kv, heads, s.batches];
             let packed = TensorDesc::contiguous(dtype, ne).unwrap();
             let [nb0, row, ..] = packed.nb();
-            // A block or element more than the heads need keeps rows from being multiples of much.
+            // One extra block or element per position gives the rows a poor alignment.
             let position = heads * row + if s.layout == Layout::Shifted { nb0 } else { 0 };
             let cache = TensorDesc::strided(dtype, ne, [nb0, position, row, s.kv * position]).unwrap();
             let desc = if s.layout == Layout::Packed { packed } else { cache };

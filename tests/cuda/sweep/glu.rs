@@ -1,3 +1,5 @@
+//! Cases of GLU.
+
 use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
@@ -20,25 +22,26 @@ const KINDS: [GluKind; 8] = [
     GluKind::SwigluClamp { limit: -0.5 },
 ];
 
-/// One source and two, of every kind; every choice of types; rows that fill vectors and blocks of threads, and that do not.
+/// One source and two sources of every kind; all types; row lengths that are multiples of vectors and thread blocks, and
+/// others.
 pub fn run(sweep: &Sweep) {
     for kind in KINDS {
         for dtype in TYPES {
             for n in [1, 40, 1021, 2304] {
-                one(sweep, Glu { kind, swapped: false }, [dtype; 3], [n, 3, 2, 1]);
+                two_sources(sweep, Glu { kind, swapped: false }, [dtype; 3], [n, 3, 2, 1]);
                 for swapped in [false, true] {
-                    half(sweep, Glu { kind, swapped }, [dtype; 2], 2 * n);
+                    one_source(sweep, Glu { kind, swapped }, [dtype; 2], 2 * n);
                 }
             }
         }
     }
-    half(sweep, Glu { kind: GluKind::Swiglu, swapped: false }, [F32, F32], 257);
+    one_source(sweep, Glu { kind: GluKind::Swiglu, swapped: false }, [F32, F32], 257);
     for a in TYPES {
         for b in TYPES {
             let glu = Glu { kind: GluKind::Swiglu, swapped: false };
-            half(sweep, Glu { swapped: true, ..glu }, [a, b], 64);
+            one_source(sweep, Glu { swapped: true, ..glu }, [a, b], 64);
             for d in TYPES {
-                one(sweep, glu, [a, b, d], [40, 3, 2, 2]);
+                two_sources(sweep, glu, [a, b, d], [40, 3, 2, 2]);
             }
         }
     }
@@ -47,13 +50,13 @@ pub fn run(sweep: &Sweep) {
 
 #[track_caller]
 fn check(sweep: &Sweep, case: Case, dst: TensorId, dtype: DType, what: &str) {
-    // A value next to a border between two roundings may fall on the other side.
+    // A value next to a rounding boundary may round to the other side.
     let bound = if dtype == F32 { 1e-12 } else { 1e-6 };
     sweep.check(&case.build(), &[dst], bound, what);
 }
 
 #[track_caller]
-fn one(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
+fn two_sources(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
     let (mut case, n) = (Case::new(), ne.iter().product());
     let (x, g) = (case.leaf(a, ne, &normal(1, n)), case.leaf(b, ne, &normal(2, n)));
     let y = case.b.node_with_output(glu, &[Some(x), Some(g)], OutputSpec { dtype: d, ne }).unwrap();
@@ -61,7 +64,7 @@ fn one(sweep: &Sweep, glu: Glu, [a, b, d]: [DType; 3], ne: [usize; 4]) {
 }
 
 #[track_caller]
-fn half(sweep: &Sweep, glu: Glu, [a, d]: [DType; 2], n: usize) {
+fn one_source(sweep: &Sweep, glu: Glu, [a, d]: [DType; 2], n: usize) {
     let mut case = Case::new();
     let x = case.leaf(a, [n, 3, 1, 1], &normal(3, 3 * n));
     let y = case.b.node_with_output(glu, &[Some(x)], OutputSpec { dtype: d, ne: [n / 2, 3, 1, 1] }).unwrap();

@@ -1,5 +1,5 @@
-//! Every variant of every kernel over shapes, against the CPU's exact path, on a GPU of each target that there is PTX for.
-//! An entry of kernels/ptx that no case launches fails the sweep.
+//! Sweep: every variant of every kernel over many shapes, compared with the CPU in exact mode, on an emulated GPU of each PTX
+//! target. The sweep fails if no case launches some entry of kernels/ptx. Each file has the cases of one op family.
 
 mod binary;
 mod concat;
@@ -16,7 +16,7 @@ mod sort;
 mod unary;
 
 use cudaemu::test::Session;
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice};
 use fanout::graph::TensorId;
 use fanout_testing::compare::nmse;
@@ -26,7 +26,7 @@ use std::fs;
 
 type Family = (&'static str, fn(&Sweep));
 
-/// The cases of each family.
+/// The op families, with the function that runs their cases.
 const FAMILIES: &[Family] = &[
     ("binary", binary::run),
     ("concat", concat::run),
@@ -43,7 +43,7 @@ const FAMILIES: &[Family] = &[
     ("unary", unary::run),
 ];
 
-/// The devices of a sweep. The emulator goes last.
+/// The devices of a sweep. The emulator is the last field, because it must be dropped last.
 pub struct Sweep {
     cpu: Subject,
     gpu: Subject,
@@ -51,26 +51,26 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Runs a graph on both devices: the results `dsts` must agree within an NMSE, and nothing else may be written.
+    /// Runs a graph on both devices. The results `dsts` must agree within the NMSE `bound`, and no other memory may be written.
     #[track_caller]
     pub fn check(&self, case: &BuiltCase, dsts: &[TensorId], bound: f64, what: &str) {
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
             let error = nmse(&got.values(dst), &want.values(dst));
-            assert!(error <= bound, "{what}: NMSE {error:e} to the CPU, at most {bound:e} is allowed");
+            assert!(error <= bound, "{what}: the NMSE to the CPU is {error:e}, allowed is {bound:e}");
         }
     }
 
-    /// As [`Sweep::check`], for results that must agree bit for bit.
+    /// As [`Sweep::check`], but results must agree bit for bit.
     #[track_caller]
-    pub fn same(&self, case: &BuiltCase, dsts: &[TensorId], what: &str) {
+    pub fn check_bytes(&self, case: &BuiltCase, dsts: &[TensorId], what: &str) {
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
-            assert!(got.bytes(dst) == want.bytes(dst), "{what}: other bytes than the CPU's");
+            assert!(got.bytes(dst) == want.bytes(dst), "{what}: the bytes differ from the CPU's");
         }
     }
 
-    /// How many launches there were since the start.
+    /// Number of kernel launches since the start.
     fn launches(&self) -> u64 {
         let counts = self.emulator.counts_json();
         let number = |rest: &str| rest.split([',', '}']).next()?.trim().parse::<u64>().ok();
@@ -78,7 +78,7 @@ impl Sweep {
     }
 }
 
-/// Entries of the PTX files for a target.
+/// Names of all entries in the PTX files for a target.
 fn entries(target: u32) -> BTreeSet<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx");
     let mut found = BTreeSet::new();
@@ -93,7 +93,7 @@ fn entries(target: u32) -> BTreeSet<String> {
     found
 }
 
-/// The list above has the families with CUDA kernels.
+/// FAMILIES lists exactly the families that have CUDA kernels.
 #[test]
 fn every_family_on_cuda_has_cases() {
     let ours: BTreeSet<_> = FAMILIES.iter().map(|&(stem, _)| stem).collect();
@@ -111,9 +111,9 @@ fn sweep(target: u32) {
     let emulator = {
         let gpus = cuda::detect().unwrap();
         let gpu = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).unwrap();
-        let cpu = CpuDevice::new("CPU", 1, Path::Exact, 4 << 30).unwrap();
+        let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, 4 << 30).unwrap();
         let sweep = Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), emulator };
-        // One family alone, for whoever works on it; then not all entries can have run.
+        // FANOUT_TEST_FAMILY selects one family during development; then not all entries are launched.
         let only = std::env::var("FANOUT_TEST_FAMILY").ok();
         for (_, run) in FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
             run(&sweep);

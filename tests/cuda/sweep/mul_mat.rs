@@ -1,3 +1,5 @@
+//! Cases of MUL_MAT and MUL_MAT_ID.
+
 use super::Sweep;
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
@@ -13,12 +15,12 @@ fn floats() -> impl Iterator<Item = DType> {
     DType::ALL.iter().copied().filter(|t| t.is_float())
 }
 
-/// The block types that CUDA has kernels for.
+/// The block types with CUDA kernels.
 fn blocks() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
-/// The error of sums in f32, and that of tensor cores: three products are as good, one rounds to tf32.
+/// Bounds of the NMSE: f32 products; three tf32 products (about as accurate); a single tf32 product.
 const IN_F32: f64 = 1e-12;
 const IN_THREE: f64 = 1e-11;
 const IN_TF32: f64 = 3e-7;
@@ -27,41 +29,41 @@ pub fn run(sweep: &Sweep) {
     for t in floats().chain(blocks()) {
         let one = t.block_len().max(8);
         for (k, m, n) in [(one, 1, 1), (5 * one, 9, 2), (3 * one, 30, 3), (9 * one, 7, 8), (3 * one, 70, 21)] {
-            packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+            contiguous(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
         }
-        // Rows that several warps share, in several pieces.
-        packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
-        packed(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
-        // Enough planes for large tiles, of which one is not full.
+        // Rows that are shared by several warps.
+        contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
+        contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
+        // Enough planes for large tiles, with one partial tile.
         permuted(sweep, t, [one, 130, 110], [one, 9, 110]);
-        at_odd_places(sweep, t);
+        unaligned_rows(sweep, t);
         experts(sweep, t);
-        no_such_expert(sweep, t);
+        expert_id_out_of_range(sweep, t);
     }
     for t in floats() {
-        // Lengths that are no multiple of eight, rows that are no multiple of 16 bytes.
+        // Lengths that are not multiples of 8, and rows that are not multiples of 16 bytes.
         for (k, m, n) in [(1, 3, 1), (37, 5, 2), (300, 6, 5), (37, 70, 70), (301, 5, 12), (4, 66, 9)] {
-            packed(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
+            contiguous(sweep, t, [k, m, 1, 1], F32, [k, n, 1, 1]);
         }
         for (tb, n) in [(F16, 1), (F16, 9), (BF16, 3), (BF16, 70)] {
-            packed(sweep, t, [70, 13, 2, 1], tb, [70, n, 4, 3]);
+            contiguous(sweep, t, [70, 13, 2, 1], tb, [70, n, 4, 3]);
         }
     }
     for t in [F32, F16, Q4_0, Q6_K] {
         let k = t.block_len().max(32);
-        // Planes that become columns, in one dimension, in both, and in none.
+        // Planes that are folded into columns in one dimension, in both, and in none.
         for (planes_a, planes_b) in [([2, 1], [6, 1]), ([2, 3], [4, 6]), ([1, 1], [3, 2]), ([3, 2], [3, 2])] {
             for n in [1, 4, 9] {
-                packed(sweep, t, [k, 10, planes_a[0], planes_a[1]], F32, [k, n, planes_b[0], planes_b[1]]);
+                contiguous(sweep, t, [k, 10, planes_a[0], planes_a[1]], F32, [k, n, planes_b[0], planes_b[1]]);
             }
         }
         permuted(sweep, t, [k, 10, 2], [k, 3, 6]);
     }
-    // Short rows, but so many that four lanes are enough for each.
+    // Short rows in such number that four lanes per row suffice.
     permuted(sweep, Q4_0, [128, 130, 1], [128, 2, 500]);
     permuted(sweep, F16, [44, 130, 1], [44, 2, 500]);
-    // More planes than a grid has.
-    packed(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
+    // More planes than a grid permits.
+    contiguous(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
 }
 
 fn bound(a: DType, n: usize) -> f64 {
@@ -72,8 +74,8 @@ fn bound(a: DType, n: usize) -> f64 {
     }
 }
 
-/// Values for b. Those that meet blocks are rounded to 8 bits in groups of 32 or 256: integers of which each group's greatest
-/// is 127 stay what they are, so that the exact result can be wanted.
+/// Values for `b`. With quantised weights, `b` is rounded to 8 bits in groups of 32 or 256. Integers with a maximum of 127 in
+/// each group are not changed by the rounding, so the exact result can be required.
 fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
     let values = normal(seed, n);
     if !a.is_block() {
@@ -84,17 +86,17 @@ fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
 }
 
 #[track_caller]
-fn packed(sweep: &Sweep, ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
+fn contiguous(sweep: &Sweep, ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
     let mut case = Case::new();
     let a = case.leaf(ta, an, &normal(1, an.iter().product()));
     let b = case.leaf(tb, bn, &activations(ta, 2, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
-    // Columns of all planes, if they are one.
+    // Columns of all planes, if the planes are folded into one.
     let n = bn[1] * bn[2] * bn[3];
     sweep.check(&case.build(), &[dst], bound(ta, n), &format!("{ta} {an:?} x {tb} {bn:?}"));
 }
 
-/// A row of b next to that of the next plane, as heads lie in a batch.
+/// `b` with neighbouring planes interleaved by row, as heads are in a batch.
 #[track_caller]
 fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
     let mut case = Case::new();
@@ -103,14 +105,14 @@ fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
     let desc = TensorDesc::strided(F32, [bn[0], bn[1], bn[2], 1], [4, row, plane, row * bn[1]]).unwrap();
     let b = case.leaf_with_desc(desc, &activations(t, 4, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
-    // Rounded rows are packed: planes that share one of a become columns of it.
+    // Rounded rows are contiguous, so planes that share a plane of a are folded into columns.
     let n = if t.is_block() { bn[1] * bn[2] / an[2] } else { bn[1] };
     sweep.check(&case.build(), &[dst], bound(t, n), &format!("{t} {an:?} x {bn:?}"));
 }
 
-/// Rows of a with gaps, aligned and not; a destination at an odd address.
+/// Rows of `a` with gaps, aligned and unaligned; a destination at an odd address.
 #[track_caller]
-fn at_odd_places(sweep: &Sweep, t: DType) {
+fn unaligned_rows(sweep: &Sweep, t: DType) {
     let (k, m) = (3 * t.block_len().max(16), 35);
     let row = t.row_bytes(k).unwrap();
     for (gap, n) in [(48, 1), (48, 12), (t.block_bytes(), 2), (t.block_bytes(), 9), (1, 1), (1, 10)] {
@@ -127,7 +129,7 @@ fn at_odd_places(sweep: &Sweep, t: DType) {
     }
 }
 
-/// Products by id: a matrix of `m` rows for each of five experts, `used` of them for each token, as `ids` says.
+/// MUL_MAT_ID: one matrix of `m` rows for each of five experts; `ids` selects `used` experts per token.
 fn by_id(t: DType, [k, m, nb]: [usize; 3], used: usize, ids: &[i64]) -> (BuiltCase, TensorId) {
     let tokens = ids.len() / used;
     let mut case = Case::new();
@@ -149,7 +151,7 @@ fn experts(sweep: &Sweep, t: DType) {
 }
 
 #[track_caller]
-fn no_such_expert(sweep: &Sweep, t: DType) {
+fn expert_id_out_of_range(sweep: &Sweep, t: DType) {
     for bad in [5, -1] {
         let (case, _) = by_id(t, [256, 40, 1], 2, &[0, 4, bad, 2]);
         let error = case.try_run(&sweep.gpu).err();

@@ -1,3 +1,5 @@
+//! Cases of the norms, alone and fused with the binary ops that follow.
+
 use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::Op;
@@ -11,49 +13,49 @@ use std::num::NonZeroU32;
 
 const ROWS: [Norm; 3] = [Norm::Norm { eps: 1e-5 }, Norm::RmsNorm { eps: 1e-6 }, Norm::L2Norm { eps: 1e-12 }];
 
-/// Rows that a warp or a block keeps, on few threads and on many, and longer ones; 16-byte accesses and not; groups that are
-/// rows, that are packed, and that are neither; what is fused.
+/// Rows kept by a warp or a block, with few and many threads, and longer rows; with and without 16-byte accesses; groups that
+/// are rows, contiguous, or neither; all fusions.
 pub fn run(sweep: &Sweep) {
     for ne in [
-        // A warp a row, a block a row, the most that it takes; rows that are no whole accesses.
+        // A warp per row, a block per row, the maximum row; row lengths that are not multiples of an access.
         [1, 3, 1, 1],
         [64, 9, 3, 2],
         [100, 3, 2, 1],
         [1021, 3, 1, 1],
         [4096, 2, 1, 1],
         [8192, 1, 1, 1],
-        // More values a thread: many rows, or long ones.
+        // More values per thread: many rows, or long rows.
         [36, 520, 1, 1],
         [23, 20, 13, 2],
         [520, 513, 1, 1],
         [8196, 2, 1, 1],
         [16_384, 1, 1, 1],
         [9001, 2, 1, 1],
-        // Pieces.
+        // Rows that are split into pieces.
         [16_388, 2, 1, 1],
         [40_001, 1, 2, 1],
     ] {
         for op in ROWS {
-            one(sweep, op, TensorDesc::contiguous(F32, ne).unwrap(), 0);
+            check_case(sweep, op, TensorDesc::contiguous(F32, ne).unwrap(), 0);
         }
     }
-    // An address and strides that are no multiples of 16; every second element; rows in another order.
+    // An address and strides that are not multiples of 16; every second element; permuted rows.
     let desc = |ne, nb| TensorDesc::strided(F32, ne, nb).unwrap();
     for op in ROWS {
-        one(sweep, op, desc([64, 3, 1, 1], [4, 256, 768, 768]), 4);
-        one(sweep, op, desc([64, 3, 2, 1], [4, 260, 1024, 2048]), 0);
-        one(sweep, op, desc([64, 3, 2, 2], [4, 512, 256, 1536]), 0);
-        one(sweep, op, desc([50, 3, 1, 1], [8, 400, 1200, 1200]), 0);
-        one(sweep, op, desc([16_400, 2, 1, 1], [8, 4, 131_200, 131_200]), 0);
+        check_case(sweep, op, desc([64, 3, 1, 1], [4, 256, 768, 768]), 4);
+        check_case(sweep, op, desc([64, 3, 2, 1], [4, 260, 1024, 2048]), 0);
+        check_case(sweep, op, desc([64, 3, 2, 2], [4, 512, 256, 1536]), 0);
+        check_case(sweep, op, desc([50, 3, 1, 1], [8, 400, 1200, 1200]), 0);
+        check_case(sweep, op, desc([16_400, 2, 1, 1], [8, 4, 131_200, 131_200]), 0);
     }
     for (ne, groups) in
         [([7, 5, 6, 3], 3), ([16, 16, 64, 2], 32), ([8, 6, 7, 2], 3), ([150, 120, 4, 2], 2), ([33, 31, 50, 1], 2)]
     {
         let op = Norm::GroupNorm { groups: NonZeroU32::new(groups).unwrap(), eps: 1e-6 };
-        one(sweep, op, TensorDesc::contiguous(F32, ne).unwrap(), 0);
+        check_case(sweep, op, TensorDesc::contiguous(F32, ne).unwrap(), 0);
         let row = 4 * ne[0] + 16;
         let plane = row * ne[1];
-        one(sweep, op, desc(ne, [4, row, plane, plane * ne[2]]), 0);
+        check_case(sweep, op, desc(ne, [4, row, plane, plane * ne[2]]), 0);
     }
     for op in [ROWS[0], ROWS[1]] {
         for ne in [[128, 5, 3, 2], [100, 20, 14, 2], [4096, 3, 1, 1], [12_288, 2, 1, 1], [51, 7, 1, 1]] {
@@ -64,9 +66,9 @@ pub fn run(sweep: &Sweep) {
     }
 }
 
-/// A norm from one tensor of a layout to another, and in place.
+/// A norm between two tensors of a layout, and in place.
 #[track_caller]
-fn one(sweep: &Sweep, op: Norm, desc: TensorDesc, offset: usize) {
+fn check_case(sweep: &Sweep, op: Norm, desc: TensorDesc, offset: usize) {
     let mut case = Case::new();
     let values: Vec<f32> = normal(5, desc.elements() + 4).iter().map(|v| v * 2.0 + 1.0).collect();
     let x = if offset == 0 {
@@ -83,13 +85,13 @@ fn one(sweep: &Sweep, op: Norm, desc: TensorDesc, offset: usize) {
     sweep.check(&case.build(), &[y, onto, again], 1e-12, &format!("{op:?} {desc:?} at {offset}"));
 }
 
-/// A norm and its neighbours in one launch, with the bytes of one after the other.
+/// A fused norm in one launch must give the same bytes as its nodes one by one.
 #[track_caller]
 fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
     if plus && !mul {
         return;
     }
-    // One row for all, one each, or some that repeat.
+    // Operands: one row for all, one per row, or a few that repeat.
     for repeated in [[ne[0], 1, 1, 1], ne, [ne[0], ne[1], 1, ne[3]]] {
         let what = format!("{op:?} {ne:?} add {add} mul {mul} plus {plus} by {repeated:?}");
         let (case, dsts) = neighbours(op, ne, repeated, [add, mul, plus], true);
@@ -97,14 +99,14 @@ fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
         let before = sweep.launches();
         let got = case.run(&sweep.gpu);
         assert_eq!(sweep.launches() - before, 1, "{what}: launches");
-        // Another node behind the sum, and nobody says that other results are for the next node alone.
+        // Prevent fusion: another node reads the sum, and intermediate results are not declared dead.
         let (single, alone) = neighbours(op, ne, repeated, [add, mul, plus], false);
         let before = sweep.launches();
         let want = single.run(&sweep.gpu);
         let nodes = 1 + 2 * u64::from(add) + u64::from(mul) + u64::from(plus);
-        assert_eq!(sweep.launches() - before, nodes, "{what}: launches one by one");
+        assert_eq!(sweep.launches() - before, nodes, "{what}: launches without fusion");
         for (dst, alone) in dsts.into_iter().zip(alone) {
-            assert!(got.bytes(dst) == want.bytes(alone), "{what}: other bytes than node by node");
+            assert!(got.bytes(dst) == want.bytes(alone), "{what}: the bytes differ from those without fusion");
         }
         if !mul {
             break;
@@ -112,7 +114,7 @@ fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
     }
 }
 
-/// The graph, and what it computes: the sum and the end.
+/// The graph of a norm with its neighbours, and its results: the sum and the final node.
 fn neighbours(
     op: Norm,
     ne: [usize; 4],

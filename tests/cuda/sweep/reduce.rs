@@ -1,3 +1,5 @@
+//! Cases of the reductions: sums, means, ARGMAX and CUMSUM.
+
 use super::Sweep;
 use fanout::device::Support;
 use fanout::ops::reduce::Reduce;
@@ -7,7 +9,8 @@ use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
 
-/// Rows of a warp, of a block, and in pieces; 16-byte accesses and not; sums of each type, packed and not.
+/// Rows reduced by a warp, by a block, and in pieces; with and without 16-byte accesses; sums of each type, contiguous and
+/// strided.
 pub fn run(sweep: &Sweep) {
     for ne in [
         [1, 1, 1, 1],
@@ -38,11 +41,11 @@ pub fn run(sweep: &Sweep) {
         let mut case = Case::new();
         let x = case.leaf_with_desc(gaps, &quarters(3, 600));
         let y = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
-        sweep.same(&case.build(), &[y], &format!("SUM of strided {from}"));
+        sweep.check_bytes(&case.build(), &[y], &format!("SUM of strided {from}"));
     }
 }
 
-/// What a device can be asked about, though it is too large to run here, or no graph has it: empty rows.
+/// Support queries for shapes that are too large to run here, and for empty rows, which no graph has.
 fn extremes(sweep: &Sweep) {
     for (op, from, to) in [
         (Reduce::SumRows, [0, 5, 1, 1], [1, 5, 1, 1]),
@@ -56,7 +59,7 @@ fn extremes(sweep: &Sweep) {
     }
 }
 
-/// Few distinct values: the largest is there several times, and sums are exact in any order.
+/// Few distinct values: the maximum occurs several times, and sums are exact in any order.
 fn quarters(seed: u64, n: usize) -> Vec<f32> {
     normal(seed, n).iter().map(|v| (v * 4.0).round() / 4.0).collect()
 }
@@ -75,7 +78,7 @@ fn rows(sweep: &Sweep, desc: TensorDesc, offset: usize) {
     let mut dsts = Vec::new();
     for op in [Reduce::SumRows, Reduce::Mean, Reduce::Cumsum] {
         dsts.push(case.b.node(op, &[Some(x)]).unwrap());
-        // Results with gaps of their own.
+        // A strided destination.
         let n0 = if op == Reduce::Cumsum { n0 } else { 1 };
         let row = 4 * n0 + 8;
         let gaps = TensorDesc::strided(F32, [n0, n1, n2, n3], [4, row, row * n1, row * n1 * n2]).unwrap();
@@ -88,10 +91,10 @@ fn rows(sweep: &Sweep, desc: TensorDesc, offset: usize) {
         let onto = case.b.leaf_with_desc(gaps).unwrap();
         dsts.push(case.b.node_into(Reduce::Argmax, &[Some(x)], onto).unwrap());
     }
-    sweep.same(&case.build(), &dsts, &format!("rows of {desc:?} at {offset}"));
+    sweep.check_bytes(&case.build(), &dsts, &format!("rows of {desc:?} at {offset}"));
 }
 
-/// A SUM of all but the first `offset` elements.
+/// SUM of all elements but the first `offset`.
 #[track_caller]
 fn sum(sweep: &Sweep, from: DType, n: usize, offset: usize) {
     let mut case = Case::new();
@@ -100,5 +103,5 @@ fn sum(sweep: &Sweep, from: DType, n: usize, offset: usize) {
     let x = TensorDesc::contiguous(from, [n, 1, 1, 1]).unwrap();
     let x = case.b.view(room, x, offset * from.block_bytes()).unwrap();
     let y = case.b.node(Reduce::Sum, &[Some(x)]).unwrap();
-    sweep.same(&case.build(), &[y], &format!("SUM of {n} {from} from {offset} on"));
+    sweep.check_bytes(&case.build(), &[y], &format!("SUM of {n} {from} from {offset} on"));
 }

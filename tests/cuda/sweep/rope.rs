@@ -1,3 +1,5 @@
+//! Cases of ROPE, alone and fused with SET_ROWS.
+
 use super::Sweep;
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
@@ -9,8 +11,8 @@ use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::inputs::{normal, uniform};
 use fanout_testing::op_case::Case;
 
-/// All modes, with 16-byte accesses and without, more pairs than a block has; YaRN, factors, late positions; then the kernel
-/// that is fused with SET_ROWS.
+/// All modes, with and without 16-byte accesses; more pairs than a block handles; YaRN, factors, large positions; then the
+/// kernel that is fused with SET_ROWS.
 pub fn run(sweep: &Sweep) {
     for (mode, wide, odd) in [
         (RopeMode::Normal, 64, 36),
@@ -34,10 +36,10 @@ pub fn run(sweep: &Sweep) {
                 beta_slow: 1.0,
                 ..Rope::new(mode, n_dims)
             };
-            one(sweep, Rope { n_offs: offsets, ..Rope::new(mode, wide) }, dtype, [row(wide), 5, 7, 2], false);
-            one(sweep, yarn(wide, offsets), dtype, [row(wide), 32, 3, 1], true);
+            check_case(sweep, Rope { n_offs: offsets, ..Rope::new(mode, wide) }, dtype, [row(wide), 5, 7, 2], false);
+            check_case(sweep, yarn(wide, offsets), dtype, [row(wide), 32, 3, 1], true);
             let odd = if odd % 2 == 1 { odd + 1 } else { odd };
-            one(
+            check_case(
                 sweep,
                 yarn(odd, if vision { 0 } else { 2 }),
                 dtype,
@@ -45,7 +47,7 @@ pub fn run(sweep: &Sweep) {
                 true,
             );
             let long = if vision { 1300 } else { 2400 };
-            one(sweep, Rope::new(mode, long), dtype, [2600, 2, 2, 1], true);
+            check_case(sweep, Rope::new(mode, long), dtype, [2600, 2, 2, 1], true);
         }
     }
     strided(sweep);
@@ -53,14 +55,14 @@ pub fn run(sweep: &Sweep) {
     outside(sweep);
 }
 
-/// Positions all over a long context, and the ends of what they can be.
+/// Positions spread over a long context, and the extreme values of the type.
 fn positions(op: &Rope, tokens: usize) -> Vec<i64> {
     let count = if op.mode.sections().is_some() { 4 * tokens } else { tokens };
     (0..count as i64).map(|i| [3, 99_991, 0, 4093, -17, 131_071, i64::from(i32::MAX)][i as usize % 7]).collect()
 }
 
 #[track_caller]
-fn one(sweep: &Sweep, op: Rope, dtype: DType, ne: [usize; 4], with_factors: bool) {
+fn check_case(sweep: &Sweep, op: Rope, dtype: DType, ne: [usize; 4], with_factors: bool) {
     let mut case = Case::new();
     let x = case.leaf(dtype, ne, &normal(1, ne.iter().product()));
     let at = positions(&op, ne[2]);
@@ -70,7 +72,8 @@ fn one(sweep: &Sweep, op: Rope, dtype: DType, ne: [usize; 4], with_factors: bool
     sweep.check(&case.build(), &[y], bound(dtype), &format!("{op:?} {dtype} {ne:?}"));
 }
 
-/// Angles have the CPU's bits; sines and cosines differ in the last one. A half next to a border may fall on the other side.
+/// Bound of the NMSE. Angles are bit-exact; sines and cosines differ in the last bit. A half next to a rounding boundary may
+/// round to the other side.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         F32 => 1e-13,
@@ -79,8 +82,8 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Rows apart, at addresses that allow 16 bytes and that do not, heads behind tokens, in place and not; and the destination
-/// on the factors.
+/// Strided rows, with and without 16-byte alignment; permuted heads and tokens; in place and not; and a destination that
+/// aliases the factors.
 fn strided(sweep: &Sweep) {
     for (dtype, nb) in
         [(F32, [4, 576, 144, 1728]), (F32, [4, 148, 600, 1800]), (F16, [2, 80, 400, 1200]), (F16, [2, 66, 400, 1200])]
@@ -107,14 +110,14 @@ fn strided(sweep: &Sweep) {
     sweep.check(&case.build(), &[y], bound(F32), "onto the factors");
 }
 
-/// A graph of ROPE and SET_ROWS: the turned keys, and the cache.
+/// A graph of ROPE and SET_ROWS: the rotated keys, and the cache.
 struct Keys {
     case: Case,
     turned: TensorId,
     cache: TensorId,
 }
 
-/// `[d, heads, tokens]` keys that go to the rows `to` of a cache of 20; fused when nobody else reads them.
+/// Keys `[d, heads, tokens]` that are written to the rows `to` of a cache of 20. Fused if no other node reads them.
 fn keys(op: Rope, d: usize, heads: usize, cache: DType, ids: DType, to: &[i64], fused: bool) -> Keys {
     let (mut case, tokens, row) = (Case::new(), to.len(), d * heads);
     let x = case.leaf(F32, [d, heads, tokens, 1], &normal(8, row * tokens));
@@ -134,7 +137,8 @@ fn keys(op: Rope, d: usize, heads: usize, cache: DType, ids: DType, to: &[i64], 
     Keys { case, turned, cache }
 }
 
-/// The fused kernel, which leaves the turned keys' memory as it was, against the CPU and against the two kernels.
+/// Compares the fused kernel, which does not write the memory of the rotated keys, with the CPU and with the two separate
+/// kernels.
 fn onto_rows(sweep: &Sweep) {
     for (mode, d, n_dims) in [
         (RopeMode::Normal, 64, 48),
@@ -144,7 +148,7 @@ fn onto_rows(sweep: &Sweep) {
         (RopeMode::Normal, 1100, 1100),
     ] {
         for dtype in [F32, F16, BF16] {
-            // Two tokens go to one row: the later one stays.
+            // Two tokens are written to one row: the later token wins.
             for (id_type, to) in [(I64, &[5, 0, 13, 5, 19][..]), (I32, &[11])] {
                 let op = Rope::new(mode, n_dims);
                 let keys = |fused| keys(op, d, 3, dtype, id_type, to, fused);
@@ -156,13 +160,16 @@ fn onto_rows(sweep: &Sweep) {
                 let fused = fused.run(&sweep.gpu);
                 assert!(fused.bytes(turned).iter().all(|&b| b == 0xa5), "{what}: not fused");
                 let single = single.case.build().run(&sweep.gpu);
-                assert!(fused.bytes(cache) == single.bytes(cache), "{what}: other bytes than the kernels one by one");
+                assert!(
+                    fused.bytes(cache) == single.bytes(cache),
+                    "{what}: the bytes differ from those of the separate kernels"
+                );
             }
         }
     }
 }
 
-/// A row outside the cache is the fault of whoever named it; the op that it is an index of says so.
+/// A row outside of the cache is a data error that names the op SET_ROWS.
 fn outside(sweep: &Sweep) {
     for (id_type, to) in [(I64, [3, 20]), (I32, [-1, 4]), (I64, [1 << 40, 0])] {
         let keys = keys(Rope::new(RopeMode::Neox, 32), 32, 2, F16, id_type, &to, true);

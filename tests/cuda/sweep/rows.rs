@@ -1,3 +1,5 @@
+//! Cases of GET_ROWS and SET_ROWS.
+
 use super::Sweep;
 use super::copy::{block_types, noise, permuted};
 use fanout::ops::rows::Rows;
@@ -17,14 +19,14 @@ pub fn run(sweep: &Sweep) {
             set(sweep, [n, 40, 2, 1], src, dtype, ids, 13, [1, 1], [0, 2, 1, 3], 1);
         }
     }
-    // Long rows, in pieces, of every width of access.
+    // Long rows, in pieces, with every access width.
     for dtype in [F32, F16, BF16] {
         for (n, gap) in [(8200, 0), (9001, 0), (8200, 3)] {
             get(sweep, permuted(dtype, [n, 3, 1, 1], [0, 1, 2, 3], gap), 2, gap);
             set(sweep, [n, 2, 1, 1], F32, dtype, I64, 3, [1, 1], [0, 1, 2, 3], gap);
         }
     }
-    // A transposed cache: rows of one element; the last of equal ids by reading on, and by hashing, with several lists.
+    // A transposed cache: rows of one element. The last of equal ids is found by scanning and by hashing, with several lists.
     for (r, lists) in [(20, [1, 1]), (700, [1, 1]), (700, [2, 3])] {
         for dtype in [F16, F32] {
             set(sweep, [1, r, 4, 3], F32, dtype, I64, 300, lists, [0, 1, 2, 3], 0);
@@ -38,7 +40,7 @@ fn draw(seed: u64, n: usize, below: usize) -> Vec<i64> {
     (0..n).map(|_| rng.i64(0..below as i64)).collect()
 }
 
-/// `k` rows of each matrix of a table, to a destination with gaps.
+/// GET_ROWS of `k` rows of each matrix of a table, to a destination with gaps.
 #[track_caller]
 fn get(sweep: &Sweep, table: TensorDesc, k: usize, gap: usize) {
     let (mut case, [n, rows, a2, a3]) = (Case::new(), table.ne());
@@ -47,10 +49,10 @@ fn get(sweep: &Sweep, table: TensorDesc, k: usize, gap: usize) {
     let dtype = if table.dtype() == I32 { I32 } else { F32 };
     let dst = noise(&mut case, permuted(dtype, [n, k, a2, a3], [0, 1, 2, 3], gap), 0);
     case.b.node_into(Rows::GetRows, &[Some(t), Some(ids)], dst).unwrap();
-    sweep.same(&case.build(), &[dst], &format!("{k} rows of {table:?}, gap {gap}"));
+    sweep.check_bytes(&case.build(), &[dst], &format!("{k} rows of {table:?}, gap {gap}"));
 }
 
-/// Rows of random ids, many of them equal where there are more than rows.
+/// SET_ROWS with random ids; many ids are equal if there are more ids than rows.
 #[track_caller]
 fn set(
     sweep: &Sweep,
@@ -70,5 +72,5 @@ fn set(
     let cache = case.leaf_with_desc(desc, &normal(5, desc.elements()));
     let dst = case.b.view(cache, desc, 0).unwrap();
     case.b.node_into(Rows::SetRows, &[Some(x), Some(list), Some(cache)], dst).unwrap();
-    sweep.same(&case.build(), &[dst], &format!("{b:?} {src} {dtype} {ids} {rows} {lists:?} {order:?} {gap}"));
+    sweep.check_bytes(&case.build(), &[dst], &format!("{b:?} {src} {dtype} {ids} {rows} {lists:?} {order:?} {gap}"));
 }

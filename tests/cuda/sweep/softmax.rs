@@ -1,3 +1,5 @@
+//! Cases of SOFT_MAX.
+
 use super::Sweep;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::DType::{F16, F32};
@@ -5,8 +7,8 @@ use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::inputs::{normal, uniform};
 use fanout_testing::op_case::Case;
 
-/// Rows of each length at which another kernel or another number of threads begins, with rows that do not begin at multiples
-/// of 16 bytes; without and with masks of each type, slopes and sinks.
+/// Row lengths at which the kernel or the number of threads changes, also with rows that do not start at multiples of 16 bytes;
+/// with and without masks of each type, slopes and sinks.
 pub fn run(sweep: &Sweep) {
     for n in [1, 5, 32, 255, 256, 260, 511, 512, 1023, 4096, 8192, 9001, 16_384, 16_385, 40_000] {
         let ne = if n < 600 { [n, 3, 6, 2] } else { [n, 1, 2, 1] };
@@ -17,21 +19,21 @@ pub fn run(sweep: &Sweep) {
             (Some(F16), 0.0, true, 4),
             (Some(F32), 8.0, false, 4),
         ] {
-            one(sweep, ne, mask, max_bias, sinks, apart);
+            check_case(sweep, ne, mask, max_bias, sinks, apart);
         }
     }
-    // What the length or the alignment of a row of halves would spoil.
-    one(sweep, [12, 7, 3, 2], Some(F16), 2.0, true, 0);
-    one(sweep, [1028, 2, 2, 1], Some(F16), 0.0, false, 8);
+    // F16 masks with lengths and alignments that do not permit vector loads.
+    check_case(sweep, [12, 7, 3, 2], Some(F16), 2.0, true, 0);
+    check_case(sweep, [1028, 2, 2, 1], Some(F16), 0.0, false, 8);
 }
 
-/// `apart`: bytes between a multiple of 128 and the first elements.
+/// `apart`: offset in bytes of the first elements from a multiple of 128.
 #[track_caller]
-fn one(sweep: &Sweep, ne: [usize; 4], mask: Option<DType>, max_bias: f32, sinks: bool, apart: usize) {
+fn check_case(sweep: &Sweep, ne: [usize; 4], mask: Option<DType>, max_bias: f32, sinks: bool, apart: usize) {
     let [n, m, heads, _] = ne;
     let count = ne.iter().product::<usize>();
     let mut case = Case::new();
-    // A tensor at an offset is a view of a longer one.
+    // A tensor at an offset is a view of a longer tensor.
     let leaf = |case: &mut Case, dtype: DType, ne: [usize; 4], mut values: Vec<f32>| {
         let before = apart / dtype.block_bytes();
         values.splice(0..0, std::iter::repeat_n(0.5, before));

@@ -1,3 +1,5 @@
+//! Cases of ARGSORT and TOP_K.
+
 use super::Sweep;
 use fanout::ops::OutputSpec;
 use fanout::ops::sort::Sort;
@@ -6,7 +8,8 @@ use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
 
-/// Rows of one tile, of several that are merged, and of few largest ones; rows that share a block, and lengths around tiles.
+/// Rows of one tile, of several tiles that are merged, and TOP_K of few; rows that share a block, and lengths around multiples
+/// of tiles.
 pub fn run(sweep: &Sweep) {
     for ne in [
         [1, 300, 1, 1],
@@ -18,14 +21,14 @@ pub fn run(sweep: &Sweep) {
         [20_001, 1, 2, 1],
     ] {
         for descending in [false, true] {
-            one(sweep, Sort::Argsort { descending }, ne, ne[0]);
+            check_case(sweep, Sort::Argsort { descending }, ne, ne[0]);
         }
         for k in [1, ne[0].div_ceil(7), ne[0]] {
-            one(sweep, Sort::TopK, ne, k);
+            check_case(sweep, Sort::TopK, ne, k);
         }
     }
-    // Candidates that are more than one tile again.
-    one(sweep, Sort::TopK, [50_000, 1, 1, 1], 700);
+    // Selection with more candidates than one tile holds.
+    check_case(sweep, Sort::TopK, [50_000, 1, 1, 1], 700);
     strided(sweep, [300, 4, 2, 1]);
     strided(sweep, [5000, 2, 1, 1]);
 }
@@ -42,25 +45,25 @@ fn values(n: usize) -> Vec<f32> {
 }
 
 #[track_caller]
-fn one(sweep: &Sweep, op: Sort, ne: [usize; 4], k: usize) {
+fn check_case(sweep: &Sweep, op: Sort, ne: [usize; 4], k: usize) {
     let mut case = Case::new();
     let x = case.leaf(F32, ne, &values(ne.iter().product()));
     let y = case.b.node_with_output(op, &[Some(x)], OutputSpec { dtype: I32, ne: [k, ne[1], ne[2], ne[3]] }).unwrap();
     let (case, what) = (case.build(), format!("{op:?} {ne:?} {k}"));
     if op != Sort::TopK {
-        return sweep.same(&case, &[y], &what);
+        return sweep.check_bytes(&case, &[y], &what);
     }
-    // In any order: of equal values, those that come first.
+    // The order within TOP_K is free; of equal values, the first ones must be selected.
     let sorted = |values: Vec<f64>| {
         let mut rows: Vec<_> = values.chunks(k).map(<[f64]>::to_vec).collect();
         rows.iter_mut().for_each(|row| row.sort_by(f64::total_cmp));
         rows
     };
     let [want, got] = [&sweep.cpu, &sweep.gpu].map(|on| sorted(case.run(on).values(y)));
-    assert!(want == got, "{what}: other indices than the CPU's");
+    assert!(want == got, "{what}: the indices differ from the CPU's");
 }
 
-/// Elements and indices that lie apart.
+/// Strided elements and strided indices.
 #[track_caller]
 fn strided(sweep: &Sweep, ne: [usize; 4]) {
     let [n, m, l, _] = ne;
@@ -70,5 +73,5 @@ fn strided(sweep: &Sweep, ne: [usize; 4]) {
     let y = TensorDesc::strided(I32, ne, [4, 4 * n + 12, (4 * n + 12) * m, (4 * n + 12) * m * l]).unwrap();
     let y = case.b.leaf_with_desc(y).unwrap();
     let y = case.b.node_into(Sort::Argsort { descending: true }, &[Some(x)], y).unwrap();
-    sweep.same(&case.build(), &[y], &format!("strided {ne:?}"));
+    sweep.check_bytes(&case.build(), &[y], &format!("strided {ne:?}"));
 }

@@ -1,3 +1,5 @@
+//! Cases of the unary ops.
+
 use super::Sweep;
 use fanout::device::Support;
 use fanout::ops::unary::{Unary, UnaryKind};
@@ -7,7 +9,8 @@ use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::normal;
 use fanout_testing::op_case::Case;
 
-/// Every op, packed, of each type, with a length that is no multiple of a thread's share; and every pair of types.
+/// Every op on contiguous tensors of each type, with a length that is not a multiple of a thread's elements; and every pair of
+/// types.
 pub fn run(sweep: &Sweep) {
     let xielu = UnaryKind::Xielu { alpha_n: 0.5, alpha_p: 0.7, beta: 0.3, eps: -1e-6 };
     let kinds = UnaryKind::ALL.map(|kind| if matches!(kind, UnaryKind::Xielu { .. }) { xielu } else { kind });
@@ -19,18 +22,18 @@ pub fn run(sweep: &Sweep) {
     ]);
     for op in ops {
         for t in [F32, F16, BF16] {
-            one(sweep, op, t, t, [1021, 3, 1, 1]);
+            check_case(sweep, op, t, t, [1021, 3, 1, 1]);
         }
     }
     for from in [F32, F16, BF16] {
         for to in [F32, F16, BF16] {
-            one(sweep, Unary::Kind(UnaryKind::Silu), from, to, [300, 2, 3, 2]);
-            one(sweep, Unary::Kind(UnaryKind::Silu), from, to, [3, 170, 2, 2]);
-            one(sweep, Unary::Fill { value: 3.0 }, from, to, [3, 5, 1, 1]);
+            check_case(sweep, Unary::Kind(UnaryKind::Silu), from, to, [300, 2, 3, 2]);
+            check_case(sweep, Unary::Kind(UnaryKind::Silu), from, to, [3, 170, 2, 2]);
+            check_case(sweep, Unary::Fill { value: 3.0 }, from, to, [3, 5, 1, 1]);
         }
     }
     layouts(sweep);
-    // More pieces of a row than a grid has blocks in y.
+    // More pieces per row than a grid permits blocks in y.
     let ne = [1 << 27, 3, 1, 1];
     let (x, y) = (TensorDesc::contiguous(F32, ne).unwrap(), TensorDesc::contiguous(F16, ne).unwrap());
     let op = Op::from(Unary::Sqr);
@@ -38,7 +41,7 @@ pub fn run(sweep: &Sweep) {
     assert_eq!(sweep.gpu.device.support(node), Support::Yes);
 }
 
-/// Rows and elements with gaps, by themselves and in place.
+/// Strided rows and elements, out of place and in place.
 fn layouts(sweep: &Sweep) {
     for (ne, nb) in [([7, 90, 3, 1], [4, 40, 3600, 10_800]), ([300, 5, 1, 2], [8, 2400, 12_000, 12_000])] {
         let (desc, n) = (TensorDesc::strided(F32, ne, nb).unwrap(), ne.iter().product());
@@ -52,11 +55,11 @@ fn layouts(sweep: &Sweep) {
 }
 
 #[track_caller]
-fn one(sweep: &Sweep, op: Unary, from: fanout::tensor::DType, to: fanout::tensor::DType, ne: [usize; 4]) {
+fn check_case(sweep: &Sweep, op: Unary, from: fanout::tensor::DType, to: fanout::tensor::DType, ne: [usize; 4]) {
     let mut case = Case::new();
     let x = case.leaf(from, ne, &normal(7, ne.iter().product()));
     let y = case.b.node_with_output(op, &[Some(x)], OutputSpec { dtype: to, ne }).unwrap();
-    // A value next to a border between two roundings may fall on the other side.
+    // A value next to a rounding boundary may round to the other side.
     let bound = if to == F32 { 1e-12 } else { 1e-6 };
     sweep.check(&case.build(), &[y], bound, &format!("{op:?} {from} -> {to}"));
 }

@@ -1,10 +1,11 @@
-//! Mapped files, buffers over the host's memory, and memory that devices copy from fast.
+//! Mapped files, imported memory of the host, and pinned memory.
 
-use super::{MEMORY, device, soon};
-use fanout::cpu::{CpuDevice, Path};
+use super::{MEMORY, device, test_deadline};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
-    Account, Advice, Buffer, Device, DeviceError, DeviceKind, HostBuffer, ImportHost, MappedFile, Queue, Source,
+    Advice, Buffer, Device, DeviceError, DeviceKind, HostBuffer, ImportHost, MappedFile, MemoryBudget, Queue,
+    UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -28,7 +29,7 @@ fn noise(n: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_mapped_file_is_its_bytes() {
+fn a_mapped_file_reads_as_the_file() {
     let bytes = noise(3 * 4096 + 123);
     let (file, end) = (file(&bytes), bytes.len() as u64);
     let mapped = MappedFile::open(file.path()).unwrap();
@@ -36,18 +37,18 @@ fn a_mapped_file_is_its_bytes() {
     assert_eq!(mapped.path(), file.path());
     for (start, stop) in [(0, end), (0, 0), (end, end), (4096, 8192), (4095, 4097), (7, 12_000)] {
         let part = &bytes[start as usize..stop as usize];
-        assert_eq!(mapped.part(start..stop).unwrap(), part);
-        assert_eq!(&mapped.private(start..stop).unwrap()[..], part);
+        assert_eq!(mapped.slice(start..stop).unwrap(), part);
+        assert_eq!(&mapped.map_private(start..stop).unwrap()[..], part);
         for advice in [Advice::Sequential, Advice::WillNeed] {
             mapped.advise(start..stop, advice).unwrap();
         }
     }
     #[allow(clippy::reversed_empty_ranges)]
     for outside in [0..end + 1, end + 1..end + 1, 5..4, 0..u64::MAX] {
-        let error = mapped.part(outside.clone()).unwrap_err();
+        let error = mapped.slice(outside.clone()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{outside:?}");
         assert!(error.to_string().contains(&end.to_string()), "{error}");
-        assert!(mapped.private(outside.clone()).is_err() && mapped.advise(outside, Advice::WillNeed).is_err());
+        assert!(mapped.map_private(outside.clone()).is_err() && mapped.advise(outside, Advice::WillNeed).is_err());
     }
     #[cfg(unix)]
     for device in ["/dev/zero", "/dev/null"] {
@@ -61,38 +62,38 @@ fn a_mapped_file_is_its_bytes() {
 #[test]
 fn an_empty_file_has_no_bytes() {
     let mapped = MappedFile::open(file(&[]).path()).unwrap();
-    assert!(mapped.is_empty() && mapped.bytes().is_empty() && mapped.part(0..0).unwrap().is_empty());
-    assert!(mapped.private(0..0).unwrap().is_empty() && mapped.part(0..1).is_err());
+    assert!(mapped.is_empty() && mapped.bytes().is_empty() && mapped.slice(0..0).unwrap().is_empty());
+    assert!(mapped.map_private(0..0).unwrap().is_empty() && mapped.slice(0..1).is_err());
     mapped.advise(0..0, Advice::Sequential).unwrap();
-    let buffer = device(1).import(mapped.private(0..0).unwrap(), &Account::new(0)).unwrap();
+    let buffer = device(1).import(mapped.map_private(0..0).unwrap(), &MemoryBudget::new(0)).unwrap();
     assert_eq!(buffer.bytes(), 0);
 }
 
 #[test]
-fn private_memory_is_nobody_elses() {
+fn private_mappings_are_copy_on_write() {
     let bytes = noise(10_000);
     let file = file(&bytes);
     let mapped = MappedFile::open(file.path()).unwrap();
-    let (mut one, two) = (mapped.private(32..9000).unwrap(), mapped.private(64..10_000).unwrap());
+    let (mut one, two) = (mapped.map_private(32..9000).unwrap(), mapped.map_private(64..10_000).unwrap());
     assert_eq!((one.as_ptr().addr() % 4096, two.as_ptr().addr() % 4096), (32, 64));
     one.fill(7);
     assert!(mapped.bytes() == bytes && two[..] == bytes[64..] && fs::read(file.path()).unwrap() == bytes);
-    // A deleted file stays as long as it is mapped.
+    // A deleted file stays readable while it is mapped.
     drop(file);
-    assert!(mapped.private(32..9000).unwrap()[..] == bytes[32..9000]);
+    assert!(mapped.map_private(32..9000).unwrap()[..] == bytes[32..9000]);
     drop(mapped);
     assert!(two[..] == bytes[64..] && one.iter().all(|&v| v == 7));
 }
 
 #[test]
-fn a_file_that_was_shortened_is_not_mapped_again() {
+fn a_truncated_file_is_not_mapped_again() {
     let file = file(&noise(10_000));
     let mapped = MappedFile::open(file.path()).unwrap();
     file.as_file().set_len(5000).unwrap();
-    let error = mapped.private(0..5001).unwrap_err();
+    let error = mapped.map_private(0..5001).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     assert!(error.to_string().contains("5000"), "{error}");
-    assert_eq!(mapped.private(0..5000).unwrap().len(), 5000);
+    assert_eq!(mapped.map_private(0..5000).unwrap().len(), 5000);
 }
 
 /// y = a · x, each in a slot of its own.
@@ -108,117 +109,123 @@ fn values(n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.f32() - 0.5).collect()
 }
 
-/// The product of a weight that lies at byte `offset` of `buffer`.
+/// The product with a weight at byte `offset` of `buffer`.
 fn multiply(device: &CpuDevice, queue: &mut dyn Queue, a: &TensorDesc, buffer: &Buffer, offset: u64) -> Vec<u8> {
-    let (graph, account) = (product(a), Account::new(MEMORY));
+    let (graph, budget) = (product(a), MemoryBudget::new(MEMORY));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
-    let [x, y] = [1, 2].map(|slot| device.alloc(graph.slot_sizes()[slot] as u64, &account).unwrap());
+    let [x, y] = [1, 2].map(|slot| device.alloc(graph.slot_sizes()[slot] as u64, &budget).unwrap());
     let columns: Vec<u8> = values(3 * a.ne()[0]).iter().flat_map(|v| v.to_le_bytes()).collect();
-    queue.upload(x.whole(), None, Source::Borrowed(&columns)).unwrap();
+    queue.upload(x.whole(), None, UploadSource::Borrowed(&columns)).unwrap();
     let weight = buffer.region(offset, a.extent() as u64).unwrap();
     queue.run(&program, &Arc::from([weight, x.whole(), y.whole()])).unwrap();
-    queue.download(y.whole()).unwrap().wait(soon()).unwrap()
+    queue.download(y.whole()).unwrap().wait(test_deadline()).unwrap()
 }
 
-/// Weights are used where the file has them, at any alignment that files keep, and rearranged in place where products
-/// want that: results are those of uploaded weights, and the file stays as it was.
+/// Imported weights give the same results as uploaded weights, at every alignment that files have, also after the device
+/// repacked them in place. The file does not change.
 #[test]
-fn weights_are_used_as_they_lie_in_a_file() {
+fn imported_weights_give_the_results_of_uploaded_weights() {
     for (i, dtype) in DType::with_capability(Capability::Convert).enumerate() {
         let a = TensorDesc::contiguous(dtype, [512, 528, 1, 1]).unwrap();
         let mut weights = vec![0; a.extent()];
         quantiser(dtype).unwrap()(&values(512 * 528), &mut weights);
-        // Imported from the tensor on and from before it; 32 is what GGUF keeps, 64 what the device would choose.
+        // Imported from the tensor's start, and from an earlier byte. 32 is GGUF's alignment, 64 the device's.
         for (start, offset) in [(4096, 0), (32, 0), (64, 32), (40, 24), (0, 4104)] {
-            let path = [Path::Fast, Path::Exact][(i + offset) % 2];
+            let path = [MathMode::Fast, MathMode::Exact][(i + offset) % 2];
             let what = format!("{dtype} at {start} + {offset}, {path:?}");
-            let (device, account) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), Account::new(MEMORY));
-            let mut queue = device.queue(&account).unwrap();
-            let uploaded = device.alloc(a.extent() as u64, &account).unwrap();
-            queue.upload(uploaded.whole(), Some(&a), Source::Borrowed(&weights)).unwrap();
+            let (device, budget) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), MemoryBudget::new(MEMORY));
+            let mut queue = device.queue(&budget).unwrap();
+            let uploaded = device.alloc(a.extent() as u64, &budget).unwrap();
+            queue.upload(uploaded.whole(), Some(&a), UploadSource::Borrowed(&weights)).unwrap();
             let want = multiply(&device, &mut *queue, &a, &uploaded, 0);
 
             let content = [noise(start + offset), weights.clone(), noise(100)].concat();
             let file = file(&content);
             let mapped = MappedFile::open(file.path()).unwrap();
-            let private = mapped.private(start as u64..mapped.len()).unwrap();
-            let imported = device.import(private, &account).unwrap();
+            let private = mapped.map_private(start as u64..mapped.len()).unwrap();
+            let imported = device.import(private, &budget).unwrap();
             for _ in 0..2 {
                 assert!(multiply(&device, &mut *queue, &a, &imported, offset as u64) == want, "{what}");
             }
-            let whole = queue.download(imported.whole()).unwrap().wait(soon()).unwrap();
+            let whole = queue.download(imported.whole()).unwrap().wait(test_deadline()).unwrap();
             assert!(whole == content[start..], "{what}: reads as the file");
             queue.fill(imported.whole(), 0).unwrap();
-            queue.mark().wait(soon()).unwrap();
+            queue.mark().wait(test_deadline()).unwrap();
             assert!(mapped.bytes() == content && fs::read(file.path()).unwrap() == content, "{what}: the file stays");
         }
     }
 }
 
 #[test]
-fn imported_memory_is_charged_checked_and_given_back() {
+fn imported_memory_is_reserved_checked_and_released() {
     let bytes = noise(5000);
     let file = file(&bytes);
     let mapped = MappedFile::open(file.path()).unwrap();
-    let (device, small) = (CpuDevice::new("CPU", 1, Path::Fast, 4000).unwrap(), Account::new(3000));
-    let import = |start, account| device.import(mapped.private(start..start + 2500).unwrap(), account);
+    let (device, small) = (CpuDevice::new("CPU", 1, MathMode::Fast, 4000).unwrap(), MemoryBudget::new(3000));
+    let import = |start, budget| device.import(mapped.map_private(start..start + 2500).unwrap(), budget);
     for start in [1, 4, 12, 4096 - 4] {
-        let range = mapped.private(start..start + 8).unwrap();
+        let range = mapped.map_private(start..start + 8).unwrap();
         assert!(matches!(device.import(range, &small), Err(DeviceError::Misuse(_))), "at {start}");
     }
     let first = import(8, &small).unwrap();
     assert_eq!((first.bytes(), first.device_name(), small.used()), (2500, "CPU", 2500));
-    assert_eq!(import(8, &small).unwrap_err(), DeviceError::OutOfMemory { asked: 2500, left: 500, limit: 3000 });
-    let large = Account::new(10_000);
-    assert_eq!(import(8, &large).unwrap_err(), DeviceError::OutOfMemory { asked: 2500, left: 1500, limit: 4000 });
+    assert_eq!(
+        import(8, &small).unwrap_err(),
+        DeviceError::OutOfMemory { requested: 2500, available: 500, limit: 3000 }
+    );
+    let large = MemoryBudget::new(10_000);
+    assert_eq!(
+        import(8, &large).unwrap_err(),
+        DeviceError::OutOfMemory { requested: 2500, available: 1500, limit: 4000 }
+    );
     assert_eq!((large.used(), device.memory().unwrap().free), (0, 1500));
     drop(first);
     assert_eq!((small.used(), device.memory().unwrap().free), (0, 4000));
-    // Memory that was charged before is not charged twice.
-    let exact = Account::new(800);
+    // Memory with a reservation is not reserved twice.
+    let exact = MemoryBudget::new(800);
     let mut plain = HostBuffer::zeroed(800, &exact).unwrap();
     plain[..4].copy_from_slice(b"abcd");
     let buffer = device.import(plain, &exact).unwrap();
     let mut queue = device.queue(&exact).unwrap();
-    let got = queue.download(buffer.region(0, 6).unwrap()).unwrap().wait(soon()).unwrap();
+    let got = queue.download(buffer.region(0, 6).unwrap()).unwrap().wait(test_deadline()).unwrap();
     assert_eq!((&got[..], exact.used()), (&b"abcd\0\0"[..], 800));
 }
 
 #[test]
-fn devices_without_the_hosts_memory_say_so() {
-    let (gpu, account) = (NoopDevice::new("GPU7", DeviceKind::Gpu).shared(), Account::new(MEMORY));
+fn import_host_is_absent_on_devices_without_it() {
+    let (gpu, budget) = (NoopDevice::new("GPU7", DeviceKind::Gpu).shared(), MemoryBudget::new(MEMORY));
     assert!(gpu.import_host().is_none());
-    // A device that falls back has the memory of its first one.
+    // A fallback device has the memory of its primary.
     let cpu = device(1);
-    let memory = || HostBuffer::zeroed(64, &account).unwrap();
+    let memory = || HostBuffer::zeroed(64, &budget).unwrap();
     let behind = Fallback::new(Arc::clone(&gpu), Arc::clone(&cpu) as _);
     assert!(behind.import_host().is_none());
     let behind = Fallback::new(cpu, gpu);
-    assert_eq!(behind.import_host().unwrap().import(memory(), &account).unwrap().device_name(), "CPU");
-    assert_eq!(account.used(), 0);
+    assert_eq!(behind.import_host().unwrap().import(memory(), &budget).unwrap().device_name(), "CPU");
+    assert_eq!(budget.used(), 0);
 }
 
-/// Whatever is done with the memory after an upload has returned, the device has what it held before.
+/// Changing or dropping the source memory after an upload returned does not change the uploaded bytes.
 #[test]
-fn memory_for_uploads_is_free_again_when_they_return() {
-    let (device, account) = (device(2), Account::new(MEMORY));
-    let mut queue = device.queue(&account).unwrap();
+fn source_memory_may_change_after_an_upload_returns() {
+    let (device, budget) = (device(2), MemoryBudget::new(MEMORY));
+    let mut queue = device.queue(&budget).unwrap();
     for n in [0, 1, 1000, 256 << 10, (256 << 10) + 1, 3 << 20] {
-        let mut host = (&*device as &dyn Device).alloc_host(n, &account).unwrap();
-        assert!(host.len() as u64 == n && host.iter().all(|&v| v == 0) && account.used() == n);
+        let mut host = (&*device as &dyn Device).alloc_host(n, &budget).unwrap();
+        assert!(host.len() as u64 == n && host.iter().all(|&v| v == 0) && budget.used() == n);
         let bytes = noise(n as usize);
         host.copy_from_slice(&bytes);
-        let buffer = device.alloc(n, &account).unwrap();
-        // Behind something that is not done yet, where the device is free to wait or to copy.
+        let buffer = device.alloc(n, &budget).unwrap();
+        // After work that is still pending: the device may wait, or copy the bytes.
         queue.fill(buffer.whole(), 1).unwrap();
-        queue.upload(buffer.whole(), None, Source::Borrowed(&host)).unwrap();
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&host)).unwrap();
         host.fill(0);
         drop(host);
-        assert!(queue.download(buffer.whole()).unwrap().wait(soon()).unwrap() == bytes, "{n} bytes");
+        assert!(queue.download(buffer.whole()).unwrap().wait(test_deadline()).unwrap() == bytes, "{n} bytes");
         drop(buffer);
-        queue.mark().wait(soon()).unwrap();
-        assert_eq!(account.used(), 0);
+        queue.mark().wait(test_deadline()).unwrap();
+        assert_eq!(budget.used(), 0);
     }
-    assert!(matches!((&*device as &dyn Device).alloc_host(2 * MEMORY, &account), Err(DeviceError::OutOfMemory { .. })));
-    assert!((&*device as &dyn Device).alloc_host(u64::MAX, &Account::new(u64::MAX)).is_err());
+    assert!(matches!((&*device as &dyn Device).alloc_host(2 * MEMORY, &budget), Err(DeviceError::OutOfMemory { .. })));
+    assert!((&*device as &dyn Device).alloc_host(u64::MAX, &MemoryBudget::new(u64::MAX)).is_err());
 }

@@ -1,9 +1,11 @@
-//! The number of threads, changed while devices work.
+//! Changing the number of a device's threads, also while its queues run.
 
-use super::{MEMORY, counting, device, floats, soon, upload};
-use fanout::cpu::{CpuDevice, Path};
+use super::{MEMORY, counting, device, floats, test_deadline, upload};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::noop::NoopDevice;
-use fanout::device::{Account, Device, DeviceError, DeviceKind, HostThreads, Program, Queue, Region, Source};
+use fanout::device::{
+    Device, DeviceError, DeviceKind, HostThreads, MemoryBudget, Program, Queue, Region, UploadSource,
+};
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
@@ -14,16 +16,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 #[test]
-fn the_number_of_threads_is_set_where_there_are_any() {
+fn host_threads_is_present_only_on_devices_with_threads() {
     let cpu = device(2);
-    for (ask, ok, then) in [(5, true, 5), (1, true, 1), (0, false, 1), (1, true, 1), (3, true, 3)] {
-        assert_eq!(cpu.set_threads(ask).is_ok(), ok, "{ask} threads");
+    for (requested, ok, then) in [(5, true, 5), (1, true, 1), (0, false, 1), (1, true, 1), (3, true, 3)] {
+        assert_eq!(cpu.set_threads(requested).is_ok(), ok, "{requested} threads");
         assert_eq!(cpu.threads(), then);
     }
     assert!(matches!(cpu.set_threads(0), Err(DeviceError::Misuse(_))));
     let gpu = NoopDevice::new("GPU", DeviceKind::Gpu).shared();
     assert!(gpu.host_threads().is_none());
-    // The threads of a device that falls back are those of whichever has some.
+    // A fallback device has this capability if either of its devices has it.
     let behind = Fallback::new(Arc::clone(&gpu), Arc::clone(&cpu) as _);
     behind.host_threads().unwrap().set_threads(4).unwrap();
     assert_eq!(cpu.threads(), 4);
@@ -38,8 +40,8 @@ fn values(n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.f32() - 0.5).collect()
 }
 
-/// Kernels with scratch of their own and of all workers: softmax(a · b), with quantised weights.
-fn scratchy() -> Arc<Graph> {
+/// A graph whose kernels use scratch memory per worker and shared scratch memory: softmax(a · b) with quantised weights.
+fn graph_with_scratch() -> Arc<Graph> {
     let mut b = Builder::new();
     let (a, x) = (b.leaf(DType::Q4_K, [512, 512, 1, 1]).unwrap(), b.leaf(DType::F32, [512, 40, 1, 1]).unwrap());
     let y = b.node(MulMat::PLAIN, &[Some(a), Some(x)]).unwrap();
@@ -48,13 +50,13 @@ fn scratchy() -> Arc<Graph> {
 }
 
 #[test]
-fn programs_run_with_more_and_fewer_threads_than_they_were_made_for() {
-    let graph = scratchy();
-    for path in [Path::Exact, Path::Fast] {
-        let (device, account) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), Account::new(MEMORY));
+fn programs_run_with_more_and_fewer_threads_than_at_preparation() {
+    let graph = graph_with_scratch();
+    for path in [MathMode::Exact, MathMode::Fast] {
+        let (device, budget) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), MemoryBudget::new(MEMORY));
         let program = device.prepare(Arc::clone(&graph)).unwrap();
-        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap();
-        let mut queue = device.queue(&account).unwrap();
+        let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
+        let mut queue = device.queue(&budget).unwrap();
         let region = |id| {
             let tensor = graph.tensor(id).unwrap();
             buffer.region(tensor.place.unwrap().offset as u64, tensor.desc.extent() as u64).unwrap()
@@ -62,15 +64,15 @@ fn programs_run_with_more_and_fewer_threads_than_they_were_made_for() {
         let [a, x] = [0, 1].map(|i| region(graph.nodes()[0].srcs[i].unwrap()));
         let mut weights = vec![0; a.bytes() as usize];
         quantiser(DType::Q4_K).unwrap()(&values(512 * 512), &mut weights);
-        queue.upload(a, None, Source::Borrowed(&weights)).unwrap();
+        queue.upload(a, None, UploadSource::Borrowed(&weights)).unwrap();
         let columns: Vec<u8> = values(512 * 40).iter().flat_map(|v| v.to_le_bytes()).collect();
-        queue.upload(x, None, Source::Borrowed(&columns)).unwrap();
+        queue.upload(x, None, UploadSource::Borrowed(&columns)).unwrap();
         let result = region(graph.nodes()[1].dst);
         let run = |queue: &mut dyn Queue, threads: usize| {
             device.set_threads(threads).unwrap();
             queue.fill(result.clone(), 0xff).unwrap();
             queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
-            queue.download(result.clone()).unwrap().wait(soon()).unwrap()
+            queue.download(result.clone()).unwrap().wait(test_deadline()).unwrap()
         };
         let want = run(&mut *queue, 2);
         assert!(floats(&want).iter().all(|v| v.is_finite()), "{path:?}");
@@ -80,24 +82,25 @@ fn programs_run_with_more_and_fewer_threads_than_they_were_made_for() {
     }
 }
 
-/// Two queues run, and a third party changes the number all the time: every result is as with one thread.
+/// Two queues run while a third thread changes the number of threads: every result is as with one thread.
 #[test]
 fn the_number_changes_while_queues_run() {
-    let (device, account, n, rounds) = (device(3), Account::new(MEMORY), 40_000, 30);
+    let (device, budget, n, rounds) = (device(3), MemoryBudget::new(MEMORY), 40_000, 30);
     let over = AtomicBool::new(false);
     let graph = counting(n, 20);
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     let (tx, rx) = mpsc::channel();
     std::thread::scope(|scope| {
         for start in [1.0, 1000.0] {
-            let (tx, device, account, graph, program) = (tx.clone(), &device, &account, &graph, &program);
+            let (tx, device, budget, graph, program) = (tx.clone(), &device, &budget, &graph, &program);
             scope.spawn(move || {
-                let buffer = device.alloc(graph.slot_sizes()[0] as u64, account).unwrap();
-                let mut queue = device.queue(account).unwrap();
+                let buffer = device.alloc(graph.slot_sizes()[0] as u64, budget).unwrap();
+                let mut queue = device.queue(budget).unwrap();
                 upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
                 upload(&mut *queue, &buffer, &vec![start; n]);
                 runs(&mut *queue, program, &Arc::from([buffer.whole()]), rounds);
-                let got = queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(soon()).unwrap();
+                let got =
+                    queue.download(buffer.region(0, 4 * n as u64).unwrap()).unwrap().wait(test_deadline()).unwrap();
                 let want = start + (rounds * graph.nodes().len()) as f32;
                 tx.send(floats(&got).iter().all(|&v| v == want)).unwrap();
             });
@@ -113,12 +116,12 @@ fn the_number_changes_while_queues_run() {
         over.store(true, Ordering::Relaxed);
         assert_eq!(results, [true; 2]);
     });
-    // What was set last holds.
+    // The last value is in effect.
     device.set_threads(2).unwrap();
     assert_eq!(device.threads(), 2);
 }
 
-/// On the queue's thread and on this one, which may leave a program half-way to the other.
+/// Runs the program on the queue's thread and inline; an inline program may continue on the queue's thread.
 fn runs(queue: &mut dyn Queue, program: &Program, bindings: &Arc<[Region]>, rounds: usize) {
     for round in 0..rounds {
         if round % 3 == 0 {

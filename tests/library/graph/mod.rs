@@ -1,4 +1,4 @@
-//! The door from outside into a graph: what it lets through, and every way to be refused.
+//! Validation of graphs from peers: accepted graphs, and a graph for every reason of rejection.
 use fanout::graph::validate::{GraphError, UntrustedTensor, import_untrusted, widen_strides};
 use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::OpCode;
@@ -7,7 +7,7 @@ use fanout::tensor::DType;
 const COMPUTE: i32 = 16;
 const SLOT: usize = 1 << 16;
 
-/// A packed F32 tensor at an offset of slot 0; a leaf until `op` says otherwise.
+/// A packed F32 tensor at an offset of slot 0. A leaf, unless the caller sets `op`.
 fn tensor(id: u64, ne: [u32; 4], offset: usize) -> UntrustedTensor {
     let nb = [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]];
     UntrustedTensor {
@@ -43,26 +43,26 @@ fn validate(listed: &[u64], records: &[UntrustedTensor]) -> Result<Graph, GraphE
 }
 
 #[test]
-fn an_addition_passes() {
+fn an_addition_is_accepted() {
     let graph = validate(&[3], &addition()).unwrap();
     assert_eq!((graph.nodes().len(), graph.tensors().len()), (1, 3));
 }
 
 #[test]
-fn what_computes_nothing_is_dropped_and_not_judged() {
+fn records_that_compute_nothing_are_dropped_unchecked() {
     let ne = [8, 4, 1, 1];
     let mut records = addition();
-    // A view without memory, a node without the compute flag, an empty node: none is a node of ours.
+    // A view without memory, a node without the compute flag and an empty node are dropped.
     let mut view = node(4, OpCode::View, &[3], ne, 0);
     view.place = None;
     let mut uncomputed = node(5, OpCode::SsmScan, &[99], ne, 0);
     uncomputed.flags = 1;
     let empty = node(6, OpCode::MulMat, &[99], [0, 4, 1, 1], 0);
     let no_channels = node(8, OpCode::GroupNorm, &[99], [8, 4, 0, 1], 0);
-    // A leaf that carries an op, parameters and sources from elsewhere: they mean nothing here.
+    // The op, parameters and sources of a leaf are ignored.
     records[0].op = OpCode::FlashAttnExt.to_wire();
     records[0].srcs = [77; 10];
-    // A leaf nobody reads may be anything.
+    // A leaf without readers is not checked.
     let mut junk = tensor(7, ne, usize::MAX);
     junk.dtype = 4;
     records.extend([view, uncomputed, empty, no_channels, junk]);
@@ -71,7 +71,7 @@ fn what_computes_nothing_is_dropped_and_not_judged() {
 }
 
 #[test]
-fn uses_and_what_a_view_shows_are_carried() {
+fn use_counts_and_viewed_tensors_are_imported() {
     let ne = [8, 4, 1, 1];
     // c = a + b; two views, the second of the first; d = sqr(the second).
     let build = |change: fn(&mut [UntrustedTensor])| {
@@ -91,24 +91,24 @@ fn uses_and_what_a_view_shows_are_carried() {
     assert_eq!(build(|t| t[2].use_count = -1), (None, Some(1), true), "nonsense");
     assert_eq!(build(|t| t[2].flags |= 2), (None, Some(1), true), "an output");
     assert_eq!(build(|t| t[2].use_count = 3), (Some(3), Some(1), true));
-    assert_eq!(build(|t| t[3].use_count = 2), (Some(1), Some(1), false), "another reads the first view");
+    assert_eq!(build(|t| t[3].use_count = 2), (Some(1), Some(1), false), "the first view has a second reader");
     assert_eq!(build(|t| t[4].flags |= 2), (Some(1), None, true), "the view is an output");
-    // Views that name each other.
+    // Two views that refer to each other.
     assert_eq!(build(|t| t[3].srcs[0] = 5), (Some(1), Some(1), false));
 }
 
 #[test]
-fn strides_are_widened_to_the_packed_ones() {
+fn strides_are_widened_to_contiguous_strides() {
     // 5 GiB of F32: nb[2] and nb[3] do not fit 32 bits.
     let ne = [1 << 15, 5 << 13, 3, 1];
     let packed = [4, 4 << 15, 5 << 30, 15 << 30];
     assert_eq!(widen_strides(DType::F32, ne, packed.map(|n: usize| n as u32)), packed);
-    // A view's own strides stay.
+    // Strides that are not contiguous are kept.
     assert_eq!(widen_strides(DType::F32, [8, 4, 2, 1], [4, 64, 4096, 7]), [4, 64, 4096, 7]);
 }
 
 #[test]
-fn refusals() {
+fn every_rule_violation_is_rejected() {
     type Change = fn(&mut Vec<UntrustedTensor>);
     type Expected = fn(&GraphError) -> bool;
     let cases: &[(&str, Change, Expected)] = &[
@@ -120,33 +120,41 @@ fn refusals() {
         ),
         ("a missing source", |r| r[2].srcs[1] = 0, |e| matches!(e, GraphError::Shape(_))),
         ("itself as a source", |r| r[2].srcs[1] = 3, |e| matches!(e, GraphError::UseBeforeDefinition { index: 1, .. })),
-        ("an op beyond the table", |r| r[2].op = 101, |e| matches!(e, GraphError::UnknownOp(101))),
-        ("an op we do not run", |r| r[2].op = 77, |e| matches!(e, GraphError::UnsupportedOp(OpCode::SsmScan))),
-        ("a client's function", |r| r[2].op = 92, |e| matches!(e, GraphError::UnsupportedOp(OpCode::MapCustom1))),
+        ("an undefined op number", |r| r[2].op = 101, |e| matches!(e, GraphError::UnknownOp(101))),
+        (
+            "an op that fanout does not run",
+            |r| r[2].op = 77,
+            |e| matches!(e, GraphError::UnsupportedOp(OpCode::SsmScan)),
+        ),
+        (
+            "an op with a function of the client",
+            |r| r[2].op = 92,
+            |e| matches!(e, GraphError::UnsupportedOp(OpCode::MapCustom1)),
+        ),
         (
             "a parameter that the op does not define",
             |r| (r[2].op, r[2].srcs) = (OpCode::GroupNorm.to_wire(), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
             |e| matches!(e, GraphError::Param(e) if (e.op, e.word, e.name) == (OpCode::GroupNorm, 0, "n_groups")),
         ),
         ("a removed type", |r| r[0].dtype = 4, |e| matches!(e, GraphError::UnknownType(4))),
-        ("a type beyond the table", |r| r[2].dtype = u32::MAX, |e| matches!(e, GraphError::UnknownType(u32::MAX))),
+        ("an undefined type number", |r| r[2].dtype = u32::MAX, |e| matches!(e, GraphError::UnknownType(u32::MAX))),
         ("a row of half a block", |r| r[0].dtype = DType::Q4_0.to_wire(), |e| matches!(e, GraphError::Desc(_))),
-        ("counts that overflow", |r| r[0].ne = [u32::MAX; 4], |e| matches!(e, GraphError::Desc(_))),
-        ("a shape that does not fit", |r| r[1].ne = [7, 4, 1, 1], |e| matches!(e, GraphError::Shape(_))),
+        ("element counts that overflow", |r| r[0].ne = [u32::MAX; 4], |e| matches!(e, GraphError::Desc(_))),
+        ("a source with the wrong shape", |r| r[1].ne = [7, 4, 1, 1], |e| matches!(e, GraphError::Shape(_))),
         (
             "an empty source",
             |r| r[1].ne = [8, 0, 1, 1],
             |e| matches!(e, GraphError::Shape(_) | GraphError::EmptySource { .. }),
         ),
-        ("a source on no buffer", |r| r[1].place = None, |e| matches!(e, GraphError::Unplaced { .. })),
-        ("a destination on no buffer", |r| r[2].place = None, |e| matches!(e, GraphError::Unplaced { .. })),
+        ("a source without memory", |r| r[1].place = None, |e| matches!(e, GraphError::Unplaced { .. })),
+        ("a destination without memory", |r| r[2].place = None, |e| matches!(e, GraphError::Unplaced { .. })),
         (
-            "a slot that is not there",
+            "an unknown slot",
             |r| r[1].place = Some(SlotOffset { slot: 1, offset: 0 }),
             |e| matches!(e, GraphError::OutOfBuffer { size: 0, .. }),
         ),
         (
-            "a tensor past the end",
+            "a tensor past the end of its slot",
             |r| r[2].place = Some(SlotOffset { slot: 0, offset: SLOT - 127 }),
             |e| matches!(e, GraphError::OutOfBuffer { extent: 128, .. }),
         ),
@@ -155,14 +163,18 @@ fn refusals() {
             |r| r[0].place = Some(SlotOffset { slot: 0, offset: usize::MAX }),
             |e| matches!(e, GraphError::OutOfBuffer { .. }),
         ),
-        ("a stride past the end", |r| r[0].nb[1] = 1 << 20, |e| matches!(e, GraphError::OutOfBuffer { .. })),
         (
-            "a destination that repeats itself",
+            "a stride past the end of the slot",
+            |r| r[0].nb[1] = 1 << 20,
+            |e| matches!(e, GraphError::OutOfBuffer { .. }),
+        ),
+        (
+            "a destination with overlapping elements",
             |r| r[2].nb[1] = 0,
             |e| matches!(e, GraphError::SelfOverlap(OpCode::Add)),
         ),
         (
-            "a destination across a source",
+            "a destination that overlaps a source",
             |r| r[2].place = Some(SlotOffset { slot: 0, offset: 4 }),
             |e| matches!(e, GraphError::Overlap { index: 0, .. }),
         ),
@@ -177,13 +189,13 @@ fn refusals() {
 }
 
 #[test]
-fn in_place_is_exact_or_refused() {
+fn in_place_is_accepted_only_for_exact_overlap() {
     let mut records = addition();
     records[2].place = records[0].place;
     assert!(validate(&[3], &records).is_ok(), "ADD onto its first source");
     records[2].place = records[1].place;
     assert!(validate(&[3], &records).is_ok(), "ADD onto its second source");
-    // ADD_ID reads any row of its bias for any row of the destination: only the first source may be written over.
+    // ADD_ID reads any row of its bias for any row of the destination, so only its first source may be overwritten.
     let mut ids = tensor(4, [4, 1, 1, 1], 1024);
     ids.dtype = DType::I32.to_wire();
     records[2].op = OpCode::AddId.to_wire();
@@ -202,8 +214,8 @@ fn in_place_is_exact_or_refused() {
 }
 
 #[test]
-fn a_source_cannot_repeat_more_than_its_buffer_holds() {
-    // 2^28 rows of 8 floats out of 32 bytes: hours of work for 300 bytes of request.
+fn a_broadcast_source_is_limited_by_its_buffer() {
+    // 2^28 rows of 8 floats in a buffer of 32 bytes: a request of 300 bytes would cause hours of work.
     let mut a = tensor(1, [8, 1, 1, 1], 0);
     a.ne[1] = 1 << 28;
     a.nb = [4, 0, 0, 0];
@@ -212,7 +224,7 @@ fn a_source_cannot_repeat_more_than_its_buffer_holds() {
 }
 
 #[test]
-fn nodes_run_in_the_order_listed() {
+fn nodes_run_in_the_listed_order() {
     let ne = [8, 4, 1, 1];
     let mut records = addition();
     records.push(node(4, OpCode::Mul, &[3, 1], ne, 1024));
@@ -220,14 +232,15 @@ fn nodes_run_in_the_order_listed() {
     assert!(matches!(validate(&[4, 3], &records), Err(GraphError::UseBeforeDefinition { op: OpCode::Mul, index: 0 })));
     assert!(matches!(validate(&[3, 3], &records), Err(GraphError::DuplicateNode(3))));
     assert!(matches!(validate(&[3, 5], &records), Err(GraphError::UnknownTensor { what: "node", id: 5 })));
-    // Two nodes that wait for each other.
+    // Two nodes that depend on each other.
     records[2].srcs[1] = 4;
     for order in [[3, 4], [4, 3]] {
         assert!(matches!(validate(&order, &records), Err(GraphError::UseBeforeDefinition { .. })));
     }
 }
 
-/// Random records, near enough to legal ones that some pass: nothing may panic, and what passes runs inside its buffer.
+/// Random mutations of valid records, some of which stay valid: validation does not panic, and accepted graphs run within their
+/// buffers.
 #[test]
 fn mutated_graphs_never_panic() {
     let mut rng = fastrand::Rng::with_seed(7);
@@ -258,5 +271,5 @@ fn mutated_graphs_never_panic() {
             }
         }
     }
-    assert!(passed > 1000, "{passed} of 30000 passed: the mutations are too wild to test anything");
+    assert!(passed > 1000, "{passed} of 30000 mutated graphs were accepted: too few to test execution");
 }

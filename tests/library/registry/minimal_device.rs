@@ -1,9 +1,10 @@
-//! A device as anyone may write one, on the public interface alone: sums and products of F32 tensors in memory of its own. It
-//! has no thread: what was submitted is done by whoever looks how far it is.
+//! A minimal device, written with the public interface alone: ADD and MUL of F32 tensors in its own memory. It has no thread:
+//! pending commands run when its completion source is polled, on the polling thread.
 
 use fanout::device::{
-    Account, Buffer, Caps, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, Feature, MemoryInfo,
-    Point, Program, Progress, Queue, Region, Source, Support, Ticket, Timeline, Unsupported,
+    Buffer, Caps, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, DeviceKind, Feature,
+    MemoryBudget, MemoryInfo, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, Unsupported,
+    UploadSource,
 };
 use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::binary::Binary;
@@ -20,45 +21,45 @@ const MEMORY: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct MinimalDevice {
     info: DeviceInfo,
-    account: Arc<Account>,
-    /// How many nodes it has computed.
+    budget: Arc<MemoryBudget>,
+    /// The number of nodes computed so far.
     pub(crate) done: Arc<AtomicU64>,
 }
 
 impl MinimalDevice {
     pub(crate) fn new(name: &str) -> Arc<MinimalDevice> {
         let mut info = DeviceInfo::new(name, DeviceKind::Gpu);
-        "beads on wires".clone_into(&mut info.description);
+        "computes on the polling thread".clone_into(&mut info.description);
         (info.alignment, info.max_buffer) = (16, MEMORY);
         info.caps = Caps::default().with_asynchronous(true).with_events(true);
-        Arc::new(MinimalDevice { info, account: Account::new(MEMORY), done: Arc::default() })
+        Arc::new(MinimalDevice { info, budget: MemoryBudget::new(MEMORY), done: Arc::default() })
     }
 }
 
 /// The bytes of a buffer.
 type Bytes = Mutex<Vec<u8>>;
 
-/// A graph made ready.
-type Code = Vec<Step>;
+/// A prepared graph.
+type CompiledGraph = Vec<BinaryKernel>;
 
-struct Step {
+struct BinaryKernel {
     op: Binary,
     dst: SlotOffset,
     srcs: [SlotOffset; 2],
     bytes: usize,
 }
 
-/// What a node needs to be computed here.
+/// The op of a node, if the device supports the node.
 fn select(node: &NodeView<'_>) -> Result<Binary, Unsupported> {
     let dense = |t: &TensorDesc| t.dtype() == DType::F32 && t.is_contiguous() && t.same_shape(node.dst);
-    let no = |reason: &str| Unsupported { op: node.op.code(), reason: reason.to_owned() };
+    let unsupported = |reason: &str| Unsupported { op: node.op.code(), reason: reason.to_owned() };
     match *node.op {
         Op::Binary(op @ (Binary::Add | Binary::Mul)) => {
             let tensors = [node.srcs.get(0), node.srcs.get(1), Some(node.dst)];
             let fits = tensors.into_iter().all(|t| t.is_some_and(dense));
-            fits.then_some(op).ok_or_else(|| no("all tensors must be F32, contiguous and of one shape"))
+            fits.then_some(op).ok_or_else(|| unsupported("all tensors must be F32, contiguous and of one shape"))
         }
-        _ => Err(no("an abacus adds and multiplies")),
+        _ => Err(unsupported("only ADD and MUL are implemented")),
     }
 }
 
@@ -68,17 +69,17 @@ impl Device for MinimalDevice {
     }
 
     fn features(&self) -> Vec<Feature> {
-        vec![Feature::new("wires", 13)]
+        vec![Feature::new("kernels", 13)]
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
-        Ok(MemoryInfo { free: MEMORY - self.account.used(), total: MEMORY })
+        Ok(MemoryInfo { free: MEMORY - self.budget.used(), total: MEMORY })
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        let charges = (account.charge(bytes)?, self.account.charge(bytes)?);
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        let reservations = (budget.reserve(bytes)?, self.budget.reserve(bytes)?);
         let memory: Bytes = Mutex::new(vec![0; bytes as usize]);
-        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(charges)))
+        Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -90,7 +91,7 @@ impl Device for MinimalDevice {
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
-        let mut code = Code::new();
+        let mut kernels = CompiledGraph::new();
         for node in graph.nodes() {
             let view = graph.node_view(node).ok_or(DeviceError::Misuse("a node of another graph"))?;
             let op = select(&view)?;
@@ -99,36 +100,36 @@ impl Device for MinimalDevice {
                 place.ok_or(DeviceError::Misuse("a tensor without a place"))
             };
             let (dst, srcs) = (place(Some(node.dst))?, [place(node.srcs[0])?, place(node.srcs[1])?]);
-            code.push(Step { op, dst, srcs, bytes: view.dst.extent() });
+            kernels.push(BinaryKernel { op, dst, srcs, bytes: view.dst.extent() });
         }
-        Ok(Program::new(graph, Box::new(code)))
+        Ok(Program::new(graph, Box::new(kernels)))
     }
 
-    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
-        let work = Arc::new(Work { pending: Mutex::default(), done: Arc::clone(&self.done) });
-        let timeline = Timeline::looked_at(work.clone());
-        Ok(Box::new(MinimalQueue { device: self.info.id, work, timeline, marked: 0 }))
+    fn queue(&self, _: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        let work = Arc::new(PendingCommands { pending: Mutex::default(), done: Arc::clone(&self.done) });
+        let timeline = Timeline::with_source(work.clone());
+        Ok(Box::new(MinimalQueue { device: self.info.id, work, timeline, last_mark: 0 }))
     }
 }
 
-enum Command {
+enum MinimalCommand {
     Write(Region, Vec<u8>),
     Copy(Region, Region),
     Read(Region, Arc<Mutex<Option<Vec<u8>>>>),
     Run(Program, Arc<[Region]>),
-    Wait(Point),
+    Wait(TimelinePoint),
     Mark(u64),
 }
 
-/// What a queue has yet to do.
-struct Work {
-    pending: Mutex<VecDeque<Command>>,
+/// The pending commands of a queue.
+struct PendingCommands {
+    pending: Mutex<VecDeque<MinimalCommand>>,
     done: Arc<AtomicU64>,
 }
 
-impl fmt::Debug for Work {
+impl fmt::Debug for PendingCommands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("work on an abacus")
+        f.write_str("pending commands of a minimal device")
     }
 }
 
@@ -145,36 +146,39 @@ fn write(region: &Region, offset: usize, bytes: &[u8]) -> Result<(), DeviceError
     Ok(())
 }
 
-impl Work {
-    /// Does a command; false where that has to wait.
-    fn obey(&self, command: &Command, timeline: &Timeline) -> Result<bool, DeviceError> {
+impl PendingCommands {
+    /// Runs a command. False if it has to wait.
+    fn process(&self, command: &MinimalCommand, timeline: &Timeline) -> Result<bool, DeviceError> {
         match command {
-            Command::Write(dst, bytes) => write(dst, 0, bytes)?,
-            Command::Copy(src, dst) => write(dst, 0, &read(src, 0, src.bytes() as usize)?)?,
-            Command::Read(src, to) => *to.lock().unwrap() = Some(read(src, 0, src.bytes() as usize)?),
-            Command::Run(program, bindings) => {
-                for step in program.code::<Code>().ok_or(DeviceError::Misuse("a program of another device"))? {
-                    let source = |place: &SlotOffset| read(&bindings[place.slot as usize], place.offset, step.bytes);
-                    let [a, b] = [source(&step.srcs[0])?, source(&step.srcs[1])?].map(|bytes| super::floats(&bytes));
-                    let values = a.iter().zip(&b).map(|(a, b)| if step.op == Binary::Add { a + b } else { a * b });
+            MinimalCommand::Write(dst, bytes) => write(dst, 0, bytes)?,
+            MinimalCommand::Copy(src, dst) => write(dst, 0, &read(src, 0, src.bytes() as usize)?)?,
+            MinimalCommand::Read(src, to) => *to.lock().unwrap() = Some(read(src, 0, src.bytes() as usize)?),
+            MinimalCommand::Run(program, bindings) => {
+                for kernel in
+                    program.compiled::<CompiledGraph>().ok_or(DeviceError::Misuse("a program of another device"))?
+                {
+                    let source = |place: &SlotOffset| read(&bindings[place.slot as usize], place.offset, kernel.bytes);
+                    let [a, b] =
+                        [source(&kernel.srcs[0])?, source(&kernel.srcs[1])?].map(|bytes| super::floats(&bytes));
+                    let values = a.iter().zip(&b).map(|(a, b)| if kernel.op == Binary::Add { a + b } else { a * b });
                     let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-                    write(&bindings[step.dst.slot as usize], step.dst.offset, &bytes)?;
+                    write(&bindings[kernel.dst.slot as usize], kernel.dst.offset, &bytes)?;
                     self.done.fetch_add(1, Relaxed);
                 }
             }
-            Command::Wait(point) => return point.poll(),
-            Command::Mark(seq) => timeline.advance(*seq),
+            MinimalCommand::Wait(point) => return point.poll(),
+            MinimalCommand::Mark(seq) => timeline.advance(*seq),
         }
         Ok(true)
     }
 }
 
-impl Progress for Work {
-    fn look(&self, timeline: &Timeline) {
-        // Where someone else is at it, that one goes on.
+impl CompletionSource for PendingCommands {
+    fn poll(&self, timeline: &Timeline) {
+        // If another thread is running the commands, it runs all that are ready.
         let Ok(mut pending) = self.pending.try_lock() else { return };
         while let Some(command) = pending.front() {
-            match self.obey(command, timeline) {
+            match self.process(command, timeline) {
                 Ok(true) => drop(pending.pop_front()),
                 Ok(false) => return,
                 Err(e) => {
@@ -192,13 +196,13 @@ impl Progress for Work {
 
 struct MinimalQueue {
     device: DeviceId,
-    work: Arc<Work>,
+    work: Arc<PendingCommands>,
     timeline: Arc<Timeline>,
-    marked: u64,
+    last_mark: u64,
 }
 
 impl MinimalQueue {
-    fn submit(&self, regions: &[&Region], command: Command) -> Result<(), DeviceError> {
+    fn submit(&self, regions: &[&Region], command: MinimalCommand) -> Result<(), DeviceError> {
         if regions.iter().any(|region| region.buffer().device() != self.device) {
             return Err(DeviceError::Misuse("a region of another device"));
         }
@@ -211,26 +215,26 @@ impl MinimalQueue {
 }
 
 impl Queue for MinimalQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: Source<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         let bytes = match src {
-            Source::Borrowed(bytes) => bytes.to_vec(),
-            Source::Writer(fill) => {
+            UploadSource::Borrowed(bytes) => bytes.to_vec(),
+            UploadSource::Writer(fill) => {
                 let mut bytes = vec![0; dst.bytes() as usize];
                 fill(&mut bytes)?;
                 bytes
             }
         };
         if bytes.len() as u64 != dst.bytes() {
-            return Err(DeviceError::Misuse("an upload's length is not its region's"));
+            return Err(DeviceError::Misuse("an upload and its region differ in size"));
         }
-        self.submit(&[&dst.clone()], Command::Write(dst, bytes))
+        self.submit(&[&dst.clone()], MinimalCommand::Write(dst, bytes))
     }
 
-    fn download(&mut self, src: Region) -> Result<Ticket, DeviceError> {
+    fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
         let bytes = Arc::new(Mutex::new(None));
-        self.submit(&[&src.clone()], Command::Read(src, Arc::clone(&bytes)))?;
+        self.submit(&[&src.clone()], MinimalCommand::Read(src, Arc::clone(&bytes)))?;
         let point = self.mark();
-        Ok(Ticket::fetched(move |deadline| {
+        Ok(PendingRead::on_demand(move |deadline| {
             point.wait(deadline)?;
             bytes.lock().unwrap().take().ok_or(DeviceError::Ended)
         }))
@@ -238,10 +242,15 @@ impl Queue for MinimalQueue {
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         let bytes = vec![value; dst.bytes() as usize];
-        self.submit(&[&dst.clone()], Command::Write(dst, bytes))
+        self.submit(&[&dst.clone()], MinimalCommand::Write(dst, bytes))
     }
 
-    fn copy_from(&mut self, src: Region, dst: Region, after: Option<&Point>) -> Result<CopyOutcome, DeviceError> {
+    fn copy_from(
+        &mut self,
+        src: Region,
+        dst: Region,
+        after: Option<&TimelinePoint>,
+    ) -> Result<CopyOutcome, DeviceError> {
         if src.buffer().memory::<Bytes>().is_none() {
             return Ok(CopyOutcome::Unreachable);
         }
@@ -251,7 +260,7 @@ impl Queue for MinimalQueue {
         if let Some(point) = after {
             self.wait(point)?;
         }
-        self.submit(&[&dst.clone()], Command::Copy(src, dst))?;
+        self.submit(&[&dst.clone()], MinimalCommand::Copy(src, dst))?;
         Ok(CopyOutcome::Submitted)
     }
 
@@ -262,20 +271,20 @@ impl Queue for MinimalQueue {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
         let regions: Vec<_> = bindings.iter().collect();
-        self.submit(&regions, Command::Run(program.clone(), Arc::clone(bindings)))
+        self.submit(&regions, MinimalCommand::Run(program.clone(), Arc::clone(bindings)))
     }
 
-    fn mark(&mut self) -> Point {
-        self.marked += 1;
-        // On a queue that failed the point fails too.
-        let _ = self.submit(&[], Command::Mark(self.marked));
-        Point::new(&self.timeline, self.marked)
+    fn mark(&mut self) -> TimelinePoint {
+        self.last_mark += 1;
+        // On a failed queue, `submit` fails and the point fails with the timeline.
+        let _ = self.submit(&[], MinimalCommand::Mark(self.last_mark));
+        TimelinePoint::new(&self.timeline, self.last_mark)
     }
 
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
-        // In order with itself.
-        let own = point.progress::<Work>().is_some_and(|work| std::ptr::eq(work, &*self.work));
-        if own { Ok(()) } else { self.submit(&[], Command::Wait(point.clone())) }
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        // A point of this queue needs no wait: its work is in order.
+        let own = point.completion_source::<PendingCommands>().is_some_and(|work| std::ptr::eq(work, &*self.work));
+        if own { Ok(()) } else { self.submit(&[], MinimalCommand::Wait(point.clone())) }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Naming, registering and opening devices: those of the machine, on emulated GPUs, and one that is written here.
+//! Naming, registering and opening devices: the machine's, with emulated GPUs, and a device implemented in this test.
 mod foreign;
 mod gpus;
 mod minimal_device;
 mod offload;
 
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Caps, Device, DeviceKind};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Caps, Device, DeviceKind, MemoryBudget};
 use fanout::fallback::Fallback;
 use fanout::registry::{Options, Registry};
 use minimal_device::MinimalDevice;
@@ -18,11 +18,11 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-fn soon() -> Option<Instant> {
+fn test_deadline() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(60))
 }
 
-/// Devices of 1 MiB; CPUs with one thread.
+/// Options for devices with 1 MiB of memory, and CPU devices with one thread.
 fn small() -> Options {
     Options::default().with_threads(Some(1)).with_memory(vec![M])
 }
@@ -36,7 +36,7 @@ fn emulated(settings: &str, test: impl FnOnce(Registry)) {
 }
 
 fn with_minimal(mut registry: Registry) -> Registry {
-    registry.register(MinimalDevice::new("Abacus")).unwrap();
+    registry.register(MinimalDevice::new("Minimal")).unwrap();
     registry
 }
 
@@ -46,25 +46,25 @@ fn devices_are_found_by_name_kind_and_index() {
         let registry = with_minimal(registry);
         let all: Vec<_> = registry.entries().iter().map(|entry| (&*entry.name, entry.kind)).collect();
         let (cpu, gpu) = (DeviceKind::Cpu, DeviceKind::Gpu);
-        assert_eq!(all, [("CUDA0", gpu), ("CUDA1", gpu), ("CPU", cpu), ("Abacus", gpu)]);
+        assert_eq!(all, [("CUDA0", gpu), ("CUDA1", gpu), ("CPU", cpu), ("Minimal", gpu)]);
         for (name, want) in [
             ("CUDA1", Some("CUDA1")),
             ("cuda0", Some("CUDA0")),
             ("1", Some("CUDA1")),
             ("cpu", Some("CPU")),
-            ("ABACUS", Some("Abacus")),
+            ("MINIMAL", Some("Minimal")),
             ("2", None),
             ("CPU0", None),
             ("", None),
         ] {
             assert_eq!(registry.by_name(name).map(|entry| &*entry.name), want, "{name:?}");
         }
-        for (kind, want) in [(gpu, &["CUDA0", "CUDA1", "Abacus"][..]), (cpu, &["CPU"])] {
+        for (kind, want) in [(gpu, &["CUDA0", "CUDA1", "Minimal"][..]), (cpu, &["CPU"])] {
             let names: Vec<_> = registry.by_kind(kind).map(|entry| &*entry.name).collect();
             assert_eq!(names, want, "{kind:?}");
         }
-        assert_eq!(registry.entries()[3].description, "beads on wires");
-        assert_eq!(registry.default_list(), ("CUDA0,CUDA1,Abacus".to_owned(), vec![]));
+        assert_eq!(registry.entries()[3].description, "computes on the polling thread");
+        assert_eq!(registry.default_list(), ("CUDA0,CUDA1,Minimal".to_owned(), vec![]));
     });
 }
 
@@ -79,33 +79,31 @@ fn the_best_device_is_the_gpu_with_most_free_memory() {
         emulated(settings, |registry| assert_eq!(registry.best().name, want, "{settings}"));
     }
     emulated("CUDAEMU_DEVICES=2\nCUDAEMU_MEMORY=64M,48M", |registry| {
-        let account = Account::new(M << 10);
+        let budget = MemoryBudget::new(M << 10);
         let bare = small().with_fallback(false).with_memory(vec![]);
         let first = registry.best().open(&bare).unwrap();
         assert_eq!(first.info().name, "CUDA0");
-        let held = first.alloc(40 * M, &account).unwrap();
-        assert_eq!(registry.best().name, "CUDA1", "the first has less left now");
-        assert!(registry.entries()[0].free().unwrap() <= 24 * M);
+        let held = first.alloc(40 * M, &budget).unwrap();
+        assert_eq!(registry.best().name, "CUDA1", "CUDA0 has less free memory now");
+        assert!(registry.entries()[0].free_memory().unwrap() <= 24 * M);
         drop(held);
         assert_eq!(registry.best().name, "CUDA0");
     });
     emulated("CUDAEMU_DEVICES=0", |registry| {
-        assert!(registry.best().free().unwrap() > 0);
-        assert_eq!(with_minimal(registry).best().name, "Abacus");
+        assert!(registry.best().free_memory().unwrap() > 0);
+        assert_eq!(with_minimal(registry).best().name, "Minimal");
     });
 }
 
 #[test]
-fn a_device_can_be_registered_under_a_name_that_is_free() {
+fn a_device_is_registered_only_under_a_free_name() {
     emulated("CUDAEMU_DEVICES=1", |registry| {
         let mut registry = with_minimal(registry);
-        let taken = |name| format!("a device {name:?} cannot be registered: there is one of that name");
+        let taken = |name| format!("device {name:?} cannot be registered: the name is in use");
         let own = |name| {
-            format!(
-                "a device {name:?} cannot be registered: such names are those of this machine's processors and GPUs"
-            )
+            format!("device {name:?} cannot be registered: the name is reserved for this machine's processors and GPUs")
         };
-        for name in ["Abacus", "abacus", "CPU", "cuda0"] {
+        for name in ["Minimal", "minimal", "CPU", "cuda0"] {
             assert_eq!(registry.register(MinimalDevice::new(name)).map_err(|e| e.to_string()), Err(taken(name)));
         }
         for name in ["0", "17", "CPU0", "cuda1", "CUDA0.1", "CUDA", "1.5"] {
@@ -115,7 +113,7 @@ fn a_device_can_be_registered_under_a_name_that_is_free() {
             let e = registry.register(MinimalDevice::new(name)).unwrap_err().to_string();
             assert!(e.contains(reason), "{name:?}: {e}");
         }
-        for name in ["Abacus2", "CPUs", "node7:50052/CUDA0", "my abacus"] {
+        for name in ["Minimal2", "CPUs", "node7:50052/CUDA0", "my minimal"] {
             registry.register(MinimalDevice::new(name)).unwrap();
             assert_eq!(registry.open(name, &small()).unwrap()[0].info().name, name);
         }
@@ -124,7 +122,7 @@ fn a_device_can_be_registered_under_a_name_that_is_free() {
 }
 
 #[test]
-fn lists_mix_registered_devices_and_those_of_the_machine() {
+fn lists_mix_registered_and_local_devices() {
     emulated("CUDAEMU_DEVICES=1\nCUDAEMU_MEMORY=64M", |registry| {
         let registry = with_minimal(registry);
         let open = |list: &str, memory: &[u64]| {
@@ -133,31 +131,31 @@ fn lists_mix_registered_devices_and_those_of_the_machine() {
             opened.map(names).map_err(|e| e.to_string())
         };
         let names = |names: &[&str]| Ok(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
-        assert_eq!(open("abacus", &[]), names(&["Abacus"]));
-        assert_eq!(open("CPU, Abacus ,CPU,0", &[M]), names(&["CPU0", "Abacus", "CPU1", "CUDA0"]));
+        assert_eq!(open("minimal", &[]), names(&["Minimal"]));
+        assert_eq!(open("CPU, Minimal ,CPU,0", &[M]), names(&["CPU0", "Minimal", "CPU1", "CUDA0"]));
         let twice =
-            "Abacus is in the list more than once; a device that was registered, or is a server's, can be used once";
-        assert_eq!(open("Abacus,CPU,abacus", &[M]), Err(twice.to_owned()));
-        let unknown = "no device \"Abaci\"; there are: CUDA0, CPU, Abacus";
-        assert_eq!(open("CPU,Abaci", &[M]), Err(unknown.to_owned()));
-        let sizes = "2 sizes of memory for 3 devices: give one for each of them, or a single one for all";
-        assert_eq!(open("CPU,Abacus,0", &[M, M]), Err(sizes.to_owned()));
-        // A size is for what is opened here; a registered device has what it has.
-        let opened = registry.open("Abacus,CPU", &small().with_memory(vec![M / 2, M / 4])).unwrap();
+            "Minimal is in the list more than once; a registered device or a device of a server can be used only once";
+        assert_eq!(open("Minimal,CPU,minimal", &[M]), Err(twice.to_owned()));
+        let unknown = "no device \"Minimals\"; available: CUDA0, CPU, Minimal";
+        assert_eq!(open("CPU,Minimals", &[M]), Err(unknown.to_owned()));
+        let sizes = "2 memory sizes for 3 devices: give one size for each device, or one for all";
+        assert_eq!(open("CPU,Minimal,0", &[M, M]), Err(sizes.to_owned()));
+        // Memory sizes apply to local devices only.
+        let opened = registry.open("Minimal,CPU", &small().with_memory(vec![M / 2, M / 4])).unwrap();
         let totals: Vec<_> = opened.iter().map(|device| device.memory().unwrap().total).collect();
         assert_eq!(totals, [M, M / 4]);
     });
 }
 
 #[test]
-fn devices_tell_what_they_can_and_what_they_have() {
+fn devices_report_capabilities_and_features() {
     let features = |device: &dyn Device| {
         let features = device.features().iter().map(ToString::to_string).collect::<Vec<_>>();
         assert!(features.iter().all(|text| !text.ends_with(' ') && !text.contains('\n')), "{features:?}");
         features
     };
-    // Pinned memory, buffers over the host's memory.
-    let (cpu, cuda, abacus) = ([false, true], [true, false], [false, false]);
+    // Whether the device has pinned memory, and whether it imports memory of the host.
+    let (cpu, cuda, minimal) = ([false, true], [true, false], [false, false]);
     let settings =
         "CUDAEMU_DEVICES=2\nCUDAEMU_CAPABILITY=7.5,9.0\nCUDAEMU_PCI=0000:17:00,0001:2a:00\nCUDAEMU_DRIVER_VERSION=12.4";
     emulated(settings, |registry| {
@@ -166,7 +164,7 @@ fn devices_tell_what_they_can_and_what_they_have() {
             ("CPU", cpu, &["threads: 1", "path: fast", "products: "][..]),
             ("CUDA0", cuda, &["capability: 7.5", "ptx: sm_75", "driver: CUDA 12.4", "pci: 0000:17:00.0"]),
             ("CUDA1", cuda, &["capability: 9.0", "ptx: sm_75 sm_80", "driver: CUDA 12.4", "pci: 0001:2a:00.0"]),
-            ("Abacus", abacus, &["wires: 13"]),
+            ("Minimal", minimal, &["kernels: 13"]),
         ] {
             for fallback in [false, true] {
                 let device = registry.by_name(list).unwrap().open(&small().with_fallback(fallback)).unwrap();
@@ -179,8 +177,8 @@ fn devices_tell_what_they_can_and_what_they_have() {
             }
         }
     });
-    let exact = CpuDevice::new("Reference", 2, Path::Exact, M).unwrap();
+    let exact = CpuDevice::new("Reference", 2, MathMode::Exact, M).unwrap();
     assert_eq!(features(&*exact)[..2], ["threads: 2", "path: exact"]);
-    let both = Fallback::new(MinimalDevice::new("Abacus"), exact);
-    assert_eq!(features(&*both), ["wires: 13", "fallback: Reference"]);
+    let both = Fallback::new(MinimalDevice::new("Minimal"), exact);
+    assert_eq!(features(&*both), ["kernels: 13", "fallback: Reference"]);
 }

@@ -1,4 +1,4 @@
-//! For which nodes a GPU takes weights from the host's memory: on an emulated one.
+//! For which nodes a GPU reports `Support::Offload`, i.e. that copying weights from the host pays off; on an emulated GPU.
 
 use super::{emulated, small};
 use fanout::device::Support;
@@ -14,8 +14,8 @@ use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_0};
 
 const K: usize = 64;
 
-/// Adds a node over so many tokens.
-type Make = fn(&mut Builder, usize);
+/// Adds a node with this number of tokens.
+type AddNode = fn(&mut Builder, usize);
 
 fn leaf(b: &mut Builder, dtype: DType, ne: [usize; 4]) -> Option<TensorId> {
     Some(b.leaf(dtype, ne).unwrap())
@@ -32,8 +32,8 @@ fn by_id(b: &mut Builder, used: usize, tokens: usize) {
     b.node(MulMat::BY_ID, &[experts, x, ids]).unwrap();
 }
 
-/// What is offloaded from 32 tokens on.
-const BY_BATCH: [(&str, Make); 7] = [
+/// Nodes that are offloaded from 32 tokens on.
+const BY_BATCH: [(&str, AddNode); 7] = [
     ("MUL_MAT of F16", |b, n| product(b, F16, [n, 1])),
     ("MUL_MAT of Q4_0", |b, n| product(b, Q4_0, [n, 1])),
     ("MUL_MAT_ID", |b, n| by_id(b, 2, n)),
@@ -55,8 +55,8 @@ const BY_BATCH: [(&str, Make); 7] = [
     }),
 ];
 
-/// What is not, however large.
-const NEVER: [(&str, Make); 5] = [
+/// Nodes that are not offloaded at any size.
+const NEVER: [(&str, AddNode); 5] = [
     ("GET_ROWS", |b, n| {
         let srcs = [leaf(b, F16, [K, 100, 1, 1]), leaf(b, I32, [n, 1, 1, 1])];
         b.node(Rows::GetRows, &srcs).unwrap();
@@ -77,7 +77,7 @@ const NEVER: [(&str, Make); 5] = [
 ];
 
 #[test]
-fn large_batches_bring_weights_to_the_gpu() {
+fn large_batches_are_offloaded_to_the_gpu() {
     emulated("CUDAEMU_DEVICES=1", |registry| {
         let entry = registry.by_name("CUDA0").unwrap();
         let devices = [false, true].map(|fallback| entry.open(&small().with_fallback(fallback)).unwrap());
@@ -99,9 +99,9 @@ fn large_batches_bring_weights_to_the_gpu() {
     });
 }
 
-/// What the GPU does not run, the CPU behind it does, and nothing is gained by bringing weights.
+/// A node that falls back to the CPU is not offloaded, since copying its weights to the GPU would gain nothing.
 #[test]
-fn what_falls_back_is_not_offloaded() {
+fn nodes_that_fall_back_are_not_offloaded() {
     emulated("CUDAEMU_DEVICES=1", |registry| {
         let mut b = Builder::new();
         let x = b.leaf(F32, [K + 1, 64, 1, 1]).unwrap();

@@ -1,6 +1,7 @@
-//! A server of an older version: it takes that version's bytes, and one of ours of 7.0 behind it does the work.
+//! A proxy that speaks an older protocol version and translates each message for a server of 7.0.
 //!
-//! What each version says is written down here a second time, on purpose: numbers, lengths, and which responses there are.
+//! It duplicates the client's version tables on purpose (command numbers, lengths, which commands have replies), so that an
+//! error in those tables is detected.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -8,121 +9,127 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Numberings of the versions: see `src/rpc/wire/tests/dialect.rs`.
-const LISTS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/rpc/wire/tests/versions.txt"));
+/// Numbers of the ops, types and sub-ops of each version. `src/rpc/wire/tests/version_codec.rs` describes the format.
+const VERSION_LISTS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/rpc/wire/tests/versions.txt"));
 
 const RECORD: usize = 296;
 
-/// A version, by its own numbers of commands.
+/// A protocol version. Commands are given by their numbers in this version.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Version {
+pub(crate) struct OldVersion {
     pub(crate) name: &'static str,
-    /// What HELLO is answered with, and the length that its body must have.
+    /// The version in the reply to HELLO, and the required length of the HELLO body. `None`: the version has no HELLO.
     hello: Option<([u8; 3], usize)>,
-    /// The first number that is no command.
+    /// Number of commands; the first invalid command number.
     commands: u8,
-    /// Commands that are answered with nothing, and the one that is answered with a status.
-    empty: &'static [u8],
+    /// Commands with an empty reply, and the command with a status as its reply.
+    empty_replies: &'static [u8],
     status: Option<u8>,
-    /// Whether GET_ALLOC_SIZE comes with sources, records with the flag of what is computed, and with how often they are read.
-    sources: bool,
-    flag: bool,
-    uses: bool,
+    /// Whether GET_ALLOC_SIZE includes the sources, and whether tensor records have the compute flag and a use count.
+    alloc_size_sources: bool,
+    compute_flag: bool,
+    use_count: bool,
 }
 
-pub(crate) const GEN0: Version = Version {
+pub(crate) const GEN0: OldVersion = OldVersion {
     name: "gen0",
     hello: None,
     commands: 11,
-    empty: &[4, 5, 6],
+    empty_replies: &[4, 5, 6],
     status: Some(9),
-    sources: false,
-    flag: false,
-    uses: false,
+    alloc_size_sources: false,
+    compute_flag: false,
+    use_count: false,
 };
 
-pub(crate) const V3_0: Version =
-    Version { name: "3.0.0", hello: Some(([3, 0, 0], 0)), commands: 16, empty: &[4, 5, 12], status: Some(10), ..GEN0 };
+pub(crate) const V3_0: OldVersion = OldVersion {
+    name: "3.0.0",
+    hello: Some(([3, 0, 0], 0)),
+    commands: 16,
+    empty_replies: &[4, 5, 12],
+    status: Some(10),
+    ..GEN0
+};
 
-/// Versions of every form of message.
-pub(crate) const ALL: [Version; 7] = [
+/// The versions to test: every encoding of a message occurs in at least one.
+pub(crate) const ALL: [OldVersion; 7] = [
     GEN0,
     V3_0,
-    Version { name: "3.5.0", hello: Some(([3, 5, 0], 0)), commands: 17, status: None, ..V3_0 },
+    OldVersion { name: "3.5.0", hello: Some(([3, 5, 0], 0)), commands: 17, status: None, ..V3_0 },
     V3_6_1,
-    Version { name: "4.0.2", hello: Some(([4, 0, 2], 24)), ..V3_6_1 },
+    OldVersion { name: "4.0.2", hello: Some(([4, 0, 2], 24)), ..V3_6_1 },
     V5_0,
-    Version { name: "5.1.0", hello: Some(([5, 1, 0], 24)), uses: true, ..V5_0 },
+    OldVersion { name: "5.1.0", hello: Some(([5, 1, 0], 24)), use_count: true, ..V5_0 },
 ];
 
-const V3_6_1: Version = Version {
+const V3_6_1: OldVersion = OldVersion {
     name: "3.6.1",
     hello: Some(([3, 6, 1], 0)),
     commands: 17,
     status: None,
-    sources: true,
-    flag: true,
+    alloc_size_sources: true,
+    compute_flag: true,
     ..V3_0
 };
 
-const V5_0: Version =
-    Version { name: "5.0.0", hello: Some(([5, 0, 0], 24)), commands: 18, empty: &[4, 5, 12, 17], ..V3_6_1 };
+const V5_0: OldVersion =
+    OldVersion { name: "5.0.0", hello: Some(([5, 0, 0], 24)), commands: 18, empty_replies: &[4, 5, 12, 17], ..V3_6_1 };
 
-impl Version {
+impl OldVersion {
     fn list(&self, what: &str) -> Vec<&'static str> {
         list(self.name, what)
     }
 
-    /// The number that this version has for a command, by that of 7.0.
+    /// This version's number of a command, given by its number in 7.0.
     pub(crate) fn number(&self, current: u8) -> Option<u8> {
         (0..self.commands).find(|&command| self.current(command) == current)
     }
 
-    /// The number that 7.0 has for a command of this version.
+    /// The number in 7.0 of a command, given by its number in this version.
     fn current(&self, command: u8) -> u8 {
         if self.hello.is_none() && command >= 7 { command + 1 } else { command }
     }
 }
 
 fn list(version: &str, what: &str) -> Vec<&'static str> {
-    let line = LISTS.lines().find(|line| line.split(' ').take(2).eq([version, what]));
+    let line = VERSION_LISTS.lines().find(|line| line.split(' ').take(2).eq([version, what]));
     line.expect("a version with its lists").split(' ').skip(2).collect()
 }
 
-/// What the front was asked for, and what it is to answer.
+/// State that the test shares with the proxy: the received commands, and how to reply to graphs.
 #[derive(Debug, Default)]
 pub(crate) struct ProxyState {
-    /// Commands by their numbers, in order.
+    /// Numbers of the received commands, in order.
     pub(crate) commands: Mutex<Vec<u8>>,
-    /// The status of graphs from now on.
+    /// The status in replies to later graphs.
     pub(crate) status: AtomicU8,
-    /// Held by whoever wants that it does not tell how a graph ended yet.
+    /// While a test holds this lock, the proxy delays the status replies of graphs.
     pub(crate) gate: Mutex<()>,
 }
 
-/// A listener that speaks an older version.
+/// A proxy that speaks an older version. `addr` is its listening address.
 pub(crate) struct OldVersionProxy {
     pub(crate) addr: SocketAddr,
     pub(crate) state: Arc<ProxyState>,
 }
 
 impl OldVersionProxy {
-    pub(crate) fn new(version: Version, server: SocketAddr) -> OldVersionProxy {
+    pub(crate) fn new(version: OldVersion, server: SocketAddr) -> OldVersionProxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let (addr, seen) = (listener.local_addr().expect("bound"), Arc::<ProxyState>::default());
-        let theirs = Arc::clone(&seen);
+        let (addr, state) = (listener.local_addr().expect("bound"), Arc::<ProxyState>::default());
+        let theirs = Arc::clone(&state);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let seen = Arc::clone(&theirs);
+                let state = Arc::clone(&theirs);
                 std::thread::spawn(move || {
-                    let session = Session { version, client: &client, seen: &seen, ops: ops(&version) };
-                    // Whoever has hung up ends it.
+                    let session = ProxySession { version, client: &client, state: &state, ops: ops(&version) };
+                    // An error means that the client or the server has closed its connection.
                     let _ = session.serve(server);
                     let _ = client.shutdown(Shutdown::Both);
                 });
             }
         });
-        OldVersionProxy { addr, state: seen }
+        OldVersionProxy { addr, state }
     }
 
     pub(crate) fn count(&self, command: u8) -> usize {
@@ -130,20 +137,20 @@ impl OldVersionProxy {
     }
 }
 
-/// The number that 7.0 has for each op of a version.
-fn ops(version: &Version) -> Vec<Option<u32>> {
+/// By op number of a version: the op's number in 7.0.
+fn ops(version: &OldVersion) -> Vec<Option<u32>> {
     let current = list("7.0.0", "op");
     version.list("op").iter().map(|op| current.iter().position(|other| other == op).map(|n| n as u32)).collect()
 }
 
-struct Session<'a> {
-    version: Version,
+struct ProxySession<'a> {
+    version: OldVersion,
     client: &'a TcpStream,
-    seen: &'a ProxyState,
+    state: &'a ProxyState,
     ops: Vec<Option<u32>>,
 }
 
-impl Session<'_> {
+impl ProxySession<'_> {
     fn serve(mut self, server: SocketAddr) -> io::Result<()> {
         self.client.set_nodelay(true)?;
         if let Some((version, len)) = self.version.hello {
@@ -177,18 +184,18 @@ impl Session<'_> {
             self.client.read_exact(&mut size)?;
             let mut body = vec![0; u64::from_le_bytes(size) as usize];
             self.client.read_exact(&mut body)?;
-            self.seen.commands.lock().expect("whole").push(command);
+            self.state.commands.lock().expect("whole").push(command);
             let number = self.version.current(command);
-            let body = self.translated(number, &body);
+            let body = self.translate_body(number, &body);
             let mut message = vec![number];
             message.extend((body.len() as u64).to_le_bytes());
             message.extend(body);
             (&upstream).write_all(&message)?;
-            if self.version.empty.contains(&command) {
+            if self.version.empty_replies.contains(&command) {
                 self.answer(&[])?;
             } else if self.version.status == Some(command) {
-                drop(self.seen.gate.lock().expect("whole"));
-                self.answer(&[self.seen.status.load(Ordering::SeqCst)])?;
+                drop(self.state.gate.lock().expect("whole"));
+                self.answer(&[self.state.status.load(Ordering::SeqCst)])?;
             } else if matches!(number, 0..=3 | 7..=9 | 11 | 13 | 15) {
                 (&upstream).read_exact(&mut size)?;
                 let mut reply = vec![0; u64::from_le_bytes(size) as usize];
@@ -202,9 +209,9 @@ impl Session<'_> {
         self.client.write_all(&[&(body.len() as u64).to_le_bytes(), body].concat())
     }
 
-    /// The body of 7.0 for one of this version.
-    fn translated(&self, number: u8, body: &[u8]) -> Vec<u8> {
-        // Before there were several devices, nobody named one.
+    /// Translates the body of a message of this version to 7.0.
+    fn translate_body(&self, number: u8, body: &[u8]) -> Vec<u8> {
+        // Versions without HELLO have one device, so their messages have no device index.
         let device: &[u8] = if self.version.hello.is_none() { &[0; 4] } else { &[] };
         match number {
             0..=2 | 11 | 16 => [device, body].concat(),
@@ -223,7 +230,7 @@ impl Session<'_> {
             10 => self.graph(&[device, body].concat()),
             13 => {
                 let (device, records) = body.split_at(4);
-                assert_eq!(records.len(), if self.version.sources { 11 * RECORD } else { RECORD });
+                assert_eq!(records.len(), if self.version.alloc_size_sources { 11 * RECORD } else { RECORD });
                 let mut records: Vec<u8> =
                     records.chunks(RECORD).flat_map(|record| self.record(record, false)).collect();
                 records.resize(11 * RECORD, 0);
@@ -243,7 +250,7 @@ impl Session<'_> {
         head.iter().copied().chain(records).collect()
     }
 
-    /// A record of 7.0 for one of this version, which is computed if it is listed.
+    /// Translates a tensor record of this version to 7.0. `listed`: the graph lists the tensor as a node.
     fn record(&self, record: &[u8], listed: bool) -> Vec<u8> {
         let mut record = record.to_vec();
         let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));
@@ -251,14 +258,14 @@ impl Session<'_> {
         let types = self.version.list("type");
         assert!(types.iter().any(|t| t.ends_with(&format!("={dtype}"))), "{}: type {dtype}", self.version.name);
         let op = self.ops[op as usize].expect("an op that 7.0 has");
-        assert!(self.version.uses || uses == 0, "{}: how often a tensor is read", self.version.name);
-        if self.version.flag {
+        assert!(self.version.use_count || uses == 0, "{}: how often a tensor is read", self.version.name);
+        if self.version.compute_flag {
             assert_eq!(flags & 16 != 0, listed, "{}: what is computed", self.version.name);
         } else {
             assert_eq!(flags & 16, 0, "{}: a flag that is not known", self.version.name);
             flags |= if listed { 16 } else { 0 };
         }
-        // UNARY and GLU have kinds.
+        // UNARY and GLU have a sub-op number in the first parameter.
         let kinds = match op {
             91 => Some("unary"),
             100 => Some("glu"),

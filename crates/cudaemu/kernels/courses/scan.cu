@@ -84,8 +84,8 @@ extern "C" __global__ void scan_add_offsets(int* out, const int* offsets) {
     out[blockIdx.x * blockDim.x + threadIdx.x] += offsets[blockIdx.x];
 }
 
-// The whole scan in one launch: blocks take numbers in the order of their start, and wait for the preceding number. `state` has one
-// cell per block, initially 0: bit 63 is set together with the running sum. `ticket` is initially 0.
+// The whole scan in one launch: blocks take numbers in the order of their start, and wait for the preceding number. `state` has
+// one cell per block, initially 0: bit 63 is set together with the running sum. `ticket` is initially 0.
 extern "C" __global__ void scan_chained(const int* in, int* out, unsigned long long* state, unsigned* ticket, int n) {
     __shared__ int warps[32];
     __shared__ unsigned block;

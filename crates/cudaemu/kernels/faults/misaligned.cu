@@ -1,5 +1,5 @@
-// Fault: an address that is not a multiple of the access size. `bytes` is aligned to 256; `offset` is in bytes, a multiple of the
-// size for the clean run: one kernel serves both.
+// Fault: an address that is not a multiple of the access size. `bytes` is aligned to 256; `offset` is in bytes, a multiple of
+// the size for the clean run: one kernel serves both.
 
 #define MISALIGNED(NAME, T)                                                                              \
     extern "C" __global__ void misaligned_read_##NAME(const char* bytes, T* out, int offset) {           \

@@ -1,5 +1,5 @@
-// Fault: an index past a thread's local memory. The clean kernel masks the index; the faulty one uses it unchanged (a large value
-// such as 1 << 20).
+// Fault: an index past a thread's local memory. The clean kernel masks the index; the faulty one uses it unchanged (a large
+// value such as 1 << 20).
 
 extern "C" __global__ void local_array_clean(const int* in, const int* index, int* out) {
     int values[8];

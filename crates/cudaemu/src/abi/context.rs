@@ -51,7 +51,8 @@ api! {
     }
 
     fn cuCtxCreate_v4(context: Out<ContextId>, params: In<[u64; 3]>, flags: c_uint, device: c_int) {
-        // The three words are execution affinities, their count, and parameters for graphics interoperability: none is supported.
+        // The three words are execution affinities, their count, and parameters for graphics interoperability: none is
+        // supported.
         if params.is_given() && params.get()? != [0; 3] {
             return Err(Error::NotSupported);
         }
@@ -160,8 +161,8 @@ api! {
     }
 
     fn cuCtxSetSharedMemConfig(config: c_uint) {
-        // Accepted without effect: shared memory banks are 4 bytes wide on every emulated device, and real ones ignore the setting
-        // too.
+        // Accepted without effect: shared memory banks are 4 bytes wide on every emulated device, and real ones ignore the
+        // setting too.
         with_state(|_, state| state.current().and(if config > 2 { Err(Error::InvalidValue) } else { Ok(()) }))
     }
 

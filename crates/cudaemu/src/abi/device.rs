@@ -1,4 +1,4 @@
-//! Initialisation, versions, error names, device attributes.
+//! Initialisation, versions, error names; attributes, PCI addresses, peer access and memory pools of devices.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -74,8 +74,9 @@ api! {
             let clock = driver.config.devices[driver.device(device)?].spec.clock;
             let [bx, by, bz] = MAX_BLOCK;
             let [gx, gy, gz] = MAX_GRID;
-            let most = i32::MAX as u32;
-            let values = [MAX_THREADS_PER_BLOCK, bx, by, bz, gx, gy, gz, DEFAULT_SHARED_PER_BLOCK, spec::CONSTANT_BYTES, WARP_SIZE, most, REGISTERS_PER_SM, clock, 512];
+            let max_pitch = i32::MAX as u32;
+            // The fields of `CUdevprop` in their order; the last one is the texture alignment in bytes.
+            let values = [MAX_THREADS_PER_BLOCK, bx, by, bz, gx, gy, gz, DEFAULT_SHARED_PER_BLOCK, spec::CONSTANT_BYTES, WARP_SIZE, max_pitch, REGISTERS_PER_SM, clock, 512];
             Ok(values.map(|value| value as c_int))
         })
     }
@@ -115,7 +116,9 @@ api! {
             match attribute {
                 // 1: performance rank. All links between devices have the same rank, 0.
                 1 => Ok(0),
+                // 2: access; 3: native atomics.
                 2 | 3 => Ok(c_int::from(can)),
+                // 4: access to CUDA arrays, 5: partial native atomics; both are unsupported.
                 4 | 5 => Ok(0),
                 _ => Err(Error::InvalidValue),
             }
@@ -157,6 +160,7 @@ api! {
     fn cuDeviceGetExecAffinitySupport(value: Out<c_int>, kind: c_uint, device: c_int) {
         value.write_with(|| {
             driver()?.device(device)?;
+            // 0: affinity to a number of multiprocessors, the only kind; it is not supported.
             if kind == 0 { Ok(0) } else { Err(Error::InvalidValue) }
         })
     }
@@ -173,11 +177,11 @@ fn pool_location(location: In<[c_int; 2]>, kind: c_uint) -> Result<c_int, Error>
 fn error_text(
     error: c_uint,
     text: Out<*const c_char>,
-    which: fn((&'static str, &'static str)) -> &'static str,
+    pick: fn((&'static str, &'static str)) -> &'static str,
 ) -> Result<(), Error> {
     text.check_not_null()?;
     let texts = Error::texts(error);
-    text.set(texts.map_or(std::ptr::null(), |texts| which(texts).as_ptr().cast()));
+    text.set(texts.map_or(std::ptr::null(), |texts| pick(texts).as_ptr().cast()));
     texts.map(drop).ok_or(Error::InvalidValue)
 }
 

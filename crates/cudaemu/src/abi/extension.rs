@@ -58,8 +58,8 @@ fn fill(buffer: Buffer, room: usize, text: impl FnOnce() -> String) -> usize {
 pub(super) fn at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the function takes no arguments and does not unwind. The library stays loaded until exit: a program that called
-        // `cuInit` keeps it open.
+        // SAFETY: the function takes no arguments and does not unwind. The library stays loaded until exit: a program that
+        // called `cuInit` keeps it open.
         unsafe { libc::atexit(summary) };
     });
 }

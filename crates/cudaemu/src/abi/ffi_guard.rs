@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 macro_rules! api {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {
         $(
-            // SAFETY: the symbol name is one of the CUDA driver's. A process that loads this library loads no other that defines
-            // it.
+            // SAFETY: the symbol name is one of the CUDA driver's. A process that loads this library loads no other that
+            // defines it.
             #[unsafe(no_mangle)]
             extern "C" fn $name($($arg: $ty),*) -> u32 {
                 $crate::abi::ffi_guard::guard_call(stringify!($name), move || $body)
@@ -29,8 +29,8 @@ macro_rules! api {
 }
 pub(in crate::abi) use api;
 
-/// Runs the body of an exported function. An error becomes its `CUresult`; a panic is caught and becomes one as well, because it
-/// must not unwind into C.
+/// Runs the body of an exported function. An error becomes its `CUresult`; a panic is caught and becomes one as well, because
+/// it must not unwind into C.
 pub(in crate::abi) fn guard_call(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
     count_call(name);
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -127,8 +127,8 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(Error::InvalidValue);
         }
-        // SAFETY: the caller promises that a pointer that is not null points to as many `T` as the count that it passed; `index` is
-        // below that.
+        // SAFETY: the caller promises that a pointer that is not null points to as many `T` as the count that it passed;
+        // `index` is below that.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 
@@ -226,8 +226,8 @@ impl Opaque {
     }
 }
 
-// SAFETY: this library never dereferences the pointer. It only passes it back to a function of the program, which the program made
-// for that.
+// SAFETY: this library never dereferences the pointer. It only passes it back to a function of the program, which the program
+// made for that.
 unsafe impl Send for Opaque {}
 // SAFETY: as above.
 unsafe impl Sync for Opaque {}

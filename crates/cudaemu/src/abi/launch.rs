@@ -1,4 +1,5 @@
-//! Kernel launches: `cuLaunchKernel`, `cuLaunchCooperativeKernel` and `cuLaunchKernelEx`, their attributes and parameter blocks.
+//! Kernel launches: `cuLaunchKernel`, `cuLaunchCooperativeKernel` and `cuLaunchKernelEx`, their attributes and parameter
+//! blocks.
 
 use std::ffi::{c_int, c_uint};
 
@@ -19,7 +20,7 @@ struct Config {
     shared: c_uint,
     stream: StreamId,
     attributes: In<Attribute>,
-    count: c_uint,
+    attribute_count: c_uint,
 }
 
 /// `CUlaunchAttribute`
@@ -68,17 +69,20 @@ api! {
     }
 
     fn cuLaunchKernelEx(config: In<Config>, function: FunctionId, params: In<HostMemory>, extra: In<u64>) {
-        let Config { grid, block, shared, stream, attributes, count } = config.get()?;
+        let Config { grid, block, shared, stream, attributes, attribute_count } = config.get()?;
         let mut request = LaunchRequest { function, grid, block, shared, stream, cooperative: false, cluster: [1; 3] };
         let mut events = Vec::new();
-        for Attribute { id, value, .. } in attributes.read_array(count as usize)? {
+        for Attribute { id, value, .. } in attributes.read_array(attribute_count as usize)? {
             match id {
-                // Hints without effect. Programmatic overlap with the preceding kernel (6) is a permission that need not be used.
+                // Attributes without effect (see `CUlaunchAttributeID` in cuda.h). 6 only permits this kernel to overlap the
+                // preceding one.
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 11 | 14 => {}
+                // 2: cooperative; 4: cluster dimension.
                 2 => request.cooperative = value[0] as c_int != 0,
                 4 => request.cluster = [value[0] as u32, (value[0] >> 32) as u32, value[1] as u32],
-                // Events that may be recorded before the kernel ends: recording them at its end is allowed.
+                // 7, 12: events that may be recorded before the kernel ends. Recording them at its end is allowed.
                 7 | 12 => events.push(EventId::from_raw(value[0])),
+                // 13: device-updatable kernel node.
                 13 => return Err(Error::NotSupported),
                 _ => return Err(Error::InvalidValue),
             }
@@ -96,7 +100,7 @@ pub(super) fn parameters(kernel: &bytecode::Function, params: In<HostMemory>, ex
         if params.is_given() {
             return Err(Error::InvalidValue);
         }
-        let (buffer, bytes) = described(extra)?;
+        let (buffer, bytes) = buffer_of_extra(extra)?;
         if bytes < block.len() {
             return Err(Error::InvalidValue);
         }
@@ -115,7 +119,7 @@ pub(super) fn parameters(kernel: &bytecode::Function, params: In<HostMemory>, ex
 }
 
 /// Reads the buffer and its size from `{1, buffer, 2, &bytes, 0}`.
-fn described(extra: In<u64>) -> Result<(HostMemory, usize)> {
+fn buffer_of_extra(extra: In<u64>) -> Result<(HostMemory, usize)> {
     let (mut buffer, mut bytes) = (None, None);
     let mut at = 0;
     loop {

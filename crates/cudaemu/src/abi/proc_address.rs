@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::ffi_guard::{Opaque, Out, Text, api};
 use super::{
-    capture, context, copies, device, extension, graph, launch, library, memory, module, physical, pool, stream, stubs,
+    capture, context, device, extension, graph, launch, library, memcpy, memory, module, physical, pool, stream, stubs,
 };
 use crate::error::{Error, Result};
 
@@ -87,7 +87,7 @@ fn all_entries() -> &'static BTreeMap<&'static str, usize> {
         let files = [
             capture::entries(),
             context::entries(),
-            copies::entries(),
+            memcpy::entries(),
             device::entries(),
             extension::entries(),
             graph::all_entries(),
@@ -105,8 +105,8 @@ fn all_entries() -> &'static BTreeMap<&'static str, usize> {
     })
 }
 
-/// Finds the function of that name for a program of that version (12040 for 12.4), and whether any version has the name. The flags
-/// choose per-thread default streams; they are ignored because each function exists in one form only.
+/// Finds the function of that name for a program of that version (12040 for 12.4), and whether any version has the name. The
+/// flags choose per-thread default streams; they are ignored because each function exists in one form only.
 fn resolve(name: Text, version: c_int, _flags: u64) -> Result<(Option<*const c_void>, bool)> {
     let name = name.read()?;
     let all = all_entries();

@@ -18,8 +18,8 @@ fn missing(name: &'static str) -> u32 {
 macro_rules! not_emulated {
     ($($name:ident)*) => {
         $(
-            // SAFETY: the symbol name is one of the CUDA driver's. A process that loads this library loads no other that defines
-            // it. The function reads none of its arguments, and in the C calling convention the caller cleans them up.
+            // SAFETY: the symbol name is one of the CUDA driver's. A process that loads this library loads no other that
+            // defines it. The function reads none of its arguments, and in the C calling convention the caller cleans them up.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> u32 {
                 missing(stringify!($name))

@@ -5,8 +5,8 @@ use crate::exec_context::{ExecContext, Registers};
 use crate::fault::Fault;
 use crate::operands::{Args, Slot};
 
-/// An operation on registers alone; it cannot fail. The mask holds the active lanes whose guard is true. The function may compute
-/// every lane, but writes only the lanes of the mask.
+/// An operation on registers alone; it cannot fail. The mask holds the active lanes whose guard is true. The function may
+/// compute every lane, but writes only the lanes of the mask.
 pub type ComputeFn = fn(&mut Registers, &Args, u32);
 
 /// An operation that accesses memory, other lanes or the state of the machine; it may report a fault.
@@ -44,10 +44,10 @@ pub enum Control {
     Yield,
 }
 
-/// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`, the
-/// thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate. Without
-/// a number (`s[0]` is [`Slot::NONE`]) it is the cluster barrier: a separate barrier for all threads of the block, whose `sync`
-/// only waits, because `barrier.cluster.arrive` has counted the arrival already.
+/// A block barrier. Operands in the order of the text: for `sync` and `arrive` the barrier's number (B32) and, if `counted`,
+/// the thread count (B32); for a reduction the destination (B32 or a predicate), number, count if `counted`, source predicate.
+/// Without a number (`s[0]` is [`Slot::NONE`]) it is the cluster barrier: a separate barrier for all threads of the block,
+/// whose `sync` only waits, because `barrier.cluster.arrive` has counted the arrival already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
     /// The operation on the barrier.
@@ -147,8 +147,8 @@ pub enum Convergence {
 }
 
 impl Convergence {
-    /// The convergence that an opcode's canonical name requires: `.aligned` means all lanes; the last operand of a `.sync` is the
-    /// mask.
+    /// The convergence that an opcode's canonical name requires: `.aligned` means all lanes; the last operand of a `.sync` is
+    /// the mask.
     pub(crate) fn of(name: &str, action: &Action, args: &Args) -> Self {
         let aligned = matches!(action, Action::Control(Control::Barrier(Barrier { aligned: true, .. })));
         if aligned || name.contains(".aligned") {

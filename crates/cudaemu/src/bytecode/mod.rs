@@ -1,7 +1,7 @@
 //! Bytecode: a decoded module. It holds the functions, their needs of registers and memory, and their instructions ([`Inst`]).
 //!
-//! An instruction holds the function pointer that executes it ([`Action`]) and its operands. The decoder builds it once per module,
-//! so execution looks up nothing by name.
+//! An instruction holds the function pointer that executes it ([`Action`]) and its operands. The decoder builds it once per
+//! module, so execution looks up nothing by name.
 
 mod inst;
 
@@ -50,8 +50,8 @@ pub struct Function {
     pub param_bytes: u32,
     /// Bytes of its frame in local memory: `.local` and `.param` variables. A multiple of 16.
     pub frame_bytes: u32,
-    /// Bytes of its own frame and the frames of all functions that it may reach, each counted once: the stack of a thread without
-    /// recursion.
+    /// Bytes of its own frame and the frames of all functions that it may reach, each counted once: the stack of a thread
+    /// without recursion.
     pub stack_bytes: u64,
     /// Bytes of the kernel's static shared memory, including the variables of all functions that it may reach.
     pub shared_bytes: u32,
@@ -71,8 +71,8 @@ pub struct Function {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid` was given: a launch must use exactly these block extents.
     pub required_threads: bool,
-    /// Registers per thread in `CU_FUNC_ATTRIBUTE_NUM_REGS`: the maximum of 32-bit registers live at once, which is a lower bound
-    /// of ptxas's number. See the decoder's `liveness`.
+    /// Registers per thread in `CU_FUNC_ATTRIBUTE_NUM_REGS`: the maximum of 32-bit registers live at once, which is a lower
+    /// bound of ptxas's number. See the decoder's `liveness`.
     pub reported_registers: u32,
 }
 

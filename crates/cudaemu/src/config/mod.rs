@@ -152,7 +152,8 @@ pub enum CountsOutput {
     File(PathBuf),
 }
 
-/// Rates of simulated time. An operation whose rate is `None` takes no simulated time. If all are `None`, events report real time.
+/// Rates of simulated time. An operation whose rate is `None` takes no simulated time. If all are `None`, events report real
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedRates {
     /// Duration of a kernel in microseconds.
@@ -246,8 +247,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses settings given as (name, text). The last of several values for a name applies. The error names the setting and the
-    /// reason.
+    /// Parses settings given as (name, text). The last of several values for a name applies. The error names the setting and
+    /// the reason.
     pub fn from_settings(settings: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
         let mut raw = Raw::default();
         for (name, text) in settings {
@@ -343,7 +344,8 @@ fn one<'a, T>(setting: &str, list: &'a Option<Vec<T>>, index: usize, count: usiz
     }
 }
 
-/// Parses CUDA_VISIBLE_DEVICES as the real driver does: the list ends before the first entry that names no device or repeats one.
+/// Parses CUDA_VISIBLE_DEVICES as the real driver does: the list ends before the first entry that names no device or repeats
+/// one.
 fn visible(text: &str, devices: &[DeviceConfig]) -> Vec<usize> {
     let mut shown = Vec::new();
     for entry in text.split(',').map(str::trim) {

@@ -48,8 +48,8 @@ impl Spec {
         Self::of(pair).map(|spec| spec.capability)
     }
 
-    /// The device of a compute capability. Limits follow from the capability; multiprocessor count and clock rates are those of a
-    /// common card (T4, A100, RTX 3090, RTX 4090, H100).
+    /// The device of a compute capability. Limits follow from the capability; multiprocessor count and clock rates are those of
+    /// a common card (T4, A100, RTX 3090, RTX 4090, H100).
     pub fn of(capability: (u32, u32)) -> std::result::Result<Self, String> {
         let k = 1024;
         let (sms, threads, blocks, shared, optin, l2, clock, memory_clock, bus_bits) = match capability {

@@ -1,4 +1,5 @@
-//! Operand binding: turns the operands of the syntax tree into register slots, by the operand kinds of an instruction table row.
+//! Operand binding: turns the operands of the syntax tree into register slots, by the operand kinds of an instruction table
+//! row.
 
 use super::Error;
 use super::diagnostics::{describe, register, register_from, source_kind, space_name, wrong_count};

@@ -22,9 +22,9 @@ impl CallGraph {
         Self { edges }
     }
 
-    /// For each of `kernels` the functions that it may reach, in ascending order; empty for other functions. Each function adds its
-    /// `weights` entry to every kernel that reaches it; `Err` is the first kernel with which the sum over all kernels exceeds
-    /// `limit`.
+    /// For each of `kernels` the functions that it may reach, in ascending order; empty for other functions. Each function adds
+    /// its `weights` entry to every kernel that reaches it; `Err` is the first kernel with which the sum over all kernels
+    /// exceeds `limit`.
     pub(super) fn reachable_functions(
         &self,
         kernels: impl Iterator<Item = usize>,
@@ -61,8 +61,8 @@ impl CallGraph {
     }
 
     /// Which functions may call themselves, directly or through others: members of a strongly connected component with several
-    /// nodes, or with an edge to themselves. Tarjan's algorithm with an explicit stack, because long call chains would overflow the
-    /// thread's stack.
+    /// nodes, or with an edge to themselves. Tarjan's algorithm with an explicit stack, because long call chains would overflow
+    /// the thread's stack.
     pub(super) fn recursive(&self) -> Vec<bool> {
         const NEW: usize = usize::MAX;
         let count = self.edges.len();

@@ -32,7 +32,8 @@ pub(super) struct FunctionDecoder<'a, 'm> {
     entry: bool,
 }
 
-/// Decodes the body of a function. Branch targets, slots and shared offsets are relative to the function; the linker moves them.
+/// Decodes the body of a function. Branch targets, slots and shared offsets are relative to the function; the linker moves
+/// them.
 pub(super) fn decode_function(
     module: &mut ModuleState<'_>,
     function: &ast::Function,
@@ -312,8 +313,8 @@ impl FunctionDecoder<'_, '_> {
         }
     }
 
-    /// Decodes an instruction without special operand forms. If several rows have its name, the first one whose operand kinds match
-    /// applies.
+    /// Decodes an instruction without special operand forms. If several rows have its name, the first one whose operand kinds
+    /// match applies.
     pub(super) fn plain(&mut self, instruction: &Instruction, guard: Slot, candidates: &[u32]) -> Result<(), Error> {
         let table = self.module.table;
         let (opcode, line) = (&*instruction.opcode, instruction.line);
@@ -326,7 +327,8 @@ impl FunctionDecoder<'_, '_> {
                     self.push(action.clone(), bound, guard, line, index);
                     return Ok(());
                 }
-                // Prefer the error of the row with the right number of operands: it is more useful than "wrong number of operands".
+                // Prefer the error of the row with the right number of operands: it is more useful than "wrong number of
+                // operands".
                 Err(error) if refused.is_none() || row.operands.len() == instruction.operands.len() => {
                     refused = Some(error);
                 }

@@ -80,8 +80,8 @@ pub(super) fn align_up(offset: u64, align: u32) -> u64 {
 }
 
 impl ModuleState<'_> {
-    /// Allocates a module-scope, shared or constant variable and returns the entity for its name. [`ModuleState::initialise`] fills
-    /// in its initialiser later, when all names are declared.
+    /// Allocates a module-scope, shared or constant variable and returns the entity for its name. [`ModuleState::initialise`]
+    /// fills in its initialiser later, when all names are declared.
     pub(super) fn place_variable(&mut self, variable: &Variable) -> Result<Entity, Error> {
         let fail = |message: String| Err(Error::new(variable.line, message));
         let name = &variable.name;

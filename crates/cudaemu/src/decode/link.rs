@@ -1,9 +1,9 @@
-//! Linker: places the decoded functions in the code array, in the register files and in the shared memory of the kernels that reach
-//! them.
+//! Linker: places the decoded functions in the code array, in the register files and in the shared memory of the kernels that
+//! reach them.
 //!
-//! A function is decoded once, so its registers and shared variables have the same place in every kernel that reaches it. Functions
-//! are placed first, one after another, each at the lowest offset that is free in all of those kernels. The registers and variables
-//! of each kernel itself follow; no other kernel shares them.
+//! A function is decoded once, so its registers and shared variables have the same place in every kernel that reaches it.
+//! Functions are placed first, one after another, each at the lowest offset that is free in all of those kernels. The registers
+//! and variables of each kernel itself follow; no other kernel shares them.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,19 @@ use crate::bytecode::{Action, ArgLocation, Callee, Constant, Control, DecodedMod
 use crate::operands::{Base, Class, RegisterCounts, Slot};
 use crate::ptx::ast;
 
-/// Maximum of what all kernels of a module reach in total: functions and their calls, constants and shared variables. Compiled
-/// kernels call few functions; without a limit, a few megabytes of text could need any amount of memory.
+/// Limit on the sum, over all kernels of a module, of the functions, calls, constants and shared variables that each of them
+/// reaches. Compiled kernels call few functions; without a limit, a few megabytes of text could need any amount of memory.
 const MAX_REACHED: usize = 8 << 20;
 
 const CLASSES: [Class; 5] = [Class::Pred, Class::B16, Class::B32, Class::B64, Class::B128];
 
 /// Maximum registers of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_REGISTERS: u32 = 255;
+/// Registers of a multiprocessor, all of which one block may use.
 const BLOCK_REGISTERS: u32 = 64 << 10;
 
-/// Links the functions into `module`. `functions` holds the functions that have a body, in the order of `bodies`.
+/// Links the decoded `bodies` and appends them, with the module's variables, to `code`. `functions` holds the functions that
+/// have a body, in the order of `bodies`.
 pub(super) fn link(
     module: ModuleState<'_>,
     functions: &[&ast::Function],
@@ -55,7 +57,7 @@ pub(super) fn link(
     let aligns: Vec<u32> = bodies.iter().map(|body| body.dynamic_align).collect();
 
     for (index, (body, source)) in bodies.into_iter().zip(functions).enumerate() {
-        let placed = Placed { base: registers.base[index], line: source.line };
+        let placed = FunctionPlacement { base: registers.base[index], line: source.line };
         let offset_of = |id: usize| shared.offsets.get(&(id, None)).or_else(|| shared.offsets.get(&(id, Some(index))));
         let offset_of = |id: usize| i64::from(offset_of(id).copied().unwrap_or(0));
         let start = code.insts.len();
@@ -65,7 +67,7 @@ pub(super) fn link(
             args.offset = args.offset.wrapping_add(offset_of(id));
         }
         for inst in &mut insts {
-            placed.inst(inst, start as u32)?;
+            placed.relocate_inst(inst, start as u32)?;
         }
         code.insts.append(&mut insts);
         if code.insts.len() >= u32::MAX as usize {
@@ -107,7 +109,7 @@ pub(super) fn link(
             address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
             max_threads: source.max_threads,
             required_threads: source.required_threads,
-            reported_registers: reported(source, with_reached().map(|function| live[function]).max()),
+            reported_registers: registers_to_report(source, with_reached().map(|function| live[function]).max()),
         });
     }
     let frames: Vec<u64> = code.functions.iter().map(|function| u64::from(function.frame_bytes)).collect();
@@ -123,9 +125,9 @@ pub(super) fn link(
     Ok(())
 }
 
-/// Register count to report: the maximum live at once in the kernel or any function that it reaches, limited by the hardware and
-/// the kernel's own directives. ptxas needs a few more, for addresses and calls.
-fn reported(function: &ast::Function, live: Option<u32>) -> u32 {
+/// Register count for `cuFuncGetAttribute` and occupancy: the maximum live at once in the kernel or any function that it
+/// reaches, limited by the hardware and the kernel's own directives. ptxas needs a few more, for addresses and calls.
+fn registers_to_report(function: &ast::Function, live: Option<u32>) -> u32 {
     let mut limit = MAX_REGISTERS;
     if function.max_registers > 0 {
         limit = limit.min(function.max_registers);
@@ -235,13 +237,16 @@ fn place_shared(
     Ok(SharedPlaces { offsets, bytes: ends.into_iter().map(|end| end as u32).collect() })
 }
 
-/// A function's place in the register file and in the code.
-struct Placed {
+/// A function's place in the register file.
+struct FunctionPlacement {
+    /// Its first slot of each class.
     base: RegisterCounts,
+    /// Its line in the PTX text, for errors.
     line: u32,
 }
 
-impl Placed {
+impl FunctionPlacement {
+    /// The slot of the kernel's register file for a slot of the function.
     fn slot(&self, slot: Slot) -> Result<Slot, Error> {
         if slot.is_none() {
             return Ok(slot);
@@ -252,30 +257,30 @@ impl Placed {
         Ok(if slot.negated() { moved.negate() } else { moved })
     }
 
-    fn update(&self, slot: &mut Slot) -> Result<(), Error> {
+    fn relocate_slot(&self, slot: &mut Slot) -> Result<(), Error> {
         *slot = self.slot(*slot)?;
         Ok(())
     }
 
-    /// Moves the instruction's slots to their place in the register file and its branch targets behind `start`.
-    fn inst(&self, inst: &mut Inst, start: u32) -> Result<(), Error> {
+    /// Moves the instruction's slots to their place in the register file, and adds `start` to its branch targets.
+    fn relocate_inst(&self, inst: &mut Inst, start: u32) -> Result<(), Error> {
         let args = &mut inst.args;
         for slot in args.s.iter_mut().chain(&mut args.all).chain([&mut inst.guard]) {
-            self.update(slot)?;
+            self.relocate_slot(slot)?;
         }
         if let Base::Wide(slot) | Base::Narrow(slot) = &mut args.base {
-            self.update(slot)?;
+            self.relocate_slot(slot)?;
         }
         match &mut inst.action {
             Action::Control(Control::Branch(target)) => *target += start,
             Action::Control(Control::BranchIndexed(targets)) => targets.iter_mut().for_each(|target| *target += start),
             Action::Control(Control::Call(site)) => {
                 if let Callee::Indirect(slot) = &mut site.callee {
-                    self.update(slot)?;
+                    self.relocate_slot(slot)?;
                 }
                 for passed in site.args.iter_mut().chain(&mut site.returns) {
                     if let ArgLocation::Register(slot) = passed {
-                        self.update(slot)?;
+                        self.relocate_slot(slot)?;
                     }
                 }
             }

@@ -98,8 +98,8 @@ impl Scope {
         self.ranges.insert(prefix.clone(), range).is_none()
     }
 
-    /// Resolves a name in this scope only. A register gets its slot at its first use, so unused declarations take no space in the
-    /// register file.
+    /// Resolves a name in this scope only. A register gets its slot at its first use, so unused declarations take no space in
+    /// the register file.
     fn look_up(&mut self, name: &Name, used: &mut SlotAllocator) -> Option<Entity> {
         match self.names.get_mut(name) {
             Some(entity) => {
@@ -117,7 +117,8 @@ impl Scope {
         }
     }
 
-    /// The class of `%r7` if this scope declares `%r<n>` with n > 7, or of a component such as `%v7.x`. A prefix may end in digits.
+    /// The class of `%r7` if this scope declares `%r<n>` with n > 7, or of a component such as `%v7.x`. A prefix may end in
+    /// digits.
     fn range_of(&self, name: &str) -> Option<Class> {
         let (name, component) = match name.split_once('.') {
             Some((name, component)) => (name, Some(COMPONENTS.iter().position(|&c| c == component)?)),

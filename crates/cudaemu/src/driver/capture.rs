@@ -1,5 +1,5 @@
-//! Stream capture: calls on a capturing stream append graph nodes instead of queueing work. `engine/capture` tracks which streams
-//! capture.
+//! Stream capture: calls on a capturing stream append graph nodes instead of queueing work. `engine/capture` tracks which
+//! streams capture.
 
 use std::thread;
 
@@ -20,16 +20,16 @@ pub struct CaptureInfo {
     pub id: u64,
     /// The graph that receives the nodes, while the capture is active.
     pub graph: GraphId,
-    /// Address of an array of the nodes that the next node will depend on. The driver owns the array; it is valid until the next
-    /// call that changes the stream's capture.
+    /// Address of an array of the nodes that the next node will depend on. The driver owns the array; it is valid until the
+    /// next call that changes the stream's capture.
     pub nodes: u64,
     /// Number of nodes in the array.
     pub count: usize,
 }
 
 impl DriverState {
-    /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and the nodes that the first captured node depends
-    /// on.
+    /// `cuStreamBeginCapture`, and `cuStreamBeginCaptureToGraph` with a graph and the nodes that the first captured node
+    /// depends on.
     pub fn begin_capture(&mut self, stream: StreamId, mode: u32, given: Option<(GraphId, Vec<NodeId>)>) -> Result<()> {
         let stream = self.resolve_stream(stream)?;
         let mode = CaptureMode::new(mode)?;

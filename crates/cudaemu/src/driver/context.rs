@@ -29,8 +29,8 @@ pub struct Context {
     pub peers: BTreeSet<ContextId>,
     /// Number of launches so far.
     pub launches: u64,
-    /// Address of the workspace that cooperative launches synchronise through ([`crate::exec::Launch::workspace`]); 0 before the
-    /// first.
+    /// Address of the workspace that cooperative launches synchronise through ([`crate::exec::Launch::workspace`]); 0 before
+    /// the first.
     pub workspace: u64,
     /// `cuCtxGetId`
     pub id: u64,
@@ -47,8 +47,8 @@ pub struct Primary {
 
 /// Number of limits of `cuCtxGetLimit`, which number them from 0.
 const LIMITS: usize = 7;
-/// Defaults: stack per thread (local memory), printf buffer, heap, depth of launches by kernels, pending launches by kernels, L2
-/// fetch granularity, persisting L2. Sizes in bytes.
+/// Defaults: stack per thread (local memory), printf buffer, heap, depth of launches by kernels, pending launches by kernels,
+/// L2 fetch granularity, persisting L2. Sizes in bytes.
 const DEFAULT_LIMITS: [u64; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 /// Valid bits of context flags.
 const FLAGS: u32 = 0xff;

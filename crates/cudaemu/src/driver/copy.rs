@@ -1,8 +1,8 @@
 //! Copies and memsets: checks their address ranges and determines when they execute.
 //!
-//! Pinned, registered and managed memory is registered with the driver, and its copies execute in stream order. Other host memory
-//! is pageable: a copy to the device takes a staging copy of the bytes at the call, and a copy to the host returns only when it is
-//! done.
+//! Pinned, registered and managed memory is registered with the driver, and its copies execute in stream order. Other host
+//! memory is pageable: a copy to the device takes a staging copy of the bytes at the call, and a copy to the host returns only
+//! when it is done.
 
 use super::graph::CopyRequest;
 use super::memory::is_host_memory;
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans() {
+    fn a_span_reaches_from_the_first_to_the_last_byte() {
         let extent = |width, height, depth| Extent { width, height, depth };
         let pitch = |row, slice| Pitch { row, slice };
         for (extent, pitch, span) in [

@@ -115,8 +115,8 @@ impl Driver {
         Ok((KernelLaunch { launch, local_bytes }, context))
     }
 
-    /// The workspace through which cooperative launches of a context synchronise their blocks; it is freed with the context. One
-    /// workspace is enough because the engine runs cooperative kernels one at a time ([`crate::engine::OpExecutor`]).
+    /// The workspace through which cooperative launches of a context synchronise their blocks; it is freed with the context.
+    /// One workspace is enough because the engine runs cooperative kernels one at a time ([`crate::engine::OpExecutor`]).
     fn workspace(&self, state: &mut StateGuard<'_>, context: ContextId) -> Result<u64> {
         let owner = state.contexts.get(context)?;
         if owner.workspace != 0 {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_memory_of_a_thread() {
+    fn local_memory_covers_frames_and_recursion() {
         let function =
             |stack_bytes, recursive| bytecode::Function { stack_bytes, recursive, ..bytecode::Function::default() };
         for (needed, recursive, stack, bytes) in [

@@ -157,8 +157,8 @@ impl Driver {
         }
     }
 
-    /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` returns whether the call may free memory of this origin; if not,
-    /// it fails with `wrong`. Waits for the context's operations first, as CUDA does, except for pool memory.
+    /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`: `fits` returns whether the call may free memory of this origin; if
+    /// not, it fails with `wrong`. Waits for the context's operations first, as CUDA does, except for pool memory.
     pub fn free(&self, address: u64, fits: fn(AllocationOrigin) -> bool, wrong: Error) -> Result<()> {
         let mut state = self.lock();
         state.current()?;

@@ -1,9 +1,9 @@
-//! The CUDA driver API: semantics of its functions. The exported C functions are in [`crate::abi`]. Open this file first; the other
-//! modules add methods to its two types by topic.
+//! The CUDA driver API: semantics of its functions. The exported C functions are in [`crate::abi`]. Open this file first; the
+//! other modules add methods to its two types by topic.
 //!
-//! One [`Driver`] holds the machine that the settings describe; one lock guards its [`DriverState`]. A call takes the lock, looks
-//! up its handles, checks its arguments, and either returns a result or submits work to the engine. A call that waits runs the
-//! engine meanwhile ([`Driver::run_until`]); the lock is released while an operation executes.
+//! One [`Driver`] holds the machine that the settings describe; one lock guards its [`DriverState`]. A call takes the lock,
+//! looks up its handles, checks its arguments, and either returns a result or submits work to the engine. A call that waits
+//! runs the engine meanwhile ([`Driver::run_until`]); the lock is released while an operation executes.
 
 pub mod capture;
 pub mod context;
@@ -141,8 +141,8 @@ pub fn driver() -> Result<Arc<Driver>> {
     DRIVER.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(Error::NotInitialized)
 }
 
-/// Replaces the settings of tests (lines `NAME=value`) and drops the driver; the next `cuInit` makes a new one. The error names the
-/// setting and the reason.
+/// Replaces the settings of tests (lines `NAME=value`) and drops the driver; the next `cuInit` makes a new one. The error names
+/// the setting and the reason.
 pub fn configure(text: &str) -> std::result::Result<(), String> {
     let mut settings = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -254,8 +254,8 @@ impl Driver {
             let moved;
             (state, moved) = self.run_one_op(state);
             if !moved {
-                // Another thread executes the operation, or a wait for a value depends on a write that sends no notification: so
-                // wait with a timeout.
+                // Another thread executes the operation, or a wait for a value depends on a write that sends no notification:
+                // so wait with a timeout.
                 let waited = self.changed.wait_timeout(state, Duration::from_micros(200));
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }

@@ -28,7 +28,8 @@ pub fn blocks_per_sm(needs: BlockResources, threads: u32, dynamic_shared: u64, s
 }
 
 /// `cuOccupancyMaxPotentialBlockSize`: the block size with the most active threads, the larger of two equals, and the number of
-/// blocks that fill the device. `dynamic_shared` returns the bytes for a block size; `most` limits the block size (0: no limit).
+/// blocks that fill the device. `dynamic_shared` returns the bytes for a block size; `most` limits the block size (0: no
+/// limit).
 pub fn best_block(
     needs: BlockResources,
     dynamic_shared: impl Fn(u32) -> u64,

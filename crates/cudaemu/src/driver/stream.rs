@@ -14,8 +14,8 @@ const EVENT_NO_TIMING: u32 = 2;
 const EVENT_INTERPROCESS: u32 = 4;
 
 impl DriverState {
-    /// Resolves a stream handle: 0 and 1 are the legacy default stream of the current context, 2 is the thread's default stream.
-    /// Fails with the context's fault after one.
+    /// Resolves a stream handle: 0 and 1 are the legacy default stream of the current context, 2 is the thread's default
+    /// stream. Fails with the context's fault after one.
     pub fn resolve_stream(&mut self, stream: StreamId) -> Result<StreamId> {
         let id = match crate::engine::default_stream_kind(stream) {
             Some(kind) => {
@@ -47,8 +47,8 @@ impl DriverState {
         Ok(self.streams.create(context, kind, priority))
     }
 
-    /// Ends a stream for `cuStreamDestroy`: default streams cannot be destroyed; queued operations still run. Returns the graph of
-    /// a capture that began in this stream, if any: nothing can use it any more.
+    /// Ends a stream for `cuStreamDestroy`: default streams cannot be destroyed; queued operations still run. Returns the graph
+    /// of a capture that began in this stream, if any: nothing can use it any more.
     pub fn destroy_stream(&mut self, stream: StreamId) -> Result<Option<GraphId>> {
         if crate::engine::default_stream_kind(stream).is_some() {
             return Err(Error::InvalidHandle);
@@ -95,8 +95,8 @@ impl Driver {
         lost.map_or(Ok(()), |graph| self.destroy_graph(graph))
     }
 
-    /// Appends an operation to a stream. The seed also chooses whether some queued operations run at once: CUDA may start a stream
-    /// at any time.
+    /// Appends an operation to a stream. The seed also chooses whether some queued operations run at once: CUDA may start a
+    /// stream at any time.
     pub fn submit<'a>(&'a self, mut state: StateGuard<'a>, stream: StreamId, work: StreamOp) -> Result<()> {
         if state.captures.is_capturing(stream)? {
             return state.capture(stream, work);
@@ -157,8 +157,8 @@ impl Driver {
         if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }
 
-    /// `cuStreamWaitEvent`: an event that was never recorded does not block. With flag 1 a captured wait becomes a node that waits
-    /// when the graph runs.
+    /// `cuStreamWaitEvent`: an event that was never recorded does not block. With flag 1 a captured wait becomes a node that
+    /// waits when the graph runs.
     pub fn wait_event(&self, stream: StreamId, event: EventId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);
@@ -175,8 +175,8 @@ impl Driver {
         }
     }
 
-    /// `cuEventRecord`: event and stream must belong to one context. In a capturing stream the event marks the nodes captured so
-    /// far; with flag 1 it becomes a node that records the event when the graph runs.
+    /// `cuEventRecord`: event and stream must belong to one context. In a capturing stream the event marks the nodes captured
+    /// so far; with flag 1 it becomes a node that records the event when the graph runs.
     pub fn record_event(&self, event: EventId, stream: StreamId, flags: u32) -> Result<()> {
         if flags > 1 {
             return Err(Error::InvalidValue);

@@ -191,19 +191,19 @@ impl Memcpy {
             }
             (CopyEndpoint::Host { memory, .. }, to) => {
                 let bytes = memory.read(self.from.address(slice, row), width);
-                self.put(view, to, slice, row, &bytes)
+                self.write_row(view, to, slice, row, &bytes)
             }
             (CopyEndpoint::Staged(bytes), to) => {
                 let at = (slice * self.height + row) as usize * width;
                 let bytes = bytes.get(at..at + width);
                 let bytes = bytes.ok_or_else(|| FaultKind::Internal("a staged copy is too short".into()))?;
-                self.put(view, to, slice, row, bytes)
+                self.write_row(view, to, slice, row, bytes)
             }
             (_, CopyEndpoint::Staged(_)) => Err(FaultKind::Internal("a copy into staged bytes".into())),
         }
     }
 
-    fn put(
+    fn write_row(
         &self,
         view: &MemorySnapshot,
         to: &CopyEndpoint,

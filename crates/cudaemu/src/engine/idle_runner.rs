@@ -1,9 +1,9 @@
 //! Idle runner: a background thread that executes queued operations while the program makes no calls.
 //!
-//! Operations normally execute on the threads that wait for them. A program may also wait by other means, such as for the effect of
-//! a host function or for a value in pinned memory. For these cases the idle runner executes ready operations when no call arrived
-//! for a while. The first submission starts the thread. It sleeps without a timeout while nothing is queued, and ends with the
-//! driver; process exit does not wait for it.
+//! Operations normally execute on the threads that wait for them. A program may also wait by other means, such as for the
+//! effect of a host function or for a value in pinned memory. For these cases the idle runner executes ready operations when no
+//! call arrived for a while. The first submission starts the thread. It sleeps without a timeout while nothing is queued, and
+//! ends with the driver; process exit does not wait for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,12 +34,12 @@ pub struct IdleRunner {
 struct Shared {
     /// Number of calls so far. The thread compares two readings to detect a call in between.
     calls: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<IdleRunnerState>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IdleRunnerState {
     started: bool,
     queued: bool,
     ended: bool,
@@ -57,8 +57,8 @@ impl IdleRunner {
         self.shared.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Wakes the thread after a submission. The first submission starts it: the thread calls the function that `step` returns when
-    /// no API call arrived for `quiet`.
+    /// Wakes the thread after a submission. The first submission starts it: the thread calls the function that `step` returns
+    /// when no API call arrived for `quiet`.
     pub fn notify_submitted<S: FnMut() -> StepProgress + Send + 'static>(
         &self,
         quiet: Duration,
@@ -95,7 +95,7 @@ impl Drop for IdleRunner {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, IdleRunnerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
-    fn runs_what_is_queued_and_parks() {
+    fn queued_operations_run_and_the_thread_parks() {
         let runner = IdleRunner::default();
         let (steps, seen) = mpsc::channel();
         let (answers, asked) = mpsc::channel();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_when_the_driver_is_gone() {
+    fn the_thread_ends_when_the_driver_is_dropped() {
         let runner = IdleRunner::default();
         let (steps, seen) = mpsc::channel();
         runner.notify_submitted(QUIET, || {

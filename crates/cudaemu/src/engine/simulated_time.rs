@@ -1,22 +1,22 @@
 //! Simulated time: when operations would begin and end on a machine with the configured rates.
 //!
-//! Times are computed when an operation is *submitted*. All durations are known then, so times depend on what the program submits,
-//! and not on the order in which the emulator executes it. The rule: an operation begins in the first gap of its resource that is
-//! long enough, but not before
+//! Times are computed when an operation is *submitted*. All durations are known then, so times depend on what the program
+//! submits, and not on the order in which the emulator executes it. The rule: an operation begins in the first gap of its
+//! resource that is long enough, but not before
 //!
 //! - the clock of the thread that submitted it,
 //! - the end of its stream's earlier operations, and of the operations that the default stream's rules imply,
 //! - the ends of its dependencies (events, predecessors in a graph).
 //!
-//! Resources are: a device's multiprocessors (kernels, and copies and fills within the device; several slots if so configured), one
-//! copy engine from the host and one to the host per device, and one link per direction between two devices. Everything else
-//! (events, host functions, allocations, awaited values) takes no time. Gaps are assigned in the order of submission.
+//! Resources are: a device's multiprocessors (kernels, and copies and fills within the device; several slots if so configured),
+//! one copy engine from the host and one to the host per device, and one link per direction between two devices. Everything
+//! else (events, host functions, allocations, awaited values) takes no time. Gaps are assigned in the order of submission.
 //!
 //! Each host thread has its own clock, which starts at 0. Launching a kernel or a graph keeps the thread busy for
-//! `CUDAEMU_LAUNCH_US`; waiting for a point advances the thread's clock to at least that point's time. A query whether a point is
-//! reached compares with the thread's clock and advances it: by 1 µs, and by twice as much at each further query that follows
-//! directly, but never beyond the point. Synchronisation between threads by other means than streams and events does not advance
-//! clocks.
+//! `CUDAEMU_LAUNCH_US`; waiting for a point advances the thread's clock to at least that point's time. A query whether a point
+//! is reached compares with the thread's clock and advances it: by 1 µs, and by twice as much at each further query that
+//! follows directly, but never beyond the point. Synchronisation between threads by other means than streams and events does
+//! not advance clocks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
@@ -60,20 +60,20 @@ const GAPS: usize = 1024;
 
 /// One slot of a resource: its busy intervals, sorted, no two of them adjacent.
 #[derive(Clone, Debug, Default)]
-struct Place(Vec<(Picos, Picos)>);
+struct BusyIntervals(Vec<(Picos, Picos)>);
 
 /// The machine's clock.
 #[derive(Debug, Default)]
 pub struct Timeline {
     rates: SimulatedRates,
-    busy: BTreeMap<Resource, Vec<Place>>,
+    busy: BTreeMap<Resource, Vec<BusyIntervals>>,
     threads: HashMap<ThreadId, Picos>,
     /// Number of consecutive failed queries per thread.
-    asked: HashMap<ThreadId, u32>,
+    queries: HashMap<ThreadId, u32>,
 }
 
 /// Picoseconds that the first failed query takes.
-const QUESTION: Picos = 1_000_000;
+const QUERY_TIME: Picos = 1_000_000;
 
 impl Timeline {
     /// A timeline with these rates. If none is set, time is not simulated.
@@ -111,9 +111,9 @@ impl Timeline {
     pub fn poll(&mut self, thread: ThreadId, time: Picos) -> bool {
         let now = self.now(thread);
         if time > now {
-            let asked = self.asked.entry(thread).or_default();
-            let later = now + (QUESTION << *asked);
-            *asked = (*asked + 1).min(20);
+            let queries = self.queries.entry(thread).or_default();
+            let later = now + (QUERY_TIME << *queries);
+            *queries = (*queries + 1).min(20);
             self.threads.insert(thread, later.min(time));
             if later < time {
                 return false;
@@ -125,7 +125,7 @@ impl Timeline {
 
     /// Resets the thread's count of queries, because it made another call.
     pub fn reset_polling(&mut self, thread: ThreadId) {
-        self.asked.remove(&thread);
+        self.queries.remove(&thread);
     }
 
     /// Advances a thread's clock to at least `time`, because it waited for something that happens then.
@@ -142,7 +142,7 @@ impl Timeline {
             Resource::Compute(_) => self.rates.kernels_at_once.max(1),
             _ => 1,
         };
-        let places = self.busy.entry(resource).or_insert_with(|| vec![Place::default(); count as usize]);
+        let places = self.busy.entry(resource).or_insert_with(|| vec![BusyIntervals::default(); count as usize]);
         let starts = places.iter().map(|place| place.earliest(ready, duration));
         let Some((which, start)) = starts.enumerate().min_by_key(|&(_, start)| start) else { return ready };
         places[which].take(start, start + duration);
@@ -173,7 +173,7 @@ fn transfer(bytes: u64, gigabytes_per_second: Option<f64>) -> Picos {
     gigabytes_per_second.map_or(0, |rate| (bytes as f64 * 1000.0 / rate).round() as Picos)
 }
 
-impl Place {
+impl BusyIntervals {
     /// Start of the first gap from `ready` on that is long enough.
     fn earliest(&self, ready: Picos, duration: Picos) -> Picos {
         let first = self.0.partition_point(|&(_, end)| end <= ready);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn operations_take_the_time_of_their_rates() {
         for (cost, end) in [
             (OpCost::Nothing, 0),
             (OpCost::Kernel(0), 10 * US),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_used() {
+    fn an_operation_begins_in_the_first_gap_that_fits() {
         let mut time = timeline();
         assert_eq!(time.schedule(OpCost::Kernel(0), 25 * US), 35 * US);
         assert_eq!(time.schedule(OpCost::Kernel(0), 0), 10 * US);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn several_kernels_at_once() {
+    fn as_many_kernels_overlap_as_there_are_slots() {
         let mut time = timeline();
         time.rates.kernels_at_once = 2;
         let ends: Vec<Picos> = (0..5).map(|_| time.schedule(OpCost::Kernel(0), 0)).collect();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_have_clocks() {
+    fn each_thread_has_its_own_clock() {
         let mut time = timeline();
         let me = std::thread::current().id();
         let other = std::thread::spawn(|| std::thread::current().id()).join().unwrap();
@@ -313,7 +313,7 @@ mod tests {
 
     /// A point that ends later is not reached yet; each query advances the clock by twice as much as the one before.
     #[test]
-    fn questions_pass_the_time() {
+    fn each_failed_query_doubles_the_time_it_takes() {
         let mut time = timeline();
         let me = std::thread::current().id();
         assert!(time.poll(me, 0));

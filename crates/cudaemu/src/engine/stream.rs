@@ -135,8 +135,8 @@ impl Streams {
         self.submit_costing(stream, work, after, OpCost::Nothing)
     }
 
-    /// Appends an operation with points to wait for. An operation of a blocking stream also waits for everything that the legacy
-    /// stream has queued by now, and vice versa.
+    /// Appends an operation with points to wait for. An operation of a blocking stream also waits for everything that the
+    /// legacy stream has queued by now, and vice versa.
     pub fn submit_costing(
         &mut self,
         stream: StreamId,
@@ -288,8 +288,8 @@ impl Streams {
     pub fn destroy(&mut self, stream: StreamId) -> Result<()> {
         let (context, kind, time) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.time))?;
         if kind != StreamKind::NonBlocking && self.time.is_enabled() {
-            // When the stream is removed depends on the order of execution; the simulated times of streams that wait for it must
-            // not.
+            // When the stream is removed depends on the order of execution; the simulated times of streams that wait for it
+            // must not.
             let past = self.past.entry(context).or_default();
             *past = time.max(*past);
         }

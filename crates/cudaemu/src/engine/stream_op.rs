@@ -168,7 +168,7 @@ mod tests {
     use super::WaitCondition::{And, Eq, Geq, Nor};
 
     #[test]
-    fn awaited_values() {
+    fn wait_conditions_compare_in_wrapping_arithmetic() {
         let low = u64::from(u32::MAX);
         for (condition, found, value, bytes, holds) in [
             (Geq, 5, 5, 4, true),

@@ -43,7 +43,7 @@ impl Released {
 
 /// State of one barrier between its first arrival and its completion.
 #[derive(Clone, Debug, Default)]
-struct State {
+struct BarrierState {
     /// Threads that have arrived; an aligned instruction with a thread count counts a whole warp as 32.
     arrived: u32,
     /// Reduction: threads whose predicate was true, and all threads that contributed one.
@@ -60,7 +60,7 @@ struct State {
 /// The barriers of one block.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
-    states: [State; BARRIERS + 1],
+    states: [BarrierState; BARRIERS + 1],
     /// Threads that have not exited.
     live: u32,
     /// (warp, lanes and results) that a completed barrier releases.
@@ -183,7 +183,8 @@ impl Barriers {
         let done = std::mem::take(state);
         let (popc, and, or) = (done.held, done.held == done.asked, done.held > 0);
         self.released.extend(done.waiting.iter().map(|&(warp, mask)| (warp, Released { mask, popc, and, or })));
-        // Warps that arrived at the cluster barrier and wait later will find it complete, so the race checker must order them now.
+        // Warps that arrived at the cluster barrier and wait later will find it complete, so the race checker must order them
+        // now.
         let came = (0..32).filter(|&warp| done.lanes[warp] != 0).fold(0, |warps, warp| warps | 1 << warp);
         let waited = done.waiting.iter().fold(came, |warps, &(warp, _)| warps | 1 << warp);
         self.completed.push((number as u32, waited));

@@ -147,8 +147,8 @@ impl LaneGroups {
         Some(alone)
     }
 
-    /// Completes `bar.warp.sync`, whose lanes may wait at different instructions: once all lanes of a group's mask wait at any of
-    /// them, they continue.
+    /// Completes `bar.warp.sync`, whose lanes may wait at different instructions: once all lanes of a group's mask wait at any
+    /// of them, they continue.
     fn meet_at_warp_barriers(&mut self, cx: &mut ExecContext<'_>, around: &BlockContext<'_>) -> bool {
         let at_sync = |g: &LaneGroup| {
             let inst = &around.code.insts[g.pc as usize];
@@ -183,7 +183,8 @@ impl LaneGroups {
         needed & !active != 0
     }
 
-    /// Splits the lanes in `mask` off into their own group at the same place; returns its index (`at` if that is the whole group).
+    /// Splits the lanes in `mask` off into their own group at the same place; returns its index (`at` if that is the whole
+    /// group).
     pub(super) fn split(&mut self, at: usize, mask: u32) -> usize {
         if self.groups[at].mask == mask {
             return at;

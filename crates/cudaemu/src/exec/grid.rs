@@ -1,7 +1,7 @@
 //! Execution of a grid: distributes its blocks over worker threads.
 //!
-//! A worker takes a new block when all its blocks have ended, or when one has run for so long that it may be waiting for another
-//! block. In a cooperative launch the workers take all blocks at the start.
+//! A worker takes a new block when all its blocks have ended, or when one has run for so long that it may be waiting for
+//! another block. In a cooperative launch the workers take all blocks at the start.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,8 +118,8 @@ impl Grid<'_> {
         sum.more_warnings += worker.more_warnings();
     }
 
-    /// Whether a block need not continue because another one failed. Blocks with a lower index continue, since their fault would be
-    /// reported first. Blocks of a cooperative launch wait for each other, so all of them stop.
+    /// Whether a block need not continue because another one failed. Blocks with a lower index continue, since their fault
+    /// would be reported first. Blocks of a cooperative launch wait for each other, so all of them stop.
     fn is_over(&self, block: &Block) -> bool {
         let failed = self.failed.load(Ordering::Relaxed);
         block.index > failed || self.launch.cooperative && failed != u64::MAX

@@ -1,8 +1,8 @@
 //! printf formatting: the text of the device's `printf` and of failed assertions.
 //!
-//! `vprintf(format, arguments)` receives its arguments packed as C's varargs on the device: 4-byte integers; `long`, pointers and
-//! doubles of 8 bytes, each aligned to its size; narrower types promoted. The format is C's. A malformed conversion is printed
-//! literally, as the CUDA manual specifies ("Formatted Output").
+//! `vprintf(format, arguments)` receives its arguments packed as C's varargs on the device: 4-byte integers; `long`, pointers
+//! and doubles of 8 bytes, each aligned to its size; narrower types promoted. The format is C's. A malformed conversion is
+//! printed literally, as the CUDA manual specifies ("Formatted Output").
 
 mod number;
 

@@ -1,10 +1,10 @@
 //! Execution of a warp: 32 lanes that execute together and may diverge and reconverge.
 //!
-//! Lanes with the same program counter and call stack form a *group*. While all lanes agree there is one group. A divergent branch
-//! splits it; from then on the group with the deepest call and then the smallest program counter runs first, so that the groups
-//! reconverge where the paths join. At an instruction that other lanes must execute too (`.sync`, aligned barriers), a group waits
-//! while any of these lanes can still arrive. A group that runs for long yields to the others, so that lanes may wait for each
-//! other's stores.
+//! Lanes with the same program counter and call stack form a *group*. While all lanes agree there is one group. A divergent
+//! branch splits it; from then on the group with the deepest call and then the smallest program counter runs first, so that the
+//! groups reconverge where the paths join. At an instruction that other lanes must execute too (`.sync`, aligned barriers), a
+//! group waits while any of these lanes can still arrive. A group that runs for long yields to the others, so that lanes may
+//! wait for each other's stores.
 
 use std::rc::Rc;
 
@@ -53,8 +53,8 @@ pub(super) struct BlockContext<'a> {
 }
 
 impl LaneGroups {
-    /// Runs until all groups wait or have exited, or `budget` warp instructions (counted down) are used up. `force` releases lanes
-    /// that wait for other lanes which are at a block barrier: neither wait could ever end otherwise.
+    /// Runs until all groups wait or have exited, or `budget` warp instructions (counted down) are used up. `force` releases
+    /// lanes that wait for other lanes which are at a block barrier: neither wait could ever end otherwise.
     pub(super) fn run(
         &mut self,
         cx: &mut ExecContext<'_>,
@@ -79,8 +79,8 @@ impl LaneGroups {
         }
     }
 
-    /// Runs one group until it waits, exits, can merge with another one or uses up a budget. Returns false when the warp's turn is
-    /// over.
+    /// Runs one group until it waits, exits, can merge with another one or uses up a budget. Returns false when the warp's turn
+    /// is over.
     fn step(
         &mut self,
         chosen: usize,

@@ -1,5 +1,5 @@
-//! Checks of global, local, constant and parameter memory, each with a valid counterpart; and the fast paths against a simple
-//! model.
+//! Checked accesses to global, local, constant and parameter memory and asynchronous copies: each fault beside a valid access,
+//! and the fast paths compared with a simple model. Races in shared memory are tested in `shared/tests.rs`.
 
 use super::fixture::{Fixture, fault_name, strided};
 use super::{Addresses, Global, LANES, Lanes, StateSpace, window};
@@ -10,9 +10,9 @@ use std::sync::Arc;
 const ALL: u32 = u32::MAX;
 
 #[test]
-fn global_accesses_are_checked() {
+fn invalid_global_accesses_are_reported_and_valid_ones_pass() {
     // Only half of the allocation is written.
-    let (mut rig, (base, freed, other, constant)) = Fixture::new(0, 1, |space| {
+    let (mut fixture, (base, freed, other, constant)) = Fixture::new(0, 1, |space| {
         let alloc = |device| space.alloc(device, 4096, "cuMemAlloc").expect("memory").base();
         let (base, freed, other) = (alloc(0), alloc(0), alloc(1));
         let constant = space.alloc_constant(0, 4096, "cuModuleLoad").expect("memory").base();
@@ -27,17 +27,17 @@ fn global_accesses_are_checked() {
     let cases = [
         ("coalesced", base, 4, ALL, false, "ok"),
         ("coalesced, up to the last written byte", base + 1920, 4, ALL, false, "ok"),
-        ("coalesced, over it", base + 1924, 4, ALL, false, "Uninitialised 31"),
-        ("strided, over it", base, 128, ALL, false, "Uninitialised 16"),
-        ("one lane", base + 2044, 4, 1, false, "ok"),
-        ("the end", base + 4096 - 128, 4, ALL, true, "ok"),
-        ("over the end", base + 4096 - 124, 4, ALL, true, "OutOfBounds 31"),
-        ("the lane over the end is masked", base + 4096 - 124, 4, ALL >> 1, true, "ok"),
+        ("coalesced, beyond the last written byte", base + 1924, 4, ALL, false, "Uninitialised 31"),
+        ("strided, beyond the last written byte", base, 128, ALL, false, "Uninitialised 16"),
+        ("one lane, at the last written word", base + 2044, 4, 1, false, "ok"),
+        ("up to the end of the allocation", base + 4096 - 128, 4, ALL, true, "ok"),
+        ("beyond the end of the allocation", base + 4096 - 124, 4, ALL, true, "OutOfBounds 31"),
+        ("the lane beyond the end is masked off", base + 4096 - 124, 4, ALL >> 1, true, "ok"),
         ("before the start", base - 4, 4, ALL, true, "OutOfBounds 0"),
-        ("lanes downwards", base + 124, 4u64.wrapping_neg(), ALL, false, "ok"),
-        ("lanes down over the start", base + 120, 4u64.wrapping_neg(), ALL, false, "OutOfBounds 31"),
+        ("descending addresses", base + 124, 4u64.wrapping_neg(), ALL, false, "ok"),
+        ("descending addresses, before the start", base + 120, 4u64.wrapping_neg(), ALL, false, "OutOfBounds 31"),
         ("misaligned", base + 2, 4, ALL, true, "Misaligned 0"),
-        ("misaligned later", base, 2, ALL, false, "Misaligned 1"),
+        ("misaligned in lane 1", base, 2, ALL, false, "Misaligned 1"),
         ("freed", freed, 4, ALL, false, "UseAfterFree 0"),
         ("freed, write", freed, 4, 8, true, "UseAfterFree 3"),
         ("null", 0, 0, ALL, false, "OutOfBounds 0"),
@@ -48,7 +48,7 @@ fn global_accesses_are_checked() {
     ];
     for (what, first, step, mask, write, wanted) in cases {
         let at = strided(first, step);
-        let mut cx = rig.context(0, 1);
+        let mut cx = fixture.context(0, 1);
         let result = if write {
             cx.store(StateSpace::Global, &at, &[[1; 4]; LANES], mask)
         } else {
@@ -60,27 +60,30 @@ fn global_accesses_are_checked() {
             assert_eq!((access.address, access.bytes), (at[usize::from(fault.lane)], 4), "{what}");
         }
     }
-    rig.global = Global::new(rig.space.snapshot(), 0, 1 << 1, true, None);
-    rig.context(0, 1).load::<4>(StateSpace::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
-    // Freed while the launch runs: its older snapshot must not hide that.
+    fixture.global = Global::new(fixture.space.snapshot(), 0, 1 << 1, true, None);
+    fixture.context(0, 1).load::<4>(StateSpace::Global, &strided(other, 4), ALL).expect("peer access is enabled now");
+    // An allocation that is freed while the launch runs: the launch's older snapshot must not hide the free.
     let base_again = strided(base, 4);
-    rig.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL).expect("still there");
-    rig.space.free(base).expect("freed");
-    let result = rig.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL);
+    fixture.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL).expect("still there");
+    fixture.space.free(base).expect("freed");
+    let result = fixture.context(0, 1).load::<4>(StateSpace::Global, &base_again, ALL);
     assert_eq!(fault_name(&result), "UseAfterFree 0");
 }
 
 #[test]
-fn reports_do_not_stop_where_asked_not_to() {
-    let (mut rig, base) = Fixture::new(64, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
-    rig.log.go_on = true;
-    let mut cx = rig.context(0, 1);
-    cx.load::<4>(StateSpace::Global, &strided(base, 4), ALL).expect("goes on");
-    cx.load::<4>(StateSpace::Shared, &strided(0, 0), ALL).expect("goes on");
-    cx.load::<4>(StateSpace::Local, &strided(0, 0), ALL).expect("goes on");
-    assert!(cx.load::<4>(StateSpace::Global, &strided(base + 256, 4), ALL).is_err(), "hardware would not");
-    assert!(rig.log.faults.iter().all(|fault| fault.kind == FaultKind::Uninitialised));
-    assert!(rig.log.faults.len() >= 3);
+fn reads_of_uninitialised_memory_continue_if_the_sink_allows_it() {
+    let (mut fixture, base) = Fixture::new(64, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    fixture.log.continue_after_fault = true;
+    let mut cx = fixture.context(0, 1);
+    cx.load::<4>(StateSpace::Global, &strided(base, 4), ALL).expect("the sink continues");
+    cx.load::<4>(StateSpace::Shared, &strided(0, 0), ALL).expect("the sink continues");
+    cx.load::<4>(StateSpace::Local, &strided(0, 0), ALL).expect("the sink continues");
+    assert!(
+        cx.load::<4>(StateSpace::Global, &strided(base + 256, 4), ALL).is_err(),
+        "hardware would stop at this fault too"
+    );
+    assert!(fixture.log.faults.iter().all(|fault| fault.kind == FaultKind::Uninitialised));
+    assert!(fixture.log.faults.len() >= 3);
 }
 
 /// Loads, stores and atomics of all widths and address patterns, compared with a model of bytes and written bits.
@@ -89,34 +92,36 @@ fn fast_paths_agree_with_a_model() {
     const BYTES: usize = 1024;
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..60 {
-        let (mut rig, base) =
+        let (mut fixture, base) =
             Fixture::new(0, 1, |space| space.alloc(0, BYTES as u64, "cuMemAlloc").expect("memory").base());
         let mut model: Vec<Option<u8>> = vec![None; BYTES];
         if round % 3 == 0 {
-            rig.space.snapshot().write(base, &[5; BYTES]).expect("inside");
+            fixture.space.snapshot().write(base, &[5; BYTES]).expect("inside");
             model.fill(Some(5));
         }
         let mut touched = [vec![false; BYTES], vec![false; BYTES]];
         let mut wanted = [[0; 3]; 2];
         for _ in 0..100 {
             match rng.u8(0..5) {
-                0 => one::<1>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
-                1 => one::<2>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
-                2 => one::<4>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
-                3 => one::<8>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
-                _ => one::<16>(&mut rng, &mut rig, base, &mut model, &mut touched, &mut wanted),
+                0 => access_and_compare::<1>(&mut rng, &mut fixture, base, &mut model, &mut touched, &mut wanted),
+                1 => access_and_compare::<2>(&mut rng, &mut fixture, base, &mut model, &mut touched, &mut wanted),
+                2 => access_and_compare::<4>(&mut rng, &mut fixture, base, &mut model, &mut touched, &mut wanted),
+                3 => access_and_compare::<8>(&mut rng, &mut fixture, base, &mut model, &mut touched, &mut wanted),
+                _ => access_and_compare::<16>(&mut rng, &mut fixture, base, &mut model, &mut touched, &mut wanted),
             }
         }
-        let counts = [&rig.counts.global_read, &rig.counts.global_written];
+        let counts = [&fixture.counts.global_read, &fixture.counts.global_written];
         assert_eq!(counts.map(|c| [c.requests, c.bytes, c.sectors]), wanted, "round {round}");
         let distinct = touched.map(|bytes| bytes.iter().filter(|&&touched| touched).count() as u64);
-        assert_eq!([rig.footprint.read_bytes(), rig.footprint.written_bytes()], distinct);
+        assert_eq!([fixture.footprint.read_bytes(), fixture.footprint.written_bytes()], distinct);
     }
 }
 
-fn one<const N: usize>(
+/// Makes one random access of `N` bytes per lane and compares its result with the model, which it updates. `touched` and
+/// `wanted` are the bytes touched and the expected counts (requests, bytes, sectors), each for reads and for writes.
+fn access_and_compare<const N: usize>(
     rng: &mut fastrand::Rng,
-    rig: &mut Fixture,
+    fixture: &mut Fixture,
     base: u64,
     model: &mut [Option<u8>],
     touched: &mut [Vec<bool>; 2],
@@ -152,16 +157,17 @@ fn one<const N: usize>(
     if read && what != 2 || atomic {
         let result = if atomic {
             // If lanes share an address, the first lane's write initialises the bytes for the others.
-            rig.context(0, 1).update::<N>(StateSpace::Generic, &addresses, mask, &mut |lane, old| {
+            fixture.context(0, 1).update::<N>(StateSpace::Generic, &addresses, mask, &mut |lane, old| {
                 std::array::from_fn(|i| old[i].wrapping_add(values[lane][i]))
             })
         } else {
-            rig.context(0, 1).load::<N>(StateSpace::Global, &addresses, mask)
+            fixture.context(0, 1).load::<N>(StateSpace::Global, &addresses, mask)
         };
         if let Some(lane) = missing {
             assert_eq!(fault_name(&result), format!("Uninitialised {lane}"));
-            // Lanes before the faulting one were executed, which the model cannot follow: write everything to synchronise.
-            rig.space.snapshot().write(base, &[5; 1024]).expect("inside");
+            // The model cannot follow the lanes before the faulting one, which were executed: write all of memory to make both
+            // equal.
+            fixture.space.snapshot().write(base, &[5; 1024]).expect("inside");
             model.fill(Some(5));
             let done = active.iter().take_while(|&&other| other != lane);
             for index in done.flat_map(|&lane| range(lane)) {
@@ -180,7 +186,7 @@ fn one<const N: usize>(
             }
         }
     } else if write {
-        rig.context(0, 1).store(StateSpace::Generic, &addresses, &values, mask).expect("inside");
+        fixture.context(0, 1).store(StateSpace::Generic, &addresses, &values, mask).expect("inside");
         for &lane in &active {
             range(lane).enumerate().for_each(|(i, index)| model[index] = Some(values[lane][i]));
         }
@@ -199,12 +205,12 @@ fn one<const N: usize>(
 
 #[test]
 fn atomics_of_many_threads_add_up() {
-    let (rig, base) = Fixture::new(0, 1, |space| {
+    let (fixture, base) = Fixture::new(0, 1, |space| {
         let base = space.alloc(0, 64, "cuMemAlloc").expect("memory").base();
         space.snapshot().write(base, &[0; 64]).expect("inside");
         base
     });
-    fn add<const N: usize>(rig: &mut Fixture, at: u64) {
+    fn add<const N: usize>(fixture: &mut Fixture, at: u64) {
         for _ in 0..200 {
             let add = &mut |_, old: [u8; N]| {
                 let mut wide = [0; 16];
@@ -212,19 +218,19 @@ fn atomics_of_many_threads_add_up() {
                 let sum = (u128::from_le_bytes(wide) + 1).to_le_bytes();
                 std::array::from_fn(|i| sum[i])
             };
-            rig.context(0, 1).update::<N>(StateSpace::Global, &strided(at, 0), ALL, add).expect("inside");
+            fixture.context(0, 1).update::<N>(StateSpace::Global, &strided(at, 0), ALL, add).expect("inside");
         }
     }
-    let space = rig.space.clone();
+    let space = fixture.space.clone();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let (mut rig, ()) = Fixture::new(0, 1, |_| ());
-                rig.global = Global::new(space.snapshot(), 0, 0, false, None);
-                add::<2>(&mut rig, base);
-                add::<4>(&mut rig, base + 4);
-                add::<8>(&mut rig, base + 8);
-                add::<16>(&mut rig, base + 16);
+                let (mut fixture, ()) = Fixture::new(0, 1, |_| ());
+                fixture.global = Global::new(space.snapshot(), 0, 0, false, None);
+                add::<2>(&mut fixture, base);
+                add::<4>(&mut fixture, base + 4);
+                add::<8>(&mut fixture, base + 8);
+                add::<16>(&mut fixture, base + 16);
             });
         }
     });
@@ -240,14 +246,14 @@ fn atomics_of_many_threads_add_up() {
 /// The first five bytes of every eight are written. A load that uses only these is valid; a load that uses others is reported.
 #[test]
 fn padding_need_not_be_written() {
-    let (mut rig, base) = Fixture::new(512, 1, |space| {
+    let (mut fixture, base) = Fixture::new(512, 1, |space| {
         let base = space.alloc(0, 256, "cuMemAlloc").expect("memory").base();
         (0..LANES as u64).for_each(|i| space.snapshot().write(base + 8 * i, &[7; 5]).expect("inside"));
         base
     });
     let first = |start| strided(start, 8);
     for (window, start) in [(StateSpace::Shared, 0), (StateSpace::Local, 0)] {
-        let mut cx = rig.context(0, 1);
+        let mut cx = fixture.context(0, 1);
         cx.store(window, &first(start), &[[7; 4]; LANES], ALL).expect("inside");
         cx.store(window, &first(start + 4), &[[7; 1]; LANES], ALL).expect("inside");
     }
@@ -262,7 +268,7 @@ fn padding_need_not_be_written() {
             (!1, "ok"),
             (!0x80, "Uninitialised 0"),
         ] {
-            let mut cx = rig.context(0, 1);
+            let mut cx = fixture.context(0, 1);
             cx.padding = padding;
             let result = cx.load::<8>(window, &first(start), ALL);
             assert_eq!(fault_name(&result), wanted, "{window:?} {padding:#x}");
@@ -278,8 +284,8 @@ fn padding_need_not_be_written() {
 
 #[test]
 fn reports_say_which_memory_and_whether_it_was_read() {
-    let (mut rig, base) = Fixture::new(64, 1, |space| space.alloc(0, 64, "cuMemAlloc").expect("memory").base());
-    let mut cx = rig.context(0, 1);
+    let (mut fixture, base) = Fixture::new(64, 1, |space| space.alloc(0, 64, "cuMemAlloc").expect("memory").base());
+    let mut cx = fixture.context(0, 1);
     let access = |result: Result<Lanes<[u8; 4]>, Box<Fault>>| {
         let fault = result.expect_err("it is wrong");
         fault.access.map(|access| (access.memory, access.write))
@@ -296,10 +302,10 @@ fn reports_say_which_memory_and_whether_it_was_read() {
 }
 
 #[test]
-fn local_memory_is_each_threads_own() {
-    let (mut rig, ()) = Fixture::new(0, 1, |_| ());
+fn each_thread_has_its_own_local_memory() {
+    let (mut fixture, ()) = Fixture::new(0, 1, |_| ());
     let values: Lanes<[u8; 8]> = std::array::from_fn(|lane| [lane as u8; 8]);
-    let mut cx = rig.context(0, 1);
+    let mut cx = fixture.context(0, 1);
     cx.store(StateSpace::Local, &strided(8, 0), &values, ALL).expect("inside");
     assert_eq!(cx.load::<8>(StateSpace::Local, &strided(8, 0), ALL).expect("written"), values);
     let generic = strided(window::LOCAL + 8, 0);
@@ -309,26 +315,27 @@ fn local_memory_is_each_threads_own() {
     assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(256, 0), 2)), "OutOfBounds 1");
     assert_eq!(fault_name(&cx.load::<8>(StateSpace::Local, &strided(u64::MAX - 7, 0), 2)), "OutOfBounds 1");
     assert_eq!(cx.counts.local_written.bytes, 256);
-    // A call's frame is uninitialised; its argument keeps which of its bytes were written.
-    rig.local.copy_param(3, 8, 12, 8).expect("inside");
-    rig.local.enter_frame(8, 4, ALL);
-    let mut cx = rig.context(0, 1);
+    // A call's frame starts uninitialised. The argument, copied to bytes 12 to 19, stays initialised; the bytes behind it are
+    // not.
+    fixture.local.copy_param(3, 8, 12, 8).expect("inside");
+    fixture.local.enter_frame(8, 4, ALL);
+    let mut cx = fixture.context(0, 1);
     assert_eq!(fault_name(&cx.load::<4>(StateSpace::Local, &strided(8, 0), ALL)), "Uninitialised 0");
     assert_eq!(cx.load::<8>(StateSpace::Local, &strided(16, 0), 8).map(|_| ()).map_err(|f| f.lane), Err(3));
     assert_eq!(cx.load::<4>(StateSpace::Local, &strided(16, 0), 8).expect("passed")[3], [3; 4]);
-    rig.local.poke(0, 100, &[1, 2]).expect("inside");
+    fixture.local.poke(0, 100, &[1, 2]).expect("inside");
     let mut out = [0; 2];
-    rig.local.peek(0, 100, &mut out).expect("inside");
+    fixture.local.peek(0, 100, &mut out).expect("inside");
     assert_eq!(out, [1, 2]);
-    assert!(rig.local.peek(0, 255, &mut out).is_err());
-    rig.local.reset();
-    assert_eq!(fault_name(&rig.context(0, 1).load::<1>(StateSpace::Local, &strided(100, 0), 1)), "Uninitialised 0");
+    assert!(fixture.local.peek(0, 255, &mut out).is_err());
+    fixture.local.reset();
+    assert_eq!(fault_name(&fixture.context(0, 1).load::<1>(StateSpace::Local, &strided(100, 0), 1)), "Uninitialised 0");
 }
 
 #[test]
 fn parameters_are_read_only() {
-    let (mut rig, ()) = Fixture::new(0, 1, |_| ());
-    let mut cx = rig.context(0, 1);
+    let (mut fixture, ()) = Fixture::new(0, 1, |_| ());
+    let mut cx = fixture.context(0, 1);
     assert_eq!(cx.load::<4>(StateSpace::Param, &strided(8, 0), ALL).expect("inside"), [[8, 9, 10, 11]; LANES]);
     let each = cx.load::<2>(StateSpace::Param, &strided(0, 2), ALL).expect("inside");
     assert_eq!(each[31], [62, 63]);
@@ -343,11 +350,11 @@ fn parameters_are_read_only() {
 
 #[test]
 fn generic_addresses_may_lie_in_different_windows() {
-    let (mut rig, base) = Fixture::new(256, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
+    let (mut fixture, base) = Fixture::new(256, 1, |space| space.alloc(0, 256, "cuMemAlloc").expect("memory").base());
     let starts = [base, window::SHARED, window::LOCAL];
     let at: Addresses = std::array::from_fn(|lane| starts[lane % 3] + 4 * lane as u64);
     let values: Lanes<[u8; 4]> = std::array::from_fn(|lane| [lane as u8; 4]);
-    let mut cx = rig.context(0, 1);
+    let mut cx = fixture.context(0, 1);
     cx.store(StateSpace::Generic, &at, &values, ALL).expect("inside");
     assert_eq!(cx.load::<4>(StateSpace::Generic, &at, ALL).expect("written"), values);
     let shared = cx.load::<4>(StateSpace::Shared, &strided(0, 4), 2).expect("written");
@@ -357,8 +364,9 @@ fn generic_addresses_may_lie_in_different_windows() {
     assert_eq!(cx.load::<4>(StateSpace::Generic, &at, ALL).expect("written"), values.map(|v| v.map(|byte| byte + 1)));
 }
 
-/// A fixture with 512 written bytes (each its index) and 128 unwritten bytes, and the base address.
-fn copies() -> (Fixture, u64) {
+/// A fixture with two warps, and the base address of its global memory: 512 written bytes, each with the low bits of its index,
+/// and 128 unwritten bytes.
+fn copy_fixture() -> (Fixture, u64) {
     Fixture::new(4096, 2, |space| {
         let base = space.alloc(0, 640, "cuMemAlloc").expect("memory").base();
         let bytes: Vec<u8> = (0..512).map(|i| i as u8).collect();
@@ -369,8 +377,8 @@ fn copies() -> (Fixture, u64) {
 
 #[test]
 fn asynchronous_copies_arrive_when_waited_for() {
-    let (mut rig, base) = copies();
-    let mut cx = rig.context(0, 7);
+    let (mut fixture, base) = copy_fixture();
+    let mut cx = fixture.context(0, 7);
     cx.copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
     cx.commit_async(ALL);
     cx.copy_async(&strided(512, 16), &strided(base, 16), 16, &[4; LANES], ALL).expect("started");
@@ -379,25 +387,25 @@ fn asynchronous_copies_arrive_when_waited_for() {
     let Err(fault) = &result else { panic!("read before it was waited for") };
     assert!(fault.kind.to_string().contains("started at PTX line 7"), "{}", fault.kind);
     assert_eq!(fault_name(&cx.store(StateSpace::Shared, &strided(0, 4), &[[0; 4]; LANES], 1)), "PendingCopy 0");
-    // The source is read as late as allowed.
-    rig.space.snapshot().write(base, &[99; 4]).expect("inside");
-    let mut cx = rig.context(0, 8);
+    // The copy reads its source as late as allowed, so it sees this write.
+    fixture.space.snapshot().write(base, &[99; 4]).expect("inside");
+    let mut cx = fixture.context(0, 8);
     cx.wait_async(Some(1), ALL).expect("one group");
     let got = cx.load::<16>(StateSpace::Shared, &strided(0, 16), ALL).expect("it arrived");
     assert_eq!((got[0][..5].to_vec(), got[1][0]), (vec![99, 99, 99, 99, 4], 16));
     assert_eq!(fault_name(&cx.load::<4>(StateSpace::Shared, &strided(512, 0), 1)), "PendingCopy 0");
-    cx.wait_async(Some(0), ALL).expect("the other");
+    cx.wait_async(Some(0), ALL).expect("the other group");
     let got = cx.load::<16>(StateSpace::Shared, &strided(512, 16), 2).expect("it arrived");
     assert_eq!(got[1][..6], [16, 17, 18, 19, 0, 0], "the rest is zeros");
-    assert_eq!(fault_name(&rig.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 0), 1)), "Race 0");
-    rig.shared.barrier(3);
-    rig.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 4), ALL).expect("after a barrier");
+    assert_eq!(fault_name(&fixture.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 0), 1)), "Race 0");
+    fixture.shared.barrier(3);
+    fixture.context(1, 9).load::<4>(StateSpace::Shared, &strided(0, 4), ALL).expect("after a barrier");
 }
 
 #[test]
-fn groups_are_each_lanes_own() {
-    let (mut rig, base) = copies();
-    let mut cx = rig.context(0, 1);
+fn each_lane_has_its_own_copy_groups() {
+    let (mut fixture, base) = copy_fixture();
+    let mut cx = fixture.context(0, 1);
     cx.copy_async(&strided(0, 4), &strided(base, 4), 4, &[4; LANES], 3).expect("started");
     cx.commit_async(1);
     cx.wait_async(Some(0), ALL).expect("lane 0's group");
@@ -407,15 +415,21 @@ fn groups_are_each_lanes_own() {
         "PendingCopy 1",
         "lane 1 has not committed"
     );
-    cx.wait_async(None, ALL).expect("all, committed or not");
+    cx.wait_async(None, ALL).expect("all copies, committed or not");
     cx.load::<4>(StateSpace::Shared, &strided(0, 4), 2).expect("lane 1's copy arrived");
 }
 
 #[test]
-fn asynchronous_copies_are_checked() {
-    let (mut rig, base) = copies();
+fn invalid_asynchronous_copies_are_reported() {
+    let (mut fixture, base) = copy_fixture();
     let mut start = |to: u64, from: u64, size: u32, bytes: u32| {
-        fault_name(&rig.context(0, 1).copy_async(&strided(to, 16), &strided(base + from, 16), size, &[bytes; LANES], 1))
+        fault_name(&fixture.context(0, 1).copy_async(
+            &strided(to, 16),
+            &strided(base + from, 16),
+            size,
+            &[bytes; LANES],
+            1,
+        ))
     };
     // (destination, source, size, bytes read, result)
     let cases = [
@@ -433,47 +447,51 @@ fn asynchronous_copies_are_checked() {
         assert_eq!(start(to, from, size, bytes), wanted, "{to} {from} {size} {bytes}");
     }
     // Another warp still reads the buffer that the copy refills.
-    let mut cx = rig.context(0, 1);
+    let mut cx = fixture.context(0, 1);
     cx.store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
-    rig.shared.barrier(3);
-    rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(1024, 4), ALL).expect("after a barrier");
-    let refill = |rig: &mut Fixture| {
-        fault_name(&rig.context(0, 3).copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], 1))
+    fixture.shared.barrier(3);
+    fixture.context(1, 2).load::<4>(StateSpace::Shared, &strided(1024, 4), ALL).expect("after a barrier");
+    let refill = |fixture: &mut Fixture| {
+        fault_name(&fixture.context(0, 3).copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], 1))
     };
-    assert_eq!(refill(&mut rig), "Race 0");
-    let (mut rig, base) = copies();
-    rig.context(1, 2).store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
-    rig.shared.barrier(3);
-    let mut cx = rig.context(0, 3);
+    assert_eq!(refill(&mut fixture), "Race 0");
+    let (mut fixture, base) = copy_fixture();
+    fixture.context(1, 2).store(StateSpace::Shared, &strided(1024, 4), &[[1; 4]; LANES], ALL).expect("inside");
+    fixture.shared.barrier(3);
+    let mut cx = fixture.context(0, 3);
     cx.copy_async(&strided(1024, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("after a barrier");
     // Freed before the copy is waited for.
-    rig.space.free(base).expect("freed");
-    assert_eq!(fault_name(&rig.context(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
+    fixture.space.free(base).expect("freed");
+    assert_eq!(fault_name(&fixture.context(0, 4).wait_async(None, ALL)), "UseAfterFree 0");
 }
 
 #[test]
 fn copies_never_waited_for_never_arrive() {
-    let (mut rig, base) = copies();
-    rig.context(0, 1).copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
-    rig.copies[0].reset();
-    rig.shared.barrier(3);
-    assert_eq!(fault_name(&rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "PendingCopy 0");
-    rig.shared.reset();
-    assert_eq!(fault_name(&rig.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "Uninitialised 0");
-    rig.context(1, 2)
+    let (mut fixture, base) = copy_fixture();
+    fixture.context(0, 1).copy_async(&strided(0, 16), &strided(base, 16), 16, &[16; LANES], ALL).expect("started");
+    fixture.copies[0].reset();
+    fixture.shared.barrier(3);
+    assert_eq!(fault_name(&fixture.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)), "PendingCopy 0");
+    fixture.shared.reset();
+    assert_eq!(
+        fault_name(&fixture.context(1, 2).load::<4>(StateSpace::Shared, &strided(0, 4), ALL)),
+        "Uninitialised 0"
+    );
+    fixture
+        .context(1, 2)
         .store(StateSpace::Shared, &strided(0, 4), &[[1; 4]; LANES], ALL)
-        .expect("the next block does not inherit it");
+        .expect("the next block does not inherit the pending copy");
 }
 
 #[test]
 fn a_footprint_counts_each_byte_once() {
-    let (mut rig, base) = copies();
-    rig.footprint = Arc::new(Footprint::new(rig.space.snapshot()));
-    rig.global = Global::new(rig.space.snapshot(), 0, 0, true, Some(rig.footprint.clone()));
+    let (mut fixture, base) = copy_fixture();
+    fixture.footprint = Arc::new(Footprint::new(fixture.space.snapshot()));
+    fixture.global = Global::new(fixture.space.snapshot(), 0, 0, true, Some(fixture.footprint.clone()));
     for _ in 0..3 {
-        rig.context(0, 1).load::<4>(StateSpace::Global, &strided(base, 8), ALL).expect("inside");
-        rig.context(0, 1).store(StateSpace::Global, &strided(base, 2), &[[0; 2]; LANES], ALL).expect("inside");
+        fixture.context(0, 1).load::<4>(StateSpace::Global, &strided(base, 8), ALL).expect("inside");
+        fixture.context(0, 1).store(StateSpace::Global, &strided(base, 2), &[[0; 2]; LANES], ALL).expect("inside");
     }
-    assert_eq!((rig.footprint.read_bytes(), rig.footprint.written_bytes()), (128, 64));
-    assert_eq!((rig.counts.global_read.bytes, rig.counts.global_read.sectors), (384, 3 * 256 / 32));
+    assert_eq!((fixture.footprint.read_bytes(), fixture.footprint.written_bytes()), (128, 64));
+    assert_eq!((fixture.counts.global_read.bytes, fixture.counts.global_read.sectors), (384, 3 * 256 / 32));
 }

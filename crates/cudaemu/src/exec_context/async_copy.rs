@@ -1,21 +1,21 @@
 //! `cp.async`: copies from global to shared memory, executed as late as allowed, namely when they are waited for.
 //!
-//! Until then the destination bytes are *pending*: any access to them is reported, even by the thread that copies. A copy that is
-//! never waited for never executes. PTX ISA, "Data movement and conversion: asynchronous copy".
+//! Until then the destination bytes are *pending*: any access to them is reported, even by the thread that copies. A copy that
+//! is never waited for never executes. PTX ISA, "Data movement and conversion: asynchronous copy".
 
 use crate::fault::{Fault, FaultAccess, FaultKind, MemorySpace};
 
 use super::{AccessEnv, Addresses, Global, LANES, Lanes, Shared, lanes};
 
 /// Maximum bytes of one copy.
-const MOST: usize = 16;
+const MAX_COPY_BYTES: usize = 16;
 
 /// A pending copy of one lane.
 #[derive(Clone, Copy, Debug)]
-struct Copy {
+struct PendingCopy {
     lane: u8,
     size: u8,
-    /// Bytes read; the rest up to `size` becomes zero.
+    /// Bytes to read from the source; the rest of the destination, up to `size`, becomes zero.
     bytes: u8,
     /// Number of its group, counted per lane.
     group: u32,
@@ -29,7 +29,7 @@ struct Copy {
 #[derive(Debug, Default)]
 pub struct AsyncCopies {
     /// Pending copies in the order of their start.
-    waiting: Vec<Copy>,
+    pending: Vec<PendingCopy>,
     /// For each lane the number of its open group.
     open: Lanes<u32>,
 }
@@ -37,7 +37,7 @@ pub struct AsyncCopies {
 impl AsyncCopies {
     /// Resets for the next warp: pending copies are dropped and never execute.
     pub fn reset(&mut self) {
-        self.waiting.clear();
+        self.pending.clear();
         self.open = [0; LANES];
     }
 
@@ -73,7 +73,7 @@ impl AsyncCopies {
                 reported = true;
             }
             let target = shared.begin_async_write(to[lane], size, lane, env)?;
-            self.waiting.push(Copy {
+            self.pending.push(PendingCopy {
                 lane: lane as u8,
                 size: size as u8,
                 bytes: length as u8,
@@ -102,20 +102,20 @@ impl AsyncCopies {
         env: &mut AccessEnv<'_>,
     ) -> Result<(), Box<Fault>> {
         let open = self.open;
-        let due = |copy: &Copy| {
+        let due = |copy: &PendingCopy| {
             let lane = usize::from(copy.lane);
             let age = open[lane].wrapping_sub(copy.group); // 0: the copy's group is still open
             mask >> lane & 1 != 0 && pending.is_none_or(|pending| age > pending)
         };
         let mut kept = 0;
-        for i in 0..self.waiting.len() {
-            let copy = self.waiting[i];
+        for i in 0..self.pending.len() {
+            let copy = self.pending[i];
             if !due(&copy) {
-                self.waiting[kept] = copy;
+                self.pending[kept] = copy;
                 kept += 1;
                 continue;
             }
-            let mut data = [0; MOST];
+            let mut data = [0; MAX_COPY_BYTES];
             let length = u32::from(copy.bytes);
             if length > 0 {
                 let source =
@@ -125,7 +125,7 @@ impl AsyncCopies {
             }
             shared.finish_async_write(copy.to, &data[..usize::from(copy.size)], usize::from(copy.lane), copy.line, env);
         }
-        self.waiting.truncate(kept);
+        self.pending.truncate(kept);
         Ok(())
     }
 }

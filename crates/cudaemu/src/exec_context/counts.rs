@@ -3,7 +3,7 @@
 /// Accesses to one memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Warp instructions that accessed it.
+    /// Warp instructions that accessed the memory.
     pub requests: u64,
     /// Bytes that the lanes requested.
     pub bytes: u64,

@@ -7,23 +7,23 @@ use crate::mem::{AddressSpace, Footprint};
 
 use super::{Addresses, AsyncCopies, DiagnosticSink, ExecContext, Global, Local, MemoryCounts, Registers, Shared};
 
-/// A sink that records reports; returns the fault unless it is set to continue.
+/// A sink that records all reports. It returns the fault, which stops the kernel, unless `continue_after_fault` is set.
 #[derive(Debug, Default)]
 pub(crate) struct FaultLog {
-    pub(crate) go_on: bool,
+    pub(crate) continue_after_fault: bool,
     pub(crate) faults: Vec<Fault>,
 }
 
 impl DiagnosticSink for FaultLog {
     fn report(&mut self, fault: Box<Fault>, _: u32, _: u32) -> Result<(), Box<Fault>> {
         self.faults.push((*fault).clone());
-        if self.go_on { Ok(()) } else { Err(fault) }
+        if self.continue_after_fault { Ok(()) } else { Err(fault) }
     }
 
     fn print(&mut self, _: &str) {}
 }
 
-/// The parts of a block.
+/// The memories and registers of a block, from which [`Fixture::context`] builds execution contexts.
 #[derive(Debug)]
 pub(crate) struct Fixture {
     pub(crate) space: Arc<AddressSpace>,
@@ -39,12 +39,13 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// A block on device 0 of two, with `shared` bytes of shared memory and `warps` warps; `fill` makes the allocations.
+    /// A block on device 0 of two, with `shared` bytes of shared memory and `warps` warps. `fill` makes the allocations in
+    /// global memory and returns their addresses, which `new` passes on.
     pub(crate) fn new<T>(shared: u32, warps: u32, fill: impl FnOnce(&AddressSpace) -> T) -> (Self, T) {
         let space = Arc::new(AddressSpace::new(&[1 << 30, 1 << 30]).expect("a space"));
         let filled = fill(&space);
         let footprint = Arc::new(Footprint::new(space.snapshot()));
-        let rig = Self {
+        let fixture = Self {
             regs: Registers::default(),
             global: Global::new(space.snapshot(), 0, 0, true, Some(footprint.clone())),
             shared: Shared::new(shared, warps * 32, true),
@@ -56,10 +57,10 @@ impl Fixture {
             footprint,
             space,
         };
-        (rig, filled)
+        (fixture, filled)
     }
 
-    /// The execution context of an instruction of a warp.
+    /// The execution context of an instruction of warp `warp` at PTX line `line`, with all lanes active.
     pub(crate) fn context(&mut self, warp: u32, line: u32) -> ExecContext<'_> {
         ExecContext {
             regs: &mut self.regs,
@@ -88,7 +89,7 @@ pub(crate) fn strided(start: u64, step: u64) -> Addresses {
     std::array::from_fn(|lane| start.wrapping_add((lane as u64).wrapping_mul(step)))
 }
 
-/// Kind and lane of a fault, such as "OutOfBounds 3".
+/// Kind and lane of a fault, such as "OutOfBounds 3"; "ok" without a fault.
 pub(crate) fn fault_name<T>(result: &Result<T, Box<Fault>>) -> String {
     match result {
         Ok(_) => "ok".into(),

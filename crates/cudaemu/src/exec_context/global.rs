@@ -38,7 +38,7 @@ struct Recent {
 
 /// A checked range.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct CheckedRange<'a> {
     physical: &'a PhysicalMemory,
     /// Offset in the physical memory.
     at: u64,
@@ -48,11 +48,11 @@ struct Place<'a> {
     allocation_bytes: u64,
 }
 
-/// A single allocation that contains the bytes of all lanes.
+/// The allocation that contains the bytes of all lanes of an access.
 #[derive(Clone, Copy)]
-struct Together<'a> {
+struct SharedAllocation<'a> {
     physical: &'a PhysicalMemory,
-    /// Address + shift = offset in the physical memory (wrapping).
+    /// Offset in the physical memory minus the address, in wrapping arithmetic.
     shift: u64,
     /// The allocation's first address, and its index.
     start: u64,
@@ -90,7 +90,7 @@ fn sectors(at: &Addresses, mask: u32) -> u64 {
     let mut count = 0;
     let mut highest = 0;
     for lane in lanes(mask) {
-        // Plus one, so that sector 0 is above the initial `highest`.
+        // Sectors are counted from 1, so that the first one is above the initial `highest`.
         let sector = (at[lane] >> 5) + 1;
         if sector > highest || !seen[..count].contains(&sector) {
             seen[count] = sector;
@@ -122,7 +122,7 @@ impl Global {
 
     /// A cached allocation that contains the range.
     #[inline(always)]
-    fn lookup(&self, address: u64, bytes: u64, write: bool) -> Option<Place<'_>> {
+    fn lookup(&self, address: u64, bytes: u64, write: bool) -> Option<CheckedRange<'_>> {
         for recent in &self.recent {
             let at = address.wrapping_sub(recent.base);
             if at < recent.bytes && recent.bytes - at >= bytes {
@@ -134,15 +134,15 @@ impl Global {
                 let physical = allocation.physical();
                 let allocation_bytes = recent.bytes;
                 let (at, in_allocation) = (at + allocation.offset(), at);
-                return Some(Place { physical, at, in_allocation, index: recent.index, allocation_bytes });
+                return Some(CheckedRange { physical, at, in_allocation, index: recent.index, allocation_bytes });
             }
         }
         None
     }
 
-    /// The place of a range, or the fault.
+    /// Finds a range, first in the cache of recent allocations; fails if it is not accessible.
     #[inline(always)]
-    fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<Place<'_>, FaultKind> {
+    fn place(&mut self, address: u64, bytes: u64, write: bool) -> Result<CheckedRange<'_>, FaultKind> {
         if self.lookup(address, bytes, write).is_none() {
             self.fetch(address, bytes, write)?;
         }
@@ -167,10 +167,10 @@ impl Global {
         Ok(())
     }
 
-    /// Fast path: if all lanes of the mask lie aligned in one allocation, returns the offset that address 0 would have. Then only
-    /// written bytes remain to be checked per lane. `None` means that each lane needs its own check.
+    /// Fast path: if all lanes of the mask lie aligned in one allocation, returns the offset that address 0 would have. Then
+    /// only written bytes remain to be checked per lane. `None` means that each lane needs its own check.
     #[inline(always)]
-    fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<Together<'_>> {
+    fn together<const N: usize>(&mut self, at: &Addresses, mask: u32, write: bool) -> Option<SharedAllocation<'_>> {
         let first = at[mask.trailing_zeros() as usize & 31];
         let place = self.place(first, N as u64, write).ok()?;
         let start = first - place.in_allocation;
@@ -185,7 +185,7 @@ impl Global {
             different |= address ^ first;
         }
         let shift = (place.at - place.in_allocation).wrapping_sub(start);
-        (wrong == 0).then_some(Together {
+        (wrong == 0).then_some(SharedAllocation {
             physical: place.physical,
             shift,
             start,
@@ -196,7 +196,7 @@ impl Global {
 
     /// Finds one lane's bytes and checks everything except whether they were written.
     #[inline(always)]
-    fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<Place<'_>, Box<Fault>> {
+    fn lane<const N: usize>(&mut self, address: u64, lane: usize, write: bool) -> Result<CheckedRange<'_>, Box<Fault>> {
         if !address.is_multiple_of(N as u64) {
             return Err(Fault::access(FaultKind::Misaligned, lane, access::<N>(address, write)));
         }

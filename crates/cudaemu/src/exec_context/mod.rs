@@ -39,8 +39,8 @@ use crate::operands::{Args, Base};
 
 /// Receives the faults that only the checker detects, and the output of printf.
 pub trait DiagnosticSink: fmt::Debug {
-    /// Reports a fault that hardware would not notice, with its warp and PTX line. `Err` stops the kernel with the fault; `Ok` has
-    /// recorded it and continues.
+    /// Reports a fault that hardware would not notice, with its warp and PTX line. `Err` stops the kernel with the fault; `Ok`
+    /// has recorded it and continues.
     fn report(&mut self, fault: Box<Fault>, warp: u32, line: u32) -> Result<(), Box<Fault>>;
 
     /// Receives a piece of printf output, which need not end at a line.
@@ -78,7 +78,8 @@ pub struct ExecContext<'a> {
     pub block: [u32; 3],
     /// `blockDim`.
     pub shape: [u32; 3],
-    /// Mask of bytes of a load's data that the program does not use ([`crate::operands::Args::padding`]); they may be unwritten.
+    /// Mask of bytes of a load's data that the program does not use ([`crate::operands::Args::padding`]); they may be
+    /// unwritten.
     pub padding: u32,
     /// PTX line of the instruction, for later reports about this access.
     pub line: u32,
@@ -196,8 +197,8 @@ impl ExecContext<'_> {
         (self.global, self.shared, self.local, env)
     }
 
-    /// Reads `N` (1, 2, 4, 8 or 16) naturally aligned bytes per lane and checks every byte. Results of lanes outside the mask are
-    /// arbitrary.
+    /// Reads `N` (1, 2, 4, 8 or 16) naturally aligned bytes per lane and checks every byte. Results of lanes outside the mask
+    /// are arbitrary.
     #[inline]
     pub fn load<const N: usize>(
         &mut self,
@@ -252,8 +253,8 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Atomically replaces `N` (2, 4, 8 or 16) bytes per lane by `update(lane, old)`, in ascending order of lanes, and returns the
-    /// old values. `update` may be called repeatedly for a lane if another thread interferes.
+    /// Atomically replaces `N` (2, 4, 8 or 16) bytes per lane by `update(lane, old)`, in ascending order of lanes, and returns
+    /// the old values. `update` may be called repeatedly for a lane if another thread interferes.
     pub fn update<const N: usize>(
         &mut self,
         at_window: StateSpace,
@@ -279,8 +280,8 @@ impl ExecContext<'_> {
         }
     }
 
-    /// Starts an asynchronous copy of `bytes` from global `from` to shared `to` for each lane; the rest up to `size` (4, 8 or 16)
-    /// becomes zero. The copy executes when it is waited for.
+    /// Starts an asynchronous copy of `bytes` from global `from` to shared `to` for each lane; the rest up to `size` (4, 8 or
+    /// 16) becomes zero. The copy executes when it is waited for.
     pub fn copy_async(
         &mut self,
         to: &Addresses,
@@ -328,8 +329,8 @@ impl ExecContext<'_> {
         self.console.print(text);
     }
 
-    /// Reports a fault that only the checker detects (uninitialised reads, races, …): an error, or a line on stderr and `Ok` in the
-    /// report-only configuration.
+    /// Reports a fault that only the checker detects (uninitialised reads, races, …): an error, or a line on stderr and `Ok` in
+    /// the report-only configuration.
     pub fn report(&mut self, fault: Box<Fault>) -> Result<(), Box<Fault>> {
         self.console.report(fault, self.warp, self.line)
     }

@@ -1,5 +1,5 @@
-//! Register file of a warp: each register is an array of 32 lanes, so that an instruction is a loop over arrays that the compiler
-//! can vectorise.
+//! Register file of a warp: each register is an array of 32 lanes, so that an instruction is a loop over arrays that the
+//! compiler can vectorise.
 
 use crate::operands::{Args, Class, RegisterCounts, Slot};
 
@@ -72,8 +72,8 @@ lane! {
 }
 
 impl Registers {
-    /// A register file with these counts. Registers start with the pattern `0xdead_beef`, so that a read of an unset register is
-    /// noticed.
+    /// A register file with these counts. Registers start with the pattern `0xdead_beef`, so that a read of an unset register
+    /// is noticed.
     pub fn new(counts: &RegisterCounts) -> Self {
         Self {
             preds: vec![0; counts.pred],

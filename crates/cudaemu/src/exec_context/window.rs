@@ -1,5 +1,5 @@
-//! Windows of shared, local and parameter memory in the generic address space. They lie above all host and device addresses and are
-//! aligned so that the low 32 bits are the offset.
+//! Windows of shared, local and parameter memory in the generic address space. They lie above all host and device addresses and
+//! are aligned so that the low 32 bits are the offset.
 
 /// Shared memory of the block.
 pub const SHARED: u64 = 0x0001_0000_0000_0000;

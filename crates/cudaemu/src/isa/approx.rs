@@ -1,4 +1,5 @@
-//! `.approx` and `.full` forms of `.f32` and `.f64` functions (PTX ISA, "Floating-Point Instructions"): the exact value, rounded.
+//! `.approx` and `.full` forms of `.f32` and `.f64` functions (PTX ISA, "Floating-Point Instructions"): the exact value,
+//! rounded.
 
 use super::{Family, Row};
 use crate::numeric::{Rounding, approx, double};
@@ -13,7 +14,7 @@ pub(crate) fn family() -> Family {
     map!(rows, Float, "div.full.ftz.f32", f32, f32 => f32, |x, y| approx::div_full(x, y, true));
     map!(rows, Double, "rcp.approx.ftz.f64", f64 => f64, approx::rcp_f64);
     map!(rows, Double, "rsqrt.approx.ftz.f64", f64 => f64, approx::rsqrt_f64);
-    // Full precision with subnormals: real GPUs compute this form in software.
+    // This form has full precision and keeps subnormals, because real GPUs compute it in software.
     map!(rows, Double, "rsqrt.approx.f64", f64 => f64, |x| double::rcp(double::sqrt(x, Rounding::Rn), Rounding::Rn));
     Family { title: "Approximate floating-point functions", rows, hints: vec![] }
 }

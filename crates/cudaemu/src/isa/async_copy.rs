@@ -1,5 +1,5 @@
-//! `cp.async`: asynchronous copies from global to shared memory (PTX ISA, "Data Movement and Conversion Instructions: Asynchronous
-//! copy"). A copy executes when it is waited for, which is as late as PTX allows.
+//! `cp.async`: asynchronous copies from global to shared memory (PTX ISA, "Data Movement and Conversion Instructions:
+//! Asynchronous copy"). A copy executes when it is waited for, which is as late as PTX allows.
 
 use super::memory::CACHE_POLICY;
 use super::{Category, Family, Operand, Row, Value, row};

@@ -1,6 +1,6 @@
 //! `atom` and `red`: atomic read-modify-write (PTX ISA, "Parallel Synchronization and Communication Instructions").
 //!
-//! Every atomic is visible to all threads at once, so memory semantics and scopes are hints without effect.
+//! Every atomic is visible to all threads immediately, so memory semantics and scopes have no effect.
 
 use super::memory::{CACHE_POLICY, ORDERING_HINTS, encode, window};
 use super::{Category, Family, Operand, Row, Value, row};
@@ -117,7 +117,7 @@ fn decrement(old: u32, bound: u32) -> u32 {
     if old == 0 || old > bound { bound } else { old - 1 }
 }
 
-/// An operation on halves.
+/// An operation on two `.f16` or `.bf16` values, as bits.
 type HalfOp = fn(u16, u16) -> u16;
 
 fn half_add<H: Half>(a: u16, b: u16) -> u16 {

@@ -1,5 +1,6 @@
 //! Extended-precision arithmetic: additions, subtractions and products that read or write the carry flag (PTX ISA,
-//! "Extended-Precision Integer Arithmetic Instructions"). The flag is one bit per thread; a subtraction stores its borrow in it.
+//! "Extended-Precision Integer Arithmetic Instructions"). The flag is one bit per thread; a subtraction stores its borrow in
+//! it.
 
 use super::{Category, Family, Operand, Value, lanes, row};
 use crate::bytecode::Action;
@@ -18,7 +19,7 @@ pub(crate) fn family() -> Family {
         rows.push(row(name, &operands[..=sources], Category::Integer, k, action));
     };
     for (carry, cc, k) in [("", ".cc", WRITES), ("c", "", READS), ("c", ".cc", READS | WRITES)] {
-        // Signed types also use the carry of the unsigned sum.
+        // Signed types too use the carry of the unsigned sum.
         for (ty, signed) in [("u32", false), ("s32", true)] {
             let value = Value::B32;
             add(format!("add{carry}{cc}.{ty}"), value, 2, k, Action::Compute(|r, a, m| sum(r, a, m, add_carry_u32)));

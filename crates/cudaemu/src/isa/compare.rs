@@ -7,8 +7,8 @@ use crate::exec_context::{LANES, Lane, Lanes, Registers};
 use crate::numeric::single;
 use crate::operands::Args;
 
-/// Boolean operators that combine the comparison with a predicate. Their index is in the two low bits of the row's constant; the
-/// comparison uses the other bits.
+/// Boolean operators that combine the comparison with a predicate. Their index is in the two low bits of the row's constant;
+/// the comparison uses the other bits.
 pub(crate) const OPERATORS: [&str; 4] = ["", ".and", ".or", ".xor"];
 
 /// Bit of the constant of a `set` row: the results are 1.0 and 0.0 instead of all ones and zero.

@@ -1,5 +1,6 @@
 //! Control flow: branches, calls, barriers, exits (PTX ISA, "Control Flow Instructions", "Parallel Synchronization and
-//! Communication Instructions"). The warp's interpreter loop in `exec` executes them; this file only has their rows.
+//! Communication Instructions"). The warp's interpreter loop in `exec`
+//! executes them; this file has their rows, and the handlers of `trap` and `brkpt`.
 
 use super::{Category, Decode, Family, Operand, Row, Value, row};
 use crate::bytecode::{Action, Barrier, BarrierKind, Control};
@@ -28,8 +29,8 @@ fn control(name: &str, operands: &[Operand], category: Category, control: Contro
     row(name, operands, category, 0, Action::Control(control))
 }
 
-/// A row whose operands have a special form.
-fn formed(name: &str, operands: &[Operand], decode: Decode) -> Row {
+/// A row whose operands the decoder reads by a rule of its own.
+fn with_own_decoding(name: &str, operands: &[Operand], decode: Decode) -> Row {
     Row { name: name.into(), operands: operands.to_vec(), decode, k: 0, category: Category::Control }
 }
 
@@ -38,6 +39,7 @@ fn barriers(rows: &mut Vec<Row>) {
     use Operand::{In, InPred, Out};
     let number = In(Value::B32);
     for (opcode, suffix, aligned) in [("bar", "", true), ("barrier", "", false), ("barrier", ".aligned", true)] {
+        // `counted`: an operand gives the number of threads that take part; otherwise the whole block does.
         let mut barrier = |name: &str, operands: &[Operand], kind, counted| {
             let barrier = Control::Barrier(Barrier { kind, aligned, counted });
             rows.push(control(&format!("{opcode}.{name}"), operands, Category::Barrier, barrier));
@@ -51,18 +53,19 @@ fn barriers(rows: &mut Vec<Row>) {
             ("or", Value::Pred, BarrierKind::RedOr),
         ] {
             let name = if ty == Value::Pred { "pred" } else { "u32" };
-            let mut orders = vec![format!("red.{op}{suffix}.{name}")];
+            let mut spellings = vec![format!("red.{op}{suffix}.{name}")];
             if !suffix.is_empty() {
-                orders.push(format!("red{suffix}.{op}.{name}"));
+                spellings.push(format!("red{suffix}.{op}.{name}"));
             }
-            for name in orders {
+            for name in spellings {
                 barrier(&name, &[Out(ty), number, InPred], kind, false);
                 barrier(&name, &[Out(ty), number, number, InPred], kind, true);
             }
         }
     }
     rows.push(control("bar.warp.sync", &[number], Category::Barrier, Control::WarpSync));
-    // A cluster is one block. Its barrier has no number, and separate instructions arrive and wait.
+    // The emulator supports only clusters of one block. A cluster's barrier has no number; separate instructions arrive and
+    // wait.
     for (aligned, suffix) in [(false, ""), (true, ".aligned")] {
         for (op, order, kind) in [
             ("arrive", "", BarrierKind::Arrive),
@@ -81,9 +84,9 @@ fn barriers(rows: &mut Vec<Row>) {
 pub(crate) fn family() -> Family {
     use Operand::{Imm, In, Label};
     let mut rows = vec![
-        formed("bra", &[Label], Decode::Branch),
-        formed("brx.idx", &[In(Value::B32), Label], Decode::BranchIndexed),
-        formed("call", &[], Decode::Call),
+        with_own_decoding("bra", &[Label], Decode::Branch),
+        with_own_decoding("brx.idx", &[In(Value::B32), Label], Decode::BranchIndexed),
+        with_own_decoding("call", &[], Decode::Call),
         control("ret", &[], Category::Control, Control::Return),
         control("exit", &[], Category::Control, Control::Exit),
         control("nanosleep.u32", &[In(Value::B32)], Category::Control, Control::Yield),
@@ -91,8 +94,8 @@ pub(crate) fn family() -> Family {
         row("brkpt", &[], Category::Control, 0, Action::Access(breakpoint)),
     ];
     barriers(&mut rows);
-    // Without effect: there is no profiler, registers need not be reallocated, and dependent grids start only when the previous one
-    // has ended.
+    // Without effect: there is no profiler, registers need not be reallocated, and dependent grids start only when the previous
+    // one has ended.
     for (name, operands) in [
         ("pmevent", &[Imm][..]),
         ("pmevent.mask", &[Imm]),

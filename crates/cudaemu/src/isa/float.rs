@@ -99,15 +99,15 @@ const ROUNDINGS: [(&str, Rounding); 5] =
 
 /// The modifiers that an opcode accepts.
 #[derive(Clone, Copy)]
-struct Takes {
+struct AcceptedModifiers {
     default: bool,
     sat: bool,
 }
 
 fn rounded(rows: &mut Vec<Row>, host: Host) {
-    let sums = Takes { default: true, sat: true };
-    let fused = Takes { default: false, sat: true };
-    let quotients = Takes { default: false, sat: false };
+    let sums = AcceptedModifiers { default: true, sat: true };
+    let fused = AcceptedModifiers { default: false, sat: true };
+    let quotients = AcceptedModifiers { default: false, sat: false };
     singles::<Add>(rows, host, "add", sums);
     singles::<Sub>(rows, host, "sub", sums);
     singles::<Mul>(rows, host, "mul", sums);
@@ -126,7 +126,7 @@ fn rounded(rows: &mut Vec<Row>, host: Host) {
     doubles::<SqrtDouble>(rows, host, "sqrt", quotients);
 }
 
-fn singles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: Takes) {
+fn singles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: AcceptedModifiers) {
     for (index, (text, round)) in ROUNDINGS.into_iter().enumerate().skip(usize::from(!takes.default)) {
         for ftz in [false, true] {
             for sat in if takes.sat { &[false, true][..] } else { &[false] } {
@@ -145,7 +145,7 @@ fn singles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: Takes) 
     }
 }
 
-fn doubles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: Takes) {
+fn doubles<O: Rounded>(rows: &mut Vec<Row>, host: Host, op: &str, takes: AcceptedModifiers) {
     for (index, (text, round)) in ROUNDINGS.into_iter().enumerate().skip(usize::from(!takes.default)) {
         let action = match round {
             Rounding::Rn => host.map::<Nearest<O, false, false>>(),

@@ -8,8 +8,9 @@
 //!
 //! Values are bits: an operand takes the low bits of an `i128`, so `-1` and `0xffff_ffff` are the same 32-bit value. Inputs are
 //! flattened in the order of the text, immediates and addresses included; outputs likewise. The carry flag is the last input of
-//! rows that read it (`addc`, `subc`, `madc`) and the last output of rows that write it (`.cc`). The register parts of video
-//! instructions are their first input.
+//! rows that read it (`addc`, `subc`, `madc`) and the last output of rows that write it (`.cc`). Scalar video instructions
+//! select parts of their registers (`.b0`, `.h1`, …). These selectors are packed into one immediate, the first input; see
+//! [`Operand::OutPart`].
 //!
 //! Inputs are assigned to the lanes in order, 32 at a time. For an instruction of a whole warp, each input is the value of one
 //! lane.
@@ -31,15 +32,17 @@ pub(crate) type Case<'a> = (&'a [i128], &'a [i128]);
 /// Active lanes in the masked variant.
 const MASK: u32 = 0x9c35_5a6e;
 
-/// A family under test.
+/// An instruction family under test.
 pub(crate) struct Harness {
     rows: Vec<Row>,
-    seen: HashSet<String>,
-    /// Class of the registers for [`Operand::OutWide`] and [`Operand::InWide`] (and their vectors); `None`: the value's own class.
+    /// Names of the rows that were run.
+    tested: HashSet<String>,
+    /// Class of the registers for [`Operand::OutWide`] and [`Operand::InWide`] (and their vectors); `None`: the value's own
+    /// class.
     pub(crate) wide: Option<Class>,
 }
 
-/// Variants of a run; all must give the same results.
+/// Variants of a run. All must give the same results, except [`Variant::Discarded`], which has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     /// No variation.
@@ -50,13 +53,13 @@ enum Variant {
     InPlace,
     /// Predicates are read negated (and hold the opposite value).
     Negated,
-    /// Every destination is `_`.
-    Sunk,
+    /// Every destination is `_`: the row must not panic and must not write any other register.
+    Discarded,
 }
 
-/// One flattened operand.
+/// An input or output after flattening: vectors, pairs and addresses of the text become one entry per register or immediate.
 #[derive(Clone, Copy, PartialEq)]
-enum Piece {
+enum FlatOperand {
     Out(Class),
     In(Class),
     InPred,
@@ -72,15 +75,15 @@ impl Harness {
         for row in &family.rows {
             assert!(names.insert(row.name.clone()), "two rows are called {}", row.name);
         }
-        Self { rows: family.rows, seen: HashSet::new(), wide: None }
+        Self { rows: family.rows, tested: HashSet::new(), wide: None }
     }
 
-    /// Runs the cases and compares bit by bit.
+    /// Runs a row on the inputs of all cases and compares its outputs bit by bit.
     #[track_caller]
     pub(crate) fn check(&mut self, name: &str, cases: &[Case<'_>]) {
         let inputs: Vec<Vec<i128>> = cases.iter().map(|case| case.0.to_vec()).collect();
         let outputs = self.run(name, &inputs);
-        let classes = self.outputs(name);
+        let classes = self.output_classes(name);
         for (case, got) in cases.iter().zip(outputs) {
             assert_eq!(case.1.len(), got.len(), "{name}: number of outputs");
             let want: Vec<u128> = case.1.iter().zip(&classes).map(|(&v, &class)| truncate(v as u128, class)).collect();
@@ -88,29 +91,33 @@ impl Harness {
         }
     }
 
-    /// Runs each input in its own lane and returns its outputs, zero-extended. All variants must agree.
+    /// Runs each input in its own lane and returns its outputs, zero-extended. Fails if a variant other than
+    /// [`Variant::Discarded`] gives another result.
     #[track_caller]
     pub(crate) fn run(&mut self, name: &str, inputs: &[Vec<i128>]) -> Vec<Vec<u128>> {
-        self.seen.insert(name.to_string());
-        let row = self.row(name).clone();
-        let pieces = self.pieces(&row);
+        self.tested.insert(name.to_string());
+        let row = self.find_row(name).clone();
+        let pieces = self.flatten_operands(&row);
         let mut outputs = vec![Vec::new(); inputs.len()];
-        let mut left: Vec<usize> = (0..inputs.len()).collect();
-        while let Some(&first) = left.first() {
-            // Cases with the same immediates and absent operands share a run: these are part of the instruction and so equal for
-            // all lanes.
-            let fixed = |case: usize| constants(&pieces, &inputs[case]);
+        let mut remaining: Vec<usize> = (0..inputs.len()).collect();
+        while let Some(&first) = remaining.first() {
+            // Cases with the same immediates and absent operands share a run: these are part of the instruction and so equal
+            // for all lanes.
+            let fixed = |case: usize| instruction_constants(&pieces, &inputs[case]);
             let group: Vec<usize> =
-                left.iter().copied().filter(|&case| fixed(case) == fixed(first)).take(LANES).collect();
-            left.retain(|case| !group.contains(case));
+                remaining.iter().copied().filter(|&case| fixed(case) == fixed(first)).take(LANES).collect();
+            remaining.retain(|case| !group.contains(case));
             let lanes: [&[i128]; LANES] = std::array::from_fn(|lane| &*inputs[group[lane % group.len()]]);
-            let plain = execute(&row, &pieces, lanes, Variant::Plain);
-            for variant in [Variant::Masked, Variant::InPlace, Variant::Negated, Variant::Sunk] {
+            let plain = execute_variant(&row, &pieces, lanes, Variant::Plain);
+            for variant in [Variant::Masked, Variant::InPlace, Variant::Negated, Variant::Discarded] {
                 if variant == Variant::Masked && name.contains(".sync.aligned") {
-                    continue; // needs the whole warp
+                    continue; // the instruction needs the whole warp
                 }
-                let other = execute(&row, &pieces, lanes, variant);
-                assert!(variant == Variant::Sunk || plain == other, "{name}: {variant:?} gives another result");
+                let other = execute_variant(&row, &pieces, lanes, variant);
+                assert!(
+                    variant == Variant::Discarded || plain == other,
+                    "{name}: the variant {variant:?} gives another result"
+                );
             }
             for (lane, &case) in group.iter().enumerate() {
                 outputs[case] = plain.iter().map(|values| values[lane]).collect();
@@ -123,58 +130,60 @@ impl Harness {
     #[track_caller]
     pub(crate) fn finish(self) {
         let missing: Vec<&str> =
-            self.rows.iter().map(|row| &*row.name).filter(|name| !self.seen.contains(*name)).collect();
-        assert!(missing.is_empty(), "{} rows without a known value: {missing:?}", missing.len());
+            self.rows.iter().map(|row| &*row.name).filter(|name| !self.tested.contains(*name)).collect();
+        assert!(missing.is_empty(), "{} rows were never run on known values: {missing:?}", missing.len());
     }
 
     #[track_caller]
-    fn row(&self, name: &str) -> &Row {
+    fn find_row(&self, name: &str) -> &Row {
         self.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row is called {name}"))
     }
 
-    fn outputs(&self, name: &str) -> Vec<Class> {
-        let pieces = self.pieces(self.row(name));
+    /// Register classes of a row's outputs.
+    fn output_classes(&self, name: &str) -> Vec<Class> {
+        let pieces = self.flatten_operands(self.find_row(name));
         let class = |piece| match piece {
-            Piece::Out(class) => Some(class),
-            Piece::CarryOut => Some(Class::Pred),
+            FlatOperand::Out(class) => Some(class),
+            FlatOperand::CarryOut => Some(Class::Pred),
             _ => None,
         };
         pieces.into_iter().filter_map(class).collect()
     }
 
-    fn pieces(&self, row: &Row) -> Vec<Piece> {
+    /// The inputs and outputs of a row, in the order of the text; the carry flag comes last.
+    fn flatten_operands(&self, row: &Row) -> Vec<FlatOperand> {
         let wide = |value: Value| self.wide.unwrap_or(value.class());
-        let several = |count: u8, piece: Piece| vec![piece; usize::from(count)];
+        let several = |count: u8, piece: FlatOperand| vec![piece; usize::from(count)];
         let flat = |operand: &Operand| match *operand {
-            Operand::Out(value) => vec![Piece::Out(value.class())],
-            // The parts of all operands are one immediate.
-            Operand::OutPart(value) => vec![Piece::Imm, Piece::Out(value.class())],
-            Operand::OutWide(value) => vec![Piece::Out(wide(value))],
-            Operand::OutPair(first, second) => vec![Piece::Out(first.class()), Piece::Out(second.class())],
-            Operand::In(Value::Pred) | Operand::InPred | Operand::OptIn(Value::Pred) => vec![Piece::InPred],
-            Operand::In(value) | Operand::OptIn(value) | Operand::InPart(value) => vec![Piece::In(value.class())],
-            Operand::InWide(value) => vec![Piece::In(wide(value))],
-            Operand::OutVector(count, value) => several(count, Piece::Out(value.class())),
-            Operand::OutWideVector(count, value) => several(count, Piece::Out(wide(value))),
-            Operand::InVector(count, value) => several(count, Piece::In(value.class())),
-            Operand::InWideVector(count, value) => several(count, Piece::In(wide(value))),
-            Operand::Imm | Operand::OptImm(_) => vec![Piece::Imm],
-            Operand::Address => vec![Piece::Address],
-            Operand::SecondAddress => vec![Piece::In(Class::B64), Piece::Imm],
+            Operand::Out(value) => vec![FlatOperand::Out(value.class())],
+            // The selectors of all operands are packed into one immediate.
+            Operand::OutPart(value) => vec![FlatOperand::Imm, FlatOperand::Out(value.class())],
+            Operand::OutWide(value) => vec![FlatOperand::Out(wide(value))],
+            Operand::OutPair(first, second) => vec![FlatOperand::Out(first.class()), FlatOperand::Out(second.class())],
+            Operand::In(Value::Pred) | Operand::InPred | Operand::OptIn(Value::Pred) => vec![FlatOperand::InPred],
+            Operand::In(value) | Operand::OptIn(value) | Operand::InPart(value) => vec![FlatOperand::In(value.class())],
+            Operand::InWide(value) => vec![FlatOperand::In(wide(value))],
+            Operand::OutVector(count, value) => several(count, FlatOperand::Out(value.class())),
+            Operand::OutWideVector(count, value) => several(count, FlatOperand::Out(wide(value))),
+            Operand::InVector(count, value) => several(count, FlatOperand::In(value.class())),
+            Operand::InWideVector(count, value) => several(count, FlatOperand::In(wide(value))),
+            Operand::Imm | Operand::OptImm(_) => vec![FlatOperand::Imm],
+            Operand::Address => vec![FlatOperand::Address],
+            Operand::SecondAddress => vec![FlatOperand::In(Class::B64), FlatOperand::Imm],
             Operand::Label => panic!("{}: control flow needs a warp", row.name),
         };
-        let mut pieces: Vec<Piece> = row.operands.iter().flat_map(flat).collect();
+        let mut pieces: Vec<FlatOperand> = row.operands.iter().flat_map(flat).collect();
         if ["addc", "subc", "madc"].contains(&row.name.split('.').next().unwrap_or_default()) {
-            pieces.push(Piece::CarryIn);
+            pieces.push(FlatOperand::CarryIn);
         }
         if row.name.split('.').any(|part| part == "cc") {
-            pieces.push(Piece::CarryOut);
+            pieces.push(FlatOperand::CarryOut);
         }
         pieces
     }
 }
 
-/// The low bits that fit into a register of the class.
+/// The low bits of `value` that fit into a register of the class.
 fn truncate(value: u128, class: Class) -> u128 {
     match class {
         Class::Pred => value & 1,
@@ -185,18 +194,21 @@ fn truncate(value: u128, class: Class) -> u128 {
     }
 }
 
-/// The inputs that are part of the instruction.
-fn constants(pieces: &[Piece], inputs: &[i128]) -> Vec<Option<i128>> {
-    let sources = pieces.iter().filter(|piece| !matches!(piece, Piece::Out(_) | Piece::CarryOut));
-    sources.zip(inputs).map(|(&piece, &value)| (piece == Piece::Imm || value == ABSENT).then_some(value)).collect()
+/// The inputs that are part of the instruction, and so equal in all lanes: immediates and absent operands.
+fn instruction_constants(pieces: &[FlatOperand], inputs: &[i128]) -> Vec<Option<i128>> {
+    let sources = pieces.iter().filter(|piece| !matches!(piece, FlatOperand::Out(_) | FlatOperand::CarryOut));
+    sources
+        .zip(inputs)
+        .map(|(&piece, &value)| (piece == FlatOperand::Imm || value == ABSENT).then_some(value))
+        .collect()
 }
 
-/// Allocates registers.
+/// Allocates registers: the next reusable index of each class.
 #[derive(Default)]
 struct Allocator([usize; 5]);
 
 impl Allocator {
-    fn take(&mut self, class: Class) -> Slot {
+    fn allocate(&mut self, class: Class) -> Slot {
         let next = &mut self.0[class as usize];
         *next += 1;
         Slot::new(class, *next - 1).unwrap_or_default()
@@ -223,8 +235,9 @@ fn read(registers: &Registers, slot: Slot) -> Lanes<u128> {
     }
 }
 
-/// Executes the row once. In the masked variant, checks that inactive lanes are unchanged and fills them in by a second run.
-fn execute(row: &Row, pieces: &[Piece], lanes: [&[i128]; LANES], variant: Variant) -> Vec<Lanes<u128>> {
+/// Executes the row in a variant. The masked variant runs it twice, with complementary masks, and merges the active lanes of
+/// both runs.
+fn execute_variant(row: &Row, pieces: &[FlatOperand], lanes: [&[i128]; LANES], variant: Variant) -> Vec<Lanes<u128>> {
     if variant == Variant::Masked {
         let (on, off) =
             (execute_masked(row, pieces, lanes, MASK, variant), execute_masked(row, pieces, lanes, !MASK, variant));
@@ -236,9 +249,10 @@ fn execute(row: &Row, pieces: &[Piece], lanes: [&[i128]; LANES], variant: Varian
     execute_masked(row, pieces, lanes, u32::MAX, variant)
 }
 
+/// Executes the row in the lanes of `mask`. Fails if an inactive lane of a destination changes.
 fn execute_masked(
     row: &Row,
-    pieces: &[Piece],
+    pieces: &[FlatOperand],
     lanes: [&[i128]; LANES],
     mask: u32,
     variant: Variant,
@@ -249,34 +263,34 @@ fn execute_masked(
     let (mut sources, mut imms) = (Vec::new(), 0);
     for (slot, &piece) in slots.iter_mut().zip(pieces) {
         let class = match piece {
-            Piece::Out(_) | Piece::CarryOut => continue,
-            Piece::In(class) => class,
-            Piece::InPred => Class::Pred,
-            Piece::Imm | Piece::Address => Class::B64,
-            Piece::CarryIn => Class::Pred,
+            FlatOperand::Out(_) | FlatOperand::CarryOut => continue,
+            FlatOperand::In(class) => class,
+            FlatOperand::InPred => Class::Pred,
+            FlatOperand::Imm | FlatOperand::Address => Class::B64,
+            FlatOperand::CarryIn => Class::Pred,
         };
         let input = sources.len();
-        assert!(input < lanes[0].len(), "{}: {} inputs are too few", row.name, lanes[0].len());
-        if piece == Piece::Imm {
+        assert!(input < lanes[0].len(), "{}: {} inputs, which are too few", row.name, lanes[0].len());
+        if piece == FlatOperand::Imm {
             args.imm[imms] = lanes[0][input] as i64;
             imms += 1;
         } else if lanes[0][input] != ABSENT {
-            *slot = allocator.take(class);
+            *slot = allocator.allocate(class);
         }
         sources.push(*slot);
     }
     assert_eq!(sources.len(), lanes[0].len(), "{}: number of inputs", row.name);
-    // The input flag is in a predicate of the harness that no handler accesses.
-    let carry = pieces.contains(&Piece::CarryIn).then(|| sources.pop().unwrap_or_default());
-    let mut free: Vec<Slot> = sources.iter().copied().filter(|slot| !slot.is_none()).collect();
+    // The carry input got a slot only to keep the inputs in order: its value is written to the carry flag below.
+    let carry = pieces.contains(&FlatOperand::CarryIn).then(|| sources.pop().unwrap_or_default());
+    let mut reusable: Vec<Slot> = sources.iter().copied().filter(|slot| !slot.is_none()).collect();
     let mut destinations = Vec::new();
     for (slot, &piece) in slots.iter_mut().zip(pieces) {
-        let Piece::Out(class) = piece else { continue };
-        let same = free.iter().position(|slot| slot.class() == class);
-        *slot = match (variant, same) {
-            (Variant::InPlace, Some(at)) => free.remove(at),
-            (Variant::Sunk, _) => Slot::NONE,
-            _ => allocator.take(class),
+        let FlatOperand::Out(class) = piece else { continue };
+        let of_same_class = reusable.iter().position(|slot| slot.class() == class);
+        *slot = match (variant, of_same_class) {
+            (Variant::InPlace, Some(at)) => reusable.remove(at),
+            (Variant::Discarded, _) => Slot::NONE,
+            _ => allocator.allocate(class),
         };
         destinations.push(*slot);
     }
@@ -300,20 +314,20 @@ fn execute_masked(
     let before: Vec<Lanes<u128>> =
         destinations.iter().map(|&slot| if slot.is_none() { [0; LANES] } else { read(&registers, slot) }).collect();
 
-    let mut flat = Vec::new();
+    let mut operand_slots = Vec::new();
     for (&slot, &piece) in slots.iter().zip(pieces) {
         match piece {
-            Piece::Imm | Piece::CarryIn | Piece::CarryOut => {}
-            Piece::Address => args.base = Base::Wide(slot),
-            Piece::InPred if variant == Variant::Negated && !slot.is_none() => flat.push(slot.negate()),
-            _ => flat.push(slot),
+            FlatOperand::Imm | FlatOperand::CarryIn | FlatOperand::CarryOut => {}
+            FlatOperand::Address => args.base = Base::Wide(slot),
+            FlatOperand::InPred if variant == Variant::Negated && !slot.is_none() => operand_slots.push(slot.negate()),
+            _ => operand_slots.push(slot),
         }
     }
-    for (place, &slot) in args.s.iter_mut().zip(&flat) {
+    for (place, &slot) in args.s.iter_mut().zip(&operand_slots) {
         *place = slot;
     }
-    if flat.len() > args.s.len() {
-        args.all = flat.into();
+    if operand_slots.len() > args.s.len() {
+        args.all = operand_slots.into();
     }
     let vector = |operand: &Operand| match *operand {
         Operand::OutVector(count, _) | Operand::OutWideVector(count, _) => Some(count),
@@ -325,12 +339,12 @@ fn execute_masked(
     match action(row) {
         Action::Compute(compute) => compute(&mut registers, &args, mask),
         Action::Access(access) => {
-            let (mut rig, ()) = Fixture::new(4096, 1, |_| ());
-            std::mem::swap(&mut rig.regs, &mut registers);
-            let mut cx = rig.context(0, 1);
+            let (mut fixture, ()) = Fixture::new(4096, 1, |_| ());
+            std::mem::swap(&mut fixture.regs, &mut registers);
+            let mut cx = fixture.context(0, 1);
             cx.active = mask;
             access(&mut cx, &args, mask).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
-            std::mem::swap(&mut rig.regs, &mut registers);
+            std::mem::swap(&mut fixture.regs, &mut registers);
         }
         Action::Control(_) => panic!("{}: control flow needs a warp", row.name),
     }
@@ -344,8 +358,13 @@ fn execute_masked(
         outputs.push(after);
     }
     let carry_after = registers.carry();
-    if pieces.contains(&Piece::CarryOut) {
-        assert_eq!(carry_after & !mask, carry_before & !mask, "{}: the carry of a lane that is masked off", row.name);
+    if pieces.contains(&FlatOperand::CarryOut) {
+        assert_eq!(
+            carry_after & !mask,
+            carry_before & !mask,
+            "{}: the carry flag of a lane that is masked off was written",
+            row.name
+        );
         outputs.push(std::array::from_fn(|lane| u128::from(carry_after >> lane & 1)));
     } else {
         assert_eq!(carry_after, carry_before, "{}: the carry flag was written", row.name);
@@ -358,10 +377,11 @@ fn garbage(seed: usize) -> u128 {
     [0, u128::MAX, 0x8000_8000_8000_8000_8000_8000_8000_8000, 0x7fff_ffff_7fff_ffff_7fff_ffff_7fff_ffff][seed % 4]
 }
 
+/// The row's handler.
 fn action(row: &Row) -> Action {
     match &row.decode {
         Decode::Plain(action) => action.clone(),
         Decode::Move(value) => moves::copy(*value),
-        _ => panic!("{}: the decoder makes its action", row.name),
+        _ => panic!("{}: the decoder creates its action, so the harness cannot run it", row.name),
     }
 }

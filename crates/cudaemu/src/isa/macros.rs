@@ -130,7 +130,8 @@ macro_rules! map {
     };
 }
 
-/// Adds a row per type, with all operands of that type: `map_each!(rows, Integer, "add", [u16 s16], (2) |x, y| x.wrapping_add(y))`.
+/// Adds a row per type, with all operands of that type: `map_each!(rows, Integer, "add", [u16 s16], (2) |x, y|
+/// x.wrapping_add(y))`.
 macro_rules! map_each {
     ($rows:ident, $category:ident, $name:literal, [$($t:ident)*], (1) $f:expr) => {
         $(map!($rows, $category, concat!($name, ".", stringify!($t)), $t => $t, $f);)*

@@ -1,7 +1,7 @@
 //! `ldmatrix`, `stmatrix`, `movmatrix`: moves of 8 × 8 matrices of 16-bit elements between shared memory and fragments.
 //!
-//! In a fragment lane `4 · row + pair` holds the elements `2 · pair` and `2 · pair + 1` of a row in one register. In memory lane `8
-//! · matrix + row` holds the address of a row's 16 bytes.
+//! In a fragment lane `4 · row + pair` holds the elements `2 · pair` and `2 · pair + 1` of a row in one register. In memory
+//! lane `8 · matrix + row` holds the address of a row's 16 bytes.
 
 use super::mma::require_whole_warp;
 use super::{Category, Family, Operand, Value, row};

@@ -1,6 +1,6 @@
-//! Instruction table: one file per instruction family, each with a list of rows. A row is an opcode with its modifiers in canonical
-//! order, the kinds of its operands, and its handler. Loading a module with an opcode that has no row fails. Open `table.rs` for
-//! the lookup and `macros.rs` for the short forms of rows.
+//! Instruction table: one file per instruction family, each with a list of rows. A row is an opcode with its modifiers in
+//! canonical order, the kinds of its operands, and its handler. Loading a module with an opcode that has no row fails. Open
+//! `table.rs` for the lookup and `macros.rs` for the short forms of rows.
 
 #[macro_use]
 mod macros;
@@ -54,7 +54,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The register class for it.
+    /// The class of the registers that hold values of this type.
     pub fn class(self) -> Class {
         match self {
             Self::Pred => Class::Pred,
@@ -71,7 +71,7 @@ impl Value {
 pub enum Operand {
     /// A destination register of exactly this class; `_` where PTX allows a sink.
     Out(Value),
-    /// A destination of any integer class that is at least as wide as the type (ld, cvt: "wider than the type").
+    /// A destination register of any integer class that is at least as wide as the type (`ld`, `cvt`).
     OutWide(Value),
     /// `d` or `d|p`: flattened to two slots; an absent second one is [`crate::operands::Slot::NONE`].
     OutPair(Value, Value),
@@ -79,8 +79,9 @@ pub enum Operand {
     In(Value),
     /// A source register of at least this width (st, cvt), or an immediate.
     InWide(Value),
-    /// A destination with an optional part, `d.b0` to `d.b3`, `d.h0` or `d.h1`, in video instructions. Parts are numbered 1 to 6 in
-    /// that order, the whole register is 0. `imm[0]` holds four bits for each operand of such a kind, starting with the lowest.
+    /// A destination with an optional part, `d.b0` to `d.b3`, `d.h0` or `d.h1`, in video instructions. Parts are numbered 1 to
+    /// 6 in that order, the whole register is 0. `imm[0]` holds four bits for each operand of such a kind, starting with the
+    /// lowest.
     OutPart(Value),
     /// A source with an optional part; see [`Operand::OutPart`].
     InPart(Value),
@@ -102,8 +103,8 @@ pub enum Operand {
     InWideVector(u8, Value),
     /// `[base+offset]`
     Address,
-    /// The second address of an instruction with two (cp.async): the base's slot (B64 or B32; [`crate::operands::Slot::NONE`] for
-    /// an absolute address) is in `s`, its constant offset in [`crate::operands::Args::imm`].
+    /// The second address of an instruction with two (cp.async): the base's slot (B64 or B32; [`crate::operands::Slot::NONE`]
+    /// for an absolute address) is in `s`, its constant offset in [`crate::operands::Args::imm`].
     SecondAddress,
     /// A label: the decoder creates the control action (see [`Decode::Branch`]).
     Label,
@@ -112,13 +113,13 @@ pub enum Operand {
 /// How a row's operands are decoded.
 #[derive(Clone, Debug)]
 pub enum Decode {
-    /// By their kinds; the action is the handler.
+    /// The operands are bound by their kinds; the action is the handler.
     Plain(Action),
     /// `bra`: one label.
     Branch,
     /// `brx.idx`: an index register and a label of `.branchtargets`.
     BranchIndexed,
-    /// `call`: special forms.
+    /// `call`: results, function, arguments and prototype, in parentheses or absent.
     Call,
     /// `mov` of a register, immediate, special register, or address of a variable or function.
     Move(Value),
@@ -145,8 +146,8 @@ pub enum Category {
     Other,
 }
 
-/// A row of the instruction table. Rows may share a name if their operands differ (`bar.red` with and without a count): the first
-/// matching one applies.
+/// A row of the instruction table. Rows may share a name if their operands differ (`bar.red` with and without a count): the
+/// first matching one applies.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Opcode with modifiers in canonical order: `add.rn.ftz.sat.f32`. Modifiers without effect in the emulator (cache hints,

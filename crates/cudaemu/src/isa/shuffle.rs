@@ -1,8 +1,8 @@
 //! Warp communication: `shfl`, `vote`, `match`, `redux`, `activemask`, `elect` (PTX ISA, "Data Movement and Conversion
 //! Instructions: shfl.sync", "Parallel Synchronization and Communication Instructions").
 //!
-//! A `.sync` instruction has a mask of member lanes. The warp's interpreter loop gathers them first. The handlers report members
-//! that have not exited and still do not execute the instruction, and lanes that read such a lane.
+//! A `.sync` instruction has a mask of member lanes. The warp's interpreter loop gathers them first. The handlers report
+//! members that have not exited and still do not execute the instruction, and lanes that read such a lane.
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::{AccessFn, Action};
@@ -18,11 +18,11 @@ fn operands(args: &Args) -> &[Slot] {
     if args.all.is_empty() { &args.s } else { &args.all }
 }
 
-fn has(mask: u32, lane: usize) -> bool {
+fn contains_lane(mask: u32, lane: usize) -> bool {
     mask >> lane & 1 != 0
 }
 
-/// For each lane its group: the members of its mask that execute the instruction.
+/// The group of each lane: the members of its mask that execute the instruction.
 fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Result<Lanes<u32>, Box<Fault>> {
     if args.k & LEGACY != 0 {
         return Ok([mask; LANES]);
@@ -34,11 +34,11 @@ fn groups(cx: &mut ExecContext<'_>, args: &Args, members: Slot, mask: u32) -> Re
     if first & mask == mask && first & live & !mask == 0 && members.iter().all(|&named| named == first) {
         return Ok([first & mask; LANES]);
     }
-    let wrong = (0..LANES).filter(|&lane| has(mask, lane)).find_map(|lane| {
+    let wrong = (0..LANES).filter(|&lane| contains_lane(mask, lane)).find_map(|lane| {
         let named = members[lane];
         let away = named & live & !mask;
-        let other = (0..LANES).find(|&other| has(named & mask, other) && members[other] != named);
-        let text = if !has(named, lane) {
+        let other = (0..LANES).find(|&other| contains_lane(named & mask, other) && members[other] != named);
+        let text = if !contains_lane(named, lane) {
             format!("the member mask {named:#010x} does not name lane {lane}, which executes it")
         } else if away != 0 {
             format!("the member mask {named:#010x} names lanes {away:#010x}, which do not execute it")
@@ -90,15 +90,15 @@ fn shuffle(cx: &mut ExecContext<'_>, args: &Args, mask: u32, source: Source) -> 
             let from = (from & 31) as usize;
             in_range |= 1 << lane;
             result[lane] = a[from];
-            if has(mask, lane) && !has(groups[lane], from) && absent.is_none() {
+            if contains_lane(mask, lane) && !contains_lane(groups[lane], from) && absent.is_none() {
                 absent = Some((lane, from));
             }
         }
     }
     if let Some((lane, from)) = absent {
-        let why = if !has(cx.live, from) {
+        let why = if !contains_lane(cx.live, from) {
             "has exited or never was"
-        } else if has(mask, from) {
+        } else if contains_lane(mask, from) {
             "is no member"
         } else {
             "does not execute the shuffle"
@@ -128,7 +128,8 @@ fn ballot(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fa
 
 /// Lanes of the group with the same value as `lane`.
 fn equals(values: &Lanes<u64>, lane: usize, group: u32) -> u32 {
-    (0..LANES).fold(0, |bits, other| bits | u32::from(has(group, other) && values[other] == values[lane]) << other)
+    (0..LANES)
+        .fold(0, |bits, other| bits | u32::from(contains_lane(group, other) && values[other] == values[lane]) << other)
 }
 
 fn match_any(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fault>> {
@@ -159,7 +160,8 @@ fn reduce(
 ) -> Result<(), Box<Fault>> {
     let groups = groups(cx, args, args.s[2], mask)?;
     let values = cx.regs.get::<u32>(args.s[1]);
-    let of = |group: u32| (0..LANES).filter(|&lane| has(group, lane)).map(|lane| values[lane]).reduce(&combine);
+    let of =
+        |group: u32| (0..LANES).filter(|&lane| contains_lane(group, lane)).map(|lane| values[lane]).reduce(&combine);
     let result: Lanes<u32> = std::array::from_fn(|lane| of(groups[lane]).unwrap_or_default());
     cx.regs.set(args.s[0], &result, mask);
     Ok(())

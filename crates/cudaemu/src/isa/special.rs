@@ -1,5 +1,5 @@
-//! Special registers that change while a warp runs, and addresses in the function's frame. The decoder turns each `mov` that reads
-//! one into a row of this file (PTX ISA, "Special Registers").
+//! Special registers that change while a warp runs, and addresses in the function's frame. The decoder turns each `mov` that
+//! reads one into a row of this file (PTX ISA, "Special Registers").
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;

@@ -138,7 +138,8 @@ impl InstructionTable {
         ranked.into_iter().filter(|(rank, _)| rank.2 <= limit).take(count).map(|(_, name)| name).collect()
     }
 
-    /// The list of supported instructions as Markdown: a heading per family, a line per set of rows that only differ in modifiers.
+    /// The list of supported instructions as Markdown: a heading per family, a line per set of rows that only differ in
+    /// modifiers.
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "# Instructions\n\n{} forms, generated from the decoder's table by `cargo run -p cudaemu --example supported`. \
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_are_removed_wherever_they_stand() {
+    fn hints_are_removed_at_any_position() {
         let table =
             InstructionTable::new(vec![family(&["ld.global.u32", "ldx.ca.u32"], vec![("ld", &["ca", "L2::128B"])])]);
         assert_eq!(table.find("ld.global.ca.L2::128B.u32").map(|found| found.0), Some(0));
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_rows_are_of_the_same_kind() {
+    fn the_closest_rows_are_of_the_same_instruction() {
         let table = InstructionTable::new(vec![family(&["add.s32", "add.f32", "sub.s32"], vec![])]);
         assert_eq!(table.closest("add.s31", 1), ["add.s32"]);
         assert_eq!(table.closest("adf.s32", 2), ["add.s32", "add.f32"]);
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_fold() {
+    fn names_fold_into_patterns() {
         let names = ["add.s32", "add.u32", "add.f32", "add.ftz.f32", "add.rn.f32", "add.rn.ftz.f32", "ret"];
         let lines: Vec<String> = fold(names.into_iter()).iter().map(|pattern| render(pattern)).collect();
         assert_eq!(lines, ["add.{s32,u32}", "add[.rn][.ftz].f32", "ret"]);

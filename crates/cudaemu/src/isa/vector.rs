@@ -1,6 +1,6 @@
-//! Function multiversioning of lane loops: each is compiled for any processor, and for processors with AVX2 and FMA. The version of
-//! a row is chosen once, when the table is built. Both versions give the same bits: fused multiply-add is exact in either, only its
-//! speed differs.
+//! Function multiversioning of lane loops: each loop is compiled once for any processor and once for processors with AVX2 and
+//! FMA. The version of a row is chosen once, when the table is built. Both versions give the same bits: fused multiply-add is
+//! exact in either, only its speed differs.
 
 use std::marker::PhantomData;
 
@@ -11,8 +11,8 @@ use crate::operands::Args;
 
 /// A row's handler on registers.
 pub(crate) trait Kernel {
-    /// The handler, of type [`ComputeFn`]. Must be `#[inline(always)]` with its loops written out: a function that is not inlined,
-    /// such as a large closure passed to a helper, is compiled for any processor.
+    /// The handler, of type [`ComputeFn`]. Must be `#[inline(always)]` with its loops written out: a function that is not
+    /// inlined, such as a large closure passed to a helper, is compiled for any processor.
     fn run(r: &mut Registers, a: &Args, mask: u32);
 }
 
@@ -25,7 +25,7 @@ pub(crate) trait Work {
 /// Features of the host processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host {
-    /// Whether it has AVX2 and FMA. Only [`Host::detect`] sets it to true.
+    /// Whether the processor has AVX2 and FMA. Only [`Host::detect`] sets it to true.
     wide: bool,
 }
 

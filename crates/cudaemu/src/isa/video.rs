@@ -1,5 +1,5 @@
-//! SIMD video instructions: two half-words or four bytes at once (PTX ISA, "SIMD Video Instructions"), without lane selectors and
-//! masks, as nvcc's SIMD intrinsics use them.
+//! SIMD video instructions: two half-words or four bytes at once (PTX ISA, "SIMD Video Instructions"), without lane selectors
+//! and masks, as nvcc's SIMD intrinsics use them.
 
 use super::{Category, Family, Operand, Row, Value, row};
 use crate::bytecode::Action;

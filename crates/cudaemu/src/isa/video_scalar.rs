@@ -27,7 +27,8 @@ const OPS: [(&str, Op); 15] = [
     ("vset.ge", |a, b| i128::from(a >= b)),
 ];
 
-/// The row's constant: index into [`OPS`] in the low four bits, then these bits; from bit 8, the operation with the third source.
+/// The row's constant: index into [`OPS`] in the low four bits, then these bits; from bit 8, the operation with the third
+/// source.
 const D_SIGNED: u32 = 1 << 4;
 const A_SIGNED: u32 = 1 << 5;
 const B_SIGNED: u32 = 1 << 6;

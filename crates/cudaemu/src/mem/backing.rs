@@ -1,11 +1,11 @@
 //! Backing memory that several threads may access at once, and the reservation of addresses for device memory.
 //!
-//! Several threads run the blocks of a kernel, and a faulty kernel may race on the bytes of its buffers. In Rust that must not be a
-//! data race, so the memory is never borrowed as bytes: every access is a relaxed atomic of 1, 2, 4 or 8 bytes, host copies
-//! included. A race may mix widths (one thread stores a word, another loads its lower half). This is sound in practice: the memory
-//! does not belong to Rust (it comes from `mmap` or from the program), no `&mut` to it exists, and on the supported targets each
-//! access is a single plain load or store. So a mixed race yields some mixture of the bytes, as on a GPU, and such bytes are only
-//! used as numbers.
+//! Several threads run the blocks of a kernel, and a faulty kernel may race on the bytes of its buffers. In Rust that must not
+//! be a data race, so the memory is never borrowed as bytes: every access is a relaxed atomic of 1, 2, 4 or 8 bytes, host
+//! copies included. A race may mix widths (one thread stores a word, another loads its lower half). This is sound in practice:
+//! the memory does not belong to Rust (it comes from `mmap` or from the program), no `&mut` to it exists, and on the supported
+//! targets each access is a single plain load or store. So a mixed race yields some mixture of the bytes, as on a GPU, and such
+//! bytes are only used as numbers.
 #![allow(unsafe_code, reason = "one of the places the crate allows it in: mapped memory")]
 
 use std::io;
@@ -121,8 +121,8 @@ impl Backing {
 
     atomics!(atomic8: AtomicU8, 1; atomic16: AtomicU16, 2; atomic32: AtomicU32, 4; atomic64: AtomicU64, 8);
 
-    /// The eight-byte words of the memory, whose start must be aligned (mapped memory's is). Bytes after the last whole word are
-    /// left out.
+    /// The eight-byte words of the memory, whose start must be aligned (mapped memory's is). Bytes after the last whole word
+    /// are left out.
     #[inline(always)]
     pub(crate) fn words(&self) -> &[AtomicU64] {
         if self.mapping.is_none() {

@@ -8,7 +8,8 @@ use super::{Bitmap, MemorySnapshot};
 #[derive(Debug)]
 pub struct Footprint {
     view: Arc<MemorySnapshot>,
-    /// For each allocation of the snapshot: read, written. Allocated at the first access; `None` if the host has no memory for it.
+    /// For each allocation of the snapshot: read, written. Allocated at the first access; `None` if the host has no memory for
+    /// it.
     touched: Vec<[OnceLock<Option<Bitmap>>; 2]>,
 }
 

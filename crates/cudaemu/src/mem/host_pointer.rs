@@ -26,8 +26,8 @@ impl HostMemory {
     pub fn read(self, offset: u64, bytes: usize) -> Vec<u8> {
         let mut copied = Vec::<u8>::with_capacity(bytes);
         let from = std::ptr::with_exposed_provenance::<u8>((self.0 + offset) as usize);
-        // SAFETY: the caller of the copying API function promises that the source is as long as the requested copy and stays valid
-        // until the copy is done; offset and count are within that. `copied` has room for the bytes.
+        // SAFETY: the caller of the copying API function promises that the source is as long as the requested copy and stays
+        // valid until the copy is done; offset and count are within that. `copied` has room for the bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(from, copied.as_mut_ptr(), bytes);
             copied.set_len(bytes);
@@ -38,8 +38,8 @@ impl HostMemory {
     /// Writes bytes at an offset.
     pub fn write(self, offset: u64, bytes: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>((self.0 + offset) as usize);
-        // SAFETY: the caller of the copying API function promises that the destination is as long as the requested copy, and that
-        // nothing else accesses it until the copy is done; offset and count are within that.
+        // SAFETY: the caller of the copying API function promises that the destination is as long as the requested copy, and
+        // that nothing else accesses it until the copy is done; offset and count are within that.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 }

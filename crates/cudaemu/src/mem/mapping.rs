@@ -1,5 +1,5 @@
-//! Virtual memory management: address reservations and memory that are managed separately (`cuMemAddressReserve`, `cuMemCreate`,
-//! `cuMemMap` and `cuMemSetAccess`).
+//! Virtual memory management: address reservations and memory that are managed separately (`cuMemAddressReserve`,
+//! `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

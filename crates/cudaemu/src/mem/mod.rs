@@ -1,9 +1,9 @@
 //! Memory of the emulated machine: allocations, device addresses and written bits. Open `space.rs` first.
 //!
-//! A device address is not a host address. All device addresses are in one inaccessible reservation ([`AddressSpace`]), so that a
-//! host that dereferences one faults, as on real hardware; the bytes are elsewhere ([`PhysicalMemory`]). Allocations are 512-byte
-//! aligned and no more, far apart, and addresses are not reused for long, so that a wrong address hits no allocation instead of
-//! another one. A [`Bitmap`] records which bytes were ever written.
+//! A device address is not a host address. All device addresses are in one inaccessible reservation ([`AddressSpace`]), so that
+//! a host that dereferences one faults, as on real hardware; the bytes are elsewhere ([`PhysicalMemory`]). Allocations are
+//! 512-byte aligned and no more, far apart, and addresses are not reused for long, so that a wrong address hits no allocation
+//! instead of another one. A [`Bitmap`] records which bytes were ever written.
 //!
 //! A kernel launch, copy or memset works on a [`MemorySnapshot`]: the allocations that were live when it was taken.
 //!

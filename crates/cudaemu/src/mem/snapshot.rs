@@ -53,8 +53,8 @@ impl MemorySnapshot {
         }
     }
 
-    /// As [`MemorySnapshot::find`]; also fails if a kernel on `device`, with access to the devices in `peers`, may not access the
-    /// allocation.
+    /// As [`MemorySnapshot::find`]; also fails if a kernel on `device`, with access to the devices in `peers`, may not access
+    /// the allocation.
     pub fn reachable(
         &self,
         address: u64,
@@ -106,8 +106,8 @@ impl MemorySnapshot {
         }
     }
 
-    /// Calls `f` for each part of a range, with the part's offset in the range. The range may span adjacent mappings, but no other
-    /// allocations.
+    /// Calls `f` for each part of a range, with the part's offset in the range. The range may span adjacent mappings, but no
+    /// other allocations.
     fn pieces(&self, address: u64, bytes: u64, f: &mut dyn FnMut(Piece<'_>, u64)) -> Result<(), FaultKind> {
         // The first pass checks the whole range, the second one acts on it.
         for act in [false, true] {

@@ -159,8 +159,8 @@ impl AddressSpace {
                 (from, wrapped) = (range.start, true);
                 continue;
             }
-            // The used range that ends last among all that start before `end`; they do not overlap, so it is the one that starts
-            // last.
+            // The used range that ends last among all that start before `end`; they do not overlap, so it is the one that
+            // starts last.
             match state.taken.range(..end).next_back() {
                 Some((_, &taken_end)) if taken_end > start - GUARD => from = taken_end,
                 _ => {
@@ -245,8 +245,8 @@ impl AddressSpace {
         self.alloc_on(device, bytes, AllocationKind::Constant, origin)
     }
 
-    /// Allocates memory of a device that the host can access at the same address. Its bytes count as written, because the emulator
-    /// cannot see the host's writes.
+    /// Allocates memory of a device that the host can access at the same address. Its bytes count as written, because the
+    /// emulator cannot see the host's writes.
     pub fn alloc_managed(&self, device: u32, bytes: u64, origin: &'static str) -> Result<Arc<Allocation>, Error> {
         self.usage(device)?;
         let physical = Arc::new(PhysicalMemory::pinned(bytes, device)?);

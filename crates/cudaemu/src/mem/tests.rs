@@ -24,7 +24,7 @@ fn addresses_are_aligned_to_512_and_no_more() {
 }
 
 #[test]
-fn the_host_cannot_touch_device_addresses() {
+fn device_addresses_are_unmapped_for_the_host() {
     let space = space();
     let base = space.alloc(0, SIZE, "cuMemAlloc").expect("memory").base();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
@@ -38,7 +38,7 @@ fn the_host_cannot_touch_device_addresses() {
 }
 
 #[test]
-fn misses_name_the_nearest_allocation() {
+fn an_access_outside_names_the_nearest_allocation() {
     let space = space();
     let base = space.alloc(1, SIZE, "cuMemAllocAsync").expect("memory").base();
     let freed = space.alloc(0, 100, "cuMemAlloc").expect("memory").base();
@@ -81,7 +81,7 @@ fn freed_addresses_stay_out_of_use() {
         assert!(matches!(view.find(first + 8, 8), Err(FaultKind::UseAfterFree(_))));
         assert!(matches!(view.write(first, &[1]), Err(FaultKind::UseAfterFree(_))));
     }
-    let Err(Error::NotAllocated { near, .. }) = space.free(first) else { panic!("freed twice") };
+    let Err(Error::NotAllocated { near, .. }) = space.free(first) else { panic!("a second free succeeded") };
     assert!(near.contains("use after free"), "{near}");
     let inside = space.alloc(0, SIZE, "cuMemAlloc").expect("memory").base() + 4;
     assert!(matches!(space.free(inside), Err(Error::NotAllocated { .. })));
@@ -91,7 +91,7 @@ fn freed_addresses_stay_out_of_use() {
 fn memory_is_limited_and_accounted() {
     let space = space();
     let half = space.alloc(0, 40 << 20, "cuMemAlloc").expect("memory");
-    let Err(error) = space.alloc(0, 40 << 20, "cuMemAlloc") else { panic!("more than there is") };
+    let Err(error) = space.alloc(0, 40 << 20, "cuMemAlloc") else { panic!("an allocation above the limit succeeded") };
     let wanted = Error::OutOfMemory { device: 0, asked: 40 << 20, used: 40 << 20, limit: 64 << 20 };
     assert_eq!(error, wanted);
     assert_eq!((space.used(0), space.used(1)), (40 << 20, 0));
@@ -106,7 +106,7 @@ fn memory_is_limited_and_accounted() {
 }
 
 #[test]
-fn a_snapshot_is_made_anew_only_after_a_change() {
+fn a_snapshot_is_rebuilt_only_after_a_change() {
     let space = space();
     let first = space.snapshot();
     assert!(Arc::ptr_eq(&first, &space.snapshot()));
@@ -119,7 +119,7 @@ fn a_snapshot_is_made_anew_only_after_a_change() {
 }
 
 #[test]
-fn peers_must_be_enabled() {
+fn memory_of_another_device_needs_peer_access() {
     let space = space();
     let of = |device, origin| space.alloc(device, SIZE, origin).expect("memory").base();
     let (own, others) = (of(0, "cuMemAlloc"), of(1, "cuMemAlloc"));
@@ -216,7 +216,7 @@ fn host_calls_check_ranges() {
 }
 
 #[test]
-fn ranges_and_handles_are_mapped() {
+fn mappings_follow_reservations_handles_and_access_rights() {
     let space = space();
     let range = space.reserve(4 * GRANULARITY, 0).expect("a range");
     assert!(range.is_multiple_of(GRANULARITY));

@@ -1,5 +1,5 @@
-//! `.approx` and `.full` instructions: the exact value (through `f64`) rounded once, which is within every error bound of PTX. The
-//! last bits therefore differ from hardware's, which differ between generations too.
+//! `.approx` and `.full` instructions: the exact value (through `f64`) rounded once, which is within every error bound of PTX.
+//! The last bits therefore differ from hardware's, which differ between generations too.
 
 use super::single::{NAN, canonical, flush};
 
@@ -80,8 +80,8 @@ pub fn div_full(a: f32, b: f32, ftz: bool) -> f32 {
     if ftz { flush(quotient) } else { quotient }
 }
 
-/// `rcp.approx.ftz.f64`: reads the upper 32 bits of `a` and returns the upper 32 bits of the reciprocal (20 bits of fraction); the
-/// lower 32 are zero. Subnormal inputs and results count as zero.
+/// `rcp.approx.ftz.f64`: reads the upper 32 bits of `a` and returns the upper 32 bits of the reciprocal (20 bits of fraction);
+/// the lower 32 are zero. Subnormal inputs and results count as zero.
 #[inline]
 pub fn rcp_f64(a: f64) -> f64 {
     upper(a, |a| 1.0 / a)

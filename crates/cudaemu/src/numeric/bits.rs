@@ -28,8 +28,8 @@ pub fn bfe_u64(a: u64, pos: u32, len: u32) -> u64 {
     extract(a, pos, len)
 }
 
-/// `bfe.s32`: as `.u32`, sign-extended with the field's top bit, or with the register's if the field ends beyond it. A length of
-/// zero gives zero.
+/// `bfe.s32`: as `.u32`, sign-extended with the field's top bit, or with the register's if the field ends beyond it. A length
+/// of zero gives zero.
 #[inline(always)]
 pub fn bfe_s32(a: u32, pos: u32, len: u32) -> u32 {
     bfe_signed(u64::from(a), pos, len, 32) as u32
@@ -115,8 +115,8 @@ pub enum PrmtMode {
     Rc16,
 }
 
-/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. In index mode, bits 2 to 0 of each selector choose the byte and bit 3
-/// replaces it by copies of its sign; the other modes use the two low bits of `c`.
+/// `prmt.b32{.mode} d, a, b, c`: four bytes out of `{b, a}`. In index mode, bits 2 to 0 of each selector choose the byte and
+/// bit 3 replaces it by copies of its sign; the other modes use the two low bits of `c`.
 #[inline(always)]
 pub fn prmt(a: u32, b: u32, c: u32, mode: PrmtMode) -> u32 {
     let selectors = match (mode, c as usize & 3) {

@@ -1,7 +1,7 @@
 //! `cvt` between integers and floats of every width, and `cvt.pack` (PTX ISA, "Data Movement and Conversion").
 //!
-//! The general functions take and return register bits; with constant types and modes they inline to a short path. `f64` represents
-//! every other float type exactly, so rounding an `f64` once is the only rounding.
+//! The general functions take and return register bits; with constant types and modes they inline to a short path. `f64`
+//! represents every other float type exactly, so rounding an `f64` once is the only rounding.
 
 use super::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::round::{self, BF16, F16, F32, F64, TF32, to_f32, to_f32_odd};
@@ -88,8 +88,8 @@ pub fn float_to_int(bits: u64, from: FloatType, to: IntType, round: IntRounding,
     }
 }
 
-/// Rounds to nearest, ties to even, for a value in the range of `.f32`: added to 1.5·2^52, the unit is one. Larger values have no
-/// fraction. The standard library's function is a call unless the compiler may assume SSE4.1.
+/// Rounds to nearest, ties to even, for a value in the range of `.f32`: added to 1.5·2^52, the unit is one. Larger values have
+/// no fraction. The standard library's function is a call unless the compiler may assume SSE4.1.
 #[inline(always)]
 fn nearest_integer(value: f64) -> f64 {
     const UNIT: f64 = 6_755_399_441_055_744.0;
@@ -171,8 +171,8 @@ pub struct PackType {
     pub signed: bool,
 }
 
-/// `cvt.pack.sat.convertType.s32{.b32} d, a, b{, c}`: `b` saturated in the lowest element, `a` in the next, the low bits of `c` in
-/// the remaining ones (16-bit elements leave none).
+/// `cvt.pack.sat.convertType.s32{.b32} d, a, b{, c}`: `b` saturated in the lowest element, `a` in the next, the low bits of `c`
+/// in the remaining ones (16-bit elements leave none).
 #[inline]
 pub fn cvt_pack(a: i32, b: i32, c: u32, to: PackType) -> u32 {
     let (low, high) =

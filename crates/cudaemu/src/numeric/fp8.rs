@@ -31,8 +31,8 @@ pub fn fp8_to_f32(format: Fp8, bits: u8) -> f32 {
     }
 }
 
-/// `cvt.rn.satfinite{.relu}`: nearest, ties to even; values beyond the largest finite one and infinity become that one; NaN becomes
-/// 0x7f.
+/// `cvt.rn.satfinite{.relu}`: nearest, ties to even; values beyond the largest finite one and infinity become that one; NaN
+/// becomes 0x7f.
 #[inline]
 pub fn f32_to_fp8(format: Fp8, value: f32, relu: bool) -> u8 {
     if value.is_nan() {

@@ -87,8 +87,8 @@ pub fn f16_to_f32(bits: u16) -> f32 {
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // Clamped to 2^16, so that larger values become infinity. Adds half a unit minus one, plus the bit that makes ties go to even;
-    // a carry correctly moves into the exponent.
+    // Clamped to 2^16, so that larger values become infinity. Adds half a unit minus one, plus the bit that makes ties go to
+    // even; a carry correctly moves into the exponent.
     let clamped = if magnitude < 0x4780_0000 { magnitude } else { 0x4780_0000 };
     let normal = clamped.wrapping_add(0xfff + (clamped >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
     // Near 0.5, f32 has the spacing of f16's subnormals, so the addition rounds.
@@ -247,8 +247,8 @@ pub fn x2(a: u32, op: impl Fn(u16) -> u16) -> u32 {
     pack(op(low(a)), op(high(a)))
 }
 
-// The packed forms are separate functions without closures: closures are inlined by a cost estimate only, for which these are too
-// large, and a call per lane prevents vectorisation of the loop.
+// The packed forms are separate functions without closures: closures are inlined by a cost estimate only, for which these are
+// too large, and a call per lane prevents vectorisation of the loop.
 
 #[inline(always)]
 const fn low(a: u32) -> u16 {

@@ -111,8 +111,8 @@ fn odd_f32(nearest: f32, error_negative: bool, inexact: bool) -> f32 {
     f32::from_bits(if inexact && bits & 1 == 0 { neighbour } else { bits })
 }
 
-/// `a + b` rounded to odd. Computes the exact error by Knuth's TwoSum, so nothing may overflow: operands must be in the range of
-/// `.f32`.
+/// `a + b` rounded to odd. Computes the exact error by Knuth's TwoSum, so nothing may overflow: operands must be in the range
+/// of `.f32`.
 #[inline(always)]
 pub(super) fn add_odd_f64(a: f64, b: f64) -> f64 {
     let sum = a + b;

@@ -1,7 +1,7 @@
 //! `.f32` arithmetic (PTX ISA, "Floating-Point Instructions").
 //!
-//! Round to nearest uses the host's operations. If the caller is compiled for a target with FMA, [`fma`] becomes one instruction;
-//! otherwise it is a call into the C library. The directed modes round once from an `f64`.
+//! Round to nearest uses the host's operations. If the caller is compiled for a target with FMA, [`fma`] becomes one
+//! instruction; otherwise it is a call into the C library. The directed modes round once from an `f64`.
 
 use super::round::{add_odd_f64, div_odd_f64, sqrt_odd_f64, to_f32};
 use super::types::{MinMax, Mode, Rounding, Testp};

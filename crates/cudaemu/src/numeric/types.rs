@@ -62,11 +62,11 @@ impl Mode {
 /// Modifiers of `.f16` and `.bf16` arithmetic, which always rounds to nearest even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HalfMode {
-    /// `.ftz`: subnormal inputs and results become zeros of the same sign (`.f16` only in PTX).
+    /// `.ftz`: subnormal inputs and results become zeros of the same sign (PTX has it for `.f16` only).
     pub ftz: bool,
     /// `.sat`: the result is clamped to [0.0, 1.0]; NaN becomes +0.0.
     pub sat: bool,
-    /// `.relu`: negative results become +0.0; NaN stays the canonical NaN.
+    /// `.relu`: negative results become +0.0; a NaN result is the canonical NaN.
     pub relu: bool,
 }
 
@@ -78,7 +78,8 @@ impl HalfMode {
 /// Modifiers of floating-point `min` and `max`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MinMax {
-    /// `.NaN`: the result is NaN if either input is NaN. Without it, the result is then the other input.
+    /// `.NaN`: the result is NaN if either input is NaN. Without it, a NaN input is ignored: the result is the other
+    /// input.
     pub nan: bool,
     /// `.xorsign.abs`: compare magnitudes; the result's sign is the XOR of the inputs' signs. Ignored on a NaN result.
     pub xorsign_abs: bool,
@@ -147,7 +148,7 @@ impl IntType {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
 
-    /// The type's low bits of `raw`, sign- or zero-extended to 64 bits; higher bits of `raw` are ignored.
+    /// The low bits of `raw`, as many as the type has, sign- or zero-extended to 64 bits; higher bits of `raw` are ignored.
     #[inline(always)]
     pub const fn extend(self, raw: u64) -> u64 {
         let unused = 64 - self.bits();
@@ -216,8 +217,8 @@ pub enum Comparison {
     Nan,
 }
 
-/// `setp`'s comparison, for integers and floats alike. For `.ftz`, flush the operands first; `.f16` and `.bf16` compare
-/// as the `f32` they convert to.
+/// The comparison of `setp` and `set`, for integers and floats alike. For `.ftz`, flush the operands first; `.f16` and `.bf16`
+/// compare as the `f32` they convert to.
 #[inline(always)]
 pub fn compare<T: PartialOrd + Copy>(op: Comparison, a: T, b: T) -> bool {
     let ordered = a <= b || a > b;

@@ -236,8 +236,8 @@ pub enum Operand {
     Not(Name),
     /// `_`
     Sink,
-    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`. Constant expressions are already evaluated (in 64 bits: `~7`
-    /// is a `.u64`; the instruction truncates it to its own type).
+    /// An integer, wide enough for `-1` and for `0xFFFFFFFFFFFFFFFF`. Constant expressions are already evaluated (in 64 bits:
+    /// `~7` is a `.u64`; the instruction truncates it to its own type).
     Int(i128),
     /// `0f3F800000`
     F32(u32),

@@ -1,4 +1,4 @@
-//! Device without the driver: PTX text in, memory out. For tests of instructions.
+//! A device without the driver API: loads PTX text, runs kernels, and gives access to their memory. For tests of instructions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ pub(crate) struct Module {
 pub(crate) struct Params(Vec<u8>);
 
 impl Params {
+    /// Appends an argument.
     pub(crate) fn add(mut self, bytes: &[u8]) -> Self {
         self.0.resize(self.0.len().next_multiple_of(bytes.len().max(1)), 0);
         self.0.extend_from_slice(bytes);
@@ -41,11 +42,11 @@ impl Params {
 
 impl Device {
     pub(crate) fn new() -> Self {
-        Self::printing(|_| {})
+        Self::with_print(|_| {})
     }
 
     /// A device whose kernels print to this function.
-    pub(crate) fn printing(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
+    pub(crate) fn with_print(print: impl Fn(&str) + Send + Sync + 'static) -> Self {
         let machine = ExecutorConfig {
             sms: 4,
             threads: 1,
@@ -76,7 +77,7 @@ impl Device {
         out
     }
 
-    /// Loads a module; variables get their initial values (but no addresses of other variables).
+    /// Loads a module; its variables get their initial bytes, but addresses in initialisers stay zero.
     #[track_caller]
     pub(crate) fn load(&self, text: &str) -> Module {
         let module = ptx::parse(text).unwrap_or_else(|error| panic!("{error}"));
@@ -129,7 +130,7 @@ impl Device {
         outcome
     }
 
-    /// Runs a kernel that must not fail.
+    /// Runs a kernel that must succeed.
     #[track_caller]
     pub(crate) fn run(&mut self, module: &Module, kernel: &str, grid: u32, block: u32, params: Params) {
         if let Err(report) = self.launch(module, kernel, grid, block, params).result {
@@ -139,7 +140,7 @@ impl Device {
 
     /// Fails if a row of these instructions (given by the first words of their opcodes) was never executed on this device.
     #[track_caller]
-    pub(crate) fn executed_all(&self, instructions: &[&str]) {
+    pub(crate) fn assert_executed_all(&self, instructions: &[&str]) {
         let rows = isa::table().rows().iter().enumerate();
         let missing: Vec<&str> = rows
             .filter(|(index, row)| {

@@ -43,11 +43,11 @@ fn values(device: &mut Device, module: &crate::bare_device::Module, name: &str) 
 }
 
 #[test]
-fn barriers() {
+fn every_barrier_row_synchronises_the_threads() {
     let mut device = Device::new();
     let mut text = header();
     let mut expected: Vec<(String, ValueOf)> = Vec::new();
-    // Each thread reads the value that thread t - 2 stored before the barrier.
+    // Thread t reads the value that thread 63 - t stored before the barrier.
     let hand_over = |barrier: &str| format!("st.shared.u32 [%a], %t; {barrier} ld.shared.u32 %v, [%b];");
     for row in table().rows() {
         let name = &row.name;
@@ -70,7 +70,7 @@ fn barriers() {
             let count = if operands == 2 { ", 64" } else { "" };
             (hand_over(&format!("{name} 3{count};")), Box::new(|t| 63 - t))
         } else if has("arrive") {
-            // The first warp produces, the second one consumes.
+            // The first warp stores and arrives; the second warp waits and reads.
             let body = format!(
                 "@!%first bra TAKE;
                  st.shared.u32 [%a], %t; mov.u32 %v, 7; {name} 1, 64; bra DONE;
@@ -82,7 +82,7 @@ fn barriers() {
             let count = if operands == 4 { " 64," } else { "" };
             (format!("{name} %v, 2,{count} %p;"), Box::new(|_| 40))
         } else {
-            // With a true predicate in all threads and in none; then in some.
+            // The predicate is true in all threads, then in none, then in some: bits 1, 2 and 4 of the result.
             let count = if operands == 4 { " 64," } else { "" };
             let body = format!(
                 "setp.ge.u32 %q, %t, 0; {name} %q, 2,{count} %q; selp.u32 %w, 1, 0, %q; add.u32 %v, %v, %w;
@@ -101,11 +101,11 @@ fn barriers() {
         let want: Vec<u32> = (0..THREADS).map(value).collect();
         assert_eq!(values(&mut device, &module, &format!("k{number}")), want, "{name}");
     }
-    device.executed_all(&["bar", "barrier"]);
+    device.assert_executed_all(&["bar", "barrier"]);
 }
 
 #[test]
-fn steps() {
+fn every_branch_call_and_exit_row_goes_to_its_target() {
     let mut device = Device::new();
     let mut text = header()
         + ".func (.param .b32 r) triple(.param .b32 x) {
@@ -180,9 +180,9 @@ fn steps() {
         let out = device.upload(&[0; 4 * THREADS as usize]);
         let report = device.launch(&module, "k", 1, THREADS, Params::default().pointer(out)).result.unwrap_err();
         assert!(matches!(&report.fault.kind, FaultKind::Trap(text) if text.contains(part)), "{report}");
-        assert_eq!(report.thread, [40, 0, 0], "the first thread that comes there");
+        assert_eq!(report.thread, [40, 0, 0], "the first thread that reaches the instruction");
     }
-    device.executed_all(&[
+    device.assert_executed_all(&[
         "bra",
         "brx",
         "call",

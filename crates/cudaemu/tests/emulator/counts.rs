@@ -1,4 +1,4 @@
-//! Counts of kernels, compared with numbers computed by hand.
+//! Counts of kernels (instructions, memory traffic, bank conflicts), compared with numbers computed by hand.
 
 #![allow(unsafe_code, reason = "launches are unsafe calls of cudarc")]
 
@@ -32,12 +32,12 @@ fn check(json: &str, kernel: &str, expected: &[(&str, u64)]) {
     }
 }
 
-/// 1000 elements by 1024 threads in 32 warps; the last warp has 8 elements.
+/// 1024 threads in 32 warps add 1000 elements; the last warp has 8 elements.
 #[test]
-fn sum_of_vectors() {
-    let gpu = Gpu::with(80, SETTINGS);
+fn a_vector_sum_is_counted_exactly() {
+    let gpu = Gpu::with_settings(80, SETTINGS);
     let module = gpu.load("elementwise.sm_80");
-    let (a, b, out) = (gpu.up(&[1.0f32; 1000]), gpu.up(&[2.0f32; 1000]), gpu.alloc::<f32>(1000));
+    let (a, b, out) = (gpu.upload(&[1.0f32; 1000]), gpu.upload(&[2.0f32; 1000]), gpu.alloc::<f32>(1000));
     for launches in 1..=2 {
         launch!(gpu, module, "vector_add", 16, 64; &a, &b, &out, &1000);
         gpu.finish();
@@ -45,7 +45,8 @@ fn sum_of_vectors() {
         let per_launch = [
             ("launches", launches),
             ("threads", all),
-            // Four parameters, three special registers, the index, the test, the branch, the end; 11 more in the branch.
+            // Per thread: four parameters, three special registers, the index, the test, the branch, the exit; 11 more for an
+            // element.
             ("warp_instructions", (11 * 32 + 11 * 32) * launches),
             ("lane_instructions", 10 * all + 24 * launches + 11 * inside),
             ("load", 4 * all + 2 * inside),
@@ -69,14 +70,14 @@ fn sum_of_vectors() {
     }
     let json = gpu.emulator().counts_json();
     assert!(json.starts_with("{\"host_device_bytes\": 8000,"), "{json}");
-    gpu.down(&out);
+    gpu.download(&out);
     let json = gpu.emulator().counts_json();
     assert!(json.starts_with("{\"host_device_bytes\": 12000,"), "{json}");
 }
 
-/// Each of 128 warps reads a row of 128 bytes, four sectors, and writes as much.
+/// A transposition of 64 x 64 floats: each of 128 warp reads covers 128 bytes in four sectors.
 #[test]
-fn transpositions() {
+fn transpositions_count_sectors_and_bank_conflicts() {
     // Kernel, sectors written, requests to shared memory each way, conflicts.
     let rows = [
         ("transpose_naive", 128 * 32, 0, 0),
@@ -84,9 +85,9 @@ fn transpositions() {
         ("transpose_padded", 128 * 4, 128, 0),
         ("transpose_swizzled", 128 * 4, 128, 0),
     ];
-    let gpu = Gpu::with(80, SETTINGS);
+    let gpu = Gpu::with_settings(80, SETTINGS);
     let module = gpu.load("transpose.sm_80");
-    let (input, out) = (gpu.up(&[1.0f32; 64 * 64]), gpu.alloc::<f32>(64 * 64));
+    let (input, out) = (gpu.upload(&[1.0f32; 64 * 64]), gpu.alloc::<f32>(64 * 64));
     for (kernel, written, shared, conflicts) in rows {
         launch!(gpu, module, kernel, (2, 2), (32, 8); &input, &out, &64, &64);
         gpu.finish();
@@ -109,10 +110,10 @@ fn transpositions() {
 
 /// Stride and offset determine the number of sectors of a warp's words, and how many bytes are read more than once.
 #[test]
-fn sectors_of_strided_loads() {
-    let gpu = Gpu::with(80, SETTINGS);
+fn strided_loads_count_sectors_and_distinct_bytes() {
+    let gpu = Gpu::with_settings(80, SETTINGS);
     let module = gpu.load("elementwise.sm_80");
-    let (input, out) = (gpu.up(&[1; 4096]), gpu.alloc::<i32>(64));
+    let (input, out) = (gpu.upload(&[1; 4096]), gpu.alloc::<i32>(64));
     let mut before = [0; 2];
     // Stride and offset in words, then sectors and distinct bytes of two warps.
     for (stride, offset, sectors, distinct) in
@@ -130,10 +131,10 @@ fn sectors_of_strided_loads() {
 
 /// Each of 64 threads writes an array of eight words in two stores, and reads one word.
 #[test]
-fn local_traffic() {
-    let gpu = Gpu::with(80, SETTINGS);
+fn local_arrays_are_counted_as_local_traffic() {
+    let gpu = Gpu::with_settings(80, SETTINGS);
     let module = gpu.load("out_of_bounds_local.sm_80");
-    let (input, index) = (gpu.up(&[1, 2, 3, 4, 5, 6, 7, 8]), gpu.up(&[3; 64]));
+    let (input, index) = (gpu.upload(&[1, 2, 3, 4, 5, 6, 7, 8]), gpu.upload(&[3; 64]));
     launch!(gpu, module, "local_array_clean", 1, 64; &input, &index, &gpu.alloc::<i32>(64));
     gpu.finish();
     let expected = [
@@ -141,7 +142,7 @@ fn local_traffic() {
         ("local_written.bytes", 64 * 32),
         ("local_read.requests", 2),
         ("local_read.bytes", 64 * 4),
-        // Eight words that all lanes read, with one request each per warp, and the indices.
+        // Each of the two warps reads eight words (one request each, the same word in all lanes) and its indices.
         ("global_read.requests", 2 * 9),
         ("global_read.bytes", 64 * 36),
         ("global_read.sectors", 2 * 8 + 8),
@@ -150,7 +151,7 @@ fn local_traffic() {
     check(&gpu.emulator().counts_json(), "local_array_clean", &expected);
 }
 
-/// The counts do not depend on the number of threads that execute blocks; as a table and as JSON.
+/// The counts, as a table and as JSON, do not depend on the number of host threads that execute blocks.
 #[test]
 fn table_and_json_are_deterministic() {
     let text = ptx("transpose.sm_80");

@@ -1,4 +1,4 @@
-//! The README and the list of instructions must match the code.
+//! The manual: README.md and INSTRUCTIONS.md must match the code.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use cudaemu::config::SETTINGS;
 const README: &str = include_str!("../../README.md");
 
 #[test]
-fn the_list_of_instructions_is_the_decoders() {
+fn the_list_of_instructions_matches_the_decoder() {
     let same = include_str!("../../INSTRUCTIONS.md") == cudaemu::isa::table().markdown();
     assert!(same, "run: cargo run -p cudaemu --example supported > crates/cudaemu/INSTRUCTIONS.md");
 }
 
 #[test]
-fn the_readme_has_every_setting_as_it_is() {
+fn the_readme_describes_every_setting() {
     let rows: Vec<String> =
         SETTINGS.iter().map(|setting| format!("| `{}` | {} |", setting.name, setting.help)).collect();
     assert!(README.contains(&rows.join("\n")), "the table of settings should be\n{}", rows.join("\n"));
@@ -28,7 +28,7 @@ fn the_readme_has_every_setting_as_it_is() {
 }
 
 #[test]
-fn the_readme_shows_a_report_as_it_is() {
+fn the_report_in_the_readme_is_current() {
     let emulator = cudaemu::test::start("").unwrap();
     let report = {
         let context = cudarc::driver::CudaContext::new(0).unwrap();
@@ -42,7 +42,8 @@ fn the_readme_shows_a_report_as_it_is() {
         let mut launch = stream.launch_builder(&kernel);
         launch.arg(&a).arg(&b).arg(&mut c).arg(&1001);
         #[allow(unsafe_code, reason = "cudarc's launch is unsafe")]
-        // SAFETY: the arguments match the kernel's parameters; the test passes a count above the length of the vectors on purpose.
+        // SAFETY: the arguments match the kernel's parameters; the test passes a count above the length of the vectors on
+        // purpose.
         unsafe {
             launch.launch(LaunchConfig::for_num_elems(1001)).unwrap();
         }

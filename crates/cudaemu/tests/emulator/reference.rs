@@ -1,4 +1,4 @@
-//! Reference implementation of rounding, for values that are exact as a double or a sum of two doubles.
+//! Reference implementation of rounding, for values that a double, or the sum of two doubles, represents exactly.
 
 /// Rounding mode.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -9,63 +9,74 @@ pub enum Round {
     Down,
 }
 
-/// In the order of most intrinsics: rn, rz, ru, rd.
+/// All modes, in the order in which the kernels call the intrinsics: rn, rz, ru, rd.
 pub const ROUNDINGS: [Round; 4] = [Round::Near, Round::Zero, Round::Up, Round::Down];
 
-/// A format: bits of a significand, the smallest exponent of a normal value, the largest finite value.
+/// A floating-point format.
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
+    /// Bits of the significand, with the implicit one.
     bits: i32,
-    least: i32,
-    most: f64,
+    /// Exponent of the smallest normal value.
+    min_exponent: i32,
+    /// The largest finite value.
+    max_finite: f64,
 }
 
-pub const F32: Format = Format { bits: 24, least: -126, most: f32::MAX as f64 };
-pub const F16: Format = Format { bits: 11, least: -14, most: 65504.0 };
-pub const BF16: Format = Format { bits: 8, least: -126, most: 3.3895313892515355e38 };
-pub const E4M3: Format = Format { bits: 4, least: -6, most: 448.0 };
-pub const E5M2: Format = Format { bits: 3, least: -14, most: 57344.0 };
+pub const F32: Format = Format { bits: 24, min_exponent: -126, max_finite: f32::MAX as f64 };
+pub const F16: Format = Format { bits: 11, min_exponent: -14, max_finite: 65504.0 };
+pub const BF16: Format = Format { bits: 8, min_exponent: -126, max_finite: 3.3895313892515355e38 };
+pub const E4M3: Format = Format { bits: 4, min_exponent: -6, max_finite: 448.0 };
+pub const E5M2: Format = Format { bits: 3, min_exponent: -14, max_finite: 57344.0 };
 
-/// A value as a sum of two doubles. The second is at most half a unit of the first; sometimes only its sign is known.
+/// A value as `high + low`: `low` is at most half a unit in the last place of `high`. For quotients and roots only the sign of
+/// `low` is meaningful, which is enough to round them.
 #[derive(Clone, Copy, Debug)]
 pub struct Exact(pub f64, pub f64);
 
 impl Exact {
-    pub fn sum(a: f64, b: f64) -> Self {
+    /// The exact sum (Knuth's TwoSum).
+    pub fn two_sum(a: f64, b: f64) -> Self {
         let sum = a + b;
-        let shadow = sum - a;
-        Self(sum, (a - (sum - shadow)) + (b - shadow))
+        let b_rounded = sum - a;
+        Self(sum, (a - (sum - b_rounded)) + (b - b_rounded))
     }
 
-    pub fn product(a: f64, b: f64) -> Self {
+    /// The exact product (TwoProduct with a fused multiply-add).
+    pub fn two_product(a: f64, b: f64) -> Self {
         Self(a * b, a.mul_add(b, -(a * b)))
     }
 
+    /// The quotient; `low` has the sign of `a / b - high`.
     pub fn quotient(a: f64, b: f64) -> Self {
         let quotient = a / b;
         Self(quotient, (-quotient).mul_add(b, a) * b.signum())
     }
 
+    /// The square root; `low` has the sign of `√a - high`.
     pub fn root(a: f64) -> Self {
         let root = a.sqrt();
         Self(root, (-root).mul_add(root, a))
     }
 
-    /// The value in a format; infinities and NaN stay.
+    /// The value rounded to a format; infinities, zeros and NaN stay as they are.
     pub fn round(self, format: Format, round: Round) -> f64 {
         let Self(high, low) = self;
         if !high.is_finite() || high == 0.0 {
             return high;
         }
         let mut exponent = (high.abs().to_bits() >> 52) as i32 - 1023;
+        // `high` is a power of two and `low` points towards zero: the value belongs to the binade below.
         if high.abs().to_bits() << 12 == 0 && low * high < 0.0 {
             exponent -= 1;
         }
-        let place = exponent.max(format.least) - format.bits + 1;
-        // In two steps, because a single factor may exceed the range of a double.
-        let scaled = high * 2f64.powi(-place / 2) * 2f64.powi(-place - -place / 2);
+        // Exponent of a unit in the last place; subnormals all have that of the smallest normal value.
+        let ulp_exponent = exponent.max(format.min_exponent) - format.bits + 1;
+        // The value in units in the last place. Scaled in two steps, because a single factor may exceed the range of a double.
+        let scaled = high * 2f64.powi(-ulp_exponent / 2) * 2f64.powi(-ulp_exponent - -ulp_exponent / 2);
         let mut floor = scaled.floor();
         let mut rest = scaled - floor;
+        // `high` is a whole number of units and the value lies just below it.
         if rest == 0.0 && low < 0.0 {
             (floor, rest) = (floor - 1.0, 1.0);
         }
@@ -78,20 +89,20 @@ impl Exact {
                 Round::Up => true,
                 Round::Down => false,
             };
-        let result = (floor + f64::from(u8::from(up))) * 2f64.powi(place);
-        if result.abs() > format.most {
+        let result = (floor + f64::from(u8::from(up))) * 2f64.powi(ulp_exponent);
+        if result.abs() > format.max_finite {
             let infinite = match round {
                 Round::Near => true,
                 Round::Zero => false,
                 Round::Up => high > 0.0,
                 Round::Down => high < 0.0,
             };
-            return if infinite { f64::INFINITY } else { format.most }.copysign(high);
+            return if infinite { f64::INFINITY } else { format.max_finite }.copysign(high);
         }
         result.copysign(high)
     }
 
-    /// The value as a double; invalid near the limits of the range.
+    /// The value rounded to a double. Not for results that overflow or are subnormal.
     pub fn round_double(self, round: Round) -> f64 {
         let Self(high, low) = self;
         if !high.is_finite() || low == 0.0 {
@@ -113,8 +124,8 @@ impl Exact {
     }
 }
 
-/// A value rounded to an integer in a range; values outside are clamped, NaN becomes 0.
-pub fn whole(value: f64, round: Round, range: [f64; 2]) -> f64 {
+/// A value rounded to an integer and clamped to a range; NaN becomes 0.
+pub fn round_to_integer(value: f64, round: Round, range: [f64; 2]) -> f64 {
     let rounded = match round {
         Round::Near => value.round_ties_even(),
         Round::Zero => value.trunc(),
@@ -124,9 +135,10 @@ pub fn whole(value: f64, round: Round, range: [f64; 2]) -> f64 {
     if value.is_nan() { 0.0 } else { rounded.clamp(range[0], range[1]) }
 }
 
-/// A sum of floats. A zero sum is negative if both terms are, or if terms that cancel are rounded down.
-pub fn add(a: f64, b: f64, format: Format, round: Round) -> f64 {
-    let exact = Exact::sum(a, b);
+/// The sum of two floats, rounded to a format. A zero sum is negative if both terms are negative, or if the terms cancel and
+/// the mode is [`Round::Down`].
+pub fn rounded_sum(a: f64, b: f64, format: Format, round: Round) -> f64 {
+    let exact = Exact::two_sum(a, b);
     if exact.0 == 0.0 && (a != 0.0 || a.is_sign_positive() != b.is_sign_positive()) {
         return if round == Round::Down { -0.0 } else { 0.0 };
     }

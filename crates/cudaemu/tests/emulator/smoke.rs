@@ -35,7 +35,7 @@ $done:
 "#;
 
 #[test]
-fn open_allocate_copy_load_launch() {
+fn a_kernel_runs_from_device_selection_to_result() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2\nCUDAEMU_COUNTS=on").unwrap();
     assert_eq!(CudaContext::device_count(), Ok(2));
     {
@@ -49,7 +49,7 @@ fn open_allocate_copy_load_launch() {
         let mut data = stream.clone_htod(&host).unwrap();
         let mut launch = stream.launch_builder(&scale);
         launch.arg(&mut data).arg(&3u32).arg(&1000u32);
-        // SAFETY: the arguments are the kernel's, and the buffer is as long as it says.
+        // SAFETY: the arguments match the kernel's parameters, and the buffer has 1000 elements.
         unsafe { launch.launch(LaunchConfig::for_num_elems(1000)) }.unwrap();
         let back = stream.clone_dtoh(&data).unwrap();
         assert_eq!(back, host.iter().map(|x| x * 3).collect::<Vec<_>>());

@@ -20,7 +20,7 @@ pub(crate) struct Import {
 
 /// The imports, files and modules of a crate.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
+pub(crate) struct CrateImports {
     pub(crate) imports: BTreeSet<Import>,
     /// Files that are reachable by `mod`.
     pub(crate) files: BTreeSet<String>,
@@ -29,14 +29,14 @@ pub(crate) struct Tree {
 }
 
 /// Reads a crate from its sources, keyed by file name relative to the folder of `lib.rs`.
-pub(crate) fn read(sources: &BTreeMap<String, String>) -> Tree {
-    let mut tree = Tree::default();
-    file(sources, "lib.rs", &[], false, &mut tree);
+pub(crate) fn read_crate(sources: &BTreeMap<String, String>) -> CrateImports {
+    let mut tree = CrateImports::default();
+    read_file(sources, "lib.rs", &[], false, &mut tree);
     tree
 }
 
 /// Reads one file, which contains the module of this path.
-fn file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: bool, tree: &mut Tree) {
+fn read_file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: bool, tree: &mut CrateImports) {
     let text = sources.get(name).unwrap_or_else(|| panic!("no file {name}"));
     let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{name}: {error}"));
     tree.files.insert(name.to_owned());
@@ -47,7 +47,7 @@ fn file(sources: &BTreeMap<String, String>, name: &str, path: &[String], test: b
         let found =
             [format!("{stem}.rs"), format!("{stem}/mod.rs")].into_iter().find(|name| sources.contains_key(name));
         let name = found.unwrap_or_else(|| panic!("{name}: no file for the module {}", path.join("::")));
-        file(sources, &name, &path, test, tree);
+        read_file(sources, &name, &path, test, tree);
     }
 }
 
@@ -59,12 +59,12 @@ struct Reader<'a> {
     test: bool,
     /// Modules in separate files: path, and whether only tests compile them.
     declared: Vec<(Vec<String>, bool)>,
-    tree: &'a mut Tree,
+    tree: &'a mut CrateImports,
 }
 
 impl Reader<'_> {
     /// Records a path that starts with `crate`, `self` or `super`. Other paths start with a crate or an imported name.
-    fn path(&mut self, segments: &[String]) {
+    fn record_path(&mut self, segments: &[String]) {
         let mut at = self.path.clone();
         let mut rest = segments.iter();
         match rest.next().map(String::as_str) {
@@ -92,28 +92,28 @@ impl Reader<'_> {
     }
 
     /// Every path of a `use` with braces.
-    fn uses(&mut self, tree: &UseTree, before: &[String]) {
+    fn record_uses(&mut self, tree: &UseTree, before: &[String]) {
         let with = |name: String| [before, &[name]].concat();
         match tree {
-            UseTree::Path(path) => self.uses(&path.tree, &with(path.ident.to_string())),
-            UseTree::Name(name) => self.path(&with(name.ident.to_string())),
-            UseTree::Rename(name) => self.path(&with(name.ident.to_string())),
-            UseTree::Glob(_) => self.path(&with("*".into())),
-            UseTree::Group(group) => group.items.iter().for_each(|item| self.uses(item, before)),
+            UseTree::Path(path) => self.record_uses(&path.tree, &with(path.ident.to_string())),
+            UseTree::Name(name) => self.record_path(&with(name.ident.to_string())),
+            UseTree::Rename(name) => self.record_path(&with(name.ident.to_string())),
+            UseTree::Glob(_) => self.record_path(&with("*".into())),
+            UseTree::Group(group) => group.items.iter().for_each(|item| self.record_uses(item, before)),
         }
     }
 
     /// Reads an item with attributes; `#[cfg(test)]` applies to everything in it.
-    fn guarded(&mut self, attributes: &[Attribute], read: impl FnOnce(&mut Self)) {
+    fn with_attributes(&mut self, attributes: &[Attribute], read: impl FnOnce(&mut Self)) {
         let before = self.test;
-        self.test |= attributes.iter().any(for_tests);
+        self.test |= attributes.iter().any(is_test_only);
         read(self);
         self.test = before;
     }
 }
 
 /// `#[cfg(test)]`, `#[cfg(all(test, …))]`, `#[test]`. Any other condition may be true in the library.
-fn for_tests(attribute: &Attribute) -> bool {
+fn is_test_only(attribute: &Attribute) -> bool {
     match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
         Meta::List(list) if list.path.is_ident("cfg") => {
@@ -140,12 +140,12 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             Item::Use(item) => &item.attrs,
             _ => &[],
         };
-        self.guarded(attributes, |this| visit::visit_item(this, item));
+        self.with_attributes(attributes, |this| visit::visit_item(this, item));
     }
 
     fn visit_impl_item(&mut self, item: &'ast ImplItem) {
         let attributes: &[Attribute] = if let ImplItem::Fn(item) = item { &item.attrs } else { &[] };
-        self.guarded(attributes, |this| visit::visit_impl_item(this, item));
+        self.with_attributes(attributes, |this| visit::visit_impl_item(this, item));
     }
 
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
@@ -163,7 +163,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        self.uses(&item.tree, &[]);
+        self.record_uses(&item.tree, &[]);
     }
 
     // `pub(in crate::a)` names only a module that contains this one, so it is no import.
@@ -171,7 +171,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        self.path(&segments);
+        self.record_path(&segments);
         visit::visit_path(self, path);
     }
 
@@ -192,7 +192,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
                     // `crate::{…}`: counts as all modules.
                     *last = "*".into();
                 }
-                self.path(&segments);
+                self.record_path(&segments);
             }
         }
     }

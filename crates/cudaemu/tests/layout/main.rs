@@ -1,5 +1,5 @@
-//! Layers of the crate: a module may use only the modules in its row of the table in `src/lib.rs`, and `unsafe` is allowed only in
-//! the listed files.
+//! Layers of the crate: a module may use only the modules in its row of the table in `src/lib.rs`, and `unsafe` is allowed only
+//! in the listed files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use imports::{Import, Tree};
+use imports::{CrateImports, Import};
 
 /// A row of the table: a module, and the modules that it may use.
 type Row = (String, BTreeSet<String>);
 
 /// Prefixes of files that may contain `unsafe`. Tests and examples launch kernels, which is an unsafe call.
-const UNSAFE: [&str; 8] = [
+const UNSAFE_FILES: [&str; 8] = [
     "src/abi/",
     "src/isa/vector.rs",
     "src/mem/backing.rs",
@@ -46,23 +46,24 @@ fn sources(folder: &str) -> BTreeMap<String, String> {
 }
 
 /// The words in backquotes of a table cell, without the brackets of links.
-fn names(cell: &str) -> impl Iterator<Item = String> {
+fn backquoted_names(cell: &str) -> impl Iterator<Item = String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// Parses the table of layers, from bottom to top, in the header of `lib.rs`: `//! | [`module`] | content | `module`, `module` |`.
-fn table(text: &str) -> Vec<Row> {
+/// Parses the table of layers, from bottom to top, in the header of `lib.rs`: `//! | [`module`] | content | `module`, `module`
+/// |`.
+fn parse_layer_table(text: &str) -> Vec<Row> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("//! | [`"));
     rows.map(|row| {
         let (name, rest) = row.split_once('`').unwrap();
         let cell = rest.trim_end().trim_end_matches('|').rsplit('|').next().unwrap();
-        (name.to_owned(), names(cell).collect())
+        (name.to_owned(), backquoted_names(cell).collect())
     })
     .collect()
 }
 
 /// The imports that the table does not allow. Test code may use every module below its own.
-fn violations(tree: &Tree, table: &[Row]) -> Vec<Import> {
+fn violations(tree: &CrateImports, table: &[Row]) -> Vec<Import> {
     let place = |module: &str| table.iter().position(|(name, _)| name == module);
     let allowed = |import: &&Import| {
         let Some(at) = place(&import.from) else { return false };
@@ -75,13 +76,13 @@ fn violations(tree: &Tree, table: &[Row]) -> Vec<Import> {
 #[test]
 fn modules_use_only_what_the_table_of_layers_allows() {
     let sources = sources("src");
-    let table = table(&sources["lib.rs"]);
+    let table = parse_layer_table(&sources["lib.rs"]);
     let mut below = BTreeSet::new();
     for (name, uses) in &table {
         assert!(uses.is_subset(&below), "{name} may only use modules below it in the table: {:?}", uses - &below);
         below.insert(name.clone());
     }
-    let tree = imports::read(&sources);
+    let tree = imports::read_crate(&sources);
     assert_eq!(tree.modules, below, "the modules of the crate, and the rows of the table");
     let files: BTreeSet<String> = sources.into_keys().collect();
     assert_eq!(tree.files, files, "the files that modules name, and those in the folder");
@@ -93,8 +94,8 @@ fn modules_use_only_what_the_table_of_layers_allows() {
 }
 
 #[test]
-fn a_violation_is_found_wherever_it_stands() {
-    let table = table(
+fn a_violation_is_found_at_any_place_in_a_file() {
+    let table = parse_layer_table(
         "//! | [`low`] | numbers | |\n//! | [`middle`] | more | `low` |\n//! | [`high`] | all | `low`, `middle` |\n",
     );
     for (file, text, found) in [
@@ -135,15 +136,15 @@ fn a_violation_is_found_wherever_it_stands() {
             BTreeMap::from(["low", "middle", "high"].map(|name| (format!("{name}/mod.rs"), String::new())));
         sources.insert("lib.rs".into(), "mod low; mod middle; pub mod high;".into());
         sources.insert(file.into(), text.into());
-        let wrong = violations(&imports::read(&sources), &table);
+        let wrong = violations(&imports::read_crate(&sources), &table);
         let wrong: Vec<_> = wrong.iter().map(|import| (&*import.to, import.test)).collect();
         assert_eq!(wrong, found, "{file}: {text}");
     }
 }
 
 #[test]
-fn tests_in_files_of_their_own_are_known() {
-    let table = table("//! | [`low`] | | |\n//! | [`odd`] | | |\n//! | [`high`] | | `low` |\n");
+fn test_modules_in_separate_files_count_as_tests() {
+    let table = parse_layer_table("//! | [`low`] | | |\n//! | [`odd`] | | |\n//! | [`high`] | | `low` |\n");
     let sources = [
         ("lib.rs", "mod low; mod odd; mod high;"),
         ("low.rs", ""),
@@ -153,13 +154,13 @@ fn tests_in_files_of_their_own_are_known() {
         ("high/tests/more.rs", "use crate::odd;"),
         ("high/part.rs", "use crate::odd;"),
     ];
-    let tree = imports::read(&sources.map(|(name, text)| (name.to_owned(), text.to_owned())).into());
+    let tree = imports::read_crate(&sources.map(|(name, text)| (name.to_owned(), text.to_owned())).into());
     let wrong = violations(&tree, &table);
     assert_eq!(wrong.iter().map(|import| (&*import.file, import.test)).collect::<Vec<_>>(), [("high/part.rs", false)]);
 }
 
 /// Whether a file disables the lint against unsafe code in any way.
-fn lifts_the_ban(text: &str) -> bool {
+fn allows_unsafe_code(text: &str) -> bool {
     struct Found(bool);
     impl syn::visit::Visit<'_> for Found {
         fn visit_attribute(&mut self, attribute: &syn::Attribute) {
@@ -181,19 +182,19 @@ fn unsafe_code_stays_in_its_modules() {
         ("#[cfg_attr(unix, warn( unsafe_code ))] fn f() {}", true),
         ("/// allow(unsafe_code)\n#[allow(dead_code)] fn f() { \"allow(unsafe_code)\"; }", false),
     ] {
-        assert_eq!(lifts_the_ban(text), lifts, "{text}");
+        assert_eq!(allows_unsafe_code(text), lifts, "{text}");
     }
     let mut lifting = BTreeSet::new();
     for folder in ["src", "tests", "benches", "examples"] {
         for (name, text) in sources(folder) {
             let file = format!("{folder}/{name}");
-            if lifts_the_ban(&text) {
-                let place = UNSAFE.iter().find(|place| file.starts_with(**place));
-                lifting.insert(*place.unwrap_or_else(|| panic!("{file} lifts the ban on unsafe code")));
+            if allows_unsafe_code(&text) {
+                let place = UNSAFE_FILES.iter().find(|place| file.starts_with(**place));
+                lifting.insert(*place.unwrap_or_else(|| panic!("{file} allows unsafe code, but is not in the list")));
             }
         }
     }
-    assert_eq!(lifting, UNSAFE.into(), "what lifts the ban, and the list of what may");
+    assert_eq!(lifting, UNSAFE_FILES.into(), "the files that allow unsafe code, and the list of those that may");
 }
 
 #[test]

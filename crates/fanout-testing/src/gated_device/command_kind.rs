@@ -5,6 +5,7 @@ use fanout::graph::TensorId;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+/// A command of a gated queue.
 pub(super) enum CommandKind {
     Upload { dst: Region, bytes: Vec<u8> },
     Download { src: Region, to: Arc<Mutex<Vec<u8>>> },

@@ -9,7 +9,7 @@ use crate::model::tests::oracle;
 use crate::model::tests::toy::{ARCHS, ToyModel, assert_close, prompt};
 use crate::placement::Placement;
 use crate::progress::Progress;
-use fanout::cpu::{CpuDevice, Path};
+use fanout::cpu::{CpuDevice, MathMode};
 use fanout::gguf::Gguf;
 use fanout::sched::ObservedNode;
 use fanout::tensor::{DType, TensorDesc};
@@ -31,13 +31,13 @@ const PLAIN: TestConfig =
     TestConfig { devices: 1, shares: None, ubatch: 512, depth: 1, flash_attn: false, memory: 1 << 30 };
 
 fn devices(config: TestConfig) -> Vec<Arc<dyn Device>> {
-    let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, Path::Exact, config.memory).unwrap() as Arc<dyn Device>;
+    let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, MathMode::Exact, config.memory).unwrap() as Arc<dyn Device>;
     (0..config.devices).map(device).collect()
 }
 
 /// Starts an engine; returns it (or the error) with its devices.
 fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc<dyn Device>>) {
-    let file = toy.file();
+    let file = toy.gguf_bytes();
     let gguf = Gguf::parse(&file).unwrap();
     let hparams = HParams::read(&gguf.metadata).unwrap();
     let describe =
@@ -50,13 +50,13 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let engine = || {
         let mut model = load::model_without_memory(&hparams, cache, &placement)?;
         check_memory(&model, &devices, config.ubatch, config.depth)?;
-        let account = Account::new(u64::MAX);
+        let budget = MemoryBudget::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
-        let loaded = load::load(&mut model, &weights, &placement, &devices, &account, &Progress::new(false));
+        let loaded = load::load(&mut model, &weights, &placement, &devices, &budget, &Progress::new(false));
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
-        Ok(Engine::new(model, devices.clone(), &account, config.ubatch, config.depth)?)
+        Ok(Engine::new(model, devices.clone(), &budget, config.ubatch, config.depth)?)
     };
     (engine(), devices)
 }
@@ -155,14 +155,14 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     let toy = ToyModel::new(Arch::Qwen3Moe);
     let tokens = prompt(9);
     let mut engine = start(&toy, TestConfig { devices: 2, ubatch: 4, ..PLAIN }).0.unwrap();
-    let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, Path::Exact, 1 << 30).unwrap();
+    let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, MathMode::Exact, 1 << 30).unwrap();
     let mut names = Vec::new();
     let mut report = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{}", seen.name);
         names.push(seen.name.to_owned());
         ControlFlow::Continue(())
     };
-    engine.compare(&tokens, &reference, &Account::new(1 << 30), &mut report).unwrap();
+    engine.compare(&tokens, &reference, &MemoryBudget::new(1 << 30), &mut report).unwrap();
     assert_eq!(names.len(), engine.graph_stats()[1].nodes);
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);

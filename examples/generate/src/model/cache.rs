@@ -1,14 +1,14 @@
 //! The KV cache: layout of the key and value tensors of each block, and the views through which attention reads them.
 //!
-//! Keys have one row per position. Values have one row per position for flash attention; otherwise they are stored transposed, one
-//! row per channel, as the matrix product with the attention weights needs them.
+//! Keys have one row per position. Values have one row per position for flash attention; otherwise they are stored transposed,
+//! one row per channel, as the matrix product with the attention weights needs them.
 
 use super::{ModelError, StoredTensor};
 use crate::hparams::HParams;
 use fanout::tensor::{DType, TensorDesc};
 
-/// The number of positions that attention reads is padded to a multiple of this. The padding is masked. Most tokens then reuse the
-/// graph of the previous token.
+/// The number of positions that attention reads is padded to a multiple of this. The padding is masked. Most tokens then reuse
+/// the graph of the previous token.
 pub const KV_PAD: usize = 256;
 
 /// Size, type and layout of the KV cache.
@@ -18,7 +18,8 @@ pub struct CacheOptions {
     pub context: usize,
     /// Element type of keys and values.
     pub dtype: DType,
-    /// Whether attention is one op (FLASH_ATTN_EXT), which reads values row by row. Separate matrix products read them transposed.
+    /// Whether attention is one op (FLASH_ATTN_EXT), which reads values row by row. Separate matrix products read them
+    /// transposed.
     pub flash_attn: bool,
 }
 
@@ -92,8 +93,8 @@ pub(super) fn keys_view(keys: &TensorDesc, hparams: &HParams, positions: usize) 
     rows_view(keys, hparams.head_width, hparams.kv_heads, positions)
 }
 
-/// View of the values for attention: `[head_width, positions, kv_heads]` for flash attention, `[positions, head_width, kv_heads]`
-/// for a matrix product.
+/// View of the values for attention: `[head_width, positions, kv_heads]` for flash attention, `[positions, head_width,
+/// kv_heads]` for a matrix product.
 pub(super) fn values_view(
     values: &TensorDesc,
     hparams: &HParams,

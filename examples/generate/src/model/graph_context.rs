@@ -128,8 +128,8 @@ impl<'a> GraphContext<'a> {
         let width = self.desc(x)?.ne()[0];
         let weight_id = self.weight(weight, &[width])?;
         let scaled = self.node("norm", Norm::RmsNorm { eps: self.model.hparams.rms_epsilon }, &[x])?;
-        // RMS_NORM reads no weight, so the scheduler would leave it on the device of the previous block. The next device would then
-        // need two copies: the norm's result, and x for the residual. Pinning the norm makes it one.
+        // RMS_NORM reads no weight, so the scheduler would leave it on the device of the previous block. The next device would
+        // then need two copies: the norm's result, and x for the residual. Pinning the norm makes it one.
         let device = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.device);
         if self.device.is_some() && self.device != device {
             device.map_or(Ok(()), |device| self.b.pin(device)).map_err(|source| self.build_error("norm", source))?;
@@ -138,8 +138,8 @@ impl<'a> GraphContext<'a> {
         self.node(name, Binary::Mul, &[scaled, weight_id])
     }
 
-    /// The product `weight * x`, plus the bias if the model has one. Their names are `stem` with the suffix `.weight` or `.bias`;
-    /// `out` is the number of the weight's rows.
+    /// The product `weight * x`, plus the bias if the model has one. Their names are `stem` with the suffix `.weight` or
+    /// `.bias`; `out` is the number of the weight's rows.
     pub(super) fn linear(&mut self, name: &str, stem: &str, x: TensorId, out: usize) -> Result<TensorId, ModelError> {
         let width = self.desc(x)?.ne()[0];
         let weight = self.weight(&format!("{stem}.weight"), &[width, out])?;

@@ -25,8 +25,8 @@ pub(super) struct BlockContext<'a> {
 }
 
 impl BlockContext<'_> {
-    /// Adds a whole block and returns its result `[width, tokens]`. With `last`, only the last token continues after attention, so
-    /// the result is `[width, 1]`.
+    /// Adds a whole block and returns its result `[width, tokens]`. With `last`, only the last token continues after attention,
+    /// so the result is `[width, 1]`.
     pub(super) fn block(
         &self,
         ctx: &mut GraphContext<'_>,
@@ -52,8 +52,8 @@ impl BlockContext<'_> {
         ctx.node("l_out", Binary::Add, &[out, x])
     }
 
-    /// Adds the nodes that write a block's keys and values into its KV cache. Returns the normalised input, from which the queries
-    /// are computed. Sufficient on its own for the last block of a batch without outputs.
+    /// Adds the nodes that write a block's keys and values into its KV cache. Returns the normalised input, from which the
+    /// queries are computed. Sufficient on its own for the last block of a batch without outputs.
     pub(super) fn write_cache(
         &self,
         ctx: &mut GraphContext<'_>,

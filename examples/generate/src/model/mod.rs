@@ -1,12 +1,13 @@
-//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of one sequence.
+//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of one
+//! sequence.
 //!
-//! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`. Each
-//! block writes the batch's keys and values into the KV cache first. Attention then reads all positions from 0 up to a padded
-//! number, and a causal mask hides later positions. A graph therefore depends only on the number of tokens, the padded number of
-//! positions and the requested logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
+//! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`.
+//! Each block writes the batch's keys and values into the KV cache first. Attention then reads all positions from 0 up to a
+//! padded number, and a causal mask hides later positions. A graph therefore depends only on the number of tokens, the padded
+//! number of positions and the requested logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
 //!
-//! `graph_context.rs` wraps the task builder, `layers.rs` builds a transformer block, `moe.rs` its mixture of experts, `cache.rs`
-//! describes the KV cache, and `batch.rs` encodes the inputs.
+//! `graph_context.rs` wraps the task builder, `layers.rs` builds a transformer block, `moe.rs` its mixture of experts,
+//! `cache.rs` describes the KV cache, and `batch.rs` encodes the inputs.
 
 mod batch;
 mod cache;

@@ -13,8 +13,8 @@ use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
 use fanout::tensor::{DType, TensorDesc};
 
-/// Top-k routing: softmax over all experts, the `used` largest probabilities normalised to a sum of 1, and a weighted sum of the
-/// results of these experts.
+/// Top-k routing: softmax over all experts, the `used` largest probabilities normalised to a sum of 1, and a weighted sum of
+/// the results of these experts.
 pub(super) fn feed_forward(
     ctx: &mut GraphContext<'_>,
     hparams: &HParams,

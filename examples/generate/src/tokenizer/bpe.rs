@@ -90,8 +90,8 @@ fn merges(metadata: &Metadata<'_>, vocab: &Vocab<'_>) -> Result<Vec<(String, Str
     required(key::MERGES, metadata.texts(key::MERGES)?)?.into_iter().enumerate().map(merge).collect()
 }
 
-/// GPT-2's mapping of characters to bytes: printable Latin-1 characters map to themselves, and the characters from U+0100 on map to
-/// the remaining bytes in order.
+/// GPT-2's mapping of characters to bytes: printable Latin-1 characters map to themselves, and the characters from U+0100 on
+/// map to the remaining bytes in order.
 fn bytes_of_characters() -> HashMap<char, u8> {
     let is_itself = |b: &u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let themselves = (0..=255).filter(is_itself).map(|b| (char::from(b), b));

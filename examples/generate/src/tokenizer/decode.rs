@@ -2,7 +2,8 @@
 
 use super::Tokenizer;
 
-/// Decodes a stream of tokens. If a token ends inside a character, the bytes of that character are held back until it is complete.
+/// Decodes a stream of tokens. If a token ends inside a character, the bytes of that character are held back until it is
+/// complete.
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The held-back start of a character, at most three bytes.

@@ -4,8 +4,8 @@
 //! back to byte tokens (`spm.rs`). `gpt2` is byte-level BPE: a regex splits the text, then a list of merges applies (`bpe.rs`).
 //!
 //! Token ids are the same as llama.cpp's, with one exception: if several merges of a `llama` vocabulary have the same score,
-//! llama.cpp applies the leftmost merge, and this tokenizer the merge with the lowest resulting id. Trained vocabularies have no
-//! such ties.
+//! llama.cpp applies the leftmost merge, and this tokenizer the merge with the lowest resulting id. Trained vocabularies have
+//! no such ties.
 
 mod bpe;
 mod decode;
@@ -191,7 +191,8 @@ impl Tokenizer {
         Ok(self.first.into_iter().chain(encoding.get_ids().iter().copied()).chain(self.last).collect())
     }
 
-    /// The bytes of a token, possibly only a part of a UTF-8 character; empty for control tokens and ids outside the vocabulary.
+    /// The bytes of a token, possibly only a part of a UTF-8 character; empty for control tokens and ids outside the
+    /// vocabulary.
     pub fn bytes(&self, token: u32) -> &[u8] {
         self.pieces.get(token as usize).map_or(&[], |piece| piece)
     }
@@ -203,5 +204,5 @@ impl Tokenizer {
 }
 
 fn bad_value(key: &str, expected: impl Into<String>, found: impl ToString) -> KeyError {
-    KeyError::Unfit { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
+    KeyError::WrongType { key: key.to_owned(), expected: expected.into(), found: found.to_string() }
 }

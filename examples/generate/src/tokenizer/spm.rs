@@ -1,7 +1,8 @@
 //! SentencePiece vocabularies: pieces with scores, encoded as BPE.
 //!
 //! Among all pairs of neighbours that form a piece, SentencePiece first merges the pair with the highest-scored piece. The
-//! equivalent list of BPE merges has every split of each piece into two other pieces, sorted by the scores of the resulting pieces.
+//! equivalent list of BPE merges has every split of each piece into two other pieces, sorted by the scores of the resulting
+//! pieces.
 
 use tokenizers::Tokenizer;
 use tokenizers::models::bpe::BPE;

@@ -1,10 +1,10 @@
-//! Which tensors of a graph its products find in strips.
+//! Which weights of a graph are packed into panels before its products run.
 
 use super::*;
 
-/// Graphs in which a product's weight has a second use: whether it is packed.
+/// Graphs in which a product's weight has a second use, which decides whether the weight is packed.
 #[test]
-fn a_second_use_in_the_graph_decides() {
+fn second_use_of_a_weight_decides_packing() {
     fn view(g: &mut Builder, a: TensorId, ne: [usize; 4], offset: usize) -> TensorId {
         let dtype = g.tensor(a).unwrap().desc.dtype();
         g.view(a, TensorDesc::contiguous(dtype, ne).unwrap(), offset).unwrap()
@@ -23,25 +23,25 @@ fn a_second_use_in_the_graph_decides() {
             let ids = g.leaf(DType::I32, [5, 1, 1, 1]).unwrap();
             g.node(Rows::GetRows, &[Some(a), Some(ids)]).unwrap();
         }),
-        ("an embedding of whole strips", true, |g, a| {
+        ("an embedding of whole panels", true, |g, a| {
             let (rows, ids) = (view(g, a, [K, 32, 1, 1], 16 * ROW), g.leaf(DType::I32, [5, 1, 1, 1]).unwrap());
             g.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
         }),
-        ("an embedding across strips", false, |g, a| {
+        ("an embedding across panels", false, |g, a| {
             let (rows, ids) = (view(g, a, [K, 32, 1, 1], 8 * ROW), g.leaf(DType::I32, [5, 1, 1, 1]).unwrap());
             g.node(Rows::GetRows, &[Some(rows), Some(ids)]).unwrap();
         }),
-        ("products of strips", true, |g, a| {
+        ("products of panels", true, |g, a| {
             for (rows, from) in [(M / 2, 0), (M / 2, M / 2), (16, 496)] {
                 let part = view(g, a, [K, rows, 1, 1], from * ROW);
                 product_of(g, part);
             }
         }),
-        ("a product of part of a strip", false, |g, a| {
+        ("a product of part of a panel", false, |g, a| {
             let part = view(g, a, [K, 24, 1, 1], 0);
             product_of(g, part);
         }),
-        ("a product across strips", false, |g, a| {
+        ("a product across panels", false, |g, a| {
             let part = view(g, a, [K, 16, 1, 1], ROW);
             product_of(g, part);
         }),
@@ -64,38 +64,38 @@ fn a_second_use_in_the_graph_decides() {
         }),
     ];
     for (name, packed, more) in cases {
-        let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(2));
-        let one = one(DType::Q4_0, more);
-        let (program, buffer) = (rig.program(&one.graph), rig.buffer(one.graph.slot_sizes()[0]));
-        fill(&mut rig, &buffer, &one.graph, &mut rng, 1);
-        // The same with nothing packed.
-        let copy = rig.buffer(one.graph.slot_sizes()[0]);
-        rig.write(&copy, 0, &peek(memory(&buffer)));
-        memory(&copy).alone().pin(0..one.graph.slot_sizes()[0]);
+        let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(2));
+        let case = product_graph(DType::Q4_0, more);
+        let (program, buffer) = (fixture.program(&case.graph), fixture.buffer(case.graph.slot_sizes()[0]));
+        fill(&mut fixture, &buffer, &case.graph, &mut rng, 1);
+        // A copy of the memory that is pinned, so that nothing is packed in it.
+        let copy = fixture.buffer(case.graph.slot_sizes()[0]);
+        fixture.write(&copy, 0, &row_content(memory(&buffer)));
+        memory(&copy).write_map().pin(0..case.graph.slot_sizes()[0]);
         for _ in 0..2 {
-            rig.run(&program, &copy);
-            rig.seen.take();
-            rig.run(&program, &buffer);
-            let (strips, rows) = rig.seen.take();
-            assert!((strips > 0) == *packed && (rows > 0) != *packed, "{name}: {strips}, {rows}");
-            assert!(peek(memory(&buffer)) == peek(memory(&copy)), "{name}");
+            fixture.run(&program, &copy);
+            fixture.counts.take();
+            fixture.run(&program, &buffer);
+            let (panels, rows) = fixture.counts.take();
+            assert!((panels > 0) == *packed && (rows > 0) != *packed, "{name}: {panels}, {rows}");
+            assert!(row_content(memory(&buffer)) == row_content(memory(&copy)), "{name}");
         }
-        // Packed by a graph that knows nothing of the second use, it is converted back for it, or not.
-        let first = rig.program(&self::one(DType::Q4_0, |_, _| ()).graph);
-        let late = rig.buffer(one.graph.slot_sizes()[0]);
-        fill(&mut rig, &late, &one.graph, &mut Rng::with_seed(2), 1);
-        rig.run(&first, &late);
-        assert_eq!(rig.seen.take(), (1, 0), "{name}");
-        (0..2).for_each(|_| rig.run(&program, &late));
-        assert!(peek(memory(&late)) == peek(memory(&copy)), "{name}");
-        rig.run(&first, &late);
-        assert_eq!(is_packed(&late, &one.graph, one.a), *packed, "{name}");
+        // A graph without the second use packs the weight. The graph with the second use converts it back if it needs rows.
+        let first = fixture.program(&self::product_graph(DType::Q4_0, |_, _| ()).graph);
+        let late = fixture.buffer(case.graph.slot_sizes()[0]);
+        fill(&mut fixture, &late, &case.graph, &mut Rng::with_seed(2), 1);
+        fixture.run(&first, &late);
+        assert_eq!(fixture.counts.take(), (1, 0), "{name}");
+        (0..2).for_each(|_| fixture.run(&program, &late));
+        assert!(row_content(memory(&late)) == row_content(memory(&copy)), "{name}");
+        fixture.run(&first, &late);
+        assert_eq!(is_packed(&late, &case.graph, case.a), *packed, "{name}");
     }
 }
 
-/// A cache written by one graph and read by the next: it is converted back once, and then left alone.
+/// A cache is written by one graph and read by the next: it is converted back to rows once and then stays excluded.
 #[test]
-fn a_cache_settles_plain() {
+fn written_cache_is_excluded_from_packing() {
     let mut g = Builder::new();
     let cache = g.leaf(DType::Q8_0, [K, M, 1, 1]).unwrap();
     let (row, ids) = (g.leaf(DType::F32, [K, 1, 1, 1]).unwrap(), g.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
@@ -103,21 +103,24 @@ fn a_cache_settles_plain() {
     let onto = g.view(cache, desc, 0).unwrap();
     g.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(cache)], onto).unwrap();
     let written = Arc::new(g.build().unwrap());
-    let read = one(DType::Q8_0, |_, _| ());
-    let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(3));
+    let read = product_graph(DType::Q8_0, |_, _| ());
+    let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(3));
     let bytes = read.graph.slot_sizes()[0].max(written.slot_sizes()[0]);
-    let (buffer, writer, reader) = (rig.buffer(bytes), rig.program(&written), rig.program(&read.graph));
-    rig.write(&buffer, 0, &weights(&mut rng, DType::Q8_0, K * M));
+    let (buffer, writer, reader) = (fixture.buffer(bytes), fixture.program(&written), fixture.program(&read.graph));
+    fixture.write(&buffer, 0, &weights(&mut rng, DType::Q8_0, K * M));
     let mut kept = Vec::new();
     for step in 0..4 {
-        rig.write(&buffer, at(&written, row), &weights(&mut rng, DType::F32, K));
-        rig.write(&buffer, at(&written, ids), &(100i32 + step).to_le_bytes());
-        rig.run(&writer, &buffer);
-        rig.run(&reader, &buffer);
-        kept.push(rig.seen.take());
+        fixture.write(&buffer, offset_of(&written, row), &weights(&mut rng, DType::F32, K));
+        fixture.write(&buffer, offset_of(&written, ids), &(100i32 + step).to_le_bytes());
+        fixture.run(&writer, &buffer);
+        fixture.run(&reader, &buffer);
+        kept.push(fixture.counts.take());
     }
     assert_eq!(kept, [(1, 0), (0, 1), (0, 1), (0, 1)]);
-    assert_eq!(rig.read(&buffer, at(&read.graph, read.c), 4 * 2 * M), plainly(&read, &peek(memory(&buffer))));
+    assert_eq!(
+        fixture.read(&buffer, offset_of(&read.graph, read.c), 4 * 2 * M),
+        product_without_packing(&read, &row_content(memory(&buffer)))
+    );
 }
 
 #[test]
@@ -131,39 +134,45 @@ fn experts_are_packed_as_one_stack() {
     let b = g.leaf(DType::F32, [K, 1, 1, 1]).unwrap();
     let d = g.node(MulMat::PLAIN, &[Some(third), Some(b)]).unwrap();
     let graph = Arc::new(g.build().unwrap());
-    let (mut rig, mut rng) = (Rig::new(), Rng::with_seed(4));
-    let (buffer, plain) = (rig.buffer(graph.slot_sizes()[0]), rig.buffer(graph.slot_sizes()[0]));
-    let program = rig.program(&graph);
-    fill(&mut rig, &buffer, &graph, &mut rng, 8);
-    rig.write(&plain, 0, &peek(memory(&buffer)));
-    memory(&plain).alone().pin(0..graph.slot_sizes()[0]);
-    rig.run(&program, &buffer);
-    assert_eq!(rig.seen.take(), (2, 0));
+    let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(4));
+    let (buffer, plain) = (fixture.buffer(graph.slot_sizes()[0]), fixture.buffer(graph.slot_sizes()[0]));
+    let program = fixture.program(&graph);
+    fill(&mut fixture, &buffer, &graph, &mut rng, 8);
+    fixture.write(&plain, 0, &row_content(memory(&buffer)));
+    memory(&plain).write_map().pin(0..graph.slot_sizes()[0]);
+    fixture.run(&program, &buffer);
+    assert_eq!(fixture.counts.take(), (2, 0));
     assert!(is_packed(&buffer, &graph, a) && is_packed(&buffer, &graph, third));
-    rig.run(&program, &plain);
-    assert_eq!(rig.seen.take(), (0, 2));
-    assert!(peek(memory(&buffer)) == peek(memory(&plain)));
-    assert!(rig.read(&buffer, at(&graph, c), 64).iter().chain(&rig.read(&buffer, at(&graph, d), 64)).any(|&b| b != 0));
+    fixture.run(&program, &plain);
+    assert_eq!(fixture.counts.take(), (0, 2));
+    assert!(row_content(memory(&buffer)) == row_content(memory(&plain)));
+    assert!(
+        fixture
+            .read(&buffer, offset_of(&graph, c), 64)
+            .iter()
+            .chain(&fixture.read(&buffer, offset_of(&graph, d), 64))
+            .any(|&b| b != 0)
+    );
 }
 
-/// What cannot lie in strips, or is not worth it, never does.
+/// Tensors that cannot be packed, or are too small, stay row-major.
 #[test]
-fn some_tensors_stay_as_they_are() {
+fn small_or_unaligned_tensors_are_not_packed() {
     for (dtype, ne) in [
-        (DType::Q4_0, [K, M + 8, 1, 1]), // no whole strips
-        (DType::Q4_0, [K, 64, 1, 1]),    // small
+        (DType::Q4_0, [K, M + 8, 1, 1]), // not a multiple of sixteen rows
+        (DType::Q4_0, [K, 64, 1, 1]),    // fewer than `MIN_PACKED_BYTES`
     ] {
         let mut g = Builder::new();
         let (a, b) = (g.leaf(dtype, ne).unwrap(), g.leaf(DType::F32, [K, 1, 1, 1]).unwrap());
         g.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
         let graph = Arc::new(g.build().unwrap());
-        let mut rig = Rig::new();
-        let (buffer, program) = (rig.buffer(graph.slot_sizes()[0]), rig.program(&graph));
-        rig.run(&program, &buffer);
-        assert_eq!(rig.seen.take(), (0, 1), "{dtype} {ne:?}");
+        let mut fixture = Fixture::new();
+        let (buffer, program) = (fixture.buffer(graph.slot_sizes()[0]), fixture.program(&graph));
+        fixture.run(&program, &buffer);
+        assert_eq!(fixture.counts.take(), (0, 1), "{dtype} {ne:?}");
     }
     let strided = TensorDesc::strided(DType::Q4_0, [K, M, 1, 1], [18, 160, 160 * M, 160 * M]).unwrap();
     let rows_too_long = TensorDesc::contiguous(DType::F16, [1 << 17, 16, 1, 1]).unwrap();
-    assert!(!in_strips(&strided) && !in_strips(&rows_too_long));
-    assert!(Span::of(usize::MAX - 100, &TensorDesc::contiguous(DType::Q4_0, [K, M, 1, 1]).unwrap()).is_none());
+    assert!(!fits_panels(&strided) && !fits_panels(&rows_too_long));
+    assert!(PanelSpan::of(usize::MAX - 100, &TensorDesc::contiguous(DType::Q4_0, [K, M, 1, 1]).unwrap()).is_none());
 }

@@ -1,30 +1,32 @@
-//! Products in f32, accumulated in f64: the reference for everything else.
+//! Reference GEMM: f32 products accumulated in f64.
 
-use super::columns::{Column, Columns};
-use crate::cpu::pool::Work;
+use super::rhs_groups::{Column, RhsGroups};
+use crate::cpu::pool::KernelContext;
 
-/// Rows of a, columns and elements of either in a block: both panels stay in the second cache level.
+/// Rows of a in a cache block. Both packed panels of a cache block fit the L2 cache.
 const ROWS: usize = 16;
+/// Columns of b in a cache block.
 const COLUMNS: usize = 32;
-const DEPTH: usize = 512; // a whole number of blocks of every type
+/// Elements of each row and column in a cache block: a whole number of blocks of every type.
+const DEPTH: usize = 512;
 
 /// Floats of scratch for [`run`].
 pub(super) const SCRATCH: usize = (ROWS + COLUMNS) * DEPTH;
 
-/// Computes the parts of the product that this worker gets.
-pub(super) fn run(work: &Work<'_>, columns: &Columns<'_>, scratch: &mut [f32]) {
-    let (a, b, dst) = (work.src(0), work.src(1), work.dst());
+/// Computes the blocks that this worker claims.
+pub(super) fn run(ctx: &KernelContext<'_>, groups: &RhsGroups<'_>, scratch: &mut [f32]) {
+    let (a, b, dst) = (ctx.src(0), ctx.src(1), ctx.dst());
     let [k, m, ..] = a.ne();
     let (panel_a, panel_b) = scratch.split_at_mut(ROWS * DEPTH);
     let blocks = m.div_ceil(ROWS);
-    for unit in work.chunks(columns.groups() * blocks, 1).flatten() {
+    for unit in ctx.chunks(groups.len() * blocks, 1).flatten() {
         let (group, row) = (unit / blocks, unit % blocks * ROWS);
-        let (rows, count, [i2, i3]) = (ROWS.min(m - row), columns.count(group), columns.matrix(group));
+        let (rows, count, [i2, i3]) = (ROWS.min(m - row), groups.count(group), groups.matrix(group));
         for first in (0..count).step_by(COLUMNS) {
             let mut chosen = [Column::default(); COLUMNS];
             let chosen = &mut chosen[..COLUMNS.min(count - first)];
             for (c, column) in chosen.iter_mut().enumerate() {
-                *column = columns.column(group, first + c);
+                *column = groups.column(group, first + c);
             }
             let mut sums = [[0f64; ROWS]; COLUMNS];
             for start in (0..k).step_by(DEPTH) {
@@ -50,7 +52,7 @@ pub(super) fn run(work: &Work<'_>, columns: &Columns<'_>, scratch: &mut [f32]) {
     }
 }
 
-/// Lanes keep the sums independent of each other, so that they vectorise.
+/// Dot product with independent partial sums, so that the loop vectorises.
 fn dot(x: &[f32], y: &[f32]) -> f64 {
     let (xs, x) = x.as_chunks::<8>();
     let (ys, y) = y.as_chunks::<8>();

@@ -1,59 +1,60 @@
-//! MUL_MAT and MUL_MAT_ID.
+//! MUL_MAT and MUL_MAT_ID (GEMM): `fast` uses SIMD micro-kernels, `exact` is the f64 reference, `rhs_groups` assigns columns
+//! of b to matrices of a.
 
-mod columns;
 mod exact;
 mod fast;
+mod rhs_groups;
 
-use super::{Kernel, Path, takes_strips, types, unsupported};
-use crate::cpu::pool::Work;
-use crate::cpu::simd::Kernels;
+use super::{Kernel, MathMode, packs_into_panels, unsupported, unsupported_types};
+use crate::cpu::pool::KernelContext;
+use crate::cpu::simd::GemmKernels;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::DType;
 use crate::tensor::quant::dequantiser;
-use columns::Columns;
+use rhs_groups::RhsGroups;
 
-pub(super) fn select(op: MulMat, node: &NodeView<'_>, path: Path) -> Result<Kernel, Unsupported> {
-    let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(types(node)) };
-    let rounded = a.dtype().is_float() && b.dtype().is_float();
-    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || rounded) {
-        return Err(types(node));
+pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
+    let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(unsupported_types(node)) };
+    let both_float = a.dtype().is_float() && b.dtype().is_float();
+    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || both_float) {
+        return Err(unsupported_types(node));
     }
-    // One element of a meets each column in about a quarter of the time that an element-wise op takes for its own.
+    // Cost: one element of a takes a quarter of the time of an element-wise op per column.
     let cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
-    let routing = match (op.by_id, node.srcs.get(2)) {
+    let routing_words = match (op.by_id, node.srcs.get(2)) {
         (false, _) => 0,
-        (true, Some(ids)) => columns::routing_words(a, ids),
-        (true, None) => return Err(unsupported(node.op.code(), "no ids")),
+        (true, Some(ids)) => rhs_groups::routing_words(a, ids),
+        (true, None) => return Err(unsupported(node.op.code(), "the source of expert ids is missing")),
     };
-    let vector = match path {
-        Path::Exact => None,
-        Path::Fast => Kernels::of(a.dtype()),
+    let kernels = match math_mode {
+        MathMode::Exact => None,
+        MathMode::Fast => GemmKernels::of(a.dtype()),
     };
-    let Some(kernels) = vector else {
-        let kernel = Kernel::new(cost, move |work| {
-            let (scratch, words) = work.take_local().split_at_mut(exact::SCRATCH);
-            if let Some(columns) = groups(op, work, bytemuck::cast_slice_mut(words)) {
-                exact::run(work, &columns, scratch);
+    let Some(kernels) = kernels else {
+        let kernel = Kernel::new(cost, move |ctx| {
+            let (scratch, words) = ctx.take_local_scratch().split_at_mut(exact::SCRATCH);
+            if let Some(groups) = groups(op, ctx, bytemuck::cast_slice_mut(words)) {
+                exact::run(ctx, &groups, scratch);
             }
         });
-        return Ok(kernel.with_local(exact::SCRATCH + routing));
+        return Ok(kernel.with_local(exact::SCRATCH + routing_words));
     };
-    // Rows of b that one matrix of a meets, at most.
+    // Most columns of one matrix of a.
     let columns = if op.by_id { b.rows() } else { b.rows() / (a.ne()[2] * a.ne()[3]).max(1) };
-    let plan = fast::Plan::new(kernels, a, b, columns);
-    let kernel = Kernel::new(cost, move |work| {
-        let (scratch, words) = work.take_local().split_at_mut(plan.local());
-        plan.run(work, scratch, || groups(op, work, bytemuck::cast_slice_mut(words)));
+    let plan = fast::GemmPlan::new(kernels, a, b, columns);
+    let kernel = Kernel::new(cost, move |ctx| {
+        let (scratch, words) = ctx.take_local_scratch().split_at_mut(plan.local());
+        plan.run(ctx, scratch, || groups(op, ctx, bytemuck::cast_slice_mut(words)));
     });
-    let kernel = kernel.with_local(plan.local().saturating_add(routing)).with_syncs(plan.syncs());
+    let kernel = kernel.with_local(plan.local().saturating_add(routing_words)).with_syncs(plan.syncs());
     let kernel = kernel.with_shared(plan.shared());
-    let kernel = if plan.shared() > 0 { kernel.with_columns(kernels.packing()) } else { kernel };
-    Ok(if takes_strips(a, path) { kernel.wants_strips() } else { kernel })
+    let kernel = if plan.shared() > 0 { kernel.with_packed_rhs(kernels.packing()) } else { kernel };
+    Ok(if packs_into_panels(a, math_mode) { kernel.prefers_panels() } else { kernel })
 }
 
-/// The node's groups; `None` when it has failed.
-fn groups<'a>(op: MulMat, work: &Work<'_>, words: &'a mut [u32]) -> Option<Columns<'a>> {
-    if op.by_id { Columns::routed(work, words) } else { Some(Columns::planes(work.src(0).desc(), work.src(1).desc())) }
+/// The groups of the node; `None` if the run has failed because of invalid ids.
+fn groups<'a>(op: MulMat, ctx: &KernelContext<'_>, words: &'a mut [u32]) -> Option<RhsGroups<'a>> {
+    if op.by_id { RhsGroups::routed(ctx, words) } else { Some(RhsGroups::planes(ctx.src(0).desc(), ctx.src(1).desc())) }
 }

@@ -1,18 +1,18 @@
-//! Superblocks of 256 elements with quantised scales: Q2_K to Q6_K.
+//! Row formats of the K-quants (superblocks of 256 elements with quantised scales): Q2_K to Q6_K.
 
-use super::format::{Affine, Format, eight, times};
-use super::products::widen_halves;
+use super::dot_instructions::f16_to_f32;
+use super::row_format::{Affine, RowFormat, eight_scales, times};
 use crate::tensor::DType;
 use std::arch::aarch64::*;
 
-/// A half at any address, in all lanes.
+/// An unaligned f16 as f32, in all lanes.
 #[inline(always)]
 unsafe fn half(p: *const u8) -> float32x4_t {
     // SAFETY: the caller vouches for 2 bytes.
-    unsafe { widen_halves(vdup_n_u16(p.cast::<u16>().read_unaligned())) }
+    unsafe { f16_to_f32(vdup_n_u16(p.cast::<u16>().read_unaligned())) }
 }
 
-/// 32 bytes shifted right by `by`, masked.
+/// A bit field of 32 bytes: shifted right by `by`, masked.
 #[inline(always)]
 unsafe fn field(p: *const u8, by: usize, mask: u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller vouches for 32 bytes.
@@ -23,7 +23,7 @@ unsafe fn field(p: *const u8, by: usize, mask: u8) -> [uint8x16_t; 2] {
     }
 }
 
-/// Codes of low bits, with `SHIFT` bits of those of `high` above.
+/// Codes from their low bits and, `SHIFT` bits higher, the bits of `high`.
 #[inline(always)]
 unsafe fn with_high<const SHIFT: i32>(low: [uint8x16_t; 2], high: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     // SAFETY: registers only; NEON belongs to the architecture.
@@ -40,9 +40,9 @@ unsafe fn signed(codes: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     unsafe { [vreinterpretq_s8_u8(codes[0]), vreinterpretq_s8_u8(codes[1])] }
 }
 
-/// Scales of sixteen sub-blocks, in the order of [`Format::scales`], times `d`.
+/// The scales of sixteen sub-blocks, in the order of [`RowFormat::scales`], times `d`.
 #[inline(always)]
-unsafe fn sixteen(scales: int8x16_t, d: float32x4_t) -> [float32x4_t; 4] {
+unsafe fn sixteen_scales(scales: int8x16_t, d: float32x4_t) -> [float32x4_t; 4] {
     // SAFETY: as above.
     unsafe {
         let even = vmovl_s8(vget_low_s8(vuzp1q_s8(scales, scales)));
@@ -62,13 +62,13 @@ unsafe fn widen(bytes: u64, d: float32x4_t) -> [float32x4_t; 4] {
     unsafe {
         let words = vmovl_u8(vcreate_u8(bytes));
         let (low, high) = (vmovl_u16(vget_low_u16(words)), vmovl_high_u16(words));
-        eight(vmulq_f32(vcvtq_f32_u32(low), d), vmulq_f32(vcvtq_f32_u32(high), d))
+        eight_scales(vmulq_f32(vcvtq_f32_u32(low), d), vmulq_f32(vcvtq_f32_u32(high), d))
     }
 }
 
-/// Scales and minima of Q4_K and Q5_K.
+/// The scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-unsafe fn six_bits(p: *const u8) -> Affine {
+unsafe fn k4_scales(p: *const u8) -> Affine {
     const SIX: u32 = 0x3f3f_3f3f;
     const FOUR: u32 = 0x0f0f_0f0f;
     const TWO: u32 = 0x0303_0303;
@@ -82,12 +82,14 @@ unsafe fn six_bits(p: *const u8) -> Affine {
     }
 }
 
+/// A row format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the block at `$p`,
+/// `$codes` the codes of its elements `32 * $j` and following.
 macro_rules! superblock {
     ($name:ident, sub $sub:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
-        #[allow(non_camel_case_types)] // the field's own name
+        #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
-        impl Format for $name {
+        impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = $sub;
             const BIASED: bool = true;
@@ -112,7 +114,7 @@ superblock!(Q2_K, sub 16, |p, j|
         let both = vld1q_u8(p);
         let scales = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
         let mins = vreinterpretq_s8_u8(vshrq_n_u8::<4>(both));
-        Affine { scale: sixteen(scales, half(p.add(80))), bias: sixteen(mins, vnegq_f32(half(p.add(82)))) }
+        Affine { scale: sixteen_scales(scales, half(p.add(80))), bias: sixteen_scales(mins, vnegq_f32(half(p.add(82)))) }
     },
     codes signed(field(p.add(16 + 32 * (j / 4)), 2 * (j % 4), 3)));
 
@@ -123,20 +125,20 @@ scales {
     let six = |low: u32, high: u32| u64::from((low & 0x0f0f_0f0f) | (high & 0x0303_0303) << 4);
     let (low, high) = (six(a, c) | six(b, c >> 2) << 32, six(a >> 4, c >> 4) | six(b >> 4, c >> 6) << 32);
     let scales = vsubq_s8(vcombine_s8(vcreate_s8(low), vcreate_s8(high)), vdupq_n_s8(32));
-    Affine::offset(sixteen(scales, half(p.add(108))), 4.0)
+    Affine::offset(sixteen_scales(scales, half(p.add(108))), 4.0)
 },
 codes with_high::<2>(field(p.add(32 + 32 * (j / 4)), 2 * (j % 4), 3), field(p, j, 1)));
 
 superblock!(Q4_K, sub 32, |p, j|
-    scales six_bits(p),
+    scales k4_scales(p),
     codes signed(field(p.add(16 + 32 * (j / 2)), 4 * (j % 2), 15)));
 
 superblock!(Q5_K, sub 32, |p, j|
-    scales six_bits(p),
+    scales k4_scales(p),
     codes with_high::<4>(field(p.add(48 + 32 * (j / 2)), 4 * (j % 2), 15), field(p.add(16), j, 1)));
 
 superblock!(Q6_K, sub 16, |p, j|
-scales Affine::offset(sixteen(vld1q_s8(p.add(192).cast()), half(p.add(208))), 32.0),
+scales Affine::offset(sixteen_scales(vld1q_s8(p.add(192).cast()), half(p.add(208))), 32.0),
 codes with_high::<4>(
     field(p.add(64 * (j / 4) + 32 * (j % 2)), 4 * (j % 4 / 2), 15),
     field(p.add(128 + 32 * (j / 4)), 2 * (j % 4), 3),

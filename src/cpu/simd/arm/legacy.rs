@@ -1,13 +1,13 @@
-//! Blocks of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
+//! Row formats of the legacy quants (blocks of 32 elements): Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 
-use super::format::{Affine, Format, eight};
-use super::products::widen_halves;
-use crate::cpu::simd::formats::UNITS;
+use super::dot_instructions::f16_to_f32;
+use super::row_format::{Affine, RowFormat, eight_scales};
+use crate::cpu::simd::panel_format::UNITS;
 use crate::tensor::DType;
 use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 use std::arch::aarch64::*;
 
-/// Eight halves, `step` bytes apart, as f32.
+/// Eight f16, `step` bytes apart, as f32.
 #[inline(always)]
 unsafe fn halves(p: *const u8, step: usize) -> [float32x4_t; 4] {
     // SAFETY: the caller vouches for 7 * step + 2 bytes.
@@ -17,11 +17,11 @@ unsafe fn halves(p: *const u8, step: usize) -> [float32x4_t; 4] {
             bits[j] = p.add(j * step).cast::<u16>().read_unaligned();
         }
         let bits = vld1q_u16(bits.as_ptr());
-        eight(widen_halves(vget_low_u16(bits)), widen_halves(vget_high_u16(bits)))
+        eight_scales(f16_to_f32(vget_low_u16(bits)), f16_to_f32(vget_high_u16(bits)))
     }
 }
 
-/// Low nibbles of 16 bytes, then high ones.
+/// The low nibbles of 16 bytes, then the high nibbles.
 #[inline(always)]
 unsafe fn nibbles(p: *const u8) -> [uint8x16_t; 2] {
     // SAFETY: the caller vouches for 16 bytes.
@@ -31,20 +31,20 @@ unsafe fn nibbles(p: *const u8) -> [uint8x16_t; 2] {
     }
 }
 
-/// `codes`, with 16 added where bit j of the u32 at `p` is set, for element j.
+/// `codes` plus 16 where bit j of the u32 at `p` is set, for element j.
 #[inline(always)]
-unsafe fn with_fifths(p: *const u8, codes: [uint8x16_t; 2]) -> [int8x16_t; 2] {
+unsafe fn with_fifth_bits(p: *const u8, codes: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     // SAFETY: the caller vouches for 4 bytes.
     unsafe {
         let mask = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-        let mut raised = [vdupq_n_s8(0); 2];
+        let mut with_bits = [vdupq_n_s8(0); 2];
         for h in 0..2 {
-            // A bit of its own for each element of the half.
+            // One mask bit for each element of the half.
             let bits = vcombine_u8(vdup_n_u8(*p.add(2 * h)), vdup_n_u8(*p.add(2 * h + 1)));
             let fifth = vandq_u8(vtstq_u8(bits, mask), vdupq_n_u8(16));
-            raised[h] = vreinterpretq_s8_u8(vorrq_u8(codes[h], fifth));
+            with_bits[h] = vreinterpretq_s8_u8(vorrq_u8(codes[h], fifth));
         }
-        raised
+        with_bits
     }
 }
 
@@ -55,7 +55,7 @@ unsafe fn signed(codes: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     unsafe { [vreinterpretq_s8_u8(codes[0]), vreinterpretq_s8_u8(codes[1])] }
 }
 
-/// The entries of a table that nibbles choose.
+/// Table lookup: the entries for the nibbles.
 #[inline(always)]
 unsafe fn look_up(table: &[i8; 16], nibbles: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     // SAFETY: the table has 16 bytes.
@@ -65,7 +65,7 @@ unsafe fn look_up(table: &[i8; 16], nibbles: [uint8x16_t; 2]) -> [int8x16_t; 2] 
     }
 }
 
-/// `2^(e - 128)` of eight MXFP4 blocks.
+/// The scales `2^(e - 128)` of eight MXFP4 blocks, from their exponent bytes `e`.
 #[inline(always)]
 unsafe fn units(p: *const u8) -> [float32x4_t; 4] {
     // SAFETY: the caller vouches for eight blocks: their first bytes.
@@ -74,23 +74,25 @@ unsafe fn units(p: *const u8) -> [float32x4_t; 4] {
         for j in 0..8 {
             units[j] = UNITS[usize::from(*p.add(17 * j))];
         }
-        eight(vld1q_f32(units.as_ptr()), vld1q_f32(units.as_ptr().add(4)))
+        eight_scales(vld1q_f32(units.as_ptr()), vld1q_f32(units.as_ptr().add(4)))
     }
 }
 
+/// A row format with blocks of 32 elements. `$scales` decodes the scales of the eight blocks from `$p` on, `$codes` the codes
+/// of the block at `$p`.
 macro_rules! legacy {
     ($name:ident, biased $biased:literal, |$p:ident| scales $scales:expr, codes $codes:expr) => {
-        #[allow(non_camel_case_types)] // the field's own name
+        #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
-        impl Format for $name {
+        impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = 32;
             const BIASED: bool = $biased;
 
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> Affine {
-                // SAFETY: eight blocks lie at `p`, and fields inside their blocks.
+                // SAFETY: eight blocks lie at `p`, and the fields inside their blocks.
                 unsafe { $scales }
             }
 
@@ -110,10 +112,10 @@ legacy!(Q4_0, biased true, |p| scales Affine::offset(halves(p, 18), 8.0), codes 
 legacy!(Q4_1, biased true, |p|
     scales Affine { scale: halves(p, 20), bias: halves(p.add(2), 20) }, codes signed(nibbles(p.add(4))));
 legacy!(Q5_0, biased true, |p|
-    scales Affine::offset(halves(p, 22), 16.0), codes with_fifths(p.add(2), nibbles(p.add(6))));
+    scales Affine::offset(halves(p, 22), 16.0), codes with_fifth_bits(p.add(2), nibbles(p.add(6))));
 legacy!(Q5_1, biased true, |p|
     scales Affine { scale: halves(p, 24), bias: halves(p.add(2), 24) },
-    codes with_fifths(p.add(4), nibbles(p.add(8))));
+    codes with_fifth_bits(p.add(4), nibbles(p.add(8))));
 legacy!(Q8_0, biased false, |p|
     scales Affine::offset(halves(p, 34), 0.0), codes [vld1q_s8(p.add(2).cast()), vld1q_s8(p.add(18).cast())]);
 legacy!(IQ4_NL, biased false, |p|

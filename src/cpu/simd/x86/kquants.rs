@@ -1,17 +1,17 @@
-//! Superblocks of 256 elements with quantised scales: Q2_K to Q6_K.
+//! Row formats of the K-quants (superblocks of 256 elements with quantised scales): Q2_K to Q6_K.
 
-use super::format::{Affine, Format};
+use super::row_format::{Affine, RowFormat};
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
-/// A half at any address, in all lanes.
+/// An unaligned f16 as f32, in all lanes.
 #[inline(always)]
 unsafe fn half(p: *const u8) -> __m256 {
     // SAFETY: the caller vouches for 2 bytes and for F16C.
     unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
 }
 
-/// 32 bytes shifted right by `by`, masked.
+/// A bit field of 32 bytes: shifted right by `by`, masked.
 #[inline(always)]
 unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
     // SAFETY: the caller vouches for 32 bytes and for AVX2. Bits from the neighbouring byte are above the mask.
@@ -21,9 +21,9 @@ unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
     }
 }
 
-/// Scales of sixteen sub-blocks, in the order of [`Format::scales`].
+/// The scales of sixteen sub-blocks, in the order of [`RowFormat::scales`].
 #[inline(always)]
-unsafe fn sixteen(scales: __m128i) -> [__m256; 2] {
+unsafe fn sixteen_scales(scales: __m128i) -> [__m256; 2] {
     // SAFETY: registers only; the caller vouches for AVX2.
     unsafe {
         let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
@@ -33,7 +33,7 @@ unsafe fn sixteen(scales: __m128i) -> [__m256; 2] {
     }
 }
 
-/// Sixteen scales times `d`, of codes with an offset.
+/// Sixteen scales times `d`, for codes with a zero offset.
 #[inline(always)]
 unsafe fn offset_pair(d: __m256, scales: [__m256; 2], zero: f32) -> [Affine; 2] {
     // SAFETY: registers only; the caller vouches for AVX2.
@@ -50,9 +50,9 @@ unsafe fn widen(bytes: u64) -> __m256 {
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64))) }
 }
 
-/// Scales and minima of Q4_K and Q5_K.
+/// The scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-unsafe fn eight(p: *const u8) -> Affine {
+unsafe fn k4_scales(p: *const u8) -> Affine {
     const SIX: u32 = 0x3f3f_3f3f;
     const FOUR: u32 = 0x0f0f_0f0f;
     const TWO: u32 = 0x0303_0303;
@@ -67,12 +67,14 @@ unsafe fn eight(p: *const u8) -> Affine {
     }
 }
 
+/// A row format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the block at `$p`,
+/// `$codes` the codes of its elements `32 * $j` and following.
 macro_rules! superblock {
     ($name:ident, sub $sub:literal, top $top:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
-        #[allow(non_camel_case_types)] // the field's own name
+        #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
-        impl Format for $name {
+        impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = $sub;
             const TOP: Option<i32> = Some($top);
@@ -96,8 +98,8 @@ superblock!(Q2_K, sub 16, top 3, |p, j|
     scales {
         let both = _mm_loadu_si128(p.cast());
         let low = _mm_set1_epi8(15);
-        let scales = sixteen(_mm_and_si128(both, low));
-        let mins = sixteen(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
+        let scales = sixteen_scales(_mm_and_si128(both, low));
+        let mins = sixteen_scales(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
         let (d, minus) = (half(p.add(80)), _mm256_xor_ps(half(p.add(82)), _mm256_set1_ps(-0.0)));
         [
             Affine { scale: _mm256_mul_ps(d, scales[0]), bias: _mm256_mul_ps(minus, mins[0]) },
@@ -113,7 +115,7 @@ scales {
     let six = |low: u32, high: u32| ((low & 0x0f0f_0f0f) | (high & 0x0303_0303) << 4) as i32;
     let scales = _mm_setr_epi32(six(a, c), six(b, c >> 2), six(a >> 4, c >> 4), six(b >> 4, c >> 6));
     let d = half(p.add(108));
-    offset_pair(d, sixteen(_mm_sub_epi8(scales, _mm_set1_epi8(32))), 4.0)
+    offset_pair(d, sixteen_scales(_mm_sub_epi8(scales, _mm_set1_epi8(32))), 4.0)
 },
 codes {
     let high = _mm256_slli_epi16::<2>(field(p, j, 1));
@@ -121,11 +123,11 @@ codes {
 });
 
 superblock!(Q4_K, sub 32, top 15, |p, j|
-    scales [eight(p), Affine::none()],
+    scales [k4_scales(p), Affine::zero()],
     codes field(p.add(16 + 32 * (j / 2)), 4 * (j % 2), 15));
 
 superblock!(Q5_K, sub 32, top 31, |p, j|
-scales [eight(p), Affine::none()],
+scales [k4_scales(p), Affine::zero()],
 codes {
     let high = _mm256_slli_epi16::<4>(field(p.add(16), j, 1));
     _mm256_or_si256(field(p.add(48 + 32 * (j / 2)), 4 * (j % 2), 15), high)
@@ -134,7 +136,7 @@ codes {
 superblock!(Q6_K, sub 16, top 63, |p, j|
 scales {
     let d = half(p.add(208));
-    offset_pair(d, sixteen(_mm_loadu_si128(p.add(192).cast())), 32.0)
+    offset_pair(d, sixteen_scales(_mm_loadu_si128(p.add(192).cast())), 32.0)
 },
 codes {
     let high = _mm256_slli_epi16::<4>(field(p.add(128 + 32 * (j / 4)), 2 * (j % 4), 3));

@@ -1,11 +1,11 @@
-//! Blocks of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
+//! Row formats of the legacy quants (blocks of 32 elements): Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 
-use super::format::{Affine, Format};
+use super::row_format::{Affine, RowFormat};
 use crate::tensor::DType;
 use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 use std::arch::x86_64::*;
 
-/// Eight halves, `step` bytes apart, as f32.
+/// Eight f16, `step` bytes apart, as f32.
 #[inline(always)]
 unsafe fn halves(p: *const u8, step: usize) -> __m256 {
     // SAFETY: the caller vouches for 7 * step + 2 bytes and for F16C.
@@ -15,7 +15,7 @@ unsafe fn halves(p: *const u8, step: usize) -> __m256 {
     }
 }
 
-/// Low nibbles of 16 bytes, then high ones.
+/// The low nibbles of 16 bytes, then the high nibbles.
 #[inline(always)]
 unsafe fn nibbles(p: *const u8) -> __m256i {
     // SAFETY: the caller vouches for 16 bytes and for AVX2.
@@ -26,7 +26,7 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
     }
 }
 
-/// 16 where bit j of the u32 is set, for element j.
+/// 16 in byte j if bit j of the u32 at `p` is set.
 #[inline(always)]
 unsafe fn fifth_bits(p: *const u8) -> __m256i {
     // SAFETY: the caller vouches for 4 bytes and for AVX2.
@@ -39,27 +39,29 @@ unsafe fn fifth_bits(p: *const u8) -> __m256i {
     }
 }
 
-/// The entries of a table that nibbles choose.
+/// Table lookup: the entries for the nibbles.
 #[inline(always)]
 unsafe fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
     // SAFETY: the table has 16 bytes; the caller vouches for AVX2.
     unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), nibbles) }
 }
 
+/// A row format with blocks of 32 elements. `$scales` decodes the scales of the eight blocks from `$p` on, `$codes` the codes
+/// of the block at `$p`.
 macro_rules! legacy {
     ($name:ident, top $top:expr, |$p:ident| scales $scales:expr, codes $codes:expr) => {
-        #[allow(non_camel_case_types)] // the field's own name
+        #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
-        impl Format for $name {
+        impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = 32;
             const TOP: Option<i32> = $top;
 
             #[inline(always)]
             unsafe fn scales($p: *const u8) -> [Affine; 2] {
-                // SAFETY: eight blocks lie at `p`, and fields inside their blocks.
-                unsafe { [$scales, Affine::none()] }
+                // SAFETY: eight blocks lie at `p`, and the fields inside their blocks.
+                unsafe { [$scales, Affine::zero()] }
             }
 
             #[inline(always)]
@@ -84,7 +86,7 @@ legacy!(Q8_0, top None, |p| scales Affine::offset(halves(p, 34), 0.0), codes _mm
 legacy!(IQ4_NL, top None, |p| scales Affine::offset(halves(p, 18), 0.0), codes look_up(&IQ4_VALUES, nibbles(p.add(2))));
 legacy!(MXFP4, top Some(24), |p| scales Affine::offset(units(p), 12.0), codes look_up(&FP4_CODES, nibbles(p.add(1))));
 
-/// FP4 values, raised to be unsigned.
+/// FP4 values plus 12, so that they are unsigned.
 const FP4_CODES: [i8; 16] = {
     let mut codes = FP4_VALUES;
     let mut i = 0;
@@ -95,15 +97,15 @@ const FP4_CODES: [i8; 16] = {
     codes
 };
 
-/// `2^(e - 128)` of eight MXFP4 blocks.
+/// The scales `2^(e - 128)` of eight MXFP4 blocks, from their exponent bytes `e`.
 #[inline(always)]
 unsafe fn units(p: *const u8) -> __m256 {
-    // SAFETY: the first byte of each block; the caller vouches for AVX2.
+    // SAFETY: the first byte of each block is read; the caller vouches for AVX2.
     unsafe {
         let at = |j: usize| u64::from(*p.add(j * 17)) << (8 * j);
         let bytes = (at(0) | at(1)) | (at(2) | at(3)) | ((at(4) | at(5)) | (at(6) | at(7)));
         let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64));
-        // Subnormal for 0 and 1.
+        // Exponents 0 and 1 are subnormal.
         let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
         let small = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), e);
         let is_normal = _mm256_cmpgt_epi32(e, _mm256_set1_epi32(1));

@@ -3,8 +3,8 @@ use super::super::ggml_protocol::GgmlProtocol;
 use super::super::queue::{QueueProtocol, ReadCompleter};
 use super::*;
 use crate::device::{Buffer, DeviceInfo, DeviceKind};
-use crate::rpc::wire::ext::{Abilities, Notice, State};
-use crate::rpc::wire::{Command, PROTOCOL_VERSION, REQUEST_HEADER, Response};
+use crate::rpc::wire::ext::{Notification, ServerCapabilities, ServerState};
+use crate::rpc::wire::{PROTOCOL_VERSION, REQUEST_HEADER, Response, RpcCommand};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
@@ -13,16 +13,16 @@ use std::time::Instant;
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// A client connection and the server's end of its socket.
-fn pair(reply_timeout: Duration, server_info: Option<GreetReply>) -> (Arc<Connection>, TcpStream) {
+fn pair(reply_timeout: Duration, server_info: Option<HelloExtReply>) -> (Arc<Connection>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let handshake = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
-    let dialect = Dialect::of(PROTOCOL_VERSION).unwrap();
-    let connection = Connection::start("a:1", handshake, dialect, (WATCHDOG, reply_timeout), server_info).unwrap();
+    let handshake = crate::rpc::client::test_support::dial_handshake(listener.local_addr().unwrap());
+    let codec = VersionCodec::for_version(PROTOCOL_VERSION).unwrap();
+    let connection = Connection::start("a:1", handshake, codec, (WATCHDOG, reply_timeout), server_info).unwrap();
     (connection, listener.accept().unwrap().0)
 }
 
 fn is_lost(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::Lost { endpoint, .. } if endpoint == "a:1")
+    matches!(error, DeviceError::ConnectionLost { endpoint, .. } if endpoint == "a:1")
 }
 
 #[test]
@@ -60,38 +60,38 @@ fn downloads_on_a_lost_connection_fail_with_the_name_of_its_endpoint() {
     let memory = RemoteBuffer { connection: Arc::clone(&connection), device: 0, handle: 7, base: 1 << 20 };
     let buffer = Buffer::new(&remote.info, 128, Box::new(memory), Box::new(()));
     connection.fail("a test's reason");
-    let (parts, tickets): (Vec<_>, Vec<_>) = (0..2)
+    let (parts, reads): (Vec<_>, Vec<_>) = (0..2)
         .map(|at| {
-            let (to, ticket) = ReadCompleter::new(&remote);
-            ((buffer.region(64 * at, 64).unwrap(), to), ticket)
+            let (to, read) = ReadCompleter::new(&remote);
+            ((buffer.region(64 * at, 64).unwrap(), to), read)
         })
         .unzip();
     assert!(is_lost(&protocol.download(parts).unwrap_err()));
-    for ticket in tickets {
-        let error = ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err();
+    for read in reads {
+        let error = read.wait(Some(Instant::now() + WATCHDOG)).unwrap_err();
         assert!(is_lost(&error), "{error}");
     }
 }
 
 #[test]
 fn a_reply_is_overdue_although_the_server_sends_notifications() {
-    let server_info = GreetReply {
+    let server_info = HelloExtReply {
         build: String::new(),
         max_message: 1 << 20,
         graph_budget: 1 << 20,
         max_graphs: 4,
-        abilities: Abilities::default(),
+        capabilities: ServerCapabilities::default(),
         sessions: 1,
         devices: Vec::new(),
     };
     let (connection, mut server) = pair(Duration::from_millis(50), Some(server_info));
     let sender = std::thread::spawn(move || {
-        let mut notice = Vec::new();
-        Notice::State(State::Ready).encode(&mut notice);
+        let mut notification = Vec::new();
+        Notification::ServerState(ServerState::Ready).encode(&mut notification);
         // Until the client closes the connection.
-        while server.write_all(&notice).is_ok() {}
+        while server.write_all(&notification).is_ok() {}
     });
-    let error = connection.exchange("ALLOC_BUFFER", 16..=16, |out| out.push(0)).unwrap_err();
+    let error = connection.call_encoded("ALLOC_BUFFER", 16..=16, |out| out.push(0)).unwrap_err();
     assert!(is_lost(&error) && error.to_string().contains("did not reply to ALLOC_BUFFER within 50ms"), "{error}");
     sender.join().unwrap();
 }
@@ -105,7 +105,7 @@ fn listing_the_devices_has_a_deadline() {
             server.read_exact(&mut header)?;
             server.read_exact(&mut vec![0; header[1] as usize])?;
             let mut reply = Vec::new();
-            if header[0] == Command::DeviceCount as u8 {
+            if header[0] == RpcCommand::DeviceCount as u8 {
                 Response::DeviceCount(4096).encode(&mut reply);
             } else {
                 Response::GetAlignment(64).encode(&mut reply);

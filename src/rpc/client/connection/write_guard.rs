@@ -8,7 +8,7 @@ use super::super::completion_probe::DeviceWriteState;
 use super::{ConnectionShared, DeferredSends, MAX_COALESCED_BYTES, ReplySink, WRITE_CHUNK_BYTES, WriterState, lock};
 use crate::device::DeviceError;
 use crate::rpc::transport::TransportError;
-use crate::rpc::wire::{BodySize, Command, FreeBuffer, Request};
+use crate::rpc::wire::{BodySize, FreeBuffer, Request, RpcCommand};
 
 /// Proof of exclusive use of the writer. Lives as long as one call of `ConnectionShared::with_writer`.
 pub(in crate::rpc::client) struct WriteGuard<'a> {
@@ -38,9 +38,9 @@ impl WriteGuard<'_> {
         let (first, rest) = data.split_at(data.len().min(MAX_COALESCED_BYTES));
         self.writer.out.buffer().extend_from_slice(first);
         self.flush(command)?;
-        for (n, piece) in rest.chunks(WRITE_CHUNK_BYTES).enumerate() {
-            let sent = self.writer.out.send_bytes(piece);
-            self.check_sent(command, piece.len(), sent)?;
+        for (n, chunk) in rest.chunks(WRITE_CHUNK_BYTES).enumerate() {
+            let sent = self.writer.out.send_bytes(chunk);
+            self.check_sent(command, chunk.len(), sent)?;
             // Only from the second chunk on: the kernel's send buffer accepts short messages for a long time, even if the
             // server reads nothing.
             if n > 0 {
@@ -64,9 +64,9 @@ impl WriteGuard<'_> {
         self.shared.traffic.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         sent.map_err(|e| {
             if e.is_reset()
-                && let Some(known) = self.shared.wait_close_reason()
+                && let Some(reason) = self.shared.wait_close_reason()
             {
-                return known;
+                return reason;
             }
             self.shared.fail(match e {
                 TransportError::TimedOut { .. } => {
@@ -82,7 +82,7 @@ impl WriteGuard<'_> {
 
     /// Appends a request of 7.0 to the write buffer, encoded in the server's version.
     fn buffer_request(&mut self, request: &Request<'_>) -> Result<(), DeviceError> {
-        let encoded = self.shared.dialect.encode(request, self.writer.out.buffer());
+        let encoded = self.shared.codec.encode(request, self.writer.out.buffer());
         encoded.map_err(|e| DeviceError::Bug(format!("a request that the server's version cannot express: {e}")))
     }
 
@@ -106,8 +106,8 @@ impl WriteGuard<'_> {
     }
 
     /// Registers the empty reply that some older versions send to `command`.
-    pub(in crate::rpc::client) fn expect_empty_reply(&mut self, command: Command) -> Result<(), DeviceError> {
-        match self.shared.dialect.reply(command) {
+    pub(in crate::rpc::client) fn expect_empty_reply(&mut self, command: RpcCommand) -> Result<(), DeviceError> {
+        match self.shared.codec.response_size(command) {
             Some(BodySize::Exact(0)) => self.expect(command.name(), 0..=0, ReplySink::Discard),
             _ => Ok(()),
         }
@@ -144,7 +144,7 @@ impl WriteGuard<'_> {
         let DeferredSends { freed_buffers, probes, sends } = std::mem::take(&mut *lock(&self.shared.deferred));
         for &remote_ptr in &freed_buffers {
             self.buffer_request(&Request::FreeBuffer(FreeBuffer { remote_ptr }))?;
-            self.expect_empty_reply(Command::FreeBuffer)?;
+            self.expect_empty_reply(RpcCommand::FreeBuffer)?;
             // The server evicts the graphs that use a freed buffer. Some servers of 7.0 evict all graphs.
             self.writer.graph_cache.evict_buffer(remote_ptr);
         }

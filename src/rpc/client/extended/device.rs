@@ -10,17 +10,17 @@ use super::super::queue::RemoteQueue;
 use super::extended_protocol::ExtendedProtocol;
 use super::peer_copies;
 use crate::device::{
-    Account, Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, LinkStats, MemoryInfo, PeerCopies,
-    Program, Queue, Support, Unsupported,
+    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Feature, LinkStats, MemoryBudget, MemoryInfo,
+    PeerCopies, Program, Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
 use crate::ops::{MAX_SRC, NodeView};
 use crate::rpc::fault;
 use crate::rpc::wire::GraphCompute;
-use crate::rpc::wire::ext::{self, Answer, DeviceRecord, ExtCommand, ExtRequest};
+use crate::rpc::wire::ext::{self, DeviceRecord, ExtCommand, ExtRequest, ExtResponse};
 use crate::tensor::TensorDesc;
 
-/// Longest reason in a reply to SUPPORT.
+/// Longest reason in a reply to SUPPORTS_OP.
 const MAX_REASON_BYTES: u64 = 64 << 10;
 
 /// Limit of cached replies. A scheduler queries a few hundred kinds of nodes.
@@ -90,17 +90,20 @@ impl ExtendedDevice {
             return Ok(known.clone());
         }
         let connection = &self.remote.connection;
-        let command = ExtCommand::Support;
-        let reply = connection.exchange(command.name(), 1..=MAX_REASON_BYTES, |out| out.extend_from_slice(&body))?;
-        let support = match Answer::decode(command, &reply) {
+        let command = ExtCommand::SupportsOp;
+        let reply =
+            connection.call_encoded(command.name(), 1..=MAX_REASON_BYTES, |out| out.extend_from_slice(&body))?;
+        let support = match ExtResponse::decode(command, &reply) {
             // "Worth an upload of weights" is an estimate for the server's own bus. Over a network the upload would be repeated
             // for each batch, while the client's CPU has the weights in its memory: count the node as merely supported.
-            Ok(Answer::Support(Ok(_))) => Support::Yes,
-            Ok(Answer::Support(Err(fault))) => Support::No(match fault::device_error(fault, &self.remote.info.name) {
-                DeviceError::Unsupported(unsupported) => unsupported,
-                other => Unsupported { op: node.op.code(), reason: other.to_string() },
-            }),
-            other => return Err(connection.fail(format!("the server replied to SUPPORT with {other:?}"))),
+            Ok(ExtResponse::SupportsOp(Ok(_))) => Support::Yes,
+            Ok(ExtResponse::SupportsOp(Err(fault))) => {
+                Support::No(match fault::device_error(fault, &self.remote.info.name) {
+                    DeviceError::Unsupported(unsupported) => unsupported,
+                    other => Unsupported { op: node.op.code(), reason: other.to_string() },
+                })
+            }
+            other => return Err(connection.fail(format!("the server replied to SUPPORTS_OP with {other:?}"))),
         };
         let mut cache = lock(&self.support_cache);
         if cache.len() >= MAX_CACHED_SUPPORT {
@@ -111,7 +114,7 @@ impl ExtendedDevice {
     }
 }
 
-/// Encodes the SUPPORT request for a node. Its tensors have no buffer.
+/// Encodes the SUPPORTS_OP request for a node. Its tensors have no buffer.
 fn encode_support_request(device: u32, node: &NodeView<'_>) -> Result<Vec<u8>, DeviceError> {
     let mut records = Vec::new();
     let mut dst = tensor_record(node.dst);
@@ -134,7 +137,7 @@ fn encode_support_request(device: u32, node: &NodeView<'_>) -> Result<Vec<u8>, D
     let bug = |e| DeviceError::Bug(format!("a node that does not fit a message: {e}"));
     let graph = GraphCompute::new(device, &nodes, &records).map_err(bug)?;
     let mut body = Vec::new();
-    ExtRequest::Support(ext::Support { graph }).encode(&mut body);
+    ExtRequest::SupportsOp(ext::SupportsOp { graph }).encode(&mut body);
     Ok(body)
 }
 
@@ -155,8 +158,8 @@ impl Device for ExtendedDevice {
         self.remote.memory()
     }
 
-    fn alloc(&self, bytes: u64, account: &Arc<Account>) -> Result<Buffer, DeviceError> {
-        self.remote.alloc_buffer(bytes, account.charge(bytes)?)
+    fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.remote.alloc_buffer(bytes, budget.reserve(bytes)?)
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
@@ -165,7 +168,7 @@ impl Device for ExtendedDevice {
 
     fn support(&self, node: NodeView<'_>) -> Support {
         let lost = |e: DeviceError| Support::No(Unsupported { op: node.op.code(), reason: e.to_string() });
-        match not_expressible(&node, self.remote.connection.dialect) {
+        match not_expressible(&node, self.remote.connection.codec) {
             Some(unsupported) => Support::No(unsupported),
             None => self.request_support(&node).unwrap_or_else(lost),
         }
@@ -175,7 +178,7 @@ impl Device for ExtendedDevice {
         self.remote.prepare(graph)
     }
 
-    fn queue(&self, _: &Arc<Account>) -> Result<Box<dyn Queue>, DeviceError> {
+    fn queue(&self, _: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         let protocol = ExtendedProtocol::new(Arc::clone(&self.remote))?;
         let (timeline, max_message) =
             (Arc::clone(&protocol.timeline), self.remote.connection.session()?.server.max_message);

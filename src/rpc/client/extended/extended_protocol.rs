@@ -9,18 +9,18 @@ use super::super::graph_messages::GraphMessage;
 use super::super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::SendingQueues;
-use crate::device::{DeviceError, PIECE, Point, Region, SourceError, Timeline};
+use crate::device::{DeviceError, Region, SourceError, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
-    Answer, Ask, CloseQueue, Copy, ExtCommand, ExtRequest, Fill, Load, Mark, OpenQueue, Ping, Read, Shape, Span, Spans,
-    WriteHead,
+    BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtCommand, ExtRequest, ExtResponse, Fill, Load, Mark,
+    NotifyReached, OpenQueue, Ping, ReadSpans, TensorShape, WriteHead,
 };
 use crate::tensor::TensorDesc;
 
 /// Chunk size for tensors that are too large for staging: bytes that the writer produces at a time.
 const SOURCE_CHUNK_BYTES: u64 = 4 << 20;
 
-/// Bytes of a LOAD besides the name.
+/// Bytes of a LOAD besides the name: queue, span, shape, digest, and the length of the name.
 const LOAD_HEAD_BYTES: u64 = 4 + 24 + 20 + 32 + 4;
 
 impl WriteGuard<'_> {
@@ -38,7 +38,7 @@ impl WriteGuard<'_> {
     }
 
     /// Appends the head of an upload; its data must follow directly.
-    fn buffer_write_head(&mut self, queue: u32, span: Span, shape: Option<Shape>) {
+    fn buffer_write_head(&mut self, queue: u32, span: BufferSpan, shape: Option<TensorShape>) {
         self.buffer(|out| ExtRequest::WriteHead(WriteHead { queue, span, shape }).encode(out));
     }
 
@@ -65,7 +65,14 @@ impl WriteGuard<'_> {
         }
     }
 
-    fn write_span(&mut self, queue: u32, span: Span, shape: Option<Shape>, data: &[u8]) -> Result<(), DeviceError> {
+    /// Appends an upload of one span to the write buffer, or sends it with the buffer if it is long.
+    fn write_span(
+        &mut self,
+        queue: u32,
+        span: BufferSpan,
+        shape: Option<TensorShape>,
+        data: &[u8],
+    ) -> Result<(), DeviceError> {
         self.buffer_write_head(queue, span, shape);
         if data.len() > MAX_COALESCED_BYTES {
             return self.send_with_data(ExtCommand::Write.name(), data);
@@ -84,6 +91,7 @@ pub(super) struct ExtendedProtocol {
     mark_is_last: bool,
     /// The last read, if no other message followed it.
     last_read: Option<u64>,
+    /// The queues on other connections that send to this queue.
     sources: SendingQueues,
 }
 
@@ -107,9 +115,9 @@ pub(super) fn close_queue(connection: &Arc<Connection>, tracker: &Arc<MarkTracke
         let Some(session) = &guard.shared.session else { return Ok(()) };
         let queue = tracker.queue;
         let last = tracker.close();
-        // An ASK behind the last mark makes the server report complete work before it closes the queue.
+        // A NOTIFY_REACHED behind the last mark makes the server report complete work before it closes the queue.
         if let Some(number) = last {
-            guard.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+            guard.buffer(|out| ExtRequest::NotifyReached(NotifyReached { queue, number }).encode(out));
         }
         let request = ExtRequest::CloseQueue(CloseQueue { queue });
         if last.is_none() && !session.has_outstanding_reads(queue) {
@@ -147,8 +155,8 @@ impl ExtendedProtocol {
     }
 
     /// The mark tracker of a point of this connection.
-    fn own_marks<'a>(&self, point: &'a Point) -> Option<&'a MarkTracker> {
-        point.progress::<MarkTracker>().filter(|tracker| tracker.belongs_to(&self.remote.connection))
+    fn own_marks<'a>(&self, point: &'a TimelinePoint) -> Option<&'a MarkTracker> {
+        point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(&self.remote.connection))
     }
 
     fn with_writer<T>(
@@ -160,11 +168,11 @@ impl ExtendedProtocol {
         self.remote.connection.with_writer(|guard| work(guard, queue))
     }
 
-    /// Largest number of spans of one read, and of bytes.
+    /// Limits of one read: the number of its spans, and their bytes.
     fn read_limits(&self) -> Result<(usize, u64), DeviceError> {
-        let most = self.remote.connection.session()?.server.max_message;
+        let max_message = self.remote.connection.session()?.server.max_message;
         // Spans of 24 bytes follow the queue (4 bytes) and the read's id (8 bytes).
-        Ok((usize::try_from((most - 12) / 24).unwrap_or(usize::MAX), most))
+        Ok((usize::try_from((max_message - 12) / 24).unwrap_or(usize::MAX), max_message))
     }
 }
 
@@ -178,7 +186,7 @@ impl QueueProtocol for ExtendedProtocol {
             QueueCommand::PeerCopy { src, dst, after } => {
                 let ready = self.remote.connection.has_tokens(dst.bytes());
                 let after = after.as_ref();
-                !ready || after.is_some_and(|after| !source_connection(src).is_ok_and(|source| source.can_wait(after)))
+                !ready || after.is_some_and(|after| !region_connection(src).is_ok_and(|source| source.can_wait(after)))
             }
             _ => false,
         }
@@ -190,7 +198,8 @@ impl QueueProtocol for ExtendedProtocol {
             let span = span(memory, dst.offset(), dst.bytes());
             return self.with_writer(|guard, queue| guard.write_span(queue, span, Some(shape(tensor)), data));
         }
-        for (at, chunk) in (0..).step_by(PIECE as usize).zip(data.chunks(PIECE as usize)) {
+        for (at, chunk) in (0..).step_by(TRANSFER_CHUNK_BYTES as usize).zip(data.chunks(TRANSFER_CHUNK_BYTES as usize))
+        {
             let span = span(memory, dst.offset() + at, chunk.len() as u64);
             self.with_writer(|guard, queue| guard.write_span(queue, span, None, chunk))?;
         }
@@ -217,10 +226,10 @@ impl QueueProtocol for ExtendedProtocol {
                 guard.send_from_source(span.len, bytes, fill).map(|filled| filled.map_err(DeviceError::Source))
             })?;
         }
-        let mut bytes = vec![0; dst.bytes().min(PIECE) as usize];
+        let mut bytes = vec![0; dst.bytes().min(TRANSFER_CHUNK_BYTES) as usize];
         let mut at = 0;
         while at < dst.bytes() {
-            let part = dst.part(at, PIECE.min(dst.bytes() - at))?;
+            let part = dst.subregion(at, TRANSFER_CHUNK_BYTES.min(dst.bytes() - at))?;
             let bytes = &mut bytes[..part.bytes() as usize];
             fill(bytes)?;
             self.upload(&part, tensor, bytes)?;
@@ -230,30 +239,31 @@ impl QueueProtocol for ExtendedProtocol {
     }
 
     fn download(&mut self, parts: Vec<(Region, ReadCompleter)>) -> Result<(), DeviceError> {
-        let (tracker, marked, (spans, bytes)) = (Arc::clone(&self.marks), self.mark_is_last, self.read_limits()?);
-        let mut reads: Vec<Vec<(Span, ReadCompleter)>> = Vec::new();
-        let (mut room, mut last) = (0, None);
+        let (tracker, marked, (max_spans, max_bytes)) =
+            (Arc::clone(&self.marks), self.mark_is_last, self.read_limits()?);
+        let mut reads: Vec<Vec<(BufferSpan, ReadCompleter)>> = Vec::new();
+        let (mut free_bytes, mut last) = (0, None);
         for (src, to) in parts {
             let span = span(remote_buffer(&src)?, src.offset(), src.bytes());
-            match reads.last_mut().filter(|read| read.len() < spans && span.len <= room) {
+            match reads.last_mut().filter(|read| read.len() < max_spans && span.len <= free_bytes) {
                 Some(read) => read.push((span, to)),
                 None => {
-                    room = bytes;
+                    free_bytes = max_bytes;
                     reads.push(vec![(span, to)]);
                 }
             }
-            room -= span.len;
+            free_bytes -= span.len;
         }
         let sent = self.remote.connection.with_writer(|guard| {
             let session = guard.shared.session()?;
             let proven_mark = tracker.place_read(marked);
             for read in std::mem::take(&mut reads) {
-                let spans: Vec<_> = read.iter().map(|(span, _)| Spans::encode(span)).collect();
+                let spans: Vec<_> = read.iter().map(|(span, _)| BufferSpans::encode(span)).collect();
                 let parts = read.into_iter().map(|(span, to)| (span.len, to)).collect();
                 let id = session.register_read(tracker.queue, proven_mark, parts);
                 last = Some(id);
-                let request = Read { queue: tracker.queue, id, spans: Spans::new(&spans) };
-                guard.buffer(|out| ExtRequest::Read(request).encode(out));
+                let request = ReadSpans { queue: tracker.queue, id, spans: BufferSpans::new(&spans) };
+                guard.buffer(|out| ExtRequest::ReadSpans(request).encode(out));
             }
             // The reads must be registered before this check: a thread that fails the connection then either finds the reads,
             // or has failed the connection before the check.
@@ -276,8 +286,8 @@ impl QueueProtocol for ExtendedProtocol {
         let span = span(remote_buffer(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| is_whole_tensor(tensor, &dst)).map(|tensor| shape(&tensor));
         // The name is only a hint. It is left out if the message would exceed the server's limit.
-        let most = self.remote.connection.session()?.server.max_message;
-        let name = if name.len() as u64 + LOAD_HEAD_BYTES <= most { &*name } else { "" };
+        let max_message = self.remote.connection.session()?.server.max_message;
+        let name = if name.len() as u64 + LOAD_HEAD_BYTES <= max_message { &*name } else { "" };
         let mut to = Some(to);
         let sent = self.with_writer(|guard, queue| {
             let to = to.take();
@@ -305,10 +315,10 @@ impl QueueProtocol for ExtendedProtocol {
     fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
         let [src, dst] =
             [(remote_buffer(src)?, src), (remote_buffer(dst)?, dst)].map(|(m, r)| span(m, r.offset(), r.bytes()));
-        self.with_writer(|guard, queue| guard.send_ext(&ExtRequest::Copy(Copy { queue, src, dst })))
+        self.with_writer(|guard, queue| guard.send_ext(&ExtRequest::CopySpan(CopySpan { queue, src, dst })))
     }
 
-    fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&Point>) -> Result<(), DeviceError> {
+    fn copy_from_peer(&mut self, src: &Region, dst: &Region, after: Option<&TimelinePoint>) -> Result<(), DeviceError> {
         (self.mark_is_last, self.last_read) = (false, None);
         self.remote.connection.receive_copy((&self.marks, &mut self.sources), src, dst, after)
     }
@@ -321,7 +331,7 @@ impl QueueProtocol for ExtendedProtocol {
     }
 
     /// Wait elimination: the server itself waits (WAIT) for points of this connection. This thread waits for any other point.
-    fn wait(&mut self, point: &Point) -> Result<(), DeviceError> {
+    fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         if let Some(tracker) = self.own_marks(point) {
             let seq = point.seq();
             if tracker.queue == self.marks.queue || tracker.is_reached(seq) {
@@ -331,9 +341,9 @@ impl QueueProtocol for ExtendedProtocol {
                 return Err(failure);
             }
             tracker.wait_until_placed(seq)?;
-            let user = Arc::clone(&self.marks);
+            let dependent = Arc::clone(&self.marks);
             let placed = self.with_writer(|guard, _| {
-                let placed = guard.buffer_wait(&user, point);
+                let placed = guard.buffer_wait(&dependent, point);
                 if guard.buffered_bytes() > MAX_COALESCED_BYTES {
                     guard.flush(ExtCommand::Wait.name()).map(|()| placed)
                 } else {
@@ -365,7 +375,7 @@ impl QueueProtocol for ExtendedProtocol {
                 return guard.buffer_ext(&mark);
             }
             guard.buffer(|out| mark.encode(out));
-            guard.send_ext(&ExtRequest::Ask(Ask { queue, number: seq }))
+            guard.send_ext(&ExtRequest::NotifyReached(NotifyReached { queue, number: seq }))
         })?;
         self.mark_is_last = true;
         Ok(())
@@ -378,21 +388,21 @@ impl QueueProtocol for ExtendedProtocol {
 }
 
 /// A range of a buffer.
-pub(super) fn span(memory: &RemoteBuffer, offset: u64, len: u64) -> Span {
-    Span { buffer: memory.handle, offset, len }
+pub(super) fn span(memory: &RemoteBuffer, offset: u64, len: u64) -> BufferSpan {
+    BufferSpan { buffer: memory.handle, offset, len }
 }
 
 /// The connection of a region's buffer.
-pub(super) fn source_connection(src: &Region) -> Result<&Arc<Connection>, DeviceError> {
+pub(super) fn region_connection(src: &Region) -> Result<&Arc<Connection>, DeviceError> {
     Ok(&remote_buffer(src)?.connection)
 }
 
 /// Type and shape of a tensor whose dimensions fit the wire format.
-fn shape(tensor: &TensorDesc) -> Shape {
-    Shape { dtype: tensor.dtype().to_wire(), ne: tensor.ne().map(|n| n as u32) }
+fn shape(tensor: &TensorDesc) -> TensorShape {
+    TensorShape { dtype: tensor.dtype().to_wire(), ne: tensor.ne().map(|n| n as u32) }
 }
 
 /// Validates the reply to a LOAD.
 fn check_load_reply(reply: &[u8]) -> Result<(), WireError> {
-    Answer::decode(ExtCommand::Load, reply).map(drop)
+    ExtResponse::decode(ExtCommand::Load, reply).map(drop)
 }

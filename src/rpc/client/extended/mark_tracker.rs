@@ -1,4 +1,5 @@
-//! Mark tracking of one queue: which marks were placed in the message stream, requested from the server (ASK), and reached.
+//! Mark tracking of one queue: which marks were placed in the message stream, requested from the server (NOTIFY_REACHED), and
+//! reached.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -6,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::super::connection::{ConnectionShared, lock};
-use crate::device::{DeviceError, Progress, Timeline};
-use crate::rpc::wire::ext::{Ask, ExtCommand, ExtRequest};
+use crate::device::{CompletionSource, DeviceError, Timeline};
+use crate::rpc::wire::ext::{ExtCommand, ExtRequest, NotifyReached};
 
 /// Limit of recorded waits. A reached mark implies the marks that its queue waited for before. Waits beyond this limit are
 /// forgotten; their marks are then reported only by their own queues.
@@ -41,7 +42,7 @@ struct MarkTrackerState {
     /// Whether every mark is requested as soon as it is placed. Set when a caller waits for a mark behind which later marks are
     /// placed already: then many marks are in flight, and requesting them one after the other would cost a round trip for each.
     request_at_once: bool,
-    /// Marks that the data of a read directly before or behind them will prove, so that no ASK is needed.
+    /// Marks that the data of a read directly before or behind them will prove, so that no NOTIFY_REACHED is needed.
     covered_by_read: BTreeSet<u64>,
     /// Recorded waits: a mark of this queue, and the queue and mark that are reached before it.
     waits: VecDeque<(u64, (u32, u64))>,
@@ -82,7 +83,7 @@ impl MarkTracker {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let timeline = Timeline::looked_at(Arc::clone(&tracker) as Arc<dyn Progress>);
+        let timeline = Timeline::with_source(Arc::clone(&tracker) as Arc<dyn CompletionSource>);
         tracker.timeline.get_or_init(|| Arc::downgrade(&timeline));
         (tracker, timeline)
     }
@@ -103,7 +104,8 @@ impl MarkTracker {
         self.timeline().and_then(|timeline| timeline.failure())
     }
 
-    /// Places mark `seq`; called with exclusive use of the writer. Returns whether the mark has to be requested (ASK) at once.
+    /// Places mark `seq`; called with exclusive use of the writer. Returns whether the mark has to be requested
+    /// (NOTIFY_REACHED) at once.
     pub(super) fn place_mark(&self, seq: u64) -> bool {
         let mut marks = lock(&self.state);
         // No mark is in flight: go back to requesting marks on demand.
@@ -156,7 +158,7 @@ impl MarkTracker {
         placed
     }
 
-    /// Records that a read proves mark `seq`, which was just placed: no ASK is needed.
+    /// Records that a read proves mark `seq`, which was just placed: no NOTIFY_REACHED is needed.
     pub(super) fn cover_by_read(&self, seq: u64) {
         let mut marks = lock(&self.state);
         marks.requested.remove(&seq);
@@ -208,9 +210,13 @@ impl MarkTracker {
     pub(super) fn add_dependent(&self, dependent: &Arc<MarkTracker>, seq: u64) {
         let own_mark = dependent.last_placed() + 1;
         let mut marks = lock(&self.state);
-        marks.dependents.retain(|known| known.tracker.strong_count() > 0);
-        match marks.dependents.iter_mut().find(|known| std::ptr::eq(known.tracker.as_ptr(), Arc::as_ptr(dependent))) {
-            Some(known) => (known.seq, known.own_mark) = (seq.max(known.seq), own_mark),
+        marks.dependents.retain(|existing| existing.tracker.strong_count() > 0);
+        match marks
+            .dependents
+            .iter_mut()
+            .find(|existing| std::ptr::eq(existing.tracker.as_ptr(), Arc::as_ptr(dependent)))
+        {
+            Some(existing) => (existing.seq, existing.own_mark) = (seq.max(existing.seq), own_mark),
             None => marks.dependents.push(Dependent { tracker: Arc::downgrade(dependent), seq, own_mark }),
         }
         let reached = marks.last_reached >= seq;
@@ -273,11 +279,11 @@ impl MarkTracker {
     }
 }
 
-impl Progress for MarkTracker {
+impl CompletionSource for MarkTracker {
     /// Nothing to poll: notifications advance the timeline.
-    fn look(&self, _: &Timeline) {}
+    fn poll(&self, _: &Timeline) {}
 
-    fn ask(&self, _: &Timeline, seq: u64) -> bool {
+    fn request_notify(&self, _: &Timeline, seq: u64) -> bool {
         let mut marks = lock(&self.state);
         let will_be_reported =
             marks.closed || marks.covered_by_read.contains(&seq) || marks.requested.contains_key(&seq);
@@ -304,9 +310,9 @@ impl Progress for MarkTracker {
                 return Ok(());
             }
             for &number in &numbers {
-                guard.buffer(|out| ExtRequest::Ask(Ask { queue, number }).encode(out));
+                guard.buffer(|out| ExtRequest::NotifyReached(NotifyReached { queue, number }).encode(out));
             }
-            guard.flush(ExtCommand::Ask.name())
+            guard.flush(ExtCommand::NotifyReached.name())
         });
         true
     }

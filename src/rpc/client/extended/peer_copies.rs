@@ -1,18 +1,21 @@
-//! Peer copies: copies between two servers that do not pass through the client. The destination gets RECEIVE and the source
-//! SEND, with the same transfer tokens.
+//! Peer copies: copies between two servers that do not pass through the client. For a peer copy the destination gets
+//! RECEIVE_FROM_PEER and the source SEND_TO_PEER, with the same transfer tokens.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::super::connection::{Connection, ConnectionShared, lock};
 use super::super::device::remote_buffer;
-use super::extended_protocol::{close_queue, open_queue, source_connection, span};
+use super::extended_protocol::{close_queue, open_queue, region_connection, span};
 use super::mark_tracker::MarkTracker;
 use super::transfer_tokens::{TOKEN_BATCH, TransferTokens};
-use crate::device::{DeviceError, DeviceInfo, Domain, PIECE, Point, Region, Timeline};
-use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Reach, Receive, Send, TICKET, TicketList, Wait};
+use crate::device::{DeviceError, DeviceInfo, Domain, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
+use crate::rpc::wire::ext::{
+    ExtCommand, ExtRequest, ExtResponse, ProbePeer, ReceiveFromPeer, SendToPeer, TRANSFER_TOKEN_BYTES,
+    TransferTokenList, Wait,
+};
 
-/// Longest reason in a reply to REACH.
+/// Longest reason in a reply to PROBE_PEER.
 const MAX_REASON_BYTES: u64 = 64 << 10;
 
 /// The connections of this process to servers with the extensions, by the domain of their devices.
@@ -35,7 +38,7 @@ pub(super) fn connection_of(info: &DeviceInfo) -> Option<Arc<Connection>> {
 #[derive(Debug, Default)]
 pub(super) struct PeerCopyState {
     pub(super) tokens: TransferTokens,
-    /// Whether the server can dial other servers, by their addresses; filled by REACH.
+    /// Whether the server can dial other servers, by their addresses; filled by PROBE_PEER.
     reachable: Mutex<HashMap<String, bool>>,
 }
 
@@ -95,41 +98,42 @@ impl SendingQueue {
 }
 
 impl ConnectionShared {
-    /// Whether this connection's server can send bytes to that of `to` directly. Queried once per address (REACH).
+    /// Whether this connection's server can send bytes to the server of `to` directly. Queried once per address (PROBE_PEER).
     pub(in super::super) fn can_send_to(&self, to: &ConnectionShared) -> bool {
         let (Some(session), Some(_)) = (&self.session, &to.session) else { return false };
-        if !session.server.abilities.dials {
+        if !session.server.capabilities.peer_transfers {
             return false;
         }
         // The lock is held during the query, so that concurrent callers do not repeat it.
-        let mut known = lock(&session.peers.reachable);
-        if let Some(&reaches) = known.get(to.endpoint()) {
+        let mut reachable = lock(&session.peers.reachable);
+        if let Some(&reaches) = reachable.get(to.endpoint()) {
             return reaches;
         }
-        let reach = ExtRequest::Reach(Reach { address: to.endpoint() });
+        let request = ExtRequest::ProbePeer(ProbePeer { address: to.endpoint() });
         // On a lost connection the next use of it returns the error.
-        let Ok(reply) = self.exchange(ExtCommand::Reach.name(), 5..=5 + MAX_REASON_BYTES, |out| reach.encode(out))
+        let Ok(reply) =
+            self.call_encoded(ExtCommand::ProbePeer.name(), 5..=5 + MAX_REASON_BYTES, |out| request.encode(out))
         else {
             return false;
         };
-        let reaches = match Answer::decode(ExtCommand::Reach, &reply) {
-            Ok(Answer::Reach(Ok(()))) => true,
-            Ok(Answer::Reach(Err(reason))) => {
+        let reaches = match ExtResponse::decode(ExtCommand::ProbePeer, &reply) {
+            Ok(ExtResponse::ProbePeer(Ok(()))) => true,
+            Ok(ExtResponse::ProbePeer(Err(reason))) => {
                 log::info!("{} cannot send to {} directly: {reason}", self.endpoint(), to.endpoint());
                 false
             }
             other => {
-                self.fail(format!("the server replied to REACH with {other:?}"));
+                self.fail(format!("the server replied to PROBE_PEER with {other:?}"));
                 return false;
             }
         };
-        known.insert(to.endpoint().to_owned(), reaches);
+        reachable.insert(to.endpoint().to_owned(), reaches);
         reaches
     }
 
     /// Whether a queue of this connection can wait for a point without blocking this thread.
-    pub(super) fn can_wait(&self, point: &Point) -> bool {
-        match point.progress::<MarkTracker>().filter(|tracker| tracker.belongs_to(self)) {
+    pub(super) fn can_wait(&self, point: &TimelinePoint) -> bool {
+        match point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(self)) {
             Some(tracker) => tracker.can_be_waited_for(point.seq()) || tracker.is_reached(point.seq()),
             None => point.poll() == Ok(true),
         }
@@ -137,21 +141,21 @@ impl ConnectionShared {
 }
 
 impl Connection {
-    /// Copies `src`, on another connection, to `dst` by a queue of this connection, once `after` is reached. RECEIVE goes to
-    /// this connection's server and SEND to the source's.
+    /// Copies `src`, on another connection, to `dst` by a queue of this connection, once `after` is reached.
+    /// RECEIVE_FROM_PEER goes to this connection's server and SEND_TO_PEER to the source's.
     pub(super) fn receive_copy(
         self: &Arc<Self>,
         (tracker, sources): (&Arc<MarkTracker>, &mut SendingQueues),
         src: &Region,
         dst: &Region,
-        mut after: Option<&Point>,
+        mut after: Option<&TimelinePoint>,
     ) -> Result<(), DeviceError> {
         let (from, to) = (remote_buffer(src)?, remote_buffer(dst)?);
-        let source = source_connection(src)?;
+        let source = region_connection(src)?;
         let outbound = sources.get_or_open(source, from.device, tracker)?;
         let queue = tracker.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
-            match point.progress::<MarkTracker>().filter(|tracker| tracker.belongs_to(source)) {
+            match point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(source)) {
                 Some(tracker) => tracker.wait_until_placed(point.seq())?,
                 None => {
                     point.wait(None)?;
@@ -162,23 +166,28 @@ impl Connection {
         let address = self.endpoint();
         let limits = [self.session()?, source.session()?].map(|session| session.server.max_message);
         let batch = tokens_per_message(limits[0].min(limits[1]), address);
-        for at in (0..dst.bytes()).step_by(batch * PIECE as usize) {
-            let len = (dst.bytes() - at).min(batch as u64 * PIECE);
-            let tokens = self.take_tokens(tracker, len.div_ceil(PIECE) as usize)?;
+        for at in (0..dst.bytes()).step_by(batch * TRANSFER_CHUNK_BYTES as usize) {
+            let len = (dst.bytes() - at).min(batch as u64 * TRANSFER_CHUNK_BYTES);
+            let tokens = self.take_tokens(tracker, len.div_ceil(TRANSFER_CHUNK_BYTES) as usize)?;
             let count = tokens.len();
-            let tickets = TicketList(&tokens);
-            let receive = Receive { queue, span: span(to, dst.offset() + at, len), tickets };
+            let token_list = TransferTokenList(&tokens);
+            let receive = ReceiveFromPeer { queue, span: span(to, dst.offset() + at, len), tokens: token_list };
             self.with_writer(|guard| {
-                guard.buffer(|out| ExtRequest::Receive(receive).encode(out));
+                guard.buffer(|out| ExtRequest::ReceiveFromPeer(receive).encode(out));
                 guard.confirm_token_use(queue, count)?;
-                guard.flush(ExtCommand::Receive.name())
+                guard.flush(ExtCommand::ReceiveFromPeer.name())
             })?;
-            let send = Send { queue: outbound.queue, span: span(from, src.offset() + at, len), tickets, address };
-            let send = ExtRequest::Send(send);
-            // WAIT and SEND under one exclusive use of the writer: the queue of the point cannot be closed in between.
+            let send = SendToPeer {
+                queue: outbound.queue,
+                span: span(from, src.offset() + at, len),
+                tokens: token_list,
+                address,
+            };
+            let send = ExtRequest::SendToPeer(send);
+            // WAIT and SEND_TO_PEER under one exclusive use of the writer: the queue of the point cannot be closed in between.
             let sent = source.with_writer(|guard| {
-                let waiting = after.is_none_or(|point| guard.buffer_wait(&outbound, point));
-                if waiting { guard.send_ext(&send).map(|()| true) } else { Ok(false) }
+                let wait_placed = after.is_none_or(|point| guard.buffer_wait(&outbound, point));
+                if wait_placed { guard.send_ext(&send).map(|()| true) } else { Ok(false) }
             })?;
             if !sent {
                 after.map_or(Ok(()), |point| point.wait(None))?;
@@ -190,18 +199,19 @@ impl Connection {
     }
 }
 
-/// Number of transfer tokens of one RECEIVE and SEND, limited by the servers' message size.
+/// Number of transfer tokens of one RECEIVE_FROM_PEER and SEND_TO_PEER, limited by the servers' message size.
 fn tokens_per_message(max_message: u64, address: &str) -> usize {
-    // SEND is the longer message. Its head: queue, span, number of tokens, address.
+    // SEND_TO_PEER is the longer message. Its head: queue, span, number of tokens, address.
     let head = (4 + 24 + 4 + 4 + address.len()) as u64;
-    let room = max_message.saturating_sub(head) / TICKET as u64;
+    let room = max_message.saturating_sub(head) / TRANSFER_TOKEN_BYTES as u64;
     usize::try_from(room).map_or(TOKEN_BATCH, |room| room.clamp(1, TOKEN_BATCH))
 }
 
 impl super::super::connection::WriteGuard<'_> {
     /// Makes a queue wait for a point. `false` if the point's queue was closed, so that the server can no longer wait for it.
-    pub(super) fn buffer_wait(&mut self, dependent: &Arc<MarkTracker>, point: &Point) -> bool {
-        let Some(tracker) = point.progress::<MarkTracker>().filter(|tracker| tracker.belongs_to(self.shared)) else {
+    pub(super) fn buffer_wait(&mut self, dependent: &Arc<MarkTracker>, point: &TimelinePoint) -> bool {
+        let Some(tracker) = point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(self.shared))
+        else {
             return true;
         };
         let (queue, of, number) = (dependent.queue, tracker.queue, point.seq());
@@ -212,7 +222,7 @@ impl super::super::connection::WriteGuard<'_> {
         if placed {
             tracker.add_dependent(dependent, number);
             dependent.record_wait(of, number);
-            self.buffer(|out| ExtRequest::Wait(Wait { queue, of, number }).encode(out));
+            self.buffer(|out| ExtRequest::Wait(Wait { queue, other_queue: of, number }).encode(out));
         }
         placed
     }

@@ -1,19 +1,20 @@
 //! Mirror of the server's graph cache: an LRU cache with a budget. The server sends nothing about evictions; both ends apply
-//! the same eviction rule to the same sequence of messages, so the client can tell which graphs the server still has.
+//! the same eviction rule to the same sequence of messages, so the client's copy of the list stays equal to the server's.
 
 use std::collections::HashMap;
 
 use super::super::connection::WriteGuard;
 use super::super::graph_messages::GraphMessage;
 use crate::device::DeviceError;
-use crate::rpc::wire::ext::{ExtRequest, GreetReply, KeepGraph, RunGraph};
-use crate::rpc::wire::{Command, Limits, REQUEST_HEADER, Request, graph_cost};
+use crate::rpc::wire::ext::{ExtRequest, HelloExtReply, PrepareGraph, RunGraph};
+use crate::rpc::wire::{Limits, REQUEST_HEADER, Request, RpcCommand, graph_cost};
 
 /// The cached graphs of a connection. Changes in the order of the messages.
 #[derive(Debug, Default)]
 pub(in super::super) struct RemoteGraphCache {
-    /// Limits of the total cost and of the number of graphs.
+    /// Limit of the total cost.
     budget: u64,
+    /// Limit of the number of graphs.
     max_graphs: usize,
     /// Total cost of the cached graphs.
     cost: u64,
@@ -35,7 +36,7 @@ struct CachedGraph {
 }
 
 impl RemoteGraphCache {
-    pub(in super::super) fn new(server: &GreetReply) -> RemoteGraphCache {
+    pub(in super::super) fn new(server: &HelloExtReply) -> RemoteGraphCache {
         RemoteGraphCache {
             budget: server.graph_budget,
             max_graphs: server.max_graphs as usize,
@@ -82,17 +83,18 @@ impl WriteGuard<'_> {
     pub(super) fn run_graph(&mut self, queue: u32, message: &GraphMessage) -> Result<(), DeviceError> {
         let graph = match self.writer.graph_cache.use_cached(message.id()) {
             Some(number) => number,
-            None => self.keep_graph(message)?,
+            None => self.prepare_graph(message)?,
         };
         self.buffer(|out| ExtRequest::RunGraph(RunGraph { queue, graph }).encode(out));
         Ok(())
     }
 
-    fn keep_graph(&mut self, message: &GraphMessage) -> Result<u64, DeviceError> {
+    /// Appends the PREPARE_GRAPH of a graph, and records the graph as cached. Returns its number.
+    fn prepare_graph(&mut self, message: &GraphMessage) -> Result<u64, DeviceError> {
         let bug = |e: &dyn std::fmt::Display| DeviceError::Bug(format!("a graph that does not fit a message: {e}"));
         let bytes = message.frame().get(REQUEST_HEADER..).unwrap_or_default();
-        let any = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
-        let graph = match Request::decode(Command::GraphCompute, bytes, &any) {
+        let no_limits = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
+        let graph = match Request::decode(RpcCommand::GraphCompute, bytes, &no_limits) {
             Ok(Request::GraphCompute(graph)) => graph,
             Ok(other) => return Err(bug(&other.command())),
             Err(e) => return Err(bug(&e)),
@@ -101,7 +103,7 @@ impl WriteGuard<'_> {
         buffers.sort_unstable();
         buffers.dedup();
         let id = self.writer.graph_cache.insert(message.id(), graph_cost(bytes.len() as u64, &graph), buffers);
-        self.buffer(|out| ExtRequest::KeepGraph(KeepGraph { id, graph }).encode(out));
+        self.buffer(|out| ExtRequest::PrepareGraph(PrepareGraph { id, graph }).encode(out));
         Ok(id)
     }
 }

@@ -10,7 +10,7 @@ use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::PeerCopyState;
 use crate::device::{DeviceError, Timeline};
 use crate::rpc::fault;
-use crate::rpc::wire::ext::{Fault, GreetReply};
+use crate::rpc::wire::ext::{DeviceFault, HelloExtReply};
 
 /// Limit of open queues per connection on a server.
 const MAX_QUEUES: usize = 256;
@@ -19,7 +19,7 @@ const MAX_QUEUES: usize = 256;
 #[derive(Debug)]
 pub(in super::super) struct ClientSession {
     /// The server's self-description from the handshake.
-    pub(super) server: GreetReply,
+    pub(super) server: HelloExtReply,
     tables: Mutex<SessionTables>,
     pub(super) peers: PeerCopyState,
 }
@@ -62,12 +62,12 @@ struct OutstandingRead {
 }
 
 impl ClientSession {
-    pub(in super::super) fn new(server: GreetReply) -> ClientSession {
+    pub(in super::super) fn new(server: HelloExtReply) -> ClientSession {
         ClientSession { server, tables: Mutex::default(), peers: PeerCopyState::default() }
     }
 
     /// The server's self-description from the handshake.
-    pub(in super::super) fn server(&self) -> &GreetReply {
+    pub(in super::super) fn server(&self) -> &HelloExtReply {
         &self.server
     }
 
@@ -80,8 +80,8 @@ impl ClientSession {
     ) -> Result<(Arc<MarkTracker>, Arc<Timeline>), DeviceError> {
         let mut tables = lock(&self.tables);
         if tables.open_queues() >= MAX_QUEUES {
-            let lacks = "has reached its server's limit of open queues per connection: drop a queue";
-            return Err(DeviceError::Lacks { device: device.to_owned(), lacks });
+            let limitation = "has reached its server's limit of open queues per connection: drop a queue";
+            return Err(DeviceError::CapabilityMissing { device: device.to_owned(), limitation });
         }
         let exhausted = || DeviceError::Exhausted {
             resource: "queue numbers",
@@ -199,11 +199,11 @@ impl ClientSession {
         }
     }
 
-    /// REACHED.
+    /// Handles MARK_REACHED.
     pub(super) fn handle_reached(&self, queue: u32, number: u64) -> Result<(), String> {
         if self.find_queue(queue)?.is_some_and(|tracker| !tracker.is_placed(number)) {
             return Err(format!(
-                "the server reports that mark {number} of queue {queue} is reached, which was never made"
+                "the server reports that mark {number} of queue {queue} is reached, but this mark was never made"
             ));
         }
         self.record_reached(queue, number);
@@ -212,10 +212,10 @@ impl ClientSession {
 
     /// Records that a mark is reached, and transitively the marks of other queues for which its queue has waited.
     pub(super) fn record_reached(&self, queue: u32, number: u64) {
-        let (mut known, mut reached) = (vec![(queue, number)], Vec::new());
-        while let Some((queue, number)) = known.pop() {
+        let (mut unprocessed, mut reached) = (vec![(queue, number)], Vec::new());
+        while let Some((queue, number)) = unprocessed.pop() {
             if let Ok(Some(tracker)) = self.find_queue(queue) {
-                known.extend(tracker.record_reached(number).into_iter().flatten());
+                unprocessed.extend(tracker.record_reached(number).into_iter().flatten());
                 reached.push((tracker, number));
             }
         }
@@ -223,8 +223,8 @@ impl ClientSession {
         reached.iter().rev().for_each(|(tracker, number)| tracker.advance_timeline(*number));
     }
 
-    /// FAILED.
-    pub(super) fn handle_failed(&self, queue: u32, fault: Fault) -> Result<(), String> {
+    /// Handles QUEUE_FAILED.
+    pub(super) fn handle_failed(&self, queue: u32, fault: DeviceFault) -> Result<(), String> {
         if let Some(tracker) = self.find_queue(queue)? {
             let error = fault::device_error(fault, tracker.device());
             self.fail_queue(&tracker, &error, FailureScope::OtherConnections);
@@ -236,8 +236,12 @@ impl ClientSession {
     pub(in super::super) fn oldest_due(&self) -> Option<(&'static str, Instant)> {
         let tables = lock(&self.tables);
         let read = tables.reads.values().map(|read| ("READ", read.since)).min_by_key(|(_, since)| *since);
-        let requested =
-            tables.queues.values().filter_map(|tracker| tracker.oldest_request()).min().map(|since| ("ASK", since));
+        let requested = tables
+            .queues
+            .values()
+            .filter_map(|tracker| tracker.oldest_request())
+            .min()
+            .map(|since| ("NOTIFY_REACHED", since));
         read.into_iter().chain(requested).min_by_key(|(_, since)| *since)
     }
 

@@ -9,29 +9,29 @@ use super::super::connection::Connection;
 use super::super::device::{RemoteBuffer, RemoteDevice};
 use super::super::queue::{DigestLoad, QueueProtocol, ReadCompleter};
 use super::extended_protocol::ExtendedProtocol;
-use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, Ticket};
-use crate::rpc::wire::Dialect;
-use crate::rpc::wire::ext::{Abilities, Fault, GreetReply};
+use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, PendingRead};
+use crate::rpc::wire::VersionCodec;
+use crate::rpc::wire::ext::{DeviceFault, HelloExtReply, ServerCapabilities};
 
 const WATCHDOG: Duration = Duration::from_secs(20);
 
 /// A queue and a buffer on a device of a server that accepts all messages and sends nothing.
 fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let handshake = crate::rpc::client::tests::dial_handshake(listener.local_addr().unwrap());
+    let handshake = crate::rpc::client::test_support::dial_handshake(listener.local_addr().unwrap());
     let (mut server, _) = listener.accept().unwrap();
     std::thread::spawn(move || while matches!(server.read(&mut [0; 4096]), Ok(1..)) {});
-    let server_info = GreetReply {
+    let server_info = HelloExtReply {
         build: String::new(),
         max_message: 1 << 20,
         graph_budget: 1 << 20,
         max_graphs: 4,
-        abilities: Abilities::default(),
+        capabilities: ServerCapabilities::default(),
         sessions: 1,
         devices: Vec::new(),
     };
     let connection =
-        Connection::start("h:1", handshake, Dialect::CURRENT, (WATCHDOG, WATCHDOG), Some(server_info)).unwrap();
+        Connection::start("h:1", handshake, VersionCodec::CURRENT, (WATCHDOG, WATCHDOG), Some(server_info)).unwrap();
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
     let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());
@@ -40,8 +40,8 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
     (Arc::clone(&remote), ExtendedProtocol::new(remote).unwrap(), buffer)
 }
 
-fn wait_error(ticket: Ticket) -> DeviceError {
-    ticket.wait(Some(Instant::now() + WATCHDOG)).unwrap_err()
+fn wait_error(read: PendingRead) -> DeviceError {
+    read.wait(Some(Instant::now() + WATCHDOG)).unwrap_err()
 }
 
 /// The queue fails after its state was checked and before the read is sent, as when another thread holds the writer in between.
@@ -49,11 +49,11 @@ fn wait_error(ticket: Ticket) -> DeviceError {
 fn a_read_after_a_queue_failure_fails() {
     let (remote, mut queue, buffer) = silent_server();
     let session = remote.connection.session().unwrap();
-    session.handle_failed(queue.marks.queue, Fault::new("a fan stopped")).unwrap();
-    let (to, ticket) = ReadCompleter::new(&remote);
+    session.handle_failed(queue.marks.queue, DeviceFault::new("a fan stopped")).unwrap();
+    let (to, read) = ReadCompleter::new(&remote);
     let error = queue.download(vec![(buffer.whole(), to)]).unwrap_err();
     assert!(matches!(&error, DeviceError::Remote { reason, .. } if reason == "a fan stopped"), "{error}");
-    assert_eq!(wait_error(ticket), error);
+    assert_eq!(wait_error(read), error);
     assert!(!session.has_outstanding_reads(queue.marks.queue));
 }
 

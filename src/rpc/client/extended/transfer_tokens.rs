@@ -1,13 +1,15 @@
-//! Pool of transfer tokens. A transfer token (a ticket on the wire) is a single-use capability of this connection's server: a
-//! peer server that presents it may write [`PIECE`] bytes for a RECEIVE. Tokens are requested in batches ahead of use.
+//! Pool of transfer tokens. A transfer token is a single-use capability token of this connection's server: a peer server that
+//! presents it may write [`TRANSFER_CHUNK_BYTES`] bytes for a RECEIVE_FROM_PEER. Tokens are requested in batches ahead of use.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::super::connection::{ConnectionShared, ReplySink, WriteGuard, lock};
 use super::mark_tracker::MarkTracker;
-use crate::device::{DeviceError, PIECE};
-use crate::rpc::wire::ext::{Answer, ExtCommand, ExtRequest, Read, Spans, TICKET, Ticket, TicketList};
+use crate::device::{DeviceError, TRANSFER_CHUNK_BYTES};
+use crate::rpc::wire::ext::{
+    BufferSpans, ExtCommand, ExtRequest, ExtResponse, ReadSpans, TRANSFER_TOKEN_BYTES, TransferToken, TransferTokenList,
+};
 
 /// Tokens per request: the limit of a server.
 pub(super) const TOKEN_BATCH: usize = 256;
@@ -15,7 +17,8 @@ pub(super) const TOKEN_BATCH: usize = 256;
 /// Limit of unused tokens per session. The server also counts tokens whose data has not arrived.
 const MAX_UNUSED_TOKENS: usize = 1024;
 
-/// When this many tokens are named in RECEIVEs without any later read that confirms their use, the client sends empty READs.
+/// When this many tokens are named in RECEIVE_FROM_PEER messages without any later read that confirms their use, the client
+/// sends empty READs.
 const MAX_UNCONFIRMED_TOKENS: usize = TOKEN_BATCH / 2;
 
 #[derive(Debug, Default)]
@@ -27,7 +30,7 @@ pub(super) struct TransferTokens {
 
 #[derive(Debug, Default)]
 struct TokenPool {
-    available: Vec<Ticket>,
+    available: Vec<TransferToken>,
     /// Whether a request for more tokens is outstanding.
     requested: bool,
     /// Tokens that open queues have taken and whose use is not confirmed, by queue.
@@ -37,7 +40,7 @@ struct TokenPool {
 #[derive(Debug, Default)]
 struct TakenTokens {
     count: usize,
-    /// How many of these are named in RECEIVEs without a later read that will confirm their use.
+    /// How many of these are named in RECEIVE_FROM_PEER messages without a later read that will confirm their use.
     unconfirmed: usize,
 }
 
@@ -49,13 +52,13 @@ impl TokenPool {
         left.is_none_or(|left| left < TOKEN_BATCH / 2) && !self.requested && unused + TOKEN_BATCH <= MAX_UNUSED_TOKENS
     }
 
-    fn take(&mut self, queue: u32, count: usize) -> Option<Vec<Ticket>> {
+    fn take(&mut self, queue: u32, count: usize) -> Option<Vec<TransferToken>> {
         let left = self.available.len().checked_sub(count)?;
         self.taken.entry(queue).or_default().count += count;
         Some(self.available.split_off(left))
     }
 
-    /// Counts tokens of a RECEIVE. Returns the queues that need a confirming read, each with its number of tokens.
+    /// Counts tokens of a RECEIVE_FROM_PEER. Returns the queues that need a confirming read, each with its number of tokens.
     fn add_unconfirmed(&mut self, queue: u32, count: usize) -> Vec<(u32, usize)> {
         self.taken.entry(queue).or_default().unconfirmed += count;
         if self.taken.values().map(|taken| taken.unconfirmed).sum::<usize>() < MAX_UNCONFIRMED_TOKENS {
@@ -96,14 +99,16 @@ impl TransferTokens {
 }
 
 impl WriteGuard<'_> {
-    /// Called after a RECEIVE of `count` tokens was encoded. Appends empty READs from time to time: the server replies to them
-    /// when the work before them is done, which confirms the use of the tokens.
+    /// Called after a RECEIVE_FROM_PEER of `count` tokens was encoded. Appends empty READs from time to time: the server
+    /// replies to them when the work before them is done, which confirms the use of the tokens.
     pub(super) fn confirm_token_use(&mut self, queue: u32, count: usize) -> Result<(), DeviceError> {
         let session = self.shared.session()?;
         let unconfirmed = lock(&session.peers.tokens.pool).add_unconfirmed(queue, count);
         for (queue, count) in unconfirmed {
             if let Some(id) = session.register_empty_read(queue, count) {
-                self.buffer(|out| ExtRequest::Read(Read { queue, id, spans: Spans::new(&[]) }).encode(out));
+                self.buffer(|out| {
+                    ExtRequest::ReadSpans(ReadSpans { queue, id, spans: BufferSpans::new(&[]) }).encode(out)
+                });
             }
         }
         Ok(())
@@ -114,7 +119,7 @@ impl ConnectionShared {
     /// Whether the pool has tokens for this many bytes.
     pub(super) fn has_tokens(&self, bytes: u64) -> bool {
         let Some(session) = &self.session else { return false };
-        lock(&session.peers.tokens.pool).available.len() as u64 >= bytes.div_ceil(PIECE)
+        lock(&session.peers.tokens.pool).available.len() as u64 >= bytes.div_ceil(TRANSFER_CHUNK_BYTES)
     }
 
     /// Takes `count` tokens for a queue, and requests more ahead of use. Blocks while there are too few: the server issues no
@@ -123,7 +128,7 @@ impl ConnectionShared {
         self: &Arc<Self>,
         tracker: &MarkTracker,
         count: usize,
-    ) -> Result<Vec<Ticket>, DeviceError> {
+    ) -> Result<Vec<TransferToken>, DeviceError> {
         let tokens = &self.session()?.peers.tokens;
         let mut pool = lock(&tokens.pool);
         let mut waited = false;
@@ -153,8 +158,8 @@ impl ConnectionShared {
         let shared = Arc::clone(self);
         let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {
             let (Ok(reply), Some(session)) = (reply, &shared.session) else { return Ok(()) };
-            match Answer::decode(ExtCommand::Tickets, &reply) {
-                Ok(Answer::Tickets(TicketList(list))) => {
+            match ExtResponse::decode(ExtCommand::IssueTokens, &reply) {
+                Ok(ExtResponse::IssueTokens(TransferTokenList(list))) => {
                     let tokens = &session.peers.tokens;
                     let mut pool = lock(&tokens.pool);
                     pool.available.extend_from_slice(list);
@@ -167,11 +172,11 @@ impl ConnectionShared {
                 Err(e) => Err(e.to_string()),
             }
         };
-        let len = 4 + (TOKEN_BATCH * TICKET) as u64;
-        let request = ExtRequest::Tickets(crate::rpc::wire::ext::Tickets { count: TOKEN_BATCH as u32 });
+        let len = 4 + (TOKEN_BATCH * TRANSFER_TOKEN_BYTES) as u64;
+        let request = ExtRequest::IssueTokens(crate::rpc::wire::ext::IssueTokens { count: TOKEN_BATCH as u32 });
         self.with_writer(|guard| {
             guard.request_encoded(
-                ExtCommand::Tickets.name(),
+                ExtCommand::IssueTokens.name(),
                 len..=len,
                 ReplySink::Callback(Box::new(on_reply)),
                 |out| request.encode(out),
@@ -185,7 +190,7 @@ mod tests {
     use super::*;
 
     fn pool(available: usize, taken: &[(u32, usize)]) -> TokenPool {
-        let mut pool = TokenPool { available: vec![[0; TICKET]; available], ..TokenPool::default() };
+        let mut pool = TokenPool { available: vec![[0; TRANSFER_TOKEN_BYTES]; available], ..TokenPool::default() };
         pool.taken = taken.iter().map(|&(queue, count)| (queue, TakenTokens { count, unconfirmed: 0 })).collect();
         pool
     }

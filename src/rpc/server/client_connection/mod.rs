@@ -1,9 +1,11 @@
-//! One client's connection: frames in, replies out, and a deadline on each. The session's thread has a [`ClientConnection`]; its
-//! sending half is a [`Writer`], which the session's other threads share.
+//! Connection to one client: reads framed requests, writes replies and notifications, with a deadline on each message.
+//!
+//! The session's thread owns the [`ClientConnection`]. Its sending half, the [`ClientWriter`] (`writer.rs`), is shared with the
+//! other threads of the session. Not here: the meaning of messages, which the front ends decode.
 
 mod writer;
 
-pub(super) use writer::Writer;
+pub(super) use writer::ClientWriter;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,42 +15,45 @@ use crate::rpc::connection::{ByteSource, ReadAhead};
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
 
-/// A session parks where the next message is further away: one that decodes a small model is not, whatever its client does
-/// with a token, and one that waits longer does not notice that it is woken late.
-const SPIN: Duration = Duration::from_millis(2);
+/// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
+/// tokens of a small model is shorter, so that decoding never pays for a wake-up; after a longer pause the latency of a wake-up
+/// does not matter.
+const MAX_SPIN: Duration = Duration::from_millis(2);
 
-/// The first piece in which room for a body is made.
-const FIRST_PIECE: usize = 64 << 10;
+/// Bytes that are first allocated for the body of a request; the buffer then doubles as bytes arrive.
+const FIRST_BODY_CHUNK: usize = 64 << 10;
 
-/// A framed connection.
+/// Framed connection to a client.
 pub(super) struct ClientConnection {
-    requests: Requests,
-    ahead: ReadAhead,
-    writer: Arc<Writer>,
+    requests: RequestSource,
+    read_ahead: ReadAhead,
+    writer: Arc<ClientWriter>,
 }
 
-/// What the client sends, with the deadlines that it has for it.
-struct Requests {
+/// The receiving half, with the deadline of each read.
+struct RequestSource {
     receiver: Receiver,
-    /// Whether the last message had an answer, and how long the next one takes after one that had none, or had one.
-    answered: bool,
+    /// Whether the last request was replied to.
+    replied: bool,
+    /// Adaptive spins for the next request after a request without a reply `[0]` and after a reply `[1]`: the client's pauses
+    /// differ.
     spins: [AdaptiveSpin; 2],
-    stall: Duration,
-    /// The end of the handshake, as long as it lasts.
+    stall_timeout: Duration,
+    /// Deadline of the handshake; `None` after it.
     handshake: Option<Deadline>,
 }
 
-impl ByteSource for Requests {
+impl ByteSource for RequestSource {
     type Error = TransportError;
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
         let Some(handshake) = &self.handshake else {
-            let got = self.receiver.read_into(dst, &Deadline::after(self.stall));
-            return got.map_err(|e| e.naming("no more bytes of the message", self.stall));
+            let got = self.receiver.read_into(dst, &Deadline::after(self.stall_timeout));
+            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.stall_timeout));
         };
-        // The whole handshake has one deadline, however slowly its bytes drip.
-        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.given() };
-        handshake.left().ok_or_else(late)?;
+        // One deadline for the whole handshake: a client that sends single bytes must not extend it.
+        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
+        handshake.remaining().ok_or_else(late)?;
         self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })
     }
 
@@ -56,74 +61,84 @@ impl ByteSource for Requests {
         if self.handshake.is_some() {
             return self.receive(dst);
         }
-        // A client that has its answer thinks; others are in the middle of what they have to say.
-        let kind = usize::from(std::mem::take(&mut self.answered));
-        let since = self.spins[kind].spin(|| self.receiver.readable());
+        // After a reply the client computes or samples a token; without a reply it is likely to be sending the next request.
+        let spin = usize::from(std::mem::take(&mut self.replied));
+        let since = self.spins[spin].spin(|| self.receiver.readable());
         let got = self.receive(dst);
-        self.spins[kind].record(since);
+        self.spins[spin].record(since);
         got
     }
 }
 
 impl ClientConnection {
-    /// A connection whose handshake must be done within `handshake` from now.
-    pub(super) fn new(connection: transport::Connection, handshake: Duration, stall: Duration) -> ClientConnection {
+    /// A new connection. Its handshake must be complete within `handshake` from now; later messages may pause for up to
+    /// `stall_timeout`.
+    pub(super) fn new(
+        connection: transport::Connection,
+        handshake: Duration,
+        stall_timeout: Duration,
+    ) -> ClientConnection {
         let aborter = connection.aborter();
         let (receiver, sender) = connection.split();
-        let requests = Requests {
+        let requests = RequestSource {
             receiver,
-            answered: false,
-            spins: [AdaptiveSpin::new(SPIN), AdaptiveSpin::new(SPIN)],
-            stall,
+            replied: false,
+            spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
+            stall_timeout,
             handshake: Some(Deadline::after(handshake)),
         };
-        ClientConnection { requests, ahead: ReadAhead::new(), writer: Writer::new(sender, aborter, stall) }
+        ClientConnection {
+            requests,
+            read_ahead: ReadAhead::new(),
+            writer: ClientWriter::new(sender, aborter, stall_timeout),
+        }
     }
 
-    /// The handshake is over: from now on only a message that has begun must go on.
-    pub(super) fn handshaken(&mut self) {
+    /// Ends the time limit of the handshake. From now on only a message that has begun has a deadline (`stall_timeout`).
+    pub(super) fn end_handshake(&mut self) {
         self.requests.handshake = None;
     }
 
-    /// The next header; `None` when the client has closed the connection between two messages.
-    pub(super) fn header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
-        while self.ahead.is_empty() {
-            match self.ahead.fill(&mut self.requests) {
+    /// Reads the next header. Waits without limit after the handshake. `None` if the client closed the connection between two
+    /// messages.
+    pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
+        while self.read_ahead.is_empty() {
+            match self.read_ahead.fill(&mut self.requests) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                // Silence between messages is no fault, once the client has introduced itself.
+                // After the handshake a client may be idle between messages for any time.
                 Err(e) if e.is_timeout() && self.requests.handshake.is_none() => {}
                 Err(e) if e.is_reset() => return Ok(None),
                 Err(e) => return Err(e),
             }
         }
-        self.array().map(Some)
+        self.read_array().map(Some)
     }
 
-    /// Whether something has come that was not read yet.
-    pub(super) fn is_due(&self) -> bool {
-        !self.ahead.is_empty() || self.requests.receiver.readable()
+    /// Whether received bytes are waiting to be read.
+    pub(super) fn has_unread_input(&self) -> bool {
+        !self.read_ahead.is_empty() || self.requests.receiver.readable()
     }
 
-    /// The next `N` bytes of a message.
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], TransportError> {
+    /// Reads the next `N` bytes of a message.
+    pub(super) fn read_array<const N: usize>(&mut self) -> Result<[u8; N], TransportError> {
         let mut bytes = [0; N];
         self.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Fills `dst` with the next bytes of a message; large ones come straight from the transport.
+    /// Fills `dst` with the next bytes of a message. A large `dst` is filled directly from the transport, without a copy.
     pub(super) fn read_exact(&mut self, dst: &mut [u8]) -> Result<(), TransportError> {
-        if self.ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
+        if self.read_ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
-    /// Reads a body of `len` bytes into a buffer that is kept for the next one. It grows as bytes arrive: never to more
-    /// than twice what is there.
-    pub(super) fn body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], TransportError> {
+    /// Reads a body of `len` bytes into `into`, a buffer that the caller reuses. The buffer grows as bytes arrive, to at most
+    /// twice the received bytes: a client that only announces a large body must not make the server allocate it.
+    pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], TransportError> {
         let mut have = 0;
         while have < len {
             if into.len() == have {
-                let room = (2 * have).max(FIRST_PIECE).min(len);
+                let room = (2 * have).max(FIRST_BODY_CHUNK).min(len);
                 into.reserve_exact(room - have);
                 into.resize(room, 0);
             }
@@ -134,29 +149,30 @@ impl ClientConnection {
         Ok(&into[..len])
     }
 
-    /// Reads the next `len` bytes of a message and drops them.
+    /// Reads and discards the next `len` bytes of a message.
     pub(super) fn discard(&mut self, len: u64) -> Result<(), TransportError> {
-        if self.ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
+        if self.read_ahead.skip(len, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
-    /// The sending half, for the other threads of the session.
-    pub(super) fn writer(&self) -> &Arc<Writer> {
+    /// The sending half, which the other threads of the session share.
+    pub(super) fn writer(&self) -> &Arc<ClientWriter> {
         &self.writer
     }
 
-    /// Sends a whole reply in one write.
-    pub(super) fn send(&mut self, response: &Response<'_>) -> Result<(), TransportError> {
-        self.requests.answered = true;
+    /// Sends a reply in one write.
+    pub(super) fn send_response(&mut self, response: &Response<'_>) -> Result<(), TransportError> {
+        self.requests.replied = true;
         self.writer.send(|out| response.encode(out), &[] as &[&[u8]])
     }
 
-    /// Sends the header of a reply of `size` bytes with the first of them; [`ClientConnection::send_bytes`] sends the rest.
-    pub(super) fn send_first(&mut self, size: u64, first: &[u8]) -> Result<(), TransportError> {
-        self.requests.answered = true;
+    /// Sends the header of a reply of `size` bytes, and `first`, the first of these bytes. The caller sends the rest with
+    /// [`ClientConnection::send_bytes`].
+    pub(super) fn begin_response(&mut self, size: u64, first: &[u8]) -> Result<(), TransportError> {
+        self.requests.replied = true;
         self.writer.send(|out| out.extend_from_slice(&ResponseHeader { size }.encode()), &[first])
     }
 
-    /// Sends bytes as they are.
+    /// Sends further bytes of a reply that [`ClientConnection::begin_response`] began.
     pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         self.writer.send_bytes(bytes)
     }

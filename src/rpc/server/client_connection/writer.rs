@@ -1,96 +1,106 @@
-//! The sending half of a client's connection: whole messages, from each thread of the session that has one.
+//! Sending half of a client's connection: any thread of the session sends whole messages through it. A client that reads too
+//! slowly blocks the sending thread (backpressure), and a client that stops reading is disconnected.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::rpc::connection::{MessageWriter, WriteSlot};
 use crate::rpc::transport::{Aborter, Deadline, Sender, TransportError};
-use crate::rpc::wire::ext::Notice;
+use crate::rpc::wire::ext::Notification;
 
-/// How long a client that is refused may take to read why.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the connection lingers after the reason of its end was sent, so that the client can read the reason.
+const REFUSAL_LINGER: Duration = Duration::from_secs(1);
 
-/// What a client has to be able to take.
-const UNREAD: &str = "the client took none of its reply";
+/// Error text of a client that stopped reading.
+const CLIENT_STALLED: &str = "the client read no bytes of its reply";
 
-/// Writes messages one at a time.
-pub(in crate::rpc::server) struct Writer {
+/// Serializes the messages of several threads onto one connection.
+pub(in crate::rpc::server) struct ClientWriter {
     aborter: Aborter,
-    stall: Duration,
+    stall_timeout: Duration,
     writer: WriteSlot<MessageWriter>,
-    /// Why a thread that is not the session's could send nothing more.
-    given_up: Mutex<Option<(&'static str, TransportError)>>,
+    /// First failed write of a thread other than the session's: the name of its message, and the error.
+    write_failure: Mutex<Option<(&'static str, TransportError)>>,
 }
 
-impl Writer {
-    /// Writes to a client that takes something at least every `stall`.
-    pub(in crate::rpc::server) fn new(sender: Sender, aborter: Aborter, stall: Duration) -> Arc<Writer> {
-        let writer = WriteSlot::new(MessageWriter::new(sender, stall));
-        Arc::new(Writer { aborter, stall, writer, given_up: Mutex::default() })
+impl ClientWriter {
+    /// A new writer. Its writes fail with a timeout if the client reads no byte for `stall_timeout`.
+    pub(in crate::rpc::server) fn new(sender: Sender, aborter: Aborter, stall_timeout: Duration) -> Arc<ClientWriter> {
+        let writer = WriteSlot::new(MessageWriter::new(sender, stall_timeout));
+        Arc::new(ClientWriter { aborter, stall_timeout, writer, write_failure: Mutex::default() })
     }
 
-    /// Sends what `head` puts into the empty buffer, and `parts` behind it, with nothing of another thread between: in one
-    /// write, or without copying what is large. Nothing is sent where `head` puts nothing there.
+    /// Sends one message: the bytes that `head` appends to an empty buffer, followed by `parts`. No other thread can send in
+    /// between. Small parts are sent in the same write; large parts are sent without a copy. Sends nothing if `head` appends
+    /// nothing.
     pub(in crate::rpc::server) fn send(
         &self,
         head: impl FnOnce(&mut Vec<u8>),
         parts: &[impl AsRef<[u8]>],
     ) -> Result<(), TransportError> {
-        self.write(|writer| {
+        self.with_writer(|writer| {
             head(writer.buffer());
             if writer.buffer().is_empty() { Ok(()) } else { writer.flush_with(parts) }
         })
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes without a header, as part of a message that the caller has begun.
     pub(in crate::rpc::server) fn send_bytes(&self, bytes: &[u8]) -> Result<(), TransportError> {
-        self.write(|writer| writer.send_bytes(bytes))
+        self.with_writer(|writer| writer.send_bytes(bytes))
     }
 
-    fn write(&self, work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>) -> Result<(), TransportError> {
-        // A thread that panics while it writes leaves a message cut off.
+    fn with_writer(
+        &self,
+        work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
+        // A thread that panicked while it wrote has left a truncated message, behind which nothing can be sent.
         let sent = self.writer.with(work).unwrap_or_else(|_| Err(TransportError::cut()));
-        sent.map_err(|e| e.naming(UNREAD, self.stall))
+        sent.map_err(|e| e.with_timeout_details(CLIENT_STALLED, self.stall_timeout))
     }
 
-    /// Sends a notice that has no large data.
-    pub(in crate::rpc::server) fn notice(&self, notice: &Notice<'_>) -> Result<(), TransportError> {
-        self.send(|out| notice.encode(out), &[] as &[&[u8]])
+    /// Sends a notification, which is copied: without large data.
+    pub(in crate::rpc::server) fn send_notification(
+        &self,
+        notification: &Notification<'_>,
+    ) -> Result<(), TransportError> {
+        self.send(|out| notification.encode(out), &[] as &[&[u8]])
     }
 
-    /// Ends the connection for a thread that could not send what it had to; the session, which may wait for the client,
-    /// finds out by that. A client that left without waiting for it is no reason.
-    pub(in crate::rpc::server) fn give_up(&self, what: &'static str, broken: TransportError) {
-        if !broken.is_reset() {
-            self.reason().get_or_insert((what, broken));
+    /// Records that another thread than the session's could not send `message`, and closes the connection. The session's
+    /// thread, which may be blocked in a read, notices the failure by the closed connection. A connection that the client has
+    /// closed is not recorded as a failure.
+    pub(in crate::rpc::server) fn fail(&self, message: &'static str, error: TransportError) {
+        if !error.is_reset() {
+            self.lock_failure().get_or_insert((message, error));
         }
         self.close();
     }
 
-    /// What some thread gave up for, once.
-    pub(in crate::rpc::server) fn given_up(&self) -> Option<(&'static str, TransportError)> {
-        self.reason().take()
+    /// Takes the failure that [`ClientWriter::fail`] recorded.
+    pub(in crate::rpc::server) fn take_failure(&self) -> Option<(&'static str, TransportError)> {
+        self.lock_failure().take()
     }
 
-    /// Ends the connection, whichever thread has it open yet.
+    /// Closes the connection, also for threads that are blocked on it.
     pub(in crate::rpc::server) fn close(&self) {
         self.aborter.abort();
     }
 
-    /// Says why the connection ends, and ends it. What the client has sent meanwhile is read for a moment: a system that is
-    /// left with unread bytes may throw away what the client has not read either. The session must not read any more.
-    pub(in crate::rpc::server) fn refuse(&self, reason: &str) {
-        // Whatever goes wrong, the connection ends, and its reason is in the log.
-        let _ = self.write(|writer| {
-            Notice::Refused(reason).encode(writer.buffer());
+    /// Sends the reason for which the connection ends, then closes the connection. Before that, bytes that the client has sent
+    /// are read and discarded for up to [`REFUSAL_LINGER`]: a close with unread input resets the connection, and the reset can
+    /// destroy the reason before the client has read it. The session must not read any more.
+    pub(in crate::rpc::server) fn close_with_reason(&self, reason: &str) {
+        // Errors are ignored: the connection is closed in any case, and the caller has logged the reason.
+        let _ = self.with_writer(|writer| {
+            Notification::ProtocolError(reason).encode(writer.buffer());
             writer.flush()?;
-            writer.linger(&Deadline::after(LAST_WORDS))
+            writer.linger(&Deadline::after(REFUSAL_LINGER))
         });
         self.close();
     }
 
-    fn reason(&self) -> MutexGuard<'_, Option<(&'static str, TransportError)>> {
-        // Changes are single assignments.
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_failure(&self) -> MutexGuard<'_, Option<(&'static str, TransportError)>> {
+        // Ignores poisoning: each change is a single assignment.
+        self.write_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,8 @@
-//! Completions of one queue: REACHED, DATA and FAILED notifications, sent in the order of the queue's work.
+//! Completions of one queue: MARK_REACHED, READ_DATA and QUEUE_FAILED notifications, sent in the order of the queue's work.
 //!
-//! The session's thread sends a completion itself when it is ready and no earlier one is pending. Otherwise the completion goes to a
-//! thread of the queue, which waits for one after the other, so that no other queue and no request has to wait. A failure takes
-//! its turn too; nothing is sent after it.
+//! Fast path: the session's thread sends a completion itself if it is ready and no earlier one is pending. Otherwise the
+//! completion is appended to the channel of the queue's own thread, which waits for each in turn, so that other queues and
+//! later requests do not wait. A failure is sent in order as well, and is the last notification of its queue.
 
 use std::io;
 use std::sync::Arc;
@@ -11,25 +11,27 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use crate::device::{DeviceError, Point, Ticket};
-use crate::rpc::server::allowance::Room;
-use crate::rpc::server::client_connection::Writer;
+use crate::device::{DeviceError, PendingRead, TimelinePoint};
+use crate::rpc::server::byte_semaphore::BytePermit;
+use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::transport::TransportError;
-use crate::rpc::wire::ext::{ExtCommand, Fault, NOTICE_HEADER, Notice, NoticeHeader, NoticeKind};
+use crate::rpc::wire::ext::{
+    DeviceFault, ExtCommand, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
+};
 
-/// Completions that may be pending. The session reads its next request when there are fewer.
+/// Limit of pending completions per queue. The session's thread blocks while the limit is reached.
 const MAX_PENDING: usize = 1024;
 
-/// Writes a queue's notifications, and nothing more once the queue has failed or was closed.
+/// Writes the notifications of one queue. Writes nothing once the queue has failed or was closed.
 struct CompletionWriter {
     queue: u32,
-    writer: Arc<Writer>,
+    writer: Arc<ClientWriter>,
     closed: AtomicBool,
 }
 
 impl CompletionWriter {
-    /// Sends the head and the parts of a message, unless the queue is closed. That is checked under the connection's lock, so
-    /// that nothing follows a FAILED of another thread.
+    /// Sends the head and the parts of a message, unless the queue is closed. `closed` is checked while the connection's
+    /// write lock is held, so that no message follows a QUEUE_FAILED that another thread sends.
     fn send(&self, head: impl FnOnce(&mut Vec<u8>), parts: &[Vec<u8>]) -> Result<(), TransportError> {
         self.writer.send(
             |out| {
@@ -41,25 +43,26 @@ impl CompletionWriter {
         )
     }
 
-    fn reached(&self, number: u64) -> Result<(), TransportError> {
-        self.send(|out| Notice::Reached { queue: self.queue, number }.encode(out), &[])
+    fn send_reached(&self, number: u64) -> Result<(), TransportError> {
+        self.send(|out| Notification::MarkReached { queue: self.queue, number }.encode(out), &[])
     }
 
-    fn data(&self, id: u64, parts: &[Vec<u8>]) -> Result<(), TransportError> {
+    fn send_data(&self, id: u64, parts: &[Vec<u8>]) -> Result<(), TransportError> {
         let size = parts.iter().map(|part| part.len() as u64).sum::<u64>() + size_of_val(&id) as u64;
         let head = |out: &mut Vec<u8>| {
-            let header: [u8; NOTICE_HEADER] = NoticeHeader { kind: NoticeKind::Data, size }.encode();
+            let header: [u8; NOTIFICATION_HEADER] =
+                NotificationHeader { kind: NotificationKind::ReadData, size }.encode();
             out.extend_from_slice(&header);
             out.extend_from_slice(&id.to_le_bytes());
         };
         self.send(head, parts)
     }
 
-    /// Sends FAILED, the last notification of the queue.
-    fn failed(&self, fault: Fault) -> Result<(), TransportError> {
+    /// Sends QUEUE_FAILED, the last notification of the queue.
+    fn send_failed(&self, fault: DeviceFault) -> Result<(), TransportError> {
         let last = |out: &mut Vec<u8>| {
             if !self.closed.swap(true, Ordering::AcqRel) {
-                Notice::Failed { queue: self.queue, fault }.encode(out);
+                Notification::QueueFailed { queue: self.queue, fault }.encode(out);
             }
         };
         self.writer.send(last, &[] as &[&[u8]])
@@ -67,48 +70,51 @@ impl CompletionWriter {
 }
 
 /// A pending completion.
-enum Pending {
-    Reached { number: u64, point: Option<Point> },
+enum PendingCompletion {
+    Reached { number: u64, point: Option<TimelinePoint> },
     Data { id: u64, data: Download },
-    Failed(Fault),
+    Failed(DeviceFault),
 }
 
-/// Bytes of a READ on their way to the client.
+/// The data of a READ that the device has not delivered yet.
 pub(super) struct Download {
-    pub(super) tickets: Vec<Ticket>,
-    /// The end of a download without any byte, which has no tickets.
-    pub(super) moment: Option<Point>,
-    /// A share of the host memory that the session's replies may take.
-    pub(super) _room: Room,
+    /// Reads of the spans, in order.
+    pub(super) reads: Vec<PendingRead>,
+    /// Point of the queue to wait for if the READ has no bytes, and therefore no `reads`.
+    pub(super) end: Option<TimelinePoint>,
+    /// Share of the host memory that is available for the session's replies.
+    pub(super) _permit: BytePermit,
 }
 
 impl Download {
     fn is_ready(&self) -> bool {
-        self.tickets.iter().all(Ticket::is_ready) && self.moment.as_ref().is_none_or(|point| point.poll() == Ok(true))
+        self.reads.iter().all(PendingRead::is_ready) && self.end.as_ref().is_none_or(|point| point.poll() == Ok(true))
     }
 
     fn wait(&mut self, until: Instant) -> Result<Vec<Vec<u8>>, DeviceError> {
-        if let Some(moment) = &self.moment {
-            moment.wait(Some(until))?;
+        if let Some(end) = &self.end {
+            end.wait(Some(until))?;
         }
-        self.tickets.drain(..).map(|ticket| ticket.wait(Some(until))).collect()
+        self.reads.drain(..).map(|read| read.wait(Some(until))).collect()
     }
 }
 
-/// The session's end of a queue's completions.
+/// The session's side of a queue's completions.
 pub(super) struct Completions {
     notifications: Arc<CompletionWriter>,
     timeout: Duration,
-    /// Completions that the thread has not sent yet.
+    /// Number of completions that the queue's thread has not sent yet.
     pending: Arc<AtomicUsize>,
-    thread: Option<Sender<Pending>>,
-    /// The queue has failed, as far as the session's thread has found out by itself.
+    /// Channel to the queue's thread, which is started for the first completion that has to wait.
+    thread: Option<Sender<PendingCompletion>>,
+    /// Whether the session's thread has failed the queue. Other threads fail it through the [`CompletionWriter`].
     failed: bool,
 }
 
 impl Completions {
-    /// The completions of the queue that its client calls `queue`. No completion may take longer than `timeout`.
-    pub(super) fn new(queue: u32, writer: &Arc<Writer>, timeout: Duration) -> Completions {
+    /// Completions of the queue with the client's number `queue`. A completion that takes longer than `timeout` fails the
+    /// queue.
+    pub(super) fn new(queue: u32, writer: &Arc<ClientWriter>, timeout: Duration) -> Completions {
         let notifications = CompletionWriter { queue, writer: Arc::clone(writer), closed: AtomicBool::new(false) };
         Completions {
             notifications: Arc::new(notifications),
@@ -119,121 +125,132 @@ impl Completions {
         }
     }
 
-    /// Whether the queue has failed: no work is submitted to it then, and nothing is sent.
-    pub(super) fn failed(&self) -> bool {
+    /// Whether the queue has failed. No work may be submitted to a failed queue, and no notification is sent.
+    pub(super) fn has_failed(&self) -> bool {
         self.failed || self.notifications.closed.load(Ordering::Acquire)
     }
 
-    /// Sends nothing more, not even a failure.
+    /// Suppresses all further notifications, also QUEUE_FAILED.
     pub(super) fn close(&self) {
         self.notifications.closed.store(true, Ordering::Release);
     }
 
-    /// Fails the queue. FAILED is sent after the completions that are pending.
-    pub(super) fn fail(&mut self, fault: Fault) -> Result<(), TransportError> {
+    /// Fails the queue. QUEUE_FAILED is sent after the pending completions.
+    pub(super) fn fail(&mut self, fault: DeviceFault) -> Result<(), TransportError> {
         self.failed = true;
-        if self.idle() { self.notifications.failed(fault) } else { self.enqueue(Pending::Failed(fault)) }
+        if self.none_pending() {
+            self.notifications.send_failed(fault)
+        } else {
+            self.enqueue(PendingCompletion::Failed(fault))
+        }
     }
 
-    /// Fails the queue from any thread, without waiting for pending completions.
-    pub(super) fn failing(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
+    /// Callback that fails the queue from any thread, without waiting for pending completions.
+    pub(super) fn failure_callback(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
         let notifications = Arc::clone(&self.notifications);
         move |e| {
-            if let Err(e) = notifications.failed(Fault::from(&e)) {
-                notifications.writer.give_up(ExtCommand::Send.name(), e);
+            if let Err(e) = notifications.send_failed(DeviceFault::from(&e)) {
+                notifications.writer.fail(ExtCommand::SendToPeer.name(), e);
             }
         }
     }
 
-    /// Sends REACHED once the mark is; without a point it was, long ago.
-    pub(super) fn reached(&mut self, number: u64, point: Option<Point>) -> Result<(), TransportError> {
-        if self.idle() {
-            match point.as_ref().map_or(Ok(true), Point::poll) {
-                Ok(true) => return self.notifications.reached(number),
+    /// Sends MARK_REACHED once `point` is reached. `None`: the mark was found reached earlier, and the notification is sent
+    /// at once.
+    pub(super) fn report_mark(&mut self, number: u64, point: Option<TimelinePoint>) -> Result<(), TransportError> {
+        if self.none_pending() {
+            match point.as_ref().map_or(Ok(true), TimelinePoint::poll) {
+                Ok(true) => return self.notifications.send_reached(number),
                 Ok(false) => {}
-                Err(e) => return self.fail(Fault::from(&e)),
+                Err(e) => return self.fail(DeviceFault::from(&e)),
             }
         }
-        self.enqueue(Pending::Reached { number, point })
+        self.enqueue(PendingCompletion::Reached { number, point })
     }
 
-    /// Sends the bytes of a READ.
-    pub(super) fn data(&mut self, id: u64, mut data: Download) -> Result<(), TransportError> {
-        if !(self.idle() && data.is_ready()) {
-            return self.enqueue(Pending::Data { id, data });
+    /// Sends READ_DATA once the data is available.
+    pub(super) fn send_read_data(&mut self, id: u64, mut data: Download) -> Result<(), TransportError> {
+        if !(self.none_pending() && data.is_ready()) {
+            return self.enqueue(PendingCompletion::Data { id, data });
         }
         match data.wait(Instant::now()) {
-            Ok(parts) => self.notifications.data(id, &parts),
-            Err(e) => self.fail(Fault::from(&e)),
+            Ok(parts) => self.notifications.send_data(id, &parts),
+            Err(e) => self.fail(DeviceFault::from(&e)),
         }
     }
 
-    fn idle(&self) -> bool {
+    fn none_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    fn enqueue(&mut self, task: Pending) -> Result<(), TransportError> {
+    fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
         let thread = match self.thread.take() {
             Some(thread) => thread,
-            None => match self.start() {
+            None => match self.spawn_thread() {
                 Ok(thread) => thread,
                 Err(e) => {
                     self.failed = true;
-                    return self
-                        .notifications
-                        .failed(Fault::new(format!("cannot start a thread for the queue's answers: {e}")));
+                    return self.notifications.send_failed(DeviceFault::new(format!(
+                        "cannot start a thread for the queue's completions: {e}"
+                    )));
                 }
             },
         };
         let thread = self.thread.insert(thread);
         self.pending.fetch_add(1, Ordering::AcqRel);
-        if thread.send_timeout(task, self.timeout).is_ok() {
+        if thread.send_timeout(completion, self.timeout).is_ok() {
             return Ok(());
         }
         self.failed = true;
-        self.notifications.failed(Fault::from(&DeviceError::Deadline("a queue's earlier answers")))
+        self.notifications.send_failed(DeviceFault::from(&DeviceError::Deadline("a queue's earlier completions")))
     }
 }
 
 impl Completions {
-    fn start(&self) -> io::Result<Sender<Pending>> {
-        let (tasks, todo) = bounded(MAX_PENDING);
+    fn spawn_thread(&self) -> io::Result<Sender<PendingCompletion>> {
+        let (sender, receiver) = bounded(MAX_PENDING);
         let (notifications, timeout, pending) =
             (Arc::clone(&self.notifications), self.timeout, Arc::clone(&self.pending));
-        let thread = std::thread::Builder::new().name("answers".to_owned());
-        thread.spawn(move || send_pending(&todo, &notifications, timeout, &pending)).map(|_| tasks)
+        let thread = std::thread::Builder::new().name("completions".to_owned());
+        thread.spawn(move || send_pending(&receiver, &notifications, timeout, &pending)).map(|_| sender)
     }
 }
 
-/// Waits for one completion after the other and sends it, until the session drops the queue.
-fn send_pending(todo: &Receiver<Pending>, notifications: &CompletionWriter, timeout: Duration, pending: &AtomicUsize) {
-    for task in todo {
-        // A closed queue sends nothing, so nothing is waited for.
+/// Thread of a queue: waits for each completion in turn and sends it, until the session drops the queue.
+fn send_pending(
+    receiver: &Receiver<PendingCompletion>,
+    notifications: &CompletionWriter,
+    timeout: Duration,
+    pending: &AtomicUsize,
+) {
+    for completion in receiver {
+        // A closed queue sends nothing, so its completions are not waited for.
         if !notifications.closed.load(Ordering::Acquire) {
-            let (command, sent) = complete(task, notifications, Instant::now() + timeout);
+            let (command, sent) = send_when_ready(completion, notifications, Instant::now() + timeout);
             if let Err(e) = sent {
-                notifications.writer.give_up(command.name(), e);
+                notifications.writer.fail(command.name(), e);
             }
         }
         pending.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn complete(
-    task: Pending,
+/// Waits for a completion and sends it. Returns the command that requested it, for error messages.
+fn send_when_ready(
+    completion: PendingCompletion,
     notifications: &CompletionWriter,
     until: Instant,
 ) -> (ExtCommand, Result<(), TransportError>) {
-    let failed = |e: DeviceError| notifications.failed(Fault::from(&e));
-    match task {
-        Pending::Reached { number, point } => {
+    let failed = |e: DeviceError| notifications.send_failed(DeviceFault::from(&e));
+    match completion {
+        PendingCompletion::Reached { number, point } => {
             let reached = point.map_or(Ok(()), |point| point.wait(Some(until)));
-            (ExtCommand::Ask, reached.map_or_else(failed, |()| notifications.reached(number)))
+            (ExtCommand::NotifyReached, reached.map_or_else(failed, |()| notifications.send_reached(number)))
         }
-        Pending::Data { id, mut data } => {
+        PendingCompletion::Data { id, mut data } => {
             let parts = data.wait(until);
-            (ExtCommand::Read, parts.map_or_else(failed, |parts| notifications.data(id, &parts)))
+            (ExtCommand::Read, parts.map_or_else(failed, |parts| notifications.send_data(id, &parts)))
         }
-        Pending::Failed(fault) => (ExtCommand::Ask, notifications.failed(fault)),
+        PendingCompletion::Failed(fault) => (ExtCommand::NotifyReached, notifications.send_failed(fault)),
     }
 }

@@ -1,29 +1,32 @@
-//! What a server tells about itself: its devices, and what they run.
+//! The server's self-description: the reply to HELLO_EXT with its devices, and the reply to SUPPORTS_OP.
 
 use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
 use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::session::program_cache::{MAX_BYTES, MAX_PROGRAMS};
+use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
 use crate::rpc::wire::GraphCompute;
-use crate::rpc::wire::ext::{Abilities, DeviceRecord, Fault, GreetReply};
+use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ServerCapabilities};
 use crate::tensor::{DType, TensorDesc};
 
-/// The answer to GREET.
-pub(super) fn server(server: &ServerContext) -> GreetReply {
-    GreetReply {
+/// The reply to HELLO_EXT.
+pub(super) fn hello_ext_reply(server: &ServerContext) -> HelloExtReply {
+    HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
-        graph_budget: MAX_BYTES,
+        graph_budget: MAX_CACHED_BYTES,
         max_graphs: MAX_PROGRAMS as u32,
-        abilities: Abilities { loads: server.models.is_some(), dials: !server.peers.is_empty() },
-        sessions: server.lifecycle.sessions(),
-        devices: server.devices.iter().map(|device| record(&**device)).collect(),
+        capabilities: ServerCapabilities {
+            load_by_digest: server.gguf_index.is_some(),
+            peer_transfers: !server.peers.is_empty(),
+        },
+        sessions: server.lifecycle.session_count(),
+        devices: server.devices.iter().map(|device| device_record(&**device)).collect(),
     }
 }
 
-fn record(device: &dyn Device) -> DeviceRecord {
+fn device_record(device: &dyn Device) -> DeviceRecord {
     let info = device.info();
     let (pinned, import_host) = (device.pinned_memory().is_some(), device.import_host().is_some());
     let caps = [info.caps.asynchronous, pinned, import_host, info.caps.events];
@@ -41,23 +44,30 @@ fn record(device: &dyn Device) -> DeviceRecord {
     }
 }
 
-/// The answer to SUPPORT: whether the device runs the one node of a graph, and so well that weights are worth bringing.
-pub(super) fn support(graph: &GraphCompute<'_>, device: &dyn Device) -> Result<bool, Fault> {
-    let graph = placed(graph).map_err(|e| fault(&e))?;
+/// The reply to SUPPORTS_OP for a graph with one node: `Ok(false)` if the device supports the node, `Ok(true)` if it is also
+/// so fast that copying weights to it is worthwhile (offload).
+///
+/// # Errors
+/// Why the device does not support the node.
+pub(super) fn supports_op(graph: &GraphCompute<'_>, device: &dyn Device) -> Result<bool, DeviceFault> {
+    let graph = import_unallocated(graph).map_err(|e| import_fault(&e))?;
     let node = match graph.nodes() {
         [node] => graph.node_view(node),
-        nodes => return Err(Fault::new(format!("expected a graph with one node that computes, got {}", nodes.len()))),
+        nodes => {
+            return Err(DeviceFault::new(format!("expected a graph with one compute node, got {}", nodes.len())));
+        }
     };
-    let node = node.ok_or_else(|| Fault::new("a node of tensors that are not in its graph"))?;
+    let node = node.ok_or_else(|| DeviceFault::new("the node names tensors that are not in its graph"))?;
     match device.support(node) {
         Support::Yes => Ok(false),
         Support::Offload => Ok(true),
-        Support::No(unsupported) => Err(Fault::from(&DeviceError::from(unsupported))),
+        Support::No(unsupported) => Err(DeviceFault::from(&DeviceError::from(unsupported))),
     }
 }
 
-/// A graph of tensors that lie nowhere: each is given memory of its own, which the rules for graphs ask for.
-fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
+/// Imports a graph of tensors without buffers. Graph validation needs memory for each tensor, so each gets a slot of its
+/// own.
+fn import_unallocated(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
     let (mut slots, mut tensors) = (Vec::new(), Vec::with_capacity(graph.tensors().len()));
     for record in graph.tensors().iter() {
         let mut tensor = UntrustedTensor {
@@ -76,7 +86,7 @@ fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
         let desc = DType::from_wire(record.dtype)
             .map(|dtype| TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb)));
         if let Some(Ok(desc)) = desc {
-            tensor.place = Some(SlotOffset { slot: slots.len() as u32, offset: 0 }); // no more than there are records
+            tensor.place = Some(SlotOffset { slot: slots.len() as u32, offset: 0 }); // no overflow: at most one slot per record
             slots.push(desc.extent().max(desc.dense_bytes()));
         }
         tensors.push(tensor);
@@ -85,15 +95,15 @@ fn placed(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
     validate::import_untrusted(&listed, &tensors, slots)
 }
 
-/// What is wrong with a graph that a client asks about: no mistake of that client's.
-fn fault(error: &GraphError) -> Fault {
+/// The error of a graph that was sent with SUPPORTS_OP. An unsupported graph is a regular reply, and not a protocol error.
+fn import_fault(error: &GraphError) -> DeviceFault {
     match error {
-        &GraphError::UnsupportedOp(op) => Fault::from(&DeviceError::from(unknown_op(op))),
-        other => Fault::new(other.to_string()),
+        &GraphError::UnsupportedOp(op) => DeviceFault::from(&DeviceError::from(unknown_op(op))),
+        other => DeviceFault::new(other.to_string()),
     }
 }
 
-/// An op that is newer than this server.
+/// The error for an op that is newer than this server.
 pub(super) fn unknown_op(op: OpCode) -> Unsupported {
     Unsupported { op, reason: "this server does not know the op".to_owned() }
 }

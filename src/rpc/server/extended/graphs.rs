@@ -1,4 +1,4 @@
-//! KEEP_GRAPH and RUN_GRAPH.
+//! Handlers for prepared graphs: PREPARE_GRAPH and RUN_GRAPH.
 
 use std::time::Instant;
 
@@ -8,70 +8,75 @@ use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::session::graph_import::import;
+use crate::rpc::server::session::graph_import::import_graph;
 use crate::rpc::server::session::program_cache::CachedProgram;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::transport::TransportError;
-use crate::rpc::wire::ext::{Fault, KeepGraph, RunGraph};
+use crate::rpc::wire::ext::{DeviceFault, PrepareGraph, RunGraph};
 use crate::rpc::wire::{GraphCompute, graph_cost};
 
-/// The key of a prepared graph: the number that the client gave it in KEEP_GRAPH.
+/// Key of a prepared graph in the program cache: the number that the client gave it in PREPARE_GRAPH.
 pub(super) type GraphNumber = u64;
 
 impl ExtendedSession<'_> {
-    /// Prepares a graph for RUN_GRAPH. That its device cannot run it is reported by the queue that is to run it.
-    pub(super) fn keep_graph(&mut self, request: &KeepGraph<'_>, len: usize) -> Result<(), SessionError> {
+    /// Prepares a graph for RUN_GRAPH. If the device does not support it, the error is stored with the graph and fails the
+    /// queue that runs the graph.
+    pub(super) fn prepare_graph(&mut self, request: &PrepareGraph<'_>, len: usize) -> Result<(), SessionError> {
         let graph = &request.graph;
         let device = self.resources.device(graph.device())?;
-        let cost = graph_cost((len - size_of_val(&request.id)) as u64, graph); // the decoder has read the number
+        let cost = graph_cost((len - size_of_val(&request.id)) as u64, graph); // the decoder has checked that the id is there
         if self.resources.programs.contains(&request.id) {
-            return Err(ExtendedError::GraphKept(request.id).into());
+            return Err(ExtendedError::GraphExists(request.id).into());
         }
-        if self.resources.programs.make_room(cost) {
+        if self.resources.programs.evict_for(cost) {
             self.wait_idle()?;
-            self.resources.programs.settle();
+            self.resources.programs.release_evicted();
         }
-        let prepared = match import(graph, &self.resources.handles, &**device) {
-            Ok(imported) => Ok(imported.prepared),
+        let prepared = match import_graph(graph, &self.resources.handles, &**device) {
+            Ok(imported) => Ok(imported.program),
             Err(SessionError::Device(e)) => Err(e),
-            Err(SessionError::Request(RequestError::Graph(GraphError::UnsupportedOp(op)))) => {
+            Err(SessionError::Request(RequestError::InvalidGraph(GraphError::UnsupportedOp(op)))) => {
                 Err(DeviceError::from(describe::unknown_op(op)))
             }
             Err(e) => return Err(e),
         };
-        // The client drops the graph when it frees any buffer that the graph names, bound or not.
+        // Freeing any buffer that the graph names, used or not, drops the graph on the client. The cache has to do the same.
         let buffers = named_buffers(graph);
-        self.resources.programs.add(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared));
+        self.resources.programs.insert(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared));
         Ok(())
     }
 
-    /// Waits until all work submitted so far is done.
+    /// Waits until the work of all queues is done.
     fn wait_idle(&mut self) -> Result<(), TransportError> {
         let until = Instant::now() + self.resources.server.config.device_timeout;
-        self.queues.iter().try_for_each(|queue| queue.wait_idle(until))
+        self.queues.iter_mut().try_for_each(|queue| queue.wait_idle(until))
     }
 
-    /// Runs a graph: inline unless another queue waits for this thread to read its next request.
+    /// Runs a prepared graph: on the session's thread if no other queue is open, because another queue would have to wait for
+    /// the session's thread to read its requests.
     pub(super) fn run_graph(&mut self, request: &RunGraph) -> Result<(), SessionError> {
-        let inline = self.queues.alone();
+        let inline = self.queues.at_most_one();
         let queue = self.queues.get(request.queue)?;
-        let cached =
-            self.resources.programs.get(queue.device, &request.graph).ok_or(ExtendedError::NoKept(request.graph))?;
+        let cached = self
+            .resources
+            .programs
+            .get(queue.device, &request.graph)
+            .ok_or(ExtendedError::NoSuchGraph(request.graph))?;
         if cached.device != queue.device {
-            let (graph, made_for) = (request.graph, cached.device);
+            let (graph, graph_device) = (request.graph, cached.device);
             let (queue, device) = (request.queue, queue.device);
-            return Err(ExtendedError::GraphDevice { queue, device, graph, made_for }.into());
+            return Err(ExtendedError::WrongGraphDevice { queue, device, graph, graph_device }.into());
         }
-        match &cached.prepared {
+        match &cached.program {
             Ok(prepared) => _ = queue.submit(|queue| prepared.submit(queue, inline))?,
-            Err(_) if queue.completions.failed() => {}
-            Err(e) => queue.completions.fail(Fault::from(e))?,
+            Err(_) if queue.completions.has_failed() => {}
+            Err(e) => queue.completions.fail(DeviceFault::from(e))?,
         }
         Ok(())
     }
 }
 
-/// Handles of all buffers that a graph's tensors name, bound or not.
+/// Handles of all buffers that a graph's tensors name, whether or not the graph uses those tensors.
 fn named_buffers(graph: &GraphCompute<'_>) -> Box<[u64]> {
     let mut buffers: Vec<u64> = graph.tensors().iter().map(|record| record.buffer).filter(|&b| b != 0).collect();
     buffers.sort_unstable();

@@ -1,6 +1,8 @@
-//! Heartbeat: sends STATE once a second while one request takes long, because the session's thread, which may be waiting for room
-//! in a queue, reads no PING meanwhile. Nor does that thread notice that its client is gone: if STATE cannot be sent, the transfers
-//! from other servers that the queue may be waiting for are ended.
+//! Heartbeat: sends SERVER_STATE once a second while a single request takes long.
+//!
+//! While the session's thread blocks, for example until a queue has room, it reads no PING, and does not notice a lost client
+//! either. If SERVER_STATE cannot be sent, the heartbeat therefore closes the session's receives from other servers: the queue
+//! may be blocked on bytes that will never arrive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,53 +11,64 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use log::info;
 
-use crate::rpc::server::client_connection::Writer;
+use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::server::lifecycle::Lifecycle;
 use crate::rpc::server::transfer_tokens::PendingReceives;
-use crate::rpc::wire::ext::Notice;
+use crate::rpc::wire::ext::Notification;
 
-/// Between two heartbeats.
-const EVERY: Duration = Duration::from_secs(1);
+/// Time between two heartbeats.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The heartbeat of a session. Dropping it ends its thread.
 pub(super) struct Heartbeat {
-    /// Odd while the session serves a request, and another number for each.
-    step: Arc<AtomicU64>,
-    _end: Sender<()>,
+    /// Number of times that the session has started or finished a request: odd while a request is served.
+    boundaries: Arc<AtomicU64>,
+    /// Disconnecting this channel ends the thread.
+    _stop: Sender<()>,
 }
 
 impl Heartbeat {
+    /// Starts the heartbeat's thread. Without a thread the session runs without a heartbeat.
     pub(super) fn start(
         lifecycle: &Arc<Lifecycle>,
-        writer: &Arc<Writer>,
-        arrivals: &Arc<PendingReceives>,
+        writer: &Arc<ClientWriter>,
+        pending_receives: &Arc<PendingReceives>,
     ) -> Heartbeat {
-        let (end, ended) = bounded(0);
-        let heartbeat = Heartbeat { step: Arc::default(), _end: end };
+        let (stop, stopped) = bounded(0);
+        let heartbeat = Heartbeat { boundaries: Arc::default(), _stop: stop };
         let (lifecycle, writer) = (Arc::clone(lifecycle), Arc::clone(writer));
-        let (step, arrivals) = (Arc::clone(&heartbeat.step), Arc::clone(arrivals));
-        let thread = std::thread::Builder::new().name("pulse".to_owned());
-        if let Err(e) = thread.spawn(move || beat(&ended, &step, &lifecycle, &writer, &arrivals)) {
-            info!("no thread for a session's signs of life: {e}");
+        let (boundaries, pending_receives) = (Arc::clone(&heartbeat.boundaries), Arc::clone(pending_receives));
+        let thread = std::thread::Builder::new().name("heartbeat".to_owned());
+        if let Err(e) =
+            thread.spawn(move || run_heartbeat(&stopped, &boundaries, &lifecycle, &writer, &pending_receives))
+        {
+            info!("cannot start a thread for a session's heartbeat, its client may time out during long requests: {e}");
         }
         heartbeat
     }
 
-    /// The session begins to serve a request, or has served it.
-    pub(super) fn step(&self) {
-        self.step.fetch_add(1, Ordering::Relaxed);
+    /// Records that the session starts or finishes a request.
+    pub(super) fn count_boundary(&self) {
+        self.boundaries.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn beat(ended: &Receiver<()>, step: &AtomicU64, lifecycle: &Lifecycle, writer: &Writer, arrivals: &PendingReceives) {
+fn run_heartbeat(
+    stopped: &Receiver<()>,
+    boundaries: &AtomicU64,
+    lifecycle: &Lifecycle,
+    writer: &ClientWriter,
+    pending_receives: &PendingReceives,
+) {
     let mut last = 0;
-    while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let now = step.load(Ordering::Relaxed);
+    while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        let now = boundaries.load(Ordering::Relaxed);
         let busy = now == last && now % 2 == 1;
-        if busy && let Err(broken) = writer.notice(&Notice::State(lifecycle.state())) {
-            // Half a notice may have been sent, which nothing can follow. The session's thread finds out by the end.
-            writer.give_up("STATE", broken);
-            return arrivals.end();
+        if busy && let Err(error) = writer.send_notification(&Notification::ServerState(lifecycle.state())) {
+            // Part of the notification may have been sent, so no other message can follow. Closing the connection also ends the
+            // session's thread.
+            writer.fail("SERVER_STATE", error);
+            return pending_receives.close();
         }
         last = now;
     }

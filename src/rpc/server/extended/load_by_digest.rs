@@ -1,4 +1,4 @@
-//! LOAD: a tensor from the server's own disk, by its digest.
+//! Handler for LOAD: fills a tensor from a GGUF file on the server's own disk, identified by the digest of its bytes.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use log::info;
 
 use super::session::ExtendedSession;
 use super::spans;
-use super::transfers::tensor;
+use super::transfers::tensor_of_shape;
 use crate::device::Region;
-use crate::rpc::server::gguf_index::{GgufIndex, Place, Wanted};
+use crate::rpc::server::gguf_index::{GgufIndex, LoadTarget, WantedTensor};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::ext::{Answer, Load};
+use crate::rpc::wire::ext::{ExtResponse, Load};
 use crate::tensor::TensorDesc;
 
 /// Counts of a session's LOADs, for the log.
@@ -32,12 +32,12 @@ impl LoadCounts {
         }
     }
 
-    /// Logs the sum, if there was anything.
+    /// Logs the counts, unless there were no LOADs.
     pub(super) fn log(&self, peer: PeerAddr) {
         let LoadCounts { found, bytes, missed } = self;
         if found + missed > 0 {
             info!(
-                "{peer}: {found} tensors of {} MiB came from this server's disk, {missed} were not there",
+                "{peer}: {found} tensors ({} MiB) were loaded from this server's disk, {missed} were not found there",
                 bytes >> 20
             );
         }
@@ -45,54 +45,56 @@ impl LoadCounts {
 }
 
 impl ExtendedSession<'_> {
-    pub(super) fn load(&mut self, request: &Load<'_>) -> Result<(), SessionError> {
+    pub(super) fn load_by_digest(&mut self, request: &Load<'_>) -> Result<(), SessionError> {
         let bytes = request.span.len;
-        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
-        let tensor = request.shape.map(|shape| tensor(&shape, bytes)).transpose()?;
-        self.queues.on(request.queue, device)?;
-        let found = match &self.resources.server.models {
-            Some(models) if bytes > 0 => self.search(models, request, &region, tensor.as_ref())?,
+        let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
+        let tensor = request.shape.map(|shape| tensor_of_shape(&shape, bytes)).transpose()?;
+        self.queues.get_on_device(request.queue, device)?;
+        let found = match &self.resources.server.gguf_index {
+            Some(index) if bytes > 0 => self.load_from_index(index, request, &region, tensor.as_ref())?,
             _ => false,
         };
-        self.loads.count(found, bytes);
-        Ok(self.answer(&Answer::Load(found))?)
+        self.load_counts.count(found, bytes);
+        Ok(self.reply(&ExtResponse::Load(found))?)
     }
 
-    /// Looks for the bytes. None of the client's queues may see any before they are known to be those that the client knows:
-    /// they are written at once only while nothing else of the session is at work, and otherwise when a first reading has told
-    /// what they are. Of wrong ones nothing is left.
-    fn search(
+    /// Loads a tensor from the index into `region`. Returns whether it was found.
+    ///
+    /// Confidentiality: a client may read only bytes for which it has sent the right digest. If no other work of the
+    /// session can run meanwhile (`unobserved`), candidates are written to the device while they are hashed, and bytes with a
+    /// wrong digest are overwritten with zeros. Otherwise each candidate is read twice: hashed first, then written.
+    fn load_from_index(
         &mut self,
-        models: &GgufIndex,
+        index: &GgufIndex,
         request: &Load<'_>,
         region: &Region,
         tensor: Option<&TensorDesc>,
     ) -> Result<bool, SessionError> {
         let server = self.resources.server;
         let timeout = server.config.device_timeout;
-        let alone = self.queues.rest(Instant::now() + timeout)?;
-        let wanted = Wanted { name: request.name, digest: request.digest };
-        let mut shown = false;
+        let unobserved = self.queues.wait_all_idle(Instant::now() + timeout)?;
+        let wanted = WantedTensor { name: request.name, digest: request.digest };
+        let mut exposed = false;
         let found = self.queues.get(request.queue)?.submit(|queue| {
-            let mut place = Place { queue, region, tensor, alone, touched: false };
-            let found = models.load(&wanted, &mut place, &|| !server.lifecycle.is_stopping());
-            shown = place.touched && found != Ok(true);
-            if shown && found.is_ok() {
+            let mut target = LoadTarget { queue, region, tensor, unobserved, written: false };
+            let found = index.load(&wanted, &mut target, &|| !server.lifecycle.is_stopping());
+            exposed = target.written && found != Ok(true);
+            if exposed && found.is_ok() {
                 queue.fill(region.clone(), 0)?;
                 queue.mark().wait(Some(Instant::now() + timeout))?;
-                shown = false;
+                exposed = false;
             }
             found
         });
-        if shown {
-            self.hide(request.span.buffer)?;
+        if exposed {
+            self.free_exposed_buffer(request.span.buffer)?;
         }
         Ok(found? == Some(true))
     }
 
-    /// Takes a buffer from the client: bytes lie in it that it may not see, and the queue that wrote them has failed. No other
-    /// queue could tell when the last of them is written, and zero them after it.
-    fn hide(&mut self, buffer: u64) -> Result<(), SessionError> {
+    /// Frees a buffer that contains bytes which the client must not read, after the queue that wrote them has failed. Zeroing
+    /// them on another queue is not safe: that queue cannot wait for the last write of the failed one.
+    fn free_exposed_buffer(&mut self, buffer: u64) -> Result<(), SessionError> {
         Ok(self.resources.free(buffer)?)
     }
 }

@@ -1,9 +1,22 @@
-//! The front end of fanout's extension, as `docs/protocol.md` says: many queues, replies as work completes, failures that are
-//! reported.
+//! Server side of fanout's extensions of the RPC protocol (`docs/protocol.md`): several queues per client, asynchronous
+//! notifications when work completes, and failures that are reported per queue.
 //!
-//! The session's thread reads requests and submits their work. What has to wait for a device is left to a thread of its queue
-//! ([`completions`]). As for any user of a [`Queue`](crate::device::Queue), submitting waits for room among the queue's earlier
-//! work, and a large WRITE for all of that; meanwhile the client receives a [`heartbeat`].
+//! ```text
+//! session (reads requests) ─► queues, synchronization  OPEN_QUEUE, CLOSE_QUEUE, MARK, WAIT, NOTIFY_REACHED
+//!                          ─► transfers, graphs        WRITE, READ, FILL, COPY, PREPARE_GRAPH, RUN_GRAPH
+//!                          ─► load_by_digest           LOAD
+//!                          ─► peer_transfer            ISSUE_TOKENS, RECEIVE_FROM_PEER, SEND_TO_PEER, PROBE_PEER, PEER_WRITE
+//!                          ─► describe                 reply to HELLO_EXT, SUPPORTS_OP
+//! completions (one thread per queue) ─► MARK_REACHED, READ_DATA, QUEUE_FAILED
+//! heartbeat (one thread per session) ─► SERVER_STATE
+//! ```
+//!
+//! The session's thread reads requests and submits their work. Waiting for a device is left to a thread of the queue
+//! ([`completions`]). Submitting can still block: until the queue has room, and for a large WRITE until the queue's earlier
+//! work is done. The client receives a [`heartbeat`] meanwhile.
+//!
+//! The commands that ggml's protocol and the extensions share are in `resource_requests`, and the state that both front ends
+//! share is in `session`. Start reading at `session.rs`.
 
 mod completions;
 mod describe;
@@ -18,4 +31,4 @@ mod spans;
 mod synchronization;
 mod transfers;
 
-pub(super) use session::run;
+pub(super) use session::serve_session;

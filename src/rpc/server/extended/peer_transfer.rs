@@ -1,54 +1,60 @@
-//! Transfers between servers: TICKETS, RECEIVE, SEND, REACH, PUT.
+//! Handlers for copies between servers: ISSUE_TOKENS, RECEIVE_FROM_PEER, SEND_TO_PEER, PROBE_PEER, PEER_WRITE.
 
 use super::session::ExtendedSession;
 use super::spans;
-use crate::rpc::server::peers::Outbound;
+use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::transfer_tokens;
-use crate::rpc::wire::ext::{Answer, Put, Reach, Receive, Send, TicketList, Tickets};
+use crate::rpc::wire::ext::{
+    ExtResponse, IssueTokens, PeerWrite, ProbePeer, ReceiveFromPeer, SendToPeer, TransferTokenList,
+};
 
 impl ExtendedSession<'_> {
-    pub(super) fn tickets(&mut self, request: &Tickets) -> Result<(), SessionError> {
+    pub(super) fn issue_tokens(&mut self, request: &IssueTokens) -> Result<(), SessionError> {
         let issued = self.tokens.issue(request.count)?;
-        Ok(self.answer(&Answer::Tickets(TicketList(&issued)))?)
+        Ok(self.reply(&ExtResponse::IssueTokens(TransferTokenList(&issued)))?)
     }
 
-    pub(super) fn receive(&mut self, request: &Receive<'_>) -> Result<(), SessionError> {
-        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
-        let open = self.queues.on(request.queue, device)?;
-        let (tokens, tickets) = (&self.tokens, request.tickets.0);
-        tokens.check(region.bytes(), tickets)?;
-        let inbound = match open.inbound.take() {
-            Some(inbound) => inbound,
-            None => tokens.inbound(self.resources.device(device)?, self.resources.server.config.device_timeout),
+    /// Binds transfer tokens to a span. The queue waits until other servers have written the span with PEER_WRITEs.
+    pub(super) fn receive_from_peer(&mut self, request: &ReceiveFromPeer<'_>) -> Result<(), SessionError> {
+        let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
+        let open_queue = self.queues.get_on_device(request.queue, device)?;
+        let (ledger, tokens) = (&self.tokens, request.tokens.0);
+        ledger.check_unused(region.bytes(), tokens)?;
+        let receiver = match open_queue.receiver.take() {
+            Some(receiver) => receiver,
+            None => ledger.new_receiver(self.resources.device(device)?, self.resources.server.config.device_timeout),
         };
-        let received = open.submit(|queue| tokens.receive(&inbound, queue, region, tickets))?;
-        open.inbound = Some(inbound);
+        let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, tokens))?;
+        open_queue.receiver = Some(receiver);
         if received.is_none() {
-            tokens.discard(tickets);
+            ledger.discard(tokens);
         }
         Ok(())
     }
 
-    pub(super) fn send(&mut self, request: &Send<'_>) -> Result<(), SessionError> {
-        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
-        let open = self.queues.on(request.queue, device)?;
-        let (tickets, address) = (request.tickets.0, request.address);
-        transfer_tokens::count(region.bytes(), tickets.len())?;
-        let outbound = open.outbound.take();
-        let mut outbound =
-            outbound.unwrap_or_else(|| Outbound::new(&self.resources.budget, open.completions.failing()));
-        open.submit(|queue| outbound.send(&mut self.pool, queue, &region, tickets, address))?;
-        open.outbound = Some(outbound);
+    /// Sends a span to another server, in order with the queue's work.
+    pub(super) fn send_to_peer(&mut self, request: &SendToPeer<'_>) -> Result<(), SessionError> {
+        let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
+        let open_queue = self.queues.get_on_device(request.queue, device)?;
+        let (tokens, address) = (request.tokens.0, request.address);
+        transfer_tokens::check_count(region.bytes(), tokens.len())?;
+        let sender = open_queue.peer_sender.take();
+        let mut sender = sender
+            .unwrap_or_else(|| PeerSender::new(&self.resources.budget, open_queue.completions.failure_callback()));
+        open_queue.submit(|queue| sender.send(&mut self.peer_pool, queue, &region, tokens, address))?;
+        open_queue.peer_sender = Some(sender);
         Ok(())
     }
 
-    pub(super) fn reach(&mut self, request: &Reach<'_>) -> Result<(), SessionError> {
-        let reached = self.pool.reach(request.address);
-        Ok(self.answer(&Answer::Reach(reached.as_ref().copied().map_err(String::as_str)))?)
+    /// Replies whether this server may dial an address and reaches it.
+    pub(super) fn probe_peer(&mut self, request: &ProbePeer<'_>) -> Result<(), SessionError> {
+        let result = self.peer_pool.probe(request.address);
+        Ok(self.reply(&ExtResponse::ProbePeer(result.as_ref().copied().map_err(String::as_str)))?)
     }
 
-    pub(super) fn put(&self, request: &Put<'_>) -> Result<(), SessionError> {
-        Ok(self.resources.server.transfer_tokens.put(&request.ticket, request.data)?)
+    /// Redeems a transfer token: bytes from another server.
+    pub(super) fn peer_write(&self, request: &PeerWrite<'_>) -> Result<(), SessionError> {
+        Ok(self.resources.server.transfer_tokens.redeem(&request.token, request.data)?)
     }
 }

@@ -1,126 +1,137 @@
-//! The queues that a client has open, by its own numbers, and the moments that it has marked on them.
+//! Open queues of a session, by the numbers that the client gave them, and their marks.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use super::completions::Completions;
 use super::error::ExtendedError;
-use crate::device::{DeviceError, Point, Queue};
-use crate::rpc::server::peers::Outbound;
+use crate::device::{DeviceError, Queue, TimelinePoint};
+use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::transfer_tokens::Receiver;
 use crate::rpc::transport::TransportError;
-use crate::rpc::wire::ext::Fault;
+use crate::rpc::wire::ext::DeviceFault;
 
-/// Queues that a session may have open.
+/// Limit of open queues per session.
 const MAX_QUEUES: usize = 256;
 
-/// Marks of a session's queues that may be unreached.
+/// Limit of marks that are not reached, over all queues of a session.
 const MAX_MARKS: usize = 1 << 16;
 
-/// With so many marks, a queue forgets those that are reached.
-const FEW_MARKS: usize = 64;
+/// A queue with at least this many marks prunes the reached ones.
+const PRUNE_THRESHOLD: usize = 64;
 
-/// An open queue. It stays open when it has failed: only its client closes it.
+/// An open queue. A failed queue stays open until the client closes it.
 pub(super) struct OpenQueue {
+    /// The client's number of the queue.
     number: u32,
-    /// The position of its device.
+    /// Index of its device.
     pub(super) device: u32,
-    /// `None`: it could not be made.
+    /// The device queue; `None` if the device could not create it, or if it was dropped after a failed wait.
     queue: Option<Box<dyn Queue>>,
     pub(super) completions: Completions,
-    /// For what it is to receive from other servers, and to send to them: made for the first of that.
-    pub(super) inbound: Option<Receiver>,
-    pub(super) outbound: Option<Outbound>,
-    marks: VecDeque<(u64, Point)>,
-    last: Option<u64>,
-    /// The first mark that was made when the queue had failed.
-    lost: Option<u64>,
+    /// Receives bytes from other servers; created for the first RECEIVE_FROM_PEER.
+    pub(super) receiver: Option<Receiver>,
+    /// Sends bytes to other servers; created for the first SEND_TO_PEER.
+    pub(super) peer_sender: Option<PeerSender>,
+    /// Marks that were not reached when they were last polled, in ascending order of their numbers.
+    marks: VecDeque<(u64, TimelinePoint)>,
+    /// Number of the last mark.
+    last_mark: Option<u64>,
+    /// First mark that will never be reached, because the queue had failed before it.
+    first_lost_mark: Option<u64>,
 }
 
-/// What waits for the queue ends with it. That is no failure, so nothing is sent.
+/// Closing a queue cancels its pending completions. That is not a failure, so no notification is sent.
 impl Drop for OpenQueue {
     fn drop(&mut self) {
         self.completions.close();
     }
 }
 
-/// What is known of a mark.
-pub(super) enum Moment {
+/// The state of a mark.
+pub(super) enum MarkState {
     Reached,
-    At(Point),
-    /// It was made when the queue had failed.
-    Never,
+    /// Not reached when it was last polled. The point is reached together with the mark.
+    Pending(TimelinePoint),
+    /// Never reached: the queue had failed before it.
+    Lost,
 }
 
 impl OpenQueue {
-    /// Submits work, unless the queue has failed. A failure of the work fails the queue, not the session. `None`: nothing was
-    /// submitted, or it failed.
+    /// Submits work, unless the queue has failed. If `work` fails, the queue fails, and the session continues. Returns `None`
+    /// if nothing was submitted or `work` failed.
     pub(super) fn submit<T>(
         &mut self,
         work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<Option<T>, TransportError> {
-        let Some(queue) = self.queue.as_mut().filter(|_| !self.completions.failed()) else { return Ok(None) };
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.completions.has_failed()) else { return Ok(None) };
         match work(&mut **queue) {
-            Ok(done) => Ok(Some(done)),
-            Err(e) => self.completions.fail(Fault::from(&e)).map(|()| None),
+            Ok(result) => Ok(Some(result)),
+            Err(e) => self.completions.fail(DeviceFault::from(&e)).map(|()| None),
         }
     }
 
-    /// Whether all submitted work is done for certain; after a failure that is not known.
+    /// Whether all submitted work is done. False after a failure, because the device may still be executing earlier work.
     fn is_done(&mut self) -> bool {
-        !self.completions.failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
+        !self.completions.has_failed() && self.queue.as_mut().is_none_or(|queue| queue.mark().poll() == Ok(true))
     }
 
-    /// Waits until all submitted work is done, also that of a queue that has failed: its device may still be working. If the wait
-    /// fails, the device's queue is dropped with its work.
+    /// Waits until all submitted work is done, also for a failed queue, whose device may still be executing work. If the wait
+    /// fails, the device queue is dropped together with its work.
     pub(super) fn wait_idle(&mut self, until: Instant) -> Result<(), TransportError> {
         let Some(queue) = &mut self.queue else { return Ok(()) };
         let Err(e) = queue.mark().wait(Some(until)) else { return Ok(()) };
         self.queue = None;
-        if self.completions.failed() { Ok(()) } else { self.completions.fail(Fault::from(&e)) }
+        if self.completions.has_failed() { Ok(()) } else { self.completions.fail(DeviceFault::from(&e)) }
     }
 
-    /// Forgets the marks that are reached, and all marks once one of them has failed.
-    fn forget_marks(&mut self) -> Result<(), TransportError> {
+    /// Removes the marks that are reached. If one has failed, the queue fails and all of its marks are removed.
+    fn prune_marks(&mut self) -> Result<(), TransportError> {
         while self.marks.pop_front_if(|(_, point)| point.poll() == Ok(true)).is_some() {}
         if let Some((first, point)) = self.marks.front()
             && let Err(e) = point.poll()
         {
-            self.lost = Some(*first);
+            self.first_lost_mark = Some(*first);
             self.marks.clear();
-            if !self.completions.failed() {
-                self.completions.fail(Fault::from(&e))?;
+            if !self.completions.has_failed() {
+                self.completions.fail(DeviceFault::from(&e))?;
             }
         }
         Ok(())
     }
 
-    /// Gives a number to the moment after all work so far.
+    /// Places mark `number` behind all work submitted so far.
     fn mark(&mut self, number: u64) -> Result<(), SessionError> {
-        if let Some(last) = self.last.filter(|&last| number <= last) {
+        if let Some(last) = self.last_mark.filter(|&last| number <= last) {
             return Err(ExtendedError::MarkOrder { number, last }.into());
         }
-        self.last = Some(number);
+        self.last_mark = Some(number);
         match self.submit(|queue| Ok(queue.mark()))? {
             Some(point) => self.marks.push_back((number, point)),
-            None => _ = self.lost.get_or_insert(number),
+            None => _ = self.first_lost_mark.get_or_insert(number),
         }
         Ok(())
     }
 
-    /// A mark by its number.
-    pub(super) fn moment(&self, number: u64) -> Result<Moment, ExtendedError> {
-        if self.last.is_some_and(|last| number <= last) {
-            if self.lost.is_some_and(|lost| number >= lost) {
-                return Ok(Moment::Never);
+    /// The state of mark `number`.
+    ///
+    /// # Errors
+    /// [`ExtendedError::NoMark`] if it was never placed.
+    pub(super) fn mark_state(&self, number: u64) -> Result<MarkState, ExtendedError> {
+        if self.last_mark.is_some_and(|last| number <= last) {
+            if self.first_lost_mark.is_some_and(|lost| number >= lost) {
+                return Ok(MarkState::Lost);
             }
             match self.marks.binary_search_by_key(&number, |(number, _)| *number) {
                 Ok(at) => {
-                    return Ok(self.marks.get(at).map_or(Moment::Reached, |(_, point)| Moment::At(point.clone())));
+                    return Ok(self
+                        .marks
+                        .get(at)
+                        .map_or(MarkState::Reached, |(_, point)| MarkState::Pending(point.clone())));
                 }
-                // Before all that are kept: it was reached and forgotten.
-                Err(0) => return Ok(Moment::Reached),
+                // It precedes all recorded marks: it was reached and pruned.
+                Err(0) => return Ok(MarkState::Reached),
                 Err(_) => {}
             }
         }
@@ -128,24 +139,24 @@ impl OpenQueue {
     }
 }
 
-/// The open queues.
+/// The open queues of a session.
 #[derive(Default)]
 pub(super) struct Queues {
     open: HashMap<u32, OpenQueue>,
-    /// One was closed whose device may be at its work yet.
-    loose: bool,
+    /// Whether a queue was closed while its device may still have been executing its work.
+    closed_while_busy: bool,
 }
 
 impl Queues {
-    /// Whether another one may be opened under this number.
-    pub(super) fn admit(&self, number: u32) -> Result<(), ExtendedError> {
+    /// Checks that a queue can be opened under `number`.
+    pub(super) fn check_can_open(&self, number: u32) -> Result<(), ExtendedError> {
         if self.open.contains_key(&number) {
-            return Err(ExtendedError::QueueOpen(number));
+            return Err(ExtendedError::QueueAlreadyOpen(number));
         }
-        if self.open.len() >= MAX_QUEUES { Err(ExtendedError::Queues(MAX_QUEUES)) } else { Ok(()) }
+        if self.open.len() >= MAX_QUEUES { Err(ExtendedError::TooManyQueues(MAX_QUEUES)) } else { Ok(()) }
     }
 
-    /// Opens one, which has failed already where there is no queue.
+    /// Inserts a queue. If the device could not create it (`Err`), the queue is inserted as failed.
     pub(super) fn insert(
         &mut self,
         number: u32,
@@ -156,7 +167,7 @@ impl Queues {
         let queue = match queue {
             Ok(queue) => Some(queue),
             Err(e) => {
-                completions.fail(Fault::from(&e))?;
+                completions.fail(DeviceFault::from(&e))?;
                 None
             }
         };
@@ -165,68 +176,76 @@ impl Queues {
             device,
             queue,
             completions,
-            inbound: None,
-            outbound: None,
+            receiver: None,
+            peer_sender: None,
             marks: VecDeque::new(),
-            last: None,
-            lost: None,
+            last_mark: None,
+            first_lost_mark: None,
         };
         self.open.insert(number, open);
         Ok(())
     }
 
+    /// Closes a queue. Its pending completions are dropped.
     pub(super) fn close(&mut self, number: u32) -> Result<(), ExtendedError> {
-        let mut open = self.open.remove(&number).ok_or(ExtendedError::Queue(number))?;
-        self.loose |= !open.is_done();
+        let mut open = self.open.remove(&number).ok_or(ExtendedError::NoSuchQueue(number))?;
+        self.closed_while_busy |= !open.is_done();
         Ok(())
     }
 
-    /// Marks the moment after all that a queue was sent so far.
+    /// Places mark `number` behind all work that was submitted to a queue so far. Prunes reached marks if there are many.
     pub(super) fn mark(&mut self, queue: u32, number: u64) -> Result<(), SessionError> {
-        if self.get(queue)?.marks.len() >= FEW_MARKS {
-            self.get(queue)?.forget_marks()?;
-            if self.marks() >= MAX_MARKS {
-                self.iter().try_for_each(OpenQueue::forget_marks)?;
+        if self.get(queue)?.marks.len() >= PRUNE_THRESHOLD {
+            self.get(queue)?.prune_marks()?;
+            if self.mark_count() >= MAX_MARKS {
+                self.iter_mut().try_for_each(OpenQueue::prune_marks)?;
             }
-            if self.marks() >= MAX_MARKS {
-                return Err(ExtendedError::Marks(MAX_MARKS).into());
+            if self.mark_count() >= MAX_MARKS {
+                return Err(ExtendedError::TooManyMarks(MAX_MARKS).into());
             }
         }
         self.get(queue)?.mark(number)
     }
 
-    fn marks(&self) -> usize {
+    fn mark_count(&self) -> usize {
         self.open.values().map(|open| open.marks.len()).sum()
     }
 
     pub(super) fn get(&mut self, number: u32) -> Result<&mut OpenQueue, ExtendedError> {
-        self.open.get_mut(&number).ok_or(ExtendedError::Queue(number))
+        self.open.get_mut(&number).ok_or(ExtendedError::NoSuchQueue(number))
     }
 
-    /// Waits for the work of all queues. True when no device works for this session for certain: never again in this session once a
-    /// queue has failed, or was closed before its work was done.
-    pub(super) fn rest(&mut self, until: Instant) -> Result<bool, TransportError> {
-        let mut certain = !self.loose;
+    /// Waits for the work of all queues. Returns true if no device executes work of this session any more. Returns
+    /// false, also for all later calls, once a queue has failed or was closed before its work was done.
+    pub(super) fn wait_all_idle(&mut self, until: Instant) -> Result<bool, TransportError> {
+        let mut all_idle = !self.closed_while_busy;
         for open in self.open.values_mut() {
-            // `None` where the queue has failed, also during this wait.
-            certain &= open.submit(|queue| queue.mark().wait(Some(until)))?.is_some();
+            // `None` if the queue has failed, also during this wait.
+            all_idle &= open.submit(|queue| queue.mark().wait(Some(until)))?.is_some();
         }
-        Ok(certain)
+        Ok(all_idle)
     }
 
-    /// One that works on memory of a device.
-    pub(super) fn on(&mut self, number: u32, lies_on: u32) -> Result<&mut OpenQueue, ExtendedError> {
+    /// Queue `number`, which has to belong to the device with index `buffer_device`.
+    ///
+    /// # Errors
+    /// [`ExtendedError::NoSuchQueue`], [`ExtendedError::WrongQueueDevice`].
+    pub(super) fn get_on_device(&mut self, number: u32, buffer_device: u32) -> Result<&mut OpenQueue, ExtendedError> {
         let open = self.get(number)?;
         let device = open.device;
-        if device == lies_on { Ok(open) } else { Err(ExtendedError::QueueDevice { queue: number, device, lies_on }) }
+        if device == buffer_device {
+            Ok(open)
+        } else {
+            Err(ExtendedError::WrongQueueDevice { queue: number, device, buffer_device })
+        }
     }
 
-    /// Whether there is no more than one.
-    pub(super) fn alone(&self) -> bool {
+    /// Whether at most one queue is open.
+    pub(super) fn at_most_one(&self) -> bool {
         self.open.len() < 2
     }
 
-    pub(super) fn iter(&mut self) -> impl Iterator<Item = &mut OpenQueue> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut OpenQueue> {
         self.open.values_mut()
     }
 }

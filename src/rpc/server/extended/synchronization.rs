@@ -1,41 +1,48 @@
-//! Queues and the order between them: OPEN_QUEUE, WAIT, ASK.
+//! Opening queues and ordering them by marks: OPEN_QUEUE, WAIT, NOTIFY_REACHED.
 
 use super::completions::Completions;
-use super::queues::Moment;
+use super::queues::MarkState;
 use super::session::ExtendedSession;
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::wire::ext::{Ask, Fault, OpenQueue, Wait};
+use crate::rpc::wire::ext::{DeviceFault, NotifyReached, OpenQueue, Wait};
 
 impl ExtendedSession<'_> {
+    /// Opens a queue. If its device cannot create it, the queue is open and has failed.
     pub(super) fn open_queue(&mut self, request: &OpenQueue) -> Result<(), SessionError> {
         let &OpenQueue { queue: number, device } = request;
-        let on = self.resources.device(device)?;
-        self.queues.admit(number)?;
+        let handle = self.resources.device(device)?;
+        self.queues.check_can_open(number)?;
         let completions = Completions::new(number, &self.writer, self.resources.server.config.device_timeout);
-        Ok(self.queues.insert(number, device, on.queue(&self.resources.budget), completions)?)
+        Ok(self.queues.insert(number, device, handle.queue(&self.resources.budget), completions)?)
     }
 
-    pub(super) fn wait(&mut self, request: &Wait) -> Result<(), SessionError> {
-        let moment = self.queues.get(request.of)?.moment(request.number)?;
+    /// Makes a queue wait for a mark of another queue. If that queue has failed before the mark, this queue fails as well.
+    pub(super) fn wait_for_mark(&mut self, request: &Wait) -> Result<(), SessionError> {
+        let mark_state = self.queues.get(request.other_queue)?.mark_state(request.number)?;
         let queue = self.queues.get(request.queue)?;
-        match moment {
-            _ if queue.completions.failed() || request.of == request.queue => Ok(()),
-            Moment::Reached => Ok(()),
-            Moment::At(point) => Ok(queue.submit(|queue| queue.wait(&point)).map(drop)?),
-            Moment::Never => {
-                let why = format!("queue {}, whose mark {} it waits for, has failed", request.of, request.number);
-                Ok(queue.completions.fail(Fault::new(why))?)
+        match mark_state {
+            _ if queue.completions.has_failed() || request.other_queue == request.queue => Ok(()),
+            MarkState::Reached => Ok(()),
+            MarkState::Pending(point) => Ok(queue.submit(|queue| queue.wait(&point)).map(drop)?),
+            MarkState::Lost => {
+                let reason = format!(
+                    "queue {} has failed before its mark {}, which this queue waits for",
+                    request.other_queue, request.number
+                );
+                Ok(queue.completions.fail(DeviceFault::new(reason))?)
             }
         }
     }
 
-    pub(super) fn ask(&mut self, request: &Ask) -> Result<(), SessionError> {
+    /// Sends MARK_REACHED once the mark is reached. A mark of a failed queue is never reported: the client has received
+    /// QUEUE_FAILED.
+    pub(super) fn notify_reached(&mut self, request: &NotifyReached) -> Result<(), SessionError> {
         let queue = self.queues.get(request.queue)?;
-        match queue.moment(request.number)? {
-            _ if queue.completions.failed() => Ok(()),
-            Moment::Reached => Ok(queue.completions.reached(request.number, None)?),
-            Moment::At(point) => Ok(queue.completions.reached(request.number, Some(point))?),
-            Moment::Never => Ok(()),
+        match queue.mark_state(request.number)? {
+            _ if queue.completions.has_failed() => Ok(()),
+            MarkState::Reached => Ok(queue.completions.report_mark(request.number, None)?),
+            MarkState::Pending(point) => Ok(queue.completions.report_mark(request.number, Some(point))?),
+            MarkState::Lost => Ok(()),
         }
     }
 }

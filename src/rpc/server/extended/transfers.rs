@@ -1,4 +1,4 @@
-//! Bytes in, out and across: WRITE, READ, FILL, COPY.
+//! Handlers for data transfers between client and buffers, and between buffers: WRITE, READ, FILL, COPY.
 
 use std::time::Instant;
 
@@ -12,121 +12,131 @@ use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::upload;
 use crate::rpc::wire::WireError;
-use crate::rpc::wire::ext::{Copy, ExtCommand, ExtRequest, Fill, Read, Shape, WRITE_HEAD, WriteHead};
+use crate::rpc::wire::ext::{CopySpan, ExtCommand, ExtRequest, Fill, ReadSpans, TensorShape, WRITE_HEAD, WriteHead};
 use crate::tensor::{DType, TensorDesc};
 
-/// What a READ takes of the host beyond its bytes: a page at least, where a GPU's bytes arrive.
-const READ_COST: u64 = 4 << 10;
+/// Host memory charged per READ in addition to its bytes: at least a page of pinned memory, into which a GPU copies.
+const READ_OVERHEAD_BYTES: u64 = 4 << 10;
 
-/// And for each span.
-const SPAN_COST: u64 = 512;
+/// Host memory charged per span of a READ.
+const SPAN_OVERHEAD_BYTES: u64 = 512;
 
 impl ExtendedSession<'_> {
-    /// Streams the data behind a WRITE's head to its place.
+    /// Serves a WRITE: streams the data behind its head to the device.
     pub(super) fn write(&mut self, len: usize) -> Result<(), SessionError> {
-        let head = self.connection.array::<WRITE_HEAD>()?;
+        let head = self.connection.read_array::<WRITE_HEAD>()?;
         let limits = &self.resources.server.config.limits;
         let ExtRequest::WriteHead(WriteHead { queue, span, shape }) =
             ExtRequest::decode(ExtCommand::Write, &head, limits)?
         else {
             return Err(decoder_bug());
         };
-        let data = (len - WRITE_HEAD) as u64; // the size in the header has been checked
+        let data = (len - WRITE_HEAD) as u64; // no underflow: the header's size was checked
         if span.len != data {
-            return Err(ExtendedError::Data { span: span.len, data }.into());
+            return Err(ExtendedError::WriteLength { span: span.len, data }.into());
         }
-        let (device, region) = spans::region(&self.resources.handles, &span)?;
-        let tensor = shape.map(|shape| tensor(&shape, data)).transpose()?;
-        let (open, connection) = (self.queues.on(queue, device)?, &mut self.connection);
-        let mut left = data;
+        let (device, region) = spans::resolve_span(&self.resources.handles, &span)?;
+        let tensor = shape.map(|shape| tensor_of_shape(&shape, data)).transpose()?;
+        let (open_queue, connection) = (self.queues.get_on_device(queue, device)?, &mut self.connection);
+        let mut remaining = data;
         if data > 0 {
-            let received = open.submit(|queue| {
-                let received = |piece: &[u8]| left = left.saturating_sub(piece.len() as u64);
-                match upload::receive(connection, queue, region, tensor.as_ref(), received) {
+            let received = open_queue.submit(|queue| {
+                let received = |piece: &[u8]| remaining = remaining.saturating_sub(piece.len() as u64);
+                match upload::upload_from_client(connection, queue, region, tensor.as_ref(), received) {
                     Ok(()) => Ok(Ok(())),
-                    // A lost connection is no failure of the queue.
+                    // A lost connection ends the session, and must not be reported as a failure of the queue.
                     Err(UploadError::Source(e)) => Ok(Err(e)),
                     Err(UploadError::Device(e)) => Err(e),
                 }
             })?;
             received.unwrap_or(Ok(()))?;
         }
-        // The bytes that a failed queue has not taken: the next request begins behind them.
-        Ok(self.connection.discard(left)?)
+        // Skips the bytes that a failed queue did not consume: the next request follows them in the stream.
+        Ok(self.connection.discard(remaining)?)
     }
 
-    pub(super) fn read(&mut self, request: &Read<'_>) -> Result<(), SessionError> {
-        let open = self.queues.get(request.queue)?;
+    /// Serves a READ: downloads the spans and sends them as READ_DATA when they are complete. Blocks while too many bytes of
+    /// replies are not sent yet.
+    pub(super) fn read(&mut self, request: &ReadSpans<'_>) -> Result<(), SessionError> {
+        let open_queue = self.queues.get(request.queue)?;
         let limit = self.resources.server.config.limits.max_body;
-        let asked = request.spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.len));
-        if asked > limit {
-            return Err(WireError::TooLarge { what: "READ", have: asked, limit }.into());
+        let requested = request.spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.len));
+        if requested > limit {
+            return Err(WireError::TooLarge { what: "READ", have: requested, limit }.into());
         }
         let mut regions = Vec::with_capacity(request.spans.len());
         for span in request.spans.iter() {
-            let (lies_on, region) = spans::region(&self.resources.handles, &span)?;
-            if lies_on != open.device {
-                return Err(ExtendedError::QueueDevice { queue: request.queue, device: open.device, lies_on }.into());
+            let (buffer_device, region) = spans::resolve_span(&self.resources.handles, &span)?;
+            if buffer_device != open_queue.device {
+                return Err(ExtendedError::WrongQueueDevice {
+                    queue: request.queue,
+                    device: open_queue.device,
+                    buffer_device,
+                }
+                .into());
             }
             if span.len > 0 {
                 regions.push(region);
             }
         }
-        let cost = asked.saturating_add(READ_COST + SPAN_COST * request.spans.len() as u64);
+        let cost = requested.saturating_add(READ_OVERHEAD_BYTES + SPAN_OVERHEAD_BYTES * request.spans.len() as u64);
         let until = Instant::now() + self.resources.server.config.device_timeout;
-        let replies_due = &self.replies_due;
-        let data = open.submit(|queue| {
-            let room = replies_due.take(cost, until)?;
-            let tickets = queue.download_all(&regions)?;
-            let moment = regions.is_empty().then(|| queue.mark());
-            Ok(Download { tickets, moment, _room: room })
+        let reply_memory = &self.reply_memory;
+        let data = open_queue.submit(|queue| {
+            let permit = reply_memory.acquire(cost, until)?;
+            let reads = queue.download_all(&regions)?;
+            let end = regions.is_empty().then(|| queue.mark());
+            Ok(Download { reads, end, _permit: permit })
         })?;
-        Ok(data.map_or(Ok(()), |data| open.completions.data(request.id, data))?)
+        Ok(data.map_or(Ok(()), |data| open_queue.completions.send_read_data(request.id, data))?)
     }
 
     pub(super) fn fill(&mut self, request: &Fill) -> Result<(), SessionError> {
-        let (device, region) = spans::region(&self.resources.handles, &request.span)?;
-        let open = self.queues.on(request.queue, device)?;
+        let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
+        let open_queue = self.queues.get_on_device(request.queue, device)?;
         if region.bytes() > 0 {
-            open.submit(|queue| queue.fill(region, request.value))?;
+            open_queue.submit(|queue| queue.fill(region, request.value))?;
         }
         Ok(())
     }
 
-    /// Copies between two buffers. Where the devices cannot do it, the session waits until all bytes have left the source,
-    /// which a queue of its own reads once the client's queue has come so far.
-    pub(super) fn copy(&mut self, request: &Copy) -> Result<(), SessionError> {
-        let ((reads, src), (writes, dst)) = (
-            spans::region(&self.resources.handles, &request.src)?,
-            spans::region(&self.resources.handles, &request.dst)?,
+    /// Copies between two buffers. If the devices cannot copy directly, the copy is staged through host memory. A device
+    /// queue of the session then reads the source after the earlier work of the client's queue, and the session blocks until
+    /// all bytes are read.
+    pub(super) fn copy(&mut self, request: &CopySpan) -> Result<(), SessionError> {
+        let ((src_device, src), (dst_device, dst)) = (
+            spans::resolve_span(&self.resources.handles, &request.src)?,
+            spans::resolve_span(&self.resources.handles, &request.dst)?,
         );
         if src.bytes() != dst.bytes() {
-            return Err(ExtendedError::Copy { src: src.bytes(), dst: dst.bytes() }.into());
+            return Err(ExtendedError::CopySizes { src: src.bytes(), dst: dst.bytes() }.into());
         }
-        let open = self.queues.on(request.queue, writes)?;
+        let open_queue = self.queues.get_on_device(request.queue, dst_device)?;
         if src.bytes() == 0
-            || open.submit(|queue| queue.copy_from(src.clone(), dst.clone(), None))? != Some(CopyOutcome::Unreachable)
+            || open_queue.submit(|queue| queue.copy_from(src.clone(), dst.clone(), None))?
+                != Some(CopyOutcome::Unreachable)
         {
             return Ok(());
         }
-        let source = self.resources.device(reads)?;
+        let source = self.resources.device(src_device)?;
         let timeout = self.resources.server.config.device_timeout;
         let (budget, staging_queues) = (&self.resources.budget, &mut self.staging_queues);
-        let copied = open.submit(|queue| {
-            let mut staging = match staging_queues.remove(&reads) {
+        let copied = open_queue.submit(|queue| {
+            let mut staging = match staging_queues.remove(&src_device) {
                 Some(staging) => staging,
                 None => source.queue(budget)?,
             };
-            staged((&mut *staging, &src), (queue, &dst), timeout)?;
-            // One that has failed is of no more use.
-            staging_queues.insert(reads, staging);
+            copy_via_host((&mut *staging, &src), (queue, &dst), timeout)?;
+            // Not reached after a failure: a failed staging queue is dropped.
+            staging_queues.insert(src_device, staging);
             Ok(())
         });
         Ok(copied.map(drop)?)
     }
 }
 
-fn staged(
+/// Copies through host memory, after the work that was submitted to `queue` so far.
+fn copy_via_host(
     (staging, src): (&mut dyn Queue, &Region),
     (queue, dst): (&mut dyn Queue, &Region),
     timeout: std::time::Duration,
@@ -135,10 +145,10 @@ fn staged(
     host_staged_copy::copy((staging, src), (queue, dst), timeout)
 }
 
-/// The contiguous tensor of a shape, which takes as many bytes as there are.
-pub(super) fn tensor(shape: &Shape, bytes: u64) -> Result<TensorDesc, SessionError> {
-    let dtype = DType::from_wire(shape.dtype).ok_or(RequestError::Type(shape.dtype))?;
+/// The contiguous tensor of a shape, which has to have `bytes` bytes.
+pub(super) fn tensor_of_shape(shape: &TensorShape, bytes: u64) -> Result<TensorDesc, SessionError> {
+    let dtype = DType::from_wire(shape.dtype).ok_or(RequestError::UnknownType(shape.dtype))?;
     let desc = TensorDesc::contiguous(dtype, shape.ne.map(|n| n as usize))?;
     let tensor = desc.extent() as u64;
-    if tensor == bytes { Ok(desc) } else { Err(ExtendedError::Shape { tensor, span: bytes }.into()) }
+    if tensor == bytes { Ok(desc) } else { Err(ExtendedError::ShapeSize { tensor, span: bytes }.into()) }
 }

@@ -1,62 +1,71 @@
-//! The queues of a session of ggml's messages: one per device, which the protocol never names.
+//! Implicit queues of a session of ggml's protocol, which has no queues: one per device.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::device::{Account, Device, DeviceError, Queue};
+use crate::device::{Device, DeviceError, MemoryBudget, Queue};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::request_error::RequestError;
 
-/// One queue per device, made for the device's first work: most connections only query the server.
+/// One queue per device, opened with the first work for the device: most connections only query the server.
 pub(super) struct DeviceQueues<'a> {
     devices: &'a [Arc<dyn Device>],
-    /// By the devices' positions.
+    /// By the position of the device.
     queues: Vec<Option<Box<dyn Queue>>>,
-    budget: Arc<Account>,
+    budget: Arc<MemoryBudget>,
 }
 
 impl<'a> DeviceQueues<'a> {
-    /// None yet. `budget` pays for what the queues take.
-    pub(super) fn new(devices: &'a [Arc<dyn Device>], budget: &Arc<Account>) -> DeviceQueues<'a> {
+    /// No queue is open at first. `budget` is charged for the queues' memory.
+    pub(super) fn new(devices: &'a [Arc<dyn Device>], budget: &Arc<MemoryBudget>) -> DeviceQueues<'a> {
         DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget: Arc::clone(budget) }
     }
 
-    /// The queue of a device.
+    /// The queue of a device, which is opened if necessary.
+    ///
+    /// # Errors
+    /// There is no such device, or the device cannot open a queue.
     pub(super) fn get(&mut self, device: u32) -> Result<&mut dyn Queue, SessionError> {
         let count = self.devices.len();
-        let at = device as usize;
-        let (Some(on), Some(queue)) = (self.devices.get(at), self.queues.get_mut(at)) else {
-            return Err(RequestError::Device { device, count }.into());
+        let index = device as usize;
+        let (Some(target), Some(queue)) = (self.devices.get(index), self.queues.get_mut(index)) else {
+            return Err(RequestError::NoSuchDevice { device, count }.into());
         };
-        Ok(open(on, queue, &self.budget)?)
+        Ok(get_or_open(target, queue, &self.budget)?)
     }
 
-    /// The queues of two devices.
-    pub(super) fn two(&mut self, a: u32, b: u32) -> Result<[&mut dyn Queue; 2], SessionError> {
+    /// The queues of two different devices.
+    ///
+    /// # Errors
+    /// As [`DeviceQueues::get`].
+    pub(super) fn get_pair(&mut self, a: u32, b: u32) -> Result<[&mut dyn Queue; 2], SessionError> {
         let count = self.devices.len();
-        let both = (self.devices.get(a as usize), self.devices.get(b as usize));
+        let pair = (self.devices.get(a as usize), self.devices.get(b as usize));
         let queues = self.queues.get_disjoint_mut([a as usize, b as usize]);
-        let ((Some(on_a), Some(on_b)), Ok([a, b])) = (both, queues) else {
-            return Err(RequestError::Device { device: a.max(b), count }.into());
+        let ((Some(device_a), Some(device_b)), Ok([a, b])) = (pair, queues) else {
+            return Err(RequestError::NoSuchDevice { device: a.max(b), count }.into());
         };
-        Ok([open(on_a, a, &self.budget)?, open(on_b, b, &self.budget)?])
+        Ok([get_or_open(device_a, a, &self.budget)?, get_or_open(device_b, b, &self.budget)?])
     }
 
-    /// Whether another device has had work of this session.
-    pub(super) fn has_others(&self, device: u32) -> bool {
+    /// Whether a device other than `device` has been used by this session.
+    pub(super) fn other_devices_in_use(&self, device: u32) -> bool {
         (0..).zip(&self.queues).any(|(at, queue)| at != device && queue.is_some())
     }
 
-    /// Waits until all work submitted so far is done.
+    /// Blocks until all submitted work is done.
+    ///
+    /// # Errors
+    /// A failed queue, or work that is not done by `until`.
     pub(super) fn wait_idle(&mut self, until: Instant) -> Result<(), DeviceError> {
         self.queues.iter_mut().flatten().try_for_each(|queue| queue.mark().wait(Some(until)))
     }
 }
 
-fn open<'q>(
+fn get_or_open<'q>(
     device: &Arc<dyn Device>,
     queue: &'q mut Option<Box<dyn Queue>>,
-    budget: &Arc<Account>,
+    budget: &Arc<MemoryBudget>,
 ) -> Result<&'q mut dyn Queue, DeviceError> {
     let queue = match queue {
         Some(queue) => queue,

@@ -1,18 +1,18 @@
-//! What is wrong with a request of ggml's, beyond what the session core checks.
+//! Errors of ggml's requests that the session core does not check.
 
 use thiserror::Error;
 
 use crate::rpc::server::session::failure::SessionError;
 
-/// A request that cannot be served: the client's fault.
+/// An invalid request. The client is at fault.
 #[derive(Debug, Error)]
 pub(super) enum GgmlError {
     #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
-    NoGraph(u32),
+    NoLastGraph(u32),
 }
 
 impl From<GgmlError> for SessionError {
     fn from(e: GgmlError) -> SessionError {
-        SessionError::refused(e)
+        SessionError::front_end(e)
     }
 }

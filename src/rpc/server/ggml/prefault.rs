@@ -1,53 +1,56 @@
-//! Prefault: clears the pages of the region that is likely to be uploaded next, while the session waits for the next request.
+//! Prefault: while the session waits for the next request, touches the pages of the region that is likely to be uploaded next.
 //!
-//! llama.cpp's client hashes a weight before it sends it, which takes longer than sending it, and uploads the weights of a buffer in
-//! the order of their addresses. The system can clear pages meanwhile.
+//! llama.cpp's client uploads the weights of a buffer in the order of their addresses, and hashes each weight before it sends
+//! it, which takes longer than sending. Meanwhile the system can clear the pages, so that the upload does not pay for page
+//! faults.
 
 use crate::device::{DeviceError, Queue, Region};
 
-/// Uploads of at least so many bytes are weights, which are likely to be followed by another one.
-const LARGE: u64 = 1 << 20;
+/// Minimum size of an upload that counts as a weight, in bytes. Another weight is likely to follow.
+const MIN_UPLOAD_BYTES: u64 = 1 << 20;
 
-/// Bytes behind a large upload that are prefaulted, and in which steps: a request may have to wait for one step.
-const FAR: u64 = 64 << 20;
-const STEP: u64 = 1 << 20;
+/// Bytes that are prefaulted behind a large upload.
+const PREFAULT_AHEAD_BYTES: u64 = 64 << 20;
 
-/// The region to prefault next.
+/// Bytes of one step, after which the session checks for a request: a request may wait for one step.
+const PREFAULT_STEP_BYTES: u64 = 1 << 20;
+
+/// Predicts the next upload, and prefaults its region.
 #[derive(Default)]
 pub(super) struct Prefault {
-    /// The device, and what lies behind the last large upload.
-    next: Option<(u32, Region)>,
-    /// Up to which offset a buffer is prefaulted, with the buffer's number.
-    ready: Option<(u64, u64)>,
+    /// Device, and the region behind the last large upload.
+    pending: Option<(u32, Region)>,
+    /// Id of the buffer that was prefaulted last, and the offset up to which it is prefaulted.
+    prefaulted: Option<(u64, u64)>,
 }
 
 impl Prefault {
-    /// A region of a device is being uploaded.
-    pub(super) fn uploaded(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
-        if region.bytes() >= LARGE {
+    /// Records an upload to `region` of a device. After a large upload, the bytes behind it become the pending region.
+    pub(super) fn record_upload(&mut self, device: u32, region: &Region) -> Result<(), DeviceError> {
+        if region.bytes() >= MIN_UPLOAD_BYTES {
             let (buffer, end) = (region.buffer(), region.offset() + region.bytes());
-            self.next = Some((device, buffer.region(end, FAR.min(buffer.bytes() - end))?));
+            self.pending = Some((device, buffer.region(end, PREFAULT_AHEAD_BYTES.min(buffer.bytes() - end))?));
         }
         Ok(())
     }
 
-    /// The region to prefault, once for each upload.
-    pub(super) fn next(&mut self) -> Option<(u32, Region)> {
-        self.next.take()
+    /// Takes the pending region and its device. There is one per large upload.
+    pub(super) fn take_pending(&mut self) -> Option<(u32, Region)> {
+        self.pending.take()
     }
 
-    /// Prefaults the region, without what was prefaulted before, until the next request has arrived.
-    pub(super) fn run(&mut self, region: &Region, queue: &mut dyn Queue, readable: impl Fn() -> bool) {
+    /// Prefaults `region`, except for the part that was prefaulted before, until `readable` reports the next request.
+    pub(super) fn prefault_until(&mut self, region: &Region, queue: &mut dyn Queue, readable: impl Fn() -> bool) {
         let (buffer, start, end) = (region.buffer().id(), region.offset(), region.offset() + region.bytes());
-        let ready = self.ready.filter(|&(of, _)| of == buffer).map_or(0, |(_, until)| until);
-        let mut at = start.max(ready);
+        let prefaulted = self.prefaulted.filter(|&(id, _)| id == buffer).map_or(0, |(_, until)| until);
+        let mut at = start.max(prefaulted);
         while at < end && !readable() {
-            let Ok(part) = region.part(at - start, STEP.min(end - at)) else { return };
+            let Ok(part) = region.subregion(at - start, PREFAULT_STEP_BYTES.min(end - at)) else { return };
             at += part.bytes();
             if let Some(memory) = queue.prefault() {
                 memory.prefault(&part);
             }
         }
-        self.ready = Some((buffer, at));
+        self.prefaulted = Some((buffer, at));
     }
 }

@@ -1,20 +1,20 @@
-//! A session of ggml's messages: the loop over its requests.
+//! Session of ggml's protocol: the loop over the client's requests, and their dispatch.
 
 use super::device_queues::DeviceQueues;
 use super::graphs::GraphBody;
 use super::prefault::Prefault;
 use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::handshake::{HandshakeError, decode_header};
+use crate::rpc::server::handshake::{HelloError, decode_header};
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
-use crate::rpc::server::session::failure::{End, Failure, SessionError, decoder_bug};
-use crate::rpc::server::session::program_cache::Bound;
+use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
+use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{Command, REQUEST_HEADER, Request, Response};
+use crate::rpc::wire::{REQUEST_HEADER, Request, Response, RpcCommand};
 
-/// A session of ggml's messages.
+/// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
     pub(super) connection: ClientConnection,
     pub(super) resources: SessionResources<'a, GraphBody>,
@@ -22,48 +22,49 @@ pub(super) struct GgmlSession<'a> {
     pub(super) prefault: Prefault,
 }
 
-/// Serves a connection after its HELLO, whose next message has this header, to its end.
-pub(in crate::rpc::server) fn run(
+/// Serves a connection after its HELLO until it ends. `header` is the header of the next message. `body` is a reused buffer.
+pub(in crate::rpc::server) fn serve_session(
     server: &ServerContext,
     connection: ClientConnection,
     peer: PeerAddr,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
-) -> Result<End, Failure> {
-    let resources = SessionResources::new(server, peer, Bound::EVICT_HALF);
+) -> Result<SessionEnd, SessionFailure> {
+    let resources = SessionResources::new(server, peer, CacheLimits::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget);
     let mut session = GgmlSession { connection, resources, queues, prefault: Prefault::default() };
     loop {
-        session.request(header, &mut body)?;
-        session.prefault();
-        match session.connection.header().map_err(|e| Failure::new(None, e))? {
+        session.serve_request(header, &mut body)?;
+        session.prefault_while_idle();
+        match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
-            None => return Ok(End::Closed),
+            None => return Ok(SessionEnd::Closed),
         }
     }
 }
 
 impl GgmlSession<'_> {
-    /// Serves one request; every failure names its command.
-    fn request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), Failure> {
+    /// Serves one request. A failure contains the name of its command.
+    fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), SessionFailure> {
         let header = decode_header(header)?;
         let len = header.body_len(&self.resources.server.config.limits).map_err(SessionError::from);
-        let done = len.and_then(|len| self.command(header.command, len, body));
+        let done = len.and_then(|len| self.serve_command(header.command, len, body));
         body_buffer::trim(body);
-        done.map_err(|e| Failure::new(Some(header.command.name()), e))
+        done.map_err(|e| SessionFailure::new(Some(header.command.name()), e))
     }
 
-    fn command(&mut self, command: Command, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
-        if command == Command::SetTensor {
+    /// Serves a request with `len` bytes of body. SET_TENSOR streams them to the device; all others read them into `body`.
+    fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
+        if command == RpcCommand::SetTensor {
             return self.set_tensor(len);
         }
-        self.connection.body(len, body)?;
-        if command == Command::GraphCompute {
+        self.connection.read_body(len, body)?;
+        if command == RpcCommand::GraphCompute {
             return self.graph_compute(len, body);
         }
         match Request::decode(command, &body[..len], &self.resources.server.config.limits)? {
-            Request::Hello(_) => Err(HandshakeError::HelloAgain.into()),
-            // No server has more devices than fit: their count came from memory.
+            Request::Hello(_) => Err(HelloError::RepeatedHello.into()),
+            // The list of devices is in memory, so its length fits.
             Request::DeviceCount(_) => {
                 let count = self.resources.server.devices.len() as u32;
                 self.reply(&Response::DeviceCount(count))
@@ -96,14 +97,14 @@ impl GgmlSession<'_> {
     }
 
     pub(super) fn reply(&mut self, response: &Response<'_>) -> Result<(), SessionError> {
-        Ok(self.connection.send(response)?)
+        Ok(self.connection.send_response(response)?)
     }
 
-    /// Uses the time until the next request.
-    fn prefault(&mut self) {
-        let Some((device, region)) = self.prefault.next() else { return };
+    /// Prefaults the region of the next upload until the next request arrives.
+    fn prefault_while_idle(&mut self) {
+        let Some((device, region)) = self.prefault.take_pending() else { return };
         if let Ok(queue) = self.queues.get(device) {
-            self.prefault.run(&region, queue, || self.connection.is_due());
+            self.prefault.prefault_until(&region, queue, || self.connection.has_unread_input());
         }
     }
 }

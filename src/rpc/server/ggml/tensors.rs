@@ -1,4 +1,4 @@
-//! Bytes of tensors: SET_TENSOR, SET_TENSOR_HASH, GET_TENSOR, COPY_TENSOR, MEMSET_TENSOR, INIT_TENSOR.
+//! Requests that read or write tensor data: SET_TENSOR, SET_TENSOR_HASH, GET_TENSOR, COPY_TENSOR, MEMSET_TENSOR, INIT_TENSOR.
 
 use std::time::Instant;
 
@@ -7,18 +7,19 @@ use log::debug;
 use super::session::GgmlSession;
 use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::server::session::handle_table::Located;
+use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
-use crate::rpc::server::tensor_cache::{Cache, CacheReader};
+use crate::rpc::server::tensor_cache::{CacheReader, TensorCache};
 use crate::rpc::wire::{
     CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash, SetTensorHead,
 };
 use crate::tensor::TensorDesc;
 
-/// Pieces in which a large tensor is read: while one is sent, the device reads the next.
-const PIECE: u64 = 1 << 20;
+/// Chunk size of the download of a large tensor, in bytes. While a chunk is sent, the device reads the next one.
+const DOWNLOAD_CHUNK_BYTES: u64 = 1 << 20;
 
 impl GgmlSession<'_> {
+    /// Fills a region with `value`; an empty region is allowed.
     pub(super) fn fill(&mut self, device: u32, region: Region, value: u8) -> Result<(), SessionError> {
         if region.bytes() > 0 {
             self.queues.get(device)?.fill(region, value)?;
@@ -32,7 +33,7 @@ impl GgmlSession<'_> {
         self.fill(device, region, request.value)
     }
 
-    /// Clears what a device reserves behind a tensor's last byte, as far as it lies in the buffer.
+    /// INIT_TENSOR: clears the padding that the device needs behind a tensor, as far as it lies in the buffer.
     pub(super) fn init_tensor(&mut self, request: &InitTensor) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let device = tensor.entry.device;
@@ -43,9 +44,10 @@ impl GgmlSession<'_> {
         self.fill(device, region, 0)
     }
 
-    /// Streams the data behind a SET_TENSOR's head to its place.
+    /// SET_TENSOR with a body of `len` bytes: streams its data to the device and, if the client requests it, to the tensor
+    /// cache.
     pub(super) fn set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        let head = SetTensorHead::decode(&self.connection.array::<SET_TENSOR_HEAD>()?)?;
+        let head = SetTensorHead::decode(&self.connection.read_array::<SET_TENSOR_HEAD>()?)?;
         let len = (len - SET_TENSOR_HEAD) as u64;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(head.offset, len)?);
@@ -53,25 +55,26 @@ impl GgmlSession<'_> {
             return Ok(());
         }
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| head.cache);
-        let mut keeper = cache.and_then(|cache| cache.keep(len));
-        let whole = tensor.desc;
-        let whole = (head.offset == 0 && len == whole.extent() as u64).then_some(&whole);
-        self.prefault.uploaded(device, &region)?;
-        upload::receive(&mut self.connection, self.queues.get(device)?, region, whole, |piece| {
-            if let Some(keeper) = &mut keeper {
-                keeper.update(piece);
+        let mut cache_writer = cache.and_then(|cache| cache.begin_write(len));
+        let desc = tensor.desc;
+        let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
+        self.prefault.record_upload(device, &region)?;
+        upload::upload_from_client(&mut self.connection, self.queues.get(device)?, region, whole, |chunk| {
+            if let Some(writer) = &mut cache_writer {
+                writer.update(chunk);
             }
         })?;
-        if let Some(keeper) = keeper {
-            keeper.commit();
+        if let Some(writer) = cache_writer {
+            writer.commit();
         }
         Ok(())
     }
 
+    /// SET_TENSOR_HASH: fills a tensor from the tensor cache, and replies whether the data was found.
     pub(super) fn set_tensor_hash(&mut self, request: &SetTensorHash) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let extent = tensor.desc.extent() as u64;
-        // The message has no length: it is the rest of the tensor.
+        // The message has no length: the data is the rest of the tensor behind `offset`.
         let len = extent.saturating_sub(request.offset);
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, len)?);
         let whole = (request.offset == 0).then_some(tensor.desc);
@@ -79,7 +82,8 @@ impl GgmlSession<'_> {
         self.reply(&Response::SetTensorHash(found))
     }
 
-    /// Fills a region with cached data. `false` may leave other bytes in it: the client writes it next.
+    /// Fills a region with the cached data of `hash`, and returns whether it was found. After `false` the content of the region
+    /// is undefined: the client sends the data next.
     fn fill_cached(
         &mut self,
         device: u32,
@@ -89,14 +93,15 @@ impl GgmlSession<'_> {
     ) -> Result<bool, SessionError> {
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| region.bytes() > 0);
         let Some(cache) = cache else { return Ok(false) };
-        let Some(hit) = cache.find(hash, region.bytes()) else { return Ok(false) };
-        let found = load_cached(cache, hash, hit, self.queues.get(device)?, region, tensor)?;
+        let Some(cached) = cache.lookup(hash, region.bytes()) else { return Ok(false) };
+        let found = upload_cached(cache, hash, cached, self.queues.get(device)?, region, tensor)?;
         if found {
-            debug!("{}: {hash:016x} comes from the cache", self.resources.peer);
+            debug!("{}: tensor data {hash:016x} loaded from the cache", self.resources.peer);
         }
         Ok(found)
     }
 
+    /// GET_TENSOR: downloads and sends the data in chunks, so that the transfers overlap.
     pub(super) fn get_tensor(&mut self, request: &GetTensor) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
@@ -105,17 +110,17 @@ impl GgmlSession<'_> {
         }
         let timeout = self.resources.server.config.device_timeout;
         let (queue, connection) = (self.queues.get(device)?, &mut self.connection);
-        let mut piece = |at: u64| queue.download(region.part(at, PIECE.min(request.size - at))?);
-        let mut next = Some(piece(0)?);
+        let mut download = |at: u64| queue.download(region.subregion(at, DOWNLOAD_CHUNK_BYTES.min(request.size - at))?);
+        let mut next = Some(download(0)?);
         let mut at = 0;
-        while let Some(ticket) = next.take() {
-            let after = at + PIECE.min(request.size - at);
+        while let Some(chunk) = next.take() {
+            let after = at + DOWNLOAD_CHUNK_BYTES.min(request.size - at);
             if after < request.size {
-                next = Some(piece(after)?);
+                next = Some(download(after)?);
             }
-            let bytes = ticket.wait(Some(Instant::now() + timeout))?;
+            let bytes = chunk.wait(Some(Instant::now() + timeout))?;
             if at == 0 {
-                connection.send_first(request.size, &bytes)?;
+                connection.begin_response(request.size, &bytes)?;
             } else {
                 connection.send_bytes(&bytes)?;
             }
@@ -124,30 +129,32 @@ impl GgmlSession<'_> {
         Ok(())
     }
 
+    /// COPY_TENSOR: copies within a device, directly between devices, or through the host, in this order of preference. Replies
+    /// false if the sizes differ or the device cannot copy.
     pub(super) fn copy_tensor(&mut self, request: &CopyTensor) -> Result<(), SessionError> {
         let handles = &self.resources.handles;
         let (src, dst) = (handles.locate(&request.src)?, handles.locate(&request.dst)?);
-        let whole = |tensor: &Located<'_>| tensor.region(0, tensor.desc.extent() as u64);
+        let whole = |tensor: &LocatedTensor<'_>| tensor.region(0, tensor.desc.extent() as u64);
         let (from, to) = (whole(&src)?, whole(&dst)?);
-        let (reads, writes) = (src.entry.device, dst.entry.device);
+        let (src_device, dst_device) = (src.entry.device, dst.entry.device);
         let copied = if from.bytes() != to.bytes() {
             false
         } else if from.bytes() == 0 {
             true
-        } else if reads == writes {
-            self.queues.get(writes)?.copy_from(from, to, None)?.is_submitted()
+        } else if src_device == dst_device {
+            self.queues.get(dst_device)?.copy_from(from, to, None)?.is_submitted()
         } else {
-            let ready = self.queues.get(reads)?.mark();
-            let queue = self.queues.get(writes)?;
+            let ready = self.queues.get(src_device)?.mark();
+            let queue = self.queues.get(dst_device)?;
             let copied = queue.copy_from(from.clone(), to.clone(), Some(&ready))?.is_submitted();
             if copied {
-                // The source may be overwritten only after the copy has read it.
+                // Later work of the source's queue may overwrite the source, so it must wait for the copy.
                 let read = queue.mark();
-                self.queues.get(reads)?.wait(&read)?;
+                self.queues.get(src_device)?.wait(&read)?;
             } else {
                 let timeout = self.resources.server.config.device_timeout;
-                let [a, b] = self.queues.two(reads, writes)?;
-                host_staged_copy::copy((a, &from), (b, &to), timeout)?;
+                let [src_queue, dst_queue] = self.queues.get_pair(src_device, dst_device)?;
+                host_staged_copy::copy((src_queue, &from), (dst_queue, &to), timeout)?;
             }
             true
         };
@@ -155,26 +162,26 @@ impl GgmlSession<'_> {
     }
 }
 
-/// Uploads what was found in the tensor cache. False when the file is not what was once written: it is dropped from the cache,
-/// and the region holds anything.
+/// Uploads data from the tensor cache. Returns false if the file cannot be read or its content does not match `hash`: then the
+/// file is removed from the cache, and the content of the region is undefined.
 ///
 /// # Errors
-/// Those of the queue.
-fn load_cached(
-    cache: &Cache,
+/// Errors of the queue.
+fn upload_cached(
+    cache: &TensorCache,
     hash: u64,
-    mut hit: CacheReader,
+    mut cached: CacheReader,
     queue: &mut dyn Queue,
     region: Region,
     tensor: Option<&TensorDesc>,
 ) -> Result<bool, DeviceError> {
-    let read = match queue.upload_from(region, tensor, |piece| hit.read(piece)) {
-        Ok(()) => hit.verify(),
+    let read = match queue.upload_from(region, tensor, |chunk| cached.read(chunk)) {
+        Ok(()) => cached.verify(),
         Err(UploadError::Source(e)) => Err(e),
         Err(UploadError::Device(e)) => return Err(e),
     };
     if let Err(e) = read {
-        cache.drop_file(hash, &e);
+        cache.remove_invalid(hash, &e);
         return Ok(false);
     }
     Ok(true)

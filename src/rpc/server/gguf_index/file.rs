@@ -1,4 +1,4 @@
-//! Opening files of the models' folder.
+//! Opening files of the model folder without blocking on named pipes.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -6,17 +6,17 @@ use std::path::Path;
 
 use thiserror::Error;
 
-/// A file that cannot be opened or read.
+/// Why a file cannot be opened or read.
 #[derive(Debug, Error)]
 pub(super) enum FileError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("not a file")]
+    #[error("not a regular file")]
     NotAFile,
 }
 
-/// Opens a regular file. Anything else is refused without waiting: a pipe that was just put in the file's place would wait for
-/// a writer.
+/// Opens a regular file, and returns its metadata. Other kinds of files are rejected without blocking (O_NONBLOCK): opening a
+/// named pipe that has just replaced the file would block until a writer opens it.
 pub(super) fn open(path: &Path) -> Result<(File, Metadata), FileError> {
     let mut options = File::options();
     options.read(true);

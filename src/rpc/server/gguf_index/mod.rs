@@ -1,13 +1,19 @@
-//! Weights from the server's own disk: tensors of the GGUF files in a folder that the operator offers.
+//! GGUF index: finds tensors by the BLAKE3 digest of their bytes in the GGUF files of a folder (`--models`), so that clients
+//! need not upload weights that the server has on disk.
 //!
-//! Only bytes whose BLAKE3 is the one that a client asks for are said to be found; names and lengths just tell where to look
-//! first. Nothing is mapped: a file may change, shrink or vanish at any time, and what cannot be read is not found. A client
-//! names no paths, and learns nothing of a file whose digests it does not know.
+//! - A tensor is found only if the digest of its bytes equals the requested one. Names and lengths only select and order the
+//!   candidates.
+//! - Files are read, not memory-mapped: a file may change, shrink or be deleted at any time, and a mapped file would then raise
+//!   SIGBUS. A tensor that cannot be read counts as not found.
+//! - Clients send no paths. A wrong digest reveals nothing about the files.
+//!
+//! `scan.rs` lists the files and their tensors; this file reads candidates and loads them. Start reading at
+//! [`GgufIndex::load`].
 
 mod file;
 mod scan;
 
-pub(super) use scan::Wanted;
+pub(super) use scan::WantedTensor;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,242 +27,264 @@ use thiserror::Error;
 use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::tensor::TensorDesc;
 use file::FileError;
-use scan::{Holding, Identity, Library};
+use scan::{FileStamp, IndexSnapshot, IndexedTensor};
 
-/// Tensors that are read for one LOAD, at most.
-const MAX_TRIES: usize = 8;
+/// Limit of candidates that are read for one LOAD.
+const MAX_CANDIDATES: usize = 8;
 
-/// Pieces in which a file is read: each is still in the processor's cache when it is hashed.
-const PIECE: usize = 256 << 10;
+/// Size of the chunks in which a file is read: small enough that a chunk is still in the CPU's cache when it is hashed.
+const READ_CHUNK_BYTES: usize = 256 << 10;
 
-/// The folder is looked at again when something is not found and it was looked at longer ago than this and than so many times
-/// what that took: new files are noticed, and a client that asks for what is not there costs little.
-const RESCAN: (Duration, u32) = (Duration::from_secs(1), 20);
+/// Minimum interval between scans: the duration, or the multiple of the last scan's duration, whichever is longer. A LOAD
+/// that finds nothing rescans the folder, so that new files are noticed; the interval bounds the cost of clients that request
+/// missing tensors.
+const RESCAN_INTERVAL: (Duration, u32) = (Duration::from_secs(1), 20);
 
-/// How long the folder is looked at, at most: when the server starts, and while a client waits. What was not reached by then is
-/// looked at the next time.
-const FIRST_LOOK: Duration = Duration::from_secs(120);
-const LATER_LOOKS: Duration = Duration::from_secs(10);
+/// Limit of the duration of the scan at the start of the server. The next scan continues with the files that were not reached.
+const INITIAL_SCAN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Tensors that are known at a time, over all files.
+/// Limit of the duration of a later scan, during which a client waits.
+const RESCAN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Limit of indexed tensors, over all files.
 const MAX_TENSORS: usize = 1 << 18;
 
-/// A folder of models. All sessions share it.
+/// Index of a folder of GGUF files. All sessions share it.
 pub(super) struct GgufIndex {
     dir: PathBuf,
-    library: Mutex<Arc<Library>>,
-    /// When the folder is worth looking at again; locked while that is done.
-    due: Mutex<Instant>,
+    snapshot: Mutex<Arc<IndexSnapshot>>,
+    /// Earliest time of the next scan. Locked during a scan.
+    next_scan: Mutex<Instant>,
 }
 
-/// Where the bytes go.
-pub(super) struct Place<'a> {
+/// The region that a LOAD fills.
+pub(super) struct LoadTarget<'a> {
     pub(super) queue: &'a mut dyn Queue,
     pub(super) region: &'a Region,
+    /// The tensor in the region, for devices that repack weights.
     pub(super) tensor: Option<&'a TensorDesc>,
-    /// Nobody looks there meanwhile: what turns out to be wrong may be written, and overwritten by whoever asked.
-    pub(super) alone: bool,
-    /// Set when bytes may have been written.
-    pub(super) touched: bool,
+    /// Whether no other work can read the region during the load. Bytes with a wrong digest may then be written, and the caller
+    /// overwrites them afterwards.
+    pub(super) unobserved: bool,
+    /// Set when bytes may have been written to the region.
+    pub(super) written: bool,
 }
 
-/// Why a tensor's file is not read on.
+/// Why reading a tensor from its file was stopped.
 #[derive(Debug, Error)]
-enum ReadError {
+enum TensorReadError {
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("it has changed")]
+    #[error("the file has changed since it was indexed")]
     Changed,
-    /// The caller wants no more of it.
-    #[error("the search was ended")]
-    Ended,
+    /// The caller aborts the load.
+    #[error("the load was aborted")]
+    Aborted,
 }
 
-impl From<io::Error> for ReadError {
-    fn from(e: io::Error) -> ReadError {
+impl From<io::Error> for TensorReadError {
+    fn from(e: io::Error) -> TensorReadError {
         FileError::from(e).into()
     }
 }
 
-/// How a try ended that no device has failed.
-enum Try {
-    Right,
-    /// Other bytes, or fewer.
-    Wrong,
-    /// The caller does not want to go on.
-    Ended,
+/// Result of loading one candidate, if the device has not failed.
+enum AttemptResult {
+    /// The digest matches: the region is filled.
+    Match,
+    /// The digest differs, or the file cannot be read.
+    Mismatch,
+    /// The caller aborts the load.
+    Aborted,
 }
 
 impl GgufIndex {
-    /// Looks through a folder for the first time.
+    /// Scans a folder.
     ///
     /// # Errors
-    /// When the folder cannot be read. What is wrong with single files is logged.
+    /// If the folder cannot be read. Problems with single files are only logged.
     pub(super) fn open(dir: &Path) -> io::Result<GgufIndex> {
         std::fs::read_dir(dir)?;
-        let (library, due) = look(dir, &Library::default(), FIRST_LOOK, &|| true);
-        info!("models: {}: {} tensors in {} files", dir.display(), library.tensors(), library.files());
-        Ok(GgufIndex { dir: dir.to_owned(), library: Mutex::new(Arc::new(library)), due: Mutex::new(due) })
+        let (snapshot, next_scan) = timed_scan(dir, &IndexSnapshot::default(), INITIAL_SCAN_TIMEOUT, &|| true);
+        info!("models: {}: {} tensors in {} files", dir.display(), snapshot.tensors(), snapshot.files());
+        Ok(GgufIndex {
+            dir: dir.to_owned(),
+            snapshot: Mutex::new(Arc::new(snapshot)),
+            next_scan: Mutex::new(next_scan),
+        })
     }
 
-    /// Fills a place with the tensor that is wanted; whether it was found. `go_on` is asked now and then while files are read,
-    /// and ends the search by `false`.
+    /// Fills `target` with the wanted tensor. Returns whether it was found. `should_continue` is called between chunks; if it
+    /// returns false, the load is aborted.
     ///
     /// # Errors
-    /// What fails on the device.
+    /// The failure of the device.
     pub(super) fn load(
         &self,
-        wanted: &Wanted<'_>,
-        place: &mut Place<'_>,
-        go_on: &dyn Fn() -> bool,
+        wanted: &WantedTensor<'_>,
+        target: &mut LoadTarget<'_>,
+        should_continue: &dyn Fn() -> bool,
     ) -> Result<bool, DeviceError> {
-        let mut left = MAX_TRIES;
-        let mut library = self.library();
+        let mut remaining = MAX_CANDIDATES;
+        let mut snapshot = self.snapshot();
         loop {
-            for holding in library.candidates(place.region.bytes(), wanted, left) {
-                left -= 1;
-                match attempt(&holding, wanted, place, go_on)? {
-                    Try::Right => {
-                        debug!("models: {} comes from {}", wanted.name, holding.file().path.display());
+            for candidate in snapshot.candidates(target.region.bytes(), wanted, remaining) {
+                remaining -= 1;
+                match try_load(&candidate, wanted, target, should_continue)? {
+                    AttemptResult::Match => {
+                        debug!("models: {} is loaded from {}", wanted.name, candidate.file().path.display());
                         return Ok(true);
                     }
-                    Try::Wrong => {}
-                    Try::Ended => return Ok(false),
+                    AttemptResult::Mismatch => {}
+                    AttemptResult::Aborted => return Ok(false),
                 }
             }
-            match self.look_again(&library, go_on) {
-                Some(newer) if left > 0 => library = newer,
+            match self.rescan(&snapshot, should_continue) {
+                Some(newer) if remaining > 0 => snapshot = newer,
                 _ => return Ok(false),
             }
         }
     }
 
-    /// What the folder has now, if it is not known yet or it is time to look again. Nobody waits for another session that looks:
-    /// what that finds serves the next time.
-    fn look_again(&self, known: &Arc<Library>, go_on: &dyn Fn() -> bool) -> Option<Arc<Library>> {
-        let mut due = match self.due.try_lock() {
-            Ok(due) => due,
-            Err(TryLockError::Poisoned(due)) => due.into_inner(),
+    /// Returns a newer snapshot than `known`, scanning the folder if the last scan is long enough ago; `None` if there is no
+    /// newer one. Does not wait for a scan of another session, whose result serves later LOADs.
+    fn rescan(&self, known: &Arc<IndexSnapshot>, should_continue: &dyn Fn() -> bool) -> Option<Arc<IndexSnapshot>> {
+        let mut next_scan = match self.next_scan.try_lock() {
+            Ok(next_scan) => next_scan,
+            Err(TryLockError::Poisoned(next_scan)) => next_scan.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let last = self.library();
+        let last = self.snapshot();
         if !Arc::ptr_eq(&last, known) {
-            return Some(last); // another session was faster
+            return Some(last); // another session has scanned in the meantime
         }
-        if Instant::now() < *due {
+        if Instant::now() < *next_scan {
             return None;
         }
-        let (library, next) = look(&self.dir, known, LATER_LOOKS, go_on);
-        let library = Arc::new(library);
-        *self.held() = Arc::clone(&library);
-        *due = next;
-        Some(library)
+        let (snapshot, next) = timed_scan(&self.dir, known, RESCAN_TIMEOUT, should_continue);
+        let snapshot = Arc::new(snapshot);
+        *self.lock_snapshot() = Arc::clone(&snapshot);
+        *next_scan = next;
+        Some(snapshot)
     }
 
-    fn library(&self) -> Arc<Library> {
-        Arc::clone(&self.held())
+    /// The current snapshot.
+    fn snapshot(&self) -> Arc<IndexSnapshot> {
+        Arc::clone(&self.lock_snapshot())
     }
 
-    fn held(&self) -> MutexGuard<'_, Arc<Library>> {
-        // It is replaced as a whole.
-        self.library.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_snapshot(&self) -> MutexGuard<'_, Arc<IndexSnapshot>> {
+        // The snapshot is replaced as a whole, so a panic cannot leave it inconsistent.
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a folder has, as far as that can be told within `most`, and when it is worth looking at again.
-fn look(dir: &Path, before: &Library, most: Duration, go_on: &dyn Fn() -> bool) -> (Library, Instant) {
+/// Scans a folder for at most `limit`. Returns the snapshot and the earliest time of the next scan.
+fn timed_scan(
+    dir: &Path,
+    before: &IndexSnapshot,
+    limit: Duration,
+    should_continue: &dyn Fn() -> bool,
+) -> (IndexSnapshot, Instant) {
     let start = Instant::now();
-    let library = scan::look(dir, before, MAX_TENSORS, &|| start.elapsed() < most && go_on());
-    let (least, times) = RESCAN;
-    (library, Instant::now() + least.max(start.elapsed() * times))
+    let snapshot = scan::scan_folder(dir, before, MAX_TENSORS, &|| start.elapsed() < limit && should_continue());
+    let (min_interval, duration_factor) = RESCAN_INTERVAL;
+    (snapshot, Instant::now() + min_interval.max(start.elapsed() * duration_factor))
 }
 
-/// Writes what a file has, and says whether it was what is wanted.
-fn attempt(
-    holding: &Holding,
-    wanted: &Wanted<'_>,
-    place: &mut Place<'_>,
-    go_on: &dyn Fn() -> bool,
-) -> Result<Try, DeviceError> {
-    if !place.alone {
-        let first = Reading::start(holding, go_on).and_then(Reading::hash);
+/// Loads one candidate into `target` and compares its digest. If other work can read the region, the candidate is hashed
+/// before it is written.
+fn try_load(
+    candidate: &IndexedTensor,
+    wanted: &WantedTensor<'_>,
+    target: &mut LoadTarget<'_>,
+    should_continue: &dyn Fn() -> bool,
+) -> Result<AttemptResult, DeviceError> {
+    if !target.unobserved {
+        let first = TensorReader::start(candidate, should_continue).and_then(TensorReader::hash);
         match first {
             Ok(digest) if digest == wanted.digest => {}
-            Ok(_) => return Ok(Try::Wrong),
-            Err(e) => return Ok(given_up(holding, &e)),
+            Ok(_) => return Ok(AttemptResult::Mismatch),
+            Err(e) => return Ok(abandon_attempt(candidate, &e)),
         }
     }
-    let mut reading = match Reading::start(holding, go_on) {
-        Ok(reading) => reading,
-        Err(e) => return Ok(given_up(holding, &e)),
+    let mut reader = match TensorReader::start(candidate, should_continue) {
+        Ok(reader) => reader,
+        Err(e) => return Ok(abandon_attempt(candidate, &e)),
     };
-    place.touched = true;
-    match place.queue.upload_from(place.region.clone(), place.tensor, |to| reading.read(to)) {
-        Ok(()) => Ok(if reading.end() == wanted.digest { Try::Right } else { Try::Wrong }),
-        Err(UploadError::Source(e)) => Ok(given_up(holding, &e)),
+    target.written = true;
+    match target.queue.upload_from(target.region.clone(), target.tensor, |dst| reader.read(dst)) {
+        Ok(()) => Ok(if reader.finish() == wanted.digest { AttemptResult::Match } else { AttemptResult::Mismatch }),
+        Err(UploadError::Source(e)) => Ok(abandon_attempt(candidate, &e)),
         Err(UploadError::Device(e)) => Err(e),
     }
 }
 
-/// What becomes of a tensor's try whose file could not be read to the end.
-fn given_up(holding: &Holding, e: &ReadError) -> Try {
-    if matches!(e, ReadError::Ended) {
-        return Try::Ended;
+/// The result for a candidate that could not be read. Marks its file as stale, unless the caller has aborted the load.
+fn abandon_attempt(candidate: &IndexedTensor, e: &TensorReadError) -> AttemptResult {
+    if matches!(e, TensorReadError::Aborted) {
+        return AttemptResult::Aborted;
     }
-    debug!("models: {}: {e}", holding.file().path.display());
-    holding.file().leave();
-    Try::Wrong
+    debug!("models: {}: {e}", candidate.file().path.display());
+    candidate.file().mark_stale();
+    AttemptResult::Mismatch
 }
 
-/// A tensor that is read from its file, and what its bytes are.
-struct Reading<'a> {
-    holding: &'a Holding,
-    go_on: &'a dyn Fn() -> bool,
+/// Reads one tensor from its file and hashes its bytes.
+struct TensorReader<'a> {
+    candidate: &'a IndexedTensor,
+    should_continue: &'a dyn Fn() -> bool,
     file: File,
     hasher: blake3::Hasher,
 }
 
-impl<'a> Reading<'a> {
-    /// At the tensor's first byte, if its file is still the one that was looked into.
-    fn start(holding: &'a Holding, go_on: &'a dyn Fn() -> bool) -> Result<Reading<'a>, ReadError> {
-        let (mut file, meta) = file::open(&holding.file().path)?;
-        if Identity::of(&meta) != holding.file().identity {
-            return Err(ReadError::Changed);
+impl<'a> TensorReader<'a> {
+    /// Opens the file at the tensor's first byte.
+    ///
+    /// # Errors
+    /// [`TensorReadError::Changed`] if the file is not the indexed one any more.
+    fn start(
+        candidate: &'a IndexedTensor,
+        should_continue: &'a dyn Fn() -> bool,
+    ) -> Result<TensorReader<'a>, TensorReadError> {
+        let (mut file, meta) = file::open(&candidate.file().path)?;
+        if FileStamp::of(&meta) != candidate.file().stamp {
+            return Err(TensorReadError::Changed);
         }
-        file.seek(SeekFrom::Start(holding.start()))?;
-        Ok(Reading { holding, go_on, file, hasher: blake3::Hasher::new() })
+        file.seek(SeekFrom::Start(candidate.start()))?;
+        Ok(TensorReader { candidate, should_continue, file, hasher: blake3::Hasher::new() })
     }
 
-    /// The next bytes.
-    fn read(&mut self, to: &mut [u8]) -> Result<(), ReadError> {
-        for piece in to.chunks_mut(PIECE) {
-            if !(self.go_on)() {
-                return Err(ReadError::Ended);
+    /// Reads the next bytes.
+    fn read(&mut self, dst: &mut [u8]) -> Result<(), TensorReadError> {
+        for chunk in dst.chunks_mut(READ_CHUNK_BYTES) {
+            if !(self.should_continue)() {
+                return Err(TensorReadError::Aborted);
             }
-            self.file.read_exact(piece)?;
-            self.hasher.update(piece);
+            self.file.read_exact(chunk)?;
+            self.hasher.update(chunk);
         }
         Ok(())
     }
 
-    /// Reads all of it, for its digest.
-    fn hash(mut self) -> Result<[u8; 32], ReadError> {
-        let mut piece = vec![0; PIECE.min(self.holding.bytes() as usize)];
-        let mut left = self.holding.bytes();
-        while left > 0 {
-            let now = piece.len().min(left as usize);
-            self.read(&mut piece[..now])?;
-            left -= now as u64;
+    /// Reads the whole tensor and returns its digest.
+    fn hash(mut self) -> Result<[u8; 32], TensorReadError> {
+        let mut chunk = vec![0; READ_CHUNK_BYTES.min(self.candidate.bytes() as usize)];
+        let mut remaining = self.candidate.bytes();
+        while remaining > 0 {
+            let len = chunk.len().min(remaining as usize);
+            self.read(&mut chunk[..len])?;
+            remaining -= len as u64;
         }
-        Ok(self.end())
+        Ok(self.finish())
     }
 
-    /// What all of it was.
-    fn end(self) -> [u8; 32] {
+    /// The digest of all bytes that were read. It is cached in the index if the file has not changed during the read.
+    fn finish(self) -> [u8; 32] {
         let digest = *self.hasher.finalize().as_bytes();
-        // What was read while the file changed tells nothing about what it holds now.
-        if self.file.metadata().is_ok_and(|meta| Identity::of(&meta) == self.holding.file().identity) {
-            self.holding.remember(digest);
+        // If the file changed during the read, the digest may not be that of its present contents.
+        if self.file.metadata().is_ok_and(|meta| FileStamp::of(&meta) == self.candidate.file().stamp) {
+            self.candidate.cache_digest(digest);
         }
         digest
     }

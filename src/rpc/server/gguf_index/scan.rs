@@ -1,4 +1,4 @@
-//! What a folder of models holds: its files, as far as they are what they should be, and their tensors by length.
+//! Scanning the model folder: lists its valid GGUF files, and indexes their tensors by size in bytes.
 
 #[cfg(test)]
 mod tests;
@@ -16,27 +16,27 @@ use thiserror::Error;
 use super::file::{self, FileError};
 use crate::gguf::{self, HeadError};
 
-/// How deep folders are looked through, the first one counted.
+/// Limit of the folder depth; the model folder itself is at depth 1.
 const MAX_DEPTH: usize = 8;
 
-/// Names in all folders that are looked at.
+/// Limit of directory entries per scan, over all folders.
 const MAX_ENTRIES: usize = 1 << 16;
 
-/// Longer names are no tensor's that a model needs.
-const MAX_NAME: usize = 256;
+/// Tensors with longer names are not indexed: no model needs them.
+const MAX_NAME_BYTES: usize = 256;
 
-/// Characters of what is logged about a file: its faults may quote it.
-const MAX_NOTE: usize = 300;
+/// Limit of a log line about a file, in characters: an error may quote text of the file.
+const MAX_PROBLEM_CHARS: usize = 300;
 
-/// What a client asks for.
-pub(in crate::rpc::server) struct Wanted<'a> {
-    /// The name that the tensor has in its file.
+/// The tensor that a LOAD requests.
+pub(in crate::rpc::server) struct WantedTensor<'a> {
+    /// Name of the tensor in its file.
     pub(in crate::rpc::server) name: &'a str,
-    /// BLAKE3 of its bytes.
+    /// BLAKE3 digest of its bytes.
     pub(in crate::rpc::server) digest: [u8; 32],
 }
 
-/// A file that is left out.
+/// Why a file is not indexed.
 #[derive(Debug, Error)]
 enum ScanError {
     #[error(transparent)]
@@ -45,99 +45,107 @@ enum ScanError {
     Head(#[from] HeadError),
 }
 
-/// What tells a file from what it was before.
+/// Size and modification time of a file, to detect that it has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Identity {
+pub(super) struct FileStamp {
     bytes: u64,
     modified: Option<SystemTime>,
 }
 
-impl Identity {
-    pub(super) fn of(meta: &Metadata) -> Identity {
-        Identity { bytes: meta.len(), modified: meta.modified().ok() }
+impl FileStamp {
+    pub(super) fn of(meta: &Metadata) -> FileStamp {
+        FileStamp { bytes: meta.len(), modified: meta.modified().ok() }
     }
 }
 
-/// A file that was looked into.
-pub(super) struct ModelFile {
+/// A file whose header was read.
+pub(super) struct IndexedFile {
     pub(super) path: PathBuf,
-    pub(super) identity: Identity,
-    tensors: Vec<Tensor>,
-    /// How many it would have, where there was no room for them.
-    crowded: usize,
-    /// It is not what it was any more.
-    left: AtomicBool,
+    pub(super) stamp: FileStamp,
+    tensors: Vec<TensorEntry>,
+    /// Number of tensors that were not indexed because the index had no room for them; `tensors` is empty then.
+    dropped_tensors: usize,
+    /// Whether the file has changed since it was read. Its tensors are no candidates until the next scan.
+    stale: AtomicBool,
 }
 
-impl ModelFile {
-    /// With room for so many tensors.
-    fn new(path: &Path, meta: &Metadata, mut tensors: Vec<Tensor>, room: usize) -> ModelFile {
-        let mut crowded = 0;
+impl IndexedFile {
+    /// A file with `tensors`; they are not indexed if there are more than `room`.
+    fn new(path: &Path, meta: &Metadata, mut tensors: Vec<TensorEntry>, room: usize) -> IndexedFile {
+        let mut dropped_tensors = 0;
         if tensors.len() > room {
-            crowded = tensors.len();
+            dropped_tensors = tensors.len();
             tensors = Vec::new();
         }
-        let left = AtomicBool::new(false);
-        ModelFile { path: path.to_owned(), identity: Identity::of(meta), tensors, crowded, left }
+        IndexedFile {
+            path: path.to_owned(),
+            stamp: FileStamp::of(meta),
+            tensors,
+            dropped_tensors,
+            stale: AtomicBool::new(false),
+        }
     }
 
-    /// Whether it need not be read again, with room for so many tensors.
-    fn is_known(&self, meta: &Metadata, room: usize) -> bool {
-        let same = self.identity == Identity::of(meta) && !self.left.load(Ordering::Relaxed);
-        same && self.tensors.len() <= room && !(1..=room).contains(&self.crowded)
+    /// Whether the entry can be reused in a new snapshot with room for `room` tensors, without reading the file again.
+    fn is_unchanged(&self, meta: &Metadata, room: usize) -> bool {
+        let unchanged = self.stamp == FileStamp::of(meta) && !self.stale.load(Ordering::Relaxed);
+        unchanged && self.tensors.len() <= room && !(1..=room).contains(&self.dropped_tensors)
     }
 
-    /// Leaves the file alone until the folder is looked at again.
-    pub(super) fn leave(&self) {
-        self.left.store(true, Ordering::Relaxed);
+    /// Marks the file as changed: its tensors are not read until the next scan.
+    pub(super) fn mark_stale(&self) {
+        self.stale.store(true, Ordering::Relaxed);
     }
 }
 
-struct Tensor {
+/// A tensor in a file's tensor list.
+struct TensorEntry {
     name: Box<str>,
+    /// Offset of its first byte in the file.
     start: u64,
     bytes: u64,
-    /// Of its bytes, once they were read.
+    /// BLAKE3 digest of its bytes, set when they were first read.
     digest: OnceLock<[u8; 32]>,
 }
 
-/// A tensor in its file.
+/// Reference to a tensor of an indexed file.
 #[derive(Clone)]
-pub(super) struct Holding {
-    file: Arc<ModelFile>,
+pub(super) struct IndexedTensor {
+    file: Arc<IndexedFile>,
+    /// Index in the file's tensor list.
     tensor: usize,
 }
 
-impl Holding {
-    pub(super) fn file(&self) -> &ModelFile {
+impl IndexedTensor {
+    pub(super) fn file(&self) -> &IndexedFile {
         &self.file
     }
 
-    /// Where its bytes begin in the file.
+    /// Offset of its first byte in the file.
     pub(super) fn start(&self) -> u64 {
         self.tensor().start
     }
 
-    /// How many those are.
+    /// Size of its data in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.tensor().bytes
     }
 
-    /// Its bytes are known from now on.
-    pub(super) fn remember(&self, digest: [u8; 32]) {
-        // Another session may have been faster.
+    /// Stores the digest, so that later LOADs need not read the tensor to compare it.
+    pub(super) fn cache_digest(&self, digest: [u8; 32]) {
+        // An error means that another session has set the same digest.
         let _ = self.tensor().digest.set(digest);
     }
 
-    fn tensor(&self) -> &Tensor {
-        &self.file.tensors[self.tensor] // made for each tensor of the file
+    fn tensor(&self) -> &TensorEntry {
+        &self.file.tensors[self.tensor] // in bounds: created by `add_file`
     }
 
-    /// Where in the order of tries it comes; `None` if it is known to be something else.
-    fn rank(&self, wanted: &Wanted<'_>) -> Option<u8> {
+    /// Priority as a candidate, the lowest first: known digest, same name, same size only. `None` if it cannot match.
+    fn rank(&self, wanted: &WantedTensor<'_>) -> Option<u8> {
         let tensor = self.tensor();
         match tensor.digest.get() {
-            _ if self.file.left.load(Ordering::Relaxed) => None,
+            _ if self.file.stale.load(Ordering::Relaxed) => None,
             Some(known) => (*known == wanted.digest).then_some(0),
             None if *tensor.name == *wanted.name => Some(1),
             None => Some(2),
@@ -145,139 +153,161 @@ impl Holding {
     }
 }
 
-/// What was found in a folder.
+/// Result of a scan: the files of a folder and their tensors.
 #[derive(Default)]
-pub(super) struct Library {
-    files: HashMap<PathBuf, Arc<ModelFile>>,
-    by_bytes: HashMap<u64, Vec<Holding>>,
+pub(super) struct IndexSnapshot {
+    files: HashMap<PathBuf, Arc<IndexedFile>>,
+    /// Tensors by their size in bytes.
+    by_bytes: HashMap<u64, Vec<IndexedTensor>>,
     tensors: usize,
-    /// What was in the way.
-    notes: HashSet<String>,
+    /// Log lines about files that could not be indexed.
+    problems: HashSet<String>,
 }
 
-impl Library {
-    /// Files with at least one tensor.
+impl IndexSnapshot {
+    /// Number of files with at least one tensor.
     pub(super) fn files(&self) -> usize {
         self.files.values().filter(|file| !file.tensors.is_empty()).count()
     }
 
-    /// Tensors in all of them.
+    /// Number of tensors.
     pub(super) fn tensors(&self) -> usize {
         self.tensors
     }
 
-    /// Tensors of so many bytes that may be what is wanted, the likeliest first, `most` of them.
-    pub(super) fn candidates(&self, bytes: u64, wanted: &Wanted<'_>, most: usize) -> Vec<Holding> {
+    /// Up to `max` tensors of `bytes` bytes that may be the wanted one, the most likely first.
+    pub(super) fn candidates(&self, bytes: u64, wanted: &WantedTensor<'_>, max: usize) -> Vec<IndexedTensor> {
         let all = self.by_bytes.get(&bytes).into_iter().flatten();
-        let mut ranked: Vec<_> = all.filter_map(|holding| Some((holding.rank(wanted)?, holding))).collect();
+        let mut ranked: Vec<_> = all.filter_map(|candidate| Some((candidate.rank(wanted)?, candidate))).collect();
         ranked.sort_by_key(|&(rank, _)| rank);
-        ranked.into_iter().take(most).map(|(_, holding)| holding.clone()).collect()
+        ranked.into_iter().take(max).map(|(_, candidate)| candidate.clone()).collect()
     }
 
-    fn note(&mut self, before: &Library, path: &Path, what: &str) {
-        let note: String = format!("models: {}: {what}", path.display()).chars().take(MAX_NOTE).collect();
-        // Said once, as long as it is so.
-        if !before.notes.contains(&note) && !self.notes.contains(&note) {
-            warn!("{note}");
+    /// Logs a problem with a file, unless the previous snapshot `before` has logged the same.
+    fn log_problem(&mut self, before: &IndexSnapshot, path: &Path, problem: &str) {
+        let line: String = format!("models: {}: {problem}", path.display()).chars().take(MAX_PROBLEM_CHARS).collect();
+        // Logged once while the problem persists.
+        if !before.problems.contains(&line) && !self.problems.contains(&line) {
+            warn!("{line}");
         }
-        self.notes.insert(note);
+        self.problems.insert(line);
     }
 
-    /// Looks at what is called a model.
-    fn visit(&mut self, path: &Path, before: &Library, most: usize) {
+    /// Adds the file at `path`. Its header is read unless the previous snapshot `before` has it unchanged.
+    fn index_file(&mut self, path: &Path, before: &IndexSnapshot, max: usize) {
         let meta = match fs::metadata(path) {
             Ok(meta) if meta.is_file() => meta,
             Ok(_) => return,
-            Err(e) => return self.note(before, path, &e.to_string()),
+            Err(e) => return self.log_problem(before, path, &e.to_string()),
         };
-        let room = most.saturating_sub(self.tensors);
+        let room = max.saturating_sub(self.tensors);
         let file = match before.files.get(path) {
-            Some(file) if file.is_known(&meta, room) => Arc::clone(file),
-            _ => match read(path) {
-                Ok((meta, tensors)) => Arc::new(ModelFile::new(path, &meta, tensors, room)),
+            Some(file) if file.is_unchanged(&meta, room) => Arc::clone(file),
+            _ => match read_tensor_list(path) {
+                Ok((meta, tensors)) => Arc::new(IndexedFile::new(path, &meta, tensors, room)),
                 Err(e) => {
-                    self.note(before, path, &format!("left out: {e}"));
-                    // One that is no model's is none until it changes.
+                    self.log_problem(before, path, &format!("left out of the index: {e}"));
+                    // An invalid file is recorded without tensors, so that it is not read again until it changes. IO errors
+                    // may be temporary.
                     if matches!(e, ScanError::File(_) | ScanError::Head(HeadError::Io(_))) {
                         return;
                     }
-                    Arc::new(ModelFile::new(path, &meta, Vec::new(), room))
+                    Arc::new(IndexedFile::new(path, &meta, Vec::new(), room))
                 }
             },
         };
-        if file.crowded > 0 {
-            self.note(before, path, &format!("left out: there are {most} tensors without it"));
+        if file.dropped_tensors > 0 {
+            self.log_problem(
+                before,
+                path,
+                &format!("left out of the index: its tensors would exceed the limit of {max} tensors"),
+            );
         }
-        self.add(file);
+        self.add_file(file);
     }
 
-    fn add(&mut self, file: Arc<ModelFile>) {
-        for (number, tensor) in file.tensors.iter().enumerate() {
-            let holding = Holding { file: Arc::clone(&file), tensor: number };
-            self.by_bytes.entry(tensor.bytes).or_default().push(holding);
+    fn add_file(&mut self, file: Arc<IndexedFile>) {
+        for (index, tensor) in file.tensors.iter().enumerate() {
+            let candidate = IndexedTensor { file: Arc::clone(&file), tensor: index };
+            self.by_bytes.entry(tensor.bytes).or_default().push(candidate);
         }
         self.tensors += file.tensors.len();
         self.files.insert(file.path.clone(), file);
     }
 }
 
-/// Looks through a folder, for `most` tensors and while `go_on` says so. Files that have not changed since `before` are not read
-/// again, and what is not reached is as it was.
-pub(super) fn look(dir: &Path, before: &Library, most: usize, go_on: &dyn Fn() -> bool) -> Library {
-    let mut library = Library::default();
-    let mut paths = walk(dir, before, &mut library, go_on);
+/// Scans a folder for up to `max` tensors, while `should_continue` returns true. Files that have not changed since the snapshot
+/// `before` are not read again. If the scan is aborted, the entries of the remaining files are copied from `before`.
+pub(super) fn scan_folder(
+    dir: &Path,
+    before: &IndexSnapshot,
+    max: usize,
+    should_continue: &dyn Fn() -> bool,
+) -> IndexSnapshot {
+    let mut snapshot = IndexSnapshot::default();
+    let mut paths = list_gguf_files(dir, before, &mut snapshot, should_continue);
     paths.sort();
     for path in &paths {
-        if !go_on() {
+        if !should_continue() {
             break;
         }
-        library.visit(path, before, most);
+        snapshot.index_file(path, before, max);
     }
-    if !go_on() {
-        library.note(before, dir, "it takes too long to look through: some of it is left for later");
+    if !should_continue() {
+        snapshot.log_problem(before, dir, "the scan took too long: the next scan continues with the remaining files");
         for (path, file) in &before.files {
-            if !library.files.contains_key(path) && library.tensors + file.tensors.len() <= most {
-                library.add(Arc::clone(file));
+            if !snapshot.files.contains_key(path) && snapshot.tensors + file.tensors.len() <= max {
+                snapshot.add_file(Arc::clone(file));
             }
         }
     }
-    library
+    snapshot
 }
 
-/// Paths of all that is called a model, in a folder and those below it. Links are followed: they are the operator's.
-fn walk(dir: &Path, before: &Library, library: &mut Library, go_on: &dyn Fn() -> bool) -> Vec<PathBuf> {
+/// Paths of all files with the extension `gguf` in a folder and its subfolders. Symbolic links are followed, because only the
+/// operator can create them.
+fn list_gguf_files(
+    dir: &Path,
+    before: &IndexSnapshot,
+    snapshot: &mut IndexSnapshot,
+    should_continue: &dyn Fn() -> bool,
+) -> Vec<PathBuf> {
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     let mut folders = vec![(dir.to_owned(), 1)];
     let mut entries = 0;
     while let Some((folder, depth)) = folders.pop() {
-        // A folder that several ways lead to, or one that leads to itself, is one folder.
-        let known = fs::canonicalize(&folder).and_then(|real| Ok((seen.insert(real), fs::read_dir(&folder)?)));
-        let listing = match known {
+        // A folder that is reachable by several paths is visited once. This also ends cycles of symbolic links.
+        let first_visit = fs::canonicalize(&folder).and_then(|real| Ok((seen.insert(real), fs::read_dir(&folder)?)));
+        let listing = match first_visit {
             Ok((true, listing)) => listing,
             Ok((false, _)) => continue,
             Err(e) => {
-                library.note(before, &folder, &e.to_string());
+                snapshot.log_problem(before, &folder, &e.to_string());
                 continue;
             }
         };
         for entry in listing.map_while(Result::ok) {
             entries += 1;
-            if !go_on() {
+            if !should_continue() {
                 return found;
             }
             if entries > MAX_ENTRIES {
-                library.note(before, dir, &format!("more than {MAX_ENTRIES} files: some are not looked at"));
+                snapshot.log_problem(
+                    before,
+                    dir,
+                    &format!("more than {MAX_ENTRIES} directory entries: the rest is ignored"),
+                );
                 return found;
             }
             let path = entry.path();
-            if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
+            if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
                 found.push(path.clone());
             }
             if path.is_dir() {
                 if depth < MAX_DEPTH {
                     folders.push((path, depth + 1));
                 } else {
-                    library.note(before, &path, &format!("deeper than {MAX_DEPTH} folders: not looked into"));
+                    snapshot.log_problem(before, &path, &format!("nested deeper than {MAX_DEPTH} folders: ignored"));
                 }
             }
         }
@@ -285,10 +315,11 @@ fn walk(dir: &Path, before: &Library, library: &mut Library, go_on: &dyn Fn() ->
     found
 }
 
-fn read(path: &Path) -> Result<(Metadata, Vec<Tensor>), ScanError> {
+/// Reads a file's header: its tensors' names, offsets and sizes.
+fn read_tensor_list(path: &Path) -> Result<(Metadata, Vec<TensorEntry>), ScanError> {
     let (file, meta) = file::open(path)?;
     let tensors = gguf::read_tensors(file, meta.len())?;
-    let tensors = tensors.into_iter().filter(|info| info.name.len() <= MAX_NAME).map(|info| Tensor {
+    let tensors = tensors.into_iter().filter(|info| info.name.len() <= MAX_NAME_BYTES).map(|info| TensorEntry {
         name: info.name.into(),
         start: info.bytes.start as u64,
         bytes: info.bytes.len() as u64,

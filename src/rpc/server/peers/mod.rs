@@ -1,19 +1,24 @@
-//! Other servers: which ones this one may dial, and how bytes of its devices get there.
+//! Connections to other servers: the sending side of copies between servers (SEND_TO_PEER, PROBE_PEER).
 //!
 //! ```text
-//! session's thread: Outbound::send → downloads on the queue → a thread for each queue: waits for the bytes → Link → PUT
-//!                   Pool::reach    →  Link, dialled once for each session and address, if the PeerList has it
+//! session's thread:    PeerSender::send → submits downloads to the queue;  PeerPool::probe → starts a PeerConnection
+//! sender's thread:     waits for the downloads → PeerConnection::send_piece → PEER_WRITE
+//! connection's thread: dials, then reads PING replies and notifications
 //! ```
 //!
-//! A queue's bytes leave in the order of its work, and no queue waits for another's: two that send to one server share its
-//! link, message by message. What is on its way is charged to the session, and bounded: it lies in the host's memory.
+//! - A session has one [`PeerConnection`] per address. This server dials only addresses on its [`PeerAllowlist`].
+//! - Each sending queue has a [`PeerSender`], which sends the queue's bytes in the order of the queue's work. Queues do not
+//!   wait for each other: their messages interleave on a shared connection.
+//! - Bytes in flight lie in host memory. They are charged to the session's budget and limited by a semaphore.
+//!
+//! The receiving side is in `transfer_tokens`. Start reading at [`PeerSender::send`].
 
 mod dial;
-mod link;
-mod list;
+mod peer_allowlist;
+mod peer_connection;
 
-pub(super) use list::PeerList;
-pub use list::{BadPeer, Peer};
+pub(super) use peer_allowlist::PeerAllowlist;
+pub use peer_allowlist::{ParsePeerError, Peer};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,192 +27,210 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::allowance::{Allowance, Room};
+use super::byte_semaphore::{BytePermit, ByteSemaphore};
 use super::limits::Config;
-use crate::device::{self, Account, Charge, DeviceError, PIECE, Queue, Region};
-use crate::rpc::wire::ext::Ticket;
-use link::Link;
+use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
+use crate::rpc::wire::ext::TransferToken;
+use peer_connection::PeerConnection;
 
-/// Servers that a session may have bytes sent to.
-const MAX_LINKS: usize = 64;
+/// Limit of connections to other servers per session.
+const MAX_PEER_CONNECTIONS: usize = 64;
 
-/// The longest that a question whether a server can be reached keeps the session from its next message.
-const REACH: Duration = Duration::from_secs(5);
+/// Limit of the time for which a PROBE_PEER blocks the session's thread.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Downloads that one SEND submits at most: fewer than a queue takes without waiting.
-const DOWNLOADS: u64 = 16;
+/// Limit of downloads that one SEND_TO_PEER submits. It is lower than the number of commands that a queue accepts without
+/// blocking.
+const MAX_DOWNLOADS_PER_SEND: u64 = 16;
 
-/// Bytes that a session may have read and not delivered, in the largest messages. Who sends more waits.
-const MESSAGES_DUE: u64 = 16;
+/// Limit of a session's bytes in flight to other servers, as a multiple of the message limit. A SEND_TO_PEER beyond it blocks.
+const MAX_UNDELIVERED_MESSAGES: u64 = 16;
 
-/// What a piece of a SEND costs beyond its bytes.
-const OVERHEAD: u64 = 256;
+/// Host memory charged per piece of a SEND_TO_PEER in addition to its bytes.
+const PIECE_OVERHEAD_BYTES: u64 = 256;
 
-/// Told why a queue has failed; the first time counts. It may be called when the queue is closed, by other threads.
-pub(super) type Fail = Arc<dyn Fn(DeviceError) + Send + Sync>;
+/// Callback that fails a queue; only its first call has an effect. Any thread may call it, also after the queue was closed.
+pub(super) type FailQueue = Arc<dyn Fn(DeviceError) + Send + Sync>;
 
-/// What a queue is told that could not send to `address`.
-fn failure(address: &str, why: String) -> DeviceError {
+/// The failure of a queue whose bytes could not be delivered to `address`.
+fn copy_failure(address: &str, why: String) -> DeviceError {
     DeviceError::Remote { device: address.to_owned(), reason: format!("cannot copy to {why}") }
 }
 
-/// How long things may take.
+/// Timeouts of a connection to another server.
 #[derive(Clone, Copy)]
-struct Times {
+struct PeerTimeouts {
+    /// Limit of the time to connect, including HELLO and HELLO_EXT.
     handshake: Duration,
+    /// Limit of the time without progress of a write, and without a reply to a PING.
     stall: Duration,
+    /// Limit of each wait for a device.
     device: Duration,
 }
 
-/// The connections of one session to other servers. They end with it.
-pub(super) struct Pool {
-    list: Arc<PeerList>,
-    times: Times,
-    links: HashMap<String, Arc<Link>>,
-    allowance: Arc<Allowance>,
+/// Connection pool of one session: its connections to other servers, by address. Dropping it closes them.
+pub(super) struct PeerPool {
+    allowlist: Arc<PeerAllowlist>,
+    timeouts: PeerTimeouts,
+    connections: HashMap<String, Arc<PeerConnection>>,
+    /// Bounds the bytes that are downloaded and not delivered.
+    in_flight: Arc<ByteSemaphore>,
 }
 
-impl Pool {
-    /// None yet.
-    pub(super) fn new(list: &Arc<PeerList>, config: &Config) -> Pool {
-        let times =
-            Times { handshake: config.handshake_timeout, stall: config.stall_timeout, device: config.device_timeout };
-        let allowance = Allowance::new(config.limits.max_body.saturating_mul(MESSAGES_DUE));
-        Pool { list: Arc::clone(list), times, links: HashMap::new(), allowance }
+impl PeerPool {
+    /// An empty pool that may dial the addresses of `allowlist`.
+    pub(super) fn new(allowlist: &Arc<PeerAllowlist>, config: &Config) -> PeerPool {
+        let timeouts = PeerTimeouts {
+            handshake: config.handshake_timeout,
+            stall: config.stall_timeout,
+            device: config.device_timeout,
+        };
+        let in_flight = ByteSemaphore::new(config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES));
+        PeerPool { allowlist: Arc::clone(allowlist), timeouts, connections: HashMap::new(), in_flight }
     }
 
-    /// Whether bytes can be sent to `address`: it is dialled, unless it has been.
+    /// Checks that bytes can be sent to `address`: dials it unless a connection exists, and waits until it is connected.
     ///
     /// # Errors
-    /// Why not, for the client.
-    pub(super) fn reach(&mut self, address: &str) -> Result<(), String> {
-        let until = Instant::now() + REACH.min(self.times.handshake);
-        self.link(address)?.up(until).map(drop)
+    /// The reason, as a text for the client.
+    pub(super) fn probe(&mut self, address: &str) -> Result<(), String> {
+        let until = Instant::now() + PROBE_TIMEOUT.min(self.timeouts.handshake);
+        self.connection(address)?.wait_until_connected(until).map(drop)
     }
 
-    fn link(&mut self, address: &str) -> Result<&Arc<Link>, String> {
-        self.links.retain(|_, link| !link.is_down());
-        if !self.links.contains_key(address) {
-            if self.links.len() >= MAX_LINKS {
-                return Err(format!("the session has connections to {MAX_LINKS} servers already"));
+    /// The connection to `address`. Starts dialling unless a connection exists.
+    fn connection(&mut self, address: &str) -> Result<&Arc<PeerConnection>, String> {
+        self.connections.retain(|_, connection| !connection.is_closed());
+        if !self.connections.contains_key(address) {
+            if self.connections.len() >= MAX_PEER_CONNECTIONS {
+                return Err(format!("the session has connections to {MAX_PEER_CONNECTIONS} servers already"));
             }
-            self.list.admits(address)?;
-            self.links.insert(address.to_owned(), Link::start(address, &self.list, self.times)?);
+            self.allowlist.check_address(address)?;
+            self.connections
+                .insert(address.to_owned(), PeerConnection::start(address, &self.allowlist, self.timeouts)?);
         }
-        self.links.get(address).ok_or_else(|| "the connection is lost".to_owned())
+        self.connections.get(address).ok_or_else(|| "the connection is lost".to_owned())
     }
 }
 
-impl Drop for Pool {
+impl Drop for PeerPool {
     fn drop(&mut self) {
-        self.links.values().for_each(|link| link.close());
+        self.connections.values().for_each(|connection| connection.close());
     }
 }
 
-/// Bytes of a queue on their way to other servers. Dropped, it sends what the device has read already.
-pub(super) struct Outbound {
-    account: Arc<Account>,
-    fail: Fail,
-    /// Nothing more is sent.
+/// Sends bytes of one queue to other servers. When dropped, it still sends the downloads that were submitted.
+pub(super) struct PeerSender {
+    budget: Arc<MemoryBudget>,
+    fail: FailQueue,
+    /// Set when the queue has failed: the remaining jobs are skipped.
     failed: Arc<AtomicBool>,
-    thread: Option<Sender<Job>>,
+    worker: Option<Sender<SendJob>>,
 }
 
-/// One SEND.
-struct Job {
+/// One SEND_TO_PEER.
+struct SendJob {
     address: String,
-    link: Arc<Link>,
-    parts: Vec<(device::Ticket, Vec<Ticket>)>,
-    /// Of all its bytes.
-    _charge: (Charge, Room),
+    connection: Arc<PeerConnection>,
+    /// Downloads in the order of the region, each with the tokens of its pieces.
+    downloads: Vec<(device::PendingRead, Vec<TransferToken>)>,
+    /// Host memory of all its bytes.
+    _reservations: (Reservation, BytePermit),
 }
 
-impl Outbound {
-    /// For a queue whose failures `fail` tells; `account` pays for bytes on their way.
-    pub(super) fn new(account: &Arc<Account>, fail: impl Fn(DeviceError) + Send + Sync + 'static) -> Outbound {
+impl PeerSender {
+    /// The sender of a queue that `fail` fails. Bytes in flight are charged to `budget`.
+    pub(super) fn new(budget: &Arc<MemoryBudget>, fail: impl Fn(DeviceError) + Send + Sync + 'static) -> PeerSender {
         let failed = Arc::new(AtomicBool::new(false));
-        let known = Arc::clone(&failed);
+        let flag = Arc::clone(&failed);
         let fail = Arc::new(move |e| {
-            known.store(true, Ordering::Release);
+            flag.store(true, Ordering::Release);
             fail(e);
         });
-        Outbound { account: Arc::clone(account), fail, failed, thread: None }
+        PeerSender { budget: Arc::clone(budget), fail, failed, worker: None }
     }
 
-    /// Reads `region`, in order with the queue's other work, and puts it to the server at `address`, for tickets that are as many
-    /// as its pieces. Waits for room in the queue, and until there is room for its bytes beside others that are on their way; what
-    /// cannot be delivered fails the queue.
+    /// Downloads `region`, in order with the queue's other work, and sends it to the server at `address`, one PEER_WRITE for
+    /// each of `tokens`. The caller has checked that there is one token per piece. Blocks while the queue has no room, and
+    /// while too many bytes of the session are in flight. If bytes cannot be delivered later, the queue is failed.
     ///
     /// # Errors
-    /// The queue's failure.
+    /// The failure of the queue.
     pub(super) fn send(
         &mut self,
-        pool: &mut Pool,
+        pool: &mut PeerPool,
         queue: &mut dyn Queue,
         region: &Region,
-        tickets: &[Ticket],
+        tokens: &[TransferToken],
         address: &str,
     ) -> Result<(), DeviceError> {
-        if tickets.is_empty() {
+        if tokens.is_empty() {
             return Ok(());
         }
-        let link = pool.link(address);
-        let link = Arc::clone(link.map_err(|why| failure(address, format!("{}: {why}", list::shown(address))))?);
-        let count = tickets.len() as u64;
-        let charge = self.account.charge(region.bytes().saturating_add(count * OVERHEAD))?;
-        let room = pool.allowance.take(region.bytes(), Instant::now() + pool.times.device)?;
-        let each = count.div_ceil(DOWNLOADS);
-        let parts = (0..count).step_by(each as usize).zip(tickets.chunks(each as usize)).map(|(first, tickets)| {
-            let start = first * PIECE;
-            let part = region.part(start, (each * PIECE).min(region.bytes() - start))?;
-            Ok((queue.download(part)?, tickets.to_vec()))
-        });
-        let parts = parts.collect::<Result<_, DeviceError>>()?;
-        let job = Job { address: address.to_owned(), link, parts, _charge: (charge, room) };
-        if self.thread(pool.times.device)?.send(job).is_err() {
-            return Err(DeviceError::Bug("the thread that sends bytes has ended".to_owned()));
+        let connection = pool.connection(address);
+        let connection = Arc::clone(connection.map_err(|why| {
+            copy_failure(address, format!("{}: {why}", peer_allowlist::displayable_address(address)))
+        })?);
+        let count = tokens.len() as u64;
+        let reservation = self.budget.reserve(region.bytes().saturating_add(count * PIECE_OVERHEAD_BYTES))?;
+        let permit = pool.in_flight.acquire(region.bytes(), Instant::now() + pool.timeouts.device)?;
+        let pieces_per_download = count.div_ceil(MAX_DOWNLOADS_PER_SEND);
+        let downloads = (0..count)
+            .step_by(pieces_per_download as usize)
+            .zip(tokens.chunks(pieces_per_download as usize))
+            .map(|(first, tokens)| {
+                let start = first * TRANSFER_CHUNK_BYTES;
+                let part = region
+                    .subregion(start, (pieces_per_download * TRANSFER_CHUNK_BYTES).min(region.bytes() - start))?;
+                Ok((queue.download(part)?, tokens.to_vec()))
+            });
+        let downloads = downloads.collect::<Result<_, DeviceError>>()?;
+        let job = SendJob { address: address.to_owned(), connection, downloads, _reservations: (reservation, permit) };
+        if self.worker(pool.timeouts.device)?.send(job).is_err() {
+            return Err(DeviceError::Bug("the thread that sends bytes to other servers has ended".to_owned()));
         }
         Ok(())
     }
 
-    fn thread(&mut self, patience: Duration) -> Result<&Sender<Job>, DeviceError> {
-        let thread = match self.thread.take() {
-            Some(thread) => thread,
+    /// The channel to the sender's thread, which is started for the first job.
+    fn worker(&mut self, timeout: Duration) -> Result<&Sender<SendJob>, DeviceError> {
+        let worker = match self.worker.take() {
+            Some(worker) => worker,
             None => {
-                // No more jobs than the account pays for.
-                let (thread, jobs) = unbounded();
+                // Unbounded: the session's memory budget limits the number of jobs.
+                let (worker, jobs) = unbounded();
                 let (fail, failed) = (Arc::clone(&self.fail), Arc::clone(&self.failed));
                 let started = std::thread::Builder::new()
-                    .name("outbound".to_owned())
-                    .spawn(move || serve(&jobs, patience, &fail, &failed));
-                started.map_err(|e| DeviceError::no_thread("that sends bytes", &e))?;
-                thread
+                    .name("peer-sender".to_owned())
+                    .spawn(move || run_worker(&jobs, timeout, &fail, &failed));
+                started.map_err(|e| DeviceError::thread_spawn_failed("that sends bytes to other servers", &e))?;
+                worker
             }
         };
-        Ok(self.thread.insert(thread))
+        Ok(self.worker.insert(worker))
     }
 }
 
-fn serve(jobs: &Receiver<Job>, patience: Duration, fail: &Fail, failed: &AtomicBool) {
+fn run_worker(jobs: &Receiver<SendJob>, timeout: Duration, fail: &FailQueue, failed: &AtomicBool) {
     for job in jobs {
         if failed.load(Ordering::Acquire) {
             continue;
         }
-        if let Err(e) = deliver(job, patience, fail) {
+        if let Err(e) = send_pieces(job, timeout, fail) {
             fail(e);
         }
     }
 }
 
-/// Puts a SEND's pieces as they come from the device.
-fn deliver(job: Job, patience: Duration, fail: &Fail) -> Result<(), DeviceError> {
-    let mut left: usize = job.parts.iter().map(|(_, tickets)| tickets.len()).sum();
-    for (part, tickets) in job.parts {
-        let bytes = part.wait(Some(Instant::now() + patience))?;
-        for (ticket, piece) in tickets.into_iter().zip(bytes.chunks(PIECE as usize)) {
-            left -= 1;
-            let put = job.link.put(ticket, piece, (left == 0).then_some(fail));
-            put.map_err(|why| failure(&job.address, why))?;
+/// Sends the pieces of a SEND_TO_PEER as their downloads complete.
+fn send_pieces(job: SendJob, timeout: Duration, fail: &FailQueue) -> Result<(), DeviceError> {
+    let mut remaining: usize = job.downloads.iter().map(|(_, tokens)| tokens.len()).sum();
+    for (download, tokens) in job.downloads {
+        let bytes = download.wait(Some(Instant::now() + timeout))?;
+        for (token, piece) in tokens.into_iter().zip(bytes.chunks(TRANSFER_CHUNK_BYTES as usize)) {
+            remaining -= 1;
+            let sent = job.connection.send_piece(token, piece, (remaining == 0).then_some(fail));
+            sent.map_err(|why| copy_failure(&job.address, why))?;
         }
     }
     Ok(())

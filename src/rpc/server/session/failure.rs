@@ -1,6 +1,7 @@
-//! The one path for failures: bad requests, lost connections and failed devices all become a [`Failure`], which ends the session.
+//! Failures that end a session: invalid requests, lost connections and failed devices all become a [`SessionFailure`], which is
+//! logged, sent to the client where the protocol can, and closes the connection.
 //!
-//! A failure of one of the extension's queues is not one of these: the queue reports it, and the session goes on.
+//! The failure of a queue of the extension is no session failure: the queue sends QUEUE_FAILED, and the session continues.
 
 use std::error::Error;
 use std::fmt;
@@ -11,39 +12,39 @@ use log::warn;
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::Writer;
+use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
 
-/// Why a session cannot serve a request, by who is at fault.
+/// Why a session cannot serve a request. The variant identifies the party at fault: client, connection or device.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::rpc::server) enum SessionError {
-    /// The client sent something that the session core cannot serve.
+    /// A request that the session core rejects. The client is at fault.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The client sent something that the handshake or its front end cannot serve: an error of theirs, for the log and the client.
+    /// A request that the handshake or the front end rejects, with an error type of its own. The client is at fault.
     #[error(transparent)]
-    Refused(Box<dyn Error + Send + Sync>),
-    /// The connection is lost, or too slow.
-    #[error("{}", connection_end(.0))]
+    FrontEnd(Box<dyn Error + Send + Sync>),
+    /// The connection is lost, or a deadline has passed.
+    #[error("{}", transport_text(.0))]
     Transport(#[from] TransportError),
-    /// A device failed at valid work.
+    /// A device failed while it served a valid request.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
 }
 
 impl SessionError {
-    /// A request that the handshake or a front end cannot serve.
-    pub(in crate::rpc::server) fn refused(e: impl Error + Send + Sync + 'static) -> SessionError {
-        SessionError::Refused(Box::new(e))
+    /// An error of the handshake or of a front end.
+    pub(in crate::rpc::server) fn front_end(e: impl Error + Send + Sync + 'static) -> SessionError {
+        SessionError::FrontEnd(Box::new(e))
     }
 }
 
-/// The end of a connection, in the words of the log.
-fn connection_end(error: &TransportError) -> String {
+/// Text of a transport error in the log.
+fn transport_text(error: &TransportError) -> String {
     match error {
-        TransportError::Closed => "the client went away in the middle of a message".to_owned(),
+        TransportError::Closed => "the client closed the connection in the middle of a message".to_owned(),
         other => other.to_string(),
     }
 }
@@ -60,63 +61,67 @@ macro_rules! request_errors {
 
 request_errors!(WireError, DescError, GraphError);
 
-/// A bug of ours: a decoder returned another request than its command says.
+/// A bug in fanout: the decoder returned a request of another command than the header has.
 pub(in crate::rpc::server) fn decoder_bug() -> SessionError {
-    DeviceError::Bug("the decoder took one command for another".to_owned()).into()
+    DeviceError::Bug("the decoder returned a request of another command than the header has".to_owned()).into()
 }
 
-/// How a session ended that had no failure.
-pub(in crate::rpc::server) enum End {
+/// How a session ended without a failure.
+pub(in crate::rpc::server) enum SessionEnd {
     /// The client closed the connection.
     Closed,
-    /// The client closed it before its first message.
-    Silent,
+    /// The client closed the connection before its first message.
+    ClosedBeforeHello,
 }
 
 /// The failure that ended a session.
-pub(in crate::rpc::server) struct Failure {
-    /// The command that failed, where it is known.
+pub(in crate::rpc::server) struct SessionFailure {
+    /// Name of the command that failed, if it is known.
     command: Option<&'static str>,
     error: SessionError,
-    /// Where the client is notified. `None`: the protocol has no message for it.
-    writer: Option<Arc<Writer>>,
+    /// Sends the reason to the client. `None`: the client's protocol has no message for it.
+    writer: Option<Arc<ClientWriter>>,
 }
 
-impl Failure {
-    /// A failure that the client is not notified of: ggml's protocol has no error reply.
-    pub(in crate::rpc::server) fn new(command: Option<&'static str>, error: impl Into<SessionError>) -> Failure {
-        Failure { command, error: error.into(), writer: None }
+impl SessionFailure {
+    /// A failure that is not sent to the client, because ggml's protocol has no error reply.
+    pub(in crate::rpc::server) fn new(command: Option<&'static str>, error: impl Into<SessionError>) -> SessionFailure {
+        SessionFailure { command, error: error.into(), writer: None }
     }
 
-    /// How a session ended whose client receives notifications, and which is served no longer. Several threads write to such a
-    /// client: the first that could not has closed the connection, so its error comes before what the session's thread saw of that.
-    pub(in crate::rpc::server) fn of_session(writer: Arc<Writer>, served: Result<(), Failure>) -> Result<End, Failure> {
-        let failure = match (writer.given_up(), served) {
-            (Some((command, error)), _) => Failure::new(Some(command), error),
+    /// The end of a session of the extension. `served` is the result of the session's thread. Several threads write to the
+    /// client. When a write fails, its thread records the error and closes the connection. The recorded error is the cause, so
+    /// it takes precedence over the read error that the session's thread gets from the closed connection.
+    pub(in crate::rpc::server) fn end_of_session(
+        writer: Arc<ClientWriter>,
+        served: Result<(), SessionFailure>,
+    ) -> Result<SessionEnd, SessionFailure> {
+        let failure = match (writer.take_failure(), served) {
+            (Some((command, error)), _) => SessionFailure::new(Some(command), error),
             (None, Err(failure)) => failure,
             (None, Ok(())) => {
                 writer.close();
-                return Ok(End::Closed);
+                return Ok(SessionEnd::Closed);
             }
         };
-        Err(Failure { writer: Some(writer), ..failure })
+        Err(SessionFailure { writer: Some(writer), ..failure })
     }
 
-    /// Logs the failure, notifies the client where the protocol can and the connection still works, and closes the connection. A
-    /// client that is not notified is closed by its last handle, which the caller drops.
-    pub(in crate::rpc::server) fn end(self, peer: PeerAddr) {
+    /// Logs the failure, sends it to the client if the protocol has a message for it and the connection still works, and closes
+    /// the connection. Without a writer, the connection is closed when the caller drops its last handle.
+    pub(in crate::rpc::server) fn log_and_close(self, peer: PeerAddr) {
         warn!("{peer}: {self}; connection closed");
         match (&self.writer, &self.error) {
             (Some(writer), SessionError::Transport(_)) => writer.close(),
-            (Some(writer), _) => writer.refuse(&self.to_string()),
+            (Some(writer), _) => writer.close_with_reason(&self.to_string()),
             (None, _) => {}
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for SessionFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { command, error, .. } = self;
+        let SessionFailure { command, error, .. } = self;
         match command {
             Some(command) => write!(f, "{command}: {error}"),
             None => write!(f, "{error}"),

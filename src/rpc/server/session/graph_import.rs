@@ -1,11 +1,11 @@
-//! Graph import: from a graph on the wire to a program that is bound to the session's buffers.
+//! Graph import: validates a graph from the wire, compiles it for a device, and binds it to the session's buffers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::failure::SessionError;
 use super::handle_table::HandleTable;
-use super::program_cache::Prepared;
+use super::program_cache::BoundProgram;
 use super::request_error::RequestError;
 use crate::device::{Device, Region};
 use crate::graph::SlotOffset;
@@ -13,20 +13,23 @@ use crate::graph::validate::{self, GraphError, UntrustedTensor};
 use crate::ops::OpCode;
 use crate::rpc::wire::{GraphCompute, TensorRecord};
 
-/// A program with the handles of the buffers that it is bound to.
-pub(in crate::rpc::server) struct Imported {
-    pub(in crate::rpc::server) prepared: Prepared,
+/// An imported graph: the bound program, and the handles of the buffers to which it is bound.
+pub(in crate::rpc::server) struct ImportedGraph {
+    pub(in crate::rpc::server) program: BoundProgram,
     pub(in crate::rpc::server) buffers: Box<[u64]>,
 }
 
-/// Validates a graph and prepares it on `device`, which is the one that the graph names.
-pub(in crate::rpc::server) fn import(
+/// Validates a graph and compiles it for `device`, which must be the device that the graph names.
+///
+/// # Errors
+/// [`RequestError`] if the graph is invalid or a tensor lies outside its buffer; the error of [`Device::prepare`].
+pub(in crate::rpc::server) fn import_graph(
     graph: &GraphCompute<'_>,
     handles: &HandleTable,
     device: &dyn Device,
-) -> Result<Imported, SessionError> {
+) -> Result<ImportedGraph, SessionError> {
     let index = graph.device();
-    let mut slots = Slots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
+    let mut slots = BufferSlots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
     let mut tensors = Vec::with_capacity(graph.tensors().len());
     for record in graph.tensors().iter() {
         tensors.push(UntrustedTensor {
@@ -39,9 +42,9 @@ pub(in crate::rpc::server) fn import(
             flags: record.flags,
             srcs: record.src,
             use_count: record.use_count,
-            // Why a tensor has no place matters only if a node needs one: see `explain`.
-            place: match slots.place(&record) {
-                Err(e @ RequestError::Stray { .. }) => return Err(e.into()),
+            // Most placement errors matter only if a node uses the tensor; `first_placement_error` reports them then.
+            place: match slots.slot_offset(&record) {
+                Err(e @ RequestError::AddressWithoutBuffer { .. }) => return Err(e.into()),
                 place => place.unwrap_or(None),
             },
         });
@@ -49,37 +52,40 @@ pub(in crate::rpc::server) fn import(
     let listed: Vec<u64> = graph.nodes().iter().collect();
     let sizes = slots.bindings.iter().map(|region| region.bytes() as usize).collect();
     let valid = validate::import_untrusted(&listed, &tensors, sizes).map_err(|e| match e {
-        GraphError::Unplaced { .. } => slots.explain(graph).unwrap_or(RequestError::Graph(e)),
-        e => RequestError::Graph(e),
+        GraphError::Unplaced { .. } => slots.first_placement_error(graph).unwrap_or(RequestError::InvalidGraph(e)),
+        e => RequestError::InvalidGraph(e),
     })?;
-    // The largest thing here, and of no use any more: memory for what comes now.
+    // Freed before `prepare`, which needs memory too: this is the largest allocation of the import.
     drop(tensors);
     let program = device.prepare(Arc::new(valid))?;
     let buffers = slots.by_handle.into_keys().collect();
-    Ok(Imported { prepared: Prepared { program, bindings: slots.bindings.into() }, buffers })
+    Ok(ImportedGraph { program: BoundProgram { program, bindings: slots.bindings.into() }, buffers })
 }
 
-/// The buffers that a graph's tensors lie in.
-struct Slots<'a> {
+/// Assigns a slot to each buffer in which tensors of the graph lie.
+struct BufferSlots<'a> {
     handles: &'a HandleTable,
     device: u32,
     by_handle: HashMap<u64, u32>,
     bindings: Vec<Region>,
 }
 
-impl Slots<'_> {
-    /// A tensor's place; `None` if it says that it has none here.
-    fn place(&mut self, record: &TensorRecord) -> Result<Option<SlotOffset>, RequestError> {
+impl BufferSlots<'_> {
+    /// The slot and offset of a tensor; `None` if the record names neither a buffer nor an address.
+    ///
+    /// # Errors
+    /// The buffer does not exist, the address is outside of it, or it lies on another device than the graph's.
+    fn slot_offset(&mut self, record: &TensorRecord) -> Result<Option<SlotOffset>, RequestError> {
         if record.buffer == 0 {
             return match record.data {
                 0 => Ok(None),
-                data => Err(RequestError::Stray { name: record.name().into_owned(), data }),
+                data => Err(RequestError::AddressWithoutBuffer { name: record.name().into_owned(), data }),
             };
         }
-        let (entry, start) = self.handles.place(record)?;
+        let (entry, start) = self.handles.resolve_address(record)?;
         if entry.device != self.device {
             let name = record.name().into_owned();
-            return Err(RequestError::OtherDevice { name, lies_on: entry.device, runs_on: self.device });
+            return Err(RequestError::TensorOnOtherDevice { name, lies_on: entry.device, runs_on: self.device });
         }
         let slot = *self.by_handle.entry(record.buffer).or_insert_with(|| {
             self.bindings.push(entry.buffer.whole());
@@ -88,8 +94,9 @@ impl Slots<'_> {
         Ok(Some(SlotOffset { slot, offset: start as usize }))
     }
 
-    /// Why a tensor that a node needs has no place: the reason of the first one that has a better one than "nowhere".
-    fn explain(&mut self, graph: &GraphCompute<'_>) -> Option<RequestError> {
+    /// The first placement error among the tensors that computing nodes read or write. It is more specific than
+    /// [`GraphError::Unplaced`]. `None` if these tensors just name no buffer.
+    fn first_placement_error(&mut self, graph: &GraphCompute<'_>) -> Option<RequestError> {
         let records: HashMap<u64, TensorRecord> = graph.tensors().iter().map(|r| (r.id, r)).collect();
         for node in graph.nodes().iter().filter_map(|id| records.get(&id)) {
             let computes = node.flags & TensorRecord::FLAG_COMPUTE != 0 && !node.ne.contains(&0);
@@ -97,7 +104,7 @@ impl Slots<'_> {
                 continue;
             }
             for record in node.src.iter().filter_map(|id| records.get(id)).chain([node]) {
-                if let Err(reason) = self.place(record) {
+                if let Err(reason) = self.slot_offset(record) {
                     return Some(reason);
                 }
             }

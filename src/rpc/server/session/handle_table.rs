@@ -1,4 +1,5 @@
-//! What a session's handles and addresses stand for. A client never sees a real pointer, nor another client's buffer.
+//! Handle table: maps a session's buffer handles and virtual addresses to device buffers. A client never sees a real pointer,
+//! and cannot name a buffer of another session.
 
 use std::collections::HashMap;
 
@@ -8,36 +9,36 @@ use crate::graph::validate::widen_strides;
 use crate::rpc::wire::TensorRecord;
 use crate::tensor::{DType, TensorDesc};
 
-/// The first virtual address: far from anything that a miscalculated one could hit by chance.
+/// First virtual address. Large, so that a miscalculated address, such as a bare offset, is not valid by chance.
 const FIRST_BASE: u64 = 1 << 44;
 
-/// Buffers start at multiples of this, or of their device's alignment where that is larger.
+/// Virtual addresses of buffers are multiples of this, or of their device's alignment if that is larger. Bytes.
 const BASE_ALIGNMENT: u64 = 4096;
 
-/// Addresses left free behind each buffer, so that one past its end is nobody's.
-const GUARD: u64 = 1 << 16;
+/// Guard gap of unused addresses behind each buffer, in bytes: an address past the end belongs to no buffer.
+const GUARD_BYTES: u64 = 1 << 16;
 
 /// A buffer of a session.
-pub(in crate::rpc::server) struct Entry {
-    /// The device it lies on, by its position.
+pub(in crate::rpc::server) struct BufferEntry {
+    /// Position of its device.
     pub(in crate::rpc::server) device: u32,
     /// Its virtual address.
     pub(in crate::rpc::server) base: u64,
     pub(in crate::rpc::server) buffer: Buffer,
 }
 
-/// A session's buffers. Handles and addresses are never used twice.
+/// The buffers of a session. Handles and addresses are never reused, so that equal messages name equal buffers.
 pub(in crate::rpc::server) struct HandleTable {
-    entries: HashMap<u64, Entry>,
+    entries: HashMap<u64, BufferEntry>,
     next_handle: u64,
     next_base: u64,
 }
 
-/// A tensor that lies inside a buffer of the session.
-pub(in crate::rpc::server) struct Located<'a> {
-    pub(in crate::rpc::server) entry: &'a Entry,
+/// A tensor that lies completely inside a buffer of the session.
+pub(in crate::rpc::server) struct LocatedTensor<'a> {
+    pub(in crate::rpc::server) entry: &'a BufferEntry,
     pub(in crate::rpc::server) desc: TensorDesc,
-    /// Bytes from the buffer's start.
+    /// Offset of the tensor in the buffer, in bytes.
     pub(in crate::rpc::server) start: u64,
 }
 
@@ -50,56 +51,70 @@ impl HandleTable {
         self.entries.len()
     }
 
-    /// A handle for a buffer; `None` when the addresses are used up.
+    /// Adds a buffer and returns its handle. `None` if the virtual addresses are exhausted.
     pub(in crate::rpc::server) fn insert(&mut self, device: u32, alignment: u64, buffer: Buffer) -> Option<u64> {
         let base = self.next_base.checked_next_multiple_of(alignment.max(BASE_ALIGNMENT))?;
-        self.next_base = base.checked_add(buffer.bytes())?.checked_add(GUARD)?;
+        self.next_base = base.checked_add(buffer.bytes())?.checked_add(GUARD_BYTES)?;
         let handle = self.next_handle;
         self.next_handle += 1;
-        self.entries.insert(handle, Entry { device, base, buffer });
+        self.entries.insert(handle, BufferEntry { device, base, buffer });
         Some(handle)
     }
 
-    pub(in crate::rpc::server) fn get(&self, handle: u64) -> Result<&Entry, RequestError> {
-        self.entries.get(&handle).ok_or(RequestError::Buffer(handle))
+    pub(in crate::rpc::server) fn get(&self, handle: u64) -> Result<&BufferEntry, RequestError> {
+        self.entries.get(&handle).ok_or(RequestError::NoSuchBuffer(handle))
     }
 
-    pub(in crate::rpc::server) fn remove(&mut self, handle: u64) -> Result<Entry, RequestError> {
-        self.entries.remove(&handle).ok_or(RequestError::Buffer(handle))
+    pub(in crate::rpc::server) fn remove(&mut self, handle: u64) -> Result<BufferEntry, RequestError> {
+        self.entries.remove(&handle).ok_or(RequestError::NoSuchBuffer(handle))
     }
 
-    /// The buffer of a record's first byte, and that byte's distance from the buffer's start.
-    pub(in crate::rpc::server) fn place(&self, record: &TensorRecord) -> Result<(&Entry, u64), RequestError> {
+    /// Resolves the virtual address of a tensor's first byte to its buffer and the offset in it.
+    ///
+    /// # Errors
+    /// No buffer has the record's handle, or the address is outside the buffer.
+    pub(in crate::rpc::server) fn resolve_address(
+        &self,
+        record: &TensorRecord,
+    ) -> Result<(&BufferEntry, u64), RequestError> {
         let entry = self.get(record.buffer)?;
         let size = entry.buffer.bytes();
         match record.data.checked_sub(entry.base) {
             Some(start) if start <= size => Ok((entry, start)),
-            _ => Err(RequestError::Address { data: record.data, base: entry.base, size }),
+            _ => Err(RequestError::AddressOutsideBuffer { data: record.data, base: entry.base, size }),
         }
     }
 
-    /// A tensor that must lie in a buffer of the session from its first byte to its last.
-    pub(in crate::rpc::server) fn locate(&self, record: &TensorRecord) -> Result<Located<'_>, RequestError> {
-        let (entry, start) = self.place(record)?;
-        let desc = desc(record)?;
-        let located = Located { entry, desc, start };
+    /// Resolves a tensor and checks that all of its bytes lie inside its buffer.
+    ///
+    /// # Errors
+    /// As [`HandleTable::resolve_address`]; an invalid tensor; a tensor that reaches past its buffer.
+    pub(in crate::rpc::server) fn locate(&self, record: &TensorRecord) -> Result<LocatedTensor<'_>, RequestError> {
+        let (entry, start) = self.resolve_address(record)?;
+        let desc = tensor_desc(record)?;
+        let located = LocatedTensor { entry, desc, start };
         located.region(0, desc.extent() as u64)?;
         Ok(located)
     }
 }
 
-impl Located<'_> {
-    /// Bytes `offset..offset + len` of the tensor, inside its buffer but possibly past its end: padding.
+impl LocatedTensor<'_> {
+    /// Bytes `offset..offset + len`, counted from the tensor's start. They must lie inside the buffer, but may lie past the
+    /// tensor's end, in its padding.
     pub(in crate::rpc::server) fn region(&self, offset: u64, len: u64) -> Result<Region, RequestError> {
-        let outside = || RequestError::Range { start: self.start, offset, len, size: self.entry.buffer.bytes() };
+        let outside =
+            || RequestError::RangeOutsideBuffer { start: self.start, offset, len, size: self.entry.buffer.bytes() };
         let start = self.start.checked_add(offset).ok_or_else(outside)?;
         self.entry.buffer.region(start, len).map_err(|_| outside())
     }
 }
 
-/// Type, shape and strides of a record.
-pub(in crate::rpc::server) fn desc(record: &TensorRecord) -> Result<TensorDesc, RequestError> {
-    let dtype = DType::from_wire(record.dtype).ok_or(RequestError::Type(record.dtype))?;
+/// Type, shape and strides of a tensor record.
+///
+/// # Errors
+/// An unknown type, or a shape that no tensor can have.
+pub(in crate::rpc::server) fn tensor_desc(record: &TensorRecord) -> Result<TensorDesc, RequestError> {
+    let dtype = DType::from_wire(record.dtype).ok_or(RequestError::UnknownType(record.dtype))?;
     let ne = record.ne.map(|n| n as usize);
     Ok(TensorDesc::strided(dtype, ne, widen_strides(dtype, ne, record.nb))?)
 }

@@ -1,19 +1,20 @@
-//! Copies between devices that cannot read each other's memory: staged in host memory, piece by piece.
+//! Host-staged copies between devices that cannot access each other's memory (a staging copy on the host): download to the host
+//! and upload, chunk by chunk, pipelined.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, PIECE, Queue, Region, Source};
+use crate::device::{DeviceError, Queue, Region, TRANSFER_CHUNK_BYTES, UploadSource};
 
-/// Pieces in flight at a time, which bounds the host memory of a copy.
+/// Maximum number of chunks in flight, which limits the host memory of a copy.
 const MAX_IN_FLIGHT: usize = 8;
 
-/// Copies `src` of the one queue's device to `dst` of the other's, regions of equal size: after the first's work so far,
-/// before the second's work to come. Returns when all bytes have left the source, none of which may take longer than
-/// `timeout`.
+/// Copies `src` on the device of queue `from` to `dst` on the device of queue `to`. The regions have the same size. The copy
+/// runs after the earlier work of `from` and before the later work of `to`. Returns when all bytes have been read from the
+/// source.
 ///
 /// # Errors
-/// Those of the queues.
+/// Errors of the queues; a chunk that is not downloaded within `timeout`.
 pub(in crate::rpc::server) fn copy(
     (from, src): (&mut dyn Queue, &Region),
     (to, dst): (&mut dyn Queue, &Region),
@@ -23,12 +24,12 @@ pub(in crate::rpc::server) fn copy(
     let mut next = 0;
     loop {
         while in_flight.len() < MAX_IN_FLIGHT && next < src.bytes() {
-            let bytes = PIECE.min(src.bytes() - next);
-            in_flight.push_back((from.download(src.part(next, bytes)?)?, dst.part(next, bytes)?));
+            let bytes = TRANSFER_CHUNK_BYTES.min(src.bytes() - next);
+            in_flight.push_back((from.download(src.subregion(next, bytes)?)?, dst.subregion(next, bytes)?));
             next += bytes;
         }
-        let Some((ticket, place)) = in_flight.pop_front() else { return Ok(()) };
-        let bytes = ticket.wait(Some(Instant::now() + timeout))?;
-        to.upload(place, None, Source::Borrowed(&bytes))?;
+        let Some((download, target)) = in_flight.pop_front() else { return Ok(()) };
+        let bytes = download.wait(Some(Instant::now() + timeout))?;
+        to.upload(target, None, UploadSource::Borrowed(&bytes))?;
     }
 }

@@ -1,18 +1,20 @@
-//! The core of a session: what both front ends need, ggml's messages ([`super::ggml`]) and fanout's extension
-//! ([`super::extended`]). A front end decodes requests, calls this, and encodes replies.
+//! Session core: the resources and operations that both front ends use. [`super::ggml`] is the front end of ggml's protocol,
+//! [`super::extended`] that of fanout's extension. A front end decodes requests, calls the core, and encodes replies.
 //!
 //! ```text
 //! resources ── handle_table     buffers by handle and virtual address, charged to one memory budget
-//!           └─ program_cache    prepared graphs, LRU, bounded in bytes
-//! graph_import                  a graph from the wire → a program that is bound to the session's buffers
-//! upload                        bytes of the client's connection → a device
-//! host_staged_copy              copies between devices that cannot read each other's memory
-//! request_error → failure       why a request fails; the one way in which a session ends by a failure
+//!           └─ program_cache    compiled graphs, LRU, limited in entries and bytes
+//! graph_import                  graph from the wire → program that is bound to the session's buffers
+//! upload                        bytes from the client's connection → device
+//! body_buffer                   reused buffer for request bodies
+//! host_staged_copy              copies between devices that cannot access each other's memory
+//! request_error → failure       why a request fails; how a failure ends the session
 //! ```
 //!
-//! Nothing here names a front end or decodes a request. Of the wire it knows the types that requests of both front ends carry:
-//! tensor records, and the graph of ggml's GRAPH_COMPUTE, which is also the graph of the extension's KEEP_GRAPH. Nothing but
-//! [`failure`] and [`upload`] uses the connection. `tests/layout/rooms.rs` holds the core and the front ends to this.
+//! Not here: the loop over requests and their decoding, which the front ends do. Of the wire, the core uses only the types in
+//! requests of both front ends: tensor records, and the graph of ggml's GRAPH_COMPUTE, which is also the graph of the
+//! extension's PREPARE_GRAPH. Only [`failure`] and [`upload`] use the connection. `tests/layout/layer_table.rs` checks these
+//! dependencies. Start reading at `resources.rs`.
 
 pub(super) mod body_buffer;
 pub(super) mod failure;

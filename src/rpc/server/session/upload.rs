@@ -1,4 +1,4 @@
-//! Uploads whose bytes come from the client's connection.
+//! Uploads of bytes from the client's connection to a device.
 
 use super::failure::SessionError;
 use crate::device::{Queue, Region, UploadError};
@@ -15,17 +15,21 @@ impl From<UploadError<TransportError>> for SessionError {
     }
 }
 
-/// Uploads the next bytes of a message, as many as the region has; `received` sees each piece once it is there.
-pub(in crate::rpc::server) fn receive(
+/// Uploads the next bytes of a message to `region`, which they fill. `on_received` is called with each chunk after it has
+/// arrived. `tensor`: the layout, if the region is a whole tensor.
+///
+/// # Errors
+/// Of the connection ([`UploadError::Source`]) or of the device.
+pub(in crate::rpc::server) fn upload_from_client(
     connection: &mut ClientConnection,
     queue: &mut dyn Queue,
     region: Region,
     tensor: Option<&TensorDesc>,
-    mut received: impl FnMut(&[u8]),
+    mut on_received: impl FnMut(&[u8]),
 ) -> Result<(), UploadError<TransportError>> {
-    queue.upload_from(region, tensor, |piece| {
-        connection.read_exact(piece)?;
-        received(piece);
+    queue.upload_from(region, tensor, |chunk| {
+        connection.read_exact(chunk)?;
+        on_received(chunk);
         Ok(())
     })
 }
@@ -33,22 +37,22 @@ pub(in crate::rpc::server) fn receive(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{CpuDevice, Path};
-    use crate::device::{Account, Device};
+    use crate::cpu::{CpuDevice, MathMode};
+    use crate::device::{Device, MemoryBudget};
 
-    /// More than one piece, so that the device could call a source again that has failed.
+    /// More than one chunk, so that the device could call the source again after it has failed.
     const BYTES: u64 = 3 << 20;
 
     #[test]
-    fn a_failed_source_is_returned_as_it_is_and_the_queue_goes_on() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 2 * BYTES).unwrap();
-        let account = Account::new(2 * BYTES);
-        let mut queue = device.queue(&account).unwrap();
-        let region = device.alloc(BYTES, &account).unwrap().whole();
+    fn source_error_is_returned_and_the_queue_stays_usable() {
+        let device = CpuDevice::new("CPU", 1, MathMode::Exact, 2 * BYTES).unwrap();
+        let budget = MemoryBudget::new(2 * BYTES);
+        let mut queue = device.queue(&budget).unwrap();
+        let region = device.alloc(BYTES, &budget).unwrap().whole();
         let mut left = BYTES / 2;
         let mut failures = 0;
-        let done = queue.upload_from(region.clone(), None, |piece| {
-            left = left.checked_sub(piece.len() as u64).ok_or_else(|| {
+        let done = queue.upload_from(region.clone(), None, |chunk| {
+            left = left.checked_sub(chunk.len() as u64).ok_or_else(|| {
                 failures += 1;
                 failures
             })?;
@@ -56,8 +60,8 @@ mod tests {
         });
         assert_eq!(done, Err(UploadError::Source(1)));
         assert_eq!(failures, 1, "a source is not called again after it has failed");
-        let done = queue.upload_from(region.clone(), None, |piece| {
-            piece.fill(7);
+        let done = queue.upload_from(region.clone(), None, |chunk| {
+            chunk.fill(7);
             Ok::<(), &str>(())
         });
         assert_eq!(done, Ok(()));

@@ -1,164 +1,176 @@
-//! The tickets of one session: it is issued them, and says where their bytes go.
+//! Transfer tokens of one session: issuing them, and binding them to the regions that receive their bytes.
 
 use std::collections::HashSet;
-use std::collections::hash_map::Entry as Place;
+use std::collections::hash_map::Entry as MapEntry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::{MAX_ASKED, MAX_TICKETS, TokenError, count};
-use super::payload::Data;
-use super::receiver::{Inner, PendingReceives, Receiver};
-use super::table::{Destination, Entry, Own, State, Tables, TokenTable};
-use crate::device::{Account, Device, DeviceError, Point, Queue, Region, Timeline};
-use crate::rpc::wire::ext::{TICKET, Ticket};
+use super::error::{MAX_TOKENS_PER_REQUEST, MAX_UNUSED_TOKENS, TokenError, check_count};
+use super::payload::PeerWriteData;
+use super::receiver::{PendingReceives, Receiver, ReceiverShared};
+use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
+use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
+use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
 
-/// The tickets of one session; they go with it.
+/// The transfer tokens of one session. Dropping the ledger revokes all of them.
 pub(in crate::rpc::server) struct TokenLedger {
     table: Arc<TokenTable>,
     session: u64,
-    account: Arc<Account>,
-    arrivals: Arc<PendingReceives>,
+    budget: Arc<MemoryBudget>,
+    pending_receives: Arc<PendingReceives>,
 }
 
 impl TokenLedger {
-    /// Of a new session; `account` pays for bytes that come too early.
-    pub(in crate::rpc::server) fn new(table: &Arc<TokenTable>, account: &Arc<Account>) -> TokenLedger {
-        let mut tables = table.lock();
-        let session = tables.next_session;
-        tables.next_session += 1;
-        tables.sessions.insert(session, Own::default());
-        TokenLedger { table: Arc::clone(table), session, account: Arc::clone(account), arrivals: Arc::default() }
+    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget`.
+    pub(in crate::rpc::server) fn new(table: &Arc<TokenTable>, budget: &Arc<MemoryBudget>) -> TokenLedger {
+        let mut maps = table.lock();
+        let session = maps.next_session;
+        maps.next_session += 1;
+        maps.sessions.insert(session, SessionTokens::default());
+        TokenLedger { table: Arc::clone(table), session, budget: Arc::clone(budget), pending_receives: Arc::default() }
     }
 
-    /// The place where bytes for a queue of `device` arrive: one for each queue that receives.
-    pub(in crate::rpc::server) fn inbound(&self, device: &Arc<dyn Device>, patience: Duration) -> Receiver {
-        let inbound = Receiver::new(&self.table, device, &self.account, patience);
-        self.arrivals.add(&inbound);
-        inbound
+    /// Creates the receiver of a queue of `device`; each receiving queue needs its own. A RECEIVE_FROM_PEER fails if its bytes
+    /// have not arrived within `timeout`.
+    pub(in crate::rpc::server) fn new_receiver(&self, device: &Arc<dyn Device>, timeout: Duration) -> Receiver {
+        let receiver = Receiver::new(&self.table, device, &self.budget, timeout);
+        self.pending_receives.add(&receiver);
+        receiver
     }
 
-    /// All such places.
-    pub(in crate::rpc::server) fn arrivals(&self) -> &Arc<PendingReceives> {
-        &self.arrivals
+    /// All receivers of the session.
+    pub(in crate::rpc::server) fn pending_receives(&self) -> &Arc<PendingReceives> {
+        &self.pending_receives
     }
 
-    /// New tickets.
+    /// Issues `count` new random tokens.
     ///
     /// # Errors
-    /// [`TokenError::Asked`], [`TokenError::TooMany`], [`TokenError::Random`].
-    pub(in crate::rpc::server) fn issue(&self, count: u32) -> Result<Vec<Ticket>, TokenError> {
-        if !(1..=MAX_ASKED).contains(&count) {
-            return Err(TokenError::Asked(count));
+    /// [`TokenError::RequestCount`], [`TokenError::TooManyUnused`], [`TokenError::RandomBytes`].
+    pub(in crate::rpc::server) fn issue(&self, count: u32) -> Result<Vec<TransferToken>, TokenError> {
+        if !(1..=MAX_TOKENS_PER_REQUEST).contains(&count) {
+            return Err(TokenError::RequestCount(count));
         }
-        let mut tickets = vec![[0; TICKET]; count as usize];
-        getrandom::fill(tickets.as_flattened_mut()).map_err(TokenError::Random)?;
-        let mut tables = self.table.lock();
-        let Tables { entries, sessions, .. } = &mut *tables;
-        let own = sessions.entry(self.session).or_default();
-        let sum = own.unused.len() + tickets.len();
-        if sum > MAX_TICKETS {
-            return Err(TokenError::TooMany(sum));
+        let mut tokens = vec![[0; TRANSFER_TOKEN_BYTES]; count as usize];
+        getrandom::fill(tokens.as_flattened_mut()).map_err(TokenError::RandomBytes)?;
+        let mut maps = self.table.lock();
+        let TokenMaps { entries, sessions, .. } = &mut *maps;
+        let session_tokens = sessions.entry(self.session).or_default();
+        let unused = session_tokens.unused.len() + tokens.len();
+        if unused > MAX_UNUSED_TOKENS {
+            return Err(TokenError::TooManyUnused(unused));
         }
-        for ticket in &tickets {
-            // Two of 128 random bits are not equal; nobody's ticket is replaced if they are.
-            if let Place::Vacant(place) = entries.entry(*ticket) {
-                place.insert(Entry { session: self.session, account: Arc::clone(&self.account), state: State::Issued });
-                own.unused.insert(*ticket);
+        for token in &tokens {
+            // A collision of 128 random bits does not occur in practice. If it did, the existing token must not be replaced.
+            if let MapEntry::Vacant(slot) = entries.entry(*token) {
+                slot.insert(TokenEntry {
+                    session: self.session,
+                    budget: Arc::clone(&self.budget),
+                    state: TokenState::Issued,
+                });
+                session_tokens.unused.insert(*token);
             }
         }
-        Ok(tickets)
+        Ok(tokens)
     }
 
-    /// That these are tickets for so many bytes of this session, all of which it was issued, and has not named before.
+    /// Checks that `tokens` are as many as `bytes` bytes need, that all were issued to this session, and that none was named
+    /// in an earlier RECEIVE_FROM_PEER.
     ///
     /// # Errors
-    /// [`TokenError::Count`], [`TokenError::Foreign`].
-    pub(in crate::rpc::server) fn check(&self, bytes: u64, tickets: &[Ticket]) -> Result<(), TokenError> {
-        count(bytes, tickets.len())?;
-        let tables = self.table.lock();
+    /// [`TokenError::WrongCount`], [`TokenError::TooManyInMessage`], [`TokenError::NotOfSession`].
+    pub(in crate::rpc::server) fn check_unused(&self, bytes: u64, tokens: &[TransferToken]) -> Result<(), TokenError> {
+        check_count(bytes, tokens.len())?;
+        let maps = self.table.lock();
         let mut seen = HashSet::new();
-        for (at, ticket) in tickets.iter().enumerate() {
-            let entry = tables.entries.get(ticket).filter(|entry| entry.session == self.session);
-            let unused = entry.is_some_and(|entry| !matches!(entry.state, State::Armed(..) | State::Unwanted));
-            // A list that is longer than what the session may have ends at the first repetition.
-            if !unused || !seen.insert(ticket) {
-                return Err(TokenError::Foreign(at));
+        for (index, token) in tokens.iter().enumerate() {
+            let entry = maps.entries.get(token).filter(|entry| entry.session == self.session);
+            let unused =
+                entry.is_some_and(|entry| !matches!(entry.state, TokenState::Bound(..) | TokenState::Abandoned));
+            // Rejecting repeated tokens also bounds the size of `seen` by the number of the session's tokens.
+            if !unused || !seen.insert(token) {
+                return Err(TokenError::NotOfSession(index));
             }
         }
         Ok(())
     }
 
-    /// Makes what `queue` is sent from now on wait for the bytes of `tickets`, which have been checked. They go to `region` once
-    /// the work that the queue was sent before is done. `inbound` is that queue's. When they do not come within its patience,
-    /// or not as they should, the queue fails.
+    /// Binds `tokens` to `region` and makes later work of `queue` wait for their bytes. The bytes are written to `region`
+    /// once the earlier work of `queue` is done. `receiver` is the receiver of that queue. The caller has checked the tokens
+    /// ([`TokenLedger::check_unused`]). The queue fails if the bytes do not arrive within the receiver's timeout, or have the
+    /// wrong length.
     ///
     /// # Errors
-    /// That of the queue, which has failed; the tickets are used then.
+    /// The failure of the queue. The tokens are consumed in that case.
     pub(in crate::rpc::server) fn receive(
         &self,
-        inbound: &Receiver,
+        receiver: &Receiver,
         queue: &mut dyn Queue,
         region: Region,
-        tickets: &[Ticket],
+        tokens: &[TransferToken],
     ) -> Result<(), DeviceError> {
-        if tickets.is_empty() {
+        if tokens.is_empty() {
             return Ok(());
         }
         let ready = queue.mark();
-        let arrival = Timeline::new();
-        let expected = inbound.0.expect(ready, Arc::clone(&arrival), region, tickets);
-        let receive = expected.inspect_err(|_| self.discard(tickets))?;
-        for (piece, state) in self.arm(&inbound.0, receive, tickets) {
+        let completed = Timeline::new();
+        let enqueued = receiver.0.enqueue_receive(ready, Arc::clone(&completed), region, tokens);
+        let receive = enqueued.inspect_err(|_| self.discard(tokens))?;
+        for (piece, state) in self.bind(&receiver.0, receive, tokens) {
             match state {
-                // Where they are wrong the queue fails; who put them is not here.
-                State::Stashed(stash) => drop(inbound.0.put(receive, piece, Data::Kept(stash))),
-                State::Spoiled(e) => inbound.0.fail(e),
-                State::Issued | State::Armed(..) | State::Unwanted => {}
-            }
-        }
-        if inbound.0.is_over() {
-            self.discard(tickets);
-        }
-        // Last of all: where a device cannot make its queue wait, this waits for the bytes.
-        queue.wait(&Point::new(&arrival, 1)).inspect_err(|e| inbound.0.fail(e.clone()))
-    }
-
-    /// Tickets for bytes that nobody wants any more: their queue has failed.
-    pub(in crate::rpc::server) fn discard(&self, tickets: &[Ticket]) {
-        let tables = self.table.lock();
-        let own = tables.sessions.get(&self.session);
-        let own = tickets.iter().filter(|ticket| own.is_some_and(|own| own.unused.contains(*ticket)));
-        let own: Vec<_> = own.copied().collect();
-        drop(tables);
-        self.table.abandon(&own);
-    }
-
-    /// Says where the bytes of checked tickets go. Those that were used already, by their pieces.
-    fn arm(&self, inbound: &Arc<Inner>, receive: u64, tickets: &[Ticket]) -> Vec<(usize, State)> {
-        let mut tables = self.table.lock();
-        let mut used = Vec::new();
-        for (piece, ticket) in tickets.iter().enumerate() {
-            match tables.entries.get_mut(ticket) {
-                Some(entry) if matches!(entry.state, State::Issued) => {
-                    let destination: Arc<dyn Destination> = inbound.clone();
-                    entry.state = State::Armed(destination, receive, piece);
+                // Wrong bytes fail the queue. The error is not reported to the source server: its PEER_WRITE has returned.
+                TokenState::Buffered(buffered) => {
+                    drop(receiver.0.accept_piece(receive, piece, PeerWriteData::Buffered(buffered)))
                 }
-                // The queue has failed since they were checked.
-                None => {}
-                Some(_) => used.extend(tables.remove(ticket).map(|entry| (piece, entry.state))),
+                TokenState::Invalid(e) => receiver.0.fail(e),
+                TokenState::Issued | TokenState::Bound(..) | TokenState::Abandoned => {}
             }
         }
-        used
+        if receiver.0.is_closed() {
+            self.discard(tokens);
+        }
+        // The wait must be the last step: on a device whose queues cannot wait for a timeline, it blocks until the bytes are
+        // written.
+        queue.wait(&TimelinePoint::new(&completed, 1)).inspect_err(|e| receiver.0.fail(e.clone()))
+    }
+
+    /// Abandons tokens after a failure of their queue. Their bytes are dropped when they arrive.
+    pub(in crate::rpc::server) fn discard(&self, tokens: &[TransferToken]) {
+        let maps = self.table.lock();
+        let Some(session_tokens) = maps.sessions.get(&self.session) else { return };
+        let unused: Vec<_> = tokens.iter().filter(|token| session_tokens.unused.contains(*token)).copied().collect();
+        drop(maps);
+        self.table.abandon(&unused);
+    }
+
+    /// Binds checked tokens to the pieces of a RECEIVE_FROM_PEER. Returns the tokens that were redeemed before, each with the
+    /// index of its piece.
+    fn bind(&self, receiver: &Arc<ReceiverShared>, receive: u64, tokens: &[TransferToken]) -> Vec<(usize, TokenState)> {
+        let mut maps = self.table.lock();
+        let mut redeemed = Vec::new();
+        for (piece, token) in tokens.iter().enumerate() {
+            match maps.entries.get_mut(token) {
+                Some(entry) if matches!(entry.state, TokenState::Issued) => {
+                    let destination: Arc<dyn Destination> = receiver.clone();
+                    entry.state = TokenState::Bound(destination, receive, piece);
+                }
+                // The queue has failed after the tokens were checked, and the token was removed.
+                None => {}
+                Some(_) => redeemed.extend(maps.remove(token).map(|entry| (piece, entry.state))),
+            }
+        }
+        redeemed
     }
 }
 
 impl Drop for TokenLedger {
     fn drop(&mut self) {
-        let mut tables = self.table.lock();
-        let own = tables.sessions.remove(&self.session).unwrap_or_default();
-        let tickets = own.unused.iter().chain(&own.unwanted);
-        let gone: Vec<_> = tickets.map(|ticket| tables.entries.remove(ticket)).collect();
-        drop(tables);
-        drop(gone);
+        let mut maps = self.table.lock();
+        let session_tokens = maps.sessions.remove(&self.session).unwrap_or_default();
+        let tokens = session_tokens.unused.iter().chain(&session_tokens.abandoned);
+        let removed: Vec<_> = tokens.map(|token| maps.entries.remove(token)).collect();
+        drop(maps);
+        // Outside the lock: this may drop the last handle of device resources.
+        drop(removed);
     }
 }

@@ -1,13 +1,25 @@
-//! Tickets: who may put bytes into a session's memory, where, and once.
+//! Transfer tokens: single-use capability tokens to write bytes into a session's memory (receiving side of copies between
+//! servers).
 //!
-//! A [`TokenTable`] for the whole server, since tickets of one session are used on connections of others. A session has a [`TokenLedger`]:
-//! it is issued tickets, and says where their bytes go ([`TokenLedger::receive`]). Whoever comes with a ticket has it taken from the
-//! table before anything else happens, and the bytes go to the [`Receiver`] of the queue that waits for them; where nobody
-//! waits for them yet they are kept, and the session pays for that. Bytes that nobody wants any more, because their queue has
-//! failed or was closed, are dropped: who brings them need not know, and brings others' bytes on the same connection.
+//! ```text
+//! ISSUE_TOKENS      → TokenLedger::issue                 the destination's client passes the tokens to the source server
+//! RECEIVE_FROM_PEER → TokenLedger::receive → Receiver    binds the tokens to a region; the queue waits for the bytes
+//! PEER_WRITE        → TokenTable::redeem   → Receiver    removes the token from the table, then writes its bytes
+//! ```
 //!
-//! A ticket is found by hashing with a key of this process and then compared, which may tell how long the look-up took, and
-//! nothing of the 128 random bits: without the key nobody knows which guess comes near another ticket.
+//! - One [`TokenTable`] serves the whole server, because the source server redeems a token on a connection of its own.
+//! - Each session has a [`TokenLedger`], which issues its tokens and binds them to regions.
+//! - Each receiving queue has a [`Receiver`], which writes the bytes to its device. Bytes that arrive before their
+//!   RECEIVE_FROM_PEER are buffered in host memory, and charged to the session that issued the token.
+//! - If the receiving queue fails or is closed, bytes that arrive later are dropped without an error. The source server did
+//!   nothing wrong, and the same connection may carry bytes for other queues.
+//!
+//! Timing attacks: tokens are looked up in a hash map with a random key of this process. The duration of a lookup therefore
+//! reveals nothing about the 128 random bits of another token: without the key, an attacker cannot choose a guess that hashes
+//! or compares similarly.
+//!
+//! The sending side of such copies is in `peers`; the requests are decoded in `extended/peer_transfer.rs`. Start reading at
+//! `table.rs`.
 
 mod error;
 mod ledger;
@@ -15,7 +27,7 @@ mod payload;
 mod receiver;
 mod table;
 
-pub(super) use error::{TokenError, count};
+pub(super) use error::{TokenError, check_count};
 pub(super) use ledger::TokenLedger;
 pub(super) use receiver::{PendingReceives, Receiver};
 pub(super) use table::TokenTable;
@@ -26,26 +38,26 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cpu::{CpuDevice, Path};
-    use crate::device::{Account, Device, DeviceError, PIECE};
+    use crate::cpu::{CpuDevice, MathMode};
+    use crate::device::{Device, DeviceError, MemoryBudget, TRANSFER_CHUNK_BYTES};
 
-    /// Bytes that are of no use are found to be so while their ticket's RECEIVE comes.
+    /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
     #[test]
-    fn a_ticket_that_is_armed_before_it_is_spoilt_fails_its_queue() {
-        let device = CpuDevice::new("CPU", 1, Path::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
-        let (table, account) = (Arc::new(TokenTable::default()), Account::new(1 << 20));
-        let mut queue = device.queue(&account).unwrap();
-        let book = TokenLedger::new(&table, &account);
-        let tickets = book.issue(2).unwrap();
-        let inbound = book.inbound(&device, Duration::from_secs(600));
-        let region = device.alloc(1, &account).unwrap().whole();
-        book.receive(&inbound, &mut *queue, region, &tickets[..1]).unwrap();
-        let have = table.spoil(&tickets[0], TokenError::Length { expected: PIECE, have: 0 });
-        assert!(matches!(have, TokenError::Length { .. }));
+    fn invalidating_a_bound_token_fails_its_queue() {
+        let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
+        let mut queue = device.queue(&budget).unwrap();
+        let ledger = TokenLedger::new(&table, &budget);
+        let tokens = ledger.issue(2).unwrap();
+        let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
+        let region = device.alloc(1, &budget).unwrap().whole();
+        ledger.receive(&receiver, &mut *queue, region, &tokens[..1]).unwrap();
+        let error = table.invalidate(&tokens[0], TokenError::Length { expected: TRANSFER_CHUNK_BYTES, have: 0 });
+        assert!(matches!(error, TokenError::Length { .. }));
         let failed = queue.mark().wait(Some(std::time::Instant::now() + Duration::from_secs(60)));
         assert!(matches!(failed, Err(DeviceError::Source(_))), "{failed:?}");
-        assert!(matches!(table.put(&tickets[0], &[1]), Err(TokenError::Unknown)));
-        // The other one is as good as before.
-        assert!(table.put(&tickets[1], &[1]).is_ok());
+        assert!(matches!(table.redeem(&tokens[0], &[1]), Err(TokenError::Unknown)));
+        // The other token remains valid.
+        assert!(table.redeem(&tokens[1], &[1]).is_ok());
     }
 }

@@ -1,52 +1,61 @@
-//! Bytes of a PUT, borrowed from its message or kept until they can go to their place.
+//! Payload of a PEER_WRITE: borrowed from its message, or buffered until it can be written to the device.
 
 use std::sync::Arc;
 
 use super::error::TokenError;
-use crate::device::{Account, Charge, PIECE};
+use crate::device::{MemoryBudget, Reservation, TRANSFER_CHUNK_BYTES};
 
-/// Bytes that came before they could go to their place.
-pub(super) struct Stash {
+/// A payload in host memory that cannot be written to the device yet.
+pub(super) struct BufferedBytes {
     pub(super) bytes: Vec<u8>,
-    /// The session whose memory they go to pays for them.
-    _charge: Charge,
+    /// Charged to the session that issued the token.
+    _reservation: Reservation,
 }
 
-impl Stash {
-    pub(super) fn new(bytes: &[u8], account: &Arc<Account>) -> Result<Stash, TokenError> {
-        let charge = account.charge(bytes.len() as u64).map_err(TokenError::Memory)?;
-        Ok(Stash { bytes: bytes.to_vec(), _charge: charge })
+impl BufferedBytes {
+    /// Copies `bytes` to host memory that is charged to `budget`.
+    ///
+    /// # Errors
+    /// [`TokenError::Memory`] if the budget is exhausted.
+    pub(super) fn copy_from(bytes: &[u8], budget: &Arc<MemoryBudget>) -> Result<BufferedBytes, TokenError> {
+        let reservation = budget.reserve(bytes.len() as u64).map_err(TokenError::Memory)?;
+        Ok(BufferedBytes { bytes: bytes.to_vec(), _reservation: reservation })
     }
 }
 
-/// Bytes of a PUT.
-pub(super) enum Data<'a> {
-    Here(&'a [u8]),
-    Kept(Stash),
+/// The payload of a PEER_WRITE.
+pub(super) enum PeerWriteData<'a> {
+    Borrowed(&'a [u8]),
+    Buffered(BufferedBytes),
 }
 
-impl Data<'_> {
+impl PeerWriteData<'_> {
     pub(super) fn len(&self) -> usize {
         self.bytes().len()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
-            Data::Here(bytes) => bytes,
-            Data::Kept(stash) => &stash.bytes,
+            PeerWriteData::Borrowed(bytes) => bytes,
+            PeerWriteData::Buffered(buffered) => &buffered.bytes,
         }
     }
 
-    pub(super) fn keep(self, account: &Arc<Account>) -> Result<Stash, TokenError> {
+    /// Copies a borrowed payload to host memory that is charged to `budget`.
+    pub(super) fn into_buffered(self, budget: &Arc<MemoryBudget>) -> Result<BufferedBytes, TokenError> {
         match self {
-            Data::Here(bytes) => Stash::new(bytes, account),
-            Data::Kept(stash) => Ok(stash),
+            PeerWriteData::Borrowed(bytes) => BufferedBytes::copy_from(bytes, budget),
+            PeerWriteData::Buffered(buffered) => Ok(buffered),
         }
     }
 }
 
-/// Whether bytes of a PUT can be some of a RECEIVE.
-pub(super) fn possible(data: &[u8]) -> Result<(), TokenError> {
+/// Checks the length of a payload that arrives before its RECEIVE_FROM_PEER: 1 to [`TRANSFER_CHUNK_BYTES`] bytes.
+pub(super) fn check_length(data: &[u8]) -> Result<(), TokenError> {
     let have = data.len();
-    if have == 0 || have as u64 > PIECE { Err(TokenError::Length { expected: PIECE, have }) } else { Ok(()) }
+    if have == 0 || have as u64 > TRANSFER_CHUNK_BYTES {
+        Err(TokenError::Length { expected: TRANSFER_CHUNK_BYTES, have })
+    } else {
+        Ok(())
+    }
 }

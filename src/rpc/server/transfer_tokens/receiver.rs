@@ -1,78 +1,81 @@
-//! Bytes on their way into the memory of one queue's device.
+//! Receiver of one queue: writes bytes from other servers to the queue's device, in the order of its RECEIVE_FROM_PEERs.
 //!
-//! They have a device queue of their own: the queue that waits for them could not write them, and a connection that brings them
-//! cannot wait for it. A RECEIVE's bytes may be written when the work that its queue was sent before is done; and its queue
-//! goes on when they are. As every RECEIVE of a queue is behind the one before, one at a time is at work: the first that is
-//! not done. What comes for later ones is kept.
+//! The receiver writes on a device queue of its own. The session's queue cannot write them, because it waits for them, and the
+//! connection on which they arrive must not block on the session's queue. The bytes of a RECEIVE_FROM_PEER may be written when
+//! the earlier work of the session's queue is done (`ready`), and the session's queue continues when they are written
+//! (`completed`). RECEIVE_FROM_PEERs of one queue are processed one at a time: bytes for later ones are buffered.
 //!
-//! Whoever finds that something can be done does it: the connection that brings bytes writes them itself where the device is
-//! ready for them, which is how a decoded token's few bytes travel, and leaves all waiting to the thread here.
+//! Work is done by the thread that makes it possible. The thread of the source server's connection writes bytes itself if the
+//! device is ready for them. This fast path saves a thread switch for the few bytes that are sent per generated token. All
+//! waiting for devices and deadlines is left to the receiver's thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::error::TokenError;
-use super::payload::{Data, Stash};
+use super::payload::{BufferedBytes, PeerWriteData};
 use super::table::{Destination, TokenTable};
-use crate::device::{Account, Device, DeviceError, PIECE, Point, Queue, Region, Source, Timeline};
-use crate::rpc::wire::ext::Ticket;
+use crate::device::{
+    Device, DeviceError, MemoryBudget, Queue, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
+};
+use crate::rpc::wire::ext::TransferToken;
 
-/// What arrives for one queue. Dropping it ends that: who still waits for bytes learns that none will come.
-pub(in crate::rpc::server) struct Receiver(pub(super) Arc<Inner>);
+/// The receiver of one queue. Dropping it fails all waits for its bytes.
+pub(in crate::rpc::server) struct Receiver(pub(super) Arc<ReceiverShared>);
 
 impl Receiver {
     pub(super) fn new(
         table: &Arc<TokenTable>,
         device: &Arc<dyn Device>,
-        account: &Arc<Account>,
-        patience: Duration,
+        budget: &Arc<MemoryBudget>,
+        timeout: Duration,
     ) -> Receiver {
-        Receiver(Arc::new(Inner {
+        Receiver(Arc::new(ReceiverShared {
             table: Arc::clone(table),
             device: Arc::clone(device),
-            account: Arc::clone(account),
-            patience,
+            budget: Arc::clone(budget),
+            timeout,
             state: Mutex::default(),
             changed: Condvar::new(),
         }))
     }
 }
 
-/// What arrives for all queues of a session. Ending it is for whoever learns that the session's client is gone while the session's
-/// own thread waits for one of these queues.
+/// The receivers of all queues of a session. The heartbeat thread closes them when the client's connection is lost, because the
+/// session's own thread may be blocked on one of these queues.
 #[derive(Default)]
-pub(in crate::rpc::server) struct PendingReceives(Mutex<Known>);
+pub(in crate::rpc::server) struct PendingReceives(Mutex<ReceiverList>);
 
 #[derive(Default)]
-struct Known {
-    inbound: Vec<Weak<Inner>>,
-    ended: bool,
+struct ReceiverList {
+    receivers: Vec<Weak<ReceiverShared>>,
+    closed: bool,
 }
 
 impl PendingReceives {
-    pub(super) fn add(&self, inbound: &Receiver) {
-        let mut known = self.lock();
-        known.inbound.retain(|other| other.strong_count() > 0);
-        known.inbound.push(Arc::downgrade(&inbound.0));
-        let ended = known.ended;
-        drop(known);
-        if ended {
-            inbound.0.fail(DeviceError::Ended);
+    pub(super) fn add(&self, receiver: &Receiver) {
+        let mut list = self.lock();
+        list.receivers.retain(|other| other.strong_count() > 0);
+        list.receivers.push(Arc::downgrade(&receiver.0));
+        let closed = list.closed;
+        drop(list);
+        if closed {
+            receiver.0.fail(DeviceError::Ended);
         }
     }
 
-    /// Nothing arrives any more: who still waits for bytes learns that none will come.
-    pub(in crate::rpc::server) fn end(&self) {
-        let mut known = self.lock();
-        known.ended = true;
-        let inbound: Vec<_> = known.inbound.iter().filter_map(Weak::upgrade).collect();
-        drop(known);
-        inbound.iter().for_each(|inbound| inbound.fail(DeviceError::Ended));
+    /// Closes all receivers, also future ones: all waits for their bytes fail.
+    pub(in crate::rpc::server) fn close(&self) {
+        let mut list = self.lock();
+        list.closed = true;
+        let receivers: Vec<_> = list.receivers.iter().filter_map(Weak::upgrade).collect();
+        drop(list);
+        receivers.iter().for_each(|receiver| receiver.fail(DeviceError::Ended));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // A list of whole things.
+    fn lock(&self) -> MutexGuard<'_, ReceiverList> {
+        // A panic cannot leave the list inconsistent: each change is a single operation.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -83,289 +86,339 @@ impl Drop for Receiver {
     }
 }
 
-pub(super) struct Inner {
+/// State that the receiver, its thread and the bound tokens share.
+pub(super) struct ReceiverShared {
     table: Arc<TokenTable>,
     device: Arc<dyn Device>,
-    account: Arc<Account>,
-    /// How long bytes may take from their RECEIVE on, and the device for each step.
-    patience: Duration,
-    state: Mutex<State>,
-    /// There is something for the thread.
+    budget: Arc<MemoryBudget>,
+    /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
+    timeout: Duration,
+    state: Mutex<ReceiverState>,
+    /// Wakes the thread: it has to wait for a device, or the receiver is closed.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ReceiverState {
+    /// The device queue that writes the bytes; created for the first bytes.
     queue: Option<Box<dyn Queue>>,
-    receives: VecDeque<Receive>,
-    /// The number of the first of them.
-    first: u64,
-    /// Whether there is a thread.
-    served: bool,
-    /// Nothing more arrives, because of this.
-    over: Option<DeviceError>,
+    /// RECEIVE_FROM_PEERs that are not done, oldest first.
+    receives: VecDeque<QueuedReceive>,
+    /// Number of the first entry of `receives`; they are numbered consecutively.
+    first_number: u64,
+    /// Whether the receiver's thread was started.
+    thread_started: bool,
+    /// Set when the receiver was closed or has failed, with the reason. Bytes are dropped from then on.
+    closed: Option<DeviceError>,
 }
 
-/// One RECEIVE.
-struct Receive {
+/// A RECEIVE_FROM_PEER that is not done.
+struct QueuedReceive {
     region: Region,
-    tickets: Vec<Ticket>,
-    /// The bytes may be written.
-    ready: Point,
-    /// The queue may go on.
-    arrival: Arc<Timeline>,
-    /// What has come and is not written, by piece.
-    kept: Vec<(usize, Stash)>,
-    /// Pieces that are not written.
-    left: usize,
-    /// All are, when the device is there.
-    written: Option<Point>,
-    due: Instant,
+    tokens: Vec<TransferToken>,
+    /// From this point of the session's queue on, the region may be overwritten.
+    ready: TimelinePoint,
+    /// The session's queue waits for point 1 of this timeline: all bytes are written.
+    completed: Arc<Timeline>,
+    /// Bytes that have arrived and are not written yet, by the index of their piece.
+    buffered: Vec<(usize, BufferedBytes)>,
+    /// Number of pieces that were not submitted to the device queue yet.
+    unwritten: usize,
+    /// The point of the device queue behind the last piece; set when all pieces are submitted.
+    written: Option<TimelinePoint>,
+    /// Latest arrival of the last byte.
+    deadline: Instant,
 }
 
-impl Receive {
+impl QueuedReceive {
+    /// The part of the region that one token's bytes fill.
     fn piece(&self, at: usize) -> Result<Region, DeviceError> {
-        let start = at as u64 * PIECE;
-        self.region.part(start, PIECE.min(self.region.bytes().saturating_sub(start)))
+        let start = at as u64 * TRANSFER_CHUNK_BYTES;
+        self.region.subregion(start, TRANSFER_CHUNK_BYTES.min(self.region.bytes().saturating_sub(start)))
     }
 
+    /// Submits the upload of one piece.
     fn write(&mut self, queue: &mut dyn Queue, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        queue.upload(self.piece(at)?, None, Source::Borrowed(bytes))?;
-        self.left -= 1;
-        if self.left == 0 {
+        queue.upload(self.piece(at)?, None, UploadSource::Borrowed(bytes))?;
+        self.unwritten -= 1;
+        if self.unwritten == 0 {
             self.written = Some(queue.mark());
         }
         Ok(())
     }
 }
 
-/// Why a piece was not taken.
-struct Wrong {
-    /// What that is to the queue that waits for it.
+/// Why a piece was not accepted.
+struct PieceError {
+    /// The failure of the queue that waits for the piece.
     failure: DeviceError,
-    /// What it is to whoever brought it, if that is to blame.
-    told: Option<TokenError>,
+    /// The error that the source server receives; `None` if it did nothing wrong.
+    sender_error: Option<TokenError>,
 }
 
-impl Wrong {
-    fn put(error: TokenError) -> Box<Wrong> {
-        Box::new(Wrong { failure: error.failure(), told: Some(error) })
+impl PieceError {
+    /// An error that the source server caused.
+    fn from_sender(error: TokenError) -> Box<PieceError> {
+        Box::new(PieceError { failure: error.to_device_error(), sender_error: Some(error) })
     }
 
-    fn here(failure: DeviceError) -> Box<Wrong> {
-        Box::new(Wrong { failure, told: None })
+    /// An error of this server or its device.
+    fn local(failure: DeviceError) -> Box<PieceError> {
+        Box::new(PieceError { failure, sender_error: None })
     }
 }
 
-/// What others are told when the lock is released: they may do anything then.
+/// Notifications that are sent after the lock is released, because the code that they run may take locks of its own.
 #[derive(Default)]
-struct News {
-    reached: Vec<Arc<Timeline>>,
-    failed: Vec<Receive>,
+struct DeferredNotifications {
+    /// Timelines of RECEIVE_FROM_PEERs that are done.
+    completed: Vec<Arc<Timeline>>,
+    /// RECEIVE_FROM_PEERs that `failure` ends.
+    failed: Vec<QueuedReceive>,
     failure: Option<DeviceError>,
 }
 
-/// What is to be done.
-enum Next {
-    /// To wait for a device.
-    Wait(Point),
-    /// To wait for bytes, until then.
+/// What the receiver's thread has to wait for next.
+enum NextWait {
+    /// A point of a device.
+    Device(TimelinePoint),
+    /// The arrival of bytes, with the deadline of the oldest RECEIVE_FROM_PEER.
     Bytes(Option<Instant>),
 }
 
-impl State {
-    /// Ends it, if it has not ended.
-    fn fail(&mut self, failure: DeviceError, news: &mut News) {
-        if self.over.is_none() {
-            self.over = Some(failure.clone());
-            news.failure = Some(failure);
-            news.failed.extend(self.receives.drain(..));
-            // What it has not begun to write is not written.
+impl ReceiverState {
+    /// Closes the receiver with `failure`, unless it is closed already.
+    fn fail(&mut self, failure: DeviceError, notifications: &mut DeferredNotifications) {
+        if self.closed.is_none() {
+            self.closed = Some(failure.clone());
+            notifications.failure = Some(failure);
+            notifications.failed.extend(self.receives.drain(..));
+            // Dropping the device queue cancels uploads that have not started.
             self.queue = None;
         }
     }
 
-    /// Takes the bytes of a piece: to the device, if that is ready for them, or into keeping. Where nothing arrives any more they
-    /// are dropped.
-    fn take(&mut self, inner: &Inner, number: u64, at: usize, data: Data<'_>) -> Result<(), Box<Wrong>> {
-        if self.over.is_some() {
+    /// Accepts the bytes of a piece: submits their upload if the device is ready, and buffers them otherwise. A closed receiver
+    /// drops them.
+    fn accept_piece(
+        &mut self,
+        shared: &ReceiverShared,
+        number: u64,
+        at: usize,
+        data: PeerWriteData<'_>,
+    ) -> Result<(), Box<PieceError>> {
+        if self.closed.is_some() {
             return Ok(());
         }
-        let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        let index = number.checked_sub(self.first_number).and_then(|index| usize::try_from(index).ok());
         let Some(receive) = index.and_then(|index| self.receives.get_mut(index)) else {
-            return Err(Wrong::here(DeviceError::Bug("bytes for a RECEIVE that is done".to_owned())));
+            return Err(PieceError::local(DeviceError::Bug(
+                "bytes arrived for a RECEIVE_FROM_PEER that is done".to_owned(),
+            )));
         };
-        if Instant::now() >= receive.due {
-            return Err(Box::new(Wrong { failure: late(), told: Some(TokenError::Unknown) }));
+        if Instant::now() >= receive.deadline {
+            return Err(Box::new(PieceError { failure: deadline_error(), sender_error: Some(TokenError::Unknown) }));
         }
-        let (expected, have) = (receive.piece(at).map_err(Wrong::here)?.bytes(), data.len());
+        let (expected, have) = (receive.piece(at).map_err(PieceError::local)?.bytes(), data.len());
         if have as u64 != expected {
-            return Err(Wrong::put(TokenError::Length { expected, have }));
+            return Err(PieceError::from_sender(TokenError::Length { expected, have }));
         }
-        let now = index == Some(0) && receive.kept.is_empty() && receive.ready.poll().map_err(Wrong::here)?;
-        if now {
-            let queue = open(&mut self.queue, inner).map_err(Wrong::here)?;
-            return receive.write(queue, at, data.bytes()).map_err(Wrong::here);
+        let ready =
+            index == Some(0) && receive.buffered.is_empty() && receive.ready.poll().map_err(PieceError::local)?;
+        if ready {
+            let queue = device_queue(&mut self.queue, shared).map_err(PieceError::local)?;
+            return receive.write(queue, at, data.bytes()).map_err(PieceError::local);
         }
-        let stash = data.keep(&inner.account).map_err(Wrong::put)?;
-        receive.kept.push((at, stash));
+        let buffered = data.into_buffered(&shared.budget).map_err(PieceError::from_sender)?;
+        receive.buffered.push((at, buffered));
         Ok(())
     }
 
-    /// Does what can be done without waiting.
-    fn advance(&mut self, inner: &Inner, news: &mut News) -> Result<Next, DeviceError> {
+    /// Writes buffered bytes and completes RECEIVE_FROM_PEERs as far as possible without waiting. Returns what to wait for
+    /// next.
+    ///
+    /// # Errors
+    /// The failure of the device, or that the deadline has passed.
+    fn advance(
+        &mut self,
+        shared: &ReceiverShared,
+        notifications: &mut DeferredNotifications,
+    ) -> Result<NextWait, DeviceError> {
         loop {
-            let Some(head) = self.receives.front_mut() else { return Ok(Next::Bytes(None)) };
+            let Some(head) = self.receives.front_mut() else { return Ok(NextWait::Bytes(None)) };
             if let Some(written) = &head.written {
                 if !written.poll()? {
-                    return Ok(Next::Wait(written.clone()));
+                    return Ok(NextWait::Device(written.clone()));
                 }
-                news.reached.extend(self.receives.pop_front().map(|done| done.arrival));
-                self.first += 1;
+                notifications.completed.extend(self.receives.pop_front().map(|done| done.completed));
+                self.first_number += 1;
                 continue;
             }
-            if head.kept.is_empty() {
-                return if Instant::now() < head.due { Ok(Next::Bytes(Some(head.due))) } else { Err(late()) };
+            if head.buffered.is_empty() {
+                return if Instant::now() < head.deadline {
+                    Ok(NextWait::Bytes(Some(head.deadline)))
+                } else {
+                    Err(deadline_error())
+                };
             }
             if !head.ready.poll()? {
-                return Ok(Next::Wait(head.ready.clone()));
+                return Ok(NextWait::Device(head.ready.clone()));
             }
-            let queue = open(&mut self.queue, inner)?;
-            for (at, stash) in std::mem::take(&mut head.kept) {
-                head.write(queue, at, &stash.bytes)?;
+            let queue = device_queue(&mut self.queue, shared)?;
+            for (at, buffered) in std::mem::take(&mut head.buffered) {
+                head.write(queue, at, &buffered.bytes)?;
             }
         }
     }
 }
 
-fn late() -> DeviceError {
+fn deadline_error() -> DeviceError {
     DeviceError::Deadline("bytes from another server")
 }
 
-/// The device queue; made for the first bytes.
-fn open<'a>(queue: &'a mut Option<Box<dyn Queue>>, inner: &Inner) -> Result<&'a mut dyn Queue, DeviceError> {
+/// The receiver's device queue, which is created for the first bytes.
+fn device_queue<'a>(
+    queue: &'a mut Option<Box<dyn Queue>>,
+    shared: &ReceiverShared,
+) -> Result<&'a mut dyn Queue, DeviceError> {
     let queue = match queue {
         Some(queue) => queue,
-        none => none.insert(inner.device.queue(&inner.account)?),
+        none => none.insert(shared.device.queue(&shared.budget)?),
     };
     Ok(&mut **queue)
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic half-way leaves a RECEIVE that is never done, and fails when its time is over.
+impl ReceiverShared {
+    fn lock(&self) -> MutexGuard<'_, ReceiverState> {
+        // A panic while the lock was held can leave a RECEIVE_FROM_PEER that is never done; its deadline fails it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the bytes of `tickets`; the number of that wait.
-    pub(super) fn expect(
+    /// Appends a RECEIVE_FROM_PEER, and returns its number. `completed` is advanced to 1 when all bytes are written. Starts the
+    /// receiver's thread if necessary.
+    ///
+    /// # Errors
+    /// The failure of the receiver if it is closed, or that the thread cannot be started.
+    pub(super) fn enqueue_receive(
         self: &Arc<Self>,
-        ready: Point,
-        arrival: Arc<Timeline>,
+        ready: TimelinePoint,
+        completed: Arc<Timeline>,
         region: Region,
-        tickets: &[Ticket],
+        tokens: &[TransferToken],
     ) -> Result<u64, DeviceError> {
         let mut state = self.lock();
-        if let Some(over) = &state.over {
-            return Err(over.clone());
+        if let Some(failure) = &state.closed {
+            return Err(failure.clone());
         }
-        if !state.served {
-            let inner = Arc::clone(self);
-            let started = std::thread::Builder::new().name("inbound".to_owned()).spawn(move || inner.serve());
-            started.map_err(|e| DeviceError::no_thread("for arriving bytes", &e))?;
-            state.served = true;
+        if !state.thread_started {
+            let shared = Arc::clone(self);
+            let started = std::thread::Builder::new().name("receiver".to_owned()).spawn(move || shared.run_thread());
+            started.map_err(|e| DeviceError::thread_spawn_failed("for arriving bytes", &e))?;
+            state.thread_started = true;
         }
-        let number = state.first + state.receives.len() as u64;
-        let (tickets, left, due) = (tickets.to_vec(), tickets.len(), Instant::now() + self.patience);
-        let receive = Receive { region, tickets, ready, arrival, kept: Vec::new(), left, written: None, due };
+        let number = state.first_number + state.receives.len() as u64;
+        let (tokens, unwritten, deadline) = (tokens.to_vec(), tokens.len(), Instant::now() + self.timeout);
+        let receive = QueuedReceive {
+            region,
+            tokens,
+            ready,
+            completed,
+            buffered: Vec::new(),
+            unwritten,
+            written: None,
+            deadline,
+        };
         state.receives.push_back(receive);
         Ok(number)
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.lock().over.is_some()
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed.is_some()
     }
 
-    fn serve(&self) {
+    /// The receiver's thread: waits for devices and deadlines until the receiver is closed.
+    fn run_thread(&self) {
         let mut state = self.lock();
-        while state.over.is_none() {
-            let mut news = News::default();
-            let next = state.advance(self, &mut news);
-            if !news.reached.is_empty() {
-                // What is next may be ready by that.
+        while state.closed.is_none() {
+            let mut notifications = DeferredNotifications::default();
+            let next = state.advance(self, &mut notifications);
+            if !notifications.completed.is_empty() {
+                // Completing a RECEIVE_FROM_PEER may make the next one ready.
                 drop(state);
-                self.deliver(news);
+                self.notify(notifications);
                 state = self.lock();
                 continue;
             }
             let failed = match next {
                 Err(e) => Some(e),
-                Ok(Next::Wait(point)) => {
+                Ok(NextWait::Device(point)) => {
                     drop(state);
-                    let waited = point.wait(Some(Instant::now() + self.patience));
+                    let waited = point.wait(Some(Instant::now() + self.timeout));
                     state = self.lock();
                     waited.err()
                 }
-                // What comes meanwhile has more time than this: nobody need say that it is there.
-                Ok(Next::Bytes(due)) => {
-                    let due = due.map_or(self.patience, |due| due.saturating_duration_since(Instant::now()));
-                    state = self.changed.wait_timeout(state, due).unwrap_or_else(PoisonError::into_inner).0;
+                // New RECEIVE_FROM_PEERs have later deadlines than this one, so the thread need not be woken for them.
+                Ok(NextWait::Bytes(deadline)) => {
+                    let timeout =
+                        deadline.map_or(self.timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
+                    state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
                     None
                 }
             };
             if let Some(e) = failed {
-                state.fail(e, &mut news);
+                state.fail(e, &mut notifications);
                 drop(state);
-                self.deliver(news);
+                self.notify(notifications);
                 return;
             }
         }
     }
 
-    fn deliver(&self, news: News) {
-        news.reached.iter().for_each(|arrival| arrival.advance(1));
-        if let Some(failure) = news.failure {
+    /// Sends deferred notifications. The caller holds no lock.
+    fn notify(&self, notifications: DeferredNotifications) {
+        notifications.completed.iter().for_each(|completed| completed.advance(1));
+        if let Some(failure) = notifications.failure {
             self.changed.notify_one();
-            for receive in news.failed {
-                // Who still comes in time does nothing wrong.
-                if Instant::now() < receive.due {
-                    self.table.abandon(&receive.tickets);
+            for receive in notifications.failed {
+                // Before the deadline, a PEER_WRITE with one of these tokens is still legitimate: its bytes are dropped.
+                if Instant::now() < receive.deadline {
+                    self.table.abandon(&receive.tokens);
                 } else {
-                    self.table.forget(&receive.tickets);
+                    self.table.remove_all(&receive.tokens);
                 }
-                receive.arrival.fail(failure.clone());
+                receive.completed.fail(failure.clone());
             }
         }
     }
 }
 
-impl Destination for Inner {
-    fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TokenError> {
-        let mut news = News::default();
+impl Destination for ReceiverShared {
+    fn accept_piece(&self, number: u64, at: usize, data: PeerWriteData<'_>) -> Result<(), TokenError> {
+        let mut notifications = DeferredNotifications::default();
         let mut state = self.lock();
-        let taken = state.take(self, number, at, data).or_else(|wrong| {
-            state.fail(wrong.failure, &mut news);
-            wrong.told.map_or(Ok(()), Err)
+        let result = state.accept_piece(self, number, at, data).or_else(|error| {
+            state.fail(error.failure, &mut notifications);
+            error.sender_error.map_or(Ok(()), Err)
         });
-        let waits = match state.advance(self, &mut news) {
-            Ok(next) => matches!(next, Next::Wait(_)),
+        let device_wait = match state.advance(self, &mut notifications) {
+            Ok(next) => matches!(next, NextWait::Device(_)),
             Err(e) => {
-                state.fail(e, &mut news);
+                state.fail(e, &mut notifications);
                 false
             }
         };
         drop(state);
-        if waits || news.failure.is_some() {
+        if device_wait || notifications.failure.is_some() {
             self.changed.notify_one();
         }
-        self.deliver(news);
-        taken
+        self.notify(notifications);
+        result
     }
 
-    /// Nothing more is written then, and who waits for bytes gets this.
+    /// Closes the receiver. The queue that waits for its bytes fails with `failure`.
     fn fail(&self, failure: DeviceError) {
-        let mut news = News::default();
-        self.lock().fail(failure, &mut news);
-        self.deliver(news);
+        let mut notifications = DeferredNotifications::default();
+        self.lock().fail(failure, &mut notifications);
+        self.notify(notifications);
     }
 }

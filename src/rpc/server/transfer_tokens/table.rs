@@ -1,88 +1,95 @@
-//! All live tickets of a server. Whoever brings bytes has their ticket taken from here before anything else happens.
+//! Table of all live transfer tokens of a server. A PEER_WRITE first removes its token from the table, so that each token is
+//! redeemed at most once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::{MAX_TICKETS, TokenError};
-use super::payload::{Data, Stash, possible};
-use crate::device::{Account, DeviceError};
-use crate::rpc::wire::ext::Ticket;
+use super::error::{MAX_UNUSED_TOKENS, TokenError};
+use super::payload::{BufferedBytes, PeerWriteData, check_length};
+use crate::device::{DeviceError, MemoryBudget};
+use crate::rpc::wire::ext::TransferToken;
 
-/// Where the bytes of tickets go once a RECEIVE has named them.
+/// Receives the bytes of tokens that a RECEIVE_FROM_PEER has bound.
 pub(super) trait Destination: Send + Sync {
-    /// Takes the bytes of piece `at` of the RECEIVE with this number. Never waits for a device.
-    fn put(&self, number: u64, at: usize, data: Data<'_>) -> Result<(), TokenError>;
+    /// Accepts the bytes of piece `piece` of RECEIVE_FROM_PEER number `receive`. Never waits for a device.
+    ///
+    /// # Errors
+    /// An error of the source server, for example a wrong length.
+    fn accept_piece(&self, receive: u64, piece: usize, data: PeerWriteData<'_>) -> Result<(), TokenError>;
 
-    /// Ends it: no further bytes are of use.
+    /// Fails the receiving queue with `failure`. Later bytes are dropped.
     fn fail(&self, failure: DeviceError);
 }
 
-/// What is known of a live ticket.
-pub(super) enum State {
-    /// Nobody has said where its bytes go.
+/// The state of a live token.
+pub(super) enum TokenState {
+    /// Neither bound nor redeemed.
     Issued,
-    /// Nor this, and the bytes have come.
-    Stashed(Stash),
-    /// Nor this, and whoever came with it brought nothing that can be used.
-    Spoiled(DeviceError),
-    /// The bytes go to this piece of this RECEIVE.
-    Armed(Arc<dyn Destination>, u64, usize),
-    /// The bytes have not come, and the queue that they were for has ended.
-    Unwanted,
+    /// Redeemed before it was bound: the bytes are buffered.
+    Buffered(BufferedBytes),
+    /// Redeemed before it was bound, with bytes that cannot be used. The queue that binds it fails with this error.
+    Invalid(DeviceError),
+    /// Bound to a RECEIVE_FROM_PEER: its receiver, its number, and the index of the piece.
+    Bound(Arc<dyn Destination>, u64, usize),
+    /// Not redeemed, and the queue that it was bound to has failed or was closed. The bytes are dropped when they arrive.
+    Abandoned,
 }
 
-pub(super) struct Entry {
+/// A live token.
+pub(super) struct TokenEntry {
     pub(super) session: u64,
-    pub(super) account: Arc<Account>,
-    pub(super) state: State,
+    pub(super) budget: Arc<MemoryBudget>,
+    pub(super) state: TokenState,
 }
 
-/// All live tickets of a server.
+/// Table of all live transfer tokens of a server.
 #[derive(Default)]
-pub(in crate::rpc::server) struct TokenTable(Mutex<Tables>);
+pub(in crate::rpc::server) struct TokenTable(Mutex<TokenMaps>);
 
 #[derive(Default)]
-pub(super) struct Tables {
-    pub(super) entries: HashMap<Ticket, Entry>,
-    /// The tickets of each session.
-    pub(super) sessions: HashMap<u64, Own>,
+pub(super) struct TokenMaps {
+    pub(super) entries: HashMap<TransferToken, TokenEntry>,
+    /// Tokens by session.
+    pub(super) sessions: HashMap<u64, SessionTokens>,
     pub(super) next_session: u64,
 }
 
-/// The tickets of a session.
+/// The tokens of one session.
 #[derive(Default)]
-pub(super) struct Own {
-    pub(super) unused: HashSet<Ticket>,
-    /// Those that are [`State::Unwanted`], the oldest first, and no more than may be unused.
-    pub(super) unwanted: VecDeque<Ticket>,
+pub(super) struct SessionTokens {
+    pub(super) unused: HashSet<TransferToken>,
+    /// Tokens in state [`TokenState::Abandoned`], oldest first; at most [`MAX_UNUSED_TOKENS`].
+    pub(super) abandoned: VecDeque<TransferToken>,
 }
 
-impl Tables {
-    pub(super) fn remove(&mut self, ticket: &Ticket) -> Option<Entry> {
-        let entry = self.entries.remove(ticket)?;
-        if let Some(own) = self.sessions.get_mut(&entry.session) {
+impl TokenMaps {
+    /// Removes a token from both maps.
+    pub(super) fn remove(&mut self, token: &TransferToken) -> Option<TokenEntry> {
+        let entry = self.entries.remove(token)?;
+        if let Some(session_tokens) = self.sessions.get_mut(&entry.session) {
             match entry.state {
-                State::Unwanted => own.unwanted.retain(|unwanted| unwanted != ticket),
-                _ => _ = own.unused.remove(ticket),
+                TokenState::Abandoned => session_tokens.abandoned.retain(|abandoned| abandoned != token),
+                _ => _ = session_tokens.unused.remove(token),
             }
         }
         Some(entry)
     }
 
-    /// Nobody wants the bytes of a ticket any more: if they come, they are dropped. What else is to be dropped, without the lock.
-    fn abandon(&mut self, ticket: &Ticket) -> Option<State> {
-        let entry = self.entries.get_mut(ticket)?;
+    /// Abandons a token: its bytes are dropped, also if they arrive later. Returns the previous state, which the caller has
+    /// to drop without holding the lock.
+    fn abandon(&mut self, token: &TransferToken) -> Option<TokenState> {
+        let entry = self.entries.get_mut(token)?;
         match entry.state {
-            State::Unwanted => None,
-            // Used.
-            State::Stashed(_) | State::Spoiled(_) => self.remove(ticket).map(|entry| entry.state),
-            State::Issued | State::Armed(..) => {
-                let state = std::mem::replace(&mut entry.state, State::Unwanted);
-                if let Some(own) = self.sessions.get_mut(&entry.session) {
-                    own.unused.remove(ticket);
-                    own.unwanted.push_back(*ticket);
-                    if own.unwanted.len() > MAX_TICKETS {
-                        own.unwanted.pop_front().map(|oldest| self.entries.remove(&oldest));
+            TokenState::Abandoned => None,
+            // Redeemed already: no bytes will arrive.
+            TokenState::Buffered(_) | TokenState::Invalid(_) => self.remove(token).map(|entry| entry.state),
+            TokenState::Issued | TokenState::Bound(..) => {
+                let state = std::mem::replace(&mut entry.state, TokenState::Abandoned);
+                if let Some(session_tokens) = self.sessions.get_mut(&entry.session) {
+                    session_tokens.unused.remove(token);
+                    session_tokens.abandoned.push_back(*token);
+                    if session_tokens.abandoned.len() > MAX_UNUSED_TOKENS {
+                        session_tokens.abandoned.pop_front().map(|oldest| self.entries.remove(&oldest));
                     }
                 }
                 Some(state)
@@ -92,73 +99,76 @@ impl Tables {
 }
 
 impl TokenTable {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Tables> {
-        // A panic elsewhere can at most have left a ticket in one of the two maps, where it is of no use to anyone.
+    pub(super) fn lock(&self) -> MutexGuard<'_, TokenMaps> {
+        // A panic while the lock was held can at most have left a token in one of the two maps only, where it cannot be
+        // redeemed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a ticket and the bytes that someone put for it. Never waits for a device. A ticket that was good is used
-    /// afterwards, whatever this returns, and where this fails the queue that waits for its bytes, now or later, fails too. A
-    /// failure that is the queue's own is not returned: whoever put the bytes did what was asked.
+    /// Redeems a token: serves the PEER_WRITE of another server. Never waits for a device.
+    ///
+    /// A valid token is consumed even if this fails. On failure, the queue that waits for the bytes, or will wait for them,
+    /// fails as well. An error of that queue alone, such as an exhausted memory budget, is not returned: the source server
+    /// did nothing wrong.
     ///
     /// # Errors
-    /// [`TokenError::Unknown`], [`TokenError::Length`]: nothing was written then.
-    pub(in crate::rpc::server) fn put(&self, ticket: &Ticket, data: &[u8]) -> Result<(), TokenError> {
-        match self.take(ticket, data) {
+    /// [`TokenError::Unknown`], [`TokenError::Length`]; no bytes were written.
+    pub(in crate::rpc::server) fn redeem(&self, token: &TransferToken, data: &[u8]) -> Result<(), TokenError> {
+        match self.try_redeem(token, data) {
             Err(TokenError::Memory(_)) => Ok(()),
-            taken => taken,
+            result => result,
         }
     }
 
-    fn take(&self, ticket: &Ticket, data: &[u8]) -> Result<(), TokenError> {
-        let early = match self.lock().entries.get(ticket) {
-            Some(Entry { state: State::Armed(..) | State::Unwanted, .. }) => None,
-            Some(Entry { state: State::Issued, account, .. }) => Some(Arc::clone(account)),
+    fn try_redeem(&self, token: &TransferToken, data: &[u8]) -> Result<(), TokenError> {
+        let buffer_budget = match self.lock().entries.get(token) {
+            Some(TokenEntry { state: TokenState::Bound(..) | TokenState::Abandoned, .. }) => None,
+            Some(TokenEntry { state: TokenState::Issued, budget, .. }) => Some(Arc::clone(budget)),
             _ => return Err(TokenError::Unknown),
         };
-        // Copied while nobody has to wait for the table.
-        let data = match early {
-            None => Data::Here(data),
-            Some(account) => match possible(data).and_then(|()| Stash::new(data, &account)) {
-                Ok(stash) => Data::Kept(stash),
-                Err(e) => return Err(self.spoil(ticket, e)),
+        // Copies the bytes without holding the lock, so that other sessions do not wait.
+        let data = match buffer_budget {
+            None => PeerWriteData::Borrowed(data),
+            Some(budget) => match check_length(data).and_then(|()| BufferedBytes::copy_from(data, &budget)) {
+                Ok(buffered) => PeerWriteData::Buffered(buffered),
+                Err(e) => return Err(self.invalidate(token, e)),
             },
         };
-        let mut tables = self.lock();
-        let Some(entry) = tables.entries.get_mut(ticket) else { return Err(TokenError::Unknown) };
+        let mut maps = self.lock();
+        let Some(entry) = maps.entries.get_mut(token) else { return Err(TokenError::Unknown) };
         match (&mut entry.state, data) {
-            (state @ State::Issued, Data::Kept(stash)) => {
-                *state = State::Stashed(stash);
+            (state @ TokenState::Issued, PeerWriteData::Buffered(buffered)) => {
+                *state = TokenState::Buffered(buffered);
                 Ok(())
             }
-            (State::Armed(..), data) => {
-                let entry = tables.remove(ticket);
-                drop(tables);
+            (TokenState::Bound(..), data) => {
+                let entry = maps.remove(token);
+                drop(maps);
                 match entry.map(|entry| entry.state) {
-                    Some(State::Armed(inbound, receive, piece)) => inbound.put(receive, piece, data),
+                    Some(TokenState::Bound(receiver, receive, piece)) => receiver.accept_piece(receive, piece, data),
                     _ => Err(TokenError::Unknown),
                 }
             }
-            (State::Unwanted, data) => {
-                tables.remove(ticket);
-                drop(tables);
-                possible(data.bytes())
+            (TokenState::Abandoned, data) => {
+                maps.remove(token);
+                drop(maps);
+                check_length(data.bytes())
             }
             _ => Err(TokenError::Unknown),
         }
     }
 
-    /// Uses up a ticket that no RECEIVE had named when its bytes came.
-    pub(super) fn spoil(&self, ticket: &Ticket, e: TokenError) -> TokenError {
-        let mut tables = self.lock();
-        match tables.entries.get_mut(ticket).map(|entry| &mut entry.state) {
-            Some(state @ State::Issued) => *state = State::Spoiled(e.failure()),
-            // Meanwhile one has named it, or its queue has ended.
-            Some(State::Armed(..) | State::Unwanted) => {
-                let used = tables.remove(ticket);
-                drop(tables);
-                if let Some(Entry { state: State::Armed(inbound, ..), .. }) = used {
-                    inbound.fail(e.failure());
+    /// Consumes a token whose bytes are invalid. The token was not bound when they arrived. Returns the error.
+    pub(super) fn invalidate(&self, token: &TransferToken, e: TokenError) -> TokenError {
+        let mut maps = self.lock();
+        match maps.entries.get_mut(token).map(|entry| &mut entry.state) {
+            Some(state @ TokenState::Issued) => *state = TokenState::Invalid(e.to_device_error()),
+            // A RECEIVE_FROM_PEER has bound the token in the meantime, or it was abandoned.
+            Some(TokenState::Bound(..) | TokenState::Abandoned) => {
+                let used = maps.remove(token);
+                drop(maps);
+                if let Some(TokenEntry { state: TokenState::Bound(receiver, ..), .. }) = used {
+                    receiver.fail(e.to_device_error());
                 }
             }
             _ => {}
@@ -166,21 +176,21 @@ impl TokenTable {
         e
     }
 
-    /// Tickets whose bytes nobody wants any more.
-    pub(super) fn abandon(&self, tickets: &[Ticket]) {
-        let mut tables = self.lock();
-        let gone: Vec<_> = tickets.iter().map(|ticket| tables.abandon(ticket)).collect();
-        drop(tables);
-        // Possibly the last handle of what lies on a device.
-        drop(gone);
+    /// Abandons tokens: their bytes are dropped when they arrive.
+    pub(super) fn abandon(&self, tokens: &[TransferToken]) {
+        let mut maps = self.lock();
+        let removed: Vec<_> = tokens.iter().map(|token| maps.abandon(token)).collect();
+        drop(maps);
+        // Outside the lock: this may drop the last handle of device resources.
+        drop(removed);
     }
 
-    /// Tickets that are good for nothing any more.
-    pub(super) fn forget(&self, tickets: &[Ticket]) {
-        let mut tables = self.lock();
-        let gone: Vec<_> = tickets.iter().map(|ticket| tables.remove(ticket)).collect();
-        drop(tables);
-        // As above.
-        drop(gone);
+    /// Removes tokens. A later PEER_WRITE with one of them is an error of its sender.
+    pub(super) fn remove_all(&self, tokens: &[TransferToken]) {
+        let mut maps = self.lock();
+        let removed: Vec<_> = tokens.iter().map(|token| maps.remove(token)).collect();
+        drop(maps);
+        // Outside the lock, as in `abandon`.
+        drop(removed);
     }
 }

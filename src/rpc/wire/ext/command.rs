@@ -1,16 +1,16 @@
-//! The commands from 128 on, and the sizes of their bodies.
+//! Commands of the extensions (numbers from 128), their headers, and the allowed lengths of their bodies.
 
 use super::super::codec::WireError;
 use super::super::command::Limits;
 use super::super::frame::REQUEST_HEADER;
 use std::fmt;
 
-/// Bytes of a ticket.
-pub const TICKET: usize = 16;
+/// Length of a transfer token in bytes.
+pub const TRANSFER_TOKEN_BYTES: usize = 16;
 
 macro_rules! commands {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $least:expr, $most:expr;)*) => {
-        /// A command of the extensions. The discriminant is its number on the wire.
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $min:expr, $max:expr;)*) => {
+        /// A command of the extensions. The discriminant is the number on the wire.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         #[non_exhaustive]
@@ -19,13 +19,13 @@ macro_rules! commands {
         }
 
         impl ExtCommand {
-            /// Every command, by number.
+            /// All commands in the order of their numbers.
             pub const ALL: &'static [ExtCommand] = &[$(ExtCommand::$name),*];
 
             /// The command with this number.
             ///
             /// # Errors
-            /// [`WireError::UnknownCommand`] for numbers that are none.
+            /// [`WireError::UnknownCommand`] if no command has this number.
             pub const fn from_wire(number: u8) -> Result<ExtCommand, WireError> {
                 match number {
                     $($number => Ok(ExtCommand::$name),)*
@@ -33,72 +33,72 @@ macro_rules! commands {
                 }
             }
 
-            /// The command's name in the protocol, for example `OPEN_QUEUE`.
+            /// Name of the command in the protocol, for example `OPEN_QUEUE`.
             pub const fn name(self) -> &'static str {
                 match self { $(ExtCommand::$name => $text,)* }
             }
 
-            /// The least bytes of a body, and the most where that is fixed.
-            const fn sizes(self) -> (u64, Most) {
-                match self { $(ExtCommand::$name => ($least, $most),)* }
+            /// Minimum length of the body in bytes, and the rule for its maximum.
+            const fn body_sizes(self) -> (u64, MaxBody) {
+                match self { $(ExtCommand::$name => ($min, $max),)* }
             }
         }
     };
 }
 
-/// The most bytes of a body.
-enum Most {
-    /// As many as the least.
+/// Maximum length of a body.
+enum MaxBody {
+    /// The minimum length: all fields have a fixed size.
     Fixed,
-    /// As [`Limits::max_body`] says: it is held.
-    Held,
-    /// Any number: it streams to its place.
-    Any,
-    /// So many more.
-    Plus(u64),
+    /// [`Limits::max_body`], because the receiver buffers the body.
+    Buffered,
+    /// Unlimited, because the receiver streams the body to its destination.
+    Streamed,
+    /// The minimum length and this many bytes.
+    Extra(u64),
 }
-use Most::{Any, Fixed, Held, Plus};
+use MaxBody::{Buffered, Extra, Fixed, Streamed};
 
 commands! {
-    /// Takes the extensions up.
-    Greet = 128, "GREET", 4, Fixed;
+    /// Enables the extensions.
+    HelloExt = 128, "HELLO_EXT", 4, Fixed;
     /// Opens a queue on a device.
     OpenQueue = 129, "OPEN_QUEUE", 8, Fixed;
-    /// Ends a queue.
+    /// Closes a queue.
     CloseQueue = 130, "CLOSE_QUEUE", 4, Fixed;
-    /// Keeps a graph, bound to buffers, to be run by its number.
-    KeepGraph = 131, "KEEP_GRAPH", 8 + 12, Held;
-    /// Runs a kept graph.
+    /// Prepares a graph, bound to buffers, for repeated runs by its id.
+    PrepareGraph = 131, "PREPARE_GRAPH", 8 + 12, Buffered;
+    /// Runs a prepared graph.
     RunGraph = 132, "RUN_GRAPH", 4 + 8, Fixed;
     /// Writes bytes into a buffer.
-    Write = 133, "WRITE", 4 + 24 + 20, Any;
-    /// Reads bytes of buffers.
-    Read = 134, "READ", 4 + 8, Held;
-    /// Fills a part of a buffer with one byte value.
+    Write = 133, "WRITE", 4 + 24 + 20, Streamed;
+    /// Reads bytes of buffers; the server sends them in a READ_DATA notification.
+    Read = 134, "READ", 4 + 8, Buffered;
+    /// Fills a span with one byte value.
     Fill = 135, "FILL", 4 + 24 + 1, Fixed;
-    /// Copies between two buffers of this server.
+    /// Copies between two spans of this server.
     Copy = 136, "COPY", 4 + 24 + 24, Fixed;
-    /// Gives a number to a moment of a queue.
+    /// Places a mark: a numbered point in the work of a queue.
     Mark = 137, "MARK", 4 + 8, Fixed;
-    /// Makes a queue wait for a moment of another one.
+    /// Makes a queue wait for a mark of another queue.
     Wait = 138, "WAIT", 4 + 4 + 8, Fixed;
-    /// Asks to be told when a moment is reached.
-    Ask = 139, "ASK", 4 + 8, Fixed;
-    /// Asks whether a device runs a node.
-    Support = 140, "SUPPORT", 12, Held;
-    /// Fills a tensor from the server's own disk.
-    Load = 141, "LOAD", 4 + 24 + 20 + 32 + 4, Held;
-    /// Asks for tickets.
-    Tickets = 142, "TICKETS", 4, Fixed;
-    /// Says where the bytes of tickets go.
-    Receive = 143, "RECEIVE", 4 + 24 + 4, Held;
-    /// Sends bytes to the server that issued tickets for them.
-    Send = 144, "SEND", 4 + 24 + 4 + 4, Held;
-    /// Asks whether this server may dial another one.
-    Reach = 145, "REACH", 4, Held;
-    /// Hands bytes over, for a ticket: from server to server.
-    Put = 146, "PUT", TICKET as u64, Plus(256 << 10);
-    /// Asks whether the server is alive, and how it is.
+    /// Requests a MARK_REACHED notification.
+    NotifyReached = 139, "NOTIFY_REACHED", 4 + 8, Fixed;
+    /// Queries whether a device supports a node.
+    SupportsOp = 140, "SUPPORTS_OP", 12, Buffered;
+    /// Fills a span from a model file of the server, by digest.
+    Load = 141, "LOAD", 4 + 24 + 20 + 32 + 4, Buffered;
+    /// Requests transfer tokens.
+    IssueTokens = 142, "ISSUE_TOKENS", 4, Fixed;
+    /// Assigns a destination to the bytes that peers send for tokens.
+    ReceiveFromPeer = 143, "RECEIVE_FROM_PEER", 4 + 24 + 4, Buffered;
+    /// Sends bytes to the server that issued tokens for them.
+    SendToPeer = 144, "SEND_TO_PEER", 4 + 24 + 4 + 4, Buffered;
+    /// Checks whether this server may and can connect to another server.
+    ProbePeer = 145, "PROBE_PEER", 4, Buffered;
+    /// Writes bytes for a token, from server to server.
+    PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64, Extra(256 << 10);
+    /// Heartbeat: checks that the server is alive, and queries its state.
     Ping = 147, "PING", 0, Fixed;
 }
 
@@ -108,22 +108,22 @@ impl fmt::Display for ExtCommand {
     }
 }
 
-/// `cmd u8 | size u64`, with a command of the extensions.
+/// Header of a request of the extensions: `cmd u8 | size u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtHeader {
     /// The command.
     pub command: ExtCommand,
-    /// Bytes of the body, as the peer says: see [`ExtHeader::body_len`].
+    /// Length of the body in bytes, unchecked; [`ExtHeader::body_len`] checks it.
     pub size: u64,
 }
 
 impl ExtHeader {
-    /// Whether a header is one of the extensions.
-    pub const fn is_one(bytes: &[u8; REQUEST_HEADER]) -> bool {
+    /// Whether the header belongs to a command of the extensions.
+    pub const fn is_extension(bytes: &[u8; REQUEST_HEADER]) -> bool {
         bytes[0] >= 128
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`WireError::UnknownCommand`].
@@ -132,29 +132,29 @@ impl ExtHeader {
         Ok(ExtHeader { command: ExtCommand::from_wire(number)?, size: u64::from_le_bytes(size) })
     }
 
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; REQUEST_HEADER] {
         let mut bytes = [self.command as u8; REQUEST_HEADER];
         bytes[1..].copy_from_slice(&self.size.to_le_bytes());
         bytes
     }
 
-    /// The length of the body, once it is known to be acceptable: refuses before any byte of it is read.
+    /// The checked length of the body. Called before any byte of the body is read, so that an invalid length costs no memory.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when it is too short for its command, [`WireError::TooLarge`] when it is too long for it or
-    /// for `limits`.
+    /// [`WireError::Truncated`] if it is too short for its command, [`WireError::TooLarge`] if it is too long for the command
+    /// or for `limits`.
     pub fn body_len(&self, limits: &Limits) -> Result<usize, WireError> {
         let (what, have) = (self.command.name(), self.size);
-        let (least, most) = self.command.sizes();
-        if have < least {
-            return Err(WireError::Truncated { what, need: least, have });
+        let (min, max) = self.command.body_sizes();
+        if have < min {
+            return Err(WireError::Truncated { what, need: min, have });
         }
-        let limit = match most {
-            Fixed => least,
-            Held => limits.max_body,
-            Any => isize::MAX as u64,
-            Plus(more) => least + more,
+        let limit = match max {
+            Fixed => min,
+            Buffered => limits.max_body,
+            Streamed => isize::MAX as u64,
+            Extra(bytes) => min + bytes,
         };
         let too_large = WireError::TooLarge { what, have, limit };
         if have > limit { Err(too_large) } else { usize::try_from(have).map_err(|_| too_large) }

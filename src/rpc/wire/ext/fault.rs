@@ -1,70 +1,74 @@
-//! What went wrong on a device, as the wire says it.
+//! Errors of devices on the wire.
 
 use super::super::codec::{Reader, WireError};
 use super::{text, write_text};
 
-/// A failure with its reason. Memory that is used up and nodes that a device does not run keep their kind: a client may act on
-/// them. Of anything else the text is all.
+/// An error of a device, which a server reports to its client. A client can handle exhausted memory and unsupported nodes, so
+/// these keep their kind; all other errors are only a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// What a program can tell.
-    pub kind: FaultKind,
-    /// For people.
+pub struct DeviceFault {
+    /// Kind, for programs.
+    pub kind: DeviceFaultKind,
+    /// Message, for users.
     pub text: String,
 }
 
-/// What a program can tell of a failure.
+/// Kind of a device error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum FaultKind {
-    /// Nothing.
+pub enum DeviceFaultKind {
+    /// An error without further data.
     Other,
-    /// The account's or the device's memory is used up.
+    /// The memory of the device, or of the session's budget, is exhausted.
     OutOfMemory {
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes left.
-        left: u64,
-        /// The limit.
+        /// Requested bytes.
+        requested: u64,
+        /// Available bytes.
+        available: u64,
+        /// Limit in bytes.
         limit: u64,
     },
-    /// The device does not run this op, by its number on the wire, as it is.
+    /// The device does not support a node of this op, given by its number on the wire.
     Unsupported(u32),
-    /// Data that this op does not allow.
+    /// The data of a source is invalid for this op, given by its number on the wire; for example an index out of range.
     Data(u32),
 }
 
-impl Fault {
-    /// A failure that only people understand.
-    pub fn new(text: impl Into<String>) -> Fault {
-        Fault { kind: FaultKind::Other, text: text.into() }
+impl DeviceFault {
+    /// An error of kind [`DeviceFaultKind::Other`].
+    pub fn new(text: impl Into<String>) -> DeviceFault {
+        DeviceFault { kind: DeviceFaultKind::Other, text: text.into() }
     }
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<Fault, WireError> {
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<DeviceFault, WireError> {
         let kind = r.u32("kind")?;
         let kind = match kind {
-            0 => FaultKind::Other,
-            1 => FaultKind::OutOfMemory { asked: r.u64("asked")?, left: r.u64("left")?, limit: r.u64("limit")? },
-            2 => FaultKind::Unsupported(r.u32("op")?),
-            3 => FaultKind::Data(r.u32("op")?),
+            0 => DeviceFaultKind::Other,
+            1 => DeviceFaultKind::OutOfMemory {
+                requested: r.u64("requested")?,
+                available: r.u64("available")?,
+                limit: r.u64("limit")?,
+            },
+            2 => DeviceFaultKind::Unsupported(r.u32("op")?),
+            3 => DeviceFaultKind::Data(r.u32("op")?),
             have => return Err(WireError::BadValue { what: "kind", expected: "0 to 3", have: have.into() }),
         };
-        Ok(Fault { kind, text: text(r, "reason")?.to_owned() })
+        Ok(DeviceFault { kind, text: text(r, "reason")?.to_owned() })
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let mut number = |n: u32| out.extend_from_slice(&n.to_le_bytes());
         match self.kind {
-            FaultKind::Other => number(0),
-            FaultKind::OutOfMemory { asked, left, limit } => {
+            DeviceFaultKind::Other => number(0),
+            DeviceFaultKind::OutOfMemory { requested, available, limit } => {
                 number(1);
-                [asked, left, limit].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                [requested, available, limit].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
             }
-            FaultKind::Unsupported(op) => {
+            DeviceFaultKind::Unsupported(op) => {
                 number(2);
                 number(op);
             }
-            FaultKind::Data(op) => {
+            DeviceFaultKind::Data(op) => {
                 number(3);
                 number(op);
             }

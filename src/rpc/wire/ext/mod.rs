@@ -1,29 +1,31 @@
-//! fanout's extensions to the protocol, spoken where both ends are fanout: commands from 128 on, and notices.
+//! fanout's extensions to the RPC protocol, for connections between a fanout client and a fanout server: commands with numbers
+//! from 128, and notifications.
 //!
-//! A server announces them in the byte of its HELLO reply that 7.0 leaves unused ([`Greeting`]); a client takes them up with
-//! a GREET. From the reply to that on, whatever the server sends is a [`Notice`]. What each message means: `docs/protocol.md`.
+//! A server offers the extensions in a byte of its HELLO reply that 7.0 leaves unused ([`ExtensionOffer`]). A client enables
+//! them with HELLO_EXT. After the reply to HELLO_EXT every message of the server is a [`Notification`]. `docs/protocol.md`
+//! describes the meaning and the order of the messages; start there.
 
-mod answer;
 mod command;
 mod fault;
-mod greet;
-mod notice;
+mod hello_ext;
+mod notification;
 mod request;
+mod response;
 
-pub use answer::Answer;
-pub use command::{ExtCommand, ExtHeader, TICKET};
-pub use fault::{Fault, FaultKind};
-pub use greet::{Abilities, DeviceRecord, GreetReply, Greeting, REVISION, State};
-pub use notice::{NOTICE_HEADER, Notice, NoticeHeader, NoticeKind};
+pub use command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
+pub use fault::{DeviceFault, DeviceFaultKind};
+pub use hello_ext::{DeviceRecord, ExtensionOffer, HelloExtReply, REVISION, ServerCapabilities, ServerState};
+pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{
-    Ask, CloseQueue, Copy, ExtRequest, Fill, Greet, KeepGraph, Load, Mark, NO_TENSOR, OpenQueue, PUT_HEAD, Ping, Put,
-    Reach, Read, Receive, RunGraph, Send, Shape, Span, Spans, Support, Ticket, TicketList, Tickets, WRITE_HEAD, Wait,
-    WriteHead,
+    BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtRequest, Fill, HelloExt, IssueTokens, Load, Mark, NO_TENSOR,
+    NotifyReached, OpenQueue, PEER_WRITE_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer, ReadSpans, ReceiveFromPeer,
+    RunGraph, SendToPeer, SupportsOp, TensorShape, TransferToken, TransferTokenList, WRITE_HEAD, Wait, WriteHead,
 };
+pub use response::ExtResponse;
 
 use super::codec::{Reader, WireError};
 
-/// Reads a text: its length in bytes as u32, then UTF-8.
+/// Decodes a text: its length in bytes as u32, then UTF-8.
 fn text<'a>(r: &mut Reader<'a>, what: &'static str) -> Result<&'a str, WireError> {
     let len = r.u32(what)?;
     let bytes = r.bytes(what, usize::try_from(len).unwrap_or(usize::MAX))?;
@@ -34,7 +36,7 @@ fn text<'a>(r: &mut Reader<'a>, what: &'static str) -> Result<&'a str, WireError
     })
 }
 
-/// Writes a text. No sender has one of 4 GiB; its end would be cut off.
+/// Encodes a text. A text of 4 GiB or more would be truncated; no caller has one.
 fn write_text(text: &str, out: &mut Vec<u8>) {
     let mut end = text.len().min(u32::MAX as usize);
     while !text.is_char_boundary(end) {
@@ -44,7 +46,7 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(&text.as_bytes()[..end]);
 }
 
-/// Bytes of a text on the wire.
+/// Encoded length of a text in bytes.
 fn text_size(text: &str) -> u64 {
     4 + text.len() as u64
 }

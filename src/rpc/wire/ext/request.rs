@@ -1,40 +1,40 @@
-//! What a client asks in the extensions.
+//! Requests of the extensions: one struct per command, with its decoder and encoder.
 
 use super::super::codec::{Field, Reader, WireError};
 use super::super::command::Limits;
 use super::super::graph::GraphCompute;
 use super::super::request::Body;
-use super::command::{ExtCommand, ExtHeader, TICKET};
+use super::command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
 use super::{text, write_text};
 
-/// What a ticket's holder may do once: put bytes where they were expected.
-pub type Ticket = [u8; TICKET];
+/// A transfer token: 16 random bytes that entitle another server to one PEER_WRITE into memory of the session that issued it.
+pub type TransferToken = [u8; TRANSFER_TOKEN_BYTES];
 
-/// The type number of a [`Shape`] that is none.
+/// Type number that stands for a missing [`TensorShape`].
 pub const NO_TENSOR: u32 = u32::MAX;
 
-/// Bytes of a WRITE before its data.
+/// Length in bytes of a WRITE before its data.
 pub const WRITE_HEAD: usize = 4 + 24 + 20;
 
-/// Bytes of a PUT before its data.
-pub const PUT_HEAD: usize = TICKET;
+/// Length in bytes of a PEER_WRITE before its data.
+pub const PEER_WRITE_HEAD: usize = TRANSFER_TOKEN_BYTES;
 
-/// A part of a buffer.
+/// A contiguous part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// The buffer's handle.
+pub struct BufferSpan {
+    /// Handle of the buffer, from ALLOC_BUFFER.
     pub buffer: u64,
-    /// Bytes from its start.
+    /// Offset from the start of the buffer, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-impl Field for Span {
+impl Field for BufferSpan {
     const SIZE: u64 = 24;
 
     fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
-        Ok(Span { buffer: r.u64(what)?, offset: r.u64(what)?, len: r.u64(what)? })
+        Ok(BufferSpan { buffer: r.u64(what)?, offset: r.u64(what)?, len: r.u64(what)? })
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -44,43 +44,43 @@ impl Field for Span {
     }
 }
 
-/// Type and shape of the contiguous tensor that a span is all of.
+/// Type and shape of a contiguous tensor that fills a span exactly. A server may lay such a tensor out for its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// The type's number.
+pub struct TensorShape {
+    /// Number of the element type.
     pub dtype: u32,
-    /// Its dimensions.
+    /// Elements per dimension, fastest first.
     pub ne: [u32; 4],
 }
 
-impl Field for Option<Shape> {
+impl Field for Option<TensorShape> {
     const SIZE: u64 = 20;
 
     fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
         let dtype = r.u32(what)?;
         let ne = [r.u32(what)?, r.u32(what)?, r.u32(what)?, r.u32(what)?];
-        Ok((dtype != NO_TENSOR).then_some(Shape { dtype, ne }))
+        Ok((dtype != NO_TENSOR).then_some(TensorShape { dtype, ne }))
     }
 
     fn write(&self, out: &mut Vec<u8>) {
-        let Shape { dtype, ne } = self.unwrap_or(Shape { dtype: NO_TENSOR, ne: [0; 4] });
+        let TensorShape { dtype, ne } = self.unwrap_or(TensorShape { dtype: NO_TENSOR, ne: [0; 4] });
         dtype.write(out);
         ne.iter().for_each(|n| n.write(out));
     }
 }
 
-/// Spans, borrowed from a message.
+/// A list of spans, borrowed from the encoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spans<'a>(&'a [[u8; 24]]);
+pub struct BufferSpans<'a>(&'a [[u8; 24]]);
 
-impl<'a> Spans<'a> {
-    /// Spans to send, as [`Spans::encode`] makes them.
-    pub const fn new(spans: &'a [[u8; 24]]) -> Spans<'a> {
-        Spans(spans)
+impl<'a> BufferSpans<'a> {
+    /// A list to send, of spans that [`BufferSpans::encode`] has encoded.
+    pub const fn new(spans: &'a [[u8; 24]]) -> BufferSpans<'a> {
+        BufferSpans(spans)
     }
 
-    /// A span's bytes.
-    pub fn encode(span: &Span) -> [u8; 24] {
+    /// Encodes one span.
+    pub fn encode(span: &BufferSpan) -> [u8; 24] {
         let mut bytes = [0; 24];
         for (to, n) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([span.buffer, span.offset, span.len]) {
             *to = n.to_le_bytes();
@@ -88,33 +88,33 @@ impl<'a> Spans<'a> {
         bytes
     }
 
-    /// How many.
+    /// Number of spans.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The spans in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Span> + use<'a> {
+    /// Decodes the spans in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = BufferSpan> + use<'a> {
         self.0.iter().map(|bytes| {
             let [buffer, offset, len] = [0, 8, 16].map(|at| {
                 let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
                 u64::from_le_bytes(word.unwrap_or([0; 8])) // 24 bytes are three words
             });
-            Span { buffer, offset, len }
+            BufferSpan { buffer, offset, len }
         })
     }
 }
 
-/// Tickets, one for each 256 KiB of a span, borrowed from a message.
+/// A list of transfer tokens, one for each 256 KiB of a span, borrowed from the encoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TicketList<'a>(pub &'a [Ticket]);
+pub struct TransferTokenList<'a>(pub &'a [TransferToken]);
 
-/// Requests that are a fixed list of fields.
+/// Generates requests with fields of fixed size only.
 macro_rules! fixed {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
         $(#[$doc])*
@@ -140,102 +140,104 @@ macro_rules! fixed {
 }
 
 fixed! {
-    /// Takes the extensions up, in a revision that the server's HELLO has named. Answered with [`super::Answer::Greet`].
-    Greet {
-        /// The revision.
+    /// Enables the extensions, in the revision that the server offered in its reply to HELLO. Reply:
+    /// [`super::ExtResponse::HelloExt`].
+    HelloExt {
+        /// Revision of the extensions.
         revision: u32,
     }
 
     /// Opens a queue. No reply.
     OpenQueue {
-        /// A number that no open queue of the session has, chosen by the client.
+        /// Queue id, chosen by the client; no open queue of the session may have the same.
         queue: u32,
-        /// Device by its position on the endpoint.
+        /// Device, by its index in the server's list.
         device: u32,
     }
 
-    /// Ends a queue: what it has not started is abandoned. No reply.
+    /// Closes a queue and abandons its work that has not started. No reply.
     CloseQueue {
-        /// The queue.
+        /// Queue.
         queue: u32,
     }
 
-    /// Runs a kept graph. No reply.
+    /// Runs a prepared graph. No reply.
     RunGraph {
-        /// A queue of the graph's device.
+        /// Queue, on the device of the graph.
         queue: u32,
-        /// The graph's number.
+        /// Id of the graph, from PREPARE_GRAPH.
         graph: u64,
     }
 
-    /// The head of a WRITE, which has as many bytes as the span says behind it. No reply.
+    /// Head of a WRITE, which writes bytes into a span. As many bytes as the span is long follow the head. No reply.
     WriteHead {
-        /// A queue of the buffer's device.
+        /// Queue, on the device of the buffer.
         queue: u32,
-        /// Where to.
-        span: Span,
-        /// What it is, where it is all of a contiguous tensor.
-        shape: Option<Shape>,
+        /// Destination.
+        span: BufferSpan,
+        /// The tensor that the bytes are, if it is contiguous and fills the span.
+        shape: Option<TensorShape>,
     }
 
-    /// Fills a span. No reply.
+    /// Fills a span with one byte value. No reply.
     Fill {
-        /// A queue of the buffer's device.
+        /// Queue, on the device of the buffer.
         queue: u32,
-        /// What to fill.
-        span: Span,
-        /// With what.
+        /// Destination.
+        span: BufferSpan,
+        /// The byte to fill it with.
         value: u8,
     }
 
-    /// Copies between two buffers of the server, on any of its devices; both spans are of one length. No reply.
-    Copy {
-        /// A queue of the destination's device.
+    /// COPY: copies between two spans of equal length, in buffers on any devices of this server. No reply.
+    CopySpan {
+        /// Queue, on the device of the destination.
         queue: u32,
-        /// From.
-        src: Span,
-        /// To.
-        dst: Span,
+        /// Source.
+        src: BufferSpan,
+        /// Destination.
+        dst: BufferSpan,
     }
 
-    /// Gives a number to the moment after all that the queue was sent so far. No reply.
+    /// Places a mark: a numbered point of the queue, reached when all work that was sent to the queue before it is done. No
+    /// reply.
     Mark {
-        /// The queue.
+        /// Queue.
         queue: u32,
-        /// Above that of every earlier mark of the queue.
+        /// Number of the mark; above the numbers of all earlier marks of the queue.
         number: u64,
     }
 
-    /// Makes what the queue is sent from now on wait for a mark of another queue of the session. No reply.
+    /// Makes later work of a queue wait for a mark of another queue of the session. No reply.
     Wait {
-        /// The queue that waits.
+        /// The waiting queue.
         queue: u32,
-        /// The queue that is waited for.
-        of: u32,
-        /// Its mark, which has been made.
+        /// The queue of the mark.
+        other_queue: u32,
+        /// Number of the mark, which must have been placed.
         number: u64,
     }
 
-    /// Asks for a notice when a mark is reached. No reply.
-    Ask {
-        /// The queue.
+    /// Requests one MARK_REACHED notification, sent when the mark is reached. No reply.
+    NotifyReached {
+        /// Queue.
         queue: u32,
-        /// Its mark, which has been made.
+        /// Number of the mark, which must have been placed.
         number: u64,
     }
 
-    /// Asks for tickets. Answered with [`super::Answer::Tickets`].
-    Tickets {
-        /// How many, 1 to 256.
+    /// Requests transfer tokens. Reply: [`super::ExtResponse::IssueTokens`].
+    IssueTokens {
+        /// Number of tokens, 1 to 256.
         count: u32,
     }
 
-    /// Asks how the server is. Answered with [`super::Answer::Ping`].
+    /// Checks that the server is alive. Reply: [`super::ExtResponse::Ping`].
     Ping {}
 }
 
-/// Messages with parts of any length: each field with how it is read, measured and written.
-macro_rules! varied {
+/// Generates requests with fields of variable length. The trait [`MessageField`] decodes, measures and encodes each field.
+macro_rules! variable {
     ($($(#[$doc:meta])* $name:ident $(<$life:lifetime>)? { $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,205 +247,211 @@ macro_rules! varied {
 
         impl<'a> Body<'a> for $name $(<$life>)? {
             fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-                Ok($name { $($field: Part::take(r, stringify!($field), limits)?,)* })
+                Ok($name { $($field: MessageField::decode(r, stringify!($field), limits)?,)* })
             }
 
             fn size(&self) -> u64 {
-                0 $(+ Part::bytes(&self.$field))*
+                0 $(+ MessageField::encoded_len(&self.$field))*
             }
 
             fn write(&self, out: &mut Vec<u8>) {
-                $(Part::put(&self.$field, out);)*
+                $(MessageField::encode(&self.$field, out);)*
             }
         }
     )*};
 }
 
-varied! {
-    /// Keeps a graph whose tensors lie in buffers of the session, as those of a GRAPH_COMPUTE do. No reply.
-    KeepGraph<'a> {
-        /// A number that no graph of the session has had.
+variable! {
+    /// Prepares a graph for repeated runs and stores it under an id. Its tensors lie in buffers of the session, as in a
+    /// GRAPH_COMPUTE. No reply.
+    PrepareGraph<'a> {
+        /// Id, chosen by the client; no earlier graph of the session may have had the same.
         id: u64,
-        /// The graph, with its device.
+        /// The graph and its device.
         graph: GraphCompute<'a>,
     }
 
-    /// Reads spans. Answered, when the queue has come so far, with a notice that has their bytes one after the other.
-    Read<'a> {
-        /// A queue of the buffers' device.
+    /// READ: reads spans. When the earlier work of the queue is done, the server sends their bytes in one READ_DATA
+    /// notification.
+    ReadSpans<'a> {
+        /// Queue, on the device of the buffers.
         queue: u32,
-        /// A number for the notice.
+        /// Id, which the notification repeats.
         id: u64,
-        /// What to read.
-        spans: Spans<'a>,
+        /// Spans to read. The notification has their bytes in this order.
+        spans: BufferSpans<'a>,
     }
 
-    /// Asks whether a device runs the one node of a graph, whose tensors lie nowhere. Answered with [`super::Answer::Support`].
-    Support<'a> {
-        /// The graph.
+    /// Queries whether a device supports a node. Reply: [`super::ExtResponse::SupportsOp`].
+    SupportsOp<'a> {
+        /// A graph of this one node. Its tensors have no buffer.
         graph: GraphCompute<'a>,
     }
 
-    /// Fills a span with a tensor's bytes from the server's own disk. Answered with [`super::Answer::Load`], in turn, when they are
-    /// on their way or nothing was found: the span then holds what it held, or zeros.
+    /// Fills a span with the bytes of a tensor that the server finds in its own model files, by their digest. Reply:
+    /// [`super::ExtResponse::Load`], in the order of the requests. If no such tensor is found, the span keeps its bytes or
+    /// holds zeros.
     Load<'a> {
-        /// A queue of the buffer's device.
+        /// Queue, on the device of the buffer.
         queue: u32,
-        /// Where to.
-        span: Span,
-        /// What it is.
-        shape: Option<Shape>,
-        /// BLAKE3 of the bytes.
+        /// Destination.
+        span: BufferSpan,
+        /// The tensor that the bytes are, if it is contiguous and fills the span.
+        shape: Option<TensorShape>,
+        /// BLAKE3 digest of the bytes.
         digest: [u8; 32],
-        /// The name that the tensor has in its file: where to look first.
+        /// Name of the tensor in its file. The server tries tensors with this name first.
         name: &'a str,
     }
 
-    /// Says where bytes go that other servers will put. What the queue is sent later waits for them. No reply.
-    Receive<'a> {
-        /// A queue of the buffer's device.
+    /// Assigns a destination to the bytes that other servers send with PEER_WRITE. Later work of the queue waits for them. No
+    /// reply.
+    ReceiveFromPeer<'a> {
+        /// Queue, on the device of the buffer.
         queue: u32,
-        /// Where to.
-        span: Span,
-        /// Tickets that this session was issued, one for each 256 KiB of the span.
-        tickets: TicketList<'a>,
+        /// Destination.
+        span: BufferSpan,
+        /// Tokens that were issued to this session, one for each 256 KiB of the span.
+        tokens: TransferTokenList<'a>,
     }
 
-    /// Reads a span and puts it to another server. No reply.
-    Send<'a> {
-        /// A queue of the buffer's device.
+    /// Reads a span and sends it to another server, in PEER_WRITE requests. No reply.
+    SendToPeer<'a> {
+        /// Queue, on the device of the buffer.
         queue: u32,
-        /// From where.
-        span: Span,
-        /// Tickets that the other server has issued, one for each 256 KiB of the span.
-        tickets: TicketList<'a>,
-        /// The other server: `host:port`.
+        /// Source.
+        span: BufferSpan,
+        /// Tokens from the destination server, one for each 256 KiB of the span.
+        tokens: TransferTokenList<'a>,
+        /// Address of the destination server, `host:port`.
         address: &'a str,
     }
 
-    /// Asks whether this server would dial another one, and does so. Answered with [`super::Answer::Reach`].
-    Reach<'a> {
-        /// The other server: `host:port`.
+    /// Checks whether this server may and can connect to another server; it connects to find out. Reply:
+    /// [`super::ExtResponse::ProbePeer`].
+    ProbePeer<'a> {
+        /// Address of the destination server, `host:port`.
         address: &'a str,
     }
 
-    /// Puts the bytes of a ticket. No reply.
-    Put<'a> {
-        /// The ticket.
-        ticket: Ticket,
+    /// Writes bytes into the memory of another session, which the token entitles the sender to. Sent by one server to another.
+    /// No reply.
+    PeerWrite<'a> {
+        /// The token; valid for one PEER_WRITE.
+        token: TransferToken,
         /// The bytes.
         data: &'a [u8],
     }
 }
 
-/// A part of a message.
-pub(super) trait Part<'a>: Sized {
-    fn take(r: &mut Reader<'a>, what: &'static str, limits: &Limits) -> Result<Self, WireError>;
-    fn bytes(&self) -> u64;
-    fn put(&self, out: &mut Vec<u8>);
+/// A field of a message, of fixed or variable length. `what` names the field in errors.
+pub(super) trait MessageField<'a>: Sized {
+    fn decode(r: &mut Reader<'a>, what: &'static str, limits: &Limits) -> Result<Self, WireError>;
+    fn encoded_len(&self) -> u64;
+    fn encode(&self, out: &mut Vec<u8>);
 }
 
-macro_rules! plain_parts {
+macro_rules! fixed_size_fields {
     ($($ty:ty)*) => {$(
-        impl<'a> Part<'a> for $ty {
-            fn take(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
+        impl<'a> MessageField<'a> for $ty {
+            fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
                 Field::read(r, what)
             }
 
-            fn bytes(&self) -> u64 {
+            fn encoded_len(&self) -> u64 {
                 <$ty as Field>::SIZE
             }
 
-            fn put(&self, out: &mut Vec<u8>) {
+            fn encode(&self, out: &mut Vec<u8>) {
                 Field::write(self, out);
             }
         }
     )*};
 }
 
-plain_parts! { u32 u64 Span Option<Shape> [u8; 32] Ticket }
+fixed_size_fields! { u32 u64 BufferSpan Option<TensorShape> [u8; 32] TransferToken }
 
-impl<'a> Part<'a> for GraphCompute<'a> {
-    fn take(r: &mut Reader<'a>, _: &'static str, limits: &Limits) -> Result<Self, WireError> {
+impl<'a> MessageField<'a> for GraphCompute<'a> {
+    fn decode(r: &mut Reader<'a>, _: &'static str, limits: &Limits) -> Result<Self, WireError> {
         Body::read(r, limits)
     }
 
-    fn bytes(&self) -> u64 {
+    fn encoded_len(&self) -> u64 {
         Body::size(self)
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Vec<u8>) {
         Body::write(self, out);
     }
 }
 
-/// As many as are left.
-impl<'a> Part<'a> for Spans<'a> {
-    fn take(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
+/// Last field of its message: all remaining bytes are spans.
+impl<'a> MessageField<'a> for BufferSpans<'a> {
+    fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
         let (spans, rest) = r.rest().as_chunks();
         if rest.is_empty() {
-            return Ok(Spans(spans));
+            return Ok(BufferSpans(spans));
         }
         Err(WireError::Truncated { what, need: 24, have: rest.len() as u64 })
     }
 
-    fn bytes(&self) -> u64 {
+    fn encoded_len(&self) -> u64 {
         self.0.as_flattened().len() as u64
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.0.as_flattened());
     }
 }
 
-impl<'a> Part<'a> for TicketList<'a> {
-    fn take(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
+impl<'a> MessageField<'a> for TransferTokenList<'a> {
+    fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
         let count = r.u32(what)?;
-        Ok(TicketList(r.arrays(what, count)?))
+        Ok(TransferTokenList(r.arrays(what, count)?))
     }
 
-    fn bytes(&self) -> u64 {
+    fn encoded_len(&self) -> u64 {
         4 + self.0.as_flattened().len() as u64
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
-        (self.0.len() as u32).write(out); // of the pieces of one buffer
+    fn encode(&self, out: &mut Vec<u8>) {
+        (self.0.len() as u32).write(out); // a buffer has fewer than 2^32 pieces of 256 KiB
         out.extend_from_slice(self.0.as_flattened());
     }
 }
 
-impl<'a> Part<'a> for &'a str {
-    fn take(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
+impl<'a> MessageField<'a> for &'a str {
+    fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
         text(r, what)
     }
 
-    fn bytes(&self) -> u64 {
+    fn encoded_len(&self) -> u64 {
         super::text_size(self)
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Vec<u8>) {
         write_text(self, out);
     }
 }
 
-/// As many as are left.
-impl<'a> Part<'a> for &'a [u8] {
-    fn take(r: &mut Reader<'a>, _: &'static str, _: &Limits) -> Result<Self, WireError> {
+/// Last field of its message: all remaining bytes.
+impl<'a> MessageField<'a> for &'a [u8] {
+    fn decode(r: &mut Reader<'a>, _: &'static str, _: &Limits) -> Result<Self, WireError> {
         Ok(r.rest())
     }
 
-    fn bytes(&self) -> u64 {
+    fn encoded_len(&self) -> u64 {
         self.len() as u64
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);
     }
 }
 
 macro_rules! requests {
     ($($name:ident $(<$life:lifetime>)? = $command:ident)*) => {
-        /// Any request of the extensions but WRITE, whose data streams: see [`WriteHead`].
+        /// A request of the extensions. Of a WRITE it holds only the head, [`WriteHead`], because the data is streamed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)] // each variant is the struct of its name
         #[non_exhaustive]
@@ -452,11 +460,11 @@ macro_rules! requests {
         }
 
         impl<'a> ExtRequest<'a> {
-            /// Reads the body of a request; of a WRITE, its head. Its length is expected to have passed
+            /// Decodes the body of a request; of a WRITE, the head. The caller has checked the length of the body with
             /// [`ExtHeader::body_len`].
             ///
             /// # Errors
-            /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
+            /// [`WireError`], which names the first field that is missing, invalid or over `limits`.
             pub fn decode(command: ExtCommand, body: &'a [u8], limits: &Limits) -> Result<ExtRequest<'a>, WireError> {
                 let mut r = Reader::new(body);
                 let request = match command {
@@ -466,17 +474,17 @@ macro_rules! requests {
                 Ok(request)
             }
 
-            /// The request's command.
+            /// The command of the request.
             pub const fn command(&self) -> ExtCommand {
                 match self { $(ExtRequest::$name(_) => ExtCommand::$command,)* }
             }
 
-            /// Appends the whole frame: header and body; of a WRITE, all before its data.
+            /// Appends the frame: header and body. Of a WRITE, everything before the data.
             pub fn encode(&self, out: &mut Vec<u8>) {
                 match self {
                     $(ExtRequest::$name(body) => {
                         let data = if let ExtRequest::WriteHead(head) = self { head.span.len } else { 0 };
-                        let size = body.size().saturating_add(data); // no buffer is so large
+                        let size = body.size().saturating_add(data); // saturates: no buffer is that large
                         let header = ExtHeader { command: ExtCommand::$command, size };
                         out.extend_from_slice(&header.encode());
                         body.write(out);
@@ -488,7 +496,8 @@ macro_rules! requests {
 }
 
 requests! {
-    Greet = Greet OpenQueue = OpenQueue CloseQueue = CloseQueue KeepGraph<'a> = KeepGraph RunGraph = RunGraph
-    WriteHead = Write Read<'a> = Read Fill = Fill Copy = Copy Mark = Mark Wait = Wait Ask = Ask Support<'a> = Support
-    Load<'a> = Load Tickets = Tickets Receive<'a> = Receive Send<'a> = Send Reach<'a> = Reach Put<'a> = Put Ping = Ping
+    HelloExt = HelloExt OpenQueue = OpenQueue CloseQueue = CloseQueue PrepareGraph<'a> = PrepareGraph RunGraph = RunGraph
+    WriteHead = Write ReadSpans<'a> = Read Fill = Fill CopySpan = Copy Mark = Mark Wait = Wait NotifyReached = NotifyReached
+    SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer<'a> = ReceiveFromPeer
+    SendToPeer<'a> = SendToPeer ProbePeer<'a> = ProbePeer PeerWrite<'a> = PeerWrite Ping = Ping
 }

@@ -1,10 +1,10 @@
-//! A frame is refused at its header: commands, sizes, limits.
+//! Invalid commands and sizes are rejected at the header, before the body is read.
 
 use crate::rpc::wire::*;
 
 use super::inputs::LIMITS;
 
-/// Number, name, and the smallest request body of each command, by the protocol's table.
+/// Number, name and minimum length of the request's body of each command, from the protocol's table.
 const COMMANDS: [(u8, &str, u64); 18] = [
     (0, "ALLOC_BUFFER", 12),
     (1, "GET_ALIGNMENT", 4),
@@ -34,13 +34,13 @@ fn header(number: u8, size: u64) -> Result<RequestHeader, WireError> {
 
 #[test]
 fn numbers_and_names() {
-    assert_eq!(Command::ALL.len(), COMMANDS.len());
+    assert_eq!(RpcCommand::ALL.len(), COMMANDS.len());
     for (number, name, _) in COMMANDS {
-        let command = Command::from_wire(number).unwrap();
+        let command = RpcCommand::from_wire(number).unwrap();
         assert_eq!((command as u8, command.name(), command.to_string()), (number, name, name.to_string()));
     }
     for number in 18..=u8::MAX {
-        assert_eq!(Command::from_wire(number), Err(WireError::UnknownCommand(number)));
+        assert_eq!(RpcCommand::from_wire(number), Err(WireError::UnknownCommand(number)));
         assert_eq!(header(number, 0), Err(WireError::UnknownCommand(number)));
     }
 }
@@ -49,7 +49,7 @@ fn numbers_and_names() {
 fn sizes() {
     let graph_max = 12 + 8 * 64 + 296 * 128;
     for (number, name, smallest) in COMMANDS {
-        let command = Command::from_wire(number).unwrap();
+        let command = RpcCommand::from_wire(number).unwrap();
         let len = |size| header(number, size).unwrap().body_len(&LIMITS);
         let bad = |have| Err(WireError::BodySize { command, expected: command.request(), have });
         let too_large = |have, limit| Err(WireError::TooLarge { what: name, have, limit });
@@ -60,14 +60,14 @@ fn sizes() {
             assert_eq!(len(smallest - 1), bad(smallest - 1));
         }
         match command {
-            Command::SetTensor => {
+            RpcCommand::SetTensor => {
                 assert_eq!(len(306), Ok(306));
-                assert_eq!(len(LIMITS.max_body + 1), Ok(LIMITS.max_body as usize + 1), "data streams");
+                assert_eq!(len(LIMITS.max_body + 1), Ok(LIMITS.max_body as usize + 1), "data is streamed");
                 assert_eq!(len(i64::MAX as u64), Ok(i64::MAX as usize));
                 assert_eq!(len(1 << 63), too_large(1 << 63, i64::MAX as u64));
                 assert_eq!(len(u64::MAX), too_large(u64::MAX, i64::MAX as u64));
             }
-            Command::GraphCompute => {
+            RpcCommand::GraphCompute => {
                 assert_eq!(len(13), bad(13));
                 assert_eq!(len(12 + 8 + 296), Ok(316));
                 assert_eq!(len(graph_max), Ok(graph_max as usize));
@@ -75,7 +75,7 @@ fn sizes() {
                 assert_eq!(len(u64::MAX), bad(u64::MAX));
                 assert_eq!(len(u64::MAX - 3), too_large(u64::MAX - 3, graph_max));
             }
-            Command::Hello => {
+            RpcCommand::Hello => {
                 assert_eq!(len(24), Ok(24));
                 for size in [1, 3, 23, 25, u64::MAX] {
                     assert_eq!(len(size), bad(size));
@@ -91,35 +91,35 @@ fn sizes() {
 }
 
 #[test]
-fn max_body_holds_for_everything_but_data() {
+fn max_body_limits_everything_but_set_tensor() {
     let limits = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: 300 };
     for (number, name, smallest) in COMMANDS {
-        let command = Command::from_wire(number).unwrap();
-        let want = if smallest <= 300 || command == Command::SetTensor {
+        let command = RpcCommand::from_wire(number).unwrap();
+        let want = if smallest <= 300 || command == RpcCommand::SetTensor {
             Ok(smallest as usize)
         } else {
             Err(WireError::TooLarge { what: name, have: smallest, limit: 300 })
         };
         assert_eq!(command.request_size(smallest, &limits), want);
     }
-    assert_eq!(Command::GraphCompute.request_size(300, &limits), Ok(300));
+    assert_eq!(RpcCommand::GraphCompute.request_size(300, &limits), Ok(300));
     let too_large = WireError::TooLarge { what: "GRAPH_COMPUTE", have: 308, limit: 300 };
-    assert_eq!(Command::GraphCompute.request_size(308, &limits), Err(too_large));
+    assert_eq!(RpcCommand::GraphCompute.request_size(308, &limits), Err(too_large));
 }
 
 #[test]
-fn responses_are_refused_at_their_header() {
-    let get = Command::GetTensor;
+fn responses_are_rejected_at_their_header() {
+    let get = RpcCommand::GetTensor;
     assert_eq!(get.response_size(100, 100), Ok(100));
     let too_large = WireError::TooLarge { what: "GET_TENSOR", have: u64::MAX, limit: 100 };
     assert_eq!(get.response_size(u64::MAX, 100), Err(too_large));
     for (command, sizes) in [
-        (Command::AllocBuffer, &[16][..]),
-        (Command::CopyTensor, &[1]),
-        (Command::DeviceCount, &[4]),
-        (Command::GetAllocSize, &[8]),
-        (Command::GetDeviceMemory, &[16]),
-        (Command::Hello, &[3, 28]),
+        (RpcCommand::AllocBuffer, &[16][..]),
+        (RpcCommand::CopyTensor, &[1]),
+        (RpcCommand::DeviceCount, &[4]),
+        (RpcCommand::GetAllocSize, &[8]),
+        (RpcCommand::GetDeviceMemory, &[16]),
+        (RpcCommand::Hello, &[3, 28]),
     ] {
         for size in (0..40).chain([u64::MAX]) {
             let expected = command.response().unwrap();
@@ -134,7 +134,7 @@ fn responses_are_refused_at_their_header() {
 }
 
 #[test]
-fn errors_say_what_was_expected_and_what_came() {
+fn errors_name_expected_and_received_values() {
     let text = |number, size| header(number, size).unwrap().body_len(&LIMITS).unwrap_err().to_string();
     assert_eq!(text(0, 13), "ALLOC_BUFFER: expected a body of 12 bytes, the header says 13 bytes");
     assert_eq!(text(14, 5), "HELLO: expected a body of 0 or 24 bytes, the header says 5 bytes");

@@ -1,15 +1,15 @@
-//! Counts that promise too much, and bytes that are nearly right.
+//! Hostile bytes: counts larger than the body, and mutated messages.
 
 use crate::rpc::wire::*;
 use fastrand::Rng;
 
 use super::{
-    decode::{requests, response},
-    inputs::{LIMITS, Store, mutate, request, responses},
+    canonical::{check_request_stream, check_response},
+    inputs::{LIMITS, RequestBuffers, mutate, request, responses},
 };
 
 #[test]
-fn graph_counts_cost_nothing() {
+fn graph_counts_allocate_no_memory() {
     let unlimited = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: u64::MAX };
     let body = |n_nodes: u32, ids: usize, n_tensors: u32, records: usize| {
         [
@@ -28,7 +28,7 @@ fn graph_counts_cost_nothing() {
         (unlimited, body(u32::MAX, 1, 0, 0), truncated("nodes", 8 * max, 12)),
         (unlimited, body(1, 1, u32::MAX, 1), truncated("tensors", 296 * max, 296)),
         (unlimited, body(u32::MAX, 0, u32::MAX, 0), truncated("nodes", 8 * max, 4)),
-        // 2^29 ids of 8 bytes: 0 in 32-bit arithmetic.
+        // 2^29 ids of 8 bytes: overflows to 0 in 32-bit arithmetic.
         (unlimited, body(1 << 29, 0, 0, 0), truncated("nodes", 1 << 32, 4)),
         (unlimited, body(2, 1, 0, 0), truncated("nodes", 16, 12)),
         (unlimited, body(1, 1, 2, 1), truncated("tensors", 592, 296)),
@@ -38,45 +38,45 @@ fn graph_counts_cost_nothing() {
         (LIMITS, body(64, 64, u32::MAX, 0), too_large("n_tensors", max, 128)),
         (LIMITS, body(64, 64, 129, 129), too_large("n_tensors", 129, 128)),
     ] {
-        assert_eq!(Request::decode(Command::GraphCompute, &body, &limits), Err(want));
+        assert_eq!(Request::decode(RpcCommand::GraphCompute, &body, &limits), Err(want));
     }
-    assert!(Request::decode(Command::GraphCompute, &body(64, 64, 128, 128), &LIMITS).is_ok());
-    assert!(Request::decode(Command::GraphCompute, &body(0, 0, 0, 0), &LIMITS).is_ok());
+    assert!(Request::decode(RpcCommand::GraphCompute, &body(64, 64, 128, 128), &LIMITS).is_ok());
+    assert!(Request::decode(RpcCommand::GraphCompute, &body(0, 0, 0, 0), &LIMITS).is_ok());
 }
 
 #[test]
-fn mutated_requests_are_refused_or_canonical() {
+fn mutated_requests_are_rejected_or_canonical() {
     let mut rng = Rng::with_seed(21);
-    let (mut accepted, mut refused) = (0, 0);
+    let (mut accepted, mut rejected) = (0, 0);
     let mut bytes = Vec::new();
     for round in 0..100_000 {
         let (nodes, tensors, data) = (rng.usize(0..6), rng.usize(0..4), rng.usize(0..50));
-        let store = Store::new(&mut rng, nodes, tensors, data);
+        let buffers = RequestBuffers::new(&mut rng, nodes, tensors, data);
         bytes.clear();
-        request(Command::ALL[round % Command::ALL.len()], &mut rng, &store).encode(&mut bytes);
+        request(RpcCommand::ALL[round % RpcCommand::ALL.len()], &mut rng, &buffers).encode(&mut bytes);
         mutate(&mut bytes, &mut rng);
-        let (count, rest) = requests(&bytes);
+        let (count, rest) = check_request_stream(&bytes);
         accepted += count;
-        refused += usize::from(rest.is_some());
+        rejected += usize::from(rest.is_some());
     }
-    assert!(accepted > 20_000 && refused > 20_000, "{accepted} accepted, {refused} refused: a one-sided test");
+    assert!(accepted > 20_000 && rejected > 20_000, "{accepted} accepted, {rejected} rejected: too few of one kind");
 }
 
 #[test]
-fn mutated_responses_are_refused_or_canonical() {
+fn mutated_responses_are_rejected_or_canonical() {
     let mut rng = Rng::with_seed(22);
-    let (mut accepted, mut refused) = (0, 0);
+    let (mut accepted, mut rejected) = (0, 0);
     for _ in 0..2_000 {
         for sent in responses(&mut rng, &[5; 7]) {
             let mut bytes = Vec::new();
             sent.encode(&mut bytes);
             let mut body = bytes.split_off(RESPONSE_HEADER);
             mutate(&mut body, &mut rng);
-            match response(sent.command(), &body) {
+            match check_response(sent.command(), &body) {
                 Ok(()) => accepted += 1,
-                Err(_) => refused += 1,
+                Err(_) => rejected += 1,
             }
         }
     }
-    assert!(accepted > 2_000 && refused > 2_000, "{accepted} accepted, {refused} refused: a one-sided test");
+    assert!(accepted > 2_000 && rejected > 2_000, "{accepted} accepted, {rejected} rejected: too few of one kind");
 }

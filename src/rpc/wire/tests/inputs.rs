@@ -1,21 +1,21 @@
-//! Seeded messages of every command, and the sizes of their fields.
+//! Generators of random messages of each command from a seed, and lists of their fields with sizes.
 
 use crate::rpc::wire::*;
 use fastrand::Rng;
 
 pub(crate) const LIMITS: Limits = Limits { max_nodes: 64, max_tensors: 128, max_body: 1 << 20 };
 
-/// What requests borrow.
-pub(crate) struct Store {
+/// Data that requests borrow.
+pub(crate) struct RequestBuffers {
     pub(crate) nodes: Vec<[u8; 8]>,
     pub(crate) tensors: Vec<[u8; TENSOR_RECORD]>,
     pub(crate) srcs: [[u8; TENSOR_RECORD]; MAX_SRC],
     pub(crate) data: Vec<u8>,
 }
 
-impl Store {
-    pub(crate) fn new(rng: &mut Rng, nodes: usize, tensors: usize, data: usize) -> Store {
-        Store {
+impl RequestBuffers {
+    pub(crate) fn new(rng: &mut Rng, nodes: usize, tensors: usize, data: usize) -> RequestBuffers {
+        RequestBuffers {
             nodes: (0..nodes).map(|_| rng.u64(..).to_le_bytes()).collect(),
             tensors: (0..tensors).map(|_| record(rng).encode()).collect(),
             srcs: std::array::from_fn(|_| record(rng).encode()),
@@ -43,39 +43,39 @@ pub(crate) fn record(rng: &mut Rng) -> TensorRecord {
     }
 }
 
-pub(crate) fn request<'a>(command: Command, rng: &mut Rng, store: &'a Store) -> Request<'a> {
+pub(crate) fn request<'a>(command: RpcCommand, rng: &mut Rng, buffers: &'a RequestBuffers) -> Request<'a> {
     let device = rng.u32(..);
     let (size, offset, remote_ptr) = (rng.u64(..), rng.u64(..), rng.u64(..));
     let value = rng.u8(..);
     let tensor = record(rng);
     match command {
-        Command::AllocBuffer => Request::AllocBuffer(AllocBuffer { device, size }),
-        Command::GetAlignment => Request::GetAlignment(GetAlignment { device }),
-        Command::GetMaxSize => Request::GetMaxSize(GetMaxSize { device }),
-        Command::BufferGetBase => Request::BufferGetBase(BufferGetBase { remote_ptr }),
-        Command::FreeBuffer => Request::FreeBuffer(FreeBuffer { remote_ptr }),
-        Command::BufferClear => Request::BufferClear(BufferClear { remote_ptr, value }),
-        Command::SetTensor => {
+        RpcCommand::AllocBuffer => Request::AllocBuffer(AllocBuffer { device, size }),
+        RpcCommand::GetAlignment => Request::GetAlignment(GetAlignment { device }),
+        RpcCommand::GetMaxSize => Request::GetMaxSize(GetMaxSize { device }),
+        RpcCommand::BufferGetBase => Request::BufferGetBase(BufferGetBase { remote_ptr }),
+        RpcCommand::FreeBuffer => Request::FreeBuffer(FreeBuffer { remote_ptr }),
+        RpcCommand::BufferClear => Request::BufferClear(BufferClear { remote_ptr, value }),
+        RpcCommand::SetTensor => {
             let head = SetTensorHead { tensor, cache: rng.bool(), offset };
-            Request::SetTensor(SetTensor { head, data: &store.data })
+            Request::SetTensor(SetTensor { head, data: &buffers.data })
         }
-        Command::SetTensorHash => Request::SetTensorHash(SetTensorHash { tensor, offset, hash: rng.u64(..) }),
-        Command::GetTensor => Request::GetTensor(GetTensor { tensor, offset, size }),
-        Command::CopyTensor => Request::CopyTensor(CopyTensor { src: tensor, dst: record(rng) }),
-        Command::GraphCompute => {
-            Request::GraphCompute(GraphCompute::new(device, &store.nodes, &store.tensors).expect("few enough"))
+        RpcCommand::SetTensorHash => Request::SetTensorHash(SetTensorHash { tensor, offset, hash: rng.u64(..) }),
+        RpcCommand::GetTensor => Request::GetTensor(GetTensor { tensor, offset, size }),
+        RpcCommand::CopyTensor => Request::CopyTensor(CopyTensor { src: tensor, dst: record(rng) }),
+        RpcCommand::GraphCompute => {
+            Request::GraphCompute(GraphCompute::new(device, &buffers.nodes, &buffers.tensors).expect("few enough"))
         }
-        Command::GetDeviceMemory => Request::GetDeviceMemory(GetDeviceMemory { device }),
-        Command::InitTensor => Request::InitTensor(InitTensor { tensor }),
-        Command::GetAllocSize => Request::GetAllocSize(GetAllocSize { device, tensor, srcs: &store.srcs }),
-        Command::Hello => Request::Hello(Hello { conn_caps: Some(std::array::from_fn(|_| rng.u8(..))) }),
-        Command::DeviceCount => Request::DeviceCount(DeviceCount {}),
-        Command::GraphRecompute => Request::GraphRecompute(GraphRecompute { device }),
-        Command::MemsetTensor => Request::MemsetTensor(MemsetTensor { tensor, offset, size, value }),
+        RpcCommand::GetDeviceMemory => Request::GetDeviceMemory(GetDeviceMemory { device }),
+        RpcCommand::InitTensor => Request::InitTensor(InitTensor { tensor }),
+        RpcCommand::GetAllocSize => Request::GetAllocSize(GetAllocSize { device, tensor, srcs: &buffers.srcs }),
+        RpcCommand::Hello => Request::Hello(Hello { conn_caps: Some(std::array::from_fn(|_| rng.u8(..))) }),
+        RpcCommand::DeviceCount => Request::DeviceCount(DeviceCount {}),
+        RpcCommand::GraphRecompute => Request::GraphRecompute(GraphRecompute { device }),
+        RpcCommand::MemsetTensor => Request::MemsetTensor(MemsetTensor { tensor, offset, size, value }),
     }
 }
 
-/// The whole frame of `request`, split into its header and its body.
+/// The encoded `request`, split into header and body.
 pub(crate) fn frame(request: &Request<'_>) -> ([u8; REQUEST_HEADER], Vec<u8>) {
     let mut bytes = Vec::new();
     request.encode(&mut bytes);
@@ -83,35 +83,38 @@ pub(crate) fn frame(request: &Request<'_>) -> ([u8; REQUEST_HEADER], Vec<u8>) {
     (bytes.try_into().expect("split at the header"), body)
 }
 
-/// Fields of a request that can be missing, with their bytes.
-pub(crate) fn request_fields(command: Command, store: &Store) -> Vec<(&'static str, usize)> {
+/// Fields of a request that truncation can cut off, with their lengths in bytes.
+pub(crate) fn request_fields(command: RpcCommand, buffers: &RequestBuffers) -> Vec<(&'static str, usize)> {
     match command {
-        Command::AllocBuffer => vec![("device", 4), ("size", 8)],
-        Command::BufferGetBase | Command::FreeBuffer => vec![("remote_ptr", 8)],
-        Command::BufferClear => vec![("remote_ptr", 8), ("value", 1)],
-        Command::SetTensor => vec![("tensor", 296), ("cache_flag", 1), ("offset", 8)],
-        Command::SetTensorHash => vec![("tensor", 296), ("offset", 8), ("hash", 8)],
-        Command::GetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8)],
-        Command::CopyTensor => vec![("src", 296), ("dst", 296)],
-        Command::GraphCompute => vec![
+        RpcCommand::AllocBuffer => vec![("device", 4), ("size", 8)],
+        RpcCommand::BufferGetBase | RpcCommand::FreeBuffer => vec![("remote_ptr", 8)],
+        RpcCommand::BufferClear => vec![("remote_ptr", 8), ("value", 1)],
+        RpcCommand::SetTensor => vec![("tensor", 296), ("cache_flag", 1), ("offset", 8)],
+        RpcCommand::SetTensorHash => vec![("tensor", 296), ("offset", 8), ("hash", 8)],
+        RpcCommand::GetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8)],
+        RpcCommand::CopyTensor => vec![("src", 296), ("dst", 296)],
+        RpcCommand::GraphCompute => vec![
             ("device", 4),
             ("n_nodes", 4),
-            ("nodes", 8 * store.nodes.len()),
+            ("nodes", 8 * buffers.nodes.len()),
             ("n_tensors", 4),
-            ("tensors", 296 * store.tensors.len()),
+            ("tensors", 296 * buffers.tensors.len()),
         ],
-        Command::GetAlignment | Command::GetMaxSize | Command::GetDeviceMemory | Command::GraphRecompute => {
+        RpcCommand::GetAlignment
+        | RpcCommand::GetMaxSize
+        | RpcCommand::GetDeviceMemory
+        | RpcCommand::GraphRecompute => {
             vec![("device", 4)]
         }
-        Command::InitTensor => vec![("tensor", 296)],
-        Command::GetAllocSize => vec![("device", 4), ("tensor", 296), ("srcs", 2960)],
-        Command::Hello => vec![("conn_caps", 24)],
-        Command::DeviceCount => vec![],
-        Command::MemsetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8), ("value", 1)],
+        RpcCommand::InitTensor => vec![("tensor", 296)],
+        RpcCommand::GetAllocSize => vec![("device", 4), ("tensor", 296), ("srcs", 2960)],
+        RpcCommand::Hello => vec![("conn_caps", 24)],
+        RpcCommand::DeviceCount => vec![],
+        RpcCommand::MemsetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8), ("value", 1)],
     }
 }
 
-/// One response to each command that has one.
+/// One response of each command that has one.
 pub(crate) fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> {
     let version = Version { major: rng.u8(..), minor: rng.u8(..), patch: rng.u8(..) };
     vec![
@@ -127,29 +130,29 @@ pub(crate) fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> 
         Response::Hello(HelloReply {
             version,
             conn_caps: Some(std::array::from_fn(|_| rng.u8(..))),
-            greeting: rng.u8(..),
+            extension_byte: rng.u8(..),
         }),
         Response::DeviceCount(rng.u32(..)),
     ]
 }
 
-/// Fields of a response that can be missing, with their bytes.
-pub(crate) fn response_fields(command: Command) -> &'static [(&'static str, usize)] {
+/// Fields of a response that truncation can cut off, with their lengths in bytes.
+pub(crate) fn response_fields(command: RpcCommand) -> &'static [(&'static str, usize)] {
     match command {
-        Command::AllocBuffer => &[("remote_ptr", 8), ("remote_size", 8)],
-        Command::GetAlignment => &[("alignment", 8)],
-        Command::GetMaxSize => &[("max_size", 8)],
-        Command::BufferGetBase => &[("base", 8)],
-        Command::SetTensorHash | Command::CopyTensor => &[("result", 1)],
-        Command::GetDeviceMemory => &[("free", 8), ("total", 8)],
-        Command::GetAllocSize => &[("alloc_size", 8)],
-        Command::Hello => &[("major", 1), ("minor", 1), ("patch", 1), ("padding", 1), ("conn_caps", 24)],
-        Command::DeviceCount => &[("device_count", 4)],
+        RpcCommand::AllocBuffer => &[("remote_ptr", 8), ("remote_size", 8)],
+        RpcCommand::GetAlignment => &[("alignment", 8)],
+        RpcCommand::GetMaxSize => &[("max_size", 8)],
+        RpcCommand::BufferGetBase => &[("base", 8)],
+        RpcCommand::SetTensorHash | RpcCommand::CopyTensor => &[("result", 1)],
+        RpcCommand::GetDeviceMemory => &[("free", 8), ("total", 8)],
+        RpcCommand::GetAllocSize => &[("alloc_size", 8)],
+        RpcCommand::Hello => &[("major", 1), ("minor", 1), ("patch", 1), ("padding", 1), ("conn_caps", 24)],
+        RpcCommand::DeviceCount => &[("device_count", 4)],
         _ => &[],
     }
 }
 
-/// The error for a message of these fields that ends after `len` bytes; `None` if all of them are there.
+/// The expected error for a message with these fields that ends after `len` bytes; `None` if it is complete.
 pub(crate) fn truncation(fields: &[(&'static str, usize)], len: usize) -> Option<WireError> {
     let mut start = 0;
     for &(what, size) in fields {
@@ -161,7 +164,7 @@ pub(crate) fn truncation(fields: &[(&'static str, usize)], len: usize) -> Option
     None
 }
 
-/// Changes `bytes` as a careless or hostile peer might.
+/// Applies up to three random mutations to `bytes`: cut, insert, append, overwrite with an extreme number, flip a bit.
 pub(crate) fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
     for _ in 0..rng.usize(0..4) {
         let at = rng.usize(0..=bytes.len());
@@ -177,7 +180,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
                 }
             }
             _ => {
-                // Headers and counts decide most: aim at the first 32 bytes often.
+                // Half of the flips hit the first 32 bytes, where headers and counts are: these reach most error paths.
                 let end = if rng.bool() { bytes.len() } else { bytes.len().min(32) };
                 if let Some(byte) = bytes[..end].get_mut(rng.usize(0..end.max(1))) {
                     *byte ^= 1 << rng.u8(0..8);

@@ -1,7 +1,6 @@
-//! The wire codec against the protocol's text: layouts, round trips, truncation, limits, hostile bytes.
+//! Tests of the wire codec: layouts byte by byte, round trips, truncation at each length, limits, mutated bytes.
 
-mod decode;
-mod dialect;
+mod canonical;
 mod ext;
 mod headers;
 mod hostile;
@@ -9,3 +8,4 @@ mod inputs;
 mod requests;
 mod responses;
 mod vectors;
+mod version_codec;

@@ -1,17 +1,17 @@
-//! Every request: round trip, truncation at every length, one byte too many.
+//! Requests of 7.0: round trip, truncation at each length, trailing bytes.
 
 use crate::rpc::wire::*;
 use fastrand::Rng;
 
-use super::inputs::{LIMITS, Store, frame, record, request, request_fields, truncation};
+use super::inputs::{LIMITS, RequestBuffers, frame, record, request, request_fields, truncation};
 
 #[test]
 fn round_trip() {
     let mut rng = Rng::with_seed(1);
     for round in 0..50 {
-        let store = Store::new(&mut rng, round, 2 * round, 100 * round);
-        for &command in Command::ALL {
-            let sent = request(command, &mut rng, &store);
+        let buffers = RequestBuffers::new(&mut rng, round, 2 * round, 100 * round);
+        for &command in RpcCommand::ALL {
+            let sent = request(command, &mut rng, &buffers);
             let (header, body) = frame(&sent);
             let header = RequestHeader::decode(&header).unwrap();
             assert_eq!(header, RequestHeader { command, size: body.len() as u64 });
@@ -25,10 +25,10 @@ fn round_trip() {
 #[test]
 fn body_sizes_are_the_sums_of_their_fields() {
     let mut rng = Rng::with_seed(2);
-    let store = Store::new(&mut rng, 3, 4, 0);
-    for &command in Command::ALL {
-        let sum: usize = request_fields(command, &store).iter().map(|(_, size)| size).sum();
-        assert_eq!(frame(&request(command, &mut rng, &store)).1.len(), sum, "{command}");
+    let buffers = RequestBuffers::new(&mut rng, 3, 4, 0);
+    for &command in RpcCommand::ALL {
+        let sum: usize = request_fields(command, &buffers).iter().map(|(_, size)| size).sum();
+        assert_eq!(frame(&request(command, &mut rng, &buffers)).1.len(), sum, "{command}");
         assert!(command.request().admits(sum as u64), "{command}");
     }
 }
@@ -36,17 +36,17 @@ fn body_sizes_are_the_sums_of_their_fields() {
 #[test]
 fn truncation_names_the_field() {
     let mut rng = Rng::with_seed(3);
-    let store = Store::new(&mut rng, 3, 4, 20);
-    for &command in Command::ALL {
-        let body = frame(&request(command, &mut rng, &store)).1;
-        let fields = request_fields(command, &store);
+    let buffers = RequestBuffers::new(&mut rng, 3, 4, 20);
+    for &command in RpcCommand::ALL {
+        let body = frame(&request(command, &mut rng, &buffers)).1;
+        let fields = request_fields(command, &buffers);
         for len in 0..body.len() {
             let got = Request::decode(command, &body[..len], &LIMITS);
             match (command, len) {
-                (Command::Hello, 0) => assert_eq!(got, Ok(Request::Hello(Hello { conn_caps: None }))),
-                (Command::SetTensor, SET_TENSOR_HEAD..) => {
+                (RpcCommand::Hello, 0) => assert_eq!(got, Ok(Request::Hello(Hello { conn_caps: None }))),
+                (RpcCommand::SetTensor, SET_TENSOR_HEAD..) => {
                     let Ok(Request::SetTensor(got)) = got else { panic!("{got:?}") };
-                    assert_eq!(got.data, &store.data[..len - SET_TENSOR_HEAD]);
+                    assert_eq!(got.data, &buffers.data[..len - SET_TENSOR_HEAD]);
                 }
                 _ => assert_eq!(got.err(), Some(truncation(&fields, len).unwrap()), "{command} at {len}"),
             }
@@ -57,14 +57,14 @@ fn truncation_names_the_field() {
 #[test]
 fn a_trailing_byte_is_an_error() {
     let mut rng = Rng::with_seed(4);
-    let store = Store::new(&mut rng, 3, 4, 20);
-    for &command in Command::ALL {
-        let mut body = frame(&request(command, &mut rng, &store)).1;
+    let buffers = RequestBuffers::new(&mut rng, 3, 4, 20);
+    for &command in RpcCommand::ALL {
+        let mut body = frame(&request(command, &mut rng, &buffers)).1;
         body.push(0);
         let got = Request::decode(command, &body, &LIMITS);
-        if command == Command::SetTensor {
+        if command == RpcCommand::SetTensor {
             let Ok(Request::SetTensor(got)) = got else { panic!("{got:?}") };
-            assert_eq!(got.data.len(), store.data.len() + 1, "everything after the head is data");
+            assert_eq!(got.data.len(), buffers.data.len() + 1, "all bytes behind the head are data");
         } else {
             assert_eq!(got, Err(WireError::Trailing { what: command.name(), extra: 1 }));
         }
@@ -72,10 +72,10 @@ fn a_trailing_byte_is_an_error() {
 }
 
 #[test]
-fn frames_split_off_a_recording() {
+fn next_request_splits_a_stream() {
     let mut rng = Rng::with_seed(5);
-    let store = Store::new(&mut rng, 2, 2, 9);
-    let sent: Vec<_> = Command::ALL.iter().map(|&command| request(command, &mut rng, &store)).collect();
+    let buffers = RequestBuffers::new(&mut rng, 2, 2, 9);
+    let sent: Vec<_> = RpcCommand::ALL.iter().map(|&command| request(command, &mut rng, &buffers)).collect();
     let mut bytes = Vec::new();
     sent.iter().for_each(|request| request.encode(&mut bytes));
 
@@ -98,7 +98,7 @@ fn frames_split_off_a_recording() {
 }
 
 #[test]
-fn set_tensor_streams_behind_its_head() {
+fn a_set_tensor_head_is_encoded_without_its_data() {
     let mut rng = Rng::with_seed(6);
     let data = [1, 2, 3];
     let head = SetTensorHead { tensor: record(&mut rng), cache: true, offset: rng.u64(..) };
@@ -122,17 +122,21 @@ fn set_tensor_streams_behind_its_head() {
     let mut out = Vec::new();
     head.encode(limit, &mut out).unwrap();
     let header = RequestHeader::decode(out.first_chunk().unwrap()).unwrap();
-    assert_eq!(header.body_len(&LIMITS), Ok(isize::MAX as usize), "what we may send, we accept");
+    assert_eq!(
+        header.body_len(&LIMITS),
+        Ok(isize::MAX as usize),
+        "the decoder accepts the longest body that the encoder allows"
+    );
 }
 
 #[test]
 fn flags_are_zero_or_one() {
     let mut rng = Rng::with_seed(7);
-    let store = Store::new(&mut rng, 0, 0, 0);
-    let mut body = frame(&request(Command::SetTensor, &mut rng, &store)).1;
+    let buffers = RequestBuffers::new(&mut rng, 0, 0, 0);
+    let mut body = frame(&request(RpcCommand::SetTensor, &mut rng, &buffers)).1;
     for flag in 0..=u8::MAX {
         body[TENSOR_RECORD] = flag;
-        let got = Request::decode(Command::SetTensor, &body, &LIMITS);
+        let got = Request::decode(RpcCommand::SetTensor, &body, &LIMITS);
         match flag {
             0 | 1 => {
                 let Ok(Request::SetTensor(got)) = got else { panic!("{got:?}") };
@@ -149,17 +153,17 @@ fn flags_are_zero_or_one() {
 #[test]
 fn graphs_and_sources_are_read_in_place() {
     let mut rng = Rng::with_seed(8);
-    let store = Store::new(&mut rng, 5, 7, 0);
-    let body = frame(&request(Command::GraphCompute, &mut rng, &store)).1;
-    let Ok(Request::GraphCompute(graph)) = Request::decode(Command::GraphCompute, &body, &LIMITS) else { panic!() };
+    let buffers = RequestBuffers::new(&mut rng, 5, 7, 0);
+    let body = frame(&request(RpcCommand::GraphCompute, &mut rng, &buffers)).1;
+    let Ok(Request::GraphCompute(graph)) = Request::decode(RpcCommand::GraphCompute, &body, &LIMITS) else { panic!() };
     assert_eq!(graph.device().to_le_bytes(), body[..4]);
     assert_eq!((graph.nodes().len(), graph.tensors().len()), (5, 7));
-    assert!(graph.nodes().iter().map(u64::to_le_bytes).eq(store.nodes.iter().copied()));
-    assert!(graph.tensors().iter().eq(store.tensors.iter().map(TensorRecord::decode)));
+    assert!(graph.nodes().iter().map(u64::to_le_bytes).eq(buffers.nodes.iter().copied()));
+    assert!(graph.tensors().iter().eq(buffers.tensors.iter().map(TensorRecord::decode)));
     assert_eq!(graph.tensors().get(6), graph.tensors().iter().last());
     assert_eq!(graph.tensors().get(7), None);
     assert!(!graph.nodes().is_empty() && !graph.tensors().is_empty());
 
-    let Request::GetAllocSize(request) = request(Command::GetAllocSize, &mut rng, &store) else { panic!() };
-    assert!(request.srcs().iter().eq(store.srcs.iter().map(TensorRecord::decode)));
+    let Request::GetAllocSize(request) = request(RpcCommand::GetAllocSize, &mut rng, &buffers) else { panic!() };
+    assert!(request.srcs().iter().eq(buffers.srcs.iter().map(TensorRecord::decode)));
 }

@@ -1,11 +1,11 @@
-//! Every response: round trip, truncation at every length, one byte too many.
+//! Responses of 7.0: round trip, truncation at each length, trailing bytes.
 
 use crate::rpc::wire::*;
 use fastrand::Rng;
 
 use super::inputs::{response_fields, responses, truncation};
 
-/// The frame of `response`, its header checked against its body and taken off.
+/// The body of the encoded `response`, after a check of its header.
 fn body(response: &Response<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     response.encode(&mut bytes);
@@ -22,8 +22,8 @@ fn round_trip() {
     for round in 0..50 {
         let data: Vec<u8> = (0..round).map(|_| rng.u8(..)).collect();
         let all = responses(&mut rng, &data);
-        let with_response = Command::ALL.iter().filter(|command| command.response().is_some());
-        assert!(with_response.copied().eq(all.iter().map(Response::command)), "a command is missing in this test");
+        let with_response = RpcCommand::ALL.iter().filter(|command| command.response().is_some());
+        assert!(with_response.copied().eq(all.iter().map(Response::command)), "the list of responses lacks a command");
         for sent in all {
             assert_eq!(Response::decode(sent.command(), &body(&sent)).as_ref(), Ok(&sent));
         }
@@ -36,13 +36,13 @@ fn truncated_or_trailing_bytes_are_errors() {
     for response in responses(&mut rng, &[1, 2, 3]) {
         let command = response.command();
         let mut body = body(&response);
-        if command == Command::GetTensor {
-            continue; // bytes of any length: response_size holds the client to what it asked for
+        if command == RpcCommand::GetTensor {
+            continue; // bytes of any length; the client compares the length with its request
         }
         let fields = response_fields(command);
         for len in 0..body.len() {
             let got = Response::decode(command, &body[..len]);
-            if (command, len) == (Command::Hello, 3) {
+            if (command, len) == (RpcCommand::Hello, 3) {
                 let Ok(Response::Hello(HelloReply { conn_caps: None, .. })) = got else { panic!("{got:?}") };
             } else {
                 assert_eq!(got.err(), Some(truncation(fields, len).unwrap()), "{command} at {len}");
@@ -55,7 +55,7 @@ fn truncated_or_trailing_bytes_are_errors() {
 
 #[test]
 fn results_are_zero_or_one() {
-    for command in [Command::SetTensorHash, Command::CopyTensor] {
+    for command in [RpcCommand::SetTensorHash, RpcCommand::CopyTensor] {
         let bad = WireError::BadValue { what: "result", expected: "0 or 1", have: 2 };
         assert_eq!(Response::decode(command, &[2]), Err(bad));
     }
@@ -63,7 +63,7 @@ fn results_are_zero_or_one() {
 
 #[test]
 fn commands_without_a_response_have_none() {
-    let silent = Command::ALL.iter().filter(|command| command.response().is_none());
+    let silent = RpcCommand::ALL.iter().filter(|command| command.response().is_none());
     let mut names = Vec::new();
     for &command in silent {
         names.push(command.name());

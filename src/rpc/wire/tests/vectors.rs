@@ -1,4 +1,4 @@
-//! Bytes written by hand from the protocol's text, so that encoder and decoder cannot agree on a common mistake.
+//! Test vectors written by hand from the specification: encoder and decoder cannot agree on a common mistake.
 
 use crate::rpc::wire::*;
 
@@ -27,13 +27,13 @@ fn hello() {
 
     let mut frame = vec![28, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0];
     frame.extend([9; 24]);
-    let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([9; 24]), greeting: 0 };
+    let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([9; 24]), extension_byte: 0 };
     check_response(&Response::Hello(reply.clone()), &frame);
     frame[11] = 0x21;
-    check_response(&Response::Hello(HelloReply { greeting: 0x21, ..reply }), &frame);
+    check_response(&Response::Hello(HelloReply { extension_byte: 0x21, ..reply }), &frame);
 
     let version = Version { major: 3, minor: 5, patch: 1 };
-    let old = Response::Hello(HelloReply { version, conn_caps: None, greeting: 0 });
+    let old = Response::Hello(HelloReply { version, conn_caps: None, extension_byte: 0 });
     check_response(&old, &[3, 0, 0, 0, 0, 0, 0, 0, 3, 5, 1]);
 }
 
@@ -62,7 +62,8 @@ fn small_messages() {
     check_response(&Response::GetTensor(&[7, 8]), &[2, 0, 0, 0, 0, 0, 0, 0, 7, 8]);
 }
 
-/// Offset, bytes in hexadecimal; zeros elsewhere. Offsets are the running sums of the protocol's field list.
+/// Offset and bytes in hexadecimal; all other bytes are 0. Offsets are the running sums of the field lengths in the
+/// specification.
 const RECORD: [(usize, &str); 14] = [
     (0, "efcdab8967452301"),                                   // id
     (8, "0c000000"),                                           // type
@@ -116,11 +117,11 @@ fn tensor_record() {
 }
 
 #[test]
-fn names_are_read_whatever_they_hold() {
+fn names_may_lack_a_nul_or_be_invalid_utf_8() {
     let mut record = TensorRecord::decode(&[0; TENSOR_RECORD]);
     assert_eq!(record.name(), "");
     record.name = [b'x'; MAX_NAME];
-    assert_eq!(record.name(), "x".repeat(64), "no NUL at all");
+    assert_eq!(record.name(), "x".repeat(64), "a name without NUL");
     record.name[1] = 0xff;
     record.name[2] = 0;
     assert_eq!(record.name(), "x\u{fffd}");

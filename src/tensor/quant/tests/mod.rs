@@ -1,4 +1,5 @@
-//! Conversions against element-wise f64 oracles, values worked out by hand, and error bounds.
+//! Tests of the conversions: against element-wise f64 formulas ([`oracle`]), against blocks worked out by hand, and by error
+//! bounds.
 
 pub(crate) mod oracle;
 
@@ -6,13 +7,13 @@ use super::{dequantiser, quantiser};
 use crate::tensor::blocks::{self, BlockQ3K, F16Bits};
 use crate::tensor::{Capability, DType};
 
-fn types() -> impl Iterator<Item = DType> {
+fn convertible_types() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::Convert)
 }
 
 /// The types with bounds on the relative squared error of gaussian values.
-fn bounded() -> impl Iterator<Item = (DType, f64)> {
-    types().filter_map(|dtype| Some((dtype, dtype.round_trip_error()?)))
+fn types_with_error_bounds() -> impl Iterator<Item = (DType, f64)> {
+    convertible_types().filter_map(|dtype| Some((dtype, dtype.round_trip_error()?)))
 }
 
 fn dequantise(dtype: DType, bytes: &[u8]) -> Vec<f32> {
@@ -43,18 +44,18 @@ fn nmse(values: &[f32], approximations: &[f32]) -> f64 {
     error / values.iter().map(|&x| square(f64::from(x))).sum::<f64>()
 }
 
-fn magnitude(values: &[f32]) -> f32 {
+fn max_magnitude(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |max, x| x.abs().max(max))
 }
 
-/// No product of a block type's factors needs more than the 24 bits of an f32, so that only the last step rounds:
-/// the result is the f64 value rounded once.
+/// No product of a block type's factors needs more than the 24 bits of an f32. So only the last step rounds, and the result is
+/// the f64 value rounded once.
 #[test]
-fn every_type_dequantises_as_its_formula_says() {
+fn every_type_dequantises_by_its_formula() {
     let mut rng = fastrand::Rng::with_seed(1);
     // Scales: zero of both signs, one, subnormals, the largest, and negative ones; then finite random bits.
     let special = [0, 0x8000, 0x3c00, 1, 0x8001, 0x03ff, 0x7bff, 0xfbff, 0xb800];
-    for dtype in types() {
+    for dtype in convertible_types() {
         for case in 0..200 {
             let mut block: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(dtype.block_bytes()).collect();
             match case % 4 {
@@ -80,8 +81,8 @@ fn every_type_dequantises_as_its_formula_says() {
 #[test]
 fn rows_are_converted_block_by_block_at_any_address() {
     let mut rng = fastrand::Rng::with_seed(2);
-    for dtype in types() {
-        // More than one of the chunks in which halves are converted, and no whole number of them.
+    for dtype in convertible_types() {
+        // Floats are converted in chunks of 256 elements: 600 is more than one chunk, and not a multiple of it.
         let blocks = if dtype.is_block() { 5 } else { 600 };
         let values = gaussian(&mut rng, blocks * dtype.block_len());
         let bytes = quantise(dtype, &values);
@@ -158,20 +159,21 @@ fn bf16_rounds_to_nearest_even() {
     }
 }
 
-/// Each block: the values, and the bytes that the formulas of section 3.2 give by hand.
+/// For each block: the values, and the bytes that the formulas of ggml-quants.c give by hand. In the comments, M is the value
+/// of largest magnitude (the first of equals), and T is the table of IQ4_NL.
 #[test]
-fn small_blocks_worked_out_by_hand() {
+fn blocks_match_bytes_worked_out_by_hand() {
     let block = |first: &[f32]| {
         let mut values = [0f32; 32];
         values[..first.len()].copy_from_slice(first);
         values
     };
     let cases = [
-        // m = -8, the first of two of that magnitude: d = 1; codes x + 8: 0, 16 capped to 15, 12, and 8 for zeros.
+        // M = -8, the first of two of that magnitude: d = 1; codes x + 8: 0, 16 capped to 15, 12, and 8 for zeros.
         (DType::Q4_0, block(&[-8.0, 8.0, 3.5]), vec![0x00, 0x3c, 0x80, 0x8f, 0x8c], vec![0x88; 13]),
         // min = -15, max = 15: d = 2, m = -15; codes 0, 15, then (0 + 15) / 2 + 0.5 = 8.
         (DType::Q4_1, block(&[-15.0, 15.0]), vec![0x00, 0x40, 0x80, 0xcb, 0x80, 0x8f], vec![0x88; 14]),
-        // m = 16: d = -1; codes 16 - x: 0, 15, then 16 for zeros: fifth bits of all but elements 0 and 1.
+        // M = 16: d = -1; codes 16 - x: 0, 15, then 16 for zeros: fifth bits of all but elements 0 and 1.
         (DType::Q5_0, block(&[16.0, 1.0]), vec![0x00, 0xbc, 0xfc, 0xff, 0xff, 0xff, 0x00, 0x0f], vec![0x00; 14]),
         // min = 0, max = 31: d = 1, m = 0; codes 31, 16, 3 (2.5 rounds up), then 0.
         (DType::Q5_1, block(&[31.0, 16.0, 2.5]), vec![0x00, 0x3c, 0, 0, 0x03, 0, 0, 0, 0x0f, 0x00, 0x03], vec![0; 13]),
@@ -180,10 +182,10 @@ fn small_blocks_worked_out_by_hand() {
         // floor(log2 12) - 2 + 127 = 128: unit 1. 12 -> 7; 5 -> tie of 4 and 6 -> 4 (code 4); -0.5 -> tie -> 0;
         // -6 -> 13; -2.5 -> tie of -2 and -3 -> -2 (code 10).
         (DType::MXFP4, block(&[12.0, 5.0, -0.5, -6.0, -2.5]), vec![128, 7, 4, 0, 13, 10], vec![0; 11]),
-        // M = 127: d0 = -1, so x = 127 is T[0]; -1 is T[8]; 16 is a tie of -10 and -22 and takes -10 (code 7);
-        // -7 is a tie of 1 and 13 and takes 13 (code 9). Zeros: 0 is nearest to 1 (code 8). The fit of d:
-        // sum(x^3 T) = -127^4 - 1 - 16^3 * 10 - 7^3 * 13 = -260190161, sum(x^2 T^2) = 127^4 + 1 + 25600 + 8281 =
-        // 260178523: the quotient -1.0000447 rounds to the half -1.
+        // M = 127: codes are chosen with the scale M / T[0] = -1, so 127 is T[0]; -1 is T[8]; 16 is a tie of -10 and -22 and
+        // takes -10 (code 7); -7 is a tie of 1 and 13 and takes 13 (code 9). Zeros: 0 is nearest to 1 (code 8). The fit of d:
+        // sum(x^3 T) = -127^4 - 1 - 16^3 * 10 - 7^3 * 13 = -260190161, sum(x^2 T^2) = 127^4 + 1 + 25600 + 8281 = 260178523: the
+        // quotient -1.0000447 rounds to the half -1.
         (DType::IQ4_NL, block(&[127.0, -1.0, 16.0, -7.0]), vec![0x00, 0xbc, 0x80, 0x88, 0x87, 0x89], vec![0x88; 12]),
         // Zeros everywhere: scale and codes 0.
         (DType::Q8_0, [0.0; 32], vec![0; 6], vec![0; 28]),
@@ -194,16 +196,16 @@ fn small_blocks_worked_out_by_hand() {
 }
 
 #[test]
-fn rounding_leaves_at_most_half_a_step() {
+fn rounding_errors_stay_within_the_bound_of_each_type() {
     let mut rng = fastrand::Rng::with_seed(3);
     for _ in 0..50 {
         let scale = 2f32.powi(rng.i32(-8..8));
         let values: Vec<f32> = gaussian(&mut rng, 32).into_iter().map(|x| x * scale).collect();
-        let amax = magnitude(&values);
+        let amax = max_magnitude(&values);
         let (min, max) = values.iter().fold((0f32, 0f32), |(a, b), &x| (a.min(x), b.max(x)));
-        // The largest error in units of the largest magnitude (or range): half a step, but for Q4_0 and Q5_0 a whole
-        // one at the end that has one code less, and for the tables half their widest gap; then the rounding of the
-        // scale to f16, 2^-11 of the value (twice, where a minimum is added).
+        // `bound` is half a step. Q4_0 and Q5_0: a whole step, because one end has one code less. Types with a table: half of
+        // the table's widest gap. `slack` covers the rounding of the scale to f16, 2^-11 of the value (twice where a minimum is
+        // added).
         for (dtype, bound) in [
             (DType::F32, 0.0),
             (DType::F16, amax / 2048.0),
@@ -225,11 +227,11 @@ fn rounding_leaves_at_most_half_a_step() {
 }
 
 #[test]
-fn quantisation_keeps_gaussian_values() {
+fn gaussian_values_round_trip_within_the_error_bound() {
     let mut rng = fastrand::Rng::with_seed(4);
     for scale in [1.0, 0.02, 30.0] {
         let values: Vec<f32> = gaussian(&mut rng, 8192).into_iter().map(|x| x * scale).collect();
-        for (dtype, bound) in bounded() {
+        for (dtype, bound) in types_with_error_bounds() {
             let error = nmse(&values, &round_trip(dtype, &values));
             assert!(error < bound, "{dtype} at {scale}: {error}");
         }
@@ -237,7 +239,7 @@ fn quantisation_keeps_gaussian_values() {
 }
 
 #[test]
-fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
+fn sub_blocks_of_different_sizes_and_signs_round_trip_within_the_error_bound() {
     let mut rng = fastrand::Rng::with_seed(5);
     let mut values = gaussian(&mut rng, 4096);
     for (s, sub) in values.chunks_mut(32).enumerate() {
@@ -245,7 +247,7 @@ fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
         let (scale, offset) = [(1.0, 3.0), (1.0, -3.0), (0.3, -0.5), (0.05, 0.0)][s % 4];
         sub.iter_mut().for_each(|x| *x = *x * scale + offset);
     }
-    for (dtype, bound) in bounded() {
+    for (dtype, bound) in types_with_error_bounds() {
         let error = nmse(&values, &round_trip(dtype, &values));
         assert!(error < bound, "{dtype}: {error}");
     }
@@ -253,9 +255,10 @@ fn quantisation_keeps_sub_blocks_of_different_sizes_and_signs() {
 
 #[test]
 fn constant_and_zero_rows_keep_their_value() {
-    for dtype in types() {
+    for dtype in convertible_types() {
         for x in [0f32, 1.0, -1.0, 0.037, -500.0] {
-            // Half a unit of the 8 bits of BF16, more than that of the f16 scales; MXFP4 ends at 12 of 16 units.
+            // 0.004: half a unit of BF16's 8-bit significand. f16 scales are more precise. MXFP4: a scale covers values up to
+            // 16 units, but the largest code is 12 units, so a quarter of the value may be lost.
             let tolerance = if dtype == DType::MXFP4 { 0.25 } else { 0.004 };
             for y in round_trip(dtype, &[x; 256]) {
                 assert!((y - x).abs() <= tolerance * x.abs(), "{dtype}: {x} became {y}");
@@ -265,25 +268,25 @@ fn constant_and_zero_rows_keep_their_value() {
 }
 
 #[test]
-fn odd_values_never_panic() {
-    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-45, -1e-40, 1e5, 0.0, -0.0, 1.0];
+fn extreme_and_non_finite_values_never_panic() {
+    let extreme = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-45, -1e-40, 1e5, 0.0, -0.0, 1.0];
     let mut rng = fastrand::Rng::with_seed(6);
-    for dtype in types() {
-        for &x in &odd {
+    for dtype in convertible_types() {
+        for &x in &extreme {
             assert_eq!(round_trip(dtype, &[x; 256]).len(), 256);
         }
         for _ in 0..50 {
-            let values: Vec<f32> = (0..256).map(|_| odd[rng.usize(..odd.len())]).collect();
+            let values: Vec<f32> = (0..256).map(|_| extreme[rng.usize(..extreme.len())]).collect();
             assert_eq!(round_trip(dtype, &values).len(), 256);
         }
-        // Values too small for the scale are lost, not blown up.
+        // Values too small for the scale become 0 or stay tiny.
         let lost = round_trip(dtype, &[1e-41; 256]);
-        assert!(magnitude(&lost) <= 1e-38, "{dtype}: {}", magnitude(&lost));
+        assert!(max_magnitude(&lost) <= 1e-38, "{dtype}: {}", max_magnitude(&lost));
     }
 }
 
 #[test]
-fn packed_scales_come_back() {
+fn packed_scales_round_trip() {
     let mut rng = fastrand::Rng::with_seed(7);
     for _ in 0..100 {
         let (scales, mins) = (std::array::from_fn(|_| rng.u8(..64)), std::array::from_fn(|_| rng.u8(..64)));
@@ -294,10 +297,10 @@ fn packed_scales_come_back() {
     }
 }
 
-/// Lengths that do not match are refused in debug builds and cut to the whole blocks both sides have in others.
+/// With lengths that do not match, debug builds panic, and release builds convert the whole blocks that both sides have.
 #[test]
-fn wrong_lengths_convert_what_both_sides_have() {
-    for dtype in types() {
+fn mismatched_lengths_panic_only_in_debug_builds() {
+    for dtype in convertible_types() {
         let (len, bytes) = (dtype.block_len(), dtype.block_bytes());
         for (values, size) in [(3 * len, 2 * bytes), (2 * len, 3 * bytes), (3 * len - 1, 3 * bytes - 1)] {
             let result = std::panic::catch_unwind(|| {
@@ -318,7 +321,7 @@ fn wrong_lengths_convert_what_both_sides_have() {
 }
 
 #[test]
-fn types_without_a_scalar_rule_are_refused() {
+fn only_convertible_types_have_converters() {
     for &dtype in DType::ALL {
         assert_eq!(dequantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");
         assert_eq!(quantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");

@@ -17,7 +17,7 @@ pub(super) fn half(bits: u16) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
-/// Where a block keeps its f16 fields.
+/// Byte offsets of a block's f16 fields.
 pub(crate) fn half_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
         DType::F16 | DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL => &[0],

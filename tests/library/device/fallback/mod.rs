@@ -1,12 +1,13 @@
-//! A device that falls back, on two CPU devices of which the first refuses some ops.
+//! The fallback device, with two CPU devices: the primary refuses some ops.
 
 mod graphs;
 mod moves;
 mod order;
 
-use super::{MEMORY, floats, soon};
+use super::{MEMORY, floats, test_deadline};
 use fanout::device::{
-    Account, Buffer, Device, DeviceError, Domain, LoadOutcome, PeerCopies, Queue, Region, Source, Support, TensorDigest,
+    Buffer, Device, DeviceError, Domain, LoadOutcome, MemoryBudget, PeerCopies, Queue, Region, Support, TensorDigest,
+    UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph, TensorId};
@@ -21,27 +22,28 @@ use std::sync::{Arc, Mutex};
 
 const ROW: [usize; 4] = [16, 1, 1, 1];
 
-/// A falling back device with both of its parts.
-struct Pair {
+/// A fallback device with its primary and its secondary device.
+struct FallbackPair {
     primary: Arc<RecordingDevice>,
-    second: Arc<RecordingDevice>,
+    secondary: Arc<RecordingDevice>,
     device: Arc<Fallback>,
-    account: Arc<Account>,
+    budget: Arc<MemoryBudget>,
 }
 
-fn pair(refused: &[OpCode]) -> Pair {
-    let (primary, second) = (RecordingDevice::new("GPU", MEMORY, refused), RecordingDevice::new("HOST", MEMORY, &[]));
-    let device = Fallback::new(Arc::clone(&primary) as _, Arc::clone(&second) as _);
-    Pair { primary, second, device, account: Account::new(MEMORY) }
+fn pair(refused: &[OpCode]) -> FallbackPair {
+    let (primary, secondary) =
+        (RecordingDevice::new("GPU", MEMORY, refused), RecordingDevice::new("HOST", MEMORY, &[]));
+    let device = Fallback::new(Arc::clone(&primary) as _, Arc::clone(&secondary) as _);
+    FallbackPair { primary, secondary, device, budget: MemoryBudget::new(MEMORY) }
 }
 
-impl Pair {
+impl FallbackPair {
     fn queue(&self) -> Box<dyn Queue> {
-        self.device.queue(&self.account).unwrap()
+        self.device.queue(&self.budget).unwrap()
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
-        self.device.alloc(bytes as u64, &self.account).unwrap()
+        self.device.alloc(bytes as u64, &self.budget).unwrap()
     }
 }
 
@@ -62,32 +64,32 @@ fn region(graph: &Graph, buffer: &Buffer, id: TensorId) -> Region {
 
 fn set(queue: &mut dyn Queue, region: Region, value: f32) {
     let bytes: Vec<u8> = (0..region.bytes() / 4).flat_map(|_| value.to_le_bytes()).collect();
-    queue.upload(region, None, Source::Borrowed(&bytes)).unwrap();
+    queue.upload(region, None, UploadSource::Borrowed(&bytes)).unwrap();
 }
 
 fn get(queue: &mut dyn Queue, region: Region) -> Result<f32, DeviceError> {
-    Ok(floats(&queue.download(region)?.wait(soon())?)[0])
+    Ok(floats(&queue.download(region)?.wait(test_deadline())?)[0])
 }
 
 #[test]
-fn it_is_its_primary_to_the_outside() {
-    let Pair { primary, second, device, account } = pair(&[Sqr]);
-    let buffer = device.alloc(1000, &account).unwrap();
+fn it_has_the_primarys_identity_and_memory() {
+    let FallbackPair { primary, secondary, device, budget } = pair(&[Sqr]);
+    let buffer = device.alloc(1000, &budget).unwrap();
     assert_eq!((device.info().name.as_str(), buffer.device_name()), ("GPU", "GPU"));
     assert_eq!((device.info().id, buffer.device()), (primary.info().id, primary.info().id));
     assert_eq!(device.memory().unwrap().total, MEMORY);
-    assert_eq!((primary.memory().unwrap().total, account.used()), (MEMORY, 1000));
-    assert_eq!(second.record.queues.load(SeqCst), 0);
+    assert_eq!((primary.memory().unwrap().total, budget.used()), (MEMORY, 1000));
+    assert_eq!(secondary.record.queues.load(SeqCst), 0);
     let (graph, _) = chain();
     assert!(graph.nodes().iter().all(|node| device.support(graph.node_view(node).unwrap()) == Support::Yes));
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     assert_eq!(program.graph(), &*graph);
 }
 
-/// Of what a device says and does on top of what each does, nothing is lost behind it; also while its thread is busy.
+/// Optional methods and capabilities of the primary are forwarded, also while the thread holds its queue.
 #[test]
-fn it_is_reached_and_reaches_as_its_primary() {
-    let Pair { primary, device, account, .. } = pair(&[Sqr]);
+fn capabilities_of_the_primary_are_forwarded() {
+    let FallbackPair { primary, device, budget, .. } = pair(&[Sqr]);
     assert_eq!(device.link_stats(), primary.link_stats());
     for (domain, copies) in [("host", true), ("of a GPU", true), ("elsewhere", false)] {
         let mut other = primary.info().clone();
@@ -96,19 +98,19 @@ fn it_is_reached_and_reaches_as_its_primary() {
     }
     let (graph, _) = chain();
     let (memory, mut queue) =
-        (device.alloc(graph.slot_sizes()[0] as u64, &account).unwrap(), device.queue(&account).unwrap());
-    let buffer = device.alloc(64, &account).unwrap();
+        (device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap(), device.queue(&budget).unwrap());
+    let buffer = device.alloc(64, &budget).unwrap();
     let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
     let parts = [(0, 16), (16, 48)].map(|(offset, bytes)| buffer.region(offset, bytes).unwrap());
     for turn in 1..3 {
         let wanted = TensorDigest { digest: [turn; 32], name: "w" };
         let found = queue.load_by_digest().unwrap().load_by_digest(buffer.whole(), None, wanted).unwrap();
-        assert_eq!(found.wait(soon()), Ok(LoadOutcome::Found), "turn {turn}");
+        assert_eq!(found.wait(test_deadline()), Ok(LoadOutcome::Found), "turn {turn}");
         queue.prefault().unwrap().prefault(&buffer.whole());
         let read = queue.download_all(&parts).unwrap();
-        let read: Vec<_> = read.into_iter().map(|ticket| ticket.wait(soon()).unwrap()).collect();
+        let read: Vec<_> = read.into_iter().map(|read| read.wait(test_deadline()).unwrap()).collect();
         assert_eq!(read, [vec![turn; 16], vec![turn; 48]]);
-        // The next turn comes behind this.
+        // Later iterations are ordered after this command.
         queue.run(&program, &bindings).unwrap();
     }
     assert!(primary.record.batches.load(SeqCst) >= 1);
@@ -116,7 +118,7 @@ fn it_is_reached_and_reaches_as_its_primary() {
 }
 
 #[test]
-fn what_neither_runs_is_refused_with_both_reasons() {
+fn a_node_that_neither_device_supports_is_refused_with_both_reasons() {
     let device = Fallback::new(
         RecordingDevice::new("GPU", MEMORY, &[Sqr, Mul]),
         RecordingDevice::new("HOST", MEMORY, &[Mul, Add]),
@@ -165,26 +167,26 @@ fn rows(b: &mut Builder) -> TensorId {
     b.node_into(Rows::SetRows, &[Some(rows), Some(ids), Some(cache)], onto).unwrap()
 }
 
-/// What the log was told.
-static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// The logged messages.
+static LOG_LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Listener;
+struct LogRecorder;
 
-impl log::Log for Listener {
+impl log::Log for LogRecorder {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        TOLD.lock().unwrap().push(format!("{} {}", record.level(), record.args()));
+        LOG_LINES.lock().unwrap().push(format!("{} {}", record.level(), record.args()));
     }
 
     fn flush(&self) {}
 }
 
 #[test]
-fn the_log_says_once_that_an_op_falls_back() {
-    log::set_logger(&Listener).unwrap();
+fn an_op_that_falls_back_is_logged_once() {
+    log::set_logger(&LogRecorder).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let device =
         Fallback::new(RecordingDevice::new("LOUD", MEMORY, &[Sqr, Mul]), RecordingDevice::new("HOST", MEMORY, &[]));
@@ -192,10 +194,10 @@ fn the_log_says_once_that_an_op_falls_back() {
     for _ in 0..3 {
         device.prepare(Arc::clone(&graph)).unwrap();
     }
-    let told = TOLD.lock().unwrap().clone();
-    let told: Vec<&String> = told.iter().filter(|line| line.contains("LOUD")).collect();
-    assert_eq!(told.len(), 2, "{told:?}");
-    for (line, op) in told.iter().zip(["SQR", "MUL"]) {
+    let lines = LOG_LINES.lock().unwrap().clone();
+    let lines: Vec<&String> = lines.iter().filter(|line| line.contains("LOUD")).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, op) in lines.iter().zip(["SQR", "MUL"]) {
         let all = ["WARN", op, "HOST", "this recording device refuses it"].iter().all(|part| line.contains(part));
         assert!(all, "{line}");
     }

@@ -1,8 +1,8 @@
-//! What moves between the two devices: no byte without need.
+//! Copies between primary and secondary device: only the needed bytes.
 
-use super::super::{floats, soon};
+use super::super::{floats, test_deadline};
 use super::{ROW, in_place, leaf, node, pair, region, rows, square, sum};
-use fanout::device::{Device, Source};
+use fanout::device::{Device, UploadSource};
 use fanout::graph::{Builder, TensorId};
 use fanout::ops::OpCode::{self, Add, Cpy, SetRows, Sqr};
 use fanout::ops::binary::Binary;
@@ -10,12 +10,12 @@ use fanout::ops::copy::CopyOp;
 use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 
-/// The least that can be moved, for graphs of one run of refused nodes.
+/// Graphs with one segment of unsupported nodes copy the minimal number of bytes.
 #[test]
-fn no_byte_moves_without_need() {
-    type Make = fn(&mut Builder) -> TensorId;
+fn only_needed_bytes_are_copied() {
+    type BuildGraph = fn(&mut Builder) -> TensorId;
     let row = 64u64;
-    let table: &[(&str, Make, &[OpCode], u64, u64)] = &[
+    let table: &[(&str, BuildGraph, &[OpCode], u64, u64)] = &[
         ("two sources", |b| sum(b), &[Add], 2 * row, row),
         (
             "a source read twice",
@@ -28,7 +28,7 @@ fn no_byte_moves_without_need() {
             row,
         ),
         (
-            "a result that is read on the spot and later",
+            "a result that is read by the next node and by a later node",
             |b| {
                 let s = sum(b);
                 square(b, s)
@@ -38,7 +38,7 @@ fn no_byte_moves_without_need() {
             2 * row,
         ),
         (
-            "a result for the next node alone",
+            "a result read by the next node only",
             |b| {
                 let s = sum(b);
                 b.set_use_count(s, 1).unwrap();
@@ -49,7 +49,7 @@ fn no_byte_moves_without_need() {
             row,
         ),
         (
-            "a result with another reader somewhere",
+            "a result with a reader outside of the graph",
             |b| {
                 let s = sum(b);
                 b.set_use_count(s, 2).unwrap();
@@ -81,7 +81,7 @@ fn no_byte_moves_without_need() {
             row,
         ),
         (
-            "in place on someone's memory, for the next node alone",
+            "in place on shared memory, read by the next node only",
             |b| {
                 let x = leaf(b);
                 let y = in_place(b, x);
@@ -93,7 +93,7 @@ fn no_byte_moves_without_need() {
             2 * row,
         ),
         (
-            "a part of what was just computed",
+            "a part of a computed result",
             |b| {
                 let s = sum(b);
                 let half = b.view(s, TensorDesc::contiguous(DType::F32, [8, 1, 1, 1]).unwrap(), 32).unwrap();
@@ -140,17 +140,17 @@ fn no_byte_moves_without_need() {
         let buffer = pair.buffer(graph.slot_sizes()[0]);
         let mut queue = pair.queue();
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
-        queue.mark().wait(soon()).unwrap();
+        queue.mark().wait(test_deadline()).unwrap();
         assert_eq!(pair.primary.take_transferred_bytes(), (down, up), "{what}: bytes from and to the primary");
-        assert_eq!(pair.second.take_transferred_bytes(), (up, down), "{what}: bytes from and to the second");
-        let nodes: u64 = pair.device.counts().iter().map(|&(_, n)| n).sum();
+        assert_eq!(pair.secondary.take_transferred_bytes(), (up, down), "{what}: bytes from and to the secondary");
+        let nodes: u64 = pair.device.secondary_counts().iter().map(|&(_, n)| n).sum();
         assert_eq!(nodes, graph.nodes().len() as u64, "{what}");
     }
 }
 
-/// More bytes than are on their way at a time, and not a whole number of pieces.
+/// Operands larger than all chunks in flight, and not a multiple of the chunk size.
 #[test]
-fn large_operands_arrive_in_pieces() {
+fn large_operands_are_copied_in_chunks() {
     let n = 2_500_001;
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [n, 1, 1, 1]).unwrap();
@@ -161,9 +161,9 @@ fn large_operands_arrive_in_pieces() {
     let buffer = pair.buffer(graph.slot_sizes()[0]);
     let mut queue = pair.queue();
     let bytes: Vec<u8> = (0..n).flat_map(|i| ((i % 4093) as f32).to_le_bytes()).collect();
-    queue.upload(region(&graph, &buffer, x), None, Source::Borrowed(&bytes)).unwrap();
+    queue.upload(region(&graph, &buffer, x), None, UploadSource::Borrowed(&bytes)).unwrap();
     queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
-    let got = floats(&queue.download(region(&graph, &buffer, y)).unwrap().wait(soon()).unwrap());
+    let got = floats(&queue.download(region(&graph, &buffer, y)).unwrap().wait(test_deadline()).unwrap());
     let wrong = (0..n).find(|i| got[*i] != ((i % 4093) as f32).powi(2));
     assert_eq!((got.len(), wrong), (n, None));
 }

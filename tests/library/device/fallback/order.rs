@@ -1,8 +1,10 @@
-//! Order, points, failures and memory of queues that fall back.
+//! Order, points, failures and scratch memory of fallback queues.
 
-use super::super::soon;
-use super::{Pair, get, leaf, node, pair, region, set, square, sum};
-use fanout::device::{Account, CopyOutcome, Device, DeviceError, Point, Program, Queue, Source, SourceError, Timeline};
+use super::super::test_deadline;
+use super::{FallbackPair, get, leaf, node, pair, region, set, square, sum};
+use fanout::device::{
+    CopyOutcome, Device, DeviceError, MemoryBudget, Program, Queue, SourceError, Timeline, TimelinePoint, UploadSource,
+};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode::{AddId, Mul, Sqr};
 use fanout::ops::binary::Binary;
@@ -13,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// x = x², in place, on a row of floats at the start of slot 0.
-fn squaring(pair: &Pair) -> (Program, Arc<Graph>) {
+fn squaring(pair: &FallbackPair) -> (Program, Arc<Graph>) {
     let mut b = Builder::new();
     let x = leaf(&mut b);
     super::in_place(&mut b, x);
@@ -21,11 +23,12 @@ fn squaring(pair: &Pair) -> (Program, Arc<Graph>) {
     (pair.device.prepare(Arc::clone(&graph)).unwrap(), graph)
 }
 
-/// Until a program falls back, and again when it is done, everything is the submitter's and the primary's.
+/// Before the first program that falls back, and after it is done, commands go directly to the primary's queue on the
+/// submitter's thread.
 #[test]
-fn what_does_not_fall_back_passes_straight_through() {
+fn commands_without_fallback_are_forwarded_directly() {
     let pair = pair(&[Mul]);
-    let (primary, second) = (&pair.primary.record, &pair.second.record);
+    let (primary, secondary) = (&pair.primary.record, &pair.secondary.record);
     let (mut plain, mut b) = (Builder::new(), Builder::new());
     sum(&mut plain);
     let srcs = [leaf(&mut b), leaf(&mut b)];
@@ -37,8 +40,8 @@ fn what_does_not_fall_back_passes_straight_through() {
     let mut queue = pair.queue();
     for round in 1..=3 {
         primary.threads.lock().unwrap().clear();
-        // A large upload waits for all earlier work, also for the worker to come back.
-        queue.upload(large.whole(), None, Source::Borrowed(&vec![1; 1 << 20])).unwrap();
+        // A large upload waits for all earlier work, so the submitter has the worker again after it.
+        queue.upload(large.whole(), None, UploadSource::Borrowed(&vec![1; 1 << 20])).unwrap();
         set(&mut *queue, buffer.whole(), 3.0);
         queue.run_inline_or_submit(&straight, &bindings, Duration::from_secs(60)).unwrap();
         queue.run(&straight, &bindings).unwrap();
@@ -48,19 +51,23 @@ fn what_does_not_fall_back_passes_straight_through() {
         );
         let marked = queue.mark();
         queue.wait(&marked).unwrap();
-        marked.wait(soon()).unwrap();
+        marked.wait(test_deadline()).unwrap();
         assert_eq!(get(&mut *queue, region(&graph, &buffer, graph.nodes()[0].dst)), Ok(6.0));
         let me = std::thread::current().id();
         assert_eq!(*primary.threads.lock().unwrap(), [me].into(), "no other thread submits");
         assert_eq!(primary.inline_runs.load(SeqCst), round);
-        assert_eq!(second.queues.load(SeqCst), u64::from(round > 1), "made when it is needed, and once");
-        assert_eq!(pair.device.ran(Mul), round - 1);
+        assert_eq!(
+            secondary.queues.load(SeqCst),
+            u64::from(round > 1),
+            "the secondary queue is opened once, when first needed"
+        );
+        assert_eq!(pair.device.secondary_nodes(Mul), round - 1);
         queue.run_inline_or_submit(&cut, &bindings, Duration::from_secs(60)).unwrap();
         assert_eq!(get(&mut *queue, region(&graph, &buffer, graph.nodes()[0].dst)), Ok(9.0));
     }
 }
 
-/// Everything that follows a program that falls back waits for it, and for what it waits for.
+/// Commands after a program that falls back wait for it, and for the points that it waits for.
 #[test]
 fn nothing_overtakes_a_program_that_falls_back() {
     let pair = pair(&[Sqr]);
@@ -78,7 +85,7 @@ fn nothing_overtakes_a_program_that_falls_back() {
         set(&mut *queue, row.clone(), 3.0);
         set(&mut *queue, sums.whole(), round as f32);
         let gate = Timeline::new();
-        queue.wait(&Point::new(&gate, 1)).unwrap();
+        queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
         queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(60)).unwrap();
         let first = queue.download(row.clone()).unwrap();
         queue.run(&program, &bindings).unwrap();
@@ -91,17 +98,17 @@ fn nothing_overtakes_a_program_that_falls_back() {
         let (third, point) = (queue.download(row.clone()).unwrap(), queue.mark());
         assert_eq!(queue.mark().poll(), Ok(false));
         assert_eq!(point.poll(), Ok(false));
-        assert_eq!(pair.device.ran(Sqr), 3 * (round - 1));
+        assert_eq!(pair.device.secondary_nodes(Sqr), 3 * (round - 1));
         gate.advance(1);
-        let value = |ticket: fanout::device::Ticket| super::floats(&ticket.wait(soon()).unwrap())[0];
+        let value = |read: fanout::device::PendingRead| super::floats(&read.wait(test_deadline()).unwrap())[0];
         assert_eq!((value(first), value(second), value(third)), (9.0, 4.0, 0.0));
-        assert_eq!(point.wait(soon()), Ok(()));
+        assert_eq!(point.wait(test_deadline()), Ok(()));
         assert_eq!(get(&mut *queue, copy.whole()), Ok(81.0));
         assert_eq!(get(&mut *queue, summed.clone()), Ok(2.0 * round as f32));
     }
 }
 
-/// A moment is known when it is reached, whatever was submitted behind it.
+/// A point is reported when it is reached, even if later work is pending.
 #[test]
 fn a_point_between_two_programs_is_reached_between_them() {
     let pair = pair(&[Sqr]);
@@ -113,21 +120,21 @@ fn a_point_between_two_programs_is_reached_between_them() {
     queue.run(&program, &bindings).unwrap();
     let between = queue.mark();
     let gate = Timeline::new();
-    queue.wait(&Point::new(&gate, 1)).unwrap();
+    queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
     queue.run(&program, &bindings).unwrap();
     let after = queue.mark();
-    // Another queue goes on from the first point, and lets this one go on.
+    // Another queue waits for the first point, and then releases this queue.
     other.wait(&between).unwrap();
     assert_eq!(get(&mut *other, row.clone()), Ok(9.0));
     let back = other.mark();
-    assert_eq!((back.wait(soon()), after.poll()), (Ok(()), Ok(false)));
+    assert_eq!((back.wait(test_deadline()), after.poll()), (Ok(()), Ok(false)));
     gate.advance(1);
     other.wait(&after).unwrap();
     assert_eq!(get(&mut *other, row), Ok(81.0));
 }
 
 #[test]
-fn a_large_upload_takes_its_turn() {
+fn a_large_upload_stays_in_order() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
     let (buffer, bytes) = (pair.buffer(graph.slot_sizes()[0]), vec![7; 3 << 20]);
@@ -138,14 +145,14 @@ fn a_large_upload_takes_its_turn() {
         queue.run(&program, &bindings).unwrap();
         queue.fill(large.whole(), 1).unwrap();
         queue.run(&program, &bindings).unwrap();
-        let mut fill = |piece: &mut [u8]| {
-            piece.fill(7);
+        let mut fill = |chunk: &mut [u8]| {
+            chunk.fill(7);
             Ok(())
         };
-        let source = if source { Source::Borrowed(&bytes) } else { Source::Writer(&mut fill) };
+        let source = if source { UploadSource::Borrowed(&bytes) } else { UploadSource::Writer(&mut fill) };
         queue.upload(large.whole(), None, source).unwrap();
         queue.run(&program, &bindings).unwrap();
-        assert!(queue.download(large.whole()).unwrap().wait(soon()).unwrap() == bytes);
+        assert!(queue.download(large.whole()).unwrap().wait(test_deadline()).unwrap() == bytes);
     }
 }
 
@@ -170,18 +177,18 @@ fn a_failure_names_its_device_and_sticks() {
         bad.fill(buffer.whole(), 0xff).unwrap();
         bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
         let expected = |e: DeviceError| {
-            let DeviceError::On { device, source } = &e else { panic!("{e}") };
+            let DeviceError::OnDevice { device, source } = &e else { panic!("{e}") };
             assert_eq!(device, culprit);
             assert!(matches!(**source, DeviceError::Data { op: AddId, .. }), "{e}");
             assert!(e.to_string().starts_with(culprit), "{e}");
         };
         let point = bad.mark();
-        expected(point.wait(soon()).unwrap_err());
-        expected(bad.mark().wait(soon()).unwrap_err());
+        expected(point.wait(test_deadline()).unwrap_err());
+        expected(bad.mark().wait(test_deadline()).unwrap_err());
         expected(bad.fill(buffer.whole(), 0).unwrap_err());
         expected(bad.run(&program, &Arc::from([buffer.whole()])).unwrap_err());
         expected(bad.download(buffer.whole()).unwrap_err());
-        assert_eq!(pair.device.ran(AddId), 0);
+        assert_eq!(pair.device.secondary_nodes(AddId), 0);
         good.fill(buffer.whole(), 0).unwrap();
         good.run(&program, &Arc::from([buffer.whole()])).unwrap();
         assert_eq!(get(&mut *good, buffer.region(0, 4).unwrap()), Ok(0.0));
@@ -189,60 +196,60 @@ fn a_failure_names_its_device_and_sticks() {
 }
 
 #[test]
-fn a_second_device_that_breaks_ends_the_queue() {
+fn a_failure_of_the_secondary_device_fails_the_queue() {
     let pair = pair(&[Sqr]);
     let (program, graph) = squaring(&pair);
     let buffer = pair.buffer(graph.slot_sizes()[0]);
-    pair.second.record.fail_programs.store(true, SeqCst);
+    pair.secondary.record.fail_programs.store(true, SeqCst);
     let mut queue = pair.queue();
     let gate = Timeline::new();
-    queue.wait(&Point::new(&gate, 1)).unwrap();
+    queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
     queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
-    let ticket = queue.download(buffer.whole()).unwrap();
+    let read = queue.download(buffer.whole()).unwrap();
     gate.advance(1);
-    let error = DeviceError::On {
+    let error = DeviceError::OnDevice {
         device: "HOST".to_owned(),
-        source: Box::new(DeviceError::Bug("a recording device was told to fail".into())),
+        source: Box::new(DeviceError::Bug("a recording device failed on request".into())),
     };
-    assert_eq!(ticket.wait(soon()), Err(error.clone()));
-    assert_eq!(queue.mark().wait(soon()), Err(error));
+    assert_eq!(read.wait(test_deadline()), Err(error.clone()));
+    assert_eq!(queue.mark().wait(test_deadline()), Err(error));
 }
 
-/// Whatever the thread waits for, dropping its queue ends it.
+/// Dropping the queue ends its thread in every wait.
 #[test]
-fn a_dropped_queue_releases_whoever_waits_for_it() {
-    for second in [false, true] {
+fn dropping_a_queue_fails_its_points() {
+    for secondary in [false, true] {
         let pair = pair(&[Sqr]);
         let (program, graph) = squaring(&pair);
         let buffer = pair.buffer(graph.slot_sizes()[0]);
         let mut queue = pair.queue();
         let (gate, (tx, rx)) = (Timeline::new(), mpsc::channel());
-        let closed = Point::new(&gate, 1);
-        if second {
-            *pair.second.record.gate.lock().unwrap() = Some(closed);
+        let closed = TimelinePoint::new(&gate, 1);
+        if secondary {
+            *pair.secondary.record.gate.lock().unwrap() = Some(closed);
         } else {
             queue.wait(&closed).unwrap();
         }
-        for record in [&pair.primary.record, &pair.second.record] {
+        for record in [&pair.primary.record, &pair.secondary.record] {
             *record.events.lock().unwrap() = Some(tx.clone());
         }
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
-        let (ticket, point) = (queue.download(buffer.whole()).unwrap(), queue.mark());
-        let told = || rx.recv_timeout(Duration::from_secs(60));
-        if second {
-            assert_eq!(told(), Ok(QueueEvent::Submitted), "the second device has the program");
+        let (read, point) = (queue.download(buffer.whole()).unwrap(), queue.mark());
+        let next_event = || rx.recv_timeout(Duration::from_secs(60));
+        if secondary {
+            assert_eq!(next_event(), Ok(QueueEvent::Submitted), "the secondary device has the program");
         }
         drop(queue);
-        assert_eq!(point.wait(soon()), Err(DeviceError::Ended));
-        assert!(ticket.wait(soon()).is_err());
-        for _ in 0..1 + usize::from(second) {
-            assert_eq!(told(), Ok(QueueEvent::Dropped), "no queue of a device is left");
+        assert_eq!(point.wait(test_deadline()), Err(DeviceError::Ended));
+        assert!(read.wait(test_deadline()).is_err());
+        for _ in 0..1 + usize::from(secondary) {
+            assert_eq!(next_event(), Ok(QueueEvent::Dropped), "all queues are dropped");
         }
     }
 }
 
 #[test]
-fn scratch_is_charged_kept_and_grows() {
+fn scratch_is_reserved_reused_and_grows() {
     let pair = pair(&[Sqr]);
     let sized = |n: usize| {
         let mut b = Builder::new();
@@ -256,48 +263,49 @@ fn scratch_is_charged_kept_and_grows() {
     let mut used = |n| {
         let (program, bytes) = sized(n);
         queue.run(&program, &Arc::from([buffer.region(0, bytes as u64).unwrap()])).unwrap();
-        queue.mark().wait(soon()).unwrap();
-        pair.account.used() - buffer.bytes()
+        queue.mark().wait(test_deadline()).unwrap();
+        pair.budget.used() - buffer.bytes()
     };
-    // The second device's queue takes memory of its own, always the same.
+    // The secondary device's queue reserves a constant amount for itself.
     let first = used(16);
-    // Two operands each, the second one at a multiple of 64.
+    // Two operands each; the second operand is aligned to 64 bytes.
     assert_eq!([1000, 16, 1000, 2000].map(|n| used(n) - first), [8032 - 128, 8032 - 128, 8032 - 128, 16_000 - 128]);
-    // An account that has too little left.
-    let tight = Account::new(100);
+    // A budget with too few bytes available.
+    let tight = MemoryBudget::new(100);
     let (program, bytes) = sized(16);
     let mut queue = pair.device.queue(&tight).unwrap();
     queue.run(&program, &Arc::from([buffer.region(0, bytes as u64).unwrap()])).unwrap();
-    let error = queue.mark().wait(soon()).unwrap_err();
+    let error = queue.mark().wait(test_deadline()).unwrap_err();
     assert!(
-        matches!(&error, DeviceError::On { device, source } if device == "HOST"
+        matches!(&error, DeviceError::OnDevice { device, source } if device == "HOST"
         && matches!(**source, DeviceError::OutOfMemory { .. })),
         "{error}"
     );
 }
 
-/// Copies from other devices: the answer of the primary, or no copy while nobody can ask it.
+/// Copies from other devices: the primary's outcome, or `Unreachable` while the thread holds the primary's queue and the
+/// outcome is not cached.
 #[test]
-fn a_copy_from_elsewhere_is_promised_only_where_it_is_known_to_work() {
+fn a_copy_from_another_device_is_accepted_only_if_known_to_work() {
     let (pair, elsewhere) = (pair(&[Sqr]), pair(&[]));
     let (program, graph) = squaring(&pair);
-    let (buffer, there) = (pair.buffer(graph.slot_sizes()[0]), elsewhere.second.alloc(64, &pair.account).unwrap());
+    let (buffer, there) = (pair.buffer(graph.slot_sizes()[0]), elsewhere.secondary.alloc(64, &pair.budget).unwrap());
     let row = buffer.region(0, 64).unwrap();
     let mut queue = pair.queue();
     let hold = |queue: &mut dyn Queue| {
         let gate = Timeline::new();
-        queue.wait(&Point::new(&gate, 1)).unwrap();
+        queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
         queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
         gate
     };
     let gate = hold(&mut *queue);
     assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Unreachable));
     assert!(matches!(queue.copy_from(row.clone(), there.whole(), None), Err(DeviceError::Misuse(_))));
-    assert!(matches!(queue.copy_from(row.part(0, 4).unwrap(), row.clone(), None), Err(DeviceError::Misuse(_))));
+    assert!(matches!(queue.copy_from(row.subregion(0, 4).unwrap(), row.clone(), None), Err(DeviceError::Misuse(_))));
     gate.advance(1);
-    // A large upload has the worker back.
+    // After a large upload the submitter has the worker again.
     let large = pair.buffer(1 << 20);
-    queue.upload(large.whole(), None, Source::Borrowed(&vec![0; 1 << 20])).unwrap();
+    queue.upload(large.whole(), None, UploadSource::Borrowed(&vec![0; 1 << 20])).unwrap();
     assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Submitted));
     let gate = hold(&mut *queue);
     assert_eq!(queue.copy_from(there.whole(), row.clone(), None), Ok(CopyOutcome::Submitted));
@@ -311,22 +319,22 @@ fn misuse_does_not_stick() {
     let (pair, elsewhere) = (pair(&[Sqr]), pair(&[Sqr]));
     let ((program, graph), (foreign, _)) = (squaring(&pair), squaring(&elsewhere));
     let (buffer, tiny) = (pair.buffer(graph.slot_sizes()[0]), pair.buffer(8));
-    let theirs = elsewhere.second.alloc(graph.slot_sizes()[0] as u64, &pair.account).unwrap();
+    let theirs = elsewhere.secondary.alloc(graph.slot_sizes()[0] as u64, &pair.budget).unwrap();
     let mut queue = pair.queue();
     let gate = Timeline::new();
-    queue.wait(&Point::new(&gate, 1)).unwrap();
+    queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
     queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
     let misuse = |r: Result<(), DeviceError>| assert!(matches!(r, Err(DeviceError::Misuse(_))), "{r:?}");
     for bindings in [vec![], vec![tiny.whole()], vec![buffer.whole(), buffer.whole()], vec![theirs.whole()]] {
         misuse(queue.run(&program, &bindings.into()));
     }
     misuse(queue.run(&foreign, &Arc::from([buffer.whole()])));
-    misuse(queue.upload(tiny.whole(), None, Source::Borrowed(&[0; 7])));
-    misuse(queue.upload(theirs.whole(), None, Source::Borrowed(&[0; 128])));
+    misuse(queue.upload(tiny.whole(), None, UploadSource::Borrowed(&[0; 7])));
+    misuse(queue.upload(theirs.whole(), None, UploadSource::Borrowed(&[0; 128])));
     misuse(queue.fill(theirs.whole(), 0));
     misuse(queue.download(theirs.whole()).map(drop));
     let mut broken = |_: &mut [u8]| Err(SourceError::new("cut off"));
-    assert!(matches!(queue.upload(tiny.whole(), None, Source::Writer(&mut broken)), Err(DeviceError::Source(_))));
+    assert!(matches!(queue.upload(tiny.whole(), None, UploadSource::Writer(&mut broken)), Err(DeviceError::Source(_))));
     gate.advance(1);
-    assert_eq!(queue.mark().wait(soon()), Ok(()));
+    assert_eq!(queue.mark().wait(test_deadline()), Ok(()));
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_uint};
 
 use super::super::ffi_guard::{In, InOut, Out, api, with_state};
 use super::params::{HostNodeParams, KernelNodeParams, KernelNodeParamsV1, MemsetNodeParams, NodeParams as Params};
-use crate::abi::copies::Copy3D;
+use crate::abi::memcpy::Copy3D;
 use crate::driver::driver;
 use crate::driver::graph::{GraphNode, UPLOAD, UpdateResultInfo};
 use crate::error::{Error, Result};

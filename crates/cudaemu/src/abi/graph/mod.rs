@@ -1,5 +1,5 @@
-//! Graphs: creation, edges, topology queries, conditional and user objects. Submodules: `nodes` creates nodes, `params` reads and
-//! writes their parameters, `exec` holds executable graphs.
+//! Graphs: creation, edges, topology queries, conditional and user objects. Submodules: `nodes` creates nodes, `params` reads
+//! and writes their parameters, `exec` holds executable graphs.
 
 mod exec;
 mod nodes;
@@ -162,8 +162,8 @@ fn finish(destructor: Option<HostCall>) -> Result<()> {
     Ok(())
 }
 
-/// Returns an array by the driver's convention: without a buffer, its length; with one, as many elements as fit, and nulls in the
-/// rest.
+/// Returns an array by the driver's convention: without a buffer, its length; with one, as many elements as fit, and nulls in
+/// the rest.
 fn list(found: Vec<NodeId>, place: Out<NodeId>, count: InOut<usize>) -> Result<()> {
     let room = count.at(0)?;
     if !place.is_given() {
@@ -211,7 +211,8 @@ fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usi
     Ok(())
 }
 
-/// Adds or removes edges. Edge data may weaken a dependency to a part of a node; waiting for the whole node is correct then too.
+/// Adds or removes edges. Edge data may weaken a dependency to a part of a node; waiting for the whole node is correct then
+/// too.
 fn change(
     graph: GraphId,
     from: In<NodeId>,

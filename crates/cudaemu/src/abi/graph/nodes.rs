@@ -6,7 +6,7 @@ use super::super::ffi_guard::{In, InOut, Out, api, with_state};
 use super::params::{
     HostNodeParams, KernelNodeParams, KernelNodeParamsV1, MemAllocNodeParams, MemsetNodeParams, NodeParams as Params,
 };
-use crate::abi::copies::Copy3D;
+use crate::abi::memcpy::Copy3D;
 use crate::driver::driver;
 use crate::driver::graph::GraphNode;
 use crate::driver::{Driver, StateGuard};

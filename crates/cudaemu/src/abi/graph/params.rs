@@ -4,9 +4,9 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-use super::super::copies::Copy3D;
 use super::super::ffi_guard::{In, Opaque, Out, api, with_state};
 use super::super::launch::parameters;
+use super::super::memcpy::Copy3D;
 use crate::driver::graph::{GraphNode as Payload, KernelNode};
 use crate::driver::launch::LaunchRequest;
 use crate::driver::{Driver, StateGuard, driver};

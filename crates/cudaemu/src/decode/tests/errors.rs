@@ -1,20 +1,21 @@
-//! Every error of the decoder, with the line it reports.
+//! Errors of the decoder: each case with parts of its message and the line that it reports.
 
 use super::*;
 
-/// Lines before the body in [`kernel`].
-const BODY: u32 = 15;
+/// Line of the first line of the body in [`kernel`].
+const BODY_LINE: u32 = 15;
 
 /// Asserts that decoding a kernel with this body fails at line `line` of the body with a message that contains all of `parts`.
 #[track_caller]
-fn refused(body: &str, line: u32, parts: &[&str]) {
-    refused_text(&kernel(body), BODY + line - 1, parts);
+fn assert_body_error(body: &str, line: u32, parts: &[&str]) {
+    assert_error(&kernel(body), BODY_LINE + line - 1, parts);
 }
 
+/// Asserts that decoding a module fails at line `line` with a message that contains all of `parts`, and quotes the line.
 #[track_caller]
-fn refused_text(text: &str, line: u32, parts: &[&str]) {
+fn assert_error(text: &str, line: u32, parts: &[&str]) {
     let error = match try_decode(text) {
-        Ok(_) => panic!("accepted:\n{text}"),
+        Ok(_) => panic!("no error in:\n{text}"),
         Err(error) => error,
     };
     assert_eq!(error.line, line, "{error}");
@@ -32,14 +33,22 @@ fn messages_quote_their_line() {
 }
 
 #[test]
-fn unknown_instructions() {
-    refused("add.s33 %r1, %r2, %r3;", 1, &["no instruction `add.s33`", "the closest supported ones: add.s32"]);
-    refused("ret;\nld.global.L9::x.u32 %r1, [%rd1];", 2, &["no instruction `ld.global.L9::x.u32`", "ld.global.u32"]);
-    refused("mov.b64 %rd1, {%r1, %r2, %r3};", 1, &["no form for these vectors"]);
+fn unknown_instructions_are_reported_with_similar_names() {
+    assert_body_error(
+        "add.s33 %r1, %r2, %r3;",
+        1,
+        &["no instruction `add.s33`", "the closest supported ones: add.s32"],
+    );
+    assert_body_error(
+        "ret;\nld.global.L9::x.u32 %r1, [%rd1];",
+        2,
+        &["no instruction `ld.global.L9::x.u32`", "ld.global.u32"],
+    );
+    assert_body_error("mov.b64 %rd1, {%r1, %r2, %r3};", 1, &["no form for these vectors"]);
 }
 
 #[test]
-fn operands_that_do_not_fit() {
+fn operands_that_do_not_fit_are_reported() {
     for (body, parts) in [
         ("add.s32 %r1, %r2;", &["takes 3 operands (a 32-bit register, ", "2 came"][..]),
         ("add.s32 %r1, %r2, %r3, %r4;", &["takes 3 operands", "4 came"]),
@@ -69,12 +78,12 @@ fn operands_that_do_not_fit() {
         ("shfl.sync.down.b32 %r1|%r2, %r2, %r3, 31, -1;", &["operand 1", "a predicate register, not `%r2`"]),
         ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", &["operand 5", "must be a number, not `%r5`"]),
     ] {
-        refused(body, 1, parts);
+        assert_body_error(body, 1, parts);
     }
 }
 
 #[test]
-fn addresses_that_do_not_fit() {
+fn addresses_that_do_not_fit_are_reported() {
     for (body, parts) in [
         ("ld.global.u32 %r1, %rd1;", &["operand 2", "must be an address in brackets, not `%rd1`"][..]),
         ("ld.global.u32 %r1, [%r2];", &["64-bit register", "`%r2`, which is a 32-bit register"]),
@@ -89,24 +98,24 @@ fn addresses_that_do_not_fit() {
         ("ld.global.v2.u32 %r1, [%rd1];", &["operand 1"]),
         ("ld.param.u32 %r1, [k_1+0x7FFFFFFFFFFFFFFF];", &["offset"]),
     ] {
-        refused(body, 1, parts);
+        assert_body_error(body, 1, parts);
     }
 }
 
 #[test]
-fn control_flow() {
-    refused("bra nowhere;", 1, &["no label `nowhere`"]);
-    refused("{\ninner:\n}\nbra inner;", 4, &["no label `inner`"]);
-    refused("a:\nret;\na:", 3, &["the label `a` stands twice"]);
-    refused("bra %r1, %r2;", 1, &["takes one operand"]);
-    refused("brx.idx %r1, nowhere;", 1, &["no .branchtargets `nowhere`"]);
-    refused("t: .branchtargets a, b;\na: ret;", 1, &["no label `b`"]);
-    refused("@%r1 bra a;\na:", 1, &["the guard `%r1` is not a predicate register"]);
-    refused("@%p9 bra a;\na:", 1, &["no predicate register `%p9`"]);
+fn unknown_labels_and_guards_are_reported() {
+    assert_body_error("bra nowhere;", 1, &["no label `nowhere`"]);
+    assert_body_error("{\ninner:\n}\nbra inner;", 4, &["no label `inner`"]);
+    assert_body_error("a:\nret;\na:", 3, &["the label `a` stands twice"]);
+    assert_body_error("bra %r1, %r2;", 1, &["takes one operand"]);
+    assert_body_error("brx.idx %r1, nowhere;", 1, &["no .branchtargets `nowhere`"]);
+    assert_body_error("t: .branchtargets a, b;\na: ret;", 1, &["no label `b`"]);
+    assert_body_error("@%r1 bra a;\na:", 1, &["the guard `%r1` is not a predicate register"]);
+    assert_body_error("@%p9 bra a;\na:", 1, &["no predicate register `%p9`"]);
 }
 
 #[test]
-fn calls_that_do_not_fit() {
+fn calls_that_do_not_fit_are_reported() {
     let functions = ".func (.param .b32 r) f(.param .b64 a);\n.extern .func cudaDeviceSynchronize();\n\
                      .func (.param .b32 r) f(.param .b64 a) { ret; }\n";
     let text = |body: &str| {
@@ -130,18 +139,18 @@ fn calls_that_do_not_fit() {
         ("mov.u64 %rd1, cudaDeviceSynchronize;", &["declared, but the module does not define it"]),
         ("t: .calltargets f, nowhere;", &["no function `nowhere`"]),
     ] {
-        refused_text(&text(body), 9, parts);
+        assert_error(&text(body), 9, parts);
     }
 }
 
 #[test]
-fn declarations() {
-    refused(".reg .b32 %a;\n.reg .b32 %a;", 2, &["`%a` is declared twice"]);
-    refused(".reg .b32 %a<3>;\n.reg .b32 %a<4>;", 2, &["`%a<…>` is declared twice"]);
-    refused(".local .b8 big[524289];", 1, &["`big` takes 524289 bytes, more than the 524288"]);
-    refused(".local .b8 one[524288];", 1, &["local variables take more than 524288 bytes"]);
-    refused(".local .b8 none[];", 1, &["`none` has no size"]);
-    refused(".shared .b8 big[49153];", 1, &["more than the 49152"]);
+fn duplicate_undefined_and_too_large_declarations_are_reported() {
+    assert_body_error(".reg .b32 %a;\n.reg .b32 %a;", 2, &["`%a` is declared twice"]);
+    assert_body_error(".reg .b32 %a<3>;\n.reg .b32 %a<4>;", 2, &["`%a<…>` is declared twice"]);
+    assert_body_error(".local .b8 big[524289];", 1, &["`big` takes 524289 bytes, more than the 524288"]);
+    assert_body_error(".local .b8 one[524288];", 1, &["local variables take more than 524288 bytes"]);
+    assert_body_error(".local .b8 none[];", 1, &["`none` has no size"]);
+    assert_body_error(".shared .b8 big[49153];", 1, &["more than the 49152"]);
     for (text, line, parts) in [
         (".global .b32 x;\n.global .b32 x;", 5, &["`x` is defined twice"][..]),
         (".func f() { ret; }\n.func f() { ret; }", 5, &["`f` is defined twice"]),
@@ -153,11 +162,11 @@ fn declarations() {
         (".entry k(.param .b8 a[4000],\n.param .b8 b[97]) { ret; }", 5, &["more than 4096 bytes"]),
         (".extern .global .b8 y[4];\n.entry k() { .reg .b64 %rd;\nmov.u64 %rd, y; }", 6, &["`y` is declared, but"]),
     ] {
-        refused_text(&module(text), line, parts);
+        assert_error(&module(text), line, parts);
     }
     let two = ".shared .b8 a[40000];\n.shared .b8 b[40000];\n.entry k() { .reg .b32 %r<2>;\nld.shared.u32 %r1, [a];\n\
                ld.shared.u32 %r1, [b]; }";
-    refused_text(&module(two), 6, &["the kernel `k` has 80000 bytes of static shared memory, at most 49152"]);
+    assert_error(&module(two), 6, &["the kernel `k` has 80000 bytes of static shared memory, at most 49152"]);
     // Each kernel gets only the variables that it names; an unnamed variable takes no space.
     let each = ".shared .b8 a[40000];\n.shared .b8 b[40000];\n.entry k() { .reg .b32 %r; ld.shared.u32 %r, [a]; }\n\
                 .entry l() { .reg .b32 %r; ld.shared.u32 %r, [b]; }\n.extern .global .b8 nobody[];";
@@ -169,7 +178,7 @@ fn declarations() {
 }
 
 #[test]
-fn whole_modules() {
+fn a_module_with_32_bit_addresses_is_rejected() {
     let error = try_decode(".version 7.0\n.target sm_80\n.address_size 32\n.entry k() { ret; }").map(drop);
     assert!(error.is_err_and(|error| error.line == 0 && error.to_string().contains(".address_size must be 64")));
 }

@@ -1,4 +1,4 @@
-//! Decodes all PTX files of the tree's kernels/ptx.
+//! Decodes all PTX files in `kernels/ptx`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::decode;
 use crate::ptx;
 
 /// Name and text of all files in kernels/ptx.
-pub(super) fn texts() -> Vec<(String, String)> {
+pub(super) fn kernel_texts() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
     let mut texts: Vec<(String, String)> = std::fs::read_dir(folder)
         .expect("kernels/ptx exists")
@@ -21,7 +21,7 @@ pub(super) fn texts() -> Vec<(String, String)> {
 #[test]
 fn every_committed_kernel_decodes() {
     let mut errors = Vec::new();
-    let texts = texts();
+    let texts = kernel_texts();
     assert!(!texts.is_empty());
     for (path, text) in &texts {
         let module = ptx::parse(text).unwrap_or_else(|error| panic!("{path}: {error}"));

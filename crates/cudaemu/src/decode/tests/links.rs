@@ -1,4 +1,5 @@
-//! Call graphs: recursion, addresses of functions, and the limit of reached functions.
+//! Call graphs (recursion, functions whose address is taken, prototypes, the limit on reached functions), and the
+//! `used_bytes_mask` pragma of loads.
 
 use super::*;
 use crate::bytecode::{Action, Control, Prototype};
@@ -11,12 +12,13 @@ fn program(functions: &[(&str, &str)], kernels: &[(&str, &str)]) -> String {
     module(&format!("{declared}{functions}{kernels}"))
 }
 
-fn named(code: &DecodedModule, pick: impl Fn(&Function) -> bool) -> Vec<&str> {
-    code.functions.iter().filter(|&function| pick(function)).map(|function| &*function.name).collect()
+/// Names of the functions that satisfy a condition.
+fn names_of_functions(code: &DecodedModule, condition: impl Fn(&Function) -> bool) -> Vec<&str> {
+    code.functions.iter().filter(|&function| condition(function)).map(|function| &*function.name).collect()
 }
 
 #[test]
-fn recursion() {
+fn functions_on_a_call_cycle_are_recursive() {
     let text = program(
         &[
             ("leaf", "ret;"),
@@ -29,8 +31,9 @@ fn recursion() {
         ],
         &[("k", "call before;")],
     );
-    assert_eq!(named(&decoded(&text), |function| function.recursive), ["own", "a", "b", "c"]);
-    // The address of `far` is taken, so every call by address may reach it, its own included: it counts as recursive.
+    assert_eq!(names_of_functions(&decoded(&text), |function| function.recursive), ["own", "a", "b", "c"]);
+    // The address of `far` is taken, so every call by address may reach it. `far` calls `near`, which calls by address and so
+    // may reach `far` again: both count as recursive.
     let indirect = ".reg .b64 %rd; p: .callprototype _ (); call %rd, p;";
     let taken = format!("{indirect} .reg .b64 %x; mov.u64 %x, far; mov.u64 %x, l;");
     let text = program(
@@ -38,12 +41,12 @@ fn recursion() {
         &[("k", &taken), ("l", indirect)],
     );
     let code = decoded(&text);
-    assert_eq!(named(&code, |function| function.recursive), ["far", "near"]);
-    assert_eq!(named(&code, |function| function.address_taken), ["far"]);
+    assert_eq!(names_of_functions(&code, |function| function.recursive), ["far", "near"]);
+    assert_eq!(names_of_functions(&code, |function| function.address_taken), ["far"]);
 }
 
 #[test]
-fn prototypes_of_calls_by_address() {
+fn a_prototype_fits_functions_with_the_same_sizes() {
     let code = decoded(&module(
         ".func (.param .b32 r) same(.param .b64 a, .param .b32 b) { ret; }\n\
          .func (.reg .b32 r) registers(.reg .b64 a, .reg .b32 b) { ret; }\n\
@@ -61,11 +64,11 @@ fn prototypes_of_calls_by_address() {
     let sites: Vec<Option<Prototype>> = sites.collect();
     let prototype = Prototype { params: [8, 4].into(), returns: [4].into() };
     assert_eq!(sites, [Some(prototype.clone()), None]);
-    assert_eq!(named(&code, |function| prototype.fits(function)), ["same", "registers"]);
+    assert_eq!(names_of_functions(&code, |function| prototype.fits(function)), ["same", "registers"]);
 }
 
 #[test]
-fn many_functions() {
+fn a_long_call_chain_decodes_and_too_much_reached_code_fails() {
     // A chain of functions, each calling the next.
     let names: Vec<String> = (0..20_000).map(|i| format!("f{i}")).collect();
     let bodies: Vec<String> = (1..20_000).map(|i| format!("call f{i};")).chain([String::from("ret;")]).collect();
@@ -73,7 +76,7 @@ fn many_functions() {
         names.iter().map(|name| &**name).zip(bodies.iter().map(|body| &**body)).collect();
     let code = decoded(&program(&functions, &[("k", "call f0;")]));
     assert!(code.functions.iter().all(|function| !function.recursive));
-    // Too many kernels that reach the whole chain.
+    // 300 kernels that each reach the whole chain exceed the limit on the sum over all kernels.
     let names: Vec<String> = (0..300).map(|i| format!("k{i}")).collect();
     let kernels: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "call f0;")).collect();
     let text = program(&functions, &kernels);
@@ -82,8 +85,10 @@ fn many_functions() {
     assert!(error.quote.starts_with(".entry k2"), "{error}");
 }
 
+/// `args.padding` is the complement of the mask. A mask applies only to the next instruction, and only if that is a load: the
+/// second load has no mask, and the mask 7 is lost at the `add`.
 #[test]
-fn bytes_that_a_load_uses() {
+fn used_bytes_masks_apply_to_the_next_load_only() {
     let paddings: Vec<u32> = insts(
         ".pragma \"nounroll\";\n.pragma \"used_bytes_mask 0x7f\";\nld.global.v2.u32 {%r1, %r2}, [%rd1];\n\
          ld.global.u32 %r1, [%rd1];\n\

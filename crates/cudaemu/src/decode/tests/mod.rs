@@ -1,4 +1,5 @@
-//! Decodes snippets of PTX and compares the bytecode.
+//! Tests of the decoder on short PTX modules. `programs`: bytecode of valid modules; `links`: call graphs; `errors`: messages;
+//! `kernels`: every committed PTX file; `robust`: fuzzing.
 
 mod errors;
 mod kernels;
@@ -16,17 +17,18 @@ fn try_decode(text: &str) -> Result<DecodedModule, Error> {
     decode(&module, text)
 }
 
+/// Decodes a text that must be valid.
 #[track_caller]
 fn decoded(text: &str) -> DecodedModule {
     try_decode(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// A module with this content.
+/// The text of a module with this content.
 fn module(text: &str) -> String {
     format!(".version 7.0\n.target sm_80\n.address_size 64\n{text}")
 }
 
-/// A kernel with a few registers, parameters and variables, and this body, which starts in line 15.
+/// The text of a module whose kernel `k` has a few registers, parameters and variables, and this body, which starts in line 15.
 fn kernel(body: &str) -> String {
     module(&format!(
         ".global .align 4 .b8 table[64];\n.const .align 8 .f64 half = 0d3FE0000000000000;\n\
@@ -51,6 +53,7 @@ fn insts(body: &str) -> Vec<Inst> {
     code.insts
 }
 
+/// The function of this name.
 #[track_caller]
 fn function<'a>(code: &'a DecodedModule, name: &str) -> &'a Function {
     code.functions.iter().find(|function| &*function.name == name).unwrap_or_else(|| panic!("no function {name}"))

@@ -15,9 +15,9 @@ fn constant(code: &DecodedModule, slot: Slot) -> Constant {
     found.unwrap_or_else(|| panic!("{slot:?} is no constant"))
 }
 
-/// The only constant operand of the last instruction of a body.
+/// The constant in operand `place` of the last instruction of a body.
 #[track_caller]
-fn operand(body: &str, place: usize) -> Constant {
+fn operand_constant(body: &str, place: usize) -> Constant {
     let code = kernel_code(body);
     constant(&code, code.insts[code.insts.len() - 2].args.s[place])
 }
@@ -52,7 +52,7 @@ fn literals_become_constants() {
         ("add.s32 %r1, %r2, WARP_SZ;", 32),
         ("and.b32 %r1, %r2, ~7;", 0xffff_fff8),
     ] {
-        assert_eq!(operand(body, 2), Constant::Bits(want), "{body}");
+        assert_eq!(operand_constant(body, 2), Constant::Bits(want), "{body}");
     }
     for (body, want) in [
         ("mov.f32 %f1, 0f3F800000;", 0x3f80_0000),
@@ -65,9 +65,9 @@ fn literals_become_constants() {
         ("mov.pred %p1, 0;", 0),
         ("mov.b128 %q1, 7;", 7),
     ] {
-        assert_eq!(operand(body, 1), Constant::Bits(want), "{body}");
+        assert_eq!(operand_constant(body, 1), Constant::Bits(want), "{body}");
     }
-    assert_eq!(operand("st.global.u8 [%rd1], 300;", 0), Constant::Bits(300));
+    assert_eq!(operand_constant("st.global.u8 [%rd1], 300;", 0), Constant::Bits(300));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn equal_constants_share_a_slot() {
 }
 
 #[test]
-fn special_registers() {
+fn special_registers_become_constants_or_clock_reads() {
     for (name, special) in [
         ("%ntid.y", SpecialRegister::Ntid(1)),
         ("%nctaid.z", SpecialRegister::Nctaid(2)),
@@ -92,9 +92,9 @@ fn special_registers() {
         ("%envreg31", SpecialRegister::Envreg(31)),
         ("%cluster_ctarank", SpecialRegister::ClusterCtarank),
     ] {
-        assert_eq!(operand(&format!("mov.u32 %r1, {name};"), 1), Constant::Special(special));
+        assert_eq!(operand_constant(&format!("mov.u32 %r1, {name};"), 1), Constant::Special(special));
     }
-    assert_eq!(operand("mov.u64 %rd1, %gridid;", 1), Constant::Special(SpecialRegister::GridId));
+    assert_eq!(operand_constant("mov.u64 %rd1, %gridid;", 1), Constant::Special(SpecialRegister::GridId));
     for (body, row) in [
         ("mov.u32 %r1, %clock;", "mov.u32.%clock"),
         ("mov.u64 %rd1, %clock64;", "mov.u64.%clock64"),
@@ -105,7 +105,7 @@ fn special_registers() {
 }
 
 #[test]
-fn addresses() {
+fn an_address_becomes_a_base_and_an_offset() {
     let wide = |inst: &Inst| match inst.args.base {
         Base::Wide(slot) => slot,
         other => panic!("{other:?}"),
@@ -134,14 +134,14 @@ fn addresses() {
 }
 
 #[test]
-fn addresses_as_values() {
-    assert_eq!(operand("mov.u64 %rd1, table;", 1), Constant::Global(0, 0));
-    assert_eq!(operand("mov.u64 %rd1, table+8;", 1), Constant::Global(0, 8));
-    assert_eq!(operand("mov.u32 %r1, tile;", 1), Constant::Bits(0));
-    assert_eq!(operand("mov.u32 %r1, dynamic;", 1), Constant::DynamicShared(0));
-    assert_eq!(operand("mov.b64 %rd1, k_1;", 1), Constant::Bits(8));
-    assert_eq!(operand("cvta.global.u64 %rd1, table;", 1), Constant::Global(0, 0));
-    assert_eq!(operand("add.s64 %rd1, table, %rd2;", 1), Constant::Global(0, 0));
+fn the_address_of_a_variable_becomes_a_constant() {
+    assert_eq!(operand_constant("mov.u64 %rd1, table;", 1), Constant::Global(0, 0));
+    assert_eq!(operand_constant("mov.u64 %rd1, table+8;", 1), Constant::Global(0, 8));
+    assert_eq!(operand_constant("mov.u32 %r1, tile;", 1), Constant::Bits(0));
+    assert_eq!(operand_constant("mov.u32 %r1, dynamic;", 1), Constant::DynamicShared(0));
+    assert_eq!(operand_constant("mov.b64 %rd1, k_1;", 1), Constant::Bits(8));
+    assert_eq!(operand_constant("cvta.global.u64 %rd1, table;", 1), Constant::Global(0, 0));
+    assert_eq!(operand_constant("add.s64 %rd1, table, %rd2;", 1), Constant::Global(0, 0));
     let list = insts("mov.u64 %rd1, depot+4;");
     assert_eq!((row_name(&list[0]), list[0].args.base, list[0].args.offset), ("mov.u64.frame", Base::Frame, 4));
     // Other instructions need the frame's address in a register, so `mov.u64.frame` computes it first.
@@ -151,7 +151,7 @@ fn addresses_as_values() {
 }
 
 #[test]
-fn vectors_pairs_sinks_and_guards() {
+fn vectors_pairs_discarded_operands_and_guards_get_their_slots() {
     let list = insts(
         "ld.global.v4.u32 {%r1, %r2, %r3, _}, [%rd1];\nmov.b64 %rd1, {%r1, %r2};\nmov.b64 {%r1, _}, %rd1;\n\
          @!%p1 add.s32 %r1, %r1, %r2;\nshfl.sync.down.b32 %r1|%p2, %r2, %r3, 31, -1;\n\
@@ -209,7 +209,7 @@ fn names_are_scoped() {
 }
 
 #[test]
-fn indexed_branches() {
+fn an_indexed_branch_has_its_list_of_targets() {
     let code = kernel_code(
         "targets: .branchtargets b, a, b;\nbrx.idx %r1, targets;\na: add.s32 %r1, %r1, 1;\nb: add.s32 %r1, %r1, 2;",
     );
@@ -267,7 +267,7 @@ st.shared.u32 [mine], %r1;
 ";
 
 #[test]
-fn calls() {
+fn call_sites_have_the_places_of_arguments_and_results() {
     let code = decoded(&module(CALLS));
     let index = |name: &str| code.functions.iter().position(|f| &*f.name == name).expect("it exists") as u32;
     let both = function(&code, "both");
@@ -301,7 +301,7 @@ fn calls() {
 }
 
 #[test]
-fn what_kernels_share_lies_at_one_place() {
+fn kernels_that_share_a_function_use_its_slots_and_offsets() {
     let code = decoded(&module(CALLS));
     let (k, l, both, cycle) =
         (function(&code, "k"), function(&code, "l"), function(&code, "both"), function(&code, "cycle"));
@@ -329,7 +329,7 @@ fn what_kernels_share_lies_at_one_place() {
 }
 
 #[test]
-fn initialisers() {
+fn initialisers_become_bytes_and_relocations() {
     let code = decoded(&module(CALLS));
     let global = |name: &str| code.globals.iter().find(|global| &*global.name == name).expect("it exists");
     let x = code.globals.iter().position(|global| &*global.name == "x").expect("it exists") as u32;
@@ -349,11 +349,12 @@ fn initialisers() {
 }
 
 #[test]
-fn registers_that_are_live_at_once() {
+fn the_reported_registers_are_those_live_at_once() {
     let reported = |body: &str| function(&kernel_code(body), "k").reported_registers;
-    // A 64-bit address takes two units; a chain with one live value takes one.
+    // A chain with one live value takes one register.
     assert_eq!(reported("mov.u32 %r1, 1;\nadd.s32 %r2, %r1, 1;\nadd.s32 %r3, %r2, 1;\nst.shared.u32 [tile], %r3;"), 1);
     assert_eq!(reported("mov.u32 %r1, 1;\nmov.u32 %r2, 2;\nadd.s32 %r3, %r1, %r2;\nst.shared.u32 [tile], %r3;"), 2);
+    // A 64-bit address takes two 32-bit registers.
     assert_eq!(reported("mov.u64 %rd1, 1;\nmov.u32 %r1, 2;\nst.global.u32 [%rd1], %r1;"), 3);
     // %r1 stays live during the loop.
     assert_eq!(
@@ -363,13 +364,14 @@ fn registers_that_are_live_at_once() {
         ),
         2
     );
+    // 300 live values: the hardware has 255 registers per thread.
     let many: String = (0..300).map(|i| format!("ld.shared.u32 %x{i}, [tile];\n")).collect();
     let used: String = (0..300).map(|i| format!("st.shared.u32 [tile], %x{i};\n")).collect();
     assert_eq!(reported(&format!(".reg .b32 %x<300>;\n{many}{used}")), 255);
 }
 
 #[test]
-fn directives_of_kernels() {
+fn thread_limits_of_kernels_are_kept() {
     let code = decoded(&module(".entry k() .maxntid 128, 2, 1 { ret; }\n.entry l() .reqntid 64 { trap; }"));
     assert_eq!(function(&code, "k").max_threads, Some([128, 2, 1]));
     assert!(!function(&code, "k").required_threads && function(&code, "l").required_threads);

@@ -1,6 +1,6 @@
-//! Fuzzing of the decoder: malformed input gives an error and never panics.
+//! Fuzzing of the decoder: mutated modules decode to consistent bytecode or give an error, and the decoder never panics.
 
-use super::kernels::texts;
+use super::kernels::kernel_texts;
 use super::*;
 use crate::bytecode::{Action, Control};
 use crate::isa::table;
@@ -59,7 +59,7 @@ fn mutate(text: &str, random: &mut fastrand::Rng) -> String {
     words.concat()
 }
 
-/// Drops instructions whose opcode the mutation broke; otherwise unknown opcodes would hide all other errors.
+/// Removes instructions whose opcode the mutation broke; otherwise unknown opcodes would hide all other errors.
 fn remove_unknown(statements: &mut Vec<Statement>) {
     statements.retain_mut(|statement| match statement {
         Statement::Block(inner) => {
@@ -72,9 +72,10 @@ fn remove_unknown(statements: &mut Vec<Statement>) {
 }
 
 #[test]
-fn mutated_kernels_are_decoded_or_refused() {
+fn mutated_kernels_are_decoded_or_rejected() {
     let mut random = fastrand::Rng::with_seed(41);
-    let texts: Vec<String> = texts().into_iter().map(|(_, text)| text).filter(|text| text.len() < 20_000).collect();
+    let texts: Vec<String> =
+        kernel_texts().into_iter().map(|(_, text)| text).filter(|text| text.len() < 20_000).collect();
     assert!(!texts.is_empty());
     let (mut decodable, mut errors) = (0, 0);
     for round in 0..1500 {
@@ -86,7 +87,7 @@ fn mutated_kernels_are_decoded_or_refused() {
         match decode(&module, &text) {
             Ok(code) => {
                 decodable += 1;
-                consistent(&code);
+                assert_in_range(&code);
             }
             Err(error) => {
                 errors += 1;
@@ -96,11 +97,11 @@ fn mutated_kernels_are_decoded_or_refused() {
         }
     }
     // Checks the mutations themselves: both outcomes must be frequent.
-    assert!(decodable > 50 && errors > 50, "{decodable} {errors}");
+    assert!(decodable > 50 && errors > 50, "{decodable} mutated modules decoded, {errors} gave an error");
 }
 
-/// Checks the executor's preconditions: targets and slots are in range.
-fn consistent(code: &DecodedModule) {
+/// Asserts the executor's preconditions: branch targets are in the function, and slots are in the kernel's register file.
+fn assert_in_range(code: &DecodedModule) {
     for function in &code.functions {
         let range = function.start..function.end;
         assert!(!range.is_empty());
@@ -127,7 +128,7 @@ fn consistent(code: &DecodedModule) {
 }
 
 #[test]
-fn deep_and_large_declarations_are_refused() {
+fn deep_and_large_declarations_are_rejected() {
     for body in [
         format!("{}ret;{}", "{".repeat(90), "}".repeat(90)),
         ".local .b8 x[4294967296][4294967296];".to_string(),

@@ -219,9 +219,9 @@ impl Driver {
 }
 
 impl Driver {
-    /// Submits a plan's steps so that they follow the stream's work so far, and makes the stream wait for all of them. The first
-    /// step that depends on nothing but one earlier step shares that step's hidden stream. Every other step gets its own stream, so
-    /// that the seed can choose any order that the graph allows.
+    /// Submits a plan's steps so that they follow the stream's work so far, and makes the stream wait for all of them. The
+    /// first step that depends on nothing but one earlier step shares that step's hidden stream. Every other step gets its own
+    /// stream, so that the seed can choose any order that the graph allows.
     fn run_plan(
         &self,
         state: &mut DriverState,

@@ -43,8 +43,8 @@ impl Graphs {
         self.memory.remove(&address).map(|_| address)
     }
 
-    /// Marks memory as freed by the program. `Some(true)` if no graph references it, so that it must be freed now. `None` if it is
-    /// not in use, or not graph memory.
+    /// Marks memory as freed by the program. `Some(true)` if no graph references it, so that it must be freed now. `None` if it
+    /// is not in use, or not graph memory.
     pub fn free_from_host(&mut self, address: u64) -> Option<bool> {
         let memory = self.memory.get_mut(&address).filter(|memory| memory.live)?;
         memory.live = false;
@@ -105,7 +105,8 @@ impl Graphs {
         }
     }
 
-    /// `cuDeviceSetGraphMemAttribute`: resets a high-water mark, for which only the value 0 is valid; it becomes the current use.
+    /// `cuDeviceSetGraphMemAttribute`: resets a high-water mark, for which only the value 0 is valid; it becomes the current
+    /// use.
     pub fn reset_memory_attribute(&mut self, device: u32, attribute: u32, value: u64) -> Result<()> {
         if !matches!(attribute, 1 | 3) || value != 0 {
             return Err(Error::InvalidValue);

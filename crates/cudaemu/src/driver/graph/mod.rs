@@ -1,7 +1,7 @@
 //! Graphs of the driver API: handles of graphs, nodes and executable graphs, and the checks of each call.
 //!
-//! Structure and ordering are in the engine ([`crate::engine::Graph`], [`crate::engine::ExecPlan`]). Nodes are checked at creation
-//! by the same rules as launches and copies, and hold everything that they need to run any number of times.
+//! Structure and ordering are in the engine ([`crate::engine::Graph`], [`crate::engine::ExecPlan`]). Nodes are checked at
+//! creation by the same rules as launches and copies, and hold everything that they need to run any number of times.
 
 mod edit;
 mod launch;

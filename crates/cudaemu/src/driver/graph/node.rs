@@ -174,8 +174,8 @@ impl GraphNode {
         }
     }
 
-    /// The stream operation to execute. Event waits and memory nodes only affect ordering and bookkeeping: no operation runs for
-    /// them.
+    /// The stream operation to execute. Event waits and memory nodes only affect ordering and bookkeeping: no operation runs
+    /// for them.
     pub fn work(&self) -> StreamOp {
         match self {
             Self::Kernel(kernel) => StreamOp::Launch(Box::new(kernel.launch.clone())),

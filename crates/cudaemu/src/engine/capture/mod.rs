@@ -1,12 +1,12 @@
 //! Stream capture: tracks which streams record into which graph, and which calls a capture forbids.
 //!
-//! A capture begins in one stream, its origin. A stream that waits for an event recorded in a capturing stream joins the capture (a
-//! fork). Before the capture ends, the origin must wait for everything that the other streams recorded (a join). Each capturing
-//! stream has a frontier: the nodes that its next node will depend on.
+//! A capture begins in one stream, its origin. A stream that waits for an event recorded in a capturing stream joins the
+//! capture (a fork). Before the capture ends, the origin must wait for everything that the other streams recorded (a join).
+//! Each capturing stream has a frontier: the nodes that its next node will depend on.
 //!
 //! A forbidden call invalidates the captures that it concerns. They return
-//! [`StreamCaptureInvalidated`](Error::StreamCaptureInvalidated) until they are ended (CUDA C++ Programming Guide, "Prohibited and
-//! Unhandled Operations").
+//! [`StreamCaptureInvalidated`](Error::StreamCaptureInvalidated) until they are ended (CUDA C++ Programming Guide, "Prohibited
+//! and Unhandled Operations").
 
 #[cfg(test)]
 mod tests;
@@ -61,8 +61,8 @@ pub struct Capture {
     valid: bool,
     /// The frontier of each capturing stream.
     streams: BTreeMap<StreamId, Vec<NodeId>>,
-    /// The last nodes that the streams have recorded. Comparing them with the ancestors of the origin's frontier finds work that
-    /// was never joined.
+    /// The last nodes that the streams have recorded. Comparing them with the ancestors of the origin's frontier finds work
+    /// that was never joined.
     last: BTreeSet<NodeId>,
 }
 
@@ -192,8 +192,8 @@ impl Captures {
         self.events.remove(&event);
     }
 
-    /// Fails if the event's last record was in a capturing stream: the host cannot query or wait for such an event, and the attempt
-    /// invalidates the capture.
+    /// Fails if the event's last record was in a capturing stream: the host cannot query or wait for such an event, and the
+    /// attempt invalidates the capture.
     pub fn check_host_wait(&mut self, event: EventId) -> Result<()> {
         let Some((id, _)) = self.events.get(&event) else { return Ok(()) };
         let id = *id;
@@ -232,8 +232,8 @@ impl Captures {
         Ok(EventWait::Captured)
     }
 
-    /// `cuStreamEndCapture`. `ancestors` returns the given nodes of the graph with everything that they depend on. An error leaves
-    /// the capture as it is. A failed capture ends too; its [`EndedCapture`] holds the reason.
+    /// `cuStreamEndCapture`. `ancestors` returns the given nodes of the graph with everything that they depend on. An error
+    /// leaves the capture as it is. A failed capture ends too; its [`EndedCapture`] holds the reason.
     pub fn end(
         &mut self,
         stream: StreamId,
@@ -277,7 +277,8 @@ impl Captures {
         Some(EndedCapture { graph: capture.graph, given: capture.given, result: Err(Error::StreamCaptureInvalidated) })
     }
 
-    /// Invalidates the captures of these streams, because the host queries them or waits for them, or makes a call that implies it.
+    /// Invalidates the captures of these streams, because the host queries them or waits for them, or makes a call that implies
+    /// it.
     pub fn invalidate_streams(&mut self, streams: impl IntoIterator<Item = StreamId>, error: Error) -> Result<()> {
         let hit: BTreeSet<u64> = streams.into_iter().filter_map(|stream| self.streams.get(&stream).copied()).collect();
         let lost = hit.iter().any(|id| self.open.get(id).is_some_and(|capture| !capture.valid));
@@ -289,8 +290,8 @@ impl Captures {
         }
     }
 
-    /// Fails for a call that may wait for the device or allocate memory, if a capture forbids such unsafe calls; invalidates that
-    /// capture.
+    /// Fails for a call that may wait for the device or allocate memory, if a capture forbids such unsafe calls; invalidates
+    /// that capture.
     pub fn check_unsafe_call(&mut self, thread: ThreadId) -> Result<()> {
         if self.open.is_empty() {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Graphs: nodes and their dependencies.
 //!
-//! A [`Graph`] does not interpret its nodes' operations: they are its payload. Nodes are kept in the order of creation, which pairs
-//! the nodes of two graphs when one updates the other ([`ExecPlan::update`]). Instantiation turns a graph into an [`ExecPlan`]: a
-//! snapshot in an order in which it can run, with the graphs of child nodes inlined.
+//! A [`Graph`] does not interpret its nodes' operations: they are its payload. Nodes are kept in the order of creation, which
+//! pairs the nodes of two graphs when one updates the other ([`ExecPlan::update`]). Instantiation turns a graph into an
+//! [`ExecPlan`]: a snapshot in an order in which it can run, with the graphs of child nodes inlined.
 
 mod plan;
 #[cfg(test)]

@@ -49,12 +49,12 @@ impl<P: Payload> ExecPlan<P> {
         P: 'a,
     {
         let mut plan = Self { steps: Vec::new(), index: BTreeMap::new(), children: BTreeMap::new() };
-        plan.lay(graph, &[], graphs, DEPTH)?;
+        plan.append_graph(graph, &[], graphs, DEPTH)?;
         Ok(plan)
     }
 
     /// Appends a graph whose roots depend on `after`; returns the steps without dependents.
-    fn lay<'a>(
+    fn append_graph<'a>(
         &mut self,
         graph: &'a Graph<P>,
         after: &[usize],
@@ -80,7 +80,7 @@ impl<P: Payload> ExecPlan<P> {
                 None => begin,
                 Some(child) => {
                     let child = graphs(child).ok_or(Error::InvalidValue)?;
-                    let mut last = self.lay(child, &[begin], graphs, depth)?;
+                    let mut last = self.append_graph(child, &[begin], graphs, depth)?;
                     if last.is_empty() {
                         last.push(begin);
                     }

@@ -2,32 +2,32 @@
 
 use super::*;
 
-/// Packs arguments as the device does.
+/// The arguments of a printf call, packed as device code packs them: each aligned to its size.
 #[derive(Default)]
-struct Pack(Vec<u8>);
+struct PackedArguments(Vec<u8>);
 
-impl Pack {
-    fn put(mut self, bytes: &[u8]) -> Self {
+impl PackedArguments {
+    fn append(mut self, bytes: &[u8]) -> Self {
         self.0.resize(self.0.len().next_multiple_of(bytes.len()), 0);
         self.0.extend_from_slice(bytes);
         self
     }
 
     fn int(self, value: i32) -> Self {
-        self.put(&value.to_le_bytes())
+        self.append(&value.to_le_bytes())
     }
 
     fn long(self, value: i64) -> Self {
-        self.put(&value.to_le_bytes())
+        self.append(&value.to_le_bytes())
     }
 
     fn double(self, value: f64) -> Self {
-        self.put(&value.to_le_bytes())
+        self.append(&value.to_le_bytes())
     }
 }
 
 #[track_caller]
-fn check(format: &str, arguments: Pack, expected: &str) {
+fn check(format: &str, arguments: PackedArguments, expected: &str) {
     let parsed = Format::parse(format.as_bytes());
     assert_eq!(parsed.argument_bytes(), arguments.0.len(), "{format:?}: bytes of the arguments");
     let mut read = |address: u64| (address == 0x1000).then(|| b"text".to_vec());
@@ -39,8 +39,8 @@ fn check(format: &str, arguments: Pack, expected: &str) {
 }
 
 #[test]
-fn integers() {
-    let one = |value| Pack::default().int(value);
+fn integers_are_formatted_like_glibc() {
+    let one = |value| PackedArguments::default().int(value);
     for (format, value, expected) in [
         ("%d", -5, "-5"),
         ("%i", i32::MIN, "-2147483648"),
@@ -78,14 +78,14 @@ fn integers() {
         check(format, one(value), expected);
     }
     for format in ["%ld", "%lld", "%zd", "%jd", "%td"] {
-        check(format, Pack::default().long(-1 << 40), "-1099511627776");
+        check(format, PackedArguments::default().long(-1 << 40), "-1099511627776");
     }
-    check("%llx", Pack::default().long(-1), "ffffffffffffffff");
-    check("%lu", Pack::default().long(-1), "18446744073709551615");
+    check("%llx", PackedArguments::default().long(-1), "ffffffffffffffff");
+    check("%lu", PackedArguments::default().long(-1), "18446744073709551615");
 }
 
 #[test]
-fn floats() {
+fn floats_are_formatted_like_glibc() {
     for (format, value, expected) in [
         ("%f", 1.5, "1.500000"),
         ("%F", -1.5, "-1.500000"),
@@ -133,12 +133,12 @@ fn floats() {
         ("%e", f64::NAN, "nan"),
         ("%G", f64::NAN, "NAN"),
     ] {
-        check(format, Pack::default().double(value), expected);
+        check(format, PackedArguments::default().double(value), expected);
     }
 }
 
 #[test]
-fn strings_and_pointers() {
+fn strings_and_pointers_are_formatted_like_glibc() {
     for (format, value, expected) in [
         ("%s", 0x1000, "text"),
         ("%6s|", 0x1000, "  text|"),
@@ -150,21 +150,25 @@ fn strings_and_pointers() {
         ("%p", 0, "(nil)"),
         ("%14p", 0x7f00_1234, "    0x7f001234"),
     ] {
-        check(format, Pack::default().long(value), expected);
+        check(format, PackedArguments::default().long(value), expected);
     }
 }
 
 #[test]
-fn several_arguments_are_aligned() {
-    check("%d %f %d %d %s\n", Pack::default().int(1).double(2.0).int(3).int(4).long(0x1000), "1 2.000000 3 4 text\n");
-    check("%*d|%-*d|", Pack::default().int(4).int(1).int(3).int(2), "   1|2  |");
-    check("%*d|", Pack::default().int(-4).int(1), "1   |");
-    check("%.*f", Pack::default().int(2).double(1.0), "1.00");
-    check("%.*f", Pack::default().int(-2).double(1.0), "1.000000");
+fn arguments_are_read_at_their_alignment() {
+    check(
+        "%d %f %d %d %s\n",
+        PackedArguments::default().int(1).double(2.0).int(3).int(4).long(0x1000),
+        "1 2.000000 3 4 text\n",
+    );
+    check("%*d|%-*d|", PackedArguments::default().int(4).int(1).int(3).int(2), "   1|2  |");
+    check("%*d|", PackedArguments::default().int(-4).int(1), "1   |");
+    check("%.*f", PackedArguments::default().int(2).double(1.0), "1.00");
+    check("%.*f", PackedArguments::default().int(-2).double(1.0), "1.000000");
 }
 
 #[test]
-fn malformed_formats_are_printed_as_they_are() {
+fn malformed_formats_are_printed_unchanged() {
     for (format, expected) in [
         ("", ""),
         ("plain", "plain"),
@@ -181,12 +185,12 @@ fn malformed_formats_are_printed_as_they_are() {
         ("%.99999999d", "%.99999999d"),
         ("%5%", "%5%"),
     ] {
-        check(format, Pack::default(), expected);
+        check(format, PackedArguments::default(), expected);
     }
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
+fn random_formats_and_arguments_never_panic() {
     let mut random = fastrand::Rng::with_seed(7);
     let letters = b"%%%%dsfgeaxlhc*.0123456789-+ #pz\xff";
     for _ in 0..20_000 {
@@ -199,7 +203,7 @@ fn no_bytes_make_it_panic() {
 }
 
 #[test]
-fn an_assertion_reads_as_cudas() {
+fn an_assertion_has_the_text_of_cuda() {
     let text = assertion(b"i < n", b"a.cu", 7, b"void k(int)", [1, 2, 3], [4, 5, 6]);
     assert_eq!(text, "a.cu:7: void k(int): block: [1,2,3], thread: [4,5,6] Assertion `i < n` failed.");
 }

@@ -10,9 +10,11 @@ use crate::fault::FaultKind;
 use crate::mem::AddressSpace;
 use crate::{decode, ptx};
 
-/// A kernel named `k` with one parameter: the address of `out`.
-pub(super) struct Setup {
+/// A launch of a kernel `k` whose only parameter is the address of `out`. In its body, `%r0` is `threadIdx.x`, `%r22` the index
+/// of the thread in the grid, `%rd1` the address of `out`, and `%rd3` the address of the thread's word of it.
+pub(super) struct TestLaunch {
     pub(super) body: String,
+    /// Device functions and module variables, before the kernel.
     pub(super) functions: String,
     pub(super) grid: u32,
     pub(super) block: u32,
@@ -21,14 +23,14 @@ pub(super) struct Setup {
     pub(super) max_instructions: u64,
 }
 
-/// Result of a run.
-pub(super) struct Ran {
+/// Result of [`TestLaunch::run`].
+pub(super) struct RunResult {
     pub(super) outcome: LaunchOutcome,
     pub(super) out: Vec<u32>,
     pub(super) printed: String,
 }
 
-impl Setup {
+impl TestLaunch {
     pub(super) fn new(body: &str) -> Self {
         Self {
             body: body.into(),
@@ -42,7 +44,7 @@ impl Setup {
     }
 
     /// Runs the kernel; `out` has one word per thread, initially zero.
-    pub(super) fn run(&self) -> Ran {
+    pub(super) fn run(&self) -> RunResult {
         let printed = Arc::new(Mutex::new(String::new()));
         let sink = printed.clone();
         let mut ran =
@@ -52,7 +54,7 @@ impl Setup {
     }
 
     /// As [`Setup::run`], with a sink for printf's output.
-    pub(super) fn run_printing(&self, print: PrintSink) -> Ran {
+    pub(super) fn run_printing(&self, print: PrintSink) -> RunResult {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n{}\n.visible .entry k(.param .u64 out) {{\n\
              .reg .pred %p<8>; .reg .b32 %r<24>; .reg .b64 %rd<8>;\n\
@@ -108,7 +110,7 @@ impl Setup {
         let mut bytes = vec![0; threads * 4];
         view.read(out.base(), &mut bytes).unwrap_or_else(|e| unreachable!("{e}"));
         let out = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ran { outcome, out, printed: String::new() }
+        RunResult { outcome, out, printed: String::new() }
     }
 
     /// The word that each thread wrote; the launch must succeed.

@@ -1,23 +1,23 @@
 //! Forward progress: lanes, warps and blocks that wait for each other, and the reports of deadlocks.
 
-use super::Setup;
+use super::TestLaunch;
 use crate::fault::FaultKind;
 
 #[test]
 fn a_lock_taken_in_a_function_is_released() {
     // Lanes that fail to take the lock keep entering a deeper call than the lane that holds it.
-    let mut setup = Setup::new(
+    let mut test = TestLaunch::new(
         "AGAIN:
         { .param .b64 a; .param .b32 r; st.param.b64 [a], %rd1; call.uni (r), take, (a); ld.param.b32 %r5, [r]; }
         setp.ne.u32 %p1, %r5, 0; @%p1 bra AGAIN;
         ld.volatile.global.u32 %r6, [%rd1+4]; add.u32 %r6, %r6, 1; st.volatile.global.u32 [%rd1+4], %r6;
         membar.gl; atom.global.exch.b32 %r7, [%rd1], 0; ret;",
     );
-    setup.functions = ".func (.param .b32 out) take(.param .b64 lock) {
+    test.functions = ".func (.param .b32 out) take(.param .b64 lock) {
         .reg .b64 %l; .reg .b32 %v;
         ld.param.u64 %l, [lock]; atom.global.cas.b32 %v, [%l], 0, 1; st.param.b32 [out], %v; ret; }"
         .into();
-    assert_eq!(setup.values()[..2], [0, 32]);
+    assert_eq!(test.values()[..2], [0, 32]);
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn lanes_that_diverge_while_spinning_yield_to_the_others() {
     ODD: add.u32 %r3, %r3, 2; bra SPIN;
     SET: mov.u32 %r4, 9; st.volatile.global.u32 [%rd1], %r4;
     OUT: ret;";
-    assert_eq!(Setup::new(body).values()[0], 9);
+    assert_eq!(TestLaunch::new(body).values()[0], 9);
 }
 
 #[test]
@@ -42,11 +42,11 @@ fn exited_lanes_are_not_waited_for() {
     GONE: exit;
     BAR: bar.sync 0; st.global.u32 [%rd3], 7; ret;";
     let want = |lane: u32| if lane < 24 { 7 } else { 0 };
-    assert_eq!(Setup::new(body).values(), (0..32).map(want).collect::<Vec<_>>());
+    assert_eq!(TestLaunch::new(body).values(), (0..32).map(want).collect::<Vec<_>>());
 }
 
 #[test]
-fn warp_barriers_at_two_places_order_memory() {
+fn lanes_meet_at_a_warp_barrier_in_two_branches() {
     let body = "
         .shared .b32 s[32];
         mov.u32 %r1, s; shl.b32 %r2, %r0, 2; add.u32 %r3, %r1, %r2; xor.b32 %r4, %r2, 64; add.u32 %r4, %r1, %r4;
@@ -54,17 +54,17 @@ fn warp_barriers_at_two_places_order_memory() {
         st.shared.u32 [%r3], 2; bar.warp.sync 0xffffffff; bra JOIN;
     LOW: st.shared.u32 [%r3], 1; bar.warp.sync 0xffffffff;
     JOIN: ld.shared.u32 %r5, [%r4]; st.global.u32 [%rd3], %r5; ret;";
-    assert_eq!(Setup::new(body).values(), (0..32).map(|lane| if lane < 16 { 2 } else { 1 }).collect::<Vec<u32>>());
-    let racy = Setup::new(&body.replace("bar.warp.sync 0xffffffff;", ""));
+    assert_eq!(TestLaunch::new(body).values(), (0..32).map(|lane| if lane < 16 { 2 } else { 1 }).collect::<Vec<u32>>());
+    let racy = TestLaunch::new(&body.replace("bar.warp.sync 0xffffffff;", ""));
     assert!(matches!(racy.fault(), Some(FaultKind::Race(_) | FaultKind::Uninitialised)), "{:?}", racy.fault());
 }
 
 #[test]
 fn calls_without_end_overflow_the_stack() {
     for body in ["call.uni deep; ret;", "{ .reg .b32 %x; mov.u32 %x, 1; call.uni deep; add.u32 %x, %x, 1; ret; }"] {
-        let mut setup = Setup::new("call.uni deep; ret;");
-        setup.functions = format!(".func deep() {{ {body} }}");
-        assert!(matches!(setup.fault(), Some(FaultKind::StackOverflow)), "{:?}", setup.fault());
+        let mut test = TestLaunch::new("call.uni deep; ret;");
+        test.functions = format!(".func deep() {{ {body} }}");
+        assert!(matches!(test.fault(), Some(FaultKind::StackOverflow)), "{:?}", test.fault());
     }
 }
 
@@ -75,19 +75,19 @@ fn a_fault_is_reported_instead_of_the_deadlock_it_causes() {
         setp.eq.u32 %p1, %r20, 1; @%p1 bra BAD;
     SPIN: ld.volatile.global.u32 %r1, [%rd1+4]; setp.eq.u32 %p2, %r1, 0; @%p2 bra SPIN; ret;
     BAD: mov.u64 %rd4, 16; st.global.u32 [%rd4], %r0; st.global.u32 [%rd1+4], 1; ret;";
-    let mut setup = Setup::new(body);
-    setup.grid = 2;
-    setup.cooperative = true;
-    setup.max_instructions = 1 << 26;
-    assert!(matches!(setup.fault(), Some(FaultKind::OutOfBounds(_))), "{:?}", setup.fault());
+    let mut test = TestLaunch::new(body);
+    test.grid = 2;
+    test.cooperative = true;
+    test.max_instructions = 1 << 26;
+    assert!(matches!(test.fault(), Some(FaultKind::OutOfBounds(_))), "{:?}", test.fault());
 }
 
 #[test]
-fn warnings_are_kept_to_a_number() {
-    let mut setup = Setup::new("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;");
-    setup.grid = 500;
-    setup.report_only = true;
-    let outcome = setup.run().outcome;
+fn warnings_beyond_the_limit_are_only_counted() {
+    let mut test = TestLaunch::new("setp.lt.u32 %p1, %r0, 7; @%p1 vote.sync.ballot.b32 %r1, 1, 0xffffffff; ret;");
+    test.grid = 500;
+    test.report_only = true;
+    let outcome = test.run().outcome;
     let kept = outcome.warnings.len() as u64;
     assert!(outcome.result.is_ok() && (1..=128).contains(&kept), "{kept} kept");
     assert_eq!(kept + outcome.more_warnings, 500);
@@ -96,12 +96,12 @@ fn warnings_are_kept_to_a_number() {
 #[test]
 fn arguments_are_all_read_before_the_first_is_written() {
     // A recursive function with register parameters that calls itself with two of them swapped.
-    let mut setup = Setup::new("call.uni (%r5), swap, (%r0, 100, 1); st.global.u32 [%rd3], %r5; ret;");
-    setup.functions = ".func (.reg .b32 out) swap(.reg .b32 a, .reg .b32 b, .reg .b32 again) {
+    let mut test = TestLaunch::new("call.uni (%r5), swap, (%r0, 100, 1); st.global.u32 [%rd3], %r5; ret;");
+    test.functions = ".func (.reg .b32 out) swap(.reg .b32 a, .reg .b32 b, .reg .b32 again) {
         .reg .pred %p1;
         setp.eq.u32 %p1, again, 0; @%p1 bra DONE;
         call.uni (out), swap, (b, a, 0); ret;
     DONE: mul.lo.u32 out, a, 1000; add.u32 out, out, b; ret; }"
         .into();
-    assert_eq!(setup.values(), (0..32).map(|lane| 100_000 + lane).collect::<Vec<u32>>());
+    assert_eq!(test.values(), (0..32).map(|lane| 100_000 + lane).collect::<Vec<u32>>());
 }

@@ -3,8 +3,8 @@
 use super::super::{Addresses, LANES};
 use crate::exec_context::lanes;
 
-/// Extra passes of an access of `N` bytes per lane. Lanes that read the same word share it. Accesses of 8 and 16 bytes are served
-/// by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
+/// Extra passes of an access of `N` bytes per lane. Lanes that read the same word share it. Accesses of 8 and 16 bytes are
+/// served by half and quarter warps. (CUDA C++ Programming Guide, "Shared memory".)
 pub(super) fn conflicts<const N: usize>(at: &Addresses, mask: u32) -> u64 {
     let portion = LANES / (N / 4).max(1);
     let all = if portion == LANES { u32::MAX } else { (1 << portion) - 1 };

@@ -1,10 +1,10 @@
 //! Checked accesses to shared memory, with a race detector.
 //!
-//! Besides bounds, alignment and unwritten bytes, it checks for races: two threads access a byte, at least one of them writes, and
-//! no barrier lies between. Barriers of the block or a part of its warps ([`Shared::arrive`], [`Shared::release`]) and of a warp's
-//! lanes ([`Shared::warp_sync`]) order accesses. Nothing else does: by Volta's rule, a warp's lanes do not run in lockstep, and
-//! shuffles and votes order nothing. Atomics do not race with atomics. An unordered write of the value that memory already holds is
-//! accepted: `flag = true` by many threads is common and harmless.
+//! Besides bounds, alignment and unwritten bytes, it checks for races: two threads access a byte, at least one of them writes,
+//! and no barrier lies between. Barriers of the block or a part of its warps ([`Shared::arrive`], [`Shared::release`]) and of a
+//! warp's lanes ([`Shared::warp_sync`]) order accesses. Nothing else does: by Volta's rule, a warp's lanes do not run in
+//! lockstep, and shuffles and votes order nothing. Atomics do not race with atomics. An unordered write of the value that
+//! memory already holds is accepted: `flag = true` by many threads is common and harmless.
 
 mod banks;
 mod shadow_cell;
@@ -63,7 +63,7 @@ impl Shared {
         self.shadow.reset();
     }
 
-    /// Records a warp's arrival at one of the barriers 0 to 15. To be called when the last of its lanes arrives.
+    /// Records a warp's arrival at one of the barriers 0 to 15. The executor calls it when the last lane of the warp arrives.
     pub fn arrive(&mut self, barrier: u32, warp: u32) {
         self.shadow.order().arrive(barrier as usize % vector_clocks::BARRIERS, warp as usize % vector_clocks::WARPS);
         self.shadow.rewind();
@@ -110,7 +110,7 @@ impl Shared {
 
     /// Reports a hazard of an access. `together`: the conflicting write was another lane's in the same instruction.
     #[cold]
-    fn tell(
+    fn report_hazard(
         found: Hazard,
         together: bool,
         lane: usize,
@@ -149,7 +149,7 @@ impl Shared {
         if let Some(start) = known {
             out.as_flattened_mut().copy_from_slice(&self.data[start..start + LANES * N]);
         } else if self.load_one(at, mask, &warp, &mut out) {
-            // All lanes read one word: done above.
+            // All lanes read one word, and `load_one` has done it.
         } else {
             self.load_lanes(at, mask, &warp, &mut out, env)?;
         }
@@ -211,7 +211,7 @@ impl Shared {
                     continue;
                 }
                 if let Some(found) = self.shadow.read(word, bytes, &who) {
-                    Self::tell(found, false, lane, access::<N>(at[lane], false), env)?;
+                    Self::report_hazard(found, false, lane, access::<N>(at[lane], false), env)?;
                 }
             }
             out[lane].copy_from_slice(&self.data[place..place + N]);
@@ -259,7 +259,7 @@ impl Shared {
                 if !(same && matches!(found, Hazard::AfterWrite(..))) {
                     let earlier = mask & ((1 << lane) - 1);
                     let together = lanes(earlier).any(|other| at[other] == at[lane]);
-                    Self::tell(found, together, lane, access::<N>(at[lane], true), env)?;
+                    Self::report_hazard(found, together, lane, access::<N>(at[lane], true), env)?;
                 }
             }
             self.data[place..place + N].copy_from_slice(&values[lane]);
@@ -283,7 +283,7 @@ impl Shared {
             let (words, bytes) = words::<N>(place);
             for word in words {
                 if let Some(found) = self.shadow.write(word, bytes, &who, true) {
-                    Self::tell(found, false, lane, access::<N>(at[lane], true), env)?;
+                    Self::report_hazard(found, false, lane, access::<N>(at[lane], true), env)?;
                 }
             }
             let bytes = &mut self.data[place..place + N];
@@ -321,7 +321,7 @@ impl Shared {
         let access = FaultAccess { memory: MemorySpace::Shared, address, bytes: size, write: true };
         for word in place / 4..(place + size as usize) / 4 {
             if let Some(found) = self.shadow.mark_pending(word, &who) {
-                Self::tell(found, false, lane, access, env)?;
+                Self::report_hazard(found, false, lane, access, env)?;
             }
         }
         Ok(place as u32)

@@ -18,16 +18,17 @@ pub(super) const CLOCK: u32 = 38;
 /// In [`ShadowCell::read`]: the low half is a mask of warps instead of lanes.
 const SEVERAL: u64 = 1 << 32;
 const WARP: u32 = 33;
-/// A clock above all real ones: the low half is an index into the pool.
+/// In the clock of [`ShadowCell::read`], above all real clocks: the low half is an index into the pool of reads.
 const POOLED: u64 = (1 << 26) - 1;
 
 /// Access history of a word or byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ShadowCell {
-    /// The last write: clock (26 bits), thread (10), line (21), flags. A clock below the block's first one: no write in this block.
+    /// The last write: clock (26 bits), thread (10), line (21), flags. A clock below the block's first one means no write in
+    /// this block.
     pub(super) write: u64,
-    /// The reads since: clock (26 bits; 0: none), then either warp (5 bits), 0 and a mask of its lanes; or 0, 1 and a mask of warps
-    /// that read at this clock.
+    /// The reads since: clock (26 bits; 0: none), then either warp (5 bits), 0 and a mask of its lanes; or 0, 1 and a mask of
+    /// warps that read at this clock.
     read: u64,
 }
 

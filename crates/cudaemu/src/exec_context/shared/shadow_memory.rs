@@ -1,8 +1,8 @@
 //! Shadow memory of shared memory: for each byte whether it was written, its last write, and the reads since.
 //!
-//! Most accesses cover whole words, so a cell describes a word of four bytes. A partial access *splits* a word into four cells of a
-//! byte each, until a write covers all of it again. A cell keeps the last write and the reads since. Reads of several warps at one
-//! clock fit into the cell; other combinations go to a pool. A newer read replaces older ones of the same warp.
+//! Most accesses cover whole words, so a cell describes a word of four bytes. A partial access *splits* a word into four cells
+//! of a byte each, until a write covers all of it again. A cell keeps the last write and the reads since. Reads of several
+//! warps at one clock fit into the cell; other combinations go to a pool. A newer read replaces older ones of the same warp.
 
 use super::super::LANES;
 use super::shadow_cell::{ATOMIC, Accessor, Hazard, LastReads, PENDING, SPLIT, ShadowCell, WRITTEN};
@@ -59,8 +59,8 @@ impl AccessHistory {
         match cell.reads()? {
             LastReads::Pool(index) => (0..WARPS).find_map(|warp| check(warp, self.pool[index].by_warp[warp])),
             LastReads::Warp { clock, warp, lanes } => check(warp, Reads { clock, lanes }),
-            // The cell does not record which lanes read. For other warps any lane represents the warp; the accessor's own warp is
-            // skipped, because the result for the other warps stands for it.
+            // The cell does not record which lanes read. For other warps any lane represents the warp; the accessor's own warp
+            // is skipped, because the result for the other warps stands for it.
             LastReads::Warps { clock, warps } => {
                 lanes(warps & !(1 << who.warp())).find_map(|warp| check(warp, Reads { clock, lanes: 1 }))
             }
@@ -217,8 +217,8 @@ impl ShadowMemory {
         }
     }
 
-    /// Fast path: reads these bytes of a word if the cells' states are simple; returns false otherwise. It may have recorded a part
-    /// of the read then, which is harmless because recording it again changes nothing.
+    /// Fast path: reads these bytes of a word if the cells' states are simple; returns false otherwise. It may have recorded a
+    /// part of the read then, which is harmless because recording it again changes nothing.
     #[inline(always)]
     pub(super) fn read_simple(&mut self, word: usize, bytes: u8, who: &Accessor) -> bool {
         let floor = self.floor;

@@ -1,85 +1,108 @@
+//! Race detector of shared memory: handwritten programs, random programs compared with a model, and counts of bank conflicts.
+
 use super::super::fixture::{Fixture, fault_name, strided};
 use super::super::{Lanes, StateSpace};
 use super::vector_clocks::LAST_CLOCK;
 
 const ALL: u32 = u32::MAX;
 
-/// A step of a block. Lanes are masks; accesses are of 4 bytes per lane unless stated otherwise.
+/// A step of a block of four warps. Lanes and sets of warps are masks. An access has 4 bytes per lane unless stated otherwise.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum BlockStep {
     /// Warp, lanes, word, stride: each lane writes its own number to `word + lane * stride` (in words).
     Write(u32, u32, u64, u64),
-    /// Warp, lanes, word, stride: as `Write`, with the value 7 in all lanes.
-    Same(u32, u32, u64, u64),
+    /// Warp, lanes, word, stride: as `Write`, but all lanes write the value 7.
+    WriteSame(u32, u32, u64, u64),
+    /// Warp, lanes, word, stride: each lane reads the word `word + lane * stride`.
     Read(u32, u32, u64, u64),
+    /// Warp, lanes, word: each lane adds 1 to the same word.
     Atomic(u32, u32, u64),
     /// Warp, lanes, byte address, stride in bytes: each lane writes a byte.
     WriteBytes(u32, u32, u64, u64),
+    /// Warp, lanes, byte address, stride in bytes: each lane reads a byte.
     ReadBytes(u32, u32, u64, u64),
-    /// Warp, lanes, word: each lane writes 16 bytes, contiguously.
+    /// Warp, lanes, byte address: each lane writes 16 bytes, contiguously.
     WriteWide(u32, u32, u64),
+    /// Warps: all of them arrive at barrier 0 and wait for each other.
     Barrier(u32),
+    /// Barrier, warp: the warp arrives at the barrier.
     Arrive(u32, u32),
+    /// Barrier, warps: the barrier completes, and these warps, which waited at it, continue.
     Release(u32, u32),
+    /// Warp, lanes: `bar.warp.sync` of these lanes.
     WarpSync(u32, u32),
+    /// Warp: all of its lanes exit.
     Exit(u32),
+    /// The block ends and the next one starts in the same memory.
     NextBlock,
-    /// Sets the clocks to the point where they are about to overflow.
-    Old,
+    /// Sets all clocks to just below the limit at which they are restarted.
+    AgeClocks,
 }
-use Step::*;
+use BlockStep::*;
 
-fn step(rig: &mut Fixture, step: Step, line: u32) -> String {
+/// Executes a step, whose accesses get the PTX line `line`; returns [`fault_name`] of the result.
+fn execute_step(fixture: &mut Fixture, step: BlockStep, line: u32) -> String {
     let shared = |word: u64, stride: u64| strided(word * 4, stride * 4);
     let own: Lanes<[u8; 4]> = std::array::from_fn(|lane| (lane as u32 + 100).to_le_bytes());
     let mut done = Ok(());
     match step {
         Write(warp, mask, word, stride) => {
-            done = rig.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &own, mask);
+            done = fixture.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &own, mask);
         }
-        Same(warp, mask, word, stride) => {
-            done = rig.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &[[7; 4]; 32], mask);
+        WriteSame(warp, mask, word, stride) => {
+            done = fixture.context(warp, line).store(StateSpace::Shared, &shared(word, stride), &[[7; 4]; 32], mask);
         }
         Read(warp, mask, word, stride) => {
-            done = rig.context(warp, line).load::<4>(StateSpace::Shared, &shared(word, stride), mask).map(|_| ());
+            done = fixture.context(warp, line).load::<4>(StateSpace::Shared, &shared(word, stride), mask).map(|_| ());
         }
         Atomic(warp, mask, word) => {
             let add = &mut |_, old: [u8; 4]| (u32::from_le_bytes(old).wrapping_add(1)).to_le_bytes();
-            done = rig.context(warp, line).update(StateSpace::Shared, &shared(word, 0), mask, add).map(|_| ());
+            done = fixture.context(warp, line).update(StateSpace::Shared, &shared(word, 0), mask, add).map(|_| ());
         }
         WriteBytes(warp, mask, at, stride) => {
             let values: Lanes<[u8; 1]> = std::array::from_fn(|lane| [lane as u8 + 100]);
-            done = rig.context(warp, line).store(StateSpace::Shared, &strided(at, stride), &values, mask);
+            done = fixture.context(warp, line).store(StateSpace::Shared, &strided(at, stride), &values, mask);
         }
         ReadBytes(warp, mask, at, stride) => {
-            done = rig.context(warp, line).load::<1>(StateSpace::Shared, &strided(at, stride), mask).map(|_| ());
+            done = fixture.context(warp, line).load::<1>(StateSpace::Shared, &strided(at, stride), mask).map(|_| ());
         }
         WriteWide(warp, mask, at) => {
-            done = rig.context(warp, line).store(StateSpace::Shared, &strided(at, 16), &[[9; 16]; 32], mask);
+            done = fixture.context(warp, line).store(StateSpace::Shared, &strided(at, 16), &[[9; 16]; 32], mask);
         }
-        Barrier(warps) => rig.shared.barrier(warps),
-        Arrive(id, warp) => rig.shared.arrive(id, warp),
-        Release(id, warps) => rig.shared.release(id, warps),
-        WarpSync(warp, lanes) => rig.shared.warp_sync(warp, lanes, ALL),
-        Exit(warp) => rig.shared.exit(warp),
-        NextBlock => rig.shared.reset(),
-        Old => {
-            for _ in 0..2 {
-                rig.shared.shadow.order().clock = [LAST_CLOCK - 1; 32];
-            }
+        Barrier(warps) => fixture.shared.barrier(warps),
+        Arrive(id, warp) => fixture.shared.arrive(id, warp),
+        Release(id, warps) => fixture.shared.release(id, warps),
+        WarpSync(warp, lanes) => fixture.shared.warp_sync(warp, lanes, ALL),
+        Exit(warp) => fixture.shared.exit(warp),
+        NextBlock => fixture.shared.reset(),
+        AgeClocks => {
+            fixture.shared.shadow.order().clock = [LAST_CLOCK - 1; 32];
         }
     }
     fault_name(&done)
 }
 
-/// (description, steps, result of the last step); "ok" is the valid counterpart of a fault. All earlier steps must pass.
+/// (description, steps, result of the last step). All earlier steps must pass. A case with "ok" is a program without a race,
+/// beside a case that has one.
 #[test]
 fn races_are_reported_and_valid_programs_pass() {
-    let cases: &[(&str, &[Step], &str)] = &[
-        ("own bytes", &[Write(0, ALL, 0, 1), Read(0, ALL, 0, 1), Write(0, ALL, 0, 1)], "ok"),
+    let cases: &[(&str, &[BlockStep], &str)] = &[
+        (
+            "a lane reads and writes its own bytes",
+            &[Write(0, ALL, 0, 1), Read(0, ALL, 0, 1), Write(0, ALL, 0, 1)],
+            "ok",
+        ),
         ("never written", &[Read(0, 4, 0, 1)], "Uninitialised 2"),
-        ("another block wrote it", &[Write(0, ALL, 0, 1), NextBlock, Read(0, ALL, 0, 1)], "Uninitialised 0"),
-        ("another block raced", &[Write(0, ALL, 0, 1), NextBlock, Write(1, ALL, 0, 1), Read(1, ALL, 0, 1)], "ok"),
+        (
+            "bytes that an earlier block wrote are uninitialised",
+            &[Write(0, ALL, 0, 1), NextBlock, Read(0, ALL, 0, 1)],
+            "Uninitialised 0",
+        ),
+        (
+            "writes of an earlier block do not race",
+            &[Write(0, ALL, 0, 1), NextBlock, Write(1, ALL, 0, 1), Read(1, ALL, 0, 1)],
+            "ok",
+        ),
         ("other lane, no sync", &[Write(0, ALL, 0, 1), Read(0, 2, 3, 1)], "Race 1"),
         ("other lane, warp sync", &[Write(0, ALL, 0, 1), WarpSync(0, ALL), Read(0, 2, 3, 1)], "ok"),
         ("other lane, barrier", &[Write(0, ALL, 0, 1), Barrier(0xf), Read(0, 2, 3, 1)], "ok"),
@@ -137,24 +160,32 @@ fn races_are_reported_and_valid_programs_pass() {
             "Race 0",
         ),
         (
-            "part of a warp met",
+            "lanes within a partial warp sync",
             &[Write(0, 1, 0, 1), WarpSync(0, 0xff), Read(0, 2, 0, 0), WarpSync(0, 0xff00), Read(0, 0x10, 0, 0)],
             "ok",
         ),
-        ("part of a warp met without it", &[Write(0, 1, 0, 1), WarpSync(0, 0xff), Read(0, 1 << 8, 0, 0)], "Race 8"),
-        ("parts that met in turn", &[Write(0, 1, 0, 1), WarpSync(0, 3), WarpSync(0, 6), Read(0, 4, 0, 0)], "ok"),
         (
-            "parts that met in the wrong turn",
+            "a lane outside of a partial warp sync",
+            &[Write(0, 1, 0, 1), WarpSync(0, 0xff), Read(0, 1 << 8, 0, 0)],
+            "Race 8",
+        ),
+        (
+            "partial warp syncs that pass the order on",
+            &[Write(0, 1, 0, 1), WarpSync(0, 3), WarpSync(0, 6), Read(0, 4, 0, 0)],
+            "ok",
+        ),
+        (
+            "partial warp syncs in the wrong order",
             &[Write(0, 1, 0, 1), WarpSync(0, 6), WarpSync(0, 3), Read(0, 4, 0, 0)],
             "Race 2",
         ),
         (
-            "named barrier of two",
+            "named barrier of both warps",
             &[Write(0, ALL, 0, 1), Arrive(1, 0), Arrive(1, 1), Release(1, 3), Read(1, 1, 5, 0)],
             "ok",
         ),
         (
-            "named barrier of others",
+            "named barrier of other warps",
             &[Write(0, ALL, 0, 1), Arrive(1, 2), Arrive(1, 1), Release(1, 6), Read(1, 1, 5, 0)],
             "Race 0",
         ),
@@ -164,17 +195,17 @@ fn races_are_reported_and_valid_programs_pass() {
             "ok",
         ),
         (
-            "producer writes on after it arrived",
+            "producer writes after its arrival",
             &[Arrive(1, 0), Write(0, ALL, 0, 1), Arrive(1, 1), Release(1, 2), Read(1, ALL, 0, 1)],
             "Race 0",
         ),
         (
-            "a warp that only arrived is not ordered",
+            "a warp that only arrives is not ordered after the others",
             &[Write(1, ALL, 0, 1), Arrive(1, 0), Arrive(1, 1), Release(1, 2), Read(0, ALL, 0, 1)],
             "Race 0",
         ),
         (
-            "order passed on by a third",
+            "two barriers pass the order on through a third warp",
             &[
                 Write(0, 1, 0, 1),
                 Arrive(1, 0),
@@ -188,23 +219,27 @@ fn races_are_reported_and_valid_programs_pass() {
             "ok",
         ),
         (
-            "who exited is ordered by the next barrier",
+            "a barrier orders the accesses of an exited warp",
             &[Write(3, 1, 0, 1), Exit(3), Barrier(7), Read(0, 1, 0, 1)],
             "ok",
         ),
-        ("who exited is not ordered by that alone", &[Write(3, 1, 0, 1), Exit(3), Read(0, 1, 0, 1)], "Race 0"),
+        ("exiting alone orders nothing", &[Write(3, 1, 0, 1), Exit(3), Read(0, 1, 0, 1)], "Race 0"),
         ("atomics do not race", &[Write(0, 1, 0, 1), Barrier(0xf), Atomic(0, ALL, 0), Atomic(1, ALL, 0)], "ok"),
         ("atomic and read", &[Write(0, 1, 0, 1), Barrier(0xf), Atomic(0, ALL, 0), Read(1, 1, 0, 1)], "Race 0"),
         ("atomic and write", &[Write(0, 1, 0, 1), Barrier(0xf), Atomic(0, 1, 0), Write(1, 1, 0, 1)], "Race 0"),
         ("write and atomic", &[Write(0, 1, 0, 1), Atomic(1, 1, 0)], "Race 0"),
         ("read and atomic", &[Write(0, 1, 0, 1), Barrier(0xf), Read(0, 1, 0, 1), Atomic(1, 1, 0)], "Race 0"),
-        ("atomic on nothing", &[Atomic(1, 1, 0)], "Uninitialised 0"),
-        ("two lanes of one instruction", &[Write(0, 0x30, 0, 0)], "Race 5"),
-        ("two lanes, one value", &[Same(0, ALL, 0, 0)], "ok"),
-        ("two warps, one value", &[Same(0, ALL, 0, 0), Same(1, ALL, 0, 0)], "ok"),
-        ("two warps, two values", &[Same(0, ALL, 0, 0), Write(1, 1, 0, 0)], "Race 0"),
-        ("bytes of one word", &[WriteBytes(0, ALL, 0, 1), WriteBytes(1, ALL, 32, 1), ReadBytes(0, ALL, 0, 1)], "ok"),
-        ("a byte of another's word", &[Write(0, 1, 0, 1), ReadBytes(1, 1, 3, 1)], "Race 0"),
+        ("atomic on uninitialised bytes", &[Atomic(1, 1, 0)], "Uninitialised 0"),
+        ("two lanes of one instruction write different values", &[Write(0, 0x30, 0, 0)], "Race 5"),
+        ("two lanes of one instruction write the same value", &[WriteSame(0, ALL, 0, 0)], "ok"),
+        ("two warps write the same value", &[WriteSame(0, ALL, 0, 0), WriteSame(1, ALL, 0, 0)], "ok"),
+        ("two warps write different values", &[WriteSame(0, ALL, 0, 0), Write(1, 1, 0, 0)], "Race 0"),
+        (
+            "warps that write different bytes",
+            &[WriteBytes(0, ALL, 0, 1), WriteBytes(1, ALL, 32, 1), ReadBytes(0, ALL, 0, 1)],
+            "ok",
+        ),
+        ("a byte of a word that another warp wrote", &[Write(0, 1, 0, 1), ReadBytes(1, 1, 3, 1)], "Race 0"),
         (
             "a byte written, its neighbour read",
             &[Write(0, 1, 0, 1), Barrier(15), WriteBytes(1, 1, 1, 1), ReadBytes(0, 1, 2, 0)],
@@ -216,108 +251,117 @@ fn races_are_reported_and_valid_programs_pass() {
             "Race 0",
         ),
         (
-            "bytes, barrier, word",
+            "four bytes written, barrier, their word read",
             &[WriteBytes(0, 15, 0, 1), Barrier(15), Read(1, 1, 0, 0), Barrier(15), Write(2, 1, 0, 1)],
             "ok",
         ),
-        ("three bytes, barrier, word", &[WriteBytes(0, 7, 0, 1), Barrier(15), Read(1, 1, 0, 0)], "Uninitialised 0"),
+        (
+            "three bytes written, barrier, their word read",
+            &[WriteBytes(0, 7, 0, 1), Barrier(15), Read(1, 1, 0, 0)],
+            "Uninitialised 0",
+        ),
         (
             "bytes read, word written",
             &[Write(0, 1, 0, 1), Barrier(15), ReadBytes(1, 1, 2, 0), Write(0, 1, 0, 1)],
             "Race 0",
         ),
-        ("wide and words", &[WriteWide(0, 3, 0), Barrier(0xf), Read(1, 0xff, 0, 1)], "ok"),
-        ("wide and words, no barrier", &[WriteWide(0, 3, 0), Read(1, 0xff, 0, 1)], "Race 0"),
+        ("16-byte writes, barrier, words read", &[WriteWide(0, 3, 0), Barrier(0xf), Read(1, 0xff, 0, 1)], "ok"),
+        ("16-byte writes, words read without a barrier", &[WriteWide(0, 3, 0), Read(1, 0xff, 0, 1)], "Race 0"),
         (
-            "clocks that start again keep what is written",
-            &[Write(0, ALL, 0, 1), Old, Barrier(0xf), Read(1, ALL, 0, 1)],
+            "bytes stay initialised when the clocks are restarted",
+            &[Write(0, ALL, 0, 1), AgeClocks, Barrier(0xf), Read(1, ALL, 0, 1)],
             "ok",
         ),
-        ("and races after it", &[Old, Barrier(0xf), Write(0, ALL, 0, 1), Read(1, ALL, 0, 1)], "Race 0"),
         (
-            "blocks after the clocks ran far",
-            &[Write(0, ALL, 0, 1), Old, NextBlock, Read(1, ALL, 0, 1)],
+            "races are found after the clocks are restarted",
+            &[AgeClocks, Barrier(0xf), Write(0, ALL, 0, 1), Read(1, ALL, 0, 1)],
+            "Race 0",
+        ),
+        (
+            "a block after the clocks are restarted starts uninitialised",
+            &[Write(0, ALL, 0, 1), AgeClocks, NextBlock, Read(1, ALL, 0, 1)],
             "Uninitialised 0",
         ),
-        ("outside", &[Read(0, 1, 1024, 1)], "OutOfBounds 0"),
-        ("far outside", &[Read(0, 1, u64::MAX / 4, 1)], "OutOfBounds 0"),
+        ("an address outside of the memory", &[Read(0, 1, 1024, 1)], "OutOfBounds 0"),
+        ("an address far outside of the memory", &[Read(0, 1, u64::MAX / 4, 1)], "OutOfBounds 0"),
     ];
-    for (what, steps, wanted) in cases {
-        let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
-        for (i, &now) in steps.iter().enumerate() {
-            let result = step(&mut rig, now, i as u32 + 1);
-            let wanted = if i + 1 == steps.len() { wanted } else { "ok" };
-            assert_eq!(result, wanted, "{what}: step {i}, {now:?}: {:?}", rig.log.faults);
+    for (description, steps, expected) in cases {
+        let (mut fixture, ()) = Fixture::new(4096, 4, |_| ());
+        for (i, &step) in steps.iter().enumerate() {
+            let result = execute_step(&mut fixture, step, i as u32 + 1);
+            let expected = if i + 1 == steps.len() { expected } else { "ok" };
+            assert_eq!(result, expected, "{description}: step {i}, {step:?}: {:?}", fixture.log.faults);
         }
     }
 }
 
 #[test]
 fn a_race_names_the_other_thread_and_its_line() {
-    let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
-    step(&mut rig, Write(2, 1 << 5, 0, 0), 77);
-    step(&mut rig, Read(1, 1, 0, 0), 78);
-    let text = rig.log.faults[0].kind.to_string();
+    let (mut fixture, ()) = Fixture::new(4096, 4, |_| ());
+    execute_step(&mut fixture, Write(2, 1 << 5, 0, 0), 77);
+    execute_step(&mut fixture, Read(1, 1, 0, 0), 78);
+    let text = fixture.log.faults[0].kind.to_string();
     assert!(text.contains("thread 69 of the block wrote it at PTX line 77"), "{text}");
-    step(&mut rig, Write(0, 3, 9, 0), 79);
-    let text = rig.log.faults[1].kind.to_string();
+    execute_step(&mut fixture, Write(0, 3, 9, 0), 79);
+    let text = fixture.log.faults[1].kind.to_string();
     assert!(text.contains("two lanes of one instruction: thread 0"), "{text}");
 }
 
 #[test]
-fn addresses_are_checked() {
-    let (mut rig, ()) = Fixture::new(4096, 4, |_| ());
-    let mut cx = rig.context(0, 1);
+fn misaligned_and_outside_addresses_are_reported() {
+    let (mut fixture, ()) = Fixture::new(4096, 4, |_| ());
+    let mut cx = fixture.context(0, 1);
     cx.store(StateSpace::Shared, &strided(0, 16), &[[1; 16]; 32], ALL).expect("inside");
-    let load = |at| fault_name(&rig.context(0, 1).load::<8>(StateSpace::Shared, &strided(at, 0), 1));
-    let mut load = load;
+    let mut load = |at| fault_name(&fixture.context(0, 1).load::<8>(StateSpace::Shared, &strided(at, 0), 1));
     assert_eq!(["ok", "Misaligned 0", "OutOfBounds 0"], [load(0), load(4), load(4096)].each_ref().map(String::as_str));
 }
 
-/// Random programs of a block, compared with a model that keeps every access since the block started.
+/// Random programs of a block. The race detector keeps only the last accesses of each byte (its shadow memory); the model keeps
+/// every access since the block started. Both must find the same hazards.
 #[test]
-fn the_shadow_agrees_with_a_model() {
-    /// An access to a byte: thread, whether it is a write, whether it is atomic, and for each thread whether it is ordered before
-    /// that thread's next access.
+fn race_reports_agree_with_a_model_that_keeps_every_access() {
+    /// An access to a byte.
     #[derive(Clone)]
-    struct Past {
+    struct PastAccess {
         thread: usize,
         write: bool,
         atomic: bool,
-        known: [bool; 128],
+        /// For each thread: whether this access is ordered before that thread's next access.
+        ordered_before: [bool; 128],
     }
     let mut rng = fastrand::Rng::with_seed(11);
-    let (mut rig, ()) = Fixture::new(64, 4, |_| ());
+    let (mut fixture, ()) = Fixture::new(64, 4, |_| ());
     let (mut races, mut clean) = (0, 0);
     for round in 0..3000 {
-        rig.shared.reset();
-        rig.log.faults.clear();
-        let mut past: Vec<Vec<Past>> = vec![Vec::new(); 64];
-        // Some rounds use few barriers, others only barriers of all warps.
+        fixture.shared.reset();
+        fixture.log.faults.clear();
+        let mut past: Vec<Vec<PastAccess>> = vec![Vec::new(); 64];
+        // Whether the round has barriers of random warps and warp syncs; otherwise all its barriers are of all warps.
         let partial = rng.bool();
+        // How many quarters of the steps are barriers.
         let barriers = rng.u32(1..4);
-        // Every other round makes only valid accesses, so that it gets long.
-        let careful = round % 2 == 0;
+        // Every other round skips invalid accesses, so that it is long.
+        let only_valid = round % 2 == 0;
         for count in 0..40 {
             let warp = rng.u32(0..4);
             if rng.u32(0..4) < barriers {
                 let warps = if partial { rng.u32(1..16) } else { 15 };
                 match rng.u8(0..3) {
                     0 if partial => {
-                        rig.shared.warp_sync(warp, ALL, ALL);
+                        fixture.shared.warp_sync(warp, ALL, ALL);
                         let range = warp as usize * 32..warp as usize * 32 + 32;
                         for access in past.iter_mut().flatten() {
-                            if access.known[range.clone()].contains(&true) {
-                                access.known[range.clone()].fill(true);
+                            if access.ordered_before[range.clone()].contains(&true) {
+                                access.ordered_before[range.clone()].fill(true);
                             }
                         }
                     }
                     _ => {
-                        rig.shared.barrier(warps);
+                        fixture.shared.barrier(warps);
                         let within = |thread: usize| warps >> (thread / 32) & 1 != 0;
                         for access in past.iter_mut().flatten() {
-                            if (0..128).any(|thread| within(thread) && access.known[thread]) {
-                                (0..128).filter(|&t| within(t)).for_each(|thread| access.known[thread] = true);
+                            if (0..128).any(|thread| within(thread) && access.ordered_before[thread]) {
+                                (0..128).filter(|&t| within(t)).for_each(|thread| access.ordered_before[thread] = true);
                             }
                         }
                     }
@@ -329,30 +373,32 @@ fn the_shadow_agrees_with_a_model() {
             let at = rng.u64(0..8) / size * size;
             let (write, atomic) = (rng.bool(), wide && rng.u8(0..5) == 0);
             let thread = warp as usize * 32 + lane;
-            let unordered = |old: bool| {
-                let clash = |p: &Past| {
+            // Whether the access races with an earlier one. The shadow keeps only the last unordered atomic of a byte, so it
+            // may miss a race with an older one; `forgotten` includes these.
+            let unordered = |forgotten: bool| {
+                let clash = |p: &PastAccess| {
                     let race = p.write || write || atomic;
-                    race && !(p.atomic && atomic) && p.thread != thread && !p.known[thread]
+                    race && !(p.atomic && atomic) && p.thread != thread && !p.ordered_before[thread]
                 };
-                // Of unordered atomics on a byte only the last one is kept: older ones may be missed.
                 let kept = |byte: u64, i: usize| {
                     let accesses = &past[byte as usize];
-                    !accesses[i].atomic || !accesses[i + 1..].iter().any(|p| p.atomic) || old
+                    !accesses[i].atomic || !accesses[i + 1..].iter().any(|p| p.atomic) || forgotten
                 };
                 (at..at + size)
                     .any(|byte| past[byte as usize].iter().enumerate().any(|(i, p)| clash(p) && kept(byte, i)))
             };
             let conflict = unordered(false);
+            // Steps whose result depends on what the shadow has forgotten are skipped.
             let doubtful = unordered(true) && !conflict;
             let mut empty = (at..at + size).any(|byte| !past[byte as usize].iter().any(|p| p.write));
             empty &= !write || atomic;
             let (mask, to, line) = (1 << lane, strided(at, 0), count + 1);
-            if doubtful || careful && (conflict || empty) {
+            if doubtful || only_valid && (conflict || empty) {
                 continue;
             }
-            // A new value each time: writing the value that memory holds already would not be a race.
+            // Each write has a new value, because writing the value that memory already holds is no race.
             let value = [count as u8 + 1; 4];
-            let mut cx = rig.context(warp, line);
+            let mut cx = fixture.context(warp, line);
             let result = match (atomic, write, wide) {
                 (true, ..) => cx.update::<4>(StateSpace::Shared, &to, mask, &mut |_, _| value).map(|_| ()),
                 (_, true, true) => cx.store(StateSpace::Shared, &to, &[value; 32], mask),
@@ -362,28 +408,32 @@ fn the_shadow_agrees_with_a_model() {
             };
             if conflict || empty {
                 let reported = result.is_err();
-                assert!(reported, "round {round} step {count}: race {conflict} empty {empty} was not reported");
+                assert!(
+                    reported,
+                    "round {round} step {count}: neither the race ({conflict}) nor the uninitialised read ({empty}) was reported"
+                );
                 races += 1;
                 break;
             }
-            assert_eq!(fault_name(&result), "ok", "round {round} step {count}: {:?}", rig.log.faults);
+            assert_eq!(fault_name(&result), "ok", "round {round} step {count}: {:?}", fixture.log.faults);
             clean += 1;
-            let mut known = [false; 128];
-            known[thread] = true;
+            let mut ordered_before = [false; 128];
+            ordered_before[thread] = true;
             for byte in at..at + size {
-                past[byte as usize].push(Past { thread, write: write || atomic, atomic, known });
+                past[byte as usize].push(PastAccess { thread, write: write || atomic, atomic, ordered_before });
             }
         }
     }
-    assert!(races > 500 && clean > 5000, "{races} {clean}");
+    // Checks the generator: both outcomes must be frequent.
+    assert!(races > 500 && clean > 5000, "{races} hazards, {clean} valid accesses");
 }
 
 #[test]
-fn bank_conflicts_are_counted() {
+fn bank_conflicts_count_the_extra_passes() {
     let conflicts = |bytes: u32, step: u64, mask: u32| {
-        let (mut rig, ()) = Fixture::new(32 << 10, 1, |_| ());
+        let (mut fixture, ()) = Fixture::new(32 << 10, 1, |_| ());
         let at = strided(0, step);
-        let mut cx = rig.context(0, 1);
+        let mut cx = fixture.context(0, 1);
         let stored = match bytes {
             1 => cx.store(StateSpace::Shared, &at, &[[1; 1]; 32], mask),
             4 => cx.store(StateSpace::Shared, &at, &[[1; 4]; 32], mask),
@@ -391,7 +441,7 @@ fn bank_conflicts_are_counted() {
             _ => cx.store(StateSpace::Shared, &at, &[[1; 16]; 32], mask),
         };
         stored.expect("inside");
-        rig.counts.bank_conflicts
+        fixture.counts.bank_conflicts
     };
     // (bytes, stride, lanes, extra passes)
     let cases = [

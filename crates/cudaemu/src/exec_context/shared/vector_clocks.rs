@@ -1,9 +1,9 @@
 //! Vector clocks: the happens-before order of accesses among the warps of a block.
 //!
-//! A warp's clock advances when it synchronises. `seen[w][u]` is the clock of warp `u` up to which its accesses happen before the
-//! next access of warp `w`. Accesses of other lanes of the same warp are ordered if they are older than `whole[w]`, the clock at
-//! which all its lanes last synchronised. If only a part of the lanes synchronised ([`VectorClocks::warp_sync`]), a matrix over the
-//! lanes applies. Exited threads count as arrived at every barrier.
+//! A warp's clock advances when it synchronises. `seen[w][u]` is the clock of warp `u` up to which its accesses happen before
+//! the next access of warp `w`. Accesses of other lanes of the same warp are ordered if they are older than `whole[w]`, the
+//! clock at which all its lanes last synchronised. If only a part of the lanes synchronised ([`VectorClocks::warp_sync`]), a
+//! matrix over the lanes applies. Exited threads count as arrived at every barrier.
 
 use super::super::{LANES, Lanes};
 
@@ -13,7 +13,7 @@ pub(super) const WARPS: usize = 32;
 /// Number of block barriers: `bar` 0 to 15 and the cluster barrier.
 pub(super) const BARRIERS: usize = 17;
 
-/// Clocks above this make [`super::Shared`] restart them, long before they overflow.
+/// When a clock exceeds this limit, [`super::Shared`] restarts all clocks, long before they overflow their 26 bits.
 pub(super) const LAST_CLOCK: u32 = (1 << 26) - (1 << 16);
 
 type Row = [u32; WARPS];
@@ -24,8 +24,8 @@ pub(super) struct VectorClocks {
     pub(super) clock: Row,
     seen: Box<[Row; WARPS]>,
     whole: Row,
-    /// `lanes[w][l][m]`: accesses of lane `m` older than this are ordered before those of lane `l`. Only for warps in which a part
-    /// of the lanes synchronised.
+    /// `lanes[w][l][m]`: accesses of lane `m` older than this are ordered before those of lane `l`. Only for warps in which a
+    /// part of the lanes synchronised.
     lanes: [Option<Box<Lanes<Row>>>; WARPS],
     /// For each barrier the joined clocks of the arrived warps, and the mask of these warps.
     barriers: [(Row, u32); BARRIERS],
@@ -158,7 +158,8 @@ impl VectorClocks {
         self.settled[warp] = others.min().unwrap_or(u32::MAX).min(self.whole[warp] - 1);
     }
 
-    /// Whether an access of thread `earlier` at `clock` happens before the next access of thread `now` (thread = warp * 32 + lane).
+    /// Whether an access of thread `earlier` at `clock` happens before the next access of thread `now` (thread = warp * 32 +
+    /// lane).
     pub(super) fn ordered(&self, earlier: usize, clock: u32, now: usize) -> bool {
         let (warp, lane) = (now / LANES, now % LANES);
         let (old_warp, old_lane) = (earlier / LANES, earlier % LANES);

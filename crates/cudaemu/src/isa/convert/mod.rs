@@ -20,7 +20,8 @@ pub(crate) fn rows(host: Host) -> Vec<Row> {
     rows
 }
 
-/// Rounding modifiers; the index is in the low bits of a row's constant. Without a modifier the conversion is exact.
+/// Rounding modifiers. Their index is in the low three bits of a row's constant. A conversion without a modifier is exact, so
+/// its rounding does not matter.
 const ROUNDINGS: [(&str, Rounding); 6] = [
     ("", Rounding::Rn),
     (".rn", Rounding::Rn),
@@ -30,6 +31,7 @@ const ROUNDINGS: [(&str, Rounding); 6] = [
     (".rna", Rounding::Rna),
 ];
 
+/// Bits of a row's constant above the rounding index: the other modifiers.
 const FTZ: u32 = 1 << 3;
 const SAT: u32 = 1 << 4;
 const RELU: u32 = 1 << 5;
@@ -48,6 +50,7 @@ const CLAMPS: [(&str, u32); 5] = [
 #[inline(always)]
 fn modifiers(k: u32) -> FloatCvt {
     FloatCvt {
+        // `%` spares the bounds check; the index is always smaller.
         round: ROUNDINGS[(k & 7) as usize % ROUNDINGS.len()].1,
         ftz: k & FTZ != 0,
         sat: k & SAT != 0,
@@ -56,7 +59,7 @@ fn modifiers(k: u32) -> FloatCvt {
     }
 }
 
-/// The index of a rounding modifier.
+/// The index of a rounding modifier in [`ROUNDINGS`].
 fn rounding(text: &str) -> u32 {
     ROUNDINGS.iter().position(|(name, _)| *name == text).unwrap_or(0) as u32
 }

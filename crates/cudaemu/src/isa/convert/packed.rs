@@ -1,4 +1,4 @@
-//! Conversions of pairs, to `.tf32`, and `cvt.pack`.
+//! `cvt` of packed pairs, `cvt` to `.tf32`, and `cvt.pack`.
 
 use super::super::vector::{Host, LaneOp};
 use super::super::{Category, Operand, Row, Value, row};

@@ -1,5 +1,5 @@
-//! `cvt` of single values. Sources may be narrower than their registers and destinations wider: integers are then sign-extended,
-//! floats zero-extended.
+//! `cvt` of single values. Sources may be narrower than their registers and destinations wider: integers are then
+//! sign-extended, floats zero-extended.
 
 use std::marker::PhantomData;
 
@@ -88,7 +88,7 @@ types! {
 /// A conversion between two types.
 trait Conversion {
     type Mode: Copy + PartialEq;
-    /// Modes of inner loops: each gets a specialised loop.
+    /// The modes that are common in inner loops: each gets a loop compiled for it.
     const FAST: [Self::Mode; 2];
     fn mode(k: u32) -> Self::Mode;
     /// Converts source bits to destination bits; bits above the types' widths are arbitrary.

@@ -1,7 +1,8 @@
-//! `ld`, `ldu`, `ld.global.nc`, `st`: every state space, type and vector (PTX ISA, "Data Movement and Conversion Instructions").
+//! `ld`, `ldu`, `ld.global.nc`, `st`: every state space, type and vector (PTX ISA, "Data Movement and Conversion
+//! Instructions").
 //!
-//! Registers may be wider than the type: a load then sign-extends signed types and zero-extends all others, and a store takes the
-//! low bits.
+//! Registers may be wider than the type: a load then sign-extends signed types and zero-extends all others, and a store takes
+//! the low bits.
 
 use super::{CACHE_HINTS, CACHE_POLICY, ORDERING_HINTS, SPACES, encode, window};
 use crate::bytecode::{AccessFn, Action};

@@ -1,5 +1,5 @@
-//! Address conversion (`cvta`, `isspacep`, `mapa`, `getctarank`), and instructions without effect because they only advise caches
-//! or order memory: `prefetch`, `prefetchu`, `discard`, `applypriority`, `createpolicy`, `fence`, `membar`.
+//! Address conversion (`cvta`, `isspacep`, `mapa`, `getctarank`), and the instructions that only advise caches or order memory
+//! and so have no effect: `prefetch`, `prefetchu`, `discard`, `applypriority`, `createpolicy`, `fence`, `membar`.
 
 use crate::bytecode::{AccessFn, Action};
 use crate::exec_context::{ExecContext, Registers, window};
@@ -7,8 +7,8 @@ use crate::fault::{Fault, FaultKind};
 use crate::isa::{Category, Family, Operand, Row, Value, row};
 use crate::operands::Args;
 
-/// State spaces and the start of their window in the generic address space; 0 for global and constant memory, whose addresses are
-/// generic already.
+/// State spaces and the start of their window in the generic address space; 0 for global and constant memory, whose addresses
+/// are generic already.
 const WINDOWS: [(&str, u64); 8] = [
     ("global", 0),
     ("const", 0),

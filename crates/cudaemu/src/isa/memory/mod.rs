@@ -8,8 +8,8 @@ use crate::exec_context::StateSpace;
 use crate::isa::{Operand, Value};
 use crate::operands::{Args, Base};
 
-/// Modifiers of memory instructions without effect. Every access is visible to all threads at once, so all memory semantics and
-/// scopes are met.
+/// Modifiers for the memory order and the scope of an access. They have no effect, because every access is visible to all
+/// threads immediately.
 pub(super) const ORDERING_HINTS: [&str; 12] = [
     "weak",
     "relaxed",
@@ -47,7 +47,7 @@ pub(super) const CACHE_HINTS: [&str; 18] = [
     "L2::256B",
 ];
 
-/// The cache policy operand of `.L2::cache_hint`, which is one of the hints.
+/// The optional cache policy operand, which `.L2::cache_hint` requires.
 pub(super) const CACHE_POLICY: Operand = Operand::OptIn(Value::B64);
 
 /// State spaces as written in opcodes, and their windows. A function's `.param` space is its frame; if the address operand is a
@@ -80,8 +80,8 @@ pub(super) fn encode(window: StateSpace) -> u32 {
 /// Bits of a row's constant that hold the window.
 pub(super) const WINDOW_MASK: u32 = 7;
 
-/// The window that an instruction accesses. A frame variable is in local memory and a kernel's parameter in the parameter block,
-/// whatever space the opcode names.
+/// The window that an instruction accesses. A frame variable is in local memory and a kernel's parameter in the parameter
+/// block, whatever space the opcode names.
 #[inline]
 pub(super) fn window(args: &Args) -> StateSpace {
     match (args.base, args.k & WINDOW_MASK) {

@@ -1,14 +1,14 @@
-//! Address arithmetic on known values. Loads and stores need an executor: see the crate's integration tests.
+//! Address conversions on known values. Loads and stores are tested in `tests/emulator/memory`, because they need an executor.
 
 use super::address::family;
 use crate::exec_context::window::{LOCAL, PARAM, SHARED};
 use crate::isa::harness::Harness;
 
 #[test]
-fn addresses() {
+fn every_address_row_gives_known_values() {
     let mut table = Harness::new(family());
     conversions(&mut table);
-    advice_and_order_change_nothing(&mut table);
+    advice_and_fences_change_nothing(&mut table);
     table.finish();
 }
 
@@ -41,7 +41,7 @@ fn conversions(table: &mut Harness) {
             (param + 8, "param"),
             (-1, "global"),
         ] {
-            // `shared::cta` is shared memory.
+            // `shared::cta` and `shared::cluster` are shared memory, `param::entry` is parameter memory.
             let holds = space.split("::").next() == Some(of);
             table.check(&format!("isspacep.{space}"), &[(&[address], &[i128::from(holds)])]);
         }
@@ -52,7 +52,7 @@ fn conversions(table: &mut Harness) {
     }
 }
 
-fn advice_and_order_change_nothing(table: &mut Harness) {
+fn advice_and_fences_change_nothing(table: &mut Harness) {
     let names: Vec<(String, usize)> = family().rows.iter().map(|row| (row.name.clone(), row.operands.len())).collect();
     for (name, operands) in names {
         match name.split('.').next() {

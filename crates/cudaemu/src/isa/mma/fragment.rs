@@ -90,7 +90,7 @@ pub(super) fn decode(words: &Lanes<u32>, element: Element, mut put: impl FnMut(u
         Element::U8 => each!(4, |word, at| (word >> (8 * at) & 0xff) as i32 as f32),
         Element::S4 => each!(8, |word, at| ((word << (28 - 4 * at)) as i32 >> 28) as f32),
         Element::U4 => each!(8, |word, at| (word >> (4 * at) & 15) as i32 as f32),
-        // Handled elsewhere: bits are counted by word, doubles use other registers.
+        // Not decoded here: products of bits work on words (`gather_words`), doubles have other registers (`gather_f64`).
         Element::B1 | Element::F64 => {}
     }
 }

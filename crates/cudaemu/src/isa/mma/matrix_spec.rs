@@ -108,8 +108,8 @@ pub(crate) struct MatrixSpec {
 }
 
 impl MatrixSpec {
-    /// Encodes it in a row's constant: four bits for each element type, two for each accumulator type and each extent of the
-    /// result, three for k, one for the flag, two for the option.
+    /// Encodes the specification in a row's constant: four bits for each element type, two for each accumulator type and each
+    /// extent of the result, three for k, one for the flag, two for the option.
     pub(crate) fn pack(self) -> u32 {
         let side = |extent: usize| extent.trailing_zeros() - 3;
         self.a as u32

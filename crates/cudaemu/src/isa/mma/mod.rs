@@ -1,9 +1,10 @@
 //! Warp-level matrix products: `mma`, `mma.sp` and `wmma` (PTX ISA, "Warp Level Matrix Instructions").
 //!
-//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once, to
-//! nearest even, to the type of the result. Tensor cores instead add the products of a few steps of k in a narrow fixed-point sum
-//! and truncate it. PTX leaves that open, so results of hardware may differ from the emulator's in their last bits. Sums of `.f64`
-//! round at each step, in the order of k, like a chain of `fma`. NaN results are 0x7fffffff (`.f16`: 0x7fff).
+//! Every product of two elements is exact. Products and accumulator are summed in `f64` (integers: exactly) and rounded once,
+//! to nearest even, to the type of the result. Tensor cores instead add the products of a few steps of k in a narrow
+//! fixed-point sum and truncate it. PTX leaves that open, so results of hardware may differ from the emulator's in their last
+//! bits. Sums of `.f64` round at each step, in the order of k, like a chain of `fma`. NaN results are 0x7fffffff (`.f16`:
+//! 0x7fff).
 //!
 //! | file | content |
 //! |---|---|

@@ -19,7 +19,7 @@ pub(super) fn integers<const B: usize>(a: &[f32], b: &[f32; B], c: &mut [f32], n
     multiply(a, b, c, n, k, |x, y, sum| sum + x * y);
 }
 
-/// Two rows at a time, so that their chains of additions overlap.
+/// Multiplies two rows of A at a time, so that their chains of additions overlap.
 #[inline(always)]
 fn multiply<T: Copy>(a: &[f32], b: &[T], c: &mut [T], n: usize, k: usize, add: impl Fn(f32, T, T) -> T) {
     for (rows, sums) in a.chunks_exact(2 * k).zip(c.chunks_exact_mut(2 * n)) {

@@ -1,5 +1,5 @@
-//! `mma.m8n8k4` of `.f16`: four products at once, one per quad pair. A quad pair consists of the lanes whose numbers agree in bits
-//! 2 and 3 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type").
+//! `mma.m8n8k4` of `.f16`: four products at once, one per quad pair. A quad pair consists of the lanes whose numbers agree in
+//! bits 2 and 3 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type").
 
 use super::matrix_spec::{Accumulator, Element, MatrixSpec};
 use super::{product, require_whole_warp};

@@ -1,5 +1,5 @@
-//! `wmma.mma` (PTX ISA, "wmma.mma"). PTX leaves the layout of its fragments open. The emulator stores the rows of A, C and D and
-//! the columns of B one after another, see [`layout_linear`].
+//! `wmma.mma` (PTX ISA, "wmma.mma"). PTX leaves the layout of its fragments open. The emulator stores the rows of A, C and D
+//! and the columns of B one after another, see [`layout_linear`].
 
 use super::dense::ROUNDINGS;
 use super::fragment::{

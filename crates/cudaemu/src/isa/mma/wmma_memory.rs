@@ -1,4 +1,5 @@
-//! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): moves between memory and the fragments of [`super::wmma`].
+//! `wmma.load` and `wmma.store` (PTX ISA, "wmma.load", "wmma.store"): moves between memory and the fragments of
+//! [`super::wmma`].
 
 use super::matrix_spec::{Accumulator, Element, MatrixSpec};
 use super::require_whole_warp;
@@ -33,7 +34,7 @@ struct Lines {
 }
 
 /// Selects one of the matrices of a [`MatrixSpec`].
-type Which = fn(MatrixSpec) -> Lines;
+type MatrixSelector = fn(MatrixSpec) -> Lines;
 
 fn lines_of_a(kind: MatrixSpec) -> Lines {
     let registers = factor_registers(kind.a, kind.m * kind.k);
@@ -115,7 +116,7 @@ fn push(
     ty: &str,
     value: Value,
     kind: MatrixSpec,
-    which: Which,
+    which: MatrixSelector,
     action: Action,
 ) {
     let MatrixSpec { m, n, k, .. } = kind;
@@ -139,13 +140,13 @@ fn split(args: &Args, registers: usize) -> (&[Slot], Slot) {
 }
 
 /// Per-lane addresses of elements, given by their linear index; the stride is in elements.
-struct Place {
+struct MatrixAddresses {
     lines: Lines,
     base: Addresses,
     stride: Lanes<u64>,
 }
 
-impl Place {
+impl MatrixAddresses {
     fn new(cx: &ExecContext<'_>, args: &Args, lines: Lines, stride: Slot) -> Self {
         let least = if lines.contiguous { lines.length } else { lines.count } as u64;
         let stride = if stride.is_none() { [least; 32] } else { cx.regs.get::<u32>(stride).map(u64::from) };
@@ -162,7 +163,7 @@ impl Place {
     }
 
     /// Elements per access: all of a register's if they are adjacent in memory, otherwise one.
-    fn together(&self) -> usize {
+    fn elements_per_access(&self) -> usize {
         if self.lines.contiguous { (32 / self.lines.bits).max(1) } else { 1 }
     }
 }
@@ -179,12 +180,12 @@ fn load_c(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<Fa
     load(cx, args, mask, lines_of_c)
 }
 
-fn load(cx: &mut ExecContext<'_>, args: &Args, mask: u32, which: Which) -> Result<(), Box<Fault>> {
+fn load(cx: &mut ExecContext<'_>, args: &Args, mask: u32, which: MatrixSelector) -> Result<(), Box<Fault>> {
     require_whole_warp(cx, mask)?;
     let kind = MatrixSpec::unpack(args.k);
     let lines = which(kind);
     let (slots, stride) = split(args, lines.registers);
-    let place = Place::new(cx, args, lines, stride);
+    let place = MatrixAddresses::new(cx, args, lines, stride);
     let window = SPACES[kind.option as usize].1;
     let packed = (32 / lines.bits).max(1);
     let needed = lines.length * lines.count / 32 / packed;
@@ -196,9 +197,9 @@ fn load(cx: &mut ExecContext<'_>, args: &Args, mask: u32, which: Which) -> Resul
             continue;
         }
         let mut words = [0u32; 32];
-        for at in (0..packed).step_by(place.together()) {
+        for at in (0..packed).step_by(place.elements_per_access()) {
             let addresses = place.addresses(|lane| first(lane) + at);
-            let part: Lanes<u32> = match place.together() * lines.bits {
+            let part: Lanes<u32> = match place.elements_per_access() * lines.bits {
                 8 => cx.load::<1>(window, &addresses, mask)?.map(|byte| u32::from(byte[0])),
                 16 => cx.load::<2>(window, &addresses, mask)?.map(|bytes| u32::from(u16::from_le_bytes(bytes))),
                 _ => cx.load::<4>(window, &addresses, mask)?.map(u32::from_le_bytes),
@@ -217,7 +218,7 @@ fn store_d(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<F
     let kind = MatrixSpec::unpack(args.k);
     let lines = lines_of_c(kind);
     let (slots, stride) = split(args, lines.registers);
-    let place = Place::new(cx, args, lines, stride);
+    let place = MatrixAddresses::new(cx, args, lines, stride);
     let window = SPACES[kind.option as usize].1;
     let packed = (32 / lines.bits).max(1);
     for (register, &slot) in slots.iter().enumerate() {
@@ -228,9 +229,9 @@ fn store_d(cx: &mut ExecContext<'_>, args: &Args, mask: u32) -> Result<(), Box<F
             continue;
         }
         let words = cx.regs.get::<u32>(slot);
-        for at in (0..packed).step_by(place.together()) {
+        for at in (0..packed).step_by(place.elements_per_access()) {
             let addresses = place.addresses(|lane| first(lane) + at);
-            if place.together() * lines.bits == 16 {
+            if place.elements_per_access() * lines.bits == 16 {
                 let values = words.map(|word| ((word >> (at * lines.bits)) as u16).to_le_bytes());
                 cx.store(window, &addresses, &values, mask)?;
             } else {

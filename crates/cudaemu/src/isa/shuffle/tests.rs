@@ -1,4 +1,4 @@
-//! Every row against its definition, and the reports of missing lanes.
+//! Warp communication: every row against its definition, and the faults of lanes that are missing.
 
 use std::collections::HashSet;
 
@@ -10,25 +10,27 @@ use crate::operands::{Class, RegisterCounts};
 
 const ALL: u32 = u32::MAX;
 
-/// Executes rows by name, with operands given as values.
-struct Bench {
+/// Test harness for one warp: executes rows by name, with operands given as values.
+struct WarpHarness {
     rows: Vec<Row>,
-    seen: HashSet<String>,
+    tested: HashSet<String>,
+    /// Lanes that execute the instruction.
     active: u32,
+    /// Lanes that have not exited.
     live: u32,
 }
 
 /// An operand's value in each lane.
 #[derive(Clone)]
-enum Given {
+enum LaneValues {
     Word(Lanes<u32>),
     Long(Lanes<u64>),
     Pred(u32),
 }
 
-use Given::{Long, Pred, Word};
+use LaneValues::{Long, Pred, Word};
 
-fn word(value: u32) -> Given {
+fn word(value: u32) -> LaneValues {
     Word([value; LANES])
 }
 
@@ -43,21 +45,21 @@ fn mask(f: impl Fn(u32) -> bool) -> u32 {
 /// Initial content of destinations.
 const OLD: u32 = 0x0bad_cafe;
 
-impl Bench {
+impl WarpHarness {
     fn new() -> Self {
-        Self { rows: family().rows, seen: HashSet::new(), active: ALL, live: ALL }
+        Self { rows: family().rows, tested: HashSet::new(), active: ALL, live: ALL }
     }
 
     /// Sets the active lanes and the lanes that have not exited.
-    fn lanes(&mut self, active: u32, live: u32) -> &mut Self {
+    fn set_lanes(&mut self, active: u32, live: u32) -> &mut Self {
         (self.active, self.live) = (active, live);
         self
     }
 
-    /// Runs a row; returns its B32 and predicate destinations, or the report.
-    fn try_run(&mut self, name: &str, inputs: &[Given]) -> Result<(Lanes<u32>, u32), String> {
+    /// Runs a row; returns its B32 and predicate destinations, or the text of the fault.
+    fn try_run(&mut self, name: &str, inputs: &[LaneValues]) -> Result<(Lanes<u32>, u32), String> {
         let row = self.rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
-        self.seen.insert(name.into());
+        self.tested.insert(name.into());
         let mut regs = Registers::new(&RegisterCounts { pred: 8, b16: 0, b32: 8, b64: 8, b128: 0 });
         let slot = |class, index| Slot::new(class, index).unwrap_or_default();
         let (d, p) = (slot(Class::B32, 0), slot(Class::Pred, 0));
@@ -88,37 +90,37 @@ impl Bench {
         if slots.len() > args.s.len() {
             args.all = slots.into();
         }
-        let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is no access") };
-        let (mut rig, ()) = Fixture::new(0, 1, |_| ());
-        rig.regs = regs;
-        let mut cx = rig.context(0, 1);
+        let Decode::Plain(Action::Access(action)) = row.decode else { panic!("{name} is not an `Action::Access`") };
+        let (mut fixture, ()) = Fixture::new(0, 1, |_| ());
+        fixture.regs = regs;
+        let mut cx = fixture.context(0, 1);
         cx.active = self.active;
         cx.live = self.live;
         action(&mut cx, &args, self.active).map_err(|fault| fault.kind.to_string())?;
-        let regs = rig.regs;
+        let regs = fixture.regs;
         let d = regs.get::<u32>(d);
-        for lane in (0..LANES).filter(|&lane| !has(self.active, lane)) {
-            assert_eq!(d[lane], OLD, "{name} wrote lane {lane}, which is off");
+        for lane in (0..LANES).filter(|&lane| !contains_lane(self.active, lane)) {
+            assert_eq!(d[lane], OLD, "{name} wrote lane {lane}, which is inactive");
         }
         Ok((d, regs.pred(p)))
     }
 
     #[track_caller]
-    fn run(&mut self, name: &str, inputs: &[Given]) -> (Lanes<u32>, u32) {
+    fn run(&mut self, name: &str, inputs: &[LaneValues]) -> (Lanes<u32>, u32) {
         self.try_run(name, inputs).unwrap_or_else(|report| panic!("{name}: {report}"))
     }
 
     #[track_caller]
-    fn refused(&mut self, name: &str, inputs: &[Given], part: &str) {
+    fn assert_fault(&mut self, name: &str, inputs: &[LaneValues], part: &str) {
         match self.try_run(name, inputs) {
             Err(report) => assert!(report.contains(part), "{name}: {report}"),
-            Ok(_) => panic!("{name} was not reported"),
+            Ok(_) => panic!("{name} did not fault"),
         }
     }
 }
 
 /// Value of lane `lane`, which differs from every lane number.
-fn value(lane: u32) -> u32 {
+fn distinct_value(lane: u32) -> u32 {
     lane.wrapping_mul(0x9e37_79b9) ^ 0x1234_5678
 }
 
@@ -127,8 +129,8 @@ fn clamp(mode: &str, width: u32) -> u32 {
     (32 - width) << 8 | if mode == "up" { 0 } else { 31 }
 }
 
-fn shuffles_follow_cudas_definition(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn shuffles_follow_cudas_definition(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     for mode in ["up", "down", "bfly", "idx"] {
         for width in [1, 2, 4, 8, 16, 32] {
             for x in 0..32 {
@@ -142,12 +144,16 @@ fn shuffles_follow_cudas_definition(bench: &mut Bench) {
                         _ => Some(start + x % width),
                     }
                 };
-                let inputs = [Word(each(value)), word(x), word(clamp(mode, width)), word(ALL)];
+                let inputs = [Word(each(distinct_value)), word(x), word(clamp(mode, width)), word(ALL)];
                 for (name, inputs) in
                     [(format!("shfl.sync.{mode}.b32"), &inputs[..]), (format!("shfl.{mode}.b32"), &inputs[..3])]
                 {
-                    let (d, p) = bench.run(&name, inputs);
-                    assert_eq!(d, each(|lane| value(source(lane).unwrap_or(lane))), "{name} {x} width {width}");
+                    let (d, p) = harness.run(&name, inputs);
+                    assert_eq!(
+                        d,
+                        each(|lane| distinct_value(source(lane).unwrap_or(lane))),
+                        "{name} {x} width {width}"
+                    );
                     assert_eq!(p, mask(|lane| source(lane).is_some()), "{name} {x} width {width}: predicate");
                 }
             }
@@ -155,50 +161,67 @@ fn shuffles_follow_cudas_definition(bench: &mut Bench) {
     }
 }
 
-fn shuffle_operands_differ_between_lanes(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn shuffle_operands_differ_between_lanes(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     // Reverses the warp; bits above the fifth are ignored.
-    let inputs = [Word(each(value)), Word(each(|lane| 31 - lane + 0xe0)), word(0xffff_e01f), word(ALL)];
-    assert_eq!(bench.run("shfl.sync.idx.b32", &inputs), (each(|lane| value(31 - lane)), ALL));
+    let inputs = [Word(each(distinct_value)), Word(each(|lane| 31 - lane + 0xe0)), word(0xffff_e01f), word(ALL)];
+    assert_eq!(harness.run("shfl.sync.idx.b32", &inputs), (each(|lane| distinct_value(31 - lane)), ALL));
     // With a clamp below 31, lanes only read up to it.
-    let inputs = [Word(each(value)), word(4), word(9), word(ALL)];
-    let (d, p) = bench.run("shfl.sync.down.b32", &inputs);
-    assert_eq!(d, each(|lane| value(if lane + 4 <= 9 { lane + 4 } else { lane })));
+    let inputs = [Word(each(distinct_value)), word(4), word(9), word(ALL)];
+    let (d, p) = harness.run("shfl.sync.down.b32", &inputs);
+    assert_eq!(d, each(|lane| distinct_value(if lane + 4 <= 9 { lane + 4 } else { lane })));
     assert_eq!(p, mask(|lane| lane + 4 <= 9));
 }
 
-fn halves_of_a_warp_shuffle_among_themselves(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn each_half_of_a_warp_shuffles_among_its_own_lanes(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     let members = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
-    let inputs = [Word(each(value)), word(1), word(clamp("bfly", 16)), members];
-    assert_eq!(bench.run("shfl.sync.bfly.b32", &inputs).0, each(|lane| value(lane ^ 1)));
+    let inputs = [Word(each(distinct_value)), word(1), word(clamp("bfly", 16)), members];
+    assert_eq!(harness.run("shfl.sync.bfly.b32", &inputs).0, each(|lane| distinct_value(lane ^ 1)));
 }
 
 #[test]
 fn lanes_that_are_missing_are_reported() {
-    let mut bench = Bench::new();
-    let inputs = |members: u32, x: u32| [Word(each(value)), word(x), word(0x1f), word(members)];
+    let mut harness = WarpHarness::new();
+    let inputs = |members: u32, x: u32| [Word(each(distinct_value)), word(x), word(0x1f), word(members)];
     let down = "shfl.sync.down.b32";
-    bench.lanes(0xffff, ALL).refused(down, &inputs(ALL, 1), "names lanes 0xffff0000, which do not execute it");
-    bench.lanes(0xffff, ALL).refused(down, &inputs(0xfff, 1), "does not name lane 12");
-    bench.lanes(0xffff, 0xffff).refused(down, &inputs(ALL, 1), "lane 15 reads from lane 16, which has exited");
-    bench.lanes(0xffff, ALL).refused(down, &inputs(0xffff, 1), "lane 15 reads from lane 16, which does not execute");
-    bench.lanes(0xffff, 0xffff).refused("shfl.down.b32", &inputs(0, 1)[..3], "lane 15 reads from lane 16");
-    let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
-    bench.lanes(ALL, ALL).refused(
+    harness.set_lanes(0xffff, ALL).assert_fault(
         down,
-        &[Word(each(value)), word(1), word(0x1f), halves],
+        &inputs(ALL, 1),
+        "names lanes 0xffff0000, which do not execute it",
+    );
+    harness.set_lanes(0xffff, ALL).assert_fault(down, &inputs(0xfff, 1), "does not name lane 12");
+    harness.set_lanes(0xffff, 0xffff).assert_fault(
+        down,
+        &inputs(ALL, 1),
+        "lane 15 reads from lane 16, which has exited",
+    );
+    harness.set_lanes(0xffff, ALL).assert_fault(
+        down,
+        &inputs(0xffff, 1),
+        "lane 15 reads from lane 16, which does not execute",
+    );
+    harness.set_lanes(0xffff, 0xffff).assert_fault("shfl.down.b32", &inputs(0, 1)[..3], "lane 15 reads from lane 16");
+    let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
+    harness.set_lanes(ALL, ALL).assert_fault(
+        down,
+        &[Word(each(distinct_value)), word(1), word(0x1f), halves],
         "lane 15 reads from lane 16, which is no member",
     );
     let mixed = Word(each(|lane| if lane == 3 { 0xffff } else { ALL }));
-    bench.refused("redux.sync.add.u32", &[word(1), mixed], "lane 0 has the member mask 0xffffffff, lane 3 0x0000ffff");
-    // Exited members do not count, and segments are limited to the lanes that execute the instruction.
-    let inputs = [Word(each(value)), word(1), word(clamp("down", 16)), word(ALL)];
-    assert_eq!(bench.lanes(0xffff, 0xffff).run(down, &inputs).1, 0x7fff);
+    harness.assert_fault(
+        "redux.sync.add.u32",
+        &[word(1), mixed],
+        "lane 0 has the member mask 0xffffffff, lane 3 0x0000ffff",
+    );
+    // Members that have exited are ignored. With a width of 16, lane 15 reads itself and not the exited lane 16: its predicate
+    // is false.
+    let inputs = [Word(each(distinct_value)), word(1), word(clamp("down", 16)), word(ALL)];
+    assert_eq!(harness.set_lanes(0xffff, 0xffff).run(down, &inputs).1, 0x7fff);
 }
 
-fn votes_count_members_only(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn votes_count_members_only(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     let halves = Word(each(|lane| if lane < 16 { 0xffff } else { 0xffff_0000 }));
     // (source, all, any, uni) for each half.
     for (source, all, any, uni) in [
@@ -209,46 +232,46 @@ fn votes_count_members_only(bench: &mut Bench) {
         (0xffff_0001, 0xffff_0000, ALL, 0xffff_0000),
     ] {
         let inputs = [Pred(source), halves.clone()];
-        assert_eq!(bench.run("vote.sync.all.pred", &inputs).1, all, "all of {source:#x}");
-        assert_eq!(bench.run("vote.sync.any.pred", &inputs).1, any, "any of {source:#x}");
-        assert_eq!(bench.run("vote.sync.uni.pred", &inputs).1, uni, "uni of {source:#x}");
+        assert_eq!(harness.run("vote.sync.all.pred", &inputs).1, all, "all of {source:#x}");
+        assert_eq!(harness.run("vote.sync.any.pred", &inputs).1, any, "any of {source:#x}");
+        assert_eq!(harness.run("vote.sync.uni.pred", &inputs).1, uni, "uni of {source:#x}");
         let ballot = each(|lane| source & if lane < 16 { 0xffff } else { 0xffff_0000 });
-        assert_eq!(bench.run("vote.sync.ballot.b32", &inputs).0, ballot);
+        assert_eq!(harness.run("vote.sync.ballot.b32", &inputs).0, ballot);
     }
-    bench.lanes(0x00ff_00f0, ALL);
-    let here = |value: u32| each(|lane| if has(0x00ff_00f0, lane as usize) { value } else { OLD });
-    assert_eq!(bench.run("vote.ballot.b32", &[Pred(0x0f0f_0f3f)]).0, here(0x000f_0030));
-    assert_eq!(bench.run("vote.all.pred", &[Pred(0x00ff_00f0)]).1, 0x00ff_00f0);
-    assert_eq!(bench.run("vote.any.pred", &[Pred(0xff00_ff0f)]).1, 0);
-    assert_eq!(bench.run("vote.uni.pred", &[Pred(0xff00_ff0f)]).1, 0x00ff_00f0);
-    bench.refused("vote.sync.any.pred", &[Pred(0), word(ALL)], "which do not execute it");
+    harness.set_lanes(0x00ff_00f0, ALL);
+    let here = |value: u32| each(|lane| if contains_lane(0x00ff_00f0, lane as usize) { value } else { OLD });
+    assert_eq!(harness.run("vote.ballot.b32", &[Pred(0x0f0f_0f3f)]).0, here(0x000f_0030));
+    assert_eq!(harness.run("vote.all.pred", &[Pred(0x00ff_00f0)]).1, 0x00ff_00f0);
+    assert_eq!(harness.run("vote.any.pred", &[Pred(0xff00_ff0f)]).1, 0);
+    assert_eq!(harness.run("vote.uni.pred", &[Pred(0xff00_ff0f)]).1, 0x00ff_00f0);
+    harness.assert_fault("vote.sync.any.pred", &[Pred(0), word(ALL)], "which do not execute it");
 }
 
-fn matches(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn match_finds_the_lanes_with_equal_values(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     let words = Word(each(|lane| lane % 3));
-    // Equal in the lower half, different in the upper.
+    // Equal lower words, different upper words.
     let longs = Long(each(|lane| u64::from(lane % 3) << 32 | 7));
     let expected = each(|lane| mask(|other| other % 3 == lane % 3));
     for (order, all) in [("any.sync", "all.sync"), ("sync.any", "sync.all")] {
-        assert_eq!(bench.run(&format!("match.{order}.b32"), &[words.clone(), word(ALL)]).0, expected);
-        assert_eq!(bench.run(&format!("match.{order}.b64"), &[longs.clone(), word(ALL)]).0, expected);
+        assert_eq!(harness.run(&format!("match.{order}.b32"), &[words.clone(), word(ALL)]).0, expected);
+        assert_eq!(harness.run(&format!("match.{order}.b64"), &[longs.clone(), word(ALL)]).0, expected);
         for (ty, different, same) in
             [("b32", words.clone(), word(5)), ("b64", longs.clone(), Long([u64::MAX - 1; LANES]))]
         {
             let name = format!("match.{all}.{ty}");
-            assert_eq!(bench.run(&name, &[different, word(ALL)]), ([0; LANES], 0), "{name}");
-            assert_eq!(bench.run(&name, &[same, word(ALL)]), ([ALL; LANES], ALL), "{name}");
+            assert_eq!(harness.run(&name, &[different, word(ALL)]), ([0; LANES], 0), "{name}");
+            assert_eq!(harness.run(&name, &[same, word(ALL)]), ([ALL; LANES], ALL), "{name}");
         }
     }
     // Exited lanes are not members.
-    bench.lanes(0xff, 0xff);
-    let (d, p) = bench.run("match.all.sync.b32", &[word(5), word(ALL)]);
+    harness.set_lanes(0xff, 0xff);
+    let (d, p) = harness.run("match.all.sync.b32", &[word(5), word(ALL)]);
     assert_eq!((d[0], p), (0xff, 0xff));
 }
 
-fn reductions(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
+fn redux_combines_the_values_of_the_members(harness: &mut WarpHarness) {
+    harness.set_lanes(ALL, ALL);
     let halves = |low: u32, high: u32| each(|lane| if lane < 16 { low } else { high });
     let members = Word(halves(0xffff, 0xffff_0000));
     // Lane 3 holds -7, lane 20 0x8000_0000, all others their number plus 1.
@@ -269,36 +292,35 @@ fn reductions(bench: &mut Bench) {
         ("or.b32", ALL, 0x8000_003f),
         ("xor.b32", values[..16].iter().fold(0, |a, b| a ^ b), values[16..].iter().fold(0, |a, b| a ^ b)),
     ] {
-        let (d, _) = bench.run(&format!("redux.sync.{op}"), &[Word(values), members.clone()]);
+        let (d, _) = harness.run(&format!("redux.sync.{op}"), &[Word(values), members.clone()]);
         assert_eq!(d, halves(low, high), "{op}");
     }
     assert_eq!(sum(0..16), 136 - 4 - 7);
 }
 
-fn active_lanes_and_their_leader(bench: &mut Bench) {
-    bench.lanes(ALL, ALL);
-    bench.lanes(0xf0, 0xffff);
+fn activemask_and_elect_name_the_active_lanes_and_their_leader(harness: &mut WarpHarness) {
+    harness.set_lanes(0xf0, 0xffff);
     let here = |value: u32| each(|lane| if (4..8).contains(&lane) { value } else { OLD });
-    assert_eq!(bench.run("activemask.b32", &[]).0, here(0xf0));
-    assert_eq!(bench.run("elect.sync", &[word(0xf0)]), (here(4), 0x10));
-    bench.refused("elect.sync", &[word(ALL)], "which do not execute it");
+    assert_eq!(harness.run("activemask.b32", &[]).0, here(0xf0));
+    assert_eq!(harness.run("elect.sync", &[word(0xf0)]), (here(4), 0x10));
+    harness.assert_fault("elect.sync", &[word(ALL)], "which do not execute it");
 }
 
 #[test]
 fn every_row_gives_known_values() {
-    let mut bench = Bench::new();
+    let mut harness = WarpHarness::new();
     for check in [
         shuffles_follow_cudas_definition,
         shuffle_operands_differ_between_lanes,
-        halves_of_a_warp_shuffle_among_themselves,
+        each_half_of_a_warp_shuffles_among_its_own_lanes,
         votes_count_members_only,
-        matches,
-        reductions,
-        active_lanes_and_their_leader,
+        match_finds_the_lanes_with_equal_values,
+        redux_combines_the_values_of_the_members,
+        activemask_and_elect_name_the_active_lanes_and_their_leader,
     ] {
-        check(&mut bench);
+        check(&mut harness);
     }
     let missing: Vec<&str> =
-        bench.rows.iter().map(|row| &*row.name).filter(|name| !bench.seen.contains(*name)).collect();
+        harness.rows.iter().map(|row| &*row.name).filter(|name| !harness.tested.contains(*name)).collect();
     assert!(missing.is_empty(), "rows without a test: {missing:?}");
 }

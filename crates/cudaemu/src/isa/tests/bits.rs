@@ -4,8 +4,8 @@ use crate::isa::bits;
 use crate::isa::harness::Harness;
 
 #[test]
-fn bits_fields_and_permutations() {
-    let mut table = table();
+fn every_bit_row_gives_known_values() {
+    let mut table = bits_table();
     table.check("popc.b32", &[(&[0], &[0]), (&[-1], &[32]), (&[0x8000_0001], &[2]), (&[0x1234_5678], &[13])]);
     table.check("popc.b64", &[(&[0], &[0]), (&[-1], &[64]), (&[0x8000_0000_0000_0001], &[2])]);
     table.check("clz.b32", &[(&[0], &[32]), (&[-1], &[0]), (&[1], &[31]), (&[0x00ff_0000], &[8])]);
@@ -35,16 +35,16 @@ fn bits_fields_and_permutations() {
             (&[0, 5, 1], &[none]),
         ],
     );
-    fields(&mut table);
-    permutations(&mut table);
+    check_bit_fields(&mut table);
+    check_permutations(&mut table);
     table.finish();
 }
 
-fn table() -> Harness {
+fn bits_table() -> Harness {
     Harness::new(bits::family())
 }
 
-fn fields(table: &mut Harness) {
+fn check_bit_fields(table: &mut Harness) {
     let x = 0x89ab_cdef;
     table.check(
         "bfe.u32",
@@ -108,7 +108,7 @@ fn fields(table: &mut Harness) {
     table.check("bmsk.wrap.b32", &[(&[4, 8], &[0xff0]), (&[36, 40], &[0xff0]), (&[0, 32], &[0])]);
 }
 
-fn permutations(table: &mut Harness) {
+fn check_permutations(table: &mut Harness) {
     let (a, b) = (0x8362_4100, 0xc7a6_e584);
     table.check(
         "prmt.b32",

@@ -1,4 +1,4 @@
-//! Comparison and selection: every comparison on every type, with every Boolean operator.
+//! Integer comparison and selection: every comparison on every type, with every Boolean operator.
 
 use std::cmp::Ordering;
 
@@ -8,6 +8,7 @@ use crate::isa::harness::Harness;
 
 const BITS: [Type; 3] = [ty("b16", 16, false), ty("b32", 32, false), ty("b64", 64, false)];
 
+/// Whether a comparison operator is true for this order of its operands.
 fn holds(op: &str, order: Ordering) -> bool {
     match op {
         "eq" => order == Ordering::Equal,
@@ -19,6 +20,7 @@ fn holds(op: &str, order: Ordering) -> bool {
     }
 }
 
+/// The comparison operators of a type.
 fn operators(t: Type) -> Vec<&'static str> {
     let mut all = vec!["eq", "ne"];
     if !t.name.starts_with('b') {
@@ -31,19 +33,19 @@ fn operators(t: Type) -> Vec<&'static str> {
 }
 
 #[test]
-fn comparison_and_selection() {
+fn every_comparison_and_selection_gives_the_expected_result() {
     let mut table = Harness::new(compare::family());
     for t in TYPES.into_iter().chain(BITS) {
         let values = [t.min(), t.max(), 0, 1, 1 << (t.bits - 2), t.wrap(-1), t.wrap(-5)];
         for op in operators(t) {
             for (boolean, combine) in BOOLEANS {
                 for c in if boolean.is_empty() { 0..1 } else { 0..2 } {
-                    comparisons(&mut table, t, op, (boolean, combine), c == 1, &values);
+                    check_comparison(&mut table, t, op, (boolean, combine), c == 1, &values);
                 }
             }
         }
     }
-    selections(&mut table);
+    check_selections(&mut table);
     table.finish();
 }
 
@@ -53,7 +55,7 @@ type Boolean = (&'static str, fn(bool, bool) -> bool);
 const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
-fn comparisons(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool, values: &[i128]) {
+fn check_comparison(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool, values: &[i128]) {
     let (suffix, combine) = boolean;
     let mut inputs = Vec::new();
     let mut tests = Vec::new();
@@ -79,7 +81,7 @@ fn comparisons(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool
     }
 }
 
-fn selections(table: &mut Harness) {
+fn check_selections(table: &mut Harness) {
     let (a, b) = (0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00_u64 as i128);
     let f = |c: f32| i128::from(c.to_bits());
     for ty in ["b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64"] {

@@ -1,11 +1,11 @@
-//! `setp` and `set` of floating-point values.
+//! `setp` and `set` of floating-point values, scalar and packed, and `set` with a half-precision result of integers.
 
-use super::formats::{BF16, F16, F32, F64, Format, names};
+use super::formats::{BF16, F16, F32, F64, Format, row_names};
 use super::{TYPES, Type, ty};
 use crate::isa::compare_float;
 use crate::isa::harness::Harness;
 
-/// Pairs and their order, without and with `.ftz`; `?` is unordered.
+/// Pairs of values (see [`Format::value`]) and their order, without and with `.ftz`; `?` means unordered.
 const PAIRS: [(&str, &str, [char; 2]); 16] = [
     ("1", "2", ['<', '<']),
     ("2", "1", ['>', '>']),
@@ -49,7 +49,7 @@ type Boolean = (&'static str, fn(bool, bool) -> bool);
 const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
-/// Result types of `set` and their "true".
+/// Result types of `set`, and the bits that mean true.
 const RESULTS: [(&str, i128); 7] = [
     ("u32", 0xffff_ffff),
     ("s32", 0xffff_ffff),
@@ -60,61 +60,63 @@ const RESULTS: [(&str, i128); 7] = [
     ("bf16", 0x3f80),
 ];
 
-/// Values of the predicate operand; absent if the opcode has no operator.
+/// Values of the predicate operand; it is absent if the opcode has no Boolean operator.
 fn predicates(boolean: &str) -> &'static [Option<bool>] {
     if boolean.is_empty() { &[None] } else { &[Some(false), Some(true)] }
 }
 
-/// Cases of a row, collected so that they can be checked at once.
+/// Cases of a row (inputs, outputs), collected so that one call checks them all.
 type Cases = Vec<(Vec<i128>, Vec<i128>)>;
 
-fn check(table: &mut Harness, name: &str, cases: &Cases) {
+fn check_cases(table: &mut Harness, name: &str, cases: &Cases) {
     let cases: Vec<(&[i128], &[i128])> = cases.iter().map(|(inputs, outputs)| (&inputs[..], &outputs[..])).collect();
     table.check(name, &cases);
 }
 
-fn with(operands: &[i128], c: Option<bool>) -> Vec<i128> {
+/// The operands, followed by the predicate if there is one.
+fn append_predicate(operands: &[i128], c: Option<bool>) -> Vec<i128> {
     operands.iter().copied().chain(c.map(i128::from)).collect()
 }
 
 #[test]
-fn comparisons() {
+fn every_comparison_of_every_pair_gives_the_expected_result() {
     let family = compare_float::family();
-    let names = names(&family.rows);
+    let names = row_names(&family.rows);
     let mut table = Harness::new(family);
     for (format, ftz) in [(F32, 0), (F32, 1), (F64, 0), (F16, 0), (F16, 1), (BF16, 0)] {
         for (op, orders) in COMPARISONS {
             for (boolean, combine) in BOOLEANS {
-                let head = format!("{op}{boolean}{}", [".ftz", ""][1 - ftz]);
+                let head = format!("{op}{boolean}{}", ["", ".ftz"][ftz]);
                 let (mut setp, mut tests): (Cases, Vec<(Vec<i128>, bool)>) = (vec![], vec![]);
                 for (a, b, order) in PAIRS {
                     for &c in predicates(boolean) {
                         let test = orders.contains(order[ftz]);
-                        let inputs = with(&[format.value(a), format.value(b)], c);
+                        let inputs = append_predicate(&[format.value(a), format.value(b)], c);
                         let (p, q) = (combine(test, c.unwrap_or(false)), combine(!test, c.unwrap_or(false)));
                         setp.push((inputs.clone(), vec![p.into(), q.into()]));
                         tests.push((inputs, p));
                     }
                 }
-                check(&mut table, &format!("setp.{head}.{}", format.name), &setp);
+                check_cases(&mut table, &format!("setp.{head}.{}", format.name), &setp);
                 for (result, yes) in RESULTS {
                     let name = format!("set.{head}.{result}.{}", format.name);
                     if names.contains(&name) {
                         let cases = tests.iter().map(|(i, p)| (i.clone(), vec![if *p { yes } else { 0 }])).collect();
-                        check(&mut table, &name, &cases);
+                        check_cases(&mut table, &name, &cases);
                     }
                 }
                 if ["f16", "bf16"].contains(&format.name) {
-                    packed(&mut table, format, ftz, (op, orders), (boolean, combine), &head);
+                    check_packed_pairs(&mut table, format, ftz, (op, orders), (boolean, combine), &head);
                 }
             }
         }
     }
-    integers(&mut table);
+    check_half_results_of_integers(&mut table);
     table.finish();
 }
 
-fn packed(
+/// Checks a comparison of packed pairs: the lower elements run through [`PAIRS`] in order, the upper ones in another order.
+fn check_packed_pairs(
     table: &mut Harness,
     format: Format,
     ftz: usize,
@@ -127,23 +129,23 @@ fn packed(
         let high = &PAIRS[(at * 5 + 3) % PAIRS.len()];
         let pack = |low: &str, high: &str| format.value(high) << 16 | format.value(low);
         for &c in predicates(boolean) {
-            let inputs = with(&[pack(low.0, high.0), pack(low.1, high.1)], c);
+            let inputs = append_predicate(&[pack(low.0, high.0), pack(low.1, high.1)], c);
             let [p, q] = [low, high].map(|pair| combine(orders.contains(pair.2[ftz]), c.unwrap_or(false)));
             setp.push((inputs.clone(), vec![p.into(), q.into()]));
             tests.push((inputs, p, q));
         }
     }
     let source = format!("{}x2", format.name);
-    check(table, &format!("setp.{head}.{source}"), &setp);
+    check_cases(table, &format!("setp.{head}.{source}"), &setp);
     for (result, yes) in [(&*source, format.one), ("u32", 0xffff), ("s32", 0xffff)] {
         let element = |test: bool| if test { yes } else { 0 };
         let cases = tests.iter().map(|(i, p, q)| (i.clone(), vec![element(*q) << 16 | element(*p)])).collect();
-        check(table, &format!("set.{head}.{result}.{source}"), &cases);
+        check_cases(table, &format!("set.{head}.{result}.{source}"), &cases);
     }
 }
 
 /// `set` with a half-precision result and integer sources.
-fn integers(table: &mut Harness) {
+fn check_half_results_of_integers(table: &mut Harness) {
     const BITS: [Type; 3] = [ty("b16", 16, false), ty("b32", 32, false), ty("b64", 64, false)];
     for t in TYPES.into_iter().chain(BITS) {
         let mut ops = vec![("eq", "="), ("ne", "<>")];
@@ -161,10 +163,10 @@ fn integers(table: &mut Harness) {
                         for &c in predicates(boolean) {
                             let test = orders.contains(["<", "=", ">"][(a.cmp(&b) as i8 + 1) as usize]);
                             let holds = combine(test, c.unwrap_or(false));
-                            cases.push((with(&[a, b], c), vec![if holds { yes } else { 0 }]));
+                            cases.push((append_predicate(&[a, b], c), vec![if holds { yes } else { 0 }]));
                         }
                     }
-                    check(table, &format!("set.{op}{boolean}.{result}.{}", t.name), &cases);
+                    check_cases(table, &format!("set.{op}{boolean}.{result}.{}", t.name), &cases);
                 }
             }
         }

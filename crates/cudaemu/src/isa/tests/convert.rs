@@ -1,6 +1,6 @@
-//! `cvt` and `cvt.pack`.
+//! `cvt` and `cvt.pack` against known values (`values/cvt.txt`) and values computed by hand.
 
-use super::formats::{BF16, F16, F32, F64, Format, ROUNDINGS, lines, names, results};
+use super::formats::{BF16, F16, F32, F64, Format, ROUNDINGS, parse_results, row_names, table_lines};
 use super::{TYPES, Type, ty};
 use crate::isa::convert;
 use crate::isa::harness::Harness;
@@ -10,33 +10,38 @@ const VALUES: &str = include_str!("values/cvt.txt");
 const FORMATS: [Format; 4] = [F16, BF16, F32, F64];
 const BYTES: [Type; 2] = [ty("u8", 8, false), ty("s8", 8, true)];
 
-fn integers() -> impl Iterator<Item = Type> {
+fn integer_types() -> impl Iterator<Item = Type> {
     BYTES.into_iter().chain(TYPES)
 }
 
-fn format(name: &str) -> Format {
+fn format_named(name: &str) -> Format {
     FORMATS.into_iter().find(|format| format.name == name).expect("a format")
 }
 
-/// Width of a type, and of the narrowest register for it.
-fn bits(name: &str) -> u32 {
-    integers().find(|t| t.name == name).map_or_else(|| 128 - (format(name).sign as u128).leading_zeros(), |t| t.bits)
+/// Width of a type in bits.
+fn width_of(name: &str) -> u32 {
+    integer_types()
+        .find(|t| t.name == name)
+        .map_or_else(|| 128 - (format_named(name).sign as u128).leading_zeros(), |t| t.bits)
 }
 
-/// Checks a conversion in registers of its exact widths and, if both fit, of 32 and 64 bits.
+/// Checks a conversion in the narrowest registers for its types and, if both types fit, in registers of 32 and of 64 bits.
 fn check(table: &mut Harness, name: &str, input: i128, result: i128) {
     let mut words = name.rsplit('.');
     let (source, destination) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let widest = bits(source).max(bits(destination));
+    let widest = width_of(source).max(width_of(destination));
     table.wide = None;
-    let narrow = 16.max(bits(destination));
+    let narrow = 16.max(width_of(destination));
     table.check(name, &[(&[input], &[result & ((1 << narrow) - 1)])]);
     for (class, width) in [(Class::B32, 32), (Class::B64, 64)] {
         if widest <= width {
             table.wide = Some(class);
             // Fills the bits above the source in its register with garbage, which the conversion must ignore.
-            let garbage =
-                if bits(source) < width { input & ((1 << bits(source)) - 1) | 0x5a << bits(source) } else { input };
+            let garbage = if width_of(source) < width {
+                input & ((1 << width_of(source)) - 1) | 0x5a << width_of(source)
+            } else {
+                input
+            };
             table.check(name, &[(&[garbage], &[result])]);
         }
     }
@@ -44,24 +49,24 @@ fn check(table: &mut Harness, name: &str, input: i128, result: i128) {
 }
 
 #[test]
-fn conversions() {
+fn every_conversion_gives_the_expected_bits() {
     let family = convert::family();
-    let names = names(&family.rows);
+    let names = row_names(&family.rows);
     let mut table = Harness::new(family);
-    between_integers(&mut table);
-    from_integers(&mut table);
-    to_integers(&mut table);
-    between_floats(&mut table, &names);
-    packed(&mut table);
-    bytes(&mut table);
-    tf32(&mut table);
-    pack(&mut table);
+    check_integer_to_integer(&mut table);
+    check_integer_to_float(&mut table);
+    check_float_to_integer(&mut table);
+    check_float_to_float(&mut table, &names);
+    check_packed_halves(&mut table);
+    check_fp8(&mut table);
+    check_tf32(&mut table);
+    check_integer_packing(&mut table);
     table.finish();
 }
 
-fn between_integers(table: &mut Harness) {
-    for from in integers() {
-        for to in integers() {
+fn check_integer_to_integer(table: &mut Harness) {
+    for from in integer_types() {
+        for to in integer_types() {
             for value in
                 [from.min(), from.max(), 0, 1, from.wrap(-1), from.wrap(0x1234_5678_9abc_def0), from.wrap(0x80)]
             {
@@ -75,11 +80,11 @@ fn between_integers(table: &mut Harness) {
     }
 }
 
-fn from_integers(table: &mut Harness) {
-    for words in lines(VALUES).filter(|words| words[1] == "int") {
-        let (to, value) = (format(words[0]), words[2].parse::<i128>().expect("an integer"));
-        let by_rounding = results(words[3]);
-        for from in integers().filter(|from| (from.min()..=from.max()).contains(&value)) {
+fn check_integer_to_float(table: &mut Harness) {
+    for words in table_lines(VALUES).filter(|words| words[1] == "int") {
+        let (to, value) = (format_named(words[0]), words[2].parse::<i128>().expect("an integer"));
+        let by_rounding = parse_results(words[3]);
+        for from in integer_types().filter(|from| (from.min()..=from.max()).contains(&value)) {
             for (round, at) in &ROUNDINGS[1..] {
                 let types = format!("{}.{}", to.name, from.name);
                 let (plain, sat) = (by_rounding[*at], if value > 0 { to.one } else { 0 });
@@ -96,7 +101,7 @@ fn from_integers(table: &mut Harness) {
     }
 }
 
-/// Values, and the results of `.rni`, `.rzi`, `.rmi` and `.rpi`.
+/// Values, and what `.rni`, `.rzi`, `.rmi` and `.rpi` round them to.
 const FRACTIONS: [(f64, [f64; 4]); 18] = [
     (0.0, [0.0; 4]),
     (-0.0, [-0.0; 4]),
@@ -137,7 +142,7 @@ fn encode(value: f64, format: Format) -> Option<i128> {
     exact.then_some(bits)
 }
 
-fn to_integers(table: &mut Harness) {
+fn check_float_to_integer(table: &mut Harness) {
     for from in FORMATS {
         // (bits of the value, its integer by each rounding (NaN has a separate rule), bits of these integers)
         let mut cases: Vec<(i128, [Option<f64>; 4], [i128; 4])> = Vec::new();
@@ -158,7 +163,7 @@ fn to_integers(table: &mut Harness) {
                 for ftz in if from.name == "f32" { &["", ".ftz"][..] } else { &[""] } {
                     let flushed = !ftz.is_empty() && from.flush(value) != value;
                     for sat in if from.name == "bf16" { &[""][..] } else { &["", ".sat"] } {
-                        for to in integers() {
+                        for to in integer_types() {
                             let nan = if from.name == "f64" || to.bits == 64 { to.wrap(1 << (to.bits - 1)) } else { 0 };
                             let wanted = integers_[at].map_or(nan, |v| (v as i128).clamp(to.min(), to.max()));
                             let wanted = if flushed { 0 } else { wanted };
@@ -174,17 +179,19 @@ fn to_integers(table: &mut Harness) {
     }
 }
 
-fn between_floats(table: &mut Harness, names: &std::collections::HashSet<String>) {
-    let mut lines: Vec<(Format, Format, i128, [i128; 4])> = lines(VALUES)
+fn check_float_to_float(table: &mut Harness, names: &std::collections::HashSet<String>) {
+    let mut lines: Vec<(Format, Format, i128, [i128; 4])> = table_lines(VALUES)
         .filter(|words| words[1] != "int")
-        .map(|words| (format(words[0]), format(words[1]), results(words[2])[0], results(words[3])))
+        .map(|words| {
+            (format_named(words[0]), format_named(words[1]), parse_results(words[2])[0], parse_results(words[3]))
+        })
         .collect();
     for f in FORMATS {
         // Conversions from a type to itself.
         let all = ["0", "-0", "1", "-1", "2", "sub", "-sub", "big", "inf", "-inf", "nan"].map(|name| f.value(name));
         lines.extend(all.map(|value| (f, f, value, [value; 4])));
     }
-    // The bits of a `.bf16` NaN are shifted; `.f64` keeps payloads and quiets the NaN.
+    // A `.bf16` NaN becomes an `.f32` NaN with the same upper bits; `.f64` keeps the payload and quiets the NaN.
     lines.push((F32, BF16, 0x7fc1, [0x7fc1_0000; 4]));
     lines.push((F64, F32, 0xffa0_0000, [0xfffc << 48; 4]));
     lines.push((F64, F16, 0x7c01, [0x7fff_ffff_e000_0000; 4]));
@@ -218,10 +225,10 @@ fn between_floats(table: &mut Harness, names: &std::collections::HashSet<String>
     }
 }
 
-fn packed(table: &mut Harness) {
+fn check_packed_halves(table: &mut Harness) {
     let one = i128::from(1f32.to_bits());
-    for words in lines(VALUES).filter(|words| words[1] == "f32" && ["f16", "bf16"].contains(&words[0])) {
-        let (to, value, by_rounding) = (format(words[0]), results(words[2])[0], results(words[3]));
+    for words in table_lines(VALUES).filter(|words| words[1] == "f32" && ["f16", "bf16"].contains(&words[0])) {
+        let (to, value, by_rounding) = (format_named(words[0]), parse_results(words[2])[0], parse_results(words[3]));
         for (round, plain) in [(".rn", by_rounding[0]), (".rz", by_rounding[1])] {
             let finite = if to.is_nan(plain) { to.nan() } else { plain & to.sign | (plain & !to.sign).min(to.inf - 1) };
             for (modifiers, result) in [
@@ -242,7 +249,7 @@ fn packed(table: &mut Harness) {
 }
 
 /// The 8-bit formats: an `.f32`, the `.f16` of the same value, and the bytes without and with `.relu`.
-fn bytes(table: &mut Harness) {
+fn check_fp8(table: &mut Harness) {
     let f = |x: f32| i128::from(x.to_bits());
     for (ty, cases) in [
         (
@@ -308,7 +315,7 @@ fn bytes(table: &mut Harness) {
 }
 
 /// A value and its results by `.rna`, `.rn`, `.rz`; the lower 13 bits of a result are zero.
-fn tf32(table: &mut Harness) {
+fn check_tf32(table: &mut Harness) {
     let relu = |bits: i128| F32.relu(bits);
     for (value, [rna, rn, rz]) in [
         (0x3f80_0000, [0x3f80_0000; 3]),
@@ -331,7 +338,8 @@ fn tf32(table: &mut Harness) {
     }
 }
 
-fn pack(table: &mut Harness) {
+/// `cvt.pack`: saturates two integers and packs them beside the upper bits of the third operand.
+fn check_integer_packing(table: &mut Harness) {
     table.check("cvt.pack.sat.u16.s32", &[(&[70000, -1], &[0xffff_0000]), (&[1, 2], &[0x0001_0002])]);
     table.check("cvt.pack.sat.s16.s32", &[(&[70000, -70000], &[0x7fff_8000]), (&[-1, 2], &[0xffff_0002])]);
     let c = 0x1122_3344;

@@ -1,16 +1,16 @@
-//! `.f32` and `.f64` arithmetic.
+//! `.f32` and `.f64` arithmetic against known values (`values/f32.txt`, `values/f64.txt`), and the approximations.
 
-use super::formats::{F32, F64, Format, ROUNDINGS, known, names};
+use super::formats::{F32, F64, Format, ROUNDINGS, parse_known_results, row_names};
 use crate::isa::harness::Harness;
 use crate::isa::{approx, float};
 
 #[test]
-fn arithmetic_and_signs() {
+fn every_arithmetic_row_gives_the_known_bits() {
     let family = float::family();
-    let names = names(&family.rows);
+    let names = row_names(&family.rows);
     let mut table = Harness::new(family);
     for (format, text) in [(F32, include_str!("values/f32.txt")), (F64, include_str!("values/f64.txt"))] {
-        for line in known(text) {
+        for line in parse_known_results(text) {
             let ops = if line.op == "fma" { &["fma", "mad"][..] } else { &[line.op] };
             for op in ops {
                 for (round, at) in ROUNDINGS {
@@ -29,15 +29,16 @@ fn arithmetic_and_signs() {
             }
         }
     }
-    extremes(&mut table, F32);
-    extremes(&mut table, F64);
-    signs(&mut table, F32);
-    signs(&mut table, F64);
+    check_min_max(&mut table, F32);
+    check_min_max(&mut table, F64);
+    check_signs_and_classes(&mut table, F32);
+    check_signs_and_classes(&mut table, F64);
     table.finish();
 }
 
-/// Operands; `min`, `max`; the same with `.NaN`; with `.xorsign.abs`; with both.
-pub(super) const EXTREMES: [(&str, &str, [&str; 8]); 16] = [
+/// Two operands, and the results of `min` and `max`: plain, with `.NaN`, with `.xorsign.abs`, with both. For `*` see
+/// [`min_max_cases`].
+pub(super) const MIN_MAX: [(&str, &str, [&str; 8]); 16] = [
     ("1", "2", ["1", "2", "1", "2", "1", "2", "1", "2"]),
     ("-1", "-2", ["-2", "-1", "-2", "-1", "1", "2", "1", "2"]),
     ("-1", "2", ["-1", "2", "-1", "2", "-1", "-2", "-1", "-2"]),
@@ -56,9 +57,13 @@ pub(super) const EXTREMES: [(&str, &str, [&str; 8]); 16] = [
     ("nan", "nan", ["nan", "nan", "nan", "nan", "nan", "nan", "nan", "nan"]),
 ];
 
-/// Cases for one element of `min` or `max`: modifiers, operands, result. With `.xorsign.abs` and one NaN the magnitude is the other
-/// operand's; its sign depends on the sign of the NaN.
-pub(super) fn extreme(format: Format, line: &(&str, &str, [&str; 8]), ftz: bool) -> Vec<(String, [i128; 2], i128)> {
+/// The cases of a line of [`MIN_MAX`]: opcode without type, operands, result. `*`: with `.xorsign.abs` and one NaN, the result
+/// has the magnitude of the other operand and the XOR of both signs.
+pub(super) fn min_max_cases(
+    format: Format,
+    line: &(&str, &str, [&str; 8]),
+    ftz: bool,
+) -> Vec<(String, [i128; 2], i128)> {
     let mut all = Vec::new();
     for (at, result) in line.2.iter().enumerate() {
         let operands = [format.value(line.0), format.value(line.1)];
@@ -78,10 +83,10 @@ pub(super) fn extreme(format: Format, line: &(&str, &str, [&str; 8]), ftz: bool)
     all
 }
 
-fn extremes(table: &mut Harness, format: Format) {
-    for line in &EXTREMES {
+fn check_min_max(table: &mut Harness, format: Format) {
+    for line in &MIN_MAX {
         for ftz in [false, true] {
-            for (name, operands, result) in extreme(format, line, ftz) {
+            for (name, operands, result) in min_max_cases(format, line, ftz) {
                 if format.name == "f32" || !name.contains('.') {
                     table.check(&format!("{name}.{}", format.name), &[(&operands, &[result])]);
                 }
@@ -90,7 +95,7 @@ fn extremes(table: &mut Harness, format: Format) {
     }
 }
 
-fn signs(table: &mut Harness, format: Format) {
+fn check_signs_and_classes(table: &mut Harness, format: Format) {
     let v = |name: &str| format.value(name);
     for name in ["0", "1", "sub", "big", "inf", "nan"] {
         let (plus, minus) = (v(name) & !format.sign, v(name) | format.sign);
@@ -120,11 +125,11 @@ fn signs(table: &mut Harness, format: Format) {
     }
 }
 
-/// Operands, and results without and with `.ftz`.
+/// Opcode, operands, and the results without and with `.ftz`.
 const APPROX: [(&str, &[f32], f32, f32); 67] = {
     const INF: f32 = f32::INFINITY;
     const NAN: f32 = f32::NAN;
-    /// 2^-140, 2^-127, 2^126 and 2^127
+    // These are 2^-140, 2^-127, 2^126 and 2^127.
     const SUB: f32 = f32::from_bits(1 << 9);
     const SUB127: f32 = f32::from_bits(1 << 22);
     const P126: f32 = f32::from_bits(253 << 23);
@@ -201,9 +206,9 @@ const APPROX: [(&str, &[f32], f32, f32); 67] = {
 };
 
 #[test]
-fn approximate_functions() {
+fn approximations_give_the_known_bits() {
     let family = approx::family();
-    let names = names(&family.rows);
+    let names = row_names(&family.rows);
     let mut table = Harness::new(family);
     let bits = |x: f32| if x.is_nan() { 0x7fff_ffff } else { i128::from(x.to_bits()) };
     for (op, operands, plain, ftz) in APPROX {

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use crate::isa::{Family, Row};
 
-/// A format, as a PTX type.
+/// A floating-point format and its PTX type.
 #[derive(Clone, Copy)]
 pub(super) struct Format {
     pub(super) name: &'static str,
+    /// The sign bit.
     pub(super) sign: i128,
     /// Infinity, which is also the exponent mask.
     pub(super) inf: i128,
@@ -29,22 +30,22 @@ impl Format {
         bits & (self.sign - 1) > self.inf
     }
 
-    /// `.ftz`
+    /// Applies `.ftz`: subnormals become zeros of the same sign.
     pub(super) fn flush(self, bits: i128) -> i128 {
         if bits & self.inf == 0 { bits & self.sign } else { bits }
     }
 
-    /// `.sat`
+    /// Applies `.sat`: clamps to 0.0 to 1.0; NaN becomes 0.
     pub(super) fn sat(self, bits: i128) -> i128 {
         if self.is_nan(bits) || bits & self.sign != 0 { 0 } else { bits.min(self.one) }
     }
 
-    /// `.relu`
+    /// Applies `.relu`: negative values become 0; NaN becomes the canonical NaN.
     pub(super) fn relu(self, bits: i128) -> i128 {
-        if self.is_nan(bits) { self.nan() } else { self.positive(bits) }
+        if self.is_nan(bits) { self.nan() } else { self.negative_to_zero(bits) }
     }
 
-    fn positive(self, bits: i128) -> i128 {
+    fn negative_to_zero(self, bits: i128) -> i128 {
         if bits & self.sign != 0 { 0 } else { bits }
     }
 
@@ -64,8 +65,8 @@ impl Format {
     }
 }
 
-/// A line of a table: operands and results.
-pub(super) struct Known<'a> {
+/// A line of a table of known values: opcode, operands and results.
+pub(super) struct KnownResult<'a> {
     pub(super) op: &'a str,
     pub(super) inputs: Vec<i128>,
     /// Results of `.rn`, `.rz`, `.rm`, `.rp`.
@@ -74,28 +75,30 @@ pub(super) struct Known<'a> {
     pub(super) ftz: [i128; 4],
 }
 
-fn hex(text: &str) -> Vec<i128> {
+/// Parses hexadecimal numbers separated by commas.
+fn parse_hex(text: &str) -> Vec<i128> {
     text.split(',').map(|word| i128::from_str_radix(word, 16).expect("a hexadecimal number")).collect()
 }
 
-/// Four results, or one for all roundings.
-pub(super) fn results(text: &str) -> [i128; 4] {
-    let all = hex(text);
+/// Parses the results of `.rn`, `.rz`, `.rm` and `.rp`; a single one applies to all roundings.
+pub(super) fn parse_results(text: &str) -> [i128; 4] {
+    let all = parse_hex(text);
     std::array::from_fn(|at| all[at.min(all.len() - 1)])
 }
 
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Vec<&str>> {
+/// The words of each line of a table, without comments.
+pub(super) fn table_lines(text: &str) -> impl Iterator<Item = Vec<&str>> {
     text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(' ').collect())
 }
 
 /// Parses the table of a format's arithmetic.
-pub(super) fn known(text: &str) -> Vec<Known<'_>> {
-    lines(text)
-        .map(|words| Known {
+pub(super) fn parse_known_results(text: &str) -> Vec<KnownResult<'_>> {
+    table_lines(text)
+        .map(|words| KnownResult {
             op: words[0],
-            inputs: hex(words[1]),
-            plain: results(words[2]),
-            ftz: results(words.get(3).unwrap_or(&words[2])),
+            inputs: parse_hex(words[1]),
+            plain: parse_results(words[2]),
+            ftz: parse_results(words.get(3).unwrap_or(&words[2])),
         })
         .collect()
 }
@@ -103,11 +106,12 @@ pub(super) fn known(text: &str) -> Vec<Known<'_>> {
 /// Index of each rounding modifier in a [`Known`] line. No modifier means `.rn`.
 pub(super) const ROUNDINGS: [(&str, usize); 5] = [("", 0), (".rn", 0), (".rz", 1), (".rm", 2), (".rp", 3)];
 
-pub(super) fn names(rows: &[Row]) -> HashSet<String> {
+/// The names of the rows.
+pub(super) fn row_names(rows: &[Row]) -> HashSet<String> {
     rows.iter().map(|row| row.name.clone()).collect()
 }
 
 /// Wraps rows in a family for the harness.
-pub(super) fn family(rows: Vec<Row>) -> Family {
+pub(super) fn family_of(rows: Vec<Row>) -> Family {
     Family { title: "", rows, hints: vec![] }
 }

@@ -4,28 +4,28 @@ use super::{TYPES, Type, ty};
 use crate::isa::harness::Harness;
 use crate::isa::{dot, integer};
 
-/// Checks a row against `f` in unbounded arithmetic, wrapped to type `result`.
-fn against(table: &mut Harness, name: &str, result: Type, inputs: &[Vec<i128>], f: impl Fn(&[i128]) -> i128) {
+/// Checks a row against `f`, which is computed in unbounded arithmetic and wrapped to the type `result`.
+fn check_against(table: &mut Harness, name: &str, result: Type, inputs: &[Vec<i128>], f: impl Fn(&[i128]) -> i128) {
     let expected: Vec<[i128; 1]> = inputs.iter().map(|input| [result.wrap(f(input))]).collect();
     let cases: Vec<(&[i128], &[i128])> = inputs.iter().zip(&expected).map(|(i, e)| (&i[..], &e[..])).collect();
     table.check(name, &cases);
 }
 
 #[test]
-fn arithmetic_is_that_of_the_integers_modulo_the_width() {
+fn arithmetic_wraps_modulo_the_width() {
     let mut table = Harness::new(integer::family());
     for t in TYPES {
         let (pairs, triples) = (t.pairs(), t.triples());
         let ones: Vec<Vec<i128>> = t.edges().into_iter().map(|v| vec![v]).collect();
         let mut row = |op: &str, inputs: &[Vec<i128>], f: &dyn Fn(&[i128]) -> i128| {
-            against(&mut table, &format!("{op}.{}", t.name), t, inputs, f);
+            check_against(&mut table, &format!("{op}.{}", t.name), t, inputs, f);
         };
         row("add", &pairs, &|v| v[0] + v[1]);
         row("sub", &pairs, &|v| v[0] - v[1]);
         row("mul.lo", &pairs, &|v| v[0].wrapping_mul(v[1]));
-        row("mul.hi", &pairs, &|v| high(t, v[0], v[1]));
+        row("mul.hi", &pairs, &|v| product_high(t, v[0], v[1]));
         row("mad.lo", &triples, &|v| v[0].wrapping_mul(v[1]).wrapping_add(v[2]));
-        row("mad.hi", &triples, &|v| high(t, v[0], v[1]) + v[2]);
+        row("mad.hi", &triples, &|v| product_high(t, v[0], v[1]) + v[2]);
         row("sad", &triples, &|v| v[2] + (v[0] - v[1]).abs());
         row("min", &pairs, &|v| v[0].min(v[1]));
         row("max", &pairs, &|v| v[0].max(v[1]));
@@ -40,42 +40,42 @@ fn arithmetic_is_that_of_the_integers_modulo_the_width() {
             let wide = ty("", 2 * t.bits, t.signed);
             let triples: Vec<Vec<i128>> =
                 wide.edges().iter().flat_map(|&c| pairs.iter().step_by(7).map(move |v| vec![v[0], v[1], c])).collect();
-            against(&mut table, &format!("mul.wide.{}", t.name), wide, &pairs, |v| v[0] * v[1]);
-            against(&mut table, &format!("mad.wide.{}", t.name), wide, &triples, |v| v[0] * v[1] + v[2]);
+            check_against(&mut table, &format!("mul.wide.{}", t.name), wide, &pairs, |v| v[0] * v[1]);
+            check_against(&mut table, &format!("mad.wide.{}", t.name), wide, &triples, |v| v[0] * v[1] + v[2]);
         }
     }
     let t = ty("s32", 32, true);
     let clamp = |v: i128| v.clamp(t.min(), t.max());
-    against(&mut table, "add.sat.s32", t, &t.pairs(), |v| clamp(v[0] + v[1]));
-    against(&mut table, "sub.sat.s32", t, &t.pairs(), |v| clamp(v[0] - v[1]));
-    against(&mut table, "mad.hi.sat.s32", t, &t.triples(), |v| clamp(((v[0] * v[1]) >> 32) + v[2]));
+    check_against(&mut table, "add.sat.s32", t, &t.pairs(), |v| clamp(v[0] + v[1]));
+    check_against(&mut table, "sub.sat.s32", t, &t.pairs(), |v| clamp(v[0] - v[1]));
+    check_against(&mut table, "mad.hi.sat.s32", t, &t.triples(), |v| clamp(((v[0] * v[1]) >> 32) + v[2]));
     for name in ["relu.s32", "s32.relu"] {
-        against(&mut table, &format!("min.{name}"), t, &t.pairs(), |v| v[0].min(v[1]).max(0));
-        against(&mut table, &format!("max.{name}"), t, &t.pairs(), |v| v[0].max(v[1]).max(0));
+        check_against(&mut table, &format!("min.{name}"), t, &t.pairs(), |v| v[0].min(v[1]).max(0));
+        check_against(&mut table, &format!("max.{name}"), t, &t.pairs(), |v| v[0].max(v[1]).max(0));
     }
     for (name, signed) in [("u32", false), ("s32", true)] {
         let (t, low) = (ty(name, 32, signed), ty("", 24, signed));
         let product = |v: &[i128]| low.wrap(v[0]) * low.wrap(v[1]);
-        against(&mut table, &format!("mul24.lo.{name}"), t, &t.pairs(), product);
-        against(&mut table, &format!("mul24.hi.{name}"), t, &t.pairs(), |v| product(v) >> 16);
-        against(&mut table, &format!("mad24.lo.{name}"), t, &t.triples(), |v| product(v) + v[2]);
-        against(&mut table, &format!("mad24.hi.{name}"), t, &t.triples(), |v| (product(v) >> 16) + v[2]);
+        check_against(&mut table, &format!("mul24.lo.{name}"), t, &t.pairs(), product);
+        check_against(&mut table, &format!("mul24.hi.{name}"), t, &t.pairs(), |v| product(v) >> 16);
+        check_against(&mut table, &format!("mad24.lo.{name}"), t, &t.triples(), |v| product(v) + v[2]);
+        check_against(&mut table, &format!("mad24.hi.{name}"), t, &t.triples(), |v| (product(v) >> 16) + v[2]);
         if signed {
             let name = "mad24.hi.sat.s32";
-            against(&mut table, name, t, &t.triples(), |v| ((product(v) >> 16) + v[2]).clamp(t.min(), t.max()));
+            check_against(&mut table, name, t, &t.triples(), |v| ((product(v) >> 16) + v[2]).clamp(t.min(), t.max()));
         }
     }
-    halves(&mut table);
+    check_packed_halves(&mut table);
     table.finish();
 }
 
 /// Upper half of the product; exact, because 64-bit values are multiplied in two steps.
-fn high(t: Type, a: i128, b: i128) -> i128 {
+fn product_high(t: Type, a: i128, b: i128) -> i128 {
     let (low, rest) = (b & 0xffff_ffff, b >> 32);
     if t.bits == 64 { (a * rest + ((a * low) >> 32)) >> 32 } else { (a * b) >> t.bits }
 }
 
-fn halves(table: &mut Harness) {
+fn check_packed_halves(table: &mut Harness) {
     table.check("add.u16x2", &[(&[0xffff_0001, 0x0001_ffff], &[0]), (&[0x1234_8000, 0x1111_8001], &[0x2345_0001])]);
     table.check("add.s16x2", &[(&[0x7fff_ffff, 0x0001_0002], &[0x8000_0001])]);
     table.check("min.u16x2", &[(&[0xffff_0001, 0x0001_8000], &[0x0001_0001])]);

@@ -4,7 +4,7 @@ use crate::isa::harness::Harness;
 use crate::isa::logic;
 
 #[test]
-fn logic_and_shifts() {
+fn every_logic_and_shift_row_gives_known_values() {
     let mut table = Harness::new(logic::family());
     for (ty, mask) in [("b16", 0xffff), ("b32", 0xffff_ffff), ("b64", u64::MAX)] {
         let (a, b) = (0x1234_5678_9abc_f00f & mask, 0x0ff0_3c3c_aa55_cccc & mask);
@@ -19,13 +19,13 @@ fn logic_and_shifts() {
     table.check("or.pred", &[(&[0, 0], &[0]), (&[0, 1], &[1]), (&[1, 0], &[1]), (&[1, 1], &[1])]);
     table.check("xor.pred", &[(&[0, 0], &[0]), (&[0, 1], &[1]), (&[1, 0], &[1]), (&[1, 1], &[0])]);
     table.check("not.pred", &[(&[0], &[1]), (&[1], &[0])]);
-    lop3(&mut table);
-    shifts(&mut table);
+    check_lop3(&mut table);
+    check_shifts(&mut table);
     table.finish();
 }
 
-fn lop3(table: &mut Harness) {
-    // The manual's method to compute a table: apply the function to these three values.
+fn check_lop3(table: &mut Harness) {
+    // The manual's method to compute a truth table: apply the function to these three values.
     let (a, b, c) = (0xf0_i128, 0xcc_i128, 0xaa_i128);
     // These three operands select the table's entries in order: the low byte is the table, the other bits are its entry 0.
     for lut in 0..256 {
@@ -61,7 +61,7 @@ fn lop3(table: &mut Harness) {
     }
 }
 
-fn shifts(table: &mut Harness) {
+fn check_shifts(table: &mut Harness) {
     for (bits, x) in [(16, 0x8421_i128), (32, 0x8421_c639), (64, 0x8421_c639_1234_5679)] {
         let signed = x - (1 << bits);
         for amount in [0, 1, 4, bits - 1, bits, bits + 1, 255, 256, 0xffff_ffff_i128] {

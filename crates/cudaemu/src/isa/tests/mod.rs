@@ -84,19 +84,19 @@ impl Type {
     }
 }
 
-/// The harness detects a handler that ignores the mask.
+/// Test of the harness: it detects a handler that ignores the mask.
 #[test]
 #[should_panic(expected = "masked off")]
-fn a_handler_that_writes_lanes_that_are_off_fails() {
+fn a_handler_that_writes_inactive_lanes_fails() {
     let copy = Action::Compute(|r, a, _| r.map1(a, u32::MAX, |x: u32| x));
     let rows = vec![row("copy", &[Operand::Out(Value::B32), Operand::In(Value::B32)], Category::Move, 0, copy)];
     Harness::new(Family { title: "", rows, hints: vec![] }).check("copy", &[(&[1], &[1])]);
 }
 
-/// The harness detects a handler that writes a destination before it has read all sources.
+/// Test of the harness: it detects a handler that writes a destination before it has read all sources.
 #[test]
 #[should_panic(expected = "InPlace")]
-fn a_handler_that_writes_too_early_fails() {
+fn a_handler_that_writes_before_reading_all_sources_fails() {
     let split = Action::Compute(|r, a, m| {
         let low = r.get::<u32>(a.s[2]).map(|x| x & 0xffff);
         r.set(a.s[0], &low, m);

@@ -1,10 +1,10 @@
-//! Moves, packing and unpacking.
+//! `mov`: moves, packing and unpacking, on values computed by hand.
 
 use crate::isa::harness::Harness;
 use crate::isa::moves;
 
 #[test]
-fn moves_packing_and_unpacking() {
+fn moves_keep_all_bits_and_packing_is_lowest_first() {
     let mut table = Harness::new(moves::family());
     let x = 0xfedc_ba98_7654_3210_0123_4567_89ab_cdef_u128 as i128;
     for ty in ["b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128"] {

@@ -5,7 +5,7 @@ use crate::isa::harness::Harness;
 use crate::isa::video;
 
 #[test]
-fn known_values() {
+fn simd_video_rows_give_known_values() {
     let mut table = Harness::new(video::family());
     table.check("vabsdiff4.u32.u32.u32", &[(&[0x01ff_0580, 0x0300_0581, 9], &[0x02ff_0001])]);
     table.check("vabsdiff4.u32.u32.u32.add", &[(&[0x01ff_0580, 0x0300_0581, 9], &[9 + 2 + 255 + 1])]);
@@ -21,7 +21,7 @@ fn known_values() {
 }
 
 #[test]
-fn every_row_against_unbounded_arithmetic() {
+fn every_row_agrees_with_unbounded_arithmetic() {
     let mut table = Harness::new(video::family());
     let mut random = fastrand::Rng::with_seed(4);
     let edge = [0, 0xffff_ffff, 0x8080_8080, 0x7f7f_7f7f, 0x8000_7fff, 0x0001_0100];
@@ -43,7 +43,7 @@ fn every_row_against_unbounded_arithmetic() {
                 |word: i128, signed| (0..32 / bits).map(move |i| ty("", bits, signed).wrap(word >> (i * bits)));
             let mut expected = if last == "add" { input[2] } else { 0 };
             for (i, (a, b)) in elements(input[0], signs[0]).zip(elements(input[1], signs[1])).enumerate() {
-                let value = expect(operation, a, b);
+                let value = expected_element(operation, a, b);
                 if last == "add" {
                     expected += value;
                 } else {
@@ -57,7 +57,8 @@ fn every_row_against_unbounded_arithmetic() {
     table.finish();
 }
 
-fn expect(operation: &str, a: i128, b: i128) -> i128 {
+/// The expected value of an element before clamping or wrapping.
+fn expected_element(operation: &str, a: i128, b: i128) -> i128 {
     match operation {
         "vadd" => a + b,
         "vsub" => a - b,

@@ -1,4 +1,4 @@
-//! Scalar video instructions: register parts, merging and known values, and every row against unbounded arithmetic.
+//! Scalar video instructions: selectors of register parts on known values, and every row against unbounded arithmetic.
 
 use super::{Type, ty};
 use crate::isa::harness::{ABSENT, Harness};
@@ -8,9 +8,9 @@ const U32: Type = ty("u32", 32, false);
 const S32: Type = ty("s32", 32, true);
 
 #[test]
-fn known_values_of_parts() {
+fn selectors_pick_and_replace_parts_of_registers() {
     let mut table = Harness::new(video_scalar::family());
-    // Parts of d, a and b: 1 to 4 are bytes, 5 and 6 half-words.
+    // `parts` are the selectors of d, a and b: 0 is the whole register, 1 to 4 are bytes, 5 and 6 half-words.
     let mut check = |name: &str, parts: [i128; 3], inputs: [i128; 3], result: i128| {
         let parts = parts[0] | parts[1] << 4 | parts[2] << 8;
         let [a, b, c] = inputs;
@@ -33,7 +33,7 @@ fn known_values_of_parts() {
 }
 
 #[test]
-fn every_row_against_unbounded_arithmetic() {
+fn every_row_agrees_with_unbounded_arithmetic() {
     let mut table = Harness::new(video_scalar::family());
     let values = [0, 1, 5, 31, 32, 33, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, 0xffff_fff0, 0xffff_ffff];
     let inputs: Vec<Vec<i128>> =

@@ -18,7 +18,7 @@ fn bfi(a: u64, b: u64, pos: u32, len: u32, width: u32) -> u64 {
 }
 
 #[test]
-fn fields() {
+fn bit_fields_agree_with_the_definition_bit_by_bit() {
     let mut rng = fastrand::Rng::with_seed(1);
     let amounts = [0, 1, 5, 16, 31, 32, 33, 63, 64, 65, 200, 255, 256, 260, u32::MAX];
     for pos in amounts {
@@ -40,7 +40,7 @@ fn fields() {
 }
 
 #[test]
-fn highest_bits() {
+fn bfind_finds_the_highest_significant_bit() {
     for (a, position, shift) in [(0, u32::MAX, u32::MAX), (1, 0, 31), (0x8000_0000, 31, 0), (0x00ff_0000, 23, 8)] {
         assert_eq!((bits::bfind_u32(a, false), bits::bfind_u32(a, true)), (position, shift), "{a:#x}");
     }
@@ -52,7 +52,7 @@ fn highest_bits() {
 }
 
 #[test]
-fn permutations() {
+fn prmt_selects_bytes_in_every_mode() {
     let (a, b) = (0x8302_8100, 0x0706_8504);
     let rows = [
         (PrmtMode::Index, 0x3210, a),
@@ -77,7 +77,7 @@ fn permutations() {
 }
 
 #[test]
-fn funnel_shifts() {
+fn funnel_shifts_wrap_or_clamp_the_amount() {
     let (a, b) = (0x8765_4321, 0x0fed_cba9);
     for (amount, wrap, left, right) in [
         (0, true, b, a),
@@ -94,7 +94,7 @@ fn funnel_shifts() {
 }
 
 #[test]
-fn extensions_and_masks() {
+fn szext_and_bmsk_wrap_or_clamp_the_width() {
     for (a, b, signed, wrap, want) in [
         (0xffff_ffff, 0, true, true, 0),
         (0x0000_0080, 8, true, false, 0xffff_ff80),
@@ -120,7 +120,7 @@ fn extensions_and_masks() {
 }
 
 #[test]
-fn nth_set_bits() {
+fn fns_finds_the_nth_set_bit() {
     let mask = 0b1010_0110;
     for (base, offset, want) in [
         (0, 1, 1),

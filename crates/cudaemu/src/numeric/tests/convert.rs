@@ -11,7 +11,7 @@ const INTS: [IntType; 8] =
 const FLOATS: [FloatType; 4] = [FloatType::F16, FloatType::Bf16, FloatType::F32, FloatType::F64];
 
 /// Values at the limits of every integer type, and random values of every length.
-fn integers() -> Vec<u64> {
+fn sample_integers() -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(1);
     let edges = [7, 8, 11, 15, 16, 24, 25, 31, 32, 53, 63].into_iter().flat_map(|bit| {
         let power = 1u64 << bit;
@@ -22,7 +22,7 @@ fn integers() -> Vec<u64> {
 }
 
 /// Bits of every float type: edges of `.f32` converted to the type, and random bits.
-fn floats(ty: FloatType) -> Vec<u64> {
+fn sample_floats(ty: FloatType) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(2);
     let singles: Vec<f32> =
         EDGES.iter().map(|&bits| f32::from_bits(bits)).chain((0..800).map(|_| random_f32(&mut rng))).collect();
@@ -45,7 +45,7 @@ fn floats(ty: FloatType) -> Vec<u64> {
     }
 }
 
-fn exact(bits: u64, ty: FloatType) -> Double {
+fn to_soft_double(bits: u64, ty: FloatType) -> Double {
     let bits = u128::from(bits);
     match ty {
         FloatType::F16 => Half::from_bits(bits).convert(&mut false).value,
@@ -60,8 +60,8 @@ fn bits_of<S: Float>(value: S) -> u64 {
 }
 
 #[test]
-fn between_integers() {
-    for value in integers() {
+fn integer_conversions_wrap_or_saturate() {
+    for value in sample_integers() {
         for from in INTS {
             let wide = if from.signed() { i128::from(from.extend(value) as i64) } else { from.extend(value).into() };
             for to in INTS {
@@ -79,8 +79,8 @@ fn between_integers() {
 }
 
 #[test]
-fn integer_to_float_in_one_rounding() {
-    for value in integers() {
+fn integer_to_float_rounds_once() {
+    for value in sample_integers() {
         for from in INTS {
             let wide = if from.signed() { i128::from(from.extend(value) as i64) } else { from.extend(value).into() };
             for (round, oracle) in ROUNDINGS {
@@ -108,8 +108,8 @@ fn float_to_integer_saturates() {
         (IntRounding::Rpi, Round::TowardPositive),
     ];
     for from in FLOATS {
-        for bits in floats(from) {
-            let value = exact(bits, from);
+        for bits in sample_floats(from) {
+            let value = to_soft_double(bits, from);
             for to in INTS {
                 for (round, oracle) in roundings {
                     let got = convert::float_to_int(bits, from, to, round, false);
@@ -136,10 +136,10 @@ fn float_to_integer_saturates() {
 }
 
 #[test]
-fn between_floats() {
+fn float_conversions_round_once() {
     for from in FLOATS {
-        for bits in floats(from) {
-            let value = exact(bits, from);
+        for bits in sample_floats(from) {
+            let value = to_soft_double(bits, from);
             if value.is_nan() {
                 continue;
             }
@@ -159,7 +159,7 @@ fn between_floats() {
 }
 
 #[test]
-fn nan_between_floats() {
+fn float_conversions_give_the_nan_of_the_destination() {
     let cvt = |bits, from, to| convert::float_to_float(bits, from, to, FloatCvt::RN);
     for (bits, from, to, want) in [
         (0xffc0_0001, FloatType::F32, FloatType::F16, 0x7fff),
@@ -177,7 +177,7 @@ fn nan_between_floats() {
 }
 
 #[test]
-fn modifiers_of_float_conversions() {
+fn ftz_sat_relu_and_satfinite_change_float_conversions() {
     let (f16, bf16, f32, f64) = (FloatType::F16, FloatType::Bf16, FloatType::F32, FloatType::F64);
     let plain = FloatCvt::RN;
     let (ftz, sat) = (FloatCvt { ftz: true, ..plain }, FloatCvt { sat: true, ..plain });
@@ -212,7 +212,7 @@ fn modifiers_of_float_conversions() {
 }
 
 #[test]
-fn tf32() {
+fn tf32_conversions_round_to_ten_fraction_bits() {
     for (a, round, want) in [
         (0x3f80_0fff, Rounding::Rna, 0x3f80_0000),
         (0x3f80_1000, Rounding::Rna, 0x3f80_2000),
@@ -231,7 +231,7 @@ fn tf32() {
 }
 
 #[test]
-fn packing() {
+fn packing_saturates_and_shifts_in_the_third_operand() {
     let ty = |bits, signed| PackType { bits, signed };
     for (a, b, c, to, want) in [
         (70000, -70000, 0xffff_ffff, ty(16, true), 0x7fff_8000),

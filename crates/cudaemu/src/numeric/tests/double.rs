@@ -75,7 +75,7 @@ fn nan_payloads_pass_and_new_ones_are_negative() {
 }
 
 #[test]
-fn upper_word_approximations() {
+fn f64_approximations_use_only_the_upper_word() {
     assert_eq!(approx::rcp_f64(4.0), 0.25);
     assert_eq!(approx::rcp_f64(f64::from_bits(0x4010_0000_ffff_ffff)), 0.25);
     assert_eq!(approx::rcp_f64(-f64::from_bits(1)), f64::NEG_INFINITY);

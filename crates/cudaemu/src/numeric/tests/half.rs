@@ -71,7 +71,7 @@ fn operand<H: Half>(rng: &mut fastrand::Rng) -> u16 {
     magnitude | rng.u16(..2) << 15
 }
 
-fn arithmetic<H: Half, S: Float>(seed: u64) {
+fn check_arithmetic<H: Half, S: Float>(seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let soft = |bits: u16| S::from_bits(bits.into());
     let plain = HalfMode::PLAIN;
@@ -91,15 +91,15 @@ fn arithmetic<H: Half, S: Float>(seed: u64) {
 
 #[test]
 fn f16_arithmetic_is_rounded_once() {
-    arithmetic::<F16, SoftHalf>(1);
-    // 1.0009765625 * 0.99951171875 + 2^-24 · tiny: the sum in f32 alone would be rounded to a tie first.
+    check_arithmetic::<F16, SoftHalf>(1);
+    // 1.0009765625 * 0.99951171875 + 2^-24: a sum in f32 would first be rounded to a tie of f16.
     let want = SoftHalf::from_bits(0x3c01).mul_add(SoftHalf::from_bits(0x3bff), SoftHalf::from_bits(1)).value;
     assert_eq!(half::fma::<F16>(0x3c01, 0x3bff, 1, HalfMode::PLAIN), want.to_bits() as u16);
 }
 
 #[test]
 fn bf16_arithmetic_is_rounded_once() {
-    arithmetic::<Bf16, BFloat>(2);
+    check_arithmetic::<Bf16, BFloat>(2);
     // Products in the range of subnormals, where f32 may already have rounded.
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..20_000 {
@@ -110,7 +110,7 @@ fn bf16_arithmetic_is_rounded_once() {
 }
 
 #[test]
-fn modifiers() {
+fn ftz_sat_and_relu_change_results() {
     let ftz = HalfMode { ftz: true, ..HalfMode::PLAIN };
     let sat = HalfMode { sat: true, ..HalfMode::PLAIN };
     let relu = HalfMode { relu: true, ..HalfMode::PLAIN };
@@ -156,7 +156,7 @@ fn min_and_max_follow_those_of_f32() {
     }
 }
 
-fn fp8_format<S: Float + FloatConvert<Single>>(format: fp8::Fp8, max: u8)
+fn check_fp8_format<S: Float + FloatConvert<Single>>(format: fp8::Fp8, max: u8)
 where
     SoftHalf: FloatConvert<S>,
 {
@@ -183,9 +183,9 @@ where
 }
 
 #[test]
-fn fp8_formats_exhaustively() {
-    fp8_format::<Float8E4M3FN>(fp8::Fp8::E4m3, 0x7e);
-    fp8_format::<Float8E5M2>(fp8::Fp8::E5m2, 0x7b);
+fn fp8_conversions_agree_with_the_oracle_for_every_input() {
+    check_fp8_format::<Float8E4M3FN>(fp8::Fp8::E4m3, 0x7e);
+    check_fp8_format::<Float8E5M2>(fp8::Fp8::E5m2, 0x7b);
     let e4m3 = fp8::Fp8::E4m3;
     assert_eq!(fp8::cvt_fp8x2_f32(e4m3, 1.0, -500.0, false), 0x38fe);
     assert_eq!(fp8::cvt_fp8x2_f32(e4m3, 1.0, -500.0, true), 0x3800);

@@ -3,7 +3,7 @@
 use super::super::integer::{self, Integer};
 
 #[test]
-fn products_differences_and_shifts() {
+fn products_sad_shifts_and_division_agree_with_128_bits() {
     let mut rng = fastrand::Rng::with_seed(1);
     for round in 0..2000 {
         let edge = [0, 1, u64::MAX, 1 << 63, 1 << 31, 0x7fff_ffff, 0x8000, 0xffff];
@@ -39,7 +39,7 @@ fn products_differences_and_shifts() {
 }
 
 #[test]
-fn carries_chain() {
+fn two_carry_additions_give_the_wide_sum() {
     let mut rng = fastrand::Rng::with_seed(2);
     for _ in 0..1000 {
         let (a, b) = (rng.u64(..) | rng.u64(..), rng.u64(..));
@@ -59,7 +59,7 @@ fn carries_chain() {
 }
 
 #[test]
-fn products_of_24_bits() {
+fn products_of_24_bits_use_the_low_bits_of_the_operands() {
     assert_eq!(integer::mul24_lo_u32(0xffff_ffff, 0xff00_0002), 0x01ff_fffe);
     assert_eq!(integer::mul24_hi_u32(0x00ff_ffff, 0x00ff_ffff), 0xffff_fe00);
     assert_eq!(integer::mul24_lo_s32(0x00ff_ffff, 5), -5);
@@ -71,7 +71,7 @@ fn products_of_24_bits() {
 }
 
 #[test]
-fn dot_products() {
+fn dot_products_extend_bytes_by_the_sign_flags() {
     let (a, b) = (0xff80_7f01, 0x02ff_8003);
     // Bytes from the lowest: 1, 127, 128 or -128, 255 or -1; 3, 128 or -128, 255 or -1, 2.
     assert_eq!(integer::dp4a(a, b, 10, false, false), 10 + 3 + 127 * 128 + 128 * 255 + 255 * 2);

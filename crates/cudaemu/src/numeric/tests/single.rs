@@ -52,7 +52,7 @@ fn fma_is_rounded_once() {
 }
 
 #[test]
-fn sqrt_brackets_its_operand() {
+fn directed_square_roots_bracket_the_operand() {
     let mut rng = fastrand::Rng::with_seed(4);
     let mode = |round| Mode { round, ..Mode::RN };
     let values = EDGES.iter().map(|&bits| f32::from_bits(bits)).chain((0..4000).map(|_| random_f32(&mut rng)));
@@ -74,7 +74,7 @@ fn sqrt_brackets_its_operand() {
 }
 
 #[test]
-fn modifiers() {
+fn ftz_and_sat_change_results() {
     let tiny = f32::from_bits(1);
     let ftz = Mode::RN_FTZ;
     let sat = Mode { sat: true, ..Mode::RN };
@@ -97,7 +97,7 @@ fn modifiers() {
 }
 
 #[test]
-fn min_and_max() {
+fn min_and_max_follow_the_nan_and_xorsign_rules() {
     let nan = f32::from_bits(0xffc0_1234);
     let plain = MinMax::PLAIN;
     let strict = MinMax { nan: true, ..plain };
@@ -128,7 +128,7 @@ fn min_and_max() {
 }
 
 #[test]
-fn properties_and_comparisons() {
+fn testp_and_comparisons_follow_their_truth_tables() {
     let classes = [Testp::Finite, Testp::Infinite, Testp::Number, Testp::NotANumber, Testp::Normal, Testp::Subnormal];
     let rows: [(f32, [bool; 6]); 5] = [
         (1.0, [true, false, true, false, true, false]),
@@ -155,7 +155,7 @@ fn properties_and_comparisons() {
 }
 
 #[test]
-fn approximations_at_special_values() {
+fn approximations_give_the_documented_special_values() {
     let (inf, tiny) = (f32::INFINITY, f32::from_bits(1));
     let nan = 0x7fff_ffff;
     let rows: [(&str, f32, u32); 28] = [

@@ -149,7 +149,8 @@ impl Parser<'_> {
         Ok(all)
     }
 
-    /// `.align 16 .v4 .f32`; for a parameter also the attributes of its pointer (`.ptr .global .align 4`), which have no effect.
+    /// `.align 16 .v4 .f32`; for a parameter also the attributes of its pointer (`.ptr .global .align 4`), which have no
+    /// effect.
     fn shape(&mut self, space: Space) -> Result<Shape, Error> {
         let (mut ty, mut vector, mut align) = (None, None, None);
         while let TokenKind::DotWord(word) = self.token.kind {

@@ -54,7 +54,7 @@ impl Parser<'_> {
     fn function_directives(&mut self, function: &mut Function) -> Result<(), Error> {
         while let TokenKind::DotWord(word) = self.token.kind {
             if word == "pragma" {
-                self.skipped()?;
+                self.skip_directive()?;
                 continue;
             }
             let start = self.token;
@@ -72,8 +72,8 @@ impl Parser<'_> {
                 "minnctapersm" | "maxnctapersm" | "maxclusterrank" | "abi_preserve" | "abi_preserve_control" => {
                     self.extent()?;
                 }
-                // A launch must specify the cluster size, or its grid counts clusters of .reqnctapercluster. The launch is checked,
-                // not the module.
+                // A launch must specify the cluster size, or its grid counts clusters of .reqnctapercluster. The launch is
+                // checked, not the module.
                 "explicitcluster" | "blocksareclusters" => {}
                 _ => {
                     self.token = start;

@@ -25,8 +25,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// The elements of an array up to and including its `}`. Inner arrays have their own braces and may leave out elements at the
-    /// end.
+    /// The elements of an array up to and including its `}`. Inner arrays have their own braces and may leave out elements at
+    /// the end.
     fn elements(&mut self, extents: &[u64], ty: Type, out: &mut Vec<Init>) -> Result<(), Error> {
         let Some((&extent, inner_extents)) = extents.split_first() else { return self.need("}") };
         let inner: u64 = inner_extents.iter().product();

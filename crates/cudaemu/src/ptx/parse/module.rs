@@ -20,7 +20,7 @@ impl Parser<'_> {
             self.bump()?;
         }
         while self.token.kind != TokenKind::End {
-            self.item(&mut module)?;
+            self.module_item(&mut module)?;
         }
         Ok(module)
     }
@@ -60,7 +60,10 @@ impl Parser<'_> {
                     suffix.clone_into(&mut module.target_suffix);
                 }
                 None if matches!(name, "debug" | "texmode_unified" | "texmode_independent") => {}
-                None => return self.expected("a target such as sm_80, `debug` or a `texmode_…` that is supported"),
+                None => {
+                    return self
+                        .expected("a target such as sm_80, `debug` or `texmode_unified` or `texmode_independent`");
+                }
             }
             self.bump()?;
             if !self.eat(",")? {
@@ -74,9 +77,9 @@ impl Parser<'_> {
     }
 
     /// One declaration or directive.
-    fn item(&mut self, module: &mut Module) -> Result<(), Error> {
+    fn module_item(&mut self, module: &mut Module) -> Result<(), Error> {
         let line = self.token.line;
-        if self.skipped()? {
+        if self.skip_directive()? {
             return Ok(());
         }
         if self.eat_word("alias")? {
@@ -113,34 +116,34 @@ impl Parser<'_> {
     }
 
     /// Skips a directive without effect: `.file`, `.loc`, `.section`, `.pragma`. Returns whether there was one.
-    pub(super) fn skipped(&mut self) -> Result<bool, Error> {
+    pub(super) fn skip_directive(&mut self) -> Result<bool, Error> {
         match self.token.kind {
             TokenKind::DotWord("file") => {
                 self.bump()?;
-                self.numbers(1)?;
-                self.text()?;
+                self.skip_numbers(1)?;
+                self.skip_string()?;
                 while self.eat(",")? {
-                    self.numbers(1)?;
+                    self.skip_numbers(1)?;
                 }
             }
-            TokenKind::DotWord("loc") => self.location()?,
+            TokenKind::DotWord("loc") => self.skip_location()?,
             TokenKind::DotWord("pragma") => {
                 self.pragma(|_, _| Ok(()))?;
             }
-            TokenKind::DotWord("section") => self.section()?,
+            TokenKind::DotWord("section") => self.skip_section()?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// `.pragma "a", "b";`: calls `look` for each string while it is the current token.
-    pub(super) fn pragma(&mut self, mut look: impl FnMut(&Self, &str) -> Result<(), Error>) -> Result<(), Error> {
+    /// `.pragma "a", "b";`: calls `visit` for each string while it is the current token.
+    pub(super) fn pragma(&mut self, mut visit: impl FnMut(&Self, &str) -> Result<(), Error>) -> Result<(), Error> {
         self.bump()?;
         loop {
             if let TokenKind::Text(text) = self.token.kind {
-                look(self, text)?;
+                visit(self, text)?;
             }
-            self.text()?;
+            self.skip_string()?;
             if !self.eat(",")? {
                 return self.need(";");
             }
@@ -148,9 +151,9 @@ impl Parser<'_> {
     }
 
     /// `.loc 1 25 9, function_name $L__info_string0 + 4, inlined_at 1 10 5`
-    fn location(&mut self) -> Result<(), Error> {
+    fn skip_location(&mut self) -> Result<(), Error> {
         self.bump()?;
-        self.numbers(3)?;
+        self.skip_numbers(3)?;
         while self.eat(",")? {
             match self.token.kind {
                 TokenKind::Name("function_name") => {
@@ -163,7 +166,7 @@ impl Parser<'_> {
                 }
                 TokenKind::Name("inlined_at") => {
                     self.bump()?;
-                    self.numbers(3)?;
+                    self.skip_numbers(3)?;
                 }
                 _ => return self.expected("`function_name` or `inlined_at`"),
             }
@@ -172,7 +175,7 @@ impl Parser<'_> {
     }
 
     /// `.section .debug_info { … }`
-    fn section(&mut self) -> Result<(), Error> {
+    fn skip_section(&mut self) -> Result<(), Error> {
         let line = self.bump()?.line;
         match self.token.kind {
             TokenKind::DotWord(_) | TokenKind::Name(_) => _ = self.bump()?,
@@ -193,7 +196,7 @@ impl Parser<'_> {
     }
 
     /// Skips this many integers.
-    fn numbers(&mut self, count: usize) -> Result<(), Error> {
+    fn skip_numbers(&mut self, count: usize) -> Result<(), Error> {
         for _ in 0..count {
             match self.token.kind {
                 TokenKind::Int { .. } => self.bump()?,
@@ -204,7 +207,7 @@ impl Parser<'_> {
     }
 
     /// Skips a string.
-    fn text(&mut self) -> Result<(), Error> {
+    fn skip_string(&mut self) -> Result<(), Error> {
         match self.token.kind {
             TokenKind::Text(_) => _ = self.bump()?,
             _ => return self.expected("a string"),

@@ -46,7 +46,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Parses the directive after a label's colon if it uses the label (such as `.branchtargets`); otherwise adds the label itself.
+    /// Parses the directive after a label's colon if it uses the label (such as `.branchtargets`); otherwise adds the label
+    /// itself.
     fn labelled(&mut self, name: Name, line: u32, out: &mut Vec<Statement>) -> Result<(), Error> {
         match self.token.kind {
             TokenKind::DotWord("branchtargets") => {
@@ -87,7 +88,7 @@ impl Parser<'_> {
                 Ok(())
             });
         }
-        if self.skipped()? {
+        if self.skip_directive()? {
             return Ok(());
         }
         let linkage = self.linkage()?;
@@ -98,7 +99,8 @@ impl Parser<'_> {
         }
     }
 
-    /// The mask of `used_bytes_mask` (PTX ISA, "Pragma Strings"): a 32-bit number in C's notation. The current token is the string.
+    /// The mask of `used_bytes_mask` (PTX ISA, "Pragma Strings"): a 32-bit number in C's notation. The current token is the
+    /// string.
     fn used_bytes(&self, mask: &str) -> Result<u32, Error> {
         let digits = mask.trim();
         let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {

@@ -12,7 +12,7 @@ fn an_error_quotes_its_line() {
 }
 
 #[test]
-fn heads_are_refused() {
+fn invalid_module_heads_are_rejected() {
     let cases = [
         ("", 1, "`.version`"),
         ("\n\n.target sm_80", 3, "`.version`"),
@@ -31,7 +31,7 @@ fn heads_are_refused() {
 
 /// (text after the head, line in it (from 1), part of the message)
 #[test]
-fn items_are_refused() {
+fn invalid_module_items_are_rejected() {
     let cases = [
         ("\n.version 8.0", 2, "found `.version`"),
         (".global x;", 1, "the type of a declaration"),
@@ -88,11 +88,11 @@ fn items_are_refused() {
         ("// fine \u{e9}\n\u{e9}", 2, "'\u{e9}'"),
         ("ret;", 1, "a variable, function or directive"),
     ];
-    check(&cases, |text| format!("{HEAD}{text}"), 3);
+    assert_errors(&cases, |text| format!("{HEAD}{text}"), 3);
 }
 
 #[test]
-fn statements_are_refused() {
+fn invalid_statements_are_rejected() {
     let cases = [
         ("ret", 2, "an operand, found `}`"),
         ("ret %r1\n", 3, "`,` or `;`"),
@@ -128,13 +128,14 @@ fn statements_are_refused() {
         ("p: .callprototype (.param .b32 _) f ();", 1, "`_` in the place"),
         ("{ ret;", 2, "expected `}` for the `{` of line 4, found the end of the file"),
     ];
-    check(&cases, |text| format!("{HEAD}.entry e() {{ {text}\n}}"), 3);
+    assert_errors(&cases, |text| format!("{HEAD}.entry e() {{ {text}\n}}"), 3);
 }
 
-fn check(cases: &[(&str, u32, &str)], whole: impl Fn(&str) -> String, before: u32) {
+/// Asserts that each case fails: `whole` makes a module of its text, whose first line follows `before` other lines.
+fn assert_errors(cases: &[(&str, u32, &str)], whole: impl Fn(&str) -> String, before: u32) {
     for (text, line, message) in cases {
         match parse(&whole(text)) {
-            Ok(_) => panic!("{text}: was accepted"),
+            Ok(_) => panic!("{text}: no error"),
             Err(error) => {
                 assert!(error.message.contains(message), "{text}: {error}");
                 assert_eq!(error.line, line + before, "{text}: {error}");

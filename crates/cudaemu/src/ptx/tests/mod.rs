@@ -1,4 +1,5 @@
-//! Tests of the parser.
+//! Tests of the parser. `trees`: syntax trees of valid texts; `errors`: messages; `robust`: truncated, mutated and hostile
+//! texts.
 
 mod errors;
 mod robust;
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 /// Name and text of every PTX file of the test kernels.
-fn files() -> Vec<(String, String)> {
+fn kernel_files() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files: Vec<_> = entries

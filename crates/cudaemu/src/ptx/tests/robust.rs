@@ -1,6 +1,6 @@
 //! Robustness of the parser: real files parse; damaged files give an error quickly, and nothing panics.
 
-use super::files;
+use super::kernel_files;
 use crate::ptx::parse;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ const SAMPLE: &str = include_str!("sample.ptx");
 
 #[test]
 fn the_test_kernels_parse() {
-    for (name, text) in files() {
+    for (name, text) in kernel_files() {
         if let Err(error) = parse(&text) {
             panic!("{name}: {error}");
         }
@@ -19,7 +19,7 @@ fn the_test_kernels_parse() {
 }
 
 #[test]
-fn a_text_cut_anywhere_is_read_or_refused_at_its_end() {
+fn a_truncated_text_is_parsed_or_rejected_near_its_end() {
     for end in 0..SAMPLE.len() {
         let text = &SAMPLE[..end];
         if let Err(error) = parse(text) {
@@ -68,7 +68,7 @@ fn mutated_texts_never_panic() {
 }
 
 #[test]
-fn hostile_texts_are_refused_or_read_in_linear_time() {
+fn hostile_texts_are_parsed_or_rejected_in_linear_time() {
     let head = ".version 8.0\n.target sm_80\n";
     let n = 200_000;
     let body = |inside: String| format!("{head}.entry e() {{\n{inside}\nret;\n}}");

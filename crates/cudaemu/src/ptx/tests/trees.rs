@@ -82,7 +82,7 @@ fn statement(statement: &Statement) -> String {
 }
 
 #[test]
-fn instructions() {
+fn instructions_become_opcode_and_operands() {
     let cases = [
         ("ret;", "ret"),
         ("add.rn.ftz.sat.f32 %f1, %f2, %f3;", "add.rn.ftz.sat.f32  %f1  %f2  %f3"),
@@ -119,7 +119,7 @@ fn instructions() {
 }
 
 #[test]
-fn constants() {
+fn constant_expressions_are_evaluated() {
     let cases = [
         ("0", "int:0"),
         ("017", "int:15"),
@@ -163,7 +163,7 @@ fn constants() {
 }
 
 #[test]
-fn statements() {
+fn statements_become_syntax_trees() {
     let cases: &[(&str, &[&str])] = &[
         (".reg .b32 %r<10>, a;", &["reg B32x1 %r Some(10)", "reg B32x1 a None"]),
         (".reg .v4 .f32 v;", &["reg F32x4 v None"]),
@@ -186,7 +186,7 @@ fn statements() {
 }
 
 #[test]
-fn variables() {
+fn variables_have_their_type_alignment_and_initial_value() {
     let cases = [
         (".global .u32 x;", "Internal Global U32x1 align 0 x[] = "),
         (".visible .const .align 8 .v2 .f32 x[3];", "Visible Const F32x2 align 8 x[3] = "),
@@ -224,7 +224,7 @@ fn variables() {
 }
 
 #[test]
-fn functions() {
+fn functions_have_their_parameters_and_directives() {
     let module = module(
         ".visible .entry k(.param .u64 .ptr .global .align 16 a, .param .align 8 .b8 b[24])
          .maxntid 256, 2 .minnctapersm 2 .maxnreg 64 .pragma \"noinline\"; { ret; }
@@ -248,7 +248,7 @@ fn functions() {
 }
 
 #[test]
-fn heads() {
+fn module_heads_give_version_target_and_address_size() {
     let cases = [
         (".version 8.10 .target sm_90a, debug", ((8, 10), 90, "a", 64)),
         ("// c\n.version 1.4\n.target texmode_unified, sm_50\n.address_size 32", ((1, 4), 50, "", 32)),
@@ -268,7 +268,7 @@ fn a_line_counts_every_newline() {
 }
 
 #[test]
-fn sizes_of_types() {
+fn types_have_their_sizes_in_bytes() {
     let sizes = [(Type::Pred, 0), (Type::S8, 1), (Type::BF16, 2), (Type::F16x2, 4), (Type::F64, 8), (Type::B128, 16)];
     for (ty, bytes) in sizes {
         assert_eq!(ty.bytes(), bytes, "{ty:?}");

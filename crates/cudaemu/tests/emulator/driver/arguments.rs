@@ -1,21 +1,22 @@
-//! Wrong arguments of every kind give errors and have no other effect.
+//! Invalid arguments: stale and foreign handles, null pointers, launches beyond the limits. Each gives an error and has no
+//! other effect.
 
-use super::support::{Primary, function, get, handle, launch, module, ok};
+use super::support::{PrimaryContext, get, get_function, handle, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUresult};
 
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 
 #[test]
-fn handles_of_nothing_of_others_and_of_the_past() {
+fn stale_and_foreign_handles_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     // SAFETY: the test passes invalid handles on purpose; out parameters point to variables of their types.
     unsafe {
         let past = handle(|s| sys::cuStreamCreate(s, 0));
         ok(sys::cuStreamDestroy_v2(past));
         let event = handle(|e| sys::cuEventCreate(e, 0));
-        let module = module();
+        let module = load_kernels();
         let wrong: [u64; 6] = [past as u64, 0x1234, u64::MAX, event as u64, module as u64, primary.context as u64];
         for stream in wrong.map(|wrong| wrong as sys::CUstream) {
             let mut number = 0;
@@ -29,7 +30,7 @@ fn handles_of_nothing_of_others_and_of_the_past() {
                 sys::cuStreamGetCtx(stream, &mut context),
                 sys::cuEventRecord(event, stream),
                 sys::cuMemsetD8Async(0, 0, 1, stream),
-                launch(function(module, "trap"), 1, stream, &[]),
+                launch(get_function(module, "trap"), 1, stream, &[]),
             ] {
                 assert_eq!(answer, INVALID_HANDLE);
             }
@@ -50,7 +51,7 @@ fn handles_of_nothing_of_others_and_of_the_past() {
             assert_eq!(sys::cuCtxPushCurrent_v2(event.cast()), CUresult::CUDA_ERROR_INVALID_CONTEXT);
             assert_eq!(sys::cuMemPoolTrimTo(event.cast(), 0), INVALID_VALUE);
         }
-        let trap = function(module, "trap");
+        let trap = get_function(module, "trap");
         ok(sys::cuModuleUnload(module));
         assert_eq!(sys::cuModuleUnload(module), INVALID_HANDLE);
         assert_eq!(launch(trap, 1, std::ptr::null_mut(), &[]), INVALID_HANDLE);
@@ -59,12 +60,12 @@ fn handles_of_nothing_of_others_and_of_the_past() {
 }
 
 #[test]
-fn null_where_a_place_or_text_must_be() {
+fn null_out_parameters_and_texts_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: the test passes null on purpose.
     unsafe {
-        let module = module();
+        let module = load_kernels();
         let null = std::ptr::null_mut();
         let mut function = std::ptr::null_mut();
         for answer in [
@@ -95,13 +96,13 @@ fn null_where_a_place_or_text_must_be() {
 }
 
 #[test]
-fn launches_outside_of_the_limits() {
+fn launches_beyond_the_limits_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: most launches fail before the kernel starts; the others pass the parameters that the kernels declare.
     unsafe {
-        let module = module();
-        let (trap, exact) = (function(module, "trap"), function(module, "exact"));
+        let module = load_kernels();
+        let (trap, exact) = (get_function(module, "trap"), get_function(module, "exact"));
         let null = std::ptr::null_mut();
         let run = |f, grid: [u32; 3], block: [u32; 3], shared| {
             let none = std::ptr::null_mut();
@@ -129,7 +130,7 @@ fn launches_outside_of_the_limits() {
         ok(run(exact, [1, 1, 1], [64, 1, 1], 166_912));
         assert_eq!(run(exact, [1, 1, 1], [64, 1, 1], 166_913), INVALID_VALUE);
         // Parameters: a missing array, and parameters in a buffer.
-        let copy = function(module, "copy");
+        let copy = get_function(module, "copy");
         assert_eq!(run(copy, [1, 1, 1], [1, 1, 1], 0), INVALID_VALUE);
         let a = get(|a| sys::cuMemAlloc_v2(a, 16));
         ok(sys::cuMemsetD32_v2(a, 3, 2));
@@ -159,9 +160,9 @@ fn launches_outside_of_the_limits() {
 }
 
 #[test]
-fn what_is_not_emulated_says_so() {
+fn functions_that_are_not_emulated_return_not_supported() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: the functions access no memory.
     unsafe {
         let mut array = std::ptr::null_mut();

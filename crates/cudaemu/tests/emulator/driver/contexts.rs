@@ -1,12 +1,12 @@
 //! Contexts: each thread's context stack, limits, and leaks at the end of a context.
 
-use super::support::{Primary, get, handle, module, ok};
+use super::support::{PrimaryContext, get, handle, load_kernels, ok};
 use cudarc::driver::sys::{self, CUlimit_enum as L, CUresult};
 
 #[test]
-fn each_thread_has_a_stack() {
+fn each_thread_has_its_own_context_stack() {
     let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
         let current = || handle(|c| sys::cuCtxGetCurrent(c));
@@ -32,9 +32,9 @@ fn each_thread_has_a_stack() {
 }
 
 #[test]
-fn limits_and_settings() {
+fn limits_and_stream_priorities_are_kept_in_range() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
         assert_eq!(get(|v| sys::cuCtxGetLimit(v, L::CU_LIMIT_STACK_SIZE)), 1024);
@@ -52,18 +52,18 @@ fn limits_and_settings() {
 }
 
 #[test]
-fn what_is_left_is_reported() {
+fn unreleased_resources_are_reported_at_the_end_of_a_context() {
     let emulator = cudaemu::test::start("").unwrap();
     // SAFETY: out parameters point to variables of their types.
     unsafe {
-        let primary = Primary::new(0);
+        let primary = PrimaryContext::new(0);
         let mut left = std::ptr::null_mut();
         ok(sys::cuStreamCreate(&mut left, 0));
         ok(sys::cuStreamCreate(&mut left, 0));
         get(|a| sys::cuMemAlloc_v2(a, 1000));
         get(|a| sys::cuMemAllocAsync(a, 24, left));
         let event = handle(|e| sys::cuEventCreate(e, 0));
-        module();
+        load_kernels();
         drop(primary);
         assert_eq!(
             emulator.reports(),
@@ -71,7 +71,7 @@ fn what_is_left_is_reported() {
               1024 bytes of memory (1 from cuMemAlloc, 1 from cuMemAllocAsync)"]
         );
         // Its handles are invalid too.
-        let _primary = Primary::new(0);
+        let _primary = PrimaryContext::new(0);
         assert_eq!(sys::cuStreamSynchronize(left), CUresult::CUDA_ERROR_INVALID_HANDLE);
         assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
@@ -82,24 +82,24 @@ fn a_reset_ends_the_primary_context() {
     let emulator = cudaemu::test::start("").unwrap();
     // SAFETY: out parameters point to variables of their types.
     unsafe {
-        let primary = Primary::new(0);
+        let primary = PrimaryContext::new(0);
         let event = handle(|e| sys::cuEventCreate(e, 2));
         ok(sys::cuDevicePrimaryCtxReset_v2(0));
         assert_eq!(sys::cuCtxSynchronize(), CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
         assert_eq!(sys::cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
         assert_eq!(emulator.reports().len(), 1);
         drop(primary);
-        let again = Primary::new(0);
+        let again = PrimaryContext::new(0);
         ok(sys::cuCtxSynchronize());
         drop(again);
     }
 }
 
 #[test]
-fn memory_may_go_back_in_a_stream_of_another_context() {
+fn memory_may_be_freed_in_a_stream_of_another_context() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
-    let first = Primary::new(0);
-    let second = Primary::new(1);
+    let first = PrimaryContext::new(0);
+    let second = PrimaryContext::new(1);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
         let null = std::ptr::null_mut();
@@ -127,7 +127,7 @@ fn a_context_retained_while_it_is_released_stays() {
         go.recv().unwrap();
     }
     let _emulator = cudaemu::test::start("").unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     let ((entered, seen), (go, wanted)) = (channel(), channel());
     let mut ends: Ends = (entered, wanted);
     // SAFETY: out parameters point to variables of their types; `ends` outlives the call.
@@ -148,7 +148,7 @@ fn a_context_retained_while_it_is_released_stays() {
 }
 
 #[test]
-fn a_thread_that_ends_has_no_context() {
+fn a_thread_has_no_context_after_its_context_stack_is_destroyed() {
     struct Last(std::sync::mpsc::Sender<CUresult>);
     impl Drop for Last {
         fn drop(&mut self) {
@@ -160,7 +160,7 @@ fn a_thread_that_ends_has_no_context() {
         static LAST: std::cell::RefCell<Option<Last>> = const { std::cell::RefCell::new(None) };
     }
     let _emulator = cudaemu::test::start("").unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     let (answer, came) = std::sync::mpsc::channel();
     let context = primary.context as usize;
     let thread = std::thread::spawn(move || {

@@ -1,13 +1,13 @@
-//! Devices: programs see the devices of the settings.
+//! Devices: programs see the devices that the settings describe.
 
 use std::ffi::CString;
 
-use super::support::{Primary, get, handle, ok};
+use super::support::{PrimaryContext, get, handle, ok};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as A, CUresult};
 
 #[test]
-fn nothing_works_before_init() {
+fn calls_before_cu_init_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
     // SAFETY: out parameters point to variables of their types.
     unsafe {
@@ -24,7 +24,7 @@ fn nothing_works_before_init() {
 }
 
 #[test]
-fn settings_decide() {
+fn devices_have_the_configured_attributes() {
     let settings = "CUDAEMU_DEVICES=3\nCUDAEMU_CAPABILITY=8.0,9.0,7.5\nCUDAEMU_MEMORY=1G,64M,2G\nCUDAEMU_NAME=One,Two,Three\n\
                     CUDAEMU_SMS=4,132,40\nCUDAEMU_PCI=0000:0a:00,0000:0b:00,0001:0c:01\nCUDAEMU_DRIVER_VERSION=12.4\nCUDAEMU_PEERS=0-1";
     let _emulator = cudaemu::test::start(settings).unwrap();
@@ -58,7 +58,7 @@ fn settings_decide() {
 }
 
 #[test]
-fn visible_devices_are_chosen_in_order() {
+fn visible_devices_are_numbered_in_the_order_of_the_list() {
     let settings = "CUDAEMU_DEVICES=3\nCUDAEMU_NAME=One,Two,Three\nCUDA_VISIBLE_DEVICES=2,0";
     let _emulator = cudaemu::test::start(settings).unwrap();
     let names: Vec<String> = (0..CudaContext::device_count().unwrap())
@@ -68,7 +68,7 @@ fn visible_devices_are_chosen_in_order() {
 }
 
 #[test]
-fn wrong_settings_are_refused_and_no_devices_are_no_device() {
+fn wrong_settings_are_rejected_and_zero_devices_fail_cu_init() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=0").unwrap();
     // SAFETY: no pointer arguments.
     assert_eq!(unsafe { sys::cuInit(0) }, CUresult::CUDA_ERROR_NO_DEVICE);
@@ -78,7 +78,7 @@ fn wrong_settings_are_refused_and_no_devices_are_no_device() {
 }
 
 #[test]
-fn wrong_devices_and_places() {
+fn invalid_device_numbers_and_null_pointers_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
     // SAFETY: the test passes null on purpose; other out parameters point to variables of their types.
     unsafe {
@@ -107,11 +107,11 @@ fn wrong_devices_and_places() {
 }
 
 #[test]
-fn primary_contexts_are_counted() {
+fn a_primary_context_lives_until_its_last_release() {
     let _emulator = cudaemu::test::start("").unwrap();
     // SAFETY: out parameters point to variables of their types.
     unsafe {
-        let first = Primary::new(0);
+        let first = PrimaryContext::new(0);
         let state = || {
             let (mut flags, mut active) = (0, 0);
             ok(sys::cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));

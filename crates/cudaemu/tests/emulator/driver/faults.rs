@@ -1,16 +1,17 @@
 //! Kernel faults become errors of the driver: sticky in their context, and without effect on other contexts.
 
-use super::support::{Primary, function, get, handle, launch, module, ok};
+use super::support::{PrimaryContext, get, get_function, handle, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUresult};
 
-/// The error code of a kernel's fault, and the reports.
-fn fault(settings: &str, kernel: &str, params: impl Fn(u64) -> Vec<u64>) -> (CUresult, Vec<String>) {
+/// Runs a kernel that faults; returns the error code and the reports. `params` makes its parameters from the address of 256
+/// bytes.
+fn run_faulty_kernel(settings: &str, kernel: &str, params: impl Fn(u64) -> Vec<u64>) -> (CUresult, Vec<String>) {
     let emulator = cudaemu::test::start(settings).unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 256));
-        let function = function(module(), kernel);
+        let function = get_function(load_kernels(), kernel);
         ok(launch(function, 1, std::ptr::null_mut(), &params(a)));
         let error = sys::cuCtxSynchronize();
         // All later calls in the context return the same error.
@@ -24,7 +25,7 @@ fn fault(settings: &str, kernel: &str, params: impl Fn(u64) -> Vec<u64>) -> (CUr
         assert_eq!(sys::cuStreamCreate(&mut stream, 0), error);
         drop(primary);
         // A new context works.
-        let primary = Primary::new(0);
+        let primary = PrimaryContext::new(0);
         let b = get(|b| sys::cuMemAlloc_v2(b, 16));
         ok(sys::cuMemFree_v2(b));
         drop(primary);
@@ -44,7 +45,7 @@ fn each_fault_has_its_code_and_is_reported_with_its_place() {
         ("", "copy", 0, CUDA_ERROR_LAUNCH_FAILED, "read of uninitialised memory"),
     ] {
         let (error, reports) =
-            fault(settings, kernel, |a| if kernel == "copy" { vec![a, a + 16] } else { vec![a, offset] });
+            run_faulty_kernel(settings, kernel, |a| if kernel == "copy" { vec![a, a + 16] } else { vec![a, offset] });
         assert_eq!(error, code, "{kernel} {offset}");
         assert_eq!(reports.len(), 1, "{reports:?}");
         assert!(reports[0].contains(text), "{reports:?}");
@@ -52,13 +53,13 @@ fn each_fault_has_its_code_and_is_reported_with_its_place() {
 }
 
 #[test]
-fn reports_alone_do_not_stop_the_program() {
+fn report_mode_does_not_stop_the_program() {
     let emulator = cudaemu::test::start("CUDAEMU_CHECK=report").unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let a = get(|a| sys::cuMemAlloc_v2(a, 256));
-        ok(launch(function(module(), "copy"), 1, std::ptr::null_mut(), &[a, a + 16]));
+        ok(launch(get_function(load_kernels(), "copy"), 1, std::ptr::null_mut(), &[a, a + 16]));
         ok(sys::cuCtxSynchronize());
         ok(sys::cuMemFree_v2(a));
     }
@@ -68,17 +69,17 @@ fn reports_alone_do_not_stop_the_program() {
 }
 
 #[test]
-fn other_contexts_go_on() {
+fn a_fault_leaves_other_contexts_usable() {
     let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
-    let good = Primary::new(1);
+    let good = PrimaryContext::new(1);
     // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
         let kept = get(|a| sys::cuMemAlloc_v2(a, 16));
         ok(sys::cuMemsetD8_v2(kept, 5, 16));
-        let bad = Primary::new(0);
+        let bad = PrimaryContext::new(0);
         let event = handle(|e| sys::cuEventCreate(e, 0));
-        ok(launch(function(module(), "trap"), 1, std::ptr::null_mut(), &[]));
-        // The kernel may or may not have failed by now.
+        ok(launch(get_function(load_kernels(), "trap"), 1, std::ptr::null_mut(), &[]));
+        // The kernel may or may not have run, and so failed, by now.
         let recorded = sys::cuEventRecord(event, std::ptr::null_mut());
         assert!([CUresult::CUDA_SUCCESS, CUresult::CUDA_ERROR_LAUNCH_FAILED].contains(&recorded));
         assert_eq!(sys::cuEventSynchronize(event), CUresult::CUDA_ERROR_LAUNCH_FAILED);
@@ -93,13 +94,13 @@ fn other_contexts_go_on() {
 }
 
 #[test]
-fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
+fn a_kernel_after_a_stream_ordered_free_faults() {
     let emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let null = std::ptr::null_mut();
-        let overrun = function(module(), "overrun");
+        let overrun = get_function(load_kernels(), "overrun");
         let a = get(|a| sys::cuMemAllocAsync(a, 256, null));
         ok(launch(overrun, 1, null, &[a, 0]));
         ok(sys::cuMemFreeAsync(a, null));
@@ -110,7 +111,7 @@ fn memory_that_was_freed_in_stream_order_is_gone_for_later_work() {
 }
 
 #[test]
-fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
+fn after_a_fault_callbacks_get_its_error_and_host_functions_are_skipped() {
     use std::sync::atomic::{AtomicU32, Ordering};
     extern "C" fn callback(_: sys::CUstream, status: CUresult, seen: *mut std::ffi::c_void) {
         // SAFETY: the test passes this value and waits for the callback.
@@ -121,13 +122,13 @@ fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
         unsafe { &*seen.cast::<AtomicU32>() }.store(1, Ordering::SeqCst);
     }
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
-    let [called, told] = [0; 2].map(AtomicU32::new);
+    let _primary = PrimaryContext::new(0);
+    let [called, callback_status] = [0; 2].map(AtomicU32::new);
     let data = |seen: &AtomicU32| std::ptr::from_ref(seen).cast_mut().cast();
     // SAFETY: out parameters point to variables of their types; what the functions get outlives their calls.
     unsafe {
-        let module = module();
-        let trap = function(module, "trap");
+        let module = load_kernels();
+        let trap = get_function(module, "trap");
         // A wait for a value blocks the stream until everything is submitted.
         let gate = get(|a| sys::cuMemAlloc_v2(a, 4));
         ok(sys::cuMemsetD32_v2(gate, 0, 1));
@@ -136,11 +137,11 @@ fn callbacks_learn_of_the_fault_and_host_functions_are_not_called() {
         ok(sys::cuStreamWaitValue32_v2(stream, gate, 1, 1));
         ok(launch(trap, 1, stream, &[]));
         ok(sys::cuLaunchHostFunc(stream, Some(host), data(&called)));
-        ok(sys::cuStreamAddCallback(stream, Some(callback), data(&told), 0));
+        ok(sys::cuStreamAddCallback(stream, Some(callback), data(&callback_status), 0));
         let other = handle(|s| sys::cuStreamCreate(s, 1));
         ok(sys::cuStreamWriteValue32_v2(other, gate, 1, 0));
         assert_eq!(sys::cuCtxSynchronize(), CUresult::CUDA_ERROR_LAUNCH_FAILED);
     }
     assert_eq!(called.into_inner(), 0);
-    assert_eq!(told.into_inner(), CUresult::CUDA_ERROR_LAUNCH_FAILED as u32);
+    assert_eq!(callback_status.into_inner(), CUresult::CUDA_ERROR_LAUNCH_FAILED as u32);
 }

@@ -1,22 +1,22 @@
-//! Every kind of memory, and copies between all of them.
+//! Every kind of memory: allocation, copies between all kinds, memsets, pointer attributes, pools, mappings.
 
 use std::ffi::c_void;
 
-use super::support::{Primary, get, handle, ok};
+use super::support::{PrimaryContext, get, handle, ok};
 use cudarc::driver::sys::{self, CUpointer_attribute_enum as P, CUresult};
 
-fn session(settings: &str) -> (cudaemu::test::Session, Primary) {
+fn session(settings: &str) -> (cudaemu::test::Session, PrimaryContext) {
     let emulator = cudaemu::test::start(settings).unwrap();
-    let primary = Primary::new(0);
+    let primary = PrimaryContext::new(0);
     (emulator, primary)
 }
 
-fn to_device(address: u64, data: &[u8]) {
+fn copy_to_device(address: u64, data: &[u8]) {
     // SAFETY: the source is as long as the copy.
     ok(unsafe { sys::cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()) });
 }
 
-fn from_device(address: u64, bytes: usize) -> Vec<u8> {
+fn copy_from_device(address: u64, bytes: usize) -> Vec<u8> {
     let mut data = vec![0; bytes];
     // SAFETY: the destination is as long as the copy.
     ok(unsafe { sys::cuMemcpyDtoH_v2(data.as_mut_ptr().cast(), address, bytes) });
@@ -28,7 +28,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn allocations_are_counted_and_have_an_end() {
+fn allocations_are_accounted_and_limited() {
     let (emulator, primary) = session("CUDAEMU_MEMORY=1M");
     // SAFETY: out parameters point to variables of their types.
     unsafe {
@@ -62,7 +62,7 @@ fn allocations_are_counted_and_have_an_end() {
 }
 
 #[test]
-fn copies_between_all_kinds_of_memory() {
+fn copies_between_all_kinds_of_memory_keep_the_bytes() {
     let (emulator, primary) = session("");
     let data = pattern(1000);
     // SAFETY: all memory is as long as the copies.
@@ -74,10 +74,10 @@ fn copies_between_all_kinds_of_memory() {
         ];
         let pinned: *mut c_void = handle(|p| sys::cuMemAllocHost_v2(p, 1000));
         let stream = handle(|s| sys::cuStreamCreate(s, 0));
-        to_device(a, &data);
+        copy_to_device(a, &data);
         ok(sys::cuMemcpyDtoD_v2(b, a, 1000));
-        assert_eq!(from_device(b, 1000), data);
-        assert_eq!(from_device(b + 10, 20), data[10..30]);
+        assert_eq!(copy_from_device(b, 1000), data);
+        assert_eq!(copy_from_device(b + 10, 20), data[10..30]);
         // Any pointer to any pointer.
         ok(sys::cuMemsetD8_v2(b, 0, 1000));
         ok(sys::cuMemcpy(pinned as u64, a, 1000));
@@ -93,13 +93,13 @@ fn copies_between_all_kinds_of_memory() {
         let mut source = pattern(1000);
         ok(sys::cuMemcpyHtoDAsync_v2(a, source.as_ptr().cast(), 1000, stream));
         source.fill(9);
-        assert_eq!(from_device(a, 1000).len(), 1000);
+        assert_eq!(copy_from_device(a, 1000).len(), 1000);
         ok(sys::cuStreamSynchronize(stream));
-        assert_eq!(from_device(a, 1000), data);
+        assert_eq!(copy_from_device(a, 1000), data);
         // A copy to pageable memory is done when the call returns.
         ok(sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), a, 1000, stream));
         assert_eq!(out, data);
-        // Memory of the program, registered.
+        // Memory of the program that is registered with the driver.
         let mut own = vec![1u8; 8192];
         let start = own.as_mut_ptr().cast::<c_void>();
         ok(sys::cuMemHostRegister_v2(start, 8192, 0));
@@ -107,7 +107,7 @@ fn copies_between_all_kinds_of_memory() {
         assert_eq!(get(|d| sys::cuMemHostGetDevicePointer_v2(d, start, 0)), start as u64);
         ok(sys::cuMemcpyHtoDAsync_v2(a, start, 1000, stream));
         ok(sys::cuStreamSynchronize(stream));
-        assert_eq!(from_device(a, 1000), vec![1; 1000]);
+        assert_eq!(copy_from_device(a, 1000), vec![1; 1000]);
         ok(sys::cuMemHostUnregister(start));
         assert_eq!(sys::cuMemHostUnregister(start), CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
         for address in [a, b, managed] {
@@ -122,7 +122,7 @@ fn copies_between_all_kinds_of_memory() {
 }
 
 #[test]
-fn memsets() {
+fn memsets_write_every_element_and_nothing_else() {
     let (_emulator, _primary) = session("");
     // SAFETY: the memory is as long as the fills.
     unsafe {
@@ -133,13 +133,13 @@ fn memsets() {
         ok(sys::cuMemsetD8_v2(a, 0, 4 * pitch));
         ok(sys::cuMemsetD16_v2(a, 0x0102, 3));
         ok(sys::cuMemsetD32Async(a + 8, 0x0a0b_0c0d, 2, null));
-        assert_eq!(from_device(a, 17), [2, 1, 2, 1, 2, 1, 0, 0, 13, 12, 11, 10, 13, 12, 11, 10, 0]);
+        assert_eq!(copy_from_device(a, 17), [2, 1, 2, 1, 2, 1, 0, 0, 13, 12, 11, 10, 13, 12, 11, 10, 0]);
         ok(sys::cuMemsetD2D8_v2(a, pitch, 5, 3, 4));
         ok(sys::cuMemsetD2D32Async(a + 4, pitch, 6, 1, 2, null));
         for (row, bytes) in
             [[5, 5, 5, 1, 6, 0, 0, 0], [5, 5, 5, 0, 6, 0, 0, 0], [5, 5, 5, 0, 0, 0, 0, 0]].iter().enumerate()
         {
-            assert_eq!(from_device(a + (row * pitch) as u64, 8), bytes);
+            assert_eq!(copy_from_device(a + (row * pitch) as u64, 8), bytes);
         }
         for wrong in [
             sys::cuMemsetD32_v2(a + 1, 0, 1),
@@ -158,7 +158,7 @@ fn memsets() {
 }
 
 #[test]
-fn planes_and_volumes() {
+fn copies_of_two_and_three_dimensions_respect_pitches() {
     let (_emulator, _primary) = session("");
     let data = pattern(16 * 8 * 3);
     // SAFETY: the structures are plain numbers and pointers, and the memory is as long as the copies.
@@ -173,7 +173,7 @@ fn planes_and_volumes() {
         (copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY) = (a, 32, 1, 2);
         (copy.WidthInBytes, copy.Height) = (5, 3);
         ok(sys::cuMemcpy2D_v2(&copy));
-        let back = from_device(a, 32 * 6);
+        let back = copy_from_device(a, 32 * 6);
         for (i, &byte) in back.iter().enumerate() {
             let (x, y) = (i % 32, i / 32);
             let inside = (1..6).contains(&x) && (2..5).contains(&y);
@@ -194,14 +194,14 @@ fn planes_and_volumes() {
         (copy.WidthInBytes, copy.Height, copy.Depth) = (16, 4, 3);
         ok(sys::cuMemcpy3DAsync_v2(&copy, std::ptr::null_mut()));
         for slice in 0..3 {
-            assert_eq!(from_device(a + 64 * (slice + 1), 64), data[slice as usize * 128..][..64]);
+            assert_eq!(copy_from_device(a + 64 * (slice + 1), 64), data[slice as usize * 128..][..64]);
         }
         ok(sys::cuMemFree_v2(a));
     }
 }
 
 #[test]
-fn what_a_pointer_is() {
+fn pointer_attributes_describe_the_allocation() {
     let (_emulator, primary) = session("");
     // SAFETY: out parameters are places of the attributes' types.
     unsafe {
@@ -238,7 +238,7 @@ fn what_a_pointer_is() {
 }
 
 #[test]
-fn pools() {
+fn pools_account_memory_and_reject_use_after_destruction() {
     let (emulator, primary) = session("CUDAEMU_MEMORY=64M");
     // SAFETY: out parameters point to variables of their types.
     unsafe {
@@ -291,7 +291,7 @@ fn pools() {
 }
 
 #[test]
-fn mapped_memory() {
+fn memory_mapped_twice_is_the_same_memory() {
     let (_emulator, _primary) = session("");
     // SAFETY: the structures are plain numbers, out parameters point to variables of their types.
     unsafe {
@@ -313,8 +313,8 @@ fn mapped_memory() {
         ok(sys::cuMemRelease(memory));
         assert_eq!(sys::cuMemRelease(memory), CUresult::CUDA_ERROR_INVALID_VALUE);
         // The same memory is mapped at both addresses.
-        to_device(address, &pattern(100));
-        assert_eq!(from_device(address + unit as u64, 100), pattern(100));
+        copy_to_device(address, &pattern(100));
+        assert_eq!(copy_from_device(address + unit as u64, 100), pattern(100));
         ok(sys::cuMemUnmap(address, 2 * unit));
         ok(sys::cuMemAddressFree(address, 2 * unit));
         assert_eq!(sys::cuMemsetD8_v2(address, 0, 1), CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -322,7 +322,7 @@ fn mapped_memory() {
 }
 
 #[test]
-fn copies_outside_of_memory_are_refused() {
+fn copies_outside_of_memory_are_rejected() {
     let (_emulator, _primary) = session("");
     let data = [0u8; 64];
     // SAFETY: the calls that would access memory outside of `data` must fail; that is tested.

@@ -2,16 +2,16 @@
 
 use std::ffi::{CStr, CString, c_void};
 
-use super::support::{KERNELS, Primary, function, get, handle, launch, module, ok};
+use super::support::{KERNELS, PrimaryContext, get, get_function, handle, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as F, CUresult};
 
 #[test]
-fn variables_have_their_values() {
+fn module_variables_have_their_initial_values() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
-        let module = module();
+        let module = load_kernels();
         let (mut address, mut bytes) = (0, 0);
         ok(sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, c"table".as_ptr()));
         assert_eq!(bytes, 16);
@@ -34,9 +34,9 @@ fn variables_have_their_values() {
 }
 
 #[test]
-fn what_cannot_be_loaded_is_refused_with_a_log() {
+fn invalid_modules_are_rejected_with_a_log() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     let header = ".version 7.0\n.target sm_80\n.address_size 64\n";
     let body = ".visible .entry k()\n{\n    frobnicate.u32 %r1;\n    ret;\n}\n";
     for (text, code, part) in [
@@ -70,13 +70,13 @@ fn what_cannot_be_loaded_is_refused_with_a_log() {
 }
 
 #[test]
-fn attributes_and_occupancy() {
+fn function_attributes_and_occupancy_follow_the_limits() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
-        let module = module();
-        let (scale, exact) = (function(module, "scale"), function(module, "exact"));
+        let module = load_kernels();
+        let (scale, exact) = (get_function(module, "scale"), get_function(module, "exact"));
         let attribute = |f, attribute| get(|v| sys::cuFuncGetAttribute(v, attribute, f));
         assert_eq!(attribute(scale, F::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 1024);
         assert_eq!(attribute(exact, F::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 64);
@@ -95,12 +95,12 @@ fn attributes_and_occupancy() {
 }
 
 #[test]
-fn attributes_of_launches() {
+fn unsupported_launch_attributes_are_rejected() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: the structures are initialised as the calls require; the kernel gets the parameters that it declares.
     unsafe {
-        let exact = function(module(), "exact");
+        let exact = get_function(load_kernels(), "exact");
         let attribute = |id, value: [u32; 3]| {
             let mut attribute = std::mem::MaybeUninit::<sys::CUlaunchAttribute>::zeroed();
             (*attribute.as_mut_ptr()).id = id;
@@ -140,8 +140,8 @@ fn libraries_are_loaded_into_each_context() {
     let text = CString::new(KERNELS).unwrap();
     // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
-        let first = Primary::new(0);
-        let second = Primary::new(1);
+        let first = PrimaryContext::new(0);
+        let second = PrimaryContext::new(1);
         let (null, none) = (std::ptr::null_mut(), std::ptr::null_mut());
         let library = handle(|l| {
             let image = text.as_ptr().cast();
@@ -189,9 +189,9 @@ fn functions_are_found_by_name_and_version() {
 }
 
 #[test]
-fn hostile_sizes_are_refused_or_cost_nothing() {
+fn huge_sizes_are_rejected_or_allocated_lazily() {
     let emulator = cudaemu::test::start("CUDAEMU_MEMORY=64G").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     let text = CString::new(
         ".version 7.0\n.target sm_75\n.address_size 64\n.global .align 8 .b8 big[60000000000];\n\
          .visible .entry small() { ret; }\n\
@@ -211,9 +211,9 @@ fn hostile_sizes_are_refused_or_cost_nothing() {
         assert_eq!(word, 0);
         let null = std::ptr::null_mut();
         // A launch must not see the local memory of another kernel's launch.
-        ok(launch(function(module, "small"), 1024, null, &[]));
-        ok(launch(function(module, "wide"), 1024, null, &[]));
-        let refused = launch(function(module, "deep"), 1, null, &[]);
+        ok(launch(get_function(module, "small"), 1024, null, &[]));
+        ok(launch(get_function(module, "wide"), 1024, null, &[]));
+        let refused = launch(get_function(module, "deep"), 1, null, &[]);
         assert_eq!(refused, CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         ok(sys::cuCtxSynchronize());
         ok(sys::cuModuleUnload(module));

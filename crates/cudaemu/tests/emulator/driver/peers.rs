@@ -1,21 +1,21 @@
 //! Two devices: a kernel needs peer access to use the other device's memory; copies do not.
 
-use super::support::{Primary, function, get, launch, module, ok};
+use super::support::{PrimaryContext, get, get_function, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUresult};
 
 #[test]
-fn kernels_need_leave_and_copies_do_not() {
+fn kernels_need_peer_access_and_copies_do_not() {
     let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
     for enabled in [true, false] {
-        let first = Primary::new(0);
+        let first = PrimaryContext::new(0);
         // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
         unsafe {
             let a = get(|a| sys::cuMemAlloc_v2(a, 4));
             ok(sys::cuMemsetD32_v2(a, 11, 1));
             ok(sys::cuCtxSynchronize());
-            let second = Primary::new(1);
+            let second = PrimaryContext::new(1);
             let b = get(|b| sys::cuMemAlloc_v2(b, 8));
-            let copy = function(module(), "copy");
+            let copy = get_function(load_kernels(), "copy");
             ok(sys::cuMemcpyPeer(b + 4, second.context, a, first.context, 4));
             if enabled {
                 ok(sys::cuCtxEnablePeerAccess(first.context, 0));
@@ -44,10 +44,10 @@ fn kernels_need_leave_and_copies_do_not() {
 }
 
 #[test]
-fn pairs_that_cannot() {
+fn peer_access_fails_between_unsupported_pairs() {
     let _emulator = cudaemu::test::start("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none").unwrap();
-    let first = Primary::new(0);
-    let second = Primary::new(1);
+    let first = PrimaryContext::new(0);
+    let second = PrimaryContext::new(1);
     // SAFETY: the contexts are alive.
     unsafe {
         assert_eq!(sys::cuCtxEnablePeerAccess(first.context, 0), CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);

@@ -3,10 +3,10 @@
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use super::support::{Primary, function, handle, launch, ok};
+use super::support::{PrimaryContext, get_function, handle, launch, ok};
 use cudarc::driver::sys;
 
-/// The environment variable that selects the child's test.
+/// The environment variable with the child's role: `plain`, or `closed` for closed outputs.
 const ROLE: &str = "TEST_PRINTING_ROLE";
 
 const PRINTING: &str = r#"
@@ -38,12 +38,12 @@ const PRINTING: &str = r#"
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     let text = std::ffi::CString::new(PRINTING).unwrap();
     // SAFETY: the image is a zero-terminated text; the process owns both descriptors.
     unsafe {
         let module = handle(|m| sys::cuModuleLoadData(m, text.as_ptr().cast()));
-        let say = function(module, "say");
+        let say = get_function(module, "say");
         if role == "closed" {
             let (reader, writer) = std::io::pipe().unwrap();
             drop(reader);
@@ -60,21 +60,21 @@ fn child() {
     std::process::exit(7);
 }
 
-/// The child's exit code and output.
-fn run(role: &str) -> (Option<i32>, String) {
+/// Starts this test program as a child in a role; returns its exit code and output.
+fn run_child(role: &str) -> (Option<i32>, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", "driver::printing::child", "--nocapture"]).env(ROLE, role).output().unwrap();
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]
-fn text_without_a_newline_is_not_lost() {
-    let (code, text) = run("plain");
+fn text_without_a_newline_is_printed_at_exit() {
+    let (code, text) = run_child("plain");
     assert_eq!(code, Some(7), "{text}");
     assert!(text.ends_with("done!"), "{text}");
 }
 
 #[test]
-fn closed_outputs_do_no_harm() {
-    assert_eq!(run("closed").0, Some(7));
+fn closed_outputs_do_not_change_the_exit_code() {
+    assert_eq!(run_child("closed").0, Some(7));
 }

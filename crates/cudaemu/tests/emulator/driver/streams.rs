@@ -5,27 +5,29 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::support::{Primary, function, get, handle, launch, module, ok};
+use super::support::{PrimaryContext, get, get_function, handle, launch, load_kernels, ok};
 use cudarc::driver::sys::{self, CUresult};
 
 const NULL: sys::CUstream = std::ptr::null_mut();
 const NON_BLOCKING: u32 = 1;
 
-fn word(address: u64) -> u32 {
+fn read_word(address: u64) -> u32 {
     let mut word = 0u32;
     // SAFETY: the variable has the size of the copy.
     ok(unsafe { sys::cuMemcpyDtoH_v2(std::ptr::from_mut(&mut word).cast(), address, 4) });
     word
 }
 
-/// The value that the second stream copies while the first one writes, for a seed: 1 is the old value, 6 the new one.
-fn seen(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) -> u32 {
+/// The value that the second stream copies while kernels of the first stream multiply it by 2 and by 3: 1, 2 or 6. The seed
+/// chooses the order. `flags` are those of the streams; 2 stands for the legacy default stream. `how` may order the streams
+/// before the copy.
+fn copied_value(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) -> u32 {
     let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types; kernels get the parameters that they declare.
     unsafe {
-        let module = module();
-        let (scale, copy) = (function(module, "scale"), function(module, "copy"));
+        let module = load_kernels();
+        let (scale, copy) = (get_function(module, "scale"), get_function(module, "copy"));
         let [first, second] = flags.map(|flags| match flags {
             2 => NULL,
             flags => handle(|s| sys::cuStreamCreate(s, flags)),
@@ -40,7 +42,7 @@ fn seen(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) 
         ok(launch(copy, 1, second, &[a + 4, a]));
         ok(sys::cuStreamSynchronize(second));
         ok(sys::cuCtxSynchronize());
-        let seen = word(a + 4);
+        let seen = read_word(a + 4);
         ok(sys::cuMemFree_v2(a));
         ok(sys::cuModuleUnload(module));
         for stream in [first, second].into_iter().filter(|stream| !stream.is_null()) {
@@ -51,11 +53,11 @@ fn seen(seed: u32, flags: [u32; 2], how: impl Fn(sys::CUstream, sys::CUstream)) 
 }
 
 #[test]
-fn a_forgotten_dependency_shows_and_an_event_holds() {
+fn a_missing_dependency_shows_and_an_event_orders_streams() {
     let (mut racy, mut ordered) = (BTreeSet::new(), BTreeSet::new());
     for seed in 0..40 {
-        racy.insert(seen(seed, [NON_BLOCKING; 2], |_, _| {}));
-        ordered.insert(seen(seed, [NON_BLOCKING; 2], |first, second| {
+        racy.insert(copied_value(seed, [NON_BLOCKING; 2], |_, _| {}));
+        ordered.insert(copied_value(seed, [NON_BLOCKING; 2], |first, second| {
             // SAFETY: out parameters point to variables of their types.
             unsafe {
                 let event = handle(|e| sys::cuEventCreate(e, 2));
@@ -71,7 +73,7 @@ fn a_forgotten_dependency_shows_and_an_event_holds() {
 }
 
 #[test]
-fn default_streams_order_the_others() {
+fn the_default_stream_orders_blocking_streams() {
     // 2 stands for the legacy default stream.
     for (flags, all) in [
         ([0, 0], vec![1, 2, 6]),
@@ -81,13 +83,13 @@ fn default_streams_order_the_others() {
         ([2, NON_BLOCKING], vec![1, 2, 6]),
         ([NON_BLOCKING, 2], vec![1, 2, 6]),
     ] {
-        let found: BTreeSet<u32> = (0..40).map(|seed| seen(seed, flags, |_, _| {})).collect();
+        let found: BTreeSet<u32> = (0..40).map(|seed| copied_value(seed, flags, |_, _| {})).collect();
         assert_eq!(found, BTreeSet::from_iter(all), "{flags:?}");
     }
     let between: BTreeSet<u32> = (0..20)
         .map(|seed| {
             // SAFETY: the test created the stream.
-            seen(seed, [0, NON_BLOCKING], |first, _| unsafe {
+            copied_value(seed, [0, NON_BLOCKING], |first, _| unsafe {
                 ok(sys::cuStreamSynchronize(first));
             })
         })
@@ -96,11 +98,11 @@ fn default_streams_order_the_others() {
 }
 
 #[test]
-fn pinned_memory_is_read_when_the_copy_runs() {
+fn pinned_memory_may_be_read_before_or_after_a_later_write() {
     let found: BTreeSet<u32> = (0..40)
         .map(|seed| {
             let _emulator = cudaemu::test::start(&format!("CUDAEMU_SEED={seed}")).unwrap();
-            let _primary = Primary::new(0);
+            let _primary = PrimaryContext::new(0);
             // SAFETY: the pinned word is written while a copy may read it, which is tested; no other code reads it.
             unsafe {
                 let pinned: *mut c_void = handle(|p| sys::cuMemAllocHost_v2(p, 4));
@@ -110,7 +112,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
                 ok(sys::cuMemcpyHtoDAsync_v2(a, pinned, 4, stream));
                 pinned.cast::<u32>().write_volatile(2);
                 ok(sys::cuStreamSynchronize(stream));
-                let found = word(a);
+                let found = read_word(a);
                 ok(sys::cuMemFree_v2(a));
                 ok(sys::cuMemFreeHost(pinned));
                 ok(sys::cuStreamDestroy_v2(stream));
@@ -124,7 +126,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
 #[test]
 fn events_have_times_and_states() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types.
     unsafe {
         let [start, end, untimed] = [0, 0, 2].map(|flags| handle(|e| sys::cuEventCreate(e, flags)));
@@ -166,9 +168,9 @@ extern "C" fn wait(receiver: *mut c_void) {
 }
 
 #[test]
-fn functions_are_called_in_order_and_may_wait_for_the_program() {
+fn host_functions_run_in_stream_order_and_may_wait_for_the_program() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: the callbacks receive pointers of the types that they expect.
     unsafe {
         let stream = handle(|s| sys::cuStreamCreate(s, NON_BLOCKING));
@@ -185,16 +187,16 @@ fn functions_are_called_in_order_and_may_wait_for_the_program() {
 }
 
 #[test]
-fn values_in_memory_hold_a_stream() {
+fn a_stream_waits_for_a_value_in_memory() {
     let _emulator = cudaemu::test::start("").unwrap();
-    let _primary = Primary::new(0);
+    let _primary = PrimaryContext::new(0);
     // SAFETY: out parameters point to variables of their types; the kernel gets the parameters that it declares.
     unsafe {
         let [first, second] = [0; 2].map(|_| handle(|s| sys::cuStreamCreate(s, NON_BLOCKING)));
         let a = get(|a| sys::cuMemAlloc_v2(a, 16));
         ok(sys::cuMemsetD32_v2(a, 0, 4));
         ok(sys::cuCtxSynchronize());
-        let copy = function(module(), "copy");
+        let copy = get_function(load_kernels(), "copy");
         ok(sys::cuStreamWaitValue32_v2(second, a, 5, 0));
         ok(launch(copy, 1, second, &[a + 8, a + 4]));
         for _ in 0..10 {
@@ -203,7 +205,7 @@ fn values_in_memory_hold_a_stream() {
         ok(sys::cuMemsetD32Async(a + 4, 77, 1, first));
         ok(sys::cuStreamWriteValue32_v2(first, a, 6, 0));
         ok(sys::cuStreamSynchronize(second));
-        assert_eq!(word(a + 8), 77);
+        assert_eq!(read_word(a + 8), 77);
         assert_eq!(sys::cuStreamWaitValue32_v2(second, a + 2, 5, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
         assert_eq!(sys::cuStreamWriteValue32_v2(second, a + 16, 5, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -212,12 +214,13 @@ fn values_in_memory_hold_a_stream() {
 #[test]
 fn threads_share_a_context() {
     let emulator = cudaemu::test::start("CUDAEMU_SEED=3").unwrap();
-    let primary = Primary::new(0);
-    let (context, scale) = (primary.context as usize, function(module(), "scale") as usize);
+    let primary = PrimaryContext::new(0);
+    let (context, scale) = (primary.context as usize, get_function(load_kernels(), "scale") as usize);
     let threads: Vec<_> = (0..4u32)
         .map(|thread| {
             std::thread::spawn(move || {
-                // SAFETY: handles are numbers that may be used from any thread; the kernel gets the parameters that it declares.
+                // SAFETY: handles are numbers that may be used from any thread; the kernel gets the parameters that it
+                // declares.
                 unsafe {
                     ok(sys::cuCtxSetCurrent(context as sys::CUcontext));
                     // The thread's default stream.
@@ -228,7 +231,7 @@ fn threads_share_a_context() {
                         ok(launch(scale as sys::CUfunction, 1, stream, &[a, 2, 1]));
                     }
                     ok(sys::cuStreamSynchronize(stream));
-                    assert_eq!(word(a), thread << 10);
+                    assert_eq!(read_word(a), thread << 10);
                     ok(sys::cuMemFree_v2(a));
                 }
             })
@@ -236,5 +239,5 @@ fn threads_share_a_context() {
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     drop(primary);
-    assert_eq!(emulator.reports().len(), 1); // the module was not unloaded
+    assert_eq!(emulator.reports().len(), 1); // the leak of the module, which was not unloaded
 }

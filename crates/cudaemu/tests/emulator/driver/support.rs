@@ -1,8 +1,10 @@
-//! Helpers for the driver tests: a session, calls that must succeed, and small kernels.
+//! Helpers for the driver tests: a current context, calls that must succeed, and small kernels.
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// `scale(data, factor, count)`, `overrun(data, index)`, `misaligned(data)`, `trap()`, `read_first(data, out)`.
+/// Kernels: `scale(data, factor, count)` multiplies words, `overrun(data, offset)` writes a word at a byte offset, `trap()`
+/// traps, `spin()` never ends, `copy(to, from)` copies a word, `exact()` needs blocks of 64 threads. Variables: `answer`,
+/// `table` in constant memory.
 pub const KERNELS: &str = r#"
 .version 7.0
 .target sm_75
@@ -91,12 +93,12 @@ pub fn handle<T>(call: impl FnOnce(*mut *mut T) -> CUresult) -> *mut T {
 }
 
 /// A retained primary context that is current; dropping it releases the context.
-pub struct Primary {
+pub struct PrimaryContext {
     pub device: sys::CUdevice,
     pub context: sys::CUcontext,
 }
 
-impl Primary {
+impl PrimaryContext {
     pub fn new(ordinal: i32) -> Self {
         // SAFETY: out parameters point to variables of their types.
         unsafe {
@@ -109,29 +111,29 @@ impl Primary {
     }
 }
 
-impl Drop for Primary {
+impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: the context was retained.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
-/// A loaded module of [`KERNELS`].
-pub fn module() -> sys::CUmodule {
+/// Loads [`KERNELS`] into the current context.
+pub fn load_kernels() -> sys::CUmodule {
     let text = std::ffi::CString::new(KERNELS).unwrap();
     // SAFETY: the image is a zero-terminated text.
     handle(|m| unsafe { sys::cuModuleLoadData(m, text.as_ptr().cast()) })
 }
 
 /// A function of a module.
-pub fn function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
+pub fn get_function(module: sys::CUmodule, name: &str) -> sys::CUfunction {
     let name = std::ffi::CString::new(name).unwrap();
     // SAFETY: the name is a C string.
     handle(|f| unsafe { sys::cuModuleGetFunction(f, module, name.as_ptr()) })
 }
 
-/// Launches one block of `threads` threads in a stream. Parameters are given as 8-byte values; the kernel reads as many bytes of
-/// each as it declares.
+/// Launches one block of `threads` threads in a stream. Parameters are given as 8-byte values; the kernel reads as many bytes
+/// of each as it declares.
 pub fn launch(function: sys::CUfunction, threads: u32, stream: sys::CUstream, params: &[u64]) -> CUresult {
     let mut pointers: Vec<_> = params.iter().map(|value| std::ptr::from_ref(value).cast_mut().cast()).collect();
     // SAFETY: for each parameter of the kernels there is a pointer to at least its number of bytes.

@@ -5,11 +5,11 @@ use cudarc::driver::sys::CUresult::{
 };
 
 use super::numbers;
-use super::{Row, attempt, check_all};
+use super::{FaultCase, attempt, check_all};
 
 #[test]
-fn endings() {
-    let row = |file, kernel, kind, thread, instruction, error, fault, clean| Row {
+fn kernels_that_stop_early_are_reported() {
+    let row = |file, kernel, kind, thread, instruction, error, fault, clean| FaultCase {
         file,
         kernel,
         kind,
@@ -20,7 +20,7 @@ fn endings() {
         fault,
         clean,
     };
-    /// 32 values, one of them negative if the kernel must stop.
+    /// A case for a kernel on 32 values that stops at a negative one: value 9 is negative in the faulty run.
     macro_rules! negative {
         ($kernel:literal, $kind:literal, $instruction:literal, $error:expr) => {
             row(
@@ -33,11 +33,11 @@ fn endings() {
                 |gpu, module| {
                     let mut values = numbers(32);
                     values[9] = -1;
-                    attempt!(gpu, module, $kernel, 1, 32; &gpu.up(&values), &gpu.zeros::<i32>(32));
+                    attempt!(gpu, module, $kernel, 1, 32; &gpu.upload(&values), &gpu.zeros::<i32>(32));
                     None
                 },
                 |gpu, module| {
-                    attempt!(gpu, module, $kernel, 1, 32; &gpu.up(&numbers(32)), &gpu.zeros::<i32>(32));
+                    attempt!(gpu, module, $kernel, 1, 32; &gpu.upload(&numbers(32)), &gpu.zeros::<i32>(32));
                     None
                 },
             )
@@ -62,7 +62,7 @@ fn endings() {
                 None
             },
             |gpu, module| {
-                attempt!(gpu, module, "wait_for_flag", 1, 32; &gpu.up(&[1]), &gpu.zeros::<i32>(32));
+                attempt!(gpu, module, "wait_for_flag", 1, 32; &gpu.upload(&[1]), &gpu.zeros::<i32>(32));
                 None
             },
         ),
@@ -90,11 +90,11 @@ fn endings() {
             "call",
             CUDA_ERROR_HARDWARE_STACK_ERROR,
             |gpu, module| {
-                attempt!(gpu, module, "recurse", 1, 32; &5000, &gpu.up(&numbers(64)), &gpu.zeros::<i32>(32));
+                attempt!(gpu, module, "recurse", 1, 32; &5000, &gpu.upload(&numbers(64)), &gpu.zeros::<i32>(32));
                 None
             },
             |gpu, module| {
-                attempt!(gpu, module, "recurse", 1, 32; &2, &gpu.up(&numbers(64)), &gpu.zeros::<i32>(32));
+                attempt!(gpu, module, "recurse", 1, 32; &2, &gpu.upload(&numbers(64)), &gpu.zeros::<i32>(32));
                 None
             },
         ),

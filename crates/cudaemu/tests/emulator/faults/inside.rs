@@ -1,16 +1,16 @@
-//! Accesses to existing memory that are misaligned, or read bytes that were never written.
+//! Faults inside of allocations: misaligned accesses, and reads of bytes that were never written.
 
 use cudarc::driver::sys::CUresult::{CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_MISALIGNED_ADDRESS};
 
-use super::{Launch, Row, attempt, check_all, numbers};
+use super::{FaultCase, Launch, attempt, check_all, numbers};
 
 /// Atomics are reported as reads too.
 const UNINITIALISED: &str = "read of uninitialised memory; read of ";
 
-/// Fault and clean twin of a kernel with parameters (bytes, other, offset).
+/// A case for a kernel with parameters (bytes, other, offset): `$offset` is misaligned, `$aligned` is not.
 macro_rules! misaligned {
     ($kernel:literal, $instruction:literal, $offset:literal, $aligned:literal) => {
-        Row {
+        FaultCase {
             file: "misaligned",
             kernel: $kernel,
             kind: "misaligned access; ",
@@ -33,7 +33,7 @@ macro_rules! misaligned {
 }
 
 #[test]
-fn misaligned() {
+fn misaligned_accesses_are_reported() {
     check_all(&[
         misaligned!("misaligned_read_u16", "ld.global.u16", 1, 2),
         misaligned!("misaligned_read_u32", "ld.global.u32", 2, 4),
@@ -43,7 +43,7 @@ fn misaligned() {
         misaligned!("misaligned_write_u32", "st.global.u32", 2, 4),
         misaligned!("misaligned_write_u64", "st.global.u64", 4, 8),
         misaligned!("misaligned_write_v4_u32", "st.global.v4.u32", 8, 16),
-        Row {
+        FaultCase {
             file: "misaligned",
             kernel: "misaligned_shared",
             kind: "misaligned access; ",
@@ -60,7 +60,7 @@ fn misaligned() {
                 None
             },
         },
-        Row {
+        FaultCase {
             file: "misaligned",
             kernel: "misaligned_atomic",
             kind: "misaligned access; ",
@@ -82,8 +82,8 @@ fn misaligned() {
 }
 
 #[test]
-fn uninitialised() {
-    let row = |file, kernel, block, thread, instruction, fault, clean| Row {
+fn reads_of_uninitialised_memory_are_reported() {
+    let row = |file, kernel, block, thread, instruction, fault, clean| FaultCase {
         file,
         kernel,
         kind: UNINITIALISED,
@@ -95,7 +95,7 @@ fn uninitialised() {
         clean,
     };
     let clean_shared: Launch = |gpu, module| {
-        attempt!(gpu, module, "uninitialised_shared_clean", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+        attempt!(gpu, module, "uninitialised_shared_clean", 1, 64; &gpu.upload(&numbers(64)), &gpu.zeros::<i32>(64));
         None
     };
     check_all(&[
@@ -134,7 +134,7 @@ fn uninitialised() {
                 // A copy is not a read: unwritten bytes stay unwritten in the copy.
                 let input = gpu.alloc::<i32>(100);
                 let copy = gpu.stream().clone_dtod(&input).unwrap();
-                gpu.down(&copy);
+                gpu.download(&copy);
                 attempt!(gpu, module, "write_every", 2, 64; &copy, &100);
                 attempt!(gpu, module, "uninitialised_global", 2, 64; &copy, &input, &100);
                 None
@@ -147,7 +147,7 @@ fn uninitialised() {
             63,
             "ld.shared.u32",
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "uninitialised_shared_fault", 1, 64; &input, &out);
                 Some(("Shared", 256))
             },
@@ -160,7 +160,7 @@ fn uninitialised() {
             0,
             "atom.shared.add.u32",
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "uninitialised_shared_atomic_fault", 1, 64; &input, &out);
                 Some(("Shared", 0))
             },
@@ -175,13 +175,13 @@ fn uninitialised() {
             |gpu, module| {
                 let order: Vec<i32> = (0..8).collect();
                 let index: Vec<i32> = (0..32).map(|i| i % 8).collect();
-                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.up(&order), &gpu.up(&index), &gpu.zeros::<i32>(32), &5);
+                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.upload(&order), &gpu.upload(&index), &gpu.zeros::<i32>(32), &5);
                 Some(("Local", 20))
             },
             |gpu, module| {
                 let order: Vec<i32> = (0..8).collect();
                 let index: Vec<i32> = (0..32).map(|i| i % 8).collect();
-                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.up(&order), &gpu.up(&index), &gpu.zeros::<i32>(32), &8);
+                attempt!(gpu, module, "uninitialised_local", 1, 32; &gpu.upload(&order), &gpu.upload(&index), &gpu.zeros::<i32>(32), &8);
                 None
             },
         ),

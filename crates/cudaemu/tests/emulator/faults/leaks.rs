@@ -5,7 +5,7 @@ use cudarc::driver::{CudaContext, result};
 use crate::gpu::ptx;
 
 #[test]
-fn memory_streams_events_and_modules() {
+fn unreleased_memory_streams_events_and_modules_are_reported() {
     let emulator = cudaemu::test::start("").unwrap();
     let text = std::ffi::CString::new(ptx("elementwise.sm_80")).unwrap();
     type Leak = fn(&std::ffi::CStr);

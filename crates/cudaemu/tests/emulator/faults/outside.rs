@@ -1,21 +1,21 @@
-//! Accesses without memory: out of bounds, after free, null pointers.
+//! Faults outside of allocations: out of bounds, after free, null pointers.
 
 use cudarc::driver::sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 
-use super::{Gpu, Launch, Row, attempt, check_all, numbers};
+use super::{FaultCase, Gpu, Launch, attempt, check_all, numbers};
 
 const OUTSIDE: &str = "access outside an allocation: ";
 
 #[test]
-fn outside_of_global_memory() {
+fn accesses_outside_of_global_memory_are_reported() {
     const N: usize = 100;
-    /// Launches a kernel on two buffers of `N` floats; the address is at this offset in bytes from the start of `in` or `out`.
+    /// Launches a kernel on two buffers of `N` floats; returns the addresses of both.
     fn run(gpu: &Gpu, module: &std::sync::Arc<cudarc::driver::CudaModule>, kernel: &str, n: i32) -> [u64; 2] {
-        let (input, out) = (gpu.up(&[1.0f32; N]), gpu.zeros::<f32>(N));
+        let (input, out) = (gpu.upload(&[1.0f32; N]), gpu.zeros::<f32>(N));
         attempt!(gpu, module, kernel, 2, 64; &input, &out, &n);
         [gpu.address(&input), gpu.address(&out)]
     }
-    let row = |kernel, block, thread, instruction, fault: Launch| Row {
+    let row = |kernel, block, thread, instruction, fault: Launch| FaultCase {
         file: "out_of_bounds",
         kernel,
         kind: OUTSIDE,
@@ -43,7 +43,7 @@ fn outside_of_global_memory() {
             Some(("Global", run(gpu, module, "write_before_start_fault", 100)[1] - 4))
         }),
         row("vector_over_end_fault", 0, 25, "ld.global.v4.f32", |gpu, module| {
-            let (input, out) = (gpu.up(&[1.0f32; 102]), gpu.zeros::<f32>(N));
+            let (input, out) = (gpu.upload(&[1.0f32; 102]), gpu.zeros::<f32>(N));
             attempt!(gpu, module, "vector_over_end_fault", 2, 64; &input, &out, &102);
             Some(("Global", gpu.address(&input) + 400))
         }),
@@ -54,12 +54,12 @@ fn outside_of_global_memory() {
 }
 
 #[test]
-fn outside_of_other_memory() {
+fn accesses_outside_of_shared_local_and_constant_memory_are_reported() {
     /// Indices for 64 threads, one of them far outside.
     fn indices() -> Vec<i32> {
         (0..64).map(|i| if i == 37 { 1 << 20 } else { i % 8 }).collect()
     }
-    let row = |file, kernel, thread, instruction, fault, clean| Row {
+    let row = |file, kernel, thread, instruction, fault, clean| FaultCase {
         file,
         kernel,
         kind: OUTSIDE,
@@ -77,12 +77,12 @@ fn outside_of_other_memory() {
             37,
             "ld.shared.u32",
             |gpu, module| {
-                let (input, index) = (gpu.up(&numbers(64)), gpu.up(&indices()));
+                let (input, index) = (gpu.upload(&numbers(64)), gpu.upload(&indices()));
                 attempt!(gpu, module, "shared_static_fault", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
                 Some(("Shared", 4 << 20))
             },
             |gpu, module| {
-                attempt!(gpu, module, "shared_static_clean", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "shared_static_clean", 1, 64; &gpu.upload(&numbers(64)), &gpu.zeros::<i32>(64));
                 None
             },
         ),
@@ -92,12 +92,12 @@ fn outside_of_other_memory() {
             63,
             "st.shared.u32",
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "shared_dynamic_write_fault", 1, 64, shared 256; &input, &out);
                 Some(("Shared", 256))
             },
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "shared_dynamic_clean", 1, 64, shared 256; &input, &out);
                 None
             },
@@ -108,12 +108,12 @@ fn outside_of_other_memory() {
             0,
             "ld.shared.u32",
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "shared_dynamic_read_fault", 1, 64, shared 256; &input, &out);
                 Some(("Shared", 256))
             },
             |gpu, module| {
-                let (input, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (input, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "shared_dynamic_clean", 1, 64, shared 256; &input, &out);
                 None
             },
@@ -124,12 +124,12 @@ fn outside_of_other_memory() {
             37,
             "ld.local.u32",
             |gpu, module| {
-                let (input, index) = (gpu.up(&numbers(8)), gpu.up(&indices()));
+                let (input, index) = (gpu.upload(&numbers(8)), gpu.upload(&indices()));
                 attempt!(gpu, module, "local_array_fault", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
                 Some(("Local", 4 << 20))
             },
             |gpu, module| {
-                let (input, index) = (gpu.up(&numbers(8)), gpu.up(&indices()));
+                let (input, index) = (gpu.upload(&numbers(8)), gpu.upload(&indices()));
                 attempt!(gpu, module, "local_array_clean", 1, 64; &input, &index, &gpu.zeros::<i32>(64));
                 None
             },
@@ -141,14 +141,14 @@ fn outside_of_other_memory() {
             "ld.const.u32",
             |gpu, module| {
                 use cudarc::driver::DevicePtr;
-                let (index, out) = (gpu.up(&indices()), gpu.zeros::<i32>(64));
+                let (index, out) = (gpu.upload(&indices()), gpu.zeros::<i32>(64));
                 let constants = module.get_global("constants", gpu.stream()).unwrap();
                 let address = constants.device_ptr(gpu.stream()).0;
                 attempt!(gpu, module, "constant_fault", 1, 64; &index, &out);
                 Some(("Const", address + (4 << 20)))
             },
             |gpu, module| {
-                attempt!(gpu, module, "constant_clean", 1, 64; &gpu.up(&indices()), &gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "constant_clean", 1, 64; &gpu.upload(&indices()), &gpu.zeros::<i32>(64));
                 None
             },
         ),
@@ -156,8 +156,8 @@ fn outside_of_other_memory() {
 }
 
 #[test]
-fn use_after_free() {
-    let row = |kernel, instruction, fault, clean| Row {
+fn uses_after_free_are_reported() {
+    let row = |kernel, instruction, fault, clean| FaultCase {
         file: "use_after_free",
         kernel,
         kind: "use after free: ",
@@ -173,7 +173,7 @@ fn use_after_free() {
             "read_cells",
             "ld.global.u32",
             |gpu, module| {
-                let (cells, out) = (gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (cells, out) = (gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 let address = gpu.address(&cells);
                 drop(cells);
                 attempt!(gpu, module, "read_cells", 1, 64; &address, &out);
@@ -181,7 +181,7 @@ fn use_after_free() {
             },
             |gpu, module| {
                 // Freed in stream order, after the kernel: valid.
-                attempt!(gpu, module, "read_cells", 1, 64; &gpu.up(&numbers(64)), &gpu.zeros::<i32>(64));
+                attempt!(gpu, module, "read_cells", 1, 64; &gpu.upload(&numbers(64)), &gpu.zeros::<i32>(64));
                 None
             },
         ),
@@ -189,7 +189,7 @@ fn use_after_free() {
             "write_cells",
             "st.global.u32",
             |gpu, module| {
-                let cells = gpu.up(&numbers(64));
+                let cells = gpu.upload(&numbers(64));
                 let address = gpu.address(&cells);
                 drop(cells);
                 attempt!(gpu, module, "write_cells", 1, 64; &address, &5);
@@ -204,14 +204,14 @@ fn use_after_free() {
             "add_to_cells",
             "atom.global.add.u32",
             |gpu, module| {
-                let cells = gpu.up(&numbers(64));
+                let cells = gpu.upload(&numbers(64));
                 let address = gpu.address(&cells);
                 drop(cells);
                 attempt!(gpu, module, "add_to_cells", 1, 64; &address, &5);
                 Some(("Global", address))
             },
             |gpu, module| {
-                attempt!(gpu, module, "add_to_cells", 1, 64; &gpu.up(&numbers(64)), &5);
+                attempt!(gpu, module, "add_to_cells", 1, 64; &gpu.upload(&numbers(64)), &5);
                 None
             },
         ),
@@ -219,7 +219,7 @@ fn use_after_free() {
             "use_address",
             "ld.global.u32",
             |gpu, module| {
-                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "keep_address", 1, 1; &kept, &cells);
                 let address = gpu.address(&cells);
                 drop(cells);
@@ -227,10 +227,10 @@ fn use_after_free() {
                 Some(("Global", address))
             },
             |gpu, module| {
-                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.up(&numbers(64)), gpu.zeros::<i32>(64));
+                let (kept, cells, out) = (gpu.zeros::<u64>(1), gpu.upload(&numbers(64)), gpu.zeros::<i32>(64));
                 attempt!(gpu, module, "keep_address", 1, 1; &kept, &cells);
                 attempt!(gpu, module, "use_address", 1, 64; &kept, &out);
-                assert_eq!(gpu.down(&out), numbers(64));
+                assert_eq!(gpu.download(&out), numbers(64));
                 None
             },
         ),
@@ -238,8 +238,8 @@ fn use_after_free() {
 }
 
 #[test]
-fn null_pointers() {
-    let row = |kernel, instruction, fault| Row {
+fn uses_of_null_pointers_are_reported() {
+    let row = |kernel, instruction, fault| FaultCase {
         file: "null_pointer",
         kernel,
         kind: OUTSIDE,
@@ -251,7 +251,7 @@ fn null_pointers() {
         clean: |gpu, module| {
             let out = gpu.zeros::<i32>(32);
             attempt!(gpu, module, "null_pointer_clean", 1, 32; &0u64, &out);
-            assert_eq!(gpu.down(&out), [-1; 32]);
+            assert_eq!(gpu.download(&out), [-1; 32]);
             None
         },
     };

@@ -2,15 +2,15 @@
 
 use cudarc::driver::sys::CUresult::{self, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT};
 
-use super::{Row, attempt, check_all};
+use super::{FaultCase, attempt, check_all};
 
-/// A row for kernels that take `in` and `out` of 256 words each, or only `out`, and run as one block.
+/// A case for a kernel that takes `in` and `out` of 1024 words each and runs as one block.
 macro_rules! row {
     ($file:literal, $kernel:literal, $clean:literal, $threads:literal, $kind:expr, thread $thread:literal, $instruction:literal, $access:expr) => {
         row!($file, $kernel, $clean, $threads, $kind, thread $thread, $instruction, $access, CUDA_ERROR_LAUNCH_FAILED)
     };
     ($file:literal, $kernel:literal, $clean:literal, $threads:literal, $kind:expr, thread $thread:literal, $instruction:literal, $access:expr, $error:expr) => {
-        Row {
+        FaultCase {
             file: $file,
             kernel: $kernel,
             kind: $kind,
@@ -20,12 +20,12 @@ macro_rules! row {
             error: $error,
             fault: |gpu, module| {
                 let input: Vec<i32> = (0..1024).map(|i| i % 11 + 1).collect();
-                attempt!(gpu, module, $kernel, 1, $threads; &gpu.up(&input), &gpu.zeros::<i32>(1024));
+                attempt!(gpu, module, $kernel, 1, $threads; &gpu.upload(&input), &gpu.zeros::<i32>(1024));
                 $access
             },
             clean: |gpu, module| {
                 let input: Vec<i32> = (0..1024).map(|i| i % 11 + 1).collect();
-                attempt!(gpu, module, $clean, 1, $threads; &gpu.up(&input), &gpu.zeros::<i32>(1024));
+                attempt!(gpu, module, $clean, 1, $threads; &gpu.upload(&input), &gpu.zeros::<i32>(1024));
                 None
             },
         }
@@ -33,7 +33,7 @@ macro_rules! row {
 }
 
 #[test]
-fn races_in_shared_memory() {
+fn races_in_shared_memory_are_reported() {
     check_all(&[
         row!("shared_race", "read_after_write_fault", "shared_race_clean", 256, "data race: ", thread 0, "st.shared", Some(("Shared", 0))),
         row!("shared_race", "write_after_read_fault", "shared_race_clean", 256, "data race: ", thread 0, "ld.shared", Some(("Shared", 1020))),
@@ -44,12 +44,12 @@ fn races_in_shared_memory() {
 }
 
 #[test]
-fn barriers() {
+fn divergent_barriers_and_deadlocks_are_reported() {
     const DIVERGENT: &str = "divergent barrier: ";
     /// The kernels of barrier_deadlock.cu take one buffer.
     macro_rules! deadlock {
         ($kernel:literal, $thread:literal, $instruction:literal) => {
-            Row {
+            FaultCase {
                 file: "barrier_deadlock",
                 kernel: $kernel,
                 kind: "deadlock: ",
@@ -73,7 +73,7 @@ fn barriers() {
         attempt!(gpu, module, "barrier_in_loop_clean", 1, 64; &5, &gpu.zeros::<i32>(64));
         None
     };
-    // The two halves of the lanes can never reconverge.
+    // The even and the odd lanes wait at different barriers, so they never reconverge.
     let mut apart = deadlock!("warp_and_block_barrier_fault", 1, "bar.warp.sync");
     (apart.kind, apart.error) = ("inactive lane: bar.warp.sync waits for lanes 0x55555555", CUDA_ERROR_LAUNCH_FAILED);
     check_all(&[
@@ -87,7 +87,7 @@ fn barriers() {
 }
 
 #[test]
-fn lanes_that_take_no_part() {
+fn inactive_lanes_are_reported() {
     const INACTIVE: &str = "inactive lane: ";
     check_all(&[
         row!("inactive_lane", "source_lane_fault", "inactive_lane_clean", 32, INACTIVE, thread 0, "shfl.sync.down.b32", None),
@@ -97,7 +97,7 @@ fn lanes_that_take_no_part() {
 }
 
 #[test]
-fn copies_without_a_wait() {
+fn reads_before_an_asynchronous_copy_completes_are_reported() {
     const PENDING: &str = "asynchronous copy not waited for: ";
     const FAILED: CUresult = CUDA_ERROR_LAUNCH_FAILED;
     check_all(&[

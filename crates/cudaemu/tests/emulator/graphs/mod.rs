@@ -32,7 +32,7 @@ fn instantiate(graph: sys::CUgraph) -> sys::CUgraphExec {
     exec
 }
 
-fn result(error: CUresult) -> Result<(), DriverError> {
+fn as_result(error: CUresult) -> Result<(), DriverError> {
     error.result()
 }
 
@@ -76,7 +76,7 @@ fn a_captured_chain_is_replayed_with_new_input() {
 }
 
 #[test]
-fn a_fork_and_join_gives_the_same_under_every_seed() {
+fn a_captured_fork_and_join_is_ordered_under_every_seed() {
     for seed in 0..30 {
         let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
         {
@@ -109,7 +109,7 @@ fn a_fork_and_join_gives_the_same_under_every_seed() {
 }
 
 #[test]
-fn what_a_capture_forbids() {
+fn calls_that_a_capture_forbids_are_rejected() {
     let emulator = emulator("");
     {
         let context = context(0);
@@ -122,12 +122,12 @@ fn what_a_capture_forbids() {
         let invalidated = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 
         begin();
-        assert_eq!(stream.synchronize(), result(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
-        assert_eq!(stream.synchronize(), result(invalidated));
+        assert_eq!(stream.synchronize(), as_result(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+        assert_eq!(stream.synchronize(), as_result(invalidated));
         assert_eq!(end(), failed(invalidated));
 
         begin();
-        assert_eq!(stream.wait(&outside), result(CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
+        assert_eq!(stream.wait(&outside), as_result(CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
         assert_eq!(end(), failed(invalidated));
 
         begin();
@@ -141,12 +141,12 @@ fn what_a_capture_forbids() {
         let inside = stream.record_event(None).unwrap();
         other.wait(&inside).unwrap();
         // SAFETY: the only pointer is to a live buffer.
-        unsafe { ok(sys::cuLaunchHostFunc(other.cu_stream(), Some(nothing), null_mut())) };
+        unsafe { ok(sys::cuLaunchHostFunc(other.cu_stream(), Some(empty_host_function), null_mut())) };
         assert_eq!(end(), failed(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
 
         begin();
         let inside = stream.record_event(None).unwrap();
-        assert_eq!(inside.synchronize(), result(CUDA_ERROR_CAPTURED_EVENT));
+        assert_eq!(inside.synchronize(), as_result(CUDA_ERROR_CAPTURED_EVENT));
         assert_eq!(end(), failed(invalidated));
 
         // The default stream synchronises with blocking streams, so it cannot be used while one of them is captured.
@@ -167,14 +167,14 @@ fn what_a_capture_forbids() {
         }
 
         begin();
-        assert_eq!(stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL), result(CUDA_ERROR_ILLEGAL_STATE));
+        assert_eq!(stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL), as_result(CUDA_ERROR_ILLEGAL_STATE));
         assert_eq!(end(), Ok(true));
         assert_eq!(end(), failed(CUDA_ERROR_ILLEGAL_STATE));
     }
     assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
-extern "C" fn nothing(_: *mut c_void) {}
+extern "C" fn empty_host_function(_: *mut c_void) {}
 
 extern "C" fn count(counter: *mut c_void) {
     // SAFETY: the tests pass the address of a counter that outlives the callback.
@@ -182,13 +182,13 @@ extern "C" fn count(counter: *mut c_void) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A graph made by hand: memset → kernel (+ value) → copy out, and a host function after the kernel.
-struct Made {
+/// A graph built node by node: memset → kernel that adds `value` → copy to `out`, and a host function after the kernel.
+struct BuiltGraph {
     graph: sys::CUgraph,
     nodes: [sys::CUgraphNode; 4],
 }
 
-impl Made {
+impl BuiltGraph {
     fn new(
         kernels: &Kernels,
         context: sys::CUcontext,
@@ -256,7 +256,7 @@ fn copy_params(to: u64, from: u64, bytes: usize) -> sys::CUDA_MEMCPY3D {
 }
 
 #[test]
-fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
+fn a_built_graph_is_queried_updated_and_cloned() {
     let emulator = emulator("CUDAEMU_SEED=5");
     {
         let context = context(0);
@@ -265,7 +265,7 @@ fn a_graph_made_by_hand_is_asked_changed_updated_and_cloned() {
         let (data, out) = (stream.alloc_zeros::<f32>(64).unwrap(), stream.alloc_zeros::<f32>(64).unwrap());
         let [data_at, out_at] = [support::address(&data, &stream), support::address(&out, &stream)];
         let counter = AtomicU32::new(0);
-        let made = Made::new(&kernels, context.cu_ctx(), data_at, out_at, &mut 1.0, &counter);
+        let made = BuiltGraph::new(&kernels, context.cu_ctx(), data_at, out_at, &mut 1.0, &counter);
         let exec = instantiate(made.graph);
         let run = |exec| {
             // SAFETY: live handles.
@@ -381,7 +381,7 @@ fn launching_a_graph_into_a_capture_makes_it_a_child() {
 }
 
 #[test]
-fn memory_of_graphs_and_objects_that_they_keep() {
+fn a_graph_releases_its_memory_and_user_objects() {
     let emulator = emulator("");
     {
         let context = context(0);
@@ -434,7 +434,7 @@ fn memory_of_graphs_and_objects_that_they_keep() {
 }
 
 #[test]
-fn functions_that_are_launched_by_name_and_by_graph_are_the_same() {
+fn a_kernel_node_has_the_handle_of_its_function() {
     let emulator = emulator("");
     {
         let context = context(0);

@@ -1,4 +1,5 @@
-//! Execution order: streams run in any order that CUDA allows, and queued operations run even if the program never waits for them.
+//! Execution order: streams run in any order that CUDA allows, and queued operations run even if the program never waits for
+//! them.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -11,8 +12,8 @@ use cudarc::driver::sys;
 /// Test timeout: only a failure waits this long.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One stream computes, another one copies the result, with an event between them if `waits`.
-fn program(seed: u64, waits: bool) -> Vec<f32> {
+/// One stream computes and another stream adds up the results; the second one waits for an event of the first only if `waits`.
+fn run_program(seed: u64, waits: bool) -> Vec<f32> {
     let emulator = emulator(&format!("CUDAEMU_SEED={seed}"));
     let result = {
         let context = context(0);
@@ -43,8 +44,8 @@ fn correct_programs_do_not_depend_on_the_seed_and_racy_ones_are_caught() {
     let right = [12.0; 40];
     let mut caught = 0;
     for seed in 0..100 {
-        assert_eq!(program(seed, true), right, "seed {seed}");
-        caught += u32::from(program(seed, false) != right);
+        assert_eq!(run_program(seed, true), right, "seed {seed}");
+        caught += u32::from(run_program(seed, false) != right);
     }
     assert!(caught >= 10, "the missing wait showed under {caught} seeds of 100");
 }
@@ -63,7 +64,7 @@ fn queued_work_runs_without_synchronisation() {
             let stream = context.new_stream().unwrap();
             let kernels = Kernels::load(&context);
             let mut data = stream.clone_htod(&[1.0f32; 32]).unwrap();
-            let (sender, told) = channel::<()>();
+            let (sender, notified) = channel::<()>();
             let mut pinned: *mut c_void = null_mut();
             for round in 0..3 {
                 add(&stream, &kernels, &mut data, 1.0);
@@ -74,7 +75,7 @@ fn queued_work_runs_without_synchronisation() {
                         Some(notify),
                         std::ptr::from_ref(&sender).cast_mut().cast(),
                     ));
-                    told.recv_timeout(TIMEOUT).unwrap();
+                    notified.recv_timeout(TIMEOUT).unwrap();
                     ok(sys::cuMemAllocHost_v2(&mut pinned, 128));
                     pinned.cast::<f32>().write_volatile(0.0);
                     ok(sys::cuMemcpyDtoHAsync_v2(pinned, address(&data, &stream), 128, stream.cu_stream()));
@@ -94,7 +95,7 @@ fn queued_work_runs_without_synchronisation() {
 }
 
 #[test]
-fn asking_until_it_is_done_gets_there() {
+fn polling_an_event_completes_it() {
     let emulator = emulator("CUDAEMU_SEED=3");
     {
         let context = context(0);
@@ -106,7 +107,7 @@ fn asking_until_it_is_done_gets_there() {
         }
         let done = stream.record_event(None).unwrap();
         let asked = (0..1000).take_while(|_| !done.is_complete()).count();
-        assert!(asked <= 53, "each time something is done: {asked}");
+        assert!(asked <= 53, "each query executes an operation, so 53 queries suffice, but there were {asked}");
         // SAFETY: a live stream.
         ok(unsafe { sys::cuStreamQuery(stream.cu_stream()) });
     }

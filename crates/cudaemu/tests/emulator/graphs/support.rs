@@ -85,7 +85,7 @@ pub fn ok(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
-/// 0, 1, 2, …
+/// The floats 0, 1, 2, …
 pub fn floats(count: usize) -> Vec<f32> {
     (0..count).map(|i| i as f32).collect()
 }
@@ -100,7 +100,7 @@ pub fn address(data: &CudaSlice<f32>, stream: &CudaStream) -> u64 {
     data.device_ptr(stream).0
 }
 
-/// The kernels.
+/// The kernels of [`PTX`].
 pub struct Kernels {
     /// data[i] += value
     pub add: CudaFunction,
@@ -108,7 +108,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads them.
+    /// Loads the kernels into a context.
     pub fn load(context: &Arc<CudaContext>) -> Self {
         let module = context.load_module(Ptx::from_src(PTX)).unwrap();
         let [add, sum] = ["add", "sum"].map(|name| module.load_function(name).unwrap());
@@ -133,7 +133,7 @@ impl Kernels {
         ]
     }
 
-    /// Two blocks of 32 threads of `add`.
+    /// Parameters of a kernel node that runs `add` in two blocks of 32 threads.
     pub fn node_params(&self, arguments: &mut [*mut c_void; 3]) -> sys::CUDA_KERNEL_NODE_PARAMS {
         sys::CUDA_KERNEL_NODE_PARAMS {
             func: self.add.cu_function(),

@@ -13,13 +13,13 @@ fn record(stream: &Arc<CudaStream>) -> CudaEvent {
     stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).unwrap()
 }
 
-/// Microseconds, exact to a nanosecond.
-fn between(start: &CudaEvent, end: &CudaEvent) -> f64 {
+/// Microseconds between two events, rounded to a nanosecond.
+fn elapsed_us(start: &CudaEvent, end: &CudaEvent) -> f64 {
     (f64::from(start.elapsed_ms(end).unwrap()) * 1e6).round() / 1e3
 }
 
-/// Duration of `count` streams that each copy 1 MB in, compute, and copy out, concurrently.
-fn pipeline(context: &Arc<CudaContext>, count: usize) -> f64 {
+/// Duration in microseconds of `count` concurrent streams that each copy 1 MB to the device, compute, and copy 1 MB back.
+fn pipeline_us(context: &Arc<CudaContext>, count: usize) -> f64 {
     let kernels = Kernels::load(context);
     let host = vec![1.0f32; 250_000];
     let main = context.new_stream().unwrap();
@@ -41,7 +41,7 @@ fn pipeline(context: &Arc<CudaContext>, count: usize) -> f64 {
     }
     let end = record(&main);
     main.synchronize().unwrap();
-    between(&start, &end)
+    elapsed_us(&start, &end)
 }
 
 #[test]
@@ -50,16 +50,16 @@ fn copies_and_kernels_of_two_streams_overlap() {
         let emulator = emulator(&format!("{RATES}CUDAEMU_SEED={seed}"));
         {
             let context = context(0);
-            assert_eq!(pipeline(&context, 1), 300.0, "seed {seed}");
+            assert_eq!(pipeline_us(&context, 1), 300.0, "seed {seed}");
             // In: 0–100 and 100–200; kernels 100–200 and 200–300; out 200–300 and, because the call waits, 300–400.
-            assert_eq!(pipeline(&context, 2), 400.0, "seed {seed}");
+            assert_eq!(pipeline_us(&context, 2), 400.0, "seed {seed}");
         }
         assert_eq!(emulator.reports(), Vec::<String>::new());
     }
 }
 
 #[test]
-fn kernels_share_a_device_but_not_two() {
+fn kernels_of_one_device_take_turns_and_those_of_two_overlap() {
     for (settings, devices, expected) in
         [("", [0, 0], 200.0), ("", [0, 1], 100.0), ("CUDAEMU_KERNELS_AT_ONCE=2", [0, 0], 100.0)]
     {
@@ -78,14 +78,14 @@ fn kernels_share_a_device_but_not_two() {
             streams[0].wait(&other).unwrap();
             let end = record(&streams[0]);
             streams[0].synchronize().unwrap();
-            assert_eq!(between(&start, &end), expected, "{settings} {devices:?}");
+            assert_eq!(elapsed_us(&start, &end), expected, "{settings} {devices:?}");
         }
         assert_eq!(emulator.reports(), Vec::<String>::new());
     }
 }
 
 #[test]
-fn a_graph_is_launched_at_once() {
+fn a_graph_launch_costs_the_launch_time_once() {
     let emulator = emulator("CUDAEMU_KERNEL_US=1\nCUDAEMU_LAUNCH_US=5");
     {
         let context = context(0);
@@ -98,7 +98,7 @@ fn a_graph_is_launched_at_once() {
             work();
             let end = record(&stream);
             stream.synchronize().unwrap();
-            between(&start, &end)
+            elapsed_us(&start, &end)
         };
         // The thread launches every 5 µs; the last kernel begins at 50.
         assert_eq!(time(&mut || (0..10).for_each(|_| add(&stream, &kernels, &mut data, 1.0))), 51.0);

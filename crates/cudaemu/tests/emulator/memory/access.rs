@@ -1,4 +1,4 @@
-//! ld, ldu and st in every space, type and vector, into registers of every width.
+//! `ld`, `ldu` and `st`: every state space, type and vector length, with registers of every width.
 
 use super::{LANES, bytes_of, header, noise};
 use crate::bare_device::{Device, Params};
@@ -13,7 +13,7 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn of(name: &'a str) -> Option<Self> {
+    fn parse(name: &'a str) -> Option<Self> {
         let words: Vec<&str> = name.split('.').collect();
         if !["ld", "ldu", "st"].contains(&words[0]) {
             return None;
@@ -36,35 +36,41 @@ impl<'a> Row<'a> {
         if bits == 128 { vec![128] } else { [16, 32, 64].into_iter().filter(|&width| width >= bits).collect() }
     }
 
-    /// Where its data may be.
-    fn places(&self) -> Vec<Place> {
+    /// Memories that the row can address.
+    fn places(&self) -> Vec<AccessPlace> {
         match self.space {
-            // No st to the generic address of a parameter.
-            "" if self.store => vec![Place::Global, Place::Shared, Place::Local],
-            "" => vec![Place::Global, Place::Shared, Place::Local, Place::Const, Place::Param],
-            "global" => vec![Place::Global],
-            "const" => vec![Place::Const],
-            "local" => vec![Place::Local],
-            "param" if self.store => vec![Place::Function],
-            "param" => vec![Place::Param, Place::Function],
-            "param::entry" => vec![Place::Param],
-            "param::func" => vec![Place::Function],
-            _ => vec![Place::Shared],
+            // `st` to the generic address of a parameter is not allowed.
+            "" if self.store => vec![AccessPlace::Global, AccessPlace::Shared, AccessPlace::Local],
+            "" => vec![
+                AccessPlace::Global,
+                AccessPlace::Shared,
+                AccessPlace::Local,
+                AccessPlace::Const,
+                AccessPlace::KernelParam,
+            ],
+            "global" => vec![AccessPlace::Global],
+            "const" => vec![AccessPlace::Const],
+            "local" => vec![AccessPlace::Local],
+            "param" if self.store => vec![AccessPlace::FunctionParam],
+            "param" => vec![AccessPlace::KernelParam, AccessPlace::FunctionParam],
+            "param::entry" => vec![AccessPlace::KernelParam],
+            "param::func" => vec![AccessPlace::FunctionParam],
+            _ => vec![AccessPlace::Shared],
         }
     }
 }
 
 /// A memory with 16 bytes per lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum AccessPlace {
     Global,
     Shared,
     Local,
     Const,
     /// The kernel's parameter block.
-    Param,
+    KernelParam,
     /// A parameter of a function.
-    Function,
+    FunctionParam,
 }
 
 /// Content of constant memory and parameters, equal for all lanes.
@@ -104,30 +110,30 @@ fn operands(width: usize, count: usize) -> String {
 }
 
 /// The address operand of a row, and the instructions that compute it into `%a`.
-fn address(row: &Row<'_>, place: Place) -> (String, String) {
+fn address(row: &Row<'_>, place: AccessPlace) -> (String, String) {
     let generic = |space: &str, name: &str| format!("mov.u64 %a, {name};\ncvta.{space}.u64 %a, %a;\n");
     let (before, base) = match (place, row.space) {
-        (Place::Global, _) => (String::new(), "%in"),
-        (Place::Shared, "") => ("mul.wide.u32 %a, %s, 1;\ncvta.shared.u64 %a, %a;\n".into(), "%a"),
-        (Place::Shared, _) => (String::new(), "%s"),
-        (Place::Local, "") => (generic("local", "local"), "%a"),
-        (Place::Local, _) => (String::new(), "local"),
-        (Place::Const, "") => (generic("const", "same"), "%a"),
-        (Place::Const, _) => (String::new(), "same"),
-        (Place::Param, "") => (generic("param", "data"), "%a"),
-        (Place::Param | Place::Function, _) => (String::new(), "data"),
+        (AccessPlace::Global, _) => (String::new(), "%in"),
+        (AccessPlace::Shared, "") => ("mul.wide.u32 %a, %s, 1;\ncvta.shared.u64 %a, %a;\n".into(), "%a"),
+        (AccessPlace::Shared, _) => (String::new(), "%s"),
+        (AccessPlace::Local, "") => (generic("local", "local"), "%a"),
+        (AccessPlace::Local, _) => (String::new(), "local"),
+        (AccessPlace::Const, "") => (generic("const", "same"), "%a"),
+        (AccessPlace::Const, _) => (String::new(), "same"),
+        (AccessPlace::KernelParam, "") => (generic("param", "data"), "%a"),
+        (AccessPlace::KernelParam | AccessPlace::FunctionParam, _) => (String::new(), "data"),
     };
     (before, base.into())
 }
 
 /// A kernel that loads with the row and stores each element as a whole register, 16 bytes apart.
-fn load_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> String {
+fn load_kernel(row: &Row<'_>, place: AccessPlace, width: usize, kernel: usize) -> String {
     let mut body = PROLOGUE.to_string();
     match place {
-        Place::Shared => {
+        AccessPlace::Shared => {
             body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.shared.v4.u32 [%s], {%w0, %w1, %w2, %w3};\n"
         }
-        Place::Local => {
+        AccessPlace::Local => {
             body += "ld.global.v4.u32 {%w0, %w1, %w2, %w3}, [%in];\nst.local.v4.u32 [local], {%w0, %w1, %w2, %w3};\n"
         }
         _ => {}
@@ -138,7 +144,7 @@ fn load_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Stri
         body += &format!("st.global.b{width} [%out+{}], {};\n", 16 * index, register(width, index));
     }
     let params = "(.param .u64 out, .param .u64 in, .param .align 16 .b8 data[16])";
-    if place != Place::Function {
+    if place != AccessPlace::FunctionParam {
         return format!(".visible .entry k{kernel}{params} {{ {body} ret; }}\n");
     }
     // The function's 16 bytes are this lane's input.
@@ -171,9 +177,9 @@ fn params(out: u64, input: u64) -> Params {
     Params::default().pointer(out).pointer(input).add(&SAME)
 }
 
-/// Every row that satisfies `wanted`, in every place and register width; a module has some hundred kernels.
-fn variants(wanted: impl Fn(&Row<'_>) -> bool) -> Vec<(Row<'static>, Place, usize)> {
-    let rows = cudaemu::isa::table().rows().iter().filter_map(|row| Row::of(&row.name)).filter(|row| wanted(row));
+/// Every row that satisfies `wanted`, with every memory and register width.
+fn variants(wanted: impl Fn(&Row<'_>) -> bool) -> Vec<(Row<'static>, AccessPlace, usize)> {
+    let rows = cudaemu::isa::table().rows().iter().filter_map(|row| Row::parse(&row.name)).filter(|row| wanted(row));
     rows.flat_map(|row| {
         let mut list = Vec::new();
         for place in row.places() {
@@ -187,11 +193,12 @@ fn variants(wanted: impl Fn(&Row<'_>) -> bool) -> Vec<(Row<'static>, Place, usiz
 }
 
 #[test]
-fn loads() {
+fn every_load_extends_the_value_to_the_register() {
     let mut device = Device::new();
     let input = noise(64 * LANES, 1);
     let source = device.upload(&input);
     let variants = variants(|row| !row.store);
+    // A module has 200 kernels, one per variant.
     for chunk in variants.chunks(200) {
         let constant: Vec<String> = SAME.iter().map(u8::to_string).collect();
         let mut text = header() + &format!(".const .align 16 .b8 same[16] = {{{}}};\n", constant.join(", "));
@@ -205,7 +212,11 @@ fn loads() {
             let got = device.download(out, 64 * LANES);
             let size = bytes_of(row.ty);
             for lane in 0..LANES {
-                let data = if matches!(place, Place::Const | Place::Param) { &SAME[..] } else { &input[64 * lane..] };
+                let data = if matches!(place, AccessPlace::Const | AccessPlace::KernelParam) {
+                    &SAME[..]
+                } else {
+                    &input[64 * lane..]
+                };
                 for index in 0..row.count {
                     let at = 64 * lane + 16 * index;
                     let want = extended(&data[size * index..][..size], row.ty, *width);
@@ -219,31 +230,30 @@ fn loads() {
             }
         }
     }
-    device.executed_all(&["ld", "ldu"]);
+    device.assert_executed_all(&["ld", "ldu"]);
 }
 
 /// A kernel that fills 16 bytes with 0xa5, stores elements from registers there and copies the 16 bytes to the output.
-fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> String {
+fn store_kernel(row: &Row<'_>, place: AccessPlace, width: usize, kernel: usize) -> String {
     let mut body = PROLOGUE.to_string();
     for index in 0..row.count {
         body += &format!("ld.global.b{width} {}, [%in+{}];\n", register(width, index), 16 * index);
     }
     body += "mov.u32 %w0, 0xa5a5a5a5;\n";
     let fill = "{%w0, %w0, %w0, %w0}";
-    let result = "ld.global.v4.u32 {%w0, %w1, %w2, %w3}";
     let (before, base) = address(row, place);
     let store = |base: &str| format!("{before}{} [{base}], {};\n", row.name, operands(width, row.count));
     body += &match place {
-        Place::Global => format!("st.global.v4.u32 [%out], {fill};\n{}", store("%out")),
-        Place::Shared => format!(
+        AccessPlace::Global => format!("st.global.v4.u32 [%out], {fill};\n{}", store("%out")),
+        AccessPlace::Shared => format!(
             "st.shared.v4.u32 [%s], {fill};\n{}{};\n",
             store(&base),
-            result.replace("global", "shared") + ", [%s]"
+            "ld.shared.v4.u32 {%w0, %w1, %w2, %w3}, [%s]"
         ),
-        Place::Local => format!(
+        AccessPlace::Local => format!(
             "st.local.v4.u32 [local], {fill};\n{}{};\n",
             store(&base),
-            result.replace("global", "local") + ", [local]"
+            "ld.local.v4.u32 {%w0, %w1, %w2, %w3}, [local]"
         ),
         _ => format!(
             "{{ .param .b64 a; .param .align 16 .b8 data[16];
@@ -253,7 +263,7 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
             store(&base)
         ),
     };
-    if matches!(place, Place::Shared | Place::Local) {
+    if matches!(place, AccessPlace::Shared | AccessPlace::Local) {
         body += "st.global.v4.u32 [%out], {%w0, %w1, %w2, %w3};\n";
     }
     format!(
@@ -261,7 +271,7 @@ fn store_kernel(row: &Row<'_>, place: Place, width: usize, kernel: usize) -> Str
     )
 }
 
-/// Stores its 16 bytes at the address in its first parameter.
+/// A function that stores its 16-byte parameter at the address in its first parameter.
 const KEEP: &str = ".func keep(.param .b64 out, .param .align 16 .b8 data[16]) {
     .reg .b32 %w<4>; .reg .b64 %out;
     ld.param.u64 %out, [out];
@@ -271,7 +281,7 @@ const KEEP: &str = ".func keep(.param .b64 out, .param .align 16 .b8 data[16]) {
 }\n";
 
 #[test]
-fn stores() {
+fn every_store_writes_its_bytes_and_no_others() {
     let mut device = Device::new();
     let input = noise(64 * LANES, 2);
     let source = device.upload(&input);
@@ -296,11 +306,11 @@ fn stores() {
             }
         }
     }
-    device.executed_all(&["st"]);
+    device.assert_executed_all(&["st"]);
 }
 
 #[test]
-fn immediates_absent_elements_and_hints() {
+fn immediates_absent_elements_and_cache_hints_are_accepted() {
     let mut device = Device::new();
     let module = device.load(
         &(header()
@@ -345,7 +355,7 @@ fn immediates_absent_elements_and_hints() {
 }
 
 #[test]
-fn a_parameter_by_its_address() {
+fn parameters_are_readable_by_their_address() {
     let mut device = Device::new();
     let body = "
         .reg .b64 %out, %a; .reg .b32 %x, %y;
@@ -384,7 +394,7 @@ fn a_parameter_by_its_address() {
 }
 
 #[test]
-fn spaces_of_generic_addresses() {
+fn isspacep_recognises_only_the_space_of_a_generic_address() {
     let mut device = Device::new();
     let mut body = String::new();
     for (index, space) in ["global", "const", "shared", "local", "param"].into_iter().enumerate() {

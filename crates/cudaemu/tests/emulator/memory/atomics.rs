@@ -1,4 +1,4 @@
-//! atom and red: every operation and type in every space, scalars and vectors.
+//! `atom` and `red`: every operation and type in every space, scalars and vectors.
 
 use super::{LANES, bytes_of, header};
 use crate::bare_device::{Device, Params};
@@ -26,7 +26,7 @@ const TYPES: [&str; 15] =
     ["b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "b8"];
 
 impl<'a> Row<'a> {
-    fn of(name: &'a str) -> Option<Self> {
+    fn parse(name: &'a str) -> Option<Self> {
         let words: Vec<&str> = name.split('.').collect();
         let word = |among: &[&str]| words.iter().copied().find(|word| among.contains(word));
         ["atom", "red"].contains(&words[0]).then(|| Self {
@@ -90,8 +90,7 @@ fn integer(op: &str, ty: &str, old: u128, b: u128, c: u128) -> u128 {
     if bits == 128 { result } else { result & ((1 << bits) - 1) }
 }
 
-/// Old value, operand, sum, minimum, maximum, by type. F32_SUBNORMAL has the cases with f32 subnormals, which the adder of global
-/// memory flushes and that of shared memory keeps.
+/// Old value, operand, sum, minimum, maximum, as bits.
 type Float = (u128, u128, u128, u128, u128);
 
 const F16: [Float; 8] = [
@@ -126,7 +125,8 @@ const F32: [(u128, u128, u128); 7] = [
     (0x7fc0_1234, 0x3f80_0000, 0x7fff_ffff),
 ];
 
-/// Old value, operand, sum in shared memory, sum in global memory.
+/// Sums with f32 subnormals, which the adder of shared memory keeps and that of global memory flushes: old value, operand, sum
+/// in shared memory, sum in global memory.
 const F32_SUBNORMAL: [(u128, u128, u128, u128); 4] = [
     (0x0000_0001, 0x0000_0001, 0x0000_0002, 0x0000_0000),
     (0x8000_0001, 0x8000_0000, 0x8000_0001, 0x8000_0000),
@@ -181,7 +181,7 @@ fn cases(op: &str, ty: &str, shared: bool) -> Vec<Case> {
     }
 }
 
-/// Bytes of a thread's input (operands b 16 bytes apart, then c), and of its output.
+/// Bytes of a thread's input (operands b, 16 bytes apart, and c at 128) and of its output.
 const BLOCK: usize = 256;
 
 /// `{%h0, %h1}` or one register, from the register range of the type's width.
@@ -281,10 +281,10 @@ fn check(device: &mut Device, module: &crate::bare_device::Module, row: &Row<'_>
 }
 
 #[test]
-fn every_operation_in_every_space() {
+fn every_operation_in_every_space_gives_the_expected_value() {
     let mut device = Device::new();
     let mut variants = Vec::new();
-    for row in cudaemu::isa::table().rows().iter().filter_map(|row| Row::of(&row.name)) {
+    for row in cudaemu::isa::table().rows().iter().filter_map(|row| Row::parse(&row.name)) {
         // A generic address may be in either memory; vectors only access global memory.
         let both: &[bool] = match (row.space, row.count) {
             ("", 1) => &[false, true],
@@ -303,11 +303,11 @@ fn every_operation_in_every_space() {
             check(&mut device, &module, row, *shared, number);
         }
     }
-    device.executed_all(&["atom", "red"]);
+    device.assert_executed_all(&["atom", "red"]);
 }
 
 #[test]
-fn threads_that_update_one_word() {
+fn concurrent_updates_of_one_word_are_not_lost() {
     let mut device = Device::new();
     let module = device.load(
         &(header()

@@ -2,7 +2,7 @@
 
 mod access;
 mod atomics;
-mod copies;
+mod memcpy;
 
 /// Lanes of a warp.
 const LANES: usize = 32;
@@ -20,7 +20,7 @@ fn bytes_of(ty: &str) -> usize {
     }
 }
 
-/// `n` pseudo-random bytes, half of them negative.
+/// `n` pseudo-random bytes, of which about half are negative as signed bytes.
 fn noise(n: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| random.u8(..)).collect()

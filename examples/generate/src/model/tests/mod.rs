@@ -6,8 +6,8 @@ pub(crate) mod toy;
 
 use super::*;
 use crate::hparams::Arch;
-use fanout::cpu::{CpuDevice, Path};
-use fanout::device::{Account, Device, Source};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, MemoryBudget, UploadSource};
 use fanout::sched::{Options, Scheduler};
 use std::sync::Arc;
 use toy::{ARCHS, ToyModel, assert_close, prompt};
@@ -20,14 +20,14 @@ struct Loaded {
 
 impl Loaded {
     fn new(toy: &ToyModel, dtype: DType, flash_attn: bool) -> Loaded {
-        let account = Account::new(1 << 30);
-        let device: Arc<dyn Device> = CpuDevice::new("CPU", 1, Path::Exact, 1 << 30).unwrap();
-        let mut queue = device.queue(&account).unwrap();
+        let budget = MemoryBudget::new(1 << 30);
+        let device: Arc<dyn Device> = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 30).unwrap();
+        let mut queue = device.queue(&budget).unwrap();
         let mut stored = |desc: &TensorDesc, values: &[f32]| {
-            let memory = device.alloc(desc.extent() as u64, &account).unwrap();
+            let memory = device.alloc(desc.extent() as u64, &budget).unwrap();
             if !values.is_empty() {
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                queue.upload(memory.whole(), None, Source::Borrowed(&bytes)).unwrap();
+                queue.upload(memory.whole(), None, UploadSource::Borrowed(&bytes)).unwrap();
             }
             StoredTensor { desc: *desc, device: 0, region: Some(memory.whole()) }
         };
@@ -37,7 +37,7 @@ impl Loaded {
         let block = |_| LayerCache { keys: stored(&keys, &[]), values: stored(&values, &[]) };
         let cache = (0..toy.hparams.layers).map(block).collect();
         queue.mark().wait(None).unwrap();
-        let scheduler = Scheduler::new(vec![device], Options::default(), &account).unwrap();
+        let scheduler = Scheduler::new(vec![device], Options::default(), &budget).unwrap();
         Loaded { scheduler, model: Model { hparams: toy.hparams.clone(), weights, cache, cache_options } }
     }
 

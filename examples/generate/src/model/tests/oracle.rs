@@ -27,7 +27,7 @@ pub(crate) fn logits(toy: &ToyModel, tokens: &[u32]) -> Rows {
         add(&mut x, &out);
     }
     let x = norm(toy, &x, "output_norm.weight");
-    linear(toy, &x, if toy.has("output.weight") { "output" } else { "token_embd" })
+    linear(toy, &x, if toy.has_tensor("output.weight") { "output" } else { "token_embd" })
 }
 
 fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows {
@@ -36,18 +36,18 @@ fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows 
         let split = |row: &Vec<f64>| row.chunks(dim).map(<[f64]>::to_vec).collect::<Rows>();
         linear(toy, cur, &name(stem)).iter().map(split).collect()
     };
-    let turned = |stem: &str| {
+    let rotated = |stem: &str| {
         let mut all = heads(stem, hparams.head_width);
         for (position, heads) in all.iter_mut().enumerate() {
             let norm_name = name(&format!("{stem}_norm.weight"));
-            if toy.has(&norm_name) {
+            if toy.has_tensor(&norm_name) {
                 *heads = norm(toy, heads, &norm_name);
             }
-            heads.iter_mut().for_each(|head| turn(toy, head, position));
+            heads.iter_mut().for_each(|head| rotate(toy, head, position));
         }
         all
     };
-    let (q, k, v) = (turned("attn_q"), turned("attn_k"), heads("attn_v", hparams.head_width));
+    let (q, k, v) = (rotated("attn_q"), rotated("attn_k"), heads("attn_v", hparams.head_width));
     let share = hparams.heads / hparams.kv_heads;
     let one = |t: usize, h: usize| {
         let scores = (0..=t).map(|past| dot(&q[t][h], &k[past][h / share]) / (hparams.head_width as f64).sqrt());
@@ -58,10 +58,10 @@ fn attention(toy: &ToyModel, cur: &Rows, name: &dyn Fn(&str) -> String) -> Rows 
     (0..cur.len()).map(|t| (0..hparams.heads).flat_map(|h| one(t, h)).collect()).collect()
 }
 
-fn turn(toy: &ToyModel, head: &mut [f64], position: usize) {
+fn rotate(toy: &ToyModel, head: &mut [f64], position: usize) {
     let rope = &toy.hparams.rope;
     let (half, n) = (rope.n_dims as usize / 2, f64::from(rope.n_dims));
-    let factors = toy.has("rope_freqs.weight").then(|| toy.values("rope_freqs.weight"));
+    let factors = toy.has_tensor("rope_freqs.weight").then(|| toy.values("rope_freqs.weight"));
     for j in 0..half {
         let (a, b) = if rope.mode == RopeMode::Normal { (2 * j, 2 * j + 1) } else { (j, j + half) };
         let step = f64::from(rope.freq_base).powf(-2.0 * j as f64 / n);
@@ -99,7 +99,7 @@ fn rows(toy: &ToyModel, name: &str, width: usize) -> Rows {
 fn linear(toy: &ToyModel, x: &Rows, stem: &str) -> Rows {
     let weight = rows(toy, &format!("{stem}.weight"), x[0].len());
     let bias = format!("{stem}.bias");
-    let bias: Vec<f64> = match toy.has(&bias) {
+    let bias: Vec<f64> = match toy.has_tensor(&bias) {
         true => toy.values(&bias).iter().map(|&v| f64::from(v)).collect(),
         false => vec![0.0; weight.len()],
     };

@@ -1,5 +1,5 @@
-//! Fragment layouts as the manual defines them: the row and column of a lane's `i`-th element, by shape (PTX ISA, "Matrix Fragments
-//! for mma").
+//! Fragment layouts as the manual defines them: the row and column of a lane's `i`-th element, by shape (PTX ISA, "Matrix
+//! Fragments for mma").
 
 use super::super::matrix_spec::Element;
 

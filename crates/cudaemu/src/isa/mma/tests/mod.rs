@@ -1,4 +1,5 @@
-//! Matrix products against products in unbounded precision. The fragment layouts are implemented a second time, from the manual.
+//! Matrix products against exact products. `layout` implements the fragment layouts a second time, from the manual; `shapes`
+//! checks every row of `mma`, `wmma` those of `wmma`, `special` the rules for rounding, overflow and NaN.
 
 mod layout;
 mod shapes;
@@ -8,7 +9,7 @@ mod wmma;
 use super::matrix_spec::{Accumulator, Element};
 use layout::Shape;
 
-/// The specification in a row's name.
+/// Shape and types of a row, parsed from its name.
 #[derive(Clone, Copy, Debug)]
 struct Spec {
     shape: Shape,
@@ -34,7 +35,7 @@ const ELEMENTS: [Element; 11] = [
 const ACCUMULATORS: [Accumulator; 4] = [Accumulator::F16, Accumulator::F32, Accumulator::S32, Accumulator::F64];
 
 /// Parses `….m16n8k16.row.col{…}.dtype.atype.btype.ctype{…}`.
-fn spec(name: &str) -> Spec {
+fn parse_spec(name: &str) -> Spec {
     let parts: Vec<&str> = name.split('.').collect();
     let extents: Vec<usize> = parts
         .iter()
@@ -44,7 +45,7 @@ fn spec(name: &str) -> Spec {
     let accumulator = |name: &str| ACCUMULATORS.into_iter().find(|accumulator| accumulator.name() == name);
     let types =
         parts.windows(4).find_map(|w| Some((accumulator(w[0])?, element(w[1])?, element(w[2])?, accumulator(w[3])?)));
-    // `wmma.mma` of `.f16` only names D and C.
+    // The names of `wmma.mma` rows of `.f16` hold only the types of D and C.
     let short = || {
         let last: Vec<Accumulator> = parts.iter().rev().take(2).filter_map(|part| accumulator(part)).collect();
         (last[1], Element::F16, Element::F16, last[0])
@@ -54,7 +55,7 @@ fn spec(name: &str) -> Spec {
 }
 
 /// The exact value of an element.
-fn value(element: Element, bits: u64) -> f64 {
+fn element_value(element: Element, bits: u64) -> f64 {
     let small = |width: u32, signed: bool| {
         let top = (bits as i64) << (64 - width);
         if signed { (top >> (64 - width)) as f64 } else { (bits & ((1 << width) - 1)) as f64 }
@@ -85,9 +86,9 @@ fn value(element: Element, bits: u64) -> f64 {
 }
 
 /// The exact value of an accumulator.
-fn accumulated(accumulator: Accumulator, bits: u64) -> f64 {
+fn accumulator_value(accumulator: Accumulator, bits: u64) -> f64 {
     match accumulator {
-        Accumulator::F16 => value(Element::F16, bits),
+        Accumulator::F16 => element_value(Element::F16, bits),
         Accumulator::F32 => f64::from(f32::from_bits(bits as u32)),
         Accumulator::S32 => f64::from(bits as u32 as i32),
         Accumulator::F64 => f64::from_bits(bits),
@@ -95,7 +96,7 @@ fn accumulated(accumulator: Accumulator, bits: u64) -> f64 {
 }
 
 /// A finite element of moderate size, so that sums of products are exact in `f64`.
-fn moderate(random: &mut fastrand::Rng, element: Element) -> u64 {
+fn random_element(random: &mut fastrand::Rng, element: Element) -> u64 {
     let float = |random: &mut fastrand::Rng, exponent_bits: u32, fraction_bits: u32, bias: u64| {
         let sign = random.u64(0..2) << (exponent_bits + fraction_bits);
         sign | (bias - 3 + random.u64(0..6)) << fraction_bits | random.u64(0..1 << fraction_bits)

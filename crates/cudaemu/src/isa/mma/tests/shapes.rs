@@ -1,11 +1,11 @@
-//! Every row on random matrices of moderate elements, against the exact product.
+//! Every row of `mma` on random matrices, against the exact product.
 
 use std::collections::HashMap;
 
 use super::super::family;
 use super::super::matrix_spec::{Accumulator, Element};
 use super::layout::{self, volta};
-use super::{Spec, accumulated, moderate, spec, value};
+use super::{Spec, accumulator_value, element_value, parse_spec, random_element};
 use crate::isa::harness::Harness;
 
 /// Bits by row and column.
@@ -22,6 +22,7 @@ fn pack(elements: &[u64], bits: usize) -> Vec<i128> {
     elements.chunks(per).map(|chunk| word(chunk) as i128).collect()
 }
 
+/// Width of an accumulator in bits.
 pub(super) fn accumulator_bits(accumulator: Accumulator) -> usize {
     match accumulator {
         Accumulator::F16 => 16,
@@ -31,7 +32,7 @@ pub(super) fn accumulator_bits(accumulator: Accumulator) -> usize {
 }
 
 /// The bits of D for the exact result `exact`.
-pub(super) fn rounded(d: Accumulator, exact: f64, saturate: bool) -> u64 {
+pub(super) fn rounded_bits(d: Accumulator, exact: f64, saturate: bool) -> u64 {
     match d {
         Accumulator::F16 => {
             let exponent = exact.abs().log2().floor().max(-14.0) as i32;
@@ -46,11 +47,12 @@ pub(super) fn rounded(d: Accumulator, exact: f64, saturate: bool) -> u64 {
     }
 }
 
-pub(super) fn moderate_c(random: &mut fastrand::Rng, c: Accumulator) -> u64 {
+/// Random bits of an element of C.
+pub(super) fn random_accumulator(random: &mut fastrand::Rng, c: Accumulator) -> u64 {
     match c {
-        Accumulator::F16 => moderate(random, Element::F16),
+        Accumulator::F16 => random_element(random, Element::F16),
         Accumulator::F32 => u64::from((random.f32() * 64.0 - 32.0).to_bits()) & !0xff,
-        Accumulator::F64 => moderate(random, Element::F64),
+        Accumulator::F64 => random_element(random, Element::F64),
         // Also close to the limits, where sums overflow.
         Accumulator::S32 => {
             let offset = random.u32(0..2000);
@@ -59,24 +61,27 @@ pub(super) fn moderate_c(random: &mut fastrand::Rng, c: Accumulator) -> u64 {
     }
 }
 
-struct Test {
+/// A product `A · B + C` to compute.
+struct Product {
     spec: Spec,
     a: Matrix,
     b: Matrix,
     c: Matrix,
 }
 
-impl Test {
+impl Product {
+    /// The exact value of an element of D.
     fn sum(&self, name: &str, row: usize, column: usize) -> f64 {
         let products = (0..self.spec.shape.k).map(|k| {
-            let (x, y) = (value(self.spec.a, self.a[&(row, k)]), value(self.spec.b, self.b[&(k, column)]));
+            let (x, y) =
+                (element_value(self.spec.a, self.a[&(row, k)]), element_value(self.spec.b, self.b[&(k, column)]));
             match self.spec.a {
                 Element::B1 if name.contains(".and.") => f64::from(x == 1.0 && y == 1.0),
                 Element::B1 => f64::from(x != y),
                 _ => x * y,
             }
         });
-        accumulated(self.spec.c, self.c[&(row, column)]) + products.sum::<f64>()
+        accumulator_value(self.spec.c, self.c[&(row, column)]) + products.sum::<f64>()
     }
 }
 
@@ -89,22 +94,22 @@ fn every_shape_and_type_gives_the_exact_product() {
         if !name.starts_with("mma.sync") {
             continue;
         }
-        let spec = spec(&name);
+        let spec = parse_spec(&name);
         let Spec { shape, a, b, d, c } = spec;
         let quads = shape.k == 4 && a == Element::F16;
         let by_rows = |at: usize| name.split('.').filter(|&part| part == "row" || part == "col").nth(at) == Some("row");
         let (groups, counts) = if quads { (4, [4, 4, 8]) } else { (1, counts(spec)) };
-        let tests: Vec<Test> = (0..groups)
+        let tests: Vec<Product> = (0..groups)
             .map(|_| {
                 let mut matrix = |rows: usize, columns: usize, bits: &mut dyn FnMut(&mut fastrand::Rng) -> u64| {
                     let places = (0..rows * columns).map(|at| (at / columns, at % columns));
                     places.map(|place| (place, bits(&mut random))).collect::<Matrix>()
                 };
-                Test {
+                Product {
                     spec,
-                    a: matrix(shape.m, shape.k, &mut |random| moderate(random, a)),
-                    b: matrix(shape.k, shape.n, &mut |random| moderate(random, b)),
-                    c: matrix(shape.m, shape.n, &mut |random| moderate_c(random, c)),
+                    a: matrix(shape.m, shape.k, &mut |random| random_element(random, a)),
+                    b: matrix(shape.k, shape.n, &mut |random| random_element(random, b)),
+                    c: matrix(shape.m, shape.n, &mut |random| random_accumulator(random, c)),
                 }
             })
             .collect();
@@ -142,7 +147,7 @@ fn every_shape_and_type_gives_the_exact_product() {
             let expected: Vec<u64> = (0..counts[2])
                 .map(|i| {
                     let (row, column) = places[3](lane, i);
-                    rounded(d, test(lane).sum(&name, row, column), name.contains("satfinite"))
+                    rounded_bits(d, test(lane).sum(&name, row, column), name.contains("satfinite"))
                 })
                 .collect();
             let expected: Vec<u128> = pack(&expected, accumulator_bits(d)).into_iter().map(|v| v as u128).collect();

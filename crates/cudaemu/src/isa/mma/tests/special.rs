@@ -1,19 +1,20 @@
-//! Rounding, overflow and NaN rules of matrix products. The positions of elements do not matter here: all rows of A are equal, and
-//! all columns of B.
+//! Rounding, overflow and NaN rules of matrix products. The positions of elements do not matter here: all rows of A are equal,
+//! and all columns of B.
 
 use super::super::family;
 use crate::isa::harness::Harness;
 
 const INFINITY: u16 = 0x7c00;
 const NAN: u16 = 0x7e00;
-const LEAST: u16 = 0x0001; // 2^-24
-const LARGEST: u16 = 0x7bff; // 65504
+const SMALLEST_SUBNORMAL: u16 = 0x0001; // 2^-24
+const LARGEST_FINITE: u16 = 0x7bff; // 65504
 const ONE: u16 = 0x3c00;
 
 /// The first elements along k of the rows of A and of the columns of B; the rest is zero.
 type Vectors<'a> = &'a [(u16, u16)];
 
-/// `m16n8k8` with 16-bit elements: thread t of a group holds k = 2t, 2t + 1.
+/// Runs an `m16n8k8` product of 16-bit elements; returns the registers of D, which are equal in all lanes. Thread t of a group
+/// of four holds k = 2t and 2t + 1.
 fn run(name: &str, vectors: Vectors, c: &[i128]) -> Vec<u128> {
     let pair = |which: fn(&(u16, u16)) -> u16, thread: usize| {
         let at = |k: usize| i128::from(vectors.get(k).map_or(0, which));
@@ -26,7 +27,7 @@ fn run(name: &str, vectors: Vectors, c: &[i128]) -> Vec<u128> {
         })
         .collect();
     let outputs = Harness::new(family()).run(name, &inputs);
-    assert!(outputs.iter().all(|output| output == &outputs[0]), "{name}: all elements are the same");
+    assert!(outputs.iter().all(|output| output == &outputs[0]), "{name}: all lanes must have the same result");
     outputs[0].clone()
 }
 
@@ -44,12 +45,12 @@ fn bf16_of(vectors: Vectors, c: f32) -> u32 {
 }
 
 #[test]
-fn special_values_of_f32_accumulators() {
+fn f32_accumulators_round_the_whole_sum_once() {
     let minus = 0x8000;
     for (vectors, c, expected) in [
-        (&[(LEAST, LEAST)] as Vectors, 0.0, 2f32.powi(-48).to_bits()),
-        (&[(LEAST, LARGEST)], 0.0, (2f32.powi(-24) * 65504.0).to_bits()),
-        (&[(LARGEST, LARGEST); 8], 0.0, (65504f32 * 65504.0 * 8.0).to_bits()),
+        (&[(SMALLEST_SUBNORMAL, SMALLEST_SUBNORMAL)] as Vectors, 0.0, 2f32.powi(-48).to_bits()),
+        (&[(SMALLEST_SUBNORMAL, LARGEST_FINITE)], 0.0, (2f32.powi(-24) * 65504.0).to_bits()),
+        (&[(LARGEST_FINITE, LARGEST_FINITE); 8], 0.0, (65504f32 * 65504.0 * 8.0).to_bits()),
         (&[(INFINITY, ONE)], -1.0, f32::INFINITY.to_bits()),
         (&[(INFINITY | minus, ONE)], 1.0, f32::NEG_INFINITY.to_bits()),
         (&[(INFINITY, ONE), (INFINITY, ONE | minus)], 0.0, 0x7fff_ffff),
@@ -64,7 +65,11 @@ fn special_values_of_f32_accumulators() {
         (&[(0x1000, ONE); 4], 16_384.0, 0x4680_0001), // 4 · 2^-11 + 2^14, a unit being 2^-9
         (&[(0x0c00, ONE); 2], 16_384.0, 0x4680_0000), // 2 · 2^-12 is a quarter of a unit
         (&[(0x1000, ONE); 2], 16_384.0, 0x4680_0000), // half a unit: to even
-        (&[(LARGEST, LARGEST), (LARGEST | minus, LARGEST), (LEAST, ONE)], 0.0, 2f32.powi(-24).to_bits()),
+        (
+            &[(LARGEST_FINITE, LARGEST_FINITE), (LARGEST_FINITE | minus, LARGEST_FINITE), (SMALLEST_SUBNORMAL, ONE)],
+            0.0,
+            2f32.powi(-24).to_bits(),
+        ),
     ] {
         let got = f32_of(vectors, c);
         assert_eq!(got, expected, "{vectors:x?} + {c}: got {got:x}, expected {expected:x}");
@@ -72,21 +77,21 @@ fn special_values_of_f32_accumulators() {
 }
 
 #[test]
-fn special_values_of_f16_accumulators() {
+fn f16_accumulators_round_the_whole_sum_once() {
     for (vectors, c, expected) in [
-        (&[(LARGEST, ONE), (ONE, ONE)] as Vectors, 0, LARGEST),
-        (&[(LARGEST, ONE), (0x4c00, ONE)], 0, INFINITY), // 65504 + 16 is halfway to 65536
-        (&[(LARGEST, ONE), (0x4bff, ONE)], 0, LARGEST),
-        (&[(LARGEST, LARGEST)], 0, INFINITY),
-        (&[(LARGEST, 0xfbff)], 0, 0xfc00),
-        (&[(LEAST, ONE)], 0, LEAST),
-        (&[(LEAST, 0x3800)], 0, 0), // half of the smallest: to even
-        (&[(LEAST, 0x3801)], 0, LEAST),
-        (&[(LEAST, 0x3800)], LEAST, 2),
+        (&[(LARGEST_FINITE, ONE), (ONE, ONE)] as Vectors, 0, LARGEST_FINITE),
+        (&[(LARGEST_FINITE, ONE), (0x4c00, ONE)], 0, INFINITY), // 65504 + 16 is halfway to 65536
+        (&[(LARGEST_FINITE, ONE), (0x4bff, ONE)], 0, LARGEST_FINITE),
+        (&[(LARGEST_FINITE, LARGEST_FINITE)], 0, INFINITY),
+        (&[(LARGEST_FINITE, 0xfbff)], 0, 0xfc00),
+        (&[(SMALLEST_SUBNORMAL, ONE)], 0, SMALLEST_SUBNORMAL),
+        (&[(SMALLEST_SUBNORMAL, 0x3800)], 0, 0), // half of the smallest: to even
+        (&[(SMALLEST_SUBNORMAL, 0x3801)], 0, SMALLEST_SUBNORMAL),
+        (&[(SMALLEST_SUBNORMAL, 0x3800)], SMALLEST_SUBNORMAL, 2),
         (&[(INFINITY, ONE)], 0xfc00, 0x7fff),
         (&[(NAN, ONE)], 0, 0x7fff),
         // 2048 + 1 + 2^-24: above a tie only by its last bit, which is far below the precision of f32 at that size.
-        (&[(0x6800, ONE), (ONE, ONE), (LEAST, ONE)], 0, 0x6801),
+        (&[(0x6800, ONE), (ONE, ONE), (SMALLEST_SUBNORMAL, ONE)], 0, 0x6801),
         (&[(0x6800, ONE), (ONE, ONE)], 0, 0x6800),
     ] {
         let got = f16_of(vectors, c);
@@ -95,7 +100,7 @@ fn special_values_of_f16_accumulators() {
 }
 
 #[test]
-fn special_values_of_bf16() {
+fn bf16_products_overflow_and_underflow_like_f32() {
     let (largest, least, one) = (0x7f7f, 0x0001, 0x3f80_u16); // about 3.39e38 and 2^-133
     for (vectors, c, expected) in [
         (&[(largest, one)] as Vectors, 0.0, f32::from_bits(0x7f7f_0000).to_bits()),
@@ -114,7 +119,7 @@ fn special_values_of_bf16() {
 }
 
 #[test]
-fn nan_and_infinity_of_fp8() {
+fn fp8_products_have_the_nans_and_infinities_of_their_formats() {
     let run = |types: &str, a: u8, b: u8| {
         let name = format!("mma.sync.aligned.m16n8k16.row.col.f32.{types}.f32");
         // The first thread of each group holds k = 0 to 3.

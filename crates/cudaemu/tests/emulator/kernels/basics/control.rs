@@ -1,6 +1,6 @@
 //! Branches, loops, locks and clocks.
 
-use crate::gpu::{Gpu, ints, launch, same};
+use crate::gpu::{Gpu, assert_same, ints, launch};
 
 const FILES: [(u32, &str); 2] = [(80, "control.sm_80"), (90, "control.sm_90")];
 
@@ -21,25 +21,25 @@ fn switch(i: i32, what: i32, before: i32) -> i32 {
 }
 
 #[test]
-fn switches() {
+fn switches_and_branch_tables_select_the_right_case() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let (what, before) = (ints(160, -2..12, 1), ints(160, -100..100, 2));
-        let memory = gpu.up(&before);
-        launch!(gpu, module, "switch_dense", 2, 80; &gpu.up(&what), &memory);
+        let memory = gpu.upload(&before);
+        launch!(gpu, module, "switch_dense", 2, 80; &gpu.upload(&what), &memory);
         let want: Vec<i32> = (0..160).map(|i| switch(i as i32, what[i], before[i])).collect();
-        same(&format!("{file} switch_dense"), &gpu.down(&memory), &want);
+        assert_same(&format!("{file} switch_dense"), &gpu.download(&memory), &want);
         let what: Vec<u32> = what.iter().map(|what| (what + 2) as u32).collect();
         let out = gpu.alloc::<u32>(160);
-        launch!(gpu, module, "branch_by_table", 2, 80; &gpu.up(&what), &out);
+        launch!(gpu, module, "branch_by_table", 2, 80; &gpu.upload(&what), &out);
         let want: Vec<u32> = what.iter().map(|what| 100 * (what % 3 + 1)).collect();
-        same(&format!("{file} branch_by_table"), &gpu.down(&out), &want);
+        assert_same(&format!("{file} branch_by_table"), &gpu.download(&out), &want);
     }
 }
 
 #[test]
-fn loops() {
+fn loops_with_different_trip_counts_end_for_every_lane() {
     let collatz = |i: u64| {
         let (mut value, mut steps) = (i + 1, 0);
         while value != 1 {
@@ -54,45 +54,49 @@ fn loops() {
         let module = gpu.load(file);
         let out = gpu.alloc::<u32>(200);
         launch!(gpu, module, "collatz", 4, 64; &out, &200);
-        same(&format!("{file} collatz"), &gpu.down(&out), &(0..200).map(collatz).collect::<Vec<u32>>());
+        assert_same(&format!("{file} collatz"), &gpu.download(&out), &(0..200).map(collatz).collect::<Vec<u32>>());
         let limits = ints(64, -3..120, 3);
         let out = gpu.alloc::<i32>(64);
-        launch!(gpu, module, "count_primes", 1, 64; &gpu.up(&limits), &out);
+        launch!(gpu, module, "count_primes", 1, 64; &gpu.upload(&limits), &out);
         let want: Vec<i32> = limits.iter().map(|&limit| (2..limit).filter(|&n| prime(n)).count() as i32).collect();
-        same(&format!("{file} count_primes"), &gpu.down(&out), &want);
+        assert_same(&format!("{file} count_primes"), &gpu.download(&out), &want);
     }
 }
 
 #[test]
-fn conditions_and_early_ends() {
+fn short_circuits_skip_the_second_operand_and_lanes_exit_early() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let (values, indices) = (ints(20, -5..5, 4), ints(64, -10..40, 5));
         let out = gpu.alloc::<i32>(64);
-        launch!(gpu, module, "short_circuit", 2, 32; &gpu.up(&values), &gpu.up(&indices), &20, &out);
+        launch!(gpu, module, "short_circuit", 2, 32; &gpu.upload(&values), &gpu.upload(&indices), &20, &out);
         let holds = |&at: &i32| i32::from(usize::try_from(at).is_ok_and(|at| at < 20 && values[at] > 0) || at == -7);
-        same(&format!("{file} short_circuit"), &gpu.down(&out), &indices.iter().map(holds).collect::<Vec<_>>());
-        launch!(gpu, module, "trap_on_negative", 2, 32; &gpu.up(&ints(64, 0..9, 6)));
+        assert_same(
+            &format!("{file} short_circuit"),
+            &gpu.download(&out),
+            &indices.iter().map(holds).collect::<Vec<_>>(),
+        );
+        launch!(gpu, module, "trap_on_negative", 2, 32; &gpu.upload(&ints(64, 0..9, 6)));
         let out = gpu.zeros::<i32>(64);
         launch!(gpu, module, "exit_odd", 1, 64; &out);
-        same(&format!("{file} exit_odd"), &gpu.down(&out), &(0..64).map(|i| 1 - i % 2).collect::<Vec<_>>());
+        assert_same(&format!("{file} exit_odd"), &gpu.download(&out), &(0..64).map(|i| 1 - i % 2).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn clocks_and_waiting() {
+fn clocks_advance_and_spinning_lanes_and_blocks_make_progress() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let out = gpu.alloc::<i32>(32);
         launch!(gpu, module, "clocks", 1, 32; &out);
-        same(&format!("{file} clocks"), &gpu.down(&out), &[1; 32]);
+        assert_same(&format!("{file} clocks"), &gpu.download(&out), &[1; 32]);
         let (lock, total) = (gpu.zeros::<i32>(1), gpu.zeros::<i32>(1));
         launch!(gpu, module, "lock_per_thread", 3, 64; &lock, &total);
-        same(&format!("{file} lock_per_thread"), &gpu.down(&total), &[192]);
+        assert_same(&format!("{file} lock_per_thread"), &gpu.download(&total), &[192]);
         let (flag, value, out) = (gpu.zeros::<i32>(1), gpu.zeros::<i32>(1), gpu.alloc::<i32>(1));
         launch!(gpu, module, "wait_for_other_block", 2, 32; &flag, &value, &out);
-        same(&format!("{file} wait_for_other_block"), &gpu.down(&out), &[42]);
+        assert_same(&format!("{file} wait_for_other_block"), &gpu.download(&out), &[42]);
     }
 }

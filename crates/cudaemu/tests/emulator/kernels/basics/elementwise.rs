@@ -4,63 +4,63 @@ use std::fmt::Debug;
 
 use cudarc::driver::DeviceRepr;
 
-use crate::gpu::{Gpu, floats, ints, launch, random, same};
+use crate::gpu::{Gpu, assert_same, floats, ints, launch, random};
 
 const FILES: [(u32, &str); 4] =
     [(75, "elementwise.sm_75"), (80, "elementwise.sm_80"), (90, "elementwise.sm_90"), (80, "elementwise_lines.sm_80")];
 const SIZES: [usize; 5] = [1, 31, 64, 129, 1000];
 
 #[test]
-fn sums_of_vectors() {
+fn vector_sums_and_axpy_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         for n in SIZES {
             let (a, b, grid) = (floats(n, 1), floats(n, 2), n.div_ceil(64) as u32);
-            let (x, y, out) = (gpu.up(&a), gpu.up(&b), gpu.alloc::<f32>(n));
+            let (x, y, out) = (gpu.upload(&a), gpu.upload(&b), gpu.alloc::<f32>(n));
             launch!(gpu, module, "vector_add", grid, 64; &x, &y, &out, &(n as i32));
             let pairs = || a.iter().zip(&b);
-            same(
+            assert_same(
                 &format!("{file} vector_add of {n}"),
-                &gpu.down(&out),
+                &gpu.download(&out),
                 &pairs().map(|(a, b)| a + b).collect::<Vec<_>>(),
             );
             // The compiler fuses a product and a sum.
             let want: Vec<f32> = pairs().map(|(a, b)| 1.7f32.mul_add(*a, *b)).collect();
             launch!(gpu, module, "saxpy", grid, 64; &(n as i32), &1.7f32, &x, &y);
-            same(&format!("{file} saxpy of {n}"), &gpu.down(&y), &want);
+            assert_same(&format!("{file} saxpy of {n}"), &gpu.download(&y), &want);
             for (blocks, threads) in [(1, 32), (3, 96)] {
-                let y = gpu.up(&b);
+                let y = gpu.upload(&b);
                 launch!(gpu, module, "saxpy_grid_stride", blocks, threads; &n, &1.7f32, &x, &y);
-                same(&format!("{file} saxpy_grid_stride of {n}"), &gpu.down(&y), &want);
+                assert_same(&format!("{file} saxpy_grid_stride of {n}"), &gpu.download(&y), &want);
             }
             let (a, b): (Vec<f64>, Vec<f64>) = pairs().map(|(&a, &b)| (f64::from(a) / 3.0, f64::from(b) / 7.0)).unzip();
-            let y = gpu.up(&b);
-            launch!(gpu, module, "daxpy", grid, 64; &(n as i32), &0.3f64, &gpu.up(&a), &y);
+            let y = gpu.upload(&b);
+            launch!(gpu, module, "daxpy", grid, 64; &(n as i32), &0.3f64, &gpu.upload(&a), &y);
             let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| 0.3f64.mul_add(*a, *b)).collect();
-            same(&format!("{file} daxpy of {n}"), &gpu.down(&y), &want);
+            assert_same(&format!("{file} daxpy of {n}"), &gpu.download(&y), &want);
         }
     }
 }
 
 #[test]
-fn gathers() {
+fn gathers_read_the_strided_elements() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let x = ints(1000, -1000..1000, 1);
-        let input = gpu.up(&x);
+        let input = gpu.upload(&x);
         for (n, stride, offset) in [(100, 1, 0), (100, 7, 3), (200, -5, 999), (64, 0, 17)] {
             let out = gpu.alloc::<i32>(n);
             launch!(gpu, module, "gather_strided", n.div_ceil(64) as u32, 64; &input, &out, &(n as i32), &stride, &offset);
             let want: Vec<i32> = (0..n as i64).map(|i| x[(i * stride + offset) as usize]).collect();
-            same(&format!("{file} gather_strided {stride} {offset}"), &gpu.down(&out), &want);
+            assert_same(&format!("{file} gather_strided {stride} {offset}"), &gpu.download(&out), &want);
         }
     }
 }
 
-/// Any value of a type: small, extreme and random ones.
-fn samples(count: usize, seed: u64) -> Vec<i64> {
+/// Integers to cast to any type: small, extreme and random ones.
+fn sample_integers(count: usize, seed: u64) -> Vec<i64> {
     let mut random = random(seed);
     let edges = [
         0,
@@ -92,7 +92,7 @@ macro_rules! whole_arithmetic {
     ($gpu:ident, $module:ident, $file:ident; $($name:ident),*) => {$({
         let n = 300;
         let cast = |values: Vec<i64>| values.into_iter().map(|value| value as $name).collect::<Vec<_>>();
-        let (a, mut b) = (cast(samples(n, 1)), cast(samples(n, 2)));
+        let (a, mut b) = (cast(sample_integers(n, 1)), cast(sample_integers(n, 2)));
         for (a, b) in a.iter().zip(&mut b) {
             // Dividing the smallest value by -1 overflows.
             if a.checked_div(*b).is_none() {
@@ -107,11 +107,12 @@ macro_rules! whole_arithmetic {
         };
         let want: Vec<$name> = a.iter().zip(&b).flat_map(results).collect();
         let name = concat!("arithmetic_", stringify!($name));
-        run::<$name>(&$gpu, &$module, &format!("{} {name}", $file), name, &a, &b, &want);
+        run_and_compare::<$name>(&$gpu, &$module, &format!("{} {name}", $file), name, &a, &b, &want);
     })*};
 }
 
-fn names(ty: &str) -> &'static str {
+/// The kernel for `arithmetic_<Rust type>`: kernels name signed types `s…` instead of `i…`.
+fn kernel_name(ty: &str) -> &'static str {
     let all = [
         "arithmetic_s8",
         "arithmetic_u8",
@@ -125,7 +126,7 @@ fn names(ty: &str) -> &'static str {
     all.into_iter().find(|name| name[11..].replace('s', "i") == ty[11..]).unwrap()
 }
 
-fn run<T: DeviceRepr + PartialEq + Debug>(
+fn run_and_compare<T: DeviceRepr + PartialEq + Debug>(
     gpu: &Gpu,
     module: &std::sync::Arc<cudarc::driver::CudaModule>,
     what: &str,
@@ -136,12 +137,12 @@ fn run<T: DeviceRepr + PartialEq + Debug>(
 ) {
     let out = gpu.alloc::<T>(want.len());
     let n = a.len();
-    launch!(gpu, module, names(name), n.div_ceil(64) as u32, 64; &gpu.up(a), &gpu.up(b), &out, &(n as i32));
-    same(what, &gpu.down(&out), want);
+    launch!(gpu, module, kernel_name(name), n.div_ceil(64) as u32, 64; &gpu.upload(a), &gpu.upload(b), &out, &(n as i32));
+    assert_same(what, &gpu.download(&out), want);
 }
 
 #[test]
-fn arithmetic_of_whole_numbers() {
+fn integer_arithmetic_agrees_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
@@ -149,7 +150,8 @@ fn arithmetic_of_whole_numbers() {
     }
 }
 
-fn special(count: usize, seed: u64) -> Vec<f32> {
+/// Special, small and random floats.
+fn sample_floats(count: usize, seed: u64) -> Vec<f32> {
     let edges = [
         0.0,
         -0.0,
@@ -178,10 +180,10 @@ macro_rules! float_arithmetic {
         let (a, b): (Vec<$float>, Vec<$float>) = ($a, $b);
         let n = a.len();
         let out = $gpu.alloc::<$float>(7 * n);
-        launch!($gpu, $module, $kernel, n.div_ceil(64) as u32, 64; &$gpu.up(&a), &$gpu.up(&b), &out, &(n as i32));
+        launch!($gpu, $module, $kernel, n.div_ceil(64) as u32, 64; &$gpu.upload(&a), &$gpu.upload(&b), &out, &(n as i32));
         let results = |(&x, &y): (&$float, &$float)| [x + y, x - y, x * y, x / y, x.mul_add(y, x), x.min(y), x.max(y)];
         let want: Vec<$float> = a.iter().zip(&b).flat_map(results).collect();
-        for (i, (got, want)) in $gpu.down(&out).iter().zip(&want).enumerate() {
+        for (i, (got, want)) in $gpu.download(&out).iter().zip(&want).enumerate() {
             let (x, y) = (a[i / 7], b[i / 7]);
             // For zeros of both signs, min and max may return either.
             let zeros = i % 7 >= 5 && *got == 0.0 && *want == 0.0;
@@ -192,12 +194,12 @@ macro_rules! float_arithmetic {
 }
 
 #[test]
-fn arithmetic_of_floats() {
+fn float_arithmetic_agrees_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        float_arithmetic!(gpu, module, file, "arithmetic_f32", f32, u32, special(400, 1), special(400, 2));
-        let wide = |seed| special(400, seed).into_iter().map(|x| f64::from(x) / 3.0).collect();
+        float_arithmetic!(gpu, module, file, "arithmetic_f32", f32, u32, sample_floats(400, 1), sample_floats(400, 2));
+        let wide = |seed| sample_floats(400, seed).into_iter().map(|x| f64::from(x) / 3.0).collect();
         float_arithmetic!(gpu, module, file, "arithmetic_f64", f64, u64, wide(3), wide(4));
     }
 }
@@ -210,22 +212,22 @@ macro_rules! compare {
         }
         let n = a.len();
         let out = $gpu.alloc::<u32>(n);
-        launch!($gpu, $module, $kernel, n.div_ceil(64) as u32, 64; &$gpu.up(&a), &$gpu.up(&b), &out, &(n as i32));
+        launch!($gpu, $module, $kernel, n.div_ceil(64) as u32, 64; &$gpu.upload(&a), &$gpu.upload(&b), &out, &(n as i32));
         let bits = |(x, y)| {
             let all = [x < y, x <= y, x == y, x != y, x > y, x >= y, $nan(x), $infinite(x)];
             all.iter().enumerate().map(|(bit, &holds)| u32::from(holds) << bit).sum()
         };
         let want: Vec<u32> = a.iter().copied().zip(b.iter().copied()).map(bits).collect();
-        same(&format!("{} {}", $file, $kernel), &$gpu.down(&out), &want);
+        assert_same(&format!("{} {}", $file, $kernel), &$gpu.download(&out), &want);
     }};
 }
 
 #[test]
-fn comparisons() {
+fn comparisons_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let cast = |seed| samples(300, seed);
+        let cast = |seed| sample_integers(300, seed);
         macro_rules! whole {
             ($($kernel:literal $ty:ident),*) => {$({
                 let values = |seed| cast(seed).into_iter().map(|value| value as $ty).collect::<Vec<_>>();
@@ -233,8 +235,17 @@ fn comparisons() {
             })*};
         }
         whole!("compare_s32" i32, "compare_u32" u32, "compare_s64" i64, "compare_u64" u64, "compare_s16" i16, "compare_u8" u8);
-        compare!(gpu, module, file, "compare_f32", special(300, 1), special(300, 2), f32::is_nan, f32::is_infinite);
-        let wide = |seed| special(300, seed).into_iter().map(f64::from).collect::<Vec<_>>();
+        compare!(
+            gpu,
+            module,
+            file,
+            "compare_f32",
+            sample_floats(300, 1),
+            sample_floats(300, 2),
+            f32::is_nan,
+            f32::is_infinite
+        );
+        let wide = |seed| sample_floats(300, seed).into_iter().map(f64::from).collect::<Vec<_>>();
         compare!(gpu, module, file, "compare_f64", wide(1), wide(2), f64::is_nan, f64::is_infinite);
     }
 }

@@ -1,4 +1,4 @@
-//! `kernels/basics`: one feature of the language per kernel.
+//! `kernels/basics`: one feature of the language per kernel. Each file tests the kernels of the .cu file of its name.
 
 mod atomics;
 mod barriers;

@@ -1,4 +1,4 @@
-//! printf and assertions that hold. Without the driver, because its output goes to the process's stdout.
+//! printf, and assertions that hold. Uses a device without the driver, because the driver prints to the process's stdout.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -8,7 +8,7 @@ use crate::gpu::ptx;
 /// A device, and the output of its kernels.
 fn device() -> (Device, Receiver<String>) {
     let (sender, receiver) = channel();
-    (Device::printing(move |text| sender.send(text.to_owned()).unwrap()), receiver)
+    (Device::with_print(move |text| sender.send(text.to_owned()).unwrap()), receiver)
 }
 
 fn printed(receiver: &Receiver<String>) -> String {
@@ -16,7 +16,7 @@ fn printed(receiver: &Receiver<String>) -> String {
 }
 
 #[test]
-fn formats() {
+fn printf_formats_like_the_host() {
     let (mut device, lines) = device();
     let module = device.load(&ptx("print.sm_80"));
     let returned = device.upload(&[0; 4]);
@@ -34,7 +34,7 @@ fn formats() {
 }
 
 #[test]
-fn lines_of_threads() {
+fn every_thread_prints_its_line() {
     let (mut device, lines) = device();
     let module = device.load(&ptx("print.sm_80"));
     device.run(&module, "print_threads", 3, 40, Params::default());
@@ -47,7 +47,7 @@ fn lines_of_threads() {
 }
 
 #[test]
-fn many_arguments() {
+fn printf_takes_many_arguments() {
     let (mut device, lines) = device();
     let module = device.load(&ptx("print.sm_80"));
     let values = [0.5, -1.25, 1e10, 3.0, 1e-7, 0.1, 123456.0, 1234567.0f64];
@@ -57,7 +57,7 @@ fn many_arguments() {
 }
 
 #[test]
-fn assertions_that_hold() {
+fn assertions_that_hold_print_nothing() {
     let (mut device, lines) = device();
     let module = device.load(&ptx("print.sm_80"));
     let memory = device.upload(&(0..96i32).flat_map(i32::to_le_bytes).collect::<Vec<_>>());

@@ -1,28 +1,32 @@
 //! Every state space, parameters and special registers.
 
-use crate::gpu::{Gpu, close, floats, ints, launch, same};
+use crate::gpu::{Gpu, assert_close, assert_same, floats, ints, launch};
 
 #[test]
-fn constants() {
+fn constant_memory_has_initial_values_and_takes_writes_of_the_host() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     for n in [1, 100] {
         let x = floats(n, 1);
         let out = gpu.alloc::<f32>(n);
-        launch!(gpu, module, "constant_polynomial", n.div_ceil(64) as u32, 64; &gpu.up(&x), &out, &(n as i32));
+        launch!(gpu, module, "constant_polynomial", n.div_ceil(64) as u32, 64; &gpu.upload(&x), &out, &(n as i32));
         let want: Vec<f64> =
             x.iter().map(|&x| f64::from(x)).map(|x| 1.0 - 2.0 * x + 0.5 * x * x + 4.0 * x * x * x).collect();
-        close("constant_polynomial", &gpu.down(&out), &want, 0.0, 1e-6);
+        assert_close("constant_polynomial", &gpu.download(&out), &want, 0.0, 1e-6);
         let settings: Vec<i32> = (0..8).map(|k| k * k - n as i32).collect();
         gpu.set_global(&module, "settings", &settings.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
         let out = gpu.alloc::<i32>(n);
         launch!(gpu, module, "constant_from_host", n.div_ceil(64) as u32, 64; &out, &(n as i32));
-        same("constant_from_host", &gpu.down(&out), &(0..n).map(|i| settings[i & 7] + i as i32).collect::<Vec<_>>());
+        assert_same(
+            "constant_from_host",
+            &gpu.download(&out),
+            &(0..n).map(|i| settings[i & 7] + i as i32).collect::<Vec<_>>(),
+        );
     }
 }
 
 #[test]
-fn variables_of_the_module() {
+fn module_variables_keep_their_values_between_launches() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     for round in 1..=2 {
@@ -32,8 +36,8 @@ fn variables_of_the_module() {
         want.resize(16, 0);
         want.push(3);
         want.extend("warp".bytes().map(u32::from));
-        same("device_globals", &gpu.down(&out), &want);
-        same("scale", &gpu.down(&scaled), &(0..64).map(|i| 2.5 * f64::from(i)).collect::<Vec<_>>());
+        assert_same("device_globals", &gpu.download(&out), &want);
+        assert_same("scale", &gpu.download(&scaled), &(0..64).map(|i| 2.5 * f64::from(i)).collect::<Vec<_>>());
         let counter = module.get_global("counter", gpu.stream()).unwrap();
         let bytes = gpu.stream().clone_dtoh(&counter).unwrap();
         assert_eq!(u32::from_le_bytes(bytes.try_into().unwrap()), 64 * round, "counter");
@@ -41,48 +45,52 @@ fn variables_of_the_module() {
 }
 
 #[test]
-fn shared_memory() {
+fn static_and_dynamic_shared_memory_reverse_a_block() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     let x = floats(3 * 256, 2);
     let out = gpu.alloc::<f32>(x.len());
     let reversed = |size: usize| x.chunks(size).flat_map(|block| block.iter().rev().copied()).collect::<Vec<_>>();
-    launch!(gpu, module, "shared_static_reverse", 3, 256; &gpu.up(&x), &out);
-    same("shared_static_reverse", &gpu.down(&out), &reversed(256));
+    launch!(gpu, module, "shared_static_reverse", 3, 256; &gpu.upload(&x), &out);
+    assert_same("shared_static_reverse", &gpu.download(&out), &reversed(256));
     for threads in [1, 48, 96, 256] {
         let out = gpu.alloc::<f32>(x.len());
-        launch!(gpu, module, "shared_dynamic_reverse", x.len() as u32 / threads, threads, shared 5 * threads; &gpu.up(&x), &out);
-        same(&format!("shared_dynamic_reverse by {threads}"), &gpu.down(&out), &reversed(threads as usize));
+        launch!(gpu, module, "shared_dynamic_reverse", x.len() as u32 / threads, threads, shared 5 * threads; &gpu.upload(&x), &out);
+        assert_same(&format!("shared_dynamic_reverse by {threads}"), &gpu.download(&out), &reversed(threads as usize));
     }
 }
 
 #[test]
-fn local_memory() {
+fn local_arrays_are_sorted_per_thread() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     let values = ints(16 * 96, 0..1000, 3);
     let out = gpu.alloc::<i32>(96);
-    launch!(gpu, module, "local_sort", 2, 48; &gpu.up(&values), &out);
+    launch!(gpu, module, "local_sort", 2, 48; &gpu.upload(&values), &out);
     let sorted = |part: &[i32]| {
         let mut all = part.to_vec();
         all.sort_unstable();
         all[(part[0] & 15) as usize]
     };
-    same("local_sort", &gpu.down(&out), &values.chunks(16).map(sorted).collect::<Vec<_>>());
+    assert_same("local_sort", &gpu.download(&out), &values.chunks(16).map(sorted).collect::<Vec<_>>());
 }
 
 #[test]
-fn generic_addresses() {
+fn generic_pointers_reach_every_space() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     let values = ints(64, -100..100, 4);
     let out = gpu.alloc::<i32>(64);
-    launch!(gpu, module, "generic_pointers", 1, 64; &gpu.up(&values), &out);
+    launch!(gpu, module, "generic_pointers", 1, 64; &gpu.upload(&values), &out);
     let sum: i32 = values[..8].iter().sum();
-    same("generic_pointers", &gpu.down(&out), &(0..64).map(|i| sum * [1, 10, 100][i % 3]).collect::<Vec<_>>());
+    assert_same(
+        "generic_pointers",
+        &gpu.download(&out),
+        &(0..64).map(|i| sum * [1, 10, 100][i % 3]).collect::<Vec<_>>(),
+    );
     let out = gpu.alloc::<u32>(4);
     launch!(gpu, module, "spaces_of_addresses", 1, 32; &out);
-    same("spaces_of_addresses", &gpu.down(&out), &[1, 2, 4, 8]);
+    assert_same("spaces_of_addresses", &gpu.download(&out), &[1, 2, 4, 8]);
 }
 
 /// The kernel's `Settings`, laid out as C++ does.
@@ -104,7 +112,7 @@ struct Words([u32; 4]);
 unsafe impl cudarc::driver::DeviceRepr for Words {}
 
 #[test]
-fn parameters() {
+fn parameters_of_every_type_arrive() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     let settings =
@@ -117,11 +125,11 @@ fn parameters() {
         let product = settings.pairs[i % 3].0 * f32::from(settings.pairs[(i + 1) % 3].1);
         sum + f64::from(settings.steps[i % 5]) + f64::from(product) + 4321.0
     };
-    close("parameters", &gpu.down(&out), &(0..64).map(value).collect::<Vec<_>>(), 1e-15, 0.0);
+    assert_close("parameters", &gpu.download(&out), &(0..64).map(value).collect::<Vec<_>>(), 1e-15, 0.0);
 }
 
 #[test]
-fn special_registers() {
+fn special_registers_describe_the_position_of_the_thread() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     for (grid, block, dynamic) in [([1, 1, 1], [1, 1, 1], 0), ([3, 2, 2], [5, 4, 3], 48), ([2, 1, 1], [64, 1, 1], 1000)]
@@ -141,16 +149,16 @@ fn special_registers() {
             words
         };
         let want: Vec<u32> = (0..blocks * threads).flat_map(words).collect();
-        same(&format!("special_registers {grid:?} {block:?}"), &gpu.down(&out), &want);
+        assert_same(&format!("special_registers {grid:?} {block:?}"), &gpu.download(&out), &want);
     }
 }
 
 #[test]
-fn launch_bounds() {
+fn launch_bounds_limit_the_threads_of_a_block() {
     let gpu = Gpu::new(80);
     let module = gpu.load("spaces.sm_80");
     let out = gpu.alloc::<i32>(256);
     launch!(gpu, module, "bounded", 2, 128; &out);
-    same("bounded", &gpu.down(&out), &(0..256).map(|i| i % 128).collect::<Vec<_>>());
+    assert_same("bounded", &gpu.download(&out), &(0..256).map(|i| i % 128).collect::<Vec<_>>());
     assert_eq!(module.load_function("bounded").unwrap().max_threads_per_block(), Ok(128));
 }

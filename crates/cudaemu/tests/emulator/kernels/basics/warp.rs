@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaModule, DeviceRepr};
 
-use crate::gpu::{Gpu, floats, ints, launch, random, same, whole};
+use crate::gpu::{Gpu, assert_same, floats, ints, launch, random, whole_floats};
 
 const FILES: [(u32, &str); 2] = [(75, "warp.sm_75"), (80, "warp.sm_80")];
 /// Threads in three blocks of 64.
@@ -24,40 +24,49 @@ fn sources(lane: usize) -> [usize; 8] {
     [5, indexed, up(3, 32), up(1, 8), down(3, 32), down(2, 4), lane ^ 1, far]
 }
 
-fn shuffles<T: DeviceRepr + Copy + PartialEq + Debug>(gpu: &Gpu, module: &Arc<CudaModule>, kernel: &str, values: &[T]) {
+fn check_shuffles<T: DeviceRepr + Copy + PartialEq + Debug>(
+    gpu: &Gpu,
+    module: &Arc<CudaModule>,
+    kernel: &str,
+    values: &[T],
+) {
     let out = gpu.alloc::<T>(8 * N);
-    launch!(gpu, module, kernel, BLOCKS, BLOCK; &gpu.up(values), &out);
+    launch!(gpu, module, kernel, BLOCKS, BLOCK; &gpu.upload(values), &out);
     let want: Vec<T> = (0..N).flat_map(|i| sources(i % 32).map(|lane| values[i / 32 * 32 + lane])).collect();
-    same(kernel, &gpu.down(&out), &want);
+    assert_same(kernel, &gpu.download(&out), &want);
 }
 
 #[test]
-fn values_of_other_lanes() {
+fn shuffles_read_the_lanes_of_their_definition() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let mut random = random(1);
         let wide: Vec<u64> = (0..N).map(|_| random.u64(..)).collect();
-        shuffles(&gpu, &module, "shuffle_s32", &ints(N, i32::MIN..i32::MAX, 1));
-        shuffles(&gpu, &module, "shuffle_f32", &floats(N, 2));
-        shuffles(&gpu, &module, "shuffle_u64", &wide);
-        shuffles(&gpu, &module, "shuffle_f64", &wide.iter().map(|&bits| bits as f64).collect::<Vec<_>>());
+        check_shuffles(&gpu, &module, "shuffle_s32", &ints(N, i32::MIN..i32::MAX, 1));
+        check_shuffles(&gpu, &module, "shuffle_f32", &floats(N, 2));
+        check_shuffles(&gpu, &module, "shuffle_u64", &wide);
+        check_shuffles(&gpu, &module, "shuffle_f64", &wide.iter().map(|&bits| bits as f64).collect::<Vec<_>>());
 
         let out = gpu.alloc::<u32>(N);
         launch!(gpu, module, "shuffle_in_range", BLOCKS, BLOCK; &out);
         let in_range = |i: usize| u32::from(i % 16 >= 4) | u32::from(i % 32 + 9 < 32) << 1 | 4;
-        same(&format!("{file} shuffle_in_range"), &gpu.down(&out), &(0..N).map(in_range).collect::<Vec<_>>());
+        assert_same(
+            &format!("{file} shuffle_in_range"),
+            &gpu.download(&out),
+            &(0..N).map(in_range).collect::<Vec<_>>(),
+        );
 
         let (values, out) = (ints(N, -100..100, 3), gpu.alloc::<i32>(N));
-        launch!(gpu, module, "shuffle_part", BLOCKS, BLOCK; &gpu.up(&values), &out);
+        launch!(gpu, module, "shuffle_part", BLOCKS, BLOCK; &gpu.upload(&values), &out);
         let want: Vec<i32> =
             (0..N).map(|i| if i % 4 == 1 { values[i] + values[i ^ 8] } else { values[i] - 1 }).collect();
-        same(&format!("{file} shuffle_part"), &gpu.down(&out), &want);
+        assert_same(&format!("{file} shuffle_part"), &gpu.download(&out), &want);
     }
 }
 
 #[test]
-fn votes() {
+fn votes_combine_the_predicates_of_their_members() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
@@ -68,7 +77,7 @@ fn votes() {
         values[96..112].fill(1);
         values[112..128].fill(0);
         let out = gpu.alloc::<u32>(8 * N);
-        launch!(gpu, module, "votes", BLOCKS, BLOCK; &gpu.up(&values), &out);
+        launch!(gpu, module, "votes", BLOCKS, BLOCK; &gpu.upload(&values), &out);
         let ballot = |i: usize, holds: fn(usize, bool) -> bool| -> u32 {
             let warp = &values[i / 32 * 32..][..32];
             warp.iter().enumerate().map(|(lane, &value)| u32::from(holds(lane, value > 0)) << lane).sum()
@@ -84,12 +93,12 @@ fn votes() {
             let active = if values[i] > 0 { all } else { 0 };
             [u32::from(all != 0), u32::from(all == u32::MAX), all, u32::from(uniform), active, late, last[0], last[1]]
         };
-        same(&format!("{file} votes"), &gpu.down(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
+        assert_same(&format!("{file} votes"), &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn matches() {
+fn match_finds_the_lanes_with_equal_values() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
@@ -99,7 +108,7 @@ fn matches() {
         let mut wide: Vec<u64> = values.iter().map(|&value| u64::from(value % 2) << 40 | 7).collect();
         wide[64..96].fill(1 << 63);
         let out = gpu.alloc::<u32>(6 * N);
-        launch!(gpu, module, "matches", BLOCKS, BLOCK; &gpu.up(&values), &gpu.up(&wide), &out);
+        launch!(gpu, module, "matches", BLOCKS, BLOCK; &gpu.upload(&values), &gpu.upload(&wide), &out);
         let lanes = |i: usize, equal: &dyn Fn(usize) -> bool| -> u32 {
             (0..32).filter(|lane| equal(i / 32 * 32 + lane)).map(|lane| 1 << lane).sum()
         };
@@ -109,52 +118,60 @@ fn matches() {
             let all = |lanes: u32| if lanes == u32::MAX { [u32::MAX, 1] } else { [0, 0] };
             [narrow, wide, all(narrow)[0], all(narrow)[1], all(wide)[0], all(wide)[1]]
         };
-        same(&format!("{file} matches"), &gpu.down(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
+        assert_same(&format!("{file} matches"), &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn reductions_and_scans() {
+fn warp_reductions_scans_and_compaction_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let values = whole(N, 1000, 6);
+        let values = whole_floats(N, 1000, 6);
         let out = gpu.alloc::<f32>(N / 16);
-        launch!(gpu, module, "warp_reduce", BLOCKS, BLOCK; &gpu.up(&values), &out);
+        launch!(gpu, module, "warp_reduce", BLOCKS, BLOCK; &gpu.upload(&values), &out);
         let reduce = |warp: &[f32]| [warp.iter().sum(), warp.iter().copied().fold(f32::MIN, f32::max)];
-        same(&format!("{file} warp_reduce"), &gpu.down(&out), &values.chunks(32).flat_map(reduce).collect::<Vec<_>>());
+        assert_same(
+            &format!("{file} warp_reduce"),
+            &gpu.download(&out),
+            &values.chunks(32).flat_map(reduce).collect::<Vec<_>>(),
+        );
 
         let values = ints(N, -1000..1000, 7);
-        let (input, out) = (gpu.up(&values), gpu.alloc::<i32>(N));
+        let (input, out) = (gpu.upload(&values), gpu.alloc::<i32>(N));
         launch!(gpu, module, "warp_scan", BLOCKS, BLOCK; &input, &out);
         let scan = |i: usize| values[i / 32 * 32..=i].iter().sum();
-        same(&format!("{file} warp_scan"), &gpu.down(&out), &(0..N).map(scan).collect::<Vec<i32>>());
+        assert_same(&format!("{file} warp_scan"), &gpu.download(&out), &(0..N).map(scan).collect::<Vec<i32>>());
 
         for n in [1, 100, N] {
             let (out, count) = (gpu.zeros::<i32>(N), gpu.zeros::<i32>(1));
             launch!(gpu, module, "compact", BLOCKS, BLOCK; &input, &(n as i32), &out, &count);
             let mut want: Vec<i32> = values[..n].iter().copied().filter(|&value| value > 0).collect();
-            same(&format!("{file} count of compact"), &gpu.down(&count), &[want.len() as i32]);
-            let mut got = gpu.down(&out)[..want.len()].to_vec();
+            assert_same(&format!("{file} count of compact"), &gpu.download(&count), &[want.len() as i32]);
+            let mut got = gpu.download(&out)[..want.len()].to_vec();
             want.sort_unstable();
             got.sort_unstable();
-            same(&format!("{file} compact"), &got, &want);
+            assert_same(&format!("{file} compact"), &got, &want);
         }
 
         let out = gpu.alloc::<i32>(N);
         launch!(gpu, module, "exchange_by_shared", BLOCKS, BLOCK; &input, &out);
         let total = |i: usize| values[i / 32 * 32..][..32].iter().sum();
-        same(&format!("{file} exchange_by_shared"), &gpu.down(&out), &(0..N).map(total).collect::<Vec<i32>>());
+        assert_same(
+            &format!("{file} exchange_by_shared"),
+            &gpu.download(&out),
+            &(0..N).map(total).collect::<Vec<i32>>(),
+        );
     }
 }
 
 #[test]
-fn reductions_of_whole_numbers() {
+fn integer_reductions_combine_the_values_of_their_members() {
     let gpu = Gpu::new(80);
     let module = gpu.load("warp.sm_80");
     let values = ints(N, i32::MIN..i32::MAX, 8);
     let out = gpu.alloc::<u32>(8 * N);
-    launch!(gpu, module, "warp_reduce_integers", BLOCKS, BLOCK; &gpu.up(&values), &out);
+    launch!(gpu, module, "warp_reduce_integers", BLOCKS, BLOCK; &gpu.upload(&values), &out);
     let words = |i: usize| {
         let signed = &values[i / 32 * 32..][..32];
         let all: Vec<u32> = signed.iter().map(|&value| value as u32).collect();
@@ -165,5 +182,5 @@ fn reductions_of_whole_numbers() {
         let [first, end] = [all.iter().min(), all.iter().max()].map(|value| *value.unwrap());
         [sum(&all), sum(&all), least, first, most, end, or, last]
     };
-    same("warp_reduce_integers", &gpu.down(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
+    assert_same("warp_reduce_integers", &gpu.download(&out), &(0..N).flat_map(words).collect::<Vec<_>>());
 }

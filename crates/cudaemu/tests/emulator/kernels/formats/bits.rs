@@ -1,41 +1,41 @@
-//! Intrinsics on integers.
+//! Integer intrinsics of 32 and 64 bits, and on packed bytes and half-words.
 
-use super::{FILES, expect, run_two, wholes};
+use super::{FILES, assert_columns, run_binary, sample_integers};
 use crate::gpu::Gpu;
 
 fn bytes(x: u32) -> [u8; 4] {
     x.to_le_bytes()
 }
 
-/// Byte by byte.
-fn each(x: u32, y: u32, apply: fn(u8, u8) -> u8) -> u32 {
+/// Applies a function to the four bytes of two words.
+fn per_byte(x: u32, y: u32, apply: fn(u8, u8) -> u8) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| apply(bytes(x)[i], bytes(y)[i])))
 }
 
-/// Half by half.
-fn halves(x: u32, y: u32, apply: fn(u16, u16) -> u16) -> u32 {
+/// Applies a function to the two half-words of two words.
+fn per_half(x: u32, y: u32, apply: fn(u16, u16) -> u16) -> u32 {
     u32::from(apply(x as u16, y as u16)) | u32::from(apply((x >> 16) as u16, (y >> 16) as u16)) << 16
 }
 
-/// Bytes chosen from eight by the low three bits of a selector's digits.
+/// `__byte_perm`: each hexadecimal digit of the selector chooses one of the eight bytes by its low three bits.
 fn permuted(x: u32, y: u32, selector: u32) -> u32 {
     let all = (u64::from(y) << 32 | u64::from(x)).to_le_bytes();
     u32::from_le_bytes(std::array::from_fn(|i| all[(selector >> (4 * i) & 7) as usize]))
 }
 
-/// The `n`-th set bit from a base on, as __fns counts with a positive offset; all ones if there are fewer.
+/// `__fns(x, 0, n)`: the position of the `n`-th set bit; all ones if there are fewer.
 fn nth_set(x: u32, n: u32) -> u32 {
     (0..32).filter(|bit| x >> bit & 1 == 1).nth(n as usize - 1).unwrap_or(u32::MAX)
 }
 
 #[test]
-fn words() {
+fn intrinsics_of_32_bits_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let a: Vec<u32> = wholes(500, 1).into_iter().map(|x| x as u32).collect();
-        let b: Vec<u32> = wholes(500, 2).into_iter().rev().map(|x| x as u32).collect();
-        let got = run_two::<_, u32>(&gpu, &module, "integer_intrinsics", &a, &b, 36);
+        let a: Vec<u32> = sample_integers(500, 1).into_iter().map(|x| x as u32).collect();
+        let b: Vec<u32> = sample_integers(500, 2).into_iter().rev().map(|x| x as u32).collect();
+        let got = run_binary::<_, u32>(&gpu, &module, "integer_intrinsics", &a, &b, 36);
         for (i, ((&x, &y), got)) in a.iter().zip(&b).zip(&got).enumerate() {
             let (s, t) = (x as i32, y as i32);
             let low24 = |x: i32| (x << 8 >> 8) as i64;
@@ -88,19 +88,19 @@ fn words() {
                 x ^ y ^ i as u32,
                 nth_set(x, y % 5 + 1),
             ];
-            expect(&format!("{file} integer_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
+            assert_columns(&format!("{file} integer_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
         }
     }
 }
 
 #[test]
-fn wide_words() {
+fn intrinsics_of_64_bits_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let (a, mut b) = (wholes(500, 3), wholes(500, 4));
+        let (a, mut b) = (sample_integers(500, 3), sample_integers(500, 4));
         b.reverse();
-        let got = run_two::<_, u64>(&gpu, &module, "wide_intrinsics", &a, &b, 15);
+        let got = run_binary::<_, u64>(&gpu, &module, "wide_intrinsics", &a, &b, 15);
         for ((&x, &y), got) in a.iter().zip(&b).zip(&got) {
             let (s, t) = (x as i64, y as i64);
             let want = [
@@ -120,44 +120,44 @@ fn wide_words() {
                 x.wrapping_mul(y).wrapping_add(x),
                 x << (y & 63),
             ];
-            expect(&format!("{file} wide_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
+            assert_columns(&format!("{file} wide_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
         }
     }
 }
 
 #[test]
-fn packed_words() {
+fn packed_intrinsics_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let a: Vec<u32> = wholes(500, 5).into_iter().map(|x| x as u32).collect();
-        let b: Vec<u32> = wholes(500, 6).into_iter().rev().map(|x| (x >> 7) as u32).collect();
-        let got = run_two::<_, u32>(&gpu, &module, "packed_intrinsics", &a, &b, 20);
+        let a: Vec<u32> = sample_integers(500, 5).into_iter().map(|x| x as u32).collect();
+        let b: Vec<u32> = sample_integers(500, 6).into_iter().rev().map(|x| (x >> 7) as u32).collect();
+        let got = run_binary::<_, u32>(&gpu, &module, "packed_intrinsics", &a, &b, 20);
         for ((&x, &y), got) in a.iter().zip(&b).zip(&got) {
             let differences = bytes(x).iter().zip(bytes(y)).map(|(&a, b)| u32::from((a as i8).abs_diff(b as i8))).sum();
             let want = [
-                each(x, y, u8::wrapping_add),
-                each(x, y, u8::wrapping_sub),
-                each(x, y, |a, b| (a as i8).saturating_add(b as i8) as u8),
-                each(x, y, u8::saturating_sub),
-                each(x, 0, |a, _| (a as i8).wrapping_abs() as u8),
-                each(x, y, u8::abs_diff),
-                each(x, y, |a, b| (a as i8).max(b as i8) as u8),
-                each(x, y, u8::min),
-                each(x, y, |a, b| if a == b { 0xff } else { 0 }),
-                each(x, y, |a, b| if (a as i8) > b as i8 { 0xff } else { 0 }),
-                each(x, y, |a, b| (u16::from(a) + u16::from(b)).div_ceil(2) as u8),
+                per_byte(x, y, u8::wrapping_add),
+                per_byte(x, y, u8::wrapping_sub),
+                per_byte(x, y, |a, b| (a as i8).saturating_add(b as i8) as u8),
+                per_byte(x, y, u8::saturating_sub),
+                per_byte(x, 0, |a, _| (a as i8).wrapping_abs() as u8),
+                per_byte(x, y, u8::abs_diff),
+                per_byte(x, y, |a, b| (a as i8).max(b as i8) as u8),
+                per_byte(x, y, u8::min),
+                per_byte(x, y, |a, b| if a == b { 0xff } else { 0 }),
+                per_byte(x, y, |a, b| if (a as i8) > b as i8 { 0xff } else { 0 }),
+                per_byte(x, y, |a, b| (u16::from(a) + u16::from(b)).div_ceil(2) as u8),
                 differences,
-                halves(x, y, u16::wrapping_add),
-                halves(x, y, u16::wrapping_sub),
-                halves(x, y, |a, b| (a as i16).max(b as i16) as u16),
-                halves(x, y, u16::min),
-                halves(x, y, |a, b| if a <= b { 0xffff } else { 0 }),
-                halves(x, y, |a, b| (a as i16).saturating_sub(b as i16) as u16),
-                each(x, 0, |a, _| a.wrapping_neg()),
-                each(x, y, |a, b| u8::from(a == b)),
+                per_half(x, y, u16::wrapping_add),
+                per_half(x, y, u16::wrapping_sub),
+                per_half(x, y, |a, b| (a as i16).max(b as i16) as u16),
+                per_half(x, y, u16::min),
+                per_half(x, y, |a, b| if a <= b { 0xffff } else { 0 }),
+                per_half(x, y, |a, b| (a as i16).saturating_sub(b as i16) as u16),
+                per_byte(x, 0, |a, _| a.wrapping_neg()),
+                per_byte(x, y, |a, b| u8::from(a == b)),
             ];
-            expect(&format!("{file} packed_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
+            assert_columns(&format!("{file} packed_intrinsics"), (x, y), got, &want.map(Some), |a, b| a == b);
         }
     }
 }

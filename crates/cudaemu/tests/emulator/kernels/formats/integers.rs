@@ -1,9 +1,10 @@
-//! Conversions between integers and floats.
+//! Conversions between integers and floats, and from double to float.
 
-use super::{FILES, expect, is_fast, run, same_f32, same_f64, singles, wholes};
+use super::{FILES, assert_columns, is_fast, run_unary, same_f32, same_f64, sample_floats, sample_integers};
 use crate::gpu::Gpu;
-use crate::reference::{Exact, F32, ROUNDINGS, Round, whole};
+use crate::reference::{Exact, F32, ROUNDINGS, Round, round_to_integer};
 
+/// Smallest and largest value of int, unsigned, long long and unsigned long long.
 const TYPES: [[f64; 2]; 4] = [
     [i32::MIN as f64, i32::MAX as f64],
     [0.0, u32::MAX as f64],
@@ -13,12 +14,12 @@ const TYPES: [[f64; 2]; 4] = [
 
 /// A value as each 32-bit and 64-bit type, with each rounding, in the bits of a `long long`.
 /// NaN becomes 0 from a single to 32 bits, else the highest bit (PTX ISA, "cvt").
-fn converted(value: f64, single: bool) -> Vec<Option<i64>> {
+fn expected_integers(value: f64, single: bool) -> Vec<Option<i64>> {
     let mut all = Vec::new();
     for (ty, range) in TYPES.into_iter().enumerate() {
         // Order of the roundings: rn, rz, ru, rd.
         for round in ROUNDINGS {
-            let number = whole(value, round, range);
+            let number = round_to_integer(value, round, range);
             all.push(Some(match ty {
                 0 => i64::from(number as i32),
                 1 => i64::from(number as u32),
@@ -37,18 +38,18 @@ fn converted(value: f64, single: bool) -> Vec<Option<i64>> {
 }
 
 #[test]
-fn floats_to_integers() {
+fn floats_are_rounded_and_clamped_to_integers() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let values = singles(600, 1);
-        let got = run::<_, i64>(&gpu, &module, "float_to_integers", &values, 24);
+        let values = sample_floats(600, 1);
+        let got = run_unary::<_, i64>(&gpu, &module, "float_to_integers", &values, 24);
         for (&x, got) in values.iter().zip(&got) {
             // Fast code flushes subnormals, which changes results that are rounded up or down.
             if is_fast(file) && x.is_subnormal() {
                 continue;
             }
-            let mut want = converted(x.into(), true);
+            let mut want = expected_integers(x.into(), true);
             // A cast is undefined if the type cannot represent the value.
             let fits = |low: f64, high: f64| f64::from(x) > low - 1.0 && f64::from(x) < high + 1.0;
             want.push(fits(-128.0, 127.0).then_some(x as i64));
@@ -59,16 +60,16 @@ fn floats_to_integers() {
             want.push(fits(0.0, 4294967295.0).then_some(x as i64));
             want.push((x.abs() < 9e18).then_some(x as i64));
             want.push((x > -1.0 && x < 1.8e19).then_some(x as u64 as i64));
-            expect(&format!("{file} float_to_integers"), x, got, &want, |a, b| a == b);
+            assert_columns(&format!("{file} float_to_integers"), x, got, &want, |a, b| a == b);
         }
-        let values: Vec<f64> = singles(600, 2).into_iter().map(|x| f64::from(x) * 1.000000119).collect();
-        let got = run::<_, i64>(&gpu, &module, "double_to_integers", &values, 19);
+        let values: Vec<f64> = sample_floats(600, 2).into_iter().map(|x| f64::from(x) * 1.000000119).collect();
+        let got = run_unary::<_, i64>(&gpu, &module, "double_to_integers", &values, 19);
         for (&x, got) in values.iter().zip(&got) {
-            let mut want = converted(x, false);
+            let mut want = expected_integers(x, false);
             let bits = x.to_bits() as i64;
             want.extend([(bits >> 32) as i32, bits as i32].map(|half| Some(i64::from(half))));
             want.push(Some(bits));
-            expect(&format!("{file} double_to_integers"), x, got, &want, |a, b| a == b);
+            assert_columns(&format!("{file} double_to_integers"), x, got, &want, |a, b| a == b);
         }
     }
 }
@@ -80,12 +81,12 @@ fn exact(value: i128) -> Exact {
 }
 
 #[test]
-fn integers_to_floats() {
+fn integers_are_exactly_rounded_to_floats() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let values = wholes(500, 3);
-        let got = run::<_, f32>(&gpu, &module, "integers_to_float", &values, 22);
+        let values = sample_integers(500, 3);
+        let got = run_unary::<_, f32>(&gpu, &module, "integers_to_float", &values, 22);
         for (&x, got) in values.iter().zip(&got) {
             let all = [i128::from(x as i32), i128::from(x as u32), i128::from(x as i64), i128::from(x)];
             let mut want: Vec<f32> =
@@ -93,9 +94,9 @@ fn integers_to_floats() {
             want.extend([f32::from(x as i8), f32::from(x as u8), f32::from(x as i16), f32::from(x as u16)]);
             want.extend([f32::from_bits(x as u32); 2]);
             let want: Vec<_> = want.into_iter().map(Some).collect();
-            expect(&format!("{file} integers_to_float"), x, got, &want, same_f32);
+            assert_columns(&format!("{file} integers_to_float"), x, got, &want, same_f32);
         }
-        let got = run::<_, f64>(&gpu, &module, "integers_to_double", &values, 12);
+        let got = run_unary::<_, f64>(&gpu, &module, "integers_to_double", &values, 12);
         for (&x, got) in values.iter().zip(&got) {
             let mut want = vec![f64::from(x as i32), f64::from(x as u32)];
             for value in [i128::from(x as i64), i128::from(x)] {
@@ -103,17 +104,17 @@ fn integers_to_floats() {
             }
             want.extend([f64::from_bits(x); 2]);
             let want: Vec<_> = want.into_iter().map(Some).collect();
-            expect(&format!("{file} integers_to_double"), x, got, &want, same_f64);
+            assert_columns(&format!("{file} integers_to_double"), x, got, &want, same_f64);
         }
     }
 }
 
 #[test]
-fn doubles_to_singles() {
+fn f64_is_exactly_rounded_to_f32() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let mut values: Vec<f64> = singles(300, 4).into_iter().map(f64::from).collect();
+        let mut values: Vec<f64> = sample_floats(300, 4).into_iter().map(f64::from).collect();
         values.extend(values.clone().iter().map(|x| x * (1.0 + 1e-9)));
         values.extend([
             1e300,
@@ -124,13 +125,13 @@ fn doubles_to_singles() {
             1.0 + 2f64.powi(-24),
             1.0 + 3.0 * 2f64.powi(-24),
         ]);
-        let got = run::<_, f32>(&gpu, &module, "double_to_float", &values, 4);
+        let got = run_unary::<_, f32>(&gpu, &module, "double_to_float", &values, 4);
         for (&x, got) in values.iter().zip(&got) {
             let want = ROUNDINGS.map(|round| Exact(x, 0.0).round(F32, round) as f32);
             if is_fast(file) && want.iter().any(|value| value.is_subnormal()) {
                 continue;
             }
-            expect(&format!("{file} double_to_float"), x, got, &want.map(Some), same_f32);
+            assert_columns(&format!("{file} double_to_float"), x, got, &want.map(Some), same_f32);
         }
     }
     assert_eq!(Exact(1.0, -1e-20).round(F32, Round::Zero), f64::from(1f32.next_down()));

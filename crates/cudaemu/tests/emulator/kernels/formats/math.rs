@@ -1,9 +1,9 @@
 //! Math functions against double precision, with error bounds, and the approximate instructions.
 
-use super::{FILES, is_fast, run_two};
+use super::{FILES, is_fast, run_binary};
 use crate::gpu::{Gpu, random};
 
-/// 2/√π e^(-x²) Σ 2ⁿ x^(2n+1) / (2n+1)!!; all terms have the same sign.
+/// The error function: 2/√π e^(-x²) Σ 2ⁿ x^(2n+1) / (2n+1)!!; all terms have the same sign.
 fn erf(x: f64) -> f64 {
     let (mut term, mut sum, mut n) = (x, x, 1.0);
     while term.abs() > sum.abs() * 1e-17 {
@@ -14,7 +14,7 @@ fn erf(x: f64) -> f64 {
     sum * (-x * x).exp() * std::f64::consts::FRAC_2_SQRT_PI
 }
 
-/// Uses the continued fraction where a difference from 1 would lose digits.
+/// The complementary error function. From 2 on, where 1 - erf(x) would lose digits, it uses the continued fraction.
 fn erfc(x: f64) -> f64 {
     if x < 2.0 {
         return 1.0 - erf(x.max(-6.0));
@@ -23,7 +23,7 @@ fn erfc(x: f64) -> f64 {
     (-x * x).exp() / (x + fraction) * std::f64::consts::FRAC_2_SQRT_PI / 2.0
 }
 
-/// Stirling's series, ten steps up.
+/// The logarithm of the gamma function: Stirling's series at x + 10, minus the logarithms of the ten factors.
 fn ln_gamma(x: f64) -> f64 {
     let z = x + 10.0;
     let series = 1.0 / (12.0 * z) - 1.0 / (360.0 * z.powi(3)) + 1.0 / (1260.0 * z.powi(5));
@@ -35,7 +35,7 @@ fn ln_gamma(x: f64) -> f64 {
 type Row = (f64, f64, f64);
 
 #[track_caller]
-fn near(what: &str, inputs: (f64, f64), got: impl Iterator<Item = f64>, want: &[Row]) {
+fn assert_within_bounds(what: &str, inputs: (f64, f64), got: impl Iterator<Item = f64>, want: &[Row]) {
     for (column, (got, &(value, relative, absolute))) in got.zip(want).enumerate() {
         let fine = absolute.is_infinite()
             || got == value
@@ -53,7 +53,7 @@ fn pairs(count: usize, seed: u64) -> Vec<(f32, f32)> {
 }
 
 #[test]
-fn functions_of_singles() {
+fn f32_functions_stay_within_their_error_bounds() {
     for (target, file) in FILES {
         let fast = is_fast(file);
         let gpu = Gpu::new(target);
@@ -64,7 +64,7 @@ fn functions_of_singles() {
             values.extend([(100_000.0, 1.0), (-3e6, 2.0), (1e15, 0.1), (700_000.5, -1.0)]);
         }
         let (a, b): (Vec<f32>, Vec<f32>) = values.iter().copied().unzip();
-        let got = run_two::<_, f32>(&gpu, &module, "float_math", &a, &b, 44);
+        let got = run_binary::<_, f32>(&gpu, &module, "float_math", &a, &b, 44);
         for (&(x, y), got) in values.iter().zip(&got) {
             let (u, v, p) = (f64::from(x), f64::from(y), f64::from(x.abs()));
             let quotient = (u / v).round_ties_even();
@@ -133,19 +133,24 @@ fn functions_of_singles() {
                 if u < -5.5 || large { any } else { (erfc(-u / 2f64.sqrt()) / 2.0, 1e-5, 1e-7) },
             ];
             let finite = |row: Row| if row.0.is_finite() && row.0.abs() > 3.4e38 { any } else { row };
-            near(&format!("{file} float_math"), (u, v), got.iter().map(|&x| x.into()), &want.map(finite));
+            assert_within_bounds(
+                &format!("{file} float_math"),
+                (u, v),
+                got.iter().map(|&x| x.into()),
+                &want.map(finite),
+            );
         }
     }
 }
 
 #[test]
-fn approximate_instructions() {
+fn approximate_instructions_stay_within_their_error_bounds() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let values: Vec<(f32, f32)> = pairs(300, 2).into_iter().map(|(x, y)| (x * 0.6, y)).collect();
         let (a, b): (Vec<f32>, Vec<f32>) = values.iter().copied().unzip();
-        let got = run_two::<_, f32>(&gpu, &module, "float_intrinsics", &a, &b, 26);
+        let got = run_binary::<_, f32>(&gpu, &module, "float_intrinsics", &a, &b, 26);
         for (&(x, y), got) in values.iter().zip(&got) {
             let (u, v, p) = (f64::from(x), f64::from(y), f64::from(x.abs()));
             // Bounds from PTX ISA: 2^-20.9 for sines, 2^-22 for logarithms (absolute near 1), 2^-22.5 and better for the rest.
@@ -181,20 +186,20 @@ fn approximate_instructions() {
                 tight(u / v),
                 tight(u / v),
             ];
-            near(&format!("{file} float_intrinsics"), (u, v), got.iter().map(|&x| x.into()), &want);
+            assert_within_bounds(&format!("{file} float_intrinsics"), (u, v), got.iter().map(|&x| x.into()), &want);
         }
     }
 }
 
 #[test]
-fn functions_of_doubles() {
+fn f64_functions_stay_within_their_error_bounds() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         let values: Vec<(f64, f64)> =
             pairs(300, 3).into_iter().map(|(x, y)| (f64::from(x) / 1.1, f64::from(y) / 1.3)).collect();
         let (a, b): (Vec<f64>, Vec<f64>) = values.iter().copied().unzip();
-        let got = run_two::<_, f64>(&gpu, &module, "double_math", &a, &b, 23);
+        let got = run_binary::<_, f64>(&gpu, &module, "double_math", &a, &b, 23);
         for (&(x, y), got) in values.iter().zip(&got) {
             let p = x.abs();
             let near_by = |value: f64| (value, 2e-14, 2e-15);
@@ -224,7 +229,7 @@ fn functions_of_doubles() {
                 same(x.mul_add(y, x)),
                 same(f64::from_bits(x.to_bits() ^ 1)),
             ];
-            near(&format!("{file} double_math"), (x, y), got.iter().copied(), &want);
+            assert_within_bounds(&format!("{file} double_math"), (x, y), got.iter().copied(), &want);
         }
     }
 }

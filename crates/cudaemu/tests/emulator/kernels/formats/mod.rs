@@ -1,4 +1,5 @@
-//! `kernels/formats`: conversions, rounding, math functions and intrinsics.
+//! `kernels/formats.cu` and `kernels/formats_fp8.cu`: conversions, rounding, math functions and intrinsics. A kernel writes one
+//! column per operation.
 
 mod bits;
 mod floats;
@@ -13,7 +14,7 @@ use cudarc::driver::{CudaModule, DeviceRepr};
 
 use crate::gpu::{Gpu, launch, random};
 
-/// Target and file. The fast ones flush subnormals and use approximations where the language allows it.
+/// Target and file. `formats_fast` is compiled with `-use_fast_math`: it flushes subnormals and uses approximations.
 const FILES: [(u32, &str); 3] = [(80, "formats.sm_80"), (90, "formats.sm_90"), (80, "formats_fast.sm_80")];
 
 fn is_fast(file: &str) -> bool {
@@ -22,7 +23,7 @@ fn is_fast(file: &str) -> bool {
 
 /// Runs a kernel with one input; returns its results by element, then column.
 #[track_caller]
-fn run<T: DeviceRepr, R: DeviceRepr + Copy>(
+fn run_unary<T: DeviceRepr, R: DeviceRepr + Copy>(
     gpu: &Gpu,
     module: &Arc<CudaModule>,
     kernel: &str,
@@ -31,13 +32,13 @@ fn run<T: DeviceRepr, R: DeviceRepr + Copy>(
 ) -> Vec<Vec<R>> {
     let n = input.len();
     let out = gpu.alloc::<R>(n * columns);
-    launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.up(input), &out, &(n as i32));
-    by_element(&gpu.down(&out), n)
+    launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.upload(input), &out, &(n as i32));
+    by_element(&gpu.download(&out), n)
 }
 
 /// Runs a kernel with two inputs; returns its results by element, then column.
 #[track_caller]
-fn run_two<T: DeviceRepr, R: DeviceRepr + Copy>(
+fn run_binary<T: DeviceRepr, R: DeviceRepr + Copy>(
     gpu: &Gpu,
     module: &Arc<CudaModule>,
     kernel: &str,
@@ -47,17 +48,24 @@ fn run_two<T: DeviceRepr, R: DeviceRepr + Copy>(
 ) -> Vec<Vec<R>> {
     let n = a.len();
     let out = gpu.alloc::<R>(n * columns);
-    launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.up(a), &gpu.up(b), &out, &(n as i32));
-    by_element(&gpu.down(&out), n)
+    launch!(gpu, module, kernel, n.div_ceil(64) as u32, 64; &gpu.upload(a), &gpu.upload(b), &out, &(n as i32));
+    by_element(&gpu.download(&out), n)
 }
 
+/// Regroups `n` elements per column into columns per element.
 fn by_element<R: Copy>(columns: &[R], n: usize) -> Vec<Vec<R>> {
     (0..n).map(|i| columns.iter().skip(i).step_by(n).copied().collect()).collect()
 }
 
 /// Fails if an element's results differ from the expected ones; `None` accepts any value.
 #[track_caller]
-fn expect<T: Debug, R: Copy + Debug>(what: &str, input: T, got: &[R], want: &[Option<R>], equal: fn(R, R) -> bool) {
+fn assert_columns<T: Debug, R: Copy + Debug>(
+    what: &str,
+    input: T,
+    got: &[R],
+    want: &[Option<R>],
+    equal: fn(R, R) -> bool,
+) {
     assert_eq!(got.len(), want.len(), "{what}: columns");
     for (column, (&got, want)) in got.iter().zip(want).enumerate() {
         if let Some(want) = *want {
@@ -76,7 +84,7 @@ fn same_f64(a: f64, b: f64) -> bool {
 }
 
 /// Floats of all kinds: special values, ties, subnormals, values near the limits of integer types, and random bits.
-fn singles(count: usize, seed: u64) -> Vec<f32> {
+fn sample_floats(count: usize, seed: u64) -> Vec<f32> {
     let mut random = random(seed);
     let edges = [
         0.0,
@@ -133,7 +141,7 @@ fn singles(count: usize, seed: u64) -> Vec<f32> {
 }
 
 /// Integers of all sizes.
-fn wholes(count: usize, seed: u64) -> Vec<u64> {
+fn sample_integers(count: usize, seed: u64) -> Vec<u64> {
     let mut random = random(seed);
     let edges = [
         0,

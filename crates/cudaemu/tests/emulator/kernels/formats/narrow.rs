@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::{FILES, expect, is_fast, run, run_two, singles};
+use super::{FILES, assert_columns, is_fast, run_binary, run_unary, sample_floats};
 use crate::gpu::{Gpu, launch, random};
-use crate::reference::{BF16, E4M3, E5M2, Exact, F16, Format, ROUNDINGS, Round, add, whole};
+use crate::reference::{BF16, E4M3, E5M2, Exact, F16, Format, ROUNDINGS, Round, round_to_integer, rounded_sum};
 
 fn f16_of(bits: u16) -> f64 {
     f16::from_bits(bits).to_f64()
@@ -23,14 +23,14 @@ fn same_values(a: f64, b: f64) -> bool {
 type Case = (&'static str, Format, fn(u16) -> f64);
 
 #[test]
-fn conversions_of_singles() {
+fn f32_is_exactly_rounded_to_f16_and_bf16() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let values = singles(800, 1);
+        let values = sample_floats(800, 1);
         let cases: [Case; 2] = [("float_to_half", F16, f16_of), ("float_to_bfloat16", BF16, bf16_of)];
         for (kernel, format, number) in cases {
-            let got = run::<_, u16>(&gpu, &module, kernel, &values, 7);
+            let got = run_unary::<_, u16>(&gpu, &module, kernel, &values, 7);
             for (&x, got) in values.iter().zip(&got) {
                 if is_fast(file) && x.is_subnormal() {
                     continue;
@@ -41,14 +41,14 @@ fn conversions_of_singles() {
                 want.extend([near, -near, near]);
                 let got: Vec<f64> = got.iter().map(|&bits| number(bits)).collect();
                 let want: Vec<_> = want.into_iter().map(Some).collect();
-                expect(&format!("{file} {kernel}"), x, &got, &want, same_values);
+                assert_columns(&format!("{file} {kernel}"), x, &got, &want, same_values);
             }
         }
     }
 }
 
 #[test]
-fn conversions_to_others() {
+fn f16_and_bf16_convert_to_other_types() {
     use Round::{Near, Up, Zero};
     let int = [f64::from(i32::MIN), f64::from(i32::MAX)];
     let (uint, short, ushort) = ([0.0, f64::from(u32::MAX)], [-32768.0, 32767.0], [0.0, 65535.0]);
@@ -63,25 +63,25 @@ fn conversions_to_others() {
             0, 0x8000, 1, 0x3ff, 0x400, 0x3800, 0x3c00, 0x3e00, 0x4100, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0x7f80, 0xff80,
             0x7fff,
         ]);
-        let got = run::<_, f64>(&gpu, &module, "half_to_others", &bits, 13);
+        let got = run_unary::<_, f64>(&gpu, &module, "half_to_others", &bits, 13);
         for (&bits, got) in bits.iter().zip(&got) {
             let x = f16_of(bits);
             let mut want = vec![Some(x), Some(x)];
-            want.extend(ROUNDINGS.map(|round| Some(whole(x, round, int))));
+            want.extend(ROUNDINGS.map(|round| Some(round_to_integer(x, round, int))));
             let rest =
                 [(Near, uint), (Near, short), (Zero, ushort), (Near, long), (Zero, ulong), (Zero, char), (Zero, uchar)];
-            want.extend(rest.map(|(round, range)| Some(whole(x, round, range))));
+            want.extend(rest.map(|(round, range)| Some(round_to_integer(x, round, range))));
             if x.is_nan() {
                 want[6..].fill(None);
             }
-            expect(&format!("{file} half_to_others"), x, got, &want, |a, b| a == b || a.is_nan() && b.is_nan());
+            assert_columns(&format!("{file} half_to_others"), x, got, &want, |a, b| a == b || a.is_nan() && b.is_nan());
         }
-        let got = run::<_, f64>(&gpu, &module, "bfloat16_to_others", &bits, 9);
+        let got = run_unary::<_, f64>(&gpu, &module, "bfloat16_to_others", &bits, 9);
         for (&bits, got) in bits.iter().zip(&got) {
             let x = bf16_of(bits);
             let rest = [(Near, int), (Zero, int), (Up, uint), (Near, short), (Near, long), (Zero, uchar)];
             let mut want = vec![Some(x)];
-            want.extend(rest.map(|(round, range)| Some(whole(x, round, range))));
+            want.extend(rest.map(|(round, range)| Some(round_to_integer(x, round, range))));
             if x.is_nan() {
                 want[3..].fill(None);
             }
@@ -90,25 +90,27 @@ fn conversions_to_others() {
             if is_fast(file) && x.abs() < f64::from(f32::MIN_POSITIVE) {
                 continue;
             }
-            expect(&format!("{file} bfloat16_to_others"), x, got, &want, |a, b| a == b || a.is_nan() && b.is_nan());
+            assert_columns(&format!("{file} bfloat16_to_others"), x, got, &want, |a, b| {
+                a == b || a.is_nan() && b.is_nan()
+            });
         }
     }
 }
 
 #[test]
-fn conversions_of_integers() {
+fn integers_are_exactly_rounded_to_f16() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let values: Vec<i32> = super::wholes(500, 3).into_iter().map(|x| x as i32).collect();
-        let got = run::<_, u16>(&gpu, &module, "integers_to_half", &values, 8);
+        let values: Vec<i32> = super::sample_integers(500, 3).into_iter().map(|x| x as i32).collect();
+        let got = run_unary::<_, u16>(&gpu, &module, "integers_to_half", &values, 8);
         for (&x, got) in values.iter().zip(&got) {
             let near = |value: f64| Exact(value, 0.0).round(F16, Round::Near);
             let mut want = ROUNDINGS.map(|round| Exact(x.into(), 0.0).round(F16, round)).to_vec();
             want.extend([f64::from(x as u32), f64::from(x as i16), f64::from(x as u16), f64::from(x)].map(near));
             let got: Vec<f64> = got.iter().map(|&bits| f16_of(bits)).collect();
             let want: Vec<_> = want.into_iter().map(Some).collect();
-            expect(&format!("{file} integers_to_half"), x, &got, &want, same_values);
+            assert_columns(&format!("{file} integers_to_half"), x, &got, &want, same_values);
         }
     }
 }
@@ -118,7 +120,7 @@ fn saturated(value: f64) -> f64 {
 }
 
 /// Bits near the special values of formats: zeros, ones, subnormals, limits, infinities, NaN, and random ones.
-fn patterns(count: usize, seed: u64, one: u16, infinity: u16) -> Vec<u16> {
+fn sample_bits(count: usize, seed: u64, one: u16, infinity: u16) -> Vec<u16> {
     let mut random = random(seed);
     let edges = [0, 0x8000, one, one | 0x8000, 1, 0x8001, infinity - 1, infinity, infinity | 0x8000, 0x7fff];
     let mut sample = || match random.u8(..4) {
@@ -129,20 +131,20 @@ fn patterns(count: usize, seed: u64, one: u16, infinity: u16) -> Vec<u16> {
     (0..count).map(|_| sample()).collect()
 }
 
-/// The sum of two values, or product and value, in a format.
-fn arithmetic(x: f64, y: f64, format: Format) -> [f64; 4] {
+/// Sum, difference, product, and `x y + x`, each rounded once to the format.
+fn expected_arithmetic(x: f64, y: f64, format: Format) -> [f64; 4] {
     let near = |exact: Exact| exact.round(format, Round::Near);
     [
-        add(x, y, format, Round::Near),
-        add(x, -y, format, Round::Near),
-        near(Exact::product(x, y)),
-        add(x * y, x, format, Round::Near),
+        rounded_sum(x, y, format, Round::Near),
+        rounded_sum(x, -y, format, Round::Near),
+        near(Exact::two_product(x, y)),
+        rounded_sum(x * y, x, format, Round::Near),
     ]
 }
 
-/// Packed operations: the same results in each half, for the operations with exact expectations.
+/// Packed operations with exactly known results: each half of a pair is rounded on its own.
 #[test]
-fn arithmetic_of_pairs() {
+fn packed_arithmetic_rounds_each_half_once() {
     type Kind = (&'static str, Format, fn(u16) -> f64, [u16; 2], usize);
     // (kernel, format, decoder, one and infinity, columns); sum, difference, product and fused sum come first; column 3 is a
     // quotient.
@@ -154,13 +156,13 @@ fn arithmetic_of_pairs() {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
         for (kernel, format, number, [one, infinity], columns) in kinds {
-            let (a, b) = (patterns(800, 9, one, infinity), patterns(800, 10, one, infinity));
+            let (a, b) = (sample_bits(800, 9, one, infinity), sample_bits(800, 10, one, infinity));
             let pair = |both: &[u16]| u32::from(both[0]) | u32::from(both[1]) << 16;
             let words = |all: &[u16]| all.chunks(2).map(pair).collect::<Vec<_>>();
-            let got = run_two::<_, u32>(&gpu, &module, kernel, &words(&a), &words(&b), columns);
+            let got = run_binary::<_, u32>(&gpu, &module, kernel, &words(&a), &words(&b), columns);
             for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
                 let (x, y) = (number(a), number(b));
-                let [sum, difference, product, fused] = arithmetic(x, y, format);
+                let [sum, difference, product, fused] = expected_arithmetic(x, y, format);
                 let tiny = |value: f64| value != 0.0 && value.abs() <= f64::from(f32::MIN_POSITIVE);
                 if is_fast(file) && [x, y, sum, difference, product, fused].into_iter().any(tiny) {
                     continue;
@@ -170,7 +172,7 @@ fn arithmetic_of_pairs() {
                 for (column, value) in [(0, sum), (1, difference), (2, product), (4, fused)] {
                     want[column] = Some(value);
                 }
-                expect(&format!("{file} {kernel}"), (x, y), &found, &want, |a, b| {
+                assert_columns(&format!("{file} {kernel}"), (x, y), &found, &want, |a, b| {
                     same_values(a, b) || a == 0.0 && b == 0.0
                 });
             }
@@ -180,12 +182,12 @@ fn arithmetic_of_pairs() {
 
 /// Ordered and unordered comparisons of values and pairs, one bit each.
 #[test]
-fn comparisons_of_halves() {
+fn f16_comparisons_agree_with_the_host() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let (a, b) = (patterns(600, 11, 0x3c00, 0x7c00), patterns(600, 12, 0x3c00, 0x7c00));
-        let got = run_two::<_, u32>(&gpu, &module, "half_comparisons", &a, &b, 3);
+        let (a, b) = (sample_bits(600, 11, 0x3c00, 0x7c00), sample_bits(600, 12, 0x3c00, 0x7c00));
+        let got = run_binary::<_, u32>(&gpu, &module, "half_comparisons", &a, &b, 3);
         for ((&a, &b), got) in a.iter().zip(&b).zip(&got) {
             let (x, y) = (f16_of(a), f16_of(b));
             let bits = |all: &[bool]| all.iter().enumerate().map(|(bit, &holds)| u32::from(holds) << bit).sum::<u32>();
@@ -196,12 +198,13 @@ fn comparisons_of_halves() {
                 bits(&ordered.map(|holds| holds || nan)),
                 bits(&[x < y && y < x, x == y, x.is_nan(), x.is_infinite()]),
             ];
-            expect(&format!("{file} half_comparisons"), (x, y), got, &want.map(Some), |a, b| a == b);
+            assert_columns(&format!("{file} half_comparisons"), (x, y), got, &want.map(Some), |a, b| a == b);
         }
     }
 }
 
-fn least(x: f64, y: f64) -> f64 {
+/// The smaller value; if one is NaN, the other one.
+fn minimum_number(x: f64, y: f64) -> f64 {
     if x.is_nan() {
         y
     } else if y.is_nan() || x < y {
@@ -212,15 +215,15 @@ fn least(x: f64, y: f64) -> f64 {
 }
 
 #[test]
-fn arithmetic_of_halves() {
+fn f16_arithmetic_rounds_once() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let (a, b) = (patterns(700, 4, 0x3c00, 0x7c00), patterns(700, 5, 0x3c00, 0x7c00));
-        let got = run_two::<_, u16>(&gpu, &module, "half_arithmetic", &a, &b, 32);
+        let (a, b) = (sample_bits(700, 4, 0x3c00, 0x7c00), sample_bits(700, 5, 0x3c00, 0x7c00));
+        let got = run_binary::<_, u16>(&gpu, &module, "half_arithmetic", &a, &b, 32);
         for ((&a, &b), got) in a.iter().zip(&b).zip(&got) {
             let (x, y) = (f16_of(a), f16_of(b));
-            let [sum, difference, product, fused] = arithmetic(x, y, F16);
+            let [sum, difference, product, fused] = expected_arithmetic(x, y, F16);
             let mut want = vec![None; 32];
             let mut put = |column: usize, value: f64| want[column] = Some(value);
             put(0, sum);
@@ -239,8 +242,8 @@ fn arithmetic_of_halves() {
             put(23, x.round_ties_even());
             // min and max of two zeros may return either.
             if x != y {
-                put(24, least(x, y));
-                put(25, -least(-x, -y));
+                put(24, minimum_number(x, y));
+                put(25, -minimum_number(-x, -y));
                 put(
                     28,
                     if y.is_nan() {
@@ -266,7 +269,7 @@ fn arithmetic_of_halves() {
             put(27, product);
             put(30, if fused.is_nan() { fused } else { fused.max(0.0) });
             let got: Vec<f64> = got.iter().map(|&bits| f16_of(bits)).collect();
-            expect(&format!("{file} half_arithmetic"), (x, y), &got, &want, |a, b| {
+            assert_columns(&format!("{file} half_arithmetic"), (x, y), &got, &want, |a, b| {
                 same_values(a, b) || a == 0.0 && b == 0.0
             });
             // Approximations, within one or two units of f16.
@@ -305,16 +308,16 @@ fn arithmetic_of_halves() {
 }
 
 #[test]
-fn arithmetic_of_brain_floats() {
+fn bf16_arithmetic_rounds_once() {
     for (target, file) in FILES {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let (a, b) = (patterns(700, 6, 0x3f80, 0x7f80), patterns(700, 7, 0x3f80, 0x7f80));
-        let got = run_two::<_, u16>(&gpu, &module, "bfloat16_arithmetic", &a, &b, 29);
+        let (a, b) = (sample_bits(700, 6, 0x3f80, 0x7f80), sample_bits(700, 7, 0x3f80, 0x7f80));
+        let got = run_binary::<_, u16>(&gpu, &module, "bfloat16_arithmetic", &a, &b, 29);
         for ((&a, &b), got) in a.iter().zip(&b).zip(&got) {
             let (x, y) = (bf16_of(a), bf16_of(b));
             let tiny = |value: f64| value != 0.0 && value.abs() <= f64::from(f32::MIN_POSITIVE);
-            let [sum, difference, product, fused] = arithmetic(x, y, BF16);
+            let [sum, difference, product, fused] = expected_arithmetic(x, y, BF16);
             // Fast code computes through f32, which flushes.
             if is_fast(file) && [x, y, sum, difference, product, fused].into_iter().any(tiny) {
                 continue;
@@ -330,8 +333,8 @@ fn arithmetic_of_brain_floats() {
             put(7, -x);
             put(8, x.abs());
             if x != y {
-                put(9, least(x, y));
-                put(10, -least(-x, -y));
+                put(9, minimum_number(x, y));
+                put(10, -minimum_number(-x, -y));
                 put(
                     11,
                     if y.is_nan() {
@@ -361,15 +364,15 @@ fn arithmetic_of_brain_floats() {
             put(26, if x < y { x } else { y });
             put(27, if x < y { y } else { x });
             let got: Vec<f64> = got.iter().map(|&bits| bf16_of(bits)).collect();
-            expect(&format!("{file} bfloat16_arithmetic"), (x, y), &got, &want, |a, b| {
+            assert_columns(&format!("{file} bfloat16_arithmetic"), (x, y), &got, &want, |a, b| {
                 same_values(a, b) || a == 0.0 && b == 0.0
             });
         }
     }
 }
 
-/// The value of eight bits: sign, exponent, `fraction` bits.
-fn eight(bits: u8, fraction: u32) -> f64 {
+/// The value of an 8-bit float with `fraction` fraction bits: E4M3 has 3, E5M2 has 2.
+fn decode_fp8(bits: u8, fraction: u32) -> f64 {
     let (exponent, low) =
         (i32::from(bits >> fraction & ((1 << (7 - fraction)) - 1)), f64::from(bits & ((1 << fraction) - 1)));
     let bias = (1 << (6 - fraction)) - 1;
@@ -388,20 +391,20 @@ fn eight(bits: u8, fraction: u32) -> f64 {
 }
 
 #[test]
-fn floats_of_eight_bits() {
+fn fp8_conversions_round_and_clamp() {
     for (target, file) in [(80, "formats_fp8.sm_80"), (89, "formats_fp8.sm_89"), (90, "formats_fp8.sm_90")] {
         let gpu = Gpu::new(target);
         let module = gpu.load(file);
-        let (e4m3, e5m2) = (|bits| eight(bits, 3), |bits| eight(bits, 2));
-        let values = singles(1000, 8);
+        let (e4m3, e5m2) = (|bits| decode_fp8(bits, 3), |bits| decode_fp8(bits, 2));
+        let values = sample_floats(1000, 8);
         let clamped = |x: f32, format: Format, most: f64| {
             let value = Exact(x.into(), 0.0).round(format, Round::Near);
             if value.is_nan() { value } else { value.clamp(-most, most) }
         };
         // Two values per element.
         let out = gpu.alloc::<u16>(6 * 500);
-        launch!(gpu, module, "float_to_fp8", 8, 64; &gpu.up(&values), &out, &500);
-        let got = super::by_element(&gpu.down(&out), 500);
+        launch!(gpu, module, "float_to_fp8", 8, 64; &gpu.upload(&values), &out, &500);
+        let got = super::by_element(&gpu.download(&out), 500);
         for (pair, got) in values.chunks(2).zip(&got) {
             let halves = |word: u16| [word as u8, (word >> 8) as u8];
             let found =
@@ -415,12 +418,12 @@ fn floats_of_eight_bits() {
                 clamped(a, E4M3, 448.0),
                 clamped(b, E5M2, 57344.0),
             ];
-            expect(&format!("{file} float_to_fp8"), (a, b), &found, &want.map(Some), same_values);
+            assert_columns(&format!("{file} float_to_fp8"), (a, b), &found, &want.map(Some), same_values);
         }
-        let halves: Vec<u16> = patterns(1000, 13, 0x3c00, 0x7c00);
+        let halves: Vec<u16> = sample_bits(1000, 13, 0x3c00, 0x7c00);
         let out = gpu.alloc::<u16>(2 * 500);
-        launch!(gpu, module, "half_to_fp8", 8, 64; &gpu.up(&halves), &out, &500);
-        for (pair, got) in halves.chunks(2).zip(&super::by_element(&gpu.down(&out), 500)) {
+        launch!(gpu, module, "half_to_fp8", 8, 64; &gpu.upload(&halves), &out, &500);
+        for (pair, got) in halves.chunks(2).zip(&super::by_element(&gpu.download(&out), 500)) {
             let found = [got[0].to_le_bytes().map(e4m3), got[1].to_le_bytes().map(e5m2)].concat();
             let [a, b] = [pair[0], pair[1]].map(|bits| f16_of(bits) as f32);
             let want = [
@@ -429,24 +432,30 @@ fn floats_of_eight_bits() {
                 clamped(a, E5M2, 57344.0),
                 clamped(b, E5M2, 57344.0),
             ];
-            expect(&format!("{file} half_to_fp8"), (a, b), &found, &want.map(Some), same_values);
+            assert_columns(&format!("{file} half_to_fp8"), (a, b), &found, &want.map(Some), same_values);
         }
         let words: Vec<u16> = (0..256).map(|low| low | (255 - low) << 8).collect();
         let out = gpu.alloc::<u32>(2 * 256);
-        launch!(gpu, module, "fp8_to_half", 4, 64; &gpu.up(&words), &out, &256);
-        for (&word, got) in words.iter().zip(&super::by_element(&gpu.down(&out), 256)) {
+        launch!(gpu, module, "fp8_to_half", 4, 64; &gpu.upload(&words), &out, &256);
+        for (&word, got) in words.iter().zip(&super::by_element(&gpu.download(&out), 256)) {
             let found: Vec<f64> =
                 got.iter().flat_map(|pair| [f16_of(*pair as u16), f16_of((pair >> 16) as u16)]).collect();
             let bytes = [word as u8, (word >> 8) as u8];
             let want = [bytes.map(e4m3), bytes.map(e5m2)].concat();
             let want: Vec<_> = want.into_iter().map(Some).collect();
-            expect(&format!("{file} fp8_to_half"), word, &found, &want, same_values);
+            assert_columns(&format!("{file} fp8_to_half"), word, &found, &want, same_values);
         }
         let bytes: Vec<u8> = (0..=255).collect();
-        for (&byte, got) in bytes.iter().zip(&run::<_, f32>(&gpu, &module, "fp8_types", &bytes, 5)) {
+        for (&byte, got) in bytes.iter().zip(&run_unary::<_, f32>(&gpu, &module, "fp8_types", &bytes, 5)) {
             let (a, b) = (e4m3(byte), e5m2(byte));
             let want = [a, b, clamped(b as f32, E4M3, 448.0), clamped(a as f32, E5M2, 57344.0), a];
-            expect(&format!("{file} fp8_types"), byte, got, &want.map(|value| Some(value as f32)), super::same_f32);
+            assert_columns(
+                &format!("{file} fp8_types"),
+                byte,
+                got,
+                &want.map(|value| Some(value as f32)),
+                super::same_f32,
+            );
         }
     }
 }

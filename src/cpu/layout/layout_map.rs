@@ -1,0 +1,195 @@
+//! Layout map of a memory: which ranges hold panels (repacked weights), and which must stay row-major. Plain data, without the
+//! lock.
+
+use crate::cpu::panel::{self, PANEL_ROWS};
+use crate::tensor::{DType, TensorDesc};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Smallest tensor worth packing, in bytes. Spans share no byte, and neither do excluded ranges, so each list of a memory has
+/// at most one entry per this many bytes: the lists take some 0.3% of the memory.
+pub(super) const MIN_PACKED_BYTES: usize = 16 << 10;
+
+/// Largest panel in bytes. Rewriting a panel needs scratch of its size, which is charged to no memory budget. Rows of 128 KiB
+/// are far longer than those of any model.
+const MAX_PANEL_BYTES: usize = PANEL_ROWS * (128 << 10);
+
+/// Type and length of the rows of a panel.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct PanelLayout {
+    pub(super) dtype: DType,
+    pub(super) row_bytes: usize,
+}
+
+impl PanelLayout {
+    /// Bytes of a panel.
+    pub(super) fn bytes(self) -> usize {
+        PANEL_ROWS * self.row_bytes
+    }
+}
+
+/// A byte range of a memory that consists of whole panels of one layout.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PanelSpan {
+    pub(super) range: Range<usize>,
+    pub(super) layout: PanelLayout,
+}
+
+impl PanelSpan {
+    /// The span of a tensor at `offset`; `None` if the tensor cannot be packed. Packable tensors are contiguous, and each of
+    /// their matrices has a multiple of sixteen rows, so that no panel belongs to two matrices.
+    pub(super) fn of(offset: usize, desc: &TensorDesc) -> Option<PanelSpan> {
+        let [k, m, ..] = desc.ne();
+        let layout = PanelLayout { dtype: desc.dtype(), row_bytes: desc.row_bytes() };
+        let whole = m.is_multiple_of(PANEL_ROWS) && desc.is_contiguous() && !desc.is_empty();
+        let end = offset.checked_add(desc.extent())?;
+        (whole && panel::can_pack(desc.dtype(), k) && layout.bytes() <= MAX_PANEL_BYTES)
+            .then_some(PanelSpan { range: offset..end, layout })
+    }
+
+    /// Whether `inner` consists of whole panels of this span.
+    pub(super) fn contains(&self, inner: &PanelSpan) -> bool {
+        self.layout == inner.layout
+            && self.range.start <= inner.range.start
+            && inner.range.end <= self.range.end
+            && (inner.range.start - self.range.start).is_multiple_of(self.layout.bytes())
+    }
+
+    /// The same span, `by` bytes further.
+    pub(super) fn shifted(&self, by: usize) -> Option<PanelSpan> {
+        Some(PanelSpan { range: shifted(&self.range, by)?, layout: self.layout })
+    }
+}
+
+/// A range `by` bytes further.
+pub(super) fn shifted(range: &Range<usize>, by: usize) -> Option<Range<usize>> {
+    Some(range.start.checked_add(by)?..range.end.checked_add(by)?)
+}
+
+/// Layout of a memory: the packed spans, the excluded ranges and the pinned ranges.
+#[derive(Debug)]
+pub(super) struct LayoutMap {
+    /// Spans that hold panels; sorted and disjoint.
+    packed: Vec<PanelSpan>,
+    /// Ranges that must not be packed again, because they were packed and then accessed as rows; sorted and disjoint.
+    excluded: Vec<Range<usize>>,
+    /// Ranges that uploads are writing piece by piece, one entry per upload.
+    pinned: Vec<Range<usize>>,
+    version: u64,
+}
+
+/// Versions are unique in a process: equal versions mean the same memory in the same state.
+fn next_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl LayoutMap {
+    pub(super) fn new() -> LayoutMap {
+        LayoutMap { packed: Vec::new(), excluded: Vec::new(), pinned: Vec::new(), version: next_version() }
+    }
+
+    /// Version of the map; changes with every change of the layout.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    #[cfg(test)]
+    pub(super) fn packed(&self) -> &[PanelSpan] {
+        &self.packed
+    }
+
+    /// Indices of the packed spans that overlap a range. If there are none, the result is empty and starts at the index at
+    /// which a span of this range would be inserted.
+    fn packed_indices(&self, range: &Range<usize>) -> Range<usize> {
+        let first = self.packed.partition_point(|span| span.range.end <= range.start);
+        let count = self.packed[first..].partition_point(|span| span.range.start < range.end);
+        first..if range.is_empty() { first } else { first + count }
+    }
+
+    /// Whether no byte of a range belongs to a panel.
+    pub(super) fn is_row_major(&self, range: &Range<usize>) -> bool {
+        self.packed_indices(range).is_empty()
+    }
+
+    /// Whether a span lies inside a packed span, panel for panel.
+    pub(super) fn contains(&self, span: &PanelSpan) -> bool {
+        match &self.packed[self.packed_indices(&span.range)] {
+            [packed] => packed.contains(span),
+            _ => false,
+        }
+    }
+
+    /// Whether a row-major range may be packed.
+    pub(super) fn may_pack(&self, range: &Range<usize>) -> bool {
+        self.is_row_major(range) && !self.is_excluded(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
+    }
+
+    /// Whether some byte of a range is excluded from packing.
+    pub(super) fn is_excluded(&self, range: &Range<usize>) -> bool {
+        let next = self.excluded.partition_point(|excluded| excluded.end <= range.start);
+        self.excluded.get(next).is_some_and(|excluded| overlap(excluded, range))
+    }
+
+    /// Records a span as packed. The caller has checked [`LayoutMap::may_pack`].
+    pub(super) fn mark_packed(&mut self, span: PanelSpan) {
+        let at = self.packed_indices(&span.range).start;
+        self.packed.insert(at, span);
+        self.version = next_version();
+    }
+
+    /// Removes the packed spans that overlap a range and excludes them from packing. Returns them: the caller has to convert
+    /// them to rows.
+    pub(super) fn remove_packed(&mut self, range: &Range<usize>) -> Vec<PanelSpan> {
+        let at = self.packed_indices(range);
+        if at.is_empty() {
+            return Vec::new();
+        }
+        self.version = next_version();
+        let removed: Vec<PanelSpan> = self.packed.drain(at).collect();
+        for span in &removed {
+            self.exclude(span.range.clone());
+        }
+        removed
+    }
+
+    fn exclude(&mut self, mut range: Range<usize>) {
+        let first = self.excluded.partition_point(|excluded| excluded.end < range.start);
+        let count = self.excluded[first..].partition_point(|excluded| excluded.start <= range.end);
+        // Adjacent ranges are merged, so that the list stays short.
+        for neighbour in self.excluded.drain(first..first + count) {
+            range = range.start.min(neighbour.start)..range.end.max(neighbour.end);
+        }
+        self.excluded.insert(first, range);
+    }
+
+    /// Removes the packed spans inside a range that is about to be overwritten, without excluding them.
+    pub(super) fn forget_overwritten(&mut self, range: &Range<usize>) {
+        let inside = |span: &PanelSpan| range.start <= span.range.start && span.range.end <= range.end;
+        let mut at = self.packed_indices(range);
+        // Only the first and the last span can reach beyond the range.
+        at.start += self.packed[at.clone()].first().is_some_and(|span| !inside(span)) as usize;
+        at.end -= self.packed[at.clone()].last().is_some_and(|span| !inside(span)) as usize;
+        if !at.is_empty() {
+            self.packed.drain(at);
+            self.version = next_version();
+        }
+    }
+
+    /// Keeps a range row-major until [`LayoutMap::unpin`].
+    pub(super) fn pin(&mut self, range: Range<usize>) {
+        self.pinned.push(range);
+        self.version = next_version();
+    }
+
+    pub(super) fn unpin(&mut self, range: &Range<usize>) {
+        if let Some(at) = self.pinned.iter().position(|pin| pin == range) {
+            self.pinned.swap_remove(at);
+        }
+        self.version = next_version();
+    }
+}

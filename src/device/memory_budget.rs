@@ -1,0 +1,102 @@
+//! Memory budgets: limits on bytes, and reservations that count against them.
+//!
+//! A budget may lie within a parent: a server gives each session a budget within that of the device, so one session cannot use
+//! the memory of all.
+
+use super::DeviceError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A limit in bytes on the memory that its [`Reservation`]s may hold together. A reservation in a child budget counts against
+/// the parent too.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    limit: u64,
+    used: AtomicU64,
+    parent: Option<Arc<MemoryBudget>>,
+}
+
+impl MemoryBudget {
+    /// A budget of `limit` bytes without a parent.
+    pub fn new(limit: u64) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None })
+    }
+
+    /// A budget of `limit` bytes within `parent`. The limits of several children may add up to more than the parent's: the
+    /// parent's limit holds as well.
+    pub fn within(parent: &Arc<MemoryBudget>, limit: u64) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: Some(Arc::clone(parent)) })
+    }
+
+    /// Bytes that are reserved now.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The limit in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Reserves `bytes` bytes until the returned [`Reservation`] is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when this budget or one of its parents has fewer bytes available. Nothing is reserved then.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DeviceError> {
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= self.limit)
+        });
+        if let Err(used) = taken {
+            return Err(DeviceError::OutOfMemory {
+                requested: bytes,
+                available: self.limit.saturating_sub(used),
+                limit: self.limit,
+            });
+        }
+        // From here on, dropping `reservation` releases our part, also if the parent's part fails below.
+        let mut reservation = Reservation { budget: Arc::clone(self), bytes, parent: None };
+        if let Some(parent) = &self.parent {
+            reservation.parent = Some(Box::new(parent.reserve(bytes)?));
+        }
+        Ok(reservation)
+    }
+}
+
+/// Bytes reserved in a [`MemoryBudget`] and its parents; released when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<MemoryBudget>,
+    bytes: u64,
+    parent: Option<Box<Reservation>>,
+}
+
+impl Reservation {
+    /// The number of reserved bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_counts_in_child_and_parent_and_is_released_in_both() {
+        let device = MemoryBudget::new(100);
+        let (a, b) = (MemoryBudget::within(&device, 80), MemoryBudget::within(&device, 80));
+        let first = a.reserve(70).unwrap();
+        assert!(matches!(a.reserve(20), Err(DeviceError::OutOfMemory { requested: 20, available: 10, limit: 80 })));
+        assert!(matches!(b.reserve(40), Err(DeviceError::OutOfMemory { requested: 40, available: 30, limit: 100 })));
+        assert_eq!((a.used(), b.used(), device.used()), (70, 0, 70));
+        drop(first);
+        assert_eq!((a.used(), device.used()), (0, 0));
+        assert!(b.reserve(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,25 @@
+//! Stand-in for the CUDA backend in a build without the feature `cuda`: it finds no devices, and reports why.
+
+use super::{Backend, FoundDevice};
+
+pub(super) struct Cuda;
+
+impl Cuda {
+    pub(super) fn detect() -> Cuda {
+        Cuda
+    }
+}
+
+impl Backend for Cuda {
+    fn name_prefix(&self) -> &'static str {
+        "CUDA"
+    }
+
+    fn enumerate(&self) -> Vec<FoundDevice> {
+        Vec::new()
+    }
+
+    fn missing_reason(&self) -> Option<String> {
+        Some("this program is built without CUDA (the crate's feature `cuda`)".to_owned())
+    }
+}

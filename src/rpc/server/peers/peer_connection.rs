@@ -1,0 +1,269 @@
+//! Connection to another server, on which this server is a client that sends PEER_WRITEs.
+//!
+//! The connection's own thread dials, and then reads replies and notifications. Acknowledgement: a PING is sent behind the last
+//! PEER_WRITE of each SEND_TO_PEER. Its reply proves that the remote server has received all bytes before it. If the connection
+//! ends before that reply, the queue of the SEND_TO_PEER fails.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::dial::dial;
+use super::{FailQueue, PeerAllowlist, PeerTimeouts};
+use crate::rpc::connection::{
+    DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
+};
+use crate::rpc::transport::{Aborter, Deadline, TransportError};
+use crate::rpc::wire::WireError;
+use crate::rpc::wire::ext::TransferToken;
+use crate::rpc::wire::ext::{
+    ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
+    PeerWrite, Ping,
+};
+
+/// Limit of the size of a notification: only PROTOCOL_ERROR, which contains a reason text, has a variable size.
+const MAX_NOTIFICATION_BYTES: u64 = 64 << 10;
+
+/// After a failed write, how long to wait for a PROTOCOL_ERROR with the remote server's reason.
+const ERROR_REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A connection of one session to another server.
+pub(super) struct PeerConnection {
+    /// As the client sent it.
+    address: String,
+    timeouts: PeerTimeouts,
+    state: Mutex<PeerConnectionState>,
+    /// Notified when `state` changes.
+    changed: Condvar,
+    /// `None` until the connection is established.
+    writer: WriteSlot<Option<MessageWriter>>,
+    /// Outstanding PINGs, each with the callback that fails the queue of the acknowledged bytes. Its failure is the reason
+    /// why the connection ended.
+    replies: DueReplies<FailQueue, String>,
+}
+
+enum PeerConnectionState {
+    Dialling,
+    Connected(Aborter),
+    Closed,
+}
+
+impl PeerConnection {
+    /// Starts the connection's thread, which dials `address` if `allowlist` permits it. Does not wait for the connection.
+    ///
+    /// # Errors
+    /// That the thread cannot be started.
+    pub(super) fn start(
+        address: &str,
+        allowlist: &Arc<PeerAllowlist>,
+        timeouts: PeerTimeouts,
+    ) -> Result<Arc<PeerConnection>, String> {
+        let connection = Arc::new(PeerConnection {
+            address: address.to_owned(),
+            timeouts,
+            state: Mutex::new(PeerConnectionState::Dialling),
+            changed: Condvar::new(),
+            writer: WriteSlot::new(None),
+            replies: DueReplies::new(),
+        });
+        let (thread_connection, allowlist) = (Arc::clone(&connection), Arc::clone(allowlist));
+        let started = std::thread::Builder::new()
+            .name("peer".to_owned())
+            .spawn(move || thread_connection.dial_and_read(&allowlist));
+        started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
+        Ok(connection)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.replies.failure().is_some()
+    }
+
+    /// Waits until the connection is established.
+    ///
+    /// # Errors
+    /// Why it could not be established, or that it was not established until `until`.
+    pub(super) fn wait_until_connected(&self, until: Instant) -> Result<(), String> {
+        let mut state = self.lock();
+        loop {
+            match &*state {
+                PeerConnectionState::Connected(_) => return Ok(()),
+                PeerConnectionState::Closed => return Err(self.replies.failure().unwrap_or_default()),
+                PeerConnectionState::Dialling => {}
+            }
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
+                return Err(self.with_address("no connection in time"));
+            }
+            state = self.changed.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Sends a PEER_WRITE: the bytes of one token. For the last piece of a SEND_TO_PEER, `last` is the callback that fails
+    /// its queue; a PING is sent behind the piece, and `last` is called if no reply arrives.
+    ///
+    /// # Errors
+    /// Why the connection ended.
+    pub(super) fn send_piece(&self, token: TransferToken, data: &[u8], last: Option<&FailQueue>) -> Result<(), String> {
+        self.wait_until_connected(Instant::now() + self.timeouts.handshake)?;
+        let sent = self.writer.with(|writer| -> Result<_, String> {
+            let Some(writer) = writer else { return Ok(Err(TransportError::cut())) };
+            ExtRequest::PeerWrite(PeerWrite { token, data }).encode(writer.buffer());
+            if let Some(fail) = last {
+                ExtRequest::Ping(Ping {}).encode(writer.buffer());
+                // Accepts every length up to the limit: decoding reports an invalid reply more precisely than its length does.
+                let expected =
+                    self.replies.expect(ExtCommand::Ping.name(), 0..=MAX_NOTIFICATION_BYTES, Arc::clone(fail));
+                expected.map_err(|(why, _)| why)?;
+            }
+            // A truncated message makes the stream unusable, so the connection is closed. `flush` has already waited for the
+            // socket's buffer to drain, so `finish` does not wait again.
+            Ok(writer.flush().inspect_err(|_| _ = writer.finish(&Deadline::after(Duration::ZERO))))
+        });
+        let Err(e) = sent.unwrap_or_else(|Poisoned| Ok(Err(TransportError::cut())))? else { return Ok(()) };
+        // A PROTOCOL_ERROR from the remote server explains more than the error of the write.
+        let why = self.replies.wait_failure(ERROR_REASON_TIMEOUT);
+        Err(why.unwrap_or_else(|| {
+            self.fail(&match e {
+                TransportError::TimedOut { .. } => format!("it has received no bytes for {:?}", self.timeouts.stall),
+                e => e.to_string(),
+            })
+        }))
+    }
+
+    /// Closes the connection with its session. No queue is failed, because the session's queues are closed.
+    pub(super) fn close(&self) {
+        // An error means that the connection has ended before.
+        let _ = self.close_with_reason(self.with_address("the session has ended"));
+    }
+
+    /// Closes the connection and fails the queues with unacknowledged bytes. Returns the reason why the connection
+    /// ended, which is an earlier one if it was closed before.
+    fn fail(&self, why: &str) -> String {
+        let why = self.with_address(why);
+        match self.close_with_reason(why.clone()) {
+            Ok(sent) => {
+                sent.iter().for_each(|ping| (ping.sink)(super::copy_failure(&self.address, why.clone())));
+                why
+            }
+            Err(first) => first,
+        }
+    }
+
+    /// Closes the connection. Returns the PINGs without a reply.
+    ///
+    /// # Errors
+    /// The reason of an earlier close.
+    fn close_with_reason(&self, why: String) -> Result<VecDeque<DueReply<FailQueue>>, String> {
+        let sent = self.replies.fail(why)?;
+        if let PeerConnectionState::Connected(aborter) =
+            std::mem::replace(&mut *self.lock(), PeerConnectionState::Closed)
+        {
+            aborter.abort();
+        }
+        self.changed.notify_all();
+        Ok(sent)
+    }
+
+    fn with_address(&self, why: &str) -> String {
+        format!("{}: {why}", self.address)
+    }
+
+    /// The connection's thread: dials, then reads notifications until the connection ends.
+    fn dial_and_read(self: Arc<PeerConnection>, allowlist: &PeerAllowlist) {
+        let deadline = Deadline::after(self.timeouts.handshake);
+        let dialled = allowlist.resolve_permitted(&self.address).and_then(|targets| dial(&targets, &deadline));
+        let Handshake { aborter, receiver, sender, .. } = match dialled {
+            Ok(handshake) => handshake,
+            Err(why) => {
+                self.fail(&why);
+                return;
+            }
+        };
+        // Must precede the state change: a sender that finds the connection established without a writer treats it as broken.
+        let writer = MessageWriter::new(sender, self.timeouts.stall);
+        // The slot cannot be poisoned: no thread has had a writer yet.
+        let _ = self.writer.with(|slot| *slot = Some(writer));
+        let mut state = self.lock();
+        match *state {
+            PeerConnectionState::Dialling => *state = PeerConnectionState::Connected(aborter),
+            // It was closed while dialling.
+            PeerConnectionState::Connected(_) | PeerConnectionState::Closed => return aborter.abort(),
+        }
+        drop(state);
+        self.changed.notify_all();
+        let mut reader = ReplyReader::new(Arc::clone(&self), receiver);
+        while !self.is_closed() {
+            if let Err(e) = read_notification(&mut reader).and_then(|()| reader.check_overdue()) {
+                self.fail(&self.describe_read_error(e));
+            }
+        }
+    }
+
+    fn describe_read_error(&self, e: ReadError) -> String {
+        match e {
+            ReadError::Ended => "it closed the connection".to_owned(),
+            ReadError::Silent { after, .. } | ReadError::Overdue { after, .. } => {
+                format!("it has not confirmed the bytes within {after:?}")
+            }
+            ReadError::Unexpected => "it sent a reply that no request is waiting for".to_owned(),
+            ReadError::InvalidReply { reason, .. } | ReadError::Notification(reason) => reason,
+            e @ (ReadError::Lost(_) | ReadError::Length { .. } | ReadError::Memory { .. }) => e.to_string(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PeerConnectionState> {
+        // Each change is a single assignment, so a panic cannot leave the state inconsistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Requester for PeerConnection {
+    type Sink = FailQueue;
+    type Failure = String;
+
+    fn replies(&self) -> &DueReplies<FailQueue, String> {
+        &self.replies
+    }
+
+    /// No heartbeat: every SEND_TO_PEER ends with a PING, and a connection without one has nothing to lose.
+    fn timeouts(&self) -> Timeouts {
+        Timeouts { silence: self.timeouts.stall, reply: self.timeouts.stall, heartbeat: None }
+    }
+
+    /// The timeout bounds whole messages. Otherwise a peer that sends a 64 KiB notification byte by byte could delay the
+    /// failure of a queue for weeks.
+    fn receives_short_messages_only(&self) -> bool {
+        true
+    }
+
+    /// A PING's reply acknowledges the bytes before it. The sink, which fails the queue, is dropped unused.
+    fn deliver(&self, _: FailQueue, body: Vec<u8>) -> Result<(), String> {
+        ExtResponse::decode(ExtCommand::Ping, &body).map(drop).map_err(|e| e.to_string())
+    }
+}
+
+/// Reads one notification.
+fn read_notification(reader: &mut ReplyReader<PeerConnection>) -> Result<(), ReadError> {
+    let decode_error = |e: WireError| ReadError::Notification(e.to_string());
+    let mut header = [0; NOTIFICATION_HEADER];
+    reader.read_exact(&mut header)?;
+    let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(decode_error)?;
+    if size > MAX_NOTIFICATION_BYTES {
+        return Err(ReadError::Notification(format!(
+            "it sent a notification of {size} bytes, expected at most {MAX_NOTIFICATION_BYTES}"
+        )));
+    }
+    if kind == NotificationKind::Reply {
+        return reader.read_reply(size);
+    }
+    let body = reader.read_bytes(size, "a notification")?;
+    match Notification::decode(kind, &body).map_err(decode_error)? {
+        Notification::ProtocolError(why) => Err(ReadError::Notification(format!("it reports a protocol error: {why}"))),
+        Notification::Reply(_) | Notification::ServerState(_) => Ok(()),
+        Notification::MarkReached { .. } | Notification::ReadData { .. } | Notification::QueueFailed { .. } => {
+            Err(ReadError::Notification(
+                "it sent a notification about a queue, but no queue was opened on this connection".to_owned(),
+            ))
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Rejection of a client that is not admitted: replies to its HELLO with the server's state (full or draining), then closes the
+//! connection.
+
+use std::time::Duration;
+
+use super::handshake::{HELLO_BODY, hello_reply};
+use crate::rpc::transport::{Connection, Deadline, TransportError};
+use crate::rpc::wire::ext::ServerState;
+use crate::rpc::wire::{Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
+
+/// Limit of the time from the accepted connection to its end.
+const REJECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Replies to the client's HELLO with `state`. Any other first message gets no reply.
+///
+/// # Errors
+/// Errors of the transport: the connection is closed, or no complete HELLO arrived within [`REJECT_TIMEOUT`].
+pub(super) fn reply_with_state(connection: Connection, state: ServerState) -> Result<(), TransportError> {
+    let deadline = Deadline::after(REJECT_TIMEOUT);
+    let (mut receiver, mut sender) = connection.split();
+    let mut header = [0; REQUEST_HEADER];
+    receiver.read_exact(&mut header, &deadline)?;
+    let limits = Limits { max_nodes: 0, max_tensors: 0, max_body: HELLO_BODY as u64 };
+    let header = RequestHeader::decode(&header).ok().filter(|header| header.command == RpcCommand::Hello);
+    let Some(len) = header.and_then(|header| header.body_len(&limits).ok()) else { return Ok(()) };
+    let mut body = [0; HELLO_BODY];
+    receiver.read_exact(body.get_mut(..len).unwrap_or_default(), &deadline)?;
+    let mut reply = Vec::new();
+    hello_reply(len, state).encode(&mut reply);
+    sender.write_by(&reply, &deadline)
+}

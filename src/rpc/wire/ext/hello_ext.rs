@@ -1,0 +1,164 @@
+//! Negotiation of the extensions: the offer in the reply to HELLO, and the server's description in the reply to HELLO_EXT.
+
+use super::super::codec::{Field, Reader, WireError};
+use super::{text, write_text};
+
+/// Revision of the extensions in this crate. With a server of another revision the client uses 7.0 without extensions.
+pub const REVISION: u8 = 1;
+
+/// State of a server: whether it accepts new clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum ServerState {
+    /// It accepts new clients.
+    Ready = 0,
+    /// It has reached its limit of sessions, and closes new connections.
+    Full = 1,
+    /// It is shutting down: it serves its present sessions to their end, and closes new connections.
+    Draining = 2,
+}
+
+impl ServerState {
+    const fn from_wire(number: u8) -> Option<ServerState> {
+        match number {
+            0 => Some(ServerState::Ready),
+            1 => Some(ServerState::Full),
+            2 => Some(ServerState::Draining),
+            _ => None,
+        }
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<ServerState, WireError> {
+        let have = r.u8("state")?;
+        ServerState::from_wire(have).ok_or(WireError::BadValue { what: "state", expected: "0 to 2", have: have.into() })
+    }
+}
+
+/// Offer of the extensions, in the padding byte of a fanout server's HELLO reply. llama.cpp's server sends 0 there, and its
+/// client ignores the byte. Bits 0 to 3: revision of the extensions. Bits 4 and 5: state of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtensionOffer {
+    /// Revision of the extensions, 1 to 15.
+    pub revision: u8,
+    /// State of the server. Unless it is ready, the server closes the connection after this reply.
+    pub state: ServerState,
+}
+
+impl ExtensionOffer {
+    /// Decodes the byte. `None` for 0, as from llama.cpp's server, and for unknown states.
+    pub const fn from_byte(byte: u8) -> Option<ExtensionOffer> {
+        match (byte & 15, ServerState::from_wire(byte >> 4)) {
+            (revision @ 1.., Some(state)) => Some(ExtensionOffer { revision, state }),
+            _ => None,
+        }
+    }
+
+    /// Encodes the byte.
+    pub const fn to_byte(self) -> u8 {
+        (self.revision & 15) | (self.state as u8) << 4
+    }
+}
+
+/// Optional capabilities of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ServerCapabilities {
+    /// It has model files from which LOAD can fill tensors.
+    pub load_by_digest: bool,
+    /// It may connect to at least one other server, so SEND_TO_PEER can work.
+    pub peer_transfers: bool,
+}
+
+/// Description of a device, in the reply to HELLO_EXT.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceRecord {
+    /// Name of the device on the server, for example `CUDA0`.
+    pub name: String,
+    /// Description for users, for example the model of a GPU.
+    pub description: String,
+    /// Kind: 0 CPU, 1 GPU. Later revisions may add others.
+    pub kind: u8,
+    /// Capabilities. Bit 0: asynchronous queues, 1: pinned host memory, 2: imports host memory, 3: events.
+    pub caps: u32,
+    /// Required alignment of the first byte of a tensor, in bytes.
+    pub alignment: u64,
+    /// Maximum size of a buffer, in bytes.
+    pub max_buffer: u64,
+    /// Features and settings, as names and values, for users.
+    pub features: Vec<(String, String)>,
+}
+
+/// Reply to HELLO_EXT: description of the server and of its devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HelloExtReply {
+    /// Program and build of the server, for example `rpc-server 0.1.0 (1a2b3c4)`.
+    pub build: String,
+    /// Maximum length of a request's body, and of the bytes that one READ requests, in bytes.
+    pub max_message: u64,
+    /// Limit of the total cost of the prepared graphs in bytes, by the estimate of [`graph_cost`](super::super::graph_cost).
+    pub graph_budget: u64,
+    /// Limit of the number of prepared graphs.
+    pub max_graphs: u32,
+    /// Optional capabilities.
+    pub capabilities: ServerCapabilities,
+    /// Number of open sessions, this one included.
+    pub sessions: u32,
+    /// The devices; requests name them by their index in this list.
+    pub devices: Vec<DeviceRecord>,
+}
+
+impl HelloExtReply {
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<HelloExtReply, WireError> {
+        let build = text(r, "build")?.to_owned();
+        let max_message = r.u64("max_message")?;
+        let graph_budget = r.u64("graph_budget")?;
+        let max_graphs = r.u32("max_graphs")?;
+        let abilities =
+            ServerCapabilities { load_by_digest: Field::read(r, "loads")?, peer_transfers: Field::read(r, "dials")? };
+        let sessions = r.u32("sessions")?;
+        let count = r.u32("n_devices")?;
+        // Does not reserve memory for `count`, which is the peer's claim: the list grows only as devices are decoded.
+        let devices = (0..count).map(|_| DeviceRecord::read(r)).collect::<Result<_, _>>()?;
+        Ok(HelloExtReply { build, max_message, graph_budget, max_graphs, capabilities: abilities, sessions, devices })
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        write_text(&self.build, out);
+        self.max_message.write(out);
+        self.graph_budget.write(out);
+        self.max_graphs.write(out);
+        self.capabilities.load_by_digest.write(out);
+        self.capabilities.peer_transfers.write(out);
+        self.sessions.write(out);
+        (self.devices.len() as u32).write(out); // a list in memory is shorter than 2^32
+        self.devices.iter().for_each(|device| device.write(out));
+    }
+}
+
+impl DeviceRecord {
+    fn read(r: &mut Reader<'_>) -> Result<DeviceRecord, WireError> {
+        let name = text(r, "name")?.to_owned();
+        let description = text(r, "description")?.to_owned();
+        let (kind, caps) = (r.u8("kind")?, r.u32("caps")?);
+        let (alignment, max_buffer) = (r.u64("alignment")?, r.u64("max_buffer")?);
+        let mut features = Vec::new();
+        for _ in 0..r.u32("n_features")? {
+            features.push((text(r, "feature")?.to_owned(), text(r, "value")?.to_owned()));
+        }
+        Ok(DeviceRecord { name, description, kind, caps, alignment, max_buffer, features })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        write_text(&self.name, out);
+        write_text(&self.description, out);
+        self.kind.write(out);
+        self.caps.write(out);
+        self.alignment.write(out);
+        self.max_buffer.write(out);
+        (self.features.len() as u32).write(out); // a device has a few features
+        for (name, value) in &self.features {
+            write_text(name, out);
+            write_text(value, out);
+        }
+    }
+}

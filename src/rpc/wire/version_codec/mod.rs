@@ -1,0 +1,364 @@
+//! Client-side codecs of the older versions of the protocol: a table of the differences of each version from 7.0, the encoder
+//! of its requests (`encode`), and the check whether it computes a node as 7.0 does (`semantics`).
+//!
+//! All versions have the frame and the tensor record (296 bytes) of 7.0 and, with few exceptions, its bodies. Ops and unary
+//! kinds were added between existing ones, which shifted the numbers of those behind them, but never changed the order. The
+//! number of an op in an old version is therefore its number in 7.0 minus the number of later additions before it.
+//!
+//! From 3.6.1 on the version number determines the set of ops. Before, ops were added without a new version number. 3.0.0
+//! covers three numberings; the table has the first, of 2025-10-04, which servers built until 2025-11-13 have. `gen0` is the
+//! protocol of 2024, without HELLO and thus without a version number. It covers a dozen numberings; the table has that of
+//! 2024-10-03 to 2024-12-03. 1.0, 2.0 and 6.0 are unsupported: 2.0 covers ten numberings, and no release of 6.0 is known.
+
+mod encode;
+mod semantics;
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::{BodySize, RpcCommand, Version};
+use crate::ops::OpCode;
+use crate::ops::unary::UnaryKind;
+use crate::tensor::DType;
+
+/// Supported versions of servers, for messages.
+pub(crate) const SUPPORTED_VERSIONS: &str =
+    "7.0.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and that of 2024 without HELLO";
+
+/// Codec of one version of the protocol, described by its differences from 7.0.
+#[derive(Debug)]
+pub(crate) struct VersionCodec {
+    name: &'static str,
+    /// This is the codec of 7.0.
+    current: bool,
+    hello_form: HelloForm,
+    /// The command with the highest number.
+    last_command: RpcCommand,
+    /// Command numbers of gen0: without SET_TENSOR_HASH, so the commands behind it have a number less by one.
+    gen0_numbering: bool,
+    /// Requests name a device by its index. Otherwise the server has one device.
+    has_device_field: bool,
+    alloc_size: AllocSizeForm,
+    /// SET_TENSOR has the flag by which the client requests that the server caches the data.
+    cache_flag: bool,
+    /// Commands that have a response, but none in 7.0.
+    acknowledged: &'static [RpcCommand],
+    /// The server skips nodes without the flag `FLAG_COMPUTE`. Older servers have no such flag and compute all nodes.
+    compute_flag: bool,
+    /// Tensor records contain the number of nodes that read the tensor.
+    use_count: bool,
+    /// The first so many of [`ADDED_OPS`] are missing. The fields `missing_…` below count likewise.
+    missing_ops: usize,
+    /// Ops that 7.0 no longer has: their number, and the op of 7.0 before which they stood.
+    removed_ops: (u32, OpCode),
+    missing_unary_kinds: usize,
+    missing_types: usize,
+    /// Number of kinds of GLU.
+    glu_kinds: i32,
+    semantics: OpSemantics,
+}
+
+/// Form of the HELLO request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HelloForm {
+    /// No HELLO: any request may be the first of a connection.
+    Absent,
+    /// Without a body.
+    Empty,
+    /// With the transport capabilities of the client.
+    Caps,
+}
+
+/// Form of the GET_ALLOC_SIZE request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AllocSizeForm {
+    Tensor,
+    TensorAndSources,
+}
+
+/// Supported parameters and sources of ops. A server ignores those that it does not support, and would compute a wrong result
+/// without an error.
+#[derive(Debug)]
+struct OpSemantics {
+    /// SCALE adds a bias, its second parameter.
+    scale_bias: bool,
+    /// Masks may differ between heads and batches.
+    mask_per_head: bool,
+    /// SOFT_MAX and FLASH_ATTN_EXT have attention sinks as a source.
+    sinks: bool,
+    /// The kernels of FLASH_ATTN_EXT read the rows of the mask in multiples of this number, so the mask must have that many.
+    mask_row_multiple: usize,
+    /// In FLASH_ATTN_EXT the rows of values and of keys may differ in length.
+    value_len_may_differ: bool,
+    /// Supported modes of ROPE.
+    rope_modes: &'static [i32],
+    /// ROPE may skip the first channels of a row.
+    rope_offset: bool,
+}
+
+/// Ops that were added since gen0, newest first. Each version lacks a prefix of this list (`missing_ops`). The comments name
+/// the version that added the ops below them.
+const ADDED_OPS: [OpCode; 25] = [
+    // 4.0.3
+    OpCode::Dsv4HcComb,
+    OpCode::Dsv4HcPre,
+    OpCode::Dsv4HcPost,
+    // 4.0.2
+    OpCode::LightningIndexer,
+    // 4.0.1
+    OpCode::Col2im1d,
+    // 3.6.1
+    OpCode::GatedDeltaNet,
+    // 3.5.0
+    OpCode::TopK,
+    OpCode::Cumsum,
+    OpCode::Tri,
+    OpCode::Fill,
+    OpCode::SolveTri,
+    // 3.0.0
+    OpCode::Im2col3d,
+    OpCode::Conv3d,
+    OpCode::OptStepSgd,
+    OpCode::AddId,
+    OpCode::Conv2d,
+    OpCode::Glu,
+    OpCode::SetRows,
+    OpCode::Roll,
+    OpCode::Conv2dDw,
+    OpCode::Custom,
+    OpCode::RwkvWkv7,
+    OpCode::L2Norm,
+    OpCode::GatedLinearAttn,
+    OpCode::PadReflect1d,
+];
+
+/// Kinds of UNARY that were added since gen0, newest first, as in [`ADDED_OPS`].
+const ADDED_UNARY_KINDS: [UnaryKind; 8] = [
+    // 3.5.0
+    UnaryKind::Expm1,
+    UnaryKind::Softplus,
+    UnaryKind::Floor,
+    UnaryKind::Ceil,
+    UnaryKind::Round,
+    UnaryKind::Trunc,
+    // 3.0.0
+    UnaryKind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
+    UnaryKind::GeluErf,
+];
+
+/// Types that were added since gen0, newest first, as in [`ADDED_OPS`].
+const ADDED_TYPES: [DType; 4] = [
+    // 4.0.2
+    DType::Q2_0,
+    // 4.0.0
+    DType::Q1_0,
+    DType::NVFP4,
+    // 3.0.0
+    DType::MXFP4,
+];
+
+const V7_0: VersionCodec = VersionCodec {
+    name: "7.0",
+    current: true,
+    hello_form: HelloForm::Caps,
+    last_command: RpcCommand::MemsetTensor,
+    gen0_numbering: false,
+    has_device_field: true,
+    alloc_size: AllocSizeForm::TensorAndSources,
+    cache_flag: true,
+    acknowledged: &[],
+    compute_flag: true,
+    use_count: true,
+    missing_ops: 0,
+    removed_ops: (0, OpCode::None),
+    missing_unary_kinds: 0,
+    missing_types: 0,
+    glu_kinds: 7,
+    semantics: OpSemantics {
+        scale_bias: true,
+        mask_per_head: true,
+        sinks: true,
+        mask_row_multiple: 1,
+        value_len_may_differ: true,
+        rope_modes: &[0, 2, 8, 24, 40],
+        rope_offset: true,
+    },
+};
+
+// Each codec is the next newer one without the additions of that version.
+
+const V5_1: VersionCodec = VersionCodec {
+    name: "5.1.0",
+    current: false,
+    cache_flag: false,
+    acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::InitTensor, RpcCommand::MemsetTensor],
+    glu_kinds: 6,
+    semantics: OpSemantics { rope_offset: false, ..V7_0.semantics },
+    ..V7_0
+};
+
+const V5_0: VersionCodec = VersionCodec { name: "5.0.0", use_count: false, ..V5_1 };
+
+const V4_0_3: VersionCodec = VersionCodec { name: "4.0.3", last_command: RpcCommand::GraphRecompute, ..V5_0 };
+
+const V4_0_2: VersionCodec = VersionCodec { name: "4.0.2", missing_ops: 3, ..V4_0_3 };
+
+const V4_0_1: VersionCodec = VersionCodec { name: "4.0.1", missing_ops: 4, missing_types: 1, ..V4_0_2 };
+
+const V4_0_0: VersionCodec = VersionCodec { name: "4.0.0", missing_ops: 5, ..V4_0_1 };
+
+const V3_6_1: VersionCodec = VersionCodec { name: "3.6.1", hello_form: HelloForm::Empty, missing_types: 3, ..V4_0_0 };
+
+// FLAG_COMPUTE was added without a new version number: it is sent, and only some servers of this version read it.
+const V3_6_0: VersionCodec = VersionCodec { name: "3.6.0", missing_ops: 6, ..V3_6_1 };
+
+const V3_5: VersionCodec = VersionCodec {
+    name: "3.5.0",
+    alloc_size: AllocSizeForm::Tensor,
+    compute_flag: false,
+    semantics: OpSemantics { mask_row_multiple: 64, ..V3_6_0.semantics },
+    ..V3_6_0
+};
+
+const V3_0: VersionCodec = VersionCodec {
+    name: "3.0.0",
+    last_command: RpcCommand::DeviceCount,
+    acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::InitTensor, RpcCommand::GraphCompute],
+    missing_ops: 11,
+    missing_unary_kinds: 6,
+    semantics: OpSemantics { rope_modes: &[0, 2, 8, 24], ..V3_5.semantics },
+    ..V3_5
+};
+
+const GEN0: VersionCodec = VersionCodec {
+    name: "gen0 (2024, before HELLO)",
+    hello_form: HelloForm::Absent,
+    last_command: RpcCommand::GetDeviceMemory,
+    gen0_numbering: true,
+    has_device_field: false,
+    acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::SetTensor, RpcCommand::GraphCompute],
+    missing_ops: 25,
+    removed_ops: (5, OpCode::MapCustom1),
+    missing_unary_kinds: 8,
+    missing_types: 4,
+    glu_kinds: 0,
+    semantics: OpSemantics {
+        scale_bias: false,
+        mask_per_head: false,
+        sinks: false,
+        value_len_may_differ: false,
+        rope_modes: &[0, 2],
+        ..V3_0.semantics
+    },
+    ..V3_0
+};
+
+/// A request or node that a version of the protocol cannot express.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("version {version} of the RPC protocol has no {what}")]
+pub(crate) struct NotExpressible {
+    /// Name of the version.
+    pub(crate) version: &'static str,
+    /// The missing command, op, type, parameter or source.
+    pub(crate) what: String,
+}
+
+impl VersionCodec {
+    /// Codec of 7.0, the version in which this crate writes requests.
+    #[cfg(test)]
+    pub(crate) const CURRENT: &'static VersionCodec = &V7_0;
+
+    /// Codec for servers of 2024 without HELLO, which close the connection when they receive it.
+    pub(crate) const GEN0: &'static VersionCodec = &GEN0;
+
+    /// Codec of the version in a server's reply to HELLO; `None` if it is unsupported.
+    pub(crate) const fn for_version(version: Version) -> Option<&'static VersionCodec> {
+        Some(match (version.major, version.minor, version.patch) {
+            (7, 0, _) => &V7_0,
+            (5, 1, 0) => &V5_1,
+            (5, 0, 0) => &V5_0,
+            (4, 0, 3) => &V4_0_3,
+            (4, 0, 2) => &V4_0_2,
+            (4, 0, 1) => &V4_0_1,
+            (4, 0, 0) => &V4_0_0,
+            (3, 6, 1) => &V3_6_1,
+            (3, 6, 0) => &V3_6_0,
+            (3, 5, 0) => &V3_5,
+            (3, 0, 0) => &V3_0,
+            _ => return None,
+        })
+    }
+
+    /// Whether this is the codec of 7.0.
+    pub(crate) const fn is_current(&self) -> bool {
+        self.current
+    }
+
+    /// Form of the HELLO request in this version.
+    pub(crate) const fn hello_form(&self) -> HelloForm {
+        self.hello_form
+    }
+
+    /// Number of a command; `None` if the version lacks it.
+    pub(crate) const fn command_number(&self, command: RpcCommand) -> Option<u8> {
+        let number = command as u8;
+        if !self.gen0_numbering {
+            return if number <= self.last_command as u8 { Some(number) } else { None };
+        }
+        match command {
+            RpcCommand::SetTensorHash => None,
+            _ if number > self.last_command as u8 => None,
+            _ if number > RpcCommand::SetTensorHash as u8 => Some(number - 1),
+            _ => Some(number),
+        }
+    }
+
+    /// Allowed lengths of the response's body; `None` if the command has no response.
+    pub(crate) fn response_size(&self, command: RpcCommand) -> Option<BodySize> {
+        if !self.acknowledged.contains(&command) {
+            return command.response();
+        }
+        // The response to GRAPH_COMPUTE is the status of the computation, one byte. The others are empty.
+        Some(BodySize::Exact(if command == RpcCommand::GraphCompute { 1 } else { 0 }))
+    }
+
+    /// Number of an op; `None` if the version lacks it.
+    pub(crate) fn op_number(&self, op: OpCode) -> Option<u32> {
+        let later = &ADDED_OPS[..self.missing_ops];
+        if later.contains(&op) {
+            return None;
+        }
+        let (removed, next) = self.removed_ops;
+        let removed = if op >= next { removed } else { 0 };
+        Some(op.to_wire() - later.iter().filter(|&&other| other < op).count() as u32 + removed)
+    }
+
+    /// Number of a kind of UNARY; `None` if the version lacks it.
+    pub(crate) fn unary_number(&self, kind: &UnaryKind) -> Option<i32> {
+        let later = ADDED_UNARY_KINDS[..self.missing_unary_kinds].iter().map(UnaryKind::wire_number);
+        let number = kind.wire_number();
+        let missing = later.clone().any(|other| other == number);
+        (!missing).then(|| number - later.filter(|&other| other < number).count() as i32)
+    }
+
+    /// Whether the version has the kind of GLU with this number.
+    pub(crate) const fn has_glu(&self, kind: i32) -> bool {
+        kind < self.glu_kinds
+    }
+
+    /// Whether the version has a type. Types have the same numbers in all versions.
+    pub(crate) fn has_type(&self, dtype: DType) -> bool {
+        !ADDED_TYPES[..self.missing_types].contains(&dtype)
+    }
+
+    fn not_expressible(&self, what: impl Into<String>) -> NotExpressible {
+        NotExpressible { version: self.name, what: what.into() }
+    }
+}
+
+impl fmt::Display for VersionCodec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}

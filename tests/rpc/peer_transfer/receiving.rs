@@ -1,0 +1,378 @@
+//! The destination server of a peer transfer: order of arrival, valid and invalid tokens, expiry and limits.
+
+use super::support::*;
+use crate::extended_support::*;
+use crate::support::*;
+use fanout::device::DeviceError;
+use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::*;
+
+#[test]
+fn bytes_may_arrive_before_or_after_their_receive() {
+    let server = TestServer::start(Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    for len in [1, BYTES_PER_TOKEN - 1, BYTES_PER_TOKEN, BYTES_PER_TOKEN + 1, (1 << 20) + 3] {
+        let span = dst.alloc_span(len);
+        for early in [0, len.div_ceil(BYTES_PER_TOKEN) / 2, len.div_ceil(BYTES_PER_TOKEN)] {
+            let data = random_bytes((len + early) as u64, len);
+            let tokens = dst.request_tokens_for(len);
+            let split = (early * BYTES_PER_TOKEN).min(len);
+            // Sends the early pieces in reverse order.
+            for (token, piece) in tokens.iter().zip(data.chunks(BYTES_PER_TOKEN)).take(early).rev() {
+                src.peer_write(*token, piece);
+            }
+            src.assert_ping_replied();
+            dst.receive_from_peer(span, &tokens);
+            dst.read_spans(0, 7, &[span]);
+            if split < len {
+                dst.assert_ping_replied();
+            }
+            src.peer_write_all(&tokens[early..], &data[split..]);
+            assert!(dst.receive_read_bytes() == data, "{len} bytes, {early} pieces early");
+        }
+    }
+}
+
+#[test]
+fn a_queue_continues_after_its_bytes_have_arrived() {
+    let server = TestServer::start(Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let len = 3 * BYTES_PER_TOKEN + 5;
+    let (span, before, after) = (dst.alloc_span(len), dst.alloc_span(len), dst.alloc_span(len));
+    let data = random_bytes(1, len);
+    for early in [true, false] {
+        let tokens = dst.request_tokens_for(len);
+        if early {
+            src.peer_write_all(&tokens, &data);
+        }
+        for value in 0..20 {
+            dst.fill_span(0, span, value);
+        }
+        dst.send_ext(&ExtRequest::CopySpan(CopySpan { queue: 0, src: span, dst: before }));
+        dst.receive_from_peer(span, &tokens);
+        dst.send_ext(&ExtRequest::CopySpan(CopySpan { queue: 0, src: span, dst: after }));
+        dst.fill_span(0, span, 0);
+        if !early {
+            src.peer_write_all(&tokens, &data);
+        }
+        assert!(dst.read_bytes(before) == vec![19; len], "work before the transfer, bytes early: {early}");
+        assert!(dst.read_bytes(after) == data, "work after the transfer, bytes early: {early}");
+        assert!(dst.read_bytes(span) == vec![0; len], "bytes early: {early}");
+    }
+}
+
+#[test]
+fn a_busy_device_does_not_block_the_sender() {
+    let held = HeldDevice::new("CPU0");
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let len = 100 * BYTES_PER_TOKEN + 1;
+    let span = dst.alloc_span(len);
+    let tokens = dst.request_tokens_for(len);
+    dst.fill_span(0, span, 9);
+    dst.receive_from_peer(span, &tokens);
+    dst.read_spans(0, 7, &[BufferSpan { len: 1 << 20, ..span }]);
+    dst.assert_ping_replied();
+    // More pieces than a queue accepts without blocking.
+    src.peer_write_all(&tokens, &random_bytes(3, len));
+    held.release();
+    assert!(dst.receive_read_bytes() == random_bytes(3, len)[..1 << 20]);
+    // If the device fails, the receiving queue fails too.
+    let held = HeldDevice::new("CPU0");
+    let server = TestServer::with_device_list(vec![held.clone()], Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let span = dst.alloc_span(2 * BYTES_PER_TOKEN);
+    let tokens = dst.request_tokens(2);
+    dst.receive_from_peer(span, &tokens);
+    src.peer_write_all(&tokens[..1], &[1; BYTES_PER_TOKEN]);
+    held.fail(DeviceError::Misuse("of a test"));
+    dst.read_spans(0, 7, &[span]);
+    assert!(dst.next_queue_failure().text.contains("of a test"));
+}
+
+#[test]
+fn bytes_of_later_receives_may_arrive_first() {
+    let server = TestServer::start(Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let spans: Vec<_> = (0..5).map(|_| dst.alloc_span(BYTES_PER_TOKEN + 1)).collect();
+    let all: Vec<_> = spans.iter().map(|_| dst.request_tokens_for(BYTES_PER_TOKEN + 1)).collect();
+    for (span, tokens) in spans.iter().zip(&all) {
+        dst.fill_span(0, *span, 9);
+        dst.receive_from_peer(*span, tokens);
+    }
+    dst.assert_ping_replied();
+    for (seed, tokens) in all.iter().enumerate().rev() {
+        src.peer_write_all(tokens, &random_bytes(seed as u64, BYTES_PER_TOKEN + 1));
+    }
+    for (seed, span) in spans.iter().enumerate() {
+        assert!(dst.read_bytes(*span) == random_bytes(seed as u64, BYTES_PER_TOKEN + 1), "{seed}");
+    }
+}
+
+#[test]
+fn a_peer_write_without_a_valid_token_is_rejected_and_writes_nothing() {
+    let server = TestServer::start(Config::default());
+    let mut dst = Client::connect_with_queues(&server);
+    let span = dst.alloc_span(100);
+    dst.fill_span(0, span, 5);
+    // Never issued.
+    let mut src = Client::connect_with_queues(&server);
+    src.peer_write([7; TRANSFER_TOKEN_BYTES], &[1; 100]);
+    src.expect_protocol_error(&["PEER_WRITE", "was not issued by this server"]);
+    // A used token, before and after its RECEIVE_FROM_PEER.
+    let tokens = dst.request_tokens(1);
+    let mut src = Client::connect_with_queues(&server);
+    src.peer_write_all(&tokens, &[6; 100]);
+    src.peer_write(tokens[0], &[1; 100]);
+    src.expect_protocol_error(&["PEER_WRITE", "used"]);
+    dst.receive_from_peer(span, &tokens);
+    assert_eq!(dst.read_bytes(span), [6; 100]);
+    let mut src = Client::connect_with_queues(&server);
+    src.peer_write(tokens[0], &[1; 100]);
+    src.expect_protocol_error(&["PEER_WRITE", "used"]);
+    assert_eq!(dst.read_bytes(span), [6; 100]);
+    // A token of a closed queue, and a token of an ended session.
+    let tokens = dst.request_tokens(2);
+    dst.receive_from_peer(span, &tokens[..1]);
+    dst.close_queue();
+    dst.assert_ping_replied();
+    let mut src = Client::connect_with_queues(&server);
+    // The sender cannot know that the queue was closed, so one use of the token is accepted and its bytes are discarded.
+    src.peer_write_all(&tokens[..1], &[1; 100]);
+    src.peer_write(tokens[0], &[1; 100]);
+    src.expect_protocol_error(&["PEER_WRITE", "used"]);
+    dst.open_queue(0, 0);
+    assert_eq!(dst.read_bytes(span), [6; 100]);
+    let mut src = Client::connect_with_queues(&server);
+    src.peer_write(tokens[1], &[1; 100]);
+    src.assert_ping_replied();
+    drop(dst);
+    eventually("the session of the client has ended", || server.handle.connections() == 1 && server.used_bytes(0) == 0);
+    src.peer_write(tokens[1], &[1; 100]);
+    src.expect_protocol_error(&["PEER_WRITE", "expired"]);
+}
+
+/// One peer connection carries the bytes of many queues, so it must survive the end of one receiving queue.
+#[test]
+fn bytes_for_an_ended_queue_are_discarded() {
+    type Case = fn(&mut Client, &HeldDevice, &ExtRequest<'_>);
+    let cases: [(&str, Case); 4] = [
+        ("closed", |dst, _, receive| {
+            dst.send_ext(receive);
+            dst.send_ext(&ExtRequest::CloseQueue(CloseQueue { queue: 1 }));
+        }),
+        ("failed before", |dst, held, receive| {
+            held.fail(DeviceError::Ended);
+            dst.mark(1, 1);
+            dst.notify_reached(1, 1);
+            assert!(matches!(dst.next_notification(), ReceivedNotification::QueueFailed(1, _)));
+            dst.send_ext(receive);
+        }),
+        ("failed behind", |dst, held, receive| {
+            dst.send_ext(receive);
+            dst.mark(1, 1);
+            dst.notify_reached(1, 1);
+            held.fail(DeviceError::Ended);
+            assert!(matches!(dst.next_notification(), ReceivedNotification::QueueFailed(1, _)));
+        }),
+        ("failed for its client", |dst, _, receive| {
+            dst.send_ext(receive);
+            let span = dst.alloc_ext(1, 1).whole_span();
+            let tokens = TransferTokenList(&[[0; TRANSFER_TOKEN_BYTES]]);
+            dst.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue: 1, span, tokens, address: "127.0.0.1:1" }));
+            assert!(matches!(dst.next_notification(), ReceivedNotification::QueueFailed(1, _)));
+        }),
+    ];
+    for (what, case) in cases {
+        let (open, held) = (HeldDevice::new("CPU0"), HeldDevice::new("CPU1"));
+        open.release();
+        let server = TestServer::with_device_list(vec![open, held.clone()], Config::default());
+        let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+        let (span, lost) = (dst.alloc_span(100), dst.alloc_ext(1, 100).whole_span());
+        let tokens = dst.request_tokens(2);
+        case(
+            &mut dst,
+            &held,
+            &ExtRequest::ReceiveFromPeer(ReceiveFromPeer {
+                queue: 1,
+                span: lost,
+                tokens: TransferTokenList(&tokens[1..]),
+            }),
+        );
+        dst.receive_from_peer(span, &tokens[..1]);
+        dst.assert_ping_replied();
+        src.peer_write(tokens[1], &[1; 100]);
+        src.peer_write_all(&tokens[..1], &[2; 100]);
+        assert_eq!(dst.read_bytes(span), [2; 100], "{what}");
+        src.peer_write(tokens[1], &[1; 100]);
+        src.expect_protocol_error(&["PEER_WRITE", "used"]);
+    }
+}
+
+#[test]
+fn tokens_of_ended_queues_are_remembered_up_to_a_limit() {
+    let server = TestServer::start(Config::default());
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let many = dst.alloc_span(64 * BYTES_PER_TOKEN);
+    let span = BufferSpan { len: 1, ..many };
+    let mut lost = Vec::new();
+    for _ in 0..5 {
+        // Received tokens do not count against the limit of unused tokens.
+        let tokens = dst.request_tokens(256);
+        tokens.chunks(64).for_each(|tokens| dst.receive_from_peer(many, tokens));
+        dst.reopen_queue();
+        lost.extend(tokens);
+    }
+    dst.assert_ping_replied();
+    for token in &lost[256..] {
+        src.peer_write(*token, &[1]);
+    }
+    src.assert_ping_replied();
+    src.peer_write(lost[0], &[1]);
+    src.expect_protocol_error(&["PEER_WRITE", "expired"]);
+    // A wrong length and a second RECEIVE_FROM_PEER of a token are errors for ended queues too.
+    let tokens = dst.request_tokens(2);
+    tokens.chunks(1).for_each(|token| dst.receive_from_peer(span, token));
+    dst.reopen_queue();
+    dst.assert_ping_replied();
+    let mut src = Client::connect_with_queues(&server);
+    src.peer_write(tokens[0], &[]);
+    src.expect_protocol_error(&["PEER_WRITE", "got 0"]);
+    dst.receive_from_peer(span, &tokens[1..]);
+    dst.expect_protocol_error(&["RECEIVE_FROM_PEER", "token 0 of the list"]);
+}
+
+/// The thread of a session blocks on a queue that waits for bytes of a peer, and does not read the client's socket. The session
+/// must still end when the client disconnects.
+#[test]
+fn a_session_that_waits_for_a_peer_ends_with_its_client() {
+    let server = TestServer::start(Config::default());
+    let mut dst = Client::connect_with_queues(&server);
+    let span = dst.alloc_span(1 << 20);
+    let tokens = dst.request_tokens(1);
+    dst.receive_from_peer(BufferSpan { len: 1, ..span }, &tokens);
+    dst.write_span(0, span, None, &random_bytes(1, 1 << 20));
+    assert_eq!(
+        dst.next_notification_or_state(),
+        ReceivedNotification::ServerState(ServerState::Ready),
+        "the session is blocked"
+    );
+    drop(dst);
+    eventually("the session of the client has ended", || server.handle.connections() == 0 && server.used_bytes(0) == 0);
+}
+
+#[test]
+fn bytes_of_a_wrong_length_fail_the_receiving_queue() {
+    let server = TestServer::start(Config::default());
+    for (len, early) in [(0, true), (0, false), (99, true), (99, false), (101, true), (101, false)] {
+        let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+        let span = dst.alloc_span(100);
+        dst.fill_span(0, span, 5);
+        let tokens = dst.request_tokens(1);
+        if !early {
+            dst.receive_from_peer(span, &tokens);
+            dst.assert_ping_replied();
+        }
+        src.peer_write(tokens[0], &vec![1; len]);
+        if early && len > 0 {
+            src.assert_ping_replied();
+        } else {
+            src.expect_protocol_error(&["PEER_WRITE", &format!("got {len}")]);
+        }
+        if early {
+            dst.receive_from_peer(span, &tokens);
+        }
+        dst.read_spans(0, 7, &[span]);
+        let fault = dst.next_queue_failure();
+        assert!(fault.text.contains(&format!("got {len}")), "{len}, early {early}: {fault:?}");
+        dst.reopen_queue();
+        assert_eq!(dst.read_bytes(span), [5; 100], "{len}, early {early}");
+    }
+}
+
+#[test]
+fn transfer_tokens_expire() {
+    let server = TestServer::start(with_short_device_timeout(Config::default()));
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
+    let tokens = dst.request_tokens(2);
+    src.peer_write_all(&tokens[..1], &[1; BYTES_PER_TOKEN]);
+    dst.receive_from_peer(span, &tokens);
+    dst.mark(0, 1);
+    dst.notify_reached(0, 1);
+    let fault = dst.next_queue_failure();
+    assert!(fault.text.contains("deadline"), "{fault:?}");
+    src.peer_write(tokens[1], &[1]);
+    src.expect_protocol_error(&["PEER_WRITE", "expired"]);
+    dst.assert_ping_replied();
+}
+
+#[test]
+fn only_unused_tokens_of_the_session_are_accepted() {
+    let server = TestServer::start(Config::default());
+    let mut other = Client::connect_with_queues(&server);
+    let foreign = other.request_tokens(2);
+    type Case = fn(&mut Client, BufferSpan, &[TransferToken]);
+    let cases: [(&str, Case); 5] = [
+        ("token 0 of the list", |dst, span, foreign| dst.receive_from_peer(span, foreign)),
+        ("token 1 of the list", |dst, span, foreign| {
+            let own = dst.request_tokens(1);
+            dst.receive_from_peer(span, &[own[0], foreign[0]]);
+        }),
+        ("token 1 of the list", |dst, span, _| {
+            let own = dst.request_tokens(1);
+            dst.receive_from_peer(span, &[own[0], own[0]]);
+        }),
+        ("token 0 of the list", |dst, span, _| {
+            let own = dst.request_tokens(2);
+            dst.receive_from_peer(span, &own);
+            dst.receive_from_peer(span, &own);
+        }),
+        ("need 2 transfer tokens", |dst, span, _| {
+            let own = dst.request_tokens(3);
+            dst.receive_from_peer(span, &own);
+        }),
+    ];
+    for (why, case) in cases {
+        let mut dst = Client::connect_with_queues(&server);
+        let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
+        case(&mut dst, span, &foreign);
+        dst.expect_protocol_error(&["RECEIVE_FROM_PEER", why]);
+    }
+    // The rejected requests did not invalidate the tokens of their session.
+    let span = other.alloc_span(BYTES_PER_TOKEN + 1);
+    other.receive_from_peer(span, &foreign);
+    Client::connect_with_queues(&server).peer_write_all(&foreign, &random_bytes(1, BYTES_PER_TOKEN + 1));
+    assert!(other.read_bytes(span) == random_bytes(1, BYTES_PER_TOKEN + 1));
+}
+
+#[test]
+fn unused_tokens_and_early_bytes_are_limited() {
+    let server = TestServer::start(Config::default().with_max_memory(Some(1 << 20)));
+    let mut dst = Client::connect_with_queues(&server);
+    for _ in 0..4 {
+        dst.request_tokens(256);
+    }
+    dst.send_ext(&ExtRequest::IssueTokens(IssueTokens { count: 1 }));
+    dst.expect_protocol_error(&["ISSUE_TOKENS", "1025 unused tokens"]);
+    for count in [0, 257] {
+        let mut dst = Client::connect_with_queues(&server);
+        dst.send_ext(&ExtRequest::IssueTokens(IssueTokens { count }));
+        dst.expect_protocol_error(&["ISSUE_TOKENS", "1 to 256"]);
+    }
+    // Early bytes are charged to the session's memory until they are copied to their buffer.
+    let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
+    let span = dst.alloc_span(2 * BYTES_PER_TOKEN);
+    for round in 0..4 {
+        let tokens = dst.request_tokens(2);
+        src.peer_write_all(&tokens, &random_bytes(round, 2 * BYTES_PER_TOKEN));
+        dst.receive_from_peer(span, &tokens);
+        assert!(dst.read_bytes(span) == random_bytes(round, 2 * BYTES_PER_TOKEN));
+    }
+    let tokens = dst.request_tokens(3);
+    src.peer_write_all(&tokens[..2], &random_bytes(1, 2 * BYTES_PER_TOKEN));
+    src.peer_write_all(&tokens[2..], &[1]);
+    dst.receive_from_peer(BufferSpan { len: 1, ..span }, &tokens[2..]);
+    dst.read_spans(0, 7, &[span]);
+    assert!(matches!(dst.next_queue_failure().kind, DeviceFaultKind::OutOfMemory { requested: 1, .. }));
+}

@@ -1,0 +1,264 @@
+//! The source server of a peer transfer: which peers it connects to, delivery failures, and limits of the bytes in flight.
+
+use super::support::*;
+use crate::extended_support::*;
+use crate::support::*;
+use fanout::rpc::server::{BindError, Config, Server};
+use fanout::rpc::wire::Version;
+use fanout::rpc::wire::ext::*;
+
+#[test]
+fn send_and_receive_copy_bytes_between_servers() {
+    let (a, b) = (TestServer::start(config_with_peers(&["127.0.0.0/8"])), TestServer::start(Config::default()));
+    let (mut src, mut dst) = (Client::connect_with_queues(&a), Client::connect_with_queues(&b));
+    for (seed, len) in [1, BYTES_PER_TOKEN, (1 << 20) + 3, 40 * BYTES_PER_TOKEN + 1].into_iter().enumerate() {
+        let data = random_bytes(seed as u64, len);
+        let (from, to) = (src.alloc_span(len), dst.alloc_span(len));
+        let tokens = dst.request_tokens_for(len);
+        src.write_span(0, from, None, &data);
+        dst.receive_from_peer(to, &tokens);
+        src.send_to_peer(from, &tokens, &b.addr.to_string());
+        // The fill follows the read of the bytes in queue order, so it does not change the sent bytes.
+        src.fill_span(0, from, 0);
+        assert!(dst.read_bytes(to) == data, "{len} bytes");
+    }
+    // The destination has its client's connection and one peer connection, which is closed with the source's session.
+    assert_eq!(b.handle.connections(), 2);
+    src.assert_ping_replied();
+    drop(src);
+    eventually("the peer connection is closed", || b.handle.connections() == 1 && a.handle.connections() == 0);
+    dst.assert_ping_replied();
+}
+
+#[test]
+fn two_queues_share_one_peer_connection() {
+    let (a, b) = (TestServer::start(config_with_peers(&["127.0.0.1"])), TestServer::start(Config::default()));
+    let (mut src, mut dst) = (Client::connect_with_queues(&a), Client::connect_with_queues(&b));
+    assert_eq!(src.probe_peer(&b.addr.to_string()), Ok(()));
+    src.open_queue(1, 0);
+    dst.open_queue(1, 0);
+    let len = 2 * BYTES_PER_TOKEN;
+    let (from, to) = (src.alloc_span(len), dst.alloc_span(len));
+    src.write_span(0, from, None, &random_bytes(1, len));
+    assert!(src.read_bytes(from) == random_bytes(1, len));
+    let (first, second) = (dst.request_tokens_for(BYTES_PER_TOKEN), dst.request_tokens_for(BYTES_PER_TOKEN));
+    let half = |span: BufferSpan, at: usize| BufferSpan {
+        offset: (at * BYTES_PER_TOKEN) as u64,
+        len: BYTES_PER_TOKEN as u64,
+        ..span
+    };
+    let address = b.addr.to_string();
+    for (queue, tokens, at) in [(0, &first, 0), (1, &second, 1)] {
+        dst.send_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer {
+            queue,
+            span: half(to, at),
+            tokens: TransferTokenList(tokens),
+        }));
+        let (span, tokens) = (half(from, at), TransferTokenList(tokens));
+        src.send_ext(&ExtRequest::SendToPeer(SendToPeer { queue, span, tokens, address: &address }));
+    }
+    dst.mark(1, 1);
+    dst.wait_for_mark(0, 1, 1);
+    assert!(dst.read_bytes(to) == random_bytes(1, len));
+    assert_eq!(b.handle.connections(), 2);
+}
+
+#[test]
+fn only_allowed_peers_are_connected_to() {
+    let peer = FakeServer::start();
+    let port = peer.address.rsplit_once(':').expect("a port").1;
+    let with_port = |host: &str| format!("{host}:{port}");
+    for (peers, address, why) in [
+        (vec![], with_port("127.0.0.1"), "--peer"),
+        (vec![], with_port("localhost"), "--peer"),
+        (vec!["10.0.0.0/8".to_owned()], with_port("127.0.0.1"), "none of its --peer flags names it"),
+        (vec![with_port("127.0.0.2")], with_port("127.0.0.1"), "none of its --peer flags names it"),
+        (vec!["127.0.0.1:1".to_owned()], with_port("127.0.0.1"), "none of its --peer flags names it"),
+        (vec!["127.0.0.1:1".to_owned()], with_port("localhost"), "none of its --peer flags names it"),
+        (vec![with_port("127.0.0.1")], "127.0.0.1".to_owned(), "expected an address"),
+        (vec![with_port("127.0.0.1")], format!("{}:1", "a".repeat(300)), "expected an address"),
+    ] {
+        let peers: Vec<_> = peers.iter().map(String::as_str).collect();
+        let server = TestServer::start(config_with_peers(&peers));
+        let mut src = Client::connect_with_queues(&server);
+        let error = src.probe_peer(&address).expect_err("the address is not on the allow-list");
+        assert!(error.contains(why), "{peers:?} {address}: {error}");
+        let span = src.alloc_span(1);
+        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], &address);
+        let fault = src.next_queue_failure();
+        assert!(fault.text.contains(why), "{peers:?} {address}: {fault:?}");
+        // Only the queue fails: the session accepts a new queue.
+        src.reopen_queue();
+        assert_eq!(src.read_bytes(span), [0]);
+    }
+    peer.assert_no_connection();
+    let peers = vec!["a".repeat(64).parse().expect("a name")];
+    let unknown = Server::bind(
+        "127.0.0.1",
+        0,
+        TestServer::start(Config::default()).devices.clone(),
+        Config::default().with_peers(peers),
+    );
+    assert!(matches!(unknown, Err(BindError::Peer { .. })));
+}
+
+#[test]
+fn a_peer_is_reachable_by_each_of_its_names() {
+    let b = TestServer::start(Config::default());
+    let port = b.addr.port();
+    for peer in ["127.0.0.1".to_owned(), format!("127.0.0.1:{port}"), "127.0.0.0/8".to_owned(), "localhost".to_owned()]
+    {
+        let a = TestServer::start(config_with_peers(&[&peer]));
+        let mut src = Client::connect_with_queues(&a);
+        for host in ["127.0.0.1", "localhost"] {
+            assert_eq!(src.probe_peer(&format!("{host}:{port}")), Ok(()), "{peer} {host}");
+        }
+    }
+}
+
+#[test]
+fn an_unreachable_peer_is_reported() {
+    let silent = FakeServer::start();
+    let config = config_with_peers(&["127.0.0.1"]);
+    let server = TestServer::start(config.with_handshake_timeout(4 * SHORT_TIMEOUT));
+    let mut src = Client::connect_with_queues(&server);
+    let closed = FakeServer::start().address;
+    let full = TestServer::start(Config::default().with_max_connections(0));
+    for address in [&silent.address, &closed, &full.addr.to_string()] {
+        let error = src.probe_peer(address).expect_err("no server accepts connections there");
+        assert!(error.contains(address.as_str()), "{error}");
+        let span = src.alloc_span(1);
+        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], address);
+        let fault = src.next_queue_failure();
+        assert!(fault.text.contains(address.as_str()), "{fault:?}");
+        src.reopen_queue();
+    }
+}
+
+/// In versions other than 7.0 the extension byte of the HELLO reply is padding, so the source closes the connection without a
+/// HELLO_EXT and without data.
+#[test]
+fn a_peer_of_another_version_receives_no_data() {
+    let peer = FakeServer::start();
+    let server = TestServer::start(config_with_peers(&["127.0.0.1"]));
+    let version = |major, minor| Version { major, minor, patch: 0 };
+    for (theirs, why) in [(version(5, 1), "no fanout server"), (version(9, 0), "has version 9.0.0")] {
+        let mut src = Client::connect_with_queues(&server);
+        let span = src.alloc_span(1);
+        src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], &peer.address);
+        let mut connection = peer.accept_hello(theirs);
+        connection.wait_closed();
+        let fault = src.next_queue_failure();
+        assert!(fault.text.contains(why) && fault.text.contains(&peer.address), "{theirs}: {fault:?}");
+    }
+    peer.assert_no_connection();
+}
+
+#[test]
+fn undelivered_bytes_fail_the_sending_queue() {
+    type Case = fn(&mut FakeServerConnection);
+    // More bytes than the socket buffers hold: the source blocks before its PING, so every reply is unsolicited.
+    const MANY: usize = 256;
+    let cases: [(&str, usize, Case); 6] = [
+        ("closed the connection", 2, |_| {}),
+        ("closed the connection", 2, |connection| assert_eq!(connection.read_message().0, ExtCommand::PeerWrite)),
+        ("not that one", 2, |connection| {
+            assert_eq!(connection.read_message().0, ExtCommand::PeerWrite);
+            connection.send_notification(&Notification::ProtocolError("not that one"));
+        }),
+        ("not confirmed the bytes", 2, |connection| {
+            while connection.read_message().0 != ExtCommand::Ping {}
+            connection.wait_closed();
+        }),
+        ("no queue was opened", 2, |connection| {
+            connection.send_notification(&Notification::MarkReached { queue: 1, number: 1 })
+        }),
+        ("no request is waiting for", MANY, |connection| connection.send_notification(&Notification::Reply(&[0; 5]))),
+    ];
+    let peer = FakeServer::start();
+    let server = TestServer::start(with_short_stall_timeout(config_with_peers(&["127.0.0.1"])));
+    for (why, pieces, case) in cases {
+        let mut src = Client::connect_with_queues(&server);
+        let (span, tokens) = (src.alloc_span(pieces * BYTES_PER_TOKEN), vec![[3; TRANSFER_TOKEN_BYTES]; pieces]);
+        src.send_to_peer(span, &tokens, &peer.address);
+        case(&mut peer.accept());
+        let fault = src.next_queue_failure();
+        // A connection that is closed with unread bytes may be reset, or its writes may fail, before the source reads the
+        // reason.
+        let told = [why, "connection lost", "closed the connection"].iter().any(|text| fault.text.contains(text));
+        assert!(told && fault.text.contains(&peer.address), "{why}: {fault:?}");
+        // Later sends on the failed queue are ignored, and the session continues.
+        src.send_to_peer(span, &tokens, &peer.address);
+        src.assert_ping_replied();
+    }
+    peer.assert_no_connection();
+}
+
+#[test]
+fn an_idle_peer_connection_that_was_closed_is_reopened() {
+    let peer = FakeServer::start();
+    let server = TestServer::start(config_with_peers(&["127.0.0.1"]));
+    let mut src = Client::connect_with_queues(&server);
+    let span = src.alloc_span(BYTES_PER_TOKEN + 1);
+    src.fill_span(0, span, 8);
+    for _ in 0..3 {
+        src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES], [4; TRANSFER_TOKEN_BYTES]], &peer.address);
+        let mut connection = peer.accept();
+        for (token, len) in [([3; TRANSFER_TOKEN_BYTES], BYTES_PER_TOKEN), ([4; TRANSFER_TOKEN_BYTES], 1)] {
+            let (command, body) = connection.read_message();
+            assert_eq!(command, ExtCommand::PeerWrite);
+            assert!(body[..TRANSFER_TOKEN_BYTES] == token && body[TRANSFER_TOKEN_BYTES..] == vec![8; len]);
+        }
+        connection.reply_to_ping();
+        // An orderly close after all bytes were acknowledged is no error.
+        connection.shutdown_write();
+        connection.wait_closed();
+    }
+    assert_eq!(src.read_bytes(span), vec![8; BYTES_PER_TOKEN + 1]);
+}
+
+/// Bytes to send are staged in host memory. The session blocks while too many staged bytes are in flight.
+#[test]
+fn a_session_blocks_while_too_many_bytes_are_in_flight() {
+    let peer = FakeServer::start();
+    let config = config_with_peers(&["127.0.0.1"]).with_limits(Config::limits(16, 1 << 20));
+    let server = TestServer::start(config);
+    let mut src = Client::connect_with_queues(&server);
+    let span = src.alloc_span(4 * BYTES_PER_TOKEN);
+    // More bytes than the limit of staged bytes and the socket buffers together.
+    let sends = 120;
+    for _ in 0..sends {
+        src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 4], &peer.address);
+    }
+    src.send_ext(&ExtRequest::Ping(Ping {}));
+    assert_eq!(
+        src.next_notification_or_state(),
+        ReceivedNotification::ServerState(ServerState::Ready),
+        "the session is blocked"
+    );
+    let mut connection = peer.accept();
+    for _ in 0..sends {
+        for _ in 0..4 {
+            assert_eq!(connection.read_message().0, ExtCommand::PeerWrite);
+        }
+        connection.reply_to_ping();
+    }
+    src.next_ext_reply();
+    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 1025], &peer.address);
+    src.expect_protocol_error(&["SEND_TO_PEER", "at most 1024 transfer tokens, got 1025"]);
+}
+
+#[test]
+fn bytes_in_flight_are_charged_to_the_session() {
+    let peer = FakeServer::start();
+    let config = config_with_peers(&["127.0.0.1"]);
+    let server = TestServer::start(config.with_max_memory(Some(3 * BYTES_PER_TOKEN as u64)));
+    let mut src = Client::connect_with_queues(&server);
+    let span = src.alloc_span(2 * BYTES_PER_TOKEN);
+    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 2], &peer.address);
+    assert!(matches!(src.next_queue_failure().kind, DeviceFaultKind::OutOfMemory { .. }));
+    let mut src = Client::connect_with_queues(&server);
+    let span = src.alloc_span(BYTES_PER_TOKEN);
+    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 2], &peer.address);
+    src.expect_protocol_error(&["SEND_TO_PEER", "need 1 transfer tokens"]);
+}

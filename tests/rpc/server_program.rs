@@ -1,0 +1,257 @@
+//! The `rpc-server` program: its output, its exit codes, and its memory use with hostile clients.
+
+use crate::support::*;
+use fanout::ops::OpCode;
+use fanout::rpc::wire::*;
+use fanout::tensor::DType;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command as Process, Output, Stdio};
+
+pub(crate) struct ServerProcess {
+    pub(crate) child: Child,
+    /// Standard output up to the line with the listening address.
+    pub(crate) banner: String,
+    pub(crate) addr: String,
+}
+
+/// The server program without a CUDA driver: the files with the driver's names cannot be loaded.
+pub(crate) fn program(args: &[&str]) -> Process {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-driver");
+    std::fs::create_dir_all(&folder).expect("a folder for tests");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::write(folder.join(name), "no library").expect("a file");
+    }
+    let mut process = Process::new(env!("CARGO_BIN_EXE_rpc-server"));
+    process.args(args).env("LD_LIBRARY_PATH", folder).env_remove("RUST_LOG").stdin(Stdio::null());
+    process
+}
+
+pub(crate) fn spawn_server(args: &[&str]) -> ServerProcess {
+    spawn_server_process(program(args))
+}
+
+pub(crate) fn spawn_server_process(mut program: Process) -> ServerProcess {
+    let child = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+    let mut server = ServerProcess { child, banner: String::new(), addr: String::new() };
+    let mut stdout = BufReader::new(server.child.stdout.take().expect("a pipe"));
+    while server.addr.is_empty() {
+        let mut line = String::new();
+        assert!(stdout.read_line(&mut line).expect("text") > 0, "the server program ended after {:?}", server.banner);
+        server.banner.push_str(&line);
+        server.addr = line.strip_prefix("listening on ").unwrap_or_default().trim().to_owned();
+    }
+    server
+}
+
+pub(crate) fn run_server_program(args: &[&str]) -> (Option<i32>, String) {
+    run_to_exit(program(args))
+}
+
+/// Runs a program to its end. Returns its exit code and its output.
+pub(crate) fn run_to_exit(mut program: Process) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = program.output().expect("started");
+    (status.code(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+}
+
+impl ServerProcess {
+    fn connect(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.addr).expect("a connection");
+        stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
+        stream.write_all(&encode_message(&hello_request())).expect("the server accepts the bytes");
+        stream.read_exact(&mut [0; 36]).expect("a HELLO");
+        stream
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_banner_lists_the_served_devices() {
+    let server = spawn_server(&["-p", "0", "-d", "CPU,cpu", "-t", "1", "--mem", "64M"]);
+    let version = format!("rpc-server {}, RPC protocol 7.0\n", fanout::VERSION);
+    assert!(server.banner.starts_with(&version), "{}", server.banner);
+    for (start, end) in
+        [("device 0: CPU0 (1 thread, ", "64 of 64 MiB free"), ("device 1: CPU1 (1 thread, ", "64 of 64 MiB free")]
+    {
+        let line = server.banner.lines().find(|line| line.starts_with(start));
+        assert!(line.is_some_and(|line| line.ends_with(end)), "{}", server.banner);
+    }
+    assert!(!server.banner.contains("WARNING"), "{}", server.banner);
+    let open = spawn_server(&["-H", "0.0.0.0", "-p", "0", "-t", "1", "--mem", "64M"]);
+    assert!(open.banner.contains("WARNING") && open.banner.contains("authentication"), "{}", open.banner);
+}
+
+#[test]
+fn wrong_arguments_exit_with_2_and_other_failures_with_1() {
+    for (args, says) in [
+        (&["-d", "GPU7"][..], "--device: no device \"GPU7\"; available: CPU"),
+        (&["--mem", "much"], "expected a size such as"),
+        (&["--mem", "1G,1G"], "--mem: 2 memory sizes for 1 devices"),
+        (&["--max-message", "1K"], "at least 4096 bytes"),
+        (&["--stall-timeout", "0"], "must be more than 0 seconds, up to a day"),
+        (&["--mem", "0"], "must be more than 0 bytes"),
+        (&["--mem", "1M,0", "-d", "CPU,CPU"], "must be more than 0 bytes"),
+        (
+            &["--mem", "4096T"],
+            "--mem: CPU: the limits of 1 device on it are 4503599627370496 bytes together, more than its ",
+        ),
+        (&["--mem", "2048T", "-d", "CPU,CPU"], "a single size counts for each device; give smaller sizes"),
+        (&["--max-memory", "0"], "must be more than 0 bytes"),
+        (&["--cache-size", "0"], "must be more than 0 bytes"),
+        (&["--max-connections", "0"], "0 is not in 1.."),
+        (&["--max-nodes", "0"], "0 is not in 1.."),
+        (&["--log-level", "loud"], "[possible values: off, error, warn, info, debug, trace]"),
+        (&["-d", "CPU,"], "a name is empty"),
+        (&["-d", "localhost"], "the devices of a server are named HOST:PORT: the port is missing"),
+        (&["--port", "65536"], "65536"),
+        (&["--what"], "--what"),
+    ] {
+        let (code, text) = run_server_program(args);
+        assert!(code == Some(2) && text.contains(says), "{args:?}: {code:?} {text}");
+    }
+    let server = spawn_server(&["-p", "0", "-t", "1", "--mem", "64M"]);
+    let (_, port) = server.addr.rsplit_once(':').expect("a port");
+    let (code, text) = run_server_program(&["-p", port, "-t", "1", "--mem", "64M"]);
+    assert!(code == Some(1) && text.contains(&format!("cannot listen on {}", server.addr)), "{code:?} {text}");
+    let (code, text) = run_server_program(&["-H", "192.0.2.1", "-t", "1", "--mem", "64M"]);
+    assert!(code == Some(1) && text.contains("192.0.2.1"), "{code:?} {text}");
+    for (args, says) in [("--list-devices", "CPU:"), ("--version", env!("CARGO_PKG_VERSION")), ("--help", "Examples")] {
+        let (code, text) = run_server_program(&[args]);
+        assert!(code == Some(0) && text.contains(says), "{args}: {code:?} {text}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn signals_shut_the_server_program_down() {
+    for signal in ["-INT", "-TERM"] {
+        let mut server = spawn_server(&["-p", "0", "-t", "1", "--mem", "64M"]);
+        let mut client = server.connect();
+        let killed = Process::new("kill").args([signal, &server.child.id().to_string()]).status().expect("kill");
+        assert!(killed.success());
+        assert_eq!(client.read(&mut [0]).expect("the server closes the connection"), 0);
+        assert_eq!(server.child.wait().expect("ended").code(), Some(0), "{signal}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl ServerProcess {
+    /// A memory size of `/proc/PID/status`, in bytes.
+    fn status(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of that name");
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+}
+
+/// Sends different graphs of the maximum size while the device is busy: messages, decoded graphs and programs must not
+/// accumulate. The server is a separate process, so the peak of resident memory is the server's alone.
+#[cfg(target_os = "linux")]
+#[test]
+fn graphs_queued_behind_a_busy_device_use_bounded_memory() {
+    const NODES: u64 = 1 << 15;
+    const BODY: usize = 16 << 20;
+    let server = spawn_server(&["-p", "0", "-t", "1", "--mem", "64M", "--log-level", "off"]);
+    let mut client = server.connect();
+    let mut say = |request: &[u8], reply: usize| {
+        client.write_all(request).expect("the server accepts the bytes");
+        let mut bytes = vec![0; RESPONSE_HEADER + reply];
+        client.read_exact(&mut bytes).expect("a reply");
+        bytes.split_off(RESPONSE_HEADER)
+    };
+    let made = say(&encode_message(&Request::AllocBuffer(AllocBuffer { device: 0, size: 4 << 20 })), 16);
+    let handle = u64::from_le_bytes(*made.first_chunk().expect("16 bytes"));
+    let base = say(&encode_message(&Request::BufferGetBase(BufferGetBase { remote_ptr: handle })), 8);
+    let base = u64::from_le_bytes(*base.first_chunk().expect("8 bytes"));
+    let memory = ClientBuffer { handle, base, size: 4 << 20 };
+    let matrix = |id: u64| memory.tensor(id, DType::F32, [512, 512, 1, 1], (id - 1) << 20);
+    let (a, b) = (matrix(1), matrix(2));
+    let slow: Vec<_> = (3..13)
+        .map(|id| node(OpCode::MulMat, TensorRecord { data: base + (2 << 20), id, ..matrix(3) }, &[&a, &b]))
+        .collect();
+    let ids: Vec<_> = slow.iter().map(|t| t.id).collect();
+    let slow = graph_compute_message(0, &ids, &[vec![a, b], slow].concat());
+    // Each large graph is queued behind the slow products.
+    let leaves = ((BODY - 12) / TENSOR_RECORD) as u64 - NODES * (TENSOR_RECORD + 8) as u64 / TENSOR_RECORD as u64 - 1;
+    let before = server.status("VmRSS");
+    for round in 0..6 {
+        let mut tensors: Vec<_> = (1..=leaves).map(|id| memory.float_tensor(id, 4, 0)).collect();
+        let offset = 64 * (1 + round);
+        tensors.extend((0..NODES).map(|k| {
+            let mut sum = node(OpCode::Add, memory.float_tensor(leaves + 1 + k, 4, offset), &[]);
+            for (i, src) in sum.src.iter_mut().enumerate() {
+                *src = 1 + (k + i as u64 * 4099) % leaves;
+            }
+            sum
+        }));
+        let nodes: Vec<_> = (leaves + 1..=leaves + NODES).collect();
+        client.write_all(&slow).expect("the server accepts the bytes");
+        client.write_all(&graph_compute_message(0, &nodes, &tensors)).expect("the server accepts the bytes");
+    }
+    client.write_all(&encode_message(&Request::DeviceCount(DeviceCount {}))).expect("the server accepts the bytes");
+    client.read_exact(&mut [0; 12]).expect("an answer");
+    let grown = server.status("VmHWM") - before;
+    assert!(grown < 64 << 20, "{} MiB more", grown >> 20);
+}
+
+/// The size in a header allocates no memory before the bytes arrive, even with many clients at once.
+#[cfg(target_os = "linux")]
+#[test]
+fn announced_message_sizes_allocate_no_memory() {
+    let server = spawn_server(&["-p", "0", "-t", "1", "--mem", "8G", "--log-level", "off"]);
+    let resident = || server.status("VmRSS");
+    let mut quiet = server.connect();
+    let before = resident();
+    let attackers: Vec<_> = (0..64)
+        .map(|i| {
+            let mut client = server.connect();
+            let attack = match i % 8 {
+                // The header of a graph just below the size limit, and 1000 bytes of the graph.
+                0..4 => {
+                    let size = 12 + 8 * ((30 << 20) / 8);
+                    let mut bytes = RequestHeader { command: RpcCommand::GraphCompute, size }.encode().to_vec();
+                    bytes.extend([0; 1000]);
+                    bytes
+                }
+                // An upload that stops after 1000 bytes: only the pages that it has touched may be resident.
+                4 => {
+                    client
+                        .write_all(&encode_message(&Request::AllocBuffer(AllocBuffer { device: 0, size: 128 << 20 })))
+                        .expect("the server accepts the bytes");
+                    let mut reply = [0; 24];
+                    client.read_exact(&mut reply).expect("a reply");
+                    let remote_ptr = u64::from_le_bytes(*reply[8..].first_chunk().expect("24 bytes"));
+                    client
+                        .write_all(&encode_message(&Request::BufferGetBase(BufferGetBase { remote_ptr })))
+                        .expect("the server accepts the bytes");
+                    let mut reply = [0; 16];
+                    client.read_exact(&mut reply).expect("a reply");
+                    let base = u64::from_le_bytes(*reply[8..].first_chunk().expect("16 bytes"));
+                    let memory = ClientBuffer { handle: remote_ptr, base, size: 128 << 20 };
+                    let head = SetTensorHead { tensor: memory.byte_tensor(), cache: false, offset: 0 };
+                    let mut bytes = Vec::new();
+                    head.encode(memory.size, &mut bytes).expect("a size");
+                    bytes.extend([1; 1000]);
+                    bytes
+                }
+                _ => RequestHeader { command: RpcCommand::SetTensor, size: u64::MAX }.encode().to_vec(),
+            };
+            client.write_all(&attack).expect("the server accepts the bytes");
+            client
+        })
+        .collect();
+    // The server has received or rejected every header once it replies to later requests of another client.
+    for _ in 0..10 {
+        quiet.write_all(&encode_message(&Request::DeviceCount(DeviceCount {}))).expect("the server accepts the bytes");
+        quiet.read_exact(&mut [0; 12]).expect("an answer");
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 32 << 20, "{} MiB more", grown >> 20);
+    drop(attackers);
+}

@@ -1,0 +1,184 @@
+//! The `rpc-server` program when it is killed, stopped or receives a signal, and its `--status` option.
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
+
+use crate::server_program::{ServerProcess, run_server_program, spawn_server};
+use crate::support::{WATCHDOG, eventually};
+use fanout::device::{Buffer, DeviceError, MemoryBudget, Queue, UploadSource};
+use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ARGS: [&str; 6] = ["-p", "0", "-t", "1", "--mem", "64M"];
+
+impl ServerProcess {
+    fn start_with(args: &[&str]) -> ServerProcess {
+        spawn_server(&[&ARGS, args].concat())
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Sends SIGSTOP and waits until all threads are stopped, which may be after `kill` has returned.
+    fn stop(&self) {
+        self.signal("-STOP");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        eventually("all threads of the server are stopped", || {
+            std::fs::read_dir(&tasks)
+                .is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(|task| stopped(&stat(task)))))
+        });
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, ConnectError> {
+        Endpoint::connect(&self.addr, &options())
+    }
+
+    fn exit(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+fn options() -> Options {
+    Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(Duration::from_secs(1))
+}
+
+/// A queue with a buffer, to run uploads and downloads.
+struct QueueWork {
+    queue: Box<dyn Queue>,
+    buffer: Buffer,
+}
+
+impl QueueWork {
+    fn on(endpoint: &Endpoint) -> QueueWork {
+        let (device, budget) = (&endpoint.devices()[0], MemoryBudget::new(1 << 20));
+        let (queue, buffer) = (device.queue(&budget).unwrap(), device.alloc(64, &budget).unwrap());
+        let mut work = QueueWork { queue, buffer };
+        assert_eq!(work.run(), Ok(vec![7; 64]));
+        work
+    }
+
+    fn run(&mut self) -> Result<Vec<u8>, DeviceError> {
+        self.queue.upload(self.buffer.whole(), None, UploadSource::Borrowed(&[7; 64]))?;
+        let bytes = self.queue.download(self.buffer.whole())?;
+        self.queue.mark().wait(Some(Instant::now() + WATCHDOG))?;
+        Ok(bytes.wait(Some(Instant::now() + WATCHDOG))?.to_vec())
+    }
+}
+
+#[test]
+fn a_killed_server_is_reported_by_address() {
+    let server = ServerProcess::start_with(&[]);
+    let endpoint = server.endpoint().unwrap();
+    let mut work = QueueWork::on(&endpoint);
+    // The server is stopped first, so that calls are waiting when it is killed.
+    server.stop();
+    let waiting = work.queue.download(work.buffer.whole()).unwrap();
+    let point = work.queue.mark();
+    let start = Instant::now();
+    server.signal("-KILL");
+    for lost in [waiting.wait(Some(start + WATCHDOG)).map(drop), point.wait(Some(start + WATCHDOG))] {
+        assert!(
+            matches!(&lost, Err(DeviceError::ConnectionLost { endpoint, .. }) if *endpoint == server.addr),
+            "{lost:?}"
+        );
+    }
+    assert!(matches!(work.run(), Err(DeviceError::ConnectionLost { .. })));
+}
+
+#[test]
+fn a_stopped_server_is_lost_after_the_timeout_and_usable_when_resumed() {
+    let mut server = ServerProcess::start_with(&[]);
+    let endpoint = server.endpoint().unwrap();
+    let mut work = QueueWork::on(&endpoint);
+    // The heartbeat may detect the stopped server before the next command is sent.
+    let start = Instant::now();
+    server.stop();
+    let lost = work.run().unwrap_err().to_string();
+    assert!(start.elapsed() >= options().silence_timeout && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
+    assert!(lost.contains(&server.addr) && lost.contains("sent nothing for"), "{lost}");
+    assert!(["GET_TENSOR", "READ", "NOTIFY_REACHED", "PING"].iter().any(|command| lost.contains(command)), "{lost}");
+    server.signal("-CONT");
+    let again = server.endpoint().unwrap();
+    assert_eq!(QueueWork::on(&again).run(), Ok(vec![7; 64]));
+    assert!(server.child.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn the_first_signal_drains_and_the_second_one_exits() {
+    let draining = |server: &ServerProcess| {
+        server.signal("-TERM");
+        eventually("the server rejects new connections", || match server.endpoint() {
+            Err(ConnectError::Draining { endpoint }) => endpoint == server.addr,
+            other => other.map(|_| false).unwrap(),
+        });
+    };
+    let mut server = ServerProcess::start_with(&["--drain", "60"]);
+    let endpoint = server.endpoint().unwrap();
+    let mut work = QueueWork::on(&endpoint);
+    draining(&server);
+    assert_eq!(work.run(), Ok(vec![7; 64]));
+    drop((endpoint, work));
+    assert_eq!(server.exit(), Some(0), "exit code after the last client has disconnected");
+
+    let mut server = ServerProcess::start_with(&["--drain", "60"]);
+    let _endpoint = server.endpoint().unwrap();
+    draining(&server);
+    server.signal("-INT");
+    assert_eq!(server.exit(), Some(128 + 2));
+
+    let mut server = ServerProcess::start_with(&["--drain", "0.1"]);
+    let _endpoint = server.endpoint().unwrap();
+    server.signal("-INT");
+    assert_eq!(server.exit(), Some(0), "exit code after the drain timeout");
+}
+
+#[test]
+fn the_status_option_reports_the_state_of_a_server() {
+    let server = ServerProcess::start_with(&["--max-connections", "1", "--drain", "60"]);
+    let (code, text) = run_server_program(&["--status", &server.addr]);
+    assert_eq!(code, Some(0), "{text}");
+    let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
+    let facts =
+        ["\nprotocol: 7.0.0, extensions 1\n", "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    // The session of the status query may take a moment to end.
+    let mut connected = server.endpoint();
+    eventually("the server accepts a connection again", || {
+        connected.is_ok() || {
+            connected = server.endpoint();
+            connected.is_ok()
+        }
+    });
+    let (code, text) = run_server_program(&["--status", &server.addr]);
+    assert!(
+        code == Some(1) && text.contains(": full\n") && text.contains("is full: it has as many"),
+        "{code:?} {text}"
+    );
+    server.signal("-TERM");
+    eventually("the status of the server is draining", || {
+        run_server_program(&["--status", &server.addr]).1.contains(": draining\n")
+    });
+    let (code, text) = run_server_program(&["--status", &server.addr]);
+    assert!(code == Some(1) && text.contains("is about to end"), "{code:?} {text}");
+
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (code, text) = run_server_program(&["--status", &dead]);
+    assert!(code == Some(1) && text.contains(&format!("cannot connect to {dead}")), "{code:?} {text}");
+    let (code, text) = run_server_program(&["--status", "nonsense"]);
+    assert!(code == Some(1) && text.contains("\"nonsense\""), "{code:?} {text}");
+}
+
+#[test]
+fn the_status_option_reports_an_unresponsive_server() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let start = Instant::now();
+    let (code, text) = run_server_program(&["--status", &silent.local_addr().unwrap().to_string()]);
+    assert!(code == Some(1) && text.contains("no reply to HELLO"), "{code:?} {text}");
+    assert!(start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
+}

@@ -1,0 +1,194 @@
+//! The tensor cache on disk: SET_TENSOR with the cache flag, SET_TENSOR_HASH, corrupt files and eviction.
+
+use crate::support::*;
+use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
+use fanout::rpc::wire::*;
+use std::path::{Path, PathBuf};
+
+const SIZE: usize = 100_000;
+
+fn config(dir: &Path, max_bytes: u64) -> Config {
+    Config::default().with_cache(Some(CacheConfig::new(dir).with_max_bytes(max_bytes)))
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for &byte in bytes {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    hash
+}
+
+fn upload_cached(client: &mut Client, tensor: &TensorRecord, data: &[u8]) {
+    let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
+    client.send(&Request::SetTensor(SetTensor { head, data }));
+    client.assert_alive();
+}
+
+/// Whether the cache has data of this hash for a tensor. The server then writes the data into the tensor.
+fn is_cached(client: &mut Client, tensor: &TensorRecord, offset: u64, hash: u64) -> bool {
+    client.request_number(&Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset, hash })) == 1
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(dir).expect("the folder").map(|e| e.expect("an entry").path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn cached_data_is_found_by_other_clients_and_after_a_restart() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("not/yet/created");
+    // The first size is staged in one piece, the second is written in place in several pieces.
+    for size in [SIZE, 3 << 20] {
+        let data = random_bytes(size as u64, size);
+        for restarted in [false, true] {
+            let server = TestServer::start(config(&folder, 1 << 30));
+            let mut client = Client::connect(&server);
+            let memory = client.alloc(0, size as u64 + 100);
+            let tensor = memory.tensor(1, fanout::tensor::DType::I8, [size as u32, 1, 1, 1], 0);
+            assert_eq!(is_cached(&mut client, &tensor, 0, fnv1a(&data)), restarted);
+            if !restarted {
+                upload_cached(&mut client, &tensor, &data);
+            }
+            let mut other = Client::connect(&server);
+            let memory = other.alloc(0, size as u64 + 100);
+            let tensor = memory.tensor(1, fanout::tensor::DType::I8, [size as u32, 1, 1, 1], 50);
+            assert!(is_cached(&mut other, &tensor, 0, fnv1a(&data)));
+            assert!(other.get_tensor(&tensor, 0, size as u64) == data);
+            assert_eq!(other.get_tensor(&memory.byte_tensor(), 0, 50), [0; 50]);
+            for (n, offset) in [(size - 1, 0), (size + 1, 0), (size, 1)] {
+                let tensor = memory.tensor(1, fanout::tensor::DType::I8, [n as u32, 1, 1, 1], 0);
+                assert!(!is_cached(&mut other, &tensor, offset, fnv1a(&data)), "{n} from {offset}");
+            }
+        }
+    }
+}
+
+#[test]
+fn uploads_without_the_cache_flag_and_small_uploads_are_not_cached() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for config in [Config::default(), config(dir.path(), 1 << 30)] {
+        let server = TestServer::start(config);
+        let mut client = Client::connect(&server);
+        let memory = client.alloc(0, SIZE as u64);
+        let data = random_bytes(1, SIZE);
+        client.set_tensor(&memory.byte_tensor(), 0, &data);
+        assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+        upload_cached(&mut client, &memory.byte_tensor(), &data[..1000]);
+    }
+    assert_eq!(files(dir.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn corrupt_cache_files_are_removed_and_logged() {
+    type Damage = fn(&mut Vec<u8>);
+    let damages: &[(&str, Damage)] = &[
+        ("digest", |file| file[SIZE / 2] ^= 1),
+        ("digest", |file| *file.last_mut().expect("bytes") ^= 0x80),
+        ("digest", |file| file[40] ^= 1),
+        ("length", |file| file.truncate(SIZE)),
+        ("length", |file| file.push(0)),
+        ("version", |file| file[0] ^= 1),
+        ("version", |file| file[8] = 99),
+        ("does not match the file name", |file| file[20] ^= 1),
+        ("fill whole buffer", |file| file.truncate(10)),
+        ("fill whole buffer", Vec::clear),
+    ];
+    for size in [SIZE, 1 << 20] {
+        for (seed, (reason, damage)) in damages.iter().enumerate() {
+            let dir = tempfile::tempdir().expect("a folder");
+            let server = TestServer::start(config(dir.path(), 1 << 30));
+            let mut client = Client::connect(&server);
+            let memory = client.alloc(0, size as u64);
+            let data = random_bytes((size + seed) as u64, size);
+            upload_cached(&mut client, &memory.byte_tensor(), &data);
+            let path = files(dir.path()).pop().expect("a file");
+            let mut bytes = std::fs::read(&path).expect("readable");
+            damage(&mut bytes);
+            std::fs::write(&path, &bytes).expect("writable");
+            assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)), "{reason}");
+            assert_eq!(files(dir.path()), Vec::<PathBuf>::new(), "{reason}");
+            let lines = logged_warnings(&path.display().to_string());
+            assert!(lines.len() == 1 && lines[0].contains(reason), "{reason}: {lines:?}");
+            // A new upload of the data is cached again.
+            upload_cached(&mut client, &memory.byte_tensor(), &data);
+            assert!(is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+        }
+    }
+}
+
+#[test]
+fn the_least_recently_used_files_are_evicted() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let server = TestServer::start(config(dir.path(), 3 * SIZE as u64 + 1000));
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    let data: Vec<_> = (0..5).map(|seed| random_bytes(seed, SIZE)).collect();
+    let age = |back: u64, path: &Path| {
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(back);
+        let file = std::fs::File::options().write(true).open(path).expect("a file");
+        file.set_modified(then).expect("a time");
+    };
+    for (i, data) in data[..3].iter().enumerate() {
+        upload_cached(&mut client, &memory.byte_tensor(), data);
+        age(100 - i as u64, &dir.path().join(format!("{:016x}.tensor", fnv1a(data))));
+    }
+    // A lookup of the oldest file makes the second file the least recently used one.
+    assert!(is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data[0])));
+    upload_cached(&mut client, &memory.byte_tensor(), &data[3]);
+    let found: Vec<_> = data.iter().map(|data| is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(data))).collect();
+    assert_eq!(found, [true, false, true, true, false]);
+    // A second upload of cached data adds no file.
+    upload_cached(&mut client, &memory.byte_tensor(), &data[3]);
+    assert_eq!(files(dir.path()).len(), 3);
+    // A server with a smaller cache limit evicts files when it starts.
+    drop(server);
+    let server = TestServer::start(config(dir.path(), SIZE as u64 + 500));
+    assert_eq!(files(dir.path()).len(), 1);
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, 2 * SIZE as u64);
+    upload_cached(&mut client, &memory.byte_tensor(), &random_bytes(9, 2 * SIZE));
+    assert_eq!(files(dir.path()).len(), 1, "data larger than the cache limit is not cached");
+}
+
+#[test]
+fn an_interrupted_upload_leaves_no_cache_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let server = TestServer::start(config(dir.path(), 1 << 30));
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    let head = SetTensorHead { tensor: memory.byte_tensor(), cache: true, offset: 0 };
+    let bytes = encode_message(&Request::SetTensor(SetTensor { head, data: &random_bytes(1, SIZE) }));
+    client.write(&bytes[..SIZE / 2]);
+    client.shutdown_write();
+    client.expect_refused(&["SET_TENSOR", "in the middle of a message"]);
+    assert_eq!(files(dir.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn removing_the_cache_folder_ends_no_session() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("cache");
+    let server = TestServer::start(config(&folder, 1 << 30));
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    std::fs::remove_dir_all(&folder).expect("removed");
+    let data = random_bytes(1, SIZE);
+    upload_cached(&mut client, &memory.byte_tensor(), &data);
+    assert!(client.get_tensor(&memory.byte_tensor(), 0, SIZE as u64) == data);
+    assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+    assert_eq!(client.warnings(), Vec::<String>::new());
+    assert_eq!(logged_warnings(&folder.display().to_string()).len(), 1);
+}
+
+#[test]
+fn an_unusable_cache_folder_fails_the_bind() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"not a folder").expect("writable");
+    let server = TestServer::start(Config::default());
+    let bound = Server::bind("127.0.0.1", 0, server.devices.clone(), config(&file, 1 << 30));
+    assert!(matches!(bound, Err(BindError::Cache { .. })));
+}
