@@ -81,7 +81,8 @@ extern "C" __global__ void binary_add_id(AddIdArgs args) {
     if (row >= args.rows) return;
     const u32 i1 = row % args.used, i2 = row / args.used;
     const int id = *(const int *)(args.ids + i1 * args.ids_nb[0] + i2 * args.ids_nb[1]);
-    if ((u32)id >= args.experts) {
+    const bool none = id == -1;
+    if ((u32)id >= args.experts && !none) {
         report_bad_index(args.error_word, args.code);
         return;
     }
@@ -90,7 +91,9 @@ extern "C" __global__ void binary_add_id(AddIdArgs args) {
         args.wide && whole_vectors<4, 8>(begin, args.n) && aligned(args.a, args.b, 16) && aligned(args.d, args.d, 16);
     float x[8], y[8];
     load_tile<F32, 4>(args.a + i1 * args.a_nb[0] + i2 * args.a_nb[1], begin, args.n, wide, x);
-    load_tile<F32, 4>(args.b + (u64)id * args.b_nb, begin, args.n, wide, y);
-    apply(0, x, y);
+    if (!none) {
+        load_tile<F32, 4>(args.b + (u64)id * args.b_nb, begin, args.n, wide, y);
+        apply(0, x, y);
+    }
     store_tile<F32, 4>(args.d + i1 * args.d_nb[0] + i2 * args.d_nb[1], begin, args.n, wide, x);
 }

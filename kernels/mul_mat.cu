@@ -9,8 +9,8 @@
 //           mul_mat_widen: converts rows of b from F16 or BF16 to dense f32, for all of these (in the module without a TYPE);
 //           mul_mat_round: rounds rows of b to 8 bits in groups of 32 or 256 with a common scale, stored as dense f32.
 // Limits:   b is F32. Rows of a and of b are dense and may start at any address. They are fast if blocks are aligned to the
-//           natural alignment of their size, and rows of plain elements to 16 bytes. An invalid expert id is reported as an
-//           error.
+//           natural alignment of their size, and rows of plain elements to 16 bytes. An expert id of -1 gives a row of zeros;
+//           another invalid id is reported as an error.
 // Floor:    a is read once per 8 columns (64 in the tiled kernels), b once per 4 rows of a (64 or 128).
 #include "common/abi.cuh"
 #include "common/quants.cuh"

@@ -241,14 +241,16 @@ __device__ __forceinline__ void for_slots(const MulMatIdArgs &args, F f) {
 #pragma unroll 1
         for (u32 e = blockIdx.y; e < args.used; e += gridDim.y) {
             const u32 id = load_word(args.ids + e * args.is[0] + t * args.is[1]);
-            if (id >= args.experts) {
+            // No expert: the products of rows without elements are zeros.
+            const bool none = id == 0xffffffff;
+            if (id >= args.experts && !none) {
                 report_bad_index(args.error_word, 30);
                 continue;
             }
-            const u8 *a = args.a + id * args.as[1];
+            const u8 *a = none ? args.a : args.a + id * args.as[1];
             const u8 *b = args.b + e % args.nb * args.bs[0] + t * args.bs[1];
             u8 *dst = args.dst + e * args.ds[1] + t * args.ds[2];
-            f({a, b, dst, args.as[0], 0, args.ds[0], 0, args.k, args.m, 1});
+            f({a, b, dst, args.as[0], 0, args.ds[0], 0, none ? 0 : args.k, args.m, 1});
         }
     }
 }

@@ -4,7 +4,7 @@
 //           addresses permit; unary_any for all other float types and layouts, one element per thread. Both select types when
 //           they run, because the functions are many and long: a copy per type would multiply the code.
 // Limits:   any number of elements; dimensions below 2^31 for unary_any.
-// Floor:    each element is read once (FILL reads nothing) and written once.
+// Traffic:  each element is read once (FILL reads nothing) and written once.
 #include "common/abi.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
@@ -53,33 +53,34 @@ template <int N>
 __device__ __forceinline__ void apply(const UnaryParams &op, float (&x)[N]) {
     const float a = op.p[0], b = op.p[1], c = op.p[2], d = op.p[3];
     switch (op.which) {
-    case 0: return map(x, [](float x) { return fabsf(x); });
-    case 1: return map(x, [](float x) { return (float)((x > 0.0f) - (x < 0.0f)); });
-    case 2: return map(x, [](float x) { return -x; });
-    case 3: return map(x, [](float x) { return x > 0.0f ? 1.0f : 0.0f; });
-    case 4: return map(x, [](float x) { return tanhf(x); });
-    case 5: return map(x, [](float x) { return x > 0.0f ? x : expm1f(x); });
-    case 6: return map(x, [](float x) { return x > 0.0f ? x : 0.0f; });
-    case 7: return map(x, [](float x) { return sigmoid(x); });
-    case 8: return map(x, [](float x) { return gelu(x); });
-    case 9: return map(x, [](float x) { return gelu_quick(x); });
-    case 10: return map(x, [](float x) { return silu(x); });
-    case 11: return map(x, [](float x) { return x * hard_sigmoid(x); });
-    case 12: return map(x, [](float x) { return hard_sigmoid(x); });
-    case 13: return map(x, [](float x) { return expf(x); });
-    case 14: return map(x, [](float x) { return expf(x) - 1.0f; });
-    case 15: return map(x, [](float x) { return x > 20.0f ? x : log1pf(expf(x)); });
-    case 16: return map(x, [](float x) { return gelu_erf(x); });
-    case 17: // a = alpha_n, b = alpha_p, c = beta, d = eps
+    case 0: return map(x, [](float x) { return fabsf(x); }); // ABS
+    case 1: return map(x, [](float x) { return (float)((x > 0.0f) - (x < 0.0f)); }); // SGN
+    case 2: return map(x, [](float x) { return -x; }); // NEG
+    case 3: return map(x, [](float x) { return x > 0.0f ? 1.0f : 0.0f; }); // STEP
+    case 4: return map(x, [](float x) { return tanhf(x); }); // TANH
+    case 5: return map(x, [](float x) { return x > 0.0f ? x : expm1f(x); }); // ELU
+    case 6: return map(x, [](float x) { return x > 0.0f ? x : 0.0f; }); // RELU
+    case 7: return map(x, [](float x) { return sigmoid(x); }); // SIGMOID
+    case 8: return map(x, [](float x) { return gelu(x); }); // GELU
+    case 9: return map(x, [](float x) { return gelu_quick(x); }); // GELU_QUICK
+    case 10: return map(x, [](float x) { return silu(x); }); // SILU
+    case 11: return map(x, [](float x) { return x * hard_sigmoid(x); }); // HARDSWISH
+    case 12: return map(x, [](float x) { return hard_sigmoid(x); }); // HARDSIGMOID
+    case 13: return map(x, [](float x) { return expf(x); }); // EXP
+    case 14: return map(x, [](float x) { return expf(x) - 1.0f; }); // EXPM1: this difference, not expm1f, as the op is defined
+    case 15: return map(x, [](float x) { return x > 20.0f ? x : log1pf(expf(x)); }); // SOFTPLUS
+    case 16: return map(x, [](float x) { return gelu_erf(x); }); // GELU_ERF
+    case 17: // XIELU: a = alpha_n, b = alpha_p, c = beta, d = eps
         return map(x, [=](float x) { return (x > 0.0f ? b * x * x : (expm1f(fminf(x, d)) - x) * a) + c * x; });
-    case 18: return map(x, [](float x) { return floorf(x); });
-    case 19: return map(x, [](float x) { return ceilf(x); });
-    case 20: return map(x, [](float x) { return roundf(x); });
-    case 21: return map(x, [](float x) { return truncf(x); });
-    case 32: return map(x, [](float x) { return x * x; });
-    case 33: return map(x, [](float x) { return sqrtf(x); });
-    case 34: return map(x, [=](float x) { return b == 0.0f ? x * a : x * a + b; });
-    case 35: // a = min, b = max; NaN becomes max
+    case 18: return map(x, [](float x) { return floorf(x); }); // FLOOR
+    case 19: return map(x, [](float x) { return ceilf(x); }); // CEIL
+    case 20: return map(x, [](float x) { return roundf(x); }); // ROUND
+    case 21: return map(x, [](float x) { return truncf(x); }); // TRUNC
+    case 32: return map(x, [](float x) { return x * x; }); // SQR
+    case 33: return map(x, [](float x) { return sqrtf(x); }); // SQRT
+    case 34: // SCALE: a = scale, b = bias; adding a bias of 0 would turn -0 into 0
+        return map(x, [=](float x) { return b == 0.0f ? x * a : x * a + b; });
+    case 35: // CLAMP: a = min, b = max; NaN becomes max
         return map(x, [=](float x) {
             x = x < b ? x : b;
             return x > a ? x : a;

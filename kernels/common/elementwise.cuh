@@ -1,8 +1,9 @@
-// Element-wise kernels: d = f(a, b), for rows that are dense in a and d, and dense or a single element in b.
+// Element-wise kernels: d = f(a, b). elementwise: for rows that are dense in a and d, and dense or a single element in b;
+// elementwise_any: for all layouts.
 //
 // The launch site (src/cuda/ops/elementwise.rs) reduces the dimensions to a row of n elements, a dimension over which each
-// thread iterates, and two more. A stride of 0 in b is a broadcast; along such a dimension a thread keeps its elements of b in
-// registers.
+// thread iterates, and two more. A stride of 0 in b is a broadcast; if the iterated dimension has it, a thread loads its
+// elements of b once and keeps them in registers.
 #pragma once
 
 #include "vector.cuh"
@@ -11,7 +12,7 @@ struct ElementwiseArgs {
     u64 n;             // elements per row
     u64 a_at, b_at;    // byte offsets of the first elements
     u64 a[3], b[3], d[3]; // byte strides of the outer dimensions; first, the dimension over which threads iterate
-    u32 count[3];      // their counts
+    u32 count[3];      // indices of the outer dimensions
     u32 tiles;         // tiles per row
     u32 chunks;        // chunks of the first dimension, one per block
     u32 chunk;         // indices of that dimension per chunk

@@ -15,9 +15,10 @@ __device__ __forceinline__ T warp_reduce(T x, Op op) {
 
 // ---- block
 
-// `parts` is shared memory for the result of each warp (32 values). The caller must separate two calls with the same `parts` by
-// a barrier; consecutive calls therefore alternate between two arrays. If blockDim.x == 32, each warp is a team, and the
-// function uses neither `parts` nor a barrier. `none` is the neutral element: op(none, x) == x.
+// `parts` is shared memory for the result of each warp (32 values); with blockDim.y > 1, each team has its own. The caller must
+// separate two calls with the same `parts` by a barrier, or alternate between two arrays in consecutive calls. If
+// blockDim.x == 32, each warp is a team, and the function uses neither `parts` nor a barrier. `none` is the neutral element:
+// op(none, x) == x.
 template <class T, class Op>
 __device__ __forceinline__ T block_reduce(T x, T none, T *parts, Op op) {
     x = warp_reduce(x, op);
@@ -42,16 +43,16 @@ __device__ __forceinline__ float block_max(float x, float *parts) {
 // ---- rows in registers
 
 // Each thread of the team holds N f32 values of a row, up to N * team elements in total. With VECTOR, the row is dense, its
-// address and length are multiples of 16 bytes, and value 4 i + j of thread t is element 4 (t + i team) + j: 16-byte accesses.
-// Otherwise, element k is at byte k * step, and value i of thread t is element t + i team. In both cases the accesses of a warp
-// are coalesced.
+// address and length are multiples of 16 bytes, and value 4 * i + j of thread t is element 4 * (t + i * team) + j: 16-byte
+// accesses. Otherwise, element k is at byte k * step, and value i of thread t is element t + i * team. In both cases the
+// accesses of a warp are coalesced.
 
 template <bool VECTOR>
 __device__ __forceinline__ unsigned kept_index(int i, unsigned t, unsigned team) {
     return VECTOR ? 4 * (t + i / 4 * team) + i % 4 : t + i * team;
 }
 
-// Loads a row of n elements; values behind the end become `fill`.
+// Loads a row of n elements; values past the end become `fill`.
 template <bool VECTOR, int N>
 __device__ __forceinline__ void load_kept(const unsigned char *row, unsigned long long step, unsigned n, unsigned t, unsigned team,
                                           float fill, float (&x)[N]) {

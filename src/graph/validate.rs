@@ -65,8 +65,8 @@ pub enum GraphError {
     /// A node listed twice.
     #[error("node {0:#x} is listed twice")]
     DuplicateNode(u64),
-    /// An op number that protocol 7.0 does not define.
-    #[error("op number {0} is not defined by protocol 7.0")]
+    /// An op number that the protocol does not define.
+    #[error("op number {0} is not defined by the protocol")]
     UnknownOp(u32),
     /// An op of the protocol that fanout does not run.
     #[error("op {0} is not supported by this server")]

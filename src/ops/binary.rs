@@ -15,7 +15,7 @@ pub enum Binary {
     /// `a / b` (IEEE), broadcast as [`Binary::Add`].
     Div,
     /// `dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a `[n, n_used, n_tok, 1]`, b `[n, n_expert, 1, 1]`,
-    /// ids I32 `[n_used, n_tok, 1, 1]`.
+    /// ids I32 `[n_used, n_tok, 1, 1]`. Where the id is [`NO_EXPERT`](super::mul_mat::NO_EXPERT), dst is a.
     AddId,
 }
 

@@ -1,4 +1,4 @@
-//! The definition of the ops: the op codes of protocol 7.0 (all 101), and for the ops that fanout runs their typed parameters,
+//! The definition of the ops: the op codes of protocol 8.0.1 (all 102), and for the ops that fanout runs their typed parameters,
 //! wire codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
 //!
 //! Kernels are elsewhere. Related ops form a family, and one file name (the *stem*) is used for it everywhere: `ops/<stem>.rs`
@@ -26,6 +26,7 @@ pub mod rope;
 pub mod rows;
 pub mod softmax;
 pub mod sort;
+pub mod topk_mask;
 pub mod unary;
 
 pub use node::{NodeView, OutputSpec, ShapeError, Sources};
@@ -117,6 +118,7 @@ macro_rules! for_each_family {
             rope: Rope [Rope] on cpu cuda;
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
+            topk_mask: TopkMask [TopKMask] on cpu;
         }
     };
 }

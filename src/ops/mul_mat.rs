@@ -4,13 +4,17 @@
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
 
+/// The id of MUL_MAT_ID and ADD_ID that selects nothing: the row of MUL_MAT_ID's result is zeros, ADD_ID adds nothing to its
+/// row. Every other id outside the experts is an error.
+pub const NO_EXPERT: i64 = -1;
+
 /// A matrix product of rows: the common dimension `k` is dimension 0 (the fastest) of both sources.
 ///
 /// MUL_MAT: a `[k, m, a2, a3]`, b `[k, n, b2, b3]`, dst F32 `[m, n, b2, b3]`,
 /// `dst[i, j, i2, i3] = sum_k a[k, i, i2 / (b2 / a2), i3 / (b3 / a3)] * b[k, j, i2, i3]`.
 ///
 /// MUL_MAT_ID: a `[k, m, n_expert, 1]`, b `[k, nb, n_tok, 1]`, ids I32 `[n_used, n_tok, 1, 1]`, dst F32
-/// `[m, n_used, n_tok, 1]`, `dst[i, e, t] = sum_k a[k, i, ids[e, t]] * b[k, e % nb, t]`.
+/// `[m, n_used, n_tok, 1]`, `dst[i, e, t] = sum_k a[k, i, ids[e, t]] * b[k, e % nb, t]`; 0 where the id is [`NO_EXPERT`].
 ///
 /// The parameters are hints: a device may follow them or compute more precisely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

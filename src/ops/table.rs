@@ -1,11 +1,11 @@
-//! The op codes of ggml's RPC protocol 7.0: number on the wire and name of all 101 ops. [`super::FAMILIES`] lists the ops that
-//! fanout runs.
+//! The op codes of ggml's RPC protocol 8.0.1: number on the wire and name of all 102 ops. [`super::FAMILIES`] lists the ops
+//! that fanout runs. Older versions of the protocol have other numbers.
 
 use std::fmt;
 
 macro_rules! ops {
     ($($number:literal $code:ident $name:literal;)*) => {
-        /// An op of protocol 7.0; the discriminant is its number on the wire.
+        /// An op; the discriminant is its number on the wire of protocol 8.0.1.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs)] // ggml's op names; docs/ops.md describes them
         #[repr(u32)]
@@ -126,16 +126,17 @@ ops! {
     88 Dsv4HcComb "DSV4_HC_COMB";
     89 Dsv4HcPre "DSV4_HC_PRE";
     90 Dsv4HcPost "DSV4_HC_POST";
-    91 Unary "UNARY";
-    92 MapCustom1 "MAP_CUSTOM1";
-    93 MapCustom2 "MAP_CUSTOM2";
-    94 MapCustom3 "MAP_CUSTOM3";
-    95 Custom "CUSTOM";
-    96 CrossEntropyLoss "CROSS_ENTROPY_LOSS";
-    97 CrossEntropyLossBack "CROSS_ENTROPY_LOSS_BACK";
-    98 OptStepAdamw "OPT_STEP_ADAMW";
-    99 OptStepSgd "OPT_STEP_SGD";
-    100 Glu "GLU";
+    91 TopKMask "TOP_K_MASK";
+    92 Unary "UNARY";
+    93 MapCustom1 "MAP_CUSTOM1";
+    94 MapCustom2 "MAP_CUSTOM2";
+    95 MapCustom3 "MAP_CUSTOM3";
+    96 Custom "CUSTOM";
+    97 CrossEntropyLoss "CROSS_ENTROPY_LOSS";
+    98 CrossEntropyLossBack "CROSS_ENTROPY_LOSS_BACK";
+    99 OptStepAdamw "OPT_STEP_ADAMW";
+    100 OptStepSgd "OPT_STEP_SGD";
+    101 Glu "GLU";
 }
 
 impl OpCode {
@@ -167,13 +168,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_the_rows_of_protocol_7() {
-        assert_eq!(OpCode::ALL.len(), 101);
+    fn numbers_are_the_rows_of_protocol_8_0_1() {
+        assert_eq!(OpCode::ALL.len(), 102);
         for (i, &op) in OpCode::ALL.iter().enumerate() {
             assert_eq!(op.to_wire() as usize, i);
             assert_eq!(OpCode::from_wire(i as u32), Some(op));
         }
-        assert_eq!(OpCode::from_wire(101), None);
-        assert_eq!((OpCode::MulMat.to_wire(), OpCode::Rope.to_wire(), OpCode::Glu.to_wire()), (29, 48, 100));
+        assert_eq!(OpCode::from_wire(102), None);
+        assert_eq!((OpCode::MulMat.to_wire(), OpCode::TopKMask.to_wire(), OpCode::Glu.to_wire()), (29, 91, 101));
     }
 }

@@ -1,7 +1,8 @@
 //! Split pass: partitions the node list into splits (consecutive nodes on one device) and determines their replicas.
 //!
-//! All nodes that write a slot run on the slot's home, so a slot of another device cannot change during a split. A replica
-//! therefore holds the slot's contents from before its first split. Later splits reuse it until a node writes the slot again.
+//! Each slot that is stored on a device or written by a node has a home device, on which all nodes that write the slot run. So
+//! while a split runs, no node writes a slot whose home is another device, and a replica made before a split stays valid
+//! throughout it. Later splits reuse the replica until a node writes the slot again.
 
 use super::{Assignment, Replica, ReplicaOrigin, Split, SplitGraph, Storage, Task};
 use crate::graph::{Node, Tensor, TensorId};
@@ -54,9 +55,9 @@ fn home_devices(task: &Task, assigned: &[Assignment]) -> Vec<Option<usize>> {
         Storage::Input | Storage::Computed => None,
     };
     let mut homes = task.storage().iter().map(stored).collect::<Vec<_>>();
-    for (node, at) in task.graph().nodes().iter().zip(assigned) {
+    for (node, assignment) in task.graph().nodes().iter().zip(assigned) {
         if let Some((slot, _)) = task.write_range(node) {
-            homes[slot as usize].get_or_insert(at.device);
+            homes[slot as usize].get_or_insert(assignment.device);
         }
     }
     homes
@@ -94,37 +95,38 @@ impl SplitPass<'_> {
     /// Whether a node reads a weight of another device of which its device has no replica yet.
     fn needs_weight_copy(&self, node: &Node, device: usize) -> bool {
         self.task.reads(node).any(|(_, slot, range)| {
-            let here = |read: &RemoteRead| read.slot == slot && read.experts.is_none() && contains(&read.range, &range);
+            let already_read =
+                |read: &RemoteRead| read.slot == slot && read.experts.is_none() && contains(&read.range, &range);
             self.is_weight_elsewhere(slot, device)
-                && self.replica(slot, device, &range).is_none()
-                && !self.remote_reads.iter().any(here)
+                && self.find_replica(slot, device, &range).is_none()
+                && !self.remote_reads.iter().any(already_read)
         })
     }
 
     /// A replica on a device that holds the current contents of these bytes.
-    fn replica(&self, slot: u32, device: usize, range: &Range<usize>) -> Option<u32> {
-        let replica = |&&i: &&u32| {
+    fn find_replica(&self, slot: u32, device: usize, range: &Range<usize>) -> Option<u32> {
+        let holds = |&&i: &&u32| {
             let replica = &self.split_graph.replicas[i as usize];
             replica.device == device && replica.covers(slot, range)
         };
-        self.live[slot as usize].iter().find(replica).copied()
+        self.live[slot as usize].iter().find(holds).copied()
     }
 
-    /// Records the reads of a node that are not on its device.
-    fn record_reads(&mut self, last: usize, node: &Node, device: usize) {
+    /// Records the reads of node `index` that are not on its device.
+    fn record_reads(&mut self, index: usize, node: &Node, device: usize) {
         for (id, slot, range) in self.task.reads(node) {
             if self.split_graph.homes[slot as usize] != Some(device) {
                 let is_expert_weight = node.op.code() == OpCode::MulMatId && node.srcs[0] == Some(id);
                 let selectable =
-                    is_expert_weight && self.is_weight_elsewhere(slot, device) && self.experts_are_contiguous(id);
+                    is_expert_weight && self.is_weight_elsewhere(slot, device) && self.experts_are_separate(id);
                 let experts = node.srcs[2].filter(|_| selectable);
-                self.remote_reads.push(RemoteRead { slot, range, experts, last });
+                self.remote_reads.push(RemoteRead { slot, range, experts, last: index });
             }
         }
     }
 
-    /// Whether the bytes of each expert are contiguous and experts follow each other. In a permuted tensor they may interleave.
-    fn experts_are_contiguous(&self, id: TensorId) -> bool {
+    /// Whether each expert has a byte range of its own that overlaps no other expert. In a permuted tensor they may interleave.
+    fn experts_are_separate(&self, id: TensorId) -> bool {
         let Some(Tensor { desc, .. }) = self.task.graph().tensor(id) else { return false };
         let (ne, nb) = (desc.ne(), desc.nb());
         let row = TensorDesc::default_strides(desc.dtype(), ne).map_or(usize::MAX, |packed| packed[1]);
@@ -135,13 +137,13 @@ impl SplitPass<'_> {
     /// write.
     fn close_split(&mut self, nodes: Range<usize>, device: usize) {
         let mut remote_reads = std::mem::take(&mut self.remote_reads);
-        // A reused replica may overlap another read, or a replica that another read reuses. Replicas of one slot must be
-        // disjoint, so the ranges are merged until nothing grows any more.
+        // Replicas of one slot must be disjoint. Extending a read to the range of the replica that it reuses may make it
+        // overlap other reads of the slot, so ranges are merged until none grows any more.
         loop {
             merge_overlapping(&mut remote_reads);
             let mut grown = false;
             for read in &mut remote_reads {
-                if let Some(found) = self.replica(read.slot, device, &read.range) {
+                if let Some(found) = self.find_replica(read.slot, device, &read.range) {
                     let range = &self.split_graph.replicas[found as usize].range;
                     grown |= read.range != *range;
                     read.range = range.clone();
@@ -154,7 +156,7 @@ impl SplitPass<'_> {
         }
         let mut reads = Vec::with_capacity(remote_reads.len());
         for RemoteRead { slot, range, experts, last } in remote_reads.drain(..) {
-            let number = self.replica(slot, device, &range).unwrap_or_else(|| {
+            let number = self.find_replica(slot, device, &range).unwrap_or_else(|| {
                 let number = self.split_graph.replicas.len() as u32;
                 let origin = match (self.split_graph.homes[slot as usize], experts) {
                     (None, _) => ReplicaOrigin::Host,

@@ -232,6 +232,14 @@ blocks! {
     }
 }
 
+blocks! {
+    /// One element of 8 bits (OCP FP8): sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities.
+    BlockF8E4M3 = F8_E4M3 {
+        /// The number: 0x7F and 0xFF are NaN, exponent 0 is subnormal, in units of 2^-9.
+        bits: u8,
+    }
+}
+
 // Types without a codec: tensors of these types are stored, copied and sent, but no code reads the structs yet.
 blocks! {
     /// 128 elements of one bit: `d` or `-d`.

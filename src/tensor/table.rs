@@ -59,6 +59,7 @@ macro_rules! for_each_type {
             NVFP4   = 40,  64 elements in  36 bytes, aligned 2;
             Q1_0    = 41, 128 elements in  18 bytes, aligned 2;
             Q2_0    = 42,  64 elements in  18 bytes, aligned 2;
+            F8_E4M3 = 43,   1 elements in   1 bytes, aligned 1, codec BlockF8E4M3 within 0.0013;
         }
     };
 }

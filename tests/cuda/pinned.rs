@@ -4,12 +4,17 @@ use crate::fixture::{CudaFixture, MEMORY, test_deadline};
 use fanout::device::{DeviceError, MemoryBudget, PinnedMemory, Timeline, TimelinePoint, UploadSource};
 use std::sync::mpsc;
 
-/// A large upload of pinned bytes is one driver copy; an upload of other bytes is one copy per staging segment.
+/// Bytes per staging segment of an upload from plain memory.
+const STAGING_SEGMENT: u64 = 512 << 10;
+
+/// An upload of pinned bytes is one driver copy; an upload of other bytes is one copy per staging segment.
 #[test]
 fn pinned_uploads_are_not_staged() {
     let fixture = CudaFixture::new("CUDAEMU_DEVICES=2\nCUDAEMU_SEED=4");
     let budget = MemoryBudget::new(MEMORY);
     let mut rng = fastrand::Rng::with_seed(2);
+    // Bytes, their offset in the pinned buffer, device, expected driver copies. The small upload fits one segment, so it is one
+    // copy whether it is staged or not.
     for (n, offset, device, copies) in
         [(3 << 20, 0, 0, 1), ((3 << 20) - 1, 1, 0, 1), (3 << 20, 0, 1, 1), (1 << 10, 5, 0, 1), (0, 0, 0, 0)]
     {
@@ -30,11 +35,21 @@ fn pinned_uploads_are_not_staged() {
             "{n} bytes from offset {offset}"
         );
         assert_eq!(budget.used(), 0);
-        // After the buffer is dropped, bytes at the same address are no longer pinned and are staged in segments.
+        // Plain memory is staged in segments.
         let before = fixture.driver_calls("cuMemcpyHtoDAsync_v2");
         queue.upload(buffer.whole(), None, UploadSource::Borrowed(&bytes)).unwrap();
-        assert_eq!(fixture.driver_calls("cuMemcpyHtoDAsync_v2") - before, n.div_ceil(512 << 10), "{n} plain bytes");
+        assert_eq!(
+            fixture.driver_calls("cuMemcpyHtoDAsync_v2") - before,
+            n.div_ceil(STAGING_SEGMENT),
+            "{n} plain bytes"
+        );
     }
+}
+
+#[test]
+fn pinned_memory_beyond_a_limit_is_an_out_of_memory_error() {
+    let fixture = CudaFixture::new("");
+    let budget = MemoryBudget::new(MEMORY);
     assert!(matches!(
         fixture.devices[0].alloc_pinned(2 * MEMORY, &budget),
         Err(DeviceError::OutOfMemory { requested, .. }) if requested == 2 * MEMORY

@@ -94,7 +94,7 @@ fn no_order_of_the_streams_changes_a_result() {
     }
 }
 
-/// Checks the test above: without either wait, some seed gives a wrong result.
+/// Checks the test above: without one of the two waits, some seed gives a wrong result.
 #[test]
 fn a_missing_wait_changes_a_result() {
     for (write_after_read, read_after_write) in [(false, true), (true, false)] {
@@ -103,7 +103,8 @@ fn a_missing_wait_changes_a_result() {
     }
 }
 
-/// The host makes no blocking driver call while micro-batches are submitted.
+/// While micro-batches are submitted, the host makes no blocking driver call, allocates nothing, and launches kernels only in
+/// graphs.
 #[test]
 fn the_host_does_not_block_between_micro_batches() {
     for links in LINKS {
@@ -114,19 +115,19 @@ fn the_host_does_not_block_between_micro_batches() {
             stages.submit(&mut queues, true, true);
             queues[1].mark().wait(test_deadline()).unwrap();
         }
-        let waits = || {
-            let names =
+        let forbidden_calls = || {
+            let blocking =
                 ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
-            let allocations = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
-            names
+            let not_repeated = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuLaunchKernel"];
+            blocking
                 .into_iter()
-                .chain(allocations)
+                .chain(not_repeated)
                 .map(|name| (name, stages.fixture.driver_calls(name)))
                 .collect::<Vec<_>>()
         };
-        let (before, graphs) = (waits(), stages.fixture.driver_calls("cuGraphLaunch"));
+        let (before, graphs) = (forbidden_calls(), stages.fixture.driver_calls("cuGraphLaunch"));
         stages.submit(&mut queues, true, true);
-        assert_eq!(waits(), before, "{links}");
+        assert_eq!(forbidden_calls(), before, "{links}");
         assert_eq!(
             stages.fixture.driver_calls("cuGraphLaunch") - graphs,
             2 * BATCHES as u64,
@@ -140,7 +141,7 @@ fn the_host_does_not_block_between_micro_batches() {
 
 /// A host-staged copy that is larger than its staging slots.
 #[test]
-fn staged_copies_are_whole_at_any_size() {
+fn a_staged_copy_larger_than_its_staging_slots_is_complete() {
     for seed in 0..5 {
         let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none\nCUDAEMU_SEED={seed}"));
         let n = (3 << 20) + 12;
@@ -157,16 +158,15 @@ fn staged_copies_are_whole_at_any_size() {
     }
 }
 
-/// Equal work on two devices takes half the simulated time of the same work on one device.
+/// Equal work on two devices takes at most 55 % of the simulated time of the same work on one device.
 #[test]
 fn two_devices_work_at_the_same_time() {
     let makespan = |devices: [usize; 2]| -> Result<f64, DeviceError> {
         let fixture =
             CudaFixture::new("CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=100\nCUDAEMU_HOST_GBPS=10\nCUDAEMU_LAUNCH_US=1");
-        let work = devices.map(|device| {
+        let mut work = devices.map(|device| {
             (fixture.program(device, &chain(N, &[COSTLY; 10])), fixture.buffer(device, SLOT), fixture.queue(device))
         });
-        let mut work = work;
         for _ in 0..10 {
             for (program, buffer, queue) in &mut work {
                 upload(&mut **queue, &buffer.whole(), &input(0))?;
@@ -183,15 +183,15 @@ fn two_devices_work_at_the_same_time() {
     assert!(parallel <= 0.55 * serial, "{parallel} us on two devices, {serial} us on one");
 }
 
-/// Name, kind, capabilities and alignment of a device.
+/// A device's description has its name, memory, PCI address, compute capability and number of multiprocessors.
 #[test]
-fn devices_report_their_properties() {
+fn device_descriptions_contain_the_configured_properties() {
     let fixture = CudaFixture::new(
         "CUDAEMU_DEVICES=2\nCUDAEMU_NAME=Alpha,Beta\nCUDAEMU_CAPABILITY=8.0,9.0\nCUDAEMU_MEMORY=1G,2G",
     );
-    let said: Vec<_> = fixture.devices.iter().map(|device| device.info().description.clone()).collect();
+    let descriptions: Vec<_> = fixture.devices.iter().map(|device| device.info().description.clone()).collect();
     assert_eq!(
-        said,
+        descriptions,
         [
             "Alpha, 1024 MiB, PCI 0000:01:00.0, capability 8.0, 108 multiprocessors",
             "Beta, 2048 MiB, PCI 0000:02:00.0, capability 9.0, 132 multiprocessors"

@@ -111,6 +111,17 @@ fn probe(code: OpCode) -> Probe {
             ],
             &[1, 2],
         ),
+        OpCode::TopKMask => parts(
+            &[
+                ("s0", [ROW, 1, 1, 1], F16),
+                ("s1", [4, 2, 1, 1], I32),
+                ("s2", [8, 2, 1, 1], F32),
+                ("s3", [3, 8, 1, 1], I32),
+                ("s4", [5, 2, 1, 1], I32),
+                ("dst", x, F16),
+            ],
+            &[0, 5],
+        ),
         other => panic!("{other}: add a node that probes its types"),
     }
 }

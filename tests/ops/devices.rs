@@ -50,10 +50,12 @@ fn remote(name: &'static str, device: Arc<dyn Device>) -> Subject {
     Subject::remote(name, move || connect(addr), false)
 }
 
-/// A device behind a server, over ggml's protocol 7.0: a graph that fails ends the connection there.
+/// A device behind a server, over ggml's protocol 7.0: a graph that fails ends the connection there. The graphs that 7.0 cannot
+/// express run without the server.
 fn remote_ggml_protocol(name: &'static str, device: Arc<dyn Device>) -> Subject {
-    let (addr, hide_extension) = (serve(device), true);
+    let (addr, hide_extension) = (serve(Arc::clone(&device)), true);
     Subject::remote(name, move || connect(ProtocolRelay::start(addr, hide_extension).addr), false)
+        .with_substitute(device)
         .that_drops_connections()
 }
 

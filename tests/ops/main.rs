@@ -14,4 +14,5 @@ mod rope;
 mod rows;
 mod softmax;
 mod sort;
+mod topk_mask;
 mod unary;

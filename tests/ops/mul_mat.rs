@@ -2,7 +2,7 @@
 
 use crate::devices::devices;
 use fanout::graph::TensorId;
-use fanout::ops::mul_mat::{MulMat, MulMatHint, Precision};
+use fanout::ops::mul_mat::{MulMat, MulMatHint, NO_EXPERT, Precision};
 use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::ops::{Op, OpCode, OpFamily, OpParams};
 use fanout::tensor::DType::{self, BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0};
@@ -16,9 +16,9 @@ fn floats() -> impl Iterator<Item = DType> {
     DType::ALL.iter().copied().filter(|t| t.is_float())
 }
 
-/// The block types that convert to f32.
+/// The quantised types that convert to f32, also those with blocks of a single element.
 fn blocks() -> impl Iterator<Item = DType> {
-    DType::with_capability(Capability::Convert).filter(|t| t.is_block())
+    DType::with_capability(Capability::Convert).filter(|t| !t.is_float())
 }
 
 /// MUL_MAT by its formula.
@@ -233,7 +233,8 @@ fn routed_oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i6
     (0..dn.iter().product())
         .map(|i| {
             let [m, e, t, _] = index(dn, i);
-            let x = at(an, [0, m, ids[t * used + e] as usize, 0]);
+            let Ok(expert) = usize::try_from(ids[t * used + e]) else { return 0.0 };
+            let x = at(an, [0, m, expert, 0]);
             let y = at(bn, [0, e % bn[1], t, 0]);
             (0..an[0]).map(|k| a[x + k] * b[y + k]).sum()
         })
@@ -243,11 +244,17 @@ fn routed_oracle(a: &[f64], an: [usize; 4], b: &[f64], bn: [usize; 4], ids: &[i6
 #[test]
 fn mul_mat_id_matches_the_oracle() {
     let (experts, used) = (7, 4);
-    for t in [F32, F16, Q4_0, Q8_0, MXFP4, Q4_K, Q6_K] {
+    let plain = blocks().filter(|t| !t.is_block());
+    for t in [F32, F16, Q4_0, Q8_0, MXFP4, Q4_K, Q6_K].into_iter().chain(plain) {
         for (rows, tokens) in [(1, 1), (used, 1), (1, 3), (2, 33), (used, 40)] {
             let (an, bn) = ([256, 37, experts, 1], [256, rows, tokens, 1]);
-            // Expert 2 is used by every token, experts 5 and 6 by none. Some tokens name an expert twice.
-            let ids: Vec<i64> = (0..used * tokens).map(|s| if s % 4 == 0 { 2 } else { (s * s % 6) as i64 }).collect();
+            // Expert 2 is used by every token, experts 5 and 6 by none. Some tokens name an expert twice. -1 selects no expert.
+            let id = |s: usize| match s % 4 {
+                0 => 2,
+                3 if s % 8 == 3 => NO_EXPERT,
+                _ => (s * s % 6) as i64,
+            };
+            let ids: Vec<i64> = (0..used * tokens).map(id).collect();
             // The ids are a view of a wider tensor, like the first columns of an ARGSORT result.
             let wide: Vec<i64> =
                 ids.chunks(used).flat_map(|row| row.iter().copied().chain([i64::from(i32::MIN); 3])).collect();
@@ -266,9 +273,31 @@ fn mul_mat_id_matches_the_oracle() {
     }
 }
 
+/// No row has an expert, or one has: the other rows are zeros, whatever b holds.
+#[test]
+fn rows_without_an_expert_are_zeros() {
+    for (t, tokens) in [F32, F16, Q8_0].into_iter().flat_map(|t| [1, 2, 40].map(|tokens| (t, tokens))) {
+        for routed in [0, 1] {
+            let mut case = Case::new();
+            let a = case.leaf(t, [32, 1100, 3, 1], &normal(45, 32 * 3300));
+            let b = case.leaf(F32, [32, 1, tokens, 1], &vec![f32::NAN; 32 * tokens]);
+            let ids: Vec<i64> = (0..2 * tokens).map(|s| if s < routed { 1 } else { NO_EXPERT }).collect();
+            let ids = case.indices(DType::I32, [2, tokens, 1, 1], &ids);
+            let dst = case.b.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
+            let case = case.build();
+            for on in devices() {
+                let got = case.run(on).values(dst);
+                let (of_expert, zeros) = got.split_at(1100 * routed);
+                assert!(of_expert.iter().all(|v| v.is_nan()), "{t} {tokens} {}", on.name);
+                assert!(zeros.iter().all(|&v| v == 0.0), "{t} {tokens} {}", on.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn unknown_experts_are_rejected() {
-    for (t, bad) in [F32, Q4_0].into_iter().flat_map(|t| [-1, 4, i64::from(i32::MIN)].map(|bad| (t, bad))) {
+    for (t, bad) in [F32, Q4_0].into_iter().flat_map(|t| [-2, 4, i64::from(i32::MIN)].map(|bad| (t, bad))) {
         let mut case = Case::new();
         let a = case.leaf(t, [32, 300, 4, 1], &normal(43, 32 * 1200));
         let b = case.leaf(F32, [32, 1, 20, 1], &normal(44, 640));

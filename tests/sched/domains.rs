@@ -1,5 +1,5 @@
-//! CPU devices in one and in several domains: host-staged copies between domains, several plans, observers, comparison and
-//! abort.
+//! CPU devices in one and in several copy domains (devices in one domain copy without the host): host-staged
+//! copies between domains, several plans, observers, comparison and abort.
 
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MemoryBudget, UploadSource};
@@ -172,7 +172,7 @@ fn invalid_calls_fail_before_anything_is_submitted() {
     assert_eq!(network.scheduler.transfer_counts().runs, 1);
 }
 
-/// Records the results of nodes with a name in `h`, and ends the run at node `last`.
+/// Records the results of nodes whose names start with `h`, and ends the run at node `last`.
 struct RecordingObserver {
     selections: usize,
     results: Vec<(String, usize)>,
@@ -205,6 +205,7 @@ fn observers_receive_selected_nodes_and_can_end_the_run() {
             let mut observer = RecordingObserver { selections: 0, results: Vec::new(), last };
             let flow = network.scheduler.run_observed(&mut prepared, &inputs, &mut observer).unwrap();
             let names = [("h0".to_owned(), 0), ("h1".to_owned(), 1), ("h2".to_owned(), 2)];
+            // 4 nodes in each of 3 layers, and y: 13; the first two layers: 8.
             if last.is_empty() {
                 assert_eq!(
                     (flow, observer.selections, &*observer.results),
@@ -239,6 +240,7 @@ fn compare_reports_each_node_and_frees_the_reference_memory() {
     let mut report = |node: ObservedNode<'_>, here: &[u8], there: &[u8]| {
         assert_eq!(here, there, "{node:?}");
         seen.push(node.node);
+        // Ends the comparison after 10 of the 13 nodes.
         if node.node == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     compare((&mut network.scheduler, &mut prepared), &reference, &budget, &inputs, &mut report).unwrap();
@@ -252,10 +254,10 @@ fn compare_reports_each_node_and_frees_the_reference_memory() {
     assert_eq!(before, expected_results(3));
     // A reference with too little memory is an error before anything is copied.
     let small = CpuDevice::new("small", 1, MathMode::Exact, 4096).unwrap() as Arc<dyn Device>;
-    let full = compare((&mut network.scheduler, &mut prepared), &small, &budget, &inputs, &mut |_, _, _| {
+    let refused = compare((&mut network.scheduler, &mut prepared), &small, &budget, &inputs, &mut |_, _, _| {
         ControlFlow::Continue(())
     });
-    assert!(matches!(full, Err(SchedError::NotEnoughMemory { .. })), "{full:?}");
+    assert!(matches!(refused, Err(SchedError::NotEnoughMemory { .. })), "{refused:?}");
 }
 
 #[test]

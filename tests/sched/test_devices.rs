@@ -361,7 +361,7 @@ fn failures_are_sticky_and_propagate_through_points() {
     builder.node(Binary::AddId, &[Some(x), Some(bias), Some(ids)]).unwrap();
     let graph = Arc::new(builder.build().unwrap());
     let memory = a.device.alloc(graph.slot_sizes()[0] as u64, &budget()).unwrap();
-    a.queue.fill(memory.whole(), 0xff).unwrap(); // ids of -1
+    a.queue.fill(memory.whole(), 0xfe).unwrap(); // ids that name no expert
     let filled = a.queue.mark();
     let failing = a.device.prepare(graph).unwrap();
     a.queue.run(&failing, &Arc::from([memory.whole()])).unwrap();

@@ -39,7 +39,7 @@ pub struct Subject {
     /// must be exact up to f32 rounding.
     pub fast: bool,
     /// Runs graphs that `device` refuses because tensors are not aligned, or because the tables of types and op families have
-    /// no CUDA kernels for them.
+    /// no CUDA kernels for them; behind a server, because the version of the protocol cannot express them.
     substitute: Option<Arc<dyn Device>>,
     connect: Option<Box<Connect>>,
     drops_connections: bool,
@@ -61,7 +61,8 @@ impl Subject {
         Subject { connect: Some(Box::new(connect)), ..Subject::new(name, device, fast) }
     }
 
-    /// Runs graphs with unaligned tensors, and those with nodes that CUDA has no kernels for, on `device` instead.
+    /// Runs graphs with unaligned tensors, and those with nodes that CUDA has no kernels for, on `device` instead. For a device
+    /// of a server: graphs with nodes that it does not support, as an older protocol does not have newer ops and types.
     pub fn with_substitute(self, device: Arc<dyn Device>) -> Subject {
         Subject { substitute: Some(device), ..self }
     }
@@ -74,7 +75,10 @@ impl Subject {
 
     fn device_for(&self, graph: &Graph) -> Arc<dyn Device> {
         if let Some(connect) = &self.connect {
-            return connect();
+            let device = connect();
+            let mut nodes = graph.nodes().iter().filter_map(|node| graph.node_view(node));
+            let other = self.substitute.as_ref().filter(|_| !nodes.all(|node| device.support(node).runs()));
+            return other.map_or(device, Arc::clone);
         }
         let is_supported = graph
             .nodes()

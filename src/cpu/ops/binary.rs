@@ -5,6 +5,7 @@ use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::binary::Binary;
+use crate::ops::mul_mat::NO_EXPERT;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::F32;
 
@@ -82,6 +83,9 @@ fn add_id(ctx: &mut KernelContext<'_>) {
     let [x, y, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
     RowPieces::new(dst.desc()).share(ctx, |i, n| {
         let id = ids.index([i[1], i[2], 0, 0]);
+        if id == NO_EXPERT {
+            return dst.copy(i, &a, i, n);
+        }
         let Some(expert) = usize::try_from(id).ok().filter(|&e| e < experts) else {
             let reason = format!("expert id {id} is not one of the {experts} rows of the bias");
             return ctx.fail(DeviceError::Data { op: OpCode::AddId, reason });

@@ -16,6 +16,7 @@ pub(super) mod rope;
 mod rows;
 mod softmax;
 mod sort;
+mod topk_mask;
 mod unary;
 
 use super::layout::LayoutAccess;
@@ -167,6 +168,7 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
         Op::Rope(op) => rope::select(*op, node),
         Op::SoftMax(op) => softmax::select(*op, node),
         Op::FlashAttn(op) => flash_attn::select(*op, node),
+        Op::TopkMask(_) => topk_mask::select(node),
     }
 }
 

@@ -136,10 +136,11 @@ fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
     let ([r, _, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
     let (worker, workers) = (ctx.worker(), ctx.workers());
-    // A power of two, as elements have 2 or 4 bytes.
+    // A power of two, as elements have 1, 2 or 4 bytes.
     let rows_per_group = OWNED_BYTES / dst.desc().row_bytes();
     let groups = rows.div_ceil(rows_per_group);
-    let to_16_bits = quantiser(dst.desc().dtype()).filter(|_| dst.desc().dtype().block_bytes() == 2);
+    let (dtype, size) = (dst.desc().dtype(), dst.desc().dtype().block_bytes());
+    let narrow = quantiser(dtype).filter(|_| size < 4);
     let (mut values, mut converted, mut batch_ids, mut own_rows) =
         ([0.0; ID_BATCH], [0u16; ID_BATCH], [0; ID_BATCH], [0; ID_BATCH]);
     for plane in 0..planes2 * planes3 {
@@ -160,11 +161,15 @@ fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
                 kept += usize::from(owner(group, workers) == worker);
             }
             let (own_rows, values) = (&own_rows[..kept], &values[..kept]);
-            match to_16_bits {
+            match narrow {
                 Some(convert) => {
-                    let converted = &mut converted[..kept];
-                    convert(values, bytemuck::cast_slice_mut(converted));
-                    dst.scatter([i2, i3], own_rows, converted);
+                    let bytes = &mut bytemuck::cast_slice_mut::<_, u8>(&mut converted)[..size * kept];
+                    convert(values, bytes);
+                    if size == 1 {
+                        dst.scatter([i2, i3], own_rows, bytes)
+                    } else {
+                        dst.scatter([i2, i3], own_rows, &converted[..kept])
+                    }
                 }
                 None => dst.scatter([i2, i3], own_rows, values),
             }

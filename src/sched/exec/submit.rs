@@ -8,6 +8,7 @@ use super::{PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abo
 use crate::device::{DEVICE_TIMEOUT, DeviceError, Region, TimelinePoint};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
+use crate::ops::mul_mat::NO_EXPERT;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -366,9 +367,10 @@ fn expert_ranges(experts: &ExpertWeights, ids: &[u8], bytes: u64) -> Result<Vec<
     for token in 0..ne[1] {
         for at in (0..ne[0]).map(|i| i * nb[0] + token * nb[1]) {
             let word = ids.get(at..at + 4).and_then(|word| word.try_into().ok());
-            let id = word.map(i32::from_le_bytes).unwrap_or(-1);
+            let id = word.map_or(i32::MIN, i32::from_le_bytes);
             match u64::try_from(id) {
                 Ok(id) if id < experts.count => used.insert(id),
+                _ if i64::from(id) == NO_EXPERT => continue,
                 _ => {
                     let reason =
                         format!("expert id {id} is out of range: the first source has {} experts", experts.count);

@@ -1,3 +1,5 @@
+//! What the memory pass guarantees: reuse in place, buffer limits, alignment, exclusive ring memory, small arenas.
+
 use super::*;
 use crate::device::DeviceKind;
 use crate::device::noop::NoopDevice;
@@ -23,8 +25,8 @@ fn gpu() -> Vec<Arc<dyn Device>> {
     vec![NoopDevice::new("GPU0", DeviceKind::Gpu).shared()]
 }
 
-/// By tensor: the index of the first tensor with the same allocation.
-fn shared(ids: &[TensorId], task: &Task, layout: &MemoryLayout) -> Vec<usize> {
+/// For each tensor of `ids`: the position in `ids` of the first one with the same allocation.
+fn allocation_classes(ids: &[TensorId], task: &Task, layout: &MemoryLayout) -> Vec<usize> {
     let allocation = |id: TensorId| task.span(id).and_then(|(slot, _)| layout.slots[slot as usize]).unwrap();
     ids.iter().map(|&id| ids.iter().position(|&other| allocation(other) == allocation(id)).unwrap()).collect()
 }
@@ -100,7 +102,7 @@ fn destinations_reuse_dead_sources_where_the_op_allows_it() {
         b.output(*ids.last().unwrap()).unwrap();
         let task = Arc::new(b.build().unwrap());
         let (_, layout) = layout(&task, &gpu(), 1).unwrap();
-        assert_eq!(shared(&ids, &task, &layout), expected, "{name}");
+        assert_eq!(allocation_classes(&ids, &task, &layout), expected, "{name}");
     }
 }
 
@@ -120,19 +122,21 @@ fn sum_of_squares(terms: usize) -> Arc<Task> {
 fn buffers_respect_the_maximum_buffer_size() {
     let limited =
         |limit| vec![NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.max_buffer = limit).shared()];
+    // 8 tensors of 1024 bytes are live at once: the replica of x, and the 7 squares.
     let task = sum_of_squares(7);
     for (limit, arena) in [(u64::MAX, vec![8192]), (8192, vec![8192]), (3000, vec![2048; 4]), (1024, vec![1024; 8])] {
         let (_, layout) = layout(&task, &limited(limit), 1).unwrap();
         assert_eq!(layout.arenas[0].arena, arena, "buffers of at most {limit}");
     }
+    // The limit of 1023 bytes is rounded down to the alignment of 64.
     let refused = layout(&task, &limited(1023), 1).unwrap_err().to_string();
     assert_eq!(refused, "the tensor of slot 1 needs 1024 bytes on GPU0, whose largest buffer is 960 bytes");
 }
 
 #[test]
 fn allocations_respect_alloc_size_and_alignment() {
-    let null = NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.alignment = 256);
-    let devices = vec![null.with_padding(100).shared()];
+    let noop = NoopDevice::new("GPU0", DeviceKind::Gpu).with_info(|info| info.alignment = 256);
+    let devices = vec![noop.with_padding(100).shared()];
     for depth in [1, 2] {
         let (plan, layout) = layout(&sum_of_squares(3), &devices, depth).unwrap();
         let allocations = layout.slots.iter().flatten().chain(&layout.replicas);
@@ -201,8 +205,9 @@ fn check_arenas(name: &str, task: &Arc<Task>, devices: &Devices, depth: usize) {
         let slots =
             (0..lives.slots.len()).filter(|&slot| lives.is_base(slot) && plan.split_graph.homes[slot] == Some(number));
         let mut alive: Vec<Lifetime> = slots.filter_map(|slot| lives.slots[slot]).collect();
-        let here =
-            plan.split_graph.replicas.iter().zip(&lives.replicas).filter(|(of, _)| depth == 1 && of.device == number);
+        // With a greater depth, replicas lie in the ring instead of the arena.
+        let replicas = plan.split_graph.replicas.iter().zip(&lives.replicas);
+        let here = replicas.filter(|(replica, _)| depth == 1 && replica.device == number);
         alive.extend(here.map(|(_, life)| *life));
         let items: Vec<PackItem> = alive
             .iter()
@@ -233,11 +238,12 @@ fn arenas_exceed_the_peak_of_live_bytes_by_at_most_10_percent() {
 #[test]
 fn sources_of_cross_domain_copies_have_exclusive_ring_memory() {
     for (name, make) in graphs::ALL {
-        for (devices, far) in [(graphs::one_way(3), true), (graphs::devices(3, true), false)] {
+        // In `one_way`, each device is a domain, and some copy from others directly. The other devices are one domain.
+        for (devices, crosses_domains) in [(graphs::one_way(3), true), (graphs::devices(3, true), false)] {
             for depth in [1, 2] {
                 let task = Arc::new(make(3).unwrap());
                 let (plan, layout) = layout(&task, &devices, depth).unwrap();
-                let far_slot = |slot: u32| {
+                let is_copied_directly = |slot: u32| {
                     let mut copies = plan.split_graph.replicas.iter().filter(|replica| replica.slot == slot);
                     copies.any(|replica| match replica.origin {
                         ReplicaOrigin::Device(home) => plan.copy_paths.can_copy(replica.device, home),
@@ -245,17 +251,17 @@ fn sources_of_cross_domain_copies_have_exclusive_ring_memory() {
                     })
                 };
                 for (slot, allocation) in (0..).zip(&layout.slots).filter(|(_, allocation)| allocation.is_some()) {
-                    let apart = far && depth > 1 && far_slot(slot);
+                    let must_be_exclusive = crosses_domains && depth > 1 && is_copied_directly(slot);
                     assert_eq!(
                         allocation.is_some_and(|allocation| allocation.kind == ArenaKind::Ring),
-                        apart,
-                        "{name}, depth {depth}: {slot}"
+                        must_be_exclusive,
+                        "{name}, depth {depth}: whether slot {slot} is in the ring"
                     );
-                    let same = |(other, at): &(u32, &Option<Allocation>)| {
+                    let shares_allocation = |(other, at): &(u32, &Option<Allocation>)| {
                         *at == allocation && plan.home(*other) == plan.home(slot)
                     };
-                    let sharing = (0..).zip(&layout.slots).filter(same).count();
-                    assert!(!apart || sharing == 1, "{name}, depth {depth}: {slot}");
+                    let slots_there = (0..).zip(&layout.slots).filter(shares_allocation).count();
+                    assert!(!must_be_exclusive || slots_there == 1, "{name}, depth {depth}: slot {slot} shares memory");
                 }
             }
         }

@@ -1,6 +1,7 @@
-//! Conversion of F32, F16 and BF16 rows. The bytes may be unaligned.
+//! Conversion of F32, F16, BF16 and F8_E4M3 rows. The bytes may be unaligned.
 
-use crate::tensor::blocks::canonical_nan;
+use super::Codec;
+use crate::tensor::blocks::{BlockF8E4M3, canonical_nan};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -77,5 +78,37 @@ impl BF16 {
             let rounded = if value.is_nan() { bits >> 16 | 64 } else { nearest_even };
             *to = (rounded as u16).to_le_bytes();
         }
+    }
+}
+
+impl Codec<1> for BlockF8E4M3 {
+    fn unpack(&self, values: &mut [f32; 1]) {
+        let (sign, magnitude) = (u32::from(self.bits & 0x80) << 24, u32::from(self.bits & 0x7f));
+        // The exponent field is rebased by a product, which is exact and normalises subnormals by itself.
+        let rebase = f32::from_bits((127 + 120) << 23);
+        let number = (f32::from_bits(magnitude << 20) * rebase).to_bits();
+        let nan = if magnitude == 0x7f { 0x7fc0_0000 } else { 0 };
+        values[0] = f32::from_bits(sign | number | nan);
+    }
+
+    /// Rounds to nearest, ties to even. Values beyond ±448, infinities too, become ±448; NaN of either sign becomes 0x7F.
+    fn pack(values: &[f32; 1]) -> Self {
+        const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
+        const LARGEST: f32 = 448.0;
+        /// Its unit in the last place is that of the subnormals, 2^-9: a sum with it is rounded to whole units.
+        const UNITS: f32 = 16384.0;
+        let (sign, magnitude) = ((values[0].to_bits() >> 24) as u8 & 0x80, values[0].abs());
+        let bits = magnitude.to_bits();
+        let code = if magnitude.is_nan() {
+            return BlockF8E4M3 { bits: 0x7f };
+        } else if magnitude >= LARGEST {
+            0x7e
+        } else if magnitude < SMALLEST_NORMAL {
+            (magnitude + UNITS).to_bits() - UNITS.to_bits()
+        } else {
+            // Rounds away the lower 20 of the mantissa's 23 bits, and rebases the exponent from 127 to 7.
+            ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3)
+        };
+        BlockF8E4M3 { bits: sign | code as u8 }
     }
 }

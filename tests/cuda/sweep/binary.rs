@@ -4,6 +4,7 @@ use super::Sweep;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
+use fanout::ops::mul_mat::NO_EXPERT;
 use fanout::tensor::DType::{self, BF16, F16, F32};
 use fanout::tensor::TensorDesc;
 use fanout_testing::inputs::{normal, uniform};
@@ -102,7 +103,8 @@ fn view(case: &mut Case, desc: TensorDesc, at: usize, seed: u64) -> TensorId {
 fn add_id(sweep: &Sweep) {
     for n in [1, 7, 64, 2050, 4096] {
         let (used, tokens, experts) = (3, 5, 4);
-        let ids: Vec<i64> = (0..used * tokens).map(|k| (k * 7 % experts) as i64).collect();
+        let id = |k: usize| if k % 5 == 2 { NO_EXPERT } else { (k * 7 % experts) as i64 };
+        let ids: Vec<i64> = (0..used * tokens).map(id).collect();
         let mut case = Case::new();
         let a = case.leaf(F32, [n, used, tokens, 1], &normal(7, n * used * tokens));
         let b = case.leaf(F32, [n, experts, 1, 1], &normal(8, n * experts));

@@ -22,8 +22,8 @@ const KINDS: [GluKind; 8] = [
     GluKind::SwigluClamp { limit: -0.5 },
 ];
 
-/// One source and two sources of every kind; all types; row lengths that are multiples of vectors and thread blocks, and
-/// others.
+/// One source and two sources of every kind; all types; row lengths that are multiples of vectors and thread blocks, and row
+/// lengths that are not.
 pub fn run(sweep: &Sweep) {
     for kind in KINDS {
         for dtype in TYPES {
@@ -35,6 +35,7 @@ pub fn run(sweep: &Sweep) {
             }
         }
     }
+    // Odd rows: the last element belongs to neither half.
     one_source(sweep, Glu { kind: GluKind::Swiglu, swapped: false }, [F32, F32], 257);
     for a in TYPES {
         for b in TYPES {
@@ -50,7 +51,7 @@ pub fn run(sweep: &Sweep) {
 
 #[track_caller]
 fn check(sweep: &Sweep, case: Case, dst: TensorId, dtype: DType, what: &str) {
-    // A value next to a rounding boundary may round to the other side.
+    // Limit of the NMSE. In f16 and BF16, a value next to a rounding boundary may round to the other side.
     let bound = if dtype == F32 { 1e-12 } else { 1e-6 };
     sweep.check(&case.build(), &[dst], bound, what);
 }
@@ -71,15 +72,23 @@ fn one_source(sweep: &Sweep, glu: Glu, [a, d]: [DType; 2], n: usize) {
     check(sweep, case, y, d, &format!("{glu:?} {a} {d} of rows of {n}"));
 }
 
+/// Padded rows, permuted dimensions, and elements that are not adjacent.
 fn layouts(sweep: &Sweep) {
     let glu = Glu { kind: GluKind::Geglu, swapped: false };
     for dtype in TYPES {
         let size = dtype.block_bytes();
-        let desc = |n: usize, nb: [usize; 3]| {
-            TensorDesc::strided(dtype, [n, 6, 3, 1], [nb[0] * size, nb[1] * size, nb[2] * size, 4000 * size]).unwrap()
+        // `strides` are in elements. The last dimension has one index, so its stride is not used.
+        let desc = |n: usize, strides: [usize; 3]| {
+            TensorDesc::strided(
+                dtype,
+                [n, 6, 3, 1],
+                [strides[0] * size, strides[1] * size, strides[2] * size, 4000 * size],
+            )
+            .unwrap()
         };
-        let (padded, permuted, stepped) = (desc(40, [1, 48, 320]), desc(40, [1, 120, 40]), desc(40, [3, 120, 720]));
-        for (x, g) in [(padded, permuted), (permuted, padded), (stepped, padded)] {
+        let (padded, permuted, not_adjacent) =
+            (desc(40, [1, 48, 320]), desc(40, [1, 120, 40]), desc(40, [3, 120, 720]));
+        for (x, g) in [(padded, permuted), (permuted, padded), (not_adjacent, padded)] {
             let mut case = Case::new();
             let mut leaf = |t: TensorDesc, seed| case.leaf_with_desc(t, &normal(seed, t.elements()));
             let srcs = [Some(leaf(x, 4)), Some(leaf(g, 5))];

@@ -25,6 +25,7 @@ impl FuzzGenerator<'_> {
             OpCode::Rope => self.rope(),
             OpCode::SoftMax => self.softmax(),
             OpCode::FlashAttnExt => self.flash_attn(),
+            OpCode::TopKMask => self.topk_mask(),
             OpCode::Sqr | OpCode::Sqrt | OpCode::Unary | OpCode::Scale | OpCode::Clamp | OpCode::Fill => self.unary(op),
             _ => panic!("no generator for {op}: add one in tests/hostile/fuzz_generator/drafts.rs"),
         }
@@ -317,6 +318,31 @@ impl FuzzGenerator<'_> {
             draft.params[2] = self.float_param(30.0);
         }
         draft.params[3] = self.pick(&[0, 10]);
+        draft
+    }
+
+    pub(super) fn topk_mask(&mut self) -> NodeDraft {
+        let dtype = self.pick(&[F16, F32]);
+        let ne = self.shape(&[dtype]);
+        let rows = |n| [n, ne[1], ne[2], ne[3]];
+        let mask = [ne[0], self.divisor(ne[1]), self.divisor(ne[2]), self.divisor(ne[3])];
+        let blocks = self.rng.bool().then(|| [self.dim(), self.dim()]);
+        let n_pick = blocks.map_or(ne[0], |[_, n_pick]| n_pick);
+        // Often an index or two beyond the last one.
+        let beyond = |m: &mut Self, n: usize| n + m.rng.usize(..3);
+        let (bound, n_top) = (beyond(self, n_pick), self.dim());
+        let mut srcs = vec![Some(self.tensor(dtype, mask)), Some(self.index_tensor(I32, rows(n_top), bound))];
+        srcs.push(self.rng.bool().then(|| self.tensor(F32, rows(n_pick))));
+        srcs.push(blocks.map(|[n_blk, n_pick]| {
+            let bound = beyond(self, ne[0]);
+            self.index_tensor(I32, [n_blk, n_pick, 1, 1], bound)
+        }));
+        srcs.push(self.rng.bool().then(|| {
+            let (bound, n_extra) = (beyond(self, ne[0]), self.dim());
+            self.index_tensor(I32, rows(n_extra), bound)
+        }));
+        let mut draft = NodeDraft::new(dtype, ne, &[]);
+        draft.srcs = srcs;
         draft
     }
 }

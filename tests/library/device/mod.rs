@@ -47,7 +47,7 @@ fn counting(n: usize, nodes: usize) -> Arc<Graph> {
     Arc::new(b.build().unwrap())
 }
 
-/// A graph with an expert index out of range, which fails while it runs.
+/// A graph that fails while it runs if its buffer, and so its expert index, holds a value out of range.
 fn failing() -> Arc<Graph> {
     let mut b = Builder::new();
     let (x, bias) = (b.leaf(DType::F32, [4, 1, 1, 1]).unwrap(), b.leaf(DType::F32, [4, 1, 1, 1]).unwrap());
@@ -94,7 +94,7 @@ fn a_failure_sticks_to_its_queue_only() {
     let program = device.prepare(Arc::clone(&graph)).unwrap();
     let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
     let (mut bad, mut good) = (device.queue(&budget).unwrap(), device.queue(&budget).unwrap());
-    bad.fill(buffer.whole(), 0xff).unwrap(); // ids of -1
+    bad.fill(buffer.whole(), 0xfe).unwrap(); // no valid expert index
     bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
     let expected = |e: &DeviceError| matches!(e, DeviceError::Data { op: OpCode::AddId, .. });
     let point = bad.mark();
@@ -164,7 +164,7 @@ fn memory_is_reserved_zeroed_and_released() {
 }
 
 #[test]
-fn bad_handles_are_errors() {
+fn invalid_regions_bindings_and_sizes_are_errors() {
     let (device, budget) = (device(1), MemoryBudget::new(MEMORY));
     let graph = doubling(16);
     let program = device.prepare(Arc::clone(&graph)).unwrap();
@@ -188,13 +188,14 @@ fn a_writer_fills_in_place_and_its_error_does_not_stick() {
     let bytes = 3 << 20;
     let buffer = device.alloc(bytes, &budget).unwrap();
     let mut next = 0u8;
-    let mut counting = |chunk: &mut [u8]| {
+    let mut numbering = |chunk: &mut [u8]| {
         next += 1;
         chunk.fill(next);
         Ok(())
     };
-    queue.upload(buffer.whole(), None, UploadSource::Writer(&mut counting)).unwrap();
+    queue.upload(buffer.whole(), None, UploadSource::Writer(&mut numbering)).unwrap();
     let got = queue.download(buffer.whole()).unwrap().wait(test_deadline()).unwrap();
+    // The writer fills chunks of 1 MiB.
     assert_eq!((got[0], got[1 << 20], got[got.len() - 1]), (1, 2, 3));
     let mut broken = |_: &mut [u8]| Err(SourceError::new("cut off"));
     for region in [buffer.whole(), buffer.region(0, 16).unwrap()] {
@@ -207,12 +208,12 @@ fn a_writer_fills_in_place_and_its_error_does_not_stick() {
 /// A repacked tensor reads back as it was uploaded, in whole and in parts.
 #[test]
 fn a_repacked_tensor_reads_back_as_uploaded() {
-    for (path, dtype, ne) in [
+    for (mode, dtype, ne) in [
         (MathMode::Fast, DType::Q4_0, [512, 1024, 1, 1]),
         (MathMode::Fast, DType::F16, [256, 64, 16, 1]),
         (MathMode::Exact, DType::Q6_K, [256, 2048, 1, 1]),
     ] {
-        let (device, budget) = (CpuDevice::new("CPU", 2, path, MEMORY).unwrap(), MemoryBudget::new(MEMORY));
+        let (device, budget) = (CpuDevice::new("CPU", 2, mode, MEMORY).unwrap(), MemoryBudget::new(MEMORY));
         let mut queue = device.queue(&budget).unwrap();
         let tensor = TensorDesc::contiguous(dtype, ne).unwrap();
         let buffer = device.alloc(tensor.extent() as u64 + 64, &budget).unwrap();
@@ -316,7 +317,7 @@ fn a_full_queue_blocks_its_submitter() {
 #[test]
 fn queues_share_the_pool_graph_by_graph() {
     let (device, budget, n) = (device(3), MemoryBudget::new(MEMORY), 48_000);
-    // The small graph need not wait for the pool.
+    // Two sizes: a run of the graph with 10 nodes is more likely to end within the inline budget of 200 us below.
     let graphs = [counting(n, 100), counting(n, 10)];
     let (tx, rx) = mpsc::channel();
     for seed in 1..=8u8 {
@@ -327,6 +328,7 @@ fn queues_share_the_pool_graph_by_graph() {
             let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
             let bindings = Arc::from([buffer.whole()]);
             let mut queue = device.queue(&budget).unwrap();
+            // y = 1, x = seed.
             upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
             upload(&mut *queue, &buffer, &vec![f32::from(seed); n]);
             for round in 0..20 {

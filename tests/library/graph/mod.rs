@@ -120,7 +120,7 @@ fn every_rule_violation_is_rejected() {
         ),
         ("a missing source", |r| r[2].srcs[1] = 0, |e| matches!(e, GraphError::Shape(_))),
         ("itself as a source", |r| r[2].srcs[1] = 3, |e| matches!(e, GraphError::UseBeforeDefinition { index: 1, .. })),
-        ("an undefined op number", |r| r[2].op = 101, |e| matches!(e, GraphError::UnknownOp(101))),
+        ("an undefined op number", |r| r[2].op = 102, |e| matches!(e, GraphError::UnknownOp(102))),
         (
             "an op that fanout does not run",
             |r| r[2].op = 77,
@@ -128,7 +128,7 @@ fn every_rule_violation_is_rejected() {
         ),
         (
             "an op with a function of the client",
-            |r| r[2].op = 92,
+            |r| r[2].op = 93,
             |e| matches!(e, GraphError::UnsupportedOp(OpCode::MapCustom1)),
         ),
         (

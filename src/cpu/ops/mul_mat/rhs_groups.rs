@@ -3,9 +3,11 @@
 //! A *group* is one matrix of a with all its *columns*: the planes of b that share a plane of a by broadcast, or the rows
 //! routed to one expert. So each matrix is read once for all its columns.
 
+use crate::cpu::ops::CHUNK;
 use crate::cpu::pool::KernelContext;
 use crate::device::DeviceError;
 use crate::ops::OpCode;
+use crate::ops::mul_mat::NO_EXPERT;
 use crate::tensor::TensorDesc;
 
 /// The groups of a node.
@@ -14,7 +16,7 @@ pub(super) enum RhsGroups<'a> {
     Planes { n: usize, planes: [usize; 2], r2: usize, r3: usize },
     /// MUL_MAT_ID: the rows of each used expert. Group g is expert `experts[g]` with the slots
     /// `slots[starts[g]..starts[g + 1]]`; slot `t * used + e` is row `[t, e]` of the destination. `nb` is the number of rows of
-    /// b per token.
+    /// b per token. The slots behind those of the last group have no expert.
     Routed { experts: &'a [u32], starts: &'a [u32], slots: &'a [u32], used: usize, nb: usize },
 }
 
@@ -38,8 +40,8 @@ impl<'a> RhsGroups<'a> {
         RhsGroups::Planes { n: bn[1], planes: [an[2], an[3]], r2: bn[2] / an[2], r3: bn[3] / an[3] }
     }
 
-    /// The groups of MUL_MAT_ID, sorted into `words` (as many as [`routing_words`]). `None` if an id names no expert; the run
-    /// has then failed.
+    /// The groups of MUL_MAT_ID, sorted into `words` (as many as [`routing_words`]). An id of [`NO_EXPERT`] is in no group.
+    /// `None` if another id names no expert; the run has then failed.
     pub(super) fn routed(ctx: &KernelContext<'_>, words: &'a mut [u32]) -> Option<RhsGroups<'a>> {
         let (a, b, ids) = (ctx.src(0), ctx.src(1), ctx.src(2));
         let (count, [used, tokens, ..]) = (a.ne()[2], ids.ne());
@@ -49,7 +51,7 @@ impl<'a> RhsGroups<'a> {
         starts.fill(0);
         // Counting sort: `starts` holds the sizes shifted by two places, then the starts shifted by one; filling the slots
         // moves them into place.
-        for slot in 0..used * tokens {
+        for slot in (0..used * tokens).filter(|&slot| id(slot) != NO_EXPERT) {
             let Some(expert) = usize::try_from(id(slot)).ok().filter(|&e| e < count) else {
                 let reason = format!("expert id {} is out of range: the first source has {count} experts", id(slot));
                 ctx.fail(DeviceError::Data { op: OpCode::MulMatId, reason });
@@ -60,9 +62,14 @@ impl<'a> RhsGroups<'a> {
         for e in 2..starts.len() {
             starts[e] += starts[e - 1];
         }
+        let routed = starts[count + 1];
+        let mut unrouted = routed;
         for slot in 0..used * tokens {
             // The ids are unchanged since the first pass: no node writes them during this one.
-            let next = &mut starts[id(slot) as usize + 1];
+            let next = match id(slot) {
+                NO_EXPERT => &mut unrouted,
+                expert => &mut starts[expert as usize + 1],
+            };
             slots[*next as usize] = slot as u32;
             *next += 1;
         }
@@ -76,8 +83,20 @@ impl<'a> RhsGroups<'a> {
                 groups += 1;
             }
         }
-        starts[groups] = (used * tokens) as u32;
+        starts[groups] = routed;
         Some(RhsGroups::Routed { experts: &experts[..groups], starts: &starts[..=groups], slots, used, nb: b.ne()[1] })
+    }
+
+    /// Fills the rows of the destination whose id is [`NO_EXPERT`] with zeros, this worker's share of them.
+    pub(super) fn clear_unrouted(&self, ctx: &KernelContext<'_>) {
+        let RhsGroups::Routed { starts, slots, used, .. } = self else { return };
+        let (dst, first) = (ctx.dst(), starts[starts.len() - 1] as usize);
+        for &slot in slots[first..].iter().skip(ctx.worker()).step_by(ctx.workers()) {
+            let (e, t) = (slot as usize % used, slot as usize / used);
+            for start in (0..dst.ne()[0]).step_by(CHUNK) {
+                dst.store([start, e, t, 0], &[0.0; CHUNK][..CHUNK.min(dst.ne()[0] - start)]);
+            }
+        }
     }
 
     /// Number of groups.

@@ -12,9 +12,10 @@ attention_gemm_kernels!(
     load: vld1q_f32,
     store: vst1q_f32,
     splat: vdupq_n_f32,
-    fma: fused,
+    fma: fma,
     load_halves: load_4_halves,
     horizontal_sums: horizontal_sums,
+    // Sizes of the register tiles; see the macro.
     dots: 4,
     sums: 4,
     column_vectors: 4
@@ -29,7 +30,7 @@ fn zero() -> float32x4_t {
 /// `a * b + c`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn fused(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
     vfmaq_f32(c, a, b)
 }
 

@@ -159,6 +159,44 @@ fn bf16_rounds_to_nearest_even() {
     }
 }
 
+#[test]
+fn every_e4m3_converts_exactly() {
+    for bits in 0..=u8::MAX {
+        let (expected, y) = (oracle::e4m3(bits), dequantise(DType::F8_E4M3, &[bits])[0]);
+        assert!(f64::from(y) == expected || y.is_nan() && expected.is_nan(), "{bits:#04x}: {y}");
+        assert_eq!(y.is_sign_negative(), bits >> 7 == 1, "{bits:#04x}");
+        assert_eq!(quantise(DType::F8_E4M3, &[y]), [if y.is_nan() { 0x7f } else { bits }], "{bits:#04x}");
+    }
+}
+
+#[test]
+fn e4m3_rounds_to_nearest_even_and_saturates() {
+    let up = |x: f32| f32::from_bits(x.to_bits() + 1);
+    // Between all neighbours: the even one at the middle, else the nearer one.
+    for bits in 0..0x7e_u8 {
+        let (low, high) = (oracle::e4m3(bits) as f32, oracle::e4m3(bits + 1) as f32);
+        let middle = (low + high) / 2.0;
+        let below = f32::from_bits(middle.to_bits() - 1);
+        for (x, want) in [(below, bits), (middle, bits + bits % 2), (up(middle), bits + 1)] {
+            assert_eq!(quantise(DType::F8_E4M3, &[x, -x]), [want, want | 0x80], "{x} of {low} and {high}");
+        }
+    }
+    for (x, bits) in [
+        (447.9, 0x7e_u8),
+        (464.0, 0x7e), // where the next number would begin
+        (f32::MAX, 0x7e),
+        (f32::NEG_INFINITY, 0xfe),
+        (f32::NAN, 0x7f),
+        (-f32::NAN, 0x7f),
+        (f32::from_bits(0xff80_0001), 0x7f),
+        (-0.0, 0x80),
+        (1e-45, 0x00),
+        (-1e-40, 0x80),
+    ] {
+        assert_eq!(quantise(DType::F8_E4M3, &[x]), [bits], "{x}");
+    }
+}
+
 /// For each block: the values, and the bytes that the formulas of ggml-quants.c give by hand. In the comments, M is the value
 /// of largest magnitude (the first of equals), and T is the table of IQ4_NL.
 #[test]
@@ -210,6 +248,7 @@ fn rounding_errors_stay_within_the_bound_of_each_type() {
             (DType::F32, 0.0),
             (DType::F16, amax / 2048.0),
             (DType::BF16, amax / 256.0),
+            (DType::F8_E4M3, (amax / 16.0).max(2f32.powi(-10)).max(amax - 448.0)),
             (DType::Q4_0, amax / 8.0),
             (DType::Q4_1, (max - min) / 30.0),
             (DType::Q5_0, amax / 16.0),
@@ -259,7 +298,12 @@ fn constant_and_zero_rows_keep_their_value() {
         for x in [0f32, 1.0, -1.0, 0.037, -500.0] {
             // 0.004: half a unit of BF16's 8-bit significand. f16 scales are more precise. MXFP4: a scale covers values up to
             // 16 units, but the largest code is 12 units, so a quarter of the value may be lost.
-            let tolerance = if dtype == DType::MXFP4 { 0.25 } else { 0.004 };
+            // F8_E4M3 has a 4-bit significand, and ends at 448.
+            let tolerance = match dtype {
+                DType::MXFP4 => 0.25,
+                DType::F8_E4M3 => 0.11,
+                _ => 0.004,
+            };
             for y in round_trip(dtype, &[x; 256]) {
                 assert!((y - x).abs() <= tolerance * x.abs(), "{dtype}: {x} became {y}");
             }
@@ -302,7 +346,9 @@ fn packed_scales_round_trip() {
 fn mismatched_lengths_panic_only_in_debug_builds() {
     for dtype in convertible_types() {
         let (len, bytes) = (dtype.block_len(), dtype.block_bytes());
-        for (values, size) in [(3 * len, 2 * bytes), (2 * len, 3 * bytes), (3 * len - 1, 3 * bytes - 1)] {
+        let cases = [(3 * len, 2 * bytes), (2 * len, 3 * bytes), (3 * len - 1, 3 * bytes - 1)];
+        // The third case is a whole row of a type whose elements are single bytes.
+        for (values, size) in cases.into_iter().filter(|&(values, size)| dtype.row_bytes(values) != Some(size)) {
             let result = std::panic::catch_unwind(|| {
                 let mut row = vec![0; size];
                 quantiser(dtype).unwrap()(&vec![1.0; values], &mut row);

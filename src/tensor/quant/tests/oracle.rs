@@ -17,6 +17,17 @@ pub(super) fn half(bits: u16) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
+/// The definition of E4M3 (OCP FP8, section 5.1).
+pub(super) fn e4m3(bits: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
+    let magnitude = match exponent {
+        _ if bits & 0x7f == 0x7f => f64::NAN,
+        0 => mantissa * 2f64.powi(-9),
+        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    };
+    if bits >> 7 == 1 { -magnitude } else { magnitude }
+}
+
 /// Byte offsets of a block's f16 fields.
 pub(crate) fn half_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
@@ -51,6 +62,7 @@ pub(super) fn element(dtype: DType, b: &[u8], j: usize) -> f64 {
         DType::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         DType::F16 => f16(0),
         DType::BF16 => f64::from(f32::from_le_bytes([0, 0, b[0], b[1]])),
+        DType::F8_E4M3 => e4m3(b[0]),
         DType::Q4_0 => (nibble(2) - 8.0) * f16(0),
         DType::Q4_1 => nibble(4) * f16(0) + f16(2),
         DType::Q5_0 => (nibble(6) + fifth(2) - 16.0) * f16(0),

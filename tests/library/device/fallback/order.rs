@@ -156,7 +156,7 @@ fn a_large_upload_stays_in_order() {
     }
 }
 
-/// x = x + bias\[id\], whose id is out of range in memory full of ones.
+/// x = x + bias\[id\], whose id is out of range in memory filled with 0xFE.
 fn failing() -> Arc<Graph> {
     let mut b = Builder::new();
     let (x, bias) = (leaf(&mut b), leaf(&mut b));
@@ -174,7 +174,7 @@ fn a_failure_names_its_device_and_sticks() {
         let program = pair.device.prepare(Arc::clone(&graph)).unwrap();
         let buffer = pair.buffer(graph.slot_sizes()[0]);
         let (mut bad, mut good) = (pair.queue(), pair.queue());
-        bad.fill(buffer.whole(), 0xff).unwrap();
+        bad.fill(buffer.whole(), 0xfe).unwrap();
         bad.run(&program, &Arc::from([buffer.whole()])).unwrap();
         let expected = |e: DeviceError| {
             let DeviceError::OnDevice { device, source } = &e else { panic!("{e}") };
