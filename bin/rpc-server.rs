@@ -14,12 +14,15 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
 use fanout::registry::{Options, Registry, RegistryError, parse_bytes, parse_nonzero_bytes};
-use fanout::rpc::server::{CacheConfig, Config, MIN_MESSAGE, Peer, Server, ServerHandle};
+use fanout::rpc::server::{CacheConfig, Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion, Server, ServerHandle};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 use log::LevelFilter;
 
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
+
+/// Port to listen on if no option gives one.
+const DEFAULT_PORT: u16 = 50052;
 
 /// Examples, printed below the options.
 const EXAMPLES: &str = "\
@@ -33,6 +36,8 @@ Examples:
   rpc-server -H 0.0.0.0 -c            serve a trusted network, cache large tensors on disk
   rpc-server -H 10.0.0.5 --peer 10.0.0.6
                                       allow direct copies to the server on 10.0.0.6
+  rpc-server --listen 50052=8 --listen 50053=7
+                                      one port for clients of protocol 8.0, one for those of 7.0
   rpc-server --models /srv/models     load weights from the models in this folder
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
@@ -49,13 +54,24 @@ The protocol has no authentication and no encryption: anyone who can reach the p
 #[derive(Debug, Parser)]
 #[command(name = "rpc-server", version = VERSION, after_help = EXAMPLES, max_term_width = 100)]
 struct Args {
-    /// Address or host name to listen on: IPv4, IPv6, or a name.
-    #[arg(short = 'H', long, default_value = "127.0.0.1")]
-    host: String,
+    /// Address or host name to listen on: IPv4, IPv6, or a name [default: 127.0.0.1].
+    #[arg(short = 'H', long)]
+    host: Option<String>,
 
-    /// Port to listen on; 0 for any free port.
-    #[arg(short, long, default_value_t = 50052)]
-    port: u16,
+    /// Port to listen on; 0 for any free port [default: 50052].
+    #[arg(short, long)]
+    port: Option<u16>,
+
+    /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
+    /// that of --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs
+    /// before it.
+    #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
+    listen: Vec<ListenAddress>,
+
+    /// Versions to answer on addresses without a version, in the order to try: llama.cpp's clients do not tell theirs and
+    /// abort on another, after which their address gets the next version, and keeps for a day the one that works.
+    #[arg(long, value_name = "LIST", default_value = "8,7", value_delimiter = ',')]
+    protocol: Vec<ServedVersion>,
 
     /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. A
     /// device that is listed twice is served as two devices [default: all GPUs, or the CPU if there is none].
@@ -100,6 +116,10 @@ struct Args {
     /// Maximum number of nodes in a graph.
     #[arg(long, value_name = "N", default_value = "32768", value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
+
+    /// Host memory for the graphs that one client of protocol 8.0 has numbered; beyond it, the least recently used are dropped.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_nonzero_bytes)]
+    max_graph_memory: u64,
 
     /// Maximum size of a message, at least 4K; tensor data does not count.
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = message_size)]
@@ -231,10 +251,20 @@ fn fail(e: &dyn Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// The addresses to listen on, as the options `--host`, `--port` and `--listen` give them.
+fn listen_addresses(args: &Args) -> Vec<ListenAddress> {
+    let host = args.host.as_deref().unwrap_or(ListenAddress::DEFAULT_HOST);
+    let by_default = args.listen.is_empty() || args.host.is_some() || args.port.is_some();
+    let first = by_default.then(|| ListenAddress::new(host, args.port.unwrap_or(DEFAULT_PORT)));
+    first.into_iter().chain(args.listen.iter().map(|address| address.clone().or_host(host))).collect()
+}
+
 fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
     let mut config = Config::default()
+        .with_protocol(args.protocol.clone())
         .with_max_connections(usize::try_from(args.max_connections).unwrap_or(usize::MAX))
         .with_max_memory(args.max_memory)
+        .with_max_graph_memory(args.max_graph_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
@@ -246,10 +276,10 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
     }
     let cache = config.cache.clone();
-    let server = Server::bind(&args.host, args.port, devices.clone(), config)?;
+    let server = Server::bind_all(&listen_addresses(args), devices.clone(), config)?;
     end_on_signals(server.handle(), args.drain)?;
 
-    let addr = server.local_addr();
+    let listeners = server.listeners();
     println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
     for note in notes {
         println!("{note}");
@@ -265,13 +295,20 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
     if let Some(dir) = &args.models {
         println!("models: {}", dir.display());
     }
-    if !addr.ip().is_loopback() {
-        println!("WARNING: {addr} can be reached from other machines, without authentication or encryption.");
+    let exposed: Vec<_> = listeners.iter().filter(|listener| !listener.addr.ip().is_loopback()).collect();
+    for listener in &exposed {
+        println!(
+            "WARNING: {} can be reached from other machines, without authentication or encryption.",
+            listener.addr
+        );
+    }
+    if !exposed.is_empty() {
         println!(
             "WARNING: anyone who can reach it can use the devices. Never expose it to a network you do not trust."
         );
     }
-    println!("listening on {addr}");
+    // All lines in one write: a script that waits for the first one may close the pipe after it.
+    print!("{}", listeners.iter().map(|listener| format!("listening on {listener}\n")).collect::<String>());
     server.run();
     log::info!("server ended");
     Ok(())

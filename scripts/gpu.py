@@ -92,7 +92,7 @@ def serve_and_ask(kit, device, model, name, left):
     """Measures a server on the GPU until `left`. The server writes its output to a file, because an unread pipe would block it."""
     log = model.with_suffix(".log")
     with log.open("wb") as said:
-        server = subprocess.Popen([kit / "bin/rpc-server", "--device", device, "--port", "0"], stdout=said, stderr=said)
+        server = subprocess.Popen([kit / "bin/rpc-server", "--device", device, "--listen", "0=7"], stdout=said, stderr=said)
         try:
             at = None
             while at is None:
@@ -100,7 +100,7 @@ def serve_and_ask(kit, device, model, name, left):
                     text = log.read_text(errors="replace")[-2000:]
                     return {"model": name, "ok": False, "error": "the server did not start", "said": text}
                 time.sleep(0.05)
-                at = re.search(r"^listening on (\S+)\n", log.read_text(errors="replace"), re.MULTILINE)
+                at = re.search(r"^listening on (\S+)\s", log.read_text(errors="replace"), re.MULTILINE)
             ask = [sys.executable, kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
             done = Part(f"model {name}", ask, max(1, left - time.monotonic()))
             lines = [line for line in done.output.splitlines() if line.startswith("{")]

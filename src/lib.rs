@@ -1,7 +1,7 @@
 //! fanout: a tensor backend that pools devices, local and remote, behind one interface.
 //!
 //! It is two things: this crate, which a Rust LLM runtime links, and the binary `rpc-server`, which offers a host's devices to
-//! fanout's clients and to llama.cpp's clients of protocol 7.0. The repository's README.md is about the server; this page leads
+//! fanout's clients and to llama.cpp's clients of protocols 7.0 and 8.0. The repository's README.md is about the server; this page leads
 //! the author of a runtime from the list of devices to a graph on two of them.
 //!
 //! # Vocabulary

@@ -208,7 +208,7 @@ fn bytes(dtype: DType, elements: usize) -> usize {
 /// The kind of products that kernels use for a weight type.
 fn kind(weights: DType) -> Kind {
     match weights {
-        F32 | F16 => Kind::F32,
+        F32 | F16 | DType::F8_E4M3 => Kind::F32,
         BF16 => Kind::Bf16,
         _ => Kind::Int8,
     }

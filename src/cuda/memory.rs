@@ -55,7 +55,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The device of the memory.
+    /// The context of the device that has the memory.
     pub(super) fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
@@ -105,7 +105,8 @@ pub(super) struct PinnedBuffer {
     cuda_context: Arc<CudaContext>,
 }
 
-// SAFETY: the buffer exclusively owns its memory; shared access goes through atomics only (`word`).
+// SAFETY: the buffer exclusively owns its memory; shared access is atomic (`word`) or only reads (`slice`, whose caller ensures
+// that no device writes the range).
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
@@ -113,16 +114,17 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedBuffer {
     /// Allocates zeroed pinned memory that every device can access.
     pub(super) fn new(context: &DeviceContext, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        let none = || context.driver_error("cuMemHostAlloc", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-        PinnedBuffer::try_new(context, bytes)?.ok_or_else(none)
+        let out_of_memory =
+            || context.driver_error("cuMemHostAlloc", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        PinnedBuffer::try_new(context, bytes)?.ok_or_else(out_of_memory)
     }
 
     /// As [`PinnedBuffer::new`], but returns `None` if the driver cannot pin more memory. The context stays usable after that.
     pub(super) fn try_new(context: &DeviceContext, bytes: usize) -> Result<Option<PinnedBuffer>, DeviceError> {
         context.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the caller has made the context current; the returned value owns the memory. Not write-combined, which is
-        // slow to read.
+        // SAFETY: `bind` has made the context current; the returned value owns the memory. Not write-combined, which is slow to
+        // read.
         let host = unsafe { result::malloc_host(bytes, flags) };
         let host = match host {
             Ok(host) => host.cast::<u8>(),
@@ -200,7 +202,7 @@ impl Drop for ExposedBuffer {
 }
 
 impl PinnedBuffer {
-    /// Converts the block into a [`HostBuffer`] of `bytes` bytes for the application. `reservation` is released with it.
+    /// Converts the buffer into a [`HostBuffer`] of `bytes` bytes for the application. `reservation` is released with it.
     pub(super) fn into_host_buffer(self, bytes: usize, reservation: Reservation) -> Result<HostBuffer, DeviceError> {
         let start = NonNull::new(self.host).filter(|_| bytes <= self.bytes);
         let start = start.ok_or(DeviceError::Misuse("a host buffer beyond its pinned memory"))?;

@@ -32,7 +32,7 @@ impl MemoryServer {
     fn with_config(conditions: LinkConditions, config: Config) -> MemoryServer {
         let listener = listen(conditions);
         let cpu = CpuDevice::new("CPU", 1, MathMode::Fast, 64 << 20).unwrap();
-        let server = Server::bind_with(|| Ok(Box::new(listener)), vec![cpu as Arc<dyn Device>], config).unwrap();
+        let server = Server::bind_with(Box::new(listener), vec![cpu as Arc<dyn Device>], config).unwrap();
         let (endpoint, handle) = (server.endpoint(), server.handle());
         MemoryServer { endpoint, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -146,12 +147,20 @@ class Server:
         self._reader.join()
 
 
+@cache
+def answers_several_versions(binary: Path) -> bool:
+    """Whether the binary has the option --protocol: builds that `bench.sh pair` compares may be older."""
+    return "--protocol" in subprocess.run([binary, "--help"], capture_output=True, text=True).stdout
+
+
 def ours(
     threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0, options: tuple[str, ...] = ()
 ) -> Server:
     """fanout's release binary, on a free port unless one is given. Devices given by number are emulated GPUs."""
     binary = binary or ROOT / "target" / "release" / "rpc-server"
     argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices, *options]
+    if answers_several_versions(binary):
+        argv += ["--protocol", "7"]  # the version of the clients here; a client of another version aborts
     gpus = {device for device in devices.split(",") if device.isdigit()}
     if gpus:
         argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]

@@ -48,7 +48,12 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::server::byte_semaphore", &["device"], &[]),
     layer("rpc::server::client_connection", &["rpc", "rpc::connection", "rpc::transport", "rpc::wire"], &[]),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
-    layer("rpc::server::limits", &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist"], &[]),
+    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
+    layer(
+        "rpc::server::limits",
+        &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
+        &[],
+    ),
     layer(
         "rpc::server::peers",
         &[
@@ -82,6 +87,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
             "rpc::server::lifecycle",
+            "rpc::server::versions",
         ],
         &[],
     ),
@@ -101,7 +107,13 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::handshake",
-        &["rpc::wire", "rpc::server::client_connection", "rpc::server::context", "rpc::server::session"],
+        &[
+            "rpc::wire",
+            "rpc::server::client_connection",
+            "rpc::server::context",
+            "rpc::server::session",
+            "rpc::server::versions",
+        ],
         &[],
     ),
     layer("rpc::server::resource_requests", &["rpc::wire", "rpc::server::session"], &[]),
@@ -118,8 +130,9 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::handshake",
             "rpc::server::resource_requests",
             "rpc::server::tensor_cache",
+            "rpc::server::versions",
         ],
-        &[],
+        &["fastrand"],
     ),
     layer(
         "rpc::server::extended",
@@ -163,6 +176,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::gguf_index",
             "rpc::server::admission",
             "rpc::server::lifecycle",
+            "rpc::server::versions",
             "addresses",
             "io",
         ],

@@ -30,7 +30,7 @@ struct ServerProcess {
 impl ServerProcess {
     fn start() -> ServerProcess {
         let mut child = Process::new(env!("CARGO_BIN_EXE_rpc-server"))
-            .args(["-H", "127.0.0.1", "-p", "0", "-t", "2", "--mem", "2G"])
+            .args(["--listen", "127.0.0.1:0=7", "-t", "2", "--mem", "2G"])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

@@ -50,7 +50,8 @@ fn serve(stream: &mut TcpStream, at: usize, fault: Option<ReplyFault>) -> std::i
         let zeros;
         let reply = match Request::decode(header.command, &body, &limits).expect("a request") {
             Request::Hello(_) => {
-                Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), extension_byte: 0 })
+                let version = Version { major: 7, minor: 0, patch: 0 };
+                Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), extension_byte: 0 })
             }
             Request::DeviceCount(_) => Response::DeviceCount(1),
             Request::GetAlignment(_) => Response::GetAlignment(64),
@@ -211,7 +212,7 @@ fn invalid_names_and_versions_are_rejected_with_a_reason() {
         assert!(matches!(Endpoint::connect(name, &options()), Err(ConnectError::Name(_))), "{name:?}");
     }
     for (major, minor, fault) in
-        [(5, 1, "update the server"), (7, 1, "update this client"), (8, 0, "update this client")]
+        [(5, 1, "update the server"), (8, 1, "update this client"), (9, 0, "update this client")]
     {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
@@ -225,7 +226,7 @@ fn invalid_names_and_versions_are_rejected_with_a_reason() {
         });
         let error = Endpoint::connect(&addr, &options()).unwrap_err().to_string();
         thread.join().unwrap();
-        for part in [&*addr, &format!("{major}.{minor}.3"), "7.0.0", fault] {
+        for part in [&*addr, &format!("{major}.{minor}.3"), "8.0.1", fault] {
             assert!(error.contains(part), "{error}");
         }
     }

@@ -154,7 +154,7 @@ fn invalid_notifications_close_the_connection_with_a_reason() {
     let faults: &[(&str, ReadResponder, &str)] = &[
         ("short READ_DATA", |_, id| encode_notification(Notification::ReadData { id, bytes: &[0; 63] }), "63 bytes"),
         ("long READ_DATA", |_, id| raw_notification(2, 1 << 60, &id.to_le_bytes()), "expected 64"),
-        ("READ_DATA without a complete id", |_, _| raw_notification(2, 7, &[0; 7]), "whose id alone has 8"),
+        ("READ_DATA without a complete id", |_, _| raw_notification(2, 7, &[0; 7]), "less than its id of 8 bytes"),
         (
             "READ_DATA of an unknown READ",
             |_, id| encode_notification(Notification::ReadData { id: id + 1, bytes: &[0; 64] }),
@@ -163,7 +163,7 @@ fn invalid_notifications_close_the_connection_with_a_reason() {
         (
             "MARK_REACHED of an unplaced mark",
             |queue, _| encode_notification(Notification::MarkReached { queue, number: 2 }),
-            "which was never made",
+            "this mark was never made",
         ),
         (
             "MARK_REACHED of an unknown queue",
@@ -301,8 +301,8 @@ fn device_records_are_used_or_rejected_with_a_reason() {
     let wrong: [InvalidReply; 5] = [
         (|hello_reply| hello_reply.devices.clear(), "0 devices"),
         (|hello_reply| hello_reply.max_message = 100, "100 bytes"),
-        (|hello_reply| hello_reply.devices[0].alignment = 48, "aligns to 48"),
-        (|hello_reply| hello_reply.devices[0].max_buffer = 0, "has no buffers"),
+        (|hello_reply| hello_reply.devices[0].alignment = 48, "an alignment of 48 bytes"),
+        (|hello_reply| hello_reply.devices[0].max_buffer = 0, "a maximum buffer size of 0 bytes"),
         (|hello_reply| hello_reply.build = "x".repeat(2 << 20), "HELLO_EXT with"),
     ];
     for (change, message) in wrong {

@@ -111,18 +111,18 @@ fn a_prepared_graph_runs_by_its_id() {
 }
 
 #[test]
-fn a_session_without_hello_ext_serves_only_protocol_7_0() {
+fn a_session_without_hello_ext_serves_only_ggmls_protocol() {
     let server = TestServer::start(Config::default());
     let mut old = Client::connect(&server);
     old.assert_alive();
     let mut late = Client::connect(&server);
     late.assert_alive();
-    late.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 1 }));
+    late.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 2 }));
     late.expect_refused(&["HELLO_EXT", "right after HELLO"]);
     for (request, reason) in [
         (
-            ExtRequest::HelloExt(HelloExt { revision: 2 }),
-            "revision 2 of the extensions, this server supports revision 1",
+            ExtRequest::HelloExt(HelloExt { revision: 9 }),
+            "revision 9 of the extensions, this server supports revision 2",
         ),
         (ExtRequest::CloseQueue(CloseQueue { queue: 0 }), "unknown command 130"),
         (ExtRequest::Ping(ext::Ping {}), "unknown command 147"),
@@ -132,7 +132,7 @@ fn a_session_without_hello_ext_serves_only_protocol_7_0() {
         client.expect_refused(&[reason]);
     }
     let mut client = Client::connect_without_hello(&server);
-    client.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 1 }));
+    client.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 2 }));
     client.expect_refused(&["HELLO_EXT"]);
     old.assert_alive();
 }

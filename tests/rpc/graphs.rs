@@ -36,7 +36,7 @@ impl BinaryGraph {
 }
 
 fn recompute(device: u32) -> Request<'static> {
-    Request::GraphRecompute(GraphRecompute { device })
+    Request::GraphRecompute(GraphRecompute { device, uid: None })
 }
 
 #[test]

@@ -1,13 +1,16 @@
-//! Invalid messages of protocol 7.0: each closes only its own connection and logs exactly one line.
+//! Invalid messages of protocols 7.0 and 8.0: each closes only its own connection and logs exactly one line.
 
 use crate::support::*;
 use fanout::ops::OpCode;
-use fanout::rpc::server::Config;
+use fanout::rpc::server::{Config, ServedVersion};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
-/// One well-formed request of every command but HELLO.
-fn requests(memory: &ClientBuffer) -> Vec<(RpcCommand, Vec<u8>)> {
+const VERSIONS: [ServedVersion; 2] = [ServedVersion::V7_0, ServedVersion::V8_0];
+
+/// One well-formed request of every command of the version but HELLO.
+fn requests(memory: &ClientBuffer, version: ServedVersion) -> Vec<(RpcCommand, Vec<u8>)> {
+    let is_8 = version == ServedVersion::V8_0;
     let tensor = memory.byte_tensor();
     let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
     let srcs = [[0; TENSOR_RECORD]; MAX_SRC];
@@ -29,18 +32,31 @@ fn requests(memory: &ClientBuffer) -> Vec<(RpcCommand, Vec<u8>)> {
         Request::InitTensor(InitTensor { tensor: tensor.clone() }),
         Request::GetAllocSize(GetAllocSize { device: 0, tensor: tensor.clone(), srcs: &srcs }),
         Request::DeviceCount(DeviceCount {}),
-        Request::GraphRecompute(GraphRecompute { device: 0 }),
-        Request::MemsetTensor(MemsetTensor { tensor, offset: 0, size: 64, value: 1 }),
+        Request::GraphRecompute(GraphRecompute { device: 0, uid: is_8.then_some(1) }),
+        Request::MemsetTensor(MemsetTensor { tensor: tensor.clone(), offset: 0, size: 64, value: 1 }),
     ];
+    let row_head = SetTensor2dHead { tensor: tensor.clone(), offset: 0, size: 4, n_copies: 4, stride: 8 };
+    let added_in_8 = [
+        Request::SetTensor2d(SetTensor2d { head: row_head, data: &[1; 16] }),
+        Request::GetTensor2d(GetTensor2d { tensor: tensor.clone(), offset: 0, size: 4, n_copies: 4, stride: 8 }),
+        Request::CommInit(CommInit { device: 0, rank: 0, world: 2, port: 1, host: [0; COMM_HOST] }),
+        Request::CommAllreduce(CommAllreduce { device: 0, tensor }),
+        Request::CommFree(CommFree { device: 0 }),
+    ];
+    let requests: Vec<_> = requests.iter().chain(added_in_8.iter().filter(|_| is_8)).collect();
     let mut all: Vec<_> = requests.iter().map(|request| (request.command(), encode_message(request))).collect();
-    all.push((RpcCommand::GraphCompute, graph_compute_message(0, &[3], &[a, b, sum])));
-    assert_eq!(all.len() + 1, RpcCommand::ALL.len());
+    let (nodes, tensors) = ([3_u64.to_le_bytes()], [a.encode(), b.encode(), sum.encode()]);
+    let graph = GraphCompute::new(0, &nodes, &tensors).expect("counts within u32");
+    let graph = if is_8 { graph.with_uid(1) } else { graph };
+    all.push((RpcCommand::GraphCompute, encode_message(&Request::GraphCompute(graph))));
+    assert_eq!(all.len() + 1, RpcCommand::ALL.len() - if is_8 { 0 } else { added_in_8.len() });
     all
 }
 
 /// A server, and a bystander client with a buffer that must stay unchanged. Each attack uses a new client with its own buffer.
 struct AttackFixture {
     server: TestServer,
+    version: Version,
     bystander: Client,
     memory: ClientBuffer,
     data: Vec<u8>,
@@ -48,15 +64,23 @@ struct AttackFixture {
 
 impl AttackFixture {
     fn new() -> AttackFixture {
-        let server = TestServer::with_devices(2, Config::default());
-        let mut bystander = Client::connect(&server);
+        AttackFixture::with_version(ServedVersion::V7_0)
+    }
+
+    fn with_version(version: ServedVersion) -> AttackFixture {
+        let server = TestServer::with_devices(2, Config::default().with_protocol(vec![version]));
+        let version = match version {
+            ServedVersion::V8_0 => Version { major: 8, minor: 0, patch: 1 },
+            _ => Version { major: 7, minor: 0, patch: 0 },
+        };
+        let mut bystander = Client::connect_as(&server, version);
         let (memory, data) = (bystander.alloc(0, 4096), random_bytes(5, 4096));
         bystander.set_tensor(&memory.byte_tensor(), 0, &data);
-        AttackFixture { server, bystander, memory, data }
+        AttackFixture { server, version, bystander, memory, data }
     }
 
     fn new_attacker(&self) -> (Client, ClientBuffer) {
-        let mut client = Client::connect(&self.server);
+        let mut client = Client::connect_as(&self.server, self.version);
         let memory = client.alloc(0, 4096);
         (client, memory)
     }
@@ -71,31 +95,36 @@ impl AttackFixture {
 
 #[test]
 fn messages_cut_at_any_length_are_rejected() {
-    let fixture = AttackFixture::new();
-    for (command, whole) in requests(&ClientBuffer { handle: 1, base: 1, size: 64 }) {
-        let n = whole.len();
-        for len in [1, 2, 8, 9, 10, n / 2, n - 1] {
-            if len >= n {
-                continue;
+    for version in VERSIONS {
+        let fixture = AttackFixture::with_version(version);
+        for (command, whole) in requests(&ClientBuffer { handle: 1, base: 1, size: 64 }, version) {
+            let n = whole.len();
+            for len in [1, 2, 8, 9, 10, n / 2, n - 1].into_iter().filter(|&len| len < n) {
+                let (mut client, memory) = fixture.new_attacker();
+                let (_, whole) =
+                    requests(&memory, version).into_iter().find(|r| r.0 == command).expect("the same request");
+                client.write(&whole[..len]);
+                client.shutdown_write();
+                client.expect_refused(&["in the middle of a message"]);
             }
-            let (mut client, memory) = fixture.new_attacker();
-            let (_, whole) = requests(&memory).into_iter().find(|r| r.0 == command).expect("the same request");
-            client.write(&whole[..len]);
-            client.shutdown_write();
-            client.expect_refused(&["in the middle of a message"]);
         }
+        fixture.end();
     }
-    fixture.end();
 }
 
 #[test]
 fn headers_with_impossible_sizes_are_rejected() {
-    let fixture = AttackFixture::new();
+    let fixture = AttackFixture::with_version(ServedVersion::V8_0);
     for &command in RpcCommand::ALL {
         let of_graph = 12 + 8 * (1 << 40);
         for size in [1, u64::from(u32::MAX), of_graph, 1 << 62, u64::MAX - 8, u64::MAX] {
-            // SET_TENSOR may have data of any length; its range is checked instead: see the next test.
-            if command == RpcCommand::SetTensor && (SET_TENSOR_HEAD as u64..1 << 63).contains(&size) {
+            // SET_TENSOR and SET_TENSOR_2D may have data of any length; its range is checked instead: see the next test.
+            let streamed_head = match command {
+                RpcCommand::SetTensor => SET_TENSOR_HEAD,
+                RpcCommand::SetTensor2d => SET_TENSOR_2D_HEAD,
+                _ => usize::MAX,
+            };
+            if (streamed_head as u64..1 << 63).contains(&size) {
                 continue;
             }
             let (mut client, _) = fixture.new_attacker();
@@ -103,7 +132,7 @@ fn headers_with_impossible_sizes_are_rejected() {
             client.expect_refused(&[command.name(), "malformed"]);
         }
     }
-    for number in [18, 19, 255] {
+    for number in [23, 24, 255] {
         let (mut client, _) = fixture.new_attacker();
         client.write(&[number, 0, 0, 0, 0, 0, 0, 0, 0]);
         client.expect_refused(&[&format!("unknown command {number}")]);
@@ -166,7 +195,7 @@ fn invalid_handles_devices_and_ranges_are_rejected() {
         (NO_DEVICE, |_| Request::GetAlignment(GetAlignment { device: u32::MAX })),
         (NO_DEVICE, |_| Request::GetMaxSize(GetMaxSize { device: 2 })),
         (NO_DEVICE, |_| Request::GetDeviceMemory(GetDeviceMemory { device: 2 })),
-        (NO_DEVICE, |_| Request::GraphRecompute(GraphRecompute { device: 2 })),
+        (NO_DEVICE, |_| Request::GraphRecompute(GraphRecompute { device: 2, uid: None })),
         (NO_DEVICE, |m| sized(2, m.byte_tensor())),
         (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data = 0), 0, 1)),
         (OUTSIDE, |m| get_tensor_request(&changed(m, |t| t.data -= 1), 0, 1)),
@@ -228,7 +257,7 @@ fn invalid_graphs_are_rejected() {
             (t[0].src[0], t[0].src[1]) = (3, 2);
             n.insert(0, 1);
         }),
-        ("op number 101 is not defined by protocol 7.0", |_, t| t[2].op = 101),
+        ("op number 102 is not defined by the protocol", |_, t| t[2].op = 101),
         ("op number 4294967295", |_, t| t[2].op = u32::MAX),
         ("op FLASH_ATTN_BACK is not supported", |_, t| t[2].op = OpCode::FlashAttnBack.to_wire()),
         ("type number 31 is not a tensor type", |_, t| t[2].dtype = 31),
@@ -292,23 +321,26 @@ fn graphs_with_wrong_counts_are_rejected() {
 
 #[test]
 fn randomly_changed_messages_end_at_most_their_connection() {
-    let fixture = AttackFixture::new();
-    let mut rng = fastrand::Rng::with_seed(7);
-    for _ in 0..300 {
-        let (mut client, memory) = fixture.new_attacker();
-        let mut all = requests(&memory);
-        let (_, bytes) = &mut all[rng.usize(..17)];
-        for _ in 0..rng.usize(1..4) {
-            let at = rng.usize(..bytes.len());
-            bytes[at] = if rng.bool() { rng.u8(..) } else { 0xff };
+    for version in VERSIONS {
+        let fixture = AttackFixture::with_version(version);
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..300 {
+            let (mut client, memory) = fixture.new_attacker();
+            let mut all = requests(&memory, version);
+            let chosen = rng.usize(..all.len());
+            let (_, bytes) = &mut all[chosen];
+            for _ in 0..rng.usize(1..4) {
+                let at = rng.usize(..bytes.len());
+                bytes[at] = if rng.bool() { rng.u8(..) } else { 0xff };
+            }
+            // The changed message may be valid or incomplete; the connection ends in both cases.
+            client.write(bytes);
+            client.shutdown_write();
+            let mut rest = Vec::new();
+            let _ = std::io::Read::read_to_end(&mut client.stream, &mut rest);
+            assert!(client.warnings().len() <= 1);
         }
-        // The changed message may be valid or incomplete; the connection ends in both cases.
-        client.write(bytes);
-        client.shutdown_write();
-        let mut rest = Vec::new();
-        let _ = std::io::Read::read_to_end(&mut client.stream, &mut rest);
-        assert!(client.warnings().len() <= 1);
+        assert_eq!(logged_warnings("bug in fanout"), Vec::<String>::new());
+        fixture.end();
     }
-    assert_eq!(logged_warnings("bug in fanout"), Vec::<String>::new());
-    fixture.end();
 }

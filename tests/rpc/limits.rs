@@ -75,7 +75,7 @@ fn graphs_beyond_the_size_limits_are_rejected() {
     client.compute_graph(0, &[1, 2, 3], &tensors(5));
     client.assert_alive();
     for (nodes, count, reason) in
-        [(4, 4, "n_nodes: 4 is over the limit of 3"), (0, 6, "over the limit of 1516"), (100, 0, "over the limit of")]
+        [(4, 4, "n_nodes: 4 is over the limit of 3"), (0, 6, "over the limit of 1524"), (100, 0, "over the limit of")]
     {
         let mut client = Client::connect(&server);
         client.compute_graph(0, &(1..=nodes).collect::<Vec<_>>(), &tensors(count));

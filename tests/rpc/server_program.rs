@@ -10,7 +10,7 @@ use std::process::{Child, Command as Process, Output, Stdio};
 
 pub(crate) struct ServerProcess {
     pub(crate) child: Child,
-    /// Standard output up to the line with the listening address.
+    /// Standard output up to the lines with the listening addresses.
     pub(crate) banner: String,
     pub(crate) addr: String,
 }
@@ -39,8 +39,11 @@ pub(crate) fn spawn_server_process(mut program: Process) -> ServerProcess {
         let mut line = String::new();
         assert!(stdout.read_line(&mut line).expect("text") > 0, "the server program ended after {:?}", server.banner);
         server.banner.push_str(&line);
-        server.addr = line.strip_prefix("listening on ").unwrap_or_default().trim().to_owned();
+        let rest = line.strip_prefix("listening on ").unwrap_or_default();
+        server.addr = rest.split_whitespace().next().unwrap_or_default().to_owned();
     }
+    // The lines of all addresses are written at once.
+    server.banner.push_str(std::str::from_utf8(stdout.buffer()).expect("text"));
     server
 }
 
@@ -74,7 +77,8 @@ impl Drop for ServerProcess {
 #[test]
 fn the_banner_lists_the_served_devices() {
     let server = spawn_server(&["-p", "0", "-d", "CPU,cpu", "-t", "1", "--mem", "64M"]);
-    let version = format!("rpc-server {}, RPC protocol 7.0\n", fanout::VERSION);
+    let Version { major, minor, .. } = PROTOCOL_VERSION;
+    let version = format!("rpc-server {}, RPC protocol {major}.{minor}\n", fanout::VERSION);
     assert!(server.banner.starts_with(&version), "{}", server.banner);
     for (start, end) in
         [("device 0: CPU0 (1 thread, ", "64 of 64 MiB free"), ("device 1: CPU1 (1 thread, ", "64 of 64 MiB free")]
@@ -85,6 +89,38 @@ fn the_banner_lists_the_served_devices() {
     assert!(!server.banner.contains("WARNING"), "{}", server.banner);
     let open = spawn_server(&["-H", "0.0.0.0", "-p", "0", "-t", "1", "--mem", "64M"]);
     assert!(open.banner.contains("WARNING") && open.banner.contains("authentication"), "{}", open.banner);
+}
+
+/// `--listen` replaces the default address, and adds to that of `--host` and `--port`.
+#[test]
+fn the_banner_lists_the_addresses_with_their_versions() {
+    const LOCAL: &str = "127.0.0.1";
+    const BOTH: &str = "8.0, else 7.0";
+    for (args, want) in [
+        (&["-p", "0"][..], &[(LOCAL, BOTH)][..]),
+        (&["-p", "0", "--protocol", "7,8"], &[(LOCAL, "7.0, else 8.0")]),
+        (&["-p", "0", "--protocol", "7"], &[(LOCAL, "7.0")]),
+        (&["--listen", "0"], &[(LOCAL, BOTH)]),
+        (&["--listen", "0=8", "--listen", "localhost:0=7.0"], &[(LOCAL, "8.0"), (LOCAL, "7.0")]),
+        (&["-p", "0", "--listen", "0=7"], &[(LOCAL, BOTH), (LOCAL, "7.0")]),
+        (
+            &["-H", "0.0.0.0", "-p", "0", "--listen", "0=8", "--listen", "127.0.0.1:0=7"],
+            &[("0.0.0.0", BOTH), ("0.0.0.0", "8.0"), (LOCAL, "7.0")],
+        ),
+    ] {
+        let server = spawn_server(&[args, &["-d", "CPU", "-t", "1", "--mem", "64M"]].concat());
+        let lines: Vec<_> = server.banner.lines().filter_map(|line| line.strip_prefix("listening on ")).collect();
+        assert_eq!(lines.len(), want.len(), "{args:?}: {lines:?}");
+        for (line, (host, versions)) in lines.iter().zip(want) {
+            let (addr, rest) = line.split_once(' ').expect("an address, and more");
+            let (at, port) = addr.rsplit_once(':').expect("a port");
+            assert!(at == *host && port.parse::<u16>().is_ok_and(|port| port > 0), "{args:?}: {line}");
+            assert_eq!(rest, format!("(protocol {versions})"), "{args:?}");
+            let (_, status) = run_server_program(&["--status", &format!("127.0.0.1:{port}")]);
+            let newest = versions.split(',').next().expect("a version");
+            assert!(status.contains(&format!("\nprotocol: {newest}.")), "{args:?}: {status}");
+        }
+    }
 }
 
 #[test]
@@ -110,6 +146,10 @@ fn wrong_arguments_exit_with_2_and_other_failures_with_1() {
         (&["-d", "CPU,"], "a name is empty"),
         (&["-d", "localhost"], "the devices of a server are named HOST:PORT: the port is missing"),
         (&["--port", "65536"], "65536"),
+        (&["--listen", "gpu-2"], "expected an address such as 50052"),
+        (&["--listen", "::1:50052"], "expected an address such as 50052"),
+        (&["--listen", "50052=9"], "\"9\" is no version of the protocol that this server supports: 8.0, 7.0"),
+        (&["--protocol", "8,6"], "\"6\" is no version of the protocol that this server supports: 8.0, 7.0"),
         (&["--what"], "--what"),
     ] {
         let (code, text) = run_server_program(args);
@@ -157,7 +197,7 @@ impl ServerProcess {
 fn graphs_queued_behind_a_busy_device_use_bounded_memory() {
     const NODES: u64 = 1 << 15;
     const BODY: usize = 16 << 20;
-    let server = spawn_server(&["-p", "0", "-t", "1", "--mem", "64M", "--log-level", "off"]);
+    let server = spawn_server(&["-p", "0", "--protocol", "7", "-t", "1", "--mem", "64M", "--log-level", "off"]);
     let mut client = server.connect();
     let mut say = |request: &[u8], reply: usize| {
         client.write_all(request).expect("the server accepts the bytes");
@@ -204,7 +244,7 @@ fn graphs_queued_behind_a_busy_device_use_bounded_memory() {
 #[cfg(target_os = "linux")]
 #[test]
 fn announced_message_sizes_allocate_no_memory() {
-    let server = spawn_server(&["-p", "0", "-t", "1", "--mem", "8G", "--log-level", "off"]);
+    let server = spawn_server(&["-p", "0", "--protocol", "7", "-t", "1", "--mem", "8G", "--log-level", "off"]);
     let resident = || server.status("VmRSS");
     let mut quiet = server.connect();
     let before = resident();

@@ -5,6 +5,7 @@ use crate::server_program::{ServerProcess, run_server_program, spawn_server};
 use crate::support::{WATCHDOG, eventually};
 use fanout::device::{Buffer, DeviceError, MemoryBudget, Queue, UploadSource};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use fanout::rpc::wire::ext::REVISION;
 use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -142,8 +143,8 @@ fn the_status_option_reports_the_state_of_a_server() {
     let (code, text) = run_server_program(&["--status", &server.addr]);
     assert_eq!(code, Some(0), "{text}");
     let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
-    let facts =
-        ["\nprotocol: 7.0.0, extensions 1\n", "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    let protocol = format!("\nprotocol: 8.0.1, extensions {REVISION}\n");
+    let facts = [&*protocol, "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
     for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
         assert!(text.contains(part), "{part:?} in {text}");
     }

@@ -28,7 +28,7 @@ fn request_state(client: &mut Client) -> ServerState {
     client.send(&hello_request());
     let reply = client.read_reply(RpcCommand::Hello);
     let Ok(Response::Hello(reply)) = Response::decode(RpcCommand::Hello, &reply) else { panic!("{reply:?}") };
-    assert_eq!((reply.version, reply.conn_caps), (PROTOCOL_VERSION, Some([0; 24])));
+    assert_eq!((reply.version, reply.conn_caps), (CLIENT_VERSION, Some([0; 24])));
     let offer = ExtensionOffer::from_byte(reply.extension_byte).unwrap();
     assert_eq!(offer.revision, REVISION);
     offer.state

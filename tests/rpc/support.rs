@@ -3,13 +3,14 @@
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::ops::OpCode;
-use fanout::rpc::server::{Config, Server, ServerHandle};
+use fanout::rpc::server::{Config, ListenAddress, ListenerInfo, ServedVersion, Server, ServerHandle};
 use fanout::rpc::wire::ext::{ExtensionOffer, REVISION, ServerState};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,12 +21,17 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 /// Memory of a test device in bytes: small, so that the free memory does not depend on the machine.
 pub(crate) const MEMORY: u64 = 256 << 20;
 
+/// Version of the protocol in which [`Client`] sends its requests.
+pub(crate) const CLIENT_VERSION: Version = Version { major: 7, minor: 0, patch: 0 };
+
 /// A timeout that a test lets expire.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A server on a thread of this process. Dropping it shuts it down.
 pub(crate) struct TestServer {
     pub(crate) addr: SocketAddr,
+    /// All addresses, `addr` first.
+    pub(crate) listeners: Vec<ListenerInfo>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) handle: ServerHandle,
     thread: Option<JoinHandle<()>>,
@@ -37,17 +43,29 @@ impl TestServer {
     }
 
     pub(crate) fn with_devices(count: usize, config: Config) -> TestServer {
-        let device =
-            |i| CpuDevice::new(&format!("CPU{i}"), 2, MathMode::Exact, MEMORY).expect("a device") as Arc<dyn Device>;
-        TestServer::with_device_list((0..count).map(device).collect(), config)
+        TestServer::with_device_list((0..count).map(cpu_device).collect(), config)
     }
 
-    pub(crate) fn with_device_list(devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
+    /// A server that answers [`CLIENT_VERSION`], unless `config` has another order of versions than the default one.
+    pub(crate) fn with_device_list(devices: Vec<Arc<dyn Device>>, mut config: Config) -> TestServer {
+        if config.protocol == Config::default().protocol {
+            config.protocol = vec![ServedVersion::V7_0];
+        }
+        TestServer::run(&[ListenAddress::new("127.0.0.1", 0)], devices, config)
+    }
+
+    /// A server of one device that listens on several addresses, with the versions of `config`.
+    pub(crate) fn with_listeners(addresses: &[&str], config: Config) -> TestServer {
+        let addresses: Vec<_> = addresses.iter().map(|text| text.parse().expect("an address")).collect();
+        TestServer::run(&addresses, vec![cpu_device(0)], config)
+    }
+
+    fn run(addresses: &[ListenAddress], devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
         capture_log();
-        let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
-        let (addr, handle) = (server.local_addr(), server.handle());
+        let server = Server::bind_all(addresses, devices.clone(), config).expect("free ports");
+        let (addr, listeners, handle) = (server.local_addr(), server.listeners(), server.handle());
         let thread = std::thread::spawn(move || server.run());
-        TestServer { addr, devices, handle, thread: Some(thread) }
+        TestServer { addr, listeners, devices, handle, thread: Some(thread) }
     }
 
     /// Bytes in use on a device.
@@ -73,6 +91,10 @@ impl Drop for TestServer {
     }
 }
 
+fn cpu_device(number: usize) -> Arc<dyn Device> {
+    CpuDevice::new(&format!("CPU{number}"), 2, MathMode::Exact, MEMORY).expect("a device")
+}
+
 /// Polls until a condition holds that another thread establishes. Fails the test after [`WATCHDOG`].
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
@@ -93,11 +115,16 @@ pub(crate) struct Client {
 impl Client {
     /// A connection without HELLO.
     pub(crate) fn connect_without_hello(server: &TestServer) -> Client {
+        Client::connect_from([127, 0, 0, 1], server.addr)
+    }
+
+    /// A connection without HELLO, from an address of this machine to one of a server.
+    pub(crate) fn connect_from(client: [u8; 4], server: SocketAddr) -> Client {
         // Tests search the log by the client's port. Binding before connecting reserves a port that no other open client uses.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
-        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+        socket.bind(&SocketAddr::from((client, 0)).into()).expect("a port");
         let since = Instant::now();
-        socket.connect(&server.addr.into()).expect("a connection");
+        socket.connect(&server.into()).expect("a connection");
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true).expect("a live socket");
         stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
@@ -105,14 +132,18 @@ impl Client {
         Client { stream, addr, since }
     }
 
-    /// A connection that has exchanged HELLO.
+    /// A connection that has exchanged HELLO with a server that answers [`CLIENT_VERSION`].
     pub(crate) fn connect(server: &TestServer) -> Client {
+        Client::connect_as(server, CLIENT_VERSION)
+    }
+
+    /// A connection that has exchanged HELLO with a server that answers `version`.
+    pub(crate) fn connect_as(server: &TestServer, version: Version) -> Client {
         let mut client = Client::connect_without_hello(server);
         client.send(&hello_request());
         let reply = client.read_reply(RpcCommand::Hello);
         let offer = ExtensionOffer { revision: REVISION, state: ServerState::Ready }.to_byte();
-        let want =
-            Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([0; 24]), extension_byte: offer });
+        let want = Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), extension_byte: offer });
         assert_eq!(Response::decode(RpcCommand::Hello, &reply), Ok(want));
         client
     }
@@ -230,10 +261,20 @@ impl Client {
 
     /// The server's log lines about this client at level warn or error. Complete once the connection is closed.
     pub(crate) fn warnings(&self) -> Vec<String> {
+        self.log_lines(Level::Error..=Level::Warn)
+    }
+
+    /// As [`Client::warnings`], at level info.
+    pub(crate) fn infos(&self) -> Vec<String> {
+        self.log_lines(Level::Info..=Level::Info)
+    }
+
+    fn log_lines(&self, levels: RangeInclusive<Level>) -> Vec<String> {
         let start = format!("{}:", self.addr);
         let lines = LOG_LINES.lock().expect("the log");
-        let ours = |(at, line): &&(Instant, String)| *at >= self.since && line.starts_with(&start);
-        lines.iter().filter(ours).map(|(_, line)| line.clone()).collect()
+        let ours =
+            |line: &&LogLine| line.at >= self.since && line.text.starts_with(&start) && levels.contains(&line.level);
+        lines.iter().filter(ours).map(|line| line.text.clone()).collect()
     }
 }
 
@@ -323,18 +364,26 @@ pub(crate) fn random_floats(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.f32() - 0.5).collect()
 }
 
-static LOG_LINES: Mutex<Vec<(Instant, String)>> = Mutex::new(Vec::new());
+/// A line of the server's log, at level info or above.
+struct LogLine {
+    at: Instant,
+    level: Level,
+    text: String,
+}
+
+static LOG_LINES: Mutex<Vec<LogLine>> = Mutex::new(Vec::new());
 
 struct LogCapture;
 
 impl Log for LogCapture {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= Level::Warn
+        metadata.level() <= Level::Info
     }
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            LOG_LINES.lock().expect("the log").push((Instant::now(), record.args().to_string()));
+            let line = LogLine { at: Instant::now(), level: record.level(), text: record.args().to_string() };
+            LOG_LINES.lock().expect("the log").push(line);
         }
     }
 
@@ -352,5 +401,6 @@ fn capture_log() {
 /// The log lines at level warn or error that contain a text.
 pub(crate) fn logged_warnings(text: &str) -> Vec<String> {
     let lines = LOG_LINES.lock().expect("the log");
-    lines.iter().filter(|(_, line)| line.contains(text)).map(|(_, line)| line.clone()).collect()
+    let wanted = |line: &&LogLine| line.level <= Level::Warn && line.text.contains(text);
+    lines.iter().filter(wanted).map(|line| line.text.clone()).collect()
 }

@@ -10,7 +10,7 @@ mod extended;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::ops::OpCode;
-use fanout::rpc::server::{Config, Server};
+use fanout::rpc::server::{Config, ServedVersion, Server};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
 use std::io::{Read, Write};
@@ -57,7 +57,8 @@ impl Target {
         });
         let device = |k| CpuDevice::new(k, 2, MathMode::Fast, 64 << 20).expect("a device") as Arc<dyn Device>;
         let devices = vec![device("CPU0"), device("CPU1")];
-        let config = Config::default().with_max_memory(Some(SESSION_MEMORY));
+        // The messages of the attacker are those of 7.0.
+        let config = Config::default().with_protocol(vec![ServedVersion::V7_0]).with_max_memory(Some(SESSION_MEMORY));
         let server = Server::bind("127.0.0.1", 0, devices.clone(), config).expect("a free port");
         let addr = server.local_addr();
         // The server runs until the process ends.
@@ -293,7 +294,7 @@ impl Attacker<'_> {
             0..2 => self.alloc(),
             2..8 => self.graph(),
             8 if self.computed || self.is_invalid_here(4) => {
-                encode(&Request::GraphRecompute(GraphRecompute { device }))
+                encode(&Request::GraphRecompute(GraphRecompute { device, uid: None }))
             }
             9..11 => {
                 let (tensor, offset, n) = (self.tensor(1), self.small_number(), self.choices.below(300));

@@ -26,10 +26,10 @@ pub enum Sampler {
 pub enum SampleError {
     /// A logit is NaN or plus infinity.
     #[error("the logit of token {token} is {logit}: the model's weights are damaged, or a device computes wrongly")]
-    NotANumber {
+    InvalidLogit {
         /// Id of the token.
         token: usize,
-        /// NaN or infinity.
+        /// NaN or plus infinity.
         logit: f32,
     },
     /// There are no logits, or all are minus infinity.
@@ -37,7 +37,8 @@ pub enum SampleError {
     Nothing(usize),
 }
 
-/// A token with its logit, ordered by logit and then by descending id, so that the maximum is the greedy choice.
+/// A token with its logit, ordered by logit and then by descending id, so that the maximum is the likeliest token with the
+/// lowest id. -0 is below 0 here, while [`best`] takes them as equal.
 #[derive(Clone, Copy, PartialEq)]
 struct Candidate {
     logit: f32,
@@ -72,15 +73,15 @@ impl Sampler {
     /// Picks a token; returns its id, the index in `logits`.
     ///
     /// # Errors
-    /// [`SampleError`] for NaN or infinite logits, and when no logit is above minus infinity.
+    /// [`SampleError`] if a logit is NaN or plus infinity, and when no logit is above minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let best = best(logits)?;
         match self {
             Sampler::Greedy => Ok(best.token),
             Sampler::Random { temperature, top_p, rng } => {
-                let left = likeliest(logits, best.logit, *top_p);
+                let kept = likeliest(logits, best.logit, *top_p);
                 let scale = f64::from(*temperature);
-                Ok(draw(&left, |logit| (f64::from(logit - best.logit) / scale).exp(), rng).unwrap_or(best.token))
+                Ok(draw(&kept, |logit| (f64::from(logit - best.logit) / scale).exp(), rng).unwrap_or(best.token))
             }
         }
     }
@@ -90,7 +91,7 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
     let mut best = Candidate { logit: f32::NEG_INFINITY, token: 0 };
     for (token, &logit) in logits.iter().enumerate() {
         if logit.is_nan() || logit == f32::INFINITY {
-            return Err(SampleError::NotANumber { token, logit });
+            return Err(SampleError::InvalidLogit { token, logit });
         }
         if logit > best.logit {
             best = Candidate { logit, token: token as u32 };
@@ -110,15 +111,15 @@ fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
     let enough = f64::from(top_p) * logits.iter().map(|&logit| weight(logit)).sum::<f64>();
     // A heap instead of a sort: usually only a few of some 100,000 tokens are popped.
     let mut heap: BinaryHeap<Candidate> = all.collect();
-    let (mut left, mut sum) = (Vec::new(), 0.0);
+    let (mut kept, mut sum) = (Vec::new(), 0.0);
     while let Some(next) = heap.pop() {
-        left.push(next);
+        kept.push(next);
         sum += weight(next.logit);
         if sum >= enough {
             break;
         }
     }
-    left
+    kept
 }
 
 /// Draws a candidate with probability proportional to its weight.
@@ -154,8 +155,8 @@ mod tests {
     fn invalid_logits_are_rejected() {
         for mut sampler in [Sampler::new(0.0, 1.0, 1), Sampler::new(1.0, 0.9, 1)] {
             let error = sampler.sample(&[0.0, f32::NAN]).unwrap_err();
-            assert!(matches!(error, SampleError::NotANumber { token: 1, .. }), "{error}");
-            let infinite = SampleError::NotANumber { token: 0, logit: f32::INFINITY };
+            assert!(matches!(error, SampleError::InvalidLogit { token: 1, .. }), "{error}");
+            let infinite = SampleError::InvalidLogit { token: 0, logit: f32::INFINITY };
             assert_eq!(sampler.sample(&[f32::INFINITY, 0.0]), Err(infinite));
             assert_eq!(sampler.sample(&[]), Err(SampleError::Nothing(0)));
             assert_eq!(sampler.sample(&[LOW, LOW]), Err(SampleError::Nothing(2)));

@@ -66,9 +66,9 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<NodeLaunches, Uns
 
 /// Selects the launches for a fused group of nodes (epilogue fusion of norms, ROPE fused with SET_ROWS), if kernels exist.
 /// `view` has the operands of the group.
-pub(super) fn fused(fused: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<NodeLaunches> {
+pub(super) fn fused(op: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<NodeLaunches> {
     let on = NodeOnGpu { node: view, gpu };
-    match *fused {
+    match *op {
         FusedOp::Norm { op, fusion } => norm::fused(op, fusion, &on),
         FusedOp::RopeSetRows { op, row } => rope::fused(op, row, &on),
     }
@@ -147,12 +147,13 @@ impl Shape {
     /// dimension, a kernel needs no division to locate a row.
     fn merge_rows(shapes: &mut [Shape]) {
         for next in [2, 3] {
-            let follows = |&Shape { ne, nb }: &Shape| {
-                let few = u64::from(ne[1]) * u64::from(ne[next]) <= i32::MAX as u64;
-                let after = ne[next] == 1 || ne[1] == 1 || nb[next] == nb[1] * u64::from(ne[1]);
-                few && after && (next == 2 || ne[2] == 1)
+            let mergeable = |&Shape { ne, nb }: &Shape| {
+                let count_fits = u64::from(ne[1]) * u64::from(ne[next]) <= i32::MAX as u64;
+                let strides_fit = ne[next] == 1 || ne[1] == 1 || nb[next] == nb[1] * u64::from(ne[1]);
+                // Dimension 3 merges only if dimension 2 has merged or is 1.
+                count_fits && strides_fit && (next == 2 || ne[2] == 1)
             };
-            if shapes.iter().all(follows) {
+            if shapes.iter().all(mergeable) {
                 for Shape { ne, nb } in shapes.iter_mut() {
                     if ne[1] == 1 {
                         nb[1] = nb[next];

@@ -7,14 +7,14 @@ use crate::tensor::DType::{BF16, F16, F32};
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
-/// Pairs per block: `CHUNK` of the file.
+/// Pairs per block: `CHUNK` of kernels/rope.cu.
 const PAIRS_PER_BLOCK: usize = 512;
 /// Limit of threads per block.
 const MAX_THREADS: usize = 128;
 /// Number of blocks that fills a large GPU. The heads of a token are divided among blocks until the grid has as many.
 const BLOCKS_TO_FILL_GPU: usize = 1024;
 
-/// `struct RopeParams` of the file.
+/// `struct RopeParams` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RopeParams {
@@ -36,7 +36,7 @@ struct RopeParams {
     vector: u32,
 }
 
-/// `struct RopeSetRowsArgs` of the file.
+/// `struct RopeSetRowsArgs` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RopeSetRowsArgs {
@@ -48,7 +48,7 @@ struct RopeSetRowsArgs {
     padding: u32,
 }
 
-/// `struct RopeFactorsArgs` of the file.
+/// `struct RopeFactorsArgs` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RopeFactorsArgs {
@@ -63,9 +63,10 @@ pub(super) fn select(op: Rope, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         return Err(on.unsupported_types());
     }
     let (mut params, grid) = rope_params(op, on)?;
-    let mut kernel = NodeLaunches::default();
+    let mut node_launches = NodeLaunches::default();
     let mut factors = Ptr::Src(2);
-    // Factors of y's shape may share y's memory. Copy them first: another block could overwrite them before they are read.
+    // Factors of y's shape and type may share y's memory (in-place reuse). Copy them first: another block could overwrite them
+    // before they are read.
     if let Some(f) = on.node.srcs.get(2)
         && f.ne() == y.ne()
         && f.dtype() == y.dtype()
@@ -73,16 +74,21 @@ pub(super) fn select(op: Rope, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
         let n = op.pairs();
         let args = RopeFactorsArgs { step: params.factor_step, n: n as u32, padding: 0 };
         let line = Grid::line(blocks(n, super::THREADS, 1), super::THREADS);
-        kernel.launches.push(on.launch(("rope", "rope_factors"), line, &[factors, Ptr::Scratch(0)], &args)?);
-        kernel.scratch = f.dense_bytes() as u64;
+        node_launches.launches.push(on.launch(("rope", "rope_factors"), line, &[factors, Ptr::Scratch(0)], &args)?);
+        node_launches.scratch = f.dense_bytes() as u64;
         (factors, params.factor_step) = (Ptr::Scratch(0), 4);
     }
     let name = format!("rope_{}", suffix(y.dtype()));
-    kernel.launches.push(on.launch(("rope", &name), grid, &[Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst], &params)?);
-    Ok(kernel)
+    node_launches.launches.push(on.launch(
+        ("rope", &name),
+        grid,
+        &[Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst],
+        &params,
+    )?);
+    Ok(node_launches)
 }
 
-/// The launch for ROPE fused with SET_ROWS; see [`crate::graph::fuse::FusedOp::RopeSetRows`] for the operands.
+/// The launch for ROPE fused with SET_ROWS; see [`crate::graph::fuse::FusedOp::RopeSetRows`] for the operands and `row`.
 pub(super) fn fused(op: Rope, row: usize, on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
     let (x, y) = (on.src(0).ok()?, on.dst());
     let types = x.dtype() == F32 && matches!(y.dtype(), F32 | F16 | BF16);
@@ -107,17 +113,17 @@ pub(super) fn fused(op: Rope, row: usize, on: &NodeOnGpu<'_>) -> Option<NodeLaun
 /// The parameters that all entries share, and the grid.
 fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsupported> {
     let (x, y, pairs) = (on.src(0)?, on.dst(), op.pairs());
-    let each = 16 / x.dtype().block_bytes();
+    let pairs_per_vector = 16 / x.dtype().block_bytes();
     let vector = [x, y].into_iter().all(rows_aligned_to_16)
-        && [x.ne()[0], op.n_offs as usize, pairs].into_iter().all(|n| n.is_multiple_of(each));
+        && [x.ne()[0], op.n_offs as usize, pairs].into_iter().all(|n| n.is_multiple_of(pairs_per_vector));
     let [_, heads, tokens, batches] = x.ne();
     // Threads: x over the pairs of a head, y over heads. While angles are computed, all threads iterate over pairs.
-    let share = pairs.min(PAIRS_PER_BLOCK);
-    let across = (if vector { share / each } else { share }).min(MAX_THREADS);
-    let down = heads.max(share.div_ceil(across)).min(MAX_THREADS / across);
+    let pairs_per_chunk = pairs.min(PAIRS_PER_BLOCK);
+    let threads_x = (if vector { pairs_per_chunk / pairs_per_vector } else { pairs_per_chunk }).min(MAX_THREADS);
+    let threads_y = heads.max(pairs_per_chunk.div_ceil(threads_x)).min(MAX_THREADS / threads_x);
     let chunks = pairs.div_ceil(PAIRS_PER_BLOCK);
-    let others = tokens.saturating_mul(batches).saturating_mul(chunks);
-    let parts = (BLOCKS_TO_FILL_GPU / others).clamp(1, heads.div_ceil(down));
+    let blocks_per_head_part = tokens.saturating_mul(batches).saturating_mul(chunks);
+    let parts = (BLOCKS_TO_FILL_GPU / blocks_per_head_part).clamp(1, heads.div_ceil(threads_y));
     let mode = match op.mode {
         RopeMode::Normal => 0,
         RopeMode::Neox => 1,
@@ -145,8 +151,8 @@ fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsup
         vector: u32::from(vector),
     };
     let grid = Grid {
-        blocks: [others.saturating_mul(parts) as u64, 1, 1],
-        threads: [across as u32, down as u32, 1],
+        blocks: [blocks_per_head_part.saturating_mul(parts) as u64, 1, 1],
+        threads: [threads_x as u32, threads_y as u32, 1],
         shared: 0,
     };
     Ok((params, grid))

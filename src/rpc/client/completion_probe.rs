@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::connection::{Connection, lock};
 use super::queue_failure::QueueStatus;
+use super::stored_graphs::StoredGraphs;
 use crate::device::{self, DeviceError, Timeline};
 use crate::rpc::wire::TensorRecord;
 
@@ -42,12 +43,15 @@ pub(super) struct DeviceWriteState {
     /// Id of the graph that the device computed last, and the bytes of all graphs that were sent to any device since, including
     /// this one.
     pub(super) last_graph: Option<(u64, u64)>,
+    /// The graphs that a server of protocol 8.0 stores for the device.
+    pub(super) stored_graphs: StoredGraphs,
 }
 
 impl DeviceWriteState {
     /// Makes the next computation send its graph again: the server may have dropped its cached graphs.
     pub(super) fn forget_graph(&mut self) {
         self.last_graph = None;
+        self.stored_graphs.invalidate();
     }
 }
 

@@ -111,7 +111,7 @@ fn open_device(connection: &Arc<Connection>, index: u32) -> Result<Arc<dyn Devic
     let alignment = request_number(connection, &Request::GetAlignment(GetAlignment { device: index }))?;
     let max_buffer = request_number(connection, &Request::GetMaxSize(GetMaxSize { device: index }))?;
     let codec = connection.codec;
-    let version_note = if codec.is_current() { String::new() } else { format!(" (protocol {codec})") };
+    let version_note = if codec.is_newest() { String::new() } else { format!(" (protocol {codec})") };
     let info = DeviceInfo {
         description: format!("device {index} of the RPC server {}{version_note}", connection.endpoint()),
         alignment,
@@ -153,7 +153,10 @@ impl RemoteDevice {
     ) -> Result<RemoteDevice, DeviceError> {
         let DeviceInfo { alignment, max_buffer, .. } = info;
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
-            return Err(connection.fail(format!("the server reports an alignment of {alignment} bytes for device {index}, expected a power of two up to {MAX_ALIGNMENT}")));
+            return Err(connection.fail(format!(
+                "the server reports an alignment of {alignment} bytes for device {index}, expected a power of two up to \
+                 {MAX_ALIGNMENT}"
+            )));
         }
         if max_buffer == 0 {
             return Err(

@@ -85,13 +85,21 @@ impl WriteGuard<'_> {
         status: &Arc<QueueStatus>,
     ) -> Result<(), DeviceError> {
         let codec = self.shared.codec;
+        if codec.has_graph_uid() {
+            let stored = &mut self.device_state(device)?.stored_graphs;
+            if stored.is_usable(message.id()) {
+                return self.send(&Request::GraphRecompute(GraphRecompute { device, uid: Some(message.id()) }));
+            }
+            stored.record_sent(message.id());
+            return self.send_with_data(RpcCommand::GraphCompute.name(), message.frame());
+        }
         let can_recompute = codec.command_number(RpcCommand::GraphRecompute).is_some();
         let bytes = message.frame().len() as u64;
         // Bytes of other graphs that were sent since this graph ran.
         let others = |(_, since): (u64, u64)| since.saturating_sub(bytes);
         let last = self.device_state(device)?.last_graph.filter(|last| last.0 == message.id());
         if can_recompute && last.is_some_and(|last| others(last) == 0 || last.1 <= MAX_RECOMPUTE_BYTES) {
-            return self.send(&Request::GraphRecompute(GraphRecompute { device }));
+            return self.send(&Request::GraphRecompute(GraphRecompute { device, uid: None }));
         }
         for (_, since) in self.writer.devices.iter_mut().filter_map(|device_state| device_state.last_graph.as_mut()) {
             *since += bytes;

@@ -185,9 +185,16 @@ fn encode_message(
     let listed: Vec<_> = listed.into_iter().map(u64::to_le_bytes).collect();
     let bug = |e: &dyn Display| DeviceError::Bug(format!("a graph that does not fit a message: {e}"));
     let graph = GraphCompute::new(program.device, &listed, &records.encoded).map_err(|e| bug(&e))?;
+    let id = NEXT_MESSAGE_ID.fetch_add(1, Ordering::Relaxed);
     let mut frame = Vec::new();
-    program.connection.codec.encode(&Request::GraphCompute(graph), &mut frame).map_err(|e| bug(&e))?;
-    Ok(GraphMessage { id: NEXT_MESSAGE_ID.fetch_add(1, Ordering::Relaxed), frame })
+    if program.connection.session.is_some() {
+        // PREPARE_GRAPH of the extensions has an id of its own, and contains this body without a uid.
+        Request::GraphCompute(graph).encode(&mut frame);
+    } else {
+        let request = Request::GraphCompute(graph.with_uid(id));
+        program.connection.codec.encode(&request, &mut frame).map_err(|e| bug(&e))?;
+    }
+    Ok(GraphMessage { id, frame })
 }
 
 /// Encoder of the tensor records of one message.

@@ -50,25 +50,27 @@ pub(in crate::rpc) struct ServerHello {
     /// The server's version of the protocol.
     pub(in crate::rpc) codec: &'static VersionCodec,
     pub(in crate::rpc) version: Version,
-    /// The revision of the extensions, from a fanout server of version 7.0.
+    /// The revision of the extensions, from a fanout server.
     pub(in crate::rpc) revision: Option<u8>,
 }
 
 impl ServerHello {
     /// Validates a reply to HELLO; `sent_caps`: the request had capabilities. The byte with the state is padding in versions
-    /// other than 7.0, and ignored there.
+    /// before 7.0, and ignored there.
     fn validate(reply: &HelloReply, sent_caps: bool) -> Result<ServerHello, HandshakeError> {
         let codec = VersionCodec::for_version(reply.version).ok_or(HandshakeError::Version(reply.version))?;
         if sent_caps && reply.conn_caps.is_none() && codec.hello_form() == HelloForm::Caps {
             return Err(HandshakeError::ShortHello);
         }
-        let offer = ExtensionOffer::from_byte(reply.extension_byte).filter(|_| codec.is_current());
+        let offer = ExtensionOffer::from_byte(reply.extension_byte).filter(|_| codec.offers_extensions());
         match offer.map_or(ServerState::Ready, |offer| offer.state) {
             ServerState::Ready => {}
             ServerState::Full => return Err(HandshakeError::Full),
             ServerState::Draining => return Err(HandshakeError::Draining),
         }
         let revision = offer.map(|offer| offer.revision);
+        // The extensions have one numbering of types and ops, whichever version the server answers to other clients.
+        let codec = if revision == Some(REVISION) { VersionCodec::NEWEST } else { codec };
         Ok(ServerHello { codec, version: reply.version, revision })
     }
 
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
     use crate::rpc::wire::PROTOCOL_VERSION;
 
-    /// Only 7.0 defines the byte with the state; a server of another version may send anything there.
+    /// From 7.0 on fanout defines the byte with the state; a server of an older version may send anything there.
     #[test]
     fn a_reply_to_hello_is_checked_for_version_form_and_state() {
         let version = |major, minor| Version { major, minor, patch: 0 };
@@ -173,13 +175,16 @@ mod tests {
             ServerHello::validate(&HelloReply { version, conn_caps, extension_byte }, true)
         };
         let hello = check(PROTOCOL_VERSION, caps, ready).unwrap();
-        assert!(hello.codec.is_current() && hello.supports_extensions());
+        assert!(hello.codec.is_newest() && hello.supports_extensions());
+        let hello = check(version(7, 0), caps, ready).unwrap();
+        assert!(hello.codec.is_newest() && hello.supports_extensions());
+        assert!(!check(version(7, 0), caps, 0).unwrap().codec.is_newest());
         for other in [0, ready + 1] {
             assert!(!check(PROTOCOL_VERSION, caps, other).unwrap().supports_extensions());
         }
         for state in [ServerState::Ready, ServerState::Full, ServerState::Draining] {
             let hello = check(version(5, 1), caps, offer(state)).unwrap();
-            assert!(!hello.codec.is_current() && hello.revision.is_none());
+            assert!(!hello.codec.is_newest() && hello.revision.is_none());
         }
         assert!(matches!(check(PROTOCOL_VERSION, caps, offer(ServerState::Full)), Err(HandshakeError::Full)));
         assert!(matches!(check(PROTOCOL_VERSION, caps, offer(ServerState::Draining)), Err(HandshakeError::Draining)));

@@ -10,6 +10,7 @@ use super::limits::Config;
 use super::peers::PeerAllowlist;
 use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
+use super::versions::VersionProbe;
 use crate::device::Device;
 
 /// Shared by all sessions of a server.
@@ -27,4 +28,6 @@ pub(super) struct ServerContext {
     /// Index of the GGUF files for load by digest. `None`: disabled.
     pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
+    /// The version of ggml's protocol that works, per client address.
+    pub(super) version_probe: VersionProbe,
 }

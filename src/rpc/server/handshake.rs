@@ -7,8 +7,9 @@ use thiserror::Error;
 use super::client_connection::ClientConnection;
 use super::context::ServerContext;
 use super::session::failure::{SessionError, SessionFailure};
+use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
-use crate::rpc::wire::{HelloReply, PROTOCOL_VERSION, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
+use crate::rpc::wire::{HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
 
 /// Size of the body of a HELLO, and of the capabilities in its reply, in bytes. Clients of versions before 4.0 send an empty
 /// body.
@@ -26,7 +27,7 @@ pub(super) enum HelloError {
     #[error("the client requests revision {0} of the extensions, this server supports revision {REVISION}")]
     UnsupportedRevision(u32),
     #[error(
-        "the client uses a protocol before 4.0, this server {PROTOCOL_VERSION}: update the llama.cpp of the client"
+        "the client uses a protocol before 4.0, which this server does not support: update the llama.cpp of the client"
     )]
     OldClient,
     #[error("this server is about to end (draining) and accepts no more clients")]
@@ -50,31 +51,35 @@ pub(super) fn decode_header(header: [u8; REQUEST_HEADER]) -> Result<RequestHeade
     RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))
 }
 
-/// The reply to a HELLO with a body of `len` bytes. Clients of versions before 4.0 send no body and expect no capabilities.
-pub(super) fn hello_reply(len: usize, state: ServerState) -> Response<'static> {
+/// The reply to a HELLO with a body of `len` bytes: `version` is answered. Clients of versions before 4.0 send no body and
+/// expect no capabilities.
+pub(super) fn hello_reply(len: usize, version: ServedVersion, state: ServerState) -> Response<'static> {
     let conn_caps = (len > 0).then_some([0; HELLO_BODY]);
     let extension_byte = ExtensionOffer { revision: REVISION, state }.to_byte();
-    Response::Hello(HelloReply { version: PROTOCOL_VERSION, conn_caps, extension_byte })
+    Response::Hello(HelloReply { version: version.in_reply(), conn_caps, extension_byte })
 }
 
 /// Reads and serves the first message, which must be HELLO. `header` is its header. Lifts the time limit of the handshake once
-/// the message is complete.
+/// the message is complete. Returns the answered version.
 pub(super) fn serve_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
+    versions: &VersionChoice<'_>,
     header: [u8; REQUEST_HEADER],
     body: &mut Vec<u8>,
-) -> Result<(), SessionFailure> {
+) -> Result<ServedVersion, SessionFailure> {
     let header = decode_header(header)?;
-    reply_to_hello(server, connection, header, body).map_err(|e| SessionFailure::new(Some(header.command.name()), e))
+    reply_to_hello(server, connection, versions, header, body)
+        .map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
 
 fn reply_to_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
+    versions: &VersionChoice<'_>,
     header: RequestHeader,
     body: &mut Vec<u8>,
-) -> Result<(), SessionError> {
+) -> Result<ServedVersion, SessionError> {
     let len = header.body_len(&server.config.limits)?;
     if header.command != RpcCommand::Hello {
         return Err(HelloError::ExpectedHello(header.command).into());
@@ -82,10 +87,11 @@ fn reply_to_hello(
     connection.read_body(len, body)?;
     connection.end_handshake();
     let state = server.lifecycle.state();
-    connection.send_response(&hello_reply(len, state))?;
+    let version = versions.answer();
+    connection.send_response(&hello_reply(len, version, state))?;
     match state {
         _ if len == 0 => Err(HelloError::OldClient.into()),
-        ServerState::Ready => Ok(()),
+        ServerState::Ready => Ok(version),
         ServerState::Full | ServerState::Draining => Err(HelloError::Draining.into()),
     }
 }

@@ -1,9 +1,10 @@
-//! Configuration of a server: limits and deadlines of its clients, tensor cache, peers, models.
+//! Configuration of a server: protocol versions, limits and deadlines of its clients, tensor cache, peers, models.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::peers::Peer;
+use super::versions::ServedVersion;
 use crate::rpc::wire::Limits;
 use crate::setters::setters;
 
@@ -11,12 +12,18 @@ use crate::setters::setters;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
+    /// Versions of ggml's protocol that the server answers on addresses without a version of their own, in the order in which
+    /// it tries them with a client whose version it does not know. Must not be empty if there is such an address.
+    pub protocol: Vec<ServedVersion>,
     /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
+    /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session. Beyond
+    /// it, the least recently used graphs are dropped.
+    pub max_graph_memory: u64,
     /// Maximum sizes of messages and graphs.
     pub limits: Limits,
     /// Maximum time from the accepted connection to a complete HELLO.
@@ -39,9 +46,11 @@ pub const MIN_MESSAGE: u64 = 4 << 10;
 impl Default for Config {
     fn default() -> Config {
         Config {
+            protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
             max_connections: 1024,
             max_memory: None,
             max_buffers: 1 << 16,
+            max_graph_memory: 64 << 20,
             limits: Config::limits(1 << 15, 16 << 20),
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
@@ -54,9 +63,11 @@ impl Default for Config {
 }
 
 setters!(Config {
+    with_protocol protocol: Vec<ServedVersion>,
     with_max_connections max_connections: usize,
     with_max_memory max_memory: Option<u64>,
     with_max_buffers max_buffers: usize,
+    with_max_graph_memory max_graph_memory: u64,
     with_limits limits: Limits,
     with_handshake_timeout handshake_timeout: Duration,
     with_stall_timeout stall_timeout: Duration,

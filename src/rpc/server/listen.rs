@@ -1,9 +1,12 @@
-//! The errors of [`Server::bind`](super::Server::bind), and the listener on a host and port.
+//! The errors of [`Server::bind`](super::Server::bind), and the listeners on its addresses.
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
 use thiserror::Error;
 
+use super::versions::{ListenAddress, ServedVersion, VersionPolicy};
 use crate::rpc::transport::{self, Listen, ListenError};
 
 /// Why a server could not be started.
@@ -53,10 +56,52 @@ pub enum BindError {
     /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
+    /// The list of addresses is empty.
+    #[error("a server needs at least one address to listen on")]
+    NoAddress,
+    /// An address has no version, and [`Config::protocol`](super::Config::protocol) is empty.
+    #[error("a server needs at least one version of the protocol")]
+    NoVersion,
+}
+
+/// An address on which a server listens, with the versions of the protocol that it answers there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerInfo {
+    /// The IP address and the actual port.
+    pub addr: SocketAddr,
+    /// The versions, in the order in which they are tried with a client whose version is unknown.
+    pub versions: Vec<ServedVersion>,
+}
+
+impl fmt::Display for ListenerInfo {
+    /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (protocol ", self.addr)?;
+        for (number, version) in self.versions.iter().enumerate() {
+            write!(f, "{}{version}", if number == 0 { "" } else { ", else " })?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// A listener, and how it chooses the version that it answers.
+pub(super) type VersionedListener = (Box<dyn Listen>, VersionPolicy);
+
+/// Listens on all of `addresses`. `order`: the versions of addresses without one.
+pub(super) fn open_listeners(
+    addresses: &[ListenAddress],
+    order: &[ServedVersion],
+) -> Result<Vec<VersionedListener>, BindError> {
+    let open = |address: &ListenAddress| {
+        let policy = VersionPolicy::new(address.version(), order).ok_or(BindError::NoVersion)?;
+        Ok((open_listener(address.host(), address.port())?, policy))
+    };
+    addresses.iter().map(open).collect()
 }
 
 /// Listens on `host` and `port`.
-pub(super) fn open_listener(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
+fn open_listener(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
     transport::listen(host, port).map_err(|e| match e {
         ListenError::Host(source) => BindError::Host { host: host.to_owned(), source },
         ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },

@@ -11,7 +11,7 @@
 //!   ↓
 //! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
-//! context          shared by all sessions: devices, limits, lifecycle, tensor_cache, gguf_index,
+//! context          shared by all sessions: devices, limits, lifecycle, versions, tensor_cache, gguf_index,
 //!                  transfer_tokens (transfers from other servers), peers (transfers to other servers)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
@@ -22,7 +22,7 @@
 //!
 //! - A session owns its handles, virtual addresses and memory budget. All of it is freed when the session ends, also after a
 //!   failure or a panic.
-//! - Protocol 7.0 has no error reply. A request that fails closes its connection, with one log line that names the peer, the
+//! - ggml's protocol has no error reply. A request that fails closes its connection, with one log line that names the peer, the
 //!   command and the reason; other sessions are not affected.
 //! - Client input is untrusted: memory for a message grows only as its bytes arrive, deadlines bound every message that has
 //!   begun, and every limit is in [`Config`].
@@ -46,10 +46,12 @@ mod serve;
 mod session;
 mod tensor_cache;
 mod transfer_tokens;
+mod versions;
 
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
-pub use listen::BindError;
+pub use listen::{BindError, ListenerInfo};
 pub use peers::{ParsePeerError, Peer};
+pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,8 +67,10 @@ use admission::Admission;
 use context::ServerContext;
 use gguf_index::GgufIndex;
 use lifecycle::Lifecycle;
+use listen::VersionedListener;
 use peers::PeerAllowlist;
 use tensor_cache::TensorCache;
+use versions::{VersionChoice, VersionPolicy, VersionProbe};
 
 /// How long a shutdown waits for sessions to end: a session may be blocked on a device.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,7 +84,8 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening server. [`Server::run`] accepts and serves connections.
 pub struct Server {
-    listener: Box<dyn Listen>,
+    /// At least one.
+    listeners: Vec<VersionedListener>,
     control: Arc<ServerControl>,
     context: Arc<ServerContext>,
 }
@@ -89,11 +94,12 @@ pub struct Server {
 #[derive(Clone)]
 pub struct ServerHandle(Arc<ServerControl>);
 
-/// Shared by a server and its handles: wakes the accept loop, and closes and counts the sessions.
+/// Shared by a server and its handles: wakes the accept loops, and closes and counts the sessions.
 struct ServerControl {
+    /// The address of the first listener.
     addr: Address,
-    /// Makes a blocked `accept` return.
-    wake: Box<dyn Fn() + Send + Sync>,
+    /// Each makes the blocked `accept` of a listener return.
+    wakers: Vec<Box<dyn Fn() + Send + Sync>>,
     admission: Arc<Admission>,
     lifecycle: Arc<Lifecycle>,
 }
@@ -105,13 +111,39 @@ impl Server {
     /// [`BindError`] if the address cannot be listened on, the folder of the cache or of the models cannot be used, the host
     /// name of a peer cannot be resolved, or `devices` is empty.
     pub fn bind(host: &str, port: u16, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<Server, BindError> {
-        Server::bind_with(|| listen::open_listener(host, port), devices, config)
+        Server::bind_all(&[ListenAddress::new(host, port)], devices, config)
     }
 
-    /// As [`Server::bind`], with any transport. `listen` is called last, so that no client can connect to a server that then
-    /// fails to start.
+    /// Listens on several addresses, each with versions of the protocol of its own. All of them serve the same devices.
+    ///
+    /// # Errors
+    /// As [`Server::bind`]. Also if `addresses` is empty, or if one has no version and [`Config::protocol`] is empty.
+    pub fn bind_all(
+        addresses: &[ListenAddress],
+        devices: Vec<Arc<dyn Device>>,
+        config: Config,
+    ) -> Result<Server, BindError> {
+        Server::bind_listeners(|order| listen::open_listeners(addresses, order), devices, config)
+    }
+
+    /// As [`Server::bind`], with any transport.
+    #[cfg(test)]
     pub(in crate::rpc) fn bind_with(
-        listen: impl FnOnce() -> Result<Box<dyn Listen>, BindError>,
+        listener: Box<dyn Listen>,
+        devices: Vec<Arc<dyn Device>>,
+        config: Config,
+    ) -> Result<Server, BindError> {
+        let with_policy = |order: &[_]| {
+            let policy = VersionPolicy::new(None, order).ok_or(BindError::NoVersion)?;
+            Ok(vec![(listener, policy)])
+        };
+        Server::bind_listeners(with_policy, devices, config)
+    }
+
+    /// `listen` gets [`Config::protocol`]. It is called last, so that no client can connect to a server that then fails to
+    /// start.
+    fn bind_listeners(
+        listen: impl FnOnce(&[ServedVersion]) -> Result<Vec<VersionedListener>, BindError>,
         devices: Vec<Arc<dyn Device>>,
         config: Config,
     ) -> Result<Server, BindError> {
@@ -128,8 +160,9 @@ impl Server {
             GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let gguf_index = gguf_index.transpose()?;
-        let listener = listen()?;
-        let addr = listener.local_addr();
+        let listeners = listen(&config.protocol)?;
+        let addr = listeners.first().ok_or(BindError::NoAddress)?.0.local_addr();
+        let wakers = listeners.iter().map(|(listener, _)| listener.waker()).collect();
         let admission = Admission::new(config.max_connections);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
@@ -140,18 +173,29 @@ impl Server {
             peers: Arc::new(peers),
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
+            version_probe: VersionProbe::default(),
         };
-        let control = ServerControl { addr, wake: listener.waker(), admission, lifecycle };
-        Ok(Server { listener, control: Arc::new(control), context: Arc::new(context) })
+        let control = ServerControl { addr, wakers, admission, lifecycle };
+        Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })
     }
 
-    /// The IP address and the actual port on which the server listens. 0.0.0.0:0 for a transport without IP addresses, which
-    /// [`Server::bind`] never uses; [`Server::endpoint`] works for every transport.
+    /// The IP address and the actual port on which the server listens; the first one of several. 0.0.0.0:0 for a transport
+    /// without IP addresses, which [`Server::bind`] never uses; [`Server::endpoint`] works for every transport.
     pub fn local_addr(&self) -> SocketAddr {
-        self.control.addr.ip().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
+        ip_address(&self.control.addr)
     }
 
-    /// The address on which the server listens, as shown in messages and as clients connect to it.
+    /// The addresses on which the server listens, in the order of [`Server::bind_all`], with the versions of the protocol that
+    /// it answers there.
+    pub fn listeners(&self) -> Vec<ListenerInfo> {
+        let info = |(listener, policy): &VersionedListener| ListenerInfo {
+            addr: ip_address(&listener.local_addr()),
+            versions: policy.versions().to_vec(),
+        };
+        self.listeners.iter().map(info).collect()
+    }
+
+    /// The address on which the server listens, as shown in messages and as clients connect to it; the first one of several.
     pub fn endpoint(&self) -> String {
         self.control.addr.to_string()
     }
@@ -164,6 +208,54 @@ impl Server {
     /// Serves until [`ServerHandle::shutdown`]. Then closes every connection, and returns when all sessions have ended, or
     /// after 10 seconds if a session is still blocked on a device.
     pub fn run(self) {
+        let Server { listeners, control, context } = self;
+        let accept_loop = |(listener, policy)| AcceptLoop {
+            listener,
+            policy,
+            control: Arc::clone(&control),
+            context: Arc::clone(&context),
+        };
+        let mut loops = listeners.into_iter().map(accept_loop);
+        let first = loops.next();
+        std::thread::scope(|scope| {
+            for other in loops {
+                let addr = other.listener.local_addr();
+                let thread = std::thread::Builder::new().name("accept".to_owned());
+                if let Err(e) = thread.spawn_scoped(scope, || other.run()) {
+                    error!("cannot start the thread that accepts connections on {addr}: {e}; the server ends");
+                    ServerHandle(Arc::clone(&control)).shutdown();
+                }
+            }
+            if let Some(first) = first {
+                first.run();
+            }
+        });
+        control.admission.abort_connections();
+        match control.admission.wait_until_empty(Instant::now() + SHUTDOWN_TIMEOUT) {
+            0 => {}
+            left => warn!(
+                "{left} sessions still wait for a device after {SHUTDOWN_TIMEOUT:?}; the shutdown does not wait for them"
+            ),
+        }
+    }
+}
+
+/// The IP address and port of a listener; 0.0.0.0:0 for a transport without IP addresses.
+fn ip_address(addr: &Address) -> SocketAddr {
+    addr.ip().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
+}
+
+/// Accepts the connections of one listener.
+struct AcceptLoop {
+    listener: Box<dyn Listen>,
+    policy: VersionPolicy,
+    control: Arc<ServerControl>,
+    context: Arc<ServerContext>,
+}
+
+impl AcceptLoop {
+    /// Accepts connections until the shutdown, and then closes the listener.
+    fn run(self) {
         while !self.control.lifecycle.is_stopping() {
             match self.listener.accept(&Deadline::after(ACCEPT_TIMEOUT)) {
                 Ok(_) if self.control.lifecycle.is_stopping() => break,
@@ -175,14 +267,6 @@ impl Server {
                 }
             }
         }
-        drop(self.listener);
-        self.control.admission.abort_connections();
-        match self.control.admission.wait_until_empty(Instant::now() + SHUTDOWN_TIMEOUT) {
-            0 => {}
-            left => warn!(
-                "{left} sessions still wait for a device after {SHUTDOWN_TIMEOUT:?}; the shutdown does not wait for them"
-            ),
-        }
     }
 
     /// Starts the session of a new connection, or rejects the connection if the server is full or draining. Never blocks on the
@@ -193,11 +277,11 @@ impl Server {
             Ok(permit) => permit,
             Err(state) => return self.reject(connection, state),
         };
-        let context = Arc::clone(&self.context);
+        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
         spawn_connection_thread("session", peer, move || {
             let _permit = permit;
             // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
-            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, &policy))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
@@ -218,9 +302,11 @@ impl Server {
             }
         }
         let Some(permit) = self.control.admission.reserve_rejection() else { return };
+        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
         spawn_connection_thread("reject", peer, move || {
             let _permit = permit;
-            if let Err(e) = reject::reply_with_state(connection, state) {
+            let versions = VersionChoice::new(&policy, &context.version_probe, peer);
+            if let Err(e) = reject::reply_with_state(connection, &versions, state) {
                 debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}");
             }
         });
@@ -240,7 +326,7 @@ impl ServerHandle {
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
         if self.0.lifecycle.begin_shutdown() {
-            (self.0.wake)();
+            self.0.wakers.iter().for_each(|wake| wake());
         }
     }
 

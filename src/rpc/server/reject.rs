@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::handshake::{HELLO_BODY, hello_reply};
+use super::versions::VersionChoice;
 use crate::rpc::transport::{Connection, Deadline, TransportError};
 use crate::rpc::wire::ext::ServerState;
 use crate::rpc::wire::{Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
@@ -11,11 +12,16 @@ use crate::rpc::wire::{Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
 /// Limit of the time from the accepted connection to its end.
 const REJECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Replies to the client's HELLO with `state`. Any other first message gets no reply.
+/// Replies to the client's HELLO with `state`, in the version that an admitted client would get. The end of the connection says
+/// nothing about the client's version, so it is not reported. Any other first message gets no reply.
 ///
 /// # Errors
 /// Errors of the transport: the connection is closed, or no complete HELLO arrived within [`REJECT_TIMEOUT`].
-pub(super) fn reply_with_state(connection: Connection, state: ServerState) -> Result<(), TransportError> {
+pub(super) fn reply_with_state(
+    connection: Connection,
+    versions: &VersionChoice<'_>,
+    state: ServerState,
+) -> Result<(), TransportError> {
     let deadline = Deadline::after(REJECT_TIMEOUT);
     let (mut receiver, mut sender) = connection.split();
     let mut header = [0; REQUEST_HEADER];
@@ -26,6 +32,6 @@ pub(super) fn reply_with_state(connection: Connection, state: ServerState) -> Re
     let mut body = [0; HELLO_BODY];
     receiver.read_exact(body.get_mut(..len).unwrap_or_default(), &deadline)?;
     let mut reply = Vec::new();
-    hello_reply(len, state).encode(&mut reply);
+    hello_reply(len, versions.answer(), state).encode(&mut reply);
     sender.write_by(&reply, &deadline)
 }

@@ -1,5 +1,8 @@
 //! Serves one connection from its first byte to its end: HELLO, then the front end that the client's second message chooses
 //! (HELLO_EXT: [`extended`], anything else: [`ggml`]). The end of each session is logged only here.
+//!
+//! The second message also tells whether the answered version of the protocol is the client's: a client of another version
+//! closes the connection instead. Clients of the extension work with each version, so HELLO_EXT tells nothing.
 
 use std::sync::Arc;
 
@@ -11,14 +14,16 @@ use super::extended;
 use super::ggml;
 use super::handshake::serve_hello;
 use super::session::failure::{SessionEnd, SessionFailure};
+use super::versions::{VersionChoice, VersionPolicy};
 use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
+use crate::rpc::wire::{RequestHeader, RpcCommand};
 
-/// Serves a connection to its end. All resources of the client are freed when this returns.
-pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection) {
+/// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
+pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection, policy: &VersionPolicy) {
     let peer = connection.peer();
     debug!("{peer}: connected");
-    match serve_requests(server, connection) {
+    match serve_requests(server, connection, policy) {
         Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
         Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
@@ -27,21 +32,35 @@ pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connecti
     }
 }
 
-fn serve_requests(server: &ServerContext, connection: transport::Connection) -> Result<SessionEnd, SessionFailure> {
+fn serve_requests(
+    server: &ServerContext,
+    connection: transport::Connection,
+    policy: &VersionPolicy,
+) -> Result<SessionEnd, SessionFailure> {
     let config = &server.config;
     let peer = connection.peer();
+    let versions = VersionChoice::new(policy, &server.version_probe, peer);
     let mut connection = ClientConnection::new(connection, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);
     };
-    serve_hello(server, &mut connection, header, &mut body)?;
+    let answered = serve_hello(server, &mut connection, &versions, header, &mut body)?;
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
+        // A shutdown closes the connections of clients, too.
+        if !server.lifecycle.is_stopping() {
+            versions.report_hang_up(answered);
+        }
         return Ok(SessionEnd::Closed);
     };
     if header[0] == ExtCommand::HelloExt as u8 {
         extended::serve_session(server, connection, peer, header, body)
     } else {
-        ggml::serve_session(server, connection, peer, header, body)
+        // Only a command of the answered version shows that it is the client's.
+        let command = RequestHeader::decode(&header).map(|header| header.command);
+        if command.is_ok_and(|command| command != RpcCommand::Hello && answered.has_command(command)) {
+            versions.report_command(answered);
+        }
+        ggml::serve_session(server, connection, peer, answered, header, body)
     }
 }

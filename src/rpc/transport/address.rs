@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 /// Address of a peer, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,17 @@ pub(crate) enum PeerAddr {
     /// An in-memory peer, by the number of its connection.
     #[cfg(test)]
     Local(u64),
+}
+
+impl PeerAddr {
+    /// The IP address; `None` for an in-memory peer.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        match self {
+            PeerAddr::Ip(addr) => Some(addr.ip()),
+            #[cfg(test)]
+            PeerAddr::Local(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for PeerAddr {

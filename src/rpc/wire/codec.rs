@@ -26,8 +26,8 @@ pub enum WireError {
         /// Number of these bytes.
         extra: u64,
     },
-    /// A number that is no command of protocol 7.0 or of the extensions.
-    #[error("unknown command {0}, expected 0 to 17")]
+    /// A number that is no command of the protocol or of the extensions.
+    #[error("unknown command {0}, expected 0 to 22")]
     UnknownCommand(u8),
     /// The length of the body in a header is not possible for the command.
     #[error("{command}: expected a body of {expected}, the header says {have} bytes")]

@@ -26,7 +26,7 @@ impl Limits {
     /// Maximum length of a GRAPH_COMPUTE body in bytes.
     const fn graph_body(&self) -> u64 {
         // Cannot overflow: at most 12 + 304 * 2^32.
-        let counts = GRAPH_FIXED + NODE_ID * self.max_nodes as u64 + T * self.max_tensors as u64;
+        let counts = GRAPH_FIXED + GRAPH_UID + NODE_ID * self.max_nodes as u64 + T * self.max_tensors as u64;
         if counts < self.max_body { counts } else { self.max_body }
     }
 }
@@ -77,7 +77,9 @@ impl fmt::Display for BodySize {
 
 const T: u64 = TENSOR_RECORD as u64;
 const NODE_ID: u64 = 8;
+/// Bytes of a GRAPH_COMPUTE beside its ids and records: device, two counts. From 8.0 on a uid of 8 bytes is added.
 const GRAPH_FIXED: u64 = 4 + 4 + 4;
+const GRAPH_UID: u64 = 8;
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal: $request:expr => $response:expr;)*) => {
@@ -157,10 +159,20 @@ commands! {
     Hello = 14, "HELLO": Either(0, 24) => Some(Either(3, 3 + 1 + 24));
     /// Queries the number of devices of the server.
     DeviceCount = 15, "DEVICE_COUNT": Exact(0) => Some(Exact(4));
-    /// Runs the last graph of a device again.
-    GraphRecompute = 16, "GRAPH_RECOMPUTE": Exact(4) => None;
+    /// Runs a stored graph again: the last one of the device up to 7.0, a numbered one from 8.0 on.
+    GraphRecompute = 16, "GRAPH_RECOMPUTE": Either(4, 4 + 8) => None;
     /// Fills a part of a tensor with one byte value.
     MemsetTensor = 17, "MEMSET_TENSOR": Exact(T + 8 + 8 + 1) => None;
+    /// Writes rows of equal length into a tensor, at a stride.
+    SetTensor2d = 18, "SET_TENSOR_2D": AtLeast(T + 4 * 8) => None;
+    /// Reads rows of equal length from a tensor, at a stride.
+    GetTensor2d = 19, "GET_TENSOR_2D": Exact(T + 4 * 8) => Some(AtLeast(0));
+    /// Connects a device to the device of another server, for collectives.
+    CommInit = 20, "COMM_INIT": Exact(4 * 4 + 64) => Some(Exact(1));
+    /// Adds a tensor and that of the connected device, on both.
+    CommAllreduce = 21, "COMM_ALLREDUCE": Exact(4 + T) => None;
+    /// Closes the connection for collectives of a device.
+    CommFree = 22, "COMM_FREE": Exact(4) => None;
 }
 
 impl RpcCommand {

@@ -3,6 +3,7 @@
 use super::{
     codec::{Field, Reader, WireError},
     command::Limits,
+    op_numbering::OpNumbering,
     request::Body,
     tensor::{TENSOR_RECORD, TensorRecord},
 };
@@ -28,29 +29,38 @@ impl<'a> NodeIds<'a> {
     }
 }
 
-/// A list of tensor records, borrowed from the encoded message; each access decodes one record.
+/// Tensor records, borrowed from a message. Each access decodes one record, and gives its op the number of the newest version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorRecords<'a>(pub(super) &'a [[u8; TENSOR_RECORD]]);
+pub struct TensorRecords<'a> {
+    bytes: &'a [[u8; TENSOR_RECORD]],
+    numbering: OpNumbering,
+}
 
 impl<'a> TensorRecords<'a> {
-    /// Number of records.
-    pub const fn len(&self) -> usize {
-        self.0.len()
+    /// Records whose ops have the numbers of the newest version.
+    pub(super) const fn new(bytes: &'a [[u8; TENSOR_RECORD]]) -> TensorRecords<'a> {
+        TensorRecords { bytes, numbering: OpNumbering::NEWEST }
     }
 
-    /// Whether the list is empty.
+    /// The number of records.
+    pub const fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// Decodes the record at `index`.
     pub fn get(&self, index: usize) -> Option<TensorRecord> {
-        self.0.get(index).map(TensorRecord::decode)
+        self.bytes.get(index).map(|bytes| self.numbering.decode(bytes))
     }
 
     /// Decodes the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorRecord> + DoubleEndedIterator + use<'a> {
-        self.0.iter().map(TensorRecord::decode)
+        let numbering = self.numbering;
+        self.bytes.iter().map(move |bytes| numbering.decode(bytes))
     }
 }
 
@@ -58,6 +68,7 @@ impl<'a> TensorRecords<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphCompute<'a> {
     device: u32,
+    uid: Option<u64>,
     nodes: NodeIds<'a>,
     tensors: TensorRecords<'a>,
 }
@@ -70,7 +81,45 @@ impl<'a> GraphCompute<'a> {
     pub fn new(device: u32, nodes: &'a [[u8; 8]], tensors: &'a [[u8; TENSOR_RECORD]]) -> Result<Self, WireError> {
         check_count("n_nodes", nodes.len() as u64, u32::MAX)?;
         check_count("n_tensors", tensors.len() as u64, u32::MAX)?;
-        Ok(GraphCompute { device, nodes: NodeIds(nodes), tensors: TensorRecords(tensors) })
+        Ok(GraphCompute { device, uid: None, nodes: NodeIds(nodes), tensors: TensorRecords::new(tensors) })
+    }
+
+    /// The same graph with the number under which the server stores it, in the layout of 8.0; 0: the server does not store it.
+    pub const fn with_uid(self, uid: u64) -> Self {
+        GraphCompute { uid: Some(uid), ..self }
+    }
+
+    /// The same graph, with op numbers of an older version in its records.
+    pub(crate) const fn with_numbering(self, numbering: OpNumbering) -> Self {
+        GraphCompute { tensors: TensorRecords { numbering, ..self.tensors }, ..self }
+    }
+
+    /// Decodes a body in the layout of 8.0, which has a uid.
+    ///
+    /// # Errors
+    /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
+    pub fn decode_with_uid(body: &'a [u8], limits: &Limits) -> Result<Self, WireError> {
+        let mut r = Reader::new(body);
+        let graph = GraphCompute::read_fields(&mut r, limits, true)?;
+        r.finish("GRAPH_COMPUTE")?;
+        Ok(graph)
+    }
+
+    fn read_fields(r: &mut Reader<'a>, limits: &Limits, with_uid: bool) -> Result<Self, WireError> {
+        let device = r.u32("device")?;
+        let uid = with_uid.then(|| r.u64("uid")).transpose()?;
+        let n_nodes = r.u32("n_nodes")?;
+        check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
+        let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
+        let n_tensors = r.u32("n_tensors")?;
+        check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
+        let tensors = TensorRecords::new(r.arrays("tensors", n_tensors)?);
+        Ok(GraphCompute { device, uid, nodes, tensors })
+    }
+
+    /// The number under which the server stores the graph; `None` in the layout of 7.0, which has no such field.
+    pub const fn uid(&self) -> Option<u64> {
+        self.uid
     }
 
     /// Device that runs the graph, by its index.
@@ -90,28 +139,24 @@ impl<'a> GraphCompute<'a> {
 }
 
 impl<'a> Body<'a> for GraphCompute<'a> {
+    /// The layout of 7.0. [`GraphCompute::decode_with_uid`] reads that of 8.0.
     fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-        let device = r.u32("device")?;
-        let n_nodes = r.u32("n_nodes")?;
-        check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
-        let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
-        let n_tensors = r.u32("n_tensors")?;
-        check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
-        let tensors = TensorRecords(r.arrays("tensors", n_tensors)?);
-        Ok(GraphCompute { device, nodes, tensors })
+        GraphCompute::read_fields(r, limits, false)
     }
 
     fn size(&self) -> u64 {
-        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.0.as_flattened());
-        3 * u32::SIZE + nodes.len() as u64 + tensors.len() as u64
+        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.bytes.as_flattened());
+        let uid = if self.uid.is_some() { u64::SIZE } else { 0 };
+        3 * u32::SIZE + uid + nodes.len() as u64 + tensors.len() as u64
     }
 
     fn write(&self, out: &mut Vec<u8>) {
         self.device.write(out);
+        self.uid.iter().for_each(|uid| uid.write(out));
         (self.nodes.len() as u32).write(out); // both constructors limit the counts to u32
         out.extend_from_slice(self.nodes.0.as_flattened());
         (self.tensors.len() as u32).write(out);
-        out.extend_from_slice(self.tensors.0.as_flattened());
+        out.extend_from_slice(self.tensors.bytes.as_flattened());
     }
 }
 

@@ -1,8 +1,8 @@
-//! Codec of ggml's RPC protocol 7.0 and of fanout's extensions: headers, requests, responses, notifications and tensor records
+//! Codec of ggml's RPC protocol 8.0.1 and of fanout's extensions: headers, requests, responses, notifications and tensor records
 //! as bytes. It does no I/O.
 //!
 //! The module is public for other programs that use the protocol, such as a relay, a recorder, a fuzzer or a client of a test:
-//! [`Request`] and [`Response`] of 7.0 and the messages of the extensions ([`ext`]), each with encoder and decoder, headers,
+//! [`Request`] and [`Response`] of 7.0 and 8.0 and the messages of the extensions ([`ext`]), each with encoder and decoder, headers,
 //! sizes and [`Limits`]. The codec of older versions (`version_codec`), which only this crate's client needs, is private.
 //!
 //! | from | to | function |
@@ -35,6 +35,7 @@ mod command;
 pub mod ext;
 mod frame;
 mod graph;
+mod op_numbering;
 mod request;
 mod response;
 mod tensor;
@@ -46,10 +47,12 @@ pub use codec::WireError;
 pub use command::{BodySize, Limits, RpcCommand};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
 pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
+pub(crate) use op_numbering::OpNumbering;
 pub use request::{
-    AllocBuffer, BufferClear, BufferGetBase, CopyTensor, DeviceCount, FreeBuffer, GetAlignment, GetAllocSize,
-    GetDeviceMemory, GetMaxSize, GetTensor, GraphRecompute, Hello, InitTensor, MAX_SRC, MemsetTensor, Request,
-    SET_TENSOR_HEAD, SetTensor, SetTensorHash, SetTensorHead,
+    AllocBuffer, BufferClear, BufferGetBase, COMM_HOST, CommAllreduce, CommFree, CommInit, CopyTensor, DeviceCount,
+    FreeBuffer, GetAlignment, GetAllocSize, GetDeviceMemory, GetMaxSize, GetTensor, GetTensor2d, GraphRecompute, Hello,
+    InitTensor, MAX_SRC, MemsetTensor, Request, SET_TENSOR_2D_HEAD, SET_TENSOR_HEAD, SetTensor, SetTensor2d,
+    SetTensor2dHead, SetTensorHash, SetTensorHead,
 };
 pub use response::{AllocBufferReply, DeviceMemoryReply, HelloReply, Response};
 pub use tensor::{MAX_NAME, TENSOR_RECORD, TensorRecord};

@@ -15,6 +15,12 @@ pub const MAX_SRC: usize = 10;
 /// Length in bytes of a SET_TENSOR body before its data.
 pub const SET_TENSOR_HEAD: usize = TENSOR_RECORD + 1 + 8;
 
+/// Bytes of a SET_TENSOR_2D body before its data.
+pub const SET_TENSOR_2D_HEAD: usize = TENSOR_RECORD + 4 * 8;
+
+/// Bytes of the host field of COMM_INIT.
+pub const COMM_HOST: usize = 64;
+
 /// Body of a request, with decoder and encoder. `read` does not check for trailing bytes; its caller does.
 pub(super) trait Body<'a>: Sized {
     fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError>;
@@ -139,12 +145,6 @@ fixed! {
     /// Queries the number of devices of the server.
     DeviceCount {}
 
-    /// Runs the last graph of a device again.
-    GraphRecompute {
-        /// Device, by its index on the server.
-        device: u32,
-    }
-
     /// Fills a part of a tensor with one byte value.
     MemsetTensor {
         /// Destination.
@@ -155,6 +155,75 @@ fixed! {
         size: u64,
         /// The byte to fill them with.
         value: u8,
+    }
+
+    /// Reads rows of equal length from a tensor (from 8.0 on). The response has the rows one behind the other.
+    GetTensor2d {
+        /// Source.
+        tensor: TensorRecord,
+        /// Offset of the first row from the tensor's start, in bytes.
+        offset: u64,
+        /// Length of a row in bytes.
+        size: u64,
+        /// Number of rows.
+        n_copies: u64,
+        /// Distance from one row to the next, in bytes.
+        stride: u64,
+    }
+
+    /// Connects a device to that of another server, for COMM_ALLREDUCE (from 8.0 on). Rank 0 listens, rank 1 connects.
+    CommInit {
+        /// Device by its position on the endpoint.
+        device: u32,
+        /// Rank of this server: 0 or 1.
+        rank: u32,
+        /// Number of ranks: 2.
+        world: u32,
+        /// Port on which rank 0 listens.
+        port: u32,
+        /// For rank 1: host of rank 0, padded with zeros.
+        host: [u8; COMM_HOST],
+    }
+
+    /// Replaces a tensor by the sum of itself and the tensor of the other rank (from 8.0 on).
+    CommAllreduce {
+        /// Device by its position on the endpoint.
+        device: u32,
+        /// The tensor.
+        tensor: TensorRecord,
+    }
+
+    /// Closes the connection for collectives of a device (from 8.0 on).
+    CommFree {
+        /// Device by its position on the endpoint.
+        device: u32,
+    }
+}
+
+/// Runs a stored graph again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphRecompute {
+    /// Device by its position on the endpoint.
+    pub device: u32,
+    /// The number under which GRAPH_COMPUTE stored the graph; `None` up to 7.0: the graph that the device ran last.
+    pub uid: Option<u64>,
+}
+
+impl Body<'_> for GraphRecompute {
+    fn read(r: &mut Reader<'_>, _: &Limits) -> Result<Self, WireError> {
+        let device = Field::read(r, "device")?;
+        let has_uid = r.remaining() as u64 >= u64::SIZE;
+        let uid = has_uid.then(|| r.u64("uid")).transpose()?;
+        Ok(GraphRecompute { device, uid })
+    }
+
+    fn size(&self) -> u64 {
+        u32::SIZE + if self.uid.is_some() { u64::SIZE } else { 0 }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.device.write(out);
+        self.uid.iter().for_each(|uid| uid.write(out));
     }
 }
 
@@ -255,6 +324,67 @@ impl<'a> Body<'a> for SetTensor<'a> {
     }
 }
 
+/// A SET_TENSOR_2D body up to its data (from 8.0 on): where its rows go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SetTensor2dHead {
+    /// Destination.
+    pub tensor: TensorRecord,
+    /// Offset of the first row from the tensor's start, in bytes.
+    pub offset: u64,
+    /// Length of a row in bytes.
+    pub size: u64,
+    /// Number of rows.
+    pub n_copies: u64,
+    /// Distance from one row to the next, in bytes.
+    pub stride: u64,
+}
+
+impl SetTensor2dHead {
+    /// Decodes the head alone; the data that follows it is the body's length less [`SET_TENSOR_2D_HEAD`].
+    pub fn decode(bytes: &[u8; SET_TENSOR_2D_HEAD]) -> Result<SetTensor2dHead, WireError> {
+        SetTensor2dHead::read(&mut Reader::new(bytes))
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<SetTensor2dHead, WireError> {
+        Ok(SetTensor2dHead {
+            tensor: Field::read(r, "tensor")?,
+            offset: r.u64("offset")?,
+            size: r.u64("size")?,
+            n_copies: r.u64("n_copies")?,
+            stride: r.u64("stride")?,
+        })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.tensor.write(out);
+        [self.offset, self.size, self.n_copies, self.stride].iter().for_each(|n| n.write(out));
+    }
+}
+
+/// Writes rows of equal length into a tensor, at a stride (from 8.0 on).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SetTensor2d<'a> {
+    /// Where the rows go.
+    pub head: SetTensor2dHead,
+    /// The rows, one behind the other: everything that follows the head.
+    pub data: &'a [u8],
+}
+
+impl<'a> Body<'a> for SetTensor2d<'a> {
+    fn read(r: &mut Reader<'a>, _: &Limits) -> Result<Self, WireError> {
+        Ok(SetTensor2d { head: SetTensor2dHead::read(r)?, data: r.rest() })
+    }
+
+    fn size(&self) -> u64 {
+        SET_TENSOR_2D_HEAD as u64 + self.data.len() as u64
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.head.write(out);
+        out.extend_from_slice(self.data);
+    }
+}
+
 /// Queries how many bytes a tensor takes on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetAllocSize<'a> {
@@ -269,7 +399,7 @@ pub struct GetAllocSize<'a> {
 impl<'a> GetAllocSize<'a> {
     /// The records of the sources; each access decodes one.
     pub fn srcs(&self) -> TensorRecords<'a> {
-        TensorRecords(self.srcs)
+        TensorRecords::new(self.srcs)
     }
 }
 
@@ -344,5 +474,5 @@ macro_rules! requests {
 requests! {
     AllocBuffer GetAlignment GetMaxSize BufferGetBase FreeBuffer BufferClear SetTensor<'a> SetTensorHash GetTensor
     CopyTensor GraphCompute<'a> GetDeviceMemory InitTensor GetAllocSize<'a> Hello DeviceCount GraphRecompute
-    MemsetTensor
+    MemsetTensor SetTensor2d<'a> GetTensor2d CommInit CommAllreduce CommFree
 }

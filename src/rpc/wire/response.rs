@@ -64,6 +64,10 @@ pub enum Response<'a> {
     Hello(HelloReply),
     /// Number of devices.
     DeviceCount(u32),
+    /// The requested rows, one behind the other. To stream them, send a [`ResponseHeader`] and then the bytes.
+    GetTensor2d(&'a [u8]),
+    /// Whether the device is connected for collectives.
+    CommInit(bool),
 }
 
 impl<'a> Response<'a> {
@@ -91,13 +95,18 @@ impl<'a> Response<'a> {
             RpcCommand::GetAllocSize => Response::GetAllocSize(r.u64("alloc_size")?),
             RpcCommand::Hello => Response::Hello(HelloReply::read(&mut r)?),
             RpcCommand::DeviceCount => Response::DeviceCount(r.u32("device_count")?),
+            RpcCommand::GetTensor2d => Response::GetTensor2d(r.rest()),
+            RpcCommand::CommInit => Response::CommInit(Field::read(&mut r, "result")?),
             RpcCommand::FreeBuffer
             | RpcCommand::BufferClear
             | RpcCommand::SetTensor
             | RpcCommand::GraphCompute
             | RpcCommand::InitTensor
             | RpcCommand::GraphRecompute
-            | RpcCommand::MemsetTensor => return Err(WireError::NoResponse(command)),
+            | RpcCommand::MemsetTensor
+            | RpcCommand::SetTensor2d
+            | RpcCommand::CommAllreduce
+            | RpcCommand::CommFree => return Err(WireError::NoResponse(command)),
         };
         r.finish(command.name())?;
         Ok(response)
@@ -117,6 +126,8 @@ impl<'a> Response<'a> {
             Response::GetAllocSize(_) => RpcCommand::GetAllocSize,
             Response::Hello(_) => RpcCommand::Hello,
             Response::DeviceCount(_) => RpcCommand::DeviceCount,
+            Response::GetTensor2d(_) => RpcCommand::GetTensor2d,
+            Response::CommInit(_) => RpcCommand::CommInit,
         }
     }
 
@@ -137,8 +148,10 @@ impl<'a> Response<'a> {
             | Response::GetMaxSize(value)
             | Response::BufferGetBase(value)
             | Response::GetAllocSize(value) => value.write(out),
-            Response::SetTensorHash(result) | Response::CopyTensor(result) => result.write(out),
-            Response::GetTensor(bytes) => out.extend_from_slice(bytes),
+            Response::SetTensorHash(result) | Response::CopyTensor(result) | Response::CommInit(result) => {
+                result.write(out)
+            }
+            Response::GetTensor(bytes) | Response::GetTensor2d(bytes) => out.extend_from_slice(bytes),
             Response::GetDeviceMemory(reply) => {
                 reply.free.write(out);
                 reply.total.write(out);
@@ -155,8 +168,8 @@ impl<'a> Response<'a> {
             | Response::GetMaxSize(_)
             | Response::BufferGetBase(_)
             | Response::GetAllocSize(_) => u64::SIZE,
-            Response::SetTensorHash(_) | Response::CopyTensor(_) => bool::SIZE,
-            Response::GetTensor(bytes) => bytes.len() as u64,
+            Response::SetTensorHash(_) | Response::CopyTensor(_) | Response::CommInit(_) => bool::SIZE,
+            Response::GetTensor(bytes) | Response::GetTensor2d(bytes) => bytes.len() as u64,
             Response::Hello(HelloReply { conn_caps: None, .. }) => 3,
             Response::Hello(HelloReply { conn_caps: Some(_), .. }) => 3 + 1 + ConnCaps::SIZE,
             Response::DeviceCount(_) => u32::SIZE,

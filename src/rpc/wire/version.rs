@@ -6,7 +6,7 @@ use std::fmt;
 pub type ConnCaps = [u8; 24];
 
 /// Version of the protocol that this crate's server and client implement.
-pub const PROTOCOL_VERSION: Version = Version { major: 7, minor: 0, patch: 0 };
+pub const PROTOCOL_VERSION: Version = Version { major: 8, minor: 0, patch: 1 };
 
 /// A version of the protocol, as in a server's reply to HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

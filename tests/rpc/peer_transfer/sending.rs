@@ -92,6 +92,11 @@ fn only_allowed_peers_are_connected_to() {
         assert_eq!(src.read_bytes(span), [0]);
     }
     peer.assert_no_connection();
+}
+
+/// A host name may have at most 63 characters per label, so this one cannot be resolved.
+#[test]
+fn a_peer_name_that_does_not_resolve_fails_the_start() {
     let peers = vec!["a".repeat(64).parse().expect("a name")];
     let unknown = Server::bind(
         "127.0.0.1",
@@ -125,7 +130,7 @@ fn an_unreachable_peer_is_reported() {
     let closed = FakeServer::start().address;
     let full = TestServer::start(Config::default().with_max_connections(0));
     for address in [&silent.address, &closed, &full.addr.to_string()] {
-        let error = src.probe_peer(address).expect_err("no server accepts connections there");
+        let error = src.probe_peer(address).expect_err("no usable server is there");
         assert!(error.contains(address.as_str()), "{error}");
         let span = src.alloc_span(1);
         src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], address);
@@ -142,14 +147,14 @@ fn a_peer_of_another_version_receives_no_data() {
     let peer = FakeServer::start();
     let server = TestServer::start(config_with_peers(&["127.0.0.1"]));
     let version = |major, minor| Version { major, minor, patch: 0 };
-    for (theirs, why) in [(version(5, 1), "no fanout server"), (version(9, 0), "has version 9.0.0")] {
+    for (peer_version, why) in [(version(5, 1), "no fanout server"), (version(9, 0), "has version 9.0.0")] {
         let mut src = Client::connect_with_queues(&server);
         let span = src.alloc_span(1);
         src.send_to_peer(span, &[[0; TRANSFER_TOKEN_BYTES]], &peer.address);
-        let mut connection = peer.accept_hello(theirs);
+        let mut connection = peer.accept_hello(peer_version);
         connection.wait_closed();
         let fault = src.next_queue_failure();
-        assert!(fault.text.contains(why) && fault.text.contains(&peer.address), "{theirs}: {fault:?}");
+        assert!(fault.text.contains(why) && fault.text.contains(&peer.address), "{peer_version}: {fault:?}");
     }
     peer.assert_no_connection();
 }
@@ -177,7 +182,7 @@ fn undelivered_bytes_fail_the_sending_queue() {
     ];
     let peer = FakeServer::start();
     let server = TestServer::start(with_short_stall_timeout(config_with_peers(&["127.0.0.1"])));
-    for (why, pieces, case) in cases {
+    for (expected_text, pieces, case) in cases {
         let mut src = Client::connect_with_queues(&server);
         let (span, tokens) = (src.alloc_span(pieces * BYTES_PER_TOKEN), vec![[3; TRANSFER_TOKEN_BYTES]; pieces]);
         src.send_to_peer(span, &tokens, &peer.address);
@@ -185,8 +190,9 @@ fn undelivered_bytes_fail_the_sending_queue() {
         let fault = src.next_queue_failure();
         // A connection that is closed with unread bytes may be reset, or its writes may fail, before the source reads the
         // reason.
-        let told = [why, "connection lost", "closed the connection"].iter().any(|text| fault.text.contains(text));
-        assert!(told && fault.text.contains(&peer.address), "{why}: {fault:?}");
+        let reason_given =
+            [expected_text, "connection lost", "closed the connection"].iter().any(|text| fault.text.contains(text));
+        assert!(reason_given && fault.text.contains(&peer.address), "{expected_text}: {fault:?}");
         // Later sends on the failed queue are ignored, and the session continues.
         src.send_to_peer(span, &tokens, &peer.address);
         src.assert_ping_replied();
@@ -244,8 +250,6 @@ fn a_session_blocks_while_too_many_bytes_are_in_flight() {
         connection.reply_to_ping();
     }
     src.next_ext_reply();
-    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 1025], &peer.address);
-    src.expect_protocol_error(&["SEND_TO_PEER", "at most 1024 transfer tokens, got 1025"]);
 }
 
 #[test]
@@ -257,8 +261,19 @@ fn bytes_in_flight_are_charged_to_the_session() {
     let span = src.alloc_span(2 * BYTES_PER_TOKEN);
     src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 2], &peer.address);
     assert!(matches!(src.next_queue_failure().kind, DeviceFaultKind::OutOfMemory { .. }));
-    let mut src = Client::connect_with_queues(&server);
-    let span = src.alloc_span(BYTES_PER_TOKEN);
-    src.send_to_peer(span, &[[3; TRANSFER_TOKEN_BYTES]; 2], &peer.address);
-    src.expect_protocol_error(&["SEND_TO_PEER", "need 1 transfer tokens"]);
+}
+
+#[test]
+fn the_number_of_transfer_tokens_must_match_the_span_and_the_limit() {
+    let peer = FakeServer::start();
+    let server = TestServer::start(config_with_peers(&["127.0.0.1"]));
+    for (span_bytes, tokens, expected) in [
+        (BYTES_PER_TOKEN, 2, "need 1 transfer tokens"),
+        (4 * BYTES_PER_TOKEN, 1025, "at most 1024 transfer tokens, got 1025"),
+    ] {
+        let mut src = Client::connect_with_queues(&server);
+        let span = src.alloc_span(span_bytes);
+        src.send_to_peer(span, &vec![[3; TRANSFER_TOKEN_BYTES]; tokens], &peer.address);
+        src.expect_protocol_error(&["SEND_TO_PEER", expected]);
+    }
 }

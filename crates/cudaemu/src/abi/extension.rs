@@ -9,12 +9,13 @@ use crate::driver::{Driver, configure, driver, reset};
 
 // SAFETY of the symbol names: they start with `cudaemu_`, which no other library uses.
 api! {
+    // Changes the settings. Writes the text of the error, or an empty text, to `message`: as much as fits into `room` bytes.
     fn cudaemu_configure(settings: Text, message: Buffer, room: usize) {
-        let wrong = configure(&settings.read()?);
+        let result = configure(&settings.read()?);
         if message.is_given() {
-            message.write(wrong.as_ref().err().map_or("", String::as_str), room)?;
+            message.write(result.as_ref().err().map_or("", String::as_str), room)?;
         }
-        wrong.map_err(|_| crate::error::Error::InvalidValue)
+        result.map_err(|_| crate::error::Error::InvalidValue)
     }
 
     fn cudaemu_reset() {
@@ -24,7 +25,7 @@ api! {
 }
 
 /// Copies the reports so far, separated by the record separator 0x1e, to `text`: as much as fits into `room` bytes with a
-/// terminating zero. Returns the bytes that the whole text needs, zero included.
+/// terminating zero. Returns the number of bytes of the whole text, zero included.
 // SAFETY: the symbol name starts with `cudaemu_`, which no other library uses.
 #[unsafe(no_mangle)]
 extern "C" fn cudaemu_reports(text: Buffer, room: usize) -> usize {

@@ -1,4 +1,4 @@
-//! Streams and events, host functions in stream order, waits for and writes of values in memory.
+//! Streams and events, stream-ordered host functions, and stream-ordered writes of and waits for values in memory.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -13,6 +13,13 @@ use crate::handle::{ContextId, EventId, StreamId};
 type HostFunction = Option<extern "C" fn(Opaque)>;
 /// `CUstreamCallback`
 type Callback = Option<extern "C" fn(StreamId, c_uint, Opaque)>;
+
+/// `CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW`, `…_SYNCHRONIZATION_POLICY`, `…_MEM_SYNC_DOMAIN_MAP` and `…_MEM_SYNC_DOMAIN`.
+const HINTS: [c_uint; 4] = [1, 3, 9, 10];
+/// `CU_LAUNCH_ATTRIBUTE_PRIORITY`
+const PRIORITY: c_uint = 8;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: accepted without effect.
+const WAIT_VALUE_FLUSH: u32 = 1 << 30;
 
 api! {
     fn cuStreamCreate(stream: Out<StreamId>, flags: c_uint) {
@@ -86,9 +93,9 @@ api! {
             let stream = state.resolve_stream(stream)?;
             let mut bytes = [0; 64];
             match attribute {
-                // Access policy window, synchronisation policy, memory domains: they keep their default value, zero.
-                1 | 3 | 9 | 10 => {}
-                8 => bytes[..4].copy_from_slice(&state.streams.get(stream)?.priority.to_le_bytes()),
+                // Not stored: read as zero.
+                _ if HINTS.contains(&attribute) => {}
+                PRIORITY => bytes[..4].copy_from_slice(&state.streams.get(stream)?.priority.to_le_bytes()),
                 _ => return Err(Error::InvalidValue),
             }
             Ok(bytes)
@@ -99,7 +106,7 @@ api! {
         // Hints for caches and schedulers: accepted without effect.
         value.get()?;
         with_state(|_, state| state.resolve_stream(stream))?;
-        if [1, 3, 8, 9, 10].contains(&attribute) { Ok(()) } else { Err(Error::InvalidValue) }
+        if HINTS.contains(&attribute) || attribute == PRIORITY { Ok(()) } else { Err(Error::InvalidValue) }
     }
 
     fn cuLaunchHostFunc(stream: StreamId, function: HostFunction, data: Opaque) {
@@ -205,13 +212,13 @@ fn host_function(stream: StreamId, function: HostFunction, data: Opaque) -> Resu
     driver.submit(state, stream, StreamOp::Call(call))
 }
 
-fn write_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
+fn write_op(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
     // 1: no memory barrier before the write. Without effect, because a stream's operations run in order.
     if flags > 1 { Err(Error::InvalidValue) } else { Ok(StreamOp::WriteValue(address, value, bytes)) }
 }
 
-fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
-    let condition = match flags & !(1 << 30) {
+fn wait_op(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamOp> {
+    let condition = match flags & !WAIT_VALUE_FLUSH {
         0 => WaitCondition::Geq,
         1 => WaitCondition::Eq,
         2 => WaitCondition::And,
@@ -222,34 +229,35 @@ fn wait_work(address: u64, value: u64, bytes: u32, flags: u32) -> Result<StreamO
 }
 
 fn write(stream: StreamId, address: u64, value: u64, bytes: u32, flags: u32) -> Result<()> {
-    driver()?.value_work(stream, address, bytes, write_work(address, value, bytes, flags)?)
+    driver()?.value_work(stream, address, bytes, write_op(address, value, bytes, flags)?)
 }
 
 fn wait(stream: StreamId, address: u64, value: u64, bytes: u32, flags: u32) -> Result<()> {
-    driver()?.value_work(stream, address, bytes, wait_work(address, value, bytes, flags)?)
+    driver()?.value_work(stream, address, bytes, wait_op(address, value, bytes, flags)?)
 }
 
-/// Each operation is 48 bytes: {operation, address, value, flags, alias}.
+/// `CUstreamBatchMemOpParams`: each operation is 48 bytes, {operation, address, value, flags, alias, unused}.
 fn batch(stream: StreamId, count: u32, operations: In<[u64; 6]>, flags: u32) -> Result<()> {
     if count > 256 || flags != 0 {
         return Err(Error::InvalidValue);
     }
-    let mut works = Vec::new();
+    let mut ops = Vec::new();
     for [operation, address, value, flags, ..] in operations.read_array(count as usize)? {
         let (operation, flags) = (operation as u32, flags as u32);
         let bytes = if operation >= 4 { 8 } else { 4 };
         let value = if bytes == 4 { value & u64::from(u32::MAX) } else { value };
-        works.push((
+        ops.push((
             address,
             bytes,
             match operation {
-                1 | 4 => wait_work(address, value, bytes, flags)?,
-                2 | 5 => write_work(address, value, bytes, flags)?,
-                // Flush of remote writes, barrier: no work to do, because a stream's operations run in order.
+                // CU_STREAM_MEM_OP_WAIT_VALUE_32 and _64, then CU_STREAM_MEM_OP_WRITE_VALUE_32 and _64.
+                1 | 4 => wait_op(address, value, bytes, flags)?,
+                2 | 5 => write_op(address, value, bytes, flags)?,
+                // Flush of remote writes, barrier: nothing to do, because a stream's operations run in order.
                 3 | 6 => StreamOp::Wait,
                 _ => return Err(Error::InvalidValue),
             },
         ));
     }
-    driver()?.value_batch(stream, works)
+    driver()?.value_batch(stream, ops)
 }

@@ -22,12 +22,12 @@ pub struct OpExecutor {
     pub threads: usize,
     /// Limit of warp instructions of one block, after which a launch counts as endless.
     pub max_instructions: u64,
-    /// Faults that hardware would not notice are reported without stopping the launch.
+    /// Whether faults that hardware would not notice are reported without stopping the launch.
     pub report_only: bool,
     /// Whether traffic and the distinct bytes that kernels touch are counted.
     pub counting: bool,
-    /// Held while a cooperative kernel runs: all cooperative kernels of a context share one workspace, and two threads of the
-    /// program could execute one each.
+    /// Held while a cooperative kernel runs, because the cooperative kernels of a context share one workspace, and two threads
+    /// of the program may execute operations at once.
     pub cooperative: Mutex<()>,
     /// Time at which the driver started.
     pub began: Instant,
@@ -36,7 +36,7 @@ pub struct OpExecutor {
 /// Result of an operation.
 #[derive(Debug, Default)]
 pub struct OpOutcome {
-    /// The error that the context had, if the operation failed.
+    /// The error that the context now has, if the operation failed.
     pub error: Option<Error>,
     /// Reports of the checker.
     pub reports: Vec<String>,
@@ -55,14 +55,14 @@ impl OpExecutor {
     }
 
     /// Executes an operation.
-    pub fn execute(&self, work: StreamOp) -> OpOutcome {
+    pub fn execute(&self, op: StreamOp) -> OpOutcome {
         let mut done = OpOutcome::default();
-        let failed = match work {
+        let result = match op {
             StreamOp::Launch(launch) => self.launch(*launch, &mut done),
             StreamOp::Memcpy(copy) => copy.perform(&self.space.snapshot(), &mut done.host_bytes),
             StreamOp::Memset(fill) => fill.perform(&self.space.snapshot()),
             // Callbacks run on the driver's callback thread and never get here.
-            StreamOp::Call(_) => Err(FaultKind::Internal("a function of the program is no work of the device".into())),
+            StreamOp::Call(_) => Err(FaultKind::Internal("a host function reached the device executor".into())),
             StreamOp::Record(_) | StreamOp::Wait => Ok(()),
             // The submission checked that this is an allocation. If it no longer is one, the program has freed it twice.
             StreamOp::Free(address) => {
@@ -79,20 +79,20 @@ impl OpExecutor {
                 }
                 read
             }
-            StreamOp::Batch(works) => {
-                let mut works = works.into_iter();
-                while let Some(work) = works.next() {
-                    let part = self.execute(work);
+            StreamOp::Batch(ops) => {
+                let mut ops = ops.into_iter();
+                while let Some(op) = ops.next() {
+                    let part = self.execute(op);
                     done.add(part);
                     if let Some(again) = done.retry.take() {
-                        done.retry = Some(StreamOp::Batch(std::iter::once(again).chain(works).collect()));
+                        done.retry = Some(StreamOp::Batch(std::iter::once(again).chain(ops).collect()));
                         break;
                     }
                 }
                 Ok(())
             }
         };
-        if let Err(kind) = failed {
+        if let Err(kind) = result {
             done.error = Some(hardware_error(&kind));
             done.reports.push(kind.to_string());
         }
@@ -112,9 +112,10 @@ impl OpExecutor {
             footprint: self.counting,
             print: printer.sink(),
         };
-        let alone = launch.cooperative.then(|| self.cooperative.lock().unwrap_or_else(PoisonError::into_inner));
+        let cooperative_guard =
+            launch.cooperative.then(|| self.cooperative.lock().unwrap_or_else(PoisonError::into_inner));
         let outcome = exec::run_grid(&launch, &self.space.snapshot(), &machine);
-        drop(alone);
+        drop(cooperative_guard);
         printer.finish();
         done.reports.extend(outcome.warnings.iter().map(FaultReport::to_string));
         if outcome.more_warnings > 0 {
@@ -140,7 +141,8 @@ impl OpOutcome {
     }
 }
 
-/// The error code of a context after a fault. A fault that hardware would not notice becomes an unspecified launch failure.
+/// The error code of a context after a fault. The faults without a code of their own become an unspecified launch
+/// failure.
 fn hardware_error(kind: &FaultKind) -> Error {
     match kind {
         FaultKind::OutOfBounds(_) | FaultKind::UseAfterFree(_) | FaultKind::NotAccessible(_) => Error::IllegalAddress,
@@ -223,7 +225,7 @@ impl Memcpy {
 }
 
 impl CopyEndpoint {
-    /// Address of a row in registered memory, or its offset in pageable memory.
+    /// Address of a row in memory of the address space, or its offset in pageable memory.
     fn address(&self, slice_index: u64, row: u64) -> u64 {
         match self {
             Self::Known { address, pitch, slice } => address + slice * slice_index + pitch * row,

@@ -1,15 +1,16 @@
 //! Streams, events, graphs, and the order in which operations execute. Open `stream.rs` first.
 //!
-//! Submission executes nothing. An operation waits in its stream's queue (`stream`) until the program synchronises (or
-//! queries). Then the seed repeatedly chooses a stream (`schedule_rng`) among those whose first operation has all its
-//! dependencies met. So every order that CUDA allows can occur, and a program with a missing dependency gets an order that it
-//! did not expect. An [`Event`] marks a point of a stream; waiting for an event means waiting for that point. While the program
-//! makes no calls, an [`IdleRunner`] executes ready operations.
+//! Submission executes nothing. An operation waits in its stream's queue (`stream`) until the program synchronises or queries,
+//! or until an [`IdleRunner`] finds that the program makes no calls. Then a seeded random generator (`schedule_rng`) repeatedly
+//! chooses a stream among those whose first operation has all its dependencies met. So every order that CUDA allows can occur,
+//! and if a program lacks a dependency, some seeds give an order that it did not expect. An [`Event`] marks a point of a
+//! stream; waiting for an event means waiting for that point.
 //!
-//! Launching a graph (`graph`) submits its nodes to hidden streams; `capture` tracks which streams record into a graph.
-//! Simulated time (`simulated_time`) is computed from what is submitted, in the order of submission.
+//! Launching a graph (`graph`) submits its nodes to hidden streams; `capture` tracks which streams are being captured into
+//! a graph. Simulated time (`simulated_time`) is computed from what is submitted, in the order of submission.
 //!
-//! The driver's lock guards the state. Operations execute outside of the lock (`execute`), on the thread that synchronises.
+//! The driver's lock guards the state. Operations execute outside of the lock (`execute`): on the thread that synchronises
+//! or on the idle runner's thread, and host functions on a thread of their own.
 
 mod capture;
 mod event;

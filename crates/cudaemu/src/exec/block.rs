@@ -29,7 +29,8 @@ struct Warp {
 pub(super) struct Block {
     /// Linear index in the grid, x fastest.
     pub(super) index: u64,
-    at: [u32; 3],
+    /// `blockIdx`.
+    block_idx: [u32; 3],
     warps: Vec<Warp>,
     shared: Shared,
     barriers: Barriers,
@@ -44,8 +45,8 @@ pub(super) struct BlockFault {
     pub(super) warp: usize,
 }
 
-/// The initial registers of every warp of a launch, except those that differ between threads.
-pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Registers {
+/// The initial registers of every warp of a launch, except those that differ between threads or blocks.
+pub(super) fn initial_registers(launch: &Launch, config: &ExecutorConfig) -> Registers {
     let kernel = launch.kernel();
     let mut registers = Registers::new(&kernel.registers);
     for &(slot, constant) in &kernel.constants {
@@ -55,7 +56,7 @@ pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Re
                 launch.globals.get(index as usize).copied().unwrap_or(0).wrapping_add_signed(offset)
             }
             Constant::DynamicShared(offset) => u64::from(launch.dynamic_shared_start()).wrapping_add_signed(offset),
-            Constant::Special(special) => launch_wide(special, launch, machine),
+            Constant::Special(special) => special_of_launch(special, launch, config),
         };
         registers.set_any(slot, &[value; 32], u32::MAX);
     }
@@ -63,15 +64,16 @@ pub(super) fn initial_registers(launch: &Launch, machine: &ExecutorConfig) -> Re
 }
 
 /// The value of a special register that is constant for the whole launch; 0 for the others.
-fn launch_wide(special: SpecialRegister, launch: &Launch, machine: &ExecutorConfig) -> u64 {
+fn special_of_launch(special: SpecialRegister, launch: &Launch, config: &ExecutorConfig) -> u64 {
     let axis = |values: &[u32; 3], axis: u8| values.get(usize::from(axis)).map_or(0, |&v| u64::from(v));
     match special {
         SpecialRegister::Ntid(a) => axis(&launch.block, a),
         SpecialRegister::Nctaid(a) | SpecialRegister::NclusterId(a) => axis(&launch.grid, a),
+        // Each cluster is one block: 1 in x, y and z; the fourth component is 0.
         SpecialRegister::ClusterNctaid(a) => u64::from(a < 3),
         SpecialRegister::ClusterNctarank => 1,
         SpecialRegister::NwarpId => u64::from(launch.threads().div_ceil(32)),
-        SpecialRegister::NsmId => u64::from(machine.sms),
+        SpecialRegister::NsmId => u64::from(config.sms),
         SpecialRegister::Envreg(1) => launch.workspace >> 32,
         SpecialRegister::Envreg(2) => launch.workspace & 0xffff_ffff,
         SpecialRegister::GridId => launch.id,
@@ -83,30 +85,30 @@ fn launch_wide(special: SpecialRegister, launch: &Launch, machine: &ExecutorConf
 
 impl Block {
     /// Memory for a block, to be initialised by [`Block::start`].
-    pub(super) fn new(launch: &Launch, machine: &ExecutorConfig, template: &Registers) -> Self {
+    pub(super) fn new(launch: &Launch, config: &ExecutorConfig, template: &Registers) -> Self {
         let warps = launch.threads().div_ceil(32);
         let warp = |_| Warp {
             flow: LaneGroups::default(),
             regs: template.clone(),
-            local: Local::new(machine.local_bytes),
+            local: Local::new(config.local_bytes),
             copies: AsyncCopies::default(),
             clock: 0,
         };
         Self {
             index: 0,
-            at: [0; 3],
+            block_idx: [0; 3],
             warps: (0..warps).map(warp).collect(),
-            shared: Shared::new(launch.shared_bytes(), launch.threads(), machine.counting),
+            shared: Shared::new(launch.shared_bytes(), launch.threads(), config.counting),
             barriers: Barriers::default(),
             executed: 0,
         }
     }
 
-    /// Initialises it as block `index` of the grid.
-    pub(super) fn start(&mut self, index: u64, launch: &Launch, machine: &ExecutorConfig, template: &Registers) {
+    /// Initialises this value as block `index` of the grid.
+    pub(super) fn start(&mut self, index: u64, launch: &Launch, config: &ExecutorConfig, template: &Registers) {
         let [nx, ny, _] = launch.grid.map(u64::from);
         self.index = index;
-        self.at = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
+        self.block_idx = [index % nx, index / nx % ny, index / nx / ny].map(|v| v as u32);
         self.shared.reset();
         self.barriers.reset(launch.threads());
         self.executed = 0;
@@ -122,7 +124,7 @@ impl Block {
             warp.clock = 0;
             for &(slot, constant) in &kernel.constants {
                 if let Constant::Special(special) = constant
-                    && let Some(lanes) = special_of(special, first, self.at, index, launch, machine)
+                    && let Some(lanes) = special_of_threads(special, first, self.block_idx, index, launch, config)
                 {
                     warp.regs.set_any(slot, &lanes, u32::MAX);
                 }
@@ -130,16 +132,18 @@ impl Block {
         }
     }
 
-    /// Runs its warps for about `budget` warp instructions, which it counts down. Returns true when all warps have exited.
+    /// Runs the warps for about `budget` warp instructions, which it counts down. Returns true when all warps have exited.
     pub(super) fn run(
         &mut self,
         launch: &Launch,
-        machine: &ExecutorConfig,
+        config: &ExecutorConfig,
         worker: &mut Worker,
         profile: &mut Profile,
         budget: &mut u64,
     ) -> Result<bool, BlockFault> {
-        let mut force = false;
+        // Set after a round in which no warp advanced: the next round releases lanes that wait for lanes at a block barrier.
+        // If no warp advances in that round either, the block is deadlocked.
+        let mut release_waiting = false;
         loop {
             let (mut ran, mut ended) = (false, true);
             for number in 0..self.warps.len() {
@@ -147,13 +151,13 @@ impl Block {
                 if warp.flow.ended() {
                     continue;
                 }
-                let mut turn = TURN.min(*budget);
-                let before = turn;
-                let mut around = BlockContext {
+                let turn = TURN.min(*budget);
+                let mut left = turn;
+                let mut block_context = BlockContext {
                     code: &launch.code,
                     barriers: &mut self.barriers,
                     warp: number,
-                    local_bytes: machine.local_bytes,
+                    local_bytes: config.local_bytes,
                     profile,
                 };
                 let running = RunningWarp {
@@ -162,18 +166,18 @@ impl Block {
                     copies: &mut warp.copies,
                     shared: &mut self.shared,
                     warp: number as u32,
-                    block: self.at,
+                    block: self.block_idx,
                     clock: warp.clock,
                 };
                 let mut cx = worker.exec_context(launch, running);
-                let result = warp.flow.run(&mut cx, &mut around, &mut turn, force);
+                let result = warp.flow.run(&mut cx, &mut block_context, &mut left, release_waiting);
                 warp.clock = cx.clock;
-                let used = before - turn;
+                let used = turn - left;
                 *budget -= used;
                 self.executed += used;
-                let turn = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
-                ran |= used > 0 || turn == WarpStatus::Ended;
-                ended &= turn == WarpStatus::Ended;
+                let status = result.map_err(|stopped| BlockFault { stopped, warp: number })?;
+                ran |= used > 0 || status == WarpStatus::Ended;
+                ended &= status == WarpStatus::Ended;
             }
             if ended {
                 return Ok(true);
@@ -182,12 +186,12 @@ impl Block {
                 return Ok(false);
             }
             if !ran {
-                if force {
+                if release_waiting {
                     return Err(self.deadlock());
                 }
-                force = true;
+                release_waiting = true;
             } else {
-                force = false;
+                release_waiting = false;
             }
         }
     }
@@ -215,7 +219,7 @@ impl Block {
 
     /// `blockIdx`, and `threadIdx` of a lane.
     pub(super) fn thread(&self, warp: usize, lane: u8, launch: &Launch) -> ([u32; 3], [u32; 3]) {
-        (self.at, thread_at(warp as u32 * 32 + u32::from(lane), launch.block))
+        (self.block_idx, thread_at(warp as u32 * 32 + u32::from(lane), launch.block))
     }
 }
 
@@ -225,13 +229,13 @@ pub(super) fn thread_at(number: u32, [nx, ny, _]: [u32; 3]) -> [u32; 3] {
 }
 
 /// The value of a special register that differs between threads or blocks; `None` for the others.
-fn special_of(
+fn special_of_threads(
     special: SpecialRegister,
     first: u32,
-    at: [u32; 3],
+    block_idx: [u32; 3],
     index: u64,
     launch: &Launch,
-    machine: &ExecutorConfig,
+    config: &ExecutorConfig,
 ) -> Option<Lanes<u64>> {
     let lanes = |value: &dyn Fn(u32) -> u32| std::array::from_fn(|lane| u64::from(value(lane as u32)));
     let below = |lane: u32| (1u32 << lane) - 1;
@@ -241,11 +245,11 @@ fn special_of(
             lanes(&|lane| thread_at(first + lane, launch.block).get(axis).copied().unwrap_or(0))
         }
         SpecialRegister::Ctaid(axis) | SpecialRegister::ClusterId(axis) => {
-            lanes(&|_| at.get(usize::from(axis)).copied().unwrap_or(0))
+            lanes(&|_| block_idx.get(usize::from(axis)).copied().unwrap_or(0))
         }
         SpecialRegister::LaneId => lanes(&|lane| lane),
         SpecialRegister::WarpId => lanes(&|_| first / 32),
-        SpecialRegister::SmId => lanes(&|_| (index % u64::from(machine.sms.max(1))) as u32),
+        SpecialRegister::SmId => lanes(&|_| (index % u64::from(config.sms.max(1))) as u32),
         SpecialRegister::LanemaskEq => lanes(&|lane| 1 << lane),
         SpecialRegister::LanemaskLt => lanes(&below),
         SpecialRegister::LanemaskLe => lanes(&|lane| below(lane) | 1 << lane),

@@ -14,6 +14,7 @@ pub(crate) fn family() -> Family {
 
 /// An operation on one element.
 trait HalfOp {
+    /// Number of operands.
     const N: usize;
     fn apply<H: Half>(a: u16, b: u16, c: u16) -> u16;
 }
@@ -95,7 +96,7 @@ impl<H: Half> Rows<'_, H> {
         }
     }
 
-    fn extremes<const FTZ: bool>(&mut self, ftz: &str) {
+    fn min_max<const FTZ: bool>(&mut self, ftz: &str) {
         self.push::<Min<FTZ, false, false>>(&format!("min{ftz}"));
         self.push::<Min<FTZ, true, false>>(&format!("min{ftz}.NaN"));
         self.push::<Min<FTZ, false, true>>(&format!("min{ftz}.xorsign.abs"));
@@ -106,14 +107,14 @@ impl<H: Half> Rows<'_, H> {
         self.push::<Max<FTZ, true, true>>(&format!("max{ftz}.NaN.xorsign.abs"));
     }
 
-    /// Operations of both types.
+    /// Operations that both f16 and bf16 have.
     fn common(&mut self) {
         self.sums::<false, false>("");
         self.push::<Fma<false, false, false>>("fma.rn");
         self.push::<Fma<false, false, true>>("fma.rn.relu");
         self.push::<Neg<false>>("neg");
         self.push::<Abs<false>>("abs");
-        self.extremes::<false>("");
+        self.min_max::<false>("");
         self.push::<Tanh>("tanh.approx");
     }
 }
@@ -131,7 +132,7 @@ pub(crate) fn rows(host: Host) -> Vec<Row> {
     f16.push::<Fma<true, false, true>>("fma.rn.ftz.relu");
     f16.push::<Neg<true>>("neg.ftz");
     f16.push::<Abs<true>>("abs.ftz");
-    f16.extremes::<true>(".ftz");
+    f16.min_max::<true>(".ftz");
     f16.push::<Ex2<false>>("ex2.approx");
     let mut bf16 = Rows::<Bf16> { rows: &mut rows, host, ty: "bf16", format: PhantomData };
     bf16.common();

@@ -25,14 +25,14 @@ fn bitwise(rows: &mut Vec<Row>) {
     map!(rows, Integer, "cnot.b32", b32 => b32, |x| u32::from(x == 0));
     map!(rows, Integer, "cnot.b64", b64 => b64, |x| u64::from(x == 0));
 
-    let two = [Operand::Out(Value::Pred), Operand::InPred, Operand::InPred];
+    let binary = [Operand::Out(Value::Pred), Operand::InPred, Operand::InPred];
     let mut pred = |name: &str, operands: &[Operand], action: fn(&mut Registers, &Args, u32)| {
         rows.push(row(name, operands, Category::Predicate, 0, Action::Compute(action)));
     };
-    pred("and.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) & r.pred(a.s[2]), m));
-    pred("or.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) | r.pred(a.s[2]), m));
-    pred("xor.pred", &two, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) ^ r.pred(a.s[2]), m));
-    pred("not.pred", &two[..2], |r, a, m| r.set_pred(a.s[0], !r.pred(a.s[1]), m));
+    pred("and.pred", &binary, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) & r.pred(a.s[2]), m));
+    pred("or.pred", &binary, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) | r.pred(a.s[2]), m));
+    pred("xor.pred", &binary, |r, a, m| r.set_pred(a.s[0], r.pred(a.s[1]) ^ r.pred(a.s[2]), m));
+    pred("not.pred", &binary[..2], |r, a, m| r.set_pred(a.s[0], !r.pred(a.s[1]), m));
 }
 
 /// `lop3`: the truth table is the immediate `imm[0]`.
@@ -46,7 +46,7 @@ fn lop3(rows: &mut Vec<Row>) {
         Category::Integer,
         0,
         Action::Compute(kernel!(|r, a, m| {
-            let result = table(r, a, [1, 2, 3]);
+            let result = lop3_result(r, a, [1, 2, 3]);
             r.set(a.s[0], &result, m);
         })),
     ));
@@ -54,13 +54,12 @@ fn lop3(rows: &mut Vec<Row>) {
     let mut test = |name: &str, action: fn(&mut Registers, &Args, u32)| {
         rows.push(row(name, &tested, Category::Integer, 0, Action::Compute(action)));
     };
-    // Six operands, so they are in `all`.
     test("lop3.or.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero | q)));
     test("lop3.and.b32", kernel!(|r, a, m| lop3_test(r, a, m, |nonzero, q| nonzero & q)));
 }
 
 #[inline(always)]
-fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
+fn lop3_result(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
     let [x, y, z] = sources;
     let (x, y, z) = (r.get::<u32>(a.s[x]), r.get::<u32>(a.s[y]), r.get::<u32>(a.s[z]));
     // Evaluates the truth table as a tree of selections: by `z` between neighbouring entries, then by `y`, then by `x`. The
@@ -82,8 +81,9 @@ fn table(r: &Registers, a: &Args, sources: [usize; 3]) -> Lanes<u32> {
 /// `d|p = (d != 0) op q`
 #[inline(always)]
 fn lop3_test(r: &mut Registers, a: &Args, mask: u32, combine: impl Fn(u32, u32) -> u32) {
-    let result = table(r, a, [2, 3, 4]);
+    let result = lop3_result(r, a, [2, 3, 4]);
     let nonzero = (0..LANES).fold(0, |bits, lane| bits | u32::from(result[lane] != 0) << lane);
+    // `q`, the sixth operand, does not fit into `s`.
     let q = a.all.get(5).map_or(0, |&slot| r.pred(slot));
     r.set(a.s[0], &result, mask);
     r.set_pred(a.s[1], combine(nonzero, q), mask);
@@ -109,7 +109,8 @@ fn shifts(rows: &mut Vec<Row>) {
     map!(rows, Integer, "shf.r.wrap.b32", b32, b32, u32 => b32, |x, y, n| bits::shf_r(x, y, n, true));
 }
 
-/// Usually the amount is an immediate; with one amount for all lanes the shift is a vector instruction on any processor.
+/// Some processors have no vector shift by a different amount per lane, so the usual case of one amount for all lanes (an
+/// immediate) has its own loop.
 #[inline(always)]
 fn shift<T: Lane>(r: &mut Registers, a: &Args, mask: u32, f: impl Fn(T, u32) -> T) {
     let (x, n) = (r.get::<T>(a.s[1]), r.get::<u32>(a.s[2]));

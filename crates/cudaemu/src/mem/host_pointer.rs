@@ -1,5 +1,5 @@
 //! Pointers to pageable host memory: memory of the program that is not registered with the driver, as one side of a copy.
-#![allow(unsafe_code, reason = "one of the places the crate allows it in: pointers of the program")]
+#![allow(unsafe_code, reason = "reads and writes memory through pointers of the program")]
 
 /// A pointer of the program to memory that is not registered with the driver.
 #[repr(transparent)]

@@ -1,6 +1,6 @@
 //! Syntax tree of a PTX module, as written: names are not resolved, opcodes are not looked up.
 //!
-//! Every item keeps its line (from 1), so that later stages can quote it in errors.
+//! Declarations, labels and instructions keep their line (from 1), so that later stages can quote it in errors.
 
 use std::sync::Arc;
 
@@ -174,7 +174,7 @@ pub struct Function {
 /// A statement in a function body.
 #[derive(Clone, Debug)]
 pub enum Statement {
-    /// `name:`
+    /// `name:`; the name and its line.
     Label(Name, u32),
     /// `.reg .b32 %r<10>;` declares `%r0` to `%r9`; without `<n>`, `count` is `None` and the name is the register.
     Registers {
@@ -191,9 +191,9 @@ pub enum Statement {
     },
     /// A `.local`, `.shared`, `.param` (or other) variable of this scope.
     Variable(Variable),
-    /// `label: .branchtargets a, b, c;`
+    /// `label: .branchtargets a, b, c;`: the label, the possible targets of an indirect branch, and the line.
     BranchTargets(Name, Vec<Name>, u32),
-    /// `label: .calltargets a, b, c;`: possible targets of an indirect call.
+    /// `label: .calltargets a, b, c;`: the label, the possible targets of an indirect call, and the line.
     CallTargets(Name, Vec<Name>, u32),
     /// `label: .callprototype (…) _ (…);`: only the sizes of its parameters are used.
     CallPrototype {

@@ -31,7 +31,7 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
         devices: Vec::new(),
     };
     let connection =
-        Connection::start("h:1", handshake, VersionCodec::CURRENT, (WATCHDOG, WATCHDOG), Some(server_info)).unwrap();
+        Connection::start("h:1", handshake, VersionCodec::NEWEST, (WATCHDOG, WATCHDOG), Some(server_info)).unwrap();
     let domain = connection.domain();
     let info = DeviceInfo { max_buffer: 1 << 20, domain, ..DeviceInfo::new("h:1/X0", DeviceKind::Cpu) };
     let remote = Arc::new(RemoteDevice::new(&connection, 0, info).unwrap());

@@ -2,13 +2,36 @@
 
 use thiserror::Error;
 
+use super::graph_store::MissingGraph;
+use super::graphs::StoredId;
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::versions::ServedVersion;
+use crate::rpc::wire::RpcCommand;
 
 /// An invalid request. The client is at fault.
 #[derive(Debug, Error)]
 pub(super) enum GgmlError {
     #[error("device {0} has no last graph: none was computed, or a buffer of it was freed")]
     NoLastGraph(u32),
+    #[error("device {} has no graph {}: {reason}", id.device, id.uid)]
+    NoStoredGraph { id: StoredId, reason: MissingGraph },
+    #[error("protocol {version} was answered, but the request {} the number of a graph", if *has_uid { "has" } else { "lacks" })]
+    RecomputeLayout { has_uid: bool, version: ServedVersion },
+    #[error("{command} is no command of protocol {version}, which was answered")]
+    NotInVersion { command: RpcCommand, version: ServedVersion },
+    #[error("{count} rows of {size} bytes: expected at least one row with at least one byte")]
+    NoRows { size: u64, count: u64 },
+    #[error(
+        "{count} rows of {size} bytes, {stride} bytes apart from offset {offset} on, reach past their tensor of {extent} \
+         bytes"
+    )]
+    RowsOutsideTensor { offset: u64, size: u64, count: u64, stride: u64, extent: u64 },
+    #[error("rows of {size} bytes that are {stride} bytes apart overlap: they can be written, but not read")]
+    OverlappingRows { size: u64, stride: u64 },
+    #[error("expected {expected} bytes of rows, got {have}")]
+    RowBytes { expected: u64, have: u64 },
+    #[error("device {0} has no connection for collectives: COMM_INIT was answered 0, or not sent")]
+    NoCommunicator(u32),
 }
 
 impl From<GgmlError> for SessionError {

@@ -1,4 +1,7 @@
-//! GRAPH_COMPUTE and GRAPH_RECOMPUTE: run a graph, compiled once and cached by its bytes.
+//! GRAPH_COMPUTE and GRAPH_RECOMPUTE: run a graph, compiled once, and found again by its bytes or by its number (uid).
+//!
+//! Up to 7.0 GRAPH_RECOMPUTE runs the graph that the device ran last, and with several splits on a device clients send the same
+//! few bodies for each token. From 8.0 on a client numbers its graphs, and names the number to run one again.
 
 use std::time::Instant;
 
@@ -7,48 +10,134 @@ use super::session::GgmlSession;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::graph_import::{ImportedGraph, import_graph};
 use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram};
-use crate::rpc::wire::{Request, RpcCommand, graph_cost};
+use crate::rpc::wire::{GraphCompute, GraphRecompute, OpNumbering, Request, RpcCommand, graph_cost};
 
-/// Key of a cached graph: the body of its GRAPH_COMPUTE. ggml's clients send the same few bodies for each token, and a lookup
-/// usually costs one comparison of the bytes. Equal bytes mean the same device and buffers: handles are never reused, and
-/// freeing a buffer removes its programs.
-pub(super) type GraphBody = Box<[u8]>;
+/// Key of a cached program.
+pub(super) enum GraphKey {
+    /// The body of its GRAPH_COMPUTE. A lookup usually costs one comparison of the bytes. Equal bytes mean the same device and
+    /// buffers: handles are never reused, and freeing a buffer removes its programs.
+    Body(Box<[u8]>),
+    /// The number that the client gave it.
+    Stored(StoredId),
+}
+
+/// Number of a stored graph: uids are counted per device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StoredId {
+    pub(super) device: u32,
+    pub(super) uid: u64,
+}
+
+impl PartialEq<[u8]> for GraphKey {
+    fn eq(&self, body: &[u8]) -> bool {
+        matches!(self, GraphKey::Body(own) if **own == *body)
+    }
+}
+
+impl PartialEq<StoredId> for GraphKey {
+    fn eq(&self, id: &StoredId) -> bool {
+        matches!(self, GraphKey::Stored(own) if own == id)
+    }
+}
 
 impl GgmlSession<'_> {
-    /// Runs the graph in the first `len` bytes of `body`. A cached graph costs the comparison and a submission. For a new
-    /// graph, `body` is moved into the cache as the key.
+    /// Runs the graph in the first `len` bytes of `body`. A graph that is cached by its bytes costs the comparison and a
+    /// submission. For a new graph without a number, `body` is moved into the cache as the key.
     pub(super) fn graph_compute(&mut self, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
         let message = &body[..len];
+        if self.version.has_graph_uid()
+            && let Some(uid @ 1..) = message.get(4..12).and_then(|uid| uid.try_into().ok()).map(u64::from_le_bytes)
+        {
+            return self.compute_stored(uid, message);
+        }
         // The size in the header was checked, so the body has at least four bytes.
         let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
         if let Some(cached) = self.resources.programs.get(device, message) {
             let program = cached.program.clone()?;
             return self.run_program(device, &program);
         }
-        let target = self.resources.device(device)?;
-        let server = self.resources.server;
-        let Request::GraphCompute(graph) = Request::decode(RpcCommand::GraphCompute, message, &server.config.limits)?
-        else {
-            return Err(decoder_bug());
-        };
-        let cost = graph_cost(message.len() as u64, &graph);
-        if self.resources.programs.evict_for(cost) {
-            self.queues.wait_idle(Instant::now() + server.config.device_timeout)?;
-            self.resources.programs.release_evicted();
-        }
-        let ImportedGraph { program, buffers } = import_graph(&graph, &self.resources.handles, &**target)?;
+        let (cost, ImportedGraph { program, buffers }) = self.import(message)?;
         let mut message = std::mem::take(body);
         message.truncate(len);
-        self.resources.programs.insert(CachedProgram::new(message.into(), device, cost, buffers, Ok(program.clone())));
+        let key = GraphKey::Body(message.into());
+        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
         self.run_program(device, &program)
     }
 
-    /// Runs the graph that ran last on `device`.
-    pub(super) fn graph_recompute(&mut self, device: u32) -> Result<(), SessionError> {
-        self.resources.device(device)?;
-        let last = self.resources.programs.most_recent(device).ok_or(GgmlError::NoLastGraph(device))?;
-        let program = last.program.clone()?;
+    /// Runs a graph, and stores it under its number.
+    fn compute_stored(&mut self, uid: u64, message: &[u8]) -> Result<(), SessionError> {
+        let (cost, ImportedGraph { program, buffers }) = self.import(message)?;
+        let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        let id = StoredId { device, uid };
+        let cleared = self.graph_store.record_compute(device, uid, message, &buffers);
+        // The same number may name another graph than before.
+        let is_stale = |key: &GraphKey| match key {
+            GraphKey::Stored(other) => *other == id || cleared && other.device == device,
+            GraphKey::Body(_) => false,
+        };
+        self.resources.programs.remove_where(is_stale);
+        let key = GraphKey::Stored(id);
+        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
         self.run_program(device, &program)
+    }
+
+    /// Decodes, validates and compiles the graph of a message, after the program cache has evicted what it must for it. Returns
+    /// the estimated bytes of the program with it.
+    fn import(&mut self, message: &[u8]) -> Result<(u64, ImportedGraph), SessionError> {
+        let graph = self.decode_graph(message)?;
+        let target = self.resources.device(graph.device())?;
+        let cost = graph_cost(message.len() as u64, &graph);
+        if self.resources.programs.evict_for(cost) {
+            self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
+            self.resources.programs.release_evicted();
+        }
+        Ok((cost, import_graph(&graph, &self.resources.handles, &**target)?))
+    }
+
+    /// Decodes a graph in the layout and with the op numbers of the session's version. 8.0.0 and 8.0.1 have the same HELLO and
+    /// different op numbers: the first graph with an op that differs decides for the session.
+    fn decode_graph<'a>(&mut self, message: &'a [u8]) -> Result<GraphCompute<'a>, SessionError> {
+        let limits = &self.resources.server.config.limits;
+        if !self.version.has_graph_uid() {
+            let Request::GraphCompute(graph) = Request::decode(RpcCommand::GraphCompute, message, limits)? else {
+                return Err(decoder_bug());
+            };
+            return Ok(graph.with_numbering(OpNumbering::V7_0));
+        }
+        let graph = GraphCompute::decode_with_uid(message, limits)?;
+        if self.numbering.is_none() {
+            self.numbering = OpNumbering::detect(graph.tensors().iter());
+        }
+        Ok(graph.with_numbering(self.numbering.unwrap_or(OpNumbering::NEWEST)))
+    }
+
+    /// Runs a graph again: the one with the number, or, up to 7.0, the one that ran last on the device.
+    pub(super) fn graph_recompute(&mut self, request: &GraphRecompute) -> Result<(), SessionError> {
+        let device = request.device;
+        self.resources.device(device)?;
+        let program = match (request.uid, self.version.has_graph_uid()) {
+            (None, false) => {
+                let last = self.resources.programs.most_recent(device).ok_or(GgmlError::NoLastGraph(device))?;
+                last.program.clone()?
+            }
+            (Some(uid), true) => self.stored_program(StoredId { device, uid })?,
+            (uid, _) => return Err(GgmlError::RecomputeLayout { has_uid: uid.is_some(), version: self.version }.into()),
+        };
+        self.run_program(device, &program)
+    }
+
+    /// The program of a stored graph: cached, or compiled anew from the stored body.
+    fn stored_program(&mut self, id: StoredId) -> Result<BoundProgram, SessionError> {
+        if let Some(cached) = self.resources.programs.get(id.device, &id) {
+            self.graph_store.record_use(id.device, id.uid);
+            return Ok(cached.program.clone()?);
+        }
+        let body =
+            self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
+        let (cost, ImportedGraph { program, buffers }) = self.import(&body)?;
+        let key = GraphKey::Stored(id);
+        self.resources.programs.insert(CachedProgram::new(key, id.device, cost, buffers, Ok(program.clone())));
+        Ok(program)
     }
 
     /// Runs a program. Inline on the session's thread, unless the session also uses other devices: this thread must read their

@@ -1,4 +1,4 @@
-//! Front end of ggml's RPC protocol 7.0, for llama.cpp's clients.
+//! Front end of ggml's RPC protocol, versions 7.0 and 8.0, for llama.cpp's clients.
 //!
 //! Serves one request at a time, with one implicit queue per device. The protocol has no error reply: a failed request ends the
 //! session, and one log line names the client, the command and the reason.
@@ -6,7 +6,10 @@
 //! ```text
 //! session         the loop over requests, their dispatch
 //! graphs          GRAPH_COMPUTE, GRAPH_RECOMPUTE
+//! graph_store     bodies of the graphs that a client of 8.0 has numbered
 //! tensors         requests that read and write tensors, with the tensor cache
+//! tensors_2d      SET_TENSOR_2D, GET_TENSOR_2D
+//! collectives     COMM_INIT, which is refused
 //! device_queues   one queue per device, opened on demand
 //! prefault        clears pages of the next upload's region while the session is idle
 //! ```
@@ -14,11 +17,14 @@
 //! Not here: HELLO (`handshake`), requests about buffers and memory (`resource_requests`), and resources (`session`). Start
 //! reading at `session.rs`.
 
+mod collectives;
 mod device_queues;
 mod error;
+mod graph_store;
 mod graphs;
 mod prefault;
 mod session;
 mod tensors;
+mod tensors_2d;
 
 pub(super) use session::serve_session;

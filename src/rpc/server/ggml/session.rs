@@ -1,7 +1,9 @@
 //! Session of ggml's protocol: the loop over the client's requests, and their dispatch.
 
 use super::device_queues::DeviceQueues;
-use super::graphs::GraphBody;
+use super::error::GgmlError;
+use super::graph_store::GraphStore;
+use super::graphs::GraphKey;
 use super::prefault::Prefault;
 use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
@@ -11,28 +13,48 @@ use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
+use crate::rpc::server::versions::ServedVersion;
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{REQUEST_HEADER, Request, Response, RpcCommand};
+use crate::rpc::wire::{OpNumbering, REQUEST_HEADER, Request, Response, RpcCommand};
 
 /// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
     pub(super) connection: ClientConnection,
-    pub(super) resources: SessionResources<'a, GraphBody>,
+    pub(super) resources: SessionResources<'a, GraphKey>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
+    /// The version of the protocol that HELLO was answered with.
+    pub(super) version: ServedVersion,
+    /// Op numbers of a client of 8.0; `None` until a graph has told them.
+    pub(super) numbering: Option<OpNumbering>,
+    /// Bodies of the graphs that a client of 8.0 has numbered.
+    pub(super) graph_store: GraphStore,
+    /// Whether the log has the line that collectives are not served.
+    pub(super) warned_of_collectives: bool,
 }
 
-/// Serves a connection after its HELLO until it ends. `header` is the header of the next message. `body` is a reused buffer.
+/// Serves a connection after its HELLO, which was answered with `version`, until it ends. `header` is the header of the next
+/// message. `body` is a reused buffer.
 pub(in crate::rpc::server) fn serve_session(
     server: &ServerContext,
     connection: ClientConnection,
     peer: PeerAddr,
+    version: ServedVersion,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<SessionEnd, SessionFailure> {
     let resources = SessionResources::new(server, peer, CacheLimits::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget);
-    let mut session = GgmlSession { connection, resources, queues, prefault: Prefault::default() };
+    let mut session = GgmlSession {
+        connection,
+        resources,
+        queues,
+        prefault: Prefault::default(),
+        version,
+        numbering: None,
+        graph_store: GraphStore::new(server.config.max_graph_memory),
+        warned_of_collectives: false,
+    };
     loop {
         session.serve_request(header, &mut body)?;
         session.prefault_while_idle();
@@ -53,8 +75,15 @@ impl GgmlSession<'_> {
         done.map_err(|e| SessionFailure::new(Some(header.command.name()), e))
     }
 
-    /// Serves a request with `len` bytes of body. SET_TENSOR streams them to the device; all others read them into `body`.
+    /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them into
+    /// `body`.
     fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
+        if !self.version.has_command(command) {
+            return Err(GgmlError::NotInVersion { command, version: self.version }.into());
+        }
+        if command == RpcCommand::SetTensor2d {
+            return self.set_tensor_2d(len);
+        }
         if command == RpcCommand::SetTensor {
             return self.set_tensor(len);
         }
@@ -87,8 +116,17 @@ impl GgmlSession<'_> {
             Request::SetTensorHash(request) => self.set_tensor_hash(&request),
             Request::GetTensor(request) => self.get_tensor(&request),
             Request::CopyTensor(request) => self.copy_tensor(&request),
-            Request::GraphRecompute(request) => self.graph_recompute(request.device),
-            Request::SetTensor(_) | Request::GraphCompute(_) => Err(decoder_bug()),
+            Request::GraphRecompute(request) => self.graph_recompute(&request),
+            Request::GetTensor2d(request) => self.get_tensor_2d(&request),
+            Request::FreeBuffer(request) => {
+                self.resources.free(request.remote_ptr)?;
+                self.graph_store.remove_graphs_of_buffer(request.remote_ptr);
+                Ok(())
+            }
+            Request::CommInit(request) => self.comm_init(&request),
+            Request::CommAllreduce(request) => Err(GgmlError::NoCommunicator(request.device).into()),
+            Request::CommFree(request) => Ok(self.resources.device(request.device).map(drop)?),
+            Request::SetTensor(_) | Request::SetTensor2d(_) | Request::GraphCompute(_) => Err(decoder_bug()),
             request => match resource_requests::serve(&mut self.resources, &request)? {
                 Some(response) => self.reply(&response),
                 None => Ok(()),

@@ -11,14 +11,17 @@
 //! evicted program stays in memory while a queue has yet to run it. Its bytes count as `evicted_bytes` until the session has
 //! waited for its queues.
 
-use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::{DeviceError, Program, Queue, Region};
 
-/// Maximum number of programs of a session: more than any client alternates between.
+/// Maximum number of programs of a session of the extension, whose clients simulate the cache.
 pub(in crate::rpc::server) const MAX_PROGRAMS: usize = 64;
+
+/// Maximum number of programs of a session of ggml's protocol. Under a tensor split, llama.cpp alternates between a few graphs
+/// per layer, most of a single node. An LRU cache that is smaller than such a cycle would never hit.
+const MAX_GGML_PROGRAMS: usize = 1024;
 
 /// Limit of the estimated bytes of a session's cached programs. A single program may exceed it, and is then the only one in the
 /// cache.
@@ -78,7 +81,9 @@ impl<K> CachedProgram<K> {
 /// Limits at which a cache evicts programs, and at which the session must wait for its queues. All in bytes.
 #[derive(Clone, Copy)]
 pub(in crate::rpc::server) struct CacheLimits {
-    /// Limit of the cached programs, including one that is about to be inserted. Above it, programs are evicted.
+    /// Maximum number of cached programs.
+    max_programs: usize,
+    /// Limit of the cached programs in bytes, including one that is about to be inserted. Above it, programs are evicted.
     max_cached: u64,
     /// Low watermark: an eviction continues until the cached programs are at most this.
     keep_after_eviction: u64,
@@ -91,6 +96,7 @@ impl CacheLimits {
     /// Evicts down to half the limit at once, so that not every new program waits for the queues. For ggml's clients, which do
     /// not track the cache.
     pub(in crate::rpc::server) const EVICT_HALF: CacheLimits = CacheLimits {
+        max_programs: MAX_GGML_PROGRAMS,
         max_cached: MAX_CACHED_BYTES,
         keep_after_eviction: MAX_CACHED_BYTES / 2,
         max_total: MAX_CACHED_BYTES,
@@ -99,6 +105,7 @@ impl CacheLimits {
     /// Evicts as few programs as possible, so that clients of the extension can track the cache. The queues may hold the same
     /// number of bytes in evicted programs.
     pub(in crate::rpc::server) const EVICT_FEWEST: CacheLimits = CacheLimits {
+        max_programs: MAX_PROGRAMS,
         max_cached: MAX_CACHED_BYTES,
         keep_after_eviction: MAX_CACHED_BYTES,
         max_total: 2 * MAX_CACHED_BYTES,
@@ -127,12 +134,11 @@ impl<K> ProgramCache<K> {
     /// program that this device used last is compared first.
     pub(in crate::rpc::server) fn get<Q>(&mut self, device: u32, key: &Q) -> Option<&CachedProgram<K>>
     where
-        K: Borrow<Q>,
-        Q: PartialEq + ?Sized,
+        K: PartialEq<Q>,
+        Q: ?Sized,
     {
         let guess = self.last_used_index(device).map(|last| self.entries[last].successor);
-        let guess =
-            guess.and_then(|serial| self.index_of_serial(serial)).filter(|&at| self.entries[at].key.borrow() == key);
+        let guess = guess.and_then(|serial| self.index_of_serial(serial)).filter(|&at| self.entries[at].key == *key);
         let at = guess.or_else(|| self.index_of_key(key))?;
         Some(self.mark_used(at))
     }
@@ -140,8 +146,8 @@ impl<K> ProgramCache<K> {
     /// Whether a key is in the cache. Does not count as a use.
     pub(in crate::rpc::server) fn contains<Q>(&self, key: &Q) -> bool
     where
-        K: Borrow<Q>,
-        Q: PartialEq + ?Sized,
+        K: PartialEq<Q>,
+        Q: ?Sized,
     {
         self.index_of_key(key).is_some()
     }
@@ -155,11 +161,11 @@ impl<K> ProgramCache<K> {
     /// Evicts the least recently used programs until a program of `cost` bytes fits. Returns true if the session must wait for
     /// its queues, and then call [`ProgramCache::release_evicted`], before it compiles that program.
     pub(in crate::rpc::server) fn evict_for(&mut self, cost: u64) -> bool {
-        let CacheLimits { max_cached, keep_after_eviction, max_total } = self.limits;
+        let CacheLimits { max_programs, max_cached, keep_after_eviction, max_total } = self.limits;
         let mut bytes = self.cached_bytes();
-        if self.entries.len() >= MAX_PROGRAMS || bytes.saturating_add(cost) > max_cached {
+        if self.entries.len() >= max_programs || bytes.saturating_add(cost) > max_cached {
             let target = keep_after_eviction.min(max_cached.saturating_sub(cost));
-            while self.entries.len() >= MAX_PROGRAMS || bytes > target {
+            while self.entries.len() >= max_programs || bytes > target {
                 let oldest = (0..self.entries.len()).min_by_key(|&at| self.entries[at].last_use);
                 let Some(oldest) = oldest else { break };
                 let freed = self.entries.swap_remove(oldest).cost;
@@ -189,12 +195,19 @@ impl<K> ProgramCache<K> {
         self.evicted_bytes += before - self.cached_bytes();
     }
 
+    /// Removes the programs whose key `matches`. They count as evicted.
+    pub(in crate::rpc::server) fn remove_where(&mut self, matches: impl Fn(&K) -> bool) {
+        let before = self.cached_bytes();
+        self.entries.retain(|entry| !matches(&entry.key));
+        self.evicted_bytes += before - self.cached_bytes();
+    }
+
     fn index_of_key<Q>(&self, key: &Q) -> Option<usize>
     where
-        K: Borrow<Q>,
-        Q: PartialEq + ?Sized,
+        K: PartialEq<Q>,
+        Q: ?Sized,
     {
-        self.entries.iter().position(|entry| entry.key.borrow() == key)
+        self.entries.iter().position(|entry| entry.key == *key)
     }
 
     fn cached_bytes(&self) -> u64 {
@@ -240,7 +253,7 @@ mod tests {
     }
 
     /// Key of ggml's front end: the body of a request.
-    type Body = Box<[u8]>;
+    type Body = Vec<u8>;
 
     /// A cached program with the key `body`, bound to one buffer.
     fn body(device: u32, body: &[u8], cost: u64, buffer: u64, program: &BoundProgram) -> CachedProgram<Body> {
@@ -276,7 +289,8 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_program_is_evicted() {
-        let (p, mut cache) = (bound_program(), ProgramCache::new(CacheLimits::EVICT_HALF));
+        let limits = CacheLimits { max_programs: MAX_PROGRAMS, ..CacheLimits::EVICT_HALF };
+        let (p, mut cache) = (bound_program(), ProgramCache::new(limits));
         let add = |cache: &mut ProgramCache<Body>, key: &[u8], cost| {
             let must_wait = cache.evict_for(cost);
             cache.insert(body(0, key, cost, 1, &p));

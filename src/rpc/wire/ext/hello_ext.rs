@@ -4,7 +4,7 @@ use super::super::codec::{Field, Reader, WireError};
 use super::{text, write_text};
 
 /// Revision of the extensions in this crate. With a server of another revision the client uses 7.0 without extensions.
-pub const REVISION: u8 = 1;
+pub const REVISION: u8 = 2;
 
 /// State of a server: whether it accepts new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

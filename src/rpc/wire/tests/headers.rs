@@ -5,7 +5,7 @@ use crate::rpc::wire::*;
 use super::inputs::LIMITS;
 
 /// Number, name and minimum length of the request's body of each command, from the protocol's table.
-const COMMANDS: [(u8, &str, u64); 18] = [
+const COMMANDS: [(u8, &str, u64); 23] = [
     (0, "ALLOC_BUFFER", 12),
     (1, "GET_ALIGNMENT", 4),
     (2, "GET_MAX_SIZE", 4),
@@ -24,6 +24,11 @@ const COMMANDS: [(u8, &str, u64); 18] = [
     (15, "DEVICE_COUNT", 0),
     (16, "GRAPH_RECOMPUTE", 4),
     (17, "MEMSET_TENSOR", 313),
+    (18, "SET_TENSOR_2D", 328),
+    (19, "GET_TENSOR_2D", 328),
+    (20, "COMM_INIT", 80),
+    (21, "COMM_ALLREDUCE", 300),
+    (22, "COMM_FREE", 4),
 ];
 
 fn header(number: u8, size: u64) -> Result<RequestHeader, WireError> {
@@ -39,7 +44,7 @@ fn numbers_and_names() {
         let command = RpcCommand::from_wire(number).unwrap();
         assert_eq!((command as u8, command.name(), command.to_string()), (number, name, name.to_string()));
     }
-    for number in 18..=u8::MAX {
+    for number in 23..=u8::MAX {
         assert_eq!(RpcCommand::from_wire(number), Err(WireError::UnknownCommand(number)));
         assert_eq!(header(number, 0), Err(WireError::UnknownCommand(number)));
     }
@@ -47,7 +52,8 @@ fn numbers_and_names() {
 
 #[test]
 fn sizes() {
-    let graph_max = 12 + 8 * 64 + 296 * 128;
+    // With the uid of 8.0, whose body is the longer one.
+    let graph_max = 12 + 8 + 8 * 64 + 296 * 128;
     for (number, name, smallest) in COMMANDS {
         let command = RpcCommand::from_wire(number).unwrap();
         let len = |size| header(number, size).unwrap().body_len(&LIMITS);
@@ -75,6 +81,17 @@ fn sizes() {
                 assert_eq!(len(u64::MAX), bad(u64::MAX));
                 assert_eq!(len(u64::MAX - 3), too_large(u64::MAX - 3, graph_max));
             }
+            RpcCommand::SetTensor2d => {
+                assert_eq!(len(329), Ok(329));
+                assert_eq!(len(LIMITS.max_body + 1), Ok(LIMITS.max_body as usize + 1), "data is streamed");
+                assert_eq!(len(u64::MAX), too_large(u64::MAX, i64::MAX as u64));
+            }
+            RpcCommand::GraphRecompute => {
+                assert_eq!(len(12), Ok(12), "with the uid of 8.0");
+                for size in [5, 11, 13, u64::MAX] {
+                    assert_eq!(len(size), bad(size));
+                }
+            }
             RpcCommand::Hello => {
                 assert_eq!(len(24), Ok(24));
                 for size in [1, 3, 23, 25, u64::MAX] {
@@ -91,11 +108,11 @@ fn sizes() {
 }
 
 #[test]
-fn max_body_limits_everything_but_set_tensor() {
+fn max_body_limits_everything_but_streamed_data() {
     let limits = Limits { max_nodes: u32::MAX, max_tensors: u32::MAX, max_body: 300 };
     for (number, name, smallest) in COMMANDS {
         let command = RpcCommand::from_wire(number).unwrap();
-        let want = if smallest <= 300 || command == RpcCommand::SetTensor {
+        let want = if smallest <= 300 || matches!(command, RpcCommand::SetTensor | RpcCommand::SetTensor2d) {
             Ok(smallest as usize)
         } else {
             Err(WireError::TooLarge { what: name, have: smallest, limit: 300 })
@@ -143,8 +160,8 @@ fn errors_name_expected_and_received_values() {
         text(10, 13),
         "GRAPH_COMPUTE: expected a body of 12 + 8 n_nodes + 296 n_tensors bytes, the header says 13 bytes"
     );
-    assert_eq!(text(10, (1 << 60) + 4), format!("GRAPH_COMPUTE: {} is over the limit of 38412", (1u64 << 60) + 4));
-    assert_eq!(header(200, 0).unwrap_err().to_string(), "unknown command 200, expected 0 to 17");
+    assert_eq!(text(10, (1 << 60) + 4), format!("GRAPH_COMPUTE: {} is over the limit of 38420", (1u64 << 60) + 4));
+    assert_eq!(header(200, 0).unwrap_err().to_string(), "unknown command 200, expected 0 to 22");
 }
 
 #[test]
@@ -155,5 +172,5 @@ fn a_client_accepts_its_major_and_no_later_minor() {
     {
         assert_eq!(client.accepts(Version { major, minor, patch }), accepted, "{major}.{minor}.{patch}");
     }
-    assert_eq!(PROTOCOL_VERSION.to_string(), "7.0.0");
+    assert_eq!(PROTOCOL_VERSION.to_string(), "8.0.1");
 }

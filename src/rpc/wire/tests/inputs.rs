@@ -70,8 +70,25 @@ pub(crate) fn request<'a>(command: RpcCommand, rng: &mut Rng, buffers: &'a Reque
         RpcCommand::GetAllocSize => Request::GetAllocSize(GetAllocSize { device, tensor, srcs: &buffers.srcs }),
         RpcCommand::Hello => Request::Hello(Hello { conn_caps: Some(std::array::from_fn(|_| rng.u8(..))) }),
         RpcCommand::DeviceCount => Request::DeviceCount(DeviceCount {}),
-        RpcCommand::GraphRecompute => Request::GraphRecompute(GraphRecompute { device }),
+        RpcCommand::GraphRecompute => Request::GraphRecompute(GraphRecompute { device, uid: None }),
         RpcCommand::MemsetTensor => Request::MemsetTensor(MemsetTensor { tensor, offset, size, value }),
+        RpcCommand::SetTensor2d => {
+            let head = SetTensor2dHead { tensor, offset, size, n_copies: rng.u64(..), stride: rng.u64(..) };
+            Request::SetTensor2d(SetTensor2d { head, data: &buffers.data })
+        }
+        RpcCommand::GetTensor2d => {
+            let (n_copies, stride) = (rng.u64(..), rng.u64(..));
+            Request::GetTensor2d(GetTensor2d { tensor, offset, size, n_copies, stride })
+        }
+        RpcCommand::CommInit => Request::CommInit(CommInit {
+            device,
+            rank: rng.u32(..),
+            world: rng.u32(..),
+            port: rng.u32(..),
+            host: std::array::from_fn(|_| rng.u8(..)),
+        }),
+        RpcCommand::CommAllreduce => Request::CommAllreduce(CommAllreduce { device, tensor }),
+        RpcCommand::CommFree => Request::CommFree(CommFree { device }),
     }
 }
 
@@ -103,6 +120,7 @@ pub(crate) fn request_fields(command: RpcCommand, buffers: &RequestBuffers) -> V
         RpcCommand::GetAlignment
         | RpcCommand::GetMaxSize
         | RpcCommand::GetDeviceMemory
+        | RpcCommand::CommFree
         | RpcCommand::GraphRecompute => {
             vec![("device", 4)]
         }
@@ -111,6 +129,11 @@ pub(crate) fn request_fields(command: RpcCommand, buffers: &RequestBuffers) -> V
         RpcCommand::Hello => vec![("conn_caps", 24)],
         RpcCommand::DeviceCount => vec![],
         RpcCommand::MemsetTensor => vec![("tensor", 296), ("offset", 8), ("size", 8), ("value", 1)],
+        RpcCommand::SetTensor2d | RpcCommand::GetTensor2d => {
+            vec![("tensor", 296), ("offset", 8), ("size", 8), ("n_copies", 8), ("stride", 8)]
+        }
+        RpcCommand::CommInit => vec![("device", 4), ("rank", 4), ("world", 4), ("port", 4), ("host", 64)],
+        RpcCommand::CommAllreduce => vec![("device", 4), ("tensor", 296)],
     }
 }
 
@@ -133,6 +156,8 @@ pub(crate) fn responses<'a>(rng: &mut Rng, data: &'a [u8]) -> Vec<Response<'a>> 
             extension_byte: rng.u8(..),
         }),
         Response::DeviceCount(rng.u32(..)),
+        Response::GetTensor2d(data),
+        Response::CommInit(rng.bool()),
     ]
 }
 
@@ -143,7 +168,7 @@ pub(crate) fn response_fields(command: RpcCommand) -> &'static [(&'static str, u
         RpcCommand::GetAlignment => &[("alignment", 8)],
         RpcCommand::GetMaxSize => &[("max_size", 8)],
         RpcCommand::BufferGetBase => &[("base", 8)],
-        RpcCommand::SetTensorHash | RpcCommand::CopyTensor => &[("result", 1)],
+        RpcCommand::SetTensorHash | RpcCommand::CopyTensor | RpcCommand::CommInit => &[("result", 1)],
         RpcCommand::GetDeviceMemory => &[("free", 8), ("total", 8)],
         RpcCommand::GetAllocSize => &[("alloc_size", 8)],
         RpcCommand::Hello => &[("major", 1), ("minor", 1), ("patch", 1), ("padding", 1), ("conn_caps", 24)],

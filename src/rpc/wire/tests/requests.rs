@@ -48,6 +48,10 @@ fn truncation_names_the_field() {
                     let Ok(Request::SetTensor(got)) = got else { panic!("{got:?}") };
                     assert_eq!(got.data, &buffers.data[..len - SET_TENSOR_HEAD]);
                 }
+                (RpcCommand::SetTensor2d, SET_TENSOR_2D_HEAD..) => {
+                    let Ok(Request::SetTensor2d(got)) = got else { panic!("{got:?}") };
+                    assert_eq!(got.data, &buffers.data[..len - SET_TENSOR_2D_HEAD]);
+                }
                 _ => assert_eq!(got.err(), Some(truncation(&fields, len).unwrap()), "{command} at {len}"),
             }
         }
@@ -62,11 +66,12 @@ fn a_trailing_byte_is_an_error() {
         let mut body = frame(&request(command, &mut rng, &buffers)).1;
         body.push(0);
         let got = Request::decode(command, &body, &LIMITS);
-        if command == RpcCommand::SetTensor {
-            let Ok(Request::SetTensor(got)) = got else { panic!("{got:?}") };
-            assert_eq!(got.data.len(), buffers.data.len() + 1, "all bytes behind the head are data");
-        } else {
-            assert_eq!(got, Err(WireError::Trailing { what: command.name(), extra: 1 }));
+        match got {
+            // All bytes behind the head are data.
+            Ok(Request::SetTensor(SetTensor { data, .. }) | Request::SetTensor2d(SetTensor2d { data, .. })) => {
+                assert_eq!(data.len(), buffers.data.len() + 1);
+            }
+            got => assert_eq!(got, Err(WireError::Trailing { what: command.name(), extra: 1 })),
         }
     }
 }
@@ -93,8 +98,8 @@ fn next_request_splits_a_stream() {
         let got = next_request(&mut &whole[..len], &LIMITS).err();
         assert_eq!(got, Some(WireError::Truncated { what, need, have: have as u64 }));
     }
-    header[0] = 18;
-    assert_eq!(next_request(&mut &header[..], &LIMITS).err(), Some(WireError::UnknownCommand(18)));
+    header[0] = 23;
+    assert_eq!(next_request(&mut &header[..], &LIMITS).err(), Some(WireError::UnknownCommand(23)));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn hello() {
     check_request(&Request::Hello(Hello { conn_caps: Some([0; 24]) }), &frame);
     check_request(&Request::Hello(Hello { conn_caps: None }), &[14, 0, 0, 0, 0, 0, 0, 0, 0]);
 
-    let mut frame = vec![28, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0];
+    let mut frame = vec![28, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0];
     frame.extend([9; 24]);
     let reply = HelloReply { version: PROTOCOL_VERSION, conn_caps: Some([9; 24]), extension_byte: 0 };
     check_response(&Response::Hello(reply.clone()), &frame);
@@ -57,7 +57,17 @@ fn small_messages() {
         &Request::BufferClear(BufferClear { remote_ptr: 5, value: 0xaa }),
         &[5, 9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0xaa],
     );
-    check_request(&Request::GraphRecompute(GraphRecompute { device: 3 }), &[16, 4, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]);
+    check_request(
+        &Request::GraphRecompute(GraphRecompute { device: 3, uid: None }),
+        &[16, 4, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0],
+    );
+    check_request(
+        &Request::GraphRecompute(GraphRecompute { device: 3, uid: Some(0x102) }),
+        &[16, 12, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0],
+    );
+    check_request(&Request::CommFree(CommFree { device: 1 }), &[22, 4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    check_response(&Response::CommInit(false), &[1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    check_response(&Response::GetTensor2d(&[9]), &[1, 0, 0, 0, 0, 0, 0, 0, 9]);
     check_response(&Response::SetTensorHash(true), &[1, 0, 0, 0, 0, 0, 0, 0, 1]);
     check_response(&Response::GetTensor(&[7, 8]), &[2, 0, 0, 0, 0, 0, 0, 0, 7, 8]);
 }

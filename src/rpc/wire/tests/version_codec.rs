@@ -19,8 +19,10 @@ use std::collections::HashMap;
 /// a name is its number; types have the form `name=number`.
 const NUMBERINGS: &str = include_str!("versions.txt");
 
-const VERSIONS: [&str; 12] =
-    ["gen0", "3.0.0", "3.5.0", "3.6.0", "3.6.1", "4.0.0", "4.0.1", "4.0.2", "4.0.3", "5.0.0", "5.1.0", "7.0.0"];
+const VERSIONS: [&str; 14] = [
+    "gen0", "3.0.0", "3.5.0", "3.6.0", "3.6.1", "4.0.0", "4.0.1", "4.0.2", "4.0.3", "5.0.0", "5.1.0", "7.0.0", "8.0.0",
+    "8.0.1",
+];
 
 fn codec(name: &str) -> &'static VersionCodec {
     if name == "gen0" {
@@ -45,12 +47,12 @@ fn numbers_are_those_of_the_lists() {
             let want = ops.iter().position(|name| *name == op.name());
             assert_eq!(codec.op_number(op).map(|n| n as usize), want, "{version}: {op}");
         }
-        for (kind, name) in UnaryKind::ALL.iter().zip(list("7.0.0", "unary")) {
+        for (kind, name) in UnaryKind::ALL.iter().zip(list("8.0.1", "unary")) {
             let want = kinds.iter().position(|other| *other == name);
             assert_eq!(codec.unary_number(kind).map(|n| n as usize), want, "{version}: {name}");
         }
         let gates = list(version, "glu");
-        for (number, name) in (0..).zip(list("7.0.0", "glu")) {
+        for (number, name) in (0..).zip(list("8.0.1", "glu")) {
             assert_eq!(codec.has_glu(number), gates.get(number as usize) == Some(&name), "{version}: {name}");
         }
         let types: HashMap<_, _> = list(version, "type").iter().filter_map(|t| t.split_once('=')).collect();
@@ -68,7 +70,7 @@ fn versions_without_a_list_are_unsupported() {
     {
         assert!(VersionCodec::for_version(Version { major, minor, patch }).is_none(), "{major}.{minor}.{patch}");
     }
-    for version in &VERSIONS[..11] {
+    for version in VERSIONS.iter().filter(|version| **version != "7.0.0") {
         assert!(codec(version).to_string().starts_with(version));
     }
 }
@@ -77,6 +79,7 @@ fn versions_without_a_list_are_unsupported() {
 #[test]
 fn commands_and_responses() {
     const X: u8 = 255;
+    let missing = [X; 5]; // the commands of 8.0
     let first = [0, 1, 2, 3, 4, 5, 6, X, 7, 8, 9, 10, X, X, X, X, X, X];
     let three = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, X, X];
     let mut four = three;
@@ -85,7 +88,7 @@ fn commands_and_responses() {
     five[17] = 17;
     // FREE_BUFFER, BUFFER_CLEAR, INIT_TENSOR, MEMSET_TENSOR.
     let until_5 = [4, 5, 12, 17];
-    let rows: [(&str, _, &[u8], &[u8]); 12] = [
+    let rows: [(&str, _, &[u8], &[u8]); 14] = [
         ("gen0", first, &[4, 5, 6], &[10]),
         ("3.0.0", three, &until_5[..3], &[10]),
         ("3.5.0", four, &until_5[..3], &[]),
@@ -98,10 +101,13 @@ fn commands_and_responses() {
         ("5.0.0", five, &until_5, &[]),
         ("5.1.0", five, &until_5, &[]),
         ("7.0.0", five, &[], &[]),
+        ("8.0.0", five, &[], &[]),
+        ("8.0.1", five, &[], &[]),
     ];
     for (version, numbers, empty, status) in rows {
         let codec = codec(version);
-        for (&command, number) in RpcCommand::ALL.iter().zip(numbers) {
+        let of_8_0 = if version.starts_with('8') { [18, 19, 20, 21, 22] } else { missing };
+        for (&command, number) in RpcCommand::ALL.iter().zip(numbers.into_iter().chain(of_8_0)) {
             assert_eq!(codec.command_number(command).unwrap_or(X), number, "{version}: {command}");
             if number == X {
                 continue;
@@ -117,18 +123,21 @@ fn commands_and_responses() {
 }
 
 #[test]
-fn the_codec_of_7_0_is_the_encoder_of_requests() {
+fn the_codec_of_the_newest_version_is_the_encoder_of_requests() {
     let mut rng = Rng::with_seed(1);
     let buffers = RequestBuffers::new(&mut rng, 3, 5, 40);
     for &command in RpcCommand::ALL {
-        let request = request(command, &mut rng, &buffers);
+        let request = match request(command, &mut rng, &buffers) {
+            Request::GraphCompute(graph) => Request::GraphCompute(graph.with_uid(rng.u64(..))),
+            other => other,
+        };
         let (mut want, mut got) = (Vec::new(), Vec::new());
         request.encode(&mut want);
-        assert_eq!(VersionCodec::CURRENT.encode(&request, &mut got), Ok(()));
+        assert_eq!(VersionCodec::NEWEST.encode(&request, &mut got), Ok(()));
         assert_eq!(got, want, "{command}");
         if let Request::SetTensor(SetTensor { head, data }) = &request {
             got.clear();
-            assert_eq!(VersionCodec::CURRENT.encode_set_tensor_head(head, data.len() as u64, &mut got), Ok(()));
+            assert_eq!(VersionCodec::NEWEST.encode_set_tensor_head(head, data.len() as u64, &mut got), Ok(()));
             assert_eq!(got, want[..want.len() - data.len()]);
         }
     }
@@ -163,7 +172,7 @@ fn frames_are_those_of_each_version() {
     let nodes = [[7; 8]];
     let number = |n: u64| n.to_le_bytes().to_vec();
     let word = |n: u32| n.to_le_bytes().to_vec();
-    // Version, number of UNARY, and the age: how many of the layout changes between gen0 and 7.0 the version has.
+    // Version, number of UNARY, and the age: how many of the layout changes since gen0 the version has.
     let rows = [
         ("gen0", 69, 0),
         ("3.0.0", 80, 1),
@@ -173,6 +182,8 @@ fn frames_are_those_of_each_version() {
         ("5.0.0", 91, 5),
         ("5.1.0", 91, 6),
         ("7.0.0", 91, 7),
+        ("8.0.0", 91, 8),
+        ("8.0.1", 92, 8),
     ];
     for (version, op, age) in rows {
         let (flags, uses) = (if age >= 3 { 18 } else { 2 }, if age >= 6 { 3 } else { 0 });
@@ -181,6 +192,7 @@ fn frames_are_those_of_each_version() {
         let none = encoded_record(&TensorRecord::decode(&[0; TENSOR_RECORD]), 0, 0, 0);
         let device = if age >= 1 { word(0) } else { vec![] };
         let shift = u8::from(age >= 1);
+        let uid = |n: u64| if age >= 8 { number(n) } else { vec![] };
         let tensor = unary.clone();
         let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 5 };
         let graph = GraphCompute::new(0, &nodes, &encoded).expect("few enough");
@@ -215,7 +227,7 @@ fn frames_are_those_of_each_version() {
             (
                 Request::GraphCompute(graph),
                 9 + shift,
-                vec![device.clone(), word(1), vec![7; 8], word(2), first.clone(), second],
+                vec![device.clone(), uid(0), word(1), vec![7; 8], word(2), first.clone(), second],
             ),
             (Request::GetDeviceMemory(GetDeviceMemory { device: 0 }), 10 + shift, vec![device.clone()]),
         ];
@@ -229,7 +241,7 @@ fn frames_are_those_of_each_version() {
                 vec![if age >= 4 { vec![9; 24] } else { vec![] }],
             ),
             (1, Request::DeviceCount(DeviceCount {}), 15, vec![]),
-            (2, Request::GraphRecompute(GraphRecompute { device: 6 }), 16, vec![word(6)]),
+            (2, Request::GraphRecompute(GraphRecompute { device: 6, uid: Some(9) }), 16, vec![word(6), uid(9)]),
             (
                 5,
                 Request::MemsetTensor(MemsetTensor { tensor, offset: 1, size: 2, value: 3 }),
@@ -276,7 +288,8 @@ fn records_that_a_version_lacks_are_errors() {
         let copy = Request::CopyTensor(CopyTensor { src: tensor.clone(), dst: tensor.clone() });
         let request = if version == "gen0" { copy } else { request };
         let message = codec(version).encode(&request, &mut out).expect_err(what).to_string();
-        assert!(message.contains(what) && message.contains(version), "{message}");
+        let name = if version == "7.0.0" { "7.0" } else { version };
+        assert!(message.contains(what) && message.contains(name), "{message}");
         assert_eq!(out, [5]);
         let head = SetTensorHead { tensor, cache: false, offset: 0 };
         assert!(codec(version).encode_set_tensor_head(&head, 1, &mut out).is_err() && out == [5]);
@@ -291,7 +304,9 @@ fn records_that_a_version_lacks_are_errors() {
     lacks("3.6.1", 0, code(OpCode::Glu), 6, "kind 6 of GLU");
     lacks("4.0.1", DType::Q2_0.to_wire(), 0, 0, "Q2_0");
     lacks("5.1.0", 31, 0, 0, "type 31");
-    lacks("5.1.0", 0, 101, 0, "op 101");
+    lacks("5.1.0", 0, 102, 0, "op 102");
+    lacks("7.0.0", 0, code(OpCode::TopKMask), 0, "TOP_K_MASK");
+    lacks("8.0.0", DType::F8_E4M3.to_wire(), 0, 0, "F8_E4M3");
     let mut out = Vec::new();
     let second = Request::GetAlignment(GetAlignment { device: 1 });
     assert!(VersionCodec::GEN0.encode(&second, &mut out).expect_err("one device").to_string().contains("device 1"));

@@ -12,8 +12,14 @@ impl VersionCodec {
     /// # Errors
     /// [`NotExpressible`] if the version lacks the command, or the op or type of a record. Then nothing is appended.
     pub(crate) fn encode(&self, request: &Request<'_>, out: &mut Vec<u8>) -> Result<(), NotExpressible> {
-        if self.current {
-            request.encode(out);
+        if self.newest {
+            match request {
+                // A graph without a uid is not stored, which is uid 0 in the layout of 8.0.
+                Request::GraphCompute(graph) if graph.uid().is_none() => {
+                    Request::GraphCompute(graph.with_uid(0)).encode(out);
+                }
+                _ => request.encode(out),
+            }
             return Ok(());
         }
         let start = out.len();
@@ -36,7 +42,7 @@ impl VersionCodec {
         out: &mut Vec<u8>,
     ) -> Result<(), NotExpressible> {
         let too_large = || self.not_expressible(format!("{} of {data_len} bytes", RpcCommand::SetTensor));
-        if self.current {
+        if self.newest {
             return head.encode(data_len, out).map_err(|_| too_large());
         }
         let start = out.len();
@@ -65,7 +71,10 @@ impl VersionCodec {
             Request::GetAlignment(r) => self.encode_device(r.device, out)?,
             Request::GetMaxSize(r) => self.encode_device(r.device, out)?,
             Request::GetDeviceMemory(r) => self.encode_device(r.device, out)?,
-            Request::GraphRecompute(r) => self.encode_device(r.device, out)?,
+            Request::GraphRecompute(r) => {
+                self.encode_device(r.device, out)?;
+                self.encode_uid(r.uid, out);
+            }
             Request::BufferGetBase(r) => out.extend_from_slice(&r.remote_ptr.to_le_bytes()),
             Request::FreeBuffer(r) => out.extend_from_slice(&r.remote_ptr.to_le_bytes()),
             Request::BufferClear(r) => {
@@ -103,6 +112,7 @@ impl VersionCodec {
             }
             Request::GraphCompute(graph) => {
                 self.encode_device(graph.device(), out)?;
+                self.encode_uid(graph.uid(), out);
                 out.extend_from_slice(&(graph.nodes().len() as u32).to_le_bytes());
                 graph.nodes().iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
                 out.extend_from_slice(&(graph.tensors().len() as u32).to_le_bytes());
@@ -120,6 +130,25 @@ impl VersionCodec {
                 HelloForm::Empty | HelloForm::Absent => {}
             },
             Request::DeviceCount(_) => {}
+            Request::SetTensor2d(r) => {
+                self.encode_record(&r.head.tensor, out)?;
+                encode_numbers([r.head.offset, r.head.size, r.head.n_copies, r.head.stride], out);
+                out.extend_from_slice(r.data);
+            }
+            Request::GetTensor2d(r) => {
+                self.encode_record(&r.tensor, out)?;
+                encode_numbers([r.offset, r.size, r.n_copies, r.stride], out);
+            }
+            Request::CommInit(r) => {
+                self.encode_device(r.device, out)?;
+                [r.rank, r.world, r.port].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
+                out.extend_from_slice(&r.host);
+            }
+            Request::CommAllreduce(r) => {
+                self.encode_device(r.device, out)?;
+                self.encode_record(&r.tensor, out)?;
+            }
+            Request::CommFree(r) => self.encode_device(r.device, out)?,
         }
         Ok(())
     }
@@ -131,6 +160,13 @@ impl VersionCodec {
             _ => return Err(self.not_expressible(format!("device {device}"))),
         }
         Ok(())
+    }
+
+    /// The number of a stored graph, where the version has one. 0: the server does not store the graph.
+    fn encode_uid(&self, uid: Option<u64>, out: &mut Vec<u8>) {
+        if self.graph_uid {
+            out.extend_from_slice(&uid.unwrap_or(0).to_le_bytes());
+        }
     }
 
     fn encode_record(&self, record: &TensorRecord, out: &mut Vec<u8>) -> Result<(), NotExpressible> {
@@ -162,6 +198,10 @@ impl VersionCodec {
         out.extend_from_slice(&record.encode());
         Ok(())
     }
+}
+
+fn encode_numbers(numbers: [u64; 4], out: &mut Vec<u8>) {
+    numbers.iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
 }
 
 /// Writes the length of a body into the header at `start`: the bytes behind the header, and `more` bytes that the caller sends

@@ -24,14 +24,14 @@ use crate::tensor::DType;
 
 /// Supported versions of servers, for messages.
 pub(crate) const SUPPORTED_VERSIONS: &str =
-    "7.0.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and that of 2024 without HELLO";
+    "8.0.1, 8.0.0, 7.0.0, 5.1.0, 5.0.0, 4.0.0 to 4.0.3, 3.6.1, 3.6.0, 3.5.0, 3.0.0 and that of 2024 without HELLO";
 
 /// Codec of one version of the protocol, described by its differences from 7.0.
 #[derive(Debug)]
 pub(crate) struct VersionCodec {
     name: &'static str,
     /// This is the codec of 7.0.
-    current: bool,
+    newest: bool,
     hello_form: HelloForm,
     /// The command with the highest number.
     last_command: RpcCommand,
@@ -48,6 +48,10 @@ pub(crate) struct VersionCodec {
     compute_flag: bool,
     /// Tensor records contain the number of nodes that read the tensor.
     use_count: bool,
+    /// Graphs have a number (uid) under which GRAPH_RECOMPUTE runs them again. Without it, GRAPH_RECOMPUTE runs the last graph.
+    graph_uid: bool,
+    /// The fanout servers of this version offer the extensions in a byte that llama.cpp's servers send as 0.
+    offers_extensions: bool,
     /// The first so many of [`ADDED_OPS`] are missing. The fields `missing_…` below count likewise.
     missing_ops: usize,
     /// Ops that 7.0 no longer has: their number, and the op of 7.0 before which they stood.
@@ -99,7 +103,9 @@ struct OpSemantics {
 
 /// Ops that were added since gen0, newest first. Each version lacks a prefix of this list (`missing_ops`). The comments name
 /// the version that added the ops below them.
-const ADDED_OPS: [OpCode; 25] = [
+const ADDED_OPS: [OpCode; 26] = [
+    // 8.0.1
+    OpCode::TopKMask,
     // 4.0.3
     OpCode::Dsv4HcComb,
     OpCode::Dsv4HcPre,
@@ -148,7 +154,9 @@ const ADDED_UNARY_KINDS: [UnaryKind; 8] = [
 ];
 
 /// Types that were added since gen0, newest first, as in [`ADDED_OPS`].
-const ADDED_TYPES: [DType; 4] = [
+const ADDED_TYPES: [DType; 5] = [
+    // 8.0.1
+    DType::F8_E4M3,
     // 4.0.2
     DType::Q2_0,
     // 4.0.0
@@ -158,11 +166,11 @@ const ADDED_TYPES: [DType; 4] = [
     DType::MXFP4,
 ];
 
-const V7_0: VersionCodec = VersionCodec {
-    name: "7.0",
-    current: true,
+const V8_0_1: VersionCodec = VersionCodec {
+    name: "8.0.1",
+    newest: true,
     hello_form: HelloForm::Caps,
-    last_command: RpcCommand::MemsetTensor,
+    last_command: RpcCommand::CommFree,
     gen0_numbering: false,
     has_device_field: true,
     alloc_size: AllocSizeForm::TensorAndSources,
@@ -170,6 +178,8 @@ const V7_0: VersionCodec = VersionCodec {
     acknowledged: &[],
     compute_flag: true,
     use_count: true,
+    graph_uid: true,
+    offers_extensions: true,
     missing_ops: 0,
     removed_ops: (0, OpCode::None),
     missing_unary_kinds: 0,
@@ -186,11 +196,16 @@ const V7_0: VersionCodec = VersionCodec {
     },
 };
 
+const V8_0_0: VersionCodec = VersionCodec { name: "8.0.0", newest: false, missing_ops: 1, missing_types: 1, ..V8_0_1 };
+
+const V7_0: VersionCodec =
+    VersionCodec { name: "7.0", last_command: RpcCommand::MemsetTensor, graph_uid: false, ..V8_0_0 };
+
 // Each codec is the next newer one without the additions of that version.
 
 const V5_1: VersionCodec = VersionCodec {
     name: "5.1.0",
-    current: false,
+    offers_extensions: false,
     cache_flag: false,
     acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::InitTensor, RpcCommand::MemsetTensor],
     glu_kinds: 6,
@@ -202,16 +217,16 @@ const V5_0: VersionCodec = VersionCodec { name: "5.0.0", use_count: false, ..V5_
 
 const V4_0_3: VersionCodec = VersionCodec { name: "4.0.3", last_command: RpcCommand::GraphRecompute, ..V5_0 };
 
-const V4_0_2: VersionCodec = VersionCodec { name: "4.0.2", missing_ops: 3, ..V4_0_3 };
+const V4_0_2: VersionCodec = VersionCodec { name: "4.0.2", missing_ops: 4, ..V4_0_3 };
 
-const V4_0_1: VersionCodec = VersionCodec { name: "4.0.1", missing_ops: 4, missing_types: 1, ..V4_0_2 };
+const V4_0_1: VersionCodec = VersionCodec { name: "4.0.1", missing_ops: 5, missing_types: 2, ..V4_0_2 };
 
-const V4_0_0: VersionCodec = VersionCodec { name: "4.0.0", missing_ops: 5, ..V4_0_1 };
+const V4_0_0: VersionCodec = VersionCodec { name: "4.0.0", missing_ops: 6, ..V4_0_1 };
 
-const V3_6_1: VersionCodec = VersionCodec { name: "3.6.1", hello_form: HelloForm::Empty, missing_types: 3, ..V4_0_0 };
+const V3_6_1: VersionCodec = VersionCodec { name: "3.6.1", hello_form: HelloForm::Empty, missing_types: 4, ..V4_0_0 };
 
 // FLAG_COMPUTE was added without a new version number: it is sent, and only some servers of this version read it.
-const V3_6_0: VersionCodec = VersionCodec { name: "3.6.0", missing_ops: 6, ..V3_6_1 };
+const V3_6_0: VersionCodec = VersionCodec { name: "3.6.0", missing_ops: 7, ..V3_6_1 };
 
 const V3_5: VersionCodec = VersionCodec {
     name: "3.5.0",
@@ -225,7 +240,7 @@ const V3_0: VersionCodec = VersionCodec {
     name: "3.0.0",
     last_command: RpcCommand::DeviceCount,
     acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::InitTensor, RpcCommand::GraphCompute],
-    missing_ops: 11,
+    missing_ops: 12,
     missing_unary_kinds: 6,
     semantics: OpSemantics { rope_modes: &[0, 2, 8, 24], ..V3_5.semantics },
     ..V3_5
@@ -238,10 +253,10 @@ const GEN0: VersionCodec = VersionCodec {
     gen0_numbering: true,
     has_device_field: false,
     acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::SetTensor, RpcCommand::GraphCompute],
-    missing_ops: 25,
+    missing_ops: 26,
     removed_ops: (5, OpCode::MapCustom1),
     missing_unary_kinds: 8,
-    missing_types: 4,
+    missing_types: 5,
     glu_kinds: 0,
     semantics: OpSemantics {
         scale_bias: false,
@@ -265,16 +280,14 @@ pub(crate) struct NotExpressible {
 }
 
 impl VersionCodec {
-    /// Codec of 7.0, the version in which this crate writes requests.
-    #[cfg(test)]
-    pub(crate) const CURRENT: &'static VersionCodec = &V7_0;
-
     /// Codec for servers of 2024 without HELLO, which close the connection when they receive it.
     pub(crate) const GEN0: &'static VersionCodec = &GEN0;
 
     /// Codec of the version in a server's reply to HELLO; `None` if it is unsupported.
     pub(crate) const fn for_version(version: Version) -> Option<&'static VersionCodec> {
         Some(match (version.major, version.minor, version.patch) {
+            (8, 0, 0) => &V8_0_0,
+            (8, 0, _) => &V8_0_1,
             (7, 0, _) => &V7_0,
             (5, 1, 0) => &V5_1,
             (5, 0, 0) => &V5_0,
@@ -290,9 +303,22 @@ impl VersionCodec {
         })
     }
 
-    /// Whether this is the codec of 7.0.
-    pub(crate) const fn is_current(&self) -> bool {
-        self.current
+    /// The codec of the newest version, in whose numbers fanout's extensions and this crate's types and ops are numbered.
+    pub(crate) const NEWEST: &'static VersionCodec = &V8_0_1;
+
+    /// Whether this is the codec of the newest version.
+    pub(crate) const fn is_newest(&self) -> bool {
+        self.newest
+    }
+
+    /// Whether GRAPH_COMPUTE gives graphs a number, by which GRAPH_RECOMPUTE names them.
+    pub(crate) const fn has_graph_uid(&self) -> bool {
+        self.graph_uid
+    }
+
+    /// Whether a reply to HELLO may offer fanout's extensions.
+    pub(crate) const fn offers_extensions(&self) -> bool {
+        self.offers_extensions
     }
 
     /// Form of the HELLO request in this version.

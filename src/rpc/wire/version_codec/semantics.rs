@@ -11,7 +11,7 @@ impl VersionCodec {
     /// # Errors
     /// [`NotExpressible`] names the op, type, parameter or source that the version lacks.
     pub(crate) fn check_expressible(&self, node: &NodeView<'_>) -> Result<(), NotExpressible> {
-        if self.current {
+        if self.newest {
             return Ok(());
         }
         let code = node.op.code();

@@ -1,4 +1,4 @@
-//! Integer comparison and selection: every comparison on every type, with every Boolean operator.
+//! Integer comparison, and selection (also by the sign of an f32): every comparison on every type, with every Boolean operator.
 
 use std::cmp::Ordering;
 
@@ -34,19 +34,19 @@ fn operators(t: Type) -> Vec<&'static str> {
 
 #[test]
 fn every_comparison_and_selection_gives_the_expected_result() {
-    let mut table = Harness::new(compare::family());
+    let mut harness = Harness::new(compare::family());
     for t in TYPES.into_iter().chain(BITS) {
         let values = [t.min(), t.max(), 0, 1, 1 << (t.bits - 2), t.wrap(-1), t.wrap(-5)];
         for op in operators(t) {
             for (boolean, combine) in BOOLEANS {
                 for c in if boolean.is_empty() { 0..1 } else { 0..2 } {
-                    check_comparison(&mut table, t, op, (boolean, combine), c == 1, &values);
+                    check_comparison(&mut harness, t, op, (boolean, combine), c == 1, &values);
                 }
             }
         }
     }
-    check_selections(&mut table);
-    table.finish();
+    check_selections(&mut harness);
+    harness.finish();
 }
 
 /// A Boolean operator: its name in the opcode, and its function.
@@ -55,7 +55,7 @@ type Boolean = (&'static str, fn(bool, bool) -> bool);
 const BOOLEANS: [Boolean; 4] =
     [("", |test, _| test), (".and", |test, c| test & c), (".or", |test, c| test | c), (".xor", |test, c| test ^ c)];
 
-fn check_comparison(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool, values: &[i128]) {
+fn check_comparison(harness: &mut Harness, t: Type, op: &str, boolean: Boolean, c: bool, values: &[i128]) {
     let (suffix, combine) = boolean;
     let mut inputs = Vec::new();
     let mut tests = Vec::new();
@@ -69,28 +69,28 @@ fn check_comparison(table: &mut Harness, t: Type, op: &str, boolean: Boolean, c:
             tests.push(holds(op, a.cmp(&b)));
         }
     }
-    let got = table.run(&format!("setp.{op}{suffix}.{}", t.name), &inputs);
-    let sets = ["u32", "s32", "f32"].map(|d| table.run(&format!("set.{op}{suffix}.{d}.{}", t.name), &inputs));
+    let got = harness.run(&format!("setp.{op}{suffix}.{}", t.name), &inputs);
+    let sets = ["u32", "s32", "f32"].map(|d| harness.run(&format!("set.{op}{suffix}.{d}.{}", t.name), &inputs));
     for (at, test) in tests.into_iter().enumerate() {
         let (p, q) = (combine(test, c), combine(!test, c));
         assert_eq!(got[at], [u128::from(p), u128::from(q)], "setp.{op}{suffix}.{} of {:x?}", t.name, inputs[at]);
-        for (set, yes) in sets.iter().zip([u32::MAX, u32::MAX, 0x3f80_0000]) {
-            let expected = if p { u128::from(yes) } else { 0 };
+        for (set, true_bits) in sets.iter().zip([u32::MAX, u32::MAX, 0x3f80_0000]) {
+            let expected = if p { u128::from(true_bits) } else { 0 };
             assert_eq!(set[at], [expected], "set.{op}{suffix}.{} of {:x?}", t.name, inputs[at]);
         }
     }
 }
 
-fn check_selections(table: &mut Harness) {
+fn check_selections(harness: &mut Harness) {
     let (a, b) = (0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00_u64 as i128);
     let f = |c: f32| i128::from(c.to_bits());
     for ty in ["b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64"] {
-        table.check(&format!("selp.{ty}"), &[(&[a, b, 1], &[a]), (&[a, b, 0], &[b])]);
+        harness.check(&format!("selp.{ty}"), &[(&[a, b, 1], &[a]), (&[a, b, 0], &[b])]);
         let slct: &[(i128, i128)] = &[(0, a), (1, a), (-1, b), (0x7fff_ffff, a), (0x8000_0000, b)];
         for &(c, result) in slct {
-            table.check(&format!("slct.{ty}.s32"), &[(&[a, b, c], &[result])]);
+            harness.check(&format!("slct.{ty}.s32"), &[(&[a, b, c], &[result])]);
         }
-        let tiny = f(-f32::from_bits(1));
+        let negative_subnormal = f(-f32::from_bits(1));
         for (c, plain, ftz) in [
             (f(0.0), a, a),
             (f(-0.0), a, a),
@@ -99,10 +99,10 @@ fn check_selections(table: &mut Harness) {
             (f(f32::INFINITY), a, a),
             (f(f32::NEG_INFINITY), b, b),
             (f(f32::NAN), b, b),
-            (tiny, b, a),
+            (negative_subnormal, b, a),
         ] {
-            table.check(&format!("slct.{ty}.f32"), &[(&[a, b, c], &[plain])]);
-            table.check(&format!("slct.ftz.{ty}.f32"), &[(&[a, b, c], &[ftz])]);
+            harness.check(&format!("slct.{ty}.f32"), &[(&[a, b, c], &[plain])]);
+            harness.check(&format!("slct.ftz.{ty}.f32"), &[(&[a, b, c], &[ftz])]);
         }
     }
 }

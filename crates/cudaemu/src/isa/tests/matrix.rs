@@ -13,7 +13,7 @@ struct WarpFixture {
     fixture: Fixture,
 }
 
-/// Shared address of the row of 16 bytes that lane `lane` names; the rows are in no particular order.
+/// Shared address of the row of 16 bytes that lane `lane` names; the order is scattered on purpose.
 fn row_address(lane: usize) -> u64 {
     (lane * 7 % 32 * 16) as u64
 }
@@ -23,7 +23,7 @@ fn element(matrix: usize, row: usize, column: usize) -> u16 {
     (matrix << 8 | row << 4 | column) as u16
 }
 
-fn narrow(index: usize) -> Slot {
+fn b32_slot(index: usize) -> Slot {
     Slot::new(Class::B32, index).unwrap_or_default()
 }
 
@@ -31,7 +31,7 @@ impl WarpFixture {
     fn new() -> Self {
         let mut regs = Registers::new(&RegisterCounts { b32: 5, b64: 1, ..RegisterCounts::default() });
         let addresses: [u64; 32] = std::array::from_fn(row_address);
-        regs.set(narrow(4), &addresses.map(|at| at as u32), u32::MAX);
+        regs.set(b32_slot(4), &addresses.map(|at| at as u32), u32::MAX);
         let wide = Slot::new(Class::B64, 0).unwrap_or_default();
         regs.set(wide, &addresses.map(|at| at + window::SHARED), u32::MAX);
         let (mut fixture, ()) = Fixture::new(4096, 1, |_| ());
@@ -43,15 +43,15 @@ impl WarpFixture {
         self.fixture.shared.warp_sync(0, u32::MAX, u32::MAX);
     }
 
-    fn run(&mut self, row: &Row, count: usize, mask: u32) -> Result<(), Box<Fault>> {
-        let generic = !row.name.contains(".shared");
+    fn run(&mut self, instruction: &Row, count: usize, mask: u32) -> Result<(), Box<Fault>> {
+        let generic = !instruction.name.contains(".shared");
         let base =
-            if generic { Base::Wide(Slot::new(Class::B64, 0).unwrap_or_default()) } else { Base::Narrow(narrow(4)) };
-        let mut args = Args { k: row.k, base, ..Args::default() };
+            if generic { Base::Wide(Slot::new(Class::B64, 0).unwrap_or_default()) } else { Base::Narrow(b32_slot(4)) };
+        let mut args = Args { k: instruction.k, base, ..Args::default() };
         for (index, slot) in args.s.iter_mut().enumerate().take(count) {
-            *slot = narrow(index);
+            *slot = b32_slot(index);
         }
-        let Decode::Plain(Action::Access(access)) = row.decode else { unreachable!() };
+        let Decode::Plain(Action::Access(access)) = instruction.decode else { unreachable!() };
         access(&mut self.fixture.context(0, 1), &args, mask)
     }
 }
@@ -71,14 +71,14 @@ fn bytes_of_row(matrix: usize, row: usize) -> [u8; 16] {
 }
 
 #[test]
-fn every_row_moves_every_element_to_its_place() {
-    for row in matrix::family().rows {
-        let count = ["x1", "x2", "x4"].into_iter().find(|x| row.name.split('.').any(|part| part == *x));
+fn every_instruction_moves_every_element_to_its_place() {
+    for instruction in matrix::family().rows {
+        let count = ["x1", "x2", "x4"].into_iter().find(|x| instruction.name.split('.').any(|part| part == *x));
         let count: usize = count.and_then(|x| x[1..].parse().ok()).unwrap_or(1);
-        let transposed = row.name.contains(".trans");
+        let transposed = instruction.name.contains(".trans");
         let mut warp = WarpFixture::new();
         let at = std::array::from_fn(row_address);
-        if row.name.starts_with("ldmatrix") {
+        if instruction.name.starts_with("ldmatrix") {
             // Initialises only the rows that the instruction reads, so that a read of any other row is reported.
             let rows = std::array::from_fn(|lane| bytes_of_row(lane / 8, lane % 8));
             let lanes = u32::MAX >> (32 - 8 * count);
@@ -87,29 +87,35 @@ fn every_row_moves_every_element_to_its_place() {
         } else {
             for matrix in 0..4 {
                 let values: [u32; 32] = std::array::from_fn(|lane| fragment(matrix, lane, transposed));
-                warp.fixture.regs.set(narrow(matrix), &values, u32::MAX);
+                warp.fixture.regs.set(b32_slot(matrix), &values, u32::MAX);
             }
         }
-        if row.name.starts_with("movmatrix") {
+        if instruction.name.starts_with("movmatrix") {
+            // Any matrix will do: transposes matrix 2 from register 1 to register 0.
             let values: [u32; 32] = std::array::from_fn(|lane| fragment(2, lane, false));
-            warp.fixture.regs.set(narrow(1), &values, u32::MAX);
-            warp.run(&row, 2, u32::MAX).unwrap();
+            warp.fixture.regs.set(b32_slot(1), &values, u32::MAX);
+            warp.run(&instruction, 2, u32::MAX).unwrap();
             let expected: [u32; 32] = std::array::from_fn(|lane| fragment(2, lane, true));
-            assert_eq!(warp.fixture.regs.get::<u32>(narrow(0)), expected, "{}", row.name);
+            assert_eq!(warp.fixture.regs.get::<u32>(b32_slot(0)), expected, "{}", instruction.name);
             continue;
         }
-        warp.run(&row, count, u32::MAX).unwrap_or_else(|fault| panic!("{}: {}", row.name, fault.kind));
-        if row.name.starts_with("ldmatrix") {
+        warp.run(&instruction, count, u32::MAX).unwrap_or_else(|fault| panic!("{}: {}", instruction.name, fault.kind));
+        if instruction.name.starts_with("ldmatrix") {
             for matrix in 0..count {
                 let expected: [u32; 32] = std::array::from_fn(|lane| fragment(matrix, lane, transposed));
-                assert_eq!(warp.fixture.regs.get::<u32>(narrow(matrix)), expected, "{}, matrix {matrix}", row.name);
+                assert_eq!(
+                    warp.fixture.regs.get::<u32>(b32_slot(matrix)),
+                    expected,
+                    "{}, matrix {matrix}",
+                    instruction.name
+                );
             }
         } else {
             warp.sync();
             let lanes = u32::MAX >> (32 - 8 * count);
             let rows: [[u8; 16]; 32] = warp.fixture.context(0, 1).load(StateSpace::Shared, &at, lanes).unwrap();
             for (lane, stored) in rows.iter().enumerate().take(8 * count) {
-                assert_eq!(*stored, bytes_of_row(lane / 8, lane % 8), "{}, row {lane}", row.name);
+                assert_eq!(*stored, bytes_of_row(lane / 8, lane % 8), "{}, row {lane}", instruction.name);
             }
         }
     }
@@ -117,18 +123,19 @@ fn every_row_moves_every_element_to_its_place() {
 
 #[test]
 fn lanes_that_are_missing_are_reported() {
-    for row in matrix::family().rows {
-        let fault = WarpFixture::new().run(&row, 2, 0x7fff_ffff).unwrap_err();
-        assert!(matches!(fault.kind, FaultKind::InactiveLane(_)), "{}: {}", row.name, fault.kind);
-        assert_eq!(fault.lane, 31, "{}", row.name);
+    for instruction in matrix::family().rows {
+        let fault = WarpFixture::new().run(&instruction, 2, 0x7fff_ffff).unwrap_err();
+        assert!(matches!(fault.kind, FaultKind::InactiveLane(_)), "{}: {}", instruction.name, fault.kind);
+        assert_eq!(fault.lane, 31, "{}", instruction.name);
     }
 }
 
 #[test]
 fn rows_that_are_not_aligned_to_16_bytes_are_reported() {
     let mut warp = WarpFixture::new();
-    warp.fixture.regs.set(narrow(4), &[8u32; 32], u32::MAX);
-    let row = matrix::family().rows.into_iter().find(|row| row.name == "ldmatrix.sync.aligned.m8n8.x1.shared.b16");
-    let fault = warp.run(&row.unwrap(), 1, u32::MAX).unwrap_err();
+    warp.fixture.regs.set(b32_slot(4), &[8u32; 32], u32::MAX);
+    let instruction =
+        matrix::family().rows.into_iter().find(|row| row.name == "ldmatrix.sync.aligned.m8n8.x1.shared.b16");
+    let fault = warp.run(&instruction.unwrap(), 1, u32::MAX).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Misaligned);
 }

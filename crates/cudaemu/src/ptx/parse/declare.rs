@@ -69,7 +69,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `.global .align 4 .u32 a, b[2] = {1, 2};`: parses from the state space `space` on.
+    /// `.global .align 4 .u32 a, b[2] = {1, 2};`: parses from its state space `space` (the next token) to the `;`.
     pub(super) fn variables(
         &mut self,
         space: Space,
@@ -187,10 +187,10 @@ impl Parser<'_> {
         let Some(ty) = ty else { return self.expected("the type of a declaration") };
         let vector = vector.unwrap_or(1);
         if vector > 1 && !(1..=16).contains(&(ty.bytes() * vector)) {
-            return self.error("expected a vector of at most 128 bits, and not of predicates");
+            return self.error("expected a vector of at most 128 bits whose elements are not predicates");
         }
         if ty == Type::Pred && space != Space::Reg {
-            return self.error("expected a type that has a place in memory, found `.pred`");
+            return self.error("expected a type that memory can hold, found `.pred` (only `.reg` may have it)");
         }
         Ok(Shape { ty, vector, align: align.unwrap_or(0) })
     }
@@ -230,7 +230,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A variable after its name: parses extents and initialiser.
+    /// A variable after its name: parses its array extents.
     fn variable(&mut self, name: Name, space: Space, shape: Shape, line: u32) -> Result<Variable, Error> {
         let Shape { ty, vector, align } = shape;
         let mut bytes = u64::from(ty.bytes()) * u64::from(vector);

@@ -29,26 +29,29 @@ fn accesses_outside_of_global_memory_are_reported() {
             None
         },
     };
+    // Each launch returns the expected state space and address; `None` for a clean run. Thread 35 of block 1 has index 99 and
+    // reads index 100; thread 36 has index 100.
     check_all(&[
         row("read_past_end_fault", 1, 35, "ld.global.f32", |gpu, module| {
-            Some(("Global", run(gpu, module, "read_past_end_fault", 100)[0] + 400))
+            Some(("Global", run(gpu, module, "read_past_end_fault", N as i32)[0] + 4 * N as u64))
         }),
         row("write_past_end_fault", 1, 36, "st.global.f32", |gpu, module| {
-            Some(("Global", run(gpu, module, "write_past_end_fault", 100)[1] + 400))
+            Some(("Global", run(gpu, module, "write_past_end_fault", N as i32)[1] + 4 * N as u64))
         }),
         row("read_before_start_fault", 0, 0, "ld.global.f32", |gpu, module| {
-            Some(("Global", run(gpu, module, "read_before_start_fault", 100)[0] - 4))
+            Some(("Global", run(gpu, module, "read_before_start_fault", N as i32)[0] - 4))
         }),
         row("write_before_start_fault", 0, 0, "st.global.f32", |gpu, module| {
-            Some(("Global", run(gpu, module, "write_before_start_fault", 100)[1] - 4))
+            Some(("Global", run(gpu, module, "write_before_start_fault", N as i32)[1] - 4))
         }),
+        // 102 floats: the vector of thread 25 (elements 100 to 103) crosses the end.
         row("vector_over_end_fault", 0, 25, "ld.global.v4.f32", |gpu, module| {
             let (input, out) = (gpu.upload(&[1.0f32; 102]), gpu.zeros::<f32>(N));
             attempt!(gpu, module, "vector_over_end_fault", 2, 64; &input, &out, &102);
-            Some(("Global", gpu.address(&input) + 400))
+            Some(("Global", gpu.address(&input) + 4 * N as u64))
         }),
         row("atomic_past_end_fault", 1, 36, "atom.global.add.f32", |gpu, module| {
-            Some(("Global", run(gpu, module, "atomic_past_end_fault", 100)[1] + 400))
+            Some(("Global", run(gpu, module, "atomic_past_end_fault", N as i32)[1] + 4 * N as u64))
         }),
     ]);
 }

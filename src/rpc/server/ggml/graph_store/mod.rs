@@ -1,0 +1,284 @@
+//! Graph store: the bodies of the graphs that a client of protocol 8.0 has numbered, within a budget in bytes.
+//!
+//! GRAPH_RECOMPUTE names a graph by the number (uid) that its GRAPH_COMPUTE gave it. The program cache holds the compiled
+//! graphs that the client runs in turn. This store holds the bodies of all numbered graphs: if the program cache has evicted a
+//! graph, the server compiles it again from its body.
+//!
+//! By the protocol's rule, client and server forget all graphs of a device when a GRAPH_COMPUTE arrives while [`MAX_GRAPHS`]
+//! numbers are counted for the device. The budget in bytes is the server's own: beyond it the least recently used bodies are
+//! evicted, while their numbers keep counting.
+//!
+//! Delta compression: a body is stored as its difference from a keyframe, which is another body of the device, stored whole.
+//! llama.cpp builds its graph anew every 256 tokens of context, and the new graph differs from the one before in few bytes:
+//! shapes and strides of views of the KV cache, and addresses. A keyframe stays in memory, and counts against the budget, while
+//! a difference refers to it, even if its own graph was dropped. Differences never refer to differences, so a body is rebuilt
+//! with one copy and one pass of edits.
+
+mod difference;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+/// Number of different uids at which the next GRAPH_COMPUTE makes client and server forget all graphs of its device.
+const MAX_GRAPHS: usize = 1024;
+
+/// Maximum number of keyframes with which a new body is compared.
+const MAX_CANDIDATES: usize = 4;
+
+/// A body whose difference from all candidates exceeds its length divided by this becomes a keyframe.
+const MIN_COMPRESSION: usize = 2;
+
+/// Estimated overhead of a heap allocation, in bytes.
+const ALLOCATION: u64 = 16;
+
+/// Estimated bytes of a counted number in the hash table, which is at least 7/16 full.
+const NUMBER_BYTES: u64 = (16 * (size_of::<(u64, Graph)>() as u64 + 1)).div_ceil(7);
+
+/// Why a graph cannot be run again by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub(super) enum MissingGraph {
+    /// The number is 0.
+    #[error("graphs with the number 0 are not stored")]
+    Unnumbered,
+    /// No GRAPH_COMPUTE had the number since the last clearing but one; the store remembers no further.
+    #[error("no GRAPH_COMPUTE with this number came, or it was forgotten long ago")]
+    NeverSent,
+    /// The last clearing of the device's graphs included it.
+    #[error(
+        "it was forgotten, with all graphs of the device, when a GRAPH_COMPUTE followed {MAX_GRAPHS} different numbers"
+    )]
+    Forgotten,
+    /// A buffer that it names was freed.
+    #[error("a buffer of it was freed")]
+    FreedBuffer,
+    /// It did not fit into the budget.
+    #[error("it exceeded the server's memory for stored graphs, from which the least recently used are dropped")]
+    Evicted,
+}
+
+/// The body of a graph, as a keyframe or as a difference from one.
+struct StoredBody {
+    keyframe: Arc<[u8]>,
+    /// How the body differs from the keyframe. `None`: the body is the keyframe itself.
+    difference: Option<Box<[u8]>>,
+    /// Handles of the buffers that the graph names.
+    buffers: Box<[u64]>,
+    /// Time of its last use, by the store's logical clock.
+    last_use: u64,
+}
+
+impl StoredBody {
+    fn body(&self) -> Vec<u8> {
+        match &self.difference {
+            Some(difference) => difference::apply(&self.keyframe, difference),
+            None => self.keyframe.to_vec(),
+        }
+    }
+
+    /// Bytes that dropping it releases, apart from its keyframe.
+    fn own_bytes(&self) -> u64 {
+        let difference = self.difference.as_ref().map_or(0, |difference| difference.len() as u64 + ALLOCATION);
+        difference + size_of_val(&*self.buffers) as u64 + ALLOCATION
+    }
+
+    /// Whether it is a keyframe that other bodies refer to, so that dropping it would release almost nothing.
+    fn is_keyframe_in_use(&self) -> bool {
+        self.difference.is_none() && keyframe_references(&self.keyframe) > 1
+    }
+}
+
+/// Number of bodies that refer to a keyframe, which its device lists, too.
+fn keyframe_references(keyframe: &Arc<[u8]>) -> usize {
+    Arc::strong_count(keyframe) - 1
+}
+
+/// Bytes of a keyframe, with its two reference counts and its slot in the device's list.
+fn keyframe_bytes(keyframe: &[u8]) -> u64 {
+    keyframe.len() as u64 + 16 + ALLOCATION + 2 * size_of::<Arc<[u8]>>() as u64
+}
+
+/// A counted graph.
+enum Graph {
+    Stored(StoredBody),
+    Dropped(MissingGraph),
+}
+
+/// The graphs of a device.
+#[derive(Default)]
+struct DeviceGraphs {
+    /// The counted graphs by number, at most [`MAX_GRAPHS`].
+    graphs: HashMap<u64, Graph>,
+    /// Numbers that the last clearing forgot.
+    forgotten: Box<[u64]>,
+    /// All keyframes that bodies refer to, oldest first.
+    keyframes: Vec<Arc<[u8]>>,
+    /// Bytes of the bodies and keyframes.
+    body_bytes: u64,
+}
+
+impl DeviceGraphs {
+    /// Bytes of the numbers, which eviction does not release.
+    fn number_bytes(&self) -> u64 {
+        self.graphs.len() as u64 * NUMBER_BYTES + size_of_val(&*self.forgotten) as u64
+    }
+
+    /// Applies the rule of [`MAX_GRAPHS`], and then counts a number, without a body. Returns true if all graphs were forgotten.
+    fn count(&mut self, uid: u64) -> bool {
+        let clear = self.graphs.len() >= MAX_GRAPHS;
+        if clear {
+            let forgotten = mem::take(self).graphs.into_keys();
+            self.forgotten = forgotten.collect();
+        }
+        self.drop_body(uid, MissingGraph::Evicted);
+        self.graphs.insert(uid, Graph::Dropped(MissingGraph::Evicted));
+        clear
+    }
+
+    /// Stores the body of a counted graph, unless the body and the keyframe that it needs exceed `max_bytes`.
+    fn store(&mut self, uid: u64, body: &[u8], buffers: &[u64], last_use: u64, max_bytes: u64) {
+        let stored = |keyframe, difference| StoredBody { keyframe, difference, buffers: buffers.into(), last_use };
+        let fits = |stored: &StoredBody| stored.own_bytes() + keyframe_bytes(&stored.keyframe) <= max_bytes;
+        let compressed = self.smallest_difference(body);
+        let compressed =
+            compressed.map(|(keyframe, difference)| stored(keyframe, Some(difference.into()))).filter(fits);
+        let Some(body) = compressed.or_else(|| Some(stored(body.into(), None)).filter(fits)) else { return };
+        self.body_bytes += body.own_bytes();
+        if body.difference.is_none() {
+            self.body_bytes += keyframe_bytes(&body.keyframe);
+            self.keyframes.push(body.keyframe.clone());
+        }
+        self.graphs.insert(uid, Graph::Stored(body));
+    }
+
+    /// The keyframe from which a body differs least, and the difference. `None` if all differences are too long.
+    fn smallest_difference(&self, body: &[u8]) -> Option<(Arc<[u8]>, Vec<u8>)> {
+        let distance = |keyframe: &&Arc<[u8]>| keyframe.len().abs_diff(body.len());
+        let mut max_len = body.len() / MIN_COMPRESSION;
+        let mut candidates: Vec<_> = self.keyframes.iter().rev().filter(|k| distance(k) <= max_len).collect();
+        candidates.sort_by_key(distance); // stable: of equal lengths the newest first
+        let mut smallest = None;
+        for keyframe in candidates.into_iter().take(MAX_CANDIDATES) {
+            if let Some(difference) = difference::encode(keyframe, body, max_len) {
+                max_len = difference.len() - 1; // a difference has at least the byte of its length
+                smallest = Some((keyframe.clone(), difference));
+            }
+        }
+        smallest
+    }
+
+    /// Drops the body of a graph, and its keyframe if no other body refers to it. The number keeps counting.
+    fn drop_body(&mut self, uid: u64, reason: MissingGraph) {
+        let Some(graph @ Graph::Stored(_)) = self.graphs.get_mut(&uid) else { return };
+        let Graph::Stored(stored) = mem::replace(graph, Graph::Dropped(reason)) else { return };
+        self.body_bytes -= stored.own_bytes();
+        if keyframe_references(&stored.keyframe) == 1 {
+            self.body_bytes -= keyframe_bytes(&stored.keyframe);
+            self.keyframes.retain(|keyframe| !Arc::ptr_eq(keyframe, &stored.keyframe));
+        }
+    }
+
+    /// The stored bodies, with their numbers.
+    fn stored(&self) -> impl Iterator<Item = (u64, &StoredBody)> {
+        self.graphs.iter().filter_map(|(&uid, graph)| match graph {
+            Graph::Stored(stored) => Some((uid, stored)),
+            Graph::Dropped(_) => None,
+        })
+    }
+}
+
+/// The numbered graphs of a session. Devices are named by their position in the server's list, which the caller has checked.
+pub(super) struct GraphStore {
+    max_bytes: u64,
+    devices: Vec<DeviceGraphs>,
+    /// Logical clock: counts computations and uses.
+    clock: u64,
+}
+
+impl GraphStore {
+    /// An empty store. `max_bytes`: limit of the bodies and of the estimated memory of the bookkeeping. The numbers of a
+    /// device, up to 160 KB, are kept even beyond the limit; no body is stored then.
+    pub(super) fn new(max_bytes: u64) -> GraphStore {
+        GraphStore { max_bytes, devices: Vec::new(), clock: 0 }
+    }
+
+    /// Counts and stores the graph of a GRAPH_COMPUTE. A graph with the number 0 is neither counted nor stored. `buffers`:
+    /// handles of the buffers that the graph names. Returns true if all earlier graphs of the device were forgotten. Otherwise
+    /// the body replaces one with the same number.
+    pub(super) fn record_compute(&mut self, device: u32, uid: u64, body: &[u8], buffers: &[u64]) -> bool {
+        if uid == 0 {
+            return false;
+        }
+        let slot = device as usize; // position of an existing device, so the resize is small
+        if self.devices.len() <= slot {
+            self.devices.resize_with(slot + 1, DeviceGraphs::default);
+        }
+        let cleared = self.devices[slot].count(uid);
+        self.clock += 1;
+        let numbers: u64 = self.devices.iter().map(DeviceGraphs::number_bytes).sum();
+        let max_bytes = self.max_bytes.saturating_sub(numbers);
+        self.devices[slot].store(uid, body, buffers, self.clock, max_bytes);
+        self.evict();
+        cleared
+    }
+
+    /// Makes a graph the most recently used, if it is stored.
+    pub(super) fn record_use(&mut self, device: u32, uid: u64) {
+        self.clock += 1;
+        if let Some(Graph::Stored(stored)) = self.devices.get_mut(device as usize).and_then(|d| d.graphs.get_mut(&uid))
+        {
+            stored.last_use = self.clock;
+        }
+    }
+
+    /// Rebuilds the body of a graph, and makes the graph the most recently used.
+    pub(super) fn body(&mut self, device: u32, uid: u64) -> Result<Vec<u8>, MissingGraph> {
+        if uid == 0 {
+            return Err(MissingGraph::Unnumbered);
+        }
+        self.record_use(device, uid);
+        let device = self.devices.get(device as usize).ok_or(MissingGraph::NeverSent)?;
+        match device.graphs.get(&uid) {
+            Some(Graph::Stored(stored)) => Ok(stored.body()),
+            Some(Graph::Dropped(reason)) => Err(*reason),
+            None if device.forgotten.contains(&uid) => Err(MissingGraph::Forgotten),
+            None => Err(MissingGraph::NeverSent),
+        }
+    }
+
+    /// Drops the graphs that name a buffer, which is being freed. Their numbers keep counting.
+    pub(super) fn remove_graphs_of_buffer(&mut self, handle: u64) {
+        for device in &mut self.devices {
+            let named = device.stored().filter(|(_, stored)| stored.buffers.contains(&handle));
+            for uid in named.map(|(uid, _)| uid).collect::<Vec<_>>() {
+                device.drop_body(uid, MissingGraph::FreedBuffer);
+            }
+        }
+    }
+
+    /// Bytes in use.
+    fn bytes(&self) -> u64 {
+        self.devices.iter().map(|device| device.number_bytes() + device.body_bytes).sum()
+    }
+
+    /// Drops the least recently used bodies until the rest fits. Skips a keyframe while other bodies refer to it, because that
+    /// would release almost nothing. Spares the body that was stored last: it fits together with its keyframe, so the loop ends
+    /// within the budget, unless the numbers alone exceed it.
+    fn evict(&mut self) {
+        while self.bytes() > self.max_bytes {
+            let stored = self
+                .devices
+                .iter()
+                .enumerate()
+                .flat_map(|(slot, device)| device.stored().map(move |(uid, stored)| (slot, uid, stored)));
+            let others = stored.filter(|(_, _, stored)| stored.last_use != self.clock);
+            let victim = others.min_by_key(|(_, _, stored)| (stored.is_keyframe_in_use(), stored.last_use));
+            let Some((slot, uid, _)) = victim else { break };
+            self.devices[slot].drop_body(uid, MissingGraph::Evicted);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! An address to listen on, as text: `[HOST:]PORT[=VERSION]`.
+
+use std::fmt;
+use std::net::SocketAddrV6;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::{ParseVersionError, ServedVersion};
+
+/// An address on which a server listens, and the version that it answers there.
+///
+/// Parsed from `[HOST:]PORT[=VERSION]`: `50052`, `0.0.0.0:50052`, `gpu-2:50053=7`, `[fd00::5]:50052=8.0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddress {
+    /// `None`: the default host.
+    host: Option<String>,
+    port: u16,
+    /// `None`: the versions of [`Config::protocol`](super::super::Config::protocol).
+    version: Option<ServedVersion>,
+}
+
+impl ListenAddress {
+    /// Host of an address that is parsed without one, unless [`ListenAddress::or_host`] gives another: only this machine's
+    /// clients can connect.
+    pub const DEFAULT_HOST: &'static str = "127.0.0.1";
+
+    /// `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port), for the versions of
+    /// [`Config::protocol`](super::super::Config::protocol).
+    pub fn new(host: &str, port: u16) -> ListenAddress {
+        ListenAddress { host: Some(host.to_owned()), port, version: None }
+    }
+
+    /// The same, where only `version` is answered.
+    #[must_use]
+    pub fn with_version(self, version: ServedVersion) -> ListenAddress {
+        ListenAddress { version: Some(version), ..self }
+    }
+
+    /// The same, on `host` if the address has no host.
+    #[must_use]
+    pub fn or_host(self, host: &str) -> ListenAddress {
+        ListenAddress { host: self.host.or_else(|| Some(host.to_owned())), ..self }
+    }
+
+    /// The host.
+    pub fn host(&self) -> &str {
+        self.host.as_deref().unwrap_or(ListenAddress::DEFAULT_HOST)
+    }
+
+    /// The port; 0: any free port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The only version that is answered there; `None`: those of [`Config::protocol`](super::super::Config::protocol).
+    pub fn version(&self) -> Option<ServedVersion> {
+        self.version
+    }
+}
+
+/// A text that is not a valid [`ListenAddress`].
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParseListenError {
+    /// The part before `=VERSION` is no port, and no host and port.
+    #[error("expected an address such as 50052, 0.0.0.0:50052, [fd00::5]:50052 or 50053=7, got {0:?}")]
+    Address(String),
+    /// The version is unknown.
+    #[error(transparent)]
+    Version(#[from] ParseVersionError),
+}
+
+impl FromStr for ListenAddress {
+    type Err = ParseListenError;
+
+    fn from_str(text: &str) -> Result<ListenAddress, ParseListenError> {
+        let (address, version) = match text.split_once('=') {
+            Some((address, version)) => (address, Some(version)),
+            None => (text, None),
+        };
+        let (host, port) = split_host_and_port(address).ok_or_else(|| ParseListenError::Address(text.to_owned()))?;
+        let version = version.map(str::parse).transpose()?;
+        Ok(ListenAddress { host: host.map(str::to_owned), port, version })
+    }
+}
+
+/// Splits `[HOST:]PORT`. The brackets around an IPv6 address are removed.
+fn split_host_and_port(text: &str) -> Option<(Option<&str>, u16)> {
+    // `parse` alone accepts a leading `+`.
+    let port = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
+    let Some((host, digits)) = text.rsplit_once(':') else { return Some((None, port(text)?)) };
+    let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(bare) => text.parse::<SocketAddrV6>().is_ok().then_some(bare)?,
+        None => (!host.is_empty() && !host.contains([':', '[', ']']) && !host.contains(char::is_whitespace))
+            .then_some(host)?,
+    };
+    Some((Some(host), port(digits)?))
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Some(host) if host.contains(':') && !host.starts_with('[') => write!(f, "[{host}]:")?,
+            Some(host) => write!(f, "{host}:")?,
+            None => {}
+        }
+        write!(f, "{}", self.port)?;
+        match self.version {
+            Some(version) => write!(f, "={version}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_port_with_an_optional_host_and_version() {
+        use ServedVersion::{V7_0, V8_0};
+        for (text, host, port, version) in [
+            ("50052", None, 50052, None),
+            ("0", None, 0, None),
+            ("50053=7", None, 50053, Some(V7_0)),
+            ("0.0.0.0:50052", Some("0.0.0.0"), 50052, None),
+            ("gpu-2.lan:65535=8.0.1", Some("gpu-2.lan"), 65535, Some(V8_0)),
+            ("[::1]:50052", Some("::1"), 50052, None),
+            ("[fe80::1%2]:7=7.0", Some("fe80::1%2"), 7, Some(V7_0)),
+        ] {
+            let want = ListenAddress { host: host.map(str::to_owned), port, version };
+            let got: ListenAddress = text.parse().unwrap();
+            assert_eq!(got, want, "{text}");
+            assert_eq!(got.to_string().parse(), Ok(want), "{text}");
+            assert_eq!(got.host(), host.unwrap_or("127.0.0.1"), "{text}");
+            assert_eq!(got.or_host("::").host(), host.unwrap_or("::"), "{text}");
+        }
+        for text in [
+            "",
+            "=7",
+            ":1",
+            "a",
+            "a:",
+            "a:b",
+            "a:65536",
+            "65536",
+            "-1",
+            "+1",
+            "a:+1",
+            "1.2.3.4",
+            "::1",
+            "::1:50052",
+            "[::1]",
+            "[::1]:",
+            "[a]:1",
+            "[::1]1",
+            "[1.2.3.4]:1",
+            "a b:1",
+            "50052 ",
+            "1=7=8x",
+        ] {
+            let error = text.parse::<ListenAddress>().unwrap_err();
+            if !text.ends_with("8x") {
+                assert_eq!(error, ParseListenError::Address(text.to_owned()), "{text}");
+            }
+        }
+        for text in ["50052=", "50052=9", "a:1=7.5"] {
+            assert!(matches!(text.parse::<ListenAddress>(), Err(ParseListenError::Version(_))), "{text}");
+        }
+    }
+}
