@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Interoperability tests with llama.cpp 8.0.1.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/interop8.sh [OPTION...]
+
+Runs clients of llama.cpp 8.0.1 on our rpc-server and compares their logits with llama.cpp's local CPU. Compiles llama.cpp first
+if necessary (interop8/README.md). Not part of CI.
+
+  --only TEXT  only rows whose name contains the text
+  --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test
+  --threads N  threads of each client and server (default 1: more spin, which costs much on a busy machine)
+  -h, --help   this text
+
+FANOUT_LLAMA8_TARGET  cargo's target folder for llama.cpp (default: interop8 in cargo's target folder); keep it: compiling takes
+                      about 10 CPU minutes, CMake, a C++ compiler and libclang
+FANOUT_SERVER         our server (default: rpc-server is built, optimised)
+FANOUT_PYTHON         interpreter with numpy and gguf, and for the row with a client of 7.0 also llama_cpp (default: the one of
+                      scripts/venv.sh, which has all of them)
+TEXT
+}
+
+options=()
+peer=false
+while (($#)); do
+    case $1 in
+        --peer) peer=true options+=("$1") ;;
+        --only|--threads)
+            (($# > 1)) || { echo "interop8.sh: $1 needs a value" >&2; usage >&2; exit 2; }
+            options+=("$1" "$2")
+            shift
+            ;;
+        -h|--help) usage; exit 0 ;;
+        *) echo "interop8.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+    esac
+    shift
+done
+
+# Paths in variables are relative to the folder from which the script is called.
+llama8=${FANOUT_LLAMA8_TARGET:+$(realpath -m "$FANOUT_LLAMA8_TARGET")}
+server=${FANOUT_SERVER:+$(realpath "$FANOUT_SERVER")}
+python=${FANOUT_PYTHON:-}
+[[ $python != */* ]] || python=$(realpath -s "$python") # not resolved: the environment is found by the link's folder
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+target=${CARGO_TARGET_DIR:-target}
+llama8=${llama8:-$target/interop8}
+[[ $python ]] || python=$(scripts/venv.sh)
+cargo build --release --locked --manifest-path interop8/Cargo.toml --target-dir "$llama8"
+if [[ ! $server ]] && ! $peer; then
+    cargo build --release --locked --bin rpc-server
+fi
+server=${server:-$target/release/rpc-server}
+exec env PYTHONDONTWRITEBYTECODE=1 "$python" interop8/table.py --llama8 "$llama8/release" --server "$server" "${options[@]}"
