@@ -113,6 +113,29 @@ fn losing_the_source_server_fails_the_receiving_queue() {
     assert_eq!(b.download(), [0; 100]);
 }
 
+/// The receiving queue fails when its thread submits the copy: the source is lost by then. A third queue waits for a mark behind
+/// the copy, which is therefore never placed.
+#[test]
+fn a_copy_that_cannot_be_submitted_fails_the_queues_that_wait_for_it() {
+    let [mut source, destination] = source_and_destination(released_device());
+    let [from, to] = [&source, &destination].map(connect);
+    let (a, mut b) = (QueueFixture::new(&from.devices()[0], 100), QueueFixture::new(&to.devices()[0], 100));
+    let held = HeldDevice::new("CPU1");
+    let mut slow = QueueFixture::new(&(held.clone() as Arc<dyn Device>), 1);
+    slow.queue.fill(slow.buffer.whole(), 0).unwrap();
+    b.queue.wait(&slow.queue.mark()).unwrap();
+    assert!(b.queue.copy_from(a.buffer.whole(), b.buffer.whole(), None).unwrap().is_submitted());
+    let mut third = b.device.queue(&budget()).unwrap();
+    third.wait(&b.queue.mark()).unwrap();
+    let read = third.download(b.buffer.whole()).unwrap();
+    let name = from.name().to_owned();
+    source.stop();
+    eventually("the client has lost the source", || a.device.memory().is_err());
+    held.release();
+    let error = read.wait(deadline()).unwrap_err();
+    assert!(matches!(&error, DeviceError::ConnectionLost { endpoint, .. } if *endpoint == name), "{error}");
+}
+
 #[test]
 fn a_long_copy_waits_for_transfer_tokens() {
     let held = HeldDevice::new("CPU0");

@@ -386,6 +386,9 @@ impl QueueProtocol for GgmlProtocol {
         Ok(())
     }
 
+    /// Nothing to wake: a wait for a mark that is not placed waits for the timeline, which has failed.
+    fn wake_placement_waiters(&self) {}
+
     fn close(&mut self, last_made: u64) {
         self.marks.close(last_made);
     }

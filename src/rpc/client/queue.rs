@@ -58,6 +58,10 @@ pub(super) trait QueueProtocol: Send + 'static {
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
+    /// Wakes the threads that wait until a mark of this queue is placed. Called after the queue's timeline has failed: no
+    /// further mark will be placed.
+    fn wake_placement_waiters(&self);
+
     /// Closes the queue. `last_made` is the last mark that was made; marks that were not sent are never reached.
     fn close(&mut self, last_made: u64);
 }
@@ -396,6 +400,7 @@ impl<S: QueueProtocol> QueueExecutor<S> {
         work(&mut self.protocol).inspect_err(|error| {
             if !matches!(error, DeviceError::Source(_)) {
                 self.timeline.fail(error.clone());
+                self.protocol.wake_placement_waiters();
             }
         })
     }

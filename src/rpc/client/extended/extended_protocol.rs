@@ -381,6 +381,10 @@ impl QueueProtocol for ExtendedProtocol {
         Ok(())
     }
 
+    fn wake_placement_waiters(&self) {
+        self.marks.wake_placement_waiters();
+    }
+
     fn close(&mut self, last_made: u64) {
         close_queue(&self.remote.connection, &self.marks, last_made);
         self.sources.close();

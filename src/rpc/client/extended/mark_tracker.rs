@@ -136,6 +136,13 @@ impl MarkTracker {
         Ok(())
     }
 
+    /// Wakes the threads in [`MarkTracker::wait_until_placed`] after the timeline has failed.
+    pub(super) fn wake_placement_waiters(&self) {
+        // A waiting thread checks the failure with this lock held, so it either sees the failure or is woken by this call.
+        drop(lock(&self.state));
+        self.changed.notify_all();
+    }
+
     /// Whether other queues of the server can wait for mark `seq`. With exclusive use of the writer the result holds until the
     /// writer is returned.
     pub(super) fn can_be_waited_for(&self, seq: u64) -> bool {
