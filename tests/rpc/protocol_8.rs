@@ -1,11 +1,14 @@
 //! The messages of protocol 8.0 on a server that answers it: numbered graphs, transfers of rows, refused collectives.
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
+use crate::client::{QueueFixture, deadline, options};
 use crate::support::*;
 use fanout::ops::OpCode;
+use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{Config, ServedVersion};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
+use fanout_testing::protocol_relay::ProtocolRelay;
 
 const V8: Version = Version { major: 8, minor: 0, patch: 1 };
 
@@ -212,4 +215,55 @@ fn a_session_of_7_0_has_no_commands_of_8_0() {
     let mut client = Client::connect(&server);
     client.send(&Request::CommFree(CommFree { device: 0 }));
     client.expect_refused(&["COMM_FREE", "is no command of protocol 7.0"]);
+}
+
+/// The commands of the frames in what a client has sent.
+fn sent_commands(mut sent: &[u8]) -> Vec<RpcCommand> {
+    let mut commands = Vec::new();
+    while let Some((header, rest)) = sent.split_first_chunk::<REQUEST_HEADER>() {
+        let header = RequestHeader::decode(header).unwrap();
+        commands.push(header.command);
+        sent = &rest[header.body_len(&Config::default().limits).unwrap()..];
+    }
+    commands
+}
+
+/// fanout's client reads regions of equal size at an equal stride by one GET_TENSOR_2D, and all others by one GET_TENSOR each.
+#[test]
+fn the_client_reads_evenly_spaced_regions_by_one_request() {
+    use RpcCommand::{GetTensor, GetTensor2d};
+    // Offset and bytes of each region, and the requests that read them on servers of 8.0.
+    let cases: [(&[(u64, u64)], &[RpcCommand]); 8] = [
+        (&[(0, 10)], &[GetTensor]),
+        (&[(0, 10), (20, 10)], &[GetTensor2d]),
+        (&[(5, 10), (15, 10), (25, 10)], &[GetTensor2d]),
+        (&[(0, 10), (20, 10), (41, 10)], &[GetTensor2d, GetTensor]),
+        (&[(0, 10), (20, 10), (40, 11), (60, 11)], &[GetTensor2d, GetTensor2d]),
+        (&[(20, 10), (0, 10)], &[GetTensor, GetTensor]),
+        // Overlapping regions, and the same region twice.
+        (&[(0, 10), (9, 10), (0, 10), (0, 10)], &[GetTensor; 4]),
+        (&[(0, 1), (0, 0), (7, 1), (14, 1), (15, 1), (22, 1)], &[GetTensor2d, GetTensor2d]),
+    ];
+    for (version, has_rows) in [(ServedVersion::V8_0, true), (ServedVersion::V7_0, false)] {
+        let server = TestServer::start(Config::default().with_protocol(vec![version]));
+        let relay = ProtocolRelay::start(server.addr, true);
+        let endpoint = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
+        let mut fixture = QueueFixture::new(&endpoint.devices()[0], 100);
+        let data = random_bytes(3, 100);
+        fixture.upload(&data);
+        for (parts, requests) in cases {
+            let before = sent_commands(&relay.sent()).len();
+            let regions: Vec<_> = parts.iter().map(|&(at, len)| fixture.buffer.region(at, len).unwrap()).collect();
+            let reads = fixture.queue.download_all(&regions).unwrap();
+            for (read, &(at, len)) in reads.into_iter().zip(parts) {
+                assert_eq!(read.wait(deadline()).unwrap(), data[at as usize..(at + len) as usize], "{parts:?} at {at}");
+            }
+            let sent = sent_commands(&relay.sent()).split_off(before);
+            if has_rows {
+                assert_eq!(sent, requests, "{parts:?}");
+            } else {
+                assert_eq!(sent, vec![GetTensor; parts.iter().filter(|(_, len)| *len > 0).count()], "{parts:?}");
+            }
+        }
+    }
 }

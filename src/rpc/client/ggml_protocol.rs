@@ -10,6 +10,7 @@ use super::device::{RemoteBuffer, RemoteDevice, byte_range_record, is_whole_tens
 use super::graph_messages::{GraphMessage, tensor_record};
 use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
 use super::queue_failure::QueueStatus;
+use super::row_runs::RowRun;
 use crate::device::{DeviceError, PendingRead, Region, SourceError, Timeline, TimelinePoint};
 use crate::rpc::wire::{
     BodySize, BufferClear, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response, RpcCommand,
@@ -41,14 +42,14 @@ impl WriteGuard<'_> {
         progress.sent.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Sends a read of a device. Its reply is a completion probe for all messages to this device before it. If the queue has
-    /// failed by the time of the reply, the pending read fails too.
-    fn read_tensor(
+    /// Sends a read of a device, whose reply has `size` bytes. The reply is a completion probe for all messages to this device
+    /// before it. If the queue has failed by the time of the reply, the pending reads of `to` fail too.
+    fn read(
         &mut self,
         (device, progress): (u32, &DeviceProgress),
-        tensor: TensorRecord,
+        request: &Request<'_>,
         size: u64,
-        to: Option<(ReadCompleter, Arc<QueueStatus>)>,
+        to: Option<(RowRun, Arc<QueueStatus>)>,
     ) -> Result<u64, DeviceError> {
         let number = self.next_message_number(progress);
         progress.probed.store(number, Ordering::Release);
@@ -62,8 +63,7 @@ impl WriteGuard<'_> {
             }
             Ok(())
         };
-        let request = Request::GetTensor(GetTensor { tensor, offset: 0, size });
-        self.request(&request, size, ReplySink::Callback(Box::new(on_reply)))?;
+        self.request(request, size, ReplySink::Callback(Box::new(on_reply)))?;
         Ok(number)
     }
 
@@ -124,7 +124,8 @@ impl WriteGuard<'_> {
             let probe = self.device_state(device)?.probe.clone();
             let (Some(progress), Some(probe)) = (self.shared.completions.progress(device), probe) else { continue };
             if progress.probed.load(Ordering::Acquire) < number {
-                self.read_tensor((device, &progress), probe, 1, None)?;
+                let request = Request::GetTensor(GetTensor { tensor: probe, offset: 0, size: 1 });
+                self.read((device, &progress), &request, 1, None)?;
                 self.shared.count_wait();
             }
         }
@@ -168,18 +169,13 @@ impl GgmlProtocol {
         Ok(())
     }
 
-    /// Reads a region. Takes the completer out of `to` once the request is registered.
-    fn read_region(
-        &mut self,
-        src: &Region,
-        to: &mut Option<(ReadCompleter, Arc<QueueStatus>)>,
-    ) -> Result<(), DeviceError> {
-        let record = byte_range_record(remote_buffer(src)?, src.offset(), src.bytes());
-        let device = (self.remote.index, &*self.progress);
-        let number =
-            self.remote.connection.with_writer(|guard| guard.read_tensor(device, record, src.bytes(), to.take()))?;
-        self.required.add(self.remote.index, number);
-        Ok(())
+    /// Reads a run of rows that belong to a device.
+    fn read_rows(&mut self, device: (u32, &DeviceProgress), run: RowRun) -> Result<u64, DeviceError> {
+        let (request, bytes) = (run.request()?, run.bytes());
+        let mut to = Some((run, Arc::clone(self.marks.status())));
+        let number = self.remote.connection.with_writer(|guard| guard.read(device, &request, bytes, to.take()));
+        // Taken means registered: the reader thread completes the reads.
+        number.inspect_err(|error| to.into_iter().for_each(|(run, _)| run.complete(Err(error.clone()))))
     }
 
     /// Whether an earlier copy has shown that the server can copy between the devices of two regions, and the regions do not
@@ -227,10 +223,7 @@ impl GgmlProtocol {
         let mut reads = Vec::new();
         for (at, size) in record_ranges(src.bytes()) {
             let (to, read) = ReadCompleter::new(&self.remote);
-            let record = byte_range_record(from, src.offset() + at, size);
-            let device = (from.device, &*progress);
-            let to = (to, Arc::clone(self.marks.status()));
-            self.remote.connection.with_writer(|guard| guard.read_tensor(device, record, size, Some(to)))?;
+            self.read_rows((from.device, &progress), RowRun::new(src.subregion(at, size)?, to))?;
             reads.push((at, size, read));
         }
         let pieces = reads.into_iter().map(|(at, size, read)| Ok((dst.subregion(at, size)?, read.wait(None)?)));
@@ -288,19 +281,20 @@ impl QueueProtocol for GgmlProtocol {
     }
 
     fn download(&mut self, parts: Vec<(Region, ReadCompleter)>) -> Result<(), DeviceError> {
-        let mut parts = parts.into_iter();
-        let mut failed = None;
-        while failed.is_none()
-            && let Some((src, to)) = parts.next()
-        {
-            let mut to = Some((to, Arc::clone(self.marks.status())));
-            failed = self.read_region(&src, &mut to).err().map(|error| (error, to));
+        let has_rows = self.remote.connection.codec.command_number(RpcCommand::GetTensor2d).is_some();
+        let progress = Arc::clone(&self.progress);
+        let mut runs = RowRun::split(parts, has_rows).into_iter();
+        while let Some(run) = runs.next() {
+            match self.read_rows((self.remote.index, &progress), run) {
+                Ok(number) => self.required.add(self.remote.index, number),
+                Err(error) => {
+                    // The reads that were not sent must complete as well.
+                    runs.for_each(|run| run.complete(Err(error.clone())));
+                    return Err(error);
+                }
+            }
         }
-        let Some((error, to)) = failed else { return Ok(()) };
-        // The reads that were not sent must complete as well.
-        let unsent = to.into_iter().map(|(to, _)| to).chain(parts.map(|(_, to)| to));
-        unsent.for_each(|to| to.complete(Err(error.clone())));
-        Err(error)
+        Ok(())
     }
 
     /// 7.0 has no load by digest: the pending read completes with "not found".

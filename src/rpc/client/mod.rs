@@ -54,6 +54,7 @@ mod graph_messages;
 mod queue;
 mod queue_failure;
 mod reader;
+mod row_runs;
 mod stored_graphs;
 
 pub use crate::rpc::transport::DialError;
