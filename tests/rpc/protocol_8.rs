@@ -217,14 +217,17 @@ fn a_session_of_7_0_has_no_commands_of_8_0() {
     client.expect_refused(&["COMM_FREE", "is no command of protocol 7.0"]);
 }
 
-/// The commands of the frames in what a client has sent.
-fn sent_commands(mut sent: &[u8]) -> Vec<RpcCommand> {
+/// The commands by which a client has read, in `sent`.
+fn read_commands(mut sent: &[u8]) -> Vec<RpcCommand> {
     let mut commands = Vec::new();
+    let is_read = |command: &RpcCommand| matches!(command, RpcCommand::GetTensor | RpcCommand::GetTensor2d);
     while let Some((header, rest)) = sent.split_first_chunk::<REQUEST_HEADER>() {
         let header = RequestHeader::decode(header).unwrap();
         commands.push(header.command);
-        sent = &rest[header.body_len(&Config::default().limits).unwrap()..];
+        // The relay may hold a part of a message.
+        sent = rest.get(header.body_len(&Config::default().limits).unwrap()..).unwrap_or_default();
     }
+    commands.retain(is_read);
     commands
 }
 
@@ -252,13 +255,13 @@ fn the_client_reads_evenly_spaced_regions_by_one_request() {
         let data = random_bytes(3, 100);
         fixture.upload(&data);
         for (parts, requests) in cases {
-            let before = sent_commands(&relay.sent()).len();
+            let before = read_commands(&relay.sent()).len();
             let regions: Vec<_> = parts.iter().map(|&(at, len)| fixture.buffer.region(at, len).unwrap()).collect();
             let reads = fixture.queue.download_all(&regions).unwrap();
             for (read, &(at, len)) in reads.into_iter().zip(parts) {
                 assert_eq!(read.wait(deadline()).unwrap(), data[at as usize..(at + len) as usize], "{parts:?} at {at}");
             }
-            let sent = sent_commands(&relay.sent()).split_off(before);
+            let sent = read_commands(&relay.sent()).split_off(before);
             if has_rows {
                 assert_eq!(sent, requests, "{parts:?}");
             } else {

@@ -122,23 +122,19 @@ impl GgmlSession<'_> {
         let mut first = 0;
         while first < rows.count {
             let n = rows.rows_per_chunk().min(rows.count - first);
-            let mut pending = Vec::with_capacity(n as usize); // at most `MAX_PENDING_ROWS`
-            for index in first..first + n {
-                let row = rows.row(index)?;
+            if rows.size > CHUNK_BYTES {
+                // Of a row longer than a chunk, one part at a time is held.
+                let row = rows.row(first)?;
                 for at in (0..rows.size).step_by(CHUNK_BYTES as usize) {
-                    pending.push(queue.download(row.subregion(at, CHUNK_BYTES.min(rows.size - at))?)?);
-                    // Of a row longer than a chunk, one part at a time is held.
-                    if rows.size > CHUNK_BYTES {
-                        let part = pending.pop().map(|part| part.wait(Some(Instant::now() + timeout))).transpose()?;
-                        self.connection.send_bytes(part.as_deref().unwrap_or_default())?;
-                    }
+                    let part = queue.download(row.subregion(at, CHUNK_BYTES.min(rows.size - at))?)?;
+                    self.connection.send_bytes(&part.wait(Some(Instant::now() + timeout))?)?;
                 }
-            }
-            let mut bytes = Vec::with_capacity(pending.len() * rows.size.min(CHUNK_BYTES) as usize);
-            for row in pending {
-                bytes.extend_from_slice(&row.wait(Some(Instant::now() + timeout))?);
-            }
-            if !bytes.is_empty() {
+            } else {
+                let regions = (first..first + n).map(|index| rows.row(index)).collect::<Result<Vec<_>, _>>()?;
+                let mut bytes = Vec::with_capacity((n * rows.size) as usize); // at most `CHUNK_BYTES`
+                for row in queue.download_all(&regions)? {
+                    bytes.extend_from_slice(&row.wait(Some(Instant::now() + timeout))?);
+                }
                 self.connection.send_bytes(&bytes)?;
             }
             first += n;
