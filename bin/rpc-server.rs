@@ -38,6 +38,7 @@ Examples:
                                       allow direct copies to the server on 10.0.0.6
   rpc-server --listen 50052=8 --listen 50053=7
                                       one port for clients of protocol 8.0, one for those of 7.0
+  rpc-server --protocol 8,5.0         clients of protocol 8.0 and 5.0 (also 5.1) on one port
   rpc-server --models /srv/models     load weights from the models in this folder
   rpc-server -d CPU,CPU -t 8          two devices of 8 threads each
   rpc-server --mem 32G --max-memory 16G
@@ -68,9 +69,10 @@ struct Args {
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
 
-    /// Versions to answer on addresses without a version, in the order to try: llama.cpp's clients do not tell theirs and
-    /// abort on another, after which their address gets the next version, and keeps for a day the one that works.
-    #[arg(long, value_name = "LIST", default_value = "8,7", value_delimiter = ',')]
+    /// Versions to serve on addresses without a version: 8, 7, 5.1, 5.0, 4, 3, gen0, or an exact 4.0.x, 3.6.1, 3.0.0. Clients
+    /// of 3 and gen0 (2024) show themselves. From 4 on they do not tell theirs and abort on another, after which their
+    /// address gets the next version of the list, and keeps for a day the one that works.
+    #[arg(long, value_name = "LIST", default_value = "8,7,3,gen0", value_delimiter = ',')]
     protocol: Vec<ServedVersion>,
 
     /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. A

@@ -9,6 +9,8 @@ Usage: scripts/interop.sh [generate] [OPTION...]
 Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. With `generate`: runs
 examples/generate and compares its tokens with llama.cpp's. The client is compiled first if necessary (scripts/venv.sh --help).
 
+  --versions   also real clients of protocols 5.0, 4.0.2 and 4.0.1 on a selection of the rows, each in an environment of its
+               own (not with generate)
   --full       also models of 1b parameters (created once in models/)
   --only TEXT  only rows whose name contains the text
   --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test (not with generate)
@@ -23,13 +25,22 @@ if [[ ${1-} == generate ]]; then
     mode=generate
     shift
 fi
-options=("$@")
+options=()
+versions=
 while (($#)); do
     case $1 in
-        --full) ;;
-        --peer) [[ $mode == interop ]] || { echo "interop.sh: generate does not support --peer" >&2; usage >&2; exit 2; } ;;
+        --full) options+=("$1") ;;
+        --versions)
+            [[ $mode == interop ]] || { echo "interop.sh: generate does not support --versions" >&2; usage >&2; exit 2; }
+            versions=1
+            ;;
+        --peer)
+            [[ $mode == interop ]] || { echo "interop.sh: generate does not support --peer" >&2; usage >&2; exit 2; }
+            options+=("$1")
+            ;;
         --only)
             (($# > 1)) || { echo "interop.sh: --only needs a text" >&2; usage >&2; exit 2; }
+            options+=("$1" "$2")
             shift
             ;;
         -h|--help) usage; exit 0 ;;
@@ -44,7 +55,15 @@ scripts/emulate.sh true # builds the emulated GPU
 target=${CARGO_TARGET_DIR:-target}
 if [[ $mode == interop ]]; then
     cargo build --release --locked --bin rpc-server
-    exec "$python" tests/interop/test_interop.py --binary "$target/release/rpc-server" "${options[@]}"
+    test=(tests/interop/test_interop.py --binary "$target/release/rpc-server" "${options[@]}")
+    [[ $versions ]] || exec "$python" "${test[@]}"
+    "$python" "${test[@]}"
+    # The version of the protocol, and of llama-cpp-python.
+    for pair in 5.0=0.3.35 4.0.2=0.3.34 4.0.1=0.3.33; do
+        echo "protocol ${pair%=*}"
+        "$(scripts/venv.sh "${pair#*=}")" "${test[@]}" --protocol "${pair%=*}"
+    done
+    exit
 fi
 built=${FANOUT_BUILT:-$target/release}
 [[ ${FANOUT_BUILT-} ]] || cargo build --release --locked -p generate -p fanout --bin generate --bin rpc-server

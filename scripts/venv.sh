@@ -4,11 +4,14 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: scripts/venv.sh
+Usage: scripts/venv.sh [VERSION]
 
 Creates or reuses the Python environment with a real llama.cpp client, and prints the path of its interpreter.
 
-  FANOUT_VENV  folder of the environment (default: .venv in the repository); kept between runs
+  VERSION      version of llama-cpp-python (default: that of tests/interop/requirements.txt, of protocol 7.0)
+
+  FANOUT_VENV  folder of the environment (default: .venv in the repository); kept between runs. With VERSION, its name ends in
+               -VERSION
   PYTHON       interpreter with which the environment is created (default: python3)
 
 The client is compiled for this CPU, which takes about 10 CPU minutes. An environment from another type of CPU, another Python
@@ -21,12 +24,20 @@ TEXT
 case ${1-} in
     '') ;;
     -h | --help) usage; exit 0 ;;
-    *) echo "venv.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
+    *)
+        if [[ $# -gt 1 || ! $1 =~ ^[0-9]+(\.[0-9]+)+$ ]]; then
+            echo "venv.sh: unknown argument ${!#}" >&2
+            usage >&2
+            exit 2
+        fi
+        ;;
 esac
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 requirements=$root/tests/interop/requirements.txt
-venv=${FANOUT_VENV:-$root/.venv}
+default=$(sed -n 's/^llama-cpp-python==//p' "$requirements")
+version=${1:-$default}
+venv=${FANOUT_VENV:-$root/.venv}${1:+-$1}
 python=${PYTHON:-python3}
 stamp=$venv/fanout-stamp
 
@@ -38,18 +49,23 @@ cpu_flags() {
     fi
 }
 
+# The requirements, with the wanted version of the client.
+packages() {
+    sed "s/^llama-cpp-python==.*/llama-cpp-python==$version/" "$requirements"
+}
+
 key() {
     {
         cpu_flags
         "$python" -c 'import sys; print(sys.version_info[:3])'
-        cat "$requirements"
+        packages
     } | cksum
 }
 
 works() {
-    [[ -x $venv/bin/python ]] && "$venv/bin/python" - <<'PY' >/dev/null 2>&1
-import gguf, llama_cpp, numpy, pathlib
-assert llama_cpp.__version__ == "0.3.36"
+    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$version" <<'PY' >/dev/null 2>&1
+import gguf, llama_cpp, numpy, pathlib, sys
+assert llama_cpp.__version__ == sys.argv[1]
 assert list((pathlib.Path(llama_cpp.__file__).parent / "lib").glob("libggml-rpc.*"))
 PY
 }
@@ -77,7 +93,7 @@ else
     jobs=$(getconf _NPROCESSORS_ONLN)
     # No cache: it could return a wheel that was built for another CPU.
     CMAKE_ARGS="-DGGML_RPC=ON -DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
-        "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -r "$requirements" >&2
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -r <(packages) >&2
     if ! works; then
         echo "venv.sh: the client does not work after its build" >&2
         exit 1

@@ -36,15 +36,8 @@ COMMANDS = (
     *("SET_TENSOR", "SET_TENSOR_HASH", "GET_TENSOR", "COPY_TENSOR", "GRAPH_COMPUTE", "GET_DEVICE_MEMORY"),
     *("INIT_TENSOR", "GET_ALLOC_SIZE", "HELLO", "DEVICE_COUNT", "GRAPH_RECOMPUTE", "MEMSET_TENSOR"),
 )
-SILENT = (
-    "FREE_BUFFER",
-    "BUFFER_CLEAR",
-    "SET_TENSOR",
-    "GRAPH_COMPUTE",
-    "INIT_TENSOR",
-    "GRAPH_RECOMPUTE",
-    "MEMSET_TENSOR",
-)
+SILENT = frozenset(("SET_TENSOR", "GRAPH_COMPUTE", "GRAPH_RECOMPUTE"))
+SILENT_SINCE_7 = frozenset(("FREE_BUFFER", "BUFFER_CLEAR", "INIT_TENSOR", "MEMSET_TENSOR"))  # before: an empty response
 
 
 class Recorder:
@@ -141,15 +134,17 @@ def records(path: Path) -> Iterator[tuple[int, int, bytes]]:
 def check(path: Path) -> None:
     """Check that each request with a response got one response, and that there are no other responses."""
     waiting: dict[int, collections.deque[str]] = collections.defaultdict(collections.deque)
+    silent = SILENT
     for connection, direction, message in records(path):
         if direction == REQUEST:
             command = COMMANDS[message[0]]
-            if command not in SILENT:
+            if command not in silent:
                 waiting[connection].append(command)
         elif not waiting[connection]:
             raise ValueError(f"connection {connection}: a response without a request")
-        else:
-            waiting[connection].popleft()
+        elif waiting[connection].popleft() == "HELLO":
+            major = message[8]
+            silent = SILENT | SILENT_SINCE_7 if major >= 7 else SILENT
     if left := {c: list(q) for c, q in waiting.items() if q}:
         raise ValueError(f"unanswered: {left}")
 

@@ -154,13 +154,20 @@ def answers_several_versions(binary: Path) -> bool:
 
 
 def ours(
-    threads: int, devices: str = "CPU", binary: Path | None = None, port: int = 0, options: tuple[str, ...] = ()
+    threads: int,
+    devices: str = "CPU",
+    binary: Path | None = None,
+    port: int = 0,
+    options: tuple[str, ...] = (),
+    protocol: str = "7",
 ) -> Server:
-    """fanout's release binary, on a free port unless one is given. Devices given by number are emulated GPUs."""
+    """fanout's release binary, on a free port unless one is given. Devices given by number are emulated GPUs. `protocol` is the
+    version of the clients; a client of another version aborts.
+    """
     binary = binary or ROOT / "target" / "release" / "rpc-server"
     argv = [str(binary), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), "-d", devices, *options]
     if answers_several_versions(binary):
-        argv += ["--protocol", "7"]  # the version of the clients here; a client of another version aborts
+        argv += ["--protocol", protocol]
     gpus = {device for device in devices.split(",") if device.isdigit()}
     if gpus:
         argv = [str(ROOT / "scripts" / "emulate.sh"), "-n", str(len(gpus)), *argv]

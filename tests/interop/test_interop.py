@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Real llama.cpp clients against fanout's rpc-server: the logits must equal those of llama.cpp's local CPU.
 
-    test_interop.py [--full] [--only TEXT] [--peer]
+    test_interop.py [--full] [--only TEXT] [--peer] [--protocol VERSION]
 
 Prints a table and exits 1 if any row fails. Every client is a separate process with a deadline. --peer runs the rows
 that llama.cpp's own server can serve against that server, which tells a fault of fanout from a fault of the test.
@@ -100,6 +100,19 @@ def cases(full: bool) -> list[Case]:
         short = ("--prompt", "32", "--generate", "8", "--context", "256")
         rows.append(Case("llama 1b q4_0", Model("q4_0", size="1b"), short, seconds=900.0))
         rows.append(Case("llama 1b q4_0 flash-attn", Model("q4_0", size="1b"), (*short, *fa), seconds=900.0))
+    return rows
+
+
+def version_cases() -> list[Case]:
+    """Rows for clients of older versions: what differs between versions is the messages, not the kernels."""
+    rows = [Case(f"llama {dtype}", Model(dtype)) for dtype in ("f32", "q8_0", "q4_k_m")]
+    rows.append(Case("llama f16 flash-attn", Model("f16"), ("--flash-attn",)))
+    rows.append(Case("llama f32 KV on the host", Model("f32"), ("--kv-on-host",)))
+    rows.append(Case("llama q8_0 q8_0 KV", Model("q8_0"), ("--kv-type", "q8_0", "--flash-attn")))
+    rows.append(Case("llama f32 two servers", Model("f32"), servers=2))
+    rows.append(Case("llama f32 CPU,CPU", Model("f32"), devices="CPU,CPU"))
+    rows.append(Case("qwen3moe f16", Model("f16", "qwen3moe")))
+    rows.append(Case("gemma2 f16", Model("f16", "gemma2")))
     return rows
 
 
@@ -295,6 +308,10 @@ def run_alone(bench: Bench, name: str, test: Callable[[Bench, Server], Result], 
     bench.run(name, partial(test, bench, servers[0]), servers)
 
 
+def start_ours(a: argparse.Namespace, devices: str) -> Server:
+    return ours(a.threads, devices, a.binary, protocol=a.protocol)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--full", action="store_true", help="also the 1b model")
@@ -303,10 +320,11 @@ def main() -> None:
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of the server")
     p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the large models")
+    p.add_argument("--protocol", default="7", metavar="VERSION", help="version of the clients; not 7: a selection of the rows")
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="fanout-interop-") as scratch:
         bench = Bench(
-            start=(lambda _: peer(a.threads)) if a.peer else (lambda devices: ours(a.threads, devices, a.binary)),
+            start=(lambda _: peer(a.threads)) if a.peer else partial(start_ours, a),
             references=References(Path(scratch)),
             scratch=Path(scratch),
             models=a.models,
@@ -314,8 +332,11 @@ def main() -> None:
             only=a.only,
         )
         start = time.monotonic()
-        test_cases(bench, cases(a.full))
-        test_ours_only(bench)
+        if a.protocol == "7":
+            test_cases(bench, cases(a.full))
+            test_ours_only(bench)
+        else:
+            test_cases(bench, version_cases())
     failed = [r for r in bench.results if not r.ok]
     print(f"{len(bench.results)} rows, {len(failed)} failed, {time.monotonic() - start:.0f} s")
     for r in failed:

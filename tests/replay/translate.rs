@@ -1,6 +1,6 @@
 //! Translation of recorded buffer handles and addresses to those that this crate's server returned for the same requests.
 
-use fanout::rpc::wire::{GraphCompute, Request, SetTensor, TENSOR_RECORD, TensorRecord};
+use fanout::rpc::wire::{RequestHeader, RpcCommand, TENSOR_RECORD, TensorRecord};
 use std::collections::HashMap;
 
 #[derive(Default)]
@@ -32,41 +32,43 @@ impl Translator {
         self.buffers.get(&recorded).map_or(recorded, |b| b.ours)
     }
 
-    fn tensor(&self, t: &TensorRecord) -> TensorRecord {
-        let mut t = t.clone();
-        if let Some(b) = self.buffers.get(&t.buffer) {
-            let offset = t.data.wrapping_sub(b.recorded_base);
-            assert!(offset <= b.size, "{} lies {offset} bytes into a buffer of {}", t.name(), b.size);
-            (t.buffer, t.data) = (b.ours, b.our_base + offset);
+    /// Translates the record at an offset of a body. Other fields than its buffer and address keep their bytes, so the records
+    /// of all versions can be translated.
+    fn translate_record(&self, body: &mut [u8], at: usize) {
+        let bytes: &mut [u8; TENSOR_RECORD] = body[at..].first_chunk_mut().expect("a whole record");
+        let mut record = TensorRecord::decode(bytes);
+        if let Some(b) = self.buffers.get(&record.buffer) {
+            let offset = record.data.wrapping_sub(b.recorded_base);
+            assert!(offset <= b.size, "{} lies {offset} bytes into a buffer of {}", record.name(), b.size);
+            (record.buffer, record.data) = (b.ours, b.our_base + offset);
+            *bytes = record.encode();
         }
-        t
     }
 
-    /// Encodes a recorded request with translated handles and addresses.
-    pub(crate) fn request(&self, request: &Request<'_>) -> Vec<u8> {
-        let mut frame = Vec::new();
-        let mut request = request.clone();
-        match &mut request {
-            Request::BufferGetBase(r) => r.remote_ptr = self.handle(r.remote_ptr),
-            Request::FreeBuffer(r) => r.remote_ptr = self.handle(r.remote_ptr),
-            Request::BufferClear(r) => r.remote_ptr = self.handle(r.remote_ptr),
-            Request::SetTensor(SetTensor { head, .. }) => head.tensor = self.tensor(&head.tensor),
-            Request::SetTensorHash(r) => r.tensor = self.tensor(&r.tensor),
-            Request::GetTensor(r) => r.tensor = self.tensor(&r.tensor),
-            Request::InitTensor(r) => r.tensor = self.tensor(&r.tensor),
-            Request::MemsetTensor(r) => r.tensor = self.tensor(&r.tensor),
-            Request::CopyTensor(r) => (r.src, r.dst) = (self.tensor(&r.src), self.tensor(&r.dst)),
-            Request::GraphCompute(graph) => {
-                let nodes: Vec<[u8; 8]> = graph.nodes().iter().map(u64::to_le_bytes).collect();
-                let tensors: Vec<[u8; TENSOR_RECORD]> =
-                    graph.tensors().iter().map(|t| self.tensor(&t).encode()).collect();
-                let graph = GraphCompute::new(graph.device(), &nodes, &tensors).expect("as many as recorded");
-                Request::GraphCompute(graph).encode(&mut frame);
-                return frame;
+    /// The frame of a recorded request with translated handles and addresses.
+    pub(crate) fn request(&self, command: RpcCommand, body: &[u8]) -> Vec<u8> {
+        let mut body = body.to_vec();
+        match command {
+            RpcCommand::BufferGetBase | RpcCommand::FreeBuffer | RpcCommand::BufferClear => {
+                let handle = body.first_chunk_mut().expect("a handle");
+                *handle = self.handle(u64::from_le_bytes(*handle)).to_le_bytes();
+            }
+            RpcCommand::SetTensor
+            | RpcCommand::SetTensorHash
+            | RpcCommand::GetTensor
+            | RpcCommand::InitTensor
+            | RpcCommand::MemsetTensor => self.translate_record(&mut body, 0),
+            RpcCommand::CopyTensor => [0, TENSOR_RECORD].iter().for_each(|&at| self.translate_record(&mut body, at)),
+            RpcCommand::GraphCompute => {
+                // Device, number of nodes, their ids, number of tensors.
+                let nodes = u32::from_le_bytes(body[4..8].try_into().expect("4 bytes")) as usize;
+                let first = 4 + 4 + 8 * nodes + 4;
+                (first..body.len()).step_by(TENSOR_RECORD).for_each(|at| self.translate_record(&mut body, at));
             }
             _ => {}
         }
-        request.encode(&mut frame);
+        let mut frame = RequestHeader { command, size: body.len() as u64 }.encode().to_vec();
+        frame.extend(body);
         frame
     }
 }

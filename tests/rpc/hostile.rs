@@ -257,8 +257,8 @@ fn invalid_graphs_are_rejected() {
             (t[0].src[0], t[0].src[1]) = (3, 2);
             n.insert(0, 1);
         }),
-        ("op number 102 is not defined by the protocol", |_, t| t[2].op = 101),
-        ("op number 4294967295", |_, t| t[2].op = u32::MAX),
+        ("version 7.0 of the RPC protocol has no op 101", |_, t| t[2].op = 101),
+        ("has no op 4294967295", |_, t| t[2].op = u32::MAX),
         ("op FLASH_ATTN_BACK is not supported", |_, t| t[2].op = OpCode::FlashAttnBack.to_wire()),
         ("type number 31 is not a tensor type", |_, t| t[2].dtype = 31),
         ("type number 1000", |_, t| t[0].dtype = 1000),

@@ -123,7 +123,7 @@ fn a_recompute_of_a_graph_that_is_not_stored_closes_the_connection_with_the_reas
     // The form of 7.0 has no number.
     let mut client = Client::connect_as(&server, V8);
     client.send(&Request::GraphRecompute(GraphRecompute { device: 0, uid: None }));
-    client.expect_refused(&["GRAPH_RECOMPUTE", "lacks the number"]);
+    client.expect_refused(&["GRAPH_RECOMPUTE", "expected a body of 12 bytes"]);
 }
 
 #[test]

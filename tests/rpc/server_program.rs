@@ -95,17 +95,18 @@ fn the_banner_lists_the_served_devices() {
 #[test]
 fn the_banner_lists_the_addresses_with_their_versions() {
     const LOCAL: &str = "127.0.0.1";
-    const BOTH: &str = "8.0, else 7.0";
+    const ALL: &str = "8.0, else 7.0; 3.x; gen0";
     for (args, want) in [
-        (&["-p", "0"][..], &[(LOCAL, BOTH)][..]),
+        (&["-p", "0"][..], &[(LOCAL, ALL)][..]),
         (&["-p", "0", "--protocol", "7,8"], &[(LOCAL, "7.0, else 8.0")]),
         (&["-p", "0", "--protocol", "7"], &[(LOCAL, "7.0")]),
-        (&["--listen", "0"], &[(LOCAL, BOTH)]),
+        (&["-p", "0", "--protocol", "7,gen0,5,3,4.0.1"], &[(LOCAL, "7.0, else 5.0, else 4.0.1; gen0; 3.x")]),
+        (&["--listen", "0"], &[(LOCAL, ALL)]),
         (&["--listen", "0=8", "--listen", "localhost:0=7.0"], &[(LOCAL, "8.0"), (LOCAL, "7.0")]),
-        (&["-p", "0", "--listen", "0=7"], &[(LOCAL, BOTH), (LOCAL, "7.0")]),
+        (&["-p", "0", "--listen", "0=7"], &[(LOCAL, ALL), (LOCAL, "7.0")]),
         (
             &["-H", "0.0.0.0", "-p", "0", "--listen", "0=8", "--listen", "127.0.0.1:0=7"],
-            &[("0.0.0.0", BOTH), ("0.0.0.0", "8.0"), (LOCAL, "7.0")],
+            &[("0.0.0.0", ALL), ("0.0.0.0", "8.0"), (LOCAL, "7.0")],
         ),
     ] {
         let server = spawn_server(&[args, &["-d", "CPU", "-t", "1", "--mem", "64M"]].concat());
@@ -117,7 +118,7 @@ fn the_banner_lists_the_addresses_with_their_versions() {
             assert!(at == *host && port.parse::<u16>().is_ok_and(|port| port > 0), "{args:?}: {line}");
             assert_eq!(rest, format!("(protocol {versions})"), "{args:?}");
             let (_, status) = run_server_program(&["--status", &format!("127.0.0.1:{port}")]);
-            let newest = versions.split(',').next().expect("a version");
+            let newest = versions.split([',', ';']).next().expect("a version");
             assert!(status.contains(&format!("\nprotocol: {newest}.")), "{args:?}: {status}");
         }
     }

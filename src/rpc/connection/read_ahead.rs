@@ -3,6 +3,9 @@
 /// Buffer size: one read fetches a header with its small body, or several of them.
 const BUFFER_BYTES: usize = 16 << 10;
 
+/// Maximum number of bytes that can be returned at a time: room before the received bytes.
+const MAX_UNREAD: usize = 512;
+
 /// Source of received bytes. Each end of a connection implements it with its own deadlines and its own way to wait.
 pub(in crate::rpc) trait ByteSource {
     type Error;
@@ -27,7 +30,7 @@ pub(in crate::rpc) struct ReadAhead {
 
 impl ReadAhead {
     pub(in crate::rpc) fn new() -> ReadAhead {
-        ReadAhead { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0 }
+        ReadAhead { buffer: vec![0; MAX_UNREAD + BUFFER_BYTES].into(), start: MAX_UNREAD, end: MAX_UNREAD }
     }
 
     pub(in crate::rpc) fn is_empty(&self) -> bool {
@@ -36,9 +39,15 @@ impl ReadAhead {
 
     /// Receives into the empty buffer. `false`: end of the stream.
     pub(in crate::rpc) fn fill<S: ByteSource>(&mut self, source: &mut S) -> Result<bool, S::Error> {
-        let got = source.receive_ahead(&mut self.buffer);
-        (self.start, self.end) = (0, *got.as_ref().unwrap_or(&0));
+        let got = source.receive_ahead(&mut self.buffer[MAX_UNREAD..]);
+        (self.start, self.end) = (MAX_UNREAD, MAX_UNREAD + *got.as_ref().unwrap_or(&0));
         got.map(|n| n > 0)
+    }
+
+    /// Returns the bytes that were read last, at most [`MAX_UNREAD`], so that the next read has them again.
+    pub(in crate::rpc) fn unread(&mut self, bytes: &[u8]) {
+        self.start -= bytes.len();
+        self.buffer[self.start..self.start + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Fills `dst` with the next bytes. A remainder larger than the buffer is received directly into `dst`. `false`: end of the
@@ -114,8 +123,14 @@ mod tests {
                     ahead.skip(n as u64, &mut source).unwrap()
                 } else {
                     let mut dst = vec![0; n];
-                    let whole = ahead.read_exact(&mut dst, &mut source).unwrap();
+                    let mut whole = ahead.read_exact(&mut dst, &mut source).unwrap();
                     assert!(!whole || dst == bytes[at..at + n], "seed {seed}, {n} bytes at {at}");
+                    if whole && n <= MAX_UNREAD {
+                        ahead.unread(&dst);
+                        dst.fill(0);
+                        whole = ahead.read_exact(&mut dst, &mut source).unwrap();
+                        assert!(whole && dst == bytes[at..at + n], "seed {seed}, {n} bytes at {at} again");
+                    }
                     whole
                 };
                 assert_eq!(whole, at + n <= bytes.len(), "seed {seed}, {n} bytes at {at}");

@@ -1,6 +1,6 @@
-//! Server side of the handshake, before a front end is chosen. HELLO is the first message of every client; its reply carries
-//! the server's state and the revision of the extension. A client of the extension sends HELLO_EXT as its second message, which
-//! the extended front end serves.
+//! Server side of the handshake, before a front end is chosen. HELLO is the first message of every client since 2025; from 7.0
+//! on its reply carries the server's state and the revision of the extension. A client of the extension sends HELLO_EXT as its
+//! second message, which the extended front end serves. A client of 2024 (gen0) sends no HELLO: its first message is a request.
 
 use thiserror::Error;
 
@@ -9,10 +9,9 @@ use super::context::ServerContext;
 use super::session::failure::{SessionError, SessionFailure};
 use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
-use crate::rpc::wire::{HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
+use crate::rpc::wire::{HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
 
-/// Size of the body of a HELLO, and of the capabilities in its reply, in bytes. Clients of versions before 4.0 send an empty
-/// body.
+/// Size of the body of a HELLO, and of the capabilities in its reply, in bytes. Versions before 4.0 have neither.
 pub(super) const HELLO_BODY: usize = 24;
 
 /// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
@@ -27,9 +26,10 @@ pub(super) enum HelloError {
     #[error("the client requests revision {0} of the extensions, this server supports revision {REVISION}")]
     UnsupportedRevision(u32),
     #[error(
-        "the client uses a protocol before 4.0, which this server does not support: update the llama.cpp of the client"
+        "the client's HELLO is that of {form}, and this address serves {served} (--listen, --protocol)",
+        form = form_name(*.form)
     )]
-    OldClient,
+    FormNotServed { form: HelloForm, served: String },
     #[error("this server is about to end (draining) and accepts no more clients")]
     Draining,
 }
@@ -40,35 +40,73 @@ impl From<HelloError> for SessionError {
     }
 }
 
-/// Decodes the header of a request of ggml's protocol.
+/// The versions with this form of HELLO, for messages.
+const fn form_name(form: HelloForm) -> &'static str {
+    match form {
+        HelloForm::Caps => "protocol 4.0 and later",
+        HelloForm::Empty => "protocols 1.0 to 3.6",
+        HelloForm::Absent => "no HELLO, as in protocols before 1.0",
+    }
+}
+
+/// The form of a HELLO with a body of `len` bytes.
+pub(super) const fn hello_form(len: usize) -> HelloForm {
+    if len == 0 { HelloForm::Empty } else { HelloForm::Caps }
+}
+
+/// Rejects a HELLO_EXT that was sent before HELLO or not directly after it.
 ///
 /// # Errors
-/// An unknown command, or a HELLO_EXT, which was sent before HELLO or not directly after it.
-pub(super) fn decode_header(header: [u8; REQUEST_HEADER]) -> Result<RequestHeader, SessionFailure> {
+/// The header is that of a HELLO_EXT.
+pub(super) fn reject_hello_ext(header: [u8; REQUEST_HEADER]) -> Result<(), SessionFailure> {
     if header[0] == ExtCommand::HelloExt as u8 {
         return Err(SessionFailure::new(Some(ExtCommand::HelloExt.name()), HelloError::MisplacedHelloExt));
     }
-    RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))
+    Ok(())
 }
 
-/// The reply to a HELLO with a body of `len` bytes: `version` is answered. Clients of versions before 4.0 send no body and
-/// expect no capabilities.
-pub(super) fn hello_reply(len: usize, version: ServedVersion, state: ServerState) -> Response<'static> {
-    let conn_caps = (len > 0).then_some([0; HELLO_BODY]);
-    let extension_byte = ExtensionOffer { revision: REVISION, state }.to_byte();
-    Response::Hello(HelloReply { version: version.in_reply(), conn_caps, extension_byte })
+/// The reply to a HELLO. `None`: clients of this version send no HELLO.
+pub(super) fn hello_reply(version: ServedVersion, state: ServerState) -> Option<Response<'static>> {
+    let caps = version.hello_form() == HelloForm::Caps;
+    let offer = ExtensionOffer { revision: REVISION, state }.to_byte();
+    Some(Response::Hello(HelloReply {
+        version: version.in_reply()?,
+        conn_caps: caps.then_some([0; HELLO_BODY]),
+        extension_byte: if version.offers_extensions() { offer } else { 0 },
+    }))
 }
 
-/// Reads and serves the first message, which must be HELLO. `header` is its header. Lifts the time limit of the handshake once
-/// the message is complete. Returns the answered version.
+/// How a client began its connection.
+pub(super) enum Opening {
+    /// With a HELLO, which was answered with this version.
+    Hello(ServedVersion),
+    /// With a request of a version without HELLO. The request is not yet served.
+    WithoutHello(ServedVersion),
+}
+
+/// Reads and serves the first message, if it is HELLO. `header` is its header. Lifts the time limit of the handshake once the
+/// message is complete.
+///
+/// # Errors
+/// The listener serves no version that begins like this, or the server is draining.
 pub(super) fn serve_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,
     versions: &VersionChoice<'_>,
     header: [u8; REQUEST_HEADER],
     body: &mut Vec<u8>,
-) -> Result<ServedVersion, SessionFailure> {
-    let header = decode_header(header)?;
+) -> Result<Opening, SessionFailure> {
+    reject_hello_ext(header)?;
+    if let Some(version) = versions.answer(HelloForm::Absent)
+        && version.has_command_number(header[0])
+    {
+        if server.lifecycle.state() != ServerState::Ready {
+            return Err(SessionFailure::new(None, HelloError::Draining));
+        }
+        connection.end_handshake();
+        return Ok(Opening::WithoutHello(version));
+    }
+    let header = RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
     reply_to_hello(server, connection, versions, header, body)
         .map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
@@ -79,19 +117,21 @@ fn reply_to_hello(
     versions: &VersionChoice<'_>,
     header: RequestHeader,
     body: &mut Vec<u8>,
-) -> Result<ServedVersion, SessionError> {
-    let len = header.body_len(&server.config.limits)?;
+) -> Result<Opening, SessionError> {
+    // Lengths of other requests depend on the client's version, which is unknown.
     if header.command != RpcCommand::Hello {
         return Err(HelloError::ExpectedHello(header.command).into());
     }
+    let len = header.body_len(&server.config.limits)?;
     connection.read_body(len, body)?;
     connection.end_handshake();
     let state = server.lifecycle.state();
-    let version = versions.answer();
-    connection.send_response(&hello_reply(len, version, state))?;
+    let form = hello_form(len);
+    let not_served = || HelloError::FormNotServed { form, served: versions.served() };
+    let version = versions.answer(form).ok_or_else(not_served)?;
+    connection.send_response(&hello_reply(version, state).ok_or_else(not_served)?)?;
     match state {
-        _ if len == 0 => Err(HelloError::OldClient.into()),
-        ServerState::Ready => Ok(version),
+        ServerState::Ready => Ok(Opening::Hello(version)),
         ServerState::Full | ServerState::Draining => Err(HelloError::Draining.into()),
     }
 }

@@ -75,13 +75,17 @@ pub struct ListenerInfo {
 }
 
 impl fmt::Display for ListenerInfo {
-    /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0)`.
+    /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (protocol ", self.addr)?;
-        for (number, version) in self.versions.iter().enumerate() {
-            write!(f, "{}{version}", if number == 0 { "" } else { ", else " })?;
-        }
-        f.write_str(")")
+        // Versions with the HELLO of 4.0 and later are tried one after the other; the others show themselves.
+        let (tried, shown): (Vec<_>, Vec<_>) = self.versions.iter().partition(|version| version.is_tried());
+        let names = |versions: &[&ServedVersion], between| {
+            versions.iter().map(ToString::to_string).collect::<Vec<_>>().join(between)
+        };
+        let groups = [names(&tried, ", else "), names(&shown, "; ")];
+        let groups: Vec<_> = groups.into_iter().filter(|group| !group.is_empty()).collect();
+        write!(f, "{})", groups.join("; "))
     }
 }
 

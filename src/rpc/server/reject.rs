@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::handshake::{HELLO_BODY, hello_reply};
+use super::handshake::{HELLO_BODY, hello_form, hello_reply};
 use super::versions::VersionChoice;
 use crate::rpc::transport::{Connection, Deadline, TransportError};
 use crate::rpc::wire::ext::ServerState;
@@ -13,7 +13,8 @@ use crate::rpc::wire::{Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
 const REJECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Replies to the client's HELLO with `state`, in the version that an admitted client would get. The end of the connection says
-/// nothing about the client's version, so it is not reported. Any other first message gets no reply.
+/// nothing about the client's version, so it is not reported. Any other first message gets no reply, and versions before 7.0
+/// have no field for the state.
 ///
 /// # Errors
 /// Errors of the transport: the connection is closed, or no complete HELLO arrived within [`REJECT_TIMEOUT`].
@@ -31,7 +32,9 @@ pub(super) fn reply_with_state(
     let Some(len) = header.and_then(|header| header.body_len(&limits).ok()) else { return Ok(()) };
     let mut body = [0; HELLO_BODY];
     receiver.read_exact(body.get_mut(..len).unwrap_or_default(), &deadline)?;
+    let answer = versions.answer(hello_form(len)).and_then(|version| hello_reply(version, state));
+    let Some(answer) = answer else { return Ok(()) };
     let mut reply = Vec::new();
-    hello_reply(len, versions.answer(), state).encode(&mut reply);
+    answer.encode(&mut reply);
     sender.write_by(&reply, &deadline)
 }

@@ -1,5 +1,6 @@
 //! Serves one connection from its first byte to its end: HELLO, then the front end that the client's second message chooses
-//! (HELLO_EXT: [`extended`], anything else: [`ggml`]). The end of each session is logged only here.
+//! (HELLO_EXT: [`extended`], anything else: [`ggml`]). A client of a version without HELLO goes to [`ggml`] at once. The end of
+//! each session is logged only here.
 //!
 //! The second message also tells whether the answered version of the protocol is the client's: a client of another version
 //! closes the connection instead. Clients of the extension work with each version, so HELLO_EXT tells nothing.
@@ -12,12 +13,12 @@ use super::client_connection::ClientConnection;
 use super::context::ServerContext;
 use super::extended;
 use super::ggml;
-use super::handshake::serve_hello;
+use super::handshake::{Opening, serve_hello};
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::versions::{VersionChoice, VersionPolicy};
 use crate::rpc::transport;
+use crate::rpc::wire::RpcCommand;
 use crate::rpc::wire::ext::ExtCommand;
-use crate::rpc::wire::{RequestHeader, RpcCommand};
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
 pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection, policy: &VersionPolicy) {
@@ -45,7 +46,10 @@ fn serve_requests(
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);
     };
-    let answered = serve_hello(server, &mut connection, &versions, header, &mut body)?;
+    let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
+        Opening::Hello(version) => version,
+        Opening::WithoutHello(version) => return ggml::serve_session(server, connection, peer, version, header, body),
+    };
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         // A shutdown closes the connections of clients, too.
         if !server.lifecycle.is_stopping() {
@@ -53,12 +57,11 @@ fn serve_requests(
         }
         return Ok(SessionEnd::Closed);
     };
-    if header[0] == ExtCommand::HelloExt as u8 {
+    if header[0] == ExtCommand::HelloExt as u8 && answered.offers_extensions() {
         extended::serve_session(server, connection, peer, header, body)
     } else {
         // Only a command of the answered version shows that it is the client's.
-        let command = RequestHeader::decode(&header).map(|header| header.command);
-        if command.is_ok_and(|command| command != RpcCommand::Hello && answered.has_command(command)) {
+        if header[0] != RpcCommand::Hello as u8 && answered.has_command_number(header[0]) {
             versions.report_command(answered);
         }
         ggml::serve_session(server, connection, peer, answered, header, body)

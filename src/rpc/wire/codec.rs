@@ -108,9 +108,14 @@ impl<'a> Reader<'a> {
         what: &'static str,
         count: u32,
     ) -> Result<&'a [[u8; N]], WireError> {
-        let need = u64::from(count).saturating_mul(N as u64);
+        Ok(self.repeated(what, count, N)?.as_chunks().0)
+    }
+
+    /// As [`Reader::arrays`], for records of `len` bytes.
+    pub(crate) fn repeated(&mut self, what: &'static str, count: u32, len: usize) -> Result<&'a [u8], WireError> {
+        let need = u64::from(count).saturating_mul(len as u64);
         let len = usize::try_from(need).map_err(|_| self.truncated(what, need))?;
-        Ok(self.bytes(what, len)?.as_chunks().0)
+        self.bytes(what, len)
     }
 
     /// Reads all remaining bytes: the last field of a message, of any length.
@@ -173,16 +178,23 @@ macro_rules! integers {
 
 integers! { u8 u32 u64 i32 }
 
-/// A flag or result of one byte. Values other than 0 and 1 are errors: no peer sends them, so they reveal a wrong layout.
-impl Field for bool {
-    const SIZE: u64 = 1;
-
-    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
-        match r.u8(what)? {
+impl Reader<'_> {
+    /// Reads a flag or result of one byte. Values other than 0 and 1 are errors: no peer sends them, so they reveal a wrong
+    /// layout.
+    pub(crate) fn bool(&mut self, what: &'static str) -> Result<bool, WireError> {
+        match self.u8(what)? {
             0 => Ok(false),
             1 => Ok(true),
             have => Err(WireError::BadValue { what, expected: "0 or 1", have: have.into() }),
         }
+    }
+}
+
+impl Field for bool {
+    const SIZE: u64 = 1;
+
+    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
+        r.bool(what)
     }
 
     fn write(&self, out: &mut Vec<u8>) {

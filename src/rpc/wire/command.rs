@@ -182,13 +182,23 @@ impl RpcCommand {
     /// [`WireError::BodySize`] if no request of this command can have that length, [`WireError::TooLarge`] if it exceeds
     /// `limits`.
     pub fn request_size(self, size: u64, limits: &Limits) -> Result<usize, WireError> {
+        self.request_size_of_form(self.request(), size, limits)
+    }
+
+    /// As [`RpcCommand::request_size`], where `expected` are the lengths that the client's version of the protocol allows.
+    pub(super) fn request_size_of_form(
+        self,
+        expected: BodySize,
+        size: u64,
+        limits: &Limits,
+    ) -> Result<usize, WireError> {
         let limit = match self.request() {
             // No buffer is larger than the address space; sums of this limit and a head or an offset cannot overflow.
             AtLeast(_) => isize::MAX as u64,
             Graph => limits.graph_body(),
             Exact(_) | Either(..) => limits.max_body,
         };
-        self.checked_size(self.request(), size, limit)
+        self.checked_size(expected, size, limit)
     }
 
     /// The checked length of a response's body, given the size in its header. `limit`: maximum that the caller accepts, for

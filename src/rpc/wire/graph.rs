@@ -3,9 +3,9 @@
 use super::{
     codec::{Field, Reader, WireError},
     command::Limits,
-    op_numbering::OpNumbering,
     request::Body,
     tensor::{TENSOR_RECORD, TensorRecord},
+    version_codec::VersionCodec,
 };
 
 /// A list of tensor ids, borrowed from the encoded message.
@@ -29,22 +29,24 @@ impl<'a> NodeIds<'a> {
     }
 }
 
-/// Tensor records, borrowed from a message. Each access decodes one record, and gives its op the number of the newest version.
+/// Tensor records, borrowed from a message. Each access decodes one record, and translates it from the sender's version of the
+/// protocol to the newest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRecords<'a> {
-    bytes: &'a [[u8; TENSOR_RECORD]],
-    numbering: OpNumbering,
+    /// Records of `codec.record_len()` bytes.
+    bytes: &'a [u8],
+    codec: &'static VersionCodec,
 }
 
 impl<'a> TensorRecords<'a> {
-    /// Records whose ops have the numbers of the newest version.
+    /// Records of the newest version.
     pub(super) const fn new(bytes: &'a [[u8; TENSOR_RECORD]]) -> TensorRecords<'a> {
-        TensorRecords { bytes, numbering: OpNumbering::NEWEST }
+        TensorRecords { bytes: bytes.as_flattened(), codec: VersionCodec::NEWEST }
     }
 
     /// The number of records.
     pub const fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() / self.codec.record_len()
     }
 
     /// Whether there are none.
@@ -54,13 +56,21 @@ impl<'a> TensorRecords<'a> {
 
     /// Decodes the record at `index`.
     pub fn get(&self, index: usize) -> Option<TensorRecord> {
-        self.bytes.get(index).map(|bytes| self.numbering.decode(bytes))
+        let len = self.codec.record_len();
+        let start = index.checked_mul(len)?;
+        self.bytes.get(start..start.checked_add(len)?).map(|bytes| self.codec.decode_record(bytes))
     }
 
     /// Decodes the records in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorRecord> + DoubleEndedIterator + use<'a> {
-        let numbering = self.numbering;
-        self.bytes.iter().map(move |bytes| numbering.decode(bytes))
+        let codec = self.codec;
+        self.bytes.chunks_exact(codec.record_len()).map(move |bytes| codec.decode_record(bytes))
+    }
+
+    /// Decodes the records in order, with the numbers and flags of the sender's version.
+    pub(super) fn iter_raw(&self) -> impl Iterator<Item = TensorRecord> + use<'a> {
+        let codec = self.codec;
+        self.bytes.chunks_exact(codec.record_len()).map(move |bytes| codec.decode_raw_record(bytes))
     }
 }
 
@@ -89,31 +99,31 @@ impl<'a> GraphCompute<'a> {
         GraphCompute { uid: Some(uid), ..self }
     }
 
-    /// The same graph, with op numbers of an older version in its records.
-    pub(crate) const fn with_numbering(self, numbering: OpNumbering) -> Self {
-        GraphCompute { tensors: TensorRecords { numbering, ..self.tensors }, ..self }
-    }
-
     /// Decodes a body in the layout of 8.0, which has a uid.
     ///
     /// # Errors
     /// [`WireError`], naming the first field that is missing, wrong or over `limits`.
     pub fn decode_with_uid(body: &'a [u8], limits: &Limits) -> Result<Self, WireError> {
         let mut r = Reader::new(body);
-        let graph = GraphCompute::read_fields(&mut r, limits, true)?;
+        let graph = GraphCompute::read_fields(&mut r, limits, VersionCodec::NEWEST)?;
         r.finish("GRAPH_COMPUTE")?;
         Ok(graph)
     }
 
-    fn read_fields(r: &mut Reader<'a>, limits: &Limits, with_uid: bool) -> Result<Self, WireError> {
-        let device = r.u32("device")?;
-        let uid = with_uid.then(|| r.u64("uid")).transpose()?;
+    /// Reads the layout of a version, whose numbers the records then have.
+    pub(super) fn read_fields(
+        r: &mut Reader<'a>,
+        limits: &Limits,
+        codec: &'static VersionCodec,
+    ) -> Result<Self, WireError> {
+        let device = codec.read_device(r)?;
+        let uid = codec.has_graph_uid().then(|| r.u64("uid")).transpose()?;
         let n_nodes = r.u32("n_nodes")?;
         check_count("n_nodes", n_nodes.into(), limits.max_nodes)?;
         let nodes = NodeIds(r.arrays("nodes", n_nodes)?);
         let n_tensors = r.u32("n_tensors")?;
         check_count("n_tensors", n_tensors.into(), limits.max_tensors)?;
-        let tensors = TensorRecords::new(r.arrays("tensors", n_tensors)?);
+        let tensors = TensorRecords { bytes: r.repeated("tensors", n_tensors, codec.record_len())?, codec };
         Ok(GraphCompute { device, uid, nodes, tensors })
     }
 
@@ -141,11 +151,13 @@ impl<'a> GraphCompute<'a> {
 impl<'a> Body<'a> for GraphCompute<'a> {
     /// The layout of 7.0. [`GraphCompute::decode_with_uid`] reads that of 8.0.
     fn read(r: &mut Reader<'a>, limits: &Limits) -> Result<Self, WireError> {
-        GraphCompute::read_fields(r, limits, false)
+        let graph = GraphCompute::read_fields(r, limits, VersionCodec::V7_0)?;
+        // The numbers of the newest version: extensions have this layout, and other receivers know theirs.
+        Ok(GraphCompute { tensors: TensorRecords { codec: VersionCodec::NEWEST, ..graph.tensors }, ..graph })
     }
 
     fn size(&self) -> u64 {
-        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.bytes.as_flattened());
+        let (nodes, tensors) = (self.nodes.0.as_flattened(), self.tensors.bytes);
         let uid = if self.uid.is_some() { u64::SIZE } else { 0 };
         3 * u32::SIZE + uid + nodes.len() as u64 + tensors.len() as u64
     }
@@ -156,7 +168,7 @@ impl<'a> Body<'a> for GraphCompute<'a> {
         (self.nodes.len() as u32).write(out); // both constructors limit the counts to u32
         out.extend_from_slice(self.nodes.0.as_flattened());
         (self.tensors.len() as u32).write(out);
-        out.extend_from_slice(self.tensors.bytes.as_flattened());
+        out.extend_from_slice(self.tensors.bytes);
     }
 }
 

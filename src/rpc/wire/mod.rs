@@ -1,9 +1,9 @@
-//! Codec of ggml's RPC protocol 8.0.1 and of fanout's extensions: headers, requests, responses, notifications and tensor records
-//! as bytes. It does no I/O.
+//! Codec of ggml's RPC protocol 8.0.1 and of fanout's extensions: headers, requests, responses, notifications and tensor
+//! records as bytes. It does no I/O.
 //!
 //! The module is public for other programs that use the protocol, such as a relay, a recorder, a fuzzer or a client of a test:
-//! [`Request`] and [`Response`] of 7.0 and 8.0 and the messages of the extensions ([`ext`]), each with encoder and decoder, headers,
-//! sizes and [`Limits`]. The codec of older versions (`version_codec`), which only this crate's client needs, is private.
+//! [`Request`] and [`Response`] of 7.0 and 8.0 and the messages of the extensions ([`ext`]), each with encoder and decoder,
+//! headers, sizes and [`Limits`]. The codec of older versions (`version_codec`) is private.
 //!
 //! | from | to | function |
 //! |---|---|---|
@@ -35,7 +35,6 @@ mod command;
 pub mod ext;
 mod frame;
 mod graph;
-mod op_numbering;
 mod request;
 mod response;
 mod tensor;
@@ -47,7 +46,6 @@ pub use codec::WireError;
 pub use command::{BodySize, Limits, RpcCommand};
 pub use frame::{REQUEST_HEADER, RESPONSE_HEADER, RequestHeader, ResponseHeader, next_request};
 pub use graph::{GraphCompute, NodeIds, TensorRecords, graph_cost};
-pub(crate) use op_numbering::OpNumbering;
 pub use request::{
     AllocBuffer, BufferClear, BufferGetBase, COMM_HOST, CommAllreduce, CommFree, CommInit, CopyTensor, DeviceCount,
     FreeBuffer, GetAlignment, GetAllocSize, GetDeviceMemory, GetMaxSize, GetTensor, GetTensor2d, GraphRecompute, Hello,
@@ -58,7 +56,7 @@ pub use response::{AllocBufferReply, DeviceMemoryReply, HelloReply, Response};
 pub use tensor::{MAX_NAME, TENSOR_RECORD, TensorRecord};
 pub use version::{ConnCaps, PROTOCOL_VERSION, Version};
 #[cfg_attr(not(feature = "client"), allow(unused_imports))]
-pub(crate) use version_codec::{HelloForm, SUPPORTED_VERSIONS, VersionCodec};
+pub(crate) use version_codec::{HelloForm, NotExpressible, SUPPORTED_VERSIONS, VersionCodec, VersionDetector};
 
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ fn a_failed_graph_fails_the_reads_and_marks_behind_it() {
         let what = format!("{}, dropped: {dropped}", version.name);
         let old = OldServer::new(version);
         let device = old.device();
-        let graph = Arc::new(network(&version).0);
+        let graph = Arc::new(network(version.name).0);
         let regions = graph.slot_sizes().iter().map(|&n| device.alloc(n as u64, &budget()).unwrap().whole());
         let bindings: Arc<[Region]> = regions.collect();
         let program = device.prepare(Arc::clone(&graph)).unwrap();

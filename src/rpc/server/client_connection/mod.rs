@@ -132,6 +132,11 @@ impl ClientConnection {
         if self.read_ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
+    /// Returns the bytes that were read last, at most 512, so that the next read has them again.
+    pub(super) fn unread(&mut self, bytes: &[u8]) {
+        self.read_ahead.unread(bytes);
+    }
+
     /// Reads a body of `len` bytes into `into`, a buffer that the caller reuses. The buffer grows as bytes arrive, to at most
     /// twice the received bytes: a client that only announces a large body must not make the server allocate it.
     pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], TransportError> {

@@ -6,7 +6,7 @@ use super::graph_store::MissingGraph;
 use super::graphs::StoredId;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::versions::ServedVersion;
-use crate::rpc::wire::RpcCommand;
+use crate::rpc::wire::NotExpressible;
 
 /// An invalid request. The client is at fault.
 #[derive(Debug, Error)]
@@ -15,10 +15,10 @@ pub(super) enum GgmlError {
     NoLastGraph(u32),
     #[error("device {} has no graph {}: {reason}", id.device, id.uid)]
     NoStoredGraph { id: StoredId, reason: MissingGraph },
-    #[error("protocol {version} was answered, but the request {} the number of a graph", if *has_uid { "has" } else { "lacks" })]
-    RecomputeLayout { has_uid: bool, version: ServedVersion },
-    #[error("{command} is no command of protocol {version}, which was answered")]
-    NotInVersion { command: RpcCommand, version: ServedVersion },
+    #[error("{number} is no command of protocol {version}, by which this client is served")]
+    NotInVersion { number: u8, version: ServedVersion },
+    #[error("invalid graph: {0}")]
+    Node(#[from] NotExpressible),
     #[error("{count} rows of {size} bytes: expected at least one row with at least one byte")]
     NoRows { size: u64, count: u64 },
     #[error(

@@ -5,12 +5,14 @@
 
 use std::time::Instant;
 
+use log::debug;
+
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::graph_import::{ImportedGraph, import_graph};
 use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram};
-use crate::rpc::wire::{GraphCompute, GraphRecompute, OpNumbering, Request, RpcCommand, graph_cost};
+use crate::rpc::wire::{GraphCompute, GraphRecompute, Request, RpcCommand, VersionCodec, graph_cost};
 
 /// Key of a cached program.
 pub(super) enum GraphKey {
@@ -45,13 +47,14 @@ impl GgmlSession<'_> {
     /// submission. For a new graph without a number, `body` is moved into the cache as the key.
     pub(super) fn graph_compute(&mut self, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
         let message = &body[..len];
-        if self.version.has_graph_uid()
+        if self.codec().has_graph_uid()
             && let Some(uid @ 1..) = message.get(4..12).and_then(|uid| uid.try_into().ok()).map(u64::from_le_bytes)
         {
             return self.compute_stored(uid, message);
         }
         // The size in the header was checked, so the body has at least four bytes.
-        let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
+        let device = message.first_chunk().copied().filter(|_| self.codec().has_device_field());
+        let device = device.map_or(0, u32::from_le_bytes);
         if let Some(cached) = self.resources.programs.get(device, message) {
             let program = cached.program.clone()?;
             return self.run_program(device, &program);
@@ -94,34 +97,35 @@ impl GgmlSession<'_> {
         Ok((cost, import_graph(&graph, &self.resources.handles, &**target)?))
     }
 
-    /// Decodes a graph in the layout and with the op numbers of the session's version. 8.0.0 and 8.0.1 have the same HELLO and
-    /// different op numbers: the first graph with an op that differs decides for the session.
+    /// Decodes a graph of the client's version. It may be what tells the version.
     fn decode_graph<'a>(&mut self, message: &'a [u8]) -> Result<GraphCompute<'a>, SessionError> {
         let limits = &self.resources.server.config.limits;
-        if !self.version.has_graph_uid() {
-            let Request::GraphCompute(graph) = Request::decode(RpcCommand::GraphCompute, message, limits)? else {
-                return Err(decoder_bug());
-            };
-            return Ok(graph.with_numbering(OpNumbering::V7_0));
+        let decode = |codec: &'static VersionCodec| match codec.decode(RpcCommand::GraphCompute, message, limits)? {
+            Request::GraphCompute(graph) => Ok(graph),
+            _ => Err(decoder_bug()),
+        };
+        self.detector.observe_graph_body(message, limits);
+        let assumed = self.codec();
+        let mut graph = decode(assumed)?;
+        self.detector.observe_graph(&graph);
+        if self.codec() != assumed {
+            debug!("{}: the client has protocol {}", self.resources.peer, self.codec());
+            graph = decode(self.codec())?;
         }
-        let graph = GraphCompute::decode_with_uid(message, limits)?;
-        if self.numbering.is_none() {
-            self.numbering = OpNumbering::detect(graph.tensors().iter());
-        }
-        Ok(graph.with_numbering(self.numbering.unwrap_or(OpNumbering::NEWEST)))
+        self.codec().check_nodes(&graph).map_err(GgmlError::from)?;
+        Ok(graph)
     }
 
     /// Runs a graph again: the one with the number, or, up to 7.0, the one that ran last on the device.
     pub(super) fn graph_recompute(&mut self, request: &GraphRecompute) -> Result<(), SessionError> {
         let device = request.device;
         self.resources.device(device)?;
-        let program = match (request.uid, self.version.has_graph_uid()) {
-            (None, false) => {
+        let program = match request.uid {
+            None => {
                 let last = self.resources.programs.most_recent(device).ok_or(GgmlError::NoLastGraph(device))?;
                 last.program.clone()?
             }
-            (Some(uid), true) => self.stored_program(StoredId { device, uid })?,
-            (uid, _) => return Err(GgmlError::RecomputeLayout { has_uid: uid.is_some(), version: self.version }.into()),
+            Some(uid) => self.stored_program(StoredId { device, uid })?,
         };
         self.run_program(device, &program)
     }

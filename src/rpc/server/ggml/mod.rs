@@ -1,4 +1,4 @@
-//! Front end of ggml's RPC protocol, versions 7.0 and 8.0, for llama.cpp's clients.
+//! Front end of ggml's RPC protocol, for llama.cpp's clients of every version that `versions` lists.
 //!
 //! Serves one request at a time, with one implicit queue per device. The protocol has no error reply: a failed request ends the
 //! session, and one log line names the client, the command and the reason.

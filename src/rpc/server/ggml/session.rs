@@ -7,7 +7,7 @@ use super::graphs::GraphKey;
 use super::prefault::Prefault;
 use crate::rpc::server::client_connection::ClientConnection;
 use crate::rpc::server::context::ServerContext;
-use crate::rpc::server::handshake::{HelloError, decode_header};
+use crate::rpc::server::handshake::{HelloError, reject_hello_ext};
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
@@ -15,7 +15,9 @@ use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::versions::ServedVersion;
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{OpNumbering, REQUEST_HEADER, Request, Response, RpcCommand};
+use crate::rpc::wire::{
+    BodySize, REQUEST_HEADER, Request, RequestHeader, Response, RpcCommand, VersionCodec, VersionDetector,
+};
 
 /// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
@@ -25,16 +27,16 @@ pub(super) struct GgmlSession<'a> {
     pub(super) prefault: Prefault,
     /// The version of the protocol that HELLO was answered with.
     pub(super) version: ServedVersion,
-    /// Op numbers of a client of 8.0; `None` until a graph has told them.
-    pub(super) numbering: Option<OpNumbering>,
+    /// Which of the versions that `version` stands for the client has.
+    pub(super) detector: VersionDetector,
     /// Bodies of the graphs that a client of 8.0 has numbered.
     pub(super) graph_store: GraphStore,
     /// Whether the log has the line that collectives are not served.
     pub(super) warned_of_collectives: bool,
 }
 
-/// Serves a connection after its HELLO, which was answered with `version`, until it ends. `header` is the header of the next
-/// message. `body` is a reused buffer.
+/// Serves a connection after its HELLO, if `version` has one, until it ends. `header` is the header of the next message. `body`
+/// is a reused buffer.
 pub(in crate::rpc::server) fn serve_session(
     server: &ServerContext,
     connection: ClientConnection,
@@ -51,7 +53,7 @@ pub(in crate::rpc::server) fn serve_session(
         queues,
         prefault: Prefault::default(),
         version,
-        numbering: None,
+        detector: version.detector(),
         graph_store: GraphStore::new(server.config.max_graph_memory),
         warned_of_collectives: false,
     };
@@ -68,19 +70,46 @@ pub(in crate::rpc::server) fn serve_session(
 impl GgmlSession<'_> {
     /// Serves one request. A failure contains the name of its command.
     fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), SessionFailure> {
-        let header = decode_header(header)?;
-        let len = header.body_len(&self.resources.server.config.limits).map_err(SessionError::from);
-        let done = len.and_then(|len| self.serve_command(header.command, len, body));
+        reject_hello_ext(header)?;
+        let [number, size @ ..] = header;
+        let size = u64::from_le_bytes(size);
+        self.detector.observe_header(number, size);
+        let Some(command) = self.codec().command(number) else {
+            let known = RequestHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
+            let error = GgmlError::NotInVersion { number, version: self.version };
+            // Without HELLO commands had other numbers, so the name of today would mislead.
+            let name = self.codec().has_device_field().then(|| known.command.name());
+            return Err(SessionFailure::new(name, error));
+        };
+        let len =
+            self.codec().body_len(command, size, &self.resources.server.config.limits).map_err(SessionError::from);
+        let done = len.and_then(|len| {
+            self.serve_command(command, len, body)?;
+            self.acknowledge(command)
+        });
         body_buffer::trim(body);
-        done.map_err(|e| SessionFailure::new(Some(header.command.name()), e))
+        done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }
 
-    /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them into
-    /// `body`.
-    fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
-        if !self.version.has_command(command) {
-            return Err(GgmlError::NotInVersion { command, version: self.version }.into());
+    /// The codec of the client's version, as far as it is known.
+    pub(super) fn codec(&self) -> &'static VersionCodec {
+        self.detector.codec()
+    }
+
+    /// Replies to a request that has a reply in older versions only: with nothing, or with the status 0 (success) of a graph. A
+    /// failure closes the connection instead.
+    fn acknowledge(&mut self, command: RpcCommand) -> Result<(), SessionError> {
+        if command.response().is_none()
+            && let Some(BodySize::Exact(len)) = self.codec().response_size(command)
+        {
+            self.connection.begin_response(len, &[0][..usize::from(len > 0)])?;
         }
+        Ok(())
+    }
+
+    /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them
+    /// into `body`.
+    fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
         if command == RpcCommand::SetTensor2d {
             return self.set_tensor_2d(len);
         }
@@ -91,7 +120,7 @@ impl GgmlSession<'_> {
         if command == RpcCommand::GraphCompute {
             return self.graph_compute(len, body);
         }
-        match Request::decode(command, &body[..len], &self.resources.server.config.limits)? {
+        match self.codec().decode(command, &body[..len], &self.resources.server.config.limits)? {
             Request::Hello(_) => Err(HelloError::RepeatedHello.into()),
             // The list of devices is in memory, so its length fits.
             Request::DeviceCount(_) => {

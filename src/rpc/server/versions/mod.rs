@@ -1,8 +1,10 @@
-//! Which version of ggml's protocol a server answers to a HELLO.
+//! Which version of ggml's protocol a server serves a client by.
 //!
-//! The HELLO of a 7.0 and of an 8.0 client are the same bytes, and llama.cpp's client aborts its process if the version in the
-//! reply is not its own. A server therefore serves each version on a port of its own ([`VersionPolicy::Fixed`]), or finds out
-//! per client address which version works ([`VersionPolicy::Probe`], [`VersionProbe`]).
+//! From 4.0 on the HELLO of all versions are the same bytes, and llama.cpp's client aborts its process if the version in the
+//! reply is not its own. A server therefore serves each version on a port of its own, or finds out per client address which
+//! version works ([`VersionProbe`]). Clients of 3.x show themselves by an empty HELLO, those of 2024 (gen0) by none. Versions
+//! that no HELLO tells apart are told apart by later requests (`rpc::wire`'s detector), so that one [`ServedVersion`] may stand
+//! for several.
 //!
 //! ```text
 //! mod              ServedVersion, VersionPolicy of a listener, VersionChoice of a connection
@@ -27,9 +29,9 @@ use log::{Level, log};
 use thiserror::Error;
 
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{RpcCommand, Version, VersionCodec};
+use crate::rpc::wire::{HelloForm, Version, VersionCodec, VersionDetector};
 
-/// A version of ggml's protocol that a server can answer to a HELLO.
+/// A version of ggml's protocol that a server can serve clients by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ServedVersion {
@@ -37,6 +39,28 @@ pub enum ServedVersion {
     V8_0,
     /// 7.0.
     V7_0,
+    /// 5.1.
+    V5_1,
+    /// 5.0. Clients of 5.1 accept it as well.
+    V5_0,
+    /// 4.0.0 to 4.0.3, which differ only in op numbers: the first graph with an op that differs tells which one it is.
+    V4_0,
+    /// 4.0.3 only.
+    V4_0_3,
+    /// 4.0.2 only.
+    V4_0_2,
+    /// 4.0.1 only.
+    V4_0_1,
+    /// 4.0.0 only.
+    V4_0_0,
+    /// 3.0.0, 3.5.0, 3.6.0 and 3.6.1: clients that send an empty HELLO. The requests that differ tell which one it is.
+    V3,
+    /// 3.6.1 only.
+    V3_6_1,
+    /// 3.0.0 only.
+    V3_0_0,
+    /// The protocol of 2024, whose clients send no HELLO. The length of a tensor record tells which of its two forms it is.
+    Gen0,
 }
 
 /// A row of [`VERSIONS`].
@@ -46,23 +70,54 @@ struct VersionRow {
     name: &'static str,
     /// Further texts that denote the version.
     aliases: &'static [&'static str],
-    /// Version in the reply to HELLO.
-    reply: Version,
+    /// Version in the reply to HELLO. `None`: its clients send no HELLO.
+    reply: Option<Version>,
+    /// Codecs of the versions that its clients may have, never none. The first one is assumed until their requests tell.
+    candidates: &'static [&'static VersionCodec],
 }
 
-/// The versions, newest first.
-const VERSIONS: [VersionRow; 2] = [
+const fn row(
+    version: ServedVersion,
+    name: &'static str,
+    aliases: &'static [&'static str],
+    reply: (u8, u8, u8),
+    candidates: &'static [&'static VersionCodec],
+) -> VersionRow {
+    let (major, minor, patch) = reply;
+    VersionRow { version, name, aliases, reply: Some(Version { major, minor, patch }), candidates }
+}
+
+/// The codec of a version.
+const fn codec(major: u8, minor: u8, patch: u8) -> &'static VersionCodec {
+    match VersionCodec::for_version(Version { major, minor, patch }) {
+        Some(codec) => codec,
+        None => VersionCodec::NEWEST, // of no version in the table: see the test below
+    }
+}
+
+/// The versions in the order of [`ServedVersion`], newest first.
+#[rustfmt::skip] // one row, one line
+const VERSIONS: [VersionRow; 13] = [
+    row(ServedVersion::V8_0, "8.0", &["8", "8.0.0", "8.0.1"], (8, 0, 1), &[codec(8, 0, 1), codec(8, 0, 0)]),
+    row(ServedVersion::V7_0, "7.0", &["7", "7.0.0"], (7, 0, 0), &[codec(7, 0, 0)]),
+    row(ServedVersion::V5_1, "5.1", &["5.1.0"], (5, 1, 0), &[codec(5, 1, 0)]),
+    row(ServedVersion::V5_0, "5.0", &["5", "5.0.0"], (5, 0, 0), &[codec(5, 0, 0)]),
+    row(ServedVersion::V4_0, "4.0", &["4"], (4, 0, 3), &[codec(4, 0, 3), codec(4, 0, 2), codec(4, 0, 1), codec(4, 0, 0)]),
+    row(ServedVersion::V4_0_3, "4.0.3", &[], (4, 0, 3), &[codec(4, 0, 3)]),
+    row(ServedVersion::V4_0_2, "4.0.2", &[], (4, 0, 2), &[codec(4, 0, 2)]),
+    row(ServedVersion::V4_0_1, "4.0.1", &[], (4, 0, 1), &[codec(4, 0, 1)]),
+    row(ServedVersion::V4_0_0, "4.0.0", &[], (4, 0, 0), &[codec(4, 0, 0)]),
+    // All clients of 3.x accept 3.0.0.
+    row(ServedVersion::V3, "3.x", &["3"], (3, 0, 0),
+        &[codec(3, 6, 1), codec(3, 6, 0), VersionCodec::V3_6_0_UNFLAGGED, codec(3, 0, 0), codec(3, 5, 0)]),
+    row(ServedVersion::V3_6_1, "3.6.1", &[], (3, 6, 1), &[codec(3, 6, 1)]),
+    row(ServedVersion::V3_0_0, "3.0.0", &[], (3, 0, 0), &[codec(3, 0, 0)]),
     VersionRow {
-        version: ServedVersion::V8_0,
-        name: "8.0",
-        aliases: &["8", "8.0.0", "8.0.1"],
-        reply: Version { major: 8, minor: 0, patch: 1 },
-    },
-    VersionRow {
-        version: ServedVersion::V7_0,
-        name: "7.0",
-        aliases: &["7", "7.0.0"],
-        reply: Version { major: 7, minor: 0, patch: 0 },
+        version: ServedVersion::Gen0,
+        name: "gen0",
+        aliases: &[],
+        reply: None,
+        candidates: &[VersionCodec::GEN0, VersionCodec::GEN0_FIRST],
     },
 ];
 
@@ -76,34 +131,47 @@ fn supported_names() -> String {
 }
 
 impl ServedVersion {
-    /// The order in which versions are tried by default: newest first.
-    pub(super) const DEFAULT_ORDER: [ServedVersion; 2] = [ServedVersion::V8_0, ServedVersion::V7_0];
+    /// The versions that are served by default: those that are tried, newest first, and those that show themselves.
+    pub(super) const DEFAULT_ORDER: [ServedVersion; 4] =
+        [ServedVersion::V8_0, ServedVersion::V7_0, ServedVersion::V3, ServedVersion::Gen0];
 
-    /// The version in the reply to HELLO.
-    pub(super) const fn in_reply(self) -> Version {
+    /// The version in the reply to HELLO; `None` if there is no HELLO.
+    pub(super) const fn in_reply(self) -> Option<Version> {
         self.row().reply
     }
 
-    /// Whether requests of this version have the command.
-    pub(super) fn has_command(self, command: RpcCommand) -> bool {
-        self.codec().command_number(command).is_some()
+    /// How the clients begin a connection.
+    pub(super) fn hello_form(self) -> HelloForm {
+        self.codec().hello_form()
     }
 
-    /// Whether GRAPH_COMPUTE gives graphs a number, by which GRAPH_RECOMPUTE names them.
-    pub(super) fn has_graph_uid(self) -> bool {
-        self.codec().has_graph_uid()
+    /// Whether other versions have the same HELLO, so that the server must try which of them a client has.
+    pub(super) fn is_tried(self) -> bool {
+        self.hello_form() == HelloForm::Caps
     }
 
+    /// Whether the reply to HELLO offers fanout's extensions.
+    pub(super) fn offers_extensions(self) -> bool {
+        self.codec().offers_extensions()
+    }
+
+    /// Whether requests of this version have a command with this number.
+    pub(super) fn has_command_number(self, number: u8) -> bool {
+        self.codec().command(number).is_some()
+    }
+
+    /// Finds out which of the versions that this one stands for a client has.
+    pub(super) fn detector(self) -> VersionDetector {
+        VersionDetector::new(self.codec(), self.row().candidates.iter().skip(1).copied())
+    }
+
+    /// A codec with the form of HELLO and the commands of this version.
     fn codec(self) -> &'static VersionCodec {
-        // Each version of the table has a codec: see the test below.
-        VersionCodec::for_version(self.in_reply()).unwrap_or(VersionCodec::NEWEST)
+        self.row().candidates.first().copied().unwrap_or(VersionCodec::NEWEST)
     }
 
     const fn row(self) -> &'static VersionRow {
-        match self {
-            ServedVersion::V8_0 => &VERSIONS[0],
-            ServedVersion::V7_0 => &VERSIONS[1],
-        }
+        &VERSIONS[self as usize]
     }
 }
 
@@ -122,39 +190,37 @@ impl FromStr for ServedVersion {
     }
 }
 
-/// How a listener chooses the version that it answers.
+/// Which versions a listener serves, by the form of the client's HELLO.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum VersionPolicy {
-    /// This version, to every client.
-    Fixed(ServedVersion),
-    /// The version that works for the client's address. The list is the order in which the versions are tried: at least two,
-    /// each once.
-    Probe(Arc<[ServedVersion]>),
+pub(super) struct VersionPolicy {
+    /// All of them, each once, in the configured order.
+    versions: Arc<[ServedVersion]>,
+    /// Those that share the HELLO of 4.0 and later, in the order in which they are tried with a client.
+    tried: Arc<[ServedVersion]>,
 }
 
 impl VersionPolicy {
     /// The policy of a listener for one version, or, if `only` is `None`, for those of `order`. A version that `order` repeats
     /// counts once. `None` if there is no version.
     pub(super) fn new(only: Option<ServedVersion>, order: &[ServedVersion]) -> Option<VersionPolicy> {
-        let mut list: Vec<ServedVersion> = Vec::new();
+        let mut versions: Vec<ServedVersion> = Vec::new();
         for &version in only.as_ref().map_or(order, std::slice::from_ref) {
-            if !list.contains(&version) {
-                list.push(version);
+            if !versions.contains(&version) {
+                versions.push(version);
             }
         }
-        match list[..] {
-            [] => None,
-            [version] => Some(VersionPolicy::Fixed(version)),
-            _ => Some(VersionPolicy::Probe(list.into())),
-        }
+        let tried = versions.iter().copied().filter(|version| version.is_tried()).collect();
+        (!versions.is_empty()).then(|| VersionPolicy { versions: versions.into(), tried })
     }
 
-    /// The versions that the listener may answer, in the order in which they are tried.
+    /// The versions that the listener serves, in the configured order.
     pub(super) fn versions(&self) -> &[ServedVersion] {
-        match self {
-            VersionPolicy::Fixed(version) => std::slice::from_ref(version),
-            VersionPolicy::Probe(list) => list,
-        }
+        &self.versions
+    }
+
+    /// The versions to find out about with a client, if there are several.
+    fn probed(&self) -> Option<&[ServedVersion]> {
+        (self.tried.len() > 1).then_some(&self.tried)
     }
 }
 
@@ -172,26 +238,35 @@ impl<'a> VersionChoice<'a> {
         VersionChoice { policy, probe, peer }
     }
 
-    /// The version to answer now.
-    pub(super) fn answer(&self) -> ServedVersion {
-        match (self.policy, self.peer.ip()) {
-            (VersionPolicy::Fixed(version), _) => *version,
-            (VersionPolicy::Probe(list), Some(addr)) => self.probe.answer(addr, list, Instant::now()),
-            (VersionPolicy::Probe(list), None) => list[0],
+    /// The version by which to serve a client that begins with a HELLO of this form; `None` if the listener has none.
+    pub(super) fn answer(&self, form: HelloForm) -> Option<ServedVersion> {
+        if form != HelloForm::Caps {
+            return self.policy.versions().iter().copied().find(|version| version.hello_form() == form);
+        }
+        match (self.policy.probed(), self.peer.ip()) {
+            (Some(list), Some(addr)) => Some(self.probe.answer(addr, list, Instant::now())),
+            _ => self.policy.tried.first().copied(),
         }
     }
 
     /// Reports a command of a client that was answered `answered`: the version works.
     pub(super) fn report_command(&self, answered: ServedVersion) {
-        if let (VersionPolicy::Probe(_), Some(addr)) = (self.policy, self.peer.ip()) {
+        if let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip())
+            && list.contains(&answered)
+        {
             self.probe.pinned_by_command(addr, answered, Instant::now());
         }
+    }
+
+    /// The versions that the listener serves, for messages.
+    pub(super) fn served(&self) -> String {
+        self.policy.versions().iter().map(ServedVersion::to_string).collect::<Vec<_>>().join(", ")
     }
 
     /// Reports that the client was answered `answered` and closed the connection without a command, as a client of another
     /// version does. Logs the consequence: at level info when it is new, so that a health check cannot fill the log.
     pub(super) fn report_hang_up(&self, answered: ServedVersion) {
-        let (VersionPolicy::Probe(list), Some(addr)) = (self.policy, self.peer.ip()) else { return };
+        let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip()) else { return };
         let Some(hang_up) = self.probe.ended_without_command(addr, list, answered, Instant::now()) else { return };
         let level = if hang_up.is_news { Level::Info } else { Level::Debug };
         let other = hang_up.other;
@@ -218,36 +293,78 @@ mod tests {
 
     #[test]
     fn versions_are_parsed_by_every_name_of_the_table() {
-        for row in &VERSIONS {
-            assert_eq!(row.version.row().name, row.name, "the rows are in the order of the match");
+        for (number, row) in VERSIONS.iter().enumerate() {
+            assert_eq!(row.version as usize, number, "the rows are in the order of the enum");
             for name in row.aliases.iter().chain([&row.name]) {
                 assert_eq!(name.parse(), Ok(row.version), "{name}");
             }
             assert_eq!(row.version.to_string(), row.name);
         }
-        for text in ["", "9", "8.1", "8.0.2", "7.1", " 8", "v8", "08", "8.", "6.0"] {
+        for text in ["", "9", "8.1", "8.0.2", "7.1", " 8", "v8", "08", "8.", "6.0", "2.0", "0", "gen1"] {
             let error = text.parse::<ServedVersion>().unwrap_err().to_string();
-            assert!(error.contains(&format!("{text:?}")) && error.ends_with(": 8.0, 7.0"), "{error}");
+            let names = ": 8.0, 7.0, 5.1, 5.0, 4.0, 4.0.3, 4.0.2, 4.0.1, 4.0.0, 3.x, 3.6.1, 3.0.0, gen0";
+            assert!(error.contains(&format!("{text:?}")) && error.ends_with(names), "{error}");
         }
     }
 
     #[test]
-    fn a_policy_is_fixed_or_a_list_without_repetitions() {
-        let probe = |list: &[ServedVersion]| Some(VersionPolicy::Probe(list.into()));
-        for (only, order, want) in [
-            (None, &[V8_0, V7_0][..], probe(&[V8_0, V7_0])),
-            (None, &[V7_0, V8_0, V7_0, V8_0], probe(&[V7_0, V8_0])),
-            (None, &[V7_0, V7_0], Some(VersionPolicy::Fixed(V7_0))),
-            (None, &[V8_0], Some(VersionPolicy::Fixed(V8_0))),
-            (Some(V7_0), &[V8_0, V7_0], Some(VersionPolicy::Fixed(V7_0))),
-            (Some(V7_0), &[], Some(VersionPolicy::Fixed(V7_0))),
-            (None, &[], None),
+    fn every_version_of_the_table_has_codecs_of_one_form_of_hello() {
+        for row in &VERSIONS {
+            let name = row.name;
+            assert!(!row.candidates.is_empty(), "{name}");
+            for codec in row.candidates {
+                assert_eq!(codec.hello_form(), row.version.hello_form(), "{name}: {codec}");
+                // A codec has the name of its version, which is not that of the newest one by mistake.
+                assert!(!codec.is_newest() || row.version == V8_0, "{name}: {codec}");
+                let (major, of_codec) = (name.split('.').next(), codec.to_string());
+                assert!(major.is_some_and(|major| of_codec.starts_with(major)), "{name}: {codec}");
+            }
+            if let Some(reply) = row.reply {
+                let replied = VersionCodec::for_version(reply).unwrap();
+                assert!(row.candidates.contains(&replied), "{name}: {reply}");
+                assert_eq!(replied.offers_extensions(), row.version.offers_extensions(), "{name}");
+            }
+            assert_eq!(row.version.detector().codec(), row.candidates[0]);
+        }
+    }
+
+    #[test]
+    fn a_policy_serves_each_version_once_and_probes_only_among_several() {
+        use ServedVersion::{Gen0, V3, V3_0_0, V4_0};
+        for (only, order, versions, probed) in [
+            (None, &[V8_0, V7_0][..], &[V8_0, V7_0][..], &[V8_0, V7_0][..]),
+            (None, &[V7_0, V8_0, V7_0, V8_0], &[V7_0, V8_0], &[V7_0, V8_0]),
+            (None, &[V7_0, V7_0], &[V7_0], &[]),
+            (None, &[V8_0], &[V8_0], &[]),
+            (None, &[V8_0, Gen0, V7_0, V3], &[V8_0, Gen0, V7_0, V3], &[V8_0, V7_0]),
+            (None, &[Gen0, V4_0], &[Gen0, V4_0], &[]),
+            (Some(V7_0), &[V8_0, V7_0], &[V7_0], &[]),
+            (Some(V3_0_0), &[], &[V3_0_0], &[]),
+            (None, &[], &[], &[]),
         ] {
             let policy = VersionPolicy::new(only, order);
-            assert_eq!(policy, want, "{only:?} {order:?}");
-            if let Some(policy) = policy {
-                assert!(!policy.versions().is_empty());
-            }
+            assert_eq!(policy.is_some(), !versions.is_empty());
+            let Some(policy) = policy else { continue };
+            assert_eq!(policy.versions(), versions, "{only:?} {order:?}");
+            assert_eq!(policy.probed().unwrap_or_default(), probed, "{only:?} {order:?}");
+        }
+    }
+
+    #[test]
+    fn the_form_of_the_hello_chooses_among_the_versions_of_a_listener() {
+        use HelloForm::{Absent, Caps, Empty};
+        use ServedVersion::{Gen0, V3, V3_0_0, V5_0};
+        let probe = VersionProbe::default();
+        let peer = PeerAddr::Ip(([10, 0, 0, 1], 1).into());
+        for (order, want) in [
+            (&ServedVersion::DEFAULT_ORDER[..], [Some(V8_0), Some(V3), Some(Gen0)]),
+            (&[V7_0], [Some(V7_0), None, None]),
+            (&[V3_0_0, V3], [None, Some(V3_0_0), None]),
+            (&[Gen0, V5_0], [Some(V5_0), None, Some(Gen0)]),
+        ] {
+            let policy = VersionPolicy::new(None, order).unwrap();
+            let choice = VersionChoice::new(&policy, &probe, peer);
+            assert_eq!([Caps, Empty, Absent].map(|form| choice.answer(form)), want, "{order:?}");
         }
     }
 }

@@ -9,3 +9,4 @@ mod requests;
 mod responses;
 mod vectors;
 mod version_codec;
+mod version_decode;

@@ -19,12 +19,12 @@ use std::collections::HashMap;
 /// a name is its number; types have the form `name=number`.
 const NUMBERINGS: &str = include_str!("versions.txt");
 
-const VERSIONS: [&str; 14] = [
+pub(crate) const VERSIONS: [&str; 14] = [
     "gen0", "3.0.0", "3.5.0", "3.6.0", "3.6.1", "4.0.0", "4.0.1", "4.0.2", "4.0.3", "5.0.0", "5.1.0", "7.0.0", "8.0.0",
     "8.0.1",
 ];
 
-fn codec(name: &str) -> &'static VersionCodec {
+pub(crate) fn codec(name: &str) -> &'static VersionCodec {
     if name == "gen0" {
         return VersionCodec::GEN0;
     }
@@ -33,7 +33,7 @@ fn codec(name: &str) -> &'static VersionCodec {
     VersionCodec::for_version(version).expect("a supported version")
 }
 
-fn list(version: &str, what: &str) -> Vec<&'static str> {
+pub(crate) fn list(version: &str, what: &str) -> Vec<&'static str> {
     let starts = |line: &&str| line.split(' ').take(2).eq([version, what]);
     let line = NUMBERINGS.lines().find(starts).expect("a line for each version and kind of number");
     line.split(' ').skip(2).collect()

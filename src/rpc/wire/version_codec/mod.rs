@@ -1,5 +1,12 @@
-//! Client-side codecs of the older versions of the protocol: a table of the differences of each version from 7.0, the encoder
-//! of its requests (`encode`), and the check whether it computes a node as 7.0 does (`semantics`).
+//! Codecs of the versions of the protocol: a table of the differences of each version from the newest, and what is derived from
+//! it.
+//!
+//! ```text
+//! encode      requests to servers of older versions
+//! decode      requests of clients of older versions
+//! detect      the version of a client, as its requests show it
+//! semantics   whether a version computes a node as the newest one does
+//! ```
 //!
 //! All versions have the frame and the tensor record (296 bytes) of 7.0 and, with few exceptions, its bodies. Ops and unary
 //! kinds were added between existing ones, which shifted the numbers of those behind them, but never changed the order. The
@@ -8,16 +15,21 @@
 //! From 3.6.1 on the version number determines the set of ops. Before, ops were added without a new version number. 3.0.0
 //! covers three numberings; the table has the first, of 2025-10-04, which servers built until 2025-11-13 have. `gen0` is the
 //! protocol of 2024, without HELLO and thus without a version number. It covers a dozen numberings; the table has that of
-//! 2024-10-03 to 2024-12-03. 1.0, 2.0 and 6.0 are unsupported: 2.0 covers ten numberings, and no release of 6.0 is known.
+//! 2024-10-03 to 2024-12-03, and, for the server, the first one, of 2024-05-23, whose tensor record lacks its last four bytes.
+//! 1.0, 2.0 and 6.0 are unsupported: 2.0 covers ten numberings, and no release of 6.0 is known.
 
+mod decode;
+mod detect;
 mod encode;
 mod semantics;
+
+pub(crate) use detect::VersionDetector;
 
 use std::fmt;
 
 use thiserror::Error;
 
-use super::{BodySize, RpcCommand, Version};
+use super::{BodySize, RpcCommand, TENSOR_RECORD, Version};
 use crate::ops::OpCode;
 use crate::ops::unary::UnaryKind;
 use crate::tensor::DType;
@@ -30,7 +42,7 @@ pub(crate) const SUPPORTED_VERSIONS: &str =
 #[derive(Debug)]
 pub(crate) struct VersionCodec {
     name: &'static str,
-    /// This is the codec of 7.0.
+    /// This is the codec of the newest version.
     newest: bool,
     hello_form: HelloForm,
     /// The command with the highest number.
@@ -39,6 +51,8 @@ pub(crate) struct VersionCodec {
     gen0_numbering: bool,
     /// Requests name a device by its index. Otherwise the server has one device.
     has_device_field: bool,
+    /// Length of a tensor record in bytes.
+    record_len: usize,
     alloc_size: AllocSizeForm,
     /// SET_TENSOR has the flag by which the client requests that the server caches the data.
     cache_flag: bool,
@@ -54,8 +68,8 @@ pub(crate) struct VersionCodec {
     offers_extensions: bool,
     /// The first so many of [`ADDED_OPS`] are missing. The fields `missing_…` below count likewise.
     missing_ops: usize,
-    /// Ops that 7.0 no longer has: their number, and the op of 7.0 before which they stood.
-    removed_ops: (u32, OpCode),
+    /// The version has [`REMOVED_OPS`].
+    has_removed_ops: bool,
     missing_unary_kinds: usize,
     missing_types: usize,
     /// Number of kinds of GLU.
@@ -99,11 +113,13 @@ struct OpSemantics {
     rope_modes: &'static [i32],
     /// ROPE may skip the first channels of a row.
     rope_offset: bool,
+    /// GROUP_NORM has its epsilon as a parameter. Before, it is 1e-6.
+    group_norm_eps: bool,
 }
 
 /// Ops that were added since gen0, newest first. Each version lacks a prefix of this list (`missing_ops`). The comments name
 /// the version that added the ops below them.
-const ADDED_OPS: [OpCode; 26] = [
+const ADDED_OPS: [OpCode; 33] = [
     // 8.0.1
     OpCode::TopKMask,
     // 4.0.3
@@ -137,10 +153,22 @@ const ADDED_OPS: [OpCode; 26] = [
     OpCode::L2Norm,
     OpCode::GatedLinearAttn,
     OpCode::PadReflect1d,
+    // gen0 of 2024-10-03
+    OpCode::Sin,
+    OpCode::Cos,
+    OpCode::CountEqual,
+    OpCode::Im2colBack,
+    OpCode::Pool2dBack,
+    OpCode::RwkvWkv6,
+    OpCode::OptStepAdamw,
 ];
 
+/// Ops of gen0 that 7.0 no longer has. They stood before MAP_CUSTOM1. Like it, they call a function of the client, so no server
+/// can run them.
+const REMOVED_OPS: [&str; 5] = ["MAP_UNARY", "MAP_BINARY", "MAP_CUSTOM1_F32", "MAP_CUSTOM2_F32", "MAP_CUSTOM3_F32"];
+
 /// Kinds of UNARY that were added since gen0, newest first, as in [`ADDED_OPS`].
-const ADDED_UNARY_KINDS: [UnaryKind; 8] = [
+const ADDED_UNARY_KINDS: [UnaryKind; 9] = [
     // 3.5.0
     UnaryKind::Expm1,
     UnaryKind::Softplus,
@@ -151,6 +179,8 @@ const ADDED_UNARY_KINDS: [UnaryKind; 8] = [
     // 3.0.0
     UnaryKind::Xielu { alpha_n: 0.0, alpha_p: 0.0, beta: 0.0, eps: 0.0 },
     UnaryKind::GeluErf,
+    // gen0 of 2024-10-03
+    UnaryKind::Exp,
 ];
 
 /// Types that were added since gen0, newest first, as in [`ADDED_OPS`].
@@ -173,6 +203,7 @@ const V8_0_1: VersionCodec = VersionCodec {
     last_command: RpcCommand::CommFree,
     gen0_numbering: false,
     has_device_field: true,
+    record_len: TENSOR_RECORD,
     alloc_size: AllocSizeForm::TensorAndSources,
     cache_flag: true,
     acknowledged: &[],
@@ -181,7 +212,7 @@ const V8_0_1: VersionCodec = VersionCodec {
     graph_uid: true,
     offers_extensions: true,
     missing_ops: 0,
-    removed_ops: (0, OpCode::None),
+    has_removed_ops: false,
     missing_unary_kinds: 0,
     missing_types: 0,
     glu_kinds: 7,
@@ -193,6 +224,7 @@ const V8_0_1: VersionCodec = VersionCodec {
         value_len_may_differ: true,
         rope_modes: &[0, 2, 8, 24, 40],
         rope_offset: true,
+        group_norm_eps: true,
     },
 };
 
@@ -228,6 +260,9 @@ const V3_6_1: VersionCodec = VersionCodec { name: "3.6.1", hello_form: HelloForm
 // FLAG_COMPUTE was added without a new version number: it is sent, and only some servers of this version read it.
 const V3_6_0: VersionCodec = VersionCodec { name: "3.6.0", missing_ops: 7, ..V3_6_1 };
 
+const V3_6_0_UNFLAGGED: VersionCodec =
+    VersionCodec { name: "3.6.0 without compute flags", compute_flag: false, ..V3_6_0 };
+
 const V3_5: VersionCodec = VersionCodec {
     name: "3.5.0",
     alloc_size: AllocSizeForm::Tensor,
@@ -254,7 +289,7 @@ const GEN0: VersionCodec = VersionCodec {
     has_device_field: false,
     acknowledged: &[RpcCommand::FreeBuffer, RpcCommand::BufferClear, RpcCommand::SetTensor, RpcCommand::GraphCompute],
     missing_ops: 26,
-    removed_ops: (5, OpCode::MapCustom1),
+    has_removed_ops: true,
     missing_unary_kinds: 8,
     missing_types: 5,
     glu_kinds: 0,
@@ -267,6 +302,16 @@ const GEN0: VersionCodec = VersionCodec {
         ..V3_0.semantics
     },
     ..V3_0
+};
+
+/// The first protocol with the ops of 2024-05-23. No server of it is in use, so only this crate's server needs the codec.
+const GEN0_FIRST: VersionCodec = VersionCodec {
+    name: "gen0-first (2024-05)",
+    record_len: 292,
+    missing_ops: 33,
+    missing_unary_kinds: 9,
+    semantics: OpSemantics { group_norm_eps: false, ..GEN0.semantics },
+    ..GEN0
 };
 
 /// A request or node that a version of the protocol cannot express.
@@ -282,6 +327,20 @@ pub(crate) struct NotExpressible {
 impl VersionCodec {
     /// Codec for servers of 2024 without HELLO, which close the connection when they receive it.
     pub(crate) const GEN0: &'static VersionCodec = &GEN0;
+
+    /// Codec for the first clients of 3.6.0, which do not mark the nodes to compute.
+    pub(crate) const V3_6_0_UNFLAGGED: &'static VersionCodec = &V3_6_0_UNFLAGGED;
+
+    /// Codec of 7.0.
+    pub(super) const V7_0: &'static VersionCodec = &V7_0;
+
+    /// Length of a tensor record in bytes.
+    pub(super) const fn record_len(&self) -> usize {
+        self.record_len
+    }
+
+    /// Codec for clients of the first months without HELLO.
+    pub(crate) const GEN0_FIRST: &'static VersionCodec = &GEN0_FIRST;
 
     /// Codec of the version in a server's reply to HELLO; `None` if it is unsupported.
     pub(crate) const fn for_version(version: Version) -> Option<&'static VersionCodec> {
@@ -321,6 +380,16 @@ impl VersionCodec {
         self.offers_extensions
     }
 
+    /// Whether SET_TENSOR has the flag by which the client requests that the server caches the data.
+    pub(crate) const fn has_cache_flag(&self) -> bool {
+        self.cache_flag
+    }
+
+    /// Whether requests name a device by its index. Otherwise the server has one device.
+    pub(crate) const fn has_device_field(&self) -> bool {
+        self.has_device_field
+    }
+
     /// Form of the HELLO request in this version.
     pub(crate) const fn hello_form(&self) -> HelloForm {
         self.hello_form
@@ -355,9 +424,14 @@ impl VersionCodec {
         if later.contains(&op) {
             return None;
         }
-        let (removed, next) = self.removed_ops;
+        let (removed, next) = self.removed_ops();
         let removed = if op >= next { removed } else { 0 };
         Some(op.to_wire() - later.iter().filter(|&&other| other < op).count() as u32 + removed)
+    }
+
+    /// How many of [`REMOVED_OPS`] the version has, and the op of the newest version before which they stand.
+    const fn removed_ops(&self) -> (u32, OpCode) {
+        (if self.has_removed_ops { REMOVED_OPS.len() as u32 } else { 0 }, OpCode::MapCustom1)
     }
 
     /// Number of a kind of UNARY; `None` if the version lacks it.
@@ -382,6 +456,15 @@ impl VersionCodec {
         NotExpressible { version: self.name, what: what.into() }
     }
 }
+
+/// A name belongs to one codec.
+impl PartialEq for VersionCodec {
+    fn eq(&self, other: &VersionCodec) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for VersionCodec {}
 
 impl fmt::Display for VersionCodec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
