@@ -60,8 +60,9 @@ impl Translator {
                 let nodes: Vec<[u8; 8]> = graph.nodes().iter().map(u64::to_le_bytes).collect();
                 let tensors: Vec<[u8; TENSOR_RECORD]> =
                     graph.tensors().iter().map(|t| self.tensor(&t).encode()).collect();
-                let graph = GraphCompute::new(graph.device(), &nodes, &tensors).expect("as many as recorded");
-                Request::GraphCompute(graph).encode(&mut frame);
+                let translated = GraphCompute::new(graph.device(), &nodes, &tensors).expect("as many as recorded");
+                let translated = graph.uid().map_or(translated, |uid| translated.with_uid(uid));
+                Request::GraphCompute(translated).encode(&mut frame);
                 return frame;
             }
             _ => {}
