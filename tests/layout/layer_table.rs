@@ -54,6 +54,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
         &[],
     ),
+    layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::peers",
         &[
@@ -82,6 +83,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "device",
             "rpc::server::limits",
+            "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::transfer_tokens",
             "rpc::server::tensor_cache",
@@ -144,6 +146,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::client_connection",
+            "rpc::server::listen",
             "rpc::server::context",
             "rpc::server::session",
             "rpc::server::handshake",
@@ -171,6 +174,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::ggml",
             "rpc::server::extended",
             "rpc::server::limits",
+            "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
@@ -178,7 +182,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::lifecycle",
             "rpc::server::versions",
             "addresses",
-            "io",
         ],
         &[],
     ),

@@ -14,7 +14,9 @@ mod response;
 
 pub use command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
 pub use fault::{DeviceFault, DeviceFaultKind};
-pub use hello_ext::{DeviceRecord, ExtensionOffer, HelloExtReply, REVISION, ServerCapabilities, ServerState};
+pub use hello_ext::{
+    DeviceRecord, ExtensionOffer, HelloExtReply, ListenerRecord, REVISION, ServerCapabilities, ServerState,
+};
 pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{
     BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtRequest, Fill, HelloExt, IssueTokens, Load, Mark, NO_TENSOR,
