@@ -11,6 +11,7 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], tests_also:
 /// dependencies of Cargo.toml that are not [`ALLOWED_EVERYWHERE`].
 pub(crate) const LAYERS: &[Layer] = &[
     layer("setters", &[], &[]),
+    layer("log_level", &[], &[]),
     layer("tensor", &[], &["fastrand"]),
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
@@ -242,11 +243,11 @@ pub(crate) const LAYERS: &[Layer] = &[
 
 /// The programs beside the library, by folder, and the layers that they may use.
 pub(crate) const PROGRAMS: &[Layer] = &[
-    layer("bin", &["device", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
+    layer("bin", &["log_level", "device", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
     layer("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
     layer(
         "examples/generate",
-        &["tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
+        &["log_level", "tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
         &[],
     ),
 ];

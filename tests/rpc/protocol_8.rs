@@ -7,7 +7,7 @@ use fanout::rpc::server::{Config, ServedVersion};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 
-const V8: Version = Version { major: 8, minor: 0, patch: 1 };
+const V8: Version = PROTOCOL_VERSION;
 
 const N: u32 = 16;
 

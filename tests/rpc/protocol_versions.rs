@@ -8,7 +8,7 @@ use fanout::rpc::server::{BindError, Config, ServedVersion, Server};
 use fanout::rpc::wire::ext::{ExtensionOffer, ServerState};
 use fanout::rpc::wire::*;
 
-const V8: Version = Version { major: 8, minor: 0, patch: 1 };
+const V8: Version = PROTOCOL_VERSION;
 const V7: Version = Version { major: 7, minor: 0, patch: 0 };
 
 const LOCALHOST: [u8; 4] = [127, 0, 0, 1];
@@ -98,7 +98,7 @@ fn connections_of_other_clients_do_not_count() {
     wait_until_idle(&server);
     let mut old = Client::connect_without_hello(&server);
     old.send(&Request::Hello(Hello { conn_caps: None }));
-    assert_eq!(old.read_reply(RpcCommand::Hello), [8, 0, 1]);
+    assert_eq!(old.read_reply(RpcCommand::Hello), [V8.major, V8.minor, V8.patch]);
     old.expect_refused(&["before 4.0"]);
     wait_until_idle(&server);
     for want in [V8, V7, V8] {
