@@ -1,7 +1,7 @@
 //! The cost of a decoded token: round trips and bytes, counted in the recordings, and the server's CPU time, measured by a replay.
 
 use crate::driver::{Replay, read_response};
-use crate::recording::{Direction, Recording, split_request};
+use crate::recording::{Direction, Record, Recording, split_request};
 use fanout::rpc::wire::RpcCommand;
 use std::io::Write;
 use std::ops::Range;
@@ -35,10 +35,12 @@ struct Traffic {
     received: usize,
 }
 
-fn traffic(recording: &Recording) -> Traffic {
+/// The traffic of the requests that `is_sent`, and of all responses.
+fn traffic(recording: &Recording, is_sent: impl Fn(&Record) -> bool) -> Traffic {
     let mut traffic = Traffic::default();
     for record in &recording.records[decoding(recording)] {
         match record.direction {
+            Direction::Request if !is_sent(record) => {}
             Direction::Request => {
                 traffic.requests += 1;
                 traffic.sent += record.bytes.len();
@@ -54,7 +56,7 @@ fn traffic(recording: &Recording) -> Traffic {
 
 #[test]
 fn a_token_of_protocol_8_takes_no_more_round_trips() {
-    let [seven, eight] = RECORDINGS.map(|file| traffic(&Recording::read(file)).round_trips);
+    let [seven, eight] = RECORDINGS.map(|file| traffic(&Recording::read(file), |_| true).round_trips);
     assert!(TOKENS <= eight && eight <= seven, "{eight} round trips of 8.0, {seven} of 7.0");
 }
 
@@ -62,36 +64,93 @@ fn a_token_of_protocol_8_takes_no_more_round_trips() {
 #[cfg(target_os = "linux")]
 mod cpu_time {
     use super::*;
+    use fanout::rpc::wire::{Request, TensorRecord};
+    use std::collections::HashSet;
 
-    /// How often a measurement decodes all tokens again.
-    const PASSES: usize = 20;
+    /// How often each side decodes all tokens in a round.
+    const PASSES: usize = 30;
 
-    /// Microseconds of the server's CPU time per token: of all its threads, while the recorded tokens are decoded again and again.
-    /// The client's side only sends what was prepared before, so it never keeps the server waiting for long.
-    fn per_token(recording: &Recording) -> f64 {
-        let range = decoding(recording);
-        let mut replay = Replay::new(recording, 1);
-        replay.run(0..range.end);
-        let requests: Vec<_> = recording.records[range]
-            .iter()
-            .filter(|record| record.direction == Direction::Request)
-            .map(|record| (record.connection, split_request(&record.bytes).0, replay.translated(record)))
-            .collect();
-        let process = replay.server.id();
-        let mut decode_all = || {
-            for (connection, command, frame) in &requests {
-                let stream = replay.stream(*connection);
-                stream.write_all(frame).unwrap();
+    /// A side of the comparison.
+    struct Side<'a> {
+        recording: &'a Recording,
+        /// Tensors whose uploads are sent; `None`: all.
+        only: Option<&'a HashSet<String>>,
+        /// Microseconds of the server's CPU time per token, of each round.
+        times: Vec<f64>,
+    }
+
+    impl Side<'_> {
+        fn is_sent(&self, record: &Record) -> bool {
+            match (self.only, upload_name(self.recording, &record.bytes)) {
+                (Some(only), Some(name)) => only.contains(&name),
+                _ => true,
+            }
+        }
+
+        fn name(&self) -> String {
+            let uploads = if self.only.is_some() { " with the uploads of 7.0" } else { "" };
+            format!("{}.{}{uploads}", self.recording.version.major, self.recording.version.minor)
+        }
+    }
+
+    /// The name that llama.cpp gave a tensor: the client wraps it as `RPC0[127.0.0.1:50052]#name#0`.
+    fn tensor_name(tensor: &TensorRecord) -> String {
+        let name = tensor.name();
+        name.split('#').nth(1).unwrap_or(&name).to_owned()
+    }
+
+    /// The name of the tensor to which a request uploads data.
+    fn upload_name(recording: &Recording, frame: &[u8]) -> Option<String> {
+        match recording.decode_request(frame).unwrap() {
+            Request::SetTensor(request) => Some(tensor_name(&request.head.tensor)),
+            _ => None,
+        }
+    }
+
+    /// The recorded requests that decode the tokens, in order.
+    fn requests(recording: &Recording) -> impl Iterator<Item = &Record> {
+        recording.records[decoding(recording)].iter().filter(|record| record.direction == Direction::Request)
+    }
+
+    /// A session with a server of its own that decodes the recorded tokens again and again.
+    struct DecodingSession<'a> {
+        replay: Replay<'a>,
+        /// Connection, requests up to one with a reply, and the command of that one. The requests are one write: sent one by one,
+        /// the time in which the server polls for the next one, which is the time that this process takes to send it, would count
+        /// as the server's.
+        round_trips: Vec<(u32, Vec<u8>, RpcCommand)>,
+        /// CPU time of the server's threads in the measured passes, in nanoseconds.
+        spent: u64,
+    }
+
+    impl<'a> DecodingSession<'a> {
+        fn new(side: &Side<'a>) -> DecodingSession<'a> {
+            let mut replay = Replay::new(side.recording, 1);
+            replay.run(0..decoding(side.recording).end);
+            let mut round_trips = Vec::new();
+            let mut frames = Vec::new();
+            for record in requests(side.recording).filter(|record| side.is_sent(record)) {
+                let command = split_request(&record.bytes).0;
+                frames.extend(replay.translated(record));
                 if command.response().is_some() {
-                    read_response(stream, *command);
+                    round_trips.push((record.connection, std::mem::take(&mut frames), command));
                 }
             }
-        };
-        decode_all();
-        let before = cpu_nanoseconds(process);
-        (0..PASSES).for_each(|_| decode_all());
-        let spent = cpu_nanoseconds(process) - before;
-        spent as f64 / 1e3 / (PASSES * TOKENS) as f64
+            assert!(frames.is_empty(), "the last request has a reply");
+            DecodingSession { replay, round_trips, spent: 0 }
+        }
+
+        /// Decodes all tokens once and adds the server's CPU time.
+        fn run_pass(&mut self) {
+            let process = self.replay.server.id();
+            let before = cpu_nanoseconds(process);
+            for (connection, frames, command) in &self.round_trips {
+                let stream = self.replay.stream(*connection);
+                stream.write_all(frames).unwrap();
+                read_response(stream, *command);
+            }
+            self.spent += cpu_nanoseconds(process) - before;
+        }
     }
 
     /// CPU time of the process's running threads. None ends while a session decodes.
@@ -104,46 +163,52 @@ mod cpu_time {
         tasks.map(|task| of_task(task.unwrap())).sum()
     }
 
-    fn median(values: &[f64]) -> f64 {
+    /// Median, lowest and highest value.
+    fn spread(values: &[f64]) -> String {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    }
-
-    fn spread(values: &[f64]) -> String {
-        let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let highest = values.iter().copied().fold(0.0, f64::max);
-        format!("{:.3} [{lowest:.3}-{highest:.3}]", median(values))
+        format!("{:.3} [{:.3}-{:.3}]", sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1])
     }
 
     #[test]
     #[ignore = "a measurement, of an optimised server: scripts/bench.sh replay"]
     fn print_the_cost_of_a_token() {
         let rounds: usize = std::env::var("FANOUT_REPLAY_ROUNDS").map_or(5, |text| text.parse().unwrap());
-        let recordings = RECORDINGS.map(Recording::read);
-        let mut times = [Vec::new(), Vec::new()];
-        for round in 0..rounds {
-            // The first side may find the machine in another state.
-            for side in [round % 2, 1 - round % 2] {
-                times[side].push(per_token(&recordings[side]));
+        let [seven, eight] = RECORDINGS.map(Recording::read);
+        let uploads: HashSet<String> =
+            requests(&seven).filter_map(|record| upload_name(&seven, &record.bytes)).collect();
+        let mut sides = [(&seven, None), (&eight, None), (&eight, Some(&uploads))].map(|(recording, only)| Side {
+            recording,
+            only,
+            times: Vec::new(),
+        });
+        for _ in 0..rounds {
+            let mut sessions = sides.each_ref().map(DecodingSession::new);
+            // In turn, so that all sides find the machine in the same state.
+            for pass in 0..PASSES {
+                (0..sessions.len()).for_each(|at| sessions[(at + pass) % 3].run_pass());
+            }
+            for (side, session) in sides.iter_mut().zip(&sessions) {
+                side.times.push(session.spent as f64 / 1e3 / (PASSES * TOKENS) as f64);
             }
         }
         println!("per token of {TOKENS}: medians of {rounds} rounds [lowest-highest]");
-        for (recording, times) in recordings.iter().zip(&times) {
-            let traffic = traffic(recording);
+        for side in &sides {
+            let traffic = traffic(side.recording, |record| side.is_sent(record));
             let each = |count: usize| count as f64 / TOKENS as f64;
             println!(
-                "protocol {}.{}: {:.2} round trips, {:.2} requests, {:.0} bytes sent, {:.0} received, server's CPU time {} us",
-                recording.version.major,
-                recording.version.minor,
+                "{}: {:.2} round trips, {:.2} requests, {:.0} bytes sent, {:.0} received, CPU time of the server {} us",
+                side.name(),
                 each(traffic.round_trips),
                 each(traffic.requests),
                 each(traffic.sent),
                 each(traffic.received),
-                spread(times),
+                spread(&side.times),
             );
         }
-        let ratios: Vec<f64> = times[1].iter().zip(&times[0]).map(|(eight, seven)| eight / seven).collect();
-        println!("CPU time of 8.0 / 7.0: {}", spread(&ratios));
+        for side in &sides[1..] {
+            let ratios: Vec<f64> = side.times.iter().zip(&sides[0].times).map(|(eight, seven)| eight / seven).collect();
+            println!("CPU time of {} / 7.0: {}", side.name(), spread(&ratios));
+        }
     }
 }
