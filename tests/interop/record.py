@@ -7,8 +7,8 @@
     record.py --list FILE.rec
 
 The client and the server speak 7.0; with --llama8, 8.0.1: FOLDER has the programs of interop8, and the client evaluates the
-prompt of its tests. With --generated-weights, the server gets weights that a replay can generate instead of the model's, so that
-the recording need not contain them. `tests/rpc/recordings/README.md` describes the format.
+prompt of its tests. With --generated-weights, the server gets weights that a replay can generate instead of the model's, so
+that the recording need not contain them. `tests/rpc/recordings/README.md` describes the format.
 """
 
 import argparse

@@ -28,8 +28,8 @@ class Message:
 
 
 def generated_weights(dtype: int, seed: int, first: int, count: int) -> bytes:
-    """Weights from a seed, exact in F16: element i is the upper 12 bits of splitmix64's output i, signed, times 2**-14. F32, the
-    type of norms, has one added."""
+    """Weights from a seed, exact in F16: element i is the upper 12 bits of splitmix64's output i, signed, times 2**-14. F32,
+    the type of norms, has one added."""
     z = (np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,5 @@
-//! The cost of a decoded token: round trips and bytes, counted in the recordings, and the server's CPU time, measured by a replay.
+//! The cost of a decoded token: round trips and bytes, counted in the recordings, and the server's CPU time, measured by a
+//! replay.
 
 use crate::driver::{Replay, read_response};
 use crate::recording::{Direction, Record, Recording, split_request};
@@ -115,9 +116,9 @@ mod cpu_time {
     /// A session with a server of its own that decodes the recorded tokens again and again.
     struct DecodingSession<'a> {
         replay: Replay<'a>,
-        /// Connection, requests up to one with a reply, and the command of that one. The requests are one write: sent one by one,
-        /// the time in which the server polls for the next one, which is the time that this process takes to send it, would count
-        /// as the server's.
+        /// Connection, requests up to one with a reply, and the command of that one. The requests are one write: sent one by
+        /// one, the time in which the server polls for the next one, which is the time that this process takes to send it,
+        /// would count as the server's.
         round_trips: Vec<(u32, Vec<u8>, RpcCommand)>,
         /// CPU time of the server's threads in the measured passes, in nanoseconds.
         spent: u64,

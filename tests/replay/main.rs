@@ -1,9 +1,9 @@
 //! Replays recorded sessions of llama.cpp clients against the server binary.
 //!
-//! The files in `tests/rpc/recordings/` contain the messages between a client of protocol 7.0 or 8.0 and llama.cpp's own server.
-//! One driver sends the client's requests to this crate's server, which answers the recorded version, with translated handles and
-//! addresses, and compares the responses with the recorded ones. The cost of a token is counted on two sessions of the same model
-//! and number of tokens.
+//! The files in `tests/rpc/recordings/` contain the messages between a client of protocol 7.0 or 8.0 and llama.cpp's own
+//! server. One driver sends the client's requests to this crate's server, which answers the recorded version, with translated
+//! handles and addresses, and compares the responses with the recorded ones. The cost of a token is counted on two sessions of
+//! the same model and number of tokens.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed expectation of a test is a panic
 
 mod cost;
