@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use fanout::device::Device;
+use fanout::log_level::parse_log_level;
 use fanout::registry::{Options, Registry, RegistryError, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::server::{CacheConfig, Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion, Server, ServerHandle};
 use fanout::rpc::wire::PROTOCOL_VERSION;
@@ -112,11 +112,11 @@ struct Args {
     max_memory: Option<u64>,
 
     /// Maximum number of connections at a time.
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
     /// Maximum number of nodes in a graph.
-    #[arg(long, value_name = "N", default_value = "32768", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
 
     /// Host memory for the graphs that one client of protocol 8.0 has numbered; beyond it, the least recently used are dropped.
@@ -154,16 +154,8 @@ struct Args {
     list_devices: bool,
 
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
-    #[arg(long, value_name = "LEVEL", value_parser = log_level(), ignore_case = true, hide_possible_values = true)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_log_level)]
     log_level: Option<LevelFilter>,
-}
-
-/// Names of the log levels, for [`log_level`].
-const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-/// Parses a log level by name, so that the error for an unknown name lists the levels.
-fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
-    PossibleValuesParser::new(LOG_LEVELS).try_map(|name| name.parse::<LevelFilter>())
 }
 
 fn message_size(text: &str) -> Result<u64, String> {
@@ -205,9 +197,11 @@ fn main() -> ExitCode {
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
-        Err(e @ (RegistryError::MemorySizeCount { .. } | RegistryError::BeyondMachine { .. })) => {
-            usage(&format!("--mem: {e}"))
-        }
+        Err(
+            e @ (RegistryError::MemorySizeCount { .. }
+            | RegistryError::MemoryOfServers
+            | RegistryError::BeyondMachine { .. }),
+        ) => usage(&format!("--mem: {e}")),
         // The argument may be valid: the cause is this machine.
         Err(e @ (RegistryError::NoGpu { .. } | RegistryError::Unusable { .. })) => {
             return fail(&format!("--device: {e}"));
@@ -261,8 +255,9 @@ fn listen_addresses(args: &Args) -> Vec<ListenAddress> {
     first.into_iter().chain(args.listen.iter().map(|address| address.clone().or_host(host))).collect()
 }
 
-fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
-    let mut config = Config::default()
+/// The configuration that the options give, without the cache, whose folder may be missing.
+fn configuration(args: &Args) -> Config {
+    Config::default()
         .with_protocol(args.protocol.clone())
         .with_max_connections(usize::try_from(args.max_connections).unwrap_or(usize::MAX))
         .with_max_memory(args.max_memory)
@@ -271,7 +266,11 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
         .with_peers(args.peers.clone())
-        .with_models(args.models.clone());
+        .with_models(args.models.clone())
+}
+
+fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
+    let mut config = configuration(args);
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
@@ -343,4 +342,18 @@ fn end_on_signals(handle: ServerHandle, drain: Duration) -> std::io::Result<()> 
 #[cfg(not(unix))]
 fn end_on_signals(_: ServerHandle, _: Duration) -> std::io::Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes and times have readable texts as their defaults, which must mean the numbers of the library.
+    #[test]
+    fn options_default_to_the_values_of_the_library() {
+        let args = Args::parse_from(["rpc-server"]);
+        let (given, default) = (configuration(&args), Config::default());
+        assert_eq!(format!("{given:?}"), format!("{default:?}"));
+        assert_eq!(args.cache_size, CacheConfig::DEFAULT_BYTES);
+    }
 }

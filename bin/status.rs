@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
-use fanout::rpc::wire::ext::REVISION;
+use fanout::rpc::wire::ext::{ListenerRecord, REVISION};
 
 /// Time limit of the whole query.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -42,15 +42,22 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
     }
 }
 
-/// Connects to a server and returns a description of it: build, protocol, sessions, devices.
+/// The line of a port on which the server listens: `port 50052: protocol 8.0, else 7.0; 3.x; gen0`.
+fn describe_listener(listener: &ListenerRecord) -> String {
+    format!("port {}: protocol {}\n", listener.port, listener.versions)
+}
+
+/// Connects to a server and returns a description of it: build, protocol, ports with their versions,
+/// sessions, devices.
 fn query_server(endpoint: &str) -> Result<String, ConnectError> {
     let options = Options::default().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {
         Some(server) => format!(
-            "build: {}\nprotocol: {version}, extensions {REVISION}\nsessions: {} besides this one\n",
+            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n",
             server.build,
+            server.listeners.iter().map(describe_listener).collect::<String>(),
             server.sessions.saturating_sub(1)
         ),
         None => format!("protocol: {version}\n"),

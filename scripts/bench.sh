@@ -13,6 +13,8 @@ measured in the same run.
   wire      messages: round trip, upload, download, time that a server adds to a tiny model's token, several clients at once,
             an idle server
   pair      two builds of our rpc-server alternately, with the measurements of `model` and `wire`: --before BINARY
+  replay    recorded sessions of llama.cpp's clients of 7.0 and 8.0 on our rpc-server: round trips, bytes and the server's CPU
+            time per token; --rounds N (default 5)
   ops       each op and type on shapes of a real model, compared with the peaks of memory and vector units
   peer-ops  the same matrix products on llama.cpp's CPU device
   floors    minimum time per token of each 1b model: its bytes and operations divided by the peaks that `ops --json` wrote
@@ -52,6 +54,27 @@ model | wire | pair)
     python=$(scripts/venv.sh)
     cargo build --release --bin rpc-server
     exec "$python" "scripts/bench/$mode.py" --binary "$target/release/rpc-server" "$@"
+    ;;
+replay)
+    shift
+    rounds=5
+    case "$#:${1:-}" in
+    0:) ;;
+    2:--rounds) rounds=$2 ;;
+    1:-h | 1:--help)
+        usage
+        exit 0
+        ;;
+    *)
+        echo "bench.sh: replay has no options but --rounds N" >&2
+        usage >&2
+        exit 2
+        ;;
+    esac
+    cargo build --release --bin rpc-server
+    [[ $target == /* ]] || target=$PWD/$target
+    FANOUT_SERVER=$target/release/rpc-server FANOUT_REPLAY_ROUNDS=$rounds \
+        exec cargo test --test replay -- --ignored --nocapture cost_of_a_token
     ;;
 ops)
     shift

@@ -8,7 +8,7 @@ Usage: scripts/test.sh [STEP...]
 
 Runs all of these steps, or only the named ones:
 
-  lint    formatting and clippy, with warnings as errors; the fuzz targets too
+  lint    formatting and clippy, with warnings as errors; the fuzz targets too; format and lock file of interop8
   build   compiles the tests
   run     runs the tests; runs each benchmark once, to check that it works
   doc     builds the documentation, with warnings as errors
@@ -50,6 +50,11 @@ for name in "${steps[@]}"; do
             fuzz=(--manifest-path fuzz/Cargo.toml)
             step cargo fmt "${fuzz[@]}" --check
             step cargo clippy --locked "${fuzz[@]}" --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
+            # interop8: no clippy, because the build script of its dependency compiles llama.cpp. The second command fails if
+            # the lock file does not match the manifest.
+            interop8=(--manifest-path interop8/Cargo.toml)
+            step cargo fmt "${interop8[@]}" --check
+            step cargo update --workspace --locked "${interop8[@]}"
             ;;
         build) tests --no-run ;;
         run)

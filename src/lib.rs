@@ -169,6 +169,7 @@ pub mod device;
 pub mod fallback;
 pub mod gguf;
 pub mod graph;
+pub mod log_level;
 pub mod ops;
 pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]

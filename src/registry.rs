@@ -206,6 +206,9 @@ impl Registry {
         let is_remote = |name: &&str| cfg!(feature = "client") && self.by_name(name).is_none() && name.contains(':');
         // Reports errors in the list before it connects to servers, which may take long.
         names().filter(|name| !is_remote(name)).try_for_each(|name| self.find(name).map(drop))?;
+        if !options.memory.is_empty() && names().all(|name| is_remote(&name)) {
+            return Err(RegistryError::MemoryOfServers);
+        }
         #[cfg(feature = "client")]
         let endpoints = remote::connect_all(names().filter(is_remote), &options.rpc)?;
         let mut listed: Vec<Cow<'_, DeviceEntry>> = Vec::new();

@@ -45,6 +45,11 @@ pub enum RegistryError {
         /// The number of devices.
         devices: usize,
     },
+    /// Memory sizes for a list without a device of this machine.
+    #[error(
+        "all devices belong to servers, whose memory their own --mem limits; sizes here limit devices of this machine only"
+    )]
+    MemoryOfServers,
     /// Memory limits of one device that are together more than it has.
     #[error(
         "{name}: the limits of {devices} device{} on it are {requested} bytes together, more than its {total} bytes of memory: \

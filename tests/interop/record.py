@@ -2,16 +2,13 @@
 """Record sessions of a real llama.cpp client with llama.cpp's own server, or list the commands of a recording.
 
     record.py OUT.rec MODEL.gguf [options of llama_client.py]
+    record.py --generated-weights OUT.rec MODEL.gguf [...]
+    record.py --llama8 FOLDER OUT.rec MODEL.gguf [options of llama8-client]
     record.py --list FILE.rec
 
-A recording is little-endian and packed:
-
-    magic "FANOUTRC", version u32 = 1, then records up to the end of the file:
-    connection u32, direction u8, length u64, bytes[length]
-
-Connections are numbered from 0 in the order of their opening. Direction 0 is client to server: one whole
-request, `cmd u8 | size u64 | body`. Direction 1 is server to client: one whole response, `size u64 | body`.
-Records are in the order in which the messages were forwarded; a response follows its request.
+The client and the server speak 7.0; with --llama8, 8.0.1: FOLDER has the programs of interop8, and the client evaluates the
+prompt of its tests. With --generated-weights, the server gets weights that a replay can generate instead of the model's, so
+that the recording need not contain them. `tests/rpc/recordings/README.md` describes the format.
 """
 
 import argparse
@@ -21,37 +18,33 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-from servers import HERE, ServerError, peer
+from recording import REQUEST, RESPONSE, Message, read, with_generated_weights, write
+from servers import HERE, ROOT, ServerError, peer
 
-MAGIC, VERSION = b"FANOUTRC", 1
-REQUEST, RESPONSE = 0, 1
-RECORD = struct.Struct("<IBQ")
 CLIENT_S = 300.0
 COMMANDS = (
     *("ALLOC_BUFFER", "GET_ALIGNMENT", "GET_MAX_SIZE", "BUFFER_GET_BASE", "FREE_BUFFER", "BUFFER_CLEAR"),
     *("SET_TENSOR", "SET_TENSOR_HASH", "GET_TENSOR", "COPY_TENSOR", "GRAPH_COMPUTE", "GET_DEVICE_MEMORY"),
     *("INIT_TENSOR", "GET_ALLOC_SIZE", "HELLO", "DEVICE_COUNT", "GRAPH_RECOMPUTE", "MEMSET_TENSOR"),
+    *("SET_TENSOR_2D", "GET_TENSOR_2D", "COMM_INIT", "COMM_ALLREDUCE", "COMM_FREE"),
 )
-SILENT = frozenset(("SET_TENSOR", "GRAPH_COMPUTE", "GRAPH_RECOMPUTE"))
+SILENT = frozenset(("SET_TENSOR", "GRAPH_COMPUTE", "GRAPH_RECOMPUTE", "SET_TENSOR_2D", "COMM_ALLREDUCE", "COMM_FREE"))
 SILENT_SINCE_7 = frozenset(("FREE_BUFFER", "BUFFER_CLEAR", "INIT_TENSOR", "MEMSET_TENSOR"))  # before: an empty response
 
 
 class Recorder:
-    """Writes the messages of all connections in the order in which the proxy forwards them."""
+    """Keeps the messages of all connections in the order in which the proxy forwards them."""
 
-    def __init__(self, out: BinaryIO):
-        self._out = out
+    def __init__(self, generated_weights: bool):
+        self.messages: list[Message] = []
+        self.generated_weights = generated_weights
         self._lock = threading.Lock()
-        out.write(MAGIC + struct.pack("<I", VERSION))
 
     def add(self, connection: int, direction: int, message: bytes) -> None:
         with self._lock:
-            self._out.write(RECORD.pack(connection, direction, len(message)))
-            self._out.write(message)
+            self.messages.append(Message(connection, direction, message))
 
 
 def read_exact(s: socket.socket, n: int) -> bytes | None:
@@ -78,8 +71,11 @@ def pump(source: socket.socket, sink: socket.socket, connection: int, direction:
         body = read_exact(source, size) if size else b""
         if body is None:
             raise EOFError(f"the connection ended after a header that announces {size} bytes")
-        out.add(connection, direction, header + body)
-        sink.sendall(header + body)
+        message = header + body
+        if direction == REQUEST and out.generated_weights:
+            message = with_generated_weights(message)
+        out.add(connection, direction, message)
+        sink.sendall(message)
     sink.shutdown(socket.SHUT_WR)
 
 
@@ -118,32 +114,19 @@ class Proxy:
             t.join(CLIENT_S)
 
 
-def records(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (connection, direction, message) of a recording."""
-    data = path.read_bytes()
-    if data[:8] != MAGIC or struct.unpack_from("<I", data, 8)[0] != VERSION:
-        raise ValueError(f"{path} is not a recording of version {VERSION}")
-    at = 12
-    while at < len(data):
-        connection, direction, length = RECORD.unpack_from(data, at)
-        at += RECORD.size
-        yield connection, direction, data[at : at + length]
-        at += length
-
-
 def check(path: Path) -> None:
     """Check that each request with a response got one response, and that there are no other responses."""
     waiting: dict[int, collections.deque[str]] = collections.defaultdict(collections.deque)
     silent = SILENT
-    for connection, direction, message in records(path):
-        if direction == REQUEST:
-            command = COMMANDS[message[0]]
+    for message in read(path):
+        if message.direction == REQUEST:
+            command = COMMANDS[message.data[0]]
             if command not in silent:
-                waiting[connection].append(command)
-        elif not waiting[connection]:
-            raise ValueError(f"connection {connection}: a response without a request")
-        elif waiting[connection].popleft() == "HELLO":
-            major = message[8]
+                waiting[message.connection].append(command)
+        elif not waiting[message.connection]:
+            raise ValueError(f"connection {message.connection}: a response without a request")
+        elif waiting[message.connection].popleft() == "HELLO":
+            major = message.data[8]
             silent = SILENT | SILENT_SINCE_7 if major >= 7 else SILENT
     if left := {c: list(q) for c, q in waiting.items() if q}:
         raise ValueError(f"unanswered: {left}")
@@ -154,29 +137,46 @@ def list_recording(path: Path) -> None:
     count: collections.Counter[str] = collections.Counter()
     sent: collections.Counter[str] = collections.Counter()
     connections = set()
-    for connection, direction, message in records(path):
-        connections.add(connection)
-        name = COMMANDS[message[0]] if direction == REQUEST else "(responses)"
+    for message in read(path):
+        connections.add(message.connection)
+        name = COMMANDS[message.data[0]] if message.direction == REQUEST else "(responses)"
         count[name] += 1
-        sent[name] += len(message)
+        sent[name] += len(message.data)
     print(f"{path}: {path.stat().st_size} bytes, {len(connections)} connections")
     for name in [*COMMANDS, "(responses)"]:
         if count[name]:
             print(f"  {name:18} {count[name]:6} {sent[name]:9} bytes")
 
 
-def record(path: Path, model: str, options: list[str]) -> None:
-    with path.open("wb") as out, peer(threads=1) as server:
-        proxy = Proxy(server.endpoint, Recorder(out))
-        argv = [sys.executable, str(HERE / "llama_client.py"), model, "--rpc", proxy.endpoint, *options]
-        subprocess.run(argv, check=True, timeout=CLIENT_S)
+def record(path: Path, args: argparse.Namespace, options: list[str]) -> None:
+    recorder = Recorder(args.generated_weights)
+    if args.llama8:
+        sys.path.append(str(ROOT / "interop8"))
+        from programs import Programs, listed, prompt
+
+        programs = Programs(fanout=Path(), llama8=args.llama8, scratch=Path(), threads=1)
+        upstream = programs.peer()
+    else:
+        upstream = peer(threads=1)
+    with upstream as server:
+        proxy = Proxy(server.endpoint, recorder)
+        if args.llama8:
+            options = ["--model", args.model, "--rpc", proxy.endpoint, "--tokens", listed(prompt()), *options]
+            with programs.client(options) as client:
+                client.report(CLIENT_S)
+        else:
+            argv = [sys.executable, str(HERE / "llama_client.py"), args.model, "--rpc", proxy.endpoint, *options]
+            subprocess.run(argv, check=True, timeout=CLIENT_S)
         proxy.finish()
+    write(path, recorder.messages)
     check(path)
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     p.add_argument("--list", action="store_true", help="list the recording")
+    p.add_argument("--generated-weights", action="store_true", help="replace the model's weights by ones from a seed")
+    p.add_argument("--llama8", type=Path, metavar="FOLDER", help="folder of llama8-client and llama8-server")
     p.add_argument("recording", type=Path)
     p.add_argument("model", nargs="?")
     args, options = p.parse_known_args()
@@ -184,7 +184,7 @@ def main() -> None:
         if not args.list:
             if not args.model:
                 p.error("MODEL is missing")
-            record(args.recording, args.model, options)
+            record(args.recording, args, options)
         list_recording(args.recording)
     except (ServerError, ValueError) as e:
         sys.exit(str(e))

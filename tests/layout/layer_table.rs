@@ -11,6 +11,7 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], tests_also:
 /// dependencies of Cargo.toml that are not [`ALLOWED_EVERYWHERE`].
 pub(crate) const LAYERS: &[Layer] = &[
     layer("setters", &[], &[]),
+    layer("log_level", &[], &[]),
     layer("tensor", &[], &["fastrand"]),
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
@@ -54,6 +55,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
         &[],
     ),
+    layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::peers",
         &[
@@ -82,6 +84,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "device",
             "rpc::server::limits",
+            "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::transfer_tokens",
             "rpc::server::tensor_cache",
@@ -144,6 +147,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::client_connection",
+            "rpc::server::listen",
             "rpc::server::context",
             "rpc::server::session",
             "rpc::server::handshake",
@@ -171,6 +175,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::ggml",
             "rpc::server::extended",
             "rpc::server::limits",
+            "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
@@ -178,7 +183,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::lifecycle",
             "rpc::server::versions",
             "addresses",
-            "io",
         ],
         &[],
     ),
@@ -239,11 +243,11 @@ pub(crate) const LAYERS: &[Layer] = &[
 
 /// The programs beside the library, by folder, and the layers that they may use.
 pub(crate) const PROGRAMS: &[Layer] = &[
-    layer("bin", &["device", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
+    layer("bin", &["log_level", "device", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
     layer("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
     layer(
         "examples/generate",
-        &["tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
+        &["log_level", "tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
         &[],
     ),
 ];

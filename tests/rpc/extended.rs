@@ -6,7 +6,9 @@ use crate::support::*;
 use fanout::device::Device;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
-use fanout::rpc::wire::ext::{CloseQueue, ExtCommand, ExtRequest, ExtResponse, HelloExt, ServerState, TensorShape};
+use fanout::rpc::wire::ext::{
+    CloseQueue, ExtCommand, ExtRequest, ExtResponse, HelloExt, REVISION, ServerState, TensorShape,
+};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::io::Write;
@@ -117,12 +119,12 @@ fn a_session_without_hello_ext_serves_only_ggmls_protocol() {
     old.assert_alive();
     let mut late = Client::connect(&server);
     late.assert_alive();
-    late.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 2 }));
+    late.send_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() }));
     late.expect_refused(&["HELLO_EXT", "right after HELLO"]);
     for (request, reason) in [
         (
             ExtRequest::HelloExt(HelloExt { revision: 9 }),
-            "revision 9 of the extensions, this server supports revision 2",
+            &*format!("revision 9 of the extensions, this server supports revision {REVISION}"),
         ),
         (ExtRequest::CloseQueue(CloseQueue { queue: 0 }), "unknown command 130"),
         (ExtRequest::Ping(ext::Ping {}), "unknown command 147"),
@@ -132,7 +134,7 @@ fn a_session_without_hello_ext_serves_only_ggmls_protocol() {
         client.expect_refused(&[reason]);
     }
     let mut client = Client::connect_without_hello(&server);
-    client.send_ext(&ExtRequest::HelloExt(HelloExt { revision: 2 }));
+    client.send_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() }));
     client.expect_refused(&["HELLO_EXT"]);
     old.assert_alive();
 }

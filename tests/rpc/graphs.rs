@@ -4,6 +4,7 @@ use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::*;
+use fanout::tensor::DType;
 
 const N: u32 = 100;
 
@@ -104,6 +105,38 @@ fn an_unused_leaf_may_have_any_address() {
     let mut tensors = case.tensors();
     tensors.extend([other.float_tensor(1, N, 0), freed.float_tensor(2, 4, 0), memory.float_tensor(3, N, 1 << 40)]);
     case.check(&mut client, 1, |c| c.compute_graph(0, &[0xc], &tensors), |a, b| a + b);
+}
+
+/// A server's share of a tensor may be empty, and llama.cpp places such a record behind the last byte of a buffer or beyond.
+#[test]
+fn a_source_without_elements_may_have_any_address() {
+    let server = TestServer::with_devices(2, Config::default());
+    let mut client = Client::connect(&server);
+    let (memory, other, freed) = (client.alloc(0, 2048), client.alloc(1, 2048), client.alloc(0, 64));
+    client.free(&freed);
+    let mut nowhere = memory.float_tensor(2, 0, 0);
+    (nowhere.buffer, nowhere.data) = (0, 0x1234);
+    let rows = memory.float_tensor(1, N, 0);
+    let ids = memory.tensor(3, DType::I64, [0, 1, 1, 1], 1 << 30);
+    for (case, empty) in [
+        ("behind the last byte", memory.float_tensor(2, 0, 2048)),
+        ("beyond the end", memory.float_tensor(2, 0, 1 << 40)),
+        ("another device", other.float_tensor(2, 0, 0)),
+        ("a freed buffer", freed.float_tensor(2, 0, 0)),
+        ("no buffer", nowhere),
+    ] {
+        let values = random_floats(7, N as usize);
+        client.set_floats(&rows, &values);
+        let concat = node(OpCode::Concat, memory.float_tensor(4, N, 1024), &[&rows, &empty]);
+        client.compute_graph(0, &[4], &[rows.clone(), empty.clone(), concat.clone()]);
+        assert_eq!(client.get_floats(&concat), values, "CONCAT, {case}");
+        // No row is written, so the destination keeps its contents.
+        let mut none = empty.clone();
+        (none.ne, none.nb) = ([N, 0, 1, 1], [4, 4 * N, 0, 0]);
+        let set_rows = node(OpCode::SetRows, memory.float_tensor(4, N, 0), &[&none, &ids, &rows]);
+        client.compute_graph(0, &[4], &[rows.clone(), none, ids.clone(), set_rows.clone()]);
+        assert_eq!(client.get_floats(&set_rows), values, "SET_ROWS, {case}");
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl AttackFixture {
     fn with_version(version: ServedVersion) -> AttackFixture {
         let server = TestServer::with_devices(2, Config::default().with_protocol(vec![version]));
         let version = match version {
-            ServedVersion::V8_0 => Version { major: 8, minor: 0, patch: 1 },
+            ServedVersion::V8_0 => PROTOCOL_VERSION,
             _ => Version { major: 7, minor: 0, patch: 0 },
         };
         let mut bystander = Client::connect_as(&server, version);

@@ -10,7 +10,7 @@ use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use fanout_testing::protocol_relay::ProtocolRelay;
 
-const V8: Version = Version { major: 8, minor: 0, patch: 1 };
+const V8: Version = PROTOCOL_VERSION;
 
 const N: u32 = 16;
 
@@ -235,8 +235,9 @@ fn read_commands(mut sent: &[u8]) -> Vec<RpcCommand> {
 #[test]
 fn the_client_reads_evenly_spaced_regions_by_one_request() {
     use RpcCommand::{GetTensor, GetTensor2d};
-    // Offset and bytes of each region, and the requests that read them on servers of 8.0.
-    let cases: [(&[(u64, u64)], &[RpcCommand]); 8] = [
+    /// Offset and bytes of each region, and the requests that read them on servers of 8.0.
+    type Case = (&'static [(u64, u64)], &'static [RpcCommand]);
+    let cases: [Case; 8] = [
         (&[(0, 10)], &[GetTensor]),
         (&[(0, 10), (20, 10)], &[GetTensor2d]),
         (&[(5, 10), (15, 10), (25, 10)], &[GetTensor2d]),

@@ -8,7 +8,7 @@ use fanout::rpc::server::{BindError, Config, ServedVersion, Server};
 use fanout::rpc::wire::ext::{ExtensionOffer, ServerState};
 use fanout::rpc::wire::*;
 
-const V8: Version = Version { major: 8, minor: 0, patch: 1 };
+const V8: Version = PROTOCOL_VERSION;
 const V7: Version = Version { major: 7, minor: 0, patch: 0 };
 
 const LOCALHOST: [u8; 4] = [127, 0, 0, 1];

@@ -132,6 +132,10 @@ fn wrong_arguments_exit_with_2_and_other_failures_with_1() {
         (&["--mem", "1G,1G"], "--mem: 2 memory sizes for 1 devices"),
         (&["--max-message", "1K"], "at least 4096 bytes"),
         (&["--stall-timeout", "0"], "must be more than 0 seconds, up to a day"),
+        (
+            &["--mem", "1G", "-d", "127.0.0.1:1"],
+            "--mem: all devices belong to servers, whose memory their own --mem limits",
+        ),
         (&["--mem", "0"], "must be more than 0 bytes"),
         (&["--mem", "1M,0", "-d", "CPU,CPU"], "must be more than 0 bytes"),
         (
@@ -143,7 +147,7 @@ fn wrong_arguments_exit_with_2_and_other_failures_with_1() {
         (&["--cache-size", "0"], "must be more than 0 bytes"),
         (&["--max-connections", "0"], "0 is not in 1.."),
         (&["--max-nodes", "0"], "0 is not in 1.."),
-        (&["--log-level", "loud"], "[possible values: off, error, warn, info, debug, trace]"),
+        (&["--log-level", "loud"], "expected off, error, warn, info, debug or trace, got \"loud\""),
         (&["-d", "CPU,"], "a name is empty"),
         (&["-d", "localhost"], "the devices of a server are named HOST:PORT: the port is missing"),
         (&["--port", "65536"], "65536"),

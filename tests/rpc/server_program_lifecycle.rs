@@ -144,7 +144,8 @@ fn the_status_option_reports_the_state_of_a_server() {
     assert_eq!(code, Some(0), "{text}");
     let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
     let protocol = format!("\nprotocol: 8.0.1, extensions {REVISION}\n");
-    let facts = [&*protocol, "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    let port = format!("\nport {}: protocol 8.0, else 7.0; 3.x; gen0\n", server.addr.rsplit(':').next().unwrap());
+    let facts = [&*protocol, &port, "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
     for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
         assert!(text.contains(part), "{part:?} in {text}");
     }

@@ -143,7 +143,7 @@ impl Attacker<'_> {
         match self.choices.below(10) {
             0 => encode_ext(&ExtRequest::CloseQueue(CloseQueue { queue })),
             1 => encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue: self.choices.word() as u32, device: 0 })),
-            2 => encode_ext(&ExtRequest::HelloExt(HelloExt { revision: 2 })),
+            2 => encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })),
             3 => encode_ext(&ExtRequest::Load(Load { queue, span, shape: None, digest: [1; 32], name: "../a" })),
             4 => encode_ext(&ExtRequest::IssueTokens(IssueTokens { count: self.choices.extreme() as u32 })),
             5 => encode_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, tokens: tickets })),

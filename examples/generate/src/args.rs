@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
+use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::client::ConnectError;
 use fanout::tensor::DType;
@@ -128,14 +128,8 @@ pub struct Args {
     pub verbose: bool,
 
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else warn].
-    #[arg(long, value_name = "LEVEL", value_parser = log_level(), ignore_case = true, hide_possible_values = true)]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_log_level)]
     pub log_level: Option<LevelFilter>,
-}
-
-/// Parses a log level by name, so that the error for an unknown name lists the levels.
-fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
-    PossibleValuesParser::new(["off", "error", "warn", "info", "debug", "trace"])
-        .try_map(|name| name.parse::<LevelFilter>())
 }
 
 /// Element type of the KV cache.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::gguf_index::GgufIndex;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
+use super::listen::ListenerInfo;
 use super::peers::PeerAllowlist;
 use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
@@ -18,6 +19,8 @@ pub(super) struct ServerContext {
     /// Clients name a device by its position in this list.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) config: Config,
+    /// The addresses on which the server listens.
+    pub(super) listeners: Vec<ListenerInfo>,
     /// Tensor data on disk for SET_TENSOR_HASH. `None`: disabled.
     pub(super) tensor_cache: Option<TensorCache>,
     /// Tokens for transfers from other servers. One table for all sessions: a token that one session issues arrives on the

@@ -17,7 +17,9 @@ pub(super) const HELLO_BODY: usize = 24;
 /// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
 #[derive(Debug, Error)]
 pub(super) enum HelloError {
-    #[error("expected HELLO as the first message, got {0}")]
+    #[error(
+        "expected HELLO as the first message, got {0}; clients of 2024 send none, for them serve gen0 (--protocol)"
+    )]
     ExpectedHello(RpcCommand),
     #[error("a second HELLO: the connection has had its HELLO")]
     RepeatedHello,

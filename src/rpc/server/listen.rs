@@ -77,7 +77,13 @@ pub struct ListenerInfo {
 impl fmt::Display for ListenerInfo {
     /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (protocol ", self.addr)?;
+        write!(f, "{} (protocol {})", self.addr, self.versions_text())
+    }
+}
+
+impl ListenerInfo {
+    /// The versions, for users: `8.0, else 7.0; 3.x; gen0`.
+    pub(super) fn versions_text(&self) -> String {
         // Versions with the HELLO of 4.0 and later are tried one after the other; the others show themselves.
         let (tried, shown): (Vec<_>, Vec<_>) = self.versions.iter().partition(|version| version.is_tried());
         let names = |versions: &[&ServedVersion], between| {
@@ -85,7 +91,7 @@ impl fmt::Display for ListenerInfo {
         };
         let groups = [names(&tried, ", else "), names(&shown, "; ")];
         let groups: Vec<_> = groups.into_iter().filter(|group| !group.is_empty()).collect();
-        write!(f, "{})", groups.join("; "))
+        groups.join("; ")
     }
 }
 

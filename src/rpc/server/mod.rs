@@ -163,11 +163,16 @@ impl Server {
         let listeners = listen(&config.protocol)?;
         let addr = listeners.first().ok_or(BindError::NoAddress)?.0.local_addr();
         let wakers = listeners.iter().map(|(listener, _)| listener.waker()).collect();
+        let info = |(listener, policy): &VersionedListener| ListenerInfo {
+            addr: ip_address(&listener.local_addr()),
+            versions: policy.versions().to_vec(),
+        };
         let admission = Admission::new(config.max_connections);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
             config,
+            listeners: listeners.iter().map(info).collect(),
             tensor_cache,
             transfer_tokens: Arc::default(),
             peers: Arc::new(peers),
@@ -188,11 +193,7 @@ impl Server {
     /// The addresses on which the server listens, in the order of [`Server::bind_all`], with the versions of the protocol that
     /// it answers there.
     pub fn listeners(&self) -> Vec<ListenerInfo> {
-        let info = |(listener, policy): &VersionedListener| ListenerInfo {
-            addr: ip_address(&listener.local_addr()),
-            versions: policy.versions().to_vec(),
-        };
-        self.listeners.iter().map(info).collect()
+        self.context.listeners.clone()
     }
 
     /// The address on which the server listens, as shown in messages and as clients connect to it; the first one of several.

@@ -17,13 +17,15 @@ pub(super) fn is_resource_request(command: RpcCommand) -> bool {
     )
 }
 
-/// Serves a resource request. Returns `None` if the command has no reply.
+/// Serves a resource request. Returns `None` if the command has no reply. `on_free` gets the handle of a buffer that the request
+/// has freed, so that the front end drops what it keeps of the buffer.
 ///
 /// # Errors
 /// An invalid request, a failed device, or [`decoder_bug`] if `request` is no resource request.
 pub(super) fn serve<K>(
     resources: &mut SessionResources<'_, K>,
     request: &Request<'_>,
+    on_free: impl FnOnce(u64),
 ) -> Result<Option<Response<'static>>, SessionError> {
     Ok(match request {
         Request::AllocBuffer(request) => {
@@ -38,6 +40,7 @@ pub(super) fn serve<K>(
         }
         Request::FreeBuffer(request) => {
             resources.free(request.remote_ptr)?;
+            on_free(request.remote_ptr);
             None
         }
         Request::GetDeviceMemory(request) => {

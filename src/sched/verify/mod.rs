@@ -7,6 +7,7 @@
 //! - `replay` also detects races with vector clocks. Two steps on different queues that touch the same bytes, at least one of
 //!   them writing, must be ordered by queue order and waits. Without races, every interleaving of the queues has the outcome of
 //!   the replay.
+//! - `reads` lists what each node reads, and the host after a run.
 //! - `byte_map` is the interval map that both executions store their bytes in.
 //!
 //! The verifier computes hazards and memory ranges itself and does not reuse the results of the planning passes: a bug in a
@@ -15,6 +16,7 @@
 mod byte_map;
 #[cfg(test)]
 mod mutations;
+mod reads;
 mod replay;
 mod structure;
 #[cfg(test)]

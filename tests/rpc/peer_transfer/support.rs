@@ -161,6 +161,7 @@ impl FakeServer {
             max_graphs: 0,
             capabilities: ServerCapabilities::default(),
             sessions: 1,
+            listeners: Vec::new(),
             devices: Vec::new(),
         };
         let mut body = Vec::new();

@@ -28,6 +28,7 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
         sessions: 1,
+        listeners: Vec::new(),
         devices: Vec::new(),
     };
     let connection =

@@ -5,9 +5,10 @@ use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
 use crate::rpc::wire::GraphCompute;
-use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ServerCapabilities};
+use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities};
 use crate::tensor::{DType, TensorDesc};
 
 /// The reply to HELLO_EXT.
@@ -22,8 +23,14 @@ pub(super) fn hello_ext_reply(server: &ServerContext) -> HelloExtReply {
             peer_transfers: !server.peers.is_empty(),
         },
         sessions: server.lifecycle.session_count(),
+        listeners: server.listeners.iter().map(listener_record).collect(),
         devices: server.devices.iter().map(|device| device_record(&**device)).collect(),
     }
+}
+
+/// Without the IP address, which would tell a client of the networks behind the server.
+fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
+    ListenerRecord { port: listener.addr.port().into(), versions: listener.versions_text() }
 }
 
 fn device_record(device: &dyn Device) -> DeviceRecord {

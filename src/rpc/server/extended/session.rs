@@ -133,7 +133,7 @@ impl ExtendedSession<'_> {
         let limits = &self.resources.server.config.limits;
         let message = self.connection.read_body(header.body_len(limits)?, body)?;
         let request = Request::decode(header.command, message, limits)?;
-        match resource_requests::serve(&mut self.resources, &request)? {
+        match resource_requests::serve(&mut self.resources, &request, |_| {})? {
             Some(response) => Ok(self.reply_ggml(&response)?),
             None => Ok(()),
         }

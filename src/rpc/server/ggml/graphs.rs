@@ -30,6 +30,13 @@ pub(super) struct StoredId {
     pub(super) uid: u64,
 }
 
+/// A compiled graph that is not cached yet.
+struct CostedGraph {
+    /// Estimated bytes of the program: [`graph_cost`].
+    cost: u64,
+    graph: ImportedGraph,
+}
+
 impl PartialEq<[u8]> for GraphKey {
     fn eq(&self, body: &[u8]) -> bool {
         matches!(self, GraphKey::Body(own) if **own == *body)
@@ -59,34 +66,31 @@ impl GgmlSession<'_> {
             let program = cached.program.clone()?;
             return self.run_program(device, &program);
         }
-        let (cost, ImportedGraph { program, buffers }) = self.import(message)?;
+        let imported = self.import(message)?;
         let mut message = std::mem::take(body);
         message.truncate(len);
-        let key = GraphKey::Body(message.into());
-        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
+        let program = self.cache_program(GraphKey::Body(message.into()), device, imported);
         self.run_program(device, &program)
     }
 
     /// Runs a graph, and stores it under its number.
     fn compute_stored(&mut self, uid: u64, message: &[u8]) -> Result<(), SessionError> {
-        let (cost, ImportedGraph { program, buffers }) = self.import(message)?;
+        let imported = self.import(message)?;
         let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
         let id = StoredId { device, uid };
-        let cleared = self.graph_store.record_compute(device, uid, message, &buffers);
+        let cleared = self.graph_store.record_compute(device, uid, message, &imported.graph.buffers);
         // The same number may name another graph than before.
         let is_stale = |key: &GraphKey| match key {
             GraphKey::Stored(other) => *other == id || cleared && other.device == device,
             GraphKey::Body(_) => false,
         };
         self.resources.programs.remove_where(is_stale);
-        let key = GraphKey::Stored(id);
-        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
+        let program = self.cache_program(GraphKey::Stored(id), device, imported);
         self.run_program(device, &program)
     }
 
-    /// Decodes, validates and compiles the graph of a message, after the program cache has evicted what it must for it. Returns
-    /// the estimated bytes of the program with it.
-    fn import(&mut self, message: &[u8]) -> Result<(u64, ImportedGraph), SessionError> {
+    /// Decodes, validates and compiles the graph of a message, after the program cache has evicted what it must for it.
+    fn import(&mut self, message: &[u8]) -> Result<CostedGraph, SessionError> {
         let graph = self.decode_graph(message)?;
         let target = self.resources.device(graph.device())?;
         let cost = graph_cost(message.len() as u64, &graph);
@@ -94,7 +98,14 @@ impl GgmlSession<'_> {
             self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
             self.resources.programs.release_evicted();
         }
-        Ok((cost, import_graph(&graph, &self.resources.handles, &**target)?))
+        Ok(CostedGraph { cost, graph: import_graph(&graph, &self.resources.handles, &**target)? })
+    }
+
+    /// Caches the program of an imported graph, and returns it.
+    fn cache_program(&mut self, key: GraphKey, device: u32, imported: CostedGraph) -> BoundProgram {
+        let CostedGraph { cost, graph: ImportedGraph { program, buffers } } = imported;
+        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
+        program
     }
 
     /// Decodes a graph of the client's version. It may be what tells the version.
@@ -138,10 +149,8 @@ impl GgmlSession<'_> {
         }
         let body =
             self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
-        let (cost, ImportedGraph { program, buffers }) = self.import(&body)?;
-        let key = GraphKey::Stored(id);
-        self.resources.programs.insert(CachedProgram::new(key, id.device, cost, buffers, Ok(program.clone())));
-        Ok(program)
+        let imported = self.import(&body)?;
+        Ok(self.cache_program(GraphKey::Stored(id), id.device, imported))
     }
 
     /// Runs a program. Inline on the session's thread, unless the session also uses other devices: this thread must read their

@@ -147,19 +147,17 @@ impl GgmlSession<'_> {
             Request::CopyTensor(request) => self.copy_tensor(&request),
             Request::GraphRecompute(request) => self.graph_recompute(&request),
             Request::GetTensor2d(request) => self.get_tensor_2d(&request),
-            Request::FreeBuffer(request) => {
-                self.resources.free(request.remote_ptr)?;
-                self.graph_store.remove_graphs_of_buffer(request.remote_ptr);
-                Ok(())
-            }
             Request::CommInit(request) => self.comm_init(&request),
             Request::CommAllreduce(request) => Err(GgmlError::NoCommunicator(request.device).into()),
             Request::CommFree(request) => Ok(self.resources.device(request.device).map(drop)?),
             Request::SetTensor(_) | Request::SetTensor2d(_) | Request::GraphCompute(_) => Err(decoder_bug()),
-            request => match resource_requests::serve(&mut self.resources, &request)? {
-                Some(response) => self.reply(&response),
-                None => Ok(()),
-            },
+            request => {
+                let on_free = |buffer| self.graph_store.remove_graphs_of_buffer(buffer);
+                match resource_requests::serve(&mut self.resources, &request, on_free)? {
+                    Some(response) => self.reply(&response),
+                    None => Ok(()),
+                }
+            }
         }
     }
 

@@ -32,6 +32,8 @@ pub(in crate::rpc::server) fn import_graph(
     let mut slots = BufferSlots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
     let mut tensors = Vec::with_capacity(graph.tensors().len());
     for record in graph.tensors().iter() {
+        // Records without elements may lie anywhere, as at llama.cpp's server; they get a place below.
+        let place = if is_empty(&record) { Ok(None) } else { slots.slot_offset(&record) };
         tensors.push(UntrustedTensor {
             id: record.id,
             dtype: record.dtype,
@@ -42,12 +44,18 @@ pub(in crate::rpc::server) fn import_graph(
             flags: record.flags,
             srcs: record.src,
             use_count: record.use_count,
-            // Most placement errors matter only if a node uses the tensor; `first_placement_error` reports them then.
-            place: match slots.slot_offset(&record) {
+            place: match place {
+                // Most placement errors matter only if a node uses the tensor; `first_placement_error` reports them then.
                 Err(e @ RequestError::AddressWithoutBuffer { .. }) => return Err(e.into()),
                 place => place.unwrap_or(None),
             },
         });
+    }
+    // Nothing reads a place without elements, so the start of any slot is one.
+    if !slots.bindings.is_empty() {
+        for tensor in tensors.iter_mut().filter(|tensor| tensor.ne.contains(&0)) {
+            tensor.place = Some(SlotOffset { slot: 0, offset: 0 });
+        }
     }
     let listed: Vec<u64> = graph.nodes().iter().collect();
     let sizes = slots.bindings.iter().map(|region| region.bytes() as usize).collect();
@@ -60,6 +68,11 @@ pub(in crate::rpc::server) fn import_graph(
     let program = device.prepare(Arc::new(valid))?;
     let buffers = slots.by_handle.into_keys().collect();
     Ok(ImportedGraph { program: BoundProgram { program, bindings: slots.bindings.into() }, buffers })
+}
+
+/// Whether a tensor has no elements.
+fn is_empty(record: &TensorRecord) -> bool {
+    record.ne.contains(&0)
 }
 
 /// Assigns a slot to each buffer in which tensors of the graph lie.
@@ -99,11 +112,11 @@ impl BufferSlots<'_> {
     fn first_placement_error(&mut self, graph: &GraphCompute<'_>) -> Option<RequestError> {
         let records: HashMap<u64, TensorRecord> = graph.tensors().iter().map(|r| (r.id, r)).collect();
         for node in graph.nodes().iter().filter_map(|id| records.get(&id)) {
-            let computes = node.flags & TensorRecord::FLAG_COMPUTE != 0 && !node.ne.contains(&0);
+            let computes = node.flags & TensorRecord::FLAG_COMPUTE != 0 && !is_empty(node);
             if !computes || OpCode::from_wire(node.op).is_none_or(OpCode::is_view) {
                 continue;
             }
-            for record in node.src.iter().filter_map(|id| records.get(id)).chain([node]) {
+            for record in node.src.iter().filter_map(|id| records.get(id)).chain([node]).filter(|r| !is_empty(r)) {
                 if let Err(reason) = self.slot_offset(record) {
                     return Some(reason);
                 }

@@ -4,7 +4,7 @@ use super::super::codec::{Field, Reader, WireError};
 use super::{text, write_text};
 
 /// Revision of the extensions in this crate. With a server of another revision the client uses 7.0 without extensions.
-pub const REVISION: u8 = 2;
+pub const REVISION: u8 = 3;
 
 /// State of a server: whether it accepts new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,15 @@ pub struct ServerCapabilities {
     pub peer_transfers: bool,
 }
 
+/// A port on which a server listens, in the reply to HELLO_EXT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerRecord {
+    /// The port; 0 for a transport without ports.
+    pub port: u32,
+    /// Versions of ggml's protocol that the server answers there, for users: `8.0, else 7.0; 3.x; gen0`.
+    pub versions: String,
+}
+
 /// Description of a device, in the reply to HELLO_EXT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRecord {
@@ -103,6 +112,8 @@ pub struct HelloExtReply {
     pub capabilities: ServerCapabilities,
     /// Number of open sessions, this one included.
     pub sessions: u32,
+    /// The ports on which it listens, and their versions of ggml's protocol.
+    pub listeners: Vec<ListenerRecord>,
     /// The devices; requests name them by their index in this list.
     pub devices: Vec<DeviceRecord>,
 }
@@ -113,13 +124,12 @@ impl HelloExtReply {
         let max_message = r.u64("max_message")?;
         let graph_budget = r.u64("graph_budget")?;
         let max_graphs = r.u32("max_graphs")?;
-        let abilities =
+        let capabilities =
             ServerCapabilities { load_by_digest: Field::read(r, "loads")?, peer_transfers: Field::read(r, "dials")? };
         let sessions = r.u32("sessions")?;
-        let count = r.u32("n_devices")?;
-        // Does not reserve memory for `count`, which is the peer's claim: the list grows only as devices are decoded.
-        let devices = (0..count).map(|_| DeviceRecord::read(r)).collect::<Result<_, _>>()?;
-        Ok(HelloExtReply { build, max_message, graph_budget, max_graphs, capabilities: abilities, sessions, devices })
+        let listeners = list(r, "n_listeners", ListenerRecord::read)?;
+        let devices = list(r, "n_devices", DeviceRecord::read)?;
+        Ok(HelloExtReply { build, max_message, graph_budget, max_graphs, capabilities, sessions, listeners, devices })
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -130,8 +140,38 @@ impl HelloExtReply {
         self.capabilities.load_by_digest.write(out);
         self.capabilities.peer_transfers.write(out);
         self.sessions.write(out);
+        (self.listeners.len() as u32).write(out);
+        self.listeners.iter().for_each(|listener| listener.write(out));
         (self.devices.len() as u32).write(out); // a list in memory is shorter than 2^32
         self.devices.iter().for_each(|device| device.write(out));
+    }
+}
+
+/// Decodes a count and that many elements.
+fn list<T>(
+    r: &mut Reader<'_>,
+    what: &'static str,
+    element: impl Fn(&mut Reader<'_>) -> Result<T, WireError>,
+) -> Result<Vec<T>, WireError> {
+    let count = r.u32(what)?;
+    let mut elements = Vec::new();
+    // Does not reserve memory for `count`, which is the peer's claim: the list grows only as elements are decoded.
+    for _ in 0..count {
+        elements.push(element(r)?);
+    }
+    Ok(elements)
+}
+
+impl ListenerRecord {
+    fn read(r: &mut Reader<'_>) -> Result<ListenerRecord, WireError> {
+        let port = r.u32("port")?;
+        let versions = text(r, "versions")?.to_owned();
+        Ok(ListenerRecord { port, versions })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        self.port.write(out);
+        write_text(&self.versions, out);
     }
 }
 
@@ -141,10 +181,7 @@ impl DeviceRecord {
         let description = text(r, "description")?.to_owned();
         let (kind, caps) = (r.u8("kind")?, r.u32("caps")?);
         let (alignment, max_buffer) = (r.u64("alignment")?, r.u64("max_buffer")?);
-        let mut features = Vec::new();
-        for _ in 0..r.u32("n_features")? {
-            features.push((text(r, "feature")?.to_owned(), text(r, "value")?.to_owned()));
-        }
+        let features = list(r, "n_features", |r| Ok((text(r, "feature")?.to_owned(), text(r, "value")?.to_owned())))?;
         Ok(DeviceRecord { name, description, kind, caps, alignment, max_buffer, features })
     }
 

@@ -7,6 +7,7 @@
 
 mod command;
 mod fault;
+mod fields;
 mod hello_ext;
 mod notification;
 mod request;
@@ -14,12 +15,15 @@ mod response;
 
 pub use command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
 pub use fault::{DeviceFault, DeviceFaultKind};
-pub use hello_ext::{DeviceRecord, ExtensionOffer, HelloExtReply, REVISION, ServerCapabilities, ServerState};
+pub use fields::{BufferSpan, BufferSpans, NO_TENSOR, TensorShape, TransferToken, TransferTokenList};
+pub use hello_ext::{
+    DeviceRecord, ExtensionOffer, HelloExtReply, ListenerRecord, REVISION, ServerCapabilities, ServerState,
+};
 pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{
-    BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtRequest, Fill, HelloExt, IssueTokens, Load, Mark, NO_TENSOR,
-    NotifyReached, OpenQueue, PEER_WRITE_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer, ReadSpans, ReceiveFromPeer,
-    RunGraph, SendToPeer, SupportsOp, TensorShape, TransferToken, TransferTokenList, WRITE_HEAD, Wait, WriteHead,
+    CloseQueue, CopySpan, ExtRequest, Fill, HelloExt, IssueTokens, Load, Mark, NotifyReached, OpenQueue,
+    PEER_WRITE_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer, ReadSpans, ReceiveFromPeer, RunGraph, SendToPeer,
+    SupportsOp, WRITE_HEAD, Wait, WriteHead,
 };
 pub use response::ExtResponse;
 

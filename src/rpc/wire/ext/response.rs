@@ -2,8 +2,8 @@
 
 use super::super::codec::{Field, Reader, WireError};
 use super::command::ExtCommand;
+use super::fields::{MessageField, TransferTokenList};
 use super::hello_ext::{HelloExtReply, ServerState};
-use super::request::{MessageField, TransferTokenList};
 use super::{DeviceFault, text, write_text};
 
 /// A reply to a request of the extensions. Commands without a variant have no reply.

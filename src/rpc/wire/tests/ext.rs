@@ -106,8 +106,11 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
         max_buffer: rng.u64(..),
         features: vec![(text.to_owned(), String::new()); rng.usize(0..3)],
     });
+    let devices = devices.collect();
+    let listeners = (0..rng.usize(0..3)).map(|_| ListenerRecord { port: rng.u32(..), versions: text.to_owned() });
     let reply = HelloExtReply {
-        devices: devices.collect(),
+        listeners: listeners.collect(),
+        devices,
         build: text.to_owned(),
         max_message: rng.u64(..),
         graph_budget: rng.u64(..),
@@ -280,17 +283,15 @@ fn counts_allocate_no_memory() {
         Err(list("tokens", TRANSFER_TOKEN_BYTES as u64))
     );
     assert_eq!(ExtResponse::decode(ExtCommand::ProbePeer, &[&[1][..], &tokens].concat()), Err(list("reason", 1)));
-    // Counts of 2^32 - 1 devices and features: decoding ends at the first missing one.
-    let hello_ext = [&[0; 4 + 8 + 8 + 4 + 2 + 4][..], &huge].concat();
-    assert!(matches!(
-        ExtResponse::decode(ExtCommand::HelloExt, &hello_ext),
-        Err(WireError::Truncated { what: "name", .. })
-    ));
-    let device = [&hello_ext[..], &[0; 4 + 4 + 1 + 4 + 8 + 8], &huge].concat();
-    assert!(matches!(
-        ExtResponse::decode(ExtCommand::HelloExt, &device),
-        Err(WireError::Truncated { what: "feature", .. })
-    ));
+    // Counts of 2^32 - 1 elements: decoding ends at the first missing one.
+    let server = [0; 4 + 8 + 8 + 4 + 2 + 4];
+    let listeners = [&server[..], &huge].concat();
+    let devices = [&server[..], &[0; 4], &huge].concat();
+    let features = [&devices[..], &[0; 4 + 4 + 1 + 4 + 8 + 8], &huge].concat();
+    for (reply, missing) in [(listeners, "port"), (devices, "name"), (features, "feature")] {
+        let decoded = ExtResponse::decode(ExtCommand::HelloExt, &reply);
+        assert!(matches!(decoded, Err(WireError::Truncated { what, .. }) if what == missing), "{missing}: {decoded:?}");
+    }
     let graph = [&[0; 12][..], &huge, &[0; TENSOR_RECORD]].concat();
     let over = WireError::TooLarge { what: "n_nodes", have: u32::MAX.into(), limit: LIMITS.max_nodes.into() };
     assert_eq!(ExtRequest::decode(ExtCommand::PrepareGraph, &graph, &LIMITS), Err(over));
@@ -325,7 +326,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (2, 0x22));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (3, 0x23));
 }
 
 /// An accepted message encodes to the same bytes.
