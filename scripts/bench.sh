@@ -57,10 +57,11 @@ model | wire | pair)
     ;;
 replay)
     shift
-    rounds=5
     case "$#:${1:-}" in
     0:) ;;
-    2:--rounds) rounds=$2 ;;
+    2:--rounds)
+        [[ $2 =~ ^[1-9][0-9]*$ ]] || { echo "bench.sh: --rounds needs a number above 0, got '$2'" >&2; exit 2; }
+        ;;
     1:-h | 1:--help)
         usage
         exit 0
@@ -71,10 +72,7 @@ replay)
         exit 2
         ;;
     esac
-    cargo build --release --bin rpc-server
-    [[ $target == /* ]] || target=$PWD/$target
-    FANOUT_SERVER=$target/release/rpc-server FANOUT_REPLAY_ROUNDS=$rounds \
-        exec cargo test --test replay -- --ignored --nocapture cost_of_a_token
+    exec cargo bench -p fanout --bench replay -- "$@"
     ;;
 ops)
     shift

@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
-/// A process of the server binary, or of the one that `FANOUT_SERVER` names, on a free port; killed on drop.
+/// A process of the server binary on a free port; killed on drop.
 pub(crate) struct ServerProcess {
-    child: Child,
+    pub(crate) child: Child,
     address: String,
 }
 
@@ -23,8 +23,7 @@ impl ServerProcess {
     /// Starts a server of a version of the protocol, as `--listen` names it.
     fn start(version: &str, threads: usize) -> ServerProcess {
         let listen = format!("127.0.0.1:0={version}");
-        let server = std::env::var_os("FANOUT_SERVER").unwrap_or_else(|| env!("CARGO_BIN_EXE_rpc-server").into());
-        let mut child = Process::new(server)
+        let mut child = Process::new(env!("CARGO_BIN_EXE_rpc-server"))
             .args(["--listen", &listen, "-d", "CPU", "-t", &threads.to_string(), "--mem", "2G"])
             .stdout(Stdio::piped())
             .spawn()
@@ -35,10 +34,6 @@ impl ServerProcess {
             .find_map(|line| Some(line.split_once("listening on ")?.1.split_whitespace().next()?.to_owned()))
             .expect("the server logs the address on which it listens");
         ServerProcess { child, address }
-    }
-
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
     }
 
     fn connect(&self) -> TcpStream {
@@ -55,6 +50,9 @@ impl Drop for ServerProcess {
         let _ = self.child.wait();
     }
 }
+
+/// Limit of the normalised mean squared error of a session's read values against those of llama.cpp's own server.
+pub(crate) const MAX_NMSE: f64 = 1e-3;
 
 /// Counts and errors of a replay.
 #[derive(Default)]

@@ -11,20 +11,20 @@ mod driver;
 mod recording;
 mod translate;
 
-use driver::Replay;
+use cost::{RECORDINGS, TOKENS, decoding};
+use driver::{MAX_NMSE, Replay};
 use recording::Recording;
 
 /// Replays a recording against a server of `version`. The session must have at least `graphs` graphs and `reads` GET_TENSORs,
-/// and the NMSE of the read values must not exceed 1e-3.
+/// and the NMSE of the read values must not exceed [`MAX_NMSE`].
 fn check(file: &str, version: &str, graphs: usize, reads: usize) {
-    const BOUND: f64 = 1e-3;
     let recording = Recording::read(file);
     let mut replay = Replay::new(&recording, version, 2);
     replay.run(0..recording.records.len());
     let stats = replay.stats;
     assert!(stats.graphs >= graphs && stats.reads >= reads, "{} graphs, {} reads", stats.graphs, stats.reads);
     let nmse = stats.nmse();
-    assert!(nmse <= BOUND, "{file}: NMSE {nmse:.2e} against llama.cpp's own server, at most {BOUND:.0e}");
+    assert!(nmse <= MAX_NMSE, "{file}: NMSE {nmse:.2e} against llama.cpp's own server, at most {MAX_NMSE:.0e}");
 }
 
 #[test]
@@ -56,4 +56,21 @@ fn the_graphs_of_a_client_of_4_0_tell_its_version() {
     for file in ["4.0.2.rec", "4.0.1.rec"] {
         check(file, "4.0", 3, 3);
     }
+}
+
+/// Replays both sessions, with their values compared, and counts the responses that this crate's server sent for the tokens.
+#[test]
+fn a_token_of_protocol_8_takes_no_more_round_trips() {
+    let round_trips = |(file, version): (&str, &str)| {
+        let recording = Recording::read(file);
+        let mut replay = Replay::new(&recording, version, 2);
+        let decoding = decoding(&recording);
+        replay.run(0..decoding.start);
+        let before = replay.stats.round_trips;
+        replay.run(decoding);
+        assert!(replay.stats.nmse() <= MAX_NMSE, "{file}: NMSE {:.2e}", replay.stats.nmse());
+        replay.stats.round_trips - before
+    };
+    let [seven, eight] = [(RECORDINGS[0], "7"), (RECORDINGS[1], "8")].map(round_trips);
+    assert!(TOKENS <= eight && eight <= seven, "{eight} round trips of 8.0, {seven} of 7.0");
 }
