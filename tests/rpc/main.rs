@@ -12,6 +12,7 @@ mod client_extended;
 mod client_faults;
 mod client_notifications;
 mod client_peer_copies;
+mod collectives;
 mod commands;
 mod extended;
 mod extended_graphs;
