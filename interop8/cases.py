@@ -69,6 +69,9 @@ def cases() -> list[Case]:
         Case("q4_k_m, collectives", "q4_k_m", 2, TENSOR, collectives=True),
         Case("f16, collectives, llama.cpp's as rank 0", "f16", 2, TENSOR, mixed=True, collectives=True),
         Case("f16, collectives, llama.cpp's as rank 1", "f16", 2, TENSOR, mixed=True, ours_first=True, collectives=True),
+        # Its prompt has 64 rows of 512 elements, from which on the servers exchange BF16.
+        Case("q4_k_m, collectives, llama.cpp's as rank 0", "q4_k_m", 2, TENSOR, mixed=True, collectives=True),
+        Case("q4_k_m, collectives, llama.cpp's as rank 1", "q4_k_m", 2, TENSOR, mixed=True, ours_first=True, collectives=True),
         Case("qwen3moe f16, one server", "f16", arch="qwen3moe"),
         Case("qwen3moe f16, two servers, split layer", "f16", 2, TWO_BY_LAYER, arch="qwen3moe"),
         Case("qwen3moe f16, two servers, split tensor", "f16", 2, TENSOR, arch="qwen3moe"),

@@ -72,13 +72,17 @@ fn link(clients: &mut [Client; 2], requests: [CommInit; 2]) {
 }
 
 fn allreduce(client: &mut Client, tensor: &TensorRecord) {
-    client.send(&Request::CommAllreduce(CommAllreduce { device: 0, tensor: tensor.clone() }));
+    allreduce_on(client, 0, tensor);
+}
+
+fn allreduce_on(client: &mut Client, device: u32, tensor: &TensorRecord) {
+    client.send(&Request::CommAllreduce(CommAllreduce { device, tensor: tensor.clone() }));
 }
 
 /// An F32 rounded to BF16, to nearest even.
 fn bf16(value: f32) -> f32 {
     let bits = value.to_bits();
-    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
 }
 
 /// What a server has that adds `received` to `own`.
@@ -87,14 +91,24 @@ fn sum(own: &[f32], received: &[f32]) -> Vec<f32> {
     own.iter().zip(received).map(|(x, y)| x + wire(*y)).collect()
 }
 
-/// Reduces a tensor of `ne` at `offset` on both ranks, and compares the results.
+/// Reduces a tensor of `ne` at `offset` on device 0 of both ranks, and compares the results.
 fn check_reduction(clients: &mut [Client; 2], memory: &[ClientBuffer; 2], ne: [u32; 4], offset: u64) {
+    check_reduction_on([0, 0], clients, memory, ne, offset);
+}
+
+fn check_reduction_on(
+    devices: [u32; 2],
+    clients: &mut [Client; 2],
+    memory: &[ClientBuffer; 2],
+    ne: [u32; 4],
+    offset: u64,
+) {
     let tensors = [0, 1].map(|rank| memory[rank].tensor(1, DType::F32, ne, offset));
     let n = ne.iter().product::<u32>() as usize;
     let values = [1, 2].map(|seed| random_floats(seed + n as u64, n));
     for rank in [0, 1] {
         clients[rank].set_floats(&tensors[rank], &values[rank]);
-        allreduce(&mut clients[rank], &tensors[rank]);
+        allreduce_on(&mut clients[rank], devices[rank], &tensors[rank]);
     }
     let got = [0, 1].map(|rank| clients[rank].get_floats(&tensors[rank]));
     for rank in [0, 1] {
@@ -146,6 +160,32 @@ fn two_sessions_of_one_server_add_their_tensors() {
     let memory = [0, 1].map(|rank| clients[rank].alloc(0, 1 << 20));
     check_reduction(&mut clients, &memory, [4096, 1, 1, 1], 0);
     check_reduction(&mut clients, &memory, [40_000, 1, 1, 1], 0);
+}
+
+/// On a GPU, here an emulated one: the server converts and adds there. Device 1 of one session, device 0 of another.
+#[cfg(target_os = "linux")]
+#[test]
+fn gpus_convert_and_add_on_the_device() {
+    let emulator = cudaemu::test::start("CUDAEMU_DEVICES=2").unwrap();
+    let options = fanout::registry::Options::default().with_threads(Some(2)).with_memory(vec![64 << 20]);
+    let devices = fanout::registry::Registry::detect().open("0,1", &options).unwrap();
+    let address = format!("{}:0=8", loopback(20)).parse().unwrap();
+    let mut server = TestServer::run(&[address], devices, config(&["127.0.0.0/8"]));
+    let mut clients = [connect(&server), connect(&server)];
+    let [rank_0, rank_1] = both_ranks(&server);
+    link(&mut clients, [CommInit { device: 1, ..rank_0 }, rank_1]);
+    let memory = [clients[0].alloc(1, 1 << 20), clients[1].alloc(0, 1 << 20)];
+    for (ne, offset) in [([1000, 1, 1, 1], 4), ([64, 5, 3, 2], 64), ([32_769, 1, 1, 1], 12), ([1000, 1, 1, 1], 4)] {
+        let before = emulator.calls("cuLaunchKernel");
+        check_reduction_on([1, 0], &mut clients, &memory, ne, offset);
+        let launches = emulator.calls("cuLaunchKernel") - before;
+        assert!(launches >= 2, "{launches} kernels for the sums of two GPUs");
+    }
+    drop(clients);
+    server.stop();
+    drop(server);
+    assert!(emulator.wait_contexts_released(Duration::from_secs(20)), "a context is still held");
+    assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
 #[test]

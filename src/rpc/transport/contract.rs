@@ -179,12 +179,11 @@ fn a_half_close_without_room_fails_at_its_deadline() {
 #[test]
 fn a_hang_up_is_noticed_without_reading() {
     for_each_transport(|ours, theirs| {
-        let (receiver, _keep) = ours.split();
+        let (mut receiver, _keep) = ours.split();
         let (_their_receiver, mut their_sender) = theirs.split();
         assert!(!receiver.hung_up());
         their_sender.write_all(&[b"unread"], WATCHDOG).unwrap();
         // On other systems than Linux, TCP hides the end behind the unread bytes.
-        let mut receiver = receiver;
         if cfg!(not(target_os = "linux")) {
             receiver.read_exact(&mut [0; 6], &watchdog()).unwrap();
         }

@@ -28,8 +28,8 @@ const MIN_BF16_ELEMENTS: usize = 32_768;
 /// Downloads that are under way at a time.
 const MAX_PENDING_DOWNLOADS: usize = 2;
 
-/// Host memory of an exchange, in bytes: the pending downloads, the chunk that is sent, and the chunk that is received.
-const HOST_BYTES: u64 = (MAX_PENDING_DOWNLOADS as u64 + 2) * TRANSFER_CHUNK_BYTES;
+/// Largest host memory of an exchange, in bytes: the pending downloads, the chunk that is sent, and the chunk that is received.
+const MAX_HOST_BYTES: u64 = (MAX_PENDING_DOWNLOADS as u64 + 2) * TRANSFER_CHUNK_BYTES;
 
 /// Limit of the prepared programs per connection. A client sums tensors of one shape per batch size.
 const MAX_PROGRAMS: usize = 4;
@@ -139,7 +139,9 @@ fn addition_graph(key: ProgramKey, wire: DType) -> Result<Graph, BuildError> {
     let mut builder = Builder::with_separate_slots();
     let tensor = add_tensor(&mut builder, key)?;
     let scratch = builder.leaf(wire, key.ne)?;
-    builder.node_into(Binary::Add, &[Some(tensor), Some(scratch)], tensor)?;
+    // In place: a node's result is another tensor than its operands, here with the same memory.
+    let sum = builder.view(tensor, TensorDesc::contiguous(DType::F32, key.ne)?, 0)?;
+    builder.node_into(Binary::Add, &[Some(tensor), Some(scratch)], sum)?;
     builder.build()
 }
 
@@ -166,8 +168,8 @@ impl Reducer {
     ) -> Result<(), ReduceError> {
         let key = ProgramKey { ne: tensor.ne(), offset: region.offset() % BINDING_ALIGNMENT };
         let ReductionPrograms { wire, convert, add } = self.programs(target.device, key)?;
-        let _host = target.budget.reserve(HOST_BYTES)?;
         let bytes = (tensor.elements() * wire.block_bytes()) as u64; // at most the bytes of the tensor
+        let _host = target.budget.reserve(MAX_HOST_BYTES.min(2 * bytes))?;
         let whole = region.buffer().region(region.offset() - key.offset, key.offset + region.bytes())?;
         let incoming = self.incoming.region(bytes, &target)?;
         let outgoing = match convert {

@@ -158,8 +158,8 @@ fn an_exchange_ends_at_its_limits() {
     let stalls = ExchangeLimits { stall: SHORT, deadline: Deadline::after(WATCHDOG), hung_up: &|| false };
     let error = exchange_bytes(&mut link, &mut Bytes::new(Vec::new(), 1), 1, &stalls).unwrap_err();
     assert!(matches!(error, ExchangeError::Transport(TransportError::TimedOut { after: SHORT, .. })), "{error}");
-    let more_than_buffered = Bytes::new(vec![0; 64 << 20], CHUNK);
-    let error = exchange_bytes(&mut link, &mut { more_than_buffered }, 0, &stalls).unwrap_err();
+    let mut more_than_buffered = Bytes::new(vec![0; 64 << 20], CHUNK);
+    let error = exchange_bytes(&mut link, &mut more_than_buffered, 0, &stalls).unwrap_err();
     assert!(matches!(error, ExchangeError::Transport(TransportError::TimedOut { after: SHORT, .. })), "{error}");
     drop((link, theirs));
 
