@@ -39,8 +39,8 @@ impl Duplex {
         }
     }
 
-    /// Writes bytes from the front of `src`, which must not be empty. `None`: there is no room. [`Duplex::try_flush`] must follow
-    /// the last write.
+    /// Writes bytes from the front of `src`, which must not be empty. `None`: there is no room. [`Duplex::try_flush`] must
+    /// follow the last write.
     pub(crate) fn try_write(&mut self, src: &[u8]) -> Result<Option<usize>, TransportError> {
         self.0.try_write(&[std::io::IoSlice::new(src)])
     }

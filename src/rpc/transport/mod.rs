@@ -108,8 +108,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// sender holds.
     fn readable(&self) -> bool;
 
-    /// Whether the peer has closed its sending direction, or the connection has ended. Reads nothing. Unread bytes before the end
-    /// may hide it on systems other than Linux.
+    /// Whether the peer has closed its sending direction, or the connection has ended. Reads nothing. Unread bytes before the
+    /// end may hide it on systems other than Linux.
     fn hung_up(&self) -> bool;
 
     /// Half close: ends the sending direction behind the bytes sent so far; the receiving direction stays open. `false`: there

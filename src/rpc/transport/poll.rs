@@ -7,8 +7,8 @@ pub(super) use unix::{readable, wait};
 
 use std::net::TcpStream;
 
-/// Whether the peer has ended its sending direction, or the connection has ended. On Linux also if unread bytes precede the end:
-/// `POLLRDHUP` reports the end of the stream without reading up to it.
+/// Whether the peer has ended its sending direction, or the connection has ended. On Linux also if unread bytes precede the
+/// end: `POLLRDHUP` reports the end of the stream without reading up to it.
 #[cfg(target_os = "linux")]
 pub(super) fn hung_up(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,8 +1,8 @@
 //! Full-duplex exchange: sends and receives at the same time, in one thread.
 //!
 //! Neither direction waits for the other: the peer may send all of its bytes before it reads any (llama.cpp's rank 0 does), or
-//! read all before it sends any. An exchange that finished one chunk in both directions before the next would deadlock with such
-//! a peer once the buffers of the connection are full.
+//! read all before it sends any. An exchange that finished one chunk in both directions before the next would deadlock with
+//! such a peer once the buffers of the connection are full.
 
 use std::time::Duration;
 

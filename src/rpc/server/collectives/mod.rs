@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The protocol of the connection is llama.cpp's: 24 bytes of capabilities in each direction, and then the elements of each
-//! tensor, without a header. There is no authentication, no session id and no version: the allow-list ([`PeerAllowlist`]) is the
-//! only protection, and without a list nothing listens and nothing is dialled.
+//! tensor, without a header. There is no authentication, no session id and no version: the allow-list ([`PeerAllowlist`]) is
+//! the only protection, and without a list nothing listens and nothing is dialled.
 //!
 //! Not here: the requests, which `ggml::collectives` serves. Start reading at `reduction.rs`.
 //!

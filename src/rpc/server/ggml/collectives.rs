@@ -1,8 +1,8 @@
 //! COMM_INIT, COMM_ALLREDUCE and COMM_FREE of protocol 8.0: a client lets two servers add tensors without it.
 //!
-//! Served only between servers that the operator lists (`--peer`). Otherwise COMM_INIT is answered 0, and the client adds through
-//! itself, which takes longer. llama.cpp's server would listen on every interface, or connect to any host, on any client's
-//! request.
+//! Served only between servers that the operator lists (`--peer`). Otherwise COMM_INIT is answered 0, and the client adds
+//! through itself, which takes longer. llama.cpp's server would listen on every interface, or connect to any host, on any
+//! client's request.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -110,17 +110,17 @@ impl GgmlSession<'_> {
         if std::mem::replace(&mut self.communicators.warned, true) {
             return debug!("{peer}: COMM_INIT: {why}");
         }
-        if rank == CONNECTING_RANK {
-            // llama.cpp's rank 0 waits for rank 1 without a limit, and its client with it.
-            warn!(
-                "{peer}: COMM_INIT: not connected to the other server: {why}. The client adds through itself, which takes longer; \
-                 if it hangs, name its other server with --peer, or start the client with GGML_RPC_NO_COMM=1"
-            );
-        } else {
-            warn!(
-                "{peer}: COMM_INIT: not connected to the other server: {why}. The client adds through itself, which takes longer"
-            );
-        }
+        // llama.cpp's rank 0 waits for rank 1 without a limit, and its client with it.
+        let remedy = match rank {
+            CONNECTING_RANK => {
+                "; if it hangs, name its other server with --peer, or start the client with GGML_RPC_NO_COMM=1"
+            }
+            _ => "",
+        };
+        warn!(
+            "{peer}: COMM_INIT: not connected to the other server: {why}. The client adds through itself, which takes \
+             longer{remedy}"
+        );
     }
 
     /// COMM_ALLREDUCE: adds the other server's tensor to this one's.
