@@ -35,7 +35,7 @@ Examples:
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 -c            serve a trusted network, cache large tensors on disk
   rpc-server -H 10.0.0.5 --peer 10.0.0.6
-                                      allow direct copies to the server on 10.0.0.6
+                                      exchange tensors directly with the server on 10.0.0.6
   rpc-server --listen 50052=8 --listen 50053=7
                                       one port for clients of protocol 8.0, one for those of 7.0
   rpc-server --protocol 8,5.0         clients of protocol 8.0 and 5.0 (also 5.1) on one port
@@ -135,10 +135,16 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
-    /// Server to which this server may send tensors directly, at the request of a client of both: HOST, HOST:PORT, or a
-    /// network such as 10.0.0.0/24; may be given several times [default: none].
+    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
+    /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times [default:
+    /// none].
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Peer>,
+
+    /// Port on which a client's collectives let this server listen for a peer [default: 1000 above the port to which the
+    /// client has connected, as llama.cpp's clients expect].
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), requires = "peers")]
+    comm_port: Option<u16>,
 
     /// Grace period in seconds after SIGTERM or SIGINT: the server accepts no more clients, but serves the connected ones
     /// for up to this time. A second signal ends it at once.
@@ -266,6 +272,7 @@ fn configuration(args: &Args) -> Config {
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
         .with_peers(args.peers.clone())
+        .with_comm_port(args.comm_port)
         .with_models(args.models.clone())
 }
 

@@ -25,7 +25,9 @@ class Case:
     options: tuple[str, ...] = ()  # of the client and of the reference
     generate: int = 16
     env: tuple[tuple[str, str], ...] = ()  # of the client
-    mixed: bool = False  # the first server is llama.cpp's
+    mixed: bool = False  # one server is llama.cpp's
+    ours_first: bool = False  # of mixed servers
+    collectives: bool = False  # the servers add tensors between themselves
 
     @property
     def places(self) -> int:
@@ -35,7 +37,7 @@ class Case:
     @property
     def ours_only(self) -> bool:
         """Whether llama.cpp's server, of which this crate starts only the CPU device, cannot run the row."""
-        return self.devices != "CPU" or self.mixed
+        return self.devices != "CPU" or self.mixed or self.collectives
 
 
 def cases() -> list[Case]:
@@ -61,6 +63,15 @@ def cases() -> list[Case]:
         Case("f16, CPU,CPU, split tensor", "f16", placement=TENSOR, devices="CPU,CPU"),
         Case("f16, beside llama.cpp's, split layer", "f16", 2, TWO_BY_LAYER, mixed=True),
         Case("f16, beside llama.cpp's, split tensor", "f16", 2, TENSOR, env=NO_COLLECTIVES, mixed=True),
+        Case("f16, collectives", "f16", 2, TENSOR, collectives=True),
+        Case("f16, collectives, 400 tokens", "f16", 2, TENSOR, generate=400, collectives=True),
+        Case("f16, collectives, split tensor 3 to 1", "f16", 2, (*TENSOR, "--tensor-split", "3,1"), collectives=True),
+        Case("q4_k_m, collectives", "q4_k_m", 2, TENSOR, collectives=True),
+        Case("f16, collectives, llama.cpp's as rank 0", "f16", 2, TENSOR, mixed=True, collectives=True),
+        Case("f16, collectives, llama.cpp's as rank 1", "f16", 2, TENSOR, mixed=True, ours_first=True, collectives=True),
+        # Its prompt has 64 rows of 512 elements, from which on the servers exchange BF16.
+        Case("q4_k_m, collectives, llama.cpp's as rank 0", "q4_k_m", 2, TENSOR, mixed=True, collectives=True),
+        Case("q4_k_m, collectives, llama.cpp's as rank 1", "q4_k_m", 2, TENSOR, mixed=True, ours_first=True, collectives=True),
         Case("qwen3moe f16, one server", "f16", arch="qwen3moe"),
         Case("qwen3moe f16, two servers, split layer", "f16", 2, TWO_BY_LAYER, arch="qwen3moe"),
         Case("qwen3moe f16, two servers, split tensor", "f16", 2, TENSOR, arch="qwen3moe"),

@@ -60,11 +60,12 @@ class Programs:
             raise ClientError(f"no model {path.name}:\n{tail(done.stderr)}")
         return path
 
-    def server(self, devices: str = "CPU", versions: tuple[str, ...] = ("8",)) -> Server:
+    def server(self, devices: str = "CPU", versions: tuple[str, ...] = ("8",), options: tuple[str, ...] = ()) -> Server:
         """fanout's server, with a port per version in `versions`."""
-        argv = [str(self.fanout), "-t", str(self.threads), "-d", devices]
+        argv = [str(self.fanout), "-t", str(self.threads), "-d", devices, *options]
         for version in versions:
-            argv += ["--listen", f"127.0.0.1:0={version}"]
+            # Collectives need a port that is 1000 higher.
+            argv += ["--listen", f"127.0.0.1:{low_port()}={version}"]
         return Server(argv)
 
     def peer(self) -> Server:

@@ -87,7 +87,10 @@ class Table:
 
     def start(self, case: Case, stack: contextlib.ExitStack) -> list[Server]:
         peers = case.servers if self.is_peer else 1 if case.mixed else 0
-        starts = [self.programs.peer] * peers + [lambda: self.programs.server(case.devices)] * (case.servers - peers)
+        options = ("--peer", "127.0.0.1") if case.collectives else ()
+        ours = [lambda: self.programs.server(case.devices, options=options)] * (case.servers - peers)
+        theirs = [self.programs.peer] * peers
+        starts = ours + theirs if case.ours_first else theirs + ours
         return [stack.enter_context(start()) for start in starts]
 
     def run(self, name: str, test) -> None:
@@ -160,6 +163,8 @@ def misplaced(case: Case, log: str) -> list[str]:
         buffers = re.findall(r"RPC\d+\[\S+\] model buffer size", log)
         if len(buffers) != case.places:
             notes.append(f"weights in {len(buffers)} RPC buffers, not {case.places}")
+    if ("pairwise communicator initialized" in log) != case.collectives:
+        notes.append(f"{'no ' if case.collectives else ''}collectives")
     on_host = re.search(r"CPU KV buffer size", log) is not None
     if on_host != (KV_ON_HOST in case.placement):
         notes.append(f"the KV cache is {'' if on_host else 'not '}on the host")

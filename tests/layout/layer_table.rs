@@ -47,7 +47,11 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::byte_semaphore", &["device"], &[]),
-    layer("rpc::server::client_connection", &["rpc", "rpc::connection", "rpc::transport", "rpc::wire"], &[]),
+    layer(
+        "rpc::server::client_connection",
+        &["rpc", "rpc::connection", "rpc::transport", "rpc::wire", "addresses"],
+        &[],
+    ),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
     layer(
@@ -70,6 +74,20 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
+    layer(
+        "rpc::server::collectives",
+        &[
+            "tensor",
+            "ops",
+            "graph",
+            "device",
+            "rpc",
+            "rpc::transport",
+            "rpc::server::peers::peer_allowlist",
+            "addresses",
+        ],
+        &["fastrand"],
+    ),
     layer("rpc::server::transfer_tokens", &["device", "rpc::wire", "getrandom"], &["cpu"]),
     layer(
         "rpc::server::tensor_cache",
@@ -86,6 +104,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::limits",
             "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
+            "rpc::server::collectives",
             "rpc::server::transfer_tokens",
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
@@ -134,6 +153,8 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::resource_requests",
             "rpc::server::tensor_cache",
             "rpc::server::versions",
+            "rpc::server::collectives",
+            "addresses",
         ],
         &["fastrand"],
     ),
@@ -176,6 +197,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::extended",
             "rpc::server::limits",
             "rpc::server::listen",
+            "rpc::server::collectives",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",

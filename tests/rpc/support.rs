@@ -60,7 +60,7 @@ impl TestServer {
         TestServer::run(&addresses, vec![cpu_device(0)], config)
     }
 
-    fn run(addresses: &[ListenAddress], devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
+    pub(crate) fn run(addresses: &[ListenAddress], devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
         capture_log();
         let server = Server::bind_all(addresses, devices.clone(), config).expect("free ports");
         let (addr, listeners, handle) = (server.local_addr(), server.listeners(), server.handle());

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::collectives::Rendezvous;
 use super::gguf_index::GgufIndex;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
@@ -33,4 +34,6 @@ pub(super) struct ServerContext {
     pub(super) lifecycle: Arc<Lifecycle>,
     /// The version of ggml's protocol that works, per client address.
     pub(super) version_probe: VersionProbe,
+    /// Pending COMM_INITs.
+    pub(super) rendezvous: Rendezvous,
 }

@@ -34,8 +34,14 @@ pub struct Config {
     pub device_timeout: Duration,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
     pub cache: Option<CacheConfig>,
-    /// Allow-list of the servers to which this server may connect and send tensors on a client's request. Empty by default.
+    /// Allow-list of the servers with which this server exchanges tensors on a client's request: it may connect to them, and they
+    /// to it. Empty by default: it connects to none, and answers COMM_INIT with 0.
     pub peers: Vec<Peer>,
+    /// Port on which COMM_INIT lets this server listen for another server. `None`: 1000 above the port to which its client has
+    /// connected, as llama.cpp's clients expect.
+    pub comm_port: Option<u16>,
+    /// Maximum time of a COMM_INIT, which waits for another server.
+    pub comm_init_timeout: Duration,
     /// Folder of GGUF files from which clients may load tensors by digest. `None`: disabled.
     pub models: Option<PathBuf>,
 }
@@ -57,6 +63,8 @@ impl Default for Config {
             device_timeout: Duration::from_secs(600),
             cache: None,
             peers: Vec::new(),
+            comm_port: None,
+            comm_init_timeout: Duration::from_secs(10),
             models: None,
         }
     }
@@ -74,6 +82,8 @@ setters!(Config {
     with_device_timeout device_timeout: Duration,
     with_cache cache: Option<CacheConfig>,
     with_peers peers: Vec<Peer>,
+    with_comm_port comm_port: Option<u16>,
+    with_comm_init_timeout comm_init_timeout: Duration,
     with_models models: Option<PathBuf>,
 });
 

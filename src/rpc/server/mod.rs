@@ -12,7 +12,8 @@
 //! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
 //! context          shared by all sessions: devices, limits, lifecycle, versions, tensor_cache, gguf_index,
-//!                  transfer_tokens (transfers from other servers), peers (transfers to other servers)
+//!                  transfer_tokens (transfers from other servers), peers (transfers to other servers),
+//!                  collectives (sums with another server)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
 //! ```
@@ -31,6 +32,7 @@
 mod admission;
 mod byte_semaphore;
 mod client_connection;
+mod collectives;
 mod context;
 mod extended;
 mod ggml;
@@ -64,6 +66,7 @@ use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::ServerState;
 use admission::Admission;
+use collectives::Rendezvous;
 use context::ServerContext;
 use gguf_index::GgufIndex;
 use lifecycle::Lifecycle;
@@ -179,6 +182,7 @@ impl Server {
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
             version_probe: VersionProbe::default(),
+            rendezvous: Rendezvous::default(),
         };
         let control = ServerControl { addr, wakers, admission, lifecycle };
         Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })

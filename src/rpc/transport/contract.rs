@@ -150,6 +150,10 @@ impl Transport for NeverWritable {
         false
     }
 
+    fn hung_up(&self) -> bool {
+        false
+    }
+
     fn try_finish(&self) -> Result<bool, TransportError> {
         Ok(false)
     }
@@ -159,6 +163,10 @@ impl Transport for NeverWritable {
     fn peer(&self) -> PeerAddr {
         PeerAddr::Local(0)
     }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        None
+    }
 }
 
 #[test]
@@ -166,6 +174,65 @@ fn a_half_close_without_room_fails_at_its_deadline() {
     let (_, mut sender) = Connection::new(NeverWritable).split();
     let error = sender.finish(&Deadline::after(SHORT)).unwrap_err();
     assert!(matches!(error, TransportError::TimedOut { after: SHORT, .. }), "{error:?}");
+}
+
+#[test]
+fn a_hang_up_is_noticed_without_reading() {
+    for_each_transport(|ours, theirs| {
+        let (mut receiver, _keep) = ours.split();
+        let (_their_receiver, mut their_sender) = theirs.split();
+        assert!(!receiver.hung_up());
+        their_sender.write_all(&[b"unread"], WATCHDOG).unwrap();
+        // On other systems than Linux, TCP hides the end behind the unread bytes.
+        if cfg!(not(target_os = "linux")) {
+            receiver.read_exact(&mut [0; 6], &watchdog()).unwrap();
+        }
+        assert!(!receiver.hung_up());
+        their_sender.finish(&watchdog()).unwrap();
+        let deadline = watchdog();
+        while !receiver.hung_up() {
+            assert!(deadline.remaining().is_some());
+            thread::yield_now();
+        }
+    });
+}
+
+/// One thread sends more than its peer buffers, and receives as much at the same time.
+#[test]
+fn one_thread_transfers_in_both_directions() {
+    for_each_transport(|ours, theirs| {
+        let data = noise(5, 1 << 20);
+        let transfer = |mut link: Duplex| {
+            let (mut sent, mut flushed, mut got) = (0, false, Vec::new());
+            while !flushed || got.len() < data.len() {
+                let mut buffer = [0; 10_000];
+                let mut progress = false;
+                if sent < data.len() {
+                    let n = link.try_write(&data[sent..]).unwrap();
+                    sent += n.unwrap_or(0);
+                    progress |= n.is_some();
+                } else if !flushed {
+                    flushed = link.try_flush().unwrap();
+                    progress |= flushed;
+                }
+                if got.len() < data.len()
+                    && let Some(n) = link.try_read(&mut buffer).unwrap()
+                {
+                    got.extend_from_slice(&buffer[..n]);
+                    progress = true;
+                }
+                let interest = if flushed { Interest::Read } else { Interest::ReadOrWrite };
+                assert!(progress || link.wait(interest, &watchdog()).unwrap());
+            }
+            assert!(got == data);
+            link // closed only when both ends are done
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| transfer(theirs.into_duplex()));
+            let _ours = transfer(ours.into_duplex());
+            other.join().unwrap();
+        });
+    });
 }
 
 #[test]

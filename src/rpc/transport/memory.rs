@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -87,6 +88,15 @@ impl PipeState {
 
     fn has_room(&self) -> bool {
         self.visible.len() + self.delayed.0.len() + self.unflushed.len() < self.capacity
+    }
+
+    /// Whether an attempt to read makes progress, if only by ageing delayed bytes.
+    fn is_readable(&self) -> bool {
+        !self.visible.is_empty() || !self.delayed.0.is_empty() || self.has_ended()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.has_room() || self.stalled || self.aborted
     }
 
     fn flush(&mut self) {
@@ -214,15 +224,28 @@ impl Transport for MemoryTransport {
 
     fn wait(&self, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
         Ok(match interest {
-            Interest::Read => self
-                .incoming
-                .wait(deadline, |state| !state.visible.is_empty() || !state.delayed.0.is_empty() || state.has_ended()),
-            Interest::Write => self.outgoing.wait(deadline, |state| state.has_room() || state.stalled || state.aborted),
+            Interest::Read => self.incoming.wait(deadline, PipeState::is_readable),
+            Interest::Write => self.outgoing.wait(deadline, PipeState::is_writable),
+            // The two directions have a condition variable each, so this polls both.
+            Interest::ReadOrWrite => loop {
+                if self.incoming.lock().is_readable() || self.outgoing.lock().is_writable() {
+                    break true;
+                }
+                if deadline.remaining().is_none() {
+                    break false;
+                }
+                std::thread::yield_now();
+            },
         })
     }
 
     fn readable(&self) -> bool {
         self.incoming.readable.load(Ordering::Acquire)
+    }
+
+    fn hung_up(&self) -> bool {
+        let incoming = self.incoming.lock();
+        incoming.finished || incoming.aborted
     }
 
     fn try_finish(&self) -> Result<bool, TransportError> {
@@ -244,6 +267,10 @@ impl Transport for MemoryTransport {
 
     fn peer(&self) -> PeerAddr {
         PeerAddr::Local(self.number)
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        None
     }
 }
 

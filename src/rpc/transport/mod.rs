@@ -16,6 +16,7 @@
 mod address;
 #[cfg(test)]
 mod contract;
+mod duplex;
 mod error;
 #[cfg(test)]
 pub(crate) mod memory;
@@ -23,11 +24,13 @@ mod poll;
 mod tcp;
 
 pub(crate) use address::{Address, PeerAddr, ResolveError, missing_port_hint, resolve};
+pub(crate) use duplex::Duplex;
 pub use error::DialError;
 pub(crate) use error::{ListenError, TransportError};
 
 use std::fmt;
 use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,12 +66,15 @@ impl Deadline {
 pub(crate) enum Interest {
     Read,
     Write,
+    /// For a thread that uses both directions ([`Duplex`]).
+    ReadOrWrite,
 }
 
 /// Contract of a transport: one byte stream in each direction, in order and without loss until the connection ends.
 ///
 /// - **Threads**: one thread calls `try_read` and waits for [`Interest::Read`] while another thread calls `try_write`,
-///   `try_flush`, `try_finish` and waits for [`Interest::Write`]. Any thread may call the other functions at any time.
+///   `try_flush`, `try_finish` and waits for [`Interest::Write`]. A single thread may do all of this and wait for
+///   [`Interest::ReadOrWrite`]. Any thread may call the other functions at any time.
 /// - **Blocking**: only `wait` blocks. It holds no lock of the transport meanwhile, so a waiting reader never blocks a writer,
 ///   nor a waiting writer a reader.
 /// - **Readiness** refers to the bytes that `try_read` returns, not to those of a socket. A transport that decrypts reports
@@ -102,6 +108,10 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// sender holds.
     fn readable(&self) -> bool;
 
+    /// Whether the peer has closed its sending direction, or the connection has ended. Reads nothing. Unread bytes before the
+    /// end may hide it on systems other than Linux.
+    fn hung_up(&self) -> bool;
+
     /// Half close: ends the sending direction behind the bytes sent so far; the receiving direction stays open. `false`: there
     /// is no room for the closing message, such as TLS's close_notify, and the caller must try again. Idempotent.
     fn try_finish(&self) -> Result<bool, TransportError>;
@@ -111,6 +121,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
 
     /// Address of the peer, for the log.
     fn peer(&self) -> PeerAddr;
+
+    /// The address of this end. `None` for a transport without IP addresses, or if the connection has ended.
+    fn local_addr(&self) -> Option<SocketAddr>;
 }
 
 /// A connection before it is split into its two halves.
@@ -125,6 +138,11 @@ impl Connection {
     /// Address of the peer, for the log.
     pub(crate) fn peer(&self) -> PeerAddr {
         self.0.peer()
+    }
+
+    /// Both directions, for one thread.
+    pub(crate) fn into_duplex(self) -> Duplex {
+        Duplex::new(self.0)
     }
 
     /// A handle that ends the connection, whatever its halves are doing.
@@ -157,6 +175,16 @@ impl Receiver {
     /// Whether a read would return at once, also with the end of the stream. Lock-free.
     pub(crate) fn readable(&self) -> bool {
         self.0.readable()
+    }
+
+    /// Whether the peer has closed its sending direction, or the connection has ended ([`Transport::hung_up`]).
+    pub(crate) fn hung_up(&self) -> bool {
+        self.0.hung_up()
+    }
+
+    /// The address of this end: the one to which the peer has connected, if this end has accepted the connection.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.0.local_addr()
     }
 
     /// Reads at least one byte into `dst`. 0: end of the stream.
@@ -303,6 +331,14 @@ pub(crate) trait Listen: fmt::Debug + Send {
 /// [`ListenError`].
 pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenError> {
     Ok(Box::new(tcp::listen(host, port)?))
+}
+
+/// Listens on one address of this machine.
+///
+/// # Errors
+/// [`ListenError::Address`].
+pub(crate) fn listen_at(addr: SocketAddr) -> Result<Box<dyn Listen>, ListenError> {
+    Ok(Box::new(tcp::listen_at(addr)?))
 }
 
 /// Connects to the first of several addresses that accepts. Each address gets an equal share of the remaining time, so that an

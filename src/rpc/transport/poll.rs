@@ -5,6 +5,27 @@ pub(super) use other::{readable, wait};
 #[cfg(unix)]
 pub(super) use unix::{readable, wait};
 
+use std::net::TcpStream;
+
+/// Whether the peer has ended its sending direction, or the connection has ended. On Linux also if unread bytes precede the
+/// end: `POLLRDHUP` reports the end of the stream without reading up to it.
+#[cfg(target_os = "linux")]
+pub(super) fn hung_up(stream: &TcpStream) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // POLLHUP and POLLERR are always reported.
+    matches!(poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&at_once)), Ok(1..))
+}
+
+/// On other systems, the end is found only when all bytes before it have been read.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn hung_up(stream: &TcpStream) -> bool {
+    match stream.peek(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(e) => !matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted),
+    }
+}
+
 #[cfg(unix)]
 mod unix {
     use std::os::fd::AsFd;
@@ -27,6 +48,7 @@ mod unix {
         let flags = match interest {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
+            Interest::ReadOrWrite => PollFlags::IN | PollFlags::OUT,
         };
         let left = deadline.remaining().unwrap_or_default().min(MAX_WAIT);
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };

@@ -83,6 +83,10 @@ impl Transport for TcpTransport {
         poll::readable(&self.stream)
     }
 
+    fn hung_up(&self) -> bool {
+        poll::hung_up(&self.stream)
+    }
+
     fn try_finish(&self) -> Result<bool, TransportError> {
         self.stream.shutdown(Shutdown::Write).map_err(TransportError::system)?;
         Ok(true)
@@ -95,6 +99,10 @@ impl Transport for TcpTransport {
 
     fn peer(&self) -> PeerAddr {
         PeerAddr::Ip(self.peer)
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.stream.local_addr().ok()
     }
 }
 
@@ -125,15 +133,18 @@ pub(super) fn listen(host: &str, port: u16) -> Result<Listener, ListenError> {
     addrs.sort_by_key(SocketAddr::is_ipv6);
     let mut last = None;
     for addr in addrs {
-        match open(addr) {
-            Ok(socket) => {
-                let addr = socket.local_addr().map_err(ListenError::Host)?;
-                return Ok(Listener { socket, addr });
-            }
-            Err(source) => last = last.or(Some(ListenError::Address { addr: Address::Tcp(addr), source })),
+        match listen_at(addr) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => last = last.or(Some(e)),
         }
     }
     Err(last.unwrap_or_else(|| ListenError::Host(ErrorKind::NotFound.into())))
+}
+
+/// Listens on one address of this machine.
+pub(super) fn listen_at(addr: SocketAddr) -> Result<Listener, ListenError> {
+    let listener = open(addr).and_then(|socket| Ok(Listener { addr: socket.local_addr()?, socket }));
+    listener.map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
 }
 
 fn open(addr: SocketAddr) -> io::Result<TcpListener> {

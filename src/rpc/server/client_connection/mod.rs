@@ -7,6 +7,7 @@ mod writer;
 
 pub(super) use writer::ClientWriter;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,6 +119,16 @@ impl ClientConnection {
     /// Whether received bytes are waiting to be read.
     pub(super) fn has_unread_input(&self) -> bool {
         !self.read_ahead.is_empty() || self.requests.receiver.readable()
+    }
+
+    /// Whether the client has closed its connection: a wait for something else is then of no use.
+    pub(super) fn hung_up(&self) -> bool {
+        self.requests.receiver.hung_up()
+    }
+
+    /// The address of this server to which the client has connected. `None` for a transport without IP addresses.
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        self.requests.receiver.local_addr()
     }
 
     /// Reads the next `N` bytes of a message.

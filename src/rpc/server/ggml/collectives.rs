@@ -1,29 +1,171 @@
-//! COMM_INIT of protocol 8.0: a client asks two servers to connect, so that they can add tensors without it.
+//! COMM_INIT, COMM_ALLREDUCE and COMM_FREE of protocol 8.0: a client lets two servers add tensors without it.
 //!
-//! Collectives are not served: the reply is 0, and the client adds through itself, which takes longer and gives the same result.
-//! llama.cpp's server would listen on every interface, or connect to any host, on any client's request.
+//! Served only between servers that the operator lists (`--peer`). Otherwise COMM_INIT is answered 0, and the client adds
+//! through itself, which takes longer. llama.cpp's server would listen on every interface, or connect to any host, on any
+//! client's request.
 
-use log::warn;
+use std::collections::HashMap;
+use std::net::SocketAddr;
 
+use log::{debug, warn};
+
+use super::error::GgmlError;
 use super::session::GgmlSession;
+use crate::rpc::server::collectives::{
+    CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, ReduceError, Reducer, ReductionTarget, RendezvousError,
+    RendezvousTimeouts,
+};
 use crate::rpc::server::session::failure::SessionError;
-use crate::rpc::wire::{CommInit, Response};
+use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
+use crate::tensor::DType;
 
-/// Rank of the server that connects to the other one.
-const CONNECTING_RANK: u32 = 1;
+/// Number of ranks.
+const WORLD: u32 = 2;
+
+/// Distance from the port of rank 0's endpoint to the port on which it listens for rank 1: llama.cpp's clients compute it.
+const COMM_PORT_DISTANCE: u16 = 1000;
+
+/// The connections to other servers of a session, by the position of the device.
+#[derive(Default)]
+pub(super) struct Communicators {
+    by_device: HashMap<u32, Communicator>,
+    /// Whether the log has a line about a COMM_INIT that was answered 0.
+    warned: bool,
+}
+
+/// The connection of a device, with what its reductions need.
+struct Communicator {
+    link: CommLink,
+    reducer: Reducer,
+}
 
 impl GgmlSession<'_> {
-    /// COMM_INIT: replies that the device is not connected.
+    /// COMM_INIT: connects a device to another server, and replies whether it is connected.
     pub(super) fn comm_init(&mut self, request: &CommInit) -> Result<(), SessionError> {
-        // One line per session: a client may send any number of these requests.
-        if request.rank == CONNECTING_RANK && !std::mem::replace(&mut self.warned_of_collectives, true) {
-            // Rank 0 may be llama.cpp's server, which waits for this one without a limit, and its client with it.
-            warn!(
-                "{}: COMM_INIT: collectives are not served; if the client hangs, start it with GGML_RPC_NO_COMM=1, because its \
-                 other server is llama.cpp's and waits for a connection",
-                self.resources.peer
-            );
+        let &CommInit { device, rank, world, port, .. } = request;
+        if self.resources.device(device).is_err() || world != WORLD || rank >= WORLD {
+            return self.reply(&Response::CommInit(false));
         }
-        self.reply(&Response::CommInit(false))
+        let connected = match u16::try_from(port) {
+            Ok(port) => self.connect_device(device, &LinkRequest { rank, port, host: host_text(request) }),
+            Err(_) => Err(RendezvousError::NotDialled(format!("no port has the number {port}"))),
+        };
+        match connected {
+            Ok(()) => self.reply(&Response::CommInit(true)),
+            // The end of the connection is found by the next read.
+            Err(RendezvousError::ClientHungUp) => Ok(()),
+            Err(e) => {
+                self.log_refused(rank, &e);
+                self.reply(&Response::CommInit(false))
+            }
+        }
     }
+
+    /// Connects a device, unless it has the requested connection already.
+    fn connect_device(&mut self, device: u32, request: &LinkRequest) -> Result<(), RendezvousError> {
+        if self.communicators.by_device.get(&device).is_some_and(|communicator| communicator.link.serves(request)) {
+            return Ok(());
+        }
+        // Closed first: the other server must not take it for the new one.
+        self.communicators.by_device.remove(&device);
+        let server = self.resources.server;
+        let (allowlist, rendezvous) = (&server.peers, &server.rendezvous);
+        let timeouts = RendezvousTimeouts::new(server.config.comm_init_timeout);
+        let hung_up = || self.connection.hung_up();
+        let link = if request.rank == LISTENING_RANK {
+            let at = self.listen_address(request.port)?;
+            rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?
+        } else {
+            rendezvous.dial(request, allowlist, timeouts, &hung_up)?
+        };
+        debug!("{}: device {device} is connected to {} as rank {}", self.resources.peer, link.peer(), request.rank);
+        self.communicators.by_device.insert(device, Communicator { link, reducer: Reducer::default() });
+        Ok(())
+    }
+
+    /// The address on which rank 0 listens: the one to which the client has connected, with the requested port.
+    ///
+    /// # Errors
+    /// There is no list of peers, or the port is not the one that the operator or the server's own port determines.
+    fn listen_address(&self, port: u16) -> Result<SocketAddr, RendezvousError> {
+        let server = self.resources.server;
+        if server.peers.is_empty() {
+            return Err(RendezvousError::Listen(format!("port {port}: the server was started without --peer")));
+        }
+        let own = self.connection.local_addr();
+        let own = own.ok_or_else(|| RendezvousError::Listen("a transport without IP addresses".to_owned()))?;
+        let expected = server.config.comm_port.or_else(|| own.port().checked_add(COMM_PORT_DISTANCE));
+        if expected != Some(port) {
+            return Err(RendezvousError::Listen(match expected {
+                Some(expected) => format!("port {port}: expected port {expected} (--comm-port)"),
+                None => format!("port {port}: no port is {COMM_PORT_DISTANCE} above {} (--comm-port)", own.port()),
+            }));
+        }
+        Ok(SocketAddr::new(own.ip().to_canonical(), port))
+    }
+
+    /// Logs why COMM_INIT is answered 0. One warning per session: a client may send any number of these requests.
+    fn log_refused(&mut self, rank: u32, why: &RendezvousError) {
+        let peer = self.resources.peer;
+        if std::mem::replace(&mut self.communicators.warned, true) {
+            return debug!("{peer}: COMM_INIT: {why}");
+        }
+        // llama.cpp's rank 0 waits for rank 1 without a limit, and its client with it.
+        let remedy = match rank {
+            CONNECTING_RANK => {
+                "; if it hangs, name its other server with --peer, or start the client with GGML_RPC_NO_COMM=1"
+            }
+            _ => "",
+        };
+        warn!(
+            "{peer}: COMM_INIT: not connected to the other server: {why}. The client adds through itself, which takes \
+             longer{remedy}"
+        );
+    }
+
+    /// COMM_ALLREDUCE: adds the other server's tensor to this one's.
+    pub(super) fn comm_allreduce(&mut self, request: &CommAllreduce) -> Result<(), SessionError> {
+        let device = request.device;
+        let target = self.resources.device(device)?;
+        let communicator = self.communicators.by_device.get_mut(&device).ok_or(GgmlError::NoCommunicator(device))?;
+        let record = &request.tensor;
+        if record.ne.contains(&0) {
+            return Ok(()); // A record without elements may lie anywhere.
+        }
+        let tensor = self.resources.handles.locate(record)?;
+        if tensor.entry.device != device || tensor.desc.dtype() != DType::F32 || !tensor.desc.is_contiguous() {
+            return Err(GgmlError::NotReducible { name: record.name().into_owned(), device }.into());
+        }
+        let region = tensor.region(0, tensor.desc.extent() as u64)?;
+        let config = &self.resources.server.config;
+        let inline = !self.queues.other_devices_in_use(device);
+        let hung_up = || self.connection.hung_up();
+        let target = ReductionTarget {
+            device: &**target,
+            queue: self.queues.get(device)?,
+            inline,
+            budget: &self.resources.budget,
+            stall_timeout: config.stall_timeout,
+            device_timeout: config.device_timeout,
+            hung_up: &hung_up,
+        };
+        let peer = communicator.link.peer();
+        communicator.reducer.reduce(&mut communicator.link, &tensor.desc, &region, target).map_err(|e| match e {
+            ReduceError::Exchange(source) => GgmlError::Exchange { peer, source }.into(),
+            ReduceError::Device(e) => e.into(),
+        })
+    }
+
+    /// COMM_FREE: closes a device's connection and frees its scratch memory.
+    pub(super) fn comm_free(&mut self, request: &CommFree) -> Result<(), SessionError> {
+        self.resources.device(request.device)?;
+        self.communicators.by_device.remove(&request.device);
+        Ok(())
+    }
+}
+
+/// The host of rank 0, up to the first zero. What is not UTF-8 is no host name either.
+fn host_text(request: &CommInit) -> String {
+    let host = request.host.split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(host).into_owned()
 }

@@ -4,8 +4,10 @@ use thiserror::Error;
 
 use super::graph_store::MissingGraph;
 use super::graphs::StoredId;
+use crate::rpc::server::collectives::ExchangeError;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::versions::ServedVersion;
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::NotExpressible;
 
 /// An invalid request. The client is at fault.
@@ -32,6 +34,10 @@ pub(super) enum GgmlError {
     RowBytes { expected: u64, have: u64 },
     #[error("device {0} has no connection for collectives: COMM_INIT was answered 0, or not sent")]
     NoCommunicator(u32),
+    #[error("tensor {name:?} cannot be reduced: expected a contiguous tensor of type F32 on device {device}")]
+    NotReducible { name: String, device: u32 },
+    #[error("the sum with the other server, {peer}, has failed: {source}")]
+    Exchange { peer: PeerAddr, source: ExchangeError },
 }
 
 impl From<GgmlError> for SessionError {

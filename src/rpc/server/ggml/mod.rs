@@ -9,7 +9,7 @@
 //! graph_store     bodies of the graphs that a client of 8.0 has numbered
 //! tensors         requests that read and write tensors, with the tensor cache
 //! tensors_2d      SET_TENSOR_2D, GET_TENSOR_2D
-//! collectives     COMM_INIT, which is refused
+//! collectives     COMM_INIT, COMM_ALLREDUCE, COMM_FREE
 //! device_queues   one queue per device, opened on demand
 //! prefault        clears pages of the next upload's region while the session is idle
 //! ```

@@ -1,5 +1,6 @@
 //! Session of ggml's protocol: the loop over the client's requests, and their dispatch.
 
+use super::collectives::Communicators;
 use super::device_queues::DeviceQueues;
 use super::error::GgmlError;
 use super::graph_store::GraphStore;
@@ -31,8 +32,7 @@ pub(super) struct GgmlSession<'a> {
     pub(super) detector: VersionDetector,
     /// Bodies of the graphs that a client of 8.0 has numbered.
     pub(super) graph_store: GraphStore,
-    /// Whether the log has the line that collectives are not served.
-    pub(super) warned_of_collectives: bool,
+    pub(super) communicators: Communicators,
 }
 
 /// Serves a connection after its HELLO, if `version` has one, until it ends. `header` is the header of the next message. `body`
@@ -55,7 +55,7 @@ pub(in crate::rpc::server) fn serve_session(
         version,
         detector: version.detector(),
         graph_store: GraphStore::new(server.config.max_graph_memory),
-        warned_of_collectives: false,
+        communicators: Communicators::default(),
     };
     loop {
         session.serve_request(header, &mut body)?;
@@ -148,8 +148,8 @@ impl GgmlSession<'_> {
             Request::GraphRecompute(request) => self.graph_recompute(&request),
             Request::GetTensor2d(request) => self.get_tensor_2d(&request),
             Request::CommInit(request) => self.comm_init(&request),
-            Request::CommAllreduce(request) => Err(GgmlError::NoCommunicator(request.device).into()),
-            Request::CommFree(request) => Ok(self.resources.device(request.device).map(drop)?),
+            Request::CommAllreduce(request) => self.comm_allreduce(&request),
+            Request::CommFree(request) => self.comm_free(&request),
             Request::SetTensor(_) | Request::SetTensor2d(_) | Request::GraphCompute(_) => Err(decoder_bug()),
             request => {
                 let on_free = |buffer| self.graph_store.remove_graphs_of_buffer(buffer);

@@ -1,4 +1,4 @@
-//! Allow-list of the servers that this server may dial. Only the operator configures it (`--peer`); clients cannot change it.
+//! Allow-list of the servers that this server may dial, and that may connect to it for collectives. Only the operator configures it (`--peer`); clients cannot change it.
 
 use std::fmt;
 use std::io;
@@ -172,6 +172,12 @@ impl PeerAllowlist {
         self.0.is_empty()
     }
 
+    /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection has
+    /// any port.
+    pub(in crate::rpc::server) fn permits_host(&self, addr: IpAddr) -> bool {
+        self.0.iter().any(|entry| matches!(entry, AllowlistEntry::Net(net, _) if net.contains(addr)))
+    }
+
     fn permits(&self, addr: &Address) -> bool {
         self.0.iter().any(|entry| entry.matches(addr))
     }
@@ -180,12 +186,13 @@ impl PeerAllowlist {
     ///
     /// # Errors
     /// The reason, as a text for the client that sent the address.
-    pub(super) fn check_address(&self, address: &str) -> Result<(), String> {
+    pub(in crate::rpc::server) fn check_address(&self, address: &str) -> Result<(), String> {
         if self.is_empty() {
             return Err("this server may not dial other servers: it was started without --peer".to_owned());
         }
         let parts = Some(address).filter(|address| address.len() <= MAX_ADDRESS_BYTES).and_then(split_host_port);
-        parts.map(drop).ok_or_else(invalid_address)
+        let valid = parts.filter(|(host, _)| host.parse::<IpAddr>().is_ok() || is_host_name(host));
+        valid.map(drop).ok_or_else(invalid_address)
     }
 
     /// Resolves `host:port` and returns the permitted addresses. The caller dials exactly these addresses and does not
@@ -194,7 +201,7 @@ impl PeerAllowlist {
     ///
     /// # Errors
     /// The reason, as a text for the client that sent the address.
-    pub(super) fn resolve_permitted(&self, address: &str) -> Result<Vec<Address>, String> {
+    pub(in crate::rpc::server) fn resolve_permitted(&self, address: &str) -> Result<Vec<Address>, String> {
         self.check_address(address)?;
         let mut addresses = resolve(address).map_err(|e| match e {
             ResolveError::Name => invalid_address(),
@@ -276,12 +283,29 @@ mod tests {
             (&["10.0.0.5"], "10.0.0.5", false),
             (&["10.0.0.5"], "10.0.0.5:0", false),
             (&["10.0.0.5"], "", false),
+            (&["0.0.0.0/0"], "10.0.0.5\n:7", false),
+            (&["0.0.0.0/0"], "\u{fffd}:7", false),
         ] {
             assert_eq!(list(peers).resolve_permitted(address).is_ok(), want, "{peers:?}: {address}");
         }
         let long = "a".repeat(1000) + ":1";
         assert!(list(&["10.0.0.5"]).resolve_permitted(&long).is_err() && displayable_address(&long).len() < 100);
         assert!(list(&[]).resolve_permitted("127.0.0.1:1").unwrap_err().contains("--peer"));
+    }
+
+    #[test]
+    fn host_of_an_incoming_connection_is_permitted_on_any_port() {
+        let list = |peer: &str| PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap();
+        for (peer, host, want) in [
+            ("10.0.0.5:7", "10.0.0.5", true),
+            ("10.0.0.5:7", "10.0.0.6", false),
+            ("10.0.0.0/24", "::ffff:10.0.0.9", true),
+            ("localhost", "127.0.0.1", true),
+            ("memory:7", "127.0.0.1", false),
+        ] {
+            assert_eq!(list(peer).permits_host(host.parse().unwrap()), want, "{peer}: {host}");
+        }
+        assert!(!PeerAllowlist::default().permits_host("127.0.0.1".parse().unwrap()));
     }
 
     /// An address of a transport without IP addresses matches only a peer with the same name, and no network.
