@@ -136,6 +136,12 @@ def run_case(table: Table, case: Case, stack: contextlib.ExitStack, servers: lis
     return result
 
 
+def lead(logits: np.ndarray) -> float:
+    """The distance between the two largest logits. Each may be off by the root of NMSE times their mean square."""
+    second, first = np.partition(logits, -2)[-2:]
+    return float(first - second)
+
+
 def compared(case: Case, report: dict, logits: np.ndarray, want: Reference, notes: list[str]) -> Result:
     """The row of a run, with what was wrong before in `notes`. A NaN is above each bound."""
     if logits.shape != want.logits.shape:
@@ -149,6 +155,10 @@ def compared(case: Case, report: dict, logits: np.ndarray, want: Reference, note
         notes.append(f"NMSE of a token above {WORST_NMSE:.0e}")
     if case.dtype == "f32" and same != case.generate:
         notes.append("greedy tokens differ from those of llama.cpp alone")
+    # Row i of these chose token i.
+    for number, row in enumerate(want.logits[-case.generate - 1 : -1]):
+        if report["greedy"][number] != want.tokens[number] and lead(row) > 2 * np.sqrt(NMSE * np.mean(row**2)):
+            notes.append(f"token {number} differs, and its two likeliest do not lie that close")
     return Result(case.name, not notes, "; ".join(notes), overall, worst, f"{same}/{case.generate}")
 
 

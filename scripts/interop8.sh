@@ -4,10 +4,13 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: scripts/interop8.sh [OPTION...]
+Usage: scripts/interop8.sh [speed] [OPTION...]
 
 Runs clients of llama.cpp 8.0.1 on our rpc-server and compares their logits with llama.cpp's local CPU. Compiles llama.cpp first
 if necessary (interop8/README.md). Not part of CI.
+
+With `speed`: decoding speed of a tensor split (1b, q4_0) over two of our servers and over two of llama.cpp's, in paired rounds.
+Options: --model FILE, --rounds N, --tokens N, --threads N, --no-collectives (the client adds the servers' results itself).
 
   --only TEXT  only rows whose name contains the text
   --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test
@@ -22,17 +25,29 @@ FANOUT_PYTHON         interpreter with numpy and gguf, and for the row with a cl
 TEXT
 }
 
+mode=table
+if [[ ${1-} == speed ]]; then
+    mode=speed
+    shift
+fi
 options=()
 peer=false
 while (($#)); do
     case $1 in
-        --peer) peer=true options+=("$1") ;;
-        --only|--threads)
-            (($# > 1)) || { echo "interop8.sh: $1 needs a value" >&2; usage >&2; exit 2; }
-            options+=("$1" "$2")
-            shift
-            ;;
         -h|--help) usage; exit 0 ;;
+        --*)
+            case $mode$1 in
+                table--peer|speed--no-collectives) [[ $1 != --peer ]] || peer=true; options+=("$1") ;;
+                table--only|table--threads|speed--model|speed--rounds|speed--tokens|speed--threads)
+                    (($# > 1)) || { echo "interop8.sh: $1 needs a value" >&2; usage >&2; exit 2; }
+                    value=$2
+                    [[ $1 != --model ]] || value=$(realpath -m "$value")
+                    options+=("$1" "$value")
+                    shift
+                    ;;
+                *) echo "interop8.sh: $1 is no option of $mode" >&2; usage >&2; exit 2 ;;
+            esac
+            ;;
         *) echo "interop8.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
     esac
     shift
@@ -52,4 +67,4 @@ if [[ ! $server ]] && ! $peer; then
     cargo build --release --locked --bin rpc-server
 fi
 server=${server:-$target/release/rpc-server}
-exec env PYTHONDONTWRITEBYTECODE=1 "$python" interop8/table.py --llama8 "$llama8/release" --server "$server" "${options[@]}"
+exec env PYTHONDONTWRITEBYTECODE=1 "$python" "interop8/$mode.py" --llama8 "$llama8/release" --server "$server" "${options[@]}"

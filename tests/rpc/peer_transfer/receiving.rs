@@ -296,13 +296,12 @@ fn transfer_tokens_expire() {
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
     let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
     let tokens = dst.request_tokens(2);
-    src.peer_write_all(&tokens[..1], &[1; BYTES_PER_TOKEN]);
     dst.receive_from_peer(span, &tokens);
     dst.mark(0, 1);
     dst.notify_reached(0, 1);
     let fault = dst.next_queue_failure();
     assert!(fault.text.contains("deadline"), "{fault:?}");
-    src.peer_write(tokens[1], &[1]);
+    src.peer_write(tokens[0], &[1]);
     src.expect_protocol_error(&["PEER_WRITE", "expired"]);
     dst.assert_ping_replied();
 }
