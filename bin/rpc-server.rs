@@ -1,6 +1,7 @@
 //! `rpc-server`: offers this machine's devices to fanout and llama.cpp clients. Options, start-up messages and signals; the
 //! server itself is `fanout::rpc::server`.
 
+mod open_files;
 mod status;
 
 use std::error::Error;
@@ -284,12 +285,13 @@ fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result
         config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
     }
     let cache = config.cache.clone();
+    let few_files = open_files::raise_limit(config.max_connections as u64);
     let server = Server::bind_all(&listen_addresses(args), devices.clone(), config)?;
     end_on_signals(server.handle(), args.drain)?;
 
     let listeners = server.listeners();
     println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
-    for note in notes {
+    for note in notes.iter().chain(&few_files) {
         println!("{note}");
     }
     for (number, device) in devices.iter().enumerate() {

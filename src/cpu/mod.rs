@@ -16,8 +16,9 @@
 //! | `memory` | pages and scratch, and the tensor views that kernels use |
 //! | `packed_rhs_reuse` | sharing a packed right-hand side between products |
 //! | `fuse` | kernels of fused nodes |
-//! | `features`, `system` | instruction sets and memory of the machine, as the device reports them |
+//! | `features`, `system`, `cgroup` | instruction sets and memory of the machine, as the device reports them, and limits of control groups |
 
+mod cgroup;
 mod features;
 mod fuse;
 mod layout;

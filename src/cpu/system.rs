@@ -1,23 +1,19 @@
 //! Memory of the machine: its total, and what is available now.
 
-/// Bytes that can be used without swapping: `MemAvailable` of the system, or what a container's limit leaves, whichever is
-/// smaller. `None` where the system reports neither.
+use super::cgroup;
+
+/// Bytes that can be used without swapping: `MemAvailable` of the system, or what the limits of the process's control groups
+/// leave, whichever is smallest. `None` where the system reports neither.
 pub(crate) fn available_memory() -> Option<u64> {
-    let system = meminfo_field("MemAvailable")?;
-    let used = cgroup_number("memory.current").unwrap_or(0);
-    Some(cgroup_number("memory.max").map_or(system, |limit| system.min(limit.saturating_sub(used))))
+    let groups = cgroup::process_limits().into_iter().map(|group| group.available());
+    Some(groups.fold(meminfo_field("MemAvailable")?, u64::min))
 }
 
-/// Bytes of memory that this process can ever have: the machine's, or a container's limit, whichever is smaller. `None` where
-/// the system reports neither.
+/// Bytes of memory that this process can ever have: the machine's, or a limit of its control groups, whichever is smallest.
+/// `None` where the system reports neither.
 pub(crate) fn total_memory() -> Option<u64> {
-    let system = meminfo_field("MemTotal")?;
-    Some(cgroup_number("memory.max").map_or(system, |limit| system.min(limit)))
-}
-
-/// A number of the control group (version 2) at the root of this process's namespace; `None` for no limit (`max`).
-fn cgroup_number(file: &str) -> Option<u64> {
-    std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+    let groups = cgroup::process_limits().into_iter().map(|group| group.limit);
+    Some(groups.fold(meminfo_field("MemTotal")?, u64::min))
 }
 
 fn meminfo_field(field: &str) -> Option<u64> {
