@@ -132,7 +132,8 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     handshake_timeout: Duration,
 
-    /// Maximum seconds of a pause inside a message; between messages a client may be idle without limit.
+    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive; between messages a client may be idle without
+    /// limit.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 

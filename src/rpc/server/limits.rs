@@ -28,7 +28,8 @@ pub struct Config {
     pub limits: Limits,
     /// Maximum time from the accepted connection to a complete HELLO.
     pub handshake_timeout: Duration,
-    /// Maximum pause inside a message, in either direction. Between messages a client may be idle without limit.
+    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply. Between messages a
+    /// client may be idle without limit.
     pub stall_timeout: Duration,
     /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,

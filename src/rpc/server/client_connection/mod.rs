@@ -3,13 +3,16 @@
 //! The session's thread owns the [`ClientConnection`]. Its sending half, the [`ClientWriter`] (`writer.rs`), is shared with the
 //! other threads of the session. Not here: the meaning of messages, which the front ends decode.
 
+mod pace;
 mod writer;
 
 pub(super) use writer::ClientWriter;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use pace::Pace;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, ReadAhead};
@@ -39,7 +42,8 @@ struct RequestSource {
     /// Adaptive spins for the next request after a request without a reply `[0]` and after a reply `[1]`: the client's pauses
     /// differ.
     spins: [AdaptiveSpin; 2],
-    stall_timeout: Duration,
+    /// How fast the bytes of the current message arrive.
+    pace: Pace,
     /// Deadline of the handshake; `None` after it.
     handshake: Option<Deadline>,
 }
@@ -49,8 +53,10 @@ impl ByteSource for RequestSource {
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
         let Some(handshake) = &self.handshake else {
-            let got = self.receiver.read_into(dst, &Deadline::after(self.stall_timeout));
-            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.stall_timeout));
+            let start = Instant::now();
+            let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
+            self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
+            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()));
         };
         // One deadline for the whole handshake: a client that sends single bytes must not extend it.
         let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
@@ -85,7 +91,7 @@ impl ClientConnection {
             receiver,
             replied: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
-            stall_timeout,
+            pace: Pace::new(stall_timeout),
             handshake: Some(Deadline::after(handshake)),
         };
         ClientConnection {
@@ -103,8 +109,12 @@ impl ClientConnection {
     /// Reads the next header. Waits without limit after the handshake. `None` if the client closed the connection between two
     /// messages.
     pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
+        self.requests.pace.restart();
         while self.read_ahead.is_empty() {
-            match self.read_ahead.fill(&mut self.requests) {
+            let filled = self.read_ahead.fill(&mut self.requests);
+            // The pause before a message does not count.
+            self.requests.pace.restart();
+            match filled {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
                 // After the handshake a client may be idle between messages for any time.
