@@ -20,8 +20,8 @@ pub(super) enum GgmlError {
     #[error("{number} is no command of protocol {version}, by which this client is served")]
     NotInVersion { number: u8, version: ServedVersion },
     #[error(
-        "the ops of this graph have other numbers in each version that the client may have ({candidates}), so it is not \
-         computed by a guess; give such clients a port for their version: {remedy}"
+        "the versions that the client may have ({candidates}) number the ops of this graph differently, so it is not \
+         computed by a guess; {remedy}"
     )]
     UndecidedVersion { candidates: String, remedy: String },
     #[error("invalid graph: {0}")]

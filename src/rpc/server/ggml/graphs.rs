@@ -125,7 +125,7 @@ impl GgmlSession<'_> {
             graph = decode(self.codec())?;
         }
         if self.detector.disagrees_on(&graph) {
-            let (candidates, remedy) = (self.detector.candidate_names(), self.version.exact_ports());
+            let (candidates, remedy) = (self.detector.candidate_names(), self.version.undecided_remedy());
             return Err(GgmlError::UndecidedVersion { candidates, remedy }.into());
         }
         self.codec().check_nodes(&graph).map_err(GgmlError::from)?;

@@ -175,12 +175,17 @@ impl ServedVersion {
         VERSIONS.iter().any(covers)
     }
 
-    /// The options that give a port to each of the exact versions that this one stands for, for messages.
-    pub(super) fn exact_ports(self) -> String {
+    /// How to serve a client if its requests do not tell which of the versions it has that this one stands for, for messages.
+    pub(super) fn undecided_remedy(self) -> String {
         let is_covered = |row: &&VersionRow| {
             row.version != self && row.candidates.iter().all(|codec| self.row().candidates.contains(codec))
         };
-        ports(VERSIONS.iter().filter(is_covered).map(|row| row.version))
+        let ports = ports(VERSIONS.iter().filter(is_covered).map(|row| row.version));
+        if ports.is_empty() {
+            "update the llama.cpp of the client".to_owned()
+        } else {
+            format!("give such clients a port for their version: {ports}")
+        }
     }
 
     /// A codec with the form of HELLO and the commands of this version.
