@@ -6,7 +6,9 @@ use super::exchange::{ExchangeError, ExchangeLimits, Payload, exchange};
 use super::{CONNECTING_RANK, LISTENING_RANK};
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::transport::{Deadline, Duplex, PeerAddr};
-use crate::rpc::wire::CAPS_BYTES;
+
+/// Size of the capabilities that both ends send first, in bytes. All zero: TCP, without an upgrade.
+pub(super) const CAPS_BYTES: usize = 24;
 
 /// Spin-then-park: longest time that an exchange polls for the peer's bytes before its thread sleeps.
 const MAX_SPIN: Duration = Duration::from_millis(2);
@@ -30,7 +32,7 @@ pub(in crate::rpc::server) struct CommLink {
 }
 
 impl CommLink {
-    /// Exchanges the capabilities (all zero: TCP, without an upgrade) with a peer that has just connected, or been connected to. Rank 0 sends nothing before it has
+    /// Exchanges the capabilities with a peer that has just connected, or been connected to. Rank 0 sends nothing before it has
     /// received the peer's.
     ///
     /// # Errors
