@@ -206,6 +206,27 @@ fn one_closed_connection_does_not_select_an_older_version() {
     let _ = server.join().unwrap();
 }
 
+/// A fanout server answers 3.0.0 to a HELLO without a body, and its newest version to one with a body, which the client prefers.
+#[test]
+fn a_server_of_both_forms_of_hello_is_used_by_the_newer_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let script = move || -> std::io::Result<()> {
+        drop(listener.accept()?);
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; REQUEST_HEADER])?;
+        stream.write_all(&[&3u64.to_le_bytes()[..], &[3, 0, 0]].concat())?;
+        // llama.cpp's servers serve one client at a time, so the client closes this connection first.
+        stream.read_to_end(&mut Vec::new())?;
+        serve(&mut listener.accept()?.0, 0, None)
+    };
+    let server = std::thread::spawn(script);
+    let endpoint = Endpoint::connect(&addr.to_string(), &options()).unwrap();
+    assert_eq!(endpoint.version().to_string(), "7.0.0");
+    drop(endpoint);
+    let _ = server.join().unwrap();
+}
+
 #[test]
 fn invalid_names_and_versions_are_rejected_with_a_reason() {
     for name in ["", "host", ":50052", "host:", "host:port", "host:70000", "1.2.3.4"] {

@@ -26,6 +26,13 @@ fn exchange_hello(client: &mut Client) -> (Version, ServerState) {
     (reply.version, ExtensionOffer::from_byte(reply.extension_byte).unwrap().state)
 }
 
+/// As [`exchange_hello`], for versions whose reply has no state.
+fn exchange_hello_of_any(client: &mut Client) -> Version {
+    client.send(&hello_request());
+    let reply = client.read_reply(RpcCommand::Hello);
+    Version { major: reply[0], minor: reply[1], patch: reply[2] }
+}
+
 fn wait_until_idle(server: &TestServer) {
     eventually("all sessions have ended", || server.handle.connections() == 0);
 }
@@ -67,7 +74,7 @@ fn a_client_that_hangs_up_after_hello_gets_the_next_version() {
         assert!(lines[0].contains(part), "{part:?} in {lines:?}");
     }
     let (version, lines) = hang_up(&server, 0, LOCALHOST);
-    assert!(version == V7 && lines.len() == 1 && lines[0].contains("--listen PORT=8.0"), "{version} {lines:?}");
+    assert!(version == V7 && lines.len() == 1 && lines[0].contains("--listen PORT=5.0"), "{version} {lines:?}");
     // The same changes are not logged again.
     for want in [V8, V7, V8] {
         assert_eq!(hang_up(&server, 0, LOCALHOST), (want, Vec::new()));
@@ -87,6 +94,61 @@ fn a_command_pins_the_version_until_two_clients_in_a_row_hang_up() {
     let (version, lines) = hang_up(&server, 0, LOCALHOST);
     assert!(version == V7 && lines.len() == 1 && lines[0].contains("--listen PORT=8.0"), "{lines:?}");
     assert_eq!(send_command(&server), V8);
+}
+
+/// The line about the last version of the list names the versions that are not in it.
+#[test]
+fn a_client_of_none_of_the_tried_versions_is_told_the_others() {
+    let server = probing_server(Config::default());
+    hang_up(&server, 0, LOCALHOST);
+    let (_, lines) = hang_up(&server, 0, LOCALHOST);
+    let remedy = "--listen PORT=5.1 or --listen PORT=5.0 or --listen PORT=4.0";
+    assert!(lines.len() == 1 && lines[0].ends_with(remedy) && lines[0].contains("(8.0, 7.0)"), "{lines:?}");
+}
+
+/// Clients of 1.0 and 2.0 accept no version of 3.x.
+#[test]
+fn a_client_that_hangs_up_after_an_empty_hello_is_logged_once() {
+    let server = probing_server(Config::default());
+    for lines in [1, 0] {
+        let mut client = Client::connect_without_hello(&server);
+        client.send(&Request::Hello(Hello { conn_caps: None }));
+        assert_eq!(client.read_reply(RpcCommand::Hello), [3, 0, 0]);
+        client.shutdown_write();
+        client.expect_closed();
+        wait_until_idle(&server);
+        let infos = client.infos();
+        assert!(infos.len() == lines && infos.iter().all(|line| line.contains("update the llama.cpp of the client")));
+    }
+    assert_eq!(hang_up(&server, 0, LOCALHOST).0, V8, "the version to answer stays");
+}
+
+/// Below 7.0 no extensions are offered, so that fanout's client lists the devices by the commands of llama.cpp's.
+#[test]
+fn queries_pin_no_version_without_extensions() {
+    let config = Config::default().with_protocol(vec![ServedVersion::V5_0, ServedVersion::V4_0]);
+    let server = probing_server(config);
+    let [v5, v4] = [5, 4].map(|major| Version { major, minor: 0, patch: if major == 4 { 3 } else { 0 } });
+    let first = |wanted: Version| {
+        let mut client = Client::connect_from(LOCALHOST, server.addr);
+        assert_eq!(exchange_hello_of_any(&mut client), wanted);
+        client
+    };
+    let mut client = first(v5);
+    client.assert_alive();
+    drop(client);
+    wait_until_idle(&server);
+    drop(first(v5));
+    wait_until_idle(&server);
+    let mut client = first(v4);
+    client.alloc(0, 64);
+    drop(client);
+    wait_until_idle(&server);
+    drop(first(v4));
+    wait_until_idle(&server);
+    drop(first(v4));
+    wait_until_idle(&server);
+    drop(first(v5));
 }
 
 /// Connections that say nothing about the versions that are tried: without HELLO, with the HELLO of a client before 4.0, and

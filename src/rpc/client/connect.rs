@@ -13,7 +13,7 @@ use crate::rpc::transport::{
     Address, Deadline, DialError, ResolveError, TransportError, dial, missing_port_hint, resolve,
 };
 use crate::rpc::wire::{
-    GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand, SUPPORTED_VERSIONS, Version,
+    CAPS_BYTES, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand, SUPPORTED_VERSIONS, Version,
     VersionCodec, WireError,
 };
 
@@ -22,6 +22,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Upper limit of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// What a server closed its connections on that accepts no form of HELLO, for messages.
+const CLOSED_ON_BOTH: &str = "HELLO, with its body and without, and accepts no further connection";
 
 /// Why a connection to a server could not be established.
 #[derive(Debug, Error)]
@@ -208,7 +211,7 @@ fn negotiate_version(
 ) -> Result<AcceptedHandshake, ConnectError> {
     let forms = [
         (HelloForm::Caps, "HELLO, and accepts no second connection"),
-        (HelloForm::Empty, "HELLO, with its body and without, and accepts no further connection"),
+        (HelloForm::Empty, CLOSED_ON_BOTH),
         (HelloForm::Absent, "HELLO, with its body and without, and on the first request of versions before HELLO"),
     ];
     let mut closed_on = "HELLO";
@@ -222,6 +225,10 @@ fn negotiate_version(
                 closed_on = "HELLO";
                 break;
             }
+            Ok(_) if form == HelloForm::Empty => {
+                drop(handshake);
+                return retry_with_caps(endpoint, &addr, deadline);
+            }
             Ok(server) => return Ok(AcceptedHandshake { handshake, server }),
         }
         if form != HelloForm::Absent {
@@ -230,6 +237,21 @@ fn negotiate_version(
         }
     }
     Err(ConnectError::Closed { endpoint: endpoint.to_owned(), tried: closed_on })
+}
+
+/// Connects to a server that accepts the HELLO without a body. A fanout server accepts both forms, so it may have closed the
+/// first connection for another reason: the form with a body is tried once more, and preferred. The earlier connections must be
+/// closed, because llama.cpp's servers serve one client at a time.
+fn retry_with_caps(endpoint: &str, addr: &Address, deadline: &Deadline) -> Result<AcceptedHandshake, ConnectError> {
+    for form in [HelloForm::Caps, HelloForm::Empty] {
+        let Ok((_, connection)) = dial(std::slice::from_ref(addr), deadline) else { break };
+        let mut handshake = Handshake::new(connection);
+        match hello(endpoint, &mut handshake, form, deadline) {
+            Err(ConnectError::Closed { .. }) => {}
+            done => return done.map(|server| AcceptedHandshake { handshake, server }),
+        }
+    }
+    Err(ConnectError::Closed { endpoint: endpoint.to_owned(), tried: CLOSED_ON_BOTH })
 }
 
 fn hello(
@@ -257,7 +279,7 @@ fn hello(
         let version = Version { major: 0, minor: 0, patch: 0 };
         return Ok(ServerHello { codec: VersionCodec::GEN0, version, revision: None });
     }
-    handshake.hello((form == HelloForm::Caps).then_some([0; 24]), deadline).map_err(connect_error)
+    handshake.hello((form == HelloForm::Caps).then_some([0; CAPS_BYTES]), deadline).map_err(connect_error)
 }
 
 #[cfg(test)]

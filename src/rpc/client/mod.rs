@@ -1,6 +1,6 @@
 //! RPC client: connects to a server that implements ggml's RPC protocol and presents its devices as devices of this process. It
-//! supports protocol 7.0, as fanout's and llama.cpp's `rpc-server` implement it, fanout's extensions of 7.0, and the versions
-//! before 7.0.
+//! supports the versions of the protocol from that of 2024 to 8.0, in the one that the server answers, and the extensions of
+//! fanout's server, if it has the same revision of them.
 //!
 //! ```no_run
 //! use fanout::rpc::client::{Endpoint, Options};

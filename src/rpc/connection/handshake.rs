@@ -8,8 +8,8 @@ use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, ExtensionOffer, HelloExt, HelloExtReply, REVISION, ServerState,
 };
 use crate::rpc::wire::{
-    Hello, HelloForm, HelloReply, RESPONSE_HEADER, Request, Response, ResponseHeader, RpcCommand, SUPPORTED_VERSIONS,
-    Version, VersionCodec, WireError,
+    ConnCaps, Hello, HelloForm, HelloReply, RESPONSE_HEADER, Request, Response, ResponseHeader, RpcCommand,
+    SUPPORTED_VERSIONS, Version, VersionCodec, WireError,
 };
 
 /// Size limit of a reply to HELLO: version (3 bytes), extension byte (1) and capabilities (24).
@@ -105,7 +105,7 @@ impl Handshake {
     /// [`HandshakeError`], also if the server's version is unsupported or the server accepts no more clients.
     pub(in crate::rpc) fn hello(
         &mut self,
-        conn_caps: Option<[u8; 24]>,
+        conn_caps: Option<ConnCaps>,
         deadline: &Deadline,
     ) -> Result<ServerHello, HandshakeError> {
         let mut out = Vec::new();

@@ -9,10 +9,7 @@ use super::context::ServerContext;
 use super::session::failure::{SessionError, SessionFailure};
 use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
-use crate::rpc::wire::{HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
-
-/// Size of the body of a HELLO, and of the capabilities in its reply, in bytes. Versions before 4.0 have neither.
-pub(super) const HELLO_BODY: usize = 24;
+use crate::rpc::wire::{CAPS_BYTES, HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
 
 /// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
 #[derive(Debug, Error)]
@@ -73,7 +70,7 @@ pub(super) fn hello_reply(version: ServedVersion, state: ServerState) -> Option<
     let offer = ExtensionOffer { revision: REVISION, state }.to_byte();
     Some(Response::Hello(HelloReply {
         version: version.in_reply()?,
-        conn_caps: caps.then_some([0; HELLO_BODY]),
+        conn_caps: caps.then_some([0; CAPS_BYTES]),
         extension_byte: if version.offers_extensions() { offer } else { 0 },
     }))
 }

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::handshake::{HELLO_BODY, hello_form, hello_reply};
+use super::handshake::{hello_form, hello_reply};
 use super::versions::VersionChoice;
 use crate::rpc::transport::{Connection, Deadline, TransportError};
 use crate::rpc::wire::ext::ServerState;
-use crate::rpc::wire::{Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
+use crate::rpc::wire::{CAPS_BYTES, Limits, REQUEST_HEADER, RequestHeader, RpcCommand};
 
 /// Limit of the time from the accepted connection to its end.
 const REJECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,10 +27,10 @@ pub(super) fn reply_with_state(
     let (mut receiver, mut sender) = connection.split();
     let mut header = [0; REQUEST_HEADER];
     receiver.read_exact(&mut header, &deadline)?;
-    let limits = Limits { max_nodes: 0, max_tensors: 0, max_body: HELLO_BODY as u64 };
+    let limits = Limits { max_nodes: 0, max_tensors: 0, max_body: CAPS_BYTES as u64 };
     let header = RequestHeader::decode(&header).ok().filter(|header| header.command == RpcCommand::Hello);
     let Some(len) = header.and_then(|header| header.body_len(&limits).ok()) else { return Ok(()) };
-    let mut body = [0; HELLO_BODY];
+    let mut body = [0; CAPS_BYTES];
     receiver.read_exact(body.get_mut(..len).unwrap_or_default(), &deadline)?;
     let answer = versions.answer(hello_form(len)).and_then(|version| hello_reply(version, state));
     let Some(answer) = answer else { return Ok(()) };

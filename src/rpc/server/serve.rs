@@ -17,7 +17,6 @@ use super::handshake::{Opening, serve_hello};
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::versions::{VersionChoice, VersionPolicy};
 use crate::rpc::transport;
-use crate::rpc::wire::RpcCommand;
 use crate::rpc::wire::ext::ExtCommand;
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
@@ -48,7 +47,9 @@ fn serve_requests(
     };
     let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
         Opening::Hello(version) => version,
-        Opening::WithoutHello(version) => return ggml::serve_session(server, connection, peer, version, header, body),
+        Opening::WithoutHello(version) => {
+            return ggml::serve_session(server, connection, &versions, version, header, body);
+        }
     };
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         // A shutdown closes the connections of clients, too.
@@ -60,10 +61,6 @@ fn serve_requests(
     if header[0] == ExtCommand::HelloExt as u8 && answered.offers_extensions() {
         extended::serve_session(server, connection, peer, header, body)
     } else {
-        // Only a command of the answered version shows that it is the client's.
-        if header[0] != RpcCommand::Hello as u8 && answered.has_command_number(header[0]) {
-            versions.report_command(answered);
-        }
-        ggml::serve_session(server, connection, peer, answered, header, body)
+        ggml::serve_session(server, connection, &versions, answered, header, body)
     }
 }

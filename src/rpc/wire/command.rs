@@ -83,7 +83,7 @@ const GRAPH_UID: u64 = 8;
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal: $request:expr => $response:expr;)*) => {
-        /// A command of protocol 7.0. The discriminant is the number on the wire.
+        /// A command of ggml's protocol. The discriminant is its number from 3.0 on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         #[non_exhaustive]

@@ -5,6 +5,9 @@ use std::fmt;
 /// Transport capabilities in HELLO. All zeros: plain TCP, the only transport that this crate supports.
 pub type ConnCaps = [u8; 24];
 
+/// Length of the capabilities in bytes.
+pub(crate) const CAPS_BYTES: usize = size_of::<ConnCaps>();
+
 /// Version of the protocol that this crate's server and client implement.
 pub const PROTOCOL_VERSION: Version = Version { major: 8, minor: 0, patch: 1 };
 

@@ -43,6 +43,15 @@ pub(crate) const V3_0_0: Layout = Layout {
     unary: 80,
 };
 
+/// The second numbering of 3.0.0, of 2025-11-13, with 4 more ops.
+pub(crate) const V3_0_0_SECOND: Layout = Layout { listen: "3", unary: 84, scale: 32, ..V3_0_0 };
+
+/// The third numbering of 3.0.0, of 2025-11-25, with TOP_K, which 3.5.0 and 3.6.0 have as well.
+pub(crate) const V3_0_0_THIRD: Layout = Layout { unary: 85, ..V3_0_0_SECOND };
+
+/// Without a status in reply to graphs. Its GET_ALLOC_SIZE, which the tests do not send, is longer.
+pub(crate) const V3_6_1: Layout = Layout { listen: "3.6.1", unary: 86, ..V3_0_0_SECOND };
+
 /// A tensor of the graph that the tests send.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tensor<'a> {
@@ -54,6 +63,8 @@ pub(crate) struct Tensor<'a> {
     pub(crate) op: u32,
     pub(crate) params: [i32; 2],
     pub(crate) srcs: &'a [u64],
+    /// 16: the node is computed. Versions before 3.6 have no such flag.
+    pub(crate) flags: i32,
 }
 
 impl Layout {
@@ -80,7 +91,7 @@ impl Layout {
         word(&mut bytes, t.op);
         t.params.iter().for_each(|&n| word(&mut bytes, n as u32));
         bytes.extend([0; 14 * 4]);
-        word(&mut bytes, 0); // flags: there is none for nodes to compute
+        word(&mut bytes, t.flags as u32);
         (0..10).for_each(|at| bytes.extend(t.srcs.get(at).copied().unwrap_or(0).to_le_bytes()));
         bytes.extend([0; 16]); // view_src, view_offs
         bytes.extend(t.data.to_le_bytes());

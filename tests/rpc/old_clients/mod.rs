@@ -10,10 +10,10 @@ use crate::old_servers::run_network;
 use crate::support::*;
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{CacheConfig, Config};
-use frames::{GEN0, GEN0_FIRST, Layout, Tensor, V3_0_0};
+use frames::{GEN0, GEN0_FIRST, Layout, Tensor, V3_0_0, V3_0_0_SECOND, V3_0_0_THIRD, V3_6_1};
 use std::io::{Read, Write};
 
-const LAYOUTS: [Layout; 3] = [GEN0, GEN0_FIRST, V3_0_0];
+const LAYOUTS: [Layout; 5] = [GEN0, GEN0_FIRST, V3_0_0, V3_0_0_SECOND, V3_0_0_THIRD];
 
 /// A connection of a client of an older version.
 struct OldClient {
@@ -128,6 +128,71 @@ fn transcripts_of_old_clients_get_the_responses_of_their_versions() {
             transcript(layout, &TestServer::with_listeners(&[&listen], Config::default()));
         }
     }
+}
+
+/// RMS_NORM (24 in 3.0.0, then 25) of a leaf, and MUL_MAT (28, then 29) of both: no op that only one version has. The counts of
+/// sources tell the numbering, and the client that sends nothing waits for the status.
+#[test]
+fn clients_of_3_0_0_are_told_by_the_sources_of_any_op() {
+    let server = TestServer::with_listeners(&["127.0.0.1:0"], Config::default());
+    for (layout, norm) in [(V3_0_0, 24), (V3_0_0_SECOND, 25), (V3_0_0_THIRD, 25)] {
+        let mut client = OldClient::connect(&server, layout);
+        let (buffer, base) = client.alloc(256);
+        let tensor = |id, at, floats| Tensor { id, buffer, data: base + at, floats, ..Tensor::default() };
+        let x = tensor(1, 0, 4);
+        let normed = Tensor { op: norm, srcs: &[1], ..tensor(2, 64, 4) };
+        let product = Tensor { op: norm + 4, srcs: &[2, 1], ..tensor(3, 128, 1) };
+        client.set_tensor(&x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]));
+        for _ in 0..2 {
+            assert_eq!(client.request(&layout.graph_compute(&[2, 3], &[x, normed, product])), [0], "{layout:?}");
+            let (got, rms) = (client.get_floats(&product)[0], 7.5f32.sqrt());
+            assert!((got - 30.0 / rms).abs() < 1e-5, "{layout:?}: {got}");
+        }
+        // Ops behind TOP_K tell the second numbering from the third.
+        assert_eq!(client.request(&layout.graph_compute(&[2, 3], &graph(&layout, (buffer, base), 0.0))), [0]);
+    }
+}
+
+/// RMS_NORM of 3.0.0 is NORM in later versions, and nothing in the graph tells which one it is.
+#[test]
+fn a_graph_whose_ops_are_a_guess_is_refused_with_the_remedy() {
+    for (listen, refused) in [("127.0.0.1:0", true), ("127.0.0.1:0=3.0.0", false), ("127.0.0.1:0=3.6.1", false)] {
+        let server = TestServer::with_listeners(&[listen], Config::default());
+        let mut layout = V3_0_0;
+        layout.hello = Some(if listen.ends_with("3.6.1") { [3, 6, 1] } else { [3, 0, 0] });
+        let mut client = OldClient::connect(&server, layout);
+        let [x, mut y, _] = graph(&layout, client.alloc(256), 0.0);
+        (y.op, y.params) = (24, [0, 0]);
+        let graph = layout.graph_compute(&[2], &[x, y]);
+        if listen.ends_with("3.0.0") {
+            assert_eq!(client.request(&graph), [0]);
+        } else {
+            client.client.write(&graph);
+        }
+        if refused {
+            client.client.expect_refused(&["GRAPH_COMPUTE", "3.0.0", "--listen PORT=3.0.0"]);
+        } else {
+            assert_eq!(client.get_floats(&y).len(), 4);
+        }
+    }
+}
+
+/// ADD has one number in all versions. The second graph has the flags and an op of 3.6.1.
+#[test]
+fn a_graph_without_flags_does_not_exclude_versions_with_flags() {
+    let server = TestServer::with_listeners(&["127.0.0.1:0"], Config::default());
+    let mut client = OldClient::connect(&server, V3_6_1);
+    let (buffer, base) = client.alloc(256);
+    let [x, mut sum, mut y] = graph(&V3_6_1, (buffer, base), 0.0);
+    (sum.op, sum.params, sum.srcs) = (2, [0, 0], &[1, 1]);
+    client.set_tensor(&x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]));
+    // In one write, as a client that waits for no status sends them.
+    let first = [V3_6_1.graph_compute(&[2], &[x, sum]), V3_6_1.get_tensor(&sum, 0, 16)].concat();
+    assert_eq!(client.request(&first), bytes(&[2.0, 4.0, 6.0, 8.0]));
+    (sum.flags, y.flags) = (16, 16);
+    client.client.write(&V3_6_1.graph_compute(&[2, 3], &[x, sum, y]));
+    let got = client.get_floats(&y);
+    assert!((got[0] - 2.0 / (1.0 + (-2f32).exp())).abs() < 1e-6, "{got:?}");
 }
 
 /// A graph may also be the first message with a record.

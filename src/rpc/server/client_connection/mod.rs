@@ -126,6 +126,21 @@ impl ClientConnection {
         self.read_array().map(Some)
     }
 
+    /// Waits for received bytes, or the end of the stream, for up to `timeout`. Returns whether there are any.
+    pub(super) fn wait_for_input(&mut self, timeout: Duration) -> Result<bool, TransportError> {
+        if !self.read_ahead.is_empty() {
+            return Ok(true);
+        }
+        let pace = std::mem::replace(&mut self.requests.pace, Pace::new(timeout));
+        let filled = self.read_ahead.fill(&mut self.requests);
+        self.requests.pace = pace;
+        match filled {
+            Ok(_) => Ok(true),
+            Err(e) if e.is_timeout() => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Whether received bytes are waiting to be read.
     pub(super) fn has_unread_input(&self) -> bool {
         !self.read_ahead.is_empty() || self.requests.receiver.readable()

@@ -19,6 +19,11 @@ pub(super) enum GgmlError {
     NoStoredGraph { id: StoredId, reason: MissingGraph },
     #[error("{number} is no command of protocol {version}, by which this client is served")]
     NotInVersion { number: u8, version: ServedVersion },
+    #[error(
+        "the versions that the client may have ({candidates}) number the ops of this graph differently, so it is not \
+         computed by a guess; {remedy}"
+    )]
+    UndecidedVersion { candidates: String, remedy: String },
     #[error("invalid graph: {0}")]
     Node(#[from] NotExpressible),
     #[error("{count} rows of {size} bytes: expected at least one row with at least one byte")]

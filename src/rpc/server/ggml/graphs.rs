@@ -108,7 +108,8 @@ impl GgmlSession<'_> {
         program
     }
 
-    /// Decodes a graph of the client's version. It may be what tells the version.
+    /// Decodes a graph of the client's version. It may be what tells the version. While several versions are possible, only
+    /// graphs are decoded that have the same ops in all of them: their cached programs are right whatever is found out later.
     fn decode_graph<'a>(&mut self, message: &'a [u8]) -> Result<GraphCompute<'a>, SessionError> {
         let limits = &self.resources.server.config.limits;
         let decode = |codec: &'static VersionCodec| match codec.decode(RpcCommand::GraphCompute, message, limits)? {
@@ -122,6 +123,10 @@ impl GgmlSession<'_> {
         if self.codec() != assumed {
             debug!("{}: the client has protocol {}", self.resources.peer, self.codec());
             graph = decode(self.codec())?;
+        }
+        if self.detector.disagrees_on(&graph) {
+            let (candidates, remedy) = (self.detector.candidate_names(), self.version.undecided_remedy());
+            return Err(GgmlError::UndecidedVersion { candidates, remedy }.into());
         }
         self.codec().check_nodes(&graph).map_err(GgmlError::from)?;
         Ok(graph)

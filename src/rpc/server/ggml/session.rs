@@ -1,5 +1,7 @@
 //! Session of ggml's protocol: the loop over the client's requests, and their dispatch.
 
+use std::time::Duration;
+
 use super::collectives::Communicators;
 use super::device_queues::DeviceQueues;
 use super::error::GgmlError;
@@ -14,11 +16,14 @@ use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
-use crate::rpc::server::versions::ServedVersion;
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::server::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::{
     BodySize, REQUEST_HEADER, Request, RequestHeader, Response, RpcCommand, VersionCodec, VersionDetector,
 };
+
+/// How long the session waits for the next request after a GRAPH_COMPUTE, if some of the versions that the client may have
+/// reply with a status: clients of these send nothing before it, the others read the result at once. Happens once per session.
+const STATUS_WAIT: Duration = Duration::from_millis(200);
 
 /// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
@@ -26,6 +31,8 @@ pub(super) struct GgmlSession<'a> {
     pub(super) resources: SessionResources<'a, GraphKey>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
+    /// Where to report that `version` works; `None` once that is done.
+    unconfirmed: Option<&'a VersionChoice<'a>>,
     /// The version of the protocol that HELLO was answered with.
     pub(super) version: ServedVersion,
     /// Which of the versions that `version` stands for the client has.
@@ -40,18 +47,19 @@ pub(super) struct GgmlSession<'a> {
 pub(in crate::rpc::server) fn serve_session(
     server: &ServerContext,
     connection: ClientConnection,
-    peer: PeerAddr,
+    versions: &VersionChoice<'_>,
     version: ServedVersion,
     mut header: [u8; REQUEST_HEADER],
     mut body: Vec<u8>,
 ) -> Result<SessionEnd, SessionFailure> {
-    let resources = SessionResources::new(server, peer, CacheLimits::EVICT_HALF);
+    let resources = SessionResources::new(server, versions.peer(), CacheLimits::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget);
     let mut session = GgmlSession {
         connection,
         resources,
         queues,
         prefault: Prefault::default(),
+        unconfirmed: Some(versions),
         version,
         detector: version.detector(),
         graph_store: GraphStore::new(server.config.max_graph_memory),
@@ -81,6 +89,8 @@ impl GgmlSession<'_> {
             let name = self.codec().has_device_field().then(|| known.command.name());
             return Err(SessionFailure::new(name, error));
         };
+        // Only a command of the answered version shows that it is the client's.
+        self.unconfirmed.take_if(|versions| versions.report_command(self.version, command));
         let len =
             self.codec().body_len(command, size, &self.resources.server.config.limits).map_err(SessionError::from);
         let done = len.and_then(|len| {
@@ -99,6 +109,10 @@ impl GgmlSession<'_> {
     /// Replies to a request that has a reply in older versions only: with nothing, or with the status 0 (success) of a graph. A
     /// failure closes the connection instead.
     fn acknowledge(&mut self, command: RpcCommand) -> Result<(), SessionError> {
+        if command == RpcCommand::GraphCompute && self.detector.is_graph_status_undecided() {
+            let waits = !self.connection.wait_for_input(STATUS_WAIT)?;
+            self.detector.observe_wait_for_status(waits);
+        }
         if command.response().is_none()
             && let Some(BodySize::Exact(len)) = self.codec().response_size(command)
         {

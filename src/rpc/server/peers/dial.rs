@@ -2,6 +2,7 @@
 
 use crate::rpc::connection::{Handshake, HandshakeError};
 use crate::rpc::transport::{self, Address, Deadline, TransportError};
+use crate::rpc::wire::CAPS_BYTES;
 use crate::rpc::wire::ext::REVISION;
 
 /// Connects to the first of `targets` that accepts a connection, and completes HELLO and HELLO_EXT.
@@ -21,7 +22,7 @@ pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake
 fn exchange_hello(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), String> {
     // In other protocol versions, the byte that offers the extensions is padding of any value, and HELLO_EXT ends the
     // connection.
-    if !handshake.hello(Some([0; 24]), deadline).map_err(describe_handshake_error)?.supports_extensions() {
+    if !handshake.hello(Some([0; CAPS_BYTES]), deadline).map_err(describe_handshake_error)?.supports_extensions() {
         return Err(format!("it is no fanout server with revision {REVISION} of the extensions"));
     }
     handshake.hello_ext(deadline).map(drop).map_err(describe_handshake_error)

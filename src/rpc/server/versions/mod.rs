@@ -29,7 +29,7 @@ use log::{Level, log};
 use thiserror::Error;
 
 use crate::rpc::transport::PeerAddr;
-use crate::rpc::wire::{HelloForm, Version, VersionCodec, VersionDetector};
+use crate::rpc::wire::{HelloForm, RpcCommand, Version, VersionCodec, VersionDetector};
 
 /// A version of ggml's protocol that a server can serve clients by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ pub enum ServedVersion {
     V3,
     /// 3.6.1 only.
     V3_6_1,
-    /// 3.0.0 only.
+    /// 3.0.0 only, in the numbering of builds until 2025-11-13.
     V3_0_0,
     /// The protocol of 2024, whose clients send no HELLO. The length of a tensor record tells which of its two forms it is.
     Gen0,
@@ -87,11 +87,12 @@ const fn row(
     VersionRow { version, name, aliases, reply: Some(Version { major, minor, patch }), candidates }
 }
 
-/// The codec of a version.
+/// The codec of a version. A version without one fails the compilation: the rows are constants.
+#[expect(clippy::panic, reason = "it is called for constants only")]
 const fn codec(major: u8, minor: u8, patch: u8) -> &'static VersionCodec {
     match VersionCodec::for_version(Version { major, minor, patch }) {
         Some(codec) => codec,
-        None => VersionCodec::NEWEST, // of no version in the table: see the test below
+        None => panic!("a version without a codec"),
     }
 }
 
@@ -109,7 +110,8 @@ const VERSIONS: [VersionRow; 13] = [
     row(ServedVersion::V4_0_0, "4.0.0", &[], (4, 0, 0), &[codec(4, 0, 0)]),
     // All clients of 3.x accept 3.0.0.
     row(ServedVersion::V3, "3.x", &["3"], (3, 0, 0),
-        &[codec(3, 6, 1), codec(3, 6, 0), VersionCodec::V3_6_0_UNFLAGGED, codec(3, 0, 0), codec(3, 5, 0)]),
+        &[codec(3, 6, 1), codec(3, 6, 0), VersionCodec::V3_6_0_UNFLAGGED, codec(3, 0, 0), VersionCodec::V3_0_SECOND,
+          VersionCodec::V3_0_THIRD, codec(3, 5, 0)]),
     row(ServedVersion::V3_6_1, "3.6.1", &[], (3, 6, 1), &[codec(3, 6, 1)]),
     row(ServedVersion::V3_0_0, "3.0.0", &[], (3, 0, 0), &[codec(3, 0, 0)]),
     VersionRow {
@@ -165,6 +167,27 @@ impl ServedVersion {
         VersionDetector::new(self.codec(), self.row().candidates.iter().skip(1).copied())
     }
 
+    /// Whether another version stands for this one, too.
+    fn is_exact(self) -> bool {
+        let covers = |row: &VersionRow| {
+            row.version != self && self.row().candidates.iter().all(|codec| row.candidates.contains(codec))
+        };
+        VERSIONS.iter().any(covers)
+    }
+
+    /// How to serve a client if its requests do not tell which of the versions it has that this one stands for, for messages.
+    pub(super) fn undecided_remedy(self) -> String {
+        let is_covered = |row: &&VersionRow| {
+            row.version != self && row.candidates.iter().all(|codec| self.row().candidates.contains(codec))
+        };
+        let ports = ports(VERSIONS.iter().filter(is_covered).map(|row| row.version));
+        if ports.is_empty() {
+            "update the llama.cpp of the client".to_owned()
+        } else {
+            format!("give such clients a port for their version: {ports}")
+        }
+    }
+
     /// A codec with the form of HELLO and the commands of this version.
     fn codec(self) -> &'static VersionCodec {
         self.row().candidates.first().copied().unwrap_or(VersionCodec::NEWEST)
@@ -173,6 +196,11 @@ impl ServedVersion {
     const fn row(self) -> &'static VersionRow {
         &VERSIONS[self as usize]
     }
+}
+
+/// The options that give each version a port, for messages.
+fn ports(versions: impl Iterator<Item = ServedVersion>) -> String {
+    versions.map(|version| format!("--listen PORT={version}")).collect::<Vec<_>>().join(" or ")
 }
 
 impl fmt::Display for ServedVersion {
@@ -249,13 +277,26 @@ impl<'a> VersionChoice<'a> {
         }
     }
 
-    /// Reports a command of a client that was answered `answered`: the version works.
-    pub(super) fn report_command(&self, answered: ServedVersion) {
+    /// Reports a command of a client that was answered `answered`: the version works. Returns whether the command counts.
+    pub(super) fn report_command(&self, answered: ServedVersion, command: RpcCommand) -> bool {
+        use RpcCommand::{DeviceCount, GetAlignment, GetDeviceMemory, GetMaxSize, Hello};
+        // Where no extensions are offered, fanout's clients do not show themselves by HELLO_EXT. They accept each version, and
+        // `rpc-server --status` only lists the devices.
+        let is_query = matches!(command, DeviceCount | GetAlignment | GetMaxSize | GetDeviceMemory);
+        if command == Hello || is_query && !answered.offers_extensions() {
+            return false;
+        }
         if let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip())
             && list.contains(&answered)
         {
             self.probe.pinned_by_command(addr, answered, Instant::now());
         }
+        true
+    }
+
+    /// The client.
+    pub(super) fn peer(&self) -> PeerAddr {
+        self.peer
     }
 
     /// The versions that the listener serves, for messages.
@@ -266,8 +307,30 @@ impl<'a> VersionChoice<'a> {
     /// Reports that the client was answered `answered` and closed the connection without a command, as a client of another
     /// version does. Logs the consequence: at level info when it is new, so that a health check cannot fill the log.
     pub(super) fn report_hang_up(&self, answered: ServedVersion) {
+        if !answered.is_tried() {
+            let is_news =
+                self.peer.ip().is_some_and(|addr| self.probe.is_first_hang_up(addr, answered, Instant::now()));
+            log!(
+                if is_news { Level::Info } else { Level::Debug },
+                "{}: answered protocol {answered} to an empty HELLO, and the client hung up without a command, as a client of \
+                 1.0 or 2.0 does, which this server does not support: update the llama.cpp of the client",
+                self.peer
+            );
+            return;
+        }
         let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip()) else { return };
         let Some(hang_up) = self.probe.ended_without_command(addr, list, answered, Instant::now()) else { return };
+        if hang_up.changed && hang_up.all_failed && hang_up.is_news {
+            log!(
+                Level::Info,
+                "{}: answered protocol {answered}, and the client hung up without a command, as with each version that this \
+                 address tries ({}): if its llama.cpp has another version, {}",
+                self.peer,
+                list.iter().map(ServedVersion::to_string).collect::<Vec<_>>().join(", "),
+                other_remedy(list)
+            );
+            return;
+        }
         let level = if hang_up.is_news { Level::Info } else { Level::Debug };
         let other = hang_up.other;
         let consequence = if hang_up.changed {
@@ -284,6 +347,13 @@ impl<'a> VersionChoice<'a> {
             self.peer
         );
     }
+}
+
+/// How to serve a client that has none of the versions of a list, which are tried.
+fn other_remedy(list: &[ServedVersion]) -> String {
+    let others = VERSIONS.iter().map(|row| row.version);
+    let others = ports(others.filter(|version| version.is_tried() && !version.is_exact() && !list.contains(version)));
+    if others.is_empty() { "update it".to_owned() } else { format!("update it, or give it a port: {others}") }
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub(super) struct HangUp {
     pub(super) changed: bool,
     /// Whether the same has not been reported before.
     pub(super) is_news: bool,
+    /// Whether each version of the list has failed since the last command.
+    pub(super) all_failed: bool,
 }
 
 impl VersionProbe {
@@ -89,7 +91,7 @@ impl VersionProbe {
         if entry.pinned && entry.ends + 1 < ENDS_TO_UNPIN {
             entry.ends += 1;
             let is_news = !std::mem::replace(&mut entry.reported_kept, true);
-            return Some(HangUp { other, changed: false, is_news });
+            return Some(HangUp { other, changed: false, is_news, all_failed: false });
         }
         let is_news = !entry.reported.contains(&answered);
         if is_news {
@@ -97,7 +99,21 @@ impl VersionProbe {
         }
         (entry.current, entry.pinned, entry.ends) = (other, false, 0);
         entry.expires = now + LIFETIME;
-        Some(HangUp { other, changed: true, is_news })
+        let all_failed = list.iter().all(|version| entry.reported.contains(version));
+        Some(HangUp { other, changed: true, is_news, all_failed })
+    }
+
+    /// A client that showed `answered` by its HELLO has closed its connection without a command. Returns whether that is the
+    /// first time since the last command from the address. The versions to answer stay as they are.
+    pub(super) fn is_first_hang_up(&self, addr: IpAddr, answered: ServedVersion, now: Instant) -> bool {
+        let mut state = self.lock();
+        // A new entry has a version outside of every list, so that the first one of the list is answered.
+        let entry = state.entry_or_insert(addr, answered, now);
+        let is_news = !entry.reported.contains(&answered);
+        if is_news {
+            entry.reported.push(answered);
+        }
+        is_news
     }
 
     /// A client that was answered `answered` has sent a command. That pins the version, whatever other connections from the

@@ -3,7 +3,8 @@
 use super::super::codec::{Field, Reader, WireError};
 use super::{text, write_text};
 
-/// Revision of the extensions in this crate. With a server of another revision the client uses 7.0 without extensions.
+/// Revision of the extensions in this crate. With a server of another revision the client uses ggml's protocol, in the
+/// version that the server answered.
 pub const REVISION: u8 = 3;
 
 /// State of a server: whether it accepts new clients.

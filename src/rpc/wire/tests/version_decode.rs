@@ -216,6 +216,12 @@ fn parameters_that_a_version_does_not_read_are_absent() {
     norm.op = 22;
     let norm = VersionCodec::GEN0_FIRST.decode_record(&norm.encode()[..292]);
     assert_eq!((norm.op, norm.op_params[1]), (OpCode::GroupNorm.to_wire(), 1e-6_f32.to_bits() as i32));
+    // The third parameter was the precision, before there was a cap of the scores.
+    let mut attention = record(&mut rng);
+    attention.op = VersionCodec::GEN0_FIRST.op_number(OpCode::FlashAttnExt).expect("an op of the version");
+    attention.op_params[..4].copy_from_slice(&[1, 2, 10, 0]);
+    let attention = VersionCodec::GEN0_FIRST.decode_record(&attention.encode()[..292]);
+    assert_eq!(attention.op_params[..4], [1, 2, 0, 10]);
 }
 
 /// Random bodies, some of them with plausible counts: no decoder and no detector may panic or allocate by a claimed count.

@@ -11,10 +11,10 @@ use crate::ops::OpCode;
 use crate::ops::unary::UnaryKind;
 use crate::rpc::wire::codec::Reader;
 use crate::rpc::wire::{
-    AllocBuffer, BodySize, CommAllreduce, CopyTensor, GetAlignment, GetAllocSize, GetDeviceMemory, GetMaxSize,
-    GetTensor, GetTensor2d, GraphCompute, GraphRecompute, Hello, InitTensor, Limits, MAX_SRC, MemsetTensor, Request,
-    RpcCommand, SetTensor, SetTensor2d, SetTensor2dHead, SetTensorHash, SetTensorHead, TENSOR_RECORD, TensorRecord,
-    WireError,
+    AllocBuffer, BodySize, CAPS_BYTES, CommAllreduce, CopyTensor, GetAlignment, GetAllocSize, GetDeviceMemory,
+    GetMaxSize, GetTensor, GetTensor2d, GraphCompute, GraphRecompute, Hello, InitTensor, Limits, MAX_SRC, MemsetTensor,
+    Request, RpcCommand, SetTensor, SetTensor2d, SetTensor2dHead, SetTensorHash, SetTensorHead, TENSOR_RECORD,
+    TensorRecord, WireError,
 };
 
 /// A number that no version gives to an op. Decoded records with an unknown op have it.
@@ -28,6 +28,10 @@ const SCALE_BIAS: usize = 1;
 
 /// Index of the parameter of GROUP_NORM that is its epsilon.
 const GROUP_NORM_EPS: usize = 1;
+
+/// Indices of the parameters of FLASH_ATTN_EXT that are the cap of the scores and the precision.
+const FLASH_ATTN_SOFTCAP: usize = 2;
+const FLASH_ATTN_PRECISION: usize = 3;
 
 /// Index of the parameter of ROPE that is the number of channels before the rotated ones.
 const ROPE_OFFSET: usize = 15;
@@ -57,7 +61,7 @@ impl VersionCodec {
             RpcCommand::GraphCompute if !self.has_device_field => return BodySize::AtLeast(4 + 4),
             RpcCommand::GetAllocSize if self.alloc_size == AllocSizeForm::Tensor => device + self.record_len,
             RpcCommand::Hello => match self.hello_form {
-                HelloForm::Caps => 24,
+                HelloForm::Caps => CAPS_BYTES,
                 HelloForm::Empty | HelloForm::Absent => 0,
             },
             RpcCommand::GraphRecompute => device + if self.graph_uid { 8 } else { 0 },
@@ -222,7 +226,14 @@ impl VersionCodec {
             }
             Some(OpCode::Rope) if !self.semantics.rope_offset => record.op_params[ROPE_OFFSET] = 0,
             Some(OpCode::SoftMax) if !self.semantics.sinks => record.src[2..].fill(0),
-            Some(OpCode::FlashAttnExt) if !self.semantics.sinks => record.src[4..].fill(0),
+            Some(OpCode::FlashAttnExt) => {
+                if !self.semantics.sinks {
+                    record.src[4..].fill(0);
+                }
+                if !self.semantics.softcap {
+                    record.op_params[FLASH_ATTN_PRECISION] = std::mem::take(&mut record.op_params[FLASH_ATTN_SOFTCAP]);
+                }
+            }
             _ => {}
         }
         if !self.compute_flag {

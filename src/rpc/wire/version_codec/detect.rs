@@ -1,15 +1,109 @@
 //! Detection of a client's version. Several versions share a HELLO, or have none, so the requests behind it must show which of
 //! them the client has: by lengths, by flags, and by op numbers.
 
+use std::collections::HashSet;
+
 use super::VersionCodec;
 use crate::ops::OpCode;
-use crate::rpc::wire::{GraphCompute, Limits, RpcCommand, TensorRecord};
+use crate::rpc::wire::{GraphCompute, Limits, MAX_SRC, RpcCommand, TensorRecord};
 use crate::tensor::{DType, TensorDesc};
 
-/// The ops whose numbers tell versions apart, with the fewest and the most sources of their nodes. Every model has a UNARY or a
-/// GLU. What has the same number in another version has other sources, or calls a function of the client and is never sent.
-const TELLING_OPS: [(OpCode, usize, usize); 4] =
-    [(OpCode::Unary, 1, 1), (OpCode::Glu, 1, 2), (OpCode::TopKMask, 2, 5), (OpCode::FlashAttnExt, 3, 5)];
+/// Ops that decide if they have as many sources as they need ([`source_counts`]), although another version gives the number to
+/// an op with the same count. That op is one of training, which clients of a model do not send. Every model has a UNARY or a GLU.
+const TELLING_OPS: [OpCode; 4] = [OpCode::Unary, OpCode::Glu, OpCode::TopKMask, OpCode::FlashAttnExt];
+
+/// The fewest and the most sources of an op's nodes; `None` for ops that call a function of the client, which are never sent.
+/// Where versions differ, the range covers all of them.
+const fn source_counts(op: OpCode) -> Option<(usize, usize)> {
+    use OpCode as Op;
+    Some(match op {
+        Op::MapCustom1 | Op::MapCustom2 | Op::MapCustom3 | Op::Custom => return None,
+        Op::None | Op::Arange => (0, 0),
+        Op::Dup
+        | Op::Sqr
+        | Op::Sqrt
+        | Op::Log
+        | Op::Sin
+        | Op::Cos
+        | Op::Sum
+        | Op::SumRows
+        | Op::Cumsum
+        | Op::Mean
+        | Op::Argmax
+        | Op::Repeat
+        | Op::RepeatBack
+        | Op::Norm
+        | Op::RmsNorm
+        | Op::GroupNorm
+        | Op::L2Norm
+        | Op::Scale
+        | Op::Reshape
+        | Op::View
+        | Op::Permute
+        | Op::Transpose
+        | Op::Diag
+        | Op::DiagMaskInf
+        | Op::DiagMaskZero
+        | Op::Clamp
+        | Op::Cont
+        | Op::Col2im1d
+        | Op::Pool1d
+        | Op::Pool2d
+        | Op::Upscale
+        | Op::Pad
+        | Op::PadReflect1d
+        | Op::Roll
+        | Op::TimestepEmbedding
+        | Op::Argsort
+        | Op::TopK
+        | Op::LeakyRelu
+        | Op::Tri
+        | Op::Fill
+        | Op::WinPart
+        | Op::WinUnpart
+        | Op::GetRelPos
+        | Op::Unary => (1, 1),
+        Op::Glu => (1, 2),
+        Op::SoftMax => (1, 3),
+        Op::Add
+        | Op::Add1
+        | Op::Acc
+        | Op::Sub
+        | Op::Mul
+        | Op::Div
+        | Op::CountEqual
+        | Op::Concat
+        | Op::SiluBack
+        | Op::RmsNormBack
+        | Op::MulMat
+        | Op::OutProd
+        | Op::Set
+        | Op::Cpy
+        | Op::GetRows
+        | Op::SoftMaxBack
+        | Op::ConvTranspose1d
+        | Op::Im2col
+        | Op::Im2colBack
+        | Op::Im2col3d
+        | Op::Conv2d
+        | Op::Conv3d
+        | Op::Conv2dDw
+        | Op::ConvTranspose2d
+        | Op::Pool2dBack
+        | Op::SsmConv
+        | Op::SolveTri
+        | Op::CrossEntropyLoss => (2, 2),
+        Op::GetRowsBack | Op::SetRows | Op::Rope | Op::RopeBack => (2, 3),
+        Op::TopKMask => (2, 5),
+        Op::AddId | Op::MulMatId | Op::AddRelPos | Op::CrossEntropyLossBack | Op::OptStepSgd => (3, 3),
+        Op::FlashAttnExt => (3, 5),
+        Op::FlashAttnBack | Op::OptStepAdamw => (4, 5),
+        Op::GatedLinearAttn => (5, 5),
+        Op::RwkvWkv6 => (6, 6),
+        Op::SsmScan | Op::RwkvWkv7 | Op::GatedDeltaNet => (6, 7),
+        Op::LightningIndexer | Op::Dsv4HcComb | Op::Dsv4HcPre | Op::Dsv4HcPost => (2, MAX_SRC),
+    })
+}
 
 /// The versions that a client may have, and those that its requests leave.
 #[derive(Clone, Debug)]
@@ -82,26 +176,74 @@ impl VersionDetector {
             return;
         }
         if self.candidates.iter().any(|codec| !codec.compute_flag) {
-            let flagged = graph.tensors().iter_raw().any(|record| record.flags & TensorRecord::FLAG_COMPUTE != 0);
-            self.retain(|codec| codec.compute_flag == flagged);
-        }
-        for record in graph.tensors().iter_raw() {
-            let tells = |codec: &&VersionCodec| codec.is_telling_op(&record);
-            let telling = self.candidates.iter().filter(|codec| tells(codec)).count();
-            if (1..self.candidates.len()).contains(&telling) {
-                self.retain(|codec| tells(&codec));
+            if graph.tensors().iter_raw().any(|record| record.flags & TensorRecord::FLAG_COMPUTE != 0) {
+                self.retain(|codec| codec.compute_flag);
+            } else {
+                // A client with the flag may send a graph without any, so that only the order changes. The sort is stable.
+                self.candidates.sort_by_key(|codec| codec.compute_flag);
             }
         }
+        for record in graph.tensors().iter_raw() {
+            self.retain(|codec| codec.admits_op(&record));
+            let telling = self.candidates.iter().filter(|codec| codec.is_telling_op(&record)).count();
+            if (1..self.candidates.len()).contains(&telling) {
+                self.retain(|codec| codec.is_telling_op(&record));
+            }
+        }
+    }
+
+    /// Whether the candidates give a node of the graph different ops, so that its computation would be a guess.
+    pub(crate) fn disagrees_on(&self, graph: &GraphCompute<'_>) -> bool {
+        let Some((first, others)) = self.candidates.split_first() else { return false };
+        let differs = |record: &TensorRecord| {
+            let op = first.op_and_kind(record);
+            others.iter().any(|codec| codec.op_and_kind(record) != op)
+        };
+        let differing = graph.tensors().iter_raw().filter(|record| !others.is_empty() && differs(record));
+        let differing: HashSet<u64> = differing.map(|record| record.id).collect();
+        // The op of a leaf is irrelevant.
+        !differing.is_empty() && graph.nodes().iter().any(|id| differing.contains(&id))
+    }
+
+    /// Whether some candidates reply to GRAPH_COMPUTE with a status, and others do not.
+    pub(crate) fn is_graph_status_undecided(&self) -> bool {
+        let with_status = self.candidates.iter().filter(|codec| codec.has_graph_status()).count();
+        (1..self.candidates.len()).contains(&with_status)
+    }
+
+    /// Takes into account whether the client waits for the reply to a GRAPH_COMPUTE: without a status, it sends its next request
+    /// at once.
+    pub(crate) fn observe_wait_for_status(&mut self, waits: bool) {
+        self.retain(|codec| codec.has_graph_status() == waits);
+    }
+
+    /// Names of the candidates, for messages.
+    pub(crate) fn candidate_names(&self) -> String {
+        self.candidates.iter().map(|codec| codec.name).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl VersionCodec {
+    /// Whether a record of this version has as many sources as its op needs.
+    fn admits_op(&self, record: &TensorRecord) -> bool {
+        let sources = record.src.iter().filter(|&&id| id != 0).count();
+        let counts = self.op(record.op).and_then(source_counts);
+        counts.is_some_and(|(fewest, most)| (fewest..=most).contains(&sources))
+    }
+
     /// Whether a record of this version has one of [`TELLING_OPS`], with as many sources as it needs.
     fn is_telling_op(&self, record: &TensorRecord) -> bool {
-        let sources = record.src.iter().filter(|&&id| id != 0).count();
-        self.op(record.op).is_some_and(|op| {
-            TELLING_OPS.iter().any(|&(telling, fewest, most)| op == telling && (fewest..=most).contains(&sources))
-        })
+        self.op(record.op).is_some_and(|op| TELLING_OPS.contains(&op)) && self.admits_op(record)
+    }
+
+    /// The op of a record of this version, and the kind of a UNARY, both as in the newest version.
+    fn op_and_kind(&self, record: &TensorRecord) -> (Option<OpCode>, Option<i32>) {
+        let op = self.op(record.op);
+        (op, if op == Some(OpCode::Unary) { self.unary_kind(record.op_params[0]) } else { None })
+    }
+
+    fn has_graph_status(&self) -> bool {
+        self.response_size(RpcCommand::GraphCompute).is_some()
     }
 
     /// Whether a SET_TENSOR that begins with `start` and has `size` bytes stays inside of its tensor. `None`: it is too short.

@@ -13,7 +13,8 @@
 //! number of an op in an old version is therefore its number in 7.0 minus the number of later additions before it.
 //!
 //! From 3.6.1 on the version number determines the set of ops. Before, ops were added without a new version number. 3.0.0
-//! covers three numberings; the table has the first, of 2025-10-04, which servers built until 2025-11-13 have. `gen0` is the
+//! covers three numberings; for servers the table has the first, of 2025-10-04, which those built until 2025-11-13 have, and
+//! for clients all three. `gen0` is the
 //! protocol of 2024, without HELLO and thus without a version number. It covers a dozen numberings; the table has that of
 //! 2024-10-03 to 2024-12-03, and, for the server, the first one, of 2024-05-23, whose tensor record lacks its last four bytes.
 //! 1.0, 2.0 and 6.0 are unsupported: 2.0 covers ten numberings, and no release of 6.0 is known.
@@ -115,6 +116,8 @@ struct OpSemantics {
     rope_offset: bool,
     /// GROUP_NORM has its epsilon as a parameter. Before, it is 1e-6.
     group_norm_eps: bool,
+    /// FLASH_ATTN_EXT caps its scores by its third parameter. Before, that parameter is the precision, now the fourth one.
+    softcap: bool,
 }
 
 /// Ops that were added since gen0, newest first. Each version lacks a prefix of this list (`missing_ops`). The comments name
@@ -163,7 +166,7 @@ const ADDED_OPS: [OpCode; 33] = [
     OpCode::OptStepAdamw,
 ];
 
-/// Ops of gen0 that 7.0 no longer has. They stood before MAP_CUSTOM1. Like it, they call a function of the client, so no server
+/// Ops of gen0 that the newest version no longer has. They stood before MAP_CUSTOM1. Like it, they call a function of the client, so no server
 /// can run them.
 const REMOVED_OPS: [&str; 5] = ["MAP_UNARY", "MAP_BINARY", "MAP_CUSTOM1_F32", "MAP_CUSTOM2_F32", "MAP_CUSTOM3_F32"];
 
@@ -225,6 +228,7 @@ const V8_0_1: VersionCodec = VersionCodec {
         rope_modes: &[0, 2, 8, 24, 40],
         rope_offset: true,
         group_norm_eps: true,
+        softcap: true,
     },
 };
 
@@ -281,6 +285,12 @@ const V3_0: VersionCodec = VersionCodec {
     ..V3_5
 };
 
+// Ops were added without a new version number: on 2025-11-13 all that 3.5.0 added except TOP_K, and on 2025-11-25 TOP_K.
+const V3_0_SECOND: VersionCodec =
+    VersionCodec { name: "3.0.0 of 2025-11-13", missing_ops: 8, missing_unary_kinds: 0, ..V3_0 };
+
+const V3_0_THIRD: VersionCodec = VersionCodec { name: "3.0.0 of 2025-11-25", missing_ops: 7, ..V3_0_SECOND };
+
 const GEN0: VersionCodec = VersionCodec {
     name: "gen0 (2024, before HELLO)",
     hello_form: HelloForm::Absent,
@@ -310,7 +320,7 @@ const GEN0_FIRST: VersionCodec = VersionCodec {
     record_len: 292,
     missing_ops: 33,
     missing_unary_kinds: 9,
-    semantics: OpSemantics { group_norm_eps: false, ..GEN0.semantics },
+    semantics: OpSemantics { group_norm_eps: false, softcap: false, ..GEN0.semantics },
     ..GEN0
 };
 
@@ -330,6 +340,10 @@ impl VersionCodec {
 
     /// Codec for the first clients of 3.6.0, which do not mark the nodes to compute.
     pub(crate) const V3_6_0_UNFLAGGED: &'static VersionCodec = &V3_6_0_UNFLAGGED;
+
+    /// Codecs for clients of 3.0.0 that were built after ops had been added to it.
+    pub(crate) const V3_0_SECOND: &'static VersionCodec = &V3_0_SECOND;
+    pub(crate) const V3_0_THIRD: &'static VersionCodec = &V3_0_THIRD;
 
     /// Codec of 7.0.
     pub(super) const V7_0: &'static VersionCodec = &V7_0;
