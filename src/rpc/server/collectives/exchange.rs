@@ -20,6 +20,11 @@ pub(in crate::rpc::server) enum ExchangeError {
     Transport(#[from] TransportError),
     #[error("the client has closed its connection meanwhile")]
     ClientHungUp,
+    #[error(
+        "it is no server of collectives over plain TCP: its capabilities are not zero (a llama.cpp server with RDMA needs \
+         GGML_RPC_NO_RDMA=1)"
+    )]
+    NotPlainTcp,
 }
 
 /// The two sides of an exchange on this server: where sent bytes come from, and where received bytes go.

@@ -208,7 +208,8 @@ fn the_stall_limit_begins_with_the_first_byte_of_the_peer() {
         }
         false
     };
-    let limits = ExchangeLimits { stall: Duration::from_nanos(1), deadline: Deadline::after(WATCHDOG), hung_up: &hung_up };
+    let limits =
+        ExchangeLimits { stall: Duration::from_nanos(1), deadline: Deadline::after(WATCHDOG), hung_up: &hung_up };
     let mut bytes = Bytes::new(vec![1], 1);
     exchange_bytes(&mut ours.into_duplex(), &mut bytes, 1, &limits).unwrap();
     assert_eq!(bytes.received, [7]);
