@@ -143,7 +143,7 @@ impl ClientConnection {
         if self.read_ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
-    /// Returns the bytes that were read last, at most 512, so that the next read has them again.
+    /// Returns the bytes that were read last, at most [`MAX_UNREAD`](crate::rpc::connection::MAX_UNREAD), so that the next read has them again.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
         self.read_ahead.unread(bytes);
     }
