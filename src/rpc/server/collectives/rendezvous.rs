@@ -3,7 +3,6 @@
 //! The session's thread waits and watches its client meanwhile. Name resolution and `connect` cannot be interrupted, so rank 1
 //! dials on a thread of its own, which outlives the wait by one attempt at most.
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,9 +17,7 @@ use super::comm_link::{Candidate, CommLink, LinkRequest};
 use super::exchange::ExchangeError;
 use super::{COMM_PORT_OFFSET, WATCH_INTERVAL};
 use crate::rpc::server::peers::PeerAllowlist;
-use crate::rpc::transport::{
-    self, Address, Connection, Deadline, DialError, Listen, ListenError, PeerAddr, TransportError,
-};
+use crate::rpc::transport::{self, Address, Connection, Deadline, Listen, PeerAddr, TransportError};
 
 /// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session while it resolves a name.
 const MAX_DIALLING: usize = 64;
@@ -229,9 +226,8 @@ fn listen(at: SocketAddr, deadline: &Deadline, hung_up: &dyn Fn() -> bool) -> Re
         if hung_up() {
             return Err(RendezvousError::ClientHungUp);
         }
-        let in_use = matches!(&error, ListenError::Address { source, .. } if source.kind() == ErrorKind::AddrInUse);
         match deadline.remaining() {
-            Some(left) if in_use => std::thread::sleep(left.min(LISTEN_PAUSE)),
+            Some(left) if error.is_in_use() => std::thread::sleep(left.min(LISTEN_PAUSE)),
             _ => return Err(RendezvousError::Listen(error.to_string())),
         }
     }
@@ -335,8 +331,7 @@ impl Dialler {
                 Err(failed) => failed,
             };
             // Rank 0 has closed its listener, because another peer was first: the next listener there is another client's.
-            let reset = matches!(&error, DialError::Io(e) if e.kind() == ErrorKind::ConnectionReset);
-            if reset || left <= DIAL_PAUSE || self.cancelled.load(Ordering::Acquire) {
+            if error.is_reset() || left <= DIAL_PAUSE || self.cancelled.load(Ordering::Acquire) {
                 let target = target.map_or(self.address.clone(), |target| target.to_string());
                 let (last, after) = (format!("{target}: {error}"), self.deadline.timeout());
                 return Err(RendezvousError::Unreachable { last, after });

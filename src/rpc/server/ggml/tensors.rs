@@ -6,7 +6,6 @@ use log::debug;
 
 use super::session::GgmlSession;
 use crate::device::{DeviceError, Queue, Region, UploadError};
-use crate::rpc::connection::MAX_UNREAD;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
@@ -81,7 +80,6 @@ impl GgmlSession<'_> {
 
     /// Lets the beginning of a SET_TENSOR tell the client's version, if it can. The next read has the same bytes again.
     fn detect_by_set_tensor(&mut self, len: usize) -> Result<(), SessionError> {
-        const { assert!(SET_TENSOR_HEAD <= MAX_UNREAD) }
         let mut start = [0; SET_TENSOR_HEAD];
         let start = &mut start[..self.detector.set_tensor_start_len().min(len)];
         if !start.is_empty() {

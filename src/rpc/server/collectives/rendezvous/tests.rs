@@ -1,10 +1,10 @@
 //! The rendezvous with injected timeouts. The poll of the client is the gate that each test opens at the right time.
 
 use std::cell::{Cell, RefCell};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 
 use super::*;
+use crate::rpc::transport::{Receiver, Sender};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
@@ -12,10 +12,15 @@ const LONG: Duration = Duration::from_secs(3600);
 /// A timeout that a test lets expire.
 const SHORT: Duration = Duration::from_millis(20);
 
+fn listener(number: u8) -> (Box<dyn Listen>, SocketAddr) {
+    let listener = transport::listen(&format!("127.0.89.{number}"), 0).unwrap();
+    let at = listener.local_addr().ip().unwrap();
+    (listener, at)
+}
+
 /// A free address: `number` is unique among these tests.
 fn free_address(number: u8) -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 89, number), 0)).unwrap();
-    listener.local_addr().unwrap()
+    listener(number).1
 }
 
 fn allowlist(peer: &str) -> Arc<PeerAllowlist> {
@@ -35,10 +40,10 @@ fn rank_1(at: SocketAddr) -> LinkRequest {
 }
 
 /// A peer's connection that has sent `bytes`.
-fn peer(at: SocketAddr, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.write_all(bytes).unwrap();
-    stream
+fn peer(at: SocketAddr, bytes: &[u8]) -> (Receiver, Sender) {
+    let (receiver, mut sender) = transport::dial(&[Address::Tcp(at)], &Deadline::after(LONG)).unwrap().1.split();
+    sender.write_all(&[bytes], LONG).unwrap();
+    (receiver, sender)
 }
 
 /// More silent peers than rank 0 keeps, and behind them the right one.
@@ -58,9 +63,9 @@ fn silent_peers_do_not_keep_the_right_one_away() {
         let (link, _claim) =
             Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.0.0.0/8"), timeouts, &hung_up).unwrap();
         let mut peers = peers.into_inner();
-        assert_eq!(link.peer().to_string(), peers.pop().unwrap().local_addr().unwrap().to_string());
-        for mut silent in peers {
-            assert!(!matches!(silent.read(&mut [0]), Ok(1..)), "closed without a byte");
+        assert_eq!(link.peer().to_string(), peers.pop().unwrap().0.local_addr().unwrap().to_string());
+        for (mut silent, _sender) in peers {
+            assert!(!matches!(silent.read_into(&mut [0], &Deadline::after(LONG)), Ok(1..)), "closed without a byte");
         }
     }
 }
@@ -75,32 +80,29 @@ fn the_error_names_a_peer_that_is_not_on_the_list() {
     };
     let timeouts = timeouts(SHORT, SHORT, SHORT);
     let accepted = Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.9.9.9"), timeouts, &hung_up);
-    let (error, unlisted) = (accepted.err().unwrap().to_string(), unlisted.into_inner().unwrap().local_addr().unwrap());
+    let (error, unlisted) =
+        (accepted.err().unwrap().to_string(), unlisted.into_inner().unwrap().0.local_addr().unwrap());
     let want = format!("no listed server has connected to {at} within 20ms; {unlisted} has, and no --peer names it");
     assert_eq!(error, want);
 }
 
 #[test]
 fn rank_0_waits_until_its_port_is_free() {
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 89, 4), 0)).unwrap();
-    let at = listener.local_addr().unwrap();
-    let (listener, polls, stream) = (RefCell::new(Some(listener)), Cell::new(0), RefCell::new(None));
+    let (listener, at) = listener(4);
+    let (listener, polls, stream) = (Cell::new(Some(listener)), Cell::new(0), RefCell::new(None));
     let hung_up = || {
         match polls.replace(polls.get() + 1) {
             2 => drop(listener.take()),
             // The first poll after it listens.
-            3.. if stream.borrow().is_none() => _ = stream.replace(TcpStream::connect(at).ok()),
+            3 => _ = stream.replace(Some(peer(at, &[0; 24]))),
             _ => {}
-        }
-        if let Some(stream) = stream.borrow_mut().as_mut().filter(|_| polls.get() == 5) {
-            stream.write_all(&[0; 24]).unwrap();
         }
         false
     };
     let list = allowlist("127.0.0.0/8");
     Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(LONG, LONG, LONG), &hung_up).unwrap();
     // In use until the deadline, and until the client hangs up.
-    let _listener = TcpListener::bind(at).unwrap();
+    let _listener = transport::listen_at(at).unwrap();
     for (whole, hung_up, want) in [(SHORT, false, "cannot listen on"), (LONG, true, "the client has closed")] {
         let accepted = Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(whole, LONG, LONG), &|| hung_up);
         assert!(accepted.err().unwrap().to_string().contains(want), "{want}");
@@ -142,8 +144,8 @@ fn the_second_client_of_an_address_is_refused() {
 #[test]
 fn dialling_waits_for_a_permit_within_its_deadline() {
     let (rendezvous, session, list) = (Rendezvous::default(), SessionDials::default(), allowlist("127.0.0.0/8"));
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 89, 6), 0)).unwrap();
-    let request = rank_1(listener.local_addr().unwrap());
+    let (listener, at) = listener(6);
+    let request = rank_1(at);
     let acquire = |session: &SessionDials| DialPermit::acquire(session, &rendezvous.dialling).unwrap();
     let others: Vec<_> = (0..MAX_DIALLING).map(|_| SessionDials::default()).collect();
     for of_this_session in [true, false] {
@@ -162,29 +164,27 @@ fn dialling_waits_for_a_permit_within_its_deadline() {
         });
         assert!(matches!(error, RendezvousError::NotEstablished(_)), "{error}");
     }
-    listener.set_nonblocking(true).unwrap();
-    assert_eq!(std::iter::from_fn(|| listener.accept().ok()).count(), 2, "dialled once each");
+    let accept = || listener.accept(&Deadline::after(Duration::ZERO)).unwrap();
+    assert_eq!(std::iter::from_fn(accept).count(), 2, "dialled once each");
 }
 
 /// A service that greets its clients is no rank 0, and no port of a system service is dialled.
 #[test]
 fn rank_1_requires_the_capabilities_of_plain_tcp() {
     let (rendezvous, list) = (Rendezvous::default(), allowlist("127.0.0.0/8"));
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 89, 7), 0)).unwrap();
+    let (listener, at) = listener(7);
     let dial = |request: &LinkRequest| {
         rendezvous.dial(request, &SessionDials::default(), &list, timeouts(LONG, LONG, LONG), &|| false)
     };
     for (caps, accepted) in [(*b"SSH-2.0-OpenSSH_9.2p1 De", false), ([0; 24], true)] {
         std::thread::scope(|scope| {
-            let service = scope.spawn(|| {
-                let mut stream = listener.accept().unwrap().0;
-                stream.write_all(&caps).unwrap();
-                stream
-            });
-            let link = dial(&rank_1(listener.local_addr().unwrap()));
+            let link = scope.spawn(|| dial(&rank_1(at)));
+            let connection = listener.accept(&Deadline::after(LONG)).unwrap().unwrap();
+            let (_receiver, mut sender) = connection.split();
+            sender.write_all(&[&caps], LONG).unwrap();
+            let link = link.join().unwrap();
             assert_eq!(link.is_ok(), accepted);
             assert!(accepted || link.err().unwrap().to_string().contains("GGML_RPC_NO_RDMA=1"));
-            service.join().unwrap();
         });
     }
     for port in [1, 22, 1000] {
