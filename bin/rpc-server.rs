@@ -138,8 +138,8 @@ struct Args {
     stall_timeout: Duration,
 
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
-    /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times [default:
-    /// none].
+    /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times. For
+    /// collectives, PORT is not the other server's own port but 1000 above it; HOST alone permits both [default: none].
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Peer>,
 

@@ -3,7 +3,7 @@
 //! `support` starts servers and sends requests of protocol 7.0; `extended_support` adds the extended protocol. `commands`,
 //! `graphs`, `sessions`, `limits`, `tensor_cache` and `hostile` test the server through protocol 7.0, and `extended*`,
 //! `load_*`, `peer_transfer` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
-//! answers, `protocol_8` and `collectives` the messages of 8.0, and `old_clients` the server's clients of older versions.
+//! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
 //! `client*` and `old_servers` test the client.
 //! `server_program*` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
@@ -14,6 +14,7 @@ mod client_faults;
 mod client_notifications;
 mod client_peer_copies;
 mod collectives;
+mod collectives_hostile;
 mod commands;
 mod extended;
 mod extended_graphs;

@@ -19,6 +19,6 @@ mod write_slot;
 pub(in crate::rpc) use due_replies::{DueReplies, DueReply};
 pub(in crate::rpc) use handshake::{Handshake, HandshakeError, ServerHello};
 pub(in crate::rpc) use message_writer::{MAX_COALESCED_BYTES, MessageWriter};
-pub(in crate::rpc) use read_ahead::{ByteSource, ReadAhead};
+pub(in crate::rpc) use read_ahead::{ByteSource, MAX_UNREAD, ReadAhead};
 pub(in crate::rpc) use reply_reader::{ReadError, ReplyReader, Requester, Timeouts};
 pub(in crate::rpc) use write_slot::{Poisoned, WriteSlot};

@@ -4,7 +4,7 @@
 const BUFFER_BYTES: usize = 16 << 10;
 
 /// Maximum number of bytes that can be returned at a time: room before the received bytes.
-const MAX_UNREAD: usize = 512;
+pub(in crate::rpc) const MAX_UNREAD: usize = 512;
 
 /// Source of received bytes. Each end of a connection implements it with its own deadlines and its own way to wait.
 pub(in crate::rpc) trait ByteSource {

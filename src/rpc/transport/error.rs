@@ -76,6 +76,13 @@ pub enum DialError {
     Io(#[from] io::Error),
 }
 
+impl DialError {
+    /// Whether the peer's system accepted the connection, and its listener was closed before its program accepted it.
+    pub(crate) fn is_reset(&self) -> bool {
+        matches!(self, DialError::Io(e) if e.kind() == ErrorKind::ConnectionReset)
+    }
+}
+
 /// Why listening on an address failed.
 #[derive(Debug, Error)]
 pub(crate) enum ListenError {
@@ -85,6 +92,13 @@ pub(crate) enum ListenError {
     /// The system refused the address: it is in use, or not an address of this machine.
     #[error("{addr}: {source}")]
     Address { addr: Address, source: io::Error },
+}
+
+impl ListenError {
+    /// Whether another socket uses the address.
+    pub(crate) fn is_in_use(&self) -> bool {
+        matches!(self, ListenError::Address { source, .. } if source.kind() == ErrorKind::AddrInUse)
+    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use pace::Pace;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
-use crate::rpc::connection::{ByteSource, ReadAhead};
+use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
-use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader};
+use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
 
 /// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
 /// tokens of a small model is shorter, so that decoding never pays for a wake-up; after a longer pause the latency of a wake-up
@@ -168,8 +168,9 @@ impl ClientConnection {
         if self.read_ahead.read_exact(dst, &mut self.requests)? { Ok(()) } else { Err(TransportError::Closed) }
     }
 
-    /// Returns the bytes that were read last, at most 512, so that the next read has them again.
+    /// Returns the bytes that were read last, at most [`MAX_UNREAD`], so that the next read has them again.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
+        const { assert!(SET_TENSOR_HEAD <= MAX_UNREAD, "the longest start of a message that a session reads twice") }
         self.read_ahead.unread(bytes);
     }
 

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::exchange::{ExchangeError, ExchangeLimits, Payload, exchange};
-use super::{CONNECTING_RANK, LISTENING_RANK};
 use crate::rpc::adaptive_spin::AdaptiveSpin;
-use crate::rpc::transport::{Deadline, Duplex, PeerAddr};
+use crate::rpc::transport::{Connection, Deadline, Duplex, Interest, PeerAddr, TransportError};
 
 /// Size of the capabilities that both ends send first, in bytes. All zero: TCP, without an upgrade.
 pub(super) const CAPS_BYTES: usize = 24;
@@ -16,7 +15,7 @@ const MAX_SPIN: Duration = Duration::from_millis(2);
 /// What a COMM_INIT requests: the same values name the same connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::rpc::server) struct LinkRequest {
-    /// [`LISTENING_RANK`] or [`CONNECTING_RANK`].
+    /// [`LISTENING_RANK`](super::LISTENING_RANK) or [`CONNECTING_RANK`](super::CONNECTING_RANK).
     pub(in crate::rpc::server) rank: u32,
     /// Port on which rank 0 listens.
     pub(in crate::rpc::server) port: u16,
@@ -31,29 +30,88 @@ pub(in crate::rpc::server) struct CommLink {
     spin: AdaptiveSpin,
 }
 
-impl CommLink {
-    /// Exchanges the capabilities with a peer that has just connected, or been connected to. Rank 0 sends nothing before it has
-    /// received the peer's.
+/// A peer that has connected to rank 0 and has yet to send its capabilities.
+pub(super) struct Candidate {
+    connection: Duplex,
+    /// What the capabilities are does not matter: without an offer of this end, the connection stays TCP.
+    caps: [u8; CAPS_BYTES],
+    received: usize,
+    deadline: Deadline,
+}
+
+impl Candidate {
+    /// A peer that has to send its capabilities within `timeout`.
+    pub(super) fn new(connection: Connection, timeout: Duration) -> Candidate {
+        let (connection, deadline) = (connection.into_duplex(), Deadline::after(timeout));
+        Candidate { connection, caps: [0; CAPS_BYTES], received: 0, deadline }
+    }
+
+    /// Address of the peer, for the log.
+    pub(super) fn peer(&self) -> PeerAddr {
+        self.connection.peer()
+    }
+
+    /// Waits until bytes have arrived, for up to `timeout`.
+    pub(super) fn wait(&self, timeout: Duration) -> Result<bool, TransportError> {
+        self.connection.wait(Interest::Read, &Deadline::after(timeout))
+    }
+
+    /// Reads what has arrived. Returns whether all of the capabilities have.
+    ///
+    /// # Errors
+    /// The peer is late or lost.
+    pub(super) fn poll_caps(&mut self) -> Result<bool, ExchangeError> {
+        while let Some(missing) = self.caps.get_mut(self.received..).filter(|missing| !missing.is_empty()) {
+            match self.connection.try_read(missing)? {
+                Some(n) => self.received += n,
+                None if self.deadline.remaining().is_some() => return Ok(false),
+                None => {
+                    let (what, after) = ("no capabilities of the other server", self.deadline.timeout());
+                    return Err(TransportError::TimedOut { what, after }.into());
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends the capabilities of rank 0, after those of the peer have arrived.
     ///
     /// # Errors
     /// The peer is late or lost, or the client has hung up.
-    pub(super) fn establish(
+    pub(super) fn complete(
+        self,
+        request: &LinkRequest,
+        timeout: Duration,
+        hung_up: &dyn Fn() -> bool,
+    ) -> Result<CommLink, ExchangeError> {
+        CommLink::establish(request, self.connection, 0, timeout, hung_up)
+    }
+}
+
+impl CommLink {
+    /// Exchanges the capabilities with rank 0, to which `connection` was dialled.
+    ///
+    /// # Errors
+    /// The peer is late or lost, or offers more than TCP, or the client has hung up.
+    pub(super) fn join(
+        request: &LinkRequest,
+        connection: Connection,
+        timeout: Duration,
+        hung_up: &dyn Fn() -> bool,
+    ) -> Result<CommLink, ExchangeError> {
+        CommLink::establish(request, connection.into_duplex(), CAPS_BYTES, timeout, hung_up)
+    }
+
+    fn establish(
         request: &LinkRequest,
         mut connection: Duplex,
+        incoming: usize,
         timeout: Duration,
         hung_up: &dyn Fn() -> bool,
     ) -> Result<CommLink, ExchangeError> {
         let spin = AdaptiveSpin::new(MAX_SPIN);
         let limits = ExchangeLimits { stall: timeout, deadline: Deadline::after(timeout), hung_up };
-        // The peer's capabilities do not matter: without an offer of this end, the connection stays TCP.
-        let receive = |link: &mut Duplex| exchange(link, &spin, CAPS_BYTES as u64, &mut Caps { send: false }, &limits);
-        if request.rank == LISTENING_RANK {
-            receive(&mut connection)?;
-        }
-        exchange(&mut connection, &spin, 0, &mut Caps { send: true }, &limits)?;
-        if request.rank == CONNECTING_RANK {
-            receive(&mut connection)?;
-        }
+        exchange(&mut connection, &spin, incoming as u64, &mut CapsPayload { sent: false }, &limits)?;
         Ok(CommLink { request: request.clone(), connection, spin })
     }
 
@@ -78,19 +136,21 @@ impl CommLink {
     }
 }
 
-/// Capabilities: zeros to send, or any bytes to receive.
-struct Caps {
-    send: bool,
+/// Capabilities: zeros in both directions.
+struct CapsPayload {
+    sent: bool,
 }
 
-impl Payload for Caps {
+impl Payload for CapsPayload {
     type Error = ExchangeError;
 
     fn next_outgoing(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
-        Ok(std::mem::take(&mut self.send).then(|| vec![0; CAPS_BYTES]))
+        Ok((!std::mem::replace(&mut self.sent, true)).then(|| vec![0; CAPS_BYTES]))
     }
 
-    fn receive(&mut self, _: &[u8]) -> Result<(), ExchangeError> {
-        Ok(())
+    /// Refuses what is not zero. A service that greets its clients, such as SSH, would otherwise pass for rank 0, and a client
+    /// could read from it through COMM_ALLREDUCE.
+    fn receive(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
+        if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(ExchangeError::NotPlainTcp) }
     }
 }

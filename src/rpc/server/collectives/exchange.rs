@@ -20,6 +20,11 @@ pub(in crate::rpc::server) enum ExchangeError {
     Transport(#[from] TransportError),
     #[error("the client has closed its connection meanwhile")]
     ClientHungUp,
+    #[error(
+        "it is no server of collectives over plain TCP: its capabilities are not zero (a llama.cpp server with RDMA needs \
+         GGML_RPC_NO_RDMA=1)"
+    )]
+    NotPlainTcp,
 }
 
 /// The two sides of an exchange on this server: where sent bytes come from, and where received bytes go.
@@ -35,9 +40,10 @@ pub(super) trait Payload {
 
 /// Limits of an exchange.
 pub(super) struct ExchangeLimits<'a> {
-    /// Maximum time without a byte in either direction.
+    /// Maximum time without a byte in either direction, from the peer's first byte on: until then its device may still be busy
+    /// with the work that produces the bytes.
     pub(super) stall: Duration,
-    /// Limit of the whole exchange: a peer that sends single bytes must not extend it without end.
+    /// Limit of the whole exchange: a peer that sends nothing, or single bytes, must not extend it without end.
     pub(super) deadline: Deadline,
     /// Whether the client that requested the exchange has closed its connection, which ends the exchange.
     pub(super) hung_up: &'a dyn Fn() -> bool,
@@ -58,7 +64,7 @@ pub(super) fn exchange<P: Payload>(
     let mut chunk = vec![0; incoming.min(TRANSFER_CHUNK_BYTES) as usize];
     let (mut missing, mut filled) = (incoming, 0);
     let (mut outgoing, mut sent, mut flushed) = (payload.next_outgoing()?, 0, false);
-    let mut stall = Deadline::after(limits.stall);
+    let mut stall = None;
     loop {
         let mut progress = false;
         if let Some(bytes) = &outgoing {
@@ -78,6 +84,7 @@ pub(super) fn exchange<P: Payload>(
             if let Some(n) = link.try_read(&mut chunk[filled..until]).map_err(transport)? {
                 filled += n;
                 progress = true;
+                stall = Some(Deadline::after(limits.stall));
                 if filled == until {
                     payload.receive(&chunk[..until])?;
                     (missing, filled) = (missing - until as u64, 0);
@@ -87,10 +94,11 @@ pub(super) fn exchange<P: Payload>(
         if flushed && missing == 0 {
             return Ok(());
         }
-        let until = if limits.deadline.remaining() < stall.remaining() { limits.deadline } else { stall };
         if progress {
-            stall = Deadline::after(limits.stall);
+            // Renewed before it is checked: the payload may have waited for the device longer than the limit.
+            stall = stall.map(|_| Deadline::after(limits.stall));
         }
+        let until = stall.filter(|stall| stall.remaining() < limits.deadline.remaining()).unwrap_or(limits.deadline);
         let Some(left) = until.remaining() else {
             return Err(transport(TransportError::TimedOut {
                 what: "the other server is late",

@@ -1,10 +1,11 @@
 //! Collectives of protocol 8.0: two servers add tensors over a connection of their own, on the request of a client of both.
 //!
 //! ```text
-//! rendezvous   COMM_INIT: rank 0 listens and rank 1 connects; deadlines, allow-list, one listener per address at a time
-//! comm_link    the connection of one device to the other server, and what it was opened for
-//! exchange     sends and receives at the same time, chunk by chunk, in one thread
-//! reduction    COMM_ALLREDUCE: reads the tensor from its device, exchanges it, and adds what was received on the device
+//! rendezvous     COMM_INIT: rank 0 listens and rank 1 connects; deadlines and allow-list
+//! address_claim  one client at a time per address, so that the servers of two clients are not mixed up
+//! comm_link      the connection of one device to the other server, and what it was opened for
+//! exchange       sends and receives at the same time, chunk by chunk, in one thread
+//! reduction      COMM_ALLREDUCE: reads the tensor from its device, exchanges it, and adds what was received on the device
 //! ```
 //!
 //! The protocol of the connection is llama.cpp's: 24 bytes of capabilities in each direction, and then the elements of each
@@ -15,21 +16,26 @@
 //!
 //! [`PeerAllowlist`]: super::peers::PeerAllowlist
 
+mod address_claim;
 mod comm_link;
 mod exchange;
 mod reduction;
 mod rendezvous;
 
+pub(super) use address_claim::AddressClaim;
 pub(super) use comm_link::{CommLink, LinkRequest};
 pub(super) use exchange::ExchangeError;
 pub(super) use reduction::{ReduceError, Reducer, ReductionTarget};
-pub(super) use rendezvous::{Rendezvous, RendezvousError, RendezvousTimeouts};
+pub(super) use rendezvous::{Rendezvous, RendezvousError, RendezvousTimeouts, SessionDials};
 
 /// Rank of the server that listens.
 pub(super) const LISTENING_RANK: u32 = 0;
 
 /// Rank of the server that connects.
 pub(super) const CONNECTING_RANK: u32 = 1;
+
+/// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute it.
+pub(super) const COMM_PORT_OFFSET: u16 = 1000;
 
 /// How long a wait may run before it checks whether the client has hung up.
 const WATCH_INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);

@@ -63,7 +63,7 @@ pub(in crate::rpc::server) struct ReductionTarget<'a> {
     pub(in crate::rpc::server) inline: bool,
     /// Charged for scratch memory.
     pub(in crate::rpc::server) budget: &'a Arc<MemoryBudget>,
-    /// Maximum time without a byte in either direction.
+    /// Maximum time without a byte in either direction, once the peer has begun to send.
     pub(in crate::rpc::server) stall_timeout: Duration,
     /// Maximum time of a wait for the device, and of the whole exchange.
     pub(in crate::rpc::server) device_timeout: Duration,
@@ -185,7 +185,7 @@ impl Reducer {
             deadline: Deadline::after(target.device_timeout),
             hung_up: target.hung_up,
         };
-        let mut elements = Elements {
+        let mut payload = TensorPayload {
             queue: &mut *target.queue,
             device_timeout: target.device_timeout,
             outgoing,
@@ -194,7 +194,7 @@ impl Reducer {
             incoming: incoming.clone(),
             received: 0,
         };
-        link.exchange(bytes, &mut elements, &limits)?;
+        link.exchange(bytes, &mut payload, &limits)?;
         Ok(target.run(&add, &[&whole, &incoming])?)
     }
 
@@ -232,7 +232,7 @@ impl Scratch {
 }
 
 /// The elements of a reduction: downloads those to send, and uploads those received.
-struct Elements<'a> {
+struct TensorPayload<'a> {
     queue: &'a mut dyn Queue,
     device_timeout: Duration,
     outgoing: Region,
@@ -244,7 +244,7 @@ struct Elements<'a> {
     received: u64,
 }
 
-impl Payload for Elements<'_> {
+impl Payload for TensorPayload<'_> {
     type Error = ReduceError;
 
     fn next_outgoing(&mut self) -> Result<Option<Vec<u8>>, ReduceError> {

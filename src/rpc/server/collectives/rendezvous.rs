@@ -3,24 +3,33 @@
 //! The session's thread waits and watches its client meanwhile. Name resolution and `connect` cannot be interrupted, so rank 1
 //! dials on a thread of its own, which outlives the wait by one attempt at most.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use log::debug;
 use thiserror::Error;
 
-use super::WATCH_INTERVAL;
-use super::comm_link::{CommLink, LinkRequest};
+use super::address_claim::{AddressClaim, AddressClaims};
+use super::comm_link::{Candidate, CommLink, LinkRequest};
 use super::exchange::ExchangeError;
+use super::{COMM_PORT_OFFSET, WATCH_INTERVAL};
 use crate::rpc::server::peers::PeerAllowlist;
-use crate::rpc::transport::{self, Address, Connection, Deadline};
+use crate::rpc::transport::{self, Address, Connection, Deadline, Listen, PeerAddr, TransportError};
 
 /// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session while it resolves a name.
 const MAX_DIALLING: usize = 64;
+
+/// Limit of the peers on the allow-list that have connected to rank 0 and have yet to send their capabilities.
+const MAX_CANDIDATES: usize = 8;
+
+/// How often rank 0 reads from such peers.
+const CANDIDATE_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Pause before rank 0 tries again to listen on a port that is in use.
+const LISTEN_PAUSE: Duration = Duration::from_millis(50);
 
 /// Pause after a refused connection: rank 0 may not listen yet. llama.cpp's rank 1 pauses as long.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
@@ -35,7 +44,7 @@ pub(in crate::rpc::server) struct RendezvousTimeouts {
     whole: Duration,
     /// How long rank 1 dials: llama.cpp's gives up after 5 s.
     dial: Duration,
-    /// Limit of the exchange of capabilities, so that a silent peer does not take the place of the right one.
+    /// Limit of the exchange of capabilities, so that silent peers do not keep the right one away.
     capabilities: Duration,
 }
 
@@ -53,10 +62,12 @@ pub(in crate::rpc::server) enum RendezvousError {
     ClientHungUp,
     #[error("cannot listen on {0}")]
     Listen(String),
-    #[error("no server has connected to {at} within {after:?}")]
-    NotConnected { at: SocketAddr, after: Duration },
-    #[error("another client's COMM_INIT has used {at} for {after:?}")]
-    AddressInUse { at: SocketAddr, after: Duration },
+    #[error("no listed server has connected to {at} within {after:?}{}", refused_text(.refused))]
+    NotConnected { at: SocketAddr, after: Duration, refused: Option<PeerAddr> },
+    #[error(
+        "another client's COMM_INIT uses {at}, or has used it a few seconds ago: the servers of the two clients could be mixed up"
+    )]
+    AddressClaimed { at: SocketAddr },
     #[error("{0}")]
     NotDialled(String),
     #[error("cannot connect within {after:?}: {last}")]
@@ -65,25 +76,22 @@ pub(in crate::rpc::server) enum RendezvousError {
     NotEstablished(ExchangeError),
 }
 
+/// What [`RendezvousError::NotConnected`] says about the last peer that is not on the allow-list.
+fn refused_text(refused: &Option<PeerAddr>) -> String {
+    refused.map(|peer| format!("; {peer} has, and no --peer names it")).unwrap_or_default()
+}
+
 /// The pending COMM_INITs of a server.
 #[derive(Default)]
 pub(in crate::rpc::server) struct Rendezvous {
-    lines: Mutex<WaitingLines>,
-    /// Notified when a COMM_INIT leaves its line.
-    left: Condvar,
+    claims: Arc<AddressClaims>,
     /// Number of threads that dial.
     dialling: Arc<AtomicUsize>,
 }
 
-/// The COMM_INITs of rank 0 by the address on which they listen, in the order of their arrival: the first of each line listens.
-#[derive(Default)]
-struct WaitingLines {
-    by_address: HashMap<SocketAddr, VecDeque<u64>>,
-    next_ticket: u64,
-}
-
 impl Rendezvous {
-    /// Rank 0: listens on `at`, which is an address of this machine, until a peer on the allow-list has connected.
+    /// Rank 0: listens on `at`, which is an address of this machine, until a peer on the allow-list has connected and sent its
+    /// capabilities. Of several, the first that has sent them is taken, and the others are closed.
     ///
     /// # Errors
     /// [`RendezvousError`].
@@ -94,69 +102,43 @@ impl Rendezvous {
         allowlist: &PeerAllowlist,
         timeouts: RendezvousTimeouts,
         hung_up: &dyn Fn() -> bool,
-    ) -> Result<CommLink, RendezvousError> {
+    ) -> Result<(CommLink, AddressClaim), RendezvousError> {
         let deadline = Deadline::after(timeouts.whole);
-        let _turn = self.wait_for_turn(at, &deadline, hung_up)?;
-        let listener = transport::listen_at(at).map_err(|e| RendezvousError::Listen(e.to_string()))?;
+        let claim = self.claims.claim(at)?;
+        let listener = listen(at, &deadline, hung_up)?;
+        let mut candidates = Vec::new();
+        let mut refused = None;
         loop {
             if hung_up() {
                 return Err(RendezvousError::ClientHungUp);
             }
-            let Some(left) = deadline.remaining() else {
-                return Err(RendezvousError::NotConnected { at, after: deadline.timeout() });
-            };
-            let accepted = listener.accept(&Deadline::after(left.min(WATCH_INTERVAL)));
-            let Some(connection) = accepted.map_err(|e| RendezvousError::Listen(format!("{at}: {e}")))? else {
-                continue;
-            };
-            let peer = connection.peer();
-            if !peer.ip().is_some_and(|ip| allowlist.permits_host(ip)) {
-                debug!("{peer}: connected to {at} for collectives, but no --peer names it; closed");
-                continue;
-            }
-            match CommLink::establish(request, connection.into_duplex(), timeouts.capabilities.min(left), hung_up) {
-                Ok(link) => return Ok(link),
-                Err(ExchangeError::ClientHungUp) => return Err(RendezvousError::ClientHungUp),
-                Err(e) => {
-                    debug!("{peer}: connected to {at} for collectives, but has sent no capabilities: {e}; closed")
+            let left = deadline.remaining();
+            if let Some(connection) = next_connection(&*listener, &candidates, left.unwrap_or_default())
+                .map_err(|e| RendezvousError::Listen(format!("{at}: {e}")))?
+            {
+                let peer = connection.peer();
+                if peer.ip().is_some_and(|ip| allowlist.permits_incoming(ip)) {
+                    candidates.push(Candidate::new(connection, timeouts.capabilities));
+                } else {
+                    debug!("{peer}: connected to {at} for collectives, but no --peer names it; closed");
+                    refused = Some(peer);
                 }
             }
-        }
-    }
-
-    /// Waits until no earlier COMM_INIT uses the address `at`.
-    fn wait_for_turn(
-        &self,
-        at: SocketAddr,
-        deadline: &Deadline,
-        hung_up: &dyn Fn() -> bool,
-    ) -> Result<Turn<'_>, RendezvousError> {
-        let mut lines = self.lock();
-        let ticket = lines.next_ticket;
-        lines.next_ticket += 1;
-        lines.by_address.entry(at).or_default().push_back(ticket);
-        drop(lines);
-        let turn = Turn { rendezvous: self, at, ticket };
-        let mut lines = self.lock();
-        while lines.by_address.get(&at).and_then(VecDeque::front) != Some(&ticket) {
-            let Some(left) = deadline.remaining() else {
-                drop(lines);
-                return Err(RendezvousError::AddressInUse { at, after: deadline.timeout() });
-            };
-            let waited = self.left.wait_timeout(lines, left.min(WATCH_INTERVAL));
-            lines = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if hung_up() {
-                drop(lines);
-                return Err(RendezvousError::ClientHungUp);
+            while let Some(candidate) = take_ready(&mut candidates, at) {
+                let peer = candidate.peer();
+                match candidate.complete(request, timeouts.capabilities, hung_up) {
+                    Ok(link) => {
+                        claim.expire_after(timeouts.dial);
+                        return Ok((link, claim));
+                    }
+                    Err(ExchangeError::ClientHungUp) => return Err(RendezvousError::ClientHungUp),
+                    Err(e) => debug!("{peer}: connected to {at} for collectives: {e}; closed"),
+                }
+            }
+            if left.is_none() {
+                return Err(RendezvousError::NotConnected { at, after: deadline.timeout(), refused });
             }
         }
-        drop(lines);
-        Ok(turn)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WaitingLines> {
-        // Each change leaves the lines consistent.
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rank 1: connects to rank 0, if the allow-list permits its address.
@@ -166,6 +148,7 @@ impl Rendezvous {
     pub(in crate::rpc::server) fn dial(
         &self,
         request: &LinkRequest,
+        session: &SessionDials,
         allowlist: &Arc<PeerAllowlist>,
         timeouts: RendezvousTimeouts,
         hung_up: &dyn Fn() -> bool,
@@ -174,10 +157,17 @@ impl Rendezvous {
         let host = &request.host;
         let address =
             if host.contains(':') { format!("[{host}]:{}", request.port) } else { format!("{host}:{}", request.port) };
+        allowlist.check_address(&address).map_err(RendezvousError::NotDialled)?;
+        if request.port <= COMM_PORT_OFFSET {
+            let reason = format!("{address}: the port of rank 0 is {COMM_PORT_OFFSET} above that of its endpoint");
+            return Err(RendezvousError::NotDialled(reason));
+        }
         let deadline = Deadline::after(timeouts.dial);
+        let permit = self.wait_for_permit(session, &deadline, hung_up)?;
         let (dialled, connection) = sync_channel(1);
-        let mut dialler = Dialler::new(address, allowlist, deadline, &self.dialling)?;
-        let cancel = Cancel(Arc::clone(&dialler.cancelled));
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let dialler = Dialler { address, allowlist: Arc::clone(allowlist), deadline, cancelled, _permit: permit };
         let thread = std::thread::Builder::new().name("comm-dial".to_owned());
         let started = thread.spawn(move || dialler.run(&dialled));
         started.map_err(|e| RendezvousError::NotDialled(format!("cannot start a thread that dials: {e}")))?;
@@ -194,39 +184,120 @@ impl Rendezvous {
             }
         };
         drop(cancel);
-        let link = CommLink::establish(request, connection.into_duplex(), timeouts.capabilities, hung_up);
+        let link = CommLink::join(request, connection, timeouts.capabilities, hung_up);
         link.map_err(|e| match e {
             ExchangeError::ClientHungUp => RendezvousError::ClientHungUp,
             e => RendezvousError::NotEstablished(e),
         })
     }
+
+    /// Waits until the session's last dialling thread has ended, and fewer than [`MAX_DIALLING`] dial.
+    fn wait_for_permit(
+        &self,
+        session: &SessionDials,
+        deadline: &Deadline,
+        hung_up: &dyn Fn() -> bool,
+    ) -> Result<DialPermit, RendezvousError> {
+        loop {
+            if let Some(permit) = DialPermit::acquire(session, &self.dialling) {
+                return Ok(permit);
+            }
+            if hung_up() {
+                return Err(RendezvousError::ClientHungUp);
+            }
+            let Some(left) = deadline.remaining() else {
+                return Err(RendezvousError::NotDialled(format!(
+                    "this client's last COMM_INIT, or those of {MAX_DIALLING} clients, are still being dialled"
+                )));
+            };
+            std::thread::sleep(left.min(WATCH_INTERVAL));
+        }
+    }
 }
 
-/// A place in the line of an address. Dropping it leaves the line.
-struct Turn<'a> {
-    rendezvous: &'a Rendezvous,
-    at: SocketAddr,
-    ticket: u64,
+/// Listens on `at`, and tries again until the deadline while the port is in use: a port above 1000 may be that of an outgoing
+/// connection.
+fn listen(at: SocketAddr, deadline: &Deadline, hung_up: &dyn Fn() -> bool) -> Result<Box<dyn Listen>, RendezvousError> {
+    loop {
+        let error = match transport::listen_at(at) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        if hung_up() {
+            return Err(RendezvousError::ClientHungUp);
+        }
+        match deadline.remaining() {
+            Some(left) if error.is_in_use() => std::thread::sleep(left.min(LISTEN_PAUSE)),
+            _ => return Err(RendezvousError::Listen(error.to_string())),
+        }
+    }
 }
 
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut lines = self.rendezvous.lock();
-        if let Some(line) = lines.by_address.get_mut(&self.at) {
-            line.retain(|&ticket| ticket != self.ticket);
-            if line.is_empty() {
-                lines.by_address.remove(&self.at);
+/// Accepts the next connection, unless there are [`MAX_CANDIDATES`]. Waits for up to `left`, for a short time only if peers are
+/// yet to send their capabilities.
+fn next_connection(
+    listener: &dyn Listen,
+    candidates: &[Candidate],
+    left: Duration,
+) -> Result<Option<Connection>, TransportError> {
+    match candidates {
+        [] => listener.accept(&Deadline::after(left.min(WATCH_INTERVAL))),
+        [oldest, ..] if candidates.len() >= MAX_CANDIDATES => {
+            oldest.wait(left.min(CANDIDATE_INTERVAL))?;
+            Ok(None)
+        }
+        _ => listener.accept(&Deadline::after(left.min(CANDIDATE_INTERVAL))),
+    }
+}
+
+/// Removes the first peer that has sent its capabilities, and closes those that are late or lost.
+fn take_ready(candidates: &mut Vec<Candidate>, at: SocketAddr) -> Option<Candidate> {
+    let mut next = 0;
+    while let Some(candidate) = candidates.get_mut(next) {
+        match candidate.poll_caps() {
+            Ok(true) => return Some(candidates.remove(next)),
+            Ok(false) => next += 1,
+            Err(e) => {
+                debug!("{}: connected to {at} for collectives: {e}; closed", candidate.peer());
+                candidates.remove(next);
             }
         }
-        drop(lines);
-        self.rendezvous.left.notify_all();
+    }
+    None
+}
+
+/// The dialling thread of a session: at most one at a time. It may outlive its COMM_INIT while it resolves a name.
+#[derive(Default)]
+pub(in crate::rpc::server) struct SessionDials(Arc<()>);
+
+/// Permits a thread to dial. Counts for its session and for the server until it is dropped.
+struct DialPermit {
+    _session: Arc<()>,
+    dialling: Arc<AtomicUsize>,
+}
+
+impl DialPermit {
+    fn acquire(session: &SessionDials, dialling: &Arc<AtomicUsize>) -> Option<DialPermit> {
+        // Only the session's own thread adds references.
+        if Arc::strong_count(&session.0) > 1 {
+            return None;
+        }
+        let count = |n: usize| (n < MAX_DIALLING).then_some(n + 1);
+        dialling.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).ok()?;
+        Some(DialPermit { _session: Arc::clone(&session.0), dialling: Arc::clone(dialling) })
+    }
+}
+
+impl Drop for DialPermit {
+    fn drop(&mut self) {
+        self.dialling.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Ends the dialling thread when it is dropped, unless that has finished.
-struct Cancel(Arc<AtomicBool>);
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Cancel {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -238,29 +309,11 @@ struct Dialler {
     allowlist: Arc<PeerAllowlist>,
     deadline: Deadline,
     cancelled: Arc<AtomicBool>,
-    /// The server's number of such threads, which counts this one.
-    dialling: Arc<AtomicUsize>,
+    _permit: DialPermit,
 }
 
 impl Dialler {
-    /// # Errors
-    /// [`RendezvousError::NotDialled`] if the address is malformed, no list permits any address, or too many threads dial.
-    fn new(
-        address: String,
-        allowlist: &Arc<PeerAllowlist>,
-        deadline: Deadline,
-        dialling: &Arc<AtomicUsize>,
-    ) -> Result<Dialler, RendezvousError> {
-        allowlist.check_address(&address).map_err(RendezvousError::NotDialled)?;
-        let count = |n: usize| (n < MAX_DIALLING).then_some(n + 1);
-        if dialling.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).is_err() {
-            return Err(RendezvousError::NotDialled(format!("{MAX_DIALLING} connections are being dialled already")));
-        }
-        let (allowlist, dialling) = (Arc::clone(allowlist), Arc::clone(dialling));
-        Ok(Dialler { address, allowlist, deadline, cancelled: Arc::default(), dialling })
-    }
-
-    fn run(&mut self, dialled: &SyncSender<Result<Connection, RendezvousError>>) {
+    fn run(&self, dialled: &SyncSender<Result<Connection, RendezvousError>>) {
         let result = match self.allowlist.resolve_permitted(&self.address) {
             Ok(targets) => self.connect(&targets),
             Err(why) => Err(RendezvousError::NotDialled(format!("{}: {why}", self.address))),
@@ -273,22 +326,20 @@ impl Dialler {
     fn connect(&self, targets: &[Address]) -> Result<Connection, RendezvousError> {
         loop {
             let left = self.deadline.remaining().unwrap_or_default();
-            let last = match transport::dial(targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
+            let (target, error) = match transport::dial(targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
                 Ok((_, connection)) => return Ok(connection),
-                Err((target, e)) => {
-                    format!("{}: {e}", target.map_or(self.address.clone(), |target| target.to_string()))
-                }
+                Err(failed) => failed,
             };
-            if left <= DIAL_PAUSE || self.cancelled.load(Ordering::Acquire) {
-                return Err(RendezvousError::Unreachable { last, after: self.deadline.timeout() });
+            // Rank 0 has closed its listener, because another peer was first: the next listener there is another client's.
+            if error.is_reset() || left <= DIAL_PAUSE || self.cancelled.load(Ordering::Acquire) {
+                let target = target.map_or(self.address.clone(), |target| target.to_string());
+                let (last, after) = (format!("{target}: {error}"), self.deadline.timeout());
+                return Err(RendezvousError::Unreachable { last, after });
             }
             std::thread::sleep(DIAL_PAUSE);
         }
     }
 }
 
-impl Drop for Dialler {
-    fn drop(&mut self) {
-        self.dialling.fetch_sub(1, Ordering::AcqRel);
-    }
-}
+#[cfg(test)]
+mod tests;

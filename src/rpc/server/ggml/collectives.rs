@@ -12,23 +12,21 @@ use log::{debug, warn};
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::collectives::{
-    CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, ReduceError, Reducer, ReductionTarget, RendezvousError,
-    RendezvousTimeouts,
+    AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, ReduceError, Reducer,
+    ReductionTarget, RendezvousError, RendezvousTimeouts, SessionDials,
 };
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
-use crate::tensor::DType;
+use crate::tensor::{DType, TensorDesc};
 
 /// Number of ranks.
 const WORLD: u32 = 2;
-
-/// Distance from the port of rank 0's endpoint to the port on which it listens for rank 1: llama.cpp's clients compute it.
-const COMM_PORT_DISTANCE: u16 = 1000;
 
 /// The connections to other servers of a session, by the position of the device.
 #[derive(Default)]
 pub(super) struct Communicators {
     by_device: HashMap<u32, Communicator>,
+    dials: SessionDials,
     /// Whether the log has a line about a COMM_INIT that was answered 0.
     warned: bool,
 }
@@ -36,6 +34,8 @@ pub(super) struct Communicators {
 /// The connection of a device, with what its reductions need.
 struct Communicator {
     link: CommLink,
+    /// At rank 0, until the first COMM_ALLREDUCE.
+    claim: Option<AddressClaim>,
     reducer: Reducer,
 }
 
@@ -52,8 +52,8 @@ impl GgmlSession<'_> {
         };
         match connected {
             Ok(()) => self.reply(&Response::CommInit(true)),
-            // The end of the connection is found by the next read.
-            Err(RendezvousError::ClientHungUp) => Ok(()),
+            // Ends the session: a client may have sent any number of these requests before it hung up.
+            Err(RendezvousError::ClientHungUp) => Err(GgmlError::HungUpDuringCommInit.into()),
             Err(e) => {
                 self.log_refused(rank, &e);
                 self.reply(&Response::CommInit(false))
@@ -72,14 +72,15 @@ impl GgmlSession<'_> {
         let (allowlist, rendezvous) = (&server.peers, &server.rendezvous);
         let timeouts = RendezvousTimeouts::new(server.config.comm_init_timeout);
         let hung_up = || self.connection.hung_up();
-        let link = if request.rank == LISTENING_RANK {
+        let (link, claim) = if request.rank == LISTENING_RANK {
             let at = self.listen_address(request.port)?;
-            rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?
+            let (link, claim) = rendezvous.accept(request, at, allowlist, timeouts, &hung_up)?;
+            (link, Some(claim))
         } else {
-            rendezvous.dial(request, allowlist, timeouts, &hung_up)?
+            (rendezvous.dial(request, &self.communicators.dials, allowlist, timeouts, &hung_up)?, None)
         };
         debug!("{}: device {device} is connected to {} as rank {}", self.resources.peer, link.peer(), request.rank);
-        self.communicators.by_device.insert(device, Communicator { link, reducer: Reducer::default() });
+        self.communicators.by_device.insert(device, Communicator { link, claim, reducer: Reducer::default() });
         Ok(())
     }
 
@@ -94,11 +95,11 @@ impl GgmlSession<'_> {
         }
         let own = self.connection.local_addr();
         let own = own.ok_or_else(|| RendezvousError::Listen("a transport without IP addresses".to_owned()))?;
-        let expected = server.config.comm_port.or_else(|| own.port().checked_add(COMM_PORT_DISTANCE));
+        let expected = server.config.comm_port.or_else(|| own.port().checked_add(COMM_PORT_OFFSET));
         if expected != Some(port) {
             return Err(RendezvousError::Listen(match expected {
                 Some(expected) => format!("port {port}: expected port {expected} (--comm-port)"),
-                None => format!("port {port}: no port is {COMM_PORT_DISTANCE} above {} (--comm-port)", own.port()),
+                None => format!("port {port}: no port is {COMM_PORT_OFFSET} above {} (--comm-port)", own.port()),
             }));
         }
         Ok(SocketAddr::new(own.ip().to_canonical(), port))
@@ -113,7 +114,8 @@ impl GgmlSession<'_> {
         // llama.cpp's rank 0 waits for rank 1 without a limit, and its client with it.
         let remedy = match rank {
             CONNECTING_RANK => {
-                "; if it hangs, name its other server with --peer, or start the client with GGML_RPC_NO_COMM=1"
+                "; if it hangs, allow this server to dial the other one (--peer HOST), or start the client with \
+                 GGML_RPC_NO_COMM=1"
             }
             _ => "",
         };
@@ -128,15 +130,20 @@ impl GgmlSession<'_> {
         let device = request.device;
         let target = self.resources.device(device)?;
         let communicator = self.communicators.by_device.get_mut(&device).ok_or(GgmlError::NoCommunicator(device))?;
+        communicator.claim = None;
         let record = &request.tensor;
         if record.ne.contains(&0) {
             return Ok(()); // A record without elements may lie anywhere.
         }
         let tensor = self.resources.handles.locate(record)?;
-        if tensor.entry.device != device || tensor.desc.dtype() != DType::F32 || !tensor.desc.is_contiguous() {
+        let (desc, elements) = (tensor.desc, tensor.desc.elements());
+        let without_gaps = elements.checked_mul(size_of::<f32>()) == Some(desc.extent());
+        if tensor.entry.device != device || desc.dtype() != DType::F32 || !without_gaps {
             return Err(GgmlError::NotReducible { name: record.name().into_owned(), device }.into());
         }
-        let region = tensor.region(0, tensor.desc.extent() as u64)?;
+        // llama.cpp's client sends permuted tensors, too: both servers add them in the order of memory.
+        let desc = if desc.is_contiguous() { desc } else { TensorDesc::contiguous(DType::F32, [elements, 1, 1, 1])? };
+        let region = tensor.region(0, desc.extent() as u64)?;
         let config = &self.resources.server.config;
         let inline = !self.queues.other_devices_in_use(device);
         let hung_up = || self.connection.hung_up();
@@ -150,7 +157,7 @@ impl GgmlSession<'_> {
             hung_up: &hung_up,
         };
         let peer = communicator.link.peer();
-        communicator.reducer.reduce(&mut communicator.link, &tensor.desc, &region, target).map_err(|e| match e {
+        communicator.reducer.reduce(&mut communicator.link, &desc, &region, target).map_err(|e| match e {
             ReduceError::Exchange(source) => GgmlError::Exchange { peer, source }.into(),
             ReduceError::Device(e) => e.into(),
         })

@@ -37,9 +37,11 @@ pub(super) enum GgmlError {
     OverlappingRows { size: u64, stride: u64 },
     #[error("expected {expected} bytes of rows, got {have}")]
     RowBytes { expected: u64, have: u64 },
+    #[error("the client has closed its connection while the server waited for the other server")]
+    HungUpDuringCommInit,
     #[error("device {0} has no connection for collectives: COMM_INIT was answered 0, or not sent")]
     NoCommunicator(u32),
-    #[error("tensor {name:?} cannot be reduced: expected a contiguous tensor of type F32 on device {device}")]
+    #[error("tensor {name:?} cannot be reduced: expected a tensor of type F32 without gaps on device {device}")]
     NotReducible { name: String, device: u32 },
     #[error("the sum with the other server, {peer}, has failed: {source}")]
     Exchange { peer: PeerAddr, source: ExchangeError },

@@ -27,6 +27,8 @@ const STATUS_WAIT: Duration = Duration::from_millis(200);
 
 /// A session of ggml's protocol.
 pub(super) struct GgmlSession<'a> {
+    /// Dropped before the connection is closed: a client that connects again finds its address unclaimed.
+    pub(super) communicators: Communicators,
     pub(super) connection: ClientConnection,
     pub(super) resources: SessionResources<'a, GraphKey>,
     pub(super) queues: DeviceQueues<'a>,
@@ -39,7 +41,6 @@ pub(super) struct GgmlSession<'a> {
     pub(super) detector: VersionDetector,
     /// Bodies of the graphs that a client of 8.0 has numbered.
     pub(super) graph_store: GraphStore,
-    pub(super) communicators: Communicators,
 }
 
 /// Serves a connection after its HELLO, if `version` has one, until it ends. `header` is the header of the next message. `body`

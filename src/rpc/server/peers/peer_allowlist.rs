@@ -174,7 +174,7 @@ impl PeerAllowlist {
 
     /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection has
     /// any port.
-    pub(in crate::rpc::server) fn permits_host(&self, addr: IpAddr) -> bool {
+    pub(in crate::rpc::server) fn permits_incoming(&self, addr: IpAddr) -> bool {
         self.0.iter().any(|entry| matches!(entry, AllowlistEntry::Net(net, _) if net.contains(addr)))
     }
 
@@ -303,9 +303,9 @@ mod tests {
             ("localhost", "127.0.0.1", true),
             ("memory:7", "127.0.0.1", false),
         ] {
-            assert_eq!(list(peer).permits_host(host.parse().unwrap()), want, "{peer}: {host}");
+            assert_eq!(list(peer).permits_incoming(host.parse().unwrap()), want, "{peer}: {host}");
         }
-        assert!(!PeerAllowlist::default().permits_host("127.0.0.1".parse().unwrap()));
+        assert!(!PeerAllowlist::default().permits_incoming("127.0.0.1".parse().unwrap()));
     }
 
     /// An address of a transport without IP addresses matches only a peer with the same name, and no network.

@@ -150,18 +150,24 @@ fn a_truncated_stream_is_an_error() {
     }
 }
 
-/// A peer that sends nothing, one that reads nothing, and one that sends a byte now and then.
+/// Before the peer's first byte the limit of the whole exchange counts: a peer that sends nothing, one that reads nothing, and
+/// one that sends a byte now and then. After it, the stall limit: a peer that sends one byte and no more.
 #[test]
 fn an_exchange_ends_at_its_limits() {
     let (ours, theirs) = tcp_pair();
     let mut link = ours.into_duplex();
-    let stalls = ExchangeLimits { stall: SHORT, deadline: Deadline::after(WATCHDOG), hung_up: &|| false };
-    let error = exchange_bytes(&mut link, &mut Bytes::new(Vec::new(), 1), 1, &stalls).unwrap_err();
-    assert!(matches!(error, ExchangeError::Transport(TransportError::TimedOut { after: SHORT, .. })), "{error}");
-    let mut more_than_buffered = Bytes::new(vec![0; 64 << 20], CHUNK);
-    let error = exchange_bytes(&mut link, &mut more_than_buffered, 0, &stalls).unwrap_err();
-    assert!(matches!(error, ExchangeError::Transport(TransportError::TimedOut { after: SHORT, .. })), "{error}");
-    drop((link, theirs));
+    let (_receiver, mut sender) = theirs.split();
+    let timed_out = |link: &mut Duplex, mut bytes: Bytes, incoming, stall, whole| {
+        let limits = ExchangeLimits { stall, deadline: Deadline::after(whole), hung_up: &|| false };
+        let error = exchange_bytes(link, &mut bytes, incoming, &limits).unwrap_err();
+        assert!(matches!(error, ExchangeError::Transport(TransportError::TimedOut { after: SHORT, .. })), "{error}");
+    };
+    let nothing = || Bytes::new(Vec::new(), 1);
+    timed_out(&mut link, nothing(), 1, WATCHDOG, SHORT);
+    sender.write_all(&[&[0]], WATCHDOG).unwrap();
+    timed_out(&mut link, nothing(), 2, SHORT, WATCHDOG);
+    timed_out(&mut link, Bytes::new(vec![0; 64 << 20], CHUNK), 0, WATCHDOG, SHORT);
+    drop((link, sender));
 
     let (ours, theirs) = tcp_pair();
     let mut link = ours.into_duplex();
@@ -188,4 +194,60 @@ fn an_exchange_ends_when_the_client_hangs_up() {
         let error = exchange_bytes(&mut link, &mut Bytes::new(vec![1; 10], 10), 10, &limits(&hung_up)).unwrap_err();
         assert!(matches!(error, ExchangeError::ClientHungUp), "{error}");
     }
+}
+
+/// The peer's first byte arrives long after the stall limit has passed.
+#[test]
+fn the_stall_limit_begins_with_the_first_byte_of_the_peer() {
+    let (ours, theirs) = tcp_pair();
+    let (_receiver, sender) = theirs.split();
+    let (sender, polls) = (std::cell::RefCell::new(sender), Cell::new(0));
+    let hung_up = || {
+        if polls.replace(polls.get() + 1) == 3 {
+            sender.borrow_mut().write_all(&[&[7]], WATCHDOG).unwrap();
+        }
+        false
+    };
+    let limits =
+        ExchangeLimits { stall: Duration::from_nanos(1), deadline: Deadline::after(WATCHDOG), hung_up: &hung_up };
+    let mut bytes = Bytes::new(vec![1], 1);
+    exchange_bytes(&mut ours.into_duplex(), &mut bytes, 1, &limits).unwrap();
+    assert_eq!(bytes.received, [7]);
+}
+
+/// Sends three bytes; the device needs longer for the third than the stall limit.
+struct SlowDevice {
+    sent: u8,
+}
+
+impl Payload for SlowDevice {
+    type Error = ExchangeError;
+
+    fn next_outgoing(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
+        self.sent += 1;
+        let busy = Deadline::after(SHORT);
+        while self.sent == 3 && busy.remaining().is_some() {
+            thread::yield_now();
+        }
+        Ok((self.sent <= 3).then(|| vec![self.sent]))
+    }
+
+    fn receive(&mut self, _: &[u8]) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn progress_after_a_long_wait_for_the_device_renews_the_stall_limit() {
+    let (ours, theirs) = tcp_pair();
+    let (mut receiver, mut sender) = theirs.split();
+    let mut link = ours.into_duplex();
+    sender.write_all(&[&[0]], WATCHDOG).unwrap();
+    assert!(link.wait(Interest::Read, &Deadline::after(WATCHDOG)).unwrap());
+    let limits = ExchangeLimits { stall: SHORT / 2, deadline: Deadline::after(WATCHDOG), hung_up: &|| false };
+    let spin = AdaptiveSpin::new(Duration::ZERO);
+    exchange(&mut link, &spin, 1, &mut SlowDevice { sent: 0 }, &limits).unwrap();
+    let mut got = [0; 3];
+    receiver.read_exact(&mut got, &Deadline::after(WATCHDOG)).unwrap();
+    assert_eq!(got, [1, 2, 3]);
 }

@@ -1,0 +1,194 @@
+//! The rendezvous with injected timeouts. The poll of the client is the gate that each test opens at the right time.
+
+use std::cell::{Cell, RefCell};
+use std::net::Ipv4Addr;
+
+use super::*;
+use crate::rpc::transport::{Receiver, Sender};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// A timeout that a test lets expire.
+const SHORT: Duration = Duration::from_millis(20);
+
+fn listener(number: u8) -> (Box<dyn Listen>, SocketAddr) {
+    let listener = transport::listen(&format!("127.0.89.{number}"), 0).unwrap();
+    let at = listener.local_addr().ip().unwrap();
+    (listener, at)
+}
+
+/// A free address: `number` is unique among these tests.
+fn free_address(number: u8) -> SocketAddr {
+    listener(number).1
+}
+
+fn allowlist(peer: &str) -> Arc<PeerAllowlist> {
+    Arc::new(PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap())
+}
+
+fn timeouts(whole: Duration, dial: Duration, capabilities: Duration) -> RendezvousTimeouts {
+    RendezvousTimeouts { whole, dial, capabilities }
+}
+
+fn rank_0(at: SocketAddr) -> LinkRequest {
+    LinkRequest { rank: 0, port: at.port(), host: String::new() }
+}
+
+fn rank_1(at: SocketAddr) -> LinkRequest {
+    LinkRequest { rank: 1, port: at.port(), host: at.ip().to_string() }
+}
+
+/// A peer's connection that has sent `bytes`.
+fn peer(at: SocketAddr, bytes: &[u8]) -> (Receiver, Sender) {
+    let (receiver, mut sender) = transport::dial(&[Address::Tcp(at)], &Deadline::after(LONG)).unwrap().1.split();
+    sender.write_all(&[bytes], LONG).unwrap();
+    (receiver, sender)
+}
+
+/// More silent peers than rank 0 keeps, and behind them the right one.
+#[test]
+fn silent_peers_do_not_keep_the_right_one_away() {
+    for (number, silent, capabilities) in [(1, MAX_CANDIDATES - 1, LONG), (2, MAX_CANDIDATES + 3, SHORT)] {
+        let at = free_address(number);
+        let peers = RefCell::new(Vec::new());
+        let hung_up = || {
+            if peers.borrow().is_empty() {
+                peers.replace((0..silent).map(|_| peer(at, &[0; 23])).collect());
+                peers.borrow_mut().push(peer(at, &[0; 24]));
+            }
+            false
+        };
+        let timeouts = timeouts(LONG, LONG, capabilities);
+        let (link, _claim) =
+            Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.0.0.0/8"), timeouts, &hung_up).unwrap();
+        let mut peers = peers.into_inner();
+        assert_eq!(link.peer().to_string(), peers.pop().unwrap().0.local_addr().unwrap().to_string());
+        for (mut silent, _sender) in peers {
+            assert!(!matches!(silent.read_into(&mut [0], &Deadline::after(LONG)), Ok(1..)), "closed without a byte");
+        }
+    }
+}
+
+#[test]
+fn the_error_names_a_peer_that_is_not_on_the_list() {
+    let at = free_address(3);
+    let unlisted = RefCell::new(None);
+    let hung_up = || {
+        unlisted.borrow_mut().get_or_insert_with(|| peer(at, b""));
+        false
+    };
+    let timeouts = timeouts(SHORT, SHORT, SHORT);
+    let accepted = Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.9.9.9"), timeouts, &hung_up);
+    let (error, unlisted) =
+        (accepted.err().unwrap().to_string(), unlisted.into_inner().unwrap().0.local_addr().unwrap());
+    let want = format!("no listed server has connected to {at} within 20ms; {unlisted} has, and no --peer names it");
+    assert_eq!(error, want);
+}
+
+#[test]
+fn rank_0_waits_until_its_port_is_free() {
+    let (listener, at) = listener(4);
+    let (listener, polls, stream) = (Cell::new(Some(listener)), Cell::new(0), RefCell::new(None));
+    let hung_up = || {
+        match polls.replace(polls.get() + 1) {
+            2 => drop(listener.take()),
+            // The first poll after it listens.
+            3 => _ = stream.replace(Some(peer(at, &[0; 24]))),
+            _ => {}
+        }
+        false
+    };
+    let list = allowlist("127.0.0.0/8");
+    Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(LONG, LONG, LONG), &hung_up).unwrap();
+    // In use until the deadline, and until the client hangs up.
+    let _listener = transport::listen_at(at).unwrap();
+    for (whole, hung_up, want) in [(SHORT, false, "cannot listen on"), (LONG, true, "the client has closed")] {
+        let accepted = Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(whole, LONG, LONG), &|| hung_up);
+        assert!(accepted.err().unwrap().to_string().contains(want), "{want}");
+    }
+}
+
+/// An address belongs to one client while its COMM_INIT is pending, and then until its rank 1 has stopped dialling.
+#[test]
+fn the_second_client_of_an_address_is_refused() {
+    let (at, list, rendezvous) = (free_address(5), allowlist("127.0.0.0/8"), Rendezvous::default());
+    let refused = || {
+        let second = rendezvous.accept(&rank_0(at), at, &list, timeouts(LONG, LONG, LONG), &|| false);
+        assert!(matches!(second, Err(RendezvousError::AddressClaimed { .. })), "{:?}", second.err());
+    };
+    for (dial, expires) in [(LONG, false), (Duration::ZERO, true)] {
+        let first = RefCell::new(None);
+        let hung_up = || {
+            if first.borrow().is_none() {
+                refused();
+                first.replace(Some(peer(at, &[0; 24])));
+            }
+            false
+        };
+        let (_link, claim) = rendezvous.accept(&rank_0(at), at, &list, timeouts(LONG, dial, LONG), &hung_up).unwrap();
+        if expires {
+            let second = rendezvous.claims.claim(at).unwrap();
+            drop(claim);
+            refused(); // The claim that expired does not release the one that replaced it.
+            drop(second);
+        } else {
+            refused();
+            drop(claim);
+        }
+        assert!(rendezvous.claims.claim(at).is_ok());
+    }
+}
+
+/// A thread that still resolves a name counts for its session and for the server.
+#[test]
+fn dialling_waits_for_a_permit_within_its_deadline() {
+    let (rendezvous, session, list) = (Rendezvous::default(), SessionDials::default(), allowlist("127.0.0.0/8"));
+    let (listener, at) = listener(6);
+    let request = rank_1(at);
+    let acquire = |session: &SessionDials| DialPermit::acquire(session, &rendezvous.dialling).unwrap();
+    let others: Vec<_> = (0..MAX_DIALLING).map(|_| SessionDials::default()).collect();
+    for of_this_session in [true, false] {
+        let in_use: Vec<_> =
+            if of_this_session { vec![acquire(&session)] } else { others.iter().map(acquire).collect() };
+        let dial = |dial, hung_up: &dyn Fn() -> bool| {
+            rendezvous.dial(&request, &session, &list, timeouts(LONG, dial, SHORT), hung_up).err().unwrap()
+        };
+        assert!(dial(SHORT, &|| false).to_string().contains("are still being dialled"));
+        assert!(matches!(dial(LONG, &|| true), RendezvousError::ClientHungUp));
+        // Released while it waits: it then dials. The listener does not answer.
+        let in_use = RefCell::new(in_use);
+        let error = dial(LONG, &|| {
+            in_use.borrow_mut().clear();
+            false
+        });
+        assert!(matches!(error, RendezvousError::NotEstablished(_)), "{error}");
+    }
+    let accept = || listener.accept(&Deadline::after(Duration::ZERO)).unwrap();
+    assert_eq!(std::iter::from_fn(accept).count(), 2, "dialled once each");
+}
+
+/// A service that greets its clients is no rank 0, and no port of a system service is dialled.
+#[test]
+fn rank_1_requires_the_capabilities_of_plain_tcp() {
+    let (rendezvous, list) = (Rendezvous::default(), allowlist("127.0.0.0/8"));
+    let (listener, at) = listener(7);
+    let dial = |request: &LinkRequest| {
+        rendezvous.dial(request, &SessionDials::default(), &list, timeouts(LONG, LONG, LONG), &|| false)
+    };
+    for (caps, accepted) in [(*b"SSH-2.0-OpenSSH_9.2p1 De", false), ([0; 24], true)] {
+        std::thread::scope(|scope| {
+            let link = scope.spawn(|| dial(&rank_1(at)));
+            let connection = listener.accept(&Deadline::after(LONG)).unwrap().unwrap();
+            let (_receiver, mut sender) = connection.split();
+            sender.write_all(&[&caps], LONG).unwrap();
+            let link = link.join().unwrap();
+            assert_eq!(link.is_ok(), accepted);
+            assert!(accepted || link.err().unwrap().to_string().contains("GGML_RPC_NO_RDMA=1"));
+        });
+    }
+    for port in [1, 22, 1000] {
+        let request = rank_1(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        assert!(dial(&request).err().unwrap().to_string().contains("1000 above"), "{port}");
+    }
+}
