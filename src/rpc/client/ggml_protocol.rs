@@ -10,7 +10,7 @@ use super::device::{RemoteBuffer, RemoteDevice, byte_range_record, is_whole_tens
 use super::graph_messages::{GraphMessage, tensor_record};
 use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
 use super::queue_failure::QueueStatus;
-use super::row_runs::RowRun;
+use super::row_runs::{RowCompleters, RowRun};
 use crate::device::{DeviceError, PendingRead, Region, SourceError, Timeline, TimelinePoint};
 use crate::rpc::wire::{
     BodySize, BufferClear, CopyTensor, GetTensor, GraphRecompute, MemsetTensor, Request, Response, RpcCommand,
@@ -49,7 +49,7 @@ impl WriteGuard<'_> {
         (device, progress): (u32, &DeviceProgress),
         request: &Request<'_>,
         size: u64,
-        to: Option<(RowRun, Arc<QueueStatus>)>,
+        to: Option<(RowCompleters, Arc<QueueStatus>)>,
     ) -> Result<u64, DeviceError> {
         let number = self.next_message_number(progress);
         progress.probed.store(number, Ordering::Release);
@@ -172,10 +172,12 @@ impl GgmlProtocol {
     /// Reads a run of rows that belong to a device.
     fn read_rows(&mut self, device: (u32, &DeviceProgress), run: RowRun) -> Result<u64, DeviceError> {
         let (request, bytes) = (run.request()?, run.bytes());
-        let mut to = Some((run, Arc::clone(self.marks.status())));
+        let (region, completers) = run.into_parts();
+        let mut to = Some((completers, Arc::clone(self.marks.status())));
         let number = self.remote.connection.with_writer(|guard| guard.read(device, &request, bytes, to.take()));
+        drop(region);
         // Taken means registered: the reader thread completes the reads.
-        number.inspect_err(|error| to.into_iter().for_each(|(run, _)| run.complete(Err(error.clone()))))
+        number.inspect_err(|error| to.into_iter().for_each(|(rows, _)| rows.complete(Err(error.clone()))))
     }
 
     /// Whether an earlier copy has shown that the server can copy between the devices of two regions, and the regions do not
@@ -289,7 +291,7 @@ impl QueueProtocol for GgmlProtocol {
                 Ok(number) => self.required.add(self.remote.index, number),
                 Err(error) => {
                     // The reads that were not sent must complete as well.
-                    runs.for_each(|run| run.complete(Err(error.clone())));
+                    runs.for_each(|run| run.fail(&error));
                     return Err(error);
                 }
             }

@@ -80,15 +80,35 @@ impl RowRun {
         })
     }
 
+    /// The region of the first row and the pending reads. The sender drops the region once the request is sent: earlier, the
+    /// buffer could be freed before the read; later, a buffer that the caller has dropped would stay allocated until the reply.
+    pub(super) fn into_parts(self) -> (Region, RowCompleters) {
+        let row_bytes = self.row_bytes() as usize;
+        (self.first, RowCompleters { row_bytes, completers: self.completers })
+    }
+
+    /// Completes every pending read with an error.
+    pub(super) fn fail(self, error: &DeviceError) {
+        self.into_parts().1.complete(Err(error.clone()));
+    }
+}
+
+/// The pending reads of a run whose request is sent.
+pub(super) struct RowCompleters {
+    /// Length of a row, not 0.
+    row_bytes: usize,
+    completers: Vec<ReadCompleter>,
+}
+
+impl RowCompleters {
     /// Completes every pending read: with its row of `reply`, or with the error.
     pub(super) fn complete(mut self, reply: Result<Vec<u8>, DeviceError>) {
-        let row_bytes = self.row_bytes() as usize;
         let Some(last) = self.completers.pop() else { return };
         match reply {
             // A single row: the reply's memory is passed on.
             Ok(bytes) if self.completers.is_empty() => last.complete(Ok(bytes)),
             Ok(bytes) => {
-                let rows = bytes.chunks(row_bytes);
+                let rows = bytes.chunks(self.row_bytes);
                 let completers = self.completers.into_iter().chain([last]);
                 completers.zip(rows).for_each(|(completer, row)| completer.complete(Ok(row.to_vec())));
             }

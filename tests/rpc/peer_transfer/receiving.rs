@@ -6,6 +6,7 @@ use crate::support::*;
 use fanout::device::DeviceError;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::*;
+use std::time::Instant;
 
 #[test]
 fn bytes_may_arrive_before_or_after_their_receive() {
@@ -298,6 +299,11 @@ fn transfer_tokens_expire() {
     let tokens = dst.request_tokens(2);
     dst.receive_from_peer(span, &tokens);
     dst.mark(0, 1);
+    // The waits for the bytes and for the mark have the same limit. The former must end first: until then a write is accepted.
+    let received = Instant::now();
+    while received.elapsed() < SHORT_TIMEOUT {
+        dst.assert_ping_replied();
+    }
     dst.notify_reached(0, 1);
     let fault = dst.next_queue_failure();
     assert!(fault.text.contains("deadline"), "{fault:?}");
