@@ -359,7 +359,7 @@ mod tests {
             ("-p x --rpc host:65536", "expected an endpoint"),
             ("-p x --rpc host:1/0", "expected an endpoint"),
             ("-p x --mem 0", "must be more than 0 bytes"),
-            ("-p x --log-level loud", "[possible values: off, error, warn, info, debug, trace]"),
+            ("-p x --log-level loud", "expected off, error, warn, info, debug or trace, got \"loud\""),
             ("-p x --retry 0", "0 is not in 1..=86400"),
             ("-p x --rpc-timeout 0", "0 is not in 1..=86400"),
             ("-p x --compare --retry", "cannot be used with"),
