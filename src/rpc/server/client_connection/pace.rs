@@ -1,5 +1,5 @@
-//! Pace of a message: a message that has begun must make progress. Only the time in which the server waits for its bytes counts,
-//! so a server that is busy with a device between two parts of a message blames nobody.
+//! Pace of a message: a message that has begun must make progress. Only the time in which the server waits for its bytes counts.
+//! The time in which the server is busy with a device between two parts of the message does not.
 
 use std::time::Duration;
 

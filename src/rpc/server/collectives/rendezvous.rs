@@ -250,7 +250,7 @@ fn next_connection(
     }
 }
 
-/// Removes the first peer that has sent its capabilities, and closes those that are late or lost.
+/// Removes and returns the first peer whose capabilities are complete. Closes peers that are late or lost.
 fn take_ready(candidates: &mut Vec<Candidate>, at: SocketAddr) -> Option<Candidate> {
     let mut next = 0;
     while let Some(candidate) = candidates.get_mut(next) {

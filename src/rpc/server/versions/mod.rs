@@ -133,7 +133,8 @@ fn supported_names() -> String {
 }
 
 impl ServedVersion {
-    /// The versions that are served by default: those that are tried, newest first, and those that show themselves.
+    /// The versions that are served by default. 8.0 and 7.0 have the same HELLO and are tried in this order; clients of 3.x and
+    /// of 2024 are recognised by the form of their HELLO.
     pub(super) const DEFAULT_ORDER: [ServedVersion; 4] =
         [ServedVersion::V8_0, ServedVersion::V7_0, ServedVersion::V3, ServedVersion::Gen0];
 
