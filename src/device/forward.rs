@@ -14,8 +14,8 @@
 
 use super::{
     Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats, LoadByDigest,
-    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, Region, RunInline,
-    Support, Timeline, TimelinePoint, UploadSource,
+    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, QueueAborter, Region,
+    RunInline, Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -149,6 +149,10 @@ pub trait ForwardQueue: Send {
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         self.inner().ok()?.run_inline()
     }
+
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        self.inner().ok()?.aborter()
+    }
 }
 
 // A method that is missing here would run the contract's default instead of the wrapped device's method. That is the bug which
@@ -257,5 +261,9 @@ impl<T: ForwardQueue> Queue for T {
 
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         ForwardQueue::run_inline(self)
+    }
+
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        ForwardQueue::aborter(self)
     }
 }

@@ -7,8 +7,8 @@
 //! - The **core**, [`Device`] and [`Queue`]: memory, programs and in-order work. A minimal backend implements these two traits
 //!   and overrides none of their default methods.
 //! - **Capabilities** ([`PeerCopies`], [`ImportHost`], [`PinnedMemory`], [`HostThreads`]; [`Prefault`], [`LoadByDigest`],
-//!   [`RunInline`]): optional traits, reached through accessors of the core that return `None` by default. The accessor is the
-//!   only place that states whether a device or queue has a capability.
+//!   [`RunInline`], [`QueueAborter`]): optional, reached through accessors of the core that return `None` by default. The
+//!   accessor is the only place that states whether a device or queue has a capability.
 //! - **Wrappers** ([`ForwardDevice`], [`ForwardQueue`]): a device that wraps a device overrides the methods that it changes and
 //!   forwards all others, capabilities included.
 //! - **Convenience methods** of `dyn Device` and `dyn Queue` (`run_inline_or_submit`, `upload_from`, …): they use a capability
@@ -51,6 +51,7 @@
 //! the data ([`DeviceError::Data`]), the machine ([`DeviceError::OutOfMemory`], [`DeviceError::Exhausted`],
 //! [`DeviceError::Driver`]), the network ([`DeviceError::ConnectionLost`]), or fanout ([`DeviceError::Bug`]).
 
+mod abort;
 mod capability;
 mod command_channel;
 mod error;
@@ -64,6 +65,7 @@ pub mod noop;
 mod tensors;
 mod timeline;
 
+pub use abort::QueueAborter;
 pub use capability::{
     HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline, TensorDigest,
 };
@@ -293,6 +295,11 @@ pub trait Queue: Send {
     /// Capability: run a program on the caller's thread. Callers for which submission will do as well use
     /// `run_inline_or_submit` of `dyn Queue`.
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        None
+    }
+
+    /// Capability: end the queue from another thread. Without it, only dropping the queue ends it.
+    fn aborter(&mut self) -> Option<QueueAborter> {
         None
     }
 }
