@@ -16,6 +16,7 @@ mod client_peer_copies;
 mod collectives;
 mod collectives_hostile;
 mod commands;
+mod departed_clients;
 mod extended;
 mod extended_graphs;
 mod extended_invalid_requests;

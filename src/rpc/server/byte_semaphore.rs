@@ -9,34 +9,51 @@ use crate::device::DeviceError;
 /// Counting semaphore over `limit` bytes.
 pub(super) struct ByteSemaphore {
     limit: u64,
-    used: Mutex<u64>,
+    used: Mutex<UsedBytes>,
+    /// Notified when bytes are released, and when the semaphore is closed.
     released: Condvar,
+}
+
+#[derive(Default)]
+struct UsedBytes {
+    bytes: u64,
+    closed: bool,
 }
 
 impl ByteSemaphore {
     pub(super) fn new(limit: u64) -> Arc<ByteSemaphore> {
-        Arc::new(ByteSemaphore { limit, used: Mutex::new(0), released: Condvar::new() })
+        Arc::new(ByteSemaphore { limit, used: Mutex::default(), released: Condvar::new() })
     }
 
     /// Acquires `bytes`; blocks while they are not available. A request for more than the limit waits until the semaphore is
     /// unused, and then blocks all others: it must not wait for ever.
     ///
     /// # Errors
-    /// [`DeviceError::Deadline`] if the bytes are not available by `until`.
+    /// [`DeviceError::Deadline`] if the bytes are not available by `until`; [`DeviceError::Ended`] after
+    /// [`ByteSemaphore::close`].
     pub(super) fn acquire(self: &Arc<Self>, bytes: u64, until: Instant) -> Result<BytePermit, DeviceError> {
         let mut used = self.lock();
-        while *used > 0 && used.saturating_add(bytes) > self.limit {
+        while used.bytes > 0 && used.bytes.saturating_add(bytes) > self.limit {
+            if used.closed {
+                return Err(DeviceError::Ended);
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(DeviceError::Deadline("host memory for data in flight"));
             }
             used = self.released.wait_timeout(used, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        *used += bytes;
+        used.bytes += bytes;
         Ok(BytePermit { semaphore: Arc::clone(self), bytes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
+    /// Ends the waits of all threads: the client for which they wait has gone.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.released.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UsedBytes> {
         // Ignores poisoning: each change is a single assignment.
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,7 +67,7 @@ pub(super) struct BytePermit {
 
 impl Drop for BytePermit {
     fn drop(&mut self) {
-        *self.semaphore.lock() -= self.bytes;
+        self.semaphore.lock().bytes -= self.bytes;
         self.semaphore.released.notify_all();
     }
 }
@@ -73,6 +90,11 @@ mod tests {
             let waiter = scope.spawn(|| semaphore.acquire(10, now + std::time::Duration::from_secs(60)).map(drop));
             drop(second);
             assert_eq!(waiter.join().unwrap(), Ok(()));
+            let all = semaphore.acquire(10, now).unwrap();
+            let waiter = scope.spawn(|| semaphore.acquire(1, now + std::time::Duration::from_secs(60)).map(drop));
+            semaphore.close();
+            assert_eq!(waiter.join().unwrap(), Err(DeviceError::Ended));
+            drop(all);
         });
         // More than the limit is granted while nothing else is acquired.
         assert_eq!((acquire(u64::MAX), acquire(10)), (Ok(u64::MAX), Ok(10)));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::collectives::Rendezvous;
 use super::gguf_index::GgufIndex;
+use super::hangup_watch::HangupWatch;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
 use super::listen::ListenerInfo;
@@ -32,6 +33,7 @@ pub(super) struct ServerContext {
     /// Index of the GGUF files for load by digest. `None`: disabled.
     pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) hangup_watch: HangupWatch,
     /// The version of ggml's protocol that works, per client address.
     pub(super) version_probe: VersionProbe,
     /// Pending COMM_INITs.

@@ -16,6 +16,7 @@
 //!                  collectives (sums with another server)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! hangup_watch                        aborts the work of clients that have gone
 //! ```
 //!
 //! Not here: the messages (`rpc::wire`), sockets (`rpc::transport`), and the execution of graphs (`device`). Read this file
@@ -38,6 +39,7 @@ mod extended;
 mod ggml;
 mod gguf_index;
 mod handshake;
+mod hangup_watch;
 mod lifecycle;
 mod limits;
 mod listen;
@@ -69,6 +71,7 @@ use admission::Admission;
 use collectives::Rendezvous;
 use context::ServerContext;
 use gguf_index::GgufIndex;
+use hangup_watch::HangupWatch;
 use lifecycle::Lifecycle;
 use listen::VersionedListener;
 use peers::PeerAllowlist;
@@ -181,6 +184,7 @@ impl Server {
             peers: Arc::new(peers),
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
+            hangup_watch: HangupWatch::default(),
             version_probe: VersionProbe::default(),
             rendezvous: Rendezvous::default(),
         };
@@ -214,6 +218,14 @@ impl Server {
     /// after 10 seconds if a session is still blocked on a device.
     pub fn run(self) {
         let Server { listeners, control, context } = self;
+        let watch = {
+            let context = Arc::clone(&context);
+            std::thread::Builder::new().name("hangup-watch".to_owned()).spawn(move || context.hangup_watch.run())
+        };
+        let watch = match watch {
+            Ok(watch) => watch,
+            Err(e) => return error!("cannot start the thread that watches for clients that have gone: {e}"),
+        };
         let accept_loop = |(listener, policy)| AcceptLoop {
             listener,
             policy,
@@ -242,6 +254,9 @@ impl Server {
                 "{left} sessions still wait for a device after {SHUTDOWN_TIMEOUT:?}; the shutdown does not wait for them"
             ),
         }
+        context.hangup_watch.end();
+        // A panic of the thread was reported when it happened.
+        let _ = watch.join();
     }
 }
 

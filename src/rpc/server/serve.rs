@@ -14,6 +14,7 @@ use super::context::ServerContext;
 use super::extended;
 use super::ggml;
 use super::handshake::{Opening, serve_hello};
+use super::hangup_watch::SessionWatch;
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::versions::{VersionChoice, VersionPolicy};
 use crate::rpc::transport;
@@ -23,11 +24,13 @@ use crate::rpc::wire::ext::ExtCommand;
 pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection, policy: &VersionPolicy) {
     let peer = connection.peer();
     debug!("{peer}: connected");
-    match serve_requests(server, connection, policy) {
+    let watch = server.hangup_watch.add_session(connection.aborter());
+    match serve_requests(server, connection, policy, &watch) {
         Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
         Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
         Err(_) if server.lifecycle.is_stopping() => debug!("{peer}: closed by shutdown"),
+        Err(failure) if watch.has_hung_up() => debug!("{peer}: disconnected, and its work was aborted: {failure}"),
         Err(failure) => failure.log_and_close(peer),
     }
 }
@@ -36,11 +39,13 @@ fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
     policy: &VersionPolicy,
+    watch: &Arc<SessionWatch>,
 ) -> Result<SessionEnd, SessionFailure> {
     let config = &server.config;
     let peer = connection.peer();
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
-    let mut connection = ClientConnection::new(connection, config.handshake_timeout, config.stall_timeout);
+    let mut connection =
+        ClientConnection::new(connection, Arc::clone(watch), config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);

@@ -156,7 +156,7 @@ impl Connection {
     }
 }
 
-/// Handle that ends a connection from any thread.
+/// Handle on a connection for other threads than those of its halves: ends it, and tells whether the peer has.
 #[derive(Clone, Debug)]
 pub(crate) struct Aborter(Arc<dyn Transport>);
 
@@ -164,6 +164,11 @@ impl Aborter {
     /// Ends both directions and wakes the threads that wait for the connection.
     pub(crate) fn abort(&self) {
         self.0.abort();
+    }
+
+    /// Whether the peer has closed its sending direction, or the connection has ended ([`Transport::hung_up`]).
+    pub(crate) fn hung_up(&self) -> bool {
+        self.0.hung_up()
     }
 }
 

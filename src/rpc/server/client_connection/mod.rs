@@ -16,6 +16,7 @@ use pace::Pace;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
+use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
 
@@ -32,6 +33,9 @@ pub(super) struct ClientConnection {
     requests: RequestSource,
     read_ahead: ReadAhead,
     writer: Arc<ClientWriter>,
+    watch: Arc<SessionWatch>,
+    /// Whether a request is being served: `watch` counts its beginning and its end.
+    serving: bool,
 }
 
 /// The receiving half, with the deadline of each read.
@@ -82,6 +86,7 @@ impl ClientConnection {
     /// `stall_timeout`.
     pub(super) fn new(
         connection: transport::Connection,
+        watch: Arc<SessionWatch>,
         handshake: Duration,
         stall_timeout: Duration,
     ) -> ClientConnection {
@@ -98,6 +103,8 @@ impl ClientConnection {
             requests,
             read_ahead: ReadAhead::new(),
             writer: ClientWriter::new(sender, aborter, stall_timeout),
+            watch,
+            serving: false,
         }
     }
 
@@ -106,10 +113,13 @@ impl ClientConnection {
         self.requests.handshake = None;
     }
 
-    /// Reads the next header. Waits without limit after the handshake. `None` if the client closed the connection between two
+    /// Reads the next header. Ends the request that was served before. Waits without limit after the handshake. `None` if the client closed the connection between two
     /// messages.
     pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
         self.requests.pace.restart();
+        if std::mem::take(&mut self.serving) {
+            self.watch.count_boundary();
+        }
         while self.read_ahead.is_empty() {
             let filled = self.read_ahead.fill(&mut self.requests);
             // The pause before a message does not count.
@@ -123,7 +133,15 @@ impl ClientConnection {
                 Err(e) => return Err(e),
             }
         }
-        self.read_array().map(Some)
+        let header = self.read_array()?;
+        self.serving = true;
+        self.watch.count_boundary();
+        Ok(Some(header))
+    }
+
+    /// The session's part of the hang-up watch.
+    pub(super) fn watch(&self) -> &Arc<SessionWatch> {
+        &self.watch
     }
 
     /// Waits for received bytes, or the end of the stream, for up to `timeout`. Returns whether there are any.

@@ -5,13 +5,13 @@
 //! may be blocked on bytes that will never arrive.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use log::info;
 
 use crate::rpc::server::client_connection::ClientWriter;
+use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
 use crate::rpc::server::transfer_tokens::PendingReceives;
 use crate::rpc::wire::ext::Notification;
@@ -21,8 +21,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The heartbeat of a session. Dropping it ends its thread.
 pub(super) struct Heartbeat {
-    /// Number of times that the session has started or finished a request: odd while a request is served.
-    boundaries: Arc<AtomicU64>,
     /// Disconnecting this channel ends the thread.
     _stop: Sender<()>,
 }
@@ -32,37 +30,30 @@ impl Heartbeat {
     pub(super) fn start(
         lifecycle: &Arc<Lifecycle>,
         writer: &Arc<ClientWriter>,
+        watch: &Arc<SessionWatch>,
         pending_receives: &Arc<PendingReceives>,
     ) -> Heartbeat {
         let (stop, stopped) = bounded(0);
-        let heartbeat = Heartbeat { boundaries: Arc::default(), _stop: stop };
         let (lifecycle, writer) = (Arc::clone(lifecycle), Arc::clone(writer));
-        let (boundaries, pending_receives) = (Arc::clone(&heartbeat.boundaries), Arc::clone(pending_receives));
+        let (watch, pending_receives) = (Arc::clone(watch), Arc::clone(pending_receives));
         let thread = std::thread::Builder::new().name("heartbeat".to_owned());
-        if let Err(e) =
-            thread.spawn(move || run_heartbeat(&stopped, &boundaries, &lifecycle, &writer, &pending_receives))
-        {
+        if let Err(e) = thread.spawn(move || run_heartbeat(&stopped, &watch, &lifecycle, &writer, &pending_receives)) {
             info!("cannot start a thread for a session's heartbeat, its client may time out during long requests: {e}");
         }
-        heartbeat
-    }
-
-    /// Records that the session starts or finishes a request.
-    pub(super) fn count_boundary(&self) {
-        self.boundaries.fetch_add(1, Ordering::Relaxed);
+        Heartbeat { _stop: stop }
     }
 }
 
 fn run_heartbeat(
     stopped: &Receiver<()>,
-    boundaries: &AtomicU64,
+    watch: &SessionWatch,
     lifecycle: &Lifecycle,
     writer: &ClientWriter,
     pending_receives: &PendingReceives,
 ) {
     let mut last = 0;
     while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        let now = boundaries.load(Ordering::Relaxed);
+        let now = watch.boundaries();
         let busy = now == last && now % 2 == 1;
         if busy && let Err(error) = writer.send_notification(&Notification::ServerState(lifecycle.state())) {
             // Part of the notification may have been sent, so no other message can follow. Closing the connection also ends the

@@ -71,13 +71,13 @@ impl ExtendedSession<'_> {
         tensor: Option<&TensorDesc>,
     ) -> Result<bool, SessionError> {
         let server = self.resources.server;
-        let timeout = server.config.device_timeout;
+        let (timeout, watch) = (server.config.device_timeout, self.connection.watch());
         let unobserved = self.queues.wait_all_idle(Instant::now() + timeout)?;
         let wanted = WantedTensor { name: request.name, digest: request.digest };
         let mut exposed = false;
         let found = self.queues.get(request.queue)?.submit(|queue| {
             let mut target = LoadTarget { queue, region, tensor, unobserved, written: false };
-            let found = index.load(&wanted, &mut target, &|| !server.lifecycle.is_stopping());
+            let found = index.load(&wanted, &mut target, &|| !server.lifecycle.is_stopping() && !watch.has_hung_up());
             exposed = target.written && found != Ok(true);
             if exposed && found.is_ok() {
                 queue.fill(region.clone(), 0)?;

@@ -49,7 +49,7 @@ impl ExtendedSession<'_> {
 
     /// Replies whether this server may dial an address and reaches it.
     pub(super) fn probe_peer(&mut self, request: &ProbePeer<'_>) -> Result<(), SessionError> {
-        let result = self.peer_pool.probe(request.address);
+        let result = self.peer_pool.probe(request.address, &|| self.connection.watch().has_hung_up());
         Ok(self.reply(&ExtResponse::ProbePeer(result.as_ref().copied().map_err(String::as_str)))?)
     }
 

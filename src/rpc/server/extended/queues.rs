@@ -8,6 +8,7 @@ use super::error::ExtendedError;
 use crate::device::{DeviceError, Queue, TimelinePoint};
 use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::server::transfer_tokens::Receiver;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::DeviceFault;
@@ -28,7 +29,7 @@ pub(super) struct OpenQueue {
     /// Index of its device.
     pub(super) device: u32,
     /// The device queue; `None` if the device could not create it, or if it was dropped after a failed wait.
-    queue: Option<Box<dyn Queue>>,
+    queue: Option<WatchedQueue>,
     pub(super) completions: Completions,
     /// Receives bytes from other servers; created for the first RECEIVE_FROM_PEER.
     pub(super) receiver: Option<Receiver>,
@@ -161,7 +162,7 @@ impl Queues {
         &mut self,
         number: u32,
         device: u32,
-        queue: Result<Box<dyn Queue>, DeviceError>,
+        queue: Result<WatchedQueue, DeviceError>,
         mut completions: Completions,
     ) -> Result<(), TransportError> {
         let queue = match queue {

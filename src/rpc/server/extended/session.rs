@@ -9,17 +9,19 @@ use super::graphs::GraphNumber;
 use super::heartbeat::Heartbeat;
 use super::load_by_digest::LoadCounts;
 use super::queues::Queues;
-use crate::device::Queue;
+
 use crate::rpc::server::byte_semaphore::ByteSemaphore;
 use crate::rpc::server::client_connection::{ClientConnection, ClientWriter};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::HelloError;
+use crate::rpc::server::hangup_watch::CancellerGuard;
 use crate::rpc::server::peers::PeerPool;
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
+use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -36,13 +38,15 @@ pub(super) struct ExtendedSession<'a> {
     /// Must be the first field, so that queues are dropped first: the threads of their completions wait for their work.
     pub(super) queues: Queues,
     /// Device queues of the session itself, by device, that read the source of host-staged copies.
-    pub(super) staging_queues: HashMap<u32, Box<dyn Queue>>,
+    pub(super) staging_queues: HashMap<u32, WatchedQueue>,
     pub(super) tokens: TokenLedger,
     pub(super) peer_pool: PeerPool,
     /// Limits the memory of replies that are not sent yet.
     pub(super) reply_memory: Arc<ByteSemaphore>,
     pub(super) load_counts: LoadCounts,
-    heartbeat: Heartbeat,
+    _heartbeat: Heartbeat,
+    /// End the waits of the session that are not waits for one of its queues, when the client has gone.
+    _cancellers: [CancellerGuard; 3],
     pub(super) connection: ClientConnection,
     pub(super) writer: Arc<ClientWriter>,
     pub(super) resources: SessionResources<'a, GraphNumber>,
@@ -59,15 +63,26 @@ pub(in crate::rpc::server) fn serve_session(
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, CacheLimits::EVICT_FEWEST);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
-    let heartbeat = Heartbeat::start(&server.lifecycle, &writer, tokens.pending_receives());
+    let watch = connection.watch();
+    let heartbeat = Heartbeat::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
+    let peer_pool = PeerPool::new(&server.peers, &server.config);
+    let reply_memory = ByteSemaphore::new(server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES));
+    let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
+    let receives = Arc::clone(tokens.pending_receives());
+    let cancellers = [
+        watch.on_hangup(move || replies.close()),
+        watch.on_hangup(move || in_flight.close()),
+        watch.on_hangup(move || receives.close()),
+    ];
     let mut session = ExtendedSession {
         queues: Queues::default(),
         staging_queues: HashMap::new(),
         tokens,
-        peer_pool: PeerPool::new(&server.peers, &server.config),
-        reply_memory: ByteSemaphore::new(server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES)),
+        peer_pool,
+        reply_memory,
         load_counts: LoadCounts::default(),
-        heartbeat,
+        _heartbeat: heartbeat,
+        _cancellers: cancellers,
         connection,
         writer: Arc::clone(&writer),
         resources,
@@ -106,9 +121,7 @@ impl ExtendedSession<'_> {
     /// Serves requests until the client closes the connection.
     fn serve_requests(&mut self, body: &mut Vec<u8>) -> Result<(), SessionFailure> {
         while let Some(header) = self.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
-            self.heartbeat.count_boundary();
             self.serve_request(header, body)?;
-            self.heartbeat.count_boundary();
             body_buffer::trim(body);
         }
         Ok(())

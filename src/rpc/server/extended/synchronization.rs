@@ -4,6 +4,7 @@ use super::completions::Completions;
 use super::queues::MarkState;
 use super::session::ExtendedSession;
 use crate::rpc::server::session::failure::SessionError;
+use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::wire::ext::{DeviceFault, NotifyReached, OpenQueue, Wait};
 
 impl ExtendedSession<'_> {
@@ -13,7 +14,8 @@ impl ExtendedSession<'_> {
         let handle = self.resources.device(device)?;
         self.queues.check_can_open(number)?;
         let completions = Completions::new(number, &self.writer, self.resources.server.config.device_timeout);
-        Ok(self.queues.insert(number, device, handle.queue(&self.resources.budget), completions)?)
+        let queue = WatchedQueue::open(&**handle, &self.resources.budget, self.connection.watch());
+        Ok(self.queues.insert(number, device, queue, completions)?)
     }
 
     /// Makes a queue wait for a mark of another queue. If that queue has failed before the mark, this queue fails as well.

@@ -11,6 +11,7 @@ use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::upload;
+use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{CopySpan, ExtCommand, ExtRequest, Fill, ReadSpans, TensorShape, WRITE_HEAD, WriteHead};
 use crate::tensor::{DType, TensorDesc};
@@ -121,10 +122,11 @@ impl ExtendedSession<'_> {
         let source = self.resources.device(src_device)?;
         let timeout = self.resources.server.config.device_timeout;
         let (budget, staging_queues) = (&self.resources.budget, &mut self.staging_queues);
+        let watch = self.connection.watch();
         let copied = open_queue.submit(|queue| {
             let mut staging = match staging_queues.remove(&src_device) {
                 Some(staging) => staging,
-                None => source.queue(budget)?,
+                None => WatchedQueue::open(&**source, budget, watch)?,
             };
             copy_via_host((&mut *staging, &src), (queue, &dst), timeout)?;
             // Not reached after a failure: a failed staging queue is dropped.

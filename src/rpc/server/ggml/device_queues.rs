@@ -4,21 +4,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::device::{Device, DeviceError, MemoryBudget, Queue};
+use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::request_error::RequestError;
+use crate::rpc::server::session::watched_queue::WatchedQueue;
 
 /// One queue per device, opened with the first work for the device: most connections only query the server.
 pub(super) struct DeviceQueues<'a> {
     devices: &'a [Arc<dyn Device>],
     /// By the position of the device.
-    queues: Vec<Option<Box<dyn Queue>>>,
+    queues: Vec<Option<WatchedQueue>>,
     budget: Arc<MemoryBudget>,
+    watch: Arc<SessionWatch>,
 }
 
 impl<'a> DeviceQueues<'a> {
-    /// No queue is open at first. `budget` is charged for the queues' memory.
-    pub(super) fn new(devices: &'a [Arc<dyn Device>], budget: &Arc<MemoryBudget>) -> DeviceQueues<'a> {
-        DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget: Arc::clone(budget) }
+    /// No queue is open at first. `budget` is charged for the queues' memory. `watch` aborts the queues when the client has
+    /// gone.
+    pub(super) fn new(
+        devices: &'a [Arc<dyn Device>],
+        budget: &Arc<MemoryBudget>,
+        watch: &Arc<SessionWatch>,
+    ) -> DeviceQueues<'a> {
+        let (budget, watch) = (Arc::clone(budget), Arc::clone(watch));
+        DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget, watch }
     }
 
     /// The queue of a device, which is opened if necessary.
@@ -31,7 +40,7 @@ impl<'a> DeviceQueues<'a> {
         let (Some(target), Some(queue)) = (self.devices.get(index), self.queues.get_mut(index)) else {
             return Err(RequestError::NoSuchDevice { device, count }.into());
         };
-        Ok(get_or_open(target, queue, &self.budget)?)
+        Ok(get_or_open(&**target, queue, &self.budget, &self.watch)?)
     }
 
     /// The queues of two different devices.
@@ -45,7 +54,8 @@ impl<'a> DeviceQueues<'a> {
         let ((Some(device_a), Some(device_b)), Ok([a, b])) = (pair, queues) else {
             return Err(RequestError::NoSuchDevice { device: a.max(b), count }.into());
         };
-        Ok([get_or_open(device_a, a, &self.budget)?, get_or_open(device_b, b, &self.budget)?])
+        let (budget, watch) = (&self.budget, &self.watch);
+        Ok([get_or_open(&**device_a, a, budget, watch)?, get_or_open(&**device_b, b, budget, watch)?])
     }
 
     /// Whether a device other than `device` has been used by this session.
@@ -63,13 +73,14 @@ impl<'a> DeviceQueues<'a> {
 }
 
 fn get_or_open<'q>(
-    device: &Arc<dyn Device>,
-    queue: &'q mut Option<Box<dyn Queue>>,
+    device: &dyn Device,
+    queue: &'q mut Option<WatchedQueue>,
     budget: &Arc<MemoryBudget>,
+    watch: &Arc<SessionWatch>,
 ) -> Result<&'q mut dyn Queue, DeviceError> {
     let queue = match queue {
         Some(queue) => queue,
-        none => none.insert(device.queue(budget)?),
+        none => none.insert(WatchedQueue::open(device, budget, watch)?),
     };
     Ok(&mut **queue)
 }

@@ -54,7 +54,7 @@ pub(in crate::rpc::server) fn serve_session(
     mut body: Vec<u8>,
 ) -> Result<SessionEnd, SessionFailure> {
     let resources = SessionResources::new(server, versions.peer(), CacheLimits::EVICT_HALF);
-    let queues = DeviceQueues::new(&server.devices, &resources.budget);
+    let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch());
     let mut session = GgmlSession {
         connection,
         resources,

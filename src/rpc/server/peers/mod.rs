@@ -39,6 +39,9 @@ const MAX_PEER_CONNECTIONS: usize = 64;
 /// Limit of the time for which a PROBE_PEER blocks the session's thread.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest part of that time after which a PROBE_PEER checks whether its client has gone.
+const PROBE_SLICE: Duration = Duration::from_millis(250);
+
 /// Limit of downloads that one SEND_TO_PEER submits. It is lower than the number of commands that a queue accepts without
 /// blocking.
 const MAX_DOWNLOADS_PER_SEND: u64 = 16;
@@ -89,13 +92,26 @@ impl PeerPool {
         PeerPool { allowlist: Arc::clone(allowlist), timeouts, connections: HashMap::new(), in_flight }
     }
 
-    /// Checks that bytes can be sent to `address`: dials it unless a connection exists, and waits until it is connected.
+    /// Checks that bytes can be sent to `address`: dials it unless a connection exists, and waits until it is connected, or
+    /// until `client_has_gone`.
     ///
     /// # Errors
     /// The reason, as a text for the client.
-    pub(super) fn probe(&mut self, address: &str) -> Result<(), String> {
+    pub(super) fn probe(&mut self, address: &str, client_has_gone: &dyn Fn() -> bool) -> Result<(), String> {
         let until = Instant::now() + PROBE_TIMEOUT.min(self.timeouts.handshake);
-        self.connection(address)?.wait_until_connected(until).map(drop)
+        let connection = self.connection(address)?;
+        loop {
+            let slice = until.min(Instant::now() + PROBE_SLICE);
+            match connection.wait_until_connected(slice) {
+                Err(_) if slice < until && !connection.is_closed() && !client_has_gone() => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Bounds the bytes that are downloaded and not delivered. Closing it ends the waits of the session.
+    pub(super) fn in_flight(&self) -> &Arc<ByteSemaphore> {
+        &self.in_flight
     }
 
     /// The connection to `address`. Starts dialling unless a connection exists.

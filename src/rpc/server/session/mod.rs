@@ -5,6 +5,7 @@
 //! resources ── handle_table     buffers by handle and virtual address, charged to one memory budget
 //!           └─ program_cache    compiled graphs, LRU, limited in entries and bytes
 //! graph_import                  graph from the wire → program that is bound to the session's buffers
+//! watched_queue                 device queue that ends when the client has gone
 //! upload                        bytes from the client's connection → device
 //! body_buffer                   reused buffer for request bodies
 //! host_staged_copy              copies between devices that cannot access each other's memory
@@ -25,3 +26,4 @@ pub(super) mod program_cache;
 pub(super) mod request_error;
 pub(super) mod resources;
 pub(super) mod upload;
+pub(super) mod watched_queue;

@@ -1,0 +1,220 @@
+//! Hang-up watch: a thread of the server that finds the clients which have gone while their session's thread is busy.
+//!
+//! A session's thread that reads the next request notices the end of its connection by itself. While the thread serves a
+//! request, it may be blocked: by a program that runs inline, by a full queue, by a download, or by the lock of memory that
+//! another queue computes in. Nobody would then stop the work of a client that has gone. The watch polls the connection of
+//! each session that has been busy for a whole [`INTERVAL`]. If the client has hung up, it calls the session's *cancellers*:
+//! callbacks that abort its queues and end its other waits. The session's thread then returns with an error, and its memory is
+//! freed.
+//!
+//! A client that ends only its sending direction counts as gone, too: no client of ggml's protocol does that while it waits for
+//! a reply.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::rpc::transport::Aborter;
+
+/// Time between two polls of a session. A hang-up is found after at most two of them.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The watched sessions of a server.
+#[derive(Default)]
+pub(super) struct HangupWatch {
+    state: Mutex<WatchState>,
+    /// Wakes the thread: there is a session again, or the watch ends.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WatchState {
+    sessions: Vec<Weak<SessionWatch>>,
+    ended: bool,
+}
+
+impl HangupWatch {
+    /// Watches the connection of a new session, until the returned handle is dropped.
+    pub(super) fn add_session(&self, connection: Aborter) -> Arc<SessionWatch> {
+        let session = Arc::new(SessionWatch {
+            connection,
+            boundaries: AtomicU64::new(0),
+            last_seen: AtomicU64::new(0),
+            has_hung_up: AtomicBool::new(false),
+            cancellers: Mutex::default(),
+        });
+        let mut state = lock(&self.state);
+        state.sessions.push(Arc::downgrade(&session));
+        let first = state.sessions.len() == 1;
+        drop(state);
+        // The thread polls further sessions after its current interval.
+        if first {
+            self.changed.notify_one();
+        }
+        session
+    }
+
+    /// The watch's thread: returns after [`HangupWatch::end`].
+    pub(super) fn run(&self) {
+        let mut state = lock(&self.state);
+        while !state.ended {
+            if state.sessions.is_empty() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+            state.sessions.retain(|session| session.strong_count() > 0);
+            let sessions: Vec<_> = state.sessions.iter().filter_map(Weak::upgrade).collect();
+            drop(state);
+            // Outside of the lock: a canceller may take a while, and must not delay new sessions.
+            sessions.iter().for_each(|session| session.poll());
+            drop(sessions);
+            state = lock(&self.state);
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn end(&self) {
+        lock(&self.state).ended = true;
+        self.changed.notify_one();
+    }
+}
+
+/// The connection of one session, and what to cancel when its client has gone.
+pub(super) struct SessionWatch {
+    connection: Aborter,
+    /// See [`SessionWatch::boundaries`].
+    boundaries: AtomicU64,
+    /// `boundaries` at the last poll.
+    last_seen: AtomicU64,
+    has_hung_up: AtomicBool,
+    cancellers: Mutex<Cancellers>,
+}
+
+type Canceller = Box<dyn Fn() + Send>;
+
+#[derive(Default)]
+struct Cancellers {
+    by_key: HashMap<u64, Canceller>,
+    next_key: u64,
+    /// Whether the client has gone: further cancellers are called at once.
+    cancelled: bool,
+}
+
+impl SessionWatch {
+    /// Records that the session begins or finishes a request.
+    pub(super) fn count_boundary(&self) {
+        self.boundaries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of times that the session has begun or finished a request: odd while it serves one.
+    pub(super) fn boundaries(&self) -> u64 {
+        self.boundaries.load(Ordering::Relaxed)
+    }
+
+    /// Whether the watch has found that the client has gone.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.has_hung_up.load(Ordering::Acquire)
+    }
+
+    /// Calls `cancel` when the client has gone, until the returned guard is dropped; at once if it has gone already. `cancel`
+    /// must not block, and must not add or drop a canceller of this session.
+    pub(super) fn on_hangup(self: &Arc<Self>, cancel: impl Fn() + Send + 'static) -> CancellerGuard {
+        let mut cancellers = lock(&self.cancellers);
+        if cancellers.cancelled {
+            cancel();
+        }
+        let key = cancellers.next_key;
+        cancellers.next_key += 1;
+        cancellers.by_key.insert(key, Box::new(cancel));
+        drop(cancellers);
+        CancellerGuard { session: Arc::clone(self), key }
+    }
+
+    /// Cancels the session's work if it has served the same request since the last poll, and its client
+    /// has hung up.
+    fn poll(&self) {
+        let now = self.boundaries();
+        let busy = now % 2 == 1 && self.last_seen.swap(now, Ordering::Relaxed) == now;
+        if busy && !self.has_hung_up() && self.connection.hung_up() {
+            self.has_hung_up.store(true, Ordering::Release);
+            let mut cancellers = lock(&self.cancellers);
+            cancellers.cancelled = true;
+            cancellers.by_key.values().for_each(|cancel| cancel());
+        }
+    }
+}
+
+/// Keeps a canceller registered.
+pub(super) struct CancellerGuard {
+    session: Arc<SessionWatch>,
+    key: u64,
+}
+
+impl Drop for CancellerGuard {
+    fn drop(&mut self) {
+        let removed = lock(&self.session.cancellers).by_key.remove(&self.key);
+        // Outside of the lock: this may drop the last handle of a device's resources.
+        drop(removed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Ignores poisoning: each change is a single call, so a panic cannot leave a value half updated.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::transport::memory::{self, LinkConditions};
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn only_a_session_that_is_busy_for_a_whole_interval_is_cancelled() {
+        let (client, server) = memory::pair(LinkConditions { seed: 0, cut_after: None });
+        let watch = HangupWatch::default();
+        let session = watch.add_session(server.aborter());
+        let cancelled = Arc::new(AtomicUsize::new(0));
+        let canceller = || {
+            let cancelled = Arc::clone(&cancelled);
+            move || _ = cancelled.fetch_add(1, Ordering::Relaxed)
+        };
+        let guard = session.on_hangup(canceller());
+        let dropped = session.on_hangup(canceller());
+        drop(dropped);
+        let poll = |begins_or_finishes: usize, want: usize| {
+            (0..begins_or_finishes).for_each(|_| session.count_boundary());
+            session.poll();
+            assert_eq!(cancelled.load(Ordering::Relaxed), want);
+        };
+        poll(1, 0);
+        poll(0, 0);
+        client.aborter().abort();
+        poll(1, 0); // idle: the session's thread notices the end by itself
+        poll(0, 0);
+        poll(1, 0); // busy, but since this interval only
+        poll(2, 0); // busy with another request
+        assert!(!session.has_hung_up());
+        poll(0, 1);
+        assert!(session.has_hung_up());
+        poll(0, 1);
+        drop(guard);
+        drop(session.on_hangup(canceller()));
+        assert_eq!(cancelled.load(Ordering::Relaxed), 2, "called at once");
+    }
+
+    #[test]
+    fn the_thread_ends_with_and_without_sessions() {
+        for sessions in [0, 2] {
+            let watch = HangupWatch::default();
+            let (_client, server) = memory::pair(LinkConditions { seed: 0, cut_after: None });
+            let _sessions: Vec<_> = (0..sessions).map(|_| watch.add_session(server.aborter())).collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| watch.run());
+                watch.end();
+            });
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Clients that leave while the server works for them: their work ends and their memory is freed, whatever the session's thread
+//! is waiting for.
+
+use crate::extended_support::*;
+use crate::support::*;
+use fanout::ops::OpCode;
+use fanout::rpc::server::Config;
+use fanout::rpc::wire::*;
+use fanout::tensor::DType;
+use std::time::Duration;
+
+/// Rows and columns of the matrices.
+const N: u32 = 1024;
+
+/// Bytes of a matrix.
+const MATRIX: u64 = 4 * (N as u64) * (N as u64);
+
+/// Products of the graph. Each takes more than a tenth of a second on any machine in exact mode, so that the whole graph takes
+/// several times [`WATCHDOG`].
+const PRODUCTS: u64 = 4000;
+
+/// A graph that takes far longer than the test: the same product again and again. Its nodes and tensors.
+fn endless_graph(memory: &ClientBuffer) -> (Vec<u64>, Vec<TensorRecord>) {
+    let matrix = |id, offset| memory.tensor(id, DType::F32, [N, N, 1, 1], offset);
+    let (a, b) = (matrix(1, 0), matrix(2, MATRIX));
+    let nodes: Vec<u64> = (10..10 + PRODUCTS).collect();
+    let product = |&id: &u64| node(OpCode::MulMat, matrix(id, 2 * MATRIX), &[&a, &b]);
+    let tensors = nodes.iter().map(product).chain([a.clone(), b.clone()]).collect();
+    (nodes, tensors)
+}
+
+/// What the session's thread waits for when the client leaves.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    /// The next request.
+    Nothing,
+    /// The data of a GET_TENSOR behind the graph.
+    GetTensor,
+    /// Room in the queue, which is full of FILLs behind the graph.
+    FullQueue,
+    /// A READ beyond the memory for replies, behind the graph.
+    Replies,
+    /// The memory that the graph uses, into which a second queue writes.
+    WriteOnSecondQueue,
+}
+
+/// Starts the graph in a new session, and leaves the session's thread in the given state.
+fn client_with_endless_graph(server: &TestServer, pending: Pending) -> Client {
+    match pending {
+        Pending::Nothing | Pending::GetTensor => {
+            let mut client = Client::connect(server);
+            let memory = client.alloc(0, 3 * MATRIX);
+            let (nodes, tensors) = endless_graph(&memory);
+            client.compute_graph(0, &nodes, &tensors);
+            if let Pending::GetTensor = pending {
+                client.send(&get_tensor_request(&memory.byte_tensor(), 0, 64));
+            }
+            client
+        }
+        Pending::FullQueue | Pending::Replies | Pending::WriteOnSecondQueue => {
+            let mut client = Client::connect_extended(server).0;
+            (0..2).for_each(|queue| client.open_queue(queue, 0));
+            let memory = client.alloc_ext(0, 3 * MATRIX);
+            let (nodes, tensors) = endless_graph(&memory);
+            client.prepare_graph(1, 0, &nodes, &tensors);
+            client.run_graph(0, 1);
+            let whole = memory.whole_span();
+            match pending {
+                Pending::FullQueue => (0..200).for_each(|_| client.fill_span(0, whole, 0)),
+                Pending::Replies => (0..20).for_each(|id| client.read_spans(0, id, &[whole])),
+                _ => client.write_span(1, whole, None, &vec![0; whole.len as usize]),
+            }
+            client
+        }
+    }
+}
+
+#[test]
+fn the_work_of_a_client_that_leaves_ends() {
+    let server = TestServer::start(Config::default());
+    let states =
+        [Pending::Nothing, Pending::GetTensor, Pending::FullQueue, Pending::Replies, Pending::WriteOnSecondQueue];
+    for (pending, reset) in states.into_iter().flat_map(|pending| [(pending, false), (pending, true)]) {
+        let client = client_with_endless_graph(&server, pending);
+        eventually("the graph's memory is allocated", || server.used_bytes(0) >= 3 * MATRIX);
+        if reset {
+            // The close sends RST instead of FIN.
+            socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).expect("a live socket");
+        }
+        let addr = client.addr;
+        drop(client);
+        eventually(&format!("{pending:?}, reset {reset}: the session ends"), || server.handle.connections() == 0);
+        assert_eq!(server.used_bytes(0), 0, "{pending:?}, reset {reset}");
+        let warnings = logged_warnings(&addr.to_string());
+        assert!(warnings.is_empty(), "{pending:?}, reset {reset}: leaving is no failure of the client: {warnings:#?}");
+        Client::connect(&server).assert_alive();
+        eventually("the other session ends", || server.handle.connections() == 0);
+    }
+}
