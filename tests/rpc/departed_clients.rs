@@ -1,7 +1,6 @@
 //! Clients that leave while the server works for them: their work ends and their memory is freed, whatever the session's thread
 //! is waiting for.
 
-use crate::extended_support::*;
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;

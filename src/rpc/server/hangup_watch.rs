@@ -139,6 +139,8 @@ impl SessionWatch {
         let busy = now % 2 == 1 && self.last_seen.swap(now, Ordering::Relaxed) == now;
         if busy && !self.has_hung_up() && self.connection.hung_up() {
             self.has_hung_up.store(true, Ordering::Release);
+            // Ends the session's writes to a client that does not read any more.
+            self.connection.abort();
             let mut cancellers = lock(&self.cancellers);
             cancellers.cancelled = true;
             cancellers.by_key.values().for_each(|cancel| cancel());

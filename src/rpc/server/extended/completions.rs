@@ -1,16 +1,16 @@
 //! Completions of one queue: MARK_REACHED, READ_DATA and QUEUE_FAILED notifications, sent in the order of the queue's work.
 //!
 //! Fast path: the session's thread sends a completion itself if it is ready and no earlier one is pending. Otherwise the
-//! completion is appended to the channel of the queue's own thread, which waits for each in turn, so that other queues and
-//! later requests do not wait. A failure is sent in order as well, and is the last notification of its queue.
+//! completion is appended to the queue's list, and the session's [notifier](super::notifier) sends it when the device is done,
+//! so that other queues and later requests do not wait. A failure is sent in order as well, and is the last notification of its
+//! queue.
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, bounded};
-
+use super::notifier::NotifierShared;
 use crate::device::{DeviceError, PendingRead, TimelinePoint};
 use crate::rpc::server::byte_semaphore::BytePermit;
 use crate::rpc::server::client_connection::ClientWriter;
@@ -76,37 +76,122 @@ enum PendingCompletion {
     Failed(DeviceFault),
 }
 
+impl PendingCompletion {
+    /// The point that is not decided yet, if the completion has to wait for one.
+    fn undecided_point(&self) -> Option<&TimelinePoint> {
+        let point = match self {
+            PendingCompletion::Reached { point, .. } => point.as_ref(),
+            PendingCompletion::Data { data, .. } => Some(&data.end),
+            PendingCompletion::Failed(_) => None,
+        };
+        point.filter(|point| point.poll() == Ok(false))
+    }
+}
+
 /// The data of a READ that the device has not delivered yet.
 pub(super) struct Download {
     /// Reads of the spans, in order.
     pub(super) reads: Vec<PendingRead>,
-    /// Point of the queue to wait for if the READ has no bytes, and therefore no `reads`.
-    pub(super) end: Option<TimelinePoint>,
+    /// Point of the queue behind the reads.
+    pub(super) end: TimelinePoint,
     /// Share of the host memory that is available for the session's replies.
     pub(super) _permit: BytePermit,
 }
 
 impl Download {
     fn is_ready(&self) -> bool {
-        self.reads.iter().all(PendingRead::is_ready) && self.end.as_ref().is_none_or(|point| point.poll() == Ok(true))
+        self.reads.iter().all(PendingRead::is_ready) && self.end.poll() == Ok(true)
     }
 
-    fn wait(&mut self, until: Instant) -> Result<Vec<Vec<u8>>, DeviceError> {
-        if let Some(end) = &self.end {
-            end.wait(Some(until))?;
+    fn wait(self, until: Instant) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.end.wait(Some(until))?;
+        self.reads.into_iter().map(|read| read.wait(Some(until))).collect()
+    }
+}
+
+/// The pending completions of a queue, which the session and its notifier share.
+pub(super) struct QueueCompletions {
+    notifications: CompletionWriter,
+    timeout: Duration,
+    pending: Mutex<PendingList>,
+    /// Wakes the session's thread: a completion was sent, or all were dropped.
+    sent: Condvar,
+}
+
+#[derive(Default)]
+struct PendingList {
+    completions: VecDeque<PendingCompletion>,
+    /// Whether the notifier is sending a completion that it has taken from the list.
+    sending: bool,
+    /// Since when the first completion waits for its point.
+    first_since: Option<Instant>,
+}
+
+impl PendingList {
+    fn is_empty(&self) -> bool {
+        self.completions.is_empty() && !self.sending
+    }
+}
+
+impl QueueCompletions {
+    /// Sends the completions from the first one on, up to the first one whose point is undecided. Called by the notifier's
+    /// thread only, so completions keep their order.
+    pub(super) fn send_ready(self: &Arc<Self>, notifier: &Arc<NotifierShared>) {
+        loop {
+            let mut pending = self.lock();
+            let Some(first) = pending.completions.front() else { return };
+            if let Some(point) = first.undecided_point().cloned() {
+                pending.first_since.get_or_insert_with(Instant::now);
+                drop(pending);
+                return notifier.send_when_decided(self, &point);
+            }
+            let Some(completion) = pending.completions.pop_front() else { return };
+            (pending.sending, pending.first_since) = (true, None);
+            drop(pending);
+            let (command, sent) = send_decided(completion, &self.notifications, Instant::now() + self.timeout);
+            if let Err(e) = sent {
+                self.notifications.writer.fail(command.name(), e);
+            }
+            self.lock().sending = false;
+            if self.notifications.closed.load(Ordering::Acquire) {
+                self.drop_all();
+            }
+            self.sent.notify_one();
         }
-        self.reads.drain(..).map(|read| read.wait(Some(until))).collect()
+    }
+
+    /// Fails the queue if its first completion has waited for longer than the timeout.
+    pub(super) fn check_deadline(&self, now: Instant) {
+        let since = self.lock().first_since;
+        if since.is_some_and(|since| now.saturating_duration_since(since) > self.timeout) {
+            let fault = DeviceFault::from(&DeviceError::Deadline("a point on a queue"));
+            if let Err(e) = self.notifications.send_failed(fault) {
+                self.notifications.writer.fail(ExtCommand::NotifyReached.name(), e);
+            }
+            self.drop_all();
+        }
+    }
+
+    fn drop_all(&self) {
+        let mut pending = self.lock();
+        let dropped = std::mem::take(&mut pending.completions);
+        pending.first_since = None;
+        drop(pending);
+        // Outside of the lock: this may drop the last handle of a device's resources.
+        drop(dropped);
+        self.sent.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PendingList> {
+        // Ignores poisoning: each change is a single call, so a panic cannot leave the list half updated.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The session's side of a queue's completions.
 pub(super) struct Completions {
-    notifications: Arc<CompletionWriter>,
-    timeout: Duration,
-    /// Number of completions that the queue's thread has not sent yet.
-    pending: Arc<AtomicUsize>,
-    /// Channel to the queue's thread, which is started for the first completion that has to wait.
-    thread: Option<Sender<PendingCompletion>>,
+    queue: Arc<QueueCompletions>,
+    notifier: Arc<NotifierShared>,
     /// Whether the session's thread has failed the queue. Other threads fail it through the [`CompletionWriter`].
     failed: bool,
 }
@@ -114,32 +199,35 @@ pub(super) struct Completions {
 impl Completions {
     /// Completions of the queue with the client's number `queue`. A completion that takes longer than `timeout` fails the
     /// queue.
-    pub(super) fn new(queue: u32, writer: &Arc<ClientWriter>, timeout: Duration) -> Completions {
+    pub(super) fn new(
+        queue: u32,
+        writer: &Arc<ClientWriter>,
+        notifier: &Arc<NotifierShared>,
+        timeout: Duration,
+    ) -> Completions {
         let notifications = CompletionWriter { queue, writer: Arc::clone(writer), closed: AtomicBool::new(false) };
-        Completions {
-            notifications: Arc::new(notifications),
-            timeout,
-            pending: Arc::default(),
-            thread: None,
-            failed: false,
-        }
+        let queue = QueueCompletions { notifications, timeout, pending: Mutex::default(), sent: Condvar::new() };
+        let queue = Arc::new(queue);
+        notifier.add_queue(&queue);
+        Completions { queue, notifier: Arc::clone(notifier), failed: false }
     }
 
     /// Whether the queue has failed. No work may be submitted to a failed queue, and no notification is sent.
     pub(super) fn has_failed(&self) -> bool {
-        self.failed || self.notifications.closed.load(Ordering::Acquire)
+        self.failed || self.queue.notifications.closed.load(Ordering::Acquire)
     }
 
-    /// Suppresses all further notifications, also QUEUE_FAILED.
+    /// Suppresses all further notifications, also QUEUE_FAILED, and drops the pending completions.
     pub(super) fn close(&self) {
-        self.notifications.closed.store(true, Ordering::Release);
+        self.queue.notifications.closed.store(true, Ordering::Release);
+        self.queue.drop_all();
     }
 
     /// Fails the queue. QUEUE_FAILED is sent after the pending completions.
     pub(super) fn fail(&mut self, fault: DeviceFault) -> Result<(), TransportError> {
         self.failed = true;
         if self.none_pending() {
-            self.notifications.send_failed(fault)
+            self.queue.notifications.send_failed(fault)
         } else {
             self.enqueue(PendingCompletion::Failed(fault))
         }
@@ -147,11 +235,12 @@ impl Completions {
 
     /// Callback that fails the queue from any thread, without waiting for pending completions.
     pub(super) fn failure_callback(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
-        let notifications = Arc::clone(&self.notifications);
+        let queue = Arc::clone(&self.queue);
         move |e| {
-            if let Err(e) = notifications.send_failed(DeviceFault::from(&e)) {
-                notifications.writer.fail(ExtCommand::SendToPeer.name(), e);
+            if let Err(e) = queue.notifications.send_failed(DeviceFault::from(&e)) {
+                queue.notifications.writer.fail(ExtCommand::SendToPeer.name(), e);
             }
+            queue.drop_all();
         }
     }
 
@@ -160,7 +249,7 @@ impl Completions {
     pub(super) fn report_mark(&mut self, number: u64, point: Option<TimelinePoint>) -> Result<(), TransportError> {
         if self.none_pending() {
             match point.as_ref().map_or(Ok(true), TimelinePoint::poll) {
-                Ok(true) => return self.notifications.send_reached(number),
+                Ok(true) => return self.queue.notifications.send_reached(number),
                 Ok(false) => {}
                 Err(e) => return self.fail(DeviceFault::from(&e)),
             }
@@ -169,74 +258,47 @@ impl Completions {
     }
 
     /// Sends READ_DATA once the data is available.
-    pub(super) fn send_read_data(&mut self, id: u64, mut data: Download) -> Result<(), TransportError> {
+    pub(super) fn send_read_data(&mut self, id: u64, data: Download) -> Result<(), TransportError> {
         if !(self.none_pending() && data.is_ready()) {
             return self.enqueue(PendingCompletion::Data { id, data });
         }
         match data.wait(Instant::now()) {
-            Ok(parts) => self.notifications.send_data(id, &parts),
+            Ok(parts) => self.queue.notifications.send_data(id, &parts),
             Err(e) => self.fail(DeviceFault::from(&e)),
         }
     }
 
     fn none_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire) == 0
+        self.queue.lock().is_empty()
     }
 
+    /// Appends a completion. The notifier is told of the first one; behind it, the notifier finds them by itself. Blocks while
+    /// [`MAX_PENDING`] completions are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
-        let thread = match self.thread.take() {
-            Some(thread) => thread,
-            None => match self.spawn_thread() {
-                Ok(thread) => thread,
-                Err(e) => {
-                    self.failed = true;
-                    return self.notifications.send_failed(DeviceFault::new(format!(
-                        "cannot start a thread for the queue's completions: {e}"
-                    )));
-                }
-            },
-        };
-        let thread = self.thread.insert(thread);
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        if thread.send_timeout(completion, self.timeout).is_ok() {
-            return Ok(());
-        }
-        self.failed = true;
-        self.notifications.send_failed(DeviceFault::from(&DeviceError::Deadline("a queue's earlier completions")))
-    }
-}
-
-impl Completions {
-    fn spawn_thread(&self) -> io::Result<Sender<PendingCompletion>> {
-        let (sender, receiver) = bounded(MAX_PENDING);
-        let (notifications, timeout, pending) =
-            (Arc::clone(&self.notifications), self.timeout, Arc::clone(&self.pending));
-        let thread = std::thread::Builder::new().name("completions".to_owned());
-        thread.spawn(move || send_pending(&receiver, &notifications, timeout, &pending)).map(|_| sender)
-    }
-}
-
-/// Thread of a queue: waits for each completion in turn and sends it, until the session drops the queue.
-fn send_pending(
-    receiver: &Receiver<PendingCompletion>,
-    notifications: &CompletionWriter,
-    timeout: Duration,
-    pending: &AtomicUsize,
-) {
-    for completion in receiver {
-        // A closed queue sends nothing, so its completions are not waited for.
-        if !notifications.closed.load(Ordering::Acquire) {
-            let (command, sent) = send_when_ready(completion, notifications, Instant::now() + timeout);
-            if let Err(e) = sent {
-                notifications.writer.fail(command.name(), e);
+        let until = Instant::now() + self.queue.timeout;
+        let mut pending = self.queue.lock();
+        while pending.completions.len() >= MAX_PENDING {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(pending);
+                self.failed = true;
+                let late = DeviceError::Deadline("a queue's earlier completions");
+                return self.queue.notifications.send_failed(DeviceFault::from(&late));
             }
+            pending = self.queue.sent.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        pending.fetch_sub(1, Ordering::AcqRel);
+        let first = pending.is_empty();
+        pending.completions.push_back(completion);
+        drop(pending);
+        if first {
+            self.notifier.mark_ready(Arc::clone(&self.queue));
+        }
+        Ok(())
     }
 }
 
-/// Waits for a completion and sends it. Returns the command that requested it, for error messages.
-fn send_when_ready(
+/// Sends a completion whose point is decided. Returns the command that requested it, for error messages.
+fn send_decided(
     completion: PendingCompletion,
     notifications: &CompletionWriter,
     until: Instant,
@@ -247,7 +309,7 @@ fn send_when_ready(
             let reached = point.map_or(Ok(()), |point| point.wait(Some(until)));
             (ExtCommand::NotifyReached, reached.map_or_else(failed, |()| notifications.send_reached(number)))
         }
-        PendingCompletion::Data { id, mut data } => {
+        PendingCompletion::Data { id, data } => {
             let parts = data.wait(until);
             (ExtCommand::Read, parts.map_or_else(failed, |parts| notifications.send_data(id, &parts)))
         }

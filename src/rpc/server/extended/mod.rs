@@ -7,13 +7,13 @@
 //!                          ─► load_by_digest           LOAD
 //!                          ─► peer_transfer            ISSUE_TOKENS, RECEIVE_FROM_PEER, SEND_TO_PEER, PROBE_PEER, PEER_WRITE
 //!                          ─► describe                 reply to HELLO_EXT, SUPPORTS_OP
-//! completions (one thread per queue) ─► MARK_REACHED, READ_DATA, QUEUE_FAILED
-//! heartbeat (one thread per session) ─► SERVER_STATE
+//! notifier (a second thread) ─► completions            MARK_REACHED, READ_DATA, QUEUE_FAILED
+//!                            ─► heartbeat              SERVER_STATE
 //! ```
 //!
-//! The session's thread reads requests and submits their work. Waiting for a device is left to a thread of the queue
-//! ([`completions`]). Submitting can still block: until the queue has room, and for a large WRITE until the queue's earlier
-//! work is done. The client receives a [`heartbeat`] meanwhile.
+//! The session's thread reads requests and submits their work. The [`notifier`] waits for devices. Submitting can
+//! still block: until the queue has room, and for a large WRITE until the queue's earlier work is done. The client receives a
+//! heartbeat meanwhile.
 //!
 //! The commands that ggml's protocol and the extensions share are in `resource_requests`, and the state that both front ends
 //! share is in `session`. Start reading at `session.rs`.
@@ -22,8 +22,8 @@ mod completions;
 mod describe;
 mod error;
 mod graphs;
-mod heartbeat;
 mod load_by_digest;
+mod notifier;
 mod peer_transfer;
 mod queues;
 mod session;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::describe;
 use super::error::ExtendedError;
 use super::graphs::GraphNumber;
-use super::heartbeat::Heartbeat;
 use super::load_by_digest::LoadCounts;
+use super::notifier::Notifier;
 use super::queues::Queues;
 
 use crate::rpc::server::byte_semaphore::ByteSemaphore;
@@ -35,7 +35,7 @@ const MAX_UNSENT_MESSAGES: u64 = 4;
 
 /// A session of the extensions.
 pub(super) struct ExtendedSession<'a> {
-    /// Must be the first field, so that queues are dropped first: the threads of their completions wait for their work.
+    /// Must be the first field, so that queues are dropped first: nothing waits for their completions any more.
     pub(super) queues: Queues,
     /// Device queues of the session itself, by device, that read the source of host-staged copies.
     pub(super) staging_queues: HashMap<u32, WatchedQueue>,
@@ -44,7 +44,7 @@ pub(super) struct ExtendedSession<'a> {
     /// Limits the memory of replies that are not sent yet.
     pub(super) reply_memory: Arc<ByteSemaphore>,
     pub(super) load_counts: LoadCounts,
-    _heartbeat: Heartbeat,
+    pub(super) notifier: Notifier,
     /// End the waits of the session that are not waits for one of its queues, when the client has gone.
     _cancellers: [CancellerGuard; 3],
     pub(super) connection: ClientConnection,
@@ -64,7 +64,8 @@ pub(in crate::rpc::server) fn serve_session(
     let resources = SessionResources::new(server, peer, CacheLimits::EVICT_FEWEST);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
     let watch = connection.watch();
-    let heartbeat = Heartbeat::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
+    let notifier = Notifier::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
+    let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let peer_pool = PeerPool::new(&server.peers, &server.config);
     let reply_memory = ByteSemaphore::new(server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES));
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
@@ -81,7 +82,7 @@ pub(in crate::rpc::server) fn serve_session(
         peer_pool,
         reply_memory,
         load_counts: LoadCounts::default(),
-        _heartbeat: heartbeat,
+        notifier,
         _cancellers: cancellers,
         connection,
         writer: Arc::clone(&writer),

@@ -13,7 +13,8 @@ impl ExtendedSession<'_> {
         let &OpenQueue { queue: number, device } = request;
         let handle = self.resources.device(device)?;
         self.queues.check_can_open(number)?;
-        let completions = Completions::new(number, &self.writer, self.resources.server.config.device_timeout);
+        let timeout = self.resources.server.config.device_timeout;
+        let completions = Completions::new(number, &self.writer, self.notifier.shared(), timeout);
         let queue = WatchedQueue::open(&**handle, &self.resources.budget, self.connection.watch());
         Ok(self.queues.insert(number, device, queue, completions)?)
     }

@@ -86,8 +86,7 @@ impl ExtendedSession<'_> {
         let data = open_queue.submit(|queue| {
             let permit = reply_memory.acquire(cost, until)?;
             let reads = queue.download_all(&regions)?;
-            let end = regions.is_empty().then(|| queue.mark());
-            Ok(Download { reads, end, _permit: permit })
+            Ok(Download { reads, end: queue.mark(), _permit: permit })
         })?;
         Ok(data.map_or(Ok(()), |data| open_queue.completions.send_read_data(request.id, data))?)
     }

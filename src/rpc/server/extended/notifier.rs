@@ -1,0 +1,188 @@
+//! Notifier: the second thread of a session of the extension, beside the one that reads requests. It sends the completions of
+//! all queues of the session as they become ready, and the heartbeat.
+//!
+//! - **Completions.** A queue whose first pending completion waits for a [`TimelinePoint`] registers a callback on it, which
+//!   puts the queue on the list of ready queues and wakes the thread. So a session with any number of queues has one thread for
+//!   them. Points of devices that do not notify are polled while there are any.
+//! - **Heartbeat.** While the session's thread serves one request for long, for example because a queue is full, it reads no
+//!   PING. Once a second the notifier then sends SERVER_STATE. If that fails, the session's thread may be blocked on bytes from
+//!   another server that will never arrive, so the notifier closes the session's receives.
+//! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::completions::QueueCompletions;
+use crate::device::{DeviceError, TimelinePoint};
+use crate::rpc::server::client_connection::ClientWriter;
+use crate::rpc::server::hangup_watch::SessionWatch;
+use crate::rpc::server::lifecycle::Lifecycle;
+use crate::rpc::server::transfer_tokens::PendingReceives;
+use crate::rpc::wire::ext::Notification;
+
+/// Time between two heartbeats, and between two checks of the deadlines.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the thread polls points of devices that do not notify without a pause, before it sleeps between two polls.
+const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
+
+/// The sleep between two polls of such points.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// The notifier of a session. Dropping it ends its thread.
+pub(super) struct Notifier(Arc<NotifierShared>);
+
+/// State that the session, the notifier's thread and the callbacks of points share.
+pub(super) struct NotifierShared {
+    state: Mutex<NotifierState>,
+    /// Wakes the thread: a queue is ready, a point has to be polled, or the session ends.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct NotifierState {
+    /// Queues whose first pending completion may be ready.
+    ready: Vec<Arc<QueueCompletions>>,
+    /// Points of devices that do not notify. Polling such a point calls its callback.
+    polled: Vec<TimelinePoint>,
+    /// All queues of the session, for the deadlines.
+    queues: Vec<Weak<QueueCompletions>>,
+    ended: bool,
+}
+
+/// What the heartbeat needs.
+struct Heartbeat {
+    watch: Arc<SessionWatch>,
+    lifecycle: Arc<Lifecycle>,
+    writer: Arc<ClientWriter>,
+    pending_receives: Arc<PendingReceives>,
+    /// [`SessionWatch::boundaries`] at the last heartbeat.
+    last: u64,
+}
+
+impl Notifier {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system cannot start it.
+    pub(super) fn start(
+        lifecycle: &Arc<Lifecycle>,
+        writer: &Arc<ClientWriter>,
+        watch: &Arc<SessionWatch>,
+        pending_receives: &Arc<PendingReceives>,
+    ) -> Result<Notifier, DeviceError> {
+        let shared = Arc::new(NotifierShared { state: Mutex::default(), changed: Condvar::new() });
+        let heartbeat = Heartbeat {
+            watch: Arc::clone(watch),
+            lifecycle: Arc::clone(lifecycle),
+            writer: Arc::clone(writer),
+            pending_receives: Arc::clone(pending_receives),
+            last: 0,
+        };
+        let thread = Arc::clone(&shared);
+        let started = std::thread::Builder::new().name("notifier".to_owned()).spawn(move || thread.run(heartbeat));
+        started.map_err(|e| DeviceError::thread_spawn_failed("for a session's notifications", &e))?;
+        Ok(Notifier(shared))
+    }
+
+    pub(super) fn shared(&self) -> &Arc<NotifierShared> {
+        &self.0
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl NotifierShared {
+    /// Adds a queue, whose deadlines are checked from now on.
+    pub(super) fn add_queue(&self, queue: &Arc<QueueCompletions>) {
+        let mut state = self.lock();
+        state.queues.retain(|queue| queue.strong_count() > 0);
+        state.queues.push(Arc::downgrade(queue));
+    }
+
+    /// Calls [`QueueCompletions::send_ready`] of `queue` on the notifier's thread when `point` is decided.
+    pub(super) fn send_when_decided(self: &Arc<Self>, queue: &Arc<QueueCompletions>, point: &TimelinePoint) {
+        let (shared, queue) = (Arc::clone(self), Arc::clone(queue));
+        point.on_reached(move |_| shared.mark_ready(queue));
+        if !point.needs_no_polling() && point.poll() == Ok(false) {
+            self.lock().polled.push(point.clone());
+            self.changed.notify_one();
+        }
+    }
+
+    /// Puts a queue on the list of ready queues.
+    pub(super) fn mark_ready(&self, queue: Arc<QueueCompletions>) {
+        let mut state = self.lock();
+        let wake = state.ready.is_empty();
+        state.ready.push(queue);
+        drop(state);
+        if wake {
+            self.changed.notify_one();
+        }
+    }
+
+    fn run(self: &Arc<Self>, mut heartbeat: Heartbeat) {
+        let (mut polled, mut polling_since): (Vec<TimelinePoint>, _) = (Vec::new(), Instant::now());
+        let mut next_interval = Instant::now() + INTERVAL;
+        let mut state = self.lock();
+        while !state.ended {
+            let ready = std::mem::take(&mut state.ready);
+            if polled.is_empty() && !state.polled.is_empty() {
+                polling_since = Instant::now();
+            }
+            polled.append(&mut state.polled);
+            let now = Instant::now();
+            if now >= next_interval {
+                next_interval = now + INTERVAL;
+                let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
+                drop(state);
+                queues.iter().for_each(|queue| queue.check_deadline(now));
+                heartbeat.beat();
+                state = self.lock();
+            }
+            if ready.is_empty() && polled.is_empty() {
+                if state.ready.is_empty() && state.polled.is_empty() && !state.ended {
+                    let timeout = next_interval.saturating_duration_since(now);
+                    state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                continue;
+            }
+            drop(state);
+            ready.iter().for_each(|queue| queue.send_ready(self));
+            if ready.is_empty() {
+                polled.retain(|point| point.poll() == Ok(false));
+                match now.saturating_duration_since(polling_since) {
+                    _ if polled.is_empty() => {}
+                    waited if waited < SPIN_BEFORE_SLEEP => std::hint::spin_loop(),
+                    _ => std::thread::sleep(POLL_INTERVAL),
+                }
+            }
+            state = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NotifierState> {
+        // Ignores poisoning: each change is a single call, so a panic cannot leave the state half updated.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Heartbeat {
+    /// Sends SERVER_STATE if the session has served the same request since the last heartbeat.
+    fn beat(&mut self) {
+        let now = self.watch.boundaries();
+        let busy = now == self.last && now % 2 == 1;
+        self.last = now;
+        if busy && let Err(error) = self.writer.send_notification(&Notification::ServerState(self.lifecycle.state())) {
+            // Part of the notification may have been sent, so no other message can follow. Closing the connection also ends the
+            // session's thread.
+            self.writer.fail("SERVER_STATE", error);
+            self.pending_receives.close();
+        }
+    }
+}
