@@ -47,6 +47,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::byte_semaphore", &["device"], &[]),
+    layer("rpc::server::thread_budget", &["device"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
         "rpc::server::client_connection",
@@ -70,6 +71,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::wire",
             "rpc::server::byte_semaphore",
             "rpc::server::limits",
+            "rpc::server::thread_budget",
             "rpc::server::peers::peer_allowlist",
             "crossbeam",
         ],
@@ -89,7 +91,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &["fastrand"],
     ),
-    layer("rpc::server::transfer_tokens", &["device", "rpc::wire", "getrandom"], &["cpu"]),
+    layer(
+        "rpc::server::transfer_tokens",
+        &["device", "rpc::wire", "rpc::server::thread_budget", "getrandom"],
+        &["cpu"],
+    ),
     layer(
         "rpc::server::tensor_cache",
         &["rpc::wire", "rpc::server::limits", "blake3", "files", "io", "processes"],
@@ -106,6 +112,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::collectives",
+            "rpc::server::thread_budget",
             "rpc::server::transfer_tokens",
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
@@ -180,6 +187,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::resource_requests",
             "rpc::server::byte_semaphore",
             "rpc::server::peers",
+            "rpc::server::thread_budget",
             "rpc::server::transfer_tokens",
             "rpc::server::gguf_index",
             "rpc::server::lifecycle",
@@ -202,6 +210,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::ggml",
             "rpc::server::extended",
             "rpc::server::limits",
+            "rpc::server::thread_budget",
             "rpc::server::listen",
             "rpc::server::collectives",
             "rpc::server::peers::peer_allowlist",

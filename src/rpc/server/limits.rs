@@ -19,6 +19,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
+    /// Maximum number of threads for transfers between servers. A session may have a quarter of them.
+    pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session. Beyond
@@ -56,6 +58,7 @@ impl Default for Config {
             protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
             max_connections: 1024,
             max_memory: None,
+            max_transfer_threads: 256,
             max_buffers: 1 << 16,
             max_graph_memory: 64 << 20,
             limits: Config::limits(1 << 15, 16 << 20),
@@ -75,6 +78,7 @@ setters!(Config {
     with_protocol protocol: Vec<ServedVersion>,
     with_max_connections max_connections: usize,
     with_max_memory max_memory: Option<u64>,
+    with_max_transfer_threads max_transfer_threads: usize,
     with_max_buffers max_buffers: usize,
     with_max_graph_memory max_graph_memory: u64,
     with_limits limits: Limits,

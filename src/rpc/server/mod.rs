@@ -16,6 +16,7 @@
 //!                  collectives (sums with another server)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
 //! ```
 //!
@@ -49,6 +50,7 @@ mod resource_requests;
 mod serve;
 mod session;
 mod tensor_cache;
+mod thread_budget;
 mod transfer_tokens;
 mod versions;
 
@@ -76,6 +78,7 @@ use lifecycle::Lifecycle;
 use listen::VersionedListener;
 use peers::PeerAllowlist;
 use tensor_cache::TensorCache;
+use thread_budget::ThreadBudget;
 use versions::{VersionChoice, VersionPolicy, VersionProbe};
 
 /// How long a shutdown waits for sessions to end: a session may be blocked on a device.
@@ -177,9 +180,9 @@ impl Server {
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
-            config,
             listeners: listeners.iter().map(info).collect(),
             tensor_cache,
+            transfer_threads: ThreadBudget::new(config.max_transfer_threads),
             transfer_tokens: Arc::default(),
             peers: Arc::new(peers),
             gguf_index,
@@ -187,6 +190,7 @@ impl Server {
             hangup_watch: HangupWatch::default(),
             version_probe: VersionProbe::default(),
             rendezvous: Rendezvous::default(),
+            config,
         };
         let control = ServerControl { addr, wakers, admission, lifecycle };
         Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })

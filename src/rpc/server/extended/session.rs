@@ -22,6 +22,7 @@ use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFail
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
+use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -62,11 +63,12 @@ pub(in crate::rpc::server) fn serve_session(
 ) -> Result<SessionEnd, SessionFailure> {
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, CacheLimits::EVICT_FEWEST);
-    let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget);
+    let threads = ThreadBudget::quarter_of(&server.transfer_threads);
+    let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, &threads);
     let watch = connection.watch();
     let notifier = Notifier::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
-    let peer_pool = PeerPool::new(&server.peers, &server.config);
+    let peer_pool = PeerPool::new(&server.peers, &server.config, &threads);
     let reply_memory = ByteSemaphore::new(server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES));
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
     let receives = Arc::clone(tokens.pending_receives());

@@ -29,6 +29,7 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use super::byte_semaphore::{BytePermit, ByteSemaphore};
 use super::limits::Config;
+use super::thread_budget::ThreadBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
 use crate::rpc::wire::ext::TransferToken;
 use peer_connection::PeerConnection;
@@ -76,20 +77,22 @@ pub(super) struct PeerPool {
     allowlist: Arc<PeerAllowlist>,
     timeouts: PeerTimeouts,
     connections: HashMap<String, Arc<PeerConnection>>,
+    threads: Arc<ThreadBudget>,
     /// Bounds the bytes that are downloaded and not delivered.
     in_flight: Arc<ByteSemaphore>,
 }
 
 impl PeerPool {
-    /// An empty pool that may dial the addresses of `allowlist`.
-    pub(super) fn new(allowlist: &Arc<PeerAllowlist>, config: &Config) -> PeerPool {
+    /// An empty pool that may dial the addresses of `allowlist`. Its threads are reserved in `threads`.
+    pub(super) fn new(allowlist: &Arc<PeerAllowlist>, config: &Config, threads: &Arc<ThreadBudget>) -> PeerPool {
         let timeouts = PeerTimeouts {
             handshake: config.handshake_timeout,
             stall: config.stall_timeout,
             device: config.device_timeout,
         };
         let in_flight = ByteSemaphore::new(config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES));
-        PeerPool { allowlist: Arc::clone(allowlist), timeouts, connections: HashMap::new(), in_flight }
+        let (allowlist, threads) = (Arc::clone(allowlist), Arc::clone(threads));
+        PeerPool { allowlist, timeouts, connections: HashMap::new(), threads, in_flight }
     }
 
     /// Checks that bytes can be sent to `address`: dials it unless a connection exists, and waits until it is connected, or
@@ -122,8 +125,9 @@ impl PeerPool {
                 return Err(format!("the session has connections to {MAX_PEER_CONNECTIONS} servers already"));
             }
             self.allowlist.check_address(address)?;
-            self.connections
-                .insert(address.to_owned(), PeerConnection::start(address, &self.allowlist, self.timeouts)?);
+            let thread = self.threads.reserve().map_err(|e| e.to_string())?;
+            let connection = PeerConnection::start(address, &self.allowlist, self.timeouts, thread)?;
+            self.connections.insert(address.to_owned(), connection);
         }
         self.connections.get(address).ok_or_else(|| "the connection is lost".to_owned())
     }
@@ -202,23 +206,25 @@ impl PeerSender {
             });
         let downloads = downloads.collect::<Result<_, DeviceError>>()?;
         let job = SendJob { address: address.to_owned(), connection, downloads, _reservations: (reservation, permit) };
-        if self.worker(pool.timeouts.device)?.send(job).is_err() {
+        if self.worker(pool)?.send(job).is_err() {
             return Err(DeviceError::Bug("the thread that sends bytes to other servers has ended".to_owned()));
         }
         Ok(())
     }
 
     /// The channel to the sender's thread, which is started for the first job.
-    fn worker(&mut self, timeout: Duration) -> Result<&Sender<SendJob>, DeviceError> {
+    fn worker(&mut self, pool: &PeerPool) -> Result<&Sender<SendJob>, DeviceError> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
             None => {
                 // Unbounded: the session's memory budget limits the number of jobs.
                 let (worker, jobs) = unbounded();
                 let (fail, failed) = (Arc::clone(&self.fail), Arc::clone(&self.failed));
-                let started = std::thread::Builder::new()
-                    .name("peer-sender".to_owned())
-                    .spawn(move || run_worker(&jobs, timeout, &fail, &failed));
+                let (timeout, permit) = (pool.timeouts.device, pool.threads.reserve()?);
+                let started = std::thread::Builder::new().name("peer-sender".to_owned()).spawn(move || {
+                    let _permit = permit;
+                    run_worker(&jobs, timeout, &fail, &failed);
+                });
                 started.map_err(|e| DeviceError::thread_spawn_failed("that sends bytes to other servers", &e))?;
                 worker
             }

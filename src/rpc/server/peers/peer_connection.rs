@@ -13,6 +13,7 @@ use super::{FailQueue, PeerAllowlist, PeerTimeouts};
 use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
+use crate::rpc::server::thread_budget::ThreadPermit;
 use crate::rpc::transport::{Aborter, Deadline, TransportError};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::TransferToken;
@@ -49,7 +50,9 @@ enum PeerConnectionState {
 }
 
 impl PeerConnection {
-    /// Starts the connection's thread, which dials `address` if `allowlist` permits it. Does not wait for the connection.
+    /// Starts the connection's thread, which dials `address` if `allowlist` permits it. `permit` is
+    /// the reservation of the thread, which keeps it until it ends: a lookup of a name may outlive the session. Does not wait for
+    /// the connection.
     ///
     /// # Errors
     /// That the thread cannot be started.
@@ -57,6 +60,7 @@ impl PeerConnection {
         address: &str,
         allowlist: &Arc<PeerAllowlist>,
         timeouts: PeerTimeouts,
+        permit: ThreadPermit,
     ) -> Result<Arc<PeerConnection>, String> {
         let connection = Arc::new(PeerConnection {
             address: address.to_owned(),
@@ -67,9 +71,10 @@ impl PeerConnection {
             replies: DueReplies::new(),
         });
         let (thread_connection, allowlist) = (Arc::clone(&connection), Arc::clone(allowlist));
-        let started = std::thread::Builder::new()
-            .name("peer".to_owned())
-            .spawn(move || thread_connection.dial_and_read(&allowlist));
+        let started = std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
+            let _permit = permit;
+            thread_connection.dial_and_read(&allowlist);
+        });
         started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
         Ok(connection)
     }

@@ -10,6 +10,7 @@ use super::payload::PeerWriteData;
 use super::receiver::{PendingReceives, Receiver, ReceiverShared};
 use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
+use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
 
 /// The transfer tokens of one session. Dropping the ledger revokes all of them.
@@ -17,23 +18,30 @@ pub(in crate::rpc::server) struct TokenLedger {
     table: Arc<TokenTable>,
     session: u64,
     budget: Arc<MemoryBudget>,
+    threads: Arc<ThreadBudget>,
     pending_receives: Arc<PendingReceives>,
 }
 
 impl TokenLedger {
-    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget`.
-    pub(in crate::rpc::server) fn new(table: &Arc<TokenTable>, budget: &Arc<MemoryBudget>) -> TokenLedger {
+    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget`, and the threads
+    /// of receivers to `threads`.
+    pub(in crate::rpc::server) fn new(
+        table: &Arc<TokenTable>,
+        budget: &Arc<MemoryBudget>,
+        threads: &Arc<ThreadBudget>,
+    ) -> TokenLedger {
         let mut maps = table.lock();
         let session = maps.next_session;
         maps.next_session += 1;
         maps.sessions.insert(session, SessionTokens::default());
-        TokenLedger { table: Arc::clone(table), session, budget: Arc::clone(budget), pending_receives: Arc::default() }
+        let (budget, threads) = (Arc::clone(budget), Arc::clone(threads));
+        TokenLedger { table: Arc::clone(table), session, budget, threads, pending_receives: Arc::default() }
     }
 
     /// Creates the receiver of a queue of `device`; each receiving queue needs its own. A RECEIVE_FROM_PEER fails if its bytes
     /// have not arrived within `timeout`.
     pub(in crate::rpc::server) fn new_receiver(&self, device: &Arc<dyn Device>, timeout: Duration) -> Receiver {
-        let receiver = Receiver::new(&self.table, device, &self.budget, timeout);
+        let receiver = Receiver::new(&self.table, device, &self.budget, &self.threads, timeout);
         self.pending_receives.add(&receiver);
         receiver
     }

@@ -40,6 +40,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{Device, DeviceError, MemoryBudget, TRANSFER_CHUNK_BYTES};
+    use crate::rpc::server::thread_budget::ThreadBudget;
 
     /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
     #[test]
@@ -47,7 +48,7 @@ mod tests {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget);
+        let ledger = TokenLedger::new(&table, &budget, &ThreadBudget::new(1));
         let tokens = ledger.issue(2).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
         let region = device.alloc(1, &budget).unwrap().whole();

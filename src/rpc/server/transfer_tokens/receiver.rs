@@ -19,6 +19,7 @@ use super::table::{Destination, TokenTable};
 use crate::device::{
     Device, DeviceError, MemoryBudget, Queue, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
 };
+use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::wire::ext::TransferToken;
 
 /// The receiver of one queue. Dropping it fails all waits for its bytes.
@@ -29,12 +30,14 @@ impl Receiver {
         table: &Arc<TokenTable>,
         device: &Arc<dyn Device>,
         budget: &Arc<MemoryBudget>,
+        threads: &Arc<ThreadBudget>,
         timeout: Duration,
     ) -> Receiver {
         Receiver(Arc::new(ReceiverShared {
             table: Arc::clone(table),
             device: Arc::clone(device),
             budget: Arc::clone(budget),
+            threads: Arc::clone(threads),
             timeout,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -91,6 +94,7 @@ pub(super) struct ReceiverShared {
     table: Arc<TokenTable>,
     device: Arc<dyn Device>,
     budget: Arc<MemoryBudget>,
+    threads: Arc<ThreadBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
     state: Mutex<ReceiverState>,
@@ -298,7 +302,8 @@ impl ReceiverShared {
     /// receiver's thread if necessary.
     ///
     /// # Errors
-    /// The failure of the receiver if it is closed, or that the thread cannot be started.
+    /// The failure of the receiver if it is closed, or that the thread cannot be started: by the system, or by
+    /// the [`ThreadBudget`].
     pub(super) fn enqueue_receive(
         self: &Arc<Self>,
         ready: TimelinePoint,
@@ -311,8 +316,11 @@ impl ReceiverShared {
             return Err(failure.clone());
         }
         if !state.thread_started {
-            let shared = Arc::clone(self);
-            let started = std::thread::Builder::new().name("receiver".to_owned()).spawn(move || shared.run_thread());
+            let (shared, permit) = (Arc::clone(self), self.threads.reserve()?);
+            let started = std::thread::Builder::new().name("receiver".to_owned()).spawn(move || {
+                let _permit = permit;
+                shared.run_thread();
+            });
             started.map_err(|e| DeviceError::thread_spawn_failed("for arriving bytes", &e))?;
             state.thread_started = true;
         }
