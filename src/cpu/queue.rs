@@ -11,8 +11,8 @@ use super::memory::HostMemory;
 use super::program::CpuProgram;
 use crate::device::{
     CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Prefault,
-    Program, Queue, Region, Reservation, RunInline, StagedBytes, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
-    UploadSource,
+    Program, Queue, QueueAborter, Region, Reservation, RunInline, StagedBytes, TRANSFER_CHUNK_BYTES, Timeline,
+    TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -119,6 +119,9 @@ impl CpuQueue {
     }
 
     fn check_failure(&self) -> Result<(), DeviceError> {
+        if self.abort.load(Ordering::Relaxed) {
+            return Err(DeviceError::Ended);
+        }
         self.timeline.failure().map_or(Ok(()), Err)
     }
 
@@ -258,6 +261,15 @@ impl Queue for CpuQueue {
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         Some(self)
     }
+
+    /// The timeline fails when the executor is dropped: by the thread, or, if the submitter holds it, together with the queue.
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        let (abort, channel) = (Arc::clone(&self.abort), Arc::clone(&self.channel));
+        Some(QueueAborter::new(move || {
+            abort.store(true, Ordering::Relaxed);
+            channel.close();
+        }))
+    }
 }
 
 impl Prefault for CpuQueue {
@@ -386,7 +398,9 @@ impl CpuExecutor {
         let (locals, shared) = code.scratch(pool.workers())?;
         let locals = self.locals.reserve(locals, &self.budget)?;
         let shared = self.shared.reserve(shared, &self.budget)?;
-        code.run(&pool, bindings, (locals, shared), &self.abort, first, until)
+        let next = code.run(&pool, bindings, (locals, shared), &self.abort, first, until)?;
+        // An aborted run has left steps out.
+        if self.abort.load(Ordering::Relaxed) { Err(DeviceError::Ended) } else { Ok(next) }
     }
 }
 

@@ -133,13 +133,15 @@ impl<C: StagedBytes + Send + 'static, X: Send + 'static> CommandChannel<C, X> {
         Ok(())
     }
 
-    /// Closes the channel and drops the pending commands. The thread ends after the command that it runs.
+    /// Closes the channel and drops the pending commands, from any thread. The channel's thread ends after the command that it
+    /// runs.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         let dropped = std::mem::take(&mut state.pending);
         drop(state);
         self.command_or_closed.notify_one();
+        self.space_or_idle.notify_one();
         // Dropping a pending download fails its `PendingRead` at once, even while the thread still runs an earlier command.
         drop(dropped);
     }

@@ -67,7 +67,8 @@ fn client_with_endless_graph(server: &TestServer, pending: Pending) -> Client {
             match pending {
                 Pending::FullQueue => (0..200).for_each(|_| client.fill_span(0, whole, 0)),
                 Pending::Replies => (0..20).for_each(|id| client.read_spans(0, id, &[whole])),
-                _ => client.write_span(1, whole, None, &vec![0; whole.len as usize]),
+                // Without the data: the session's thread waits for the memory before it reads them.
+                _ => client.write_span(1, whole, None, &[]),
             }
             client
         }
@@ -89,7 +90,8 @@ fn the_work_of_a_client_that_leaves_ends() {
         let addr = client.addr;
         drop(client);
         eventually(&format!("{pending:?}, reset {reset}: the session ends"), || server.handle.connections() == 0);
-        assert_eq!(server.used_bytes(0), 0, "{pending:?}, reset {reset}");
+        // The running step of the graph ends after the session.
+        eventually(&format!("{pending:?}, reset {reset}: its memory is freed"), || server.used_bytes(0) == 0);
         let warnings = logged_warnings(&addr.to_string());
         assert!(warnings.is_empty(), "{pending:?}, reset {reset}: leaving is no failure of the client: {warnings:#?}");
         Client::connect(&server).assert_alive();
