@@ -116,6 +116,15 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
+    /// Maximum number of connections at a time from one address (IPv6: from one network of 64 bits), except loopback.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_connections_per_address as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections_per_address: u32,
+
+    /// Maximum number of connections whose HELLO is not complete, of which one address may have a quarter; further ones are
+    /// closed.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_handshakes: u32,
+
     /// Maximum number of nodes in a graph.
     #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
@@ -263,11 +272,18 @@ fn listen_addresses(args: &Args) -> Vec<ListenAddress> {
     first.into_iter().chain(args.listen.iter().map(|address| address.clone().or_host(host))).collect()
 }
 
+/// A limit of the command line as one of the library.
+fn count(limit: u32) -> usize {
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
 /// The configuration that the options give, without the cache, whose folder may be missing.
 fn configuration(args: &Args) -> Config {
     Config::default()
         .with_protocol(args.protocol.clone())
-        .with_max_connections(usize::try_from(args.max_connections).unwrap_or(usize::MAX))
+        .with_max_connections(count(args.max_connections))
+        .with_max_connections_per_address(count(args.max_connections_per_address))
+        .with_max_handshakes(count(args.max_handshakes))
         .with_max_memory(args.max_memory)
         .with_max_graph_memory(args.max_graph_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))

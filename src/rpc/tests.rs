@@ -1,9 +1,9 @@
 //! End-to-end tests of client and server over the in-memory transport: with any split and delay of the bytes both ends receive
 //! the same messages, and a cut at any position is detected by both ends.
 
-use super::client::{Endpoint, Options};
+use super::client::{ConnectError, Endpoint, Options};
 use super::server::{Config, Server, ServerHandle};
-use super::transport::memory::{LinkConditions, listen};
+use super::transport::memory::{LinkConditions, listen_for};
 use super::transport::{Deadline, dial, resolve};
 use super::wire::*;
 use crate::cpu::{CpuDevice, MathMode};
@@ -11,6 +11,7 @@ use crate::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use crate::graph::Builder;
 use crate::ops::binary::Binary;
 use crate::tensor::DType;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,12 @@ impl MemoryServer {
     }
 
     fn with_config(conditions: LinkConditions, config: Config) -> MemoryServer {
-        let listener = listen(conditions);
+        MemoryServer::with_clients_at(None, conditions, config)
+    }
+
+    /// A server that sees `client` as the address of its clients, if there is one.
+    fn with_clients_at(client: Option<SocketAddr>, conditions: LinkConditions, config: Config) -> MemoryServer {
+        let listener = listen_for(conditions, client);
         let cpu = CpuDevice::new("CPU", 1, MathMode::Fast, 64 << 20).unwrap();
         let server = Server::bind_with(Box::new(listener), vec![cpu as Arc<dyn Device>], config).unwrap();
         let (endpoint, handle) = (server.endpoint(), server.handle());
@@ -174,4 +180,39 @@ fn a_server_of_7_0_works_for_any_split_and_delay_of_its_bytes() {
             assert!(request_reply(&Request::GetTensor(get), RESPONSE_HEADER + len)[RESPONSE_HEADER..] == data);
         }
     }
+}
+
+/// A server whose clients have the address 10.0.0.5.
+fn server_with_remote_clients(config: Config) -> MemoryServer {
+    let client = SocketAddr::from(([10, 0, 0, 5], 40_000));
+    MemoryServer::with_clients_at(Some(client), LinkConditions { seed: 1, cut_after: None }, config)
+}
+
+/// Connects to a server. Tries again for up to `retry` while the server is full.
+fn connect(server: &MemoryServer, retry: Duration) -> Result<Endpoint, ConnectError> {
+    let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry };
+    Endpoint::connect(&server.endpoint, &options)
+}
+
+#[test]
+fn connections_of_one_address_beyond_its_limit_receive_full() {
+    let server = server_with_remote_clients(Config::default().with_max_connections_per_address(2));
+    let mut clients: Vec<_> = (0..2).map(|_| connect(&server, Duration::ZERO).unwrap()).collect();
+    for _ in 0..3 {
+        assert!(matches!(connect(&server, Duration::ZERO), Err(ConnectError::Full { .. })));
+    }
+    clients.truncate(1);
+    connect(&server, WATCHDOG).unwrap();
+}
+
+/// One handshake per address: a client that sends no HELLO keeps others of its address out, and a client with a HELLO does not.
+#[test]
+fn an_address_has_a_quarter_of_the_handshakes() {
+    let server = server_with_remote_clients(Config::default().with_max_handshakes(4));
+    let _clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
+    let deadline = Deadline::after(WATCHDOG);
+    let dial = || dial(&resolve(&server.endpoint).unwrap(), &deadline).unwrap().1;
+    let _silent = dial();
+    let (mut receiver, _sender) = dial().split();
+    assert_eq!(receiver.read_into(&mut [0], &deadline).unwrap(), 0, "closed without a reply");
 }

@@ -51,7 +51,15 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
         "rpc::server::client_connection",
-        &["rpc", "rpc::connection", "rpc::transport", "rpc::wire", "rpc::server::hangup_watch", "addresses"],
+        &[
+            "rpc",
+            "rpc::connection",
+            "rpc::transport",
+            "rpc::wire",
+            "rpc::server::hangup_watch",
+            "rpc::server::tenants",
+            "addresses",
+        ],
         &[],
     ),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
@@ -61,6 +69,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
         &[],
     ),
+    layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &["rpc::server"]),
     layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::peers",
@@ -102,7 +111,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[],
     ),
     layer("rpc::server::gguf_index", &["tensor", "gguf", "device", "blake3", "rustix", "files", "io"], &["processes"]),
-    layer("rpc::server::admission", &["rpc::transport", "rpc::wire", "rpc::server::client_connection"], &[]),
+    layer(
+        "rpc::server::admission",
+        &["rpc::transport", "rpc::wire", "rpc::server::client_connection", "rpc::server::tenants"],
+        &[],
+    ),
     layer("rpc::server::lifecycle", &["rpc::wire", "rpc::server::client_connection", "rpc::server::admission"], &[]),
     layer(
         "rpc::server::context",
@@ -211,6 +224,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::extended",
             "rpc::server::limits",
             "rpc::server::thread_budget",
+            "rpc::server::tenants",
             "rpc::server::listen",
             "rpc::server::collectives",
             "rpc::server::peers::peer_allowlist",

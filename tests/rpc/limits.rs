@@ -15,6 +15,23 @@ fn connections_beyond_the_limit_are_rejected() {
     Client::connect(&server).assert_alive();
 }
 
+/// Loopback has no limit per address: two clients have both handshakes, and the next one is closed.
+#[test]
+fn handshakes_beyond_the_limit_are_closed_without_a_reply() {
+    let config = Config::default().with_max_handshakes(2).with_max_connections_per_address(2);
+    let server = TestServer::start(config);
+    let mut silent: Vec<_> = (0..2).map(|_| Client::connect_without_hello(&server)).collect();
+    Client::connect_without_hello(&server).expect_refused(&["already 2 handshakes in flight", "--max-handshakes"]);
+    // A handshake ends with its HELLO, or with its connection.
+    silent[0].send(&hello_request());
+    silent[0].read_reply(RpcCommand::Hello);
+    Client::connect(&server).assert_alive();
+    drop(silent.pop());
+    eventually("the server has ended the second handshake", || server.handle.connections() == 1);
+    silent.push(Client::connect_without_hello(&server));
+    Client::connect(&server).assert_alive();
+}
+
 #[test]
 fn allocations_beyond_the_session_limit_fail() {
     let server = TestServer::start(Config::default().with_max_memory(Some(1 << 20)));

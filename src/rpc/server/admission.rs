@@ -1,4 +1,5 @@
-//! Admission control: limits the number of sessions, rejects further clients, and notifies sessions when the server drains.
+//! Admission control: limits the number of sessions and of handshakes in flight, rejects further clients, and notifies sessions
+//! when the server drains.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,16 +8,17 @@ use std::time::Instant;
 use log::debug;
 
 use super::client_connection::ClientWriter;
-use crate::rpc::transport::Aborter;
+use super::tenants::{LimitReached, Resource, TenantPermit, Tenants};
+use crate::rpc::transport::{Aborter, PeerAddr};
 use crate::rpc::wire::ext::{Notification, ServerState};
 
 /// Limit of clients that are being sent the reason of their rejection at the same time, because each takes a thread. Further
 /// clients are closed without a reply.
 const MAX_REJECTING: usize = 64;
 
-/// The sessions of a server and their limit.
+/// The sessions of a server and their limits.
 pub(super) struct Admission {
-    max_sessions: usize,
+    tenants: Arc<Tenants>,
     state: Mutex<AdmissionState>,
     /// Notified when a session ends.
     session_ended: Condvar,
@@ -24,8 +26,8 @@ pub(super) struct Admission {
 
 #[derive(Default)]
 struct AdmissionState {
-    /// Aborters of the sessions' connections, by the key of their [`SessionPermit`].
-    sessions: HashMap<u64, Aborter>,
+    /// The sessions, by the key of their [`SessionPermit`].
+    sessions: HashMap<u64, AdmittedSession>,
     next_key: u64,
     /// Number of live [`RejectPermit`]s.
     rejecting: usize,
@@ -34,28 +36,50 @@ struct AdmissionState {
     subscribers: Vec<Weak<ClientWriter>>,
 }
 
+/// A session, as far as its admission concerns.
+struct AdmittedSession {
+    /// Closes the connection.
+    aborter: Aborter,
+    /// Part of the entry, so that the connection's place is free as soon as the session is no longer counted.
+    _connection: TenantPermit,
+}
+
+/// Why a client is not admitted.
+pub(super) enum Rejection {
+    Draining,
+    /// A limit of connections is reached. The client receives the state "full".
+    Full(LimitReached),
+    /// A limit of handshakes is reached. The client is closed without a reply, for which the server would have to read the
+    /// HELLO of a client that has not sent one.
+    TooManyHandshakes(LimitReached),
+}
+
 impl Admission {
-    /// Admits up to `max` sessions at a time.
-    pub(super) fn new(max: usize) -> Arc<Admission> {
-        Arc::new(Admission { max_sessions: max, state: Mutex::default(), session_ended: Condvar::new() })
+    /// Admits sessions within the limits of `tenants`.
+    pub(super) fn new(tenants: &Arc<Tenants>) -> Arc<Admission> {
+        let tenants = Arc::clone(tenants);
+        Arc::new(Admission { tenants, state: Mutex::default(), session_ended: Condvar::new() })
     }
 
-    /// Admits a session. `aborter` closes its connection.
+    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake.
     ///
     /// # Errors
-    /// The state of the server that prevents it: full or draining.
-    pub(super) fn admit(self: &Arc<Admission>, aborter: Aborter) -> Result<SessionPermit, ServerState> {
+    /// Why the client is not admitted.
+    pub(super) fn admit(
+        self: &Arc<Admission>,
+        peer: PeerAddr,
+        aborter: Aborter,
+    ) -> Result<(SessionPermit, TenantPermit), Rejection> {
         let mut state = self.lock();
         if state.draining {
-            return Err(ServerState::Draining);
+            return Err(Rejection::Draining);
         }
-        if state.sessions.len() >= self.max_sessions {
-            return Err(ServerState::Full);
-        }
+        let connection = self.tenants.reserve(peer, Resource::Connections).map_err(Rejection::Full)?;
+        let handshake = self.tenants.reserve(peer, Resource::Handshakes).map_err(Rejection::TooManyHandshakes)?;
         let key = state.next_key;
         state.next_key += 1;
-        state.sessions.insert(key, aborter);
-        Ok(SessionPermit { admission: Arc::clone(self), key })
+        state.sessions.insert(key, AdmittedSession { aborter, _connection: connection });
+        Ok((SessionPermit { admission: Arc::clone(self), key }, handshake))
     }
 
     /// Permission to send a rejected client the reason; `None` if [`MAX_REJECTING`] clients are being sent theirs.
@@ -120,7 +144,7 @@ impl Admission {
 
     /// Closes the connections of all sessions.
     pub(super) fn abort_connections(&self) {
-        self.lock().sessions.values().for_each(Aborter::abort);
+        self.lock().sessions.values().for_each(|session| session.aborter.abort());
     }
 
     fn lock(&self) -> MutexGuard<'_, AdmissionState> {

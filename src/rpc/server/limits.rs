@@ -17,6 +17,12 @@ pub struct Config {
     pub protocol: Vec<ServedVersion>,
     /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
+    /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
+    /// clients from it receive the state "full" and are closed.
+    pub max_connections_per_address: usize,
+    /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further ones
+    /// are closed without a reply.
+    pub max_handshakes: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
     /// Maximum number of threads for transfers between servers. A session may have a quarter of them.
@@ -57,6 +63,8 @@ impl Default for Config {
         Config {
             protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
             max_connections: 1024,
+            max_connections_per_address: 256,
+            max_handshakes: 128,
             max_memory: None,
             max_transfer_threads: 256,
             max_buffers: 1 << 16,
@@ -77,6 +85,8 @@ impl Default for Config {
 setters!(Config {
     with_protocol protocol: Vec<ServedVersion>,
     with_max_connections max_connections: usize,
+    with_max_connections_per_address max_connections_per_address: usize,
+    with_max_handshakes max_handshakes: usize,
     with_max_memory max_memory: Option<u64>,
     with_max_transfer_threads max_transfer_threads: usize,
     with_max_buffers max_buffers: usize,

@@ -1,7 +1,7 @@
 //! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → admission (connection limit; reject: replies "full" or "draining") → one thread per connection
+//! this file: listen → admission, tenants (limits of connections; reject: replies "full" or "draining") → one thread per connection
 //!   ↓
 //! serve            chooses the front end, logs the end of the session
 //!   ↓
@@ -49,6 +49,7 @@ mod reject;
 mod resource_requests;
 mod serve;
 mod session;
+mod tenants;
 mod tensor_cache;
 mod thread_budget;
 mod transfer_tokens;
@@ -64,12 +65,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, error, info, warn};
+use log::{Level, debug, error, info, log, warn};
 
 use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::ServerState;
-use admission::Admission;
+use admission::{Admission, Rejection};
 use collectives::Rendezvous;
 use context::ServerContext;
 use gguf_index::GgufIndex;
@@ -77,6 +78,7 @@ use hangup_watch::HangupWatch;
 use lifecycle::Lifecycle;
 use listen::VersionedListener;
 use peers::PeerAllowlist;
+use tenants::Tenants;
 use tensor_cache::TensorCache;
 use thread_budget::ThreadBudget;
 use versions::{VersionChoice, VersionPolicy, VersionProbe};
@@ -176,7 +178,7 @@ impl Server {
             addr: ip_address(&listener.local_addr()),
             versions: policy.versions().to_vec(),
         };
-        let admission = Admission::new(config.max_connections);
+        let admission = Admission::new(&Tenants::new(&config));
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
@@ -297,34 +299,40 @@ impl AcceptLoop {
     /// client.
     fn admit(&self, connection: Connection) {
         let peer = connection.peer();
-        let permit = match self.control.admission.admit(connection.aborter()) {
-            Ok(permit) => permit,
-            Err(state) => return self.reject(connection, state),
+        let (permit, handshake) = match self.control.admission.admit(peer, connection.aborter()) {
+            Ok(permits) => permits,
+            Err(rejection) => return self.reject(connection, &rejection),
         };
         let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
         spawn_connection_thread("session", peer, move || {
             let _permit = permit;
             // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
-            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, &policy))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, handshake, &policy))).is_err() {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
     }
 
     /// Logs why the client is not accepted, and sends the reason from another thread.
-    fn reject(&self, connection: Connection, state: ServerState) {
+    fn reject(&self, connection: Connection, rejection: &Rejection) {
         let peer = connection.peer();
-        match state {
-            ServerState::Draining => {
-                info!("{peer}: rejected: this server is draining and accepts no more clients; connection closed")
+        let state = match rejection {
+            Rejection::Draining => {
+                info!("{peer}: rejected: this server is draining and accepts no more clients; connection closed");
+                ServerState::Draining
             }
-            _ => {
-                let max = self.context.config.max_connections;
-                warn!(
-                    "{peer}: rejected: there are already {max} connections, the limit (max_connections); connection closed"
-                );
+            Rejection::Full(reason) => {
+                warn!("{peer}: rejected: {reason}; connection closed");
+                ServerState::Full
             }
-        }
+            Rejection::TooManyHandshakes(reason) => {
+                // A flood of connections must not be one of log lines: warnings at 1, 2, 4, 8, … refusals.
+                let count = reason.refused;
+                let level = if count.is_power_of_two() { Level::Warn } else { Level::Debug };
+                log!(level, "{peer}: closed without a reply: {reason}; closed for it since the start: {count}");
+                return;
+            }
+        };
         let Some(permit) = self.control.admission.reserve_rejection() else { return };
         let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
         spawn_connection_thread("reject", peer, move || {

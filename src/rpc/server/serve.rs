@@ -16,16 +16,23 @@ use super::ggml;
 use super::handshake::{Opening, serve_hello};
 use super::hangup_watch::SessionWatch;
 use super::session::failure::{SessionEnd, SessionFailure};
+use super::tenants::TenantPermit;
 use super::versions::{VersionChoice, VersionPolicy};
 use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
-pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connection, policy: &VersionPolicy) {
+/// `handshake` counts the connection among the handshakes in flight.
+pub(super) fn serve(
+    server: &Arc<ServerContext>,
+    connection: transport::Connection,
+    handshake: TenantPermit,
+    policy: &VersionPolicy,
+) {
     let peer = connection.peer();
     debug!("{peer}: connected");
     let watch = server.hangup_watch.add_session(connection.aborter());
-    match serve_requests(server, connection, policy, &watch) {
+    match serve_requests(server, connection, handshake, policy, &watch) {
         Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
         Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
@@ -38,6 +45,7 @@ pub(super) fn serve(server: &Arc<ServerContext>, connection: transport::Connecti
 fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
+    handshake: TenantPermit,
     policy: &VersionPolicy,
     watch: &Arc<SessionWatch>,
 ) -> Result<SessionEnd, SessionFailure> {
@@ -45,7 +53,7 @@ fn serve_requests(
     let peer = connection.peer();
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
     let mut connection =
-        ClientConnection::new(connection, Arc::clone(watch), config.handshake_timeout, config.stall_timeout);
+        ClientConnection::new(connection, Arc::clone(watch), handshake, config.handshake_timeout, config.stall_timeout);
     let mut body = Vec::new();
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);

@@ -37,11 +37,17 @@ static NEXT_LISTENER: AtomicU64 = AtomicU64::new(1);
 
 /// The two ends of a connection.
 pub(crate) fn pair(conditions: LinkConditions) -> (Connection, Connection) {
+    pair_from(conditions, None)
+}
+
+/// The two ends of a connection. The second one sees `client` as the address of its peer, if there is one.
+fn pair_from(conditions: LinkConditions, client: Option<SocketAddr>) -> (Connection, Connection) {
     let pipes = [0, 1].map(|n| Arc::new(Pipe::new(conditions, n)));
     let number = NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed);
     let end = |from: usize| {
         let (incoming, outgoing) = (Arc::clone(&pipes[from]), Arc::clone(&pipes[1 - from]));
-        Connection::new(MemoryTransport { number, incoming, outgoing })
+        let peer = client.filter(|_| from == 1).map_or(PeerAddr::Local(number), PeerAddr::Ip);
+        Connection::new(MemoryTransport { peer, incoming, outgoing })
     };
     (end(0), end(1))
 }
@@ -49,7 +55,7 @@ pub(crate) fn pair(conditions: LinkConditions) -> (Connection, Connection) {
 /// One end of a connection.
 #[derive(Debug)]
 struct MemoryTransport {
-    number: u64,
+    peer: PeerAddr,
     incoming: Arc<Pipe>,
     outgoing: Arc<Pipe>,
 }
@@ -266,7 +272,7 @@ impl Transport for MemoryTransport {
     }
 
     fn peer(&self) -> PeerAddr {
-        PeerAddr::Local(self.number)
+        self.peer
     }
 
     fn local_addr(&self) -> Option<SocketAddr> {
@@ -283,8 +289,9 @@ impl Drop for MemoryTransport {
 /// Message to a listener: a connection, or `None` to wake it.
 type Incoming = Option<Connection>;
 
-/// The listeners of this process by their numbers, with the fault injection of their connections.
-type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, LinkConditions)>;
+/// The listeners of this process by their numbers, with the fault injection of their connections and the address of their
+/// clients.
+type Listeners = HashMap<u64, (mpsc::Sender<Incoming>, LinkConditions, Option<SocketAddr>)>;
 static LISTENERS: Mutex<Option<Listeners>> = Mutex::new(None);
 
 /// A listener that clients in this process reach as `memory:NUMBER`.
@@ -298,18 +305,24 @@ pub(crate) struct MemoryListener {
 /// Listens within this process. The seed of the first connection is that of `conditions`; each further connection has the next
 /// seed.
 pub(crate) fn listen(conditions: LinkConditions) -> MemoryListener {
+    listen_for(conditions, None)
+}
+
+/// As [`listen`]. The listener sees `client` as the address of its clients, if there is one.
+pub(crate) fn listen_for(conditions: LinkConditions, client: Option<SocketAddr>) -> MemoryListener {
     let number = NEXT_LISTENER.fetch_add(1, Ordering::Relaxed);
     let (to, incoming) = mpsc::channel();
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
-    listeners.get_or_insert_default().insert(number, (to.clone(), conditions));
+    listeners.get_or_insert_default().insert(number, (to.clone(), conditions, client));
     MemoryListener { number, to, incoming }
 }
 
 /// Connects to a listener by its number.
 pub(super) fn connect(number: u64) -> Result<Connection, DialError> {
     let mut listeners = LISTENERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let (to, conditions) = listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
-    let (ours, theirs) = pair(*conditions);
+    let (to, conditions, client) =
+        listeners.as_mut().and_then(|all| all.get_mut(&number)).ok_or(DialError::NoAddress)?;
+    let (ours, theirs) = pair_from(*conditions, *client);
     conditions.seed += 1;
     to.send(Some(theirs)).map_err(|_| DialError::OwnSocket)?;
     Ok(ours)

@@ -17,6 +17,7 @@ use pace::Pace;
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
 use crate::rpc::server::hangup_watch::SessionWatch;
+use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
 
@@ -48,15 +49,22 @@ struct RequestSource {
     spins: [AdaptiveSpin; 2],
     /// How fast the bytes of the current message arrive.
     pace: Pace,
-    /// Deadline of the handshake; `None` after it.
-    handshake: Option<Deadline>,
+    /// `None` once the handshake is complete.
+    handshake: Option<Handshake>,
+}
+
+/// A handshake in flight.
+struct Handshake {
+    deadline: Deadline,
+    /// Counts it against the limit of handshakes.
+    _permit: TenantPermit,
 }
 
 impl ByteSource for RequestSource {
     type Error = TransportError;
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
-        let Some(handshake) = &self.handshake else {
+        let Some(Handshake { deadline: handshake, .. }) = &self.handshake else {
             let start = Instant::now();
             let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
             self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
@@ -82,12 +90,13 @@ impl ByteSource for RequestSource {
 }
 
 impl ClientConnection {
-    /// A new connection. Its handshake must be complete within `handshake` from now; later messages may pause for up to
-    /// `stall_timeout`.
+    /// A new connection. Its handshake, which `permit` counts, must be complete within `handshake_timeout` from now; later
+    /// messages may pause for up to `stall_timeout`.
     pub(super) fn new(
         connection: transport::Connection,
         watch: Arc<SessionWatch>,
-        handshake: Duration,
+        permit: TenantPermit,
+        handshake_timeout: Duration,
         stall_timeout: Duration,
     ) -> ClientConnection {
         let aborter = connection.aborter();
@@ -97,7 +106,7 @@ impl ClientConnection {
             replied: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
             pace: Pace::new(stall_timeout),
-            handshake: Some(Deadline::after(handshake)),
+            handshake: Some(Handshake { deadline: Deadline::after(handshake_timeout), _permit: permit }),
         };
         ClientConnection {
             requests,
@@ -108,13 +117,14 @@ impl ClientConnection {
         }
     }
 
-    /// Ends the time limit of the handshake. From now on only a message that has begun has a deadline (`stall_timeout`).
+    /// Ends the handshake: its time limit, and its count against the limit of handshakes. From now on only a message that has
+    /// begun has a deadline (`stall_timeout`).
     pub(super) fn end_handshake(&mut self) {
         self.requests.handshake = None;
     }
 
-    /// Reads the next header. Ends the request that was served before. Waits without limit after the handshake. `None` if the client closed the connection between two
-    /// messages.
+    /// Reads the next header. Ends the request that was served before. Waits without limit after the handshake. `None` if the
+    /// client closed the connection between two messages.
     pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
         self.requests.pace.restart();
         if std::mem::take(&mut self.serving) {

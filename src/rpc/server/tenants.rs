@@ -1,0 +1,234 @@
+//! Tenants: limits per client address, beside the limits of the process, so that one host cannot take the whole server.
+//!
+//! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
+//! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
+//! tunnel on this machine brings the clients of many hosts from one address.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use super::limits::Config;
+use crate::rpc::transport::PeerAddr;
+
+/// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
+/// fit.
+const TENANT_SHARE: usize = 4;
+
+/// What is counted. The number is the index of its row in [`Tenants::limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Connections,
+    /// Connections whose HELLO is not complete. They cost a client nothing but a packet.
+    Handshakes,
+}
+
+/// Number of [`Resource`]s.
+const RESOURCES: usize = 2;
+
+/// The limit of one [`Resource`].
+#[derive(Clone, Copy)]
+struct ResourceLimit {
+    /// Its name in messages.
+    name: &'static str,
+    process: usize,
+    flag: &'static str,
+    tenant: usize,
+    /// Names the limit per tenant in messages.
+    tenant_flag: &'static str,
+}
+
+/// The counts of a server's clients, in total and by tenant.
+pub(super) struct Tenants {
+    limits: [ResourceLimit; RESOURCES],
+    state: Mutex<TenantsState>,
+}
+
+#[derive(Default)]
+struct TenantsState {
+    used: [usize; RESOURCES],
+    /// Number of refused reservations.
+    refused: [u64; RESOURCES],
+    /// One entry for each tenant with a connection, so there are never more than connections.
+    by_tenant: HashMap<Tenant, TenantUse>,
+}
+
+/// What one tenant uses.
+#[derive(Default)]
+struct TenantUse {
+    used: [usize; RESOURCES],
+}
+
+/// The address of a client as far as limits tell clients apart: IPv4, or the first 64 bits of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Tenant(IpAddr);
+
+impl Tenant {
+    /// The tenant of a client; `None`: exempt from limits per tenant.
+    fn of(peer: PeerAddr) -> Option<Tenant> {
+        // An IPv6 listener gets IPv4 clients as ::ffff:a.b.c.d, all within one network of 64 bits.
+        let tenant = match peer.ip()?.to_canonical() {
+            ip if ip.is_loopback() => return None,
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+            ip => ip,
+        };
+        Some(Tenant(tenant))
+    }
+}
+
+/// A reservation that a limit has refused.
+#[derive(Debug, Error)]
+#[error("{} already {limit} {name}, {}", if *.by_tenant { "its address has" } else { "there are" }, .flag)]
+pub(super) struct LimitReached {
+    limit: usize,
+    name: &'static str,
+    by_tenant: bool,
+    flag: &'static str,
+    /// Number of refusals of this resource, with this one.
+    pub(super) refused: u64,
+}
+
+impl Tenants {
+    pub(super) fn new(config: &Config) -> Arc<Tenants> {
+        let limits = [
+            ResourceLimit {
+                name: "connections",
+                process: config.max_connections,
+                flag: "the limit (--max-connections)",
+                tenant: config.max_connections_per_address,
+                tenant_flag: "the limit per address (--max-connections-per-address)",
+            },
+            ResourceLimit {
+                name: "handshakes in flight",
+                process: config.max_handshakes,
+                flag: "the limit (--max-handshakes)",
+                tenant: config.max_handshakes.div_ceil(TENANT_SHARE),
+                tenant_flag: "a quarter of the limit (--max-handshakes)",
+            },
+        ];
+        Arc::new(Tenants { limits, state: Mutex::default() })
+    }
+
+    /// Counts one `resource` of the client at `peer` until the permit is dropped.
+    ///
+    /// # Errors
+    /// The limit of the process or of the client's tenant is reached.
+    pub(super) fn reserve(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> Result<TenantPermit, LimitReached> {
+        let (at, tenant) = (resource as usize, Tenant::of(peer));
+        let ResourceLimit { name, process, flag, tenant: per_tenant, tenant_flag } = self.limits[at];
+        let mut state = self.lock();
+        let refusal = if state.used[at] >= process {
+            Some((process, false, flag))
+        } else if tenant.is_some_and(|tenant| state.tenant(tenant).used[at] >= per_tenant) {
+            Some((per_tenant, true, tenant_flag))
+        } else {
+            None
+        };
+        if let Some((limit, by_tenant, flag)) = refusal {
+            state.refused[at] += 1;
+            return Err(LimitReached { limit, name, by_tenant, flag, refused: state.refused[at] });
+        }
+        state.used[at] += 1;
+        if let Some(tenant) = tenant {
+            state.tenant(tenant).used[at] += 1;
+        }
+        Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TenantsState> {
+        // Ignores poisoning: no code that can panic runs while the counts disagree.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TenantsState {
+    fn tenant(&mut self, tenant: Tenant) -> &mut TenantUse {
+        self.by_tenant.entry(tenant).or_default()
+    }
+}
+
+/// One reserved [`Resource`]; returned when dropped.
+pub(super) struct TenantPermit {
+    tenants: Arc<Tenants>,
+    tenant: Option<Tenant>,
+    resource: Resource,
+}
+
+impl Drop for TenantPermit {
+    fn drop(&mut self) {
+        let at = self.resource as usize;
+        let mut state = self.tenants.lock();
+        state.used[at] -= 1;
+        let Some(tenant) = self.tenant else { return };
+        let entry = state.tenant(tenant);
+        entry.used[at] -= 1;
+        if entry.used == [0; RESOURCES] {
+            state.by_tenant.remove(&tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(ip: &str) -> PeerAddr {
+        PeerAddr::Ip((ip.parse::<IpAddr>().unwrap(), 40_000).into())
+    }
+
+    #[test]
+    fn addresses_of_one_host_are_one_tenant_and_loopback_is_none() {
+        let tenant = |ip| Tenant::of(peer(ip));
+        for (a, b, same) in [
+            ("10.0.0.5", "10.0.0.5", true),
+            ("10.0.0.5", "10.0.0.6", false),
+            ("10.0.0.5", "::ffff:10.0.0.5", true),
+            ("::ffff:10.0.0.5", "::ffff:10.0.0.6", false),
+            ("fd00:1:2:3::1", "fd00:1:2:3:ffff:ffff:ffff:ffff", true),
+            ("fd00:1:2:3::1", "fd00:1:2:4::1", false),
+        ] {
+            assert_eq!(tenant(a) == tenant(b), same, "{a}, {b}");
+            assert!(tenant(a).is_some() && tenant(b).is_some(), "{a}, {b}");
+        }
+        for exempt in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert_eq!(tenant(exempt), None, "{exempt}");
+        }
+        assert_eq!(Tenant::of(PeerAddr::Local(7)), None);
+    }
+
+    #[test]
+    fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
+        let config =
+            Config::default().with_max_connections(8).with_max_connections_per_address(3).with_max_handshakes(8);
+        for (resource, process, tenant, process_flag, tenant_flag) in [
+            (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
+            (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
+        ] {
+            let tenants = Tenants::new(&config);
+            let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
+            let mut permits: Vec<_> = (0..tenant).map(|_| reserve("10.0.0.5").unwrap()).collect();
+            let refusal = reserve("10.0.0.5").err().unwrap();
+            assert!(refusal.contains(&format!("its address has already {tenant} ")), "{refusal}");
+            assert!(refusal.contains(tenant_flag), "{refusal}");
+            permits.push(reserve("10.0.0.6").unwrap());
+            // Loopback counts for the process only.
+            while tenants.lock().used[resource as usize] < process {
+                permits.push(reserve("127.0.0.1").unwrap());
+            }
+            for ip in ["10.0.0.7", "127.0.0.1"] {
+                let refusal = reserve(ip).err().unwrap();
+                assert!(refusal.contains(&format!("there are already {process} ")), "{refusal}");
+                assert!(refusal.contains(process_flag), "{refusal}");
+            }
+            assert_eq!(tenants.lock().refused[resource as usize], 3);
+            // A refusal has counted nothing, and a returned permit is available again.
+            drop(permits.remove(0));
+            permits.push(reserve("10.0.0.5").unwrap());
+            drop(permits);
+            let state = tenants.lock();
+            assert_eq!((state.used, state.by_tenant.len()), ([0; RESOURCES], 0));
+        }
+    }
+}
