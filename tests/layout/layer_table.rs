@@ -25,7 +25,17 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc",
         &["ops", "device", "rpc::wire"],
-        &["tensor", "graph", "cpu", "rpc::transport", "rpc::client", "rpc::server", "rpc::server::limits", "fastrand"],
+        &[
+            "tensor",
+            "graph",
+            "cpu",
+            "rpc::transport",
+            "rpc::client",
+            "rpc::server",
+            "rpc::server::limits",
+            "addresses",
+            "fastrand",
+        ],
     ),
     layer(
         "rpc::client",
@@ -47,6 +57,14 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::byte_semaphore", &["device"], &[]),
+    layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
+    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
+    layer(
+        "rpc::server::limits",
+        &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
+        &[],
+    ),
+    layer("rpc::server::tenants", &["rpc::transport", "rpc::server::limits", "addresses"], &[]),
     layer("rpc::server::thread_budget", &["device"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
@@ -62,14 +80,6 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
-    layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
-    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
-    layer(
-        "rpc::server::limits",
-        &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
-        &[],
-    ),
-    layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &["rpc::server"]),
     layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::peers",
@@ -204,8 +214,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::transfer_tokens",
             "rpc::server::gguf_index",
             "rpc::server::lifecycle",
-            "crossbeam",
-            "io",
         ],
         &[],
     ),
