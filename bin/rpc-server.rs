@@ -112,6 +112,11 @@ struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory: Option<u64>,
 
+    /// Maximum device memory of the clients of one address together (IPv6: of one network of 64 bits), except loopback
+    /// [default: all memory of the devices].
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
+    max_memory_per_address: Option<u64>,
+
     /// Maximum number of connections at a time.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
@@ -124,6 +129,10 @@ struct Args {
     /// closed.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_handshakes: u32,
+
+    /// Maximum number of queues of fanout clients, of which one address may have a quarter; a queue beyond it fails.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_queues as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_queues: u32,
 
     /// Maximum number of nodes in a graph.
     #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
@@ -285,6 +294,8 @@ fn configuration(args: &Args) -> Config {
         .with_max_connections_per_address(count(args.max_connections_per_address))
         .with_max_handshakes(count(args.max_handshakes))
         .with_max_memory(args.max_memory)
+        .with_max_memory_per_address(args.max_memory_per_address)
+        .with_max_queues(count(args.max_queues))
         .with_max_graph_memory(args.max_graph_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))
         .with_handshake_timeout(args.handshake_timeout)

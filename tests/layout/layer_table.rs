@@ -25,7 +25,17 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc",
         &["ops", "device", "rpc::wire"],
-        &["tensor", "graph", "cpu", "rpc::transport", "rpc::client", "rpc::server", "rpc::server::limits", "fastrand"],
+        &[
+            "tensor",
+            "graph",
+            "cpu",
+            "rpc::transport",
+            "rpc::client",
+            "rpc::server",
+            "rpc::server::limits",
+            "addresses",
+            "fastrand",
+        ],
     ),
     layer(
         "rpc::client",
@@ -47,11 +57,6 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::byte_semaphore", &["device"], &[]),
-    layer(
-        "rpc::server::client_connection",
-        &["rpc", "rpc::connection", "rpc::transport", "rpc::wire", "rpc::server::tenants", "addresses"],
-        &[],
-    ),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
     layer(
@@ -59,7 +64,12 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
         &[],
     ),
-    layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &["rpc::server"]),
+    layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &[]),
+    layer(
+        "rpc::server::client_connection",
+        &["rpc", "rpc::connection", "rpc::transport", "rpc::wire", "rpc::server::tenants", "addresses"],
+        &[],
+    ),
     layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::peers",
@@ -107,6 +117,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "device",
             "rpc::server::limits",
+            "rpc::server::tenants",
             "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::collectives",
@@ -128,6 +139,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::client_connection",
+            "rpc::server::tenants",
             "rpc::server::context",
         ],
         &["cpu"],
@@ -172,6 +184,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc::transport",
             "rpc::wire",
+            "rpc::server::tenants",
             "rpc::server::client_connection",
             "rpc::server::listen",
             "rpc::server::context",

@@ -10,6 +10,7 @@ use super::lifecycle::Lifecycle;
 use super::limits::Config;
 use super::listen::ListenerInfo;
 use super::peers::PeerAllowlist;
+use super::tenants::Tenants;
 use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
 use super::versions::VersionProbe;
@@ -32,6 +33,8 @@ pub(super) struct ServerContext {
     /// Index of the GGUF files for load by digest. `None`: disabled.
     pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
+    /// Limits per client address.
+    pub(super) tenants: Arc<Tenants>,
     /// The version of ggml's protocol that works, per client address.
     pub(super) version_probe: VersionProbe,
     /// Pending COMM_INITs.
