@@ -150,10 +150,14 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     handshake_timeout: Duration,
 
-    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive; between messages a client may be idle without
-    /// limit.
+    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
+
+    /// Maximum seconds between two requests of a client, also while its queues have work; the heartbeat of fanout's clients
+    /// counts as requests [default: no limit].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    idle_timeout: Option<Duration>,
 
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
     /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times. For
@@ -300,6 +304,7 @@ fn configuration(args: &Args) -> Config {
         .with_limits(Config::limits(args.max_nodes, args.max_message))
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
+        .with_idle_timeout(args.idle_timeout)
         .with_peers(args.peers.clone())
         .with_comm_port(args.comm_port)
         .with_models(args.models.clone())

@@ -139,7 +139,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::client_connection",
-            "rpc::server::tenants",
             "rpc::server::context",
         ],
         &["cpu"],

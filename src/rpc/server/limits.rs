@@ -40,9 +40,11 @@ pub struct Config {
     pub limits: Limits,
     /// Maximum time from the accepted connection to a complete HELLO.
     pub handshake_timeout: Duration,
-    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply. Between messages a
-    /// client may be idle without limit.
+    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply.
     pub stall_timeout: Duration,
+    /// Maximum pause before a request. A client that pauses longer is closed, also while its queues have work; the heartbeat of
+    /// fanout's clients counts as requests. `None`: without limit.
+    pub idle_timeout: Option<Duration>,
     /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
@@ -77,6 +79,7 @@ impl Default for Config {
             limits: Config::limits(1 << 15, 16 << 20),
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
+            idle_timeout: None,
             device_timeout: Duration::from_secs(600),
             cache: None,
             peers: Vec::new(),
@@ -100,6 +103,7 @@ setters!(Config {
     with_limits limits: Limits,
     with_handshake_timeout handshake_timeout: Duration,
     with_stall_timeout stall_timeout: Duration,
+    with_idle_timeout idle_timeout: Option<Duration>,
     with_device_timeout device_timeout: Duration,
     with_cache cache: Option<CacheConfig>,
     with_peers peers: Vec<Peer>,
