@@ -112,6 +112,11 @@ struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory: Option<u64>,
 
+    /// Maximum device memory of the clients of one address together (IPv6: of one network of 64 bits), except loopback
+    /// [default: all memory of the devices].
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
+    max_memory_per_address: Option<u64>,
+
     /// Maximum number of connections at a time.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
@@ -124,6 +129,10 @@ struct Args {
     /// closed.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_handshakes: u32,
+
+    /// Maximum number of queues of fanout clients, of which one address may have a quarter; a queue beyond it fails.
+    #[arg(long, value_name = "N", default_value_t = Config::default().max_queues as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_queues: u32,
 
     /// Maximum number of nodes in a graph.
     #[arg(long, value_name = "N", default_value_t = Config::default().limits.max_nodes, value_parser = clap::value_parser!(u32).range(1..))]
@@ -141,10 +150,14 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     handshake_timeout: Duration,
 
-    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive; between messages a client may be idle without
-    /// limit.
+    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
+
+    /// Maximum seconds between two requests of a client, also while its queues have work; the heartbeat of fanout's clients
+    /// counts as requests [default: no limit].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    idle_timeout: Option<Duration>,
 
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
     /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times. For
@@ -285,10 +298,13 @@ fn configuration(args: &Args) -> Config {
         .with_max_connections_per_address(count(args.max_connections_per_address))
         .with_max_handshakes(count(args.max_handshakes))
         .with_max_memory(args.max_memory)
+        .with_max_memory_per_address(args.max_memory_per_address)
+        .with_max_queues(count(args.max_queues))
         .with_max_graph_memory(args.max_graph_memory)
         .with_limits(Config::limits(args.max_nodes, args.max_message))
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
+        .with_idle_timeout(args.idle_timeout)
         .with_peers(args.peers.clone())
         .with_comm_port(args.comm_port)
         .with_models(args.models.clone())

@@ -33,6 +33,12 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Bytes that can be reserved now, which this budget and all of its parents have left.
+    pub fn available(&self) -> u64 {
+        let left = self.limit.saturating_sub(self.used());
+        self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))
+    }
+
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
@@ -95,6 +101,7 @@ mod tests {
         assert!(matches!(a.reserve(20), Err(DeviceError::OutOfMemory { requested: 20, available: 10, limit: 80 })));
         assert!(matches!(b.reserve(40), Err(DeviceError::OutOfMemory { requested: 40, available: 30, limit: 100 })));
         assert_eq!((a.used(), b.used(), device.used()), (70, 0, 70));
+        assert_eq!((a.available(), b.available(), device.available()), (10, 30, 30));
         drop(first);
         assert_eq!((a.used(), device.used()), (0, 0));
         assert!(b.reserve(u64::MAX).is_err());

@@ -216,3 +216,37 @@ fn an_address_has_a_quarter_of_the_handshakes() {
     let (mut receiver, _sender) = dial().split();
     assert_eq!(receiver.read_into(&mut [0], &deadline).unwrap(), 0, "closed without a reply");
 }
+
+#[test]
+fn the_clients_of_one_address_share_its_memory() {
+    let server = server_with_remote_clients(Config::default().with_max_memory_per_address(Some(100 << 10)));
+    let clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
+    let budget = MemoryBudget::new(1 << 30);
+    let [first, second] = clients.each_ref().map(|client| &client.devices()[0]);
+    let _held = first.alloc(60 << 10, &budget).unwrap();
+    let refused = second.alloc(60 << 10, &budget).unwrap_err();
+    assert!(matches!(refused, DeviceError::OutOfMemory { .. }), "{refused}");
+    assert_eq!(second.memory().unwrap().free, 40 << 10);
+    second.alloc(40 << 10, &budget).unwrap();
+}
+
+#[test]
+fn a_queue_beyond_the_limit_of_its_address_fails_and_the_session_goes_on() {
+    let server = server_with_remote_clients(Config::default().with_max_queues(4));
+    let clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
+    let (budget, until) = (MemoryBudget::new(1 << 30), Some(Instant::now() + WATCHDOG));
+    let mut queues = Vec::new();
+    let mut use_queue = |client: &Endpoint| {
+        let device = &client.devices()[0];
+        let buffer = device.alloc(64, &budget)?;
+        // Kept, so that the queue stays open.
+        queues.push(device.queue(&budget)?);
+        let queue = queues.last_mut().unwrap();
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[7; 64]))?;
+        queue.download(buffer.whole())?.wait(until)
+    };
+    assert_eq!(use_queue(&clients[0]).unwrap(), [7; 64]);
+    let failed = use_queue(&clients[1]).unwrap_err();
+    assert!(failed.to_string().contains("already 1 queues, a quarter of the limit (--max-queues)"), "{failed}");
+    assert!(clients.iter().all(|client| client.devices()[0].memory().is_ok()));
+}

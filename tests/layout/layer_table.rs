@@ -64,7 +64,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
         &[],
     ),
-    layer("rpc::server::tenants", &["rpc::transport", "rpc::server::limits", "addresses"], &[]),
+    layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &[]),
     layer("rpc::server::thread_budget", &["device"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
@@ -132,6 +132,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "device",
             "rpc::server::limits",
+            "rpc::server::tenants",
             "rpc::server::listen",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::collectives",
@@ -201,6 +202,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc::transport",
             "rpc::wire",
+            "rpc::server::tenants",
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",
             "rpc::server::listen",

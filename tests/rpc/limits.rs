@@ -32,6 +32,16 @@ fn handshakes_beyond_the_limit_are_closed_without_a_reply() {
     Client::connect(&server).assert_alive();
 }
 
+/// The reason is in the log, and a client of the extension receives it.
+#[test]
+fn idle_clients_are_closed_if_there_is_a_limit() {
+    let server = TestServer::start(Config::default().with_idle_timeout(Some(5 * SHORT_TIMEOUT)));
+    let silent = Client::connect(&server);
+    let extended = Client::connect_extended(&server).0;
+    silent.expect_refused(&["no request within", "--idle-timeout"]);
+    extended.expect_protocol_error(&["no request within", "--idle-timeout"]);
+}
+
 #[test]
 fn allocations_beyond_the_session_limit_fail() {
     let server = TestServer::start(Config::default().with_max_memory(Some(1 << 20)));

@@ -11,6 +11,7 @@ use super::lifecycle::Lifecycle;
 use super::limits::Config;
 use super::listen::ListenerInfo;
 use super::peers::PeerAllowlist;
+use super::tenants::Tenants;
 use super::tensor_cache::TensorCache;
 use super::thread_budget::ThreadBudget;
 use super::transfer_tokens::TokenTable;
@@ -37,6 +38,8 @@ pub(super) struct ServerContext {
     pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
     pub(super) hangup_watch: HangupWatch,
+    /// Limits per client address.
+    pub(super) tenants: Arc<Tenants>,
     /// The version of ggml's protocol that works, per client address.
     pub(super) version_probe: VersionProbe,
     /// Pending COMM_INITs.

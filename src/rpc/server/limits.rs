@@ -25,6 +25,9 @@ pub struct Config {
     pub max_handshakes: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
+    /// Device memory that the sessions of one address (IPv6: of one network of 64 bits) may hold together, in bytes over all
+    /// devices, except loopback. `None`: the total memory of the devices.
+    pub max_memory_per_address: Option<u64>,
     /// Maximum number of threads for transfers between servers. A session may have a quarter of them.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
@@ -32,13 +35,18 @@ pub struct Config {
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session. Beyond
     /// it, the least recently used graphs are dropped.
     pub max_graph_memory: u64,
+    /// Maximum number of queues that clients of the extension have open, over all sessions; a quarter of it for one address,
+    /// except loopback. A queue beyond it fails.
+    pub max_queues: usize,
     /// Maximum sizes of messages and graphs.
     pub limits: Limits,
     /// Maximum time from the accepted connection to a complete HELLO.
     pub handshake_timeout: Duration,
-    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply. Between messages a
-    /// client may be idle without limit.
+    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply.
     pub stall_timeout: Duration,
+    /// Maximum pause before a request. A client that pauses longer is closed, also while its queues have work; the heartbeat of
+    /// fanout's clients counts as requests. `None`: without limit.
+    pub idle_timeout: Option<Duration>,
     /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
@@ -66,12 +74,15 @@ impl Default for Config {
             max_connections_per_address: 256,
             max_handshakes: 128,
             max_memory: None,
+            max_memory_per_address: None,
             max_transfer_threads: 256,
             max_buffers: 1 << 16,
             max_graph_memory: 64 << 20,
+            max_queues: 4096,
             limits: Config::limits(1 << 15, 16 << 20),
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
+            idle_timeout: None,
             device_timeout: Duration::from_secs(600),
             cache: None,
             peers: Vec::new(),
@@ -88,12 +99,15 @@ setters!(Config {
     with_max_connections_per_address max_connections_per_address: usize,
     with_max_handshakes max_handshakes: usize,
     with_max_memory max_memory: Option<u64>,
+    with_max_memory_per_address max_memory_per_address: Option<u64>,
     with_max_transfer_threads max_transfer_threads: usize,
     with_max_buffers max_buffers: usize,
     with_max_graph_memory max_graph_memory: u64,
+    with_max_queues max_queues: usize,
     with_limits limits: Limits,
     with_handshake_timeout handshake_timeout: Duration,
     with_stall_timeout stall_timeout: Duration,
+    with_idle_timeout idle_timeout: Option<Duration>,
     with_device_timeout device_timeout: Duration,
     with_cache cache: Option<CacheConfig>,
     with_peers peers: Vec<Peer>,

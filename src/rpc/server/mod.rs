@@ -65,7 +65,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{Level, debug, error, info, log, warn};
+use log::{debug, error, info, log, warn};
 
 use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
@@ -178,7 +178,8 @@ impl Server {
             addr: ip_address(&listener.local_addr()),
             versions: policy.versions().to_vec(),
         };
-        let admission = Admission::new(&Tenants::new(&config));
+        let tenants = Tenants::new(&config);
+        let admission = Admission::new(&tenants);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
@@ -190,6 +191,7 @@ impl Server {
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
             hangup_watch: HangupWatch::default(),
+            tenants,
             version_probe: VersionProbe::default(),
             rendezvous: Rendezvous::default(),
             config,
@@ -326,10 +328,11 @@ impl AcceptLoop {
                 ServerState::Full
             }
             Rejection::TooManyHandshakes(reason) => {
-                // A flood of connections must not be one of log lines: warnings at 1, 2, 4, 8, … refusals.
                 let count = reason.refused;
-                let level = if count.is_power_of_two() { Level::Warn } else { Level::Debug };
-                log!(level, "{peer}: closed without a reply: {reason}; closed for it since the start: {count}");
+                log!(
+                    reason.log_level(),
+                    "{peer}: closed without a reply: {reason}; closed for it since the start: {count}"
+                );
                 return;
             }
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::client_connection::ClientConnection;
+use super::client_connection::{ClientConnection, Timeouts};
 use super::context::ServerContext;
 use super::extended;
 use super::ggml;
@@ -52,8 +52,9 @@ fn serve_requests(
     let config = &server.config;
     let peer = connection.peer();
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
-    let mut connection =
-        ClientConnection::new(connection, Arc::clone(watch), handshake, config.handshake_timeout, config.stall_timeout);
+    let timeouts =
+        Timeouts { handshake: config.handshake_timeout, stall: config.stall_timeout, idle: config.idle_timeout };
+    let mut connection = ClientConnection::new(connection, Arc::clone(watch), handshake, timeouts);
     let mut body = Vec::new();
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);

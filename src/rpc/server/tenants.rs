@@ -1,4 +1,5 @@
-//! Tenants: limits per client address, beside the limits of the process, so that one host cannot take the whole server.
+//! Tenants: limits per client address on connections, handshakes, queues and device memory, beside those of the process, so that
+//! one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
 //! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
@@ -8,9 +9,11 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use log::Level;
 use thiserror::Error;
 
 use super::limits::Config;
+use crate::device::MemoryBudget;
 use crate::rpc::transport::PeerAddr;
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
@@ -23,10 +26,12 @@ pub(super) enum Resource {
     Connections,
     /// Connections whose HELLO is not complete. They cost a client nothing but a packet.
     Handshakes,
+    /// Queues of the extension.
+    Queues,
 }
 
 /// Number of [`Resource`]s.
-const RESOURCES: usize = 2;
+const RESOURCES: usize = 3;
 
 /// The limit of one [`Resource`].
 #[derive(Clone, Copy)]
@@ -43,6 +48,8 @@ struct ResourceLimit {
 /// The counts of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
     limits: [ResourceLimit; RESOURCES],
+    /// Device memory of a tenant in bytes.
+    memory: Option<u64>,
     state: Mutex<TenantsState>,
 }
 
@@ -51,14 +58,23 @@ struct TenantsState {
     used: [usize; RESOURCES],
     /// Number of refused reservations.
     refused: [u64; RESOURCES],
-    /// One entry for each tenant with a connection, so there are never more than connections.
+    /// One entry for each tenant with a connection or with device memory, so there are never more than the limits of these allow.
     by_tenant: HashMap<Tenant, TenantUse>,
 }
 
 /// What one tenant uses.
-#[derive(Default)]
 struct TenantUse {
     used: [usize; RESOURCES],
+    /// Contains the budgets of its sessions. `None`: unlimited.
+    memory: Option<Arc<MemoryBudget>>,
+}
+
+impl TenantUse {
+    /// Device memory may outlive the last connection for as long as work of the device uses it: a client that connects again
+    /// must not get a new budget meanwhile.
+    fn is_unused(&self) -> bool {
+        self.used == [0; RESOURCES] && self.memory.as_ref().is_none_or(|memory| memory.used() == 0)
+    }
 }
 
 /// The address of a client as far as limits tell clients apart: IPv4, or the first 64 bits of IPv6.
@@ -86,8 +102,15 @@ pub(super) struct LimitReached {
     name: &'static str,
     by_tenant: bool,
     flag: &'static str,
-    /// Number of refusals of this resource, with this one.
+    /// Number of refusals of this resource since the start, with this one.
     pub(super) refused: u64,
+}
+
+impl LimitReached {
+    /// The level to log it at. A flood of refusals must not be one of log lines: warnings at 1, 2, 4, 8, … refusals.
+    pub(super) fn log_level(&self) -> Level {
+        if self.refused.is_power_of_two() { Level::Warn } else { Level::Debug }
+    }
 }
 
 impl Tenants {
@@ -107,8 +130,15 @@ impl Tenants {
                 tenant: config.max_handshakes.div_ceil(TENANT_SHARE),
                 tenant_flag: "a quarter of the limit (--max-handshakes)",
             },
+            ResourceLimit {
+                name: "queues",
+                process: config.max_queues,
+                flag: "the limit (--max-queues)",
+                tenant: config.max_queues.div_ceil(TENANT_SHARE),
+                tenant_flag: "a quarter of the limit (--max-queues)",
+            },
         ];
-        Arc::new(Tenants { limits, state: Mutex::default() })
+        Arc::new(Tenants { limits, memory: config.max_memory_per_address, state: Mutex::default() })
     }
 
     /// Counts one `resource` of the client at `peer` until the permit is dropped.
@@ -121,7 +151,7 @@ impl Tenants {
         let mut state = self.lock();
         let refusal = if state.used[at] >= process {
             Some((process, false, flag))
-        } else if tenant.is_some_and(|tenant| state.tenant(tenant).used[at] >= per_tenant) {
+        } else if tenant.is_some_and(|tenant| self.entry(&mut state, tenant).used[at] >= per_tenant) {
             Some((per_tenant, true, tenant_flag))
         } else {
             None
@@ -132,20 +162,29 @@ impl Tenants {
         }
         state.used[at] += 1;
         if let Some(tenant) = tenant {
-            state.tenant(tenant).used[at] += 1;
+            self.entry(&mut state, tenant).used[at] += 1;
         }
         Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
+    }
+
+    /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: unlimited.
+    pub(super) fn memory_budget(&self, peer: PeerAddr) -> Option<Arc<MemoryBudget>> {
+        let tenant = Tenant::of(peer)?;
+        self.entry(&mut self.lock(), tenant).memory.clone()
+    }
+
+    /// The entry of a tenant. Inserts a missing one, after it has removed those that nothing uses any more.
+    fn entry<'a>(&self, state: &'a mut TenantsState, tenant: Tenant) -> &'a mut TenantUse {
+        if !state.by_tenant.contains_key(&tenant) {
+            state.by_tenant.retain(|_, other| !other.is_unused());
+        }
+        let new = || TenantUse { used: [0; RESOURCES], memory: self.memory.map(MemoryBudget::new) };
+        state.by_tenant.entry(tenant).or_insert_with(new)
     }
 
     fn lock(&self) -> MutexGuard<'_, TenantsState> {
         // Ignores poisoning: no code that can panic runs while the counts disagree.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl TenantsState {
-    fn tenant(&mut self, tenant: Tenant) -> &mut TenantUse {
-        self.by_tenant.entry(tenant).or_default()
     }
 }
 
@@ -161,11 +200,13 @@ impl Drop for TenantPermit {
         let at = self.resource as usize;
         let mut state = self.tenants.lock();
         state.used[at] -= 1;
-        let Some(tenant) = self.tenant else { return };
-        let entry = state.tenant(tenant);
-        entry.used[at] -= 1;
-        if entry.used == [0; RESOURCES] {
-            state.by_tenant.remove(&tenant);
+        if let Some(tenant) = self.tenant
+            && let Some(entry) = state.by_tenant.get_mut(&tenant)
+        {
+            entry.used[at] -= 1;
+            if entry.is_unused() {
+                state.by_tenant.remove(&tenant);
+            }
         }
     }
 }
@@ -200,11 +241,15 @@ mod tests {
 
     #[test]
     fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
-        let config =
-            Config::default().with_max_connections(8).with_max_connections_per_address(3).with_max_handshakes(8);
+        let config = Config::default()
+            .with_max_connections(8)
+            .with_max_connections_per_address(3)
+            .with_max_handshakes(8)
+            .with_max_queues(8);
         for (resource, process, tenant, process_flag, tenant_flag) in [
             (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
             (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
+            (Resource::Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
         ] {
             let tenants = Tenants::new(&config);
             let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
@@ -229,6 +274,41 @@ mod tests {
             drop(permits);
             let state = tenants.lock();
             assert_eq!((state.used, state.by_tenant.len()), ([0; RESOURCES], 0));
+        }
+    }
+
+    #[test]
+    fn the_memory_of_a_tenant_is_counted_until_it_is_freed() {
+        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
+        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
+        let used = |ip| tenants.memory_budget(peer(ip)).unwrap().used();
+        let first = connect("10.0.0.5");
+        let held = tenants.memory_budget(peer("10.0.0.5")).unwrap().reserve(70).unwrap();
+        drop(first);
+        // The memory outlives the last connection, also when other tenants come and go.
+        drop(connect("10.0.0.6"));
+        let _second = connect("10.0.0.5");
+        assert_eq!((used("10.0.0.5"), used("10.0.0.6")), (70, 0));
+        drop(held);
+        drop(_second);
+        assert_eq!(used("10.0.0.5"), 0);
+        for exempt in ["127.0.0.1", "::1"] {
+            assert!(tenants.memory_budget(peer(exempt)).is_none(), "{exempt}");
+        }
+        assert!(Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).is_none());
+    }
+
+    /// An entry that only memory kept goes when the next tenant comes.
+    #[test]
+    fn entries_of_tenants_without_connections_do_not_pile_up() {
+        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
+        for host in 0..200 {
+            let at = peer(&format!("10.0.0.{host}"));
+            let permit = tenants.reserve(at, Resource::Connections).unwrap();
+            let held = tenants.memory_budget(at).unwrap().reserve(1).unwrap();
+            drop(permit);
+            drop(held);
+            assert_eq!(tenants.lock().by_tenant.len(), 1);
         }
     }
 }

@@ -154,6 +154,8 @@ impl Transport for NeverWritable {
         false
     }
 
+    fn set_loss_timeout(&self, _: Duration) {}
+
     fn try_finish(&self) -> Result<bool, TransportError> {
         Ok(false)
     }

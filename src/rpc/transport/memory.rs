@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{Address, Connection, Deadline, DialError, Interest, Listen, PeerAddr, Transport, TransportError};
 
@@ -253,6 +254,8 @@ impl Transport for MemoryTransport {
         let incoming = self.incoming.lock();
         incoming.finished || incoming.aborted
     }
+
+    fn set_loss_timeout(&self, _: Duration) {}
 
     fn try_finish(&self) -> Result<bool, TransportError> {
         self.outgoing.change(|state| {

@@ -112,6 +112,10 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// end may hide it on systems other than Linux.
     fn hung_up(&self) -> bool;
 
+    /// Ends the connection once the peer's machine has acknowledged nothing for `timeout`, or has had no room for waiting bytes
+    /// for as long. Does nothing where the system has no such timeout.
+    fn set_loss_timeout(&self, timeout: Duration);
+
     /// Half close: ends the sending direction behind the bytes sent so far; the receiving direction stays open. `false`: there
     /// is no room for the closing message, such as TLS's close_notify, and the caller must try again. Idempotent.
     fn try_finish(&self) -> Result<bool, TransportError>;
@@ -138,6 +142,11 @@ impl Connection {
     /// Address of the peer, for the log.
     pub(crate) fn peer(&self) -> PeerAddr {
         self.0.peer()
+    }
+
+    /// Ends the connection once the peer's machine has acknowledged nothing for `timeout` ([`Transport::set_loss_timeout`]).
+    pub(crate) fn set_loss_timeout(&self, timeout: Duration) {
+        self.0.set_loss_timeout(timeout);
     }
 
     /// Both directions, for one thread.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pace::Pace;
+use thiserror::Error;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
@@ -26,11 +27,36 @@ use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD
 /// does not matter.
 const MAX_SPIN: Duration = Duration::from_millis(2);
 
+/// Shortest time after which a connection is lost whose client acknowledges nothing. A longer stall timeout extends it: a client
+/// that does not read looks the same to the system.
+const MIN_LOSS_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Bytes that are first allocated for the body of a request; the buffer then doubles as bytes arrive.
 const FIRST_BODY_CHUNK: usize = 64 << 10;
 
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// From the accepted connection to a complete HELLO.
+    pub(super) handshake: Duration,
+    /// For a part of a message that has begun, and for a pause of a reply.
+    pub(super) stall: Duration,
+    /// For the pause before a request. `None`: any time.
+    pub(super) idle: Option<Duration>,
+}
+
+/// Why there is no next request.
+#[derive(Debug, Error)]
+pub(super) enum NextRequestError {
+    #[error("the client has sent no request within {0:?} (--idle-timeout)")]
+    Idle(Duration),
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}
+
 /// Framed connection to a client.
 pub(super) struct ClientConnection {
+    idle_timeout: Option<Duration>,
     requests: RequestSource,
     read_ahead: ReadAhead,
     writer: Arc<ClientWriter>,
@@ -90,57 +116,62 @@ impl ByteSource for RequestSource {
 }
 
 impl ClientConnection {
-    /// A new connection. Its handshake, which `permit` counts, must be complete within `handshake_timeout` from now; later
-    /// messages may pause for up to `stall_timeout`.
+    /// A new connection, whose handshake begins now. `permit` counts the handshake.
     pub(super) fn new(
         connection: transport::Connection,
         watch: Arc<SessionWatch>,
         permit: TenantPermit,
-        handshake_timeout: Duration,
-        stall_timeout: Duration,
+        timeouts: Timeouts,
     ) -> ClientConnection {
+        connection.set_loss_timeout(timeouts.stall.max(MIN_LOSS_TIMEOUT));
         let aborter = connection.aborter();
         let (receiver, sender) = connection.split();
         let requests = RequestSource {
             receiver,
             replied: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
-            pace: Pace::new(stall_timeout),
-            handshake: Some(Handshake { deadline: Deadline::after(handshake_timeout), _permit: permit }),
+            pace: Pace::new(timeouts.stall),
+            handshake: Some(Handshake { deadline: Deadline::after(timeouts.handshake), _permit: permit }),
         };
         ClientConnection {
+            idle_timeout: timeouts.idle,
             requests,
             read_ahead: ReadAhead::new(),
-            writer: ClientWriter::new(sender, aborter, stall_timeout),
+            writer: ClientWriter::new(sender, aborter, timeouts.stall),
             watch,
             serving: false,
         }
     }
 
-    /// Ends the handshake: its time limit, and its count against the limit of handshakes. From now on only a message that has
-    /// begun has a deadline (`stall_timeout`).
+    /// Ends the handshake: its time limit, and its count against the limit of handshakes. From now on the stall timeout
+    /// and the idle timeout apply.
     pub(super) fn end_handshake(&mut self) {
         self.requests.handshake = None;
     }
 
-    /// Reads the next header. Ends the request that was served before. Waits without limit after the handshake. `None` if the
-    /// client closed the connection between two messages.
-    pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, TransportError> {
+    /// Reads the next header. Ends the request that was served before. `None` if the client closed the connection between two
+    /// messages.
+    ///
+    /// After the handshake the client may be idle for the idle timeout. Work of its queues does not extend that: only requests
+    /// count, among them the PINGs by which a client of the extension shows that it is there.
+    pub(super) fn read_header(&mut self) -> Result<Option<[u8; REQUEST_HEADER]>, NextRequestError> {
+        let idle = self.idle_timeout.map(Deadline::after);
         self.requests.pace.restart();
         if std::mem::take(&mut self.serving) {
             self.watch.count_boundary();
         }
         while self.read_ahead.is_empty() {
-            let filled = self.read_ahead.fill(&mut self.requests);
-            // The pause before a message does not count.
-            self.requests.pace.restart();
-            match filled {
+            let left = idle.map_or(Duration::MAX, |idle| idle.remaining().unwrap_or_default());
+            match self.fill_within(left) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                // After the handshake a client may be idle between messages for any time.
-                Err(e) if e.is_timeout() && self.requests.handshake.is_none() => {}
+                Err(e) if e.is_timeout() && self.requests.handshake.is_none() => {
+                    if let Some(idle) = idle.filter(|idle| idle.remaining().is_none()) {
+                        return Err(NextRequestError::Idle(idle.timeout()));
+                    }
+                }
                 Err(e) if e.is_reset() => return Ok(None),
-                Err(e) => return Err(e),
+                Err(e) => return Err(e.into()),
             }
         }
         let header = self.read_array()?;
@@ -154,15 +185,21 @@ impl ClientConnection {
         &self.watch
     }
 
+    /// Receives bytes ahead of their message: for up to `timeout`, or until the end of the handshake. They do not count for the
+    /// pace of the message. Returns false at the end of the stream.
+    fn fill_within(&mut self, timeout: Duration) -> Result<bool, TransportError> {
+        let pace = std::mem::replace(&mut self.requests.pace, Pace::new(timeout));
+        let filled = self.read_ahead.fill(&mut self.requests);
+        self.requests.pace = pace;
+        filled
+    }
+
     /// Waits for received bytes, or the end of the stream, for up to `timeout`. Returns whether there are any.
     pub(super) fn wait_for_input(&mut self, timeout: Duration) -> Result<bool, TransportError> {
         if !self.read_ahead.is_empty() {
             return Ok(true);
         }
-        let pace = std::mem::replace(&mut self.requests.pace, Pace::new(timeout));
-        let filled = self.read_ahead.fill(&mut self.requests);
-        self.requests.pace = pace;
-        match filled {
+        match self.fill_within(timeout) {
             Ok(_) => Ok(true),
             Err(e) if e.is_timeout() => Ok(false),
             Err(e) => Err(e),

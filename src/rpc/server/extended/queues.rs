@@ -9,6 +9,7 @@ use crate::device::{DeviceError, Queue, TimelinePoint};
 use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
+use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::server::transfer_tokens::Receiver;
 use crate::rpc::transport::TransportError;
 use crate::rpc::wire::ext::DeviceFault;
@@ -30,6 +31,8 @@ pub(super) struct OpenQueue {
     pub(super) device: u32,
     /// The device queue; `None` if the device could not create it, or if it was dropped after a failed wait.
     queue: Option<WatchedQueue>,
+    /// Counts the queue against the limits of queues until its device queue is dropped. `None`: it could not be created.
+    _permit: Option<TenantPermit>,
     pub(super) completions: Completions,
     /// Receives bytes from other servers; created for the first RECEIVE_FROM_PEER.
     pub(super) receiver: Option<Receiver>,
@@ -157,25 +160,26 @@ impl Queues {
         if self.open.len() >= MAX_QUEUES { Err(ExtendedError::TooManyQueues(MAX_QUEUES)) } else { Ok(()) }
     }
 
-    /// Inserts a queue. If the device could not create it (`Err`), the queue is inserted as failed.
+    /// Inserts a queue. If it could not be created (`Err`), it is inserted as failed.
     pub(super) fn insert(
         &mut self,
         number: u32,
         device: u32,
-        queue: Result<WatchedQueue, DeviceError>,
+        created: Result<(WatchedQueue, TenantPermit), DeviceFault>,
         mut completions: Completions,
     ) -> Result<(), TransportError> {
-        let queue = match queue {
-            Ok(queue) => Some(queue),
-            Err(e) => {
-                completions.fail(DeviceFault::from(&e))?;
-                None
+        let (queue, permit) = match created {
+            Ok((queue, permit)) => (Some(queue), Some(permit)),
+            Err(fault) => {
+                completions.fail(fault)?;
+                (None, None)
             }
         };
         let open = OpenQueue {
             number,
             device,
             queue,
+            _permit: permit,
             completions,
             receiver: None,
             peer_sender: None,

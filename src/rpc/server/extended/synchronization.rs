@@ -1,22 +1,35 @@
 //! Opening queues and ordering them by marks: OPEN_QUEUE, WAIT, NOTIFY_REACHED.
 
+use log::log;
+
 use super::completions::Completions;
 use super::queues::MarkState;
 use super::session::ExtendedSession;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::wire::ext::{DeviceFault, NotifyReached, OpenQueue, Wait};
 
 impl ExtendedSession<'_> {
-    /// Opens a queue. If its device cannot create it, the queue is open and has failed.
+    /// Opens a queue. If its device cannot create it, or the server or the client's tenant has too many, the queue is open and
+    /// has failed.
     pub(super) fn open_queue(&mut self, request: &OpenQueue) -> Result<(), SessionError> {
         let &OpenQueue { queue: number, device } = request;
         let handle = self.resources.device(device)?;
         self.queues.check_can_open(number)?;
-        let timeout = self.resources.server.config.device_timeout;
-        let completions = Completions::new(number, &self.writer, self.notifier.shared(), timeout);
-        let queue = WatchedQueue::open(&**handle, &self.resources.budget, self.connection.watch());
-        Ok(self.queues.insert(number, device, queue, completions)?)
+        let server = self.resources.server;
+        let created = match server.tenants.reserve(self.resources.peer, Resource::Queues) {
+            Ok(permit) => match WatchedQueue::open(&**handle, &self.resources.budget, self.connection.watch()) {
+                Ok(queue) => Ok((queue, permit)),
+                Err(e) => Err(DeviceFault::from(&e)),
+            },
+            Err(reason) => {
+                log!(reason.log_level(), "{}: cannot open queue {number}: {reason}", self.resources.peer);
+                Err(DeviceFault::new(reason.to_string()))
+            }
+        };
+        let completions = Completions::new(number, &self.writer, self.notifier.shared(), server.config.device_timeout);
+        Ok(self.queues.insert(number, device, created, completions)?)
     }
 
     /// Makes a queue wait for a mark of another queue. If that queue has failed before the mark, this queue fails as well.

@@ -6,13 +6,14 @@
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use log::warn;
 
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::ClientWriter;
+use crate::rpc::server::client_connection::{ClientWriter, NextRequestError};
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
@@ -29,6 +30,9 @@ pub(in crate::rpc::server) enum SessionError {
     /// The connection is lost, or a deadline has passed.
     #[error("{}", transport_text(.0))]
     Transport(#[from] TransportError),
+    /// The client has sent no request for the idle timeout.
+    #[error("{}", NextRequestError::Idle(*.0))]
+    Idle(Duration),
     /// A device failed while it served a valid request.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
@@ -38,6 +42,15 @@ impl SessionError {
     /// An error of the handshake or of a front end.
     pub(in crate::rpc::server) fn front_end(e: impl Error + Send + Sync + 'static) -> SessionError {
         SessionError::FrontEnd(Box::new(e))
+    }
+}
+
+impl From<NextRequestError> for SessionError {
+    fn from(e: NextRequestError) -> SessionError {
+        match e {
+            NextRequestError::Idle(timeout) => SessionError::Idle(timeout),
+            NextRequestError::Transport(e) => SessionError::Transport(e),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::failure::SessionError;
 use super::handle_table::{HandleTable, tensor_desc};
 use super::program_cache::{CacheLimits, ProgramCache};
 use super::request_error::RequestError;
-use crate::device::{Device, MemoryBudget, MemoryInfo};
+use crate::device::{Device, DeviceError, MemoryBudget, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
@@ -18,6 +18,7 @@ pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) server: &'a ServerContext,
     /// Address of the client, for the log.
     pub(in crate::rpc::server) peer: PeerAddr,
+    /// Lies within the budget of the client's tenant, if that is limited.
     pub(in crate::rpc::server) budget: Arc<MemoryBudget>,
     pub(in crate::rpc::server) handles: HandleTable,
     pub(in crate::rpc::server) programs: ProgramCache<K>,
@@ -34,8 +35,11 @@ impl<'a, K> SessionResources<'a, K> {
             let totals = server.devices.iter().filter_map(|device| device.memory().ok());
             totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
         });
-        let (budget, handles) = (MemoryBudget::new(limit), HandleTable::new());
-        SessionResources { server, peer, budget, handles, programs: ProgramCache::new(programs) }
+        let budget = match server.tenants.memory_budget(peer) {
+            Some(tenant) => MemoryBudget::within(&tenant, limit),
+            None => MemoryBudget::new(limit),
+        };
+        SessionResources { server, peer, budget, handles: HandleTable::new(), programs: ProgramCache::new(programs) }
     }
 
     /// The device at a position in the server's list.
@@ -50,7 +54,7 @@ impl<'a, K> SessionResources<'a, K> {
         let target = self.device(device)?;
         let max = self.server.config.max_buffers;
         let allocated = if self.handles.len() < max {
-            target.alloc(size, &self.budget).map_err(|e| e.to_string())
+            target.alloc(size, &self.budget).map_err(|e| self.refusal_text(&e, size))
         } else {
             Err(format!("the session has {max} buffers already, the limit (max_buffers)"))
         };
@@ -64,6 +68,22 @@ impl<'a, K> SessionResources<'a, K> {
         Ok(handle.ok())
     }
 
+    /// The text of a failed allocation of `size` bytes. Names the limit that has refused it: the first one, from the session
+    /// outwards, that has less left.
+    fn refusal_text(&self, error: &DeviceError, size: u64) -> String {
+        let limit = match error {
+            DeviceError::OutOfMemory { .. } if self.budget.limit().saturating_sub(self.budget.used()) < size => {
+                "; that is the limit of one client (--max-memory)"
+            }
+            DeviceError::OutOfMemory { .. } if self.budget.available() < size => {
+                "; that is the limit of the client's address (--max-memory-per-address)"
+            }
+            DeviceError::OutOfMemory { .. } => "; that is the device's memory (--mem)",
+            _ => "",
+        };
+        format!("{error}{limit}")
+    }
+
     /// Frees a buffer and the cached programs that are bound to it.
     pub(in crate::rpc::server) fn free(&mut self, handle: u64) -> Result<(), RequestError> {
         self.handles.remove(handle)?;
@@ -71,11 +91,10 @@ impl<'a, K> SessionResources<'a, K> {
         Ok(())
     }
 
-    /// Memory of a device. The free part is limited to the rest of the session's budget.
+    /// Memory of a device. The free part is limited to what the session's budget, and that of its tenant, have left.
     pub(in crate::rpc::server) fn device_memory(&self, device: u32) -> Result<MemoryInfo, SessionError> {
         let memory = self.device(device)?.memory()?;
-        let left = self.budget.limit().saturating_sub(self.budget.used());
-        Ok(MemoryInfo { free: memory.free.min(left), ..memory })
+        Ok(MemoryInfo { free: memory.free.min(self.budget.available()), ..memory })
     }
 
     /// Bytes that a device needs for a tensor, with padding.
