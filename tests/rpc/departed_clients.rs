@@ -87,13 +87,10 @@ fn the_work_of_a_client_that_leaves_ends() {
             // The close sends RST instead of FIN.
             socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).expect("a live socket");
         }
-        let addr = client.addr;
         drop(client);
         eventually(&format!("{pending:?}, reset {reset}: the session ends"), || server.handle.connections() == 0);
         // The running step of the graph ends after the session.
         eventually(&format!("{pending:?}, reset {reset}: its memory is freed"), || server.used_bytes(0) == 0);
-        let warnings = logged_warnings(&addr.to_string());
-        assert!(warnings.is_empty(), "{pending:?}, reset {reset}: leaving is no failure of the client: {warnings:#?}");
         Client::connect(&server).assert_alive();
         eventually("the other session ends", || server.handle.connections() == 0);
     }
