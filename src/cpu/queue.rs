@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// written in place; a smaller one is copied into its command.
 const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
+/// How often a thread that waits for a point of another queue checks whether its own queue was dropped or aborted.
+const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// A command queue of the CPU device.
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
@@ -368,16 +371,28 @@ impl CpuExecutor {
             }
             CpuCommand::Copy { src, dst, after } => {
                 if let Some(point) = after {
-                    point.wait(None)?;
+                    self.wait_for(&point)?;
                 }
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
                 cpu_memory(&dst)?.copy_from(to, cpu_memory(&src)?, from, src.bytes() as usize)
             }
             CpuCommand::Run { program, bindings, first } => self.run(&program, &bindings, first, None).map(drop),
-            CpuCommand::Wait(point) => point.wait(None),
+            CpuCommand::Wait(point) => self.wait_for(&point),
             CpuCommand::Mark(seq) => {
                 self.timeline.advance(seq);
                 Ok(())
+            }
+        }
+    }
+
+    /// Waits for a point of another queue. Ends soon after this queue is dropped or aborted: the point may never be reached, and
+    /// the thread would stay for as long.
+    fn wait_for(&self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        loop {
+            match point.wait(Some(Instant::now() + ABORT_CHECK_INTERVAL)) {
+                Err(DeviceError::Deadline(_)) if self.abort.load(Ordering::Relaxed) => return Err(DeviceError::Ended),
+                Err(DeviceError::Deadline(_)) => {}
+                decided => return decided,
             }
         }
     }

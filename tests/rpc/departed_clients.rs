@@ -4,6 +4,7 @@
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
+use fanout::rpc::wire::ext::{CloseQueue, ExtRequest};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
 use std::time::Duration;
@@ -94,4 +95,34 @@ fn the_work_of_a_client_that_leaves_ends() {
         Client::connect(&server).assert_alive();
         eventually("the other session ends", || server.handle.connections() == 0);
     }
+}
+
+/// The threads of closed queues do not stay in waits for points that are never reached.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_of_closed_queues_end() {
+    let server = TestServer::start(Config::default());
+    let mut client = Client::connect_extended(&server).0;
+    client.open_queue(0, 0);
+    let memory = client.alloc_ext(0, 3 * MATRIX);
+    let (nodes, tensors) = endless_graph(&memory);
+    client.prepare_graph(1, 0, &nodes, &tensors);
+    client.open_queue(1, 0); // so that the graph does not run inline
+    client.run_graph(0, 1);
+    client.mark(0, 1);
+    let queue_threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process").flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("cpu-queue")).count()
+    };
+    for _ in 0..10 {
+        for _ in 0..100 {
+            client.open_queue(2, 0);
+            client.wait_for_mark(2, 0, 1);
+            client.send_ext(&ExtRequest::CloseQueue(CloseQueue { queue: 2 }));
+        }
+        client.assert_ping_replied();
+    }
+    // Other tests of this process have queues, too, but few.
+    eventually("the threads of the closed queues end", || queue_threads() < 200);
 }
