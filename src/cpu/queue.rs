@@ -123,6 +123,11 @@ impl CpuQueue {
 
     fn check_failure(&self) -> Result<(), DeviceError> {
         if self.abort.load(Ordering::Relaxed) {
+            // No work runs while the submitter holds the executor. Otherwise the thread drops the executor, which fails the
+            // timeline.
+            if self.executor.is_some() {
+                self.timeline.fail(DeviceError::Ended);
+            }
             return Err(DeviceError::Ended);
         }
         self.timeline.failure().map_or(Ok(()), Err)
@@ -265,7 +270,7 @@ impl Queue for CpuQueue {
         Some(self)
     }
 
-    /// The timeline fails when the executor is dropped: by the thread, or, if the submitter holds it, together with the queue.
+    /// The timeline fails when the thread drops the executor, or, if the submitter holds it, at the submitter's next call.
     fn aborter(&mut self) -> Option<QueueAborter> {
         let (abort, channel) = (Arc::clone(&self.abort), Arc::clone(&self.channel));
         Some(QueueAborter::new(move || {
@@ -422,5 +427,30 @@ impl CpuExecutor {
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::MathMode;
+    use crate::device::Device;
+
+    /// A mark behind completed work, placed after the abort: no thread would decide its point.
+    #[test]
+    fn points_fail_after_an_abort_while_the_submitter_holds_the_executor() {
+        let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap();
+        let budget = MemoryBudget::new(1 << 20);
+        let buffer = device.alloc(1 << 19, &budget).unwrap();
+        let until = Some(Instant::now() + Duration::from_secs(60));
+        let mut queue = CpuQueue::new(Arc::clone(&device), budget).unwrap();
+        // A fill of more than 256 KiB runs on the thread, which returns the executor.
+        queue.fill(buffer.whole(), 1).unwrap();
+        while queue.idle_executor().is_none() {
+            std::thread::yield_now();
+        }
+        queue.aborter().unwrap().abort();
+        assert!(queue.sent_since_mark, "the mark has to submit a command");
+        assert_eq!(queue.mark().wait(until), Err(DeviceError::Ended));
     }
 }
