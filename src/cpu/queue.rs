@@ -390,8 +390,8 @@ impl CpuExecutor {
         }
     }
 
-    /// Waits for a point of another queue. Ends soon after this queue is dropped or aborted: the point may never be reached, and
-    /// the thread would stay for as long.
+    /// Waits for a point of another queue. The wait ends soon after this queue is dropped or aborted. Otherwise the thread of a
+    /// closed queue would stay for as long as the point is undecided, which may be for ever.
     fn wait_for(&self, point: &TimelinePoint) -> Result<(), DeviceError> {
         loop {
             match point.wait(Some(Instant::now() + ABORT_CHECK_INTERVAL)) {

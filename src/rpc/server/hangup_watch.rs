@@ -11,7 +11,7 @@
 //! a reply.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -41,7 +41,6 @@ impl HangupWatch {
             connection,
             boundaries: AtomicU64::new(0),
             last_seen: AtomicU64::new(0),
-            has_hung_up: AtomicBool::new(false),
             cancellers: Mutex::default(),
         });
         let mut state = lock(&self.state);
@@ -88,7 +87,6 @@ pub(super) struct SessionWatch {
     boundaries: AtomicU64,
     /// `boundaries` at the last poll.
     last_seen: AtomicU64,
-    has_hung_up: AtomicBool,
     cancellers: Mutex<Cancellers>,
 }
 
@@ -98,7 +96,7 @@ type Canceller = Box<dyn Fn() + Send>;
 struct Cancellers {
     by_key: HashMap<u64, Canceller>,
     next_key: u64,
-    /// Whether the client has gone: further cancellers are called at once.
+    /// Whether the watch has found that the client has gone: further cancellers are called at once.
     cancelled: bool,
 }
 
@@ -115,11 +113,11 @@ impl SessionWatch {
 
     /// Whether the watch has found that the client has gone.
     pub(super) fn has_hung_up(&self) -> bool {
-        self.has_hung_up.load(Ordering::Acquire)
+        lock(&self.cancellers).cancelled
     }
 
     /// Calls `cancel` when the client has gone, until the returned guard is dropped; at once if it has gone already. `cancel`
-    /// must not block, and must not add or drop a canceller of this session.
+    /// must not block, and must not use this watch: it is called while the cancellers are locked.
     pub(super) fn on_hangup(self: &Arc<Self>, cancel: impl Fn() + Send + 'static) -> CancellerGuard {
         let mut cancellers = lock(&self.cancellers);
         if cancellers.cancelled {
@@ -132,17 +130,15 @@ impl SessionWatch {
         CancellerGuard { session: Arc::clone(self), key }
     }
 
-    /// Cancels the session's work if it has served the same request since the last poll, and its client
-    /// has hung up.
+    /// Cancels the session's work if it has served the same request since the last poll, and its client has hung up.
     fn poll(&self) {
         let now = self.boundaries();
         let busy = now % 2 == 1 && self.last_seen.swap(now, Ordering::Relaxed) == now;
         if busy && !self.has_hung_up() && self.connection.hung_up() {
-            self.has_hung_up.store(true, Ordering::Release);
-            // Ends the session's writes to a client that does not read any more.
-            self.connection.abort();
             let mut cancellers = lock(&self.cancellers);
             cancellers.cancelled = true;
+            // Ends the session's writes to a client that does not read any more.
+            self.connection.abort();
             cancellers.by_key.values().for_each(|cancel| cancel());
         }
     }

@@ -173,7 +173,8 @@ impl Tenants {
         self.entry(&mut self.lock(), tenant).memory.clone()
     }
 
-    /// The entry of a tenant. Inserts a missing one, after it has removed those that nothing uses any more.
+    /// The entry of a tenant; inserted if there is none. Before an insertion, the entries of tenants without connections and
+    /// without memory are removed, so that the map does not grow.
     fn entry<'a>(&self, state: &'a mut TenantsState, tenant: Tenant) -> &'a mut TenantUse {
         if !state.by_tenant.contains_key(&tenant) {
             state.by_tenant.retain(|_, other| !other.is_unused());

@@ -3,63 +3,37 @@
 //! the number of threads must never depend on what clients send.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, MemoryBudget, Reservation};
 
-/// A limit of the number of threads, within that of a parent.
-#[derive(Debug)]
-pub(super) struct ThreadBudget {
-    limit: usize,
-    used: AtomicUsize,
-    parent: Option<Arc<ThreadBudget>>,
-}
+/// A limit of the number of threads, within that of a parent: a [`MemoryBudget`] that counts threads instead of bytes.
+pub(super) struct ThreadBudget(Arc<MemoryBudget>);
 
 impl ThreadBudget {
     /// A budget of `limit` threads.
     pub(super) fn new(limit: usize) -> Arc<ThreadBudget> {
-        Arc::new(ThreadBudget { limit, used: AtomicUsize::new(0), parent: None })
+        Arc::new(ThreadBudget(MemoryBudget::new(limit as u64)))
     }
 
     /// The budget of one session: a quarter of `parent`, at least 1.
-    pub(super) fn quarter_of(parent: &Arc<ThreadBudget>) -> Arc<ThreadBudget> {
-        let limit = (parent.limit / 4).max(1);
-        Arc::new(ThreadBudget { limit, used: AtomicUsize::new(0), parent: Some(Arc::clone(parent)) })
+    pub(super) fn quarter_of(parent: &ThreadBudget) -> Arc<ThreadBudget> {
+        Arc::new(ThreadBudget(MemoryBudget::within(&parent.0, (parent.0.limit() / 4).max(1))))
     }
 
-    /// Reserves a thread until the permit is dropped.
+    /// Reserves a thread until the reservation is dropped. The thread owns it, so that it is released when the thread has ended.
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`] with the limit that is reached. Nothing is reserved then.
-    pub(super) fn reserve(self: &Arc<Self>) -> Result<ThreadPermit, DeviceError> {
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(1).filter(|&threads| threads <= self.limit)
-        });
-        if taken.is_err() {
-            let (limit, owner) = (self.limit, if self.parent.is_some() { "a session" } else { "the server" });
-            let reason =
-                format!("{owner} may have {limit} threads for transfers between servers (max_transfer_threads)");
-            return Err(DeviceError::Exhausted { resource: "threads", reason });
-        }
-        // From here on, dropping `permit` releases our part, also if the parent's part fails below.
-        let mut permit = ThreadPermit { budget: Arc::clone(self), _parent: None };
-        if let Some(parent) = &self.parent {
-            permit._parent = Some(Box::new(parent.reserve()?));
-        }
-        Ok(permit)
-    }
-}
-
-/// A reserved thread of a [`ThreadBudget`]. The thread owns it, so that it is released when the thread has ended.
-#[derive(Debug)]
-pub(super) struct ThreadPermit {
-    budget: Arc<ThreadBudget>,
-    _parent: Option<Box<ThreadPermit>>,
-}
-
-impl Drop for ThreadPermit {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn reserve(&self) -> Result<Reservation, DeviceError> {
+        self.0.reserve(1).map_err(|e| match e {
+            DeviceError::OutOfMemory { limit, .. } => {
+                let owner = if limit == self.0.limit() { "a session" } else { "the server" };
+                let reason =
+                    format!("{owner} may have {limit} threads for transfers between servers (max_transfer_threads)");
+                DeviceError::Exhausted { resource: "threads", reason }
+            }
+            e => e,
+        })
     }
 }
 
@@ -80,6 +54,6 @@ mod tests {
         permits.pop();
         permits.push(sessions[4].reserve().unwrap());
         drop(permits);
-        assert_eq!(server.used.load(Ordering::Relaxed), 0);
+        assert_eq!(server.0.used(), 0);
     }
 }

@@ -148,8 +148,8 @@ impl Payload for CapsPayload {
         Ok((!std::mem::replace(&mut self.sent, true)).then(|| vec![0; CAPS_BYTES]))
     }
 
-    /// Refuses capabilities that are not zero. A service that greets its clients, such as SSH, would otherwise pass for rank 0, and a client
-    /// could read from it through COMM_ALLREDUCE.
+    /// Refuses capabilities that are not zero. Otherwise a dialled service that sends bytes first, such as an SSH server, would be
+    /// taken for rank 0, and the client could read its bytes through COMM_ALLREDUCE.
     fn receive(&mut self, bytes: &[u8]) -> Result<(), ExchangeError> {
         if bytes.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(ExchangeError::NotPlainTcp) }
     }

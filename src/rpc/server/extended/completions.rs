@@ -134,18 +134,16 @@ impl PendingList {
 }
 
 impl QueueCompletions {
-    /// Sends the completions from the first one on, up to the first one whose point is undecided. Called by the notifier's
-    /// thread only, so completions keep their order.
-    pub(super) fn send_ready(self: &Arc<Self>, notifier: &Arc<NotifierShared>) {
+    /// Sends the completions from the first one on, up to the first one whose point is undecided, and returns that point. Called
+    /// by the notifier's thread only, so completions keep their order.
+    pub(super) fn send_ready(&self) -> Option<TimelinePoint> {
         loop {
             let mut pending = self.lock();
-            let Some(first) = pending.completions.front() else { return };
-            if let Some(point) = first.undecided_point().cloned() {
+            if let Some(point) = pending.completions.front()?.undecided_point().cloned() {
                 pending.first_since.get_or_insert_with(Instant::now);
-                drop(pending);
-                return notifier.send_when_decided(self, &point);
+                return Some(point);
             }
-            let Some(completion) = pending.completions.pop_front() else { return };
+            let completion = pending.completions.pop_front()?;
             (pending.sending, pending.first_since) = (true, None);
             drop(pending);
             let (command, sent) = send_decided(completion, &self.notifications, Instant::now() + self.timeout);
@@ -164,12 +162,17 @@ impl QueueCompletions {
     pub(super) fn check_deadline(&self, now: Instant) {
         let since = self.lock().first_since;
         if since.is_some_and(|since| now.saturating_duration_since(since) > self.timeout) {
-            let fault = DeviceFault::from(&DeviceError::Deadline("a point on a queue"));
-            if let Err(e) = self.notifications.send_failed(fault) {
-                self.notifications.writer.fail(ExtCommand::NotifyReached.name(), e);
-            }
-            self.drop_all();
+            self.fail_at_once(&DeviceError::Deadline("a point on a queue"), ExtCommand::NotifyReached);
         }
+    }
+
+    /// Fails the queue without waiting for the pending completions, which are dropped. `command` is named if the client cannot
+    /// be notified.
+    fn fail_at_once(&self, error: &DeviceError, command: ExtCommand) {
+        if let Err(e) = self.notifications.send_failed(DeviceFault::from(error)) {
+            self.notifications.writer.fail(command.name(), e);
+        }
+        self.drop_all();
     }
 
     fn drop_all(&self) {
@@ -236,12 +239,7 @@ impl Completions {
     /// Callback that fails the queue from any thread, without waiting for pending completions.
     pub(super) fn failure_callback(&self) -> impl Fn(DeviceError) + Send + Sync + 'static {
         let queue = Arc::clone(&self.queue);
-        move |e| {
-            if let Err(e) = queue.notifications.send_failed(DeviceFault::from(&e)) {
-                queue.notifications.writer.fail(ExtCommand::SendToPeer.name(), e);
-            }
-            queue.drop_all();
-        }
+        move |e| queue.fail_at_once(&e, ExtCommand::SendToPeer)
     }
 
     /// Sends MARK_REACHED once `point` is reached. `None`: the mark was found reached earlier, and the notification is sent
@@ -272,8 +270,9 @@ impl Completions {
         self.queue.lock().is_empty()
     }
 
-    /// Appends a completion. The notifier is told of the first one; behind it, the notifier finds them by itself. Blocks while
-    /// [`MAX_PENDING`] completions are pending, for up to the timeout.
+    /// Appends a completion. If the list was empty, the queue is put on the notifier's list of ready queues; otherwise the
+    /// notifier's thread reaches the new completion when it has sent the earlier ones. Blocks while [`MAX_PENDING`] completions
+    /// are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
         let until = Instant::now() + self.queue.timeout;
         let mut pending = self.queue.lock();

@@ -11,9 +11,9 @@
 //!                            ─► heartbeat              SERVER_STATE
 //! ```
 //!
-//! The session's thread reads requests and submits their work. The [`notifier`] waits for devices. Submitting can
-//! still block: until the queue has room, and for a large WRITE until the queue's earlier work is done. The client receives a
-//! heartbeat meanwhile.
+//! The session's thread reads requests and submits their work. The [`notifier`] waits for devices. Submitting can still block:
+//! until the queue has room, and for a large WRITE until the queue's earlier work is done. The client receives a heartbeat
+//! meanwhile.
 //!
 //! The commands that ggml's protocol and the extensions share are in `resource_requests`, and the state that both front ends
 //! share is in `session`. Start reading at `session.rs`.

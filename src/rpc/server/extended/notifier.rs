@@ -35,7 +35,7 @@ pub(super) struct Notifier(Arc<NotifierShared>);
 /// State that the session, the notifier's thread and the callbacks of points share.
 pub(super) struct NotifierShared {
     state: Mutex<NotifierState>,
-    /// Wakes the thread: a queue is ready, a point has to be polled, or the session ends.
+    /// Wakes the thread: a queue is ready, or the session ends.
     changed: Condvar,
 }
 
@@ -43,8 +43,6 @@ pub(super) struct NotifierShared {
 struct NotifierState {
     /// Queues whose first pending completion may be ready.
     ready: Vec<Arc<QueueCompletions>>,
-    /// Points of devices that do not notify. Polling such a point calls its callback.
-    polled: Vec<TimelinePoint>,
     /// All queues of the session, for the deadlines.
     queues: Vec<Weak<QueueCompletions>>,
     ended: bool,
@@ -105,16 +103,6 @@ impl NotifierShared {
         state.queues.push(Arc::downgrade(queue));
     }
 
-    /// Calls [`QueueCompletions::send_ready`] of `queue` on the notifier's thread when `point` is decided.
-    pub(super) fn send_when_decided(self: &Arc<Self>, queue: &Arc<QueueCompletions>, point: &TimelinePoint) {
-        let (shared, queue) = (Arc::clone(self), Arc::clone(queue));
-        point.on_reached(move |_| shared.mark_ready(queue));
-        if !point.needs_no_polling() && point.poll() == Ok(false) {
-            self.lock().polled.push(point.clone());
-            self.changed.notify_one();
-        }
-    }
-
     /// Puts a queue on the list of ready queues.
     pub(super) fn mark_ready(&self, queue: Arc<QueueCompletions>) {
         let mut state = self.lock();
@@ -127,15 +115,12 @@ impl NotifierShared {
     }
 
     fn run(self: &Arc<Self>, mut heartbeat: Heartbeat) {
+        // Points of devices that do not notify. Polling such a point calls its callback.
         let (mut polled, mut polling_since): (Vec<TimelinePoint>, _) = (Vec::new(), Instant::now());
         let mut next_interval = Instant::now() + INTERVAL;
         let mut state = self.lock();
         while !state.ended {
             let ready = std::mem::take(&mut state.ready);
-            if polled.is_empty() && !state.polled.is_empty() {
-                polling_since = Instant::now();
-            }
-            polled.append(&mut state.polled);
             let now = Instant::now();
             if now >= next_interval {
                 next_interval = now + INTERVAL;
@@ -146,15 +131,26 @@ impl NotifierShared {
                 state = self.lock();
             }
             if ready.is_empty() && polled.is_empty() {
-                if state.ready.is_empty() && state.polled.is_empty() && !state.ended {
+                if state.ready.is_empty() && !state.ended {
                     let timeout = next_interval.saturating_duration_since(now);
                     state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
                 }
                 continue;
             }
             drop(state);
-            ready.iter().for_each(|queue| queue.send_ready(self));
-            if ready.is_empty() {
+            let has_ready = !ready.is_empty();
+            for queue in ready {
+                let Some(point) = queue.send_ready() else { continue };
+                let shared = Arc::clone(self);
+                point.on_reached(move |_| shared.mark_ready(queue));
+                if !point.needs_no_polling() {
+                    if polled.is_empty() {
+                        polling_since = Instant::now();
+                    }
+                    polled.push(point);
+                }
+            }
+            if !has_ready {
                 polled.retain(|point| point.poll() == Ok(false));
                 match now.saturating_duration_since(polling_since) {
                     _ if polled.is_empty() => {}

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::dial::dial;
 use super::{FailQueue, PeerAllowlist, PeerTimeouts};
+use crate::device::Reservation;
 use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
-use crate::rpc::server::thread_budget::ThreadPermit;
 use crate::rpc::transport::{Aborter, Deadline, TransportError};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::TransferToken;
@@ -60,7 +60,7 @@ impl PeerConnection {
         address: &str,
         allowlist: &Arc<PeerAllowlist>,
         timeouts: PeerTimeouts,
-        permit: ThreadPermit,
+        permit: Reservation,
     ) -> Result<Arc<PeerConnection>, String> {
         let connection = Arc::new(PeerConnection {
             address: address.to_owned(),
