@@ -169,11 +169,11 @@ impl Device for CpuDevice {
     }
 
     fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
-        let reservations = (budget.reserve(bytes)?, self.budget.reserve(bytes)?);
-        let memory = usize::try_from(bytes).ok().and_then(|n| CpuMemory::zeroed(n).ok());
+        let charged = memory::charged_bytes(bytes);
+        let reservations = (budget.reserve(charged)?, self.budget.reserve(charged)?);
         let left = self.budget.limit().saturating_sub(self.budget.used());
-        let memory =
-            memory.ok_or(DeviceError::OutOfMemory { requested: bytes, available: left, limit: self.budget.limit() })?;
+        let oversized = DeviceError::OutOfMemory { requested: bytes, available: left, limit: self.budget.limit() };
+        let memory = CpuMemory::zeroed(usize::try_from(bytes).map_err(|_| oversized)?)?;
         Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 

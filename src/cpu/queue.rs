@@ -7,7 +7,7 @@
 
 use super::CpuDevice;
 use super::layout::{CpuMemory, PieceSource};
-use super::memory::HostMemory;
+use super::memory::{HostMemory, charged_bytes};
 use super::program::CpuProgram;
 use crate::device::{
     CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Prefault,
@@ -320,13 +320,8 @@ impl QueueScratch {
         if !enough {
             // The old memory is released first, so that the budget never holds both.
             self.0 = None;
-            let reservation = budget.reserve(bytes as u64)?;
-            let left = budget.limit() - budget.used();
-            let memory = HostMemory::zeroed(bytes).map_err(|_| DeviceError::OutOfMemory {
-                requested: bytes as u64,
-                available: left,
-                limit: budget.limit(),
-            })?;
+            let reservation = budget.reserve(charged_bytes(bytes as u64))?;
+            let memory = HostMemory::zeroed(bytes)?;
             self.0 = Some((memory, reservation));
         }
         self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Ended)

@@ -45,7 +45,7 @@ fn a_client_before_4_0_is_closed_where_only_another_version_is_served() {
 fn buffers_are_zeroed_disjoint_and_freed() {
     let server = TestServer::start(Config::default());
     let mut client = Client::connect(&server);
-    let (a, b) = (client.alloc(0, 1000), client.alloc(0, 5 << 20));
+    let (a, b) = (client.alloc(0, 256 << 10), client.alloc(0, 5 << 20));
     for memory in [&a, &b] {
         assert!(memory.base != 0 && memory.base.is_multiple_of(64), "{memory:?}");
         assert!(client.get_tensor(&memory.byte_tensor(), 0, memory.size).iter().all(|&byte| byte == 0));

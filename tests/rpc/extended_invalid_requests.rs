@@ -118,7 +118,7 @@ fn read_freed_buffer(client: &mut Client, memory: &[ClientBuffer; 2]) {
 fn an_invalid_request_is_reported_and_ends_only_its_session() {
     let server = TestServer::with_devices(2, Config::default());
     let mut other = Client::connect_with_queues(&server);
-    let buffer = other.alloc_ext(0, 64);
+    let buffer = other.alloc_ext(0, 1 << 18);
     for (send_invalid, parts) in INVALID_REQUESTS {
         let mut client = Client::connect_with_queues(&server);
         let memory = [client.alloc_ext(0, 4096), client.alloc_ext(1, 4096)];

@@ -46,8 +46,8 @@ fn concurrent_clients_receive_their_own_results() {
 fn a_client_killed_during_an_upload_leaves_no_memory_allocated() {
     let server = TestServer::start(Config::default());
     let mut other = Client::connect(&server);
-    let kept = other.alloc(0, 1000);
-    for size in [1000, 64 << 20] {
+    let kept = other.alloc(0, 256 << 10);
+    for size in [256 << 10, 64 << 20] {
         let mut client = Client::connect(&server);
         let memory = client.alloc(0, size);
         begin_upload(&mut client, &memory, size);

@@ -34,7 +34,6 @@ use crate::device::{DeviceError, HostBuffer, SourceError};
 use crate::tensor::TensorDesc;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
-use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -87,7 +86,7 @@ enum TransferAccess {
 
 impl CpuMemory {
     /// As [`HostMemory::zeroed`].
-    pub(super) fn zeroed(bytes: usize) -> io::Result<CpuMemory> {
+    pub(super) fn zeroed(bytes: usize) -> Result<CpuMemory, DeviceError> {
         Ok(CpuMemory { pages: HostMemory::zeroed(bytes)?, map: RwLock::new(LayoutMap::new()) })
     }
 

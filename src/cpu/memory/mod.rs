@@ -8,18 +8,28 @@
 //! 3. a kernel writes each part of its destination on one thread only (the chunks of
 //!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers.
 //!
+//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings.
+//!
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
+mod mapping_budget;
+mod slab;
+#[cfg(test)]
+mod tests;
 mod view;
 
+pub(crate) use slab::charged_bytes;
 pub(crate) use view::View;
 
 use crate::device::{DeviceError, HostBuffer};
 use crossbeam::utils::CachePadded;
+use mapping_budget::MappingPermit;
 use memmap2::MmapMut;
+use slab::{SlabAllocator, Slot};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Host memory of a buffer or of scratch; unmapped or returned to its owner when dropped.
 pub(crate) struct HostMemory {
@@ -31,8 +41,10 @@ pub(crate) struct HostMemory {
 enum Owner {
     /// No bytes.
     Empty,
+    /// Slot of a slab, zeroed at first, page-aligned.
+    Slot(Slot),
     /// Anonymous mapping, zeroed at first, page-aligned.
-    Mapped(MmapMut),
+    Mapped { map: MmapMut, _permit: MappingPermit },
     /// Imported memory, which no other code can reach any more. It may begin anywhere.
     Imported { _memory: HostBuffer },
 }
@@ -44,16 +56,26 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Zeroed memory. The system allocates a page at the first access to it.
-    pub(crate) fn zeroed(bytes: usize) -> std::io::Result<HostMemory> {
+    /// Zeroed memory. The system allocates a page at the first access to it. The caller has reserved [`charged_bytes`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] at the limit of mappings, [`DeviceError::OutOfMemory`] if the system refuses the mapping.
+    pub(crate) fn zeroed(bytes: usize) -> Result<HostMemory, DeviceError> {
+        HostMemory::zeroed_in(SlabAllocator::of_process(), bytes)
+    }
+
+    fn zeroed_in(slabs: &Arc<SlabAllocator>, bytes: usize) -> Result<HostMemory, DeviceError> {
         if bytes == 0 {
             return Ok(HostMemory { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes, owner: Owner::Empty });
         }
-        let mut map = MmapMut::map_anon(bytes)?;
+        if let Some(slot) = slabs.slot(bytes)? {
+            return Ok(HostMemory { start: slot.start(), bytes, owner: Owner::Slot(slot) });
+        }
+        let (mut map, permit) = slabs.map(bytes)?;
         // No advice on huge pages: decoding would gain 3%, but a system without free huge pages clears them so slowly that a
         // model takes twice as long to load.
-        let start = NonNull::new(map.as_mut_ptr()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        Ok(HostMemory { start, bytes, owner: Owner::Mapped(map) })
+        let start = NonNull::from(&mut map[..]).cast();
+        Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permit: permit } })
     }
 
     /// Uses the memory of an imported host buffer.
@@ -70,11 +92,15 @@ impl HostMemory {
     /// Changes no byte. Does nothing for ranges outside, and where the system has no such call.
     pub(crate) fn populate(&self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
-        if let Owner::Mapped(map) = &self.owner
-            && self.checked_ptr(range.start, range.len()).is_some()
-        {
-            // Linux before 5.14 does not support this advice; the next write then takes the page faults.
-            let _ = map.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
+        if self.checked_ptr(range.start, range.len()).is_some() {
+            match &self.owner {
+                Owner::Slot(slot) => slot.populate(range),
+                // Linux before 5.14 does not support this advice; the next write then takes the page faults.
+                Owner::Mapped { map, .. } => {
+                    _ = map.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
+                }
+                Owner::Empty | Owner::Imported { .. } => {}
+            }
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (range, &self.owner);

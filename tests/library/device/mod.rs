@@ -142,24 +142,22 @@ fn dropping_a_queue_fails_its_points() {
 
 #[test]
 fn memory_is_reserved_zeroed_and_released() {
-    let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1000).unwrap();
-    let (small, large) = (MemoryBudget::new(600), MemoryBudget::new(10_000));
+    // Buffers above 256 KiB are charged in whole pages; these sizes are multiples of a 64 KiB page too.
+    const K: u64 = 1 << 10;
+    let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1024 * K).unwrap();
+    let (small, large) = (MemoryBudget::new(640 * K), MemoryBudget::new(10_240 * K));
     let mut queue = device.queue(&large).unwrap();
-    let a = device.alloc(500, &small).unwrap();
-    assert_eq!(queue.download(a.whole()).unwrap().wait(test_deadline()).unwrap(), vec![0; 500]);
-    assert!(matches!(
-        device.alloc(200, &small),
-        Err(DeviceError::OutOfMemory { requested: 200, available: 100, limit: 600 })
-    ));
-    assert!(matches!(
-        device.alloc(501, &large),
-        Err(DeviceError::OutOfMemory { requested: 501, available: 500, limit: 1000 })
-    ));
+    let a = device.alloc(512 * K, &small).unwrap();
+    assert_eq!(queue.download(a.whole()).unwrap().wait(test_deadline()).unwrap(), vec![0; 512 << 10]);
+    let refused = DeviceError::OutOfMemory { requested: 256 * K, available: 128 * K, limit: 640 * K };
+    assert_eq!(device.alloc(200 * K, &small).unwrap_err(), refused);
+    let refused = DeviceError::OutOfMemory { requested: 576 * K, available: 512 * K, limit: 1024 * K };
+    assert_eq!(device.alloc(576 * K, &large).unwrap_err(), refused);
     assert!(device.alloc(u64::MAX, &large).is_err());
-    assert_eq!(device.memory().unwrap().free, 500);
+    assert_eq!(device.memory().unwrap().free, 512 * K);
     drop(a);
     queue.mark().wait(test_deadline()).unwrap();
-    assert_eq!((device.memory().unwrap().free, small.used(), large.used()), (1000, 0, 0));
+    assert_eq!((device.memory().unwrap().free, small.used(), large.used()), (1024 * K, 0, 0));
     assert_eq!(device.alloc(0, &small).unwrap().bytes(), 0);
 }
 

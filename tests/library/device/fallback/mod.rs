@@ -74,11 +74,11 @@ fn get(queue: &mut dyn Queue, region: Region) -> Result<f32, DeviceError> {
 #[test]
 fn it_has_the_primarys_identity_and_memory() {
     let FallbackPair { primary, secondary, device, budget } = pair(&[Sqr]);
-    let buffer = device.alloc(1000, &budget).unwrap();
+    let buffer = device.alloc(1 << 20, &budget).unwrap();
     assert_eq!((device.info().name.as_str(), buffer.device_name()), ("GPU", "GPU"));
     assert_eq!((device.info().id, buffer.device()), (primary.info().id, primary.info().id));
     assert_eq!(device.memory().unwrap().total, MEMORY);
-    assert_eq!((primary.memory().unwrap().total, budget.used()), (MEMORY, 1000));
+    assert_eq!((primary.memory().unwrap().total, budget.used()), (MEMORY, 1 << 20));
     assert_eq!(secondary.record.queues.load(SeqCst), 0);
     let (graph, _) = chain();
     assert!(graph.nodes().iter().all(|node| device.support(graph.node_view(node).unwrap()) == Support::Yes));

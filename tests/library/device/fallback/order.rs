@@ -266,10 +266,11 @@ fn scratch_is_reserved_reused_and_grows() {
         queue.mark().wait(test_deadline()).unwrap();
         pair.budget.used() - buffer.bytes()
     };
-    // The secondary device's queue reserves a constant amount for itself.
-    let first = used(16);
-    // Two operands each; the second operand is aligned to 64 bytes.
-    assert_eq!([1000, 16, 1000, 2000].map(|n| used(n) - first), [8032 - 128, 8032 - 128, 8032 - 128, 16_000 - 128]);
+    // Two operands of 4 bytes for each element, in a slot or in whole pages. The secondary device's queue also reserves a
+    // constant amount for itself.
+    let (small, large) = (used(16), used(30_000));
+    assert!(small < large, "{small} {large}");
+    assert_eq!([16, 30_000, 1 << 16].map(|n| used(n) - large), [0, 0, 256 << 10]);
     // A budget with too few bytes available.
     let tight = MemoryBudget::new(100);
     let (program, bytes) = sized(16);

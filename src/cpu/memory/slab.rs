@@ -1,0 +1,245 @@
+//! Slab allocator: buffers and scratch of up to [`MAX_SLOT_BYTES`] share mappings.
+//!
+//! A mapping for each buffer would let one client make the process reach Linux's limit on mappings (65,530 by default), where
+//! the next start of a thread aborts the process. Here a *slab* is one mapping of [`SLAB_BYTES`], divided into *slots* of one
+//! size: a power of two from a page to [`MAX_SLOT_BYTES`]. Larger memory has a mapping of its own. Both kinds hold a permit of
+//! a [`MappingBudget`], so the number of mappings is bounded whatever clients allocate.
+//!
+//! # What a client can keep resident
+//! A client may free all but one slot of each slab, in one size after the other. The slots are therefore at least a page, and
+//! the pages of a freed slot are returned to the system at once. So resident memory is at most what the budgets are charged
+//! ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no pages. Slots below a page would
+//! break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against them.
+//!
+//! What such a client can hold is mappings, at most the budget's limit. Other clients' allocations are then refused, except
+//! those that fit free slots; no thread and no other part of the process is affected.
+//!
+//! A free slot is always zero: its pages have not been written, or the system has dropped them, or they were overwritten.
+
+use super::super::system::{available_memory, total_memory};
+use super::mapping_budget::{MappingBudget, MappingPermit};
+use crate::device::DeviceError;
+use memmap2::MmapMut;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a slab: 65,536 buffers of a page take 128 mappings, and a slab of the largest slots still has eight.
+const SLAB_BYTES: usize = 2 << 20;
+
+/// Size of the largest slot in bytes. Rounding to a power of two wastes up to half of a slot, which matters for large buffers;
+/// 4096 mappings of more than this size are at least 1 GiB of charged memory.
+const MAX_SLOT_BYTES: usize = 256 << 10;
+
+/// Page size where the system does not report it: the largest that Linux uses on the supported architectures.
+const MAX_PAGE_BYTES: usize = 64 << 10;
+
+/// The allocator of the process's CPU devices.
+static SLABS: LazyLock<Arc<SlabAllocator>> = LazyLock::new(|| SlabAllocator::new(MappingBudget::for_process()));
+
+/// What memory of `bytes` bytes costs: the size of its slot, or whole pages.
+pub(crate) fn charged_bytes(bytes: u64) -> u64 {
+    let page = page_bytes() as u64;
+    match bytes {
+        0 => 0,
+        _ if bytes <= MAX_SLOT_BYTES as u64 => bytes.next_power_of_two().max(page),
+        // On overflow the reservation fails in any budget.
+        _ => bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX),
+    }
+}
+
+/// The system's page size in bytes.
+fn page_bytes() -> usize {
+    static PAGE: LazyLock<usize> = LazyLock::new(|| {
+        /// Key of the page size in the auxiliary vector, which is pairs of words: a key and its value.
+        const AT_PAGESZ: usize = 6;
+        let vector = std::fs::read("/proc/self/auxv").unwrap_or_default();
+        let (words, _) = vector.as_chunks::<{ size_of::<usize>() }>();
+        let mut pairs =
+            words.chunks_exact(2).map(|pair| (usize::from_ne_bytes(pair[0]), usize::from_ne_bytes(pair[1])));
+        let size = pairs.find_map(|(key, value)| (key == AT_PAGESZ).then_some(value));
+        size.filter(|size| size.is_power_of_two() && *size <= MAX_SLOT_BYTES).unwrap_or(MAX_PAGE_BYTES)
+    });
+    *PAGE
+}
+
+/// Slabs by the size of their slots.
+pub(super) struct SlabAllocator {
+    mappings: Arc<MappingBudget>,
+    state: Mutex<SizeClasses>,
+}
+
+#[derive(Default)]
+struct SizeClasses {
+    /// Slot size in bytes → slabs of that size that have live slots.
+    classes: BTreeMap<usize, SizeClass>,
+    /// A slab without live slots, so that one buffer that is allocated and freed in a loop does not map and unmap a slab.
+    spare: Option<Arc<Slab>>,
+}
+
+#[derive(Default)]
+struct SizeClass {
+    slabs: BTreeMap<usize, SlabSlots>,
+    /// Addresses of the slabs that have free slots. The lowest is used first, so that high slabs become free.
+    with_room: BTreeSet<usize>,
+}
+
+struct SlabSlots {
+    slab: Arc<Slab>,
+    /// Offsets of the free slots in bytes.
+    free: Vec<usize>,
+}
+
+/// A mapping of [`SLAB_BYTES`].
+struct Slab {
+    map: MmapMut,
+    start: NonNull<u8>,
+    _permit: MappingPermit,
+}
+
+// SAFETY: a slab's bytes are plain memory at a fixed address. Each slot is accessed only by the owner of its `Slot`, under the
+// rules of the parent module; `map` is only used for advice and to unmap.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+}
+
+/// A slot of a slab, zeroed at first and page-aligned; free again when dropped.
+pub(super) struct Slot {
+    allocator: Arc<SlabAllocator>,
+    slab: Arc<Slab>,
+    /// Offset in the slab.
+    offset: usize,
+    /// Size in bytes.
+    bytes: usize,
+}
+
+impl SlabAllocator {
+    pub(super) fn new(mappings: Arc<MappingBudget>) -> Arc<SlabAllocator> {
+        Arc::new(SlabAllocator { mappings, state: Mutex::default() })
+    }
+
+    /// The allocator of the process's CPU devices.
+    pub(super) fn of_process() -> &'static Arc<SlabAllocator> {
+        &SLABS
+    }
+
+    /// A slot for `bytes` bytes; `None` if memory of that size has a mapping of its own.
+    pub(super) fn slot(self: &Arc<Self>, bytes: usize) -> Result<Option<Slot>, DeviceError> {
+        if bytes == 0 || bytes > MAX_SLOT_BYTES {
+            return Ok(None);
+        }
+        let bytes = bytes.next_power_of_two().max(page_bytes());
+        let mut state = self.lock();
+        let SizeClasses { classes, spare } = &mut *state;
+        let class = classes.entry(bytes).or_default();
+        let address = match class.with_room.first() {
+            Some(&address) => address,
+            None => {
+                let slab = match spare.take() {
+                    Some(slab) => slab,
+                    None => self.map_slab()?,
+                };
+                let address = slab.address();
+                let free = (0..SLAB_BYTES).step_by(bytes).rev().collect();
+                class.slabs.insert(address, SlabSlots { slab, free });
+                class.with_room.insert(address);
+                address
+            }
+        };
+        let bug = || DeviceError::Bug("a slab that is listed with room has no free slot".to_owned());
+        let slots = class.slabs.get_mut(&address).ok_or_else(bug)?;
+        let offset = slots.free.pop().ok_or_else(bug)?;
+        if slots.free.is_empty() {
+            class.with_room.remove(&address);
+        }
+        Ok(Some(Slot { allocator: Arc::clone(self), slab: Arc::clone(&slots.slab), offset, bytes }))
+    }
+
+    /// A mapping for memory that no slot holds, with its permit.
+    pub(super) fn map(&self, bytes: usize) -> Result<(MmapMut, MappingPermit), DeviceError> {
+        let permit = self.mappings.reserve()?;
+        let map = MmapMut::map_anon(bytes).map_err(|_| DeviceError::OutOfMemory {
+            requested: bytes as u64,
+            available: available_memory().unwrap_or(0),
+            limit: total_memory().unwrap_or(0),
+        })?;
+        Ok((map, permit))
+    }
+
+    fn map_slab(&self) -> Result<Arc<Slab>, DeviceError> {
+        let (mut map, permit) = self.map(SLAB_BYTES)?;
+        // With a huge page, the first access to one slot would make the whole slab resident. Kernels without huge pages refuse
+        // the advice and need none.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::NoHugePage);
+        let start = NonNull::from(&mut map[..]).cast();
+        Ok(Arc::new(Slab { map, start, _permit: permit }))
+    }
+
+    /// Marks a zeroed slot as free, and unmaps its slab if no slot of it is live and there is a spare one.
+    fn free(&self, slab: &Slab, offset: usize, bytes: usize) {
+        let mut state = self.lock();
+        let SizeClasses { classes, spare } = &mut *state;
+        let Some(class) = classes.get_mut(&bytes) else { return };
+        let address = slab.address();
+        let Some(slots) = class.slabs.get_mut(&address) else { return };
+        slots.free.push(offset);
+        class.with_room.insert(address);
+        if slots.free.len() * bytes == SLAB_BYTES {
+            class.with_room.remove(&address);
+            let unused = class.slabs.remove(&address).map(|slots| slots.slab);
+            if spare.is_none() {
+                *spare = unused;
+            }
+            // Otherwise the slab is unmapped when the caller drops its reference, after the lock is released.
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SizeClasses> {
+        // No code that may panic runs between two changes of the state that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    pub(super) fn start(&self) -> NonNull<u8> {
+        // SAFETY: a slot lies inside its slab.
+        unsafe { self.slab.start.add(self.offset) }
+    }
+
+    /// As [`HostMemory::populate`](super::HostMemory::populate), for a range inside the slot.
+    #[cfg(target_os = "linux")]
+    pub(super) fn populate(&self, range: Range<usize>) {
+        // Linux before 5.14 does not support this advice; the next write then takes the page faults.
+        let _ = self.slab.map.advise_range(memmap2::Advice::PopulateWrite, self.offset + range.start, range.len());
+    }
+
+    /// Returns the slot's pages to the system, which makes them read as zero; where the system has no such call, writes zeros.
+    fn clear(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the pages become zero, which is a valid value of plain bytes. Offset and size of a slot are multiples of
+            // the page size, so no other slot is touched; this one is no longer accessed, because its owner drops it.
+            if unsafe { self.slab.map.unchecked_advise_range(advice, self.offset, self.bytes) }.is_ok() {
+                return;
+            }
+        }
+        // SAFETY: in bounds of the slab; this slot is no longer accessed, because its owner drops it.
+        unsafe { std::ptr::write_bytes(self.start().as_ptr(), 0, self.bytes) };
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.clear();
+        self.allocator.free(&self.slab, self.offset, self.bytes);
+    }
+}
