@@ -5,8 +5,8 @@ use super::{DeviceError, DeviceId, DeviceInfo};
 use crate::graph::Graph;
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A handle to memory of a device. Clones share the memory, which is freed when the last handle is dropped; queued work holds
 /// handles too.
@@ -21,6 +21,8 @@ struct BufferInner {
     memory: Box<dyn Any + Send + Sync>,
     /// Reservations in memory budgets, released together with the memory.
     _reservations: Box<dyn Any + Send + Sync>,
+    /// Set by [`Buffer::hold`].
+    permit: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -34,8 +36,21 @@ impl Buffer {
         reservations: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let device_name = device.name.clone();
-        Buffer(Arc::new(BufferInner { id, device: device.id, device_name, bytes, memory, _reservations: reservations }))
+        Buffer(Arc::new(BufferInner {
+            id,
+            device: device.id,
+            device_name: device.name.clone(),
+            bytes,
+            memory,
+            _reservations: reservations,
+            permit: OnceLock::new(),
+        }))
+    }
+
+    /// Holds `permit` until the memory is freed, as the reservations of the device are. A permit that the owner of a handle kept
+    /// would be returned while queued work still uses the memory. One permit at most; a second one is dropped at once.
+    pub(crate) fn hold(&self, permit: Box<dyn Any + Send + Sync>) {
+        _ = self.0.permit.set(permit);
     }
 
     /// Size in bytes.

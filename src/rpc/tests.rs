@@ -219,15 +219,32 @@ fn an_address_has_a_quarter_of_the_handshakes() {
 
 #[test]
 fn the_clients_of_one_address_share_its_memory() {
-    let server = server_with_remote_clients(Config::default().with_max_memory_per_address(Some(100 << 10)));
+    let server = server_with_remote_clients(Config::default().with_max_memory_per_address(Some(1000 << 10)));
     let clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
     let budget = MemoryBudget::new(1 << 30);
     let [first, second] = clients.each_ref().map(|client| &client.devices()[0]);
-    let _held = first.alloc(60 << 10, &budget).unwrap();
-    let refused = second.alloc(60 << 10, &budget).unwrap_err();
+    let _held = first.alloc(600 << 10, &budget).unwrap();
+    let refused = second.alloc(600 << 10, &budget).unwrap_err();
     assert!(matches!(refused, DeviceError::OutOfMemory { .. }), "{refused}");
-    assert_eq!(second.memory().unwrap().free, 40 << 10);
-    second.alloc(40 << 10, &budget).unwrap();
+    assert_eq!(second.memory().unwrap().free, 400 << 10);
+    second.alloc(400 << 10, &budget).unwrap();
+}
+
+/// A quarter of the large buffers: two. The address has them until their memory is freed, whichever of its clients frees it.
+#[test]
+fn the_clients_of_one_address_share_its_large_buffers() {
+    let server = server_with_remote_clients(Config::default().with_max_large_buffers(8));
+    let clients = [0, 1].map(|_| connect(&server, Duration::ZERO).unwrap());
+    let budget = MemoryBudget::new(1 << 30);
+    let [first, second] = clients.each_ref().map(|client| &client.devices()[0]);
+    let held = [first, second].map(|device| device.alloc(300 << 10, &budget).unwrap());
+    for device in [first, second] {
+        assert!(device.alloc(300 << 10, &budget).is_err());
+        device.alloc(256 << 10, &budget).unwrap();
+    }
+    drop(held);
+    // Buffers are freed by a request, which precedes that of the next allocation.
+    let _held = [first, second].map(|device| device.alloc(300 << 10, &budget).unwrap());
 }
 
 #[test]

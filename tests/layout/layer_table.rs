@@ -157,6 +157,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::wire",
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",
+            "rpc::server::tenants",
             "rpc::server::context",
         ],
         &["cpu"],

@@ -7,12 +7,14 @@
 //!
 //! # What a client can keep resident
 //! A client may free all but one slot of each slab, in one size after the other. The slots are therefore at least a page, and
-//! the pages of a freed slot are returned to the system at once. So resident memory is at most what the budgets are charged
-//! ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no pages. Slots below a page would
-//! break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against them.
+//! the pages of a freed slot are returned to the system at once. So the resident memory of slots is at most what the budgets are
+//! charged ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no pages. Slots below a page
+//! would break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against them.
 //!
 //! What such a client can hold is mappings, at most the budget's limit. Other clients' allocations are then refused, except
-//! those that fit free slots; no thread and no other part of the process is affected.
+//! those that fit free slots; no thread and no other part of the process is affected. To hold a mapping by one page, a client
+//! must first fill a slab, so it needs 2 MiB of its budget for the last of them; `rpc::server::tenants` bounds the large
+//! buffers of a tenant.
 //!
 //! A free slot is always zero: its pages have not been written, or the system has dropped them, or they were overwritten.
 
@@ -38,14 +40,15 @@ const MAX_PAGE_BYTES: usize = 64 << 10;
 /// The allocator of the process's CPU devices.
 static SLABS: LazyLock<Arc<SlabAllocator>> = LazyLock::new(|| SlabAllocator::new(MappingBudget::for_process()));
 
-/// What memory of `bytes` bytes costs: the size of its slot, or whole pages.
+/// What memory of `bytes` bytes costs: the size of its slot, or its own size if it has a mapping of its own. The rest of the
+/// mapping's last page is not charged, so that a buffer as large as a limit fits the limit. All mappings together leave less
+/// than 4096 pages uncharged.
 pub(crate) fn charged_bytes(bytes: u64) -> u64 {
     let page = page_bytes() as u64;
     match bytes {
         0 => 0,
         _ if bytes <= MAX_SLOT_BYTES as u64 => bytes.next_power_of_two().max(page),
-        // On overflow the reservation fails in any budget.
-        _ => bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX),
+        _ => bytes,
     }
 }
 

@@ -13,7 +13,7 @@ fn slabs(limit: usize) -> (Arc<MappingBudget>, Arc<SlabAllocator>) {
 }
 
 #[test]
-fn small_memory_costs_a_power_of_two_and_large_memory_whole_pages() {
+fn small_memory_costs_a_power_of_two_and_large_memory_its_size() {
     let page = charged_bytes(1);
     assert!(page.is_power_of_two() && page >= 4096);
     for (bytes, want) in [
@@ -22,7 +22,7 @@ fn small_memory_costs_a_power_of_two_and_large_memory_whole_pages() {
         (page + 1, 2 * page),
         ((128 << 10) + 1, 256 << 10),
         (256 << 10, 256 << 10),
-        ((256 << 10) + 1, (256 << 10) + page),
+        ((256 << 10) + 1, (256 << 10) + 1),
         (1 << 40, 1 << 40),
         (u64::MAX, u64::MAX),
     ] {
@@ -106,8 +106,13 @@ fn budgets_are_charged_by_slots_and_released() {
     assert_eq!((budget.used(), device.budget.used()), (charged, charged));
     drop(buffers);
     assert_eq!((budget.used(), device.budget.used()), (0, 0));
+    // A buffer as large as a limit that is no multiple of a page.
+    let odd = CpuDevice::new("CPU", 1, MathMode::Exact, 1_000_001).unwrap();
+    let whole = odd.alloc(odd.memory().unwrap().total, &budget).unwrap();
+    assert_eq!((whole.bytes(), odd.budget.used()), (1_000_001, 1_000_001));
     // As many one-byte buffers as the budget has pages.
     let page = charged_bytes(1);
+    drop(whole);
     let pages: Vec<_> = (0..budget.limit() / page).map(|_| device.alloc(1, &budget).unwrap()).collect();
     assert!(matches!(device.alloc(1, &budget), Err(DeviceError::OutOfMemory { available: 0, .. })));
     drop(pages);

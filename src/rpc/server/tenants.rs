@@ -1,5 +1,5 @@
-//! Tenants: limits per client address on connections, handshakes, queues and device memory, beside those of the process, so that
-//! one host cannot take the whole server.
+//! Tenants: limits per client address on connections, handshakes, queues, large buffers and device memory, beside those of the
+//! process, so that one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
 //! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
@@ -13,12 +13,15 @@ use log::Level;
 use thiserror::Error;
 
 use super::limits::Config;
-use crate::device::MemoryBudget;
+use crate::device::{DeviceKind, MemoryBudget};
 use crate::rpc::transport::PeerAddr;
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
 /// fit.
 const TENANT_SHARE: usize = 4;
+
+/// A CPU device makes a mapping for each buffer above this size in bytes; smaller buffers share mappings (`cpu::memory`).
+const MAX_SMALL_BUFFER: u64 = 256 << 10;
 
 /// What is counted. The number is the index of its row in [`Tenants::limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +31,19 @@ pub(super) enum Resource {
     Handshakes,
     /// Queues of the extension.
     Queues,
+    /// Buffers with a mapping of their own.
+    LargeBuffers,
 }
 
 /// Number of [`Resource`]s.
-const RESOURCES: usize = 3;
+const RESOURCES: usize = 4;
+
+impl Resource {
+    /// What a buffer of `bytes` bytes on a device of `kind` takes.
+    pub(super) fn of_buffer(kind: DeviceKind, bytes: u64) -> Option<Resource> {
+        (kind == DeviceKind::Cpu && bytes > MAX_SMALL_BUFFER).then_some(Resource::LargeBuffers)
+    }
+}
 
 /// The limit of one [`Resource`].
 #[derive(Clone, Copy)]
@@ -136,6 +148,13 @@ impl Tenants {
                 flag: "the limit (--max-queues)",
                 tenant: config.max_queues.div_ceil(TENANT_SHARE),
                 tenant_flag: "a quarter of the limit (--max-queues)",
+            },
+            ResourceLimit {
+                name: "buffers above 256 KiB on CPU devices",
+                process: config.max_large_buffers,
+                flag: "the limit (max_large_buffers)",
+                tenant: config.max_large_buffers.div_ceil(TENANT_SHARE),
+                tenant_flag: "a quarter of the limit (max_large_buffers)",
             },
         ];
         Arc::new(Tenants { limits, memory: config.max_memory_per_address, state: Mutex::default() })
@@ -246,11 +265,13 @@ mod tests {
             .with_max_connections(8)
             .with_max_connections_per_address(3)
             .with_max_handshakes(8)
-            .with_max_queues(8);
+            .with_max_queues(8)
+            .with_max_large_buffers(8);
         for (resource, process, tenant, process_flag, tenant_flag) in [
             (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
             (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
             (Resource::Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
+            (Resource::LargeBuffers, 8, 2, "(max_large_buffers)", "a quarter of the limit (max_large_buffers)"),
         ] {
             let tenants = Tenants::new(&config);
             let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
@@ -275,6 +296,17 @@ mod tests {
             drop(permits);
             let state = tenants.lock();
             assert_eq!((state.used, state.by_tenant.len()), ([0; RESOURCES], 0));
+        }
+    }
+
+    #[test]
+    fn large_buffers_of_cpu_devices_are_counted() {
+        for (kind, bytes, want) in [
+            (DeviceKind::Cpu, 256 << 10, None),
+            (DeviceKind::Cpu, (256 << 10) + 1, Some(Resource::LargeBuffers)),
+            (DeviceKind::Gpu, 1 << 30, None),
+        ] {
+            assert_eq!(Resource::of_buffer(kind, bytes), want, "{bytes} bytes");
         }
     }
 

@@ -142,7 +142,7 @@ fn dropping_a_queue_fails_its_points() {
 
 #[test]
 fn memory_is_reserved_zeroed_and_released() {
-    // Buffers above 256 KiB are charged in whole pages; these sizes are multiples of a 64 KiB page too.
+    // Buffers up to 256 KiB are charged a power of two.
     const K: u64 = 1 << 10;
     let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1024 * K).unwrap();
     let (small, large) = (MemoryBudget::new(640 * K), MemoryBudget::new(10_240 * K));

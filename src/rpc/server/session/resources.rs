@@ -8,8 +8,9 @@ use super::failure::SessionError;
 use super::handle_table::{HandleTable, tensor_desc};
 use super::program_cache::{CacheLimits, ProgramCache};
 use super::request_error::RequestError;
-use crate::device::{Device, DeviceError, MemoryBudget, MemoryInfo};
+use crate::device::{Buffer, Device, DeviceError, MemoryBudget, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
 
@@ -54,7 +55,7 @@ impl<'a, K> SessionResources<'a, K> {
         let target = self.device(device)?;
         let max = self.server.config.max_buffers;
         let allocated = if self.handles.len() < max {
-            target.alloc(size, &self.budget).map_err(|e| self.refusal_text(&e, size))
+            self.alloc_counted(&**target, size)
         } else {
             Err(format!("the session has {max} buffers already, the limit (max_buffers)"))
         };
@@ -68,14 +69,28 @@ impl<'a, K> SessionResources<'a, K> {
         Ok(handle.ok())
     }
 
-    /// The text of a failed allocation of `size` bytes. Names the limit that has refused it: the first one, from the session
-    /// outwards, that has less left.
-    fn refusal_text(&self, error: &DeviceError, size: u64) -> String {
+    /// Allocates a buffer that is counted against the limits of the client's tenant. On failure, returns the reason.
+    fn alloc_counted(&self, device: &dyn Device, size: u64) -> Result<Buffer, String> {
+        let resource = Resource::of_buffer(device.info().kind, size);
+        let permit = resource.map(|resource| self.server.tenants.reserve(self.peer, resource)).transpose();
+        let permit = permit.map_err(|reason| reason.to_string())?;
+        let buffer = device.alloc(size, &self.budget).map_err(|e| self.refusal_text(&e))?;
+        if let Some(permit) = permit {
+            buffer.hold(Box::new(permit));
+        }
+        Ok(buffer)
+    }
+
+    /// The text of a failed allocation. Names the limit that has refused it: the first one, from the session outwards, that has
+    /// less left than the device requested, which may be more than the client did.
+    fn refusal_text(&self, error: &DeviceError) -> String {
         let limit = match error {
-            DeviceError::OutOfMemory { .. } if self.budget.limit().saturating_sub(self.budget.used()) < size => {
+            &DeviceError::OutOfMemory { requested, .. }
+                if self.budget.limit().saturating_sub(self.budget.used()) < requested =>
+            {
                 "; that is the limit of one client (--max-memory)"
             }
-            DeviceError::OutOfMemory { .. } if self.budget.available() < size => {
+            &DeviceError::OutOfMemory { requested, .. } if self.budget.available() < requested => {
                 "; that is the limit of the client's address (--max-memory-per-address)"
             }
             DeviceError::OutOfMemory { .. } => "; that is the device's memory (--mem)",

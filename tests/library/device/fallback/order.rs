@@ -266,7 +266,7 @@ fn scratch_is_reserved_reused_and_grows() {
         queue.mark().wait(test_deadline()).unwrap();
         pair.budget.used() - buffer.bytes()
     };
-    // Two operands of 4 bytes for each element, in a slot or in whole pages. The secondary device's queue also reserves a
+    // Two operands of 4 bytes for each element, in a slot or in a mapping. The secondary device's queue also reserves a
     // constant amount for itself.
     let (small, large) = (used(16), used(30_000));
     assert!(small < large, "{small} {large}");
