@@ -39,7 +39,7 @@ pub(crate) use system::{available_memory, total_memory};
 
 use crate::device::{
     Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, HostThreads, ImportHost,
-    MemoryBudget, MemoryInfo, Program, Queue, Support,
+    MemoryBudget, MemoryInfo, Program, Queue, QueueThreads, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -54,6 +54,9 @@ const ALIGNMENT: u64 = 64;
 
 /// Alignment of imported host memory in bytes: the size of the widest element. Kernels use unaligned vector loads.
 const IMPORT_ALIGNMENT: usize = 8;
+
+/// Threads that run the short commands of queues. Two, so that one command of a millisecond does not delay all others.
+const SHORT_LANE_THREADS: usize = 2;
 
 /// Memory of the CPU devices that were opened together.
 #[derive(Clone)]
@@ -70,11 +73,13 @@ pub struct CpuDevice {
     math_mode: MathMode,
     /// The current pool. A run keeps the pool that it started with: see [`HostThreads::set_threads`].
     pool: Mutex<Arc<Pool>>,
+    /// The threads that run the commands of all queues.
+    queue_threads: QueueThreads,
     /// Memory budget of all buffers and queues of the device.
     budget: Arc<MemoryBudget>,
     /// Memory of all CPU devices that were opened together, this one included.
     siblings: SiblingMemory,
-    /// Reference to the device itself for new queues: their threads may outlive a borrow of the device.
+    /// Reference to the device itself for new queues, which may outlive a borrow of the device.
     this: std::sync::Weak<CpuDevice>,
 }
 
@@ -108,7 +113,16 @@ impl CpuDevice {
             ..DeviceInfo::new(name, DeviceKind::Cpu)
         };
         let (pool, budget) = (Mutex::new(Arc::new(Pool::new(threads)?)), MemoryBudget::within(&siblings.used, memory));
-        Ok(Arc::new_cyclic(|this| CpuDevice { info, math_mode, pool, budget, siblings, this: this.clone() }))
+        let queue_threads = QueueThreads::start("cpu-queues", SHORT_LANE_THREADS)?;
+        Ok(Arc::new_cyclic(|this| CpuDevice {
+            info,
+            math_mode,
+            pool,
+            queue_threads,
+            budget,
+            siblings,
+            this: this.clone(),
+        }))
     }
 
     /// Whether an upload of `tensor` is repacked into panels as it arrives: weights that products probably read. F32 weights
@@ -195,7 +209,7 @@ impl Device for CpuDevice {
 
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         let this = self.this.upgrade().ok_or(DeviceError::Ended)?;
-        Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(budget))?))
+        Ok(Box::new(queue::CpuQueue::new(this, Arc::clone(budget))))
     }
 
     fn import_host(&self) -> Option<&dyn ImportHost> {

@@ -1,7 +1,7 @@
 //! A compiled graph: one kernel per node or fused step, and the loop in which the members of a team run them.
 
 use super::fuse;
-use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, TensorUses, lock_order};
+use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Locking, TensorUses, lock_order};
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
@@ -129,8 +129,14 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
+    /// Whether the program is so short that it runs on the calling thread alone.
+    pub(super) fn is_small(&self) -> bool {
+        self.cost < SMALL_PROGRAM_COST
+    }
+
     /// Runs the steps from `first` on, in order. With a deadline (`until`), the run does not wait for the pool and pauses at
-    /// the first barrier after the deadline. Returns the step to continue with; `None` if all steps have run.
+    /// the first barrier after the deadline. Returns the step to continue with; `None` if all steps have run. With
+    /// [`Locking::Try`], no step runs if that would wait for a memory's lock or convert a layout.
     pub(super) fn run(
         &self,
         pool: &Pool,
@@ -138,13 +144,14 @@ impl CpuProgram {
         scratch: (&HostMemory, &HostMemory),
         abort: &AtomicBool,
         first: usize,
-        until: Option<Instant>,
+        limits: (Option<Instant>, Locking),
     ) -> Result<Option<usize>, DeviceError> {
-        let bound = self.bind(pool, bindings)?;
+        let (until, locking) = limits;
+        let Some(bound) = self.bind(pool, bindings, locking)? else { return Ok(Some(first)) };
         let team = Team::new(abort);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
         let policy = match until {
-            _ if self.cost < SMALL_PROGRAM_COST => RunPolicy::Alone,
+            _ if self.is_small() => RunPolicy::Alone,
             Some(_) => RunPolicy::TryLock,
             None => RunPolicy::WaitForLock,
         };
@@ -161,8 +168,13 @@ impl CpuProgram {
         Ok((next < self.steps.len()).then_some(next))
     }
 
-    /// Locks each bound memory once, in lock order, with the layouts that the steps need.
-    fn bind<'a>(&self, pool: &Pool, bindings: &'a [Region]) -> Result<BoundMemories<'a>, DeviceError> {
+    /// Locks each bound memory once, in lock order, with the layouts that the steps need. `None`: see [`Locking::Try`].
+    fn bind<'a>(
+        &self,
+        pool: &Pool,
+        bindings: &'a [Region],
+        locking: Locking,
+    ) -> Result<Option<BoundMemories<'a>>, DeviceError> {
         let mut regions = Vec::with_capacity(bindings.len());
         for (slot, region) in bindings.iter().enumerate().take(self.requirements.len()) {
             let memory = region.buffer().memory::<CpuMemory>();
@@ -179,7 +191,8 @@ impl CpuProgram {
             let version =
                 known_version(&same_memory[0]).filter(|v| same_memory.iter().all(|r| known_version(r) == Some(*v)));
             let requirements = same_memory.iter().map(|&(_, slot, base)| (&self.requirements[slot], base));
-            let guard = same_memory[0].0.lock_layout(requirements, version, pool)?;
+            let guard = same_memory[0].0.lock_layout(requirements, version, pool, locking)?;
+            let Some(guard) = guard else { return Ok(None) };
             for &(_, slot, base) in same_memory {
                 if version != Some(guard.version()) {
                     lock(&self.known_versions)[slot] = Some((base, guard.version()));
@@ -188,7 +201,7 @@ impl CpuProgram {
             }
             bound.guards.push(guard);
         }
-        Ok(bound)
+        Ok(Some(bound))
     }
 
     /// The steps of one team member from `first` on. Returns the step at which the run pauses; `None` at the end.

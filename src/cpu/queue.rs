@@ -1,18 +1,18 @@
-//! The CPU's command queue: commands run in order, on the queue's own thread or inline on the submitting thread.
+//! The CPU's command queue: commands run in order, on the device's threads for queues or inline on the submitting thread.
 //!
 //! The queue's [`CpuExecutor`] runs the commands. While no command is pending, the submitting thread has the executor: it runs
-//! small commands inline, and programs within the budget of `run_inline`. Any other command is sent to the queue's thread
-//! together with the executor; the thread returns the executor when its channel is empty. So a token of a decoding client
-//! (small uploads, a short program, a small download) needs no thread switch.
+//! small commands inline, and programs within the budget of `run_inline`. Any other command is sent to the device's threads
+//! together with the executor; they return the executor when no command is pending. So a token of a decoding client (small
+//! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::layout::{CpuMemory, PieceSource};
+use super::layout::{CpuMemory, Locking, PieceSource};
 use super::memory::{HostMemory, charged_bytes};
 use super::program::CpuProgram;
 use crate::device::{
-    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Prefault,
-    Program, Queue, QueueAborter, Region, Reservation, RunInline, StagedBytes, TRANSFER_CHUNK_BYTES, Timeline,
-    TimelinePoint, UploadSource,
+    Command, CommandChannel, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
+    PendingRead, PendingReadSender, Prefault, Program, Queue, QueueAborter, Region, Reservation, RunInline,
+    TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -23,22 +23,21 @@ use std::time::{Duration, Instant};
 /// written in place; a smaller one is copied into its command.
 const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
-/// How often a thread that waits for a point of another queue checks whether its own queue was dropped or aborted.
-const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
+const MAX_SHORT_BYTES: u64 = 4 << 20;
 
 /// A command queue of the CPU device.
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
-    channel: Arc<CommandChannel<CpuCommand, CpuExecutor>>,
-    /// The executor while no command is pending; `None` until the queue's thread has returned it: see
-    /// [`CpuQueue::idle_executor`].
+    channel: Arc<CommandChannel<CpuExecutor>>,
+    /// The executor while no command is pending; `None` until the threads have returned it: see [`CpuQueue::idle_executor`].
     executor: Option<Box<CpuExecutor>>,
     timeline: Arc<Timeline>,
     abort: Arc<AtomicBool>,
     /// Staging buffer of a small upload, at most [`MAX_INLINE_BYTES`].
     staging: Vec<u8>,
     last_mark: u64,
-    /// Whether a command was sent to the thread since the last mark.
+    /// Whether a command was sent to the threads since the last mark.
     sent_since_mark: bool,
 }
 
@@ -53,9 +52,20 @@ enum CpuCommand {
     Mark(u64),
 }
 
-impl StagedBytes for CpuCommand {
+impl Command for CpuCommand {
     fn staged_bytes(&self) -> usize {
         if let CpuCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+
+    fn lane(&self) -> Lane {
+        let is_short = match self {
+            CpuCommand::Upload { .. } | CpuCommand::Wait(_) | CpuCommand::Mark(_) => true,
+            CpuCommand::Download { src: region, .. }
+            | CpuCommand::Fill { dst: region, .. }
+            | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
+            CpuCommand::Run { program, .. } => program.compiled::<CpuProgram>().is_some_and(CpuProgram::is_small),
+        };
+        if is_short { Lane::Short } else { Lane::Long }
     }
 }
 
@@ -78,8 +88,8 @@ fn reached(point: &TimelinePoint) -> bool {
 }
 
 impl CpuQueue {
-    pub(super) fn new(device: Arc<CpuDevice>, budget: Arc<MemoryBudget>) -> Result<CpuQueue, DeviceError> {
-        let channel = CommandChannel::start("cpu-queue", CpuExecutor::process)?;
+    pub(super) fn new(device: Arc<CpuDevice>, budget: Arc<MemoryBudget>) -> CpuQueue {
+        let channel = CommandChannel::new(&device.queue_threads);
         let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
         let executor = CpuExecutor {
             device: Arc::clone(&device),
@@ -89,7 +99,7 @@ impl CpuQueue {
             locals: QueueScratch::default(),
             shared: QueueScratch::default(),
         };
-        Ok(CpuQueue {
+        CpuQueue {
             device,
             channel,
             executor: Some(Box::new(executor)),
@@ -98,7 +108,7 @@ impl CpuQueue {
             staging: Vec::new(),
             last_mark: 0,
             sent_since_mark: false,
-        })
+        }
     }
 
     /// The executor, if all submitted commands have completed.
@@ -109,21 +119,23 @@ impl CpuQueue {
         self.executor.as_deref_mut()
     }
 
-    /// Runs a command inline if it is small and no command is pending; sends it to the queue's thread otherwise.
+    /// Runs a command inline if it is small and no command is pending; sends it to the device's threads otherwise.
     fn submit(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
         self.check_failure()?;
         if command.runs_inline()
             && let Some(executor) = self.idle_executor()
         {
-            executor.process(command);
-            return self.check_failure();
+            return match executor.execute(command, Lane::Long) {
+                CommandOutcome::Done => self.check_failure(),
+                CommandOutcome::AwaitPoint(_, command) | CommandOutcome::NeedsLongLane(command) => self.send(command),
+            };
         }
-        self.send_to_thread(command)
+        self.send(command)
     }
 
     fn check_failure(&self) -> Result<(), DeviceError> {
         if self.abort.load(Ordering::Relaxed) {
-            // No work runs while the submitter holds the executor. Otherwise the thread drops the executor, which fails the
+            // No work runs while the submitter holds the executor. Otherwise the channel drops the executor, which fails the
             // timeline.
             if self.executor.is_some() {
                 self.timeline.fail(DeviceError::Ended);
@@ -133,7 +145,7 @@ impl CpuQueue {
         self.timeline.failure().map_or(Ok(()), Err)
     }
 
-    fn send_to_thread(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
+    fn send(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
         self.channel.send(command, &mut self.executor)?;
         self.sent_since_mark = true;
         Ok(())
@@ -151,7 +163,8 @@ impl CpuQueue {
     /// Writes a small region: inline if the queue is idle, otherwise as a command with a copy of the bytes.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         if let Some(executor) = self.idle_executor() {
-            return executor.record_failure(|_| cpu_memory(&dst)?.write(dst.offset() as usize, bytes));
+            let write = |_: &mut _| cpu_memory(&dst)?.write(dst.offset() as usize, bytes, Locking::Wait);
+            return executor.record_failure(write).map(drop);
         }
         self.submit(CpuCommand::Upload { dst, bytes: bytes.to_vec() })
     }
@@ -213,8 +226,9 @@ impl Queue for CpuQueue {
         if src.bytes() <= MAX_INLINE_BYTES as u64
             && let Some(executor) = self.idle_executor()
         {
-            let bytes = executor.record_failure(|_| memory.read(src.offset() as usize, src.bytes() as usize));
-            return bytes.map(PendingRead::ready);
+            let (offset, bytes) = (src.offset() as usize, src.bytes() as usize);
+            let bytes = executor.record_failure(|_| memory.read(offset, bytes, Locking::Wait))?;
+            return bytes.map(PendingRead::ready).ok_or(DeviceError::Ended);
         }
         let (to, pending) = PendingRead::new();
         self.submit(CpuCommand::Download { src, to })?;
@@ -251,7 +265,7 @@ impl Queue for CpuQueue {
     fn mark(&mut self) -> TimelinePoint {
         if self.sent_since_mark {
             self.last_mark += 1;
-            // If the thread has ended, the timeline already carries the failure, and waiting for the point returns it.
+            // If the channel is closed, the timeline carries the failure, and waiting for the point returns it.
             let _ = self.submit(CpuCommand::Mark(self.last_mark));
             self.sent_since_mark = false;
         }
@@ -270,7 +284,8 @@ impl Queue for CpuQueue {
         Some(self)
     }
 
-    /// The timeline fails when the thread drops the executor, or, if the submitter holds it, at the submitter's next call.
+    /// The timeline fails when the channel or its thread drops the executor, or, if the submitter holds it, at the submitter's
+    /// next call.
     fn aborter(&mut self) -> Option<QueueAborter> {
         let (abort, channel) = (Arc::clone(&self.abort), Arc::clone(&self.channel));
         Some(QueueAborter::new(move || {
@@ -294,8 +309,8 @@ impl RunInline for CpuQueue {
         self.check_failure()?;
         let mut first = Some(0);
         if let Some(executor) = self.idle_executor() {
-            first = executor
-                .record_failure(|executor| executor.run(program, bindings, 0, Some(Instant::now() + budget)))?;
+            let limits = (Some(Instant::now() + budget), Locking::Wait);
+            first = executor.record_failure(|executor| executor.run(program, bindings, 0, limits))?;
         }
         let Some(first) = first else { return Ok(()) };
         self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
@@ -304,7 +319,7 @@ impl RunInline for CpuQueue {
 
 impl Drop for CpuQueue {
     fn drop(&mut self) {
-        // The thread ends at the next step of a running program, or when the channel is empty.
+        // A running program ends at its next step.
         self.abort.store(true, Ordering::Relaxed);
         self.channel.close();
     }
@@ -340,70 +355,74 @@ struct CpuExecutor {
     shared: QueueScratch,
 }
 
-impl CpuExecutor {
-    /// Runs a command. After a failure no command runs; downloads report the failure.
-    fn process(&mut self, command: CpuCommand) {
+impl Executor for CpuExecutor {
+    type Command = CpuCommand;
+
+    /// After a failure no command runs; downloads report the failure.
+    fn execute(&mut self, command: CpuCommand, lane: Lane) -> CommandOutcome<CpuCommand> {
         match (self.timeline.failure(), command) {
             (Some(failure), CpuCommand::Download { to, .. }) => to.send(Err(failure)),
             (Some(_), _) => {}
-            (None, command) => {
-                // The error needs no handling here: the timeline carries it.
-                let _ = self.record_failure(|executor| executor.execute(command));
-            }
+            (None, command) => match self.try_execute(command, lane) {
+                Ok(outcome) => return outcome,
+                Err(error) => self.timeline.fail(error),
+            },
         }
+        CommandOutcome::Done
     }
+}
 
+impl CpuExecutor {
     /// Records an error of `work` in the timeline, which stays failed from then on.
     fn record_failure<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         work(self).inspect_err(|error| self.timeline.fail(error.clone()))
     }
 
-    fn execute(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
-        match command {
-            CpuCommand::Upload { dst, bytes } => cpu_memory(&dst)?.write(dst.offset() as usize, &bytes),
-            CpuCommand::Download { src, to } => {
-                let bytes = cpu_memory(&src)?.read(src.offset() as usize, src.bytes() as usize);
-                to.send(bytes);
-                Ok(())
+    fn try_execute(&mut self, command: CpuCommand, lane: Lane) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
+        let locking = if lane == Lane::Short { Locking::Try } else { Locking::Wait };
+        if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command
+            && !point.poll()?
+        {
+            return Ok(CommandOutcome::AwaitPoint(point.clone(), command));
+        }
+        let done = match &command {
+            CpuCommand::Upload { dst, bytes } => cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?,
+            CpuCommand::Download { src, .. } => {
+                let read = cpu_memory(src)?.read(src.offset() as usize, src.bytes() as usize, locking);
+                let Some(read) = read.transpose() else { return Ok(CommandOutcome::NeedsLongLane(command)) };
+                if let CpuCommand::Download { to, .. } = command {
+                    to.send(read);
+                }
+                return Ok(CommandOutcome::Done);
             }
             CpuCommand::Fill { dst, value } => {
-                cpu_memory(&dst)?.fill(dst.offset() as usize, dst.bytes() as usize, value)
+                cpu_memory(dst)?.fill(dst.offset() as usize, dst.bytes() as usize, *value, locking)?
             }
-            CpuCommand::Copy { src, dst, after } => {
-                if let Some(point) = after {
-                    self.wait_for(&point)?;
-                }
+            CpuCommand::Copy { src, dst, .. } => {
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                cpu_memory(&dst)?.copy_from(to, cpu_memory(&src)?, from, src.bytes() as usize)
+                cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking)?
             }
-            CpuCommand::Run { program, bindings, first } => self.run(&program, &bindings, first, None).map(drop),
-            CpuCommand::Wait(point) => self.wait_for(&point),
+            // Without a deadline a run stops before its end only for `Locking::Try`.
+            CpuCommand::Run { program, bindings, first } => {
+                self.run(program, bindings, *first, (None, locking))?.is_none().then_some(())
+            }
+            CpuCommand::Wait(_) => Some(()),
             CpuCommand::Mark(seq) => {
-                self.timeline.advance(seq);
-                Ok(())
+                self.timeline.advance(*seq);
+                Some(())
             }
-        }
+        };
+        Ok(if done.is_some() { CommandOutcome::Done } else { CommandOutcome::NeedsLongLane(command) })
     }
 
-    /// Waits for a point of another queue. The wait ends soon after this queue is dropped or aborted. Otherwise the thread of a
-    /// closed queue would stay for as long as the point is undecided, which may be for ever.
-    fn wait_for(&self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        loop {
-            match point.wait(Some(Instant::now() + ABORT_CHECK_INTERVAL)) {
-                Err(DeviceError::Deadline(_)) if self.abort.load(Ordering::Relaxed) => return Err(DeviceError::Ended),
-                Err(DeviceError::Deadline(_)) => {}
-                decided => return decided,
-            }
-        }
-    }
-
-    /// Runs a program from step `first` on. Returns the step to continue with if the deadline `until` passed first.
+    /// Runs a program from step `first` on. Returns the step to continue with if the deadline passed first, or if
+    /// [`Locking::Try`] forbids the run.
     fn run(
         &mut self,
         program: &Program,
         bindings: &[Region],
         first: usize,
-        until: Option<Instant>,
+        limits: (Option<Instant>, Locking),
     ) -> Result<Option<usize>, DeviceError> {
         let code = program
             .compiled::<CpuProgram>()
@@ -413,7 +432,7 @@ impl CpuExecutor {
         let (locals, shared) = code.scratch(pool.workers())?;
         let locals = self.locals.reserve(locals, &self.budget)?;
         let shared = self.shared.reserve(shared, &self.budget)?;
-        let next = code.run(&pool, bindings, (locals, shared), &self.abort, first, until)?;
+        let next = code.run(&pool, bindings, (locals, shared), &self.abort, first, limits)?;
         // An aborted run has left steps out.
         if self.abort.load(Ordering::Relaxed) { Err(DeviceError::Ended) } else { Ok(next) }
     }
@@ -438,8 +457,8 @@ mod tests {
         let budget = MemoryBudget::new(1 << 20);
         let buffer = device.alloc(1 << 19, &budget).unwrap();
         let until = Some(Instant::now() + Duration::from_secs(60));
-        let mut queue = CpuQueue::new(Arc::clone(&device), budget).unwrap();
-        // A fill of more than 256 KiB runs on the thread, which returns the executor.
+        let mut queue = CpuQueue::new(Arc::clone(&device), budget);
+        // A fill of more than 256 KiB runs on a thread of the device, which returns the executor.
         queue.fill(buffer.whole(), 1).unwrap();
         while queue.idle_executor().is_none() {
             std::thread::yield_now();

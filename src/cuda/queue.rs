@@ -172,14 +172,16 @@ impl CudaQueue {
         self.host_waits += 1;
         let (events, timeline) = (Arc::clone(&self.events), Arc::clone(&self.timeline));
         self.stream()?.wait_value(&self.context, &self.events.shared_words, index, value)?;
-        point.on_reached(move |outcome| {
-            if let Err(e) = outcome {
-                timeline.fail(e);
-            }
-            if let Some(word) = events.shared_words.word(index) {
-                word.fetch_max(value, Ordering::Release);
-            }
-        });
+        point
+            .on_reached(move |outcome| {
+                if let Err(e) = outcome {
+                    timeline.fail(e);
+                }
+                if let Some(word) = events.shared_words.word(index) {
+                    word.fetch_max(value, Ordering::Release);
+                }
+            })
+            .detach();
         Ok(())
     }
 

@@ -111,7 +111,7 @@ pub enum LoadOutcome {
 /// [`Queue::run_inline`](super::Queue::run_inline).
 pub trait RunInline {
     /// As [`Queue::run`](super::Queue::run), but may run the program on the calling thread for up to about `budget`; the rest
-    /// then runs on the queue's thread. Saves two thread switches for a caller that would wait for the program anyway.
+    /// then runs on a thread of the device. Saves two thread switches for a caller that would wait for the program anyway.
     ///
     /// # Errors
     /// As [`Queue::run`](super::Queue::run), and failures of the program while it runs inline.

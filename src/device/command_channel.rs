@@ -1,12 +1,21 @@
-//! A bounded channel that carries a queue's commands from the submitter to a worker thread, and the *executor* back and forth.
+//! A bounded channel that carries a queue's commands from the submitter to the device's threads ([`QueueThreads`]), and the
+//! *executor* back and forth.
 //!
 //! The executor is the state that runs commands; the side that holds it may run them. While no command is pending, the
 //! submitter may take the executor and run small commands inline. It sends the executor along with the first command for the
-//! thread. The thread returns the executor to the channel when no command is left.
+//! threads. At most one thread at a time runs the commands of a channel; it returns the executor to the channel when no command
+//! is left, or when the next command has to wait.
+//!
+//! # States of an open channel
+//! - *Idle*: no command is pending. The submitter holds the executor, or the channel has it for the submitter.
+//! - *Scheduled*: commands are pending. The channel stands in a lane of the threads, or a thread runs a command.
+//! - *Parked*: commands are pending, and the first one waits for a timeline point, whose callback schedules the channel.
 
-use super::DeviceError;
+use super::queue_threads::{Lane, QueueThreads, RunCommands};
+use super::{CallbackRegistration, DeviceError, TimelinePoint};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// Limit on the commands that are pending in a channel. A submitter that would exceed it waits: the backpressure of a queue.
@@ -16,60 +25,95 @@ const MAX_PENDING_COMMANDS: usize = 64;
 /// while no other bytes are pending.
 const MAX_PENDING_BYTES: usize = 4 << 20;
 
-/// A command that may hold the bytes of an upload.
-pub(crate) trait StagedBytes {
+/// Commands of one channel that a thread runs before it serves the next channel.
+const COMMANDS_PER_TURN: usize = 32;
+
+/// A command of a queue.
+pub(crate) trait Command: Send + 'static {
     /// Bytes of an upload that the command holds; 0 for all other commands.
     fn staged_bytes(&self) -> usize;
+
+    /// The lane in which the command is tried first.
+    fn lane(&self) -> Lane;
 }
 
-/// Channel for commands `C` and an executor `X`, between one submitter and one thread.
-pub(crate) struct CommandChannel<C, X> {
-    state: Mutex<ChannelState<C, X>>,
-    /// Wakes the thread: a command is pending, or the channel is closed.
-    command_or_closed: Condvar,
+/// Runs the commands of one queue, one after another.
+pub(crate) trait Executor: Send + Sized + 'static {
+    /// The commands of the queue.
+    type Command: Command;
+
+    /// Runs a command, or gives it back. In [`Lane::Short`] it must not block.
+    fn execute(&mut self, command: Self::Command, lane: Lane) -> CommandOutcome<Self::Command>;
+}
+
+/// What became of a command.
+pub(crate) enum CommandOutcome<C> {
+    /// It was run, or its failure was recorded.
+    Done,
+    /// It waits for the point. It is tried again when the point is decided.
+    AwaitPoint(TimelinePoint, C),
+    /// It might block, and is tried again in [`Lane::Long`].
+    NeedsLongLane(C),
+}
+
+/// Channel for the commands of an executor, between one submitter and the threads of a device.
+pub(crate) struct CommandChannel<X: Executor> {
+    state: Mutex<ChannelState<X>>,
     /// Wakes the submitter: a pending command was removed, the executor is back, or the channel is closed.
     space_or_idle: Condvar,
+    threads: QueueThreads,
+    this: Weak<CommandChannel<X>>,
 }
 
-struct ChannelState<C, X> {
-    pending: VecDeque<C>,
-    /// Sum of [`StagedBytes::staged_bytes`] of the pending commands.
+struct ChannelState<X: Executor> {
+    pending: VecDeque<X::Command>,
+    /// Sum of [`Command::staged_bytes`] of the pending commands.
     pending_bytes: usize,
-    /// `None` while the submitter or the thread holds the executor.
+    /// Whether the first pending command has to be run in the long lane, whatever its own lane is.
+    first_needs_long_lane: bool,
+    /// `None` while the submitter or a thread holds the executor.
     executor: Option<Box<X>>,
-    /// Whether the thread waits on `command_or_closed`. Notifications are sent only then, which saves system calls.
-    thread_sleeping: bool,
-    /// Whether the submitter waits on `space_or_idle`, likewise.
+    /// Whether the channel is scheduled or parked.
+    scheduled: bool,
+    /// Counts the times that the channel was parked, so that the callback of an earlier time does nothing.
+    parkings: u64,
+    /// The callback that schedules the channel, while it is parked.
+    parked: Option<CallbackRegistration>,
+    /// Whether the submitter waits on `space_or_idle`. It is notified only then, which saves system calls.
     submitter_waiting: bool,
-    /// The submitter has closed the channel, or the thread has ended.
+    /// The submitter has closed the channel, or a command has panicked.
     closed: bool,
 }
 
-impl<C: StagedBytes + Send + 'static, X: Send + 'static> CommandChannel<C, X> {
-    /// Makes a channel and spawns its thread, which runs each command with `process`.
-    ///
-    /// # Errors
-    /// [`DeviceError::Exhausted`] when the system cannot start the thread.
-    pub(crate) fn start(name: &str, process: fn(&mut X, C)) -> Result<Arc<CommandChannel<C, X>>, DeviceError> {
+impl<X: Executor> CommandChannel<X> {
+    /// A channel whose commands run on `threads`.
+    pub(crate) fn new(threads: &QueueThreads) -> Arc<CommandChannel<X>> {
         let state = ChannelState {
             pending: VecDeque::new(),
             pending_bytes: 0,
+            first_needs_long_lane: false,
             executor: None,
-            thread_sleeping: false,
+            scheduled: false,
+            parkings: 0,
+            parked: None,
             submitter_waiting: false,
             closed: false,
         };
-        let channel = Arc::new(CommandChannel {
+        Arc::new_cyclic(|this| CommandChannel {
             state: Mutex::new(state),
-            command_or_closed: Condvar::new(),
             space_or_idle: Condvar::new(),
-        });
-        let thread = CloseOnDrop(Arc::clone(&channel));
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || thread.0.process_commands(process))
-            .map_err(|e| DeviceError::thread_spawn_failed("for a queue", &e))?;
-        Ok(channel)
+            threads: threads.clone(),
+            this: this.clone(),
+        })
+    }
+
+    /// A channel with a thread of its own, for executors that block in any command.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] when the system cannot start the thread.
+    pub(crate) fn with_own_thread(name: &str) -> Result<Arc<CommandChannel<X>>, DeviceError> {
+        let threads = QueueThreads::start(name, 0).map_err(|e| DeviceError::thread_spawn_failed("for a queue", &e))?;
+        Ok(CommandChannel::new(&threads))
     }
 
     /// Takes the executor back if all commands sent so far are done. Does not block.
@@ -81,7 +125,7 @@ impl<C: StagedBytes + Send + 'static, X: Send + 'static> CommandChannel<C, X> {
     /// As [`CommandChannel::take_executor_if_idle`], but blocks until all commands sent so far are done.
     ///
     /// # Errors
-    /// [`DeviceError::Ended`] when the thread has ended; [`DeviceError::Deadline`] when the deadline passes first.
+    /// [`DeviceError::Ended`] when the channel is closed; [`DeviceError::Deadline`] when the deadline passes first.
     pub(crate) fn wait_idle(&self, deadline: Instant) -> Result<Box<X>, DeviceError> {
         let mut state = self.lock();
         loop {
@@ -102,11 +146,11 @@ impl<C: StagedBytes + Send + 'static, X: Send + 'static> CommandChannel<C, X> {
         }
     }
 
-    /// Sends a command to the thread, together with the executor if the submitter holds it. Blocks while the channel is full.
+    /// Sends a command to the threads, together with the executor if the submitter holds it. Blocks while the channel is full.
     ///
     /// # Errors
-    /// [`DeviceError::Ended`] when the thread has ended.
-    pub(crate) fn send(&self, command: C, executor: &mut Option<Box<X>>) -> Result<(), DeviceError> {
+    /// [`DeviceError::Ended`] when the channel is closed.
+    pub(crate) fn send(&self, command: X::Command, executor: &mut Option<Box<X>>) -> Result<(), DeviceError> {
         let mut state = self.lock();
         while state.pending.len() >= MAX_PENDING_COMMANDS
             || (state.pending_bytes > 0 && state.pending_bytes + command.staged_bytes() > MAX_PENDING_BYTES)
@@ -125,76 +169,157 @@ impl<C: StagedBytes + Send + 'static, X: Send + 'static> CommandChannel<C, X> {
         }
         state.pending_bytes += command.staged_bytes();
         state.pending.push_back(command);
-        let wake = state.thread_sleeping;
-        drop(state);
-        if wake {
-            self.command_or_closed.notify_one();
+        if !state.scheduled {
+            state.scheduled = true;
+            self.schedule(&mut state);
         }
         Ok(())
     }
 
-    /// Closes the channel and drops the pending commands, from any thread. The channel's thread ends after the command that it
-    /// runs.
+    /// Closes the channel, from any thread: drops the pending commands, and the executor unless the submitter or a thread holds
+    /// it. A thread drops it after the command that it runs.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        let dropped = std::mem::take(&mut state.pending);
+        if let Some(this) = self.this.upgrade() {
+            // Under the channel's lock, so that nobody schedules the channel afterwards.
+            self.threads.lanes().remove(&(this as Arc<dyn RunCommands>));
+        }
+        let dropped = (std::mem::take(&mut state.pending), state.executor.take(), state.parked.take());
+        self.wake_submitter(&mut state);
         drop(state);
-        self.command_or_closed.notify_one();
-        self.space_or_idle.notify_one();
-        // Dropping a pending download fails its `PendingRead` at once, even while the thread still runs an earlier command.
+        // Dropped outside of the lock. Dropping a pending download fails its `PendingRead` at once, even while a thread still
+        // runs an earlier command.
         drop(dropped);
     }
 
-    fn process_commands(&self, process: fn(&mut X, C)) {
-        let mut held: Option<Box<X>> = None;
+    /// Puts the channel into the lane of its first pending command. Called under the channel's lock, which orders it with
+    /// [`CommandChannel::close`].
+    fn schedule(&self, state: &mut ChannelState<X>) {
+        let lane = state.next_lane();
+        if let (Some(this), Some(lane)) = (self.this.upgrade(), lane) {
+            self.threads.lanes().schedule(this, lane);
+        }
+    }
+
+    /// Parks the channel until a point is decided. Its first pending command waits for it.
+    fn park(self: &Arc<Self>, mut state: MutexGuard<'_, ChannelState<X>>, point: &TimelinePoint) {
+        if !point.needs_no_polling() {
+            self.threads.lanes().schedule_poll(Arc::clone(self) as Arc<dyn RunCommands>);
+            return;
+        }
+        state.parkings += 1;
+        let parking = state.parkings;
+        drop(state);
+        // A weak reference: the point may outlive the queue, and may never be reached. Registered outside of the lock, because
+        // the callback may run at once.
+        let channel = Weak::clone(&self.this);
+        let registration = point.on_reached(move |_| {
+            if let Some(channel) = channel.upgrade() {
+                channel.unpark(parking);
+            }
+        });
         let mut state = self.lock();
-        while !state.closed {
-            let Some(command) = state.pending.pop_front() else {
-                state.executor = held.take().or(state.executor.take());
-                self.wake_submitter(&mut state);
-                state.thread_sleeping = true;
-                state = self.command_or_closed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.thread_sleeping = false;
-                continue;
-            };
-            state.pending_bytes -= command.staged_bytes();
-            held = held.or(state.executor.take());
-            self.wake_submitter(&mut state);
+        let is_parked = state.parkings == parking && !state.closed;
+        let unneeded = if is_parked { state.parked.replace(registration) } else { Some(registration) };
+        drop(state);
+        drop(unneeded);
+    }
+
+    /// Schedules the channel if it has not been since it was parked for the `parking`th time.
+    fn unpark(&self, parking: u64) {
+        let mut state = self.lock();
+        if state.parkings == parking && !state.closed {
+            state.parkings += 1;
+            let registration = state.parked.take();
+            self.schedule(&mut state);
             drop(state);
-            let Some(executor) = &mut held else { return };
-            process(executor, command);
-            state = self.lock();
+            drop(registration);
         }
     }
 
     /// Wakes the submitter, if it is waiting.
-    fn wake_submitter(&self, state: &mut ChannelState<C, X>) {
+    fn wake_submitter(&self, state: &mut ChannelState<X>) {
         if std::mem::take(&mut state.submitter_waiting) {
             self.space_or_idle.notify_one();
         }
     }
-}
 
-impl<C, X> CommandChannel<C, X> {
-    fn lock(&self) -> MutexGuard<'_, ChannelState<C, X>> {
+    fn lock(&self) -> MutexGuard<'_, ChannelState<X>> {
         // Poisoning is ignored: no code under this lock panics between two dependent writes, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Held by the channel's thread: closes the channel when the thread ends, also by a panic, so that the submitter does not wait
-/// for a thread that has ended.
-struct CloseOnDrop<C, X>(Arc<CommandChannel<C, X>>);
+impl<X: Executor> ChannelState<X> {
+    /// The lane of the first pending command.
+    fn next_lane(&self) -> Option<Lane> {
+        let first = self.pending.front()?;
+        Some(if self.first_needs_long_lane { Lane::Long } else { first.lane() })
+    }
 
-impl<C, X> Drop for CloseOnDrop<C, X> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.closed = true;
-        // Dropped outside of the lock. Dropping a pending download fails its `PendingRead`.
-        let dropped = (std::mem::take(&mut state.pending), state.executor.take());
-        drop(state);
-        self.0.space_or_idle.notify_one();
-        drop(dropped);
+    /// Puts a command back in front of the others.
+    fn put_back(&mut self, command: X::Command) {
+        self.pending_bytes += command.staged_bytes();
+        self.pending.push_front(command);
     }
 }
+
+impl<X: Executor> RunCommands for CommandChannel<X> {
+    fn run_commands(self: Arc<Self>, lane: Lane) {
+        let mut may_run_long = lane == Lane::Long;
+        let mut state = self.lock();
+        let Some(mut executor) = state.executor.take() else { return };
+        for _ in 0..COMMANDS_PER_TURN {
+            match state.next_lane() {
+                Some(Lane::Long) if !may_run_long => break,
+                // One long command per turn: channels take turns.
+                Some(Lane::Long) => may_run_long = false,
+                Some(Lane::Short) => {}
+                None => break,
+            }
+            let Some(command) = state.pending.pop_front() else { break };
+            let tried_in = if std::mem::take(&mut state.first_needs_long_lane) { Lane::Long } else { command.lane() };
+            state.pending_bytes -= command.staged_bytes();
+            self.wake_submitter(&mut state);
+            drop(state);
+            let outcome = catch_unwind(AssertUnwindSafe(|| executor.execute(command, tried_in)));
+            state = self.lock();
+            if state.closed {
+                drop(state);
+                // Dropping the executor fails the timeline.
+                drop(executor);
+                return;
+            }
+            match outcome {
+                Ok(CommandOutcome::Done) => {}
+                Ok(CommandOutcome::NeedsLongLane(command)) => {
+                    state.put_back(command);
+                    state.first_needs_long_lane = true;
+                }
+                Ok(CommandOutcome::AwaitPoint(point, command)) => {
+                    state.put_back(command);
+                    state.executor = Some(executor);
+                    return self.park(state, &point);
+                }
+                Err(_) => {
+                    // A bug. It ends this queue only.
+                    drop(state);
+                    self.close();
+                    drop(executor);
+                    return;
+                }
+            }
+        }
+        state.executor = Some(executor);
+        if state.pending.is_empty() {
+            state.scheduled = false;
+            self.wake_submitter(&mut state);
+        } else {
+            self.schedule(&mut state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,7 @@ mod mapped;
 mod memory;
 mod memory_budget;
 pub mod noop;
+mod queue_threads;
 mod tensors;
 mod timeline;
 
@@ -69,7 +70,7 @@ pub use abort::QueueAborter;
 pub use capability::{
     HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline, TensorDigest,
 };
-pub(crate) use command_channel::{CommandChannel, StagedBytes};
+pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
 pub use forward::{ForwardDevice, ForwardQueue};
@@ -78,8 +79,9 @@ pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStat
 pub use mapped::{Advice, MappedFile};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
+pub(crate) use queue_threads::{Lane, QueueThreads};
 pub use tensors::{TensorMemory, TensorPlan};
-pub use timeline::{CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
+pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
 
 use crate::graph::Graph;
 use crate::ops::NodeView;

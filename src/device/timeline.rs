@@ -7,8 +7,9 @@
 
 use super::DeviceError;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
@@ -57,7 +58,10 @@ type CompletionCallback = Box<dyn FnOnce(Result<(), DeviceError>) + Send>;
 struct TimelineState {
     done: u64,
     failure: Option<DeviceError>,
-    callbacks: Vec<(u64, CompletionCallback)>,
+    /// By the point's value and a number that is unique on the timeline.
+    callbacks: BTreeMap<(u64, u64), CompletionCallback>,
+    /// Callbacks registered so far.
+    registered: u64,
 }
 
 impl fmt::Debug for TimelineState {
@@ -84,11 +88,11 @@ impl Timeline {
     pub fn advance(&self, seq: u64) {
         let mut state = self.lock();
         state.done = state.done.max(seq);
-        let done = state.done;
-        let reached: Vec<_> = state.callbacks.extract_if(.., |(seq, _)| *seq <= done).collect();
+        let later = state.done.checked_add(1).map_or_else(BTreeMap::new, |next| state.callbacks.split_off(&(next, 0)));
+        let reached = std::mem::replace(&mut state.callbacks, later);
         drop(state);
         self.advanced_or_failed.notify_all();
-        reached.into_iter().for_each(|(_, callback)| callback(Ok(())));
+        reached.into_values().for_each(|callback| callback(Ok(())));
     }
 
     /// Fails every point that is not yet reached. The first failure is kept; later ones are ignored.
@@ -98,7 +102,7 @@ impl Timeline {
         let callbacks = std::mem::take(&mut state.callbacks);
         drop(state);
         self.advanced_or_failed.notify_all();
-        callbacks.into_iter().for_each(|(_, callback)| callback(Err(failure.clone())));
+        callbacks.into_values().for_each(|callback| callback(Err(failure.clone())));
     }
 
     /// Polls the completion source, if there is one.
@@ -182,19 +186,23 @@ impl TimelinePoint {
 
     /// Calls `callback` once, when the point is reached (`Ok`) or its queue fails (`Err`): at once if that is already known,
     /// else on the thread that advances or fails the timeline. If the timeline's completion source cannot notify, that happens
-    /// only when some thread polls or waits.
-    pub fn on_reached(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) {
+    /// only when some thread polls or waits. Dropping the returned registration drops a callback that was not called yet.
+    pub fn on_reached(&self, callback: impl FnOnce(Result<(), DeviceError>) + Send + 'static) -> CallbackRegistration {
         let mut state = self.timeline.lock();
         let status = if state.done >= self.seq { Some(Ok(())) } else { state.failure.clone().map(Err) };
         match status {
             None => {
-                state.callbacks.push((self.seq, Box::new(callback)));
+                state.registered += 1;
+                let key = (self.seq, state.registered);
+                state.callbacks.insert(key, Box::new(callback));
                 drop(state);
                 self.timeline.request_notify(self.seq);
+                CallbackRegistration(Some((Arc::downgrade(&self.timeline), key)))
             }
             Some(status) => {
                 drop(state);
                 callback(status);
+                CallbackRegistration(None)
             }
         }
     }
@@ -246,6 +254,30 @@ impl TimelinePoint {
             }
         }
         Ok(())
+    }
+}
+
+/// A callback of [`TimelinePoint::on_reached`]. Dropping the registration removes the callback if it was not called yet; it may
+/// be running meanwhile on another thread.
+#[must_use = "dropping the registration removes the callback"]
+#[derive(Debug)]
+pub struct CallbackRegistration(Option<(Weak<Timeline>, (u64, u64))>);
+
+impl CallbackRegistration {
+    /// Leaves the callback registered until the point is decided, or the timeline is dropped.
+    pub fn detach(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CallbackRegistration {
+    fn drop(&mut self) {
+        let Some((timeline, key)) = self.0.take() else { return };
+        if let Some(timeline) = timeline.upgrade() {
+            let callback = timeline.lock().callbacks.remove(&key);
+            // Dropped outside of the lock: the callback may own the last reference to anything.
+            drop(callback);
+        }
     }
 }
 
@@ -357,7 +389,7 @@ mod tests {
         let (timeline, (tx, rx)) = (Timeline::new(), std::sync::mpsc::channel());
         let watch = |seq| {
             let tx = tx.clone();
-            TimelinePoint::new(&timeline, seq).on_reached(move |outcome| tx.send((seq, outcome)).unwrap());
+            TimelinePoint::new(&timeline, seq).on_reached(move |outcome| tx.send((seq, outcome)).unwrap()).detach();
         };
         (1..=3).for_each(watch);
         assert!(rx.try_recv().is_err());
@@ -368,6 +400,17 @@ mod tests {
         watch(4);
         let lost = Err(DeviceError::Ended);
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [(3, lost.clone()), (2, Ok(())), (4, lost)]);
+    }
+
+    #[test]
+    fn a_dropped_registration_removes_its_callback() {
+        let timeline = Timeline::new();
+        let point = TimelinePoint::new(&timeline, 1);
+        for _ in 0..1000 {
+            drop(point.on_reached(|_| unreachable!("its registration was dropped")));
+        }
+        assert!(timeline.lock().callbacks.is_empty());
+        timeline.advance(1);
     }
 
     #[test]

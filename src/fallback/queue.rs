@@ -22,7 +22,7 @@ pub(super) struct FallbackQueue {
     /// `Some` while the submitter holds the worker. [`FallbackQueue::primary_if_idle`] takes it back from the thread.
     worker: Option<Box<Worker>>,
     /// Channel to the thread; `None` before the first program that falls back.
-    thread: Option<Arc<CommandChannel<FallbackCommand, Worker>>>,
+    thread: Option<Arc<CommandChannel<Worker>>>,
     parked: Arc<ParkedQueues>,
     /// Timeline of the commands that are sent to the thread.
     timeline: Arc<Timeline>,
@@ -98,7 +98,7 @@ impl FallbackQueue {
     fn send_to_thread(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
         let thread = match &mut self.thread {
             Some(thread) => thread,
-            unset => unset.insert(CommandChannel::start("fallback-queue", Worker::process)?),
+            unset => unset.insert(CommandChannel::with_own_thread("fallback-queue")?),
         };
         thread.send(command, &mut self.worker)?;
         self.sent_since_mark = true;

@@ -7,8 +7,8 @@
 use super::partition::{CopyRange, PartitionedGraph, SecondarySegment, Segment};
 use super::{Fallback, Side};
 use crate::device::{
-    Buffer, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, PendingReadSender, Program, Queue,
-    Region, StagedBytes, Timeline, TimelinePoint, UploadSource,
+    Buffer, Command, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
+    PendingRead, PendingReadSender, Program, Queue, Region, Timeline, TimelinePoint, UploadSource,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,9 +35,14 @@ pub(super) enum FallbackCommand {
     Mark(u64),
 }
 
-impl StagedBytes for FallbackCommand {
+impl Command for FallbackCommand {
     fn staged_bytes(&self) -> usize {
         if let FallbackCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+
+    /// The worker blocks for the devices.
+    fn lane(&self) -> Lane {
+        Lane::Long
     }
 }
 
@@ -87,20 +92,11 @@ pub(super) struct Worker {
     scratch: Option<Buffer>,
 }
 
-impl Worker {
-    pub(super) fn new(device: Arc<Fallback>, budget: &Arc<MemoryBudget>) -> Result<Worker, DeviceError> {
-        let queues = DeviceQueues { primary: device.primary.queue(budget)?, secondary: None };
-        let budget = Arc::clone(budget);
-        let (parked, timeline) = (Arc::default(), Timeline::new());
-        Ok(Worker { device, budget, queues: Some(queues), parked, timeline, scratch: None })
-    }
-
-    pub(super) fn primary(&mut self) -> Result<&mut dyn Queue, DeviceError> {
-        Ok(&mut *self.queues.as_mut().ok_or(DeviceError::Ended)?.primary)
-    }
+impl Executor for Worker {
+    type Command = FallbackCommand;
 
     /// Runs a command. After a failure, commands are dropped, and downloads fail with that failure.
-    pub(super) fn process(&mut self, command: FallbackCommand) {
+    fn execute(&mut self, command: FallbackCommand, _: Lane) -> CommandOutcome<FallbackCommand> {
         let done = match (self.timeline.failure(), command) {
             (Some(failure), FallbackCommand::Download { sender, .. }) => {
                 sender.send(Err(failure));
@@ -114,14 +110,28 @@ impl Worker {
                 sender.send(bytes);
                 done
             }
-            (None, command) => self.execute(command),
+            (None, command) => self.run_command(command),
         };
         if let Err(error) = done {
             self.timeline.fail(error);
         }
+        CommandOutcome::Done
+    }
+}
+
+impl Worker {
+    pub(super) fn new(device: Arc<Fallback>, budget: &Arc<MemoryBudget>) -> Result<Worker, DeviceError> {
+        let queues = DeviceQueues { primary: device.primary.queue(budget)?, secondary: None };
+        let budget = Arc::clone(budget);
+        let (parked, timeline) = (Arc::default(), Timeline::new());
+        Ok(Worker { device, budget, queues: Some(queues), parked, timeline, scratch: None })
     }
 
-    fn execute(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
+    pub(super) fn primary(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+        Ok(&mut *self.queues.as_mut().ok_or(DeviceError::Ended)?.primary)
+    }
+
+    fn run_command(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
         match command {
             FallbackCommand::Upload { dst, bytes } => {
                 self.submit_primary(|queue| queue.upload(dst, None, UploadSource::Borrowed(&bytes)))
@@ -145,7 +155,7 @@ impl Worker {
                 self.timeline.advance(seq);
                 Ok(())
             }
-            FallbackCommand::Download { .. } => Ok(()), // handled in `process`
+            FallbackCommand::Download { .. } => Ok(()), // handled in `execute`
         }
     }
 

@@ -18,6 +18,8 @@
 //!   pool has all its locks. A thread holds no lock while it waits for a timeline point, completes a pending read or reads the
 //!   source of an upload. An upload in pieces *pins* its range instead: a pinned range stays row-major without a lock.
 //!
+//! The threads for short commands of all queues wait for no lock ([`Locking::Try`]).
+//!
 //! Start with [`CpuMemory`]. The map is in `layout_map`, the combination of a program's accesses in `layout_requirements`.
 
 mod layout_map;
@@ -37,7 +39,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
 
 /// Bytes of a piece of an upload that is not packed.
 const UPLOAD_PIECE: usize = 1 << 20;
@@ -84,6 +86,15 @@ enum TransferAccess {
     Read,
 }
 
+/// What an access does while another thread has the layout locked, or when the layout has to be converted first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Locking {
+    /// It waits for the lock and converts the layout.
+    Wait,
+    /// It does nothing, so that it takes no longer than its own work.
+    Try,
+}
+
 impl CpuMemory {
     /// As [`HostMemory::zeroed`].
     pub(super) fn zeroed(bytes: usize) -> Result<CpuMemory, DeviceError> {
@@ -95,35 +106,56 @@ impl CpuMemory {
         CpuMemory { pages: HostMemory::from_host_buffer(memory), map: RwLock::new(LayoutMap::new()) }
     }
 
-    /// Writes bytes at an offset.
-    pub(super) fn write(&self, offset: usize, src: &[u8]) -> Result<(), DeviceError> {
-        let _guard = self.lock_as_rows(&[(byte_range(offset, src.len())?, TransferAccess::Overwrite)])?;
-        check_bounds(self.pages.write(offset, src))
+    /// Writes bytes at an offset. `None`: nothing was done, see [`Locking::Try`].
+    pub(super) fn write(&self, offset: usize, src: &[u8], locking: Locking) -> Result<Option<()>, DeviceError> {
+        let accesses = [(byte_range(offset, src.len())?, TransferAccess::Overwrite)];
+        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
+        check_bounds(self.pages.write(offset, src)).map(Some)
     }
 
-    /// Reads bytes from an offset on.
-    pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        let _guard = self.lock_as_rows(&[(byte_range(offset, bytes)?, TransferAccess::Read)])?;
-        self.pages.read(offset, bytes).ok_or(OUT_OF_BOUNDS)
+    /// Reads bytes from an offset on. `None`: see [`Locking::Try`].
+    pub(super) fn read(&self, offset: usize, bytes: usize, locking: Locking) -> Result<Option<Vec<u8>>, DeviceError> {
+        let accesses = [(byte_range(offset, bytes)?, TransferAccess::Read)];
+        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
+        self.pages.read(offset, bytes).ok_or(OUT_OF_BOUNDS).map(Some)
     }
 
-    /// Sets bytes to a value.
-    pub(super) fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<(), DeviceError> {
-        let _guard = self.lock_as_rows(&[(byte_range(offset, bytes)?, TransferAccess::Overwrite)])?;
-        check_bounds(self.pages.fill(offset, bytes, value))
+    /// Sets bytes to a value. `None`: nothing was done, see [`Locking::Try`].
+    pub(super) fn fill(
+        &self,
+        offset: usize,
+        bytes: usize,
+        value: u8,
+        locking: Locking,
+    ) -> Result<Option<()>, DeviceError> {
+        let accesses = [(byte_range(offset, bytes)?, TransferAccess::Overwrite)];
+        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
+        check_bounds(self.pages.fill(offset, bytes, value)).map(Some)
     }
 
-    /// Copies between two memories or inside one; the ranges may overlap.
-    pub(super) fn copy_from(&self, to: usize, src: &CpuMemory, from: usize, bytes: usize) -> Result<(), DeviceError> {
+    /// Copies between two memories or inside one; the ranges may overlap. `None`: nothing was done, see [`Locking::Try`].
+    pub(super) fn copy_from<'s>(
+        &'s self,
+        to: usize,
+        src: &'s CpuMemory,
+        from: usize,
+        bytes: usize,
+        locking: Locking,
+    ) -> Result<Option<()>, DeviceError> {
         let (reads, writes) = (byte_range(from, bytes)?, byte_range(to, bytes)?);
         let (reads, writes) = ((reads, TransferAccess::Read), (writes, TransferAccess::Overwrite));
-        let _guard = match lock_order(src, self) {
+        let accesses: &[(&'s CpuMemory, &[_])] = match lock_order(src, self) {
             // The source is converted to rows before the destination's spans are removed from the map.
-            Ordering::Equal => [Some(self.lock_as_rows(&[reads, writes])?), None],
-            Ordering::Less => [Some(src.lock_as_rows(&[reads])?), Some(self.lock_as_rows(&[writes])?)],
-            Ordering::Greater => [Some(self.lock_as_rows(&[writes])?), Some(src.lock_as_rows(&[reads])?)],
+            Ordering::Equal => &[(self, &[reads, writes])],
+            Ordering::Less => &[(src, &[reads]), (self, &[writes])],
+            Ordering::Greater => &[(self, &[writes]), (src, &[reads])],
         };
-        check_bounds(self.pages.copy_from(to, &src.pages, from, bytes))
+        let lock = |(memory, accesses): &(&'s CpuMemory, &[_])| memory.lock_as_rows(accesses, locking).transpose();
+        let guards = accesses.iter().map(lock).collect::<Option<Result<Vec<_>, _>>>().transpose()?;
+        if guards.is_none() {
+            return Ok(None);
+        }
+        check_bounds(self.pages.copy_from(to, &src.pages, from, bytes)).map(Some)
     }
 
     /// As [`HostMemory::populate`].
@@ -230,18 +262,22 @@ impl CpuMemory {
 
     /// Locks the layout for a run. Packs the spans that the program prefers as panels (`requirements`, each with the base
     /// offset of its slot) and converts back the ranges that it needs as rows. Nothing is checked if `known_version`, the
-    /// version after an earlier run with the same requirements, is still current.
+    /// version after an earlier run with the same requirements, is still current. `None`: see [`Locking::Try`].
     pub(super) fn lock_layout<'n>(
         &self,
         requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)> + Clone,
         known_version: Option<u64>,
         pool: &Pool,
-    ) -> Result<LayoutGuard<'_>, DeviceError> {
-        let map = self.read_map();
+        locking: Locking,
+    ) -> Result<Option<LayoutGuard<'_>>, DeviceError> {
+        let Some(map) = self.try_read_map(locking) else { return Ok(None) };
         if known_version == Some(map.version())
             || requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map))
         {
-            return Ok(LayoutGuard { pages: &self.pages, map });
+            return Ok(Some(LayoutGuard { pages: &self.pages, map }));
+        }
+        if locking == Locking::Try {
+            return Ok(None);
         }
         drop(map);
         let mut map = self.write_map();
@@ -273,7 +309,7 @@ impl CpuMemory {
             }
         }
         self.convert(&spans, Layout::Rows, Some(pool))?;
-        Ok(LayoutGuard { pages: &self.pages, map: RwLockWriteGuard::downgrade(map) })
+        Ok(Some(LayoutGuard { pages: &self.pages, map: RwLockWriteGuard::downgrade(map) }))
     }
 
     fn read_map(&self) -> RwLockReadGuard<'_, LayoutMap> {
@@ -281,25 +317,39 @@ impl CpuMemory {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None`: a thread has the map locked exclusively or waits for that, and `locking` is [`Locking::Try`].
+    fn try_read_map(&self, locking: Locking) -> Option<RwLockReadGuard<'_, LayoutMap>> {
+        match (locking, self.map.try_read()) {
+            (_, Ok(map)) => Some(map),
+            (_, Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
+            (Locking::Wait, Err(TryLockError::WouldBlock)) => Some(self.read_map()),
+            (Locking::Try, Err(TryLockError::WouldBlock)) => None,
+        }
+    }
+
     fn write_map(&self) -> RwLockWriteGuard<'_, LayoutMap> {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock.
+    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock. `None`: see [`Locking::Try`].
     fn lock_as_rows(
         &self,
         accesses: &[(Range<usize>, TransferAccess)],
-    ) -> Result<RwLockReadGuard<'_, LayoutMap>, DeviceError> {
-        let map = self.read_map();
+        locking: Locking,
+    ) -> Result<Option<RwLockReadGuard<'_, LayoutMap>>, DeviceError> {
+        let Some(map) = self.try_read_map(locking) else { return Ok(None) };
         if accesses.iter().all(|(range, _)| map.is_row_major(range)) {
-            return Ok(map);
+            return Ok(Some(map));
+        }
+        if locking == Locking::Try {
+            return Ok(None);
         }
         drop(map);
         let mut map = self.write_map();
         for (range, access) in accesses {
             self.convert_to_rows(&mut map, range, *access)?;
         }
-        Ok(RwLockWriteGuard::downgrade(map))
+        Ok(Some(RwLockWriteGuard::downgrade(map)))
     }
 
     fn convert_to_rows(

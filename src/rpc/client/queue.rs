@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
-    CommandChannel, CopyOutcome, DeviceError, LoadByDigest, LoadOutcome, PendingRead, PendingReadSender, Program,
-    Queue, Region, SourceError, StagedBytes, TensorDigest, Timeline, TimelinePoint, UploadSource,
+    Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest, LoadOutcome,
+    PendingRead, PendingReadSender, Program, Queue, Region, SourceError, TensorDigest, Timeline, TimelinePoint,
+    UploadSource,
 };
 use crate::tensor::TensorDesc;
 
@@ -134,15 +135,20 @@ pub(super) enum QueueCommand {
     Mark(u64),
 }
 
-impl StagedBytes for QueueCommand {
+impl Command for QueueCommand {
     fn staged_bytes(&self) -> usize {
         if let QueueCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+
+    /// Sending blocks while the connection does.
+    fn lane(&self) -> Lane {
+        Lane::Long
     }
 }
 
 pub(super) struct RemoteQueue<S: QueueProtocol> {
     remote: Arc<RemoteDevice>,
-    channel: Arc<CommandChannel<QueueCommand, QueueExecutor<S>>>,
+    channel: Arc<CommandChannel<QueueExecutor<S>>>,
     /// Present while no command is pending, unless the thread has not handed it back yet: see
     /// [`RemoteQueue::executor_if_idle`].
     executor: Option<Box<QueueExecutor<S>>>,
@@ -165,7 +171,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         let last_mark = Arc::<AtomicU64>::default();
         let executor =
             Box::new(QueueExecutor { protocol, timeline: Arc::clone(&timeline), last_mark: Arc::clone(&last_mark) });
-        let channel = CommandChannel::start("rpc-queue", QueueExecutor::process)?;
+        let channel = CommandChannel::with_own_thread("rpc-queue")?;
         Ok(RemoteQueue {
             remote,
             channel,
@@ -193,7 +199,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         self.check_failure()?;
         self.has_unmarked_work |= !matches!(command, QueueCommand::Mark(_));
         if let Some(executor) = self.executor_if_idle().filter(|executor| !executor.protocol.must_block(&command)) {
-            executor.process(command);
+            executor.send(command);
             return self.check_failure();
         }
         self.channel.send(command, &mut self.executor)
@@ -379,9 +385,18 @@ struct QueueExecutor<S: QueueProtocol> {
     last_mark: Arc<AtomicU64>,
 }
 
+impl<S: QueueProtocol> Executor for QueueExecutor<S> {
+    type Command = QueueCommand;
+
+    fn execute(&mut self, command: QueueCommand, _: Lane) -> CommandOutcome<QueueCommand> {
+        self.send(command);
+        CommandOutcome::Done
+    }
+}
+
 impl<S: QueueProtocol> QueueExecutor<S> {
     /// Sends a command. After a failure nothing is sent, and pending reads complete with that failure.
-    fn process(&mut self, command: QueueCommand) {
+    fn send(&mut self, command: QueueCommand) {
         match (self.timeline.failure(), command) {
             (Some(failure), QueueCommand::Download(parts)) => {
                 parts.into_iter().for_each(|(_, to)| to.complete(Err(failure.clone())));

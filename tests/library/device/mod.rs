@@ -268,7 +268,7 @@ fn small_work_stays_in_order_after_pending_work() {
     }
 }
 
-/// A program that exceeds the inline budget continues on the queue's thread at the next node, at any node.
+/// A program that exceeds the inline budget continues on a thread of the device at the next node, at any node.
 #[test]
 fn a_program_beyond_its_inline_budget_continues_on_the_thread() {
     let (n, nodes) = (64_000, 100);
@@ -330,7 +330,7 @@ fn queues_share_the_pool_graph_by_graph() {
             upload(&mut *queue, &buffer, &vec![1.0; graph.slot_sizes()[0] / 4]);
             upload(&mut *queue, &buffer, &vec![f32::from(seed); n]);
             for round in 0..20 {
-                // Inline, or on the queue's thread after the pending work.
+                // Inline, or on a thread of the device after the pending work.
                 if round % 4 == 3 {
                     queue.run(&program, &bindings).unwrap();
                 } else {

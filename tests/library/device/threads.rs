@@ -121,7 +121,7 @@ fn the_number_changes_while_queues_run() {
     assert_eq!(device.threads(), 2);
 }
 
-/// Runs the program on the queue's thread and inline; an inline program may continue on the queue's thread.
+/// Runs the program on a thread of the device and inline; an inline program may continue on such a thread.
 fn runs(queue: &mut dyn Queue, program: &Program, bindings: &Arc<[Region]>, rounds: usize) {
     for round in 0..rounds {
         if round % 3 == 0 {

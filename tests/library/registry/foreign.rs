@@ -145,7 +145,7 @@ fn a_failure_sticks_and_reaches_all_waiters() {
     let QueueChain { gate, queues: [mut first, mut second], buffers } = queue_chain([&*one, &*two]);
     let (points, read) = ([first.mark(), second.mark()], second.download(buffers[1].whole()).unwrap());
     let (sender, receiver) = std::sync::mpsc::channel();
-    points[0].on_reached(move |outcome| sender.send(outcome).unwrap());
+    points[0].on_reached(move |outcome| sender.send(outcome).unwrap()).detach();
     let failure = DeviceError::Bug("injected failure".to_owned());
     gate.fail(failure.clone());
     assert!(receiver.try_recv().is_err(), "the timeline was not polled");

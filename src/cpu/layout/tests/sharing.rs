@@ -61,6 +61,41 @@ fn conversion_waits_for_runs() {
     }
 }
 
+/// Commands that have to wait for a memory's lock do not occupy the threads for short commands.
+#[test]
+fn a_locked_memory_blocks_no_other_queue() {
+    let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(7));
+    let case = product_graph(DType::Q4_0, |_, _| ());
+    let (program, buffer) = (fixture.program(&case.graph), fixture.buffer(case.graph.slot_sizes()[0]));
+    fill(&mut fixture, &buffer, &case.graph, &mut rng, 1);
+    fixture.run(&program, &buffer);
+    let packed = buffer.region(offset_of(&case.graph, case.a) as u64, 1000).unwrap();
+    let gate = Timeline::new();
+    let reading = memory(&buffer).read_map(); // as a program does while it runs
+    let mut queues: Vec<_> = (0..5).map(|_| fixture.device.queue(&fixture.budget).unwrap()).collect();
+    let download = |queue: &mut Box<dyn Queue>| {
+        queue.wait(&TimelinePoint::new(&gate, 1)).unwrap(); // so that the download does not run inline
+        queue.download(packed.clone()).unwrap()
+    };
+    let blocked: Vec<_> = queues.iter_mut().map(download).collect();
+    gate.advance(1);
+    let mut expected = vec![0; 1 << 20];
+    for value in 1..100 {
+        let other = fixture.buffer(1 << 20);
+        fixture.other.fill(other.whole(), value).unwrap();
+        fixture.other.mark().wait(deadline()).unwrap();
+        expected.fill(value);
+        assert!(fixture.other.download(other.whole()).unwrap().wait(deadline()).unwrap() == expected);
+    }
+    assert!(blocked.iter().all(|read| !read.is_ready()));
+    drop(reading);
+    let content = row_content(memory(&buffer));
+    let at = packed.offset() as usize;
+    for read in blocked {
+        assert!(read.wait(deadline()).unwrap() == content[at..at + 1000]);
+    }
+}
+
 /// One memory bound to two slots with conflicting requirements for the same bytes: rows satisfy both.
 #[test]
 fn requirements_of_slots_sharing_a_memory_are_combined() {
@@ -82,7 +117,10 @@ fn requirements_of_slots_sharing_a_memory_are_combined() {
         (requirements(&other, LayoutAccess::RowsOrPanels), requirements(&tensor, LayoutAccess::PreferPanels), false),
     ] {
         for _ in 0..2 {
-            let guard = memory.lock_layout([(&first, 0), (&second, 0)].into_iter(), None, &pool).unwrap();
+            let guard = memory
+                .lock_layout([(&first, 0), (&second, 0)].into_iter(), None, &pool, Locking::Wait)
+                .unwrap()
+                .unwrap();
             assert_eq!(guard.map.contains(&span), packed);
             assert!(packed || guard.map.is_row_major(&span.range));
         }
@@ -112,10 +150,10 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                     match rng.usize(..5) {
                         0 => {
                             want[i] = (0..n).map(|_| rng.u8(..)).collect();
-                            memories[i].write(base, &want[i]).unwrap();
+                            memories[i].write(base, &want[i], Locking::Wait).unwrap();
                         }
                         1 => {
-                            memories[i].copy_from(base, &memories[j], base, n).unwrap();
+                            memories[i].copy_from(base, &memories[j], base, n, Locking::Wait).unwrap();
                             want[i] = want[j].clone();
                         }
                         2 => {
@@ -134,15 +172,22 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                             sorted.sort_unstable_by(|a, b| lock_order(a, b));
                             let mut guard = Vec::new();
                             for memory in sorted {
-                                guard.push(memory.lock_layout([(requirements, base)].into_iter(), None, pool).unwrap());
+                                guard.push(
+                                    memory
+                                        .lock_layout([(requirements, base)].into_iter(), None, pool, Locking::Wait)
+                                        .unwrap()
+                                        .unwrap(),
+                                );
                             }
                         }
-                        _ if rng.u8(..10) == 0 => assert!(memories[i].read(base, n).unwrap() == want[i]),
+                        _ if rng.u8(..10) == 0 => {
+                            assert!(memories[i].read(base, n, Locking::Wait).unwrap().unwrap() == want[i])
+                        }
                         _ => {}
                     }
                 }
                 for (memory, want) in memories.iter().zip(&want) {
-                    assert!(memory.read(base, n).unwrap() == *want);
+                    assert!(memory.read(base, n, Locking::Wait).unwrap().unwrap() == *want);
                 }
             });
         }

@@ -143,11 +143,17 @@ fn uploads_pack_weights() {
             assert!(row_content(&memory)[64..64 + bytes.len()] == bytes, "{dtype}");
         }
         // Overwriting makes the range row-major and packable; one read as rows excludes it.
-        memory.write(64, &vec![1; bytes.len()]).unwrap();
+        memory.write(64, &vec![1; bytes.len()], Locking::Wait).unwrap();
         assert!(!memory.read_map().contains(&span) && memory.read_map().may_pack(&span.range), "{dtype}");
         upload(usize::MAX).unwrap();
-        assert!(memory.read(64, 4).unwrap() == bytes[..4] && !memory.read_map().contains(&span));
+        assert!(
+            memory.read(64, 4, Locking::Wait).unwrap().unwrap() == bytes[..4] && !memory.read_map().contains(&span)
+        );
         upload(usize::MAX).unwrap();
-        assert!(!memory.read_map().contains(&span) && memory.read(64, bytes.len()).unwrap() == bytes, "{dtype}");
+        assert!(
+            !memory.read_map().contains(&span)
+                && memory.read(64, bytes.len(), Locking::Wait).unwrap().unwrap() == bytes,
+            "{dtype}"
+        );
     }
 }

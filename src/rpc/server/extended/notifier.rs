@@ -142,7 +142,8 @@ impl NotifierShared {
             for queue in ready {
                 let Some(point) = queue.send_ready() else { continue };
                 let shared = Arc::clone(self);
-                point.on_reached(move |_| shared.mark_ready(queue));
+                // The point is one of the queue, whose end decides it.
+                point.on_reached(move |_| shared.mark_ready(queue)).detach();
                 if !point.needs_no_polling() {
                     if polled.is_empty() {
                         polling_since = Instant::now();

@@ -1,0 +1,162 @@
+use super::*;
+use crate::device::Timeline;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Commands of [`Recorder`].
+enum TestCommand {
+    /// Sends the number.
+    Record(Lane, u32),
+    /// Sends the number, then blocks until the gate is dropped.
+    Block(u32, Receiver<()>),
+    Await(TimelinePoint),
+    /// As `Record`, but only in the long lane.
+    RecordInLongLane(u32),
+    Panic,
+}
+
+impl Command for TestCommand {
+    fn staged_bytes(&self) -> usize {
+        0
+    }
+
+    fn lane(&self) -> Lane {
+        match self {
+            TestCommand::Record(lane, _) => *lane,
+            TestCommand::Block(..) => Lane::Long,
+            _ => Lane::Short,
+        }
+    }
+}
+
+/// Reports each command that it runs. Its end disconnects the receiver.
+struct Recorder(Sender<u32>);
+
+impl Executor for Recorder {
+    type Command = TestCommand;
+
+    fn execute(&mut self, command: TestCommand, lane: Lane) -> CommandOutcome<TestCommand> {
+        let number = match command {
+            TestCommand::Await(point) => {
+                return if point.poll() == Ok(false) {
+                    CommandOutcome::AwaitPoint(point.clone(), TestCommand::Await(point))
+                } else {
+                    CommandOutcome::Done
+                };
+            }
+            TestCommand::RecordInLongLane(_) if lane == Lane::Short => return CommandOutcome::NeedsLongLane(command),
+            TestCommand::Record(_, number) | TestCommand::RecordInLongLane(number) => number,
+            TestCommand::Block(number, gate) => {
+                self.0.send(number).unwrap();
+                let _ = gate.recv();
+                return CommandOutcome::Done;
+            }
+            TestCommand::Panic => panic!("a command panics on purpose"),
+        };
+        self.0.send(number).unwrap();
+        CommandOutcome::Done
+    }
+}
+
+/// A channel whose commands report to `to`, with `steps` sent.
+fn queue(
+    threads: &QueueThreads,
+    to: &Sender<u32>,
+    steps: impl IntoIterator<Item = TestCommand>,
+) -> Arc<CommandChannel<Recorder>> {
+    let channel = CommandChannel::new(threads);
+    let mut executor = Some(Box::new(Recorder(to.clone())));
+    steps.into_iter().for_each(|step| channel.send(step, &mut executor).unwrap());
+    channel
+}
+
+fn wait_idle(channel: &CommandChannel<Recorder>) -> Result<Box<Recorder>, DeviceError> {
+    channel.wait_idle(Instant::now() + Duration::from_secs(60))
+}
+
+#[test]
+fn parked_channels_take_no_thread() {
+    let (threads, (to, seen), timeline) = (QueueThreads::start("test", 1).unwrap(), channel(), Timeline::new());
+    let point = TimelinePoint::new(&timeline, 1);
+    let steps = |i| [TestCommand::Await(point.clone()), TestCommand::Record(Lane::Long, i)];
+    let parked: Vec<_> = (0..1000).map(|i| queue(&threads, &to, steps(i))).collect();
+    let other = queue(&threads, &to, [TestCommand::Record(Lane::Short, 1000), TestCommand::Record(Lane::Long, 1001)]);
+    drop(wait_idle(&other).unwrap());
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [1000, 1001]);
+    timeline.advance(1);
+    parked.iter().for_each(|channel| drop(wait_idle(channel).unwrap()));
+    let mut all: Vec<_> = seen.try_iter().collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..1000).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_failure_of_a_point_resumes_its_channel() {
+    let (threads, (to, seen), timeline) = (QueueThreads::start("test", 1).unwrap(), channel(), Timeline::new());
+    let steps = [TestCommand::Await(TimelinePoint::new(&timeline, 1)), TestCommand::Record(Lane::Short, 1)];
+    let channel = queue(&threads, &to, steps);
+    timeline.fail(DeviceError::Ended);
+    drop(wait_idle(&channel).unwrap());
+    assert_eq!(seen.try_recv(), Ok(1));
+}
+
+/// A client may open queues that wait for a point that is never reached, and close them, for ever.
+#[test]
+fn closed_channels_leave_nothing_behind() {
+    let (threads, (to, seen), timeline) = (QueueThreads::start("test", 1).unwrap(), channel(), Timeline::new());
+    let (open, gate) = channel();
+    let blocking = queue(&threads, &to, [TestCommand::Block(0, gate)]);
+    assert_eq!(seen.recv(), Ok(0));
+    for _ in 0..1000 {
+        let point = TimelinePoint::new(&timeline, 1);
+        queue(&threads, &to, [TestCommand::Await(point), TestCommand::Record(Lane::Short, 1)]).close();
+        // Behind the blocked command.
+        let channel = queue(&threads, &to, [TestCommand::Record(Lane::Long, 2)]);
+        channel.close();
+        assert_eq!(wait_idle(&channel).err(), Some(DeviceError::Ended));
+        assert_eq!(channel.send(TestCommand::Panic, &mut None), Err(DeviceError::Ended));
+    }
+    // The short lane is first come, first served, so its thread has left all closed channels.
+    let last = queue(&threads, &to, [TestCommand::Record(Lane::Short, 3)]);
+    drop(wait_idle(&last).unwrap());
+    assert_eq!(Arc::strong_count(&timeline), 1, "a channel lives on");
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [3]);
+    drop(open);
+    drop(wait_idle(&blocking).unwrap());
+}
+
+#[test]
+fn a_panic_ends_its_own_channel_only() {
+    let (threads, (to, seen)) = (QueueThreads::start("test", 1).unwrap(), channel());
+    let (own, own_seen) = channel();
+    let broken = queue(&threads, &own, [TestCommand::Panic, TestCommand::Record(Lane::Short, 1)]);
+    drop(own);
+    assert!(own_seen.recv().is_err(), "the executor is dropped and runs nothing more");
+    assert_eq!(wait_idle(&broken).err(), Some(DeviceError::Ended));
+    drop(wait_idle(&queue(&threads, &to, [TestCommand::Record(Lane::Short, 2)])).unwrap());
+    assert_eq!(seen.try_recv(), Ok(2));
+}
+
+#[test]
+fn short_commands_pass_long_ones_and_long_ones_take_turns() {
+    let (threads, (to, seen)) = (QueueThreads::start("test", 1).unwrap(), channel());
+    let (open, gate) = channel();
+    let long = |number| TestCommand::Record(Lane::Long, number);
+    let first =
+        queue(&threads, &to, [TestCommand::Block(0, gate), long(1), TestCommand::Record(Lane::Short, 2), long(3)]);
+    assert_eq!(seen.recv(), Ok(0));
+    let second = queue(&threads, &to, [long(10), long(11)]);
+    let third = queue(&threads, &to, [TestCommand::Record(Lane::Short, 20), TestCommand::RecordInLongLane(21)]);
+    assert_eq!(seen.recv(), Ok(20));
+    assert!(third.take_executor_if_idle().is_none());
+    // `third` stands in the long lane behind `second` once its second command has been tried in the short lane.
+    while third.lock().next_lane() != Some(Lane::Long) {
+        std::thread::yield_now();
+    }
+    drop(open);
+    for channel in [&first, &second, &third] {
+        drop(wait_idle(channel).unwrap());
+    }
+    let seen: Vec<_> = seen.try_iter().collect();
+    assert_eq!(seen, [10, 21, 1, 2, 11, 3]);
+}
