@@ -1,6 +1,7 @@
 //! Device context: the state that all queues and buffers of one device share. Holds the CUDA context, the loaded modules, the
 //! memory budget, an event pool and a pool of pinned blocks.
 
+use super::deferred_drop::DeferredDrops;
 use super::driver::{Gpu, driver_error};
 use super::events::{Event, Stream};
 use super::kernel::Modules;
@@ -38,6 +39,7 @@ pub(super) struct DeviceContext {
     pinned_pool: Mutex<HashMap<usize, Vec<PinnedBuffer>>>,
     /// Stream for work outside of any queue: clearing new memory. Created on first use.
     service_stream: Mutex<Option<Stream>>,
+    pub(super) deferred_drops: DeferredDrops,
     cuda_context: Arc<CudaContext>,
 }
 
@@ -79,6 +81,7 @@ impl DeviceContext {
             event_pool: Mutex::default(),
             pinned_pool: Mutex::default(),
             service_stream: Mutex::default(),
+            deferred_drops: DeferredDrops::default(),
         }))
     }
 
@@ -137,19 +140,24 @@ impl DeviceContext {
         }
     }
 
-    /// Submits `work` to the device's service stream and blocks until it is done.
+    /// Submits `work` to the device's service stream and blocks until it is done. Other threads submit to the stream meanwhile.
     pub(super) fn run_blocking(
         &self,
         work: impl FnOnce(&Stream) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         self.bind()?;
+        let end = self.acquire_event()?;
         let mut stream = lock(&self.service_stream);
-        let stream = match &mut *stream {
+        let shared = match &mut *stream {
             Some(stream) => stream,
             none => none.insert(Stream::new(self)?),
         };
-        work(stream)?;
-        stream.synchronize(self)
+        work(shared)?;
+        end.record(self, shared)?;
+        drop(stream);
+        end.wait(self, "new memory to be cleared", || Ok(()))?;
+        self.recycle_event(end);
+        Ok(())
     }
 }
 

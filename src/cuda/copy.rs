@@ -5,19 +5,35 @@
 #![allow(unsafe_code)]
 
 use super::context::DeviceContext;
-use super::events::{Event, Stream};
+use super::events::{Event, EventTimeline, Stream};
 use super::memory::{DeviceMemory, PinnedBuffer};
-use crate::device::{DEVICE_TIMEOUT, DeviceError, MemoryBudget, Reservation};
+use crate::device::{DeviceError, MemoryBudget, Reservation};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Segments of a queue's staging ring: the host fills one while the copies out of the others run.
 const SEGMENTS: usize = 4;
 
 /// Bytes of a segment: the largest single copy to the device.
 pub(super) const SEGMENT: usize = 512 << 10;
+
+/// What a full staging ring waits for, as a failed deadline names it.
+const STAGING_SPACE: &str = "space in the staging ring for an upload";
+
+/// Where an upload is submitted: the stream of a queue, and the queue's events, by which an abort ends the waits.
+#[derive(Clone, Copy)]
+pub(super) struct UploadStream<'a> {
+    pub(super) stream: &'a Stream,
+    pub(super) events: &'a EventTimeline,
+}
+
+impl UploadStream<'_> {
+    /// Blocks until an event of the stream is reached or the queue is aborted.
+    fn wait(&self, context: &DeviceContext, event: &Event) -> Result<(), DeviceError> {
+        event.wait(context, STAGING_SPACE, || self.events.check_aborted())
+    }
+}
 
 /// Staging ring of a queue: pinned memory from which uploads are copied to the device.
 pub(super) struct StagingRing {
@@ -49,14 +65,14 @@ impl StagingRing {
     /// `dst`.
     pub(super) fn upload<E: From<DeviceError>>(
         &mut self,
-        stream: &Stream,
+        to: UploadStream<'_>,
         dst: &DeviceMemory,
         offset: u64,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let context = dst.context();
-        self.ensure_space(context, stream, bytes)?;
+        self.ensure_space(context, to, bytes)?;
         let at = self.current * SEGMENT + self.used;
         let piece =
             self.block.slice_mut(at, bytes).ok_or(DeviceError::Misuse("an upload beyond its staging memory"))?;
@@ -64,7 +80,7 @@ impl StagingRing {
         let address = dst.address_of(offset, bytes as u64)?;
         // SAFETY: the source lies in pinned memory that is not rewritten before the event in `busy` is reached. The destination
         // lies in its allocation, which the queue retains until the copy is done.
-        unsafe { result::memcpy_htod_async(address, piece, stream.raw()) }
+        unsafe { result::memcpy_htod_async(address, piece, to.stream.raw()) }
             .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
         // Align the next piece to a cache line.
         self.used += bytes.next_multiple_of(64);
@@ -73,17 +89,17 @@ impl StagingRing {
 
     /// Ensures that the current segment has `bytes` free bytes: moves on to the next segment if necessary, and blocks while
     /// copies out of that segment still run.
-    fn ensure_space(&mut self, context: &DeviceContext, stream: &Stream, bytes: usize) -> Result<(), DeviceError> {
+    fn ensure_space(&mut self, context: &DeviceContext, to: UploadStream<'_>, bytes: usize) -> Result<(), DeviceError> {
         if self.used + bytes <= SEGMENT {
             return Ok(());
         }
         let end = context.acquire_event()?;
-        end.record(context, stream)?;
+        end.record(context, to.stream)?;
         self.busy[self.current] = Some(end);
         self.current = (self.current + 1) % SEGMENTS;
         self.used = 0;
         if let Some(end) = self.busy[self.current].take() {
-            wait_on_host(context, &end)?;
+            to.wait(context, &end)?;
             context.recycle_event(end);
         }
         Ok(())
@@ -92,37 +108,23 @@ impl StagingRing {
 
 /// Copies pinned bytes to byte `offset` of `dst` without staging, in stream order, and blocks until the copy is done, because
 /// the bytes are only borrowed.
-pub(super) fn upload_pinned(stream: &Stream, dst: &DeviceMemory, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+pub(super) fn upload_pinned(
+    to: UploadStream<'_>,
+    dst: &DeviceMemory,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), DeviceError> {
     let (context, address) = (dst.context(), dst.address_of(offset, bytes.len() as u64)?);
     // Earlier work may wait for a point that is never reached. Wait for it before the copy is submitted: if this times out, no
     // copy is pending that would read the bytes after their borrow has ended.
     let before = context.acquire_event()?;
-    before.record(context, stream)?;
-    wait_on_host(context, &before)?;
+    before.record(context, to.stream)?;
+    to.wait(context, &before)?;
     context.recycle_event(before);
     // SAFETY: the source stays borrowed until `synchronize` returns; the destination lies in its allocation.
-    unsafe { result::memcpy_htod_async(address, bytes, stream.raw()) }
+    unsafe { result::memcpy_htod_async(address, bytes, to.stream.raw()) }
         .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
-    stream.synchronize(context)
-}
-
-/// Blocks the host until an event is reached: polls a thousand times, then sleeps 50 µs between polls.
-///
-/// # Errors
-/// [`DeviceError::Deadline`] after the device timeout, the watchdog against a hung GPU.
-fn wait_on_host(context: &DeviceContext, event: &Event) -> Result<(), DeviceError> {
-    let until = Instant::now() + DEVICE_TIMEOUT;
-    let mut polls = 0u32;
-    while !event.is_reached(context)? {
-        if Instant::now() > until {
-            return Err(DeviceError::Deadline("space in the staging ring for an upload"));
-        }
-        polls += 1;
-        if polls > 1000 {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
-    Ok(())
+    to.stream.synchronize(context)
 }
 
 /// Destination of downloads: a pinned block, which returns to its device's pool on drop.

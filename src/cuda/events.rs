@@ -3,14 +3,18 @@
 
 use super::context::{DeviceContext, lock};
 use super::memory::PinnedBuffer;
-use crate::device::{CompletionSource, DeviceError, Timeline, TimelinePoint};
+use crate::device::{CompletionSource, DEVICE_TIMEOUT, DeviceError, Timeline, TimelinePoint};
 use crate::ops::OpCode;
 use cudarc::driver::{CudaContext, result, sys};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+/// Number of pinned words for waits on host points, used in turn. They follow word 0, the error word.
+pub(super) const WAIT_WORDS: u64 = 1000;
 
 /// A CUDA stream: work on a device that is executed in the order of submission.
 #[derive(Debug)]
@@ -58,6 +62,17 @@ impl Stream {
         unsafe { sys::cuStreamWaitValue32_v2(self.raw, words.device_address(4 * index), value, at_least) }
             .result()
             .map_err(|e| context.driver_error("cuStreamWaitValue32", e))
+    }
+
+    /// Queries whether all work of the stream is done. Does not block. Must not be called during a capture, which it would
+    /// invalidate.
+    fn is_idle(&self, context: &DeviceContext) -> Result<bool, DeviceError> {
+        // SAFETY: the handle is alive.
+        match unsafe { sys::cuStreamQuery(self.raw) }.result() {
+            Ok(()) => Ok(true),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(e) => Err(context.driver_error("cuStreamQuery", e)),
+        }
     }
 
     /// Blocks until all work of the stream is done.
@@ -113,6 +128,32 @@ impl Event {
             Err(e) => Err(context.driver_error("cuEventQuery", e)),
         }
     }
+
+    /// Blocks the host until the event is reached: polls a thousand times, then sleeps 50 µs between polls. Calls `check` at
+    /// each poll, and returns its error.
+    ///
+    /// # Errors
+    /// [`DeviceError::Deadline`] with `awaited` after the device timeout, the watchdog against a hung GPU.
+    pub(super) fn wait(
+        &self,
+        context: &DeviceContext,
+        awaited: &'static str,
+        check: impl Fn() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let until = Instant::now() + DEVICE_TIMEOUT;
+        let mut polls = 0u32;
+        while !self.is_reached(context)? {
+            check()?;
+            if Instant::now() > until {
+                return Err(DeviceError::Deadline(awaited));
+            }
+            polls += 1;
+            if polls > 1000 {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Event {
@@ -141,6 +182,14 @@ pub(super) struct EventTimeline {
     last_kernel: Mutex<&'static str>,
     /// Objects that submitted work still uses, each with the sequence number of the event behind that work.
     retained: Mutex<VecDeque<(u64, Box<dyn Any + Send>)>>,
+    /// Number of waits on host points so far; selects the next word and its value.
+    host_waits: AtomicU64,
+    /// Whether the queue was aborted: submissions are refused, and the timeline fails once the submitted work is done.
+    aborted: AtomicBool,
+    /// Held during each submission. While an aborted queue's lock is free, its stream gets no more work.
+    submission: Mutex<()>,
+    /// The queue's stream; gone once the work of a dropped queue is done.
+    stream: Weak<Stream>,
     context: Arc<DeviceContext>,
 }
 
@@ -158,7 +207,7 @@ impl fmt::Debug for EventTimeline {
 }
 
 impl EventTimeline {
-    pub(super) fn new(context: &Arc<DeviceContext>) -> Result<EventTimeline, DeviceError> {
+    pub(super) fn new(context: &Arc<DeviceContext>, stream: &Arc<Stream>) -> Result<EventTimeline, DeviceError> {
         let shared_words = PinnedBuffer::new(context, 4096)?;
         Ok(EventTimeline {
             context: Arc::clone(context),
@@ -168,7 +217,74 @@ impl EventTimeline {
             shared_words,
             last_kernel: Mutex::new("nothing"),
             retained: Mutex::default(),
+            host_waits: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            submission: Mutex::default(),
+            stream: Arc::downgrade(stream),
         })
+    }
+
+    /// Aborts the queue, from any thread. Does not block.
+    pub(super) fn abort(&self) {
+        self.aborted.store(true, Ordering::SeqCst);
+        self.release_host_waits();
+    }
+
+    /// Fails if the queue was aborted.
+    pub(super) fn check_aborted(&self) -> Result<(), DeviceError> {
+        if self.aborted.load(Ordering::SeqCst) { Err(DeviceError::Ended) } else { Ok(()) }
+    }
+
+    /// Held by the submitting thread during a submission.
+    pub(super) fn lock_submission(&self) -> MutexGuard<'_, ()> {
+        lock(&self.submission)
+    }
+
+    /// The word of the next wait on a host point and the value to wait for. `None` if that word is still in use.
+    pub(super) fn next_host_wait(&self) -> Option<(usize, u32)> {
+        let waits = self.host_waits.load(Ordering::Relaxed);
+        let (index, value) = ((1 + waits % WAIT_WORDS) as usize, (waits / WAIT_WORDS + 1) as u32);
+        (self.shared_words.read_word(index) + 1 == value).then_some((index, value))
+    }
+
+    /// Makes the stream wait until word `index` has the value, as [`EventTimeline::next_host_wait`] returned them.
+    pub(super) fn submit_host_wait(&self, stream: &Stream, index: usize, value: u32) -> Result<(), DeviceError> {
+        self.host_waits.fetch_add(1, Ordering::SeqCst);
+        stream.wait_value(&self.context, &self.shared_words, index, value)?;
+        // An abort before the count changed has not released this wait.
+        if self.check_aborted().is_err() {
+            self.release_host_wait(index, value);
+        }
+        Ok(())
+    }
+
+    /// Ends a wait for a word, once the stream reaches it.
+    pub(super) fn release_host_wait(&self, index: usize, value: u32) {
+        if let Some(word) = self.shared_words.word(index) {
+            word.fetch_max(value, Ordering::Release);
+        }
+    }
+
+    /// Releases all waits on host points, which may never be reached. No further wait may be submitted, or
+    /// [`EventTimeline::abort`] was called before.
+    pub(super) fn release_host_waits(&self) {
+        // The value must not be greater than that of the current lap: the device compares by the sign of the 32-bit difference.
+        let lap = (self.host_waits.load(Ordering::SeqCst) / WAIT_WORDS + 1) as u32;
+        (1..=WAIT_WORDS as usize).for_each(|index| self.release_host_wait(index, lap));
+    }
+
+    /// Whether the queue was aborted and no work of it runs or will run.
+    fn is_drained(&self) -> Result<bool, DeviceError> {
+        if self.check_aborted().is_ok() {
+            return Ok(false);
+        }
+        let _submission = match self.submission.try_lock() {
+            Ok(guard) => guard,
+            // A thread that panicked in a submission submits nothing more.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        };
+        self.stream.upgrade().map_or(Ok(true), |stream| stream.is_idle(&self.context))
     }
 
     /// Records event `seq` behind all work submitted to the stream.
@@ -284,8 +400,13 @@ impl CompletionSource for EventTimeline {
         let done = self.poll_events().map_err(|e| self.add_last_kernel(e)).and_then(|seq| {
             if self.advanced_to.load(Ordering::Acquire) >= seq { Ok(()) } else { self.advance_to(timeline, seq) }
         });
-        if let Err(e) = done {
-            timeline.fail(e);
+        match done.and_then(|()| self.is_drained()) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.release_until(u64::MAX);
+                timeline.fail(DeviceError::Ended);
+            }
+            Err(e) => timeline.fail(e),
         }
     }
 

@@ -97,7 +97,7 @@ impl CudaProgram {
 
     /// Submits the program. The first run on a set of addresses launches kernel by kernel. The second run captures the launches
     /// as a CUDA graph (a program that runs once is not worth a capture). It and all later runs replay the graph with one
-    /// launch.
+    /// launch. An abort of the queue ends the submission before the next launch.
     pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
         if self.launches.is_empty() {
             return Ok(());
@@ -126,6 +126,7 @@ impl CudaProgram {
             Some(graph) => graph,
             none => none.insert(GraphExec::capture(run.context, run.stream, || self.launch_each(run, &addresses))?),
         };
+        run.events.check_aborted()?;
         if let Some(step) = self.launches.last() {
             run.events.record_launch(step.launch.name());
         }
@@ -135,6 +136,7 @@ impl CudaProgram {
     fn launch_each(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> Result<(), DeviceError> {
         let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
         for step in &self.launches {
+            run.events.check_aborted()?;
             let mut srcs = [0; MAX_SRC];
             for (to, place) in srcs.iter_mut().zip(&step.srcs) {
                 *to = place.as_ref().map_or(0, at);

@@ -1,34 +1,34 @@
 //! CUDA queue: submits work to one stream, in order. Each call reaches the driver at once.
 //!
 //! Life cycle of a submission: check for an earlier failure, retain the operands until the event behind the work is reached,
-//! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `DeferredDrop`).
+//! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `deferred_drop`).
 
 use super::context::DeviceContext;
-use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing};
-use super::events::{Event, EventTimeline, Stream};
+use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing, UploadStream};
+use super::deferred_drop::DeferredDrop;
+use super::events::{EventTimeline, Stream, WAIT_WORDS};
 use super::memory::{DeviceMemory, is_pinned};
 use super::program::{CudaProgram, ProgramRun};
 use crate::device::{
-    CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, Program, Queue, Region, Reservation, Timeline,
-    TimelinePoint, UploadSource,
+    CallbackRegistration, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, Program, Queue,
+    QueueAborter, Region, Reservation, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
 const MAX_UNRECORDED: usize = 64;
 
-/// Number of pinned words for waits on host points, used in turn. They follow word 0, the error word.
-const WAIT_WORDS: u64 = 1000;
+/// How often a thread that waits for a host point checks whether its queue was aborted.
+const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct CudaQueue {
     budget: Arc<MemoryBudget>,
-    stream: Option<Stream>,
+    stream: Option<Arc<Stream>>,
     events: Arc<EventTimeline>,
     timeline: Arc<Timeline>,
     /// Sequence number of the last recorded event.
@@ -37,12 +37,13 @@ pub(super) struct CudaQueue {
     dirty: bool,
     /// Number of objects retained since the last recorded event.
     unrecorded: usize,
+    /// The callbacks that release the latest waits on host points, newest first. Dropped with the queue, because their points
+    /// may never be reached.
+    host_wait_callbacks: VecDeque<CallbackRegistration>,
     staging: Option<StagingRing>,
     scratch: Option<QueueScratch>,
     /// Copy paths from other devices, by the ordinal of their GPU.
     copy_paths: HashMap<usize, CopyPath>,
-    /// Number of waits on host points so far; selects the next word and its value.
-    host_waits: u64,
     context: Arc<DeviceContext>,
 }
 
@@ -66,27 +67,30 @@ fn memory(region: &Region) -> Result<&DeviceMemory, DeviceError> {
 impl CudaQueue {
     pub(super) fn new(context: &Arc<DeviceContext>, budget: &Arc<MemoryBudget>) -> Result<CudaQueue, DeviceError> {
         context.bind()?;
-        let events = Arc::new(EventTimeline::new(context)?);
+        let stream = Arc::new(Stream::new(context)?);
+        let events = Arc::new(EventTimeline::new(context, &stream)?);
         let progress = Arc::clone(&events);
         Ok(CudaQueue {
             context: Arc::clone(context),
             budget: Arc::clone(budget),
-            stream: Some(Stream::new(context)?),
+            stream: Some(stream),
             events,
             timeline: Timeline::with_source(progress),
             last_recorded: 0,
             dirty: false,
             unrecorded: 0,
+            host_wait_callbacks: VecDeque::new(),
             staging: None,
             scratch: None,
             copy_paths: HashMap::new(),
-            host_waits: 0,
         })
     }
 
-    /// Runs `work`, which submits to the stream. Fails if the queue has failed. A driver error or a timeout fails the queue for
-    /// good.
+    /// Runs `work`, which submits to the stream. Fails if the queue has failed or was aborted. A driver error or a timeout fails
+    /// the queue for good.
     fn submit<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let events = Arc::clone(&self.events);
+        let _submission = events.lock_submission();
         self.check_failure()?;
         self.dirty = true;
         let done = self.context.bind().and_then(|()| work(self)).map_err(|e| self.events.add_last_kernel(e));
@@ -96,16 +100,20 @@ impl CudaQueue {
         done
     }
 
-    /// Fails if the queue has failed or one of its kernels has reported an error.
+    /// Fails if the queue has failed or was aborted, or one of its kernels has reported an error.
     fn check_failure(&self) -> Result<(), DeviceError> {
         if let Some(e) = self.events.data_error() {
             self.timeline.fail(e);
         }
-        self.timeline.failure().map_or(Ok(()), Err)
+        self.timeline.failure().map_or_else(|| self.events.check_aborted(), Err)
     }
 
     fn stream(&self) -> Result<&Stream, DeviceError> {
-        self.stream.as_ref().ok_or(DeviceError::Ended)
+        self.stream.as_deref().ok_or(DeviceError::Ended)
+    }
+
+    fn upload_stream(&self) -> Result<UploadStream<'_>, DeviceError> {
+        Ok(UploadStream { stream: self.stream()?, events: &self.events })
     }
 
     /// Retains an object until the work that is submitted next is done. Must be called before that work is submitted, because
@@ -160,29 +168,39 @@ impl CudaQueue {
     /// pinned word (cuStreamWaitValue32), which a callback of the point writes. Blocks the host instead if the device has no
     /// such waits, if the next word is still in use, or if the point is reached only when a thread polls it.
     fn wait_host_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        let (index, value) = ((1 + self.host_waits % WAIT_WORDS) as usize, (self.host_waits / WAIT_WORDS + 1) as u32);
-        let free = self.events.shared_words.read_word(index) + 1 == value;
+        let word = self.events.next_host_wait();
         // A point that needs polling cannot write the word by itself: a thread that waits for this stream polls only this
         // stream, so the wait would never end.
-        if !free || !self.context.gpu.stream_wait_value || !point.needs_no_polling() {
-            point.wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
+        let word = word.filter(|_| self.context.gpu.stream_wait_value && point.needs_no_polling());
+        let Some((index, value)) = word else {
+            self.wait_on_host(point)?;
             // See `wait_point` for the reason.
             return self.context.bind();
-        }
-        self.host_waits += 1;
+        };
         let (events, timeline) = (Arc::clone(&self.events), Arc::clone(&self.timeline));
-        self.stream()?.wait_value(&self.context, &self.events.shared_words, index, value)?;
-        point
-            .on_reached(move |outcome| {
-                if let Err(e) = outcome {
-                    timeline.fail(e);
-                }
-                if let Some(word) = events.shared_words.word(index) {
-                    word.fetch_max(value, Ordering::Release);
-                }
-            })
-            .detach();
+        self.events.submit_host_wait(self.stream()?, index, value)?;
+        let callback = point.on_reached(move |outcome| {
+            if let Err(e) = outcome {
+                timeline.fail(e);
+            }
+            events.release_host_wait(index, value);
+        });
+        // A word is used again only after its callback was called, so the oldest registration is no longer needed.
+        self.host_wait_callbacks.truncate(WAIT_WORDS as usize - 1);
+        self.host_wait_callbacks.push_front(callback);
         Ok(())
+    }
+
+    /// Blocks until a point is reached, for up to the device timeout. An abort of this queue ends the wait.
+    fn wait_on_host(&self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        let until = Instant::now() + DEVICE_TIMEOUT;
+        loop {
+            let now = Instant::now();
+            match point.wait(Some(until.min(now + ABORT_CHECK_INTERVAL))) {
+                Err(DeviceError::Deadline(_)) if now < until => self.events.check_aborted()?,
+                decided => return decided,
+            }
+        }
     }
 
     /// Makes the stream wait for a point of any queue.
@@ -236,7 +254,7 @@ impl CudaQueue {
         bytes: u64,
     ) -> Result<(), DeviceError> {
         let source = from.0.context();
-        let stream = self.stream.as_ref().ok_or(DeviceError::Ended)?;
+        let stream = self.stream.as_deref().ok_or(DeviceError::Ended)?;
         let path = match self.copy_paths.entry(source.gpu.ordinal) {
             Entry::Occupied(path) => path.into_mut(),
             Entry::Vacant(none) => none.insert(if copy::enable_peer_access(&self.context, source)? {
@@ -268,13 +286,13 @@ impl Queue for CudaQueue {
                 && bytes.len() > SEGMENT
                 && is_pinned(bytes)
             {
-                return copy::upload_pinned(queue.stream()?, memory(&dst)?, dst.offset(), bytes);
+                return copy::upload_pinned(queue.upload_stream()?, memory(&dst)?, dst.offset(), bytes);
             }
             let mut staging = match queue.staging.take() {
                 Some(staging) => staging,
                 None => StagingRing::new(&queue.context, &queue.budget)?,
             };
-            let done = upload_in_segments(queue.stream()?, &mut staging, memory(&dst)?, &dst, src);
+            let done = upload_in_segments(queue.upload_stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
             done
         })
@@ -380,18 +398,37 @@ impl Queue for CudaQueue {
             let _ = self.submit(|queue| queue.record_event());
             self.dirty = false;
         }
-        let seq = if self.timeline.failure().is_some() { self.last_recorded + 1 } else { self.last_recorded };
+        let seq = if self.check_failure().is_err() { self.last_recorded + 1 } else { self.last_recorded };
         TimelinePoint::new(&self.timeline, seq)
     }
 
     fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        self.submit(|queue| queue.wait_point(point).inspect_err(|e| queue.timeline.fail(e.clone())))
+        self.submit(|queue| {
+            let waited = queue.wait_point(point);
+            // The timeline of an aborted queue fails once its work is done.
+            waited.inspect_err(|e| {
+                if queue.events.check_aborted().is_ok() {
+                    queue.timeline.fail(e.clone())
+                }
+            })
+        })
+    }
+
+    /// Work that the stream has got already runs to its end; then the timeline fails. Everything else ends at once: the
+    /// submission of a program at its next launch, and the waits of the stream and of the host for other work.
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        let events = Arc::downgrade(&self.events);
+        Some(QueueAborter::new(move || {
+            if let Some(events) = events.upgrade() {
+                events.abort();
+            }
+        }))
     }
 }
 
 /// Uploads a region in segments of the staging ring.
 fn upload_in_segments(
-    stream: &Stream,
+    stream: UploadStream<'_>,
     staging: &mut StagingRing,
     memory: &DeviceMemory,
     dst: &Region,
@@ -418,42 +455,12 @@ fn upload_in_segments(
     Ok(())
 }
 
-/// Resources of a dropped queue that its submitted work still uses.
-struct DeferredDrop {
-    _stream: Stream,
-    _staging: Option<StagingRing>,
-    _scratch: Option<QueueScratch>,
-    _ways: HashMap<usize, CopyPath>,
-    events: Arc<EventTimeline>,
-    end: Event,
-    context: Arc<DeviceContext>,
-}
-
-impl DeferredDrop {
-    /// Whether the device no longer uses the resources: the last event is reached, or the device has failed.
-    fn is_complete(&self) -> bool {
-        self.context.bind().is_err() || self.end.is_reached(&self.context) != Ok(false)
-    }
-}
-
-impl Drop for DeferredDrop {
-    fn drop(&mut self) {
-        // Points may outlive the queue and keep the event timeline alive; it must not keep memory alive.
-        self.events.release_until(u64::MAX);
-    }
-}
-
 impl Drop for CudaQueue {
-    /// Does not block: a thread keeps the resources that the device still uses, until the submitted work is done.
+    /// Does not block: the resources that the device still uses are kept until the submitted work is done.
     fn drop(&mut self) {
         self.timeline.fail(DeviceError::Ended);
         self.events.forget_waits_until(u64::MAX);
-        // Release all waits on host points, which may never be reached. The value must not be greater than that of the current
-        // lap: the device compares by the sign of the 32-bit difference.
-        let lap = (self.host_waits / WAIT_WORDS + 1) as u32;
-        for word in (1..=WAIT_WORDS as usize).filter_map(|gate| self.events.shared_words.word(gate)) {
-            word.store(lap, Ordering::Release);
-        }
+        self.events.release_host_waits();
         let (Some(stream), Ok(end)) =
             (self.stream.take(), self.context.bind().and_then(|()| self.context.acquire_event()))
         else {
@@ -462,25 +469,7 @@ impl Drop for CudaQueue {
         if end.record(&self.context, &stream).is_err() {
             return;
         }
-        let rest = DeferredDrop {
-            _stream: stream,
-            _staging: self.staging.take(),
-            _scratch: self.scratch.take(),
-            _ways: std::mem::take(&mut self.copy_paths),
-            events: Arc::clone(&self.events),
-            end,
-            context: Arc::clone(&self.context),
-        };
-        if rest.is_complete() {
-            return;
-        }
-        let kept = move || {
-            while !rest.is_complete() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        // If no thread can be spawned, the closure is dropped here, and the driver blocks until the work is done before it
-        // frees memory.
-        let _ = std::thread::Builder::new().name("cuda-deferred-drop".to_owned()).spawn(kept);
+        let resources = (stream, self.staging.take(), self.scratch.take(), std::mem::take(&mut self.copy_paths));
+        DeferredDrop::new(&self.context, &self.events, end, Box::new(resources)).drop_when_complete();
     }
 }

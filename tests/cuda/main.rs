@@ -1,10 +1,11 @@
 //! Tests of the CUDA device on emulated GPUs (crates/cudaemu).
 //!
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
-//! `queue`, `pinned` and `teardown` test the contract of queues, memory and dropped handles; `pipeline` and `sched` test
+//! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `pipeline` and `sched` test
 //! several devices. Open `fixture` first.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
+mod abort;
 mod counts;
 mod fixture;
 mod pinned;

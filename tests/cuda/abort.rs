@@ -1,0 +1,161 @@
+//! Aborted queues: every blocked call and wait ends, and the memory is freed, whatever the queue was waiting for.
+
+use crate::fixture::{CudaFixture, DOUBLE, chain, test_deadline, whole_buffer};
+use fanout::device::{
+    Buffer, CompletionSource, Device, DeviceError, Queue, QueueAborter, Timeline, TimelinePoint, UploadSource,
+};
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+/// A completion source that never reaches a point, and aborts a queue when it is polled: a thread waits by then.
+#[derive(Debug, Default)]
+struct AbortWhenPolled(Mutex<Option<QueueAborter>>);
+
+impl CompletionSource for AbortWhenPolled {
+    fn poll(&self, _: &Timeline) {
+        if let Some(aborter) = &*self.0.lock().unwrap() {
+            aborter.abort();
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What a queue does when it is aborted.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    /// The stream waits for a host point, and a thread for a mark behind it.
+    Mark,
+    /// As `Mark`, for a download.
+    Download,
+    /// The submitter waits for space in the staging ring: the stream waits for a host point.
+    StagingRing,
+    /// As `StagingRing`, for an upload from pinned memory.
+    PinnedUpload,
+    /// The submitter waits on the host, for a point that needs polling.
+    HostPoint,
+    /// The stream waits for a queue of another device, which was aborted before.
+    OtherDevice,
+    /// The submitter produces the bytes of an upload.
+    UploadSource,
+}
+
+/// Makes an aborted queue's state: returns the error of what the state waits for.
+fn abort_in_state(fixture: &CudaFixture, pending: Pending, queue: &mut dyn Queue, buffer: &Buffer) -> DeviceError {
+    let aborter = queue.aborter().unwrap();
+    let gate = Timeline::new();
+    let never = TimelinePoint::new(&gate, 1);
+    let program = fixture.program(0, &chain(16, &[DOUBLE; 8]));
+    (0..3).for_each(|_| queue.run(&program, &whole_buffer(buffer)).unwrap());
+    match pending {
+        Pending::Mark => {
+            queue.wait(&never).unwrap();
+            queue.run(&program, &whole_buffer(buffer)).unwrap();
+            let point = queue.mark();
+            assert_eq!(point.poll(), Ok(false));
+            aborter.abort();
+            point.wait(test_deadline()).unwrap_err()
+        }
+        Pending::Download => {
+            queue.wait(&never).unwrap();
+            let read = queue.download(buffer.whole()).unwrap();
+            aborter.abort();
+            // The copy may be done before the queue has failed.
+            read.wait(test_deadline()).err().unwrap_or(DeviceError::Ended)
+        }
+        Pending::StagingRing | Pending::PinnedUpload => {
+            queue.wait(&never).unwrap();
+            let pinned = fixture.devices[0].pinned_memory().unwrap().alloc_pinned(4 << 20, &fixture.budget).unwrap();
+            let plain = vec![0; 4 << 20];
+            let bytes: &[u8] = if let Pending::PinnedUpload = pending { &pinned } else { &plain };
+            std::thread::scope(|scope| {
+                let upload = scope.spawn(|| queue.upload(buffer.whole(), None, UploadSource::Borrowed(bytes)));
+                // The submission polls an event by then, or will find the queue aborted.
+                let polls = fixture.driver_calls("cuEventQuery");
+                while fixture.driver_calls("cuEventQuery") == polls {
+                    std::thread::yield_now();
+                }
+                aborter.abort();
+                upload.join().unwrap().unwrap_err()
+            })
+        }
+        Pending::HostPoint => {
+            let source = Arc::new(AbortWhenPolled::default());
+            let polled = Timeline::with_source(Arc::clone(&source) as _);
+            *source.0.lock().unwrap() = Some(aborter);
+            queue.wait(&TimelinePoint::new(&polled, 1)).unwrap_err()
+        }
+        Pending::OtherDevice => {
+            let mut other = fixture.queue(1);
+            other.wait(&never).unwrap();
+            other.fill(fixture.buffer(1, 64).whole(), 1).unwrap();
+            let behind = other.mark();
+            queue.wait(&behind).unwrap();
+            queue.fill(buffer.whole(), 1).unwrap();
+            let point = queue.mark();
+            let other_aborter = other.aborter().unwrap();
+            (aborter.abort(), other_aborter.abort());
+            point.wait(test_deadline()).unwrap_err()
+        }
+        Pending::UploadSource => {
+            let mut fill = |_: &mut [u8]| {
+                aborter.abort();
+                Ok(())
+            };
+            // The source has been read: the upload may end with it.
+            let _ = queue.upload(buffer.whole(), None, UploadSource::Writer(&mut fill));
+            queue.mark().wait(test_deadline()).unwrap_err()
+        }
+    }
+}
+
+#[test]
+fn an_aborted_queue_ends_whatever_it_waits_for() {
+    use Pending::*;
+    for pending in [Mark, Download, StagingRing, PinnedUpload, HostPoint, OtherDevice, UploadSource] {
+        let mut fixture = CudaFixture::new("CUDAEMU_DEVICES=2");
+        let (mut queue, buffer) = (fixture.queue(0), fixture.buffer(0, 4 << 20));
+        let budget = Arc::clone(&fixture.budget);
+        assert_eq!(abort_in_state(&fixture, pending, &mut *queue, &buffer), DeviceError::Ended, "{pending:?}");
+        // All later work is refused, and all points fail once the work of the queue is done.
+        assert_eq!(queue.fill(buffer.whole(), 0), Err(DeviceError::Ended), "{pending:?}");
+        assert_eq!(queue.mark().wait(test_deadline()), Err(DeviceError::Ended), "{pending:?}");
+        // Other queues of the device go on.
+        let mut other = fixture.queue(0);
+        other.fill(buffer.whole(), 7).unwrap();
+        let bytes = other.download(buffer.region(0, 8).unwrap()).unwrap().wait(test_deadline());
+        assert_eq!(bytes, Ok(vec![7; 8]), "{pending:?}");
+        drop((queue, other, buffer));
+        assert!(fixture.drop_devices(), "{pending:?}: a context was not released in time");
+        assert_eq!(budget.used(), 0, "{pending:?}");
+        assert_eq!(fixture.emulator.reports(), Vec::<String>::new(), "{pending:?}");
+    }
+}
+
+/// A program that is being submitted ends at its next launch, and a captured graph is not replayed.
+#[test]
+fn an_abort_ends_a_submission_between_launches() {
+    let mut fixture = CudaFixture::new("");
+    let (program, buffer, mut queue) =
+        (fixture.program(0, &chain(16, &[DOUBLE; 1000])), fixture.buffer(0, 256), fixture.queue(0));
+    let aborter = queue.aborter().unwrap();
+    let bindings = whole_buffer(&buffer);
+    let ran = std::thread::scope(|scope| {
+        let run = scope.spawn(|| queue.run(&program, &bindings));
+        while fixture.driver_calls("cuLaunchKernel") == 0 {
+            std::thread::yield_now();
+        }
+        aborter.abort();
+        run.join().unwrap()
+    });
+    let launches = fixture.driver_calls("cuLaunchKernel");
+    assert!(ran == Err(DeviceError::Ended) || launches == 1000, "{ran:?} after {launches} launches");
+    assert_eq!(queue.run(&program, &bindings), Err(DeviceError::Ended));
+    assert_eq!(fixture.driver_calls("cuLaunchKernel"), launches);
+    assert_eq!(queue.mark().wait(test_deadline()), Err(DeviceError::Ended));
+    drop((queue, program, bindings, buffer));
+    assert!(fixture.drop_devices(), "a context was not released in time");
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
