@@ -18,7 +18,7 @@ impl QueueAborter {
     }
 
     /// Does what dropping the queue does: discards the work that has not started, and stops a running program at its next
-    /// node, also one that runs inline. Every blocked call of the queue and every wait for one of its points or reads returns
+    /// node, also one that runs inline; a GPU finishes the launches that its stream has got. Every blocked call of the queue and every wait for one of its points or reads returns
     /// an error, as soon as no work of the queue uses the memory that it accesses.
     pub fn abort(&self) {
         (self.0)();

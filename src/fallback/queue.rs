@@ -10,8 +10,8 @@ use super::partition::PartitionedGraph;
 use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
     CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome, MemoryBudget,
-    PendingRead, Prefault, Program, Queue, Region, RunInline, TRANSFER_CHUNK_BYTES, TensorDigest, Timeline,
-    TimelinePoint, UploadSource,
+    PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, TensorDigest,
+    Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ struct PrimaryCapabilities {
     prefault: bool,
     load_by_digest: bool,
     run_inline: bool,
+    aborter: bool,
 }
 
 impl PrimaryCapabilities {
@@ -47,6 +48,7 @@ impl PrimaryCapabilities {
             prefault: queue.prefault().is_some(),
             load_by_digest: queue.load_by_digest().is_some(),
             run_inline: queue.run_inline().is_some(),
+            aborter: queue.aborter().is_some(),
         }
     }
 }
@@ -56,6 +58,9 @@ impl FallbackQueue {
         let mut worker = Worker::new(Arc::clone(&device), budget)?;
         let capabilities = PrimaryCapabilities::of(worker.primary()?);
         let (parked, timeline) = (Arc::clone(&worker.parked), Arc::clone(&worker.timeline));
+        if let Some(aborter) = worker.primary()?.aborter() {
+            parked.add_aborter(aborter);
+        }
         let worker = Some(Box::new(worker));
         Ok(FallbackQueue {
             device,
@@ -81,6 +86,11 @@ impl FallbackQueue {
             if self.worker.is_none() {
                 self.worker = thread.take_executor_if_idle();
             }
+            // An abort drops the pending marks. If the thread does not have the worker, nothing else fails their points.
+            if self.worker.is_some() && self.parked.is_closed() {
+                self.timeline.fail(DeviceError::Ended);
+                return Err(DeviceError::Ended);
+            }
         }
         self.worker.as_mut().map(|worker| worker.primary()).transpose()
     }
@@ -98,7 +108,16 @@ impl FallbackQueue {
     fn send_to_thread(&mut self, command: FallbackCommand) -> Result<(), DeviceError> {
         let thread = match &mut self.thread {
             Some(thread) => thread,
-            unset => unset.insert(CommandChannel::with_own_thread("fallback-queue")?),
+            unset => {
+                let thread = unset.insert(CommandChannel::with_own_thread("fallback-queue")?);
+                let channel = Arc::downgrade(thread);
+                self.parked.add_aborter(QueueAborter::new(move || {
+                    if let Some(channel) = channel.upgrade() {
+                        channel.close();
+                    }
+                }));
+                thread
+            }
         };
         thread.send(command, &mut self.worker)?;
         self.sent_since_mark = true;
@@ -256,6 +275,13 @@ impl ForwardQueue for FallbackQueue {
 
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         if self.capabilities.run_inline { Some(self) } else { None }
+    }
+
+    /// Aborts the queues of both devices and closes the thread's channel. The thread drops the worker, which fails the
+    /// timeline, once its wait for a device has ended.
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        let parked = Arc::clone(&self.parked);
+        self.capabilities.aborter.then(|| QueueAborter::new(move || parked.abort()))
     }
 }
 

@@ -8,7 +8,7 @@ use super::partition::{CopyRange, PartitionedGraph, SecondarySegment, Segment};
 use super::{Fallback, Side};
 use crate::device::{
     Buffer, Command, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
-    PendingRead, PendingReadSender, Program, Queue, Region, Timeline, TimelinePoint, UploadSource,
+    PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, Timeline, TimelinePoint, UploadSource,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,8 +60,10 @@ pub(super) struct ParkedQueues(Mutex<ParkedState>);
 #[derive(Default)]
 struct ParkedState {
     queues: Option<DeviceQueues>,
-    /// The fallback queue was dropped: the worker's later waits fail.
+    /// The fallback queue was dropped or aborted: the worker's later waits fail.
     closed: bool,
+    /// End the queues of the devices, and the channel of the thread.
+    aborters: Vec<QueueAborter>,
 }
 
 impl ParkedQueues {
@@ -77,6 +79,31 @@ impl ParkedQueues {
         let queues = parked.queues.take();
         drop(parked);
         drop(queues);
+    }
+
+    /// Whether the fallback queue was dropped or aborted.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Registers what an abort of the fallback queue ends. Ends it at once if the queue was dropped or aborted.
+    pub(super) fn add_aborter(&self, aborter: QueueAborter) {
+        let mut parked = self.lock();
+        if parked.closed {
+            drop(parked);
+            aborter.abort();
+        } else {
+            parked.aborters.push(aborter);
+        }
+    }
+
+    /// Aborts the queues of both devices, wherever they are, and makes the worker's later waits fail.
+    pub(super) fn abort(&self) {
+        let mut parked = self.lock();
+        parked.closed = true;
+        let aborters = std::mem::take(&mut parked.aborters);
+        drop(parked);
+        aborters.iter().for_each(QueueAborter::abort);
     }
 }
 
@@ -260,14 +287,18 @@ impl Worker {
         side: Side,
         work: impl FnOnce(&mut dyn Queue) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let Worker { device, budget, queues, .. } = self;
+        let Worker { device, budget, queues, parked, .. } = self;
         let DeviceQueues { primary, secondary } = queues.as_mut().ok_or(DeviceError::Ended)?;
         let done = match (side, secondary) {
             (Side::Primary, _) => work(&mut **primary),
             (Side::Secondary, Some(queue)) => work(&mut **queue),
-            (Side::Secondary, unopened) => {
-                device.secondary.queue(budget).and_then(|queue| work(&mut **unopened.insert(queue)))
-            }
+            (Side::Secondary, unopened) => device.secondary.queue(budget).and_then(|queue| {
+                let queue = unopened.insert(queue);
+                if let Some(aborter) = queue.aborter() {
+                    parked.add_aborter(aborter);
+                }
+                work(&mut **queue)
+            }),
         };
         done.map_err(|e| self.with_device_name(side, e))
     }

@@ -6,7 +6,9 @@ use crate::client::{QueueFixture, budget, deadline, options};
 use crate::extended_support::HeldDevice;
 use crate::recorded_commands::RecordedCommands;
 use crate::support::{MEMORY, TestServer, WATCHDOG, eventually, random_bytes};
-use fanout::device::{Device, DeviceError, Program, Queue, Region, SourceError, Support, UploadSource};
+use fanout::device::{
+    Device, DeviceError, Program, Queue, Region, SourceError, Support, Timeline, TimelinePoint, UploadSource,
+};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
@@ -316,6 +318,44 @@ fn dropping_a_queue_ends_the_waits_for_it() {
     drop(queue());
     eventually("the client has closed three queues", || relay.count(ExtCommand::CloseQueue) == 3);
     assert_eq!(fixture.download(), [2; 64]);
+}
+
+/// An abort ends one queue of a connection: its points, its reads, and a call that waits for earlier commands. Other queues keep
+/// working.
+#[test]
+fn an_aborted_queue_ends_alone() {
+    let ([first, _], server) = held_devices();
+    let (_relay, endpoint) = connect_through_relay(&server);
+    let mut fixture = QueueFixture::new(&endpoint.devices()[0], 1 << 20);
+    let mut other = endpoint.devices()[0].queue(&budget()).unwrap();
+    let aborter = fixture.queue.aborter().unwrap();
+    fixture.upload(&[1; 1 << 20]);
+    let (point, read) = (fixture.queue.mark(), fixture.queue.download(fixture.buffer.whole()).unwrap());
+    assert_eq!(point.poll(), Ok(false));
+    // The queue's thread waits for a point of this process.
+    let gate = Timeline::new();
+    fixture.queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    let unsent = fixture.queue.download(fixture.buffer.whole()).unwrap();
+    let (queue, whole) = (&mut fixture.queue, fixture.buffer.whole());
+    std::thread::scope(|scope| {
+        let upload = scope.spawn(|| queue.upload(whole, None, UploadSource::Borrowed(&[2; 1 << 20])));
+        aborter.abort();
+        assert_eq!(upload.join().unwrap(), Err(DeviceError::Ended));
+    });
+    assert_eq!(point.wait(deadline()), Err(DeviceError::Ended));
+    assert_eq!(read.wait(deadline()), Err(DeviceError::Ended));
+    assert_eq!(unsent.wait(deadline()), Err(DeviceError::Ended));
+    assert_eq!(fixture.queue.mark().wait(deadline()), Err(DeviceError::Ended));
+    assert_eq!(fixture.queue.fill(fixture.buffer.whole(), 3), Err(DeviceError::Ended));
+    assert_eq!(fixture.queue.download(fixture.buffer.whole()).map(drop), Err(DeviceError::Ended));
+    gate.advance(1);
+    first.release();
+    other.fill(fixture.buffer.whole(), 4).unwrap();
+    let bytes = other.download(fixture.buffer.region(0, 8).unwrap()).unwrap();
+    assert_eq!(bytes.wait(deadline()).unwrap(), [4; 8]);
+    aborter.abort();
+    drop(fixture);
+    aborter.abort();
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! Clients that leave while the server works for them: their work ends and their memory is freed, whatever the session's thread
 //! is waiting for.
 
+use crate::extended_support::HeldDevice;
 use crate::support::*;
+use fanout::device::Device;
 use fanout::ops::OpCode;
+use fanout::registry::{Options, Registry};
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::ext::{CloseQueue, ExtRequest};
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Rows and columns of the matrices.
@@ -83,18 +87,88 @@ fn the_work_of_a_client_that_leaves_ends() {
         [Pending::Nothing, Pending::GetTensor, Pending::FullQueue, Pending::Replies, Pending::WriteOnSecondQueue];
     for (pending, reset) in states.into_iter().flat_map(|pending| [(pending, false), (pending, true)]) {
         let client = client_with_endless_graph(&server, pending);
-        eventually("the graph's memory is allocated", || server.used_bytes(0) >= 3 * MATRIX);
-        if reset {
-            // The close sends RST instead of FIN.
-            socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).expect("a live socket");
-        }
-        drop(client);
-        eventually(&format!("{pending:?}, reset {reset}: the session ends"), || server.handle.connections() == 0);
-        // The running step of the graph ends after the session.
-        eventually(&format!("{pending:?}, reset {reset}: its memory is freed"), || server.used_bytes(0) == 0);
+        leave(&server, client, reset, &format!("{pending:?}, reset {reset}"));
         Client::connect(&server).assert_alive();
         eventually("the other session ends", || server.handle.connections() == 0);
     }
+}
+
+/// Closes the connection of a client that has three matrices, and waits until the server has ended its session.
+fn leave(server: &TestServer, client: Client, reset: bool, state: &str) {
+    eventually("the client's memory is allocated", || server.used_bytes(0) >= 3 * MATRIX);
+    if reset {
+        // The close sends RST instead of FIN.
+        socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).expect("a live socket");
+    }
+    drop(client);
+    eventually(&format!("{state}: the session ends"), || server.handle.connections() == 0);
+    // The running step of a graph ends after the session.
+    eventually(&format!("{state}: its memory is freed"), || server.used_bytes(0) == 0);
+}
+
+/// What the session's thread waits for when the client of a GPU leaves. The queues of the GPU wait for a point that is never
+/// reached.
+#[derive(Clone, Copy, Debug)]
+enum GpuPending {
+    Nothing,
+    GetTensor,
+    /// A READ beyond the memory for replies.
+    Replies,
+    /// Space in the staging ring of the queue, for a WRITE.
+    StagingRing,
+    /// The data of a WRITE.
+    WriteData,
+}
+
+fn client_with_held_queue(server: &TestServer, pending: GpuPending) -> Client {
+    let sum = |memory: &ClientBuffer| {
+        let (x, y) = (memory.float_tensor(1, 64, 0), memory.float_tensor(2, 64, MATRIX));
+        let sum = node(OpCode::Add, memory.float_tensor(3, 64, 2 * MATRIX), &[&x, &y]);
+        ([3], [x, y, sum])
+    };
+    if let GpuPending::Nothing | GpuPending::GetTensor = pending {
+        let mut client = Client::connect(server);
+        let memory = client.alloc(0, 3 * MATRIX);
+        let (nodes, tensors) = sum(&memory);
+        client.compute_graph(0, &nodes, &tensors);
+        if let GpuPending::GetTensor = pending {
+            client.send(&get_tensor_request(&memory.byte_tensor(), 0, 64));
+        }
+        return client;
+    }
+    let mut client = Client::connect_extended(server).0;
+    client.open_queue(0, 0);
+    let memory = client.alloc_ext(0, 3 * MATRIX);
+    let (nodes, tensors) = sum(&memory);
+    client.prepare_graph(1, 0, &nodes, &tensors);
+    client.run_graph(0, 1);
+    let whole = memory.whole_span();
+    match pending {
+        GpuPending::Replies => (0..20).for_each(|id| client.read_spans(0, id, &[whole])),
+        // More than the ring holds, and less than the connection's buffers hold.
+        GpuPending::StagingRing => client.write_span(0, whole, None, &vec![1; 3 << 20]),
+        _ => client.write_span(0, whole, None, &[]),
+    }
+    client
+}
+
+/// As above, on an emulated GPU with its fallback: an abort releases the streams.
+#[test]
+fn the_work_of_a_client_that_leaves_ends_on_a_gpu() {
+    use GpuPending::*;
+    let emulator = cudaemu::test::start("").expect("the emulator");
+    let options = Options::default().with_threads(Some(2)).with_memory(vec![512 << 20]);
+    let gpu = Registry::detect().open("0", &options).expect("a device").remove(0);
+    let mut server = TestServer::with_device_list(vec![HeldDevice::wrap(gpu) as Arc<dyn Device>], Config::default());
+    let states = [Nothing, GetTensor, Replies, StagingRing, WriteData];
+    for (pending, reset) in states.into_iter().flat_map(|pending| [(pending, false), (pending, true)]) {
+        let client = client_with_held_queue(&server, pending);
+        leave(&server, client, reset, &format!("{pending:?}, reset {reset}"));
+    }
+    server.stop();
+    drop(server);
+    assert!(emulator.wait_contexts_released(WATCHDOG), "a context is still held");
+    assert_eq!(emulator.reports(), Vec::<String>::new());
 }
 
 /// Queues that wait for points that are never reached have no threads, whether open or closed.

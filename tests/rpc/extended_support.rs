@@ -16,13 +16,16 @@ use std::sync::Arc;
 /// A device whose queues run nothing until the test releases it, or fail if the test fails it.
 #[derive(Debug)]
 pub(crate) struct HeldDevice {
-    inner: Arc<CpuDevice>,
+    inner: Arc<dyn Device>,
     gate: Arc<Timeline>,
 }
 
 impl HeldDevice {
     pub(crate) fn new(name: &str) -> Arc<HeldDevice> {
-        let inner = CpuDevice::new(name, 1, MathMode::Exact, MEMORY).expect("a device");
+        HeldDevice::wrap(CpuDevice::new(name, 1, MathMode::Exact, MEMORY).expect("a device"))
+    }
+
+    pub(crate) fn wrap(inner: Arc<dyn Device>) -> Arc<HeldDevice> {
         Arc::new(HeldDevice { inner, gate: Timeline::new() })
     }
 

@@ -3,8 +3,8 @@
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
     Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, HostThreads, ImportHost, LinkStats, LoadByDigest,
-    LoadOutcome, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Prefault, Program, Queue, Region, RunInline,
-    Support, TensorDigest, TimelinePoint, Unsupported, UploadSource,
+    LoadOutcome, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Prefault, Program, Queue, QueueAborter, Region,
+    RunInline, Support, TensorDigest, TimelinePoint, Unsupported, UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
@@ -230,6 +230,10 @@ impl Queue for RecordingQueue {
 
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         Some(self)
+    }
+
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        self.inner.aborter()
     }
 }
 

@@ -6,16 +6,17 @@
 //! together with the executor, and so are all commands behind it: their order is that of submission. A [`QueueProtocol`]
 //! encodes the messages: `ggml_protocol` or `extended::extended_protocol`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::connection::lock;
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
     Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest, LoadOutcome,
-    PendingRead, PendingReadSender, Program, Queue, Region, SourceError, TensorDigest, Timeline, TimelinePoint,
-    UploadSource,
+    PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, SourceError, TensorDigest, Timeline,
+    TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 
@@ -70,14 +71,37 @@ pub(super) trait QueueProtocol: Send + 'static {
 /// Completes a pending read of one range of bytes.
 #[derive(Debug)]
 pub(super) struct ReadCompleter {
-    to: PendingReadSender,
+    to: Arc<ReadSender>,
     completed: Arc<AtomicBool>,
+}
+
+/// `None` after an abort of the queue, which fails the read.
+type ReadSender = Mutex<Option<PendingReadSender>>;
+
+/// The reads of a queue that are not completed, which an abort fails.
+#[derive(Default)]
+struct OpenReads(Mutex<Vec<Weak<ReadSender>>>);
+
+impl OpenReads {
+    fn add(&self, read: &ReadCompleter) {
+        let mut reads = lock(&self.0);
+        if reads.len() == reads.capacity() {
+            reads.retain(|read| read.strong_count() > 0);
+        }
+        reads.push(Arc::downgrade(&read.to));
+    }
+
+    fn abort(&self) {
+        let reads = std::mem::take(&mut *lock(&self.0));
+        reads.iter().filter_map(Weak::upgrade).for_each(|read| drop(lock(&read).take()));
+    }
 }
 
 impl ReadCompleter {
     /// A completer and the pending read that it completes. A wait that starts before the completion is counted.
     pub(super) fn new(remote: &RemoteDevice) -> (ReadCompleter, PendingRead) {
         let (to, pending) = PendingRead::new();
+        let to = Arc::new(Mutex::new(Some(to)));
         let (completed, shared) = (Arc::<AtomicBool>::default(), Arc::clone(&**remote.connection));
         let completer = ReadCompleter { to, completed: Arc::clone(&completed) };
         let read = PendingRead::on_demand(move |deadline| {
@@ -92,7 +116,10 @@ impl ReadCompleter {
 
     pub(super) fn complete(self, bytes: Result<Vec<u8>, DeviceError>) {
         self.completed.store(true, Ordering::Release);
-        self.to.send(bytes);
+        let sender = lock(&self.to).take();
+        if let Some(sender) = sender {
+            sender.send(bytes);
+        }
     }
 }
 
@@ -153,6 +180,7 @@ pub(super) struct RemoteQueue<S: QueueProtocol> {
     /// [`RemoteQueue::executor_if_idle`].
     executor: Option<Box<QueueExecutor<S>>>,
     timeline: Arc<Timeline>,
+    open_reads: Arc<OpenReads>,
     /// Largest number of bytes of one read request.
     max_read_bytes: u64,
     /// Sequence number of the last mark.
@@ -177,6 +205,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
             channel,
             executor: Some(executor),
             timeline,
+            open_reads: Arc::default(),
             max_read_bytes,
             last_mark,
             has_unmarked_work: false,
@@ -230,6 +259,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
             let part = src.subregion(at, self.max_read_bytes.min(src.bytes() - at))?;
             at += part.bytes();
             let (completer, read) = ReadCompleter::new(&self.remote);
+            self.open_reads.add(&completer);
             parts.push((part, completer));
             reads.push(read);
         }
@@ -352,6 +382,23 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
         let session = self.remote.connection.session.as_ref();
         if session.is_some_and(|session| session.server().capabilities.load_by_digest) { Some(self) } else { None }
     }
+
+    /// Ends this queue alone: its points and reads fail at once, because no memory of this host is in use by then (a reply that
+    /// arrives later is dropped). The server ends the queue's work when the queue is closed, if it has the extensions. A call
+    /// that is sending a message is not ended, because an incomplete message would end the connection of all queues: it ends
+    /// when the server accepts the message, or with the connection's silence timeout.
+    fn aborter(&mut self) -> Option<QueueAborter> {
+        let (timeline, open_reads) = (Arc::clone(&self.timeline), Arc::clone(&self.open_reads));
+        let channel = Arc::downgrade(&self.channel);
+        Some(QueueAborter::new(move || {
+            // Failed first: a read that is opened later is not submitted.
+            timeline.fail(DeviceError::Ended);
+            open_reads.abort();
+            if let Some(channel) = channel.upgrade() {
+                channel.close();
+            }
+        }))
+    }
 }
 
 impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
@@ -363,6 +410,7 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.own_buffer(&dst)?;
         let (to, reply) = ReadCompleter::new(&self.remote);
+        self.open_reads.add(&to);
         let (digest, name) = (wanted.digest, wanted.name.to_owned());
         self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor: tensor.copied(), digest, name, to }))?;
         // The reply was validated on arrival: one byte, 0 or 1.

@@ -248,6 +248,57 @@ fn dropping_a_queue_fails_its_points() {
     }
 }
 
+/// An abort ends the thread in every wait, the submitter's waits for the thread, and a primary without a thread.
+#[test]
+fn an_abort_fails_points_reads_and_later_calls() {
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Waits {
+        /// Nothing fell back: the primary waits.
+        PrimaryAlone,
+        /// The thread waits for the primary.
+        Primary,
+        /// The thread waits for the secondary device.
+        Secondary,
+    }
+    for waits in [Waits::PrimaryAlone, Waits::Primary, Waits::Secondary] {
+        let pair = pair(&[Sqr]);
+        let (program, graph) = squaring(&pair);
+        let (buffer, large) = (pair.buffer(graph.slot_sizes()[0]), pair.buffer(1 << 20));
+        let mut queue = pair.queue();
+        let aborter = queue.aborter().unwrap();
+        let (gate, (tx, rx)) = (Timeline::new(), mpsc::channel());
+        let closed = TimelinePoint::new(&gate, 1);
+        *pair.secondary.record.events.lock().unwrap() = Some(tx);
+        if waits == Waits::Secondary {
+            *pair.secondary.record.gate.lock().unwrap() = Some(closed);
+        } else {
+            queue.wait(&closed).unwrap();
+        }
+        if waits != Waits::PrimaryAlone {
+            queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+        }
+        let (read, point) = (queue.download(buffer.whole()).unwrap(), queue.mark());
+        if waits == Waits::Secondary {
+            assert_eq!(rx.recv_timeout(Duration::from_secs(60)), Ok(QueueEvent::Submitted));
+        }
+        std::thread::scope(|scope| {
+            // A large upload waits for the thread and for the primary.
+            let whole = large.whole();
+            let upload = scope.spawn(|| queue.upload(whole, None, UploadSource::Borrowed(&vec![1; 1 << 20])));
+            aborter.abort();
+            assert!(upload.join().unwrap().is_err(), "{waits:?}");
+        });
+        assert!(point.wait(test_deadline()).is_err(), "{waits:?}");
+        assert!(read.wait(test_deadline()).is_err(), "{waits:?}");
+        assert!(queue.run(&program, &Arc::from([buffer.whole()])).is_err(), "{waits:?}");
+        assert!(queue.mark().wait(test_deadline()).is_err(), "{waits:?}");
+        aborter.abort();
+        drop(queue);
+        aborter.abort();
+        drop((buffer, large, program));
+    }
+}
+
 #[test]
 fn scratch_is_reserved_reused_and_grows() {
     let pair = pair(&[Sqr]);
