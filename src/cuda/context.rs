@@ -6,7 +6,7 @@ use super::driver::{Gpu, driver_error};
 use super::events::{Event, Stream};
 use super::kernel::Modules;
 use super::memory::PinnedBuffer;
-use crate::device::{DeviceError, MemoryBudget};
+use crate::device::{DeviceError, MemoryBudget, Reservation};
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::collections::HashMap;
 use std::fmt;
@@ -20,6 +20,9 @@ const MIN_BLOCK: usize = 4 << 10;
 
 /// Limit of pooled pinned blocks of each size.
 const MAX_POOLED_PER_SIZE: usize = 16;
+
+/// Limit of the pinned memory in bytes that pending downloads of a device hold together. The pool has at most 32 MiB more.
+const MAX_PINNED_DOWNLOADS: u64 = 256 << 20;
 
 /// Size of the pinned block for a request of `bytes` bytes. Rounds up to a power of two, so that few sizes exist and blocks can
 /// be reused; at most half of a block is wasted.
@@ -37,6 +40,8 @@ pub(super) struct DeviceContext {
     event_pool: Mutex<Vec<Event>>,
     /// Pinned blocks for reuse, by size.
     pinned_pool: Mutex<HashMap<usize, Vec<PinnedBuffer>>>,
+    /// Budget of the pinned blocks of pending downloads.
+    pinned_budget: Arc<MemoryBudget>,
     /// Stream for work outside of any queue: clearing new memory. Created on first use.
     service_stream: Mutex<Option<Stream>>,
     pub(super) deferred_drops: DeferredDrops,
@@ -80,6 +85,7 @@ impl DeviceContext {
             budget: MemoryBudget::new(limit(free)),
             event_pool: Mutex::default(),
             pinned_pool: Mutex::default(),
+            pinned_budget: MemoryBudget::new(MAX_PINNED_DOWNLOADS),
             service_stream: Mutex::default(),
             deferred_drops: DeferredDrops::default(),
         }))
@@ -119,6 +125,22 @@ impl DeviceContext {
     /// Returns an event to the event pool. The caller no longer queries it; streams that wait for it are not affected.
     pub(super) fn recycle_event(&self, event: Event) {
         lock(&self.event_pool).push(event);
+    }
+
+    /// Reserves pinned memory for a download. A download beyond the limit is accepted while no other one is pending.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`] while pending downloads hold too much.
+    pub(super) fn reserve_pinned(&self, bytes: usize) -> Result<Reservation, DeviceError> {
+        self.pinned_budget.reserve((pooled_size(bytes) as u64).min(MAX_PINNED_DOWNLOADS)).map_err(|_| {
+            let (name, limit) = (&self.name, MAX_PINNED_DOWNLOADS >> 20);
+            let reason = format!(
+                "pending downloads of {name} hold {} of at most {limit} MiB (MAX_PINNED_DOWNLOADS), and {bytes} more bytes \
+                 were requested: take earlier reads first",
+                self.pinned_budget.used() >> 20
+            );
+            DeviceError::Exhausted { resource: "pinned bytes", reason }
+        })
     }
 
     /// Acquires a pinned block of at least `bytes` bytes from the pool, or allocates one. [`DeviceContext::recycle_pinned`]

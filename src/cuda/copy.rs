@@ -132,12 +132,18 @@ pub(super) fn upload_pinned(
 pub(super) struct DownloadBuffer {
     context: Arc<DeviceContext>,
     block: Option<PinnedBuffer>,
+    _reservation: Reservation,
 }
 
 impl DownloadBuffer {
-    /// Acquires a block of at least `bytes` bytes.
-    pub(super) fn new(context: &Arc<DeviceContext>, bytes: usize) -> Result<DownloadBuffer, DeviceError> {
-        Ok(DownloadBuffer { context: Arc::clone(context), block: Some(context.acquire_pinned(bytes)?) })
+    /// Acquires a block of at least `bytes` bytes, for which `reservation` was made.
+    pub(super) fn new(
+        context: &Arc<DeviceContext>,
+        bytes: usize,
+        reservation: Reservation,
+    ) -> Result<DownloadBuffer, DeviceError> {
+        let block = Some(context.acquire_pinned(bytes)?);
+        Ok(DownloadBuffer { context: Arc::clone(context), block, _reservation: reservation })
     }
 
     /// Submits a copy from byte `offset` of `src` to the range `to` of the block. Ranges of different copies must not overlap.

@@ -11,10 +11,10 @@
 //!
 //! The kernels are in `kernels/`. Nodes without a kernel run on the CPU (`src/fallback`).
 //!
-//! Submitting work does not block on the GPU, except for large uploads: those wait for space in the staging ring. Otherwise the
-//! host blocks only in [`PendingRead`](crate::device::PendingRead) and in
-//! [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points of CUDA queues order each other on the devices, by CUDA
-//! events.
+//! Submitting work does not block on the GPU, except for large uploads, which wait for space in the staging ring, and for
+//! downloads while those before hold too much pinned memory. An abort of the queue ends these waits. Otherwise the host blocks
+//! only in [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points
+//! of CUDA queues order each other on the devices, by CUDA events.
 
 mod context;
 mod copy;

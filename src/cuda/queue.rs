@@ -164,6 +164,18 @@ impl CudaQueue {
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
     }
 
+    /// Reserves pinned memory for a download. If the device's pending downloads hold too much, first waits for the earlier work of
+    /// this queue, behind which reads that were dropped, or that another thread takes, release theirs.
+    fn reserve_download(&mut self, bytes: usize) -> Result<Reservation, DeviceError> {
+        if let Ok(reservation) = self.context.reserve_pinned(bytes) {
+            return Ok(reservation);
+        }
+        let earlier = self.record_event()?;
+        self.wait_on_host(&TimelinePoint::new(&self.timeline, earlier))?;
+        self.context.bind()?;
+        self.context.reserve_pinned(bytes)
+    }
+
     /// Makes the stream wait for a host point, that is, a point of a queue that is not a CUDA queue. The stream waits for a
     /// pinned word (cuStreamWaitValue32), which a callback of the point writes. Blocks the host instead if the device has no
     /// such waits, if the next word is still in use, or if the point is reached only when a thread polls it.
@@ -318,7 +330,8 @@ impl Queue for CudaQueue {
                 return Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect());
             }
             queue.retain(srcs.to_vec())?;
-            let mut download = DownloadBuffer::new(&queue.context, end)?;
+            let reservation = queue.reserve_download(end)?;
+            let mut download = DownloadBuffer::new(&queue.context, end, reservation)?;
             let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
             let copied = parts.try_for_each(|(src, range)| {
                 download.copy_from_device(queue.stream()?, (memory(src)?, src.offset()), range.clone())

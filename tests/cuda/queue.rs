@@ -193,6 +193,27 @@ fn a_stream_waits_for_host_points() {
     assert_eq!(queue.run(&program, &bindings), Err(DeviceError::Ended));
 }
 
+/// Reads that are not taken hold pinned memory, up to a limit per device.
+#[test]
+fn the_pinned_memory_of_pending_downloads_is_limited() {
+    let fixture = CudaFixture::new("");
+    let (mut queue, buffer) = (fixture.queue(0), fixture.buffer(0, 300 << 20));
+    let half = buffer.region(0, 128 << 20).unwrap();
+    let mut reads = vec![queue.download(half.clone()).unwrap(), queue.download(half.clone()).unwrap()];
+    let refused = queue.download(buffer.region(0, 64).unwrap()).unwrap_err();
+    assert!(
+        matches!(&refused, DeviceError::Exhausted { reason, .. } if reason.contains("MAX_PINNED_DOWNLOADS")),
+        "{refused}"
+    );
+    // A refusal does not fail the queue.
+    reads.pop();
+    assert_eq!(queue.download(buffer.region(0, 64).unwrap()).unwrap().wait(test_deadline()), Ok(vec![0; 64]));
+    assert!(queue.download(buffer.whole()).is_err());
+    reads.pop();
+    // Beyond the limit, but alone.
+    assert!(queue.download(buffer.whole()).is_ok());
+}
+
 #[test]
 fn memory_is_charged_zeroed_and_released() {
     let fixture = CudaFixture::new("CUDAEMU_MEMORY=64M");
