@@ -36,13 +36,13 @@ enum Pending {
     PinnedUpload,
     /// The submitter waits on the host, for a point that needs polling.
     HostPoint,
-    /// The stream waits for a queue of another device, which was aborted before.
+    /// The stream waits for a queue of another device, which is aborted, too.
     OtherDevice,
     /// The submitter produces the bytes of an upload.
     UploadSource,
 }
 
-/// Makes an aborted queue's state: returns the error of what the state waits for.
+/// Puts a queue into a state and aborts it. Returns the error of what was waited for.
 fn abort_in_state(fixture: &CudaFixture, pending: Pending, queue: &mut dyn Queue, buffer: &Buffer) -> DeviceError {
     let aborter = queue.aborter().unwrap();
     let gate = Timeline::new();
@@ -96,7 +96,8 @@ fn abort_in_state(fixture: &CudaFixture, pending: Pending, queue: &mut dyn Queue
             queue.fill(buffer.whole(), 1).unwrap();
             let point = queue.mark();
             let other_aborter = other.aborter().unwrap();
-            (aborter.abort(), other_aborter.abort());
+            aborter.abort();
+            other_aborter.abort();
             point.wait(test_deadline()).unwrap_err()
         }
         Pending::UploadSource => {
