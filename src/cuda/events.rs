@@ -273,11 +273,8 @@ impl EventTimeline {
         (1..=WAIT_WORDS as usize).for_each(|index| self.release_host_wait(index, lap));
     }
 
-    /// Whether the queue was aborted and no work of it runs or will run.
+    /// Whether no work of the queue, which was aborted, runs or will run.
     fn is_drained(&self) -> Result<bool, DeviceError> {
-        if self.check_aborted().is_ok() {
-            return Ok(false);
-        }
         let _submission = match self.submission.try_lock() {
             Ok(guard) => guard,
             // A thread that panicked in a submission submits nothing more.
@@ -397,16 +394,20 @@ impl EventTimeline {
 
 impl CompletionSource for EventTimeline {
     fn poll(&self, timeline: &Timeline) {
-        let done = self.poll_events().map_err(|e| self.add_last_kernel(e)).and_then(|seq| {
-            if self.advanced_to.load(Ordering::Acquire) >= seq { Ok(()) } else { self.advance_to(timeline, seq) }
-        });
-        match done.and_then(|()| self.is_drained()) {
-            Ok(false) => {}
-            Ok(true) => {
+        let reached = self.poll_events().map_err(|e| self.add_last_kernel(e));
+        // Checked after the query: an abort releases waits, so that the work behind them runs too early. Its points must not
+        // count as reached.
+        let done = reached.and_then(|seq| match self.check_aborted() {
+            Ok(()) if self.advanced_to.load(Ordering::Acquire) >= seq => Ok(()),
+            Ok(()) => self.advance_to(timeline, seq),
+            Err(aborted) if self.is_drained()? => {
                 self.release_until(u64::MAX);
-                timeline.fail(DeviceError::Ended);
+                Err(aborted)
             }
-            Err(e) => timeline.fail(e),
+            Err(_) => Ok(()),
+        });
+        if let Err(e) = done {
+            timeline.fail(e);
         }
     }
 

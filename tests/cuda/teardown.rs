@@ -104,3 +104,34 @@ fn queues_that_wait_for_each_other_are_freed() {
     assert!(fixture.drop_devices(), "a context was not released in time");
     assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
 }
+
+/// Queues that are dropped while their work waits do not have a thread each.
+#[cfg(target_os = "linux")]
+#[test]
+fn dropped_queues_of_a_device_share_one_thread() {
+    let mut fixture = CudaFixture::new("CUDAEMU_DEVICES=2");
+    let (gate, mut held) = (Timeline::new(), fixture.queue(0));
+    held.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    held.fill(fixture.buffer(0, 64).whole(), 1).unwrap();
+    let point = held.mark();
+    for _ in 0..20 {
+        let mut queue = fixture.queue(1);
+        queue.wait(&point).unwrap();
+        queue.fill(fixture.buffer(1, 64).whole(), 1).unwrap();
+    }
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("cuda-deferred")).count()
+    };
+    // A thread sets its name when it starts.
+    while threads() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(threads(), 1);
+    gate.advance(1);
+    drop((held, point));
+    assert!(fixture.drop_devices(), "a context was not released in time");
+    assert_eq!(fixture.budget.used(), 0);
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
