@@ -1,0 +1,162 @@
+//! Abuse suite: what one client may do to the others. Each attack is a row of [`ATTACKS`]: for some seconds, valid messages make
+//! a server hold as many resources as its limits allow. Meanwhile ordinary clients come and go. The server, a process of the
+//! optimised program, must stay within its configured threads and mappings, serve the ordinary clients in time, and be as
+//! before once the attacker has left.
+//!
+//! The suite measures times, so it is a step of its own: `cargo bench -p fanout --bench abuse -- --seconds 60`.
+//! `--binary FILE` attacks another build of the server, and names of attacks select these.
+//!
+//! Not here: random messages (`crates/hostile-client`), hostile graphs (`tests/hostile`). Start with [`ATTACKS`].
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the suite
+
+mod attacks;
+mod ordinary_clients;
+mod server_process;
+mod session;
+
+use attacks::{ATTACKS, Attack};
+use ordinary_clients::{HeldBuffer, Latencies};
+use server_process::{ServerProcess, Usage};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Length of an attack if `--seconds` is not given.
+const DEFAULT_SECONDS: u64 = 5;
+
+/// Threads above the configured ones that the server may have, and mappings above those at its start.
+const SPARE_THREADS: usize = 8;
+const MAX_MAPPINGS_ADDED: usize = 4096;
+
+/// Pause between two readings of the server's threads and mappings.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Maximum time until the server is as before the attack.
+const MAX_RECOVERY: Duration = Duration::from_secs(10);
+
+/// Threads that ordinary clients share.
+const CLIENT_THREADS: usize = 2;
+
+struct Arguments {
+    length: Duration,
+    binary: PathBuf,
+    /// Attacks to run; all if it is empty.
+    names: Vec<String>,
+}
+
+/// The arguments of the command line. Cargo passes `--bench` as well.
+fn arguments() -> Arguments {
+    let mut parsed = Arguments {
+        length: Duration::from_secs(DEFAULT_SECONDS),
+        binary: env!("CARGO_BIN_EXE_rpc-server").into(),
+        names: Vec::new(),
+    };
+    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--seconds" => {
+                let seconds = words.next().and_then(|value| value.parse().ok());
+                parsed.length = Duration::from_secs(seconds.unwrap_or_else(|| panic!("--seconds needs a number")));
+            }
+            "--binary" => parsed.binary = words.next().unwrap_or_else(|| panic!("--binary needs a file")).into(),
+            name if ATTACKS.iter().any(|attack| attack.name == name) => parsed.names.push(word),
+            other => panic!("expected --seconds N, --binary FILE or the name of an attack, got {other:?}"),
+        }
+    }
+    parsed
+}
+
+/// What was measured during an attack and after it.
+struct Report {
+    rounds: u64,
+    latencies: Latencies,
+    before: Usage,
+    peak: Usage,
+    recovery: Duration,
+    failures: Vec<String>,
+}
+
+/// Runs an attack on a server of its own.
+fn run(attack: &Attack, arguments: &Arguments) -> Report {
+    let mut server = ServerProcess::start(&arguments.binary, attack);
+    let (process, address) = (server.process, server.address.clone());
+    let mut failures = Vec::new();
+    // Also the warm-up: what the server creates for its first session stays.
+    let mut held = HeldBuffer::new(&address).unwrap();
+    let before = server.usage().unwrap();
+    let stop = AtomicBool::new(false);
+    let (peak, latencies, rounds) = std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut peak = before;
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(now) = Usage::of(process) {
+                    peak = peak.max(now);
+                }
+                std::thread::sleep(SAMPLE_INTERVAL);
+            }
+            peak
+        });
+        let clients: Vec<_> =
+            (0..CLIENT_THREADS).map(|_| scope.spawn(|| ordinary_clients::serve_until(&stop, &address))).collect();
+        let until = Instant::now() + arguments.length;
+        let rounds = (attack.run)(&address, until);
+        // An attack that the server ended early: the ordinary clients still get their time.
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        stop.store(true, Ordering::Relaxed);
+        let latencies: Latencies = clients.into_iter().map(|client| client.join().unwrap()).sum();
+        (sampler.join().unwrap(), latencies, rounds)
+    });
+    let left = Instant::now();
+    let rounds = rounds.unwrap_or_else(|e| {
+        failures.push(format!("the attacker lost its connection: {e}"));
+        0
+    });
+    loop {
+        let recovered = server.usage().is_ok_and(|now| now.threads <= before.threads) && held.rest_is_free(&address);
+        if recovered || left.elapsed() > MAX_RECOVERY {
+            break;
+        }
+        std::thread::sleep(SAMPLE_INTERVAL);
+    }
+    let recovery = left.elapsed();
+    if let Some(status) = server.exit_status() {
+        failures.push(format!("the server has ended: {status}"));
+    } else if recovery > MAX_RECOVERY {
+        let now = server.usage().unwrap();
+        failures
+            .push(format!("not as before after {recovery:.1?}: {} threads, {} before", now.threads, before.threads));
+    } else if !held.is_intact() {
+        failures.push("the buffer of an idle client has changed, or is lost".to_owned());
+    }
+    let threads = server.configured_threads + SPARE_THREADS;
+    if peak.threads > threads {
+        failures.push(format!("{} threads, {threads} allowed", peak.threads));
+    }
+    if peak.mappings > before.mappings + MAX_MAPPINGS_ADDED {
+        let added = peak.mappings - before.mappings;
+        failures.push(format!("{added} mappings more than before, {MAX_MAPPINGS_ADDED} allowed"));
+    }
+    failures.extend(latencies.check());
+    Report { rounds, latencies, before, peak, recovery, failures }
+}
+
+fn main() {
+    let arguments = arguments();
+    let chosen =
+        |attack: &&Attack| arguments.names.is_empty() || arguments.names.iter().any(|name| name == attack.name);
+    let mut failed = false;
+    for attack in ATTACKS.iter().filter(chosen) {
+        let Report { rounds, latencies, before, peak, recovery, failures } = run(attack, &arguments);
+        println!(
+            "{}: {rounds} rounds; {latencies}; threads {} to {}, mappings {} to {}; as before after {recovery:.1?}",
+            attack.name, before.threads, peak.threads, before.mappings, peak.mappings
+        );
+        for failure in &failures {
+            println!("  FAILED: {failure}");
+        }
+        failed |= !failures.is_empty();
+    }
+    if failed {
+        std::process::exit(1);
+    }
+}

@@ -1,0 +1,92 @@
+//! The attacked server: a process of the program, and the resources that Linux reports for it.
+
+use crate::attacks::Attack;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+/// `--threads` of the server.
+const WORKERS: usize = 2;
+
+/// Memory of the device in bytes, as `--mem` gives it.
+pub(crate) const MEMORY: u64 = 1 << 30;
+
+/// Connections that ordinary clients may have at a time.
+const ORDINARY_CONNECTIONS: usize = 16;
+
+/// Threads of any server: accept loop, signals, hang-up watch.
+const SERVER_THREADS: usize = 3;
+
+/// Threads of the queues of a CPU device.
+const QUEUE_THREADS: usize = 3;
+
+/// Threads of a session: its own; completions and heartbeat.
+const SESSION_THREADS: usize = 2;
+
+/// Threads and mappings of a process; of two, the maximum is that of each.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    pub(crate) threads: usize,
+    pub(crate) mappings: usize,
+}
+
+impl Usage {
+    /// What a process uses now.
+    pub(crate) fn of(process: u32) -> std::io::Result<Usage> {
+        let threads = std::fs::read_dir(format!("/proc/{process}/task"))?.count();
+        let maps = std::fs::read(format!("/proc/{process}/maps"))?;
+        Ok(Usage { threads, mappings: maps.iter().filter(|&&byte| byte == b'\n').count() })
+    }
+
+    pub(crate) fn max(self, other: Usage) -> Usage {
+        Usage { threads: self.threads.max(other.threads), mappings: self.mappings.max(other.mappings) }
+    }
+}
+
+/// A server on a free port; killed on drop.
+pub(crate) struct ServerProcess {
+    child: Child,
+    pub(crate) process: u32,
+    pub(crate) address: String,
+    /// Threads that the flags allow, by the table of threads in `docs/ARCHITECTURE.md`. Rejections are left out: no attack
+    /// reaches the limit of connections.
+    pub(crate) configured_threads: usize,
+}
+
+impl ServerProcess {
+    pub(crate) fn start(binary: &Path, attack: &Attack) -> ServerProcess {
+        let connections = attack.connections + ORDINARY_CONNECTIONS;
+        let mut child = Command::new(binary)
+            .args(["--port", "0", "--device", "CPU", "--protocol", "7", "--mem", &MEMORY.to_string()])
+            .args(["--threads", &WORKERS.to_string(), "--max-connections", &connections.to_string()])
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", binary.display()));
+        let address = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .find_map(|line| Some(line.unwrap().strip_prefix("listening on ")?.split_whitespace().next()?.to_owned()))
+            .expect("the server prints the address on which it listens");
+        let configured_threads =
+            SERVER_THREADS + WORKERS + QUEUE_THREADS + SESSION_THREADS * connections + attack.transfer_threads;
+        ServerProcess { process: child.id(), child, address, configured_threads }
+    }
+
+    pub(crate) fn usage(&self) -> std::io::Result<Usage> {
+        Usage::of(self.process)
+    }
+
+    /// `None` while the server runs.
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! A session with the server, of protocol 7.0 or of the extension. A server that closes it, or does not reply in time, is an
+//! error, not a panic: the suite reports it.
+
+use fanout::rpc::wire::ext::{
+    ExtRequest, HelloExt, NOTIFICATION_HEADER, Notification, NotificationHeader, Ping, REVISION,
+};
+use fanout::rpc::wire::{
+    AllocBuffer, BufferGetBase, DeviceCount, Hello, RESPONSE_HEADER, Request, Response, ResponseHeader, RpcCommand,
+};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Maximum time to wait for bytes of the server. No correct server needs it.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Largest reply that the suite expects, in bytes.
+const MAX_REPLY: u64 = 8 << 20;
+
+pub(crate) struct Session(TcpStream);
+
+pub(crate) fn encode(request: &Request<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    request.encode(&mut bytes);
+    bytes
+}
+
+pub(crate) fn encode_ext(request: &ExtRequest<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    request.encode(&mut bytes);
+    bytes
+}
+
+fn unexpected(what: impl std::fmt::Debug) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("unexpected reply: {what:?}"))
+}
+
+impl Session {
+    /// A connection that has exchanged HELLO.
+    pub(crate) fn connect(address: &str) -> Result<Session> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        stream.set_nodelay(true)?;
+        let mut session = Session(stream);
+        session.request(&Request::Hello(Hello { conn_caps: Some([0; 24]) }))?;
+        Ok(session)
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    /// The body of the next reply.
+    pub(crate) fn read_reply(&mut self) -> Result<Vec<u8>> {
+        let mut header = [0; RESPONSE_HEADER];
+        self.0.read_exact(&mut header)?;
+        self.read_body(ResponseHeader::decode(&header).size)
+    }
+
+    fn read_body(&mut self, size: u64) -> Result<Vec<u8>> {
+        if size > MAX_REPLY {
+            return Err(unexpected(size));
+        }
+        let mut body = vec![0; size as usize];
+        self.0.read_exact(&mut body)?;
+        Ok(body)
+    }
+
+    /// Sends a request and returns the body of its reply.
+    pub(crate) fn request(&mut self, request: &Request<'_>) -> Result<Vec<u8>> {
+        self.send(&encode(request))?;
+        self.read_reply()
+    }
+
+    /// Waits until the server has handled all requests.
+    pub(crate) fn synchronise(&mut self) -> Result<()> {
+        self.request(&Request::DeviceCount(DeviceCount {})).map(drop)
+    }
+
+    /// The handle and the address of a new buffer on device 0. `None`: the server refuses it.
+    pub(crate) fn alloc(&mut self, size: u64) -> Result<Option<(u64, u64)>> {
+        let handle = allocated(&self.request(&Request::AllocBuffer(AllocBuffer { device: 0, size }))?)?;
+        let Some(remote_ptr) = handle else { return Ok(None) };
+        Ok(Some((remote_ptr, address(&self.request(&Request::BufferGetBase(BufferGetBase { remote_ptr }))?)?)))
+    }
+}
+
+/// The handle in the reply to ALLOC_BUFFER. `None`: the server refuses it.
+pub(crate) fn allocated(reply: &[u8]) -> Result<Option<u64>> {
+    match Response::decode(RpcCommand::AllocBuffer, reply) {
+        Ok(Response::AllocBuffer(reply)) => Ok(Some(reply.remote_ptr).filter(|&handle| handle != 0)),
+        other => Err(unexpected(other)),
+    }
+}
+
+fn address(reply: &[u8]) -> Result<u64> {
+    match Response::decode(RpcCommand::BufferGetBase, reply) {
+        Ok(Response::BufferGetBase(base)) => Ok(base),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// A session of the extension.
+pub(crate) struct ExtendedSession(Session);
+
+impl ExtendedSession {
+    pub(crate) fn connect(address: &str) -> Result<ExtendedSession> {
+        let mut session = Session::connect(address)?;
+        session.send(&encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })))?;
+        session.read_reply()?;
+        Ok(ExtendedSession(session))
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.0.send(bytes)
+    }
+
+    /// The body of the next reply. Other notifications before it are skipped: failures of queues, the server's state.
+    pub(crate) fn read_reply(&mut self) -> Result<Vec<u8>> {
+        loop {
+            let mut header = [0; NOTIFICATION_HEADER];
+            self.0.0.read_exact(&mut header)?;
+            let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(unexpected)?;
+            let body = self.0.read_body(size)?;
+            match Notification::decode(kind, &body).map_err(unexpected)? {
+                Notification::Reply(body) => return Ok(body.to_vec()),
+                Notification::ProtocolError(reason) => return Err(unexpected(reason)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends a request and returns the body of its reply.
+    pub(crate) fn request(&mut self, request: &ExtRequest<'_>) -> Result<Vec<u8>> {
+        self.send(&encode_ext(request))?;
+        self.read_reply()
+    }
+
+    /// The handle of a new buffer on device 0.
+    pub(crate) fn alloc(&mut self, size: u64) -> Result<u64> {
+        self.send(&encode(&Request::AllocBuffer(AllocBuffer { device: 0, size })))?;
+        allocated(&self.read_reply()?)?.ok_or_else(|| unexpected("no memory"))
+    }
+}
+
+/// A PING, whose reply shows that the server has handled all requests before it.
+pub(crate) fn ping() -> Vec<u8> {
+    encode_ext(&ExtRequest::Ping(Ping {}))
+}
