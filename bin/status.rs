@@ -48,17 +48,18 @@ fn describe_listener(listener: &ListenerRecord) -> String {
 }
 
 /// Connects to a server and returns a description of it: build, protocol, ports with their versions,
-/// sessions, devices.
+/// sessions, limits, devices.
 fn query_server(endpoint: &str) -> Result<String, ConnectError> {
     let options = Options::default().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {
         Some(server) => format!(
-            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n",
+            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n{}",
             server.build,
             server.listeners.iter().map(describe_listener).collect::<String>(),
-            server.sessions.saturating_sub(1)
+            server.sessions.saturating_sub(1),
+            server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}\n")).collect::<String>()
         ),
         None => format!("protocol: {version}\n"),
     };

@@ -121,6 +121,7 @@ fn hello_ext_reply(devices: Vec<DeviceRecord>) -> HelloExtReply {
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
         sessions: 1,
+        limits: Vec::new(),
         listeners: Vec::new(),
         devices,
     }

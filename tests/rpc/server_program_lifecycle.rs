@@ -145,7 +145,14 @@ fn the_status_option_reports_the_state_of_a_server() {
     let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
     let protocol = format!("\nprotocol: 8.0.1, extensions {REVISION}\n");
     let port = format!("\nport {}: protocol 8.0, else 7.0; 3.x; gen0\n", server.addr.rsplit(':').next().unwrap());
+    let limits = [
+        "\nlimit: connections (--max-connections): 1 of 1, 0 refused since the start\n",
+        "\nlimit: connections of this address (--max-connections-per-address): not counted, as of loopback\n",
+        "\nlimit: queues (--max-queues): 0 of 4096, 0 refused since the start\n",
+        "\nlimit: pause before a request (--idle-timeout): none\n",
+    ];
     let facts = [&*protocol, &port, "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    let facts = facts.into_iter().chain(limits);
     for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
         assert!(text.contains(part), "{part:?} in {text}");
     }

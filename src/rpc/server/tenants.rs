@@ -53,8 +53,19 @@ struct ResourceLimit {
     process: usize,
     flag: &'static str,
     tenant: usize,
-    /// Names the limit per tenant in messages.
-    tenant_flag: &'static str,
+    /// The flag of the limit per tenant; `None`: it is a quarter of the other one.
+    tenant_flag: Option<&'static str>,
+}
+
+impl ResourceLimit {
+    /// Names the limit of the process, or that of each tenant, for messages.
+    fn name_of(&self, by_tenant: bool) -> String {
+        match (by_tenant, self.tenant_flag) {
+            (false, _) => format!("the limit ({})", self.flag),
+            (true, Some(flag)) => format!("the limit per address ({flag})"),
+            (true, None) => format!("a quarter of the limit ({})", self.flag),
+        }
+    }
 }
 
 /// The counts of a server's clients, in total and by tenant.
@@ -113,7 +124,8 @@ pub(super) struct LimitReached {
     limit: usize,
     name: &'static str,
     by_tenant: bool,
-    flag: &'static str,
+    /// Names the limit.
+    flag: String,
     /// Number of refusals of this resource since the start, with this one.
     pub(super) refused: u64,
 }
@@ -131,30 +143,30 @@ impl Tenants {
             ResourceLimit {
                 name: "connections",
                 process: config.max_connections,
-                flag: "the limit (--max-connections)",
+                flag: "--max-connections",
                 tenant: config.max_connections_per_address,
-                tenant_flag: "the limit per address (--max-connections-per-address)",
+                tenant_flag: Some("--max-connections-per-address"),
             },
             ResourceLimit {
                 name: "handshakes in flight",
                 process: config.max_handshakes,
-                flag: "the limit (--max-handshakes)",
+                flag: "--max-handshakes",
                 tenant: config.max_handshakes.div_ceil(TENANT_SHARE),
-                tenant_flag: "a quarter of the limit (--max-handshakes)",
+                tenant_flag: None,
             },
             ResourceLimit {
                 name: "queues",
                 process: config.max_queues,
-                flag: "the limit (--max-queues)",
+                flag: "--max-queues",
                 tenant: config.max_queues.div_ceil(TENANT_SHARE),
-                tenant_flag: "a quarter of the limit (--max-queues)",
+                tenant_flag: None,
             },
             ResourceLimit {
                 name: "buffers above 256 KiB on CPU devices",
                 process: config.max_large_buffers,
-                flag: "the limit (max_large_buffers)",
+                flag: "--max-large-buffers",
                 tenant: config.max_large_buffers.div_ceil(TENANT_SHARE),
-                tenant_flag: "a quarter of the limit (max_large_buffers)",
+                tenant_flag: None,
             },
         ];
         Arc::new(Tenants { limits, memory: config.max_memory_per_address, state: Mutex::default() })
@@ -166,24 +178,54 @@ impl Tenants {
     /// The limit of the process or of the client's tenant is reached.
     pub(super) fn reserve(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> Result<TenantPermit, LimitReached> {
         let (at, tenant) = (resource as usize, Tenant::of(peer));
-        let ResourceLimit { name, process, flag, tenant: per_tenant, tenant_flag } = self.limits[at];
+        let limit = &self.limits[at];
         let mut state = self.lock();
-        let refusal = if state.used[at] >= process {
-            Some((process, false, flag))
-        } else if tenant.is_some_and(|tenant| self.entry(&mut state, tenant).used[at] >= per_tenant) {
-            Some((per_tenant, true, tenant_flag))
+        let refusal = if state.used[at] >= limit.process {
+            Some((limit.process, false))
+        } else if tenant.is_some_and(|tenant| self.entry(&mut state, tenant).used[at] >= limit.tenant) {
+            Some((limit.tenant, true))
         } else {
             None
         };
-        if let Some((limit, by_tenant, flag)) = refusal {
+        if let Some((number, by_tenant)) = refusal {
             state.refused[at] += 1;
-            return Err(LimitReached { limit, name, by_tenant, flag, refused: state.refused[at] });
+            let (name, flag, refused) = (limit.name, limit.name_of(by_tenant), state.refused[at]);
+            return Err(LimitReached { limit: number, name, by_tenant, flag, refused });
         }
         state.used[at] += 1;
         if let Some(tenant) = tenant {
             self.entry(&mut state, tenant).used[at] += 1;
         }
         Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
+    }
+
+    /// The limits as names and values, for the users of the client at `peer`: what all clients use, and what those of its
+    /// address do.
+    pub(super) fn describe(&self, peer: PeerAddr) -> Vec<(String, String)> {
+        let tenant = Tenant::of(peer);
+        let mut state = self.lock();
+        let used = tenant.map(|tenant| self.entry(&mut state, tenant).used);
+        let mut rows = Vec::new();
+        for (at, limit) in self.limits.iter().enumerate() {
+            rows.push((
+                format!("{} ({})", limit.name, limit.flag),
+                format!("{} of {}, {} refused since the start", state.used[at], limit.process, state.refused[at]),
+            ));
+            let flag = limit.tenant_flag.map_or_else(|| "a quarter".to_owned(), str::to_owned);
+            let of_tenant = used
+                .map_or("not counted, as of loopback".to_owned(), |used| format!("{} of {}", used[at], limit.tenant));
+            rows.push((format!("{} of this address ({flag})", limit.name), of_tenant));
+        }
+        let memory = match (self.memory, tenant) {
+            (None, _) => "that of the devices".to_owned(),
+            (Some(_), None) => "not counted, as of loopback".to_owned(),
+            (Some(limit), Some(tenant)) => {
+                let used = self.entry(&mut state, tenant).memory.as_ref().map_or(0, |memory| memory.used());
+                format!("{} of {} MiB", used >> 20, limit >> 20)
+            }
+        };
+        rows.push(("device memory of this address (--max-memory-per-address)".to_owned(), memory));
+        rows
     }
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: unlimited.
@@ -271,7 +313,7 @@ mod tests {
             (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
             (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
             (Resource::Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
-            (Resource::LargeBuffers, 8, 2, "(max_large_buffers)", "a quarter of the limit (max_large_buffers)"),
+            (Resource::LargeBuffers, 8, 2, "(--max-large-buffers)", "a quarter of the limit (--max-large-buffers)"),
         ] {
             let tenants = Tenants::new(&config);
             let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());

@@ -2,6 +2,7 @@
 //! before it is started: the standard library aborts the process if a new thread finds no memory for its signal stack, so that
 //! the number of threads must never depend on what clients send.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::device::{DeviceError, MemoryBudget, Reservation};
@@ -29,11 +30,17 @@ impl ThreadBudget {
             DeviceError::OutOfMemory { limit, .. } => {
                 let owner = if limit == self.0.limit() { "a session" } else { "the server" };
                 let reason =
-                    format!("{owner} may have {limit} threads for transfers between servers (max_transfer_threads)");
+                    format!("{owner} may have {limit} threads for transfers between servers (--max-transfer-threads)");
                 DeviceError::Exhausted { resource: "threads", reason }
             }
             e => e,
         })
+    }
+}
+
+impl fmt::Display for ThreadBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.0.used(), self.0.limit())
     }
 }
 

@@ -161,6 +161,7 @@ impl FakeServer {
             max_graphs: 0,
             capabilities: ServerCapabilities::default(),
             sessions: 1,
+            limits: Vec::new(),
             listeners: Vec::new(),
             devices: Vec::new(),
         };

@@ -82,6 +82,7 @@ fn a_reply_is_overdue_although_the_server_sends_notifications() {
         max_graphs: 4,
         capabilities: ServerCapabilities::default(),
         sessions: 1,
+        limits: Vec::new(),
         listeners: Vec::new(),
         devices: Vec::new(),
     };

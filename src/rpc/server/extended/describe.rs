@@ -7,12 +7,13 @@ use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::GraphCompute;
 use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities};
 use crate::tensor::{DType, TensorDesc};
 
-/// The reply to HELLO_EXT.
-pub(super) fn hello_ext_reply(server: &ServerContext) -> HelloExtReply {
+/// The reply to HELLO_EXT for the client at `peer`.
+pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr) -> HelloExtReply {
     HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
@@ -24,6 +25,7 @@ pub(super) fn hello_ext_reply(server: &ServerContext) -> HelloExtReply {
         },
         sessions: server.lifecycle.session_count(),
         listeners: server.listeners.iter().map(listener_record).collect(),
+        limits: limit_records(server, peer),
         devices: server.devices.iter().map(|device| device_record(&**device)).collect(),
     }
 }
@@ -31,6 +33,21 @@ pub(super) fn hello_ext_reply(server: &ServerContext) -> HelloExtReply {
 /// Without the IP address, which would tell a client of the networks behind the server.
 fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
     ListenerRecord { port: listener.addr.port().into(), versions: listener.versions_text() }
+}
+
+/// The limits that clients share, those of the client's address included, each with its option.
+fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
+    let config = &server.config;
+    let mut limits = server.tenants.describe(peer);
+    limits.push((
+        "threads for transfers between servers (--max-transfer-threads)".to_owned(),
+        server.transfer_threads.to_string(),
+    ));
+    let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+    limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
+    let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
+    limits.push(("pause before a request (--idle-timeout)".to_owned(), idle));
+    limits
 }
 
 fn device_record(device: &dyn Device) -> DeviceRecord {

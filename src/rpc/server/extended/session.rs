@@ -90,7 +90,9 @@ pub(in crate::rpc::server) fn serve_session(
         writer: Arc::clone(&writer),
         resources,
     };
-    session.hello_ext(&header, &mut body).map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
+    session
+        .hello_ext(peer, &header, &mut body)
+        .map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let served = session.serve_requests(&mut body);
     session.load_counts.log(peer);
     // Frees all of the client's memory before the client is notified how its session ended.
@@ -100,7 +102,12 @@ pub(in crate::rpc::server) fn serve_session(
 
 impl ExtendedSession<'_> {
     /// Serves HELLO_EXT, and sends the server's state if it is not ready.
-    fn hello_ext(&mut self, header: &[u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn hello_ext(
+        &mut self,
+        peer: PeerAddr,
+        header: &[u8; REQUEST_HEADER],
+        body: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
         let server = self.resources.server;
         let limits = &server.config.limits;
         let header = ExtHeader::decode(header)?;
@@ -112,7 +119,7 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server)).encode(&mut reply);
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer)).encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
         match server.lifecycle.subscribe(&self.writer) {

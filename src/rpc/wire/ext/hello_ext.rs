@@ -5,7 +5,7 @@ use super::{text, write_text};
 
 /// Revision of the extensions in this crate. With a server of another revision the client uses ggml's protocol, in the
 /// version that the server answered.
-pub const REVISION: u8 = 3;
+pub const REVISION: u8 = 4;
 
 /// State of a server: whether it accepts new clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +115,8 @@ pub struct HelloExtReply {
     pub sessions: u32,
     /// The ports on which it listens, and their versions of ggml's protocol.
     pub listeners: Vec<ListenerRecord>,
+    /// Limits and how far they are used, as names and values, for users.
+    pub limits: Vec<(String, String)>,
     /// The devices; requests name them by their index in this list.
     pub devices: Vec<DeviceRecord>,
 }
@@ -129,8 +131,19 @@ impl HelloExtReply {
             ServerCapabilities { load_by_digest: Field::read(r, "loads")?, peer_transfers: Field::read(r, "dials")? };
         let sessions = r.u32("sessions")?;
         let listeners = list(r, "n_listeners", ListenerRecord::read)?;
+        let limits = list(r, "n_limits", pair)?;
         let devices = list(r, "n_devices", DeviceRecord::read)?;
-        Ok(HelloExtReply { build, max_message, graph_budget, max_graphs, capabilities, sessions, listeners, devices })
+        Ok(HelloExtReply {
+            build,
+            max_message,
+            graph_budget,
+            max_graphs,
+            capabilities,
+            sessions,
+            listeners,
+            limits,
+            devices,
+        })
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -143,6 +156,7 @@ impl HelloExtReply {
         self.sessions.write(out);
         (self.listeners.len() as u32).write(out);
         self.listeners.iter().for_each(|listener| listener.write(out));
+        write_pairs(&self.limits, out);
         (self.devices.len() as u32).write(out); // a list in memory is shorter than 2^32
         self.devices.iter().for_each(|device| device.write(out));
     }
@@ -161,6 +175,19 @@ fn list<T>(
         elements.push(element(r)?);
     }
     Ok(elements)
+}
+
+/// Decodes a name and a value.
+fn pair(r: &mut Reader<'_>) -> Result<(String, String), WireError> {
+    Ok((text(r, "name")?.to_owned(), text(r, "value")?.to_owned()))
+}
+
+fn write_pairs(pairs: &[(String, String)], out: &mut Vec<u8>) {
+    (pairs.len() as u32).write(out); // a list in memory is shorter than 2^32
+    for (name, value) in pairs {
+        write_text(name, out);
+        write_text(value, out);
+    }
 }
 
 impl ListenerRecord {
@@ -182,7 +209,7 @@ impl DeviceRecord {
         let description = text(r, "description")?.to_owned();
         let (kind, caps) = (r.u8("kind")?, r.u32("caps")?);
         let (alignment, max_buffer) = (r.u64("alignment")?, r.u64("max_buffer")?);
-        let features = list(r, "n_features", |r| Ok((text(r, "feature")?.to_owned(), text(r, "value")?.to_owned())))?;
+        let features = list(r, "n_features", pair)?;
         Ok(DeviceRecord { name, description, kind, caps, alignment, max_buffer, features })
     }
 
@@ -193,10 +220,6 @@ impl DeviceRecord {
         self.caps.write(out);
         self.alignment.write(out);
         self.max_buffer.write(out);
-        (self.features.len() as u32).write(out); // a device has a few features
-        for (name, value) in &self.features {
-            write_text(name, out);
-            write_text(value, out);
-        }
+        write_pairs(&self.features, out);
     }
 }

@@ -110,6 +110,7 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
     let listeners = (0..rng.usize(0..3)).map(|_| ListenerRecord { port: rng.u32(..), versions: text.to_owned() });
     let reply = HelloExtReply {
         listeners: listeners.collect(),
+        limits: vec![(text.to_owned(), text.repeat(2)); rng.usize(0..3)],
         devices,
         build: text.to_owned(),
         max_message: rng.u64(..),
