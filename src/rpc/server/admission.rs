@@ -8,6 +8,7 @@ use std::time::Instant;
 use log::debug;
 
 use super::client_connection::ClientWriter;
+use super::host_memory::{HostMemory, HostMemoryError, SessionMemory};
 use super::tenants::{LimitReached, Resource, TenantPermit, Tenants};
 use crate::rpc::transport::{Aborter, PeerAddr};
 use crate::rpc::wire::ext::{Notification, ServerState};
@@ -19,6 +20,7 @@ const MAX_REJECTING: usize = 64;
 /// The sessions of a server and their limits.
 pub(super) struct Admission {
     tenants: Arc<Tenants>,
+    host_memory: Arc<HostMemory>,
     state: Mutex<AdmissionState>,
     /// Notified when a session ends.
     session_ended: Condvar,
@@ -49,19 +51,22 @@ pub(super) enum Rejection {
     Draining,
     /// A limit of connections is reached. The client receives the state "full".
     Full(LimitReached),
+    /// The base of a session does not fit into the host memory. The client receives the state "full".
+    FullMemory(HostMemoryError),
     /// A limit of handshakes is reached. The client is closed without a reply, for which the server would have to read the
     /// HELLO of a client that has not sent one.
     TooManyHandshakes(LimitReached),
 }
 
 impl Admission {
-    /// Admits sessions within the limits of `tenants`.
-    pub(super) fn new(tenants: &Arc<Tenants>) -> Arc<Admission> {
-        let tenants = Arc::clone(tenants);
-        Arc::new(Admission { tenants, state: Mutex::default(), session_ended: Condvar::new() })
+    /// Admits sessions within the limits of `tenants` and the base of their host memory.
+    pub(super) fn new(tenants: &Arc<Tenants>, host_memory: &Arc<HostMemory>) -> Arc<Admission> {
+        let (tenants, host_memory) = (Arc::clone(tenants), Arc::clone(host_memory));
+        Arc::new(Admission { tenants, host_memory, state: Mutex::default(), session_ended: Condvar::new() })
     }
 
-    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake.
+    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake; the
+    /// last value is the session's host memory.
     ///
     /// # Errors
     /// Why the client is not admitted.
@@ -69,17 +74,18 @@ impl Admission {
         self: &Arc<Admission>,
         peer: PeerAddr,
         aborter: Aborter,
-    ) -> Result<(SessionPermit, TenantPermit), Rejection> {
+    ) -> Result<(SessionPermit, TenantPermit, Arc<SessionMemory>), Rejection> {
         let mut state = self.lock();
         if state.draining {
             return Err(Rejection::Draining);
         }
         let connection = self.tenants.reserve(peer, Resource::Connections).map_err(Rejection::Full)?;
         let handshake = self.tenants.reserve(peer, Resource::Handshakes).map_err(Rejection::TooManyHandshakes)?;
+        let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
         let key = state.next_key;
         state.next_key += 1;
         state.sessions.insert(key, AdmittedSession { aborter, _connection: connection });
-        Ok((SessionPermit { admission: Arc::clone(self), key }, handshake))
+        Ok((SessionPermit { admission: Arc::clone(self), key }, handshake, memory))
     }
 
     /// Permission to send a rejected client the reason; `None` if [`MAX_REJECTING`] clients are being sent theirs.

@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-use super::client_connection::ClientConnection;
+use super::client_connection::{BodyBuffer, ClientConnection};
 use super::context::ServerContext;
 use super::session::failure::{SessionError, SessionFailure};
 use super::versions::{ServedVersion, VersionChoice};
@@ -93,7 +93,7 @@ pub(super) fn serve_hello(
     connection: &mut ClientConnection,
     versions: &VersionChoice<'_>,
     header: [u8; REQUEST_HEADER],
-    body: &mut Vec<u8>,
+    body: &mut BodyBuffer,
 ) -> Result<Opening, SessionFailure> {
     reject_hello_ext(header)?;
     if let Some(version) = versions.answer(HelloForm::Absent)
@@ -115,7 +115,7 @@ fn reply_to_hello(
     connection: &mut ClientConnection,
     versions: &VersionChoice<'_>,
     header: RequestHeader,
-    body: &mut Vec<u8>,
+    body: &mut BodyBuffer,
 ) -> Result<Opening, SessionError> {
     // Lengths of other requests depend on the client's version, which is unknown.
     if header.command != RpcCommand::Hello {

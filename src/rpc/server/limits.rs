@@ -28,6 +28,9 @@ pub struct Config {
     /// Device memory that the sessions of one address (IPv6: of one network of 64 bits) may hold together, in bytes over all
     /// devices, except loopback. `None`: the total memory of the devices.
     pub max_memory_per_address: Option<u64>,
+    /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared graphs,
+    /// replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of it.
+    pub max_host_memory: u64,
     /// Maximum number of threads for transfers between servers. A session may have a quarter of them.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
@@ -78,6 +81,7 @@ impl Default for Config {
             max_handshakes: 128,
             max_memory: None,
             max_memory_per_address: None,
+            max_host_memory: 1 << 30,
             max_transfer_threads: 256,
             max_buffers: 1 << 16,
             max_large_buffers: 4096,
@@ -104,6 +108,7 @@ setters!(Config {
     with_max_handshakes max_handshakes: usize,
     with_max_memory max_memory: Option<u64>,
     with_max_memory_per_address max_memory_per_address: Option<u64>,
+    with_max_host_memory max_host_memory: u64,
     with_max_transfer_threads max_transfer_threads: usize,
     with_max_buffers max_buffers: usize,
     with_max_large_buffers max_large_buffers: usize,

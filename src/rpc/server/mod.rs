@@ -16,6 +16,7 @@
 //!                  collectives (sums with another server)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! host_memory                         budget of the host memory that clients cause
 //! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
 //! ```
@@ -41,6 +42,7 @@ mod ggml;
 mod gguf_index;
 mod handshake;
 mod hangup_watch;
+mod host_memory;
 mod lifecycle;
 mod limits;
 mod listen;
@@ -55,6 +57,7 @@ mod thread_budget;
 mod transfer_tokens;
 mod versions;
 
+pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
 pub use peers::{ParsePeerError, Peer};
@@ -75,6 +78,7 @@ use collectives::Rendezvous;
 use context::ServerContext;
 use gguf_index::GgufIndex;
 use hangup_watch::HangupWatch;
+use host_memory::HostMemory;
 use lifecycle::Lifecycle;
 use listen::VersionedListener;
 use peers::PeerAllowlist;
@@ -113,6 +117,7 @@ struct ServerControl {
     wakers: Vec<Box<dyn Fn() + Send + Sync>>,
     admission: Arc<Admission>,
     lifecycle: Arc<Lifecycle>,
+    host_memory: Arc<HostMemory>,
 }
 
 impl Server {
@@ -179,7 +184,8 @@ impl Server {
             versions: policy.versions().to_vec(),
         };
         let tenants = Tenants::new(&config);
-        let admission = Admission::new(&tenants);
+        let host_memory = HostMemory::new(config.max_host_memory, config.stall_timeout);
+        let admission = Admission::new(&tenants, &host_memory);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {
             devices,
@@ -196,7 +202,7 @@ impl Server {
             rendezvous: Rendezvous::default(),
             config,
         };
-        let control = ServerControl { addr, wakers, admission, lifecycle };
+        let control = ServerControl { addr, wakers, admission, lifecycle, host_memory };
         Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })
     }
 
@@ -301,7 +307,7 @@ impl AcceptLoop {
     /// client.
     fn admit(&self, connection: Connection) {
         let peer = connection.peer();
-        let (permit, handshake) = match self.control.admission.admit(peer, connection.aborter()) {
+        let (permit, handshake, memory) = match self.control.admission.admit(peer, connection.aborter()) {
             Ok(permits) => permits,
             Err(rejection) => return self.reject(connection, &rejection),
         };
@@ -309,7 +315,9 @@ impl AcceptLoop {
         spawn_connection_thread("session", peer, move || {
             let _permit = permit;
             // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
-            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, handshake, &policy))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, handshake, memory, &policy)))
+                .is_err()
+            {
                 error!("{peer}: bug in fanout: the session panicked; connection closed");
             }
         });
@@ -324,6 +332,10 @@ impl AcceptLoop {
                 ServerState::Draining
             }
             Rejection::Full(reason) => {
+                warn!("{peer}: rejected: {reason}; connection closed");
+                ServerState::Full
+            }
+            Rejection::FullMemory(reason) => {
                 warn!("{peer}: rejected: {reason}; connection closed");
                 ServerState::Full
             }
@@ -381,6 +393,11 @@ impl ServerHandle {
             left => warn!("{left} clients are still connected after {grace_period:?}; their connections are closed"),
         }
         self.shutdown();
+    }
+
+    /// The host memory that clients use, and its limit.
+    pub fn host_memory(&self) -> HostMemoryInfo {
+        self.0.host_memory.info()
     }
 
     /// Number of sessions, which is the number of accepted connections that are open.

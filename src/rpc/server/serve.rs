@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::client_connection::{ClientConnection, Timeouts};
+use super::client_connection::{BodyBuffer, ClientConnection, Timeouts};
 use super::context::ServerContext;
 use super::extended;
 use super::ggml;
 use super::handshake::{Opening, serve_hello};
 use super::hangup_watch::SessionWatch;
+use super::host_memory::SessionMemory;
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::tenants::TenantPermit;
 use super::versions::{VersionChoice, VersionPolicy};
@@ -22,17 +23,20 @@ use crate::rpc::transport;
 use crate::rpc::wire::ext::ExtCommand;
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
-/// `handshake` counts the connection among the handshakes in flight.
+/// `handshake` counts the connection among the handshakes in flight; `memory` is the session's host memory.
 pub(super) fn serve(
     server: &Arc<ServerContext>,
     connection: transport::Connection,
     handshake: TenantPermit,
+    memory: Arc<SessionMemory>,
     policy: &VersionPolicy,
 ) {
     let peer = connection.peer();
     debug!("{peer}: connected");
     let watch = server.hangup_watch.add_session(connection.aborter());
-    match serve_requests(server, connection, handshake, policy, &watch) {
+    let waits = Arc::clone(&memory);
+    let _canceller = watch.on_hangup(move || waits.close());
+    match serve_requests(server, connection, handshake, memory, policy, &watch) {
         Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
         Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
@@ -46,6 +50,7 @@ fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
     handshake: TenantPermit,
+    memory: Arc<SessionMemory>,
     policy: &VersionPolicy,
     watch: &Arc<SessionWatch>,
 ) -> Result<SessionEnd, SessionFailure> {
@@ -54,8 +59,8 @@ fn serve_requests(
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
     let timeouts =
         Timeouts { handshake: config.handshake_timeout, stall: config.stall_timeout, idle: config.idle_timeout };
-    let mut connection = ClientConnection::new(connection, Arc::clone(watch), handshake, timeouts);
-    let mut body = Vec::new();
+    let mut body = BodyBuffer::new(&memory);
+    let mut connection = ClientConnection::new(connection, Arc::clone(watch), memory, handshake, timeouts);
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(SessionEnd::ClosedBeforeHello);
     };

@@ -3,9 +3,11 @@
 //! The session's thread owns the [`ClientConnection`]. Its sending half, the [`ClientWriter`] (`writer.rs`), is shared with the
 //! other threads of the session. Not here: the meaning of messages, which the front ends decode.
 
+mod body_buffer;
 mod pace;
 mod writer;
 
+pub(super) use body_buffer::BodyBuffer;
 pub(super) use writer::ClientWriter;
 
 use std::net::SocketAddr;
@@ -18,6 +20,7 @@ use thiserror::Error;
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
 use crate::rpc::server::hangup_watch::SessionWatch;
+use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::server::tenants::TenantPermit;
 use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
@@ -30,9 +33,6 @@ const MAX_SPIN: Duration = Duration::from_millis(2);
 /// Shortest time after which a connection is lost whose client acknowledges nothing. A longer stall timeout extends it: a client
 /// that does not read looks the same to the system.
 const MIN_LOSS_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Bytes that are first allocated for the body of a request; the buffer then doubles as bytes arrive.
-const FIRST_BODY_CHUNK: usize = 64 << 10;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,15 @@ pub(super) enum NextRequestError {
     Transport(#[from] TransportError),
 }
 
+/// Why the body of a request could not be read.
+#[derive(Debug, Error)]
+pub(super) enum ReadBodyError {
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
+    Memory(#[from] HostMemoryError),
+}
+
 /// Framed connection to a client.
 pub(super) struct ClientConnection {
     idle_timeout: Option<Duration>,
@@ -61,6 +70,7 @@ pub(super) struct ClientConnection {
     read_ahead: ReadAhead,
     writer: Arc<ClientWriter>,
     watch: Arc<SessionWatch>,
+    memory: Arc<SessionMemory>,
     /// Whether a request is being served: `watch` counts its beginning and its end.
     serving: bool,
 }
@@ -120,6 +130,7 @@ impl ClientConnection {
     pub(super) fn new(
         connection: transport::Connection,
         watch: Arc<SessionWatch>,
+        memory: Arc<SessionMemory>,
         permit: TenantPermit,
         timeouts: Timeouts,
     ) -> ClientConnection {
@@ -139,6 +150,7 @@ impl ClientConnection {
             read_ahead: ReadAhead::new(),
             writer: ClientWriter::new(sender, aborter, timeouts.stall),
             watch,
+            memory,
             serving: false,
         }
     }
@@ -183,6 +195,11 @@ impl ClientConnection {
     /// The session's part of the hang-up watch.
     pub(super) fn watch(&self) -> &Arc<SessionWatch> {
         &self.watch
+    }
+
+    /// The session's host memory.
+    pub(super) fn memory(&self) -> &Arc<SessionMemory> {
+        &self.memory
     }
 
     /// Receives bytes ahead of their message: for up to `timeout`, or until the end of the handshake. They do not count for the
@@ -240,20 +257,22 @@ impl ClientConnection {
     }
 
     /// Reads a body of `len` bytes into `into`, a buffer that the caller reuses. The buffer grows as bytes arrive, to at most
-    /// twice the received bytes: a client that only announces a large body must not make the server allocate it.
-    pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut Vec<u8>) -> Result<&'a [u8], TransportError> {
+    /// twice the received bytes: a client that only announces a large body must not make the server allocate it. While host
+    /// memory is short, no more bytes are read, which is backpressure on the client.
+    ///
+    /// # Errors
+    /// Of the connection, or if the host memory is not available in time.
+    pub(super) fn read_body<'a>(&mut self, len: usize, into: &'a mut BodyBuffer) -> Result<&'a [u8], ReadBodyError> {
         let mut have = 0;
         while have < len {
-            if into.len() == have {
-                let room = (2 * have).max(FIRST_BODY_CHUNK).min(len);
-                into.reserve_exact(room - have);
-                into.resize(room, 0);
+            if into.bytes_mut().len() == have {
+                into.grow((2 * have).max(BASE_BODY_BYTES).min(len))?;
             }
-            let until = into.len().min(len);
-            self.read_exact(&mut into[have..until])?;
+            let until = into.bytes_mut().len().min(len);
+            self.read_exact(&mut into.bytes_mut()[have..until])?;
             have = until;
         }
-        Ok(&into[..len])
+        Ok(into.message(len))
     }
 
     /// Reads and discards the next `len` bytes of a message.

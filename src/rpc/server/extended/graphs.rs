@@ -2,11 +2,14 @@
 
 use std::time::Instant;
 
+use log::info;
+
 use super::describe;
 use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
+use crate::rpc::server::host_memory::{HostCharge, HostMemoryError};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::import_graph;
 use crate::rpc::server::session::program_cache::CachedProgram;
@@ -19,8 +22,8 @@ use crate::rpc::wire::{GraphCompute, graph_cost};
 pub(super) type GraphNumber = u64;
 
 impl ExtendedSession<'_> {
-    /// Prepares a graph for RUN_GRAPH. If the device does not support it, the error is stored with the graph and fails the
-    /// queue that runs the graph.
+    /// Prepares a graph for RUN_GRAPH. If the device does not support it, or its host memory is refused, the error is stored with
+    /// the graph and fails the queue that runs the graph.
     pub(super) fn prepare_graph(&mut self, request: &PrepareGraph<'_>, len: usize) -> Result<(), SessionError> {
         let graph = &request.graph;
         let device = self.resources.device(graph.device())?;
@@ -32,18 +35,35 @@ impl ExtendedSession<'_> {
             self.wait_idle()?;
             self.resources.programs.release_evicted();
         }
-        let prepared = match import_graph(graph, &self.resources.handles, &**device) {
-            Ok(imported) => Ok(imported.program),
-            Err(SessionError::Device(e)) => Err(e),
-            Err(SessionError::Request(RequestError::InvalidGraph(GraphError::UnsupportedOp(op)))) => {
-                Err(DeviceError::from(describe::unknown_op(op)))
+        let (prepared, charge) = match self.charge_program(cost)? {
+            Ok(charge) => match import_graph(graph, &self.resources.handles, &**device) {
+                Ok(imported) => (Ok(imported.program), charge),
+                Err(SessionError::Device(e)) => (Err(e), self.resources.memory.empty()),
+                Err(SessionError::Request(RequestError::InvalidGraph(GraphError::UnsupportedOp(op)))) => {
+                    (Err(DeviceError::from(describe::unknown_op(op))), self.resources.memory.empty())
+                }
+                Err(e) => return Err(e),
+            },
+            Err(e) => {
+                info!("{}: cannot prepare graph {}: {e}", self.resources.peer, request.id);
+                (Err(DeviceError::from(e)), self.resources.memory.empty())
             }
-            Err(e) => return Err(e),
         };
         // Freeing any buffer that the graph names, used or not, drops the graph on the client. The cache has to do the same.
         let buffers = named_buffers(graph);
-        self.resources.programs.insert(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared));
+        self.resources.programs.insert(CachedProgram::new(request.id, graph.device(), cost, buffers, prepared, charge));
         Ok(())
+    }
+
+    /// Charges a program of `cost` bytes. If host memory is short, this waits for the session's queues, which may hold evicted
+    /// programs, and then for other sessions. It evicts none: the client tracks the cache.
+    fn charge_program(&mut self, cost: u64) -> Result<Result<HostCharge, HostMemoryError>, SessionError> {
+        if let Ok(charge) = self.resources.memory.reserve(cost) {
+            return Ok(Ok(charge));
+        }
+        self.wait_idle()?;
+        self.resources.programs.release_evicted();
+        Ok(self.resources.memory.wait(cost))
     }
 
     /// Waits until the work of all queues is done.

@@ -11,13 +11,12 @@ use super::notifier::Notifier;
 use super::queues::Queues;
 
 use crate::rpc::server::byte_semaphore::ByteSemaphore;
-use crate::rpc::server::client_connection::{ClientConnection, ClientWriter};
+use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection, ClientWriter};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::HelloError;
 use crate::rpc::server::hangup_watch::CancellerGuard;
 use crate::rpc::server::peers::PeerPool;
 use crate::rpc::server::resource_requests;
-use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
@@ -59,10 +58,10 @@ pub(in crate::rpc::server) fn serve_session(
     connection: ClientConnection,
     peer: PeerAddr,
     header: [u8; REQUEST_HEADER],
-    mut body: Vec<u8>,
+    mut body: BodyBuffer,
 ) -> Result<SessionEnd, SessionFailure> {
     let writer = Arc::clone(connection.writer());
-    let resources = SessionResources::new(server, peer, CacheLimits::EVICT_FEWEST);
+    let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
     let threads = ThreadBudget::quarter_of(&server.transfer_threads);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, &threads);
     let watch = connection.watch();
@@ -106,7 +105,7 @@ impl ExtendedSession<'_> {
         &mut self,
         peer: PeerAddr,
         header: &[u8; REQUEST_HEADER],
-        body: &mut Vec<u8>,
+        body: &mut BodyBuffer,
     ) -> Result<(), SessionError> {
         let server = self.resources.server;
         let limits = &server.config.limits;
@@ -129,16 +128,16 @@ impl ExtendedSession<'_> {
     }
 
     /// Serves requests until the client closes the connection.
-    fn serve_requests(&mut self, body: &mut Vec<u8>) -> Result<(), SessionFailure> {
+    fn serve_requests(&mut self, body: &mut BodyBuffer) -> Result<(), SessionFailure> {
         while let Some(header) = self.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             self.serve_request(header, body)?;
-            body_buffer::trim(body);
+            body.trim();
         }
         Ok(())
     }
 
     /// Serves one request. Every failure names the command.
-    fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), SessionFailure> {
+    fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut BodyBuffer) -> Result<(), SessionFailure> {
         if ExtHeader::is_extension(&header) {
             let header = ExtHeader::decode(&header).map_err(|e| SessionFailure::new(None, e))?;
             self.serve_ext_request(header, body).map_err(|e| SessionFailure::new(Some(header.command.name()), e))
@@ -149,7 +148,7 @@ impl ExtendedSession<'_> {
     }
 
     /// Serves a command of ggml's protocol, of which only the resource requests remain valid after HELLO_EXT.
-    fn serve_ggml_request(&mut self, header: RequestHeader, body: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn serve_ggml_request(&mut self, header: RequestHeader, body: &mut BodyBuffer) -> Result<(), SessionError> {
         if !resource_requests::is_resource_request(header.command) {
             return Err(ExtendedError::Superseded.into());
         }
@@ -163,7 +162,7 @@ impl ExtendedSession<'_> {
     }
 
     /// Serves a command of the extensions.
-    fn serve_ext_request(&mut self, header: ExtHeader, body: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn serve_ext_request(&mut self, header: ExtHeader, body: &mut BodyBuffer) -> Result<(), SessionError> {
         let server = self.resources.server;
         let limits = &server.config.limits;
         let len = header.body_len(limits)?;

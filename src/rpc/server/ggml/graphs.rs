@@ -9,6 +9,8 @@ use log::debug;
 
 use super::error::GgmlError;
 use super::session::GgmlSession;
+use crate::rpc::server::client_connection::BodyBuffer;
+use crate::rpc::server::host_memory::HostCharge;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::graph_import::{ImportedGraph, import_graph};
 use crate::rpc::server::session::program_cache::{BoundProgram, CachedProgram};
@@ -34,6 +36,8 @@ pub(super) struct StoredId {
 struct CostedGraph {
     /// Estimated bytes of the program: [`graph_cost`].
     cost: u64,
+    /// Pays for it.
+    charge: HostCharge,
     graph: ImportedGraph,
 }
 
@@ -52,8 +56,8 @@ impl PartialEq<StoredId> for GraphKey {
 impl GgmlSession<'_> {
     /// Runs the graph in the first `len` bytes of `body`. A graph that is cached by its bytes costs the comparison and a
     /// submission. For a new graph without a number, `body` is moved into the cache as the key.
-    pub(super) fn graph_compute(&mut self, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
-        let message = &body[..len];
+    pub(super) fn graph_compute(&mut self, len: usize, body: &mut BodyBuffer) -> Result<(), SessionError> {
+        let message = body.message(len);
         if self.codec().has_graph_uid()
             && let Some(uid @ 1..) = message.get(4..12).and_then(|uid| uid.try_into().ok()).map(u64::from_le_bytes)
         {
@@ -67,9 +71,7 @@ impl GgmlSession<'_> {
             return self.run_program(device, &program);
         }
         let imported = self.import(message)?;
-        let mut message = std::mem::take(body);
-        message.truncate(len);
-        let program = self.cache_program(GraphKey::Body(message.into()), device, imported);
+        let program = self.cache_program(GraphKey::Body(body.take(len)), device, imported);
         self.run_program(device, &program)
     }
 
@@ -78,7 +80,7 @@ impl GgmlSession<'_> {
         let imported = self.import(message)?;
         let device = message.first_chunk().copied().map_or(0, u32::from_le_bytes);
         let id = StoredId { device, uid };
-        let cleared = self.graph_store.record_compute(device, uid, message, &imported.graph.buffers);
+        let cleared = self.graph_store.record_compute(device, uid, message, &imported.graph.buffers)?;
         // The same number may name another graph than before.
         let is_stale = |key: &GraphKey| match key {
             GraphKey::Stored(other) => *other == id || cleared && other.device == device,
@@ -98,13 +100,26 @@ impl GgmlSession<'_> {
             self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
             self.resources.programs.release_evicted();
         }
-        Ok(CostedGraph { cost, graph: import_graph(&graph, &self.resources.handles, &**target)? })
+        let charge = self.charge_program(cost)?;
+        Ok(CostedGraph { cost, charge, graph: import_graph(&graph, &self.resources.handles, &**target)? })
+    }
+
+    /// Charges a program of `cost` bytes. The protocol has no reply for a refusal: if host memory is short, the session first
+    /// gives up its other programs, and then waits for other sessions.
+    fn charge_program(&mut self, cost: u64) -> Result<HostCharge, SessionError> {
+        if let Ok(charge) = self.resources.memory.reserve(cost) {
+            return Ok(charge);
+        }
+        self.resources.programs.evict_all();
+        self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
+        self.resources.programs.release_evicted();
+        Ok(self.resources.memory.wait(cost)?)
     }
 
     /// Caches the program of an imported graph, and returns it.
     fn cache_program(&mut self, key: GraphKey, device: u32, imported: CostedGraph) -> BoundProgram {
-        let CostedGraph { cost, graph: ImportedGraph { program, buffers } } = imported;
-        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone())));
+        let CostedGraph { cost, charge, graph: ImportedGraph { program, buffers } } = imported;
+        self.resources.programs.insert(CachedProgram::new(key, device, cost, buffers, Ok(program.clone()), charge));
         program
     }
 
@@ -152,6 +167,7 @@ impl GgmlSession<'_> {
             self.graph_store.record_use(id.device, id.uid);
             return Ok(cached.program.clone()?);
         }
+        let _rebuilt = self.resources.memory.wait(self.graph_store.body_len(id.device, id.uid))?;
         let body =
             self.graph_store.body(id.device, id.uid).map_err(|reason| GgmlError::NoStoredGraph { id, reason })?;
         let imported = self.import(&body)?;

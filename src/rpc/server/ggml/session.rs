@@ -8,11 +8,10 @@ use super::error::GgmlError;
 use super::graph_store::GraphStore;
 use super::graphs::GraphKey;
 use super::prefault::Prefault;
-use crate::rpc::server::client_connection::ClientConnection;
+use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::{HelloError, reject_hello_ext};
 use crate::rpc::server::resource_requests;
-use crate::rpc::server::session::body_buffer;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
@@ -51,10 +50,11 @@ pub(in crate::rpc::server) fn serve_session(
     versions: &VersionChoice<'_>,
     version: ServedVersion,
     mut header: [u8; REQUEST_HEADER],
-    mut body: Vec<u8>,
+    mut body: BodyBuffer,
 ) -> Result<SessionEnd, SessionFailure> {
-    let resources = SessionResources::new(server, versions.peer(), CacheLimits::EVICT_HALF);
+    let resources = SessionResources::new(server, versions.peer(), connection.memory(), CacheLimits::EVICT_HALF);
     let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch());
+    let graph_store = GraphStore::new(server.config.max_graph_memory, connection.memory());
     let mut session = GgmlSession {
         connection,
         resources,
@@ -63,7 +63,7 @@ pub(in crate::rpc::server) fn serve_session(
         unconfirmed: Some(versions),
         version,
         detector: version.detector(),
-        graph_store: GraphStore::new(server.config.max_graph_memory),
+        graph_store,
         communicators: Communicators::default(),
     };
     loop {
@@ -78,7 +78,7 @@ pub(in crate::rpc::server) fn serve_session(
 
 impl GgmlSession<'_> {
     /// Serves one request. A failure contains the name of its command.
-    fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut Vec<u8>) -> Result<(), SessionFailure> {
+    fn serve_request(&mut self, header: [u8; REQUEST_HEADER], body: &mut BodyBuffer) -> Result<(), SessionFailure> {
         reject_hello_ext(header)?;
         let [number, size @ ..] = header;
         let size = u64::from_le_bytes(size);
@@ -98,7 +98,7 @@ impl GgmlSession<'_> {
             self.serve_command(command, len, body)?;
             self.acknowledge(command)
         });
-        body_buffer::trim(body);
+        body.trim();
         done.map_err(|e| SessionFailure::new(Some(command.name()), e))
     }
 
@@ -124,9 +124,9 @@ impl GgmlSession<'_> {
 
     /// Serves a request with `len` bytes of body. SET_TENSOR and SET_TENSOR_2D stream them to the device; all others read them
     /// into `body`.
-    fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut Vec<u8>) -> Result<(), SessionError> {
+    fn serve_command(&mut self, command: RpcCommand, len: usize, body: &mut BodyBuffer) -> Result<(), SessionError> {
         if command == RpcCommand::SetTensor2d {
-            return self.set_tensor_2d(len);
+            return self.set_tensor_2d(len, body);
         }
         if command == RpcCommand::SetTensor {
             return self.set_tensor(len);
@@ -135,7 +135,7 @@ impl GgmlSession<'_> {
         if command == RpcCommand::GraphCompute {
             return self.graph_compute(len, body);
         }
-        match self.codec().decode(command, &body[..len], &self.resources.server.config.limits)? {
+        match self.codec().decode(command, body.message(len), &self.resources.server.config.limits)? {
             Request::Hello(_) => Err(HelloError::RepeatedHello.into()),
             // The list of devices is in memory, so its length fits.
             Request::DeviceCount(_) => {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::device::{Region, UploadSource};
+use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::upload;
@@ -73,9 +74,9 @@ impl<'a> Rows<'a> {
 }
 
 impl GgmlSession<'_> {
-    /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device. A later row overwrites an earlier one where a
+    /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device, short ones through `chunk`, a reused buffer. A later row overwrites an earlier one where a
     /// stride below the row length makes them overlap.
-    pub(super) fn set_tensor_2d(&mut self, len: usize) -> Result<(), SessionError> {
+    pub(super) fn set_tensor_2d(&mut self, len: usize, chunk: &mut BodyBuffer) -> Result<(), SessionError> {
         let head = SetTensor2dHead::decode(&self.connection.read_array::<SET_TENSOR_2D_HEAD>()?)?;
         let tensor = self.resources.handles.locate(&head.tensor)?;
         let device = tensor.entry.device;
@@ -89,7 +90,6 @@ impl GgmlSession<'_> {
             upload::upload_from_client(&mut self.connection, queue, region, None, |_| {})?;
             return Ok(());
         }
-        let mut chunk = Vec::new();
         let mut first = 0;
         while first < rows.count {
             let n = rows.rows_per_chunk().min(rows.count - first);
@@ -97,7 +97,7 @@ impl GgmlSession<'_> {
                 upload::upload_from_client(&mut self.connection, queue, rows.row(first)?, None, |_| {})?;
             } else {
                 // At most `CHUNK_BYTES`; the buffer grows as bytes arrive.
-                let bytes = self.connection.read_body((n * rows.size) as usize, &mut chunk)?;
+                let bytes = self.connection.read_body((n * rows.size) as usize, chunk)?;
                 for (index, row) in (first..).zip(bytes.chunks_exact(rows.size as usize)) {
                     queue.upload(rows.row(index)?, None, UploadSource::Borrowed(row))?;
                 }

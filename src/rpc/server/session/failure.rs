@@ -13,7 +13,8 @@ use log::warn;
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
-use crate::rpc::server::client_connection::{ClientWriter, NextRequestError};
+use crate::rpc::server::client_connection::{ClientWriter, NextRequestError, ReadBodyError};
+use crate::rpc::server::host_memory::HostMemoryError;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
@@ -33,6 +34,9 @@ pub(in crate::rpc::server) enum SessionError {
     /// The client has sent no request for the idle timeout.
     #[error("{}", NextRequestError::Idle(*.0))]
     Idle(Duration),
+    /// A limit of host memory is reached, and the protocol has no reply that says so.
+    #[error(transparent)]
+    HostMemory(#[from] HostMemoryError),
     /// A device failed while it served a valid request.
     #[error("device: {0}")]
     Device(#[from] DeviceError),
@@ -50,6 +54,15 @@ impl From<NextRequestError> for SessionError {
         match e {
             NextRequestError::Idle(timeout) => SessionError::Idle(timeout),
             NextRequestError::Transport(e) => SessionError::Transport(e),
+        }
+    }
+}
+
+impl From<ReadBodyError> for SessionError {
+    fn from(e: ReadBodyError) -> SessionError {
+        match e {
+            ReadBodyError::Transport(e) => SessionError::Transport(e),
+            ReadBodyError::Memory(e) => SessionError::HostMemory(e),
         }
     }
 }

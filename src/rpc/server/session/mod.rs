@@ -7,7 +7,6 @@
 //! graph_import                  graph from the wire → program that is bound to the session's buffers
 //! watched_queue                 device queue that ends when the client has gone
 //! upload                        bytes from the client's connection → device
-//! body_buffer                   reused buffer for request bodies
 //! host_staged_copy              copies between devices that cannot access each other's memory
 //! request_error → failure       why a request fails; how a failure ends the session
 //! ```
@@ -17,7 +16,6 @@
 //! extension's PREPARE_GRAPH. Only [`failure`] and [`upload`] use the connection. `tests/layout/layer_table.rs` checks these
 //! dependencies. Start reading at `resources.rs`.
 
-pub(super) mod body_buffer;
 pub(super) mod failure;
 pub(super) mod graph_import;
 pub(super) mod handle_table;

@@ -7,14 +7,15 @@
 //! The eviction is part of the protocol (`docs/protocol.md`): clients of the extension simulate this cache to predict which
 //! graphs it holds. Changing the order or the time of evictions breaks them.
 //!
-//! Programs take host memory that no memory budget accounts for, hence the [`CacheLimits`], over all devices of the session. An
-//! evicted program stays in memory while a queue has yet to run it. Its bytes count as `evicted_bytes` until the session has
-//! waited for its queues.
+//! Programs take host memory, hence the [`CacheLimits`], over all devices of the session, and a [`HostCharge`] for each. An evicted
+//! program stays in memory while a queue has yet to run it. Its bytes count as `evicted_bytes`, and stay charged, until the session
+//! has waited for its queues.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::{DeviceError, Program, Queue, Region};
+use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 
 /// Maximum number of programs of a session of the extension, whose clients simulate the cache.
 pub(in crate::rpc::server) const MAX_PROGRAMS: usize = 64;
@@ -54,6 +55,8 @@ pub(in crate::rpc::server) struct CachedProgram<K> {
     pub(in crate::rpc::server) device: u32,
     /// Its estimated bytes: [`graph_cost`](crate::rpc::wire::graph_cost).
     cost: u64,
+    /// Pays for `program`; of no bytes if that is an error.
+    charge: HostCharge,
     /// Handles of the buffers that it is bound to. Freeing one of them removes the program.
     buffers: Box<[u64]>,
     /// The program, or the error that is reported when the client runs it.
@@ -73,8 +76,9 @@ impl<K> CachedProgram<K> {
         cost: u64,
         buffers: Box<[u64]>,
         program: Result<BoundProgram, DeviceError>,
+        charge: HostCharge,
     ) -> CachedProgram<K> {
-        CachedProgram { key, device, cost, buffers, program, serial: 0, successor: 0, last_use: 0 }
+        CachedProgram { key, device, cost, charge, buffers, program, serial: 0, successor: 0, last_use: 0 }
     }
 }
 
@@ -122,12 +126,15 @@ pub(in crate::rpc::server) struct ProgramCache<K> {
     clock: u64,
     /// Bytes of evicted programs that queues may still hold.
     evicted_bytes: u64,
+    /// What their programs are charged.
+    evicted_charge: HostCharge,
 }
 
 impl<K> ProgramCache<K> {
-    /// An empty cache.
-    pub(in crate::rpc::server) fn new(limits: CacheLimits) -> ProgramCache<K> {
-        ProgramCache { limits, entries: Vec::new(), last_used: Vec::new(), clock: 0, evicted_bytes: 0 }
+    /// An empty cache, whose programs are charged to `memory`.
+    pub(in crate::rpc::server) fn new(limits: CacheLimits, memory: &Arc<SessionMemory>) -> ProgramCache<K> {
+        let evicted_charge = memory.empty();
+        ProgramCache { limits, entries: Vec::new(), last_used: Vec::new(), clock: 0, evicted_bytes: 0, evicted_charge }
     }
 
     /// Looks up `key` and makes its program the most recently used. `device` is its expected device: the successor of the
@@ -168,17 +175,21 @@ impl<K> ProgramCache<K> {
             while self.entries.len() >= max_programs || bytes > target {
                 let oldest = (0..self.entries.len()).min_by_key(|&at| self.entries[at].last_use);
                 let Some(oldest) = oldest else { break };
-                let freed = self.entries.swap_remove(oldest).cost;
-                bytes -= freed;
-                self.evicted_bytes += freed;
+                bytes -= self.evict(oldest);
             }
         }
         self.evicted_bytes > 0 && (bytes + self.evicted_bytes).saturating_add(cost) > max_total
     }
 
+    /// Evicts all programs, because host memory is short. Not for clients that track the cache.
+    pub(in crate::rpc::server) fn evict_all(&mut self) {
+        self.evict_where(|_| true);
+    }
+
     /// Called when all submitted work is done: no queue holds an evicted program any more.
     pub(in crate::rpc::server) fn release_evicted(&mut self) {
         self.evicted_bytes = 0;
+        self.evicted_charge.shrink_to(0);
     }
 
     /// Inserts a program as the most recently used. The caller has called [`ProgramCache::evict_for`] with its cost.
@@ -190,16 +201,27 @@ impl<K> ProgramCache<K> {
 
     /// Removes the programs that are bound to a buffer, which is being freed. They count as evicted.
     pub(in crate::rpc::server) fn remove_programs_of_buffer(&mut self, handle: u64) {
-        let before = self.cached_bytes();
-        self.entries.retain(|entry| !entry.buffers.contains(&handle));
-        self.evicted_bytes += before - self.cached_bytes();
+        self.evict_where(|entry| entry.buffers.contains(&handle));
     }
 
     /// Removes the programs whose key `matches`. They count as evicted.
     pub(in crate::rpc::server) fn remove_where(&mut self, matches: impl Fn(&K) -> bool) {
-        let before = self.cached_bytes();
-        self.entries.retain(|entry| !matches(&entry.key));
-        self.evicted_bytes += before - self.cached_bytes();
+        self.evict_where(|entry| matches(&entry.key));
+    }
+
+    fn evict_where(&mut self, matches: impl Fn(&CachedProgram<K>) -> bool) {
+        let mut at = 0;
+        while let Some(entry) = self.entries.get(at) {
+            if matches(entry) { _ = self.evict(at) } else { at += 1 }
+        }
+    }
+
+    /// Evicts the program at index `at`, and returns its cost. Another program has this index then.
+    fn evict(&mut self, at: usize) -> u64 {
+        let CachedProgram { cost, charge, .. } = self.entries.swap_remove(at);
+        self.evicted_bytes += cost;
+        self.evicted_charge.absorb(charge);
+        cost
     }
 
     fn index_of_key<Q>(&self, key: &Q) -> Option<usize>
@@ -244,6 +266,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{Device, MemoryBudget};
+    use crate::rpc::server::host_memory::HostMemory;
 
     fn bound_program() -> BoundProgram {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap();
@@ -252,16 +275,29 @@ mod tests {
         BoundProgram { program: device.prepare(Arc::new(graph)).unwrap(), bindings: Arc::from([buffer.whole()]) }
     }
 
+    fn memory() -> Arc<SessionMemory> {
+        HostMemory::new(u64::MAX, Duration::ZERO).admit().unwrap()
+    }
+
     /// Key of ggml's front end: the body of a request.
     type Body = Vec<u8>;
 
-    /// A cached program with the key `body`, bound to one buffer.
-    fn body(device: u32, body: &[u8], cost: u64, buffer: u64, program: &BoundProgram) -> CachedProgram<Body> {
-        CachedProgram::new(body.into(), device, cost, [buffer].into(), Ok(program.clone()))
+    /// A program with the key `body`, bound to one buffer, for `cache`.
+    fn body(
+        cache: &ProgramCache<Body>,
+        device: u32,
+        body: &[u8],
+        cost: u64,
+        buffer: u64,
+        program: &BoundProgram,
+    ) -> CachedProgram<Body> {
+        let charge = cache.evicted_charge.session().reserve(cost).unwrap();
+        CachedProgram::new(body.into(), device, cost, [buffer].into(), Ok(program.clone()), charge)
     }
 
-    fn number(number: u64, cost: u64, buffers: &[u64]) -> CachedProgram<u64> {
-        CachedProgram::new(number, 0, cost, buffers.into(), Err(DeviceError::Ended))
+    fn number(cache: &ProgramCache<u64>, number: u64, cost: u64, buffers: &[u64]) -> CachedProgram<u64> {
+        let charge = cache.evicted_charge.session().empty();
+        CachedProgram::new(number, 0, cost, buffers.into(), Err(DeviceError::Ended), charge)
     }
 
     fn numbers(cache: &ProgramCache<u64>) -> Vec<u64> {
@@ -270,11 +306,11 @@ mod tests {
 
     #[test]
     fn get_finds_bodies_and_freed_buffers_remove_their_programs() {
-        let (p, mut cache) = (bound_program(), ProgramCache::new(CacheLimits::EVICT_HALF));
+        let (p, mut cache) = (bound_program(), ProgramCache::new(CacheLimits::EVICT_HALF, &memory()));
         assert!(cache.get(0, b"a".as_slice()).is_none() && cache.most_recent(0).is_none());
-        cache.insert(body(0, b"aa", 2, 1, &p));
-        cache.insert(body(0, b"ab", 2, 2, &p));
-        cache.insert(body(3, b"c", 2, 1, &p));
+        cache.insert(body(&cache, 0, b"aa", 2, 1, &p));
+        cache.insert(body(&cache, 0, b"ab", 2, 2, &p));
+        cache.insert(body(&cache, 3, b"c", 2, 1, &p));
         for _ in 0..3 {
             assert!(cache.get(0, b"aa".as_slice()).unwrap().key[..] == *b"aa");
             assert!(cache.most_recent(0).unwrap().key[..] == *b"aa");
@@ -290,10 +326,10 @@ mod tests {
     #[test]
     fn the_least_recently_used_program_is_evicted() {
         let limits = CacheLimits { max_programs: MAX_PROGRAMS, ..CacheLimits::EVICT_HALF };
-        let (p, mut cache) = (bound_program(), ProgramCache::new(limits));
+        let (p, mut cache) = (bound_program(), ProgramCache::new(limits, &memory()));
         let add = |cache: &mut ProgramCache<Body>, key: &[u8], cost| {
             let must_wait = cache.evict_for(cost);
-            cache.insert(body(0, key, cost, 1, &p));
+            cache.insert(body(cache, 0, key, cost, 1, &p));
             must_wait
         };
         for i in 0..MAX_PROGRAMS as u8 {
@@ -311,7 +347,7 @@ mod tests {
 
     #[test]
     fn evicted_programs_count_until_they_are_released() {
-        let (p, mut cache) = (bound_program(), ProgramCache::new(CacheLimits::EVICT_HALF));
+        let (p, mut cache) = (bound_program(), ProgramCache::new(CacheLimits::EVICT_HALF, &memory()));
         let tenth = MAX_CACHED_BYTES / 10;
         let mut waits = 0;
         for i in 0..100 {
@@ -319,30 +355,36 @@ mod tests {
                 cache.release_evicted();
                 waits += 1;
             }
-            cache.insert(body(0, &[i], tenth, 1, &p));
+            cache.insert(body(&cache, 0, &[i], tenth, 1, &p));
             assert!(cache.cached_bytes() + cache.evicted_bytes <= MAX_CACHED_BYTES);
+            assert_eq!(cache.evicted_charge.session().held(), cache.cached_bytes() + cache.evicted_bytes);
         }
         assert!((10..=20).contains(&waits), "waited for the queues {waits} times");
         cache.remove_programs_of_buffer(1);
         assert!(cache.evict_for(MAX_CACHED_BYTES / 2));
+        cache.insert(body(&cache, 0, b"last", 7, 1, &p));
+        cache.evict_all();
+        assert!(cache.entries.is_empty() && cache.evicted_charge.session().held() > 0);
+        cache.release_evicted();
+        assert_eq!(cache.evicted_charge.session().held(), 0);
     }
 
     /// Clients of the extension simulate the cache, so every eviction must happen exactly when the protocol specifies.
     #[test]
     fn graph_numbers_are_evicted_as_the_protocol_specifies() {
-        let mut cache = ProgramCache::new(CacheLimits::EVICT_FEWEST);
+        let mut cache = ProgramCache::new(CacheLimits::EVICT_FEWEST, &memory());
         let quarter = MAX_CACHED_BYTES / 4;
         for n in 1..=4 {
             assert!(!cache.evict_for(quarter));
-            cache.insert(number(n, quarter, &[n, 9]));
+            cache.insert(number(&cache, n, quarter, &[n, 9]));
         }
         assert!(cache.get(0, &1).is_some() && cache.get(0, &5).is_none());
         assert!(cache.get(0, &1).unwrap().program.is_err(), "a failed program is cached like any other");
         assert!(!cache.evict_for(quarter));
-        cache.insert(number(5, quarter, &[5]));
+        cache.insert(number(&cache, 5, quarter, &[5]));
         assert_eq!(numbers(&cache), [1, 3, 4, 5], "only 2 is evicted, the least recently used");
         assert!(!cache.evict_for(quarter + 1));
-        cache.insert(number(6, 0, &[]));
+        cache.insert(number(&cache, 6, 0, &[]));
         assert_eq!(numbers(&cache), [1, 5, 6]);
         cache.remove_programs_of_buffer(9);
         assert_eq!(numbers(&cache), [5, 6]);
@@ -350,7 +392,7 @@ mod tests {
         // The limit of entries.
         for n in 100..100 + MAX_PROGRAMS as u64 {
             cache.evict_for(0);
-            cache.insert(number(n, 0, &[]));
+            cache.insert(number(&cache, n, 0, &[]));
         }
         assert_eq!(cache.entries.len(), MAX_PROGRAMS);
         assert!(cache.contains(&100) && !cache.contains(&6));
@@ -358,7 +400,7 @@ mod tests {
 
     #[test]
     fn evicted_bytes_may_reach_the_cache_limit_again() {
-        let mut cache = ProgramCache::new(CacheLimits::EVICT_FEWEST);
+        let mut cache = ProgramCache::new(CacheLimits::EVICT_FEWEST, &memory());
         let tenth = MAX_CACHED_BYTES / 10;
         let mut waits = 0;
         for n in 0..100 {
@@ -366,7 +408,7 @@ mod tests {
                 cache.release_evicted();
                 waits += 1;
             }
-            cache.insert(number(n, tenth, &[]));
+            cache.insert(number(&cache, n, tenth, &[]));
             assert!(
                 cache.cached_bytes() <= MAX_CACHED_BYTES
                     && cache.cached_bytes() + cache.evicted_bytes <= 2 * MAX_CACHED_BYTES

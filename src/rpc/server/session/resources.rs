@@ -10,9 +10,13 @@ use super::program_cache::{CacheLimits, ProgramCache};
 use super::request_error::RequestError;
 use crate::device::{Buffer, Device, DeviceError, MemoryBudget, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 use crate::rpc::server::tenants::Resource;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
+
+/// Host memory that a buffer is charged: its entries in tables of the session and of the device.
+const BUFFER_BYTES: u64 = 512;
 
 /// Resources of one session. `K` is the front end's key of a graph. Dropping this frees all of them.
 pub(in crate::rpc::server) struct SessionResources<'a, K> {
@@ -23,6 +27,10 @@ pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) budget: Arc<MemoryBudget>,
     pub(in crate::rpc::server) handles: HandleTable,
     pub(in crate::rpc::server) programs: ProgramCache<K>,
+    /// Host memory of the session.
+    pub(in crate::rpc::server) memory: Arc<SessionMemory>,
+    /// Pays for the bookkeeping of the buffers.
+    buffers: HostCharge,
 }
 
 impl<'a, K> SessionResources<'a, K> {
@@ -30,6 +38,7 @@ impl<'a, K> SessionResources<'a, K> {
     pub(in crate::rpc::server) fn new(
         server: &'a ServerContext,
         peer: PeerAddr,
+        memory: &Arc<SessionMemory>,
         programs: CacheLimits,
     ) -> SessionResources<'a, K> {
         let limit = server.config.max_memory.unwrap_or_else(|| {
@@ -40,7 +49,15 @@ impl<'a, K> SessionResources<'a, K> {
             Some(tenant) => MemoryBudget::within(&tenant, limit),
             None => MemoryBudget::new(limit),
         };
-        SessionResources { server, peer, budget, handles: HandleTable::new(), programs: ProgramCache::new(programs) }
+        SessionResources {
+            server,
+            peer,
+            budget,
+            handles: HandleTable::new(),
+            programs: ProgramCache::new(programs, memory),
+            memory: Arc::clone(memory),
+            buffers: memory.empty(),
+        }
     }
 
     /// The device at a position in the server's list.
@@ -55,7 +72,10 @@ impl<'a, K> SessionResources<'a, K> {
         let target = self.device(device)?;
         let max = self.server.config.max_buffers;
         let allocated = if self.handles.len() < max {
-            self.alloc_counted(&**target, size)
+            match self.buffers.grow(BUFFER_BYTES) {
+                Ok(()) => self.alloc_counted(&**target, size),
+                Err(e) => Err(e.to_string()),
+            }
         } else {
             Err(format!("the session has {max} buffers already, the limit (max_buffers)"))
         };
@@ -64,6 +84,7 @@ impl<'a, K> SessionResources<'a, K> {
             handle.ok_or_else(|| "the session's virtual addresses are exhausted".to_owned())
         });
         if let Err(why) = &handle {
+            self.buffers.shrink_to(self.handles.len() as u64 * BUFFER_BYTES);
             info!("{}: cannot allocate a buffer of {size} bytes on {}: {why}", self.peer, target.info().name);
         }
         Ok(handle.ok())
@@ -102,6 +123,7 @@ impl<'a, K> SessionResources<'a, K> {
     /// Frees a buffer and the cached programs that are bound to it.
     pub(in crate::rpc::server) fn free(&mut self, handle: u64) -> Result<(), RequestError> {
         self.handles.remove(handle)?;
+        self.buffers.shrink_to(self.handles.len() as u64 * BUFFER_BYTES);
         self.programs.remove_programs_of_buffer(handle);
         Ok(())
     }

@@ -45,6 +45,11 @@ pub(super) fn apply(base: &[u8], mut difference: &[u8]) -> Vec<u8> {
     target
 }
 
+/// Length of the target of a difference.
+pub(super) fn target_len(mut difference: &[u8]) -> usize {
+    take_number(&mut difference)
+}
+
 /// Length of the common prefix. Most bytes are equal, so whole chunks are compared first.
 fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     const CHUNK: usize = 32;

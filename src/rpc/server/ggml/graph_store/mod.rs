@@ -24,6 +24,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::rpc::server::host_memory::{HostCharge, HostMemoryError, SessionMemory};
+
 /// Number of different uids at which the next GRAPH_COMPUTE makes client and server forget all graphs of its device.
 const MAX_GRAPHS: usize = 1024;
 
@@ -57,7 +59,10 @@ pub(super) enum MissingGraph {
     #[error("a buffer of it was freed")]
     FreedBuffer,
     /// It did not fit into the budget.
-    #[error("it exceeded the server's memory for stored graphs, from which the least recently used are dropped")]
+    #[error(
+        "it exceeded the server's memory for stored graphs, from which the least recently used are dropped \
+         (--max-graph-memory, --max-host-memory)"
+    )]
     Evicted,
 }
 
@@ -73,6 +78,11 @@ struct StoredBody {
 }
 
 impl StoredBody {
+    /// Length of the body in bytes.
+    fn len(&self) -> usize {
+        self.difference.as_ref().map_or(self.keyframe.len(), |difference| difference::target_len(difference))
+    }
+
     fn body(&self) -> Vec<u8> {
         match &self.difference {
             Some(difference) => difference::apply(&self.keyframe, difference),
@@ -197,33 +207,57 @@ pub(super) struct GraphStore {
     devices: Vec<DeviceGraphs>,
     /// Logical clock: counts computations and uses.
     clock: u64,
+    /// Pays for all bytes.
+    charge: HostCharge,
 }
 
 impl GraphStore {
-    /// An empty store. `max_bytes`: limit of the bodies and of the estimated memory of the bookkeeping. The numbers of a
+    /// An empty store, charged to `memory`. `max_bytes`: limit of the bodies and of the estimated memory of the bookkeeping. The numbers of a
     /// device, up to 160 KB, are kept even beyond the limit; no body is stored then.
-    pub(super) fn new(max_bytes: u64) -> GraphStore {
-        GraphStore { max_bytes, devices: Vec::new(), clock: 0 }
+    pub(super) fn new(max_bytes: u64, memory: &Arc<SessionMemory>) -> GraphStore {
+        GraphStore { max_bytes, devices: Vec::new(), clock: 0, charge: memory.empty() }
     }
 
     /// Counts and stores the graph of a GRAPH_COMPUTE. A graph with the number 0 is neither counted nor stored. `buffers`:
     /// handles of the buffers that the graph names. Returns true if all earlier graphs of the device were forgotten. Otherwise
-    /// the body replaces one with the same number.
-    pub(super) fn record_compute(&mut self, device: u32, uid: u64, body: &[u8], buffers: &[u64]) -> bool {
+    /// the body replaces one with the same number. If host memory is short, the least recently used bodies make room for it, as
+    /// at the limit of the store.
+    ///
+    /// # Errors
+    /// There is no host memory for the number, also after a wait.
+    pub(super) fn record_compute(
+        &mut self,
+        device: u32,
+        uid: u64,
+        body: &[u8],
+        buffers: &[u64],
+    ) -> Result<bool, HostMemoryError> {
         if uid == 0 {
-            return false;
+            return Ok(false);
         }
+        self.clock += 1;
+        if self.charge.grow(NUMBER_BYTES).is_err() {
+            self.evict(self.charge.bytes().saturating_sub(NUMBER_BYTES));
+            if self.bytes() + NUMBER_BYTES > self.charge.bytes() {
+                self.charge.wait_and_grow(NUMBER_BYTES)?;
+            }
+        }
+        let most = keyframe_bytes(body) + size_of_val(buffers) as u64 + 2 * ALLOCATION;
+        let limit = match self.charge.grow(most) {
+            Ok(()) => self.max_bytes,
+            Err(_) => self.max_bytes.min(self.charge.bytes()),
+        };
         let slot = device as usize; // position of an existing device, so the resize is small
         if self.devices.len() <= slot {
             self.devices.resize_with(slot + 1, DeviceGraphs::default);
         }
         let cleared = self.devices[slot].count(uid);
-        self.clock += 1;
         let numbers: u64 = self.devices.iter().map(DeviceGraphs::number_bytes).sum();
-        let max_bytes = self.max_bytes.saturating_sub(numbers);
+        let max_bytes = limit.saturating_sub(numbers);
         self.devices[slot].store(uid, body, buffers, self.clock, max_bytes);
-        self.evict();
-        cleared
+        self.evict(limit);
+        self.charge.shrink_to(self.bytes());
+        Ok(cleared)
     }
 
     /// Makes a graph the most recently used, if it is stored.
@@ -232,6 +266,14 @@ impl GraphStore {
         if let Some(Graph::Stored(stored)) = self.devices.get_mut(device as usize).and_then(|d| d.graphs.get_mut(&uid))
         {
             stored.last_use = self.clock;
+        }
+    }
+
+    /// Length of the body of a graph; 0 if it is not stored.
+    pub(super) fn body_len(&self, device: u32, uid: u64) -> u64 {
+        match self.devices.get(device as usize).and_then(|device| device.graphs.get(&uid)) {
+            Some(Graph::Stored(stored)) => stored.len() as u64,
+            _ => 0,
         }
     }
 
@@ -258,6 +300,7 @@ impl GraphStore {
                 device.drop_body(uid, MissingGraph::FreedBuffer);
             }
         }
+        self.charge.shrink_to(self.bytes());
     }
 
     /// Bytes in use.
@@ -265,11 +308,11 @@ impl GraphStore {
         self.devices.iter().map(|device| device.number_bytes() + device.body_bytes).sum()
     }
 
-    /// Drops the least recently used bodies until the rest fits. Skips a keyframe while other bodies refer to it, because that
+    /// Drops the least recently used bodies until the rest fits into `limit` bytes. Skips a keyframe while other bodies refer to it, because that
     /// would release almost nothing. Spares the body that was stored last: it fits together with its keyframe, so the loop ends
     /// within the budget, unless the numbers alone exceed it.
-    fn evict(&mut self) {
-        while self.bytes() > self.max_bytes {
+    fn evict(&mut self, limit: u64) {
+        while self.bytes() > limit {
             let stored = self
                 .devices
                 .iter()

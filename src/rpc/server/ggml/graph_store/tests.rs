@@ -1,12 +1,18 @@
 use super::*;
+use crate::rpc::server::host_memory::{BASE_BYTES, HostMemory};
 use crate::rpc::wire::{GraphCompute, REQUEST_HEADER, Request, TENSOR_RECORD, TensorRecord};
 use MissingGraph::{Evicted, Forgotten, FreedBuffer, NeverSent, Unnumbered};
 use fastrand::Rng;
 use std::collections::HashSet;
+use std::time::Duration;
 
 const UNLIMITED: u64 = u64::MAX;
 const DEVICES: u32 = 3;
 const BUFFERS: u64 = 40;
+
+fn new_store(max_bytes: u64) -> GraphStore {
+    GraphStore::new(max_bytes, &HostMemory::new(u64::MAX, Duration::ZERO).admit().unwrap())
+}
 
 fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
@@ -25,7 +31,7 @@ fn check_bytes(store: &GraphStore) {
         bytes += device.stored().map(|(_, stored)| stored.own_bytes()).sum::<u64>();
         bytes += device.keyframes.iter().map(|keyframe| keyframe_bytes(keyframe)).sum::<u64>();
     }
-    assert_eq!(store.bytes(), bytes);
+    assert_eq!((store.bytes(), store.charge.bytes()), (bytes, bytes));
 }
 
 /// A stored body with the handles of its buffers, or why it is gone.
@@ -78,7 +84,7 @@ struct Coverage {
 /// Runs random operations on a store and on the reference. The store may answer [`Evicted`] instead of a body.
 fn run_random(seed: u64, operations: usize, max_bytes: u64, max_len: usize) -> Coverage {
     let (mut rng, mut coverage) = (Rng::with_seed(seed), Coverage::default());
-    let mut store = GraphStore::new(max_bytes);
+    let mut store = new_store(max_bytes);
     let mut references: [Reference; DEVICES as usize] = Default::default();
     let templates: Vec<_> = (0..6).map(|_| random_bytes(&mut rng, max_len * 3 / 4)).collect();
     let mut last = 0;
@@ -98,7 +104,7 @@ fn run_random(seed: u64, operations: usize, max_bytes: u64, max_len: usize) -> C
                     body.splice(at..end, random_bytes(&mut rng, len));
                 }
                 let buffers: Vec<_> = (0..rng.usize(0..4)).map(|_| rng.u64(0..BUFFERS)).collect();
-                let cleared = store.record_compute(device, uid, &body, &buffers);
+                let cleared = store.record_compute(device, uid, &body, &buffers).unwrap();
                 assert_eq!(cleared, reference.record_compute(uid, &body, &buffers), "seed {seed}, {operation}");
                 coverage.clearings += usize::from(cleared);
                 let numbers: u64 = store.devices.iter().map(DeviceGraphs::number_bytes).sum();
@@ -151,8 +157,9 @@ fn random_graphs_stay_within_the_budget() {
 
 #[test]
 fn missing_graphs_have_a_reason() {
-    let mut store = GraphStore::new(UNLIMITED);
-    let compute = |store: &mut GraphStore, device, uid| store.record_compute(device, uid, &[1; 100], &[uid % 2]);
+    let mut store = new_store(UNLIMITED);
+    let compute =
+        |store: &mut GraphStore, device, uid| store.record_compute(device, uid, &[1; 100], &[uid % 2]).unwrap();
     assert_eq!(store.body(2, 1), Err(NeverSent), "no graph of the device");
     for uid in 1..=1024 {
         assert!(!compute(&mut store, 0, uid) && !compute(&mut store, 1, uid));
@@ -173,9 +180,9 @@ fn missing_graphs_have_a_reason() {
         assert!(!compute(&mut store, 0, uid), "{uid}: numbers of freed graphs were counted");
     }
     assert!(compute(&mut store, 0, 9) && store.body(0, 1) == Err(NeverSent));
-    let mut small = GraphStore::new(1000);
-    assert!(!small.record_compute(0, 1, &[1; 600], &[]) && small.body(0, 1).is_ok());
-    assert!(!small.record_compute(0, 2, &[1; 1000], &[]));
+    let mut small = new_store(1000);
+    assert!(!small.record_compute(0, 1, &[1; 600], &[]).unwrap() && small.body(0, 1).is_ok());
+    assert!(!small.record_compute(0, 2, &[1; 1000], &[]).unwrap());
     assert_eq!((small.body(0, 1).is_ok(), small.body(0, 2)), (true, Err(Evicted)), "too large to displace others");
 }
 
@@ -188,37 +195,37 @@ fn the_longest_unused_body_is_evicted() {
         uids.sort_unstable();
         uids
     };
-    let mut store = GraphStore::new(UNLIMITED);
+    let mut store = new_store(UNLIMITED);
     for uid in 1..=3 {
-        store.record_compute(uid as u32 % 2, uid, &bodies[uid as usize], &[]);
+        store.record_compute(uid as u32 % 2, uid, &bodies[uid as usize], &[]).unwrap();
     }
     store.max_bytes = store.bytes() + 2 * NUMBER_BYTES;
     store.record_use(1, 1);
     assert!(store.body(0, 2).is_ok());
-    store.record_compute(0, 4, &bodies[4], &[]);
+    store.record_compute(0, 4, &bodies[4], &[]).unwrap();
     assert_eq!(stored(&store), [1, 2, 4], "3 was used before 1 and 2");
-    store.record_compute(0, 5, &bodies[5], &[]);
+    store.record_compute(0, 5, &bodies[5], &[]).unwrap();
     assert_eq!(stored(&store), [2, 4, 5], "the order is over all devices");
 
     // 1 is the keyframe of 2 and 3.
-    let mut store = GraphStore::new(UNLIMITED);
+    let mut store = new_store(UNLIMITED);
     for uid in 1..=3 {
-        store.record_compute(0, uid, &[&[uid as u8; 100], &bodies[0][..]].concat(), &[uid]);
+        store.record_compute(0, uid, &[&[uid as u8; 100], &bodies[0][..]].concat(), &[uid]).unwrap();
     }
     assert_eq!(store.devices[0].keyframes.len(), 1);
     let full = store.bytes();
-    store.record_compute(0, 4, &bodies[4], &[]);
+    store.record_compute(0, 4, &bodies[4], &[]).unwrap();
     store.max_bytes = store.bytes() - 1;
-    store.record_compute(0, 4, &bodies[4], &[]);
+    store.record_compute(0, 4, &bodies[4], &[]).unwrap();
     assert_eq!(stored(&store), [1, 3, 4], "2 is evicted: without 1 the keyframe would stay for 2 and 3");
     store.max_bytes = full;
-    store.record_compute(0, 4, &bodies[4], &[]);
+    store.record_compute(0, 4, &bodies[4], &[]).unwrap();
     assert_eq!(stored(&store), [4], "3 goes before its keyframe");
 
     // A keyframe outlives its graph while a difference needs it.
-    let mut store = GraphStore::new(UNLIMITED);
+    let mut store = new_store(UNLIMITED);
     for uid in 1..=3 {
-        store.record_compute(0, uid, &[&[uid as u8; 100], &bodies[0][..]].concat(), &[uid]);
+        store.record_compute(0, uid, &[&[uid as u8; 100], &bodies[0][..]].concat(), &[uid]).unwrap();
     }
     store.remove_graphs_of_buffer(1);
     store.remove_graphs_of_buffer(2);
@@ -286,9 +293,9 @@ fn a_session_keeps_512_builds_of_a_graph_with_32_layers() {
     const BUDGET: u64 = 3 << 20;
     let (nodes, tensors) = llama_graph();
     let body = |uid| rebuilt(uid, &nodes, tensors.clone());
-    let mut store = GraphStore::new(BUDGET);
+    let mut store = new_store(BUDGET);
     for uid in 1..=512 {
-        assert!(!store.record_compute(0, uid, &body(uid), &[1, 2, 3]));
+        assert!(!store.record_compute(0, uid, &body(uid), &[1, 2, 3]).unwrap());
     }
     check_bytes(&store);
     for uid in 1..=512 {
@@ -297,4 +304,30 @@ fn a_session_keeps_512_builds_of_a_graph_with_32_layers() {
     let whole = keyframe_bytes(&body(1));
     assert!(store.bytes() <= BUDGET && store.bytes() > BUDGET * 3 / 4, "{} bytes in use", store.bytes());
     assert!(BUDGET / whole < 10, "{} whole bodies of {whole} bytes fit", BUDGET / whole);
+}
+
+/// Host memory that other sessions hold makes the store evict as if its own limit were lower.
+#[test]
+fn the_least_recently_used_bodies_make_room_if_host_memory_is_short() {
+    const BODY: usize = 200 << 10;
+    let server = HostMemory::new(3 * BASE_BYTES + (1 << 20), Duration::ZERO);
+    let (own, other) = (server.admit().unwrap(), server.admit().unwrap());
+    let mut store = GraphStore::new(UNLIMITED, &own);
+    let mut rng = Rng::with_seed(1);
+    let mut held = other.empty();
+    for uid in 1..=20 {
+        // Once this session holds its share, the other one takes the rest.
+        while uid == 10 && held.grow(1 << 10).is_ok() {}
+        let body = random_bytes(&mut rng, BODY);
+        assert_eq!(store.record_compute(0, uid, &body, &[]), Ok(false));
+        assert_eq!(store.body(0, uid).as_ref(), Ok(&body), "{uid}");
+        check_bytes(&store);
+        let stored = store.devices[0].stored().count();
+        assert!(stored >= 1 && stored * BODY < 1 << 20, "{stored} bodies");
+    }
+    assert_eq!(store.body(0, 1), Err(Evicted));
+    held.shrink_to(0);
+    store.remove_graphs_of_buffer(7);
+    drop(store);
+    assert_eq!(own.held(), 0);
 }
