@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use fanout::device::Device;
+use fanout::device::{Device, DeviceKind};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Options, Registry, RegistryError, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::server::{CacheConfig, Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion, Server, ServerHandle};
@@ -104,7 +104,7 @@ struct Args {
     models: Option<PathBuf>,
 
     /// Memory of the devices: a size for each, separated by commas, or one for all [default: the free memory except for
-    /// a sixteenth (of a GPU at most 512M), divided among devices on the same hardware].
+    /// a sixteenth or --max-host-memory (of a GPU at most 512M), divided among devices on the same hardware].
     #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
     mem: Vec<u64>,
 
@@ -116,6 +116,11 @@ struct Args {
     /// [default: all memory of the devices].
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory_per_address: Option<u64>,
+
+    /// Maximum host memory that clients may cause outside of devices: messages, prepared graphs, replies, transfers; one
+    /// client may hold as much as stays free [default: a sixteenth of the free memory, from 256M to 4G].
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
+    max_host_memory: Option<u64>,
 
     /// Maximum number of connections at a time.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -217,7 +222,7 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut args = Args::parse();
     start_log(args.log_level);
     if let Some(endpoint) = &args.status {
         return status::print(endpoint);
@@ -231,7 +236,11 @@ fn main() -> ExitCode {
         Some(list) => (list.clone(), Vec::new()),
         None => registry.default_list(),
     };
-    let options = Options::default().with_threads(args.threads.map(usize::from)).with_memory(args.mem.clone());
+    let host_memory = *args.max_host_memory.get_or_insert_with(|| default_host_memory(&registry));
+    let options = Options::default()
+        .with_threads(args.threads.map(usize::from))
+        .with_memory(args.mem.clone())
+        .with_host_memory(host_memory);
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
@@ -250,6 +259,13 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => fail(&e),
     }
+}
+
+/// A sixteenth of the memory that is available to this process now, from 256 MiB to 4 GiB.
+fn default_host_memory(registry: &Registry) -> u64 {
+    let cpu = registry.entries().iter().find(|entry| entry.kind == DeviceKind::Cpu);
+    let free = cpu.and_then(|cpu| cpu.free_memory().ok());
+    free.map_or(Config::default().max_host_memory, |free| (free / 16).clamp(256 << 20, 4 << 30))
 }
 
 fn start_log(level: Option<LevelFilter>) {
@@ -307,6 +323,7 @@ fn configuration(args: &Args) -> Config {
         .with_max_handshakes(count(args.max_handshakes))
         .with_max_memory(args.max_memory)
         .with_max_memory_per_address(args.max_memory_per_address)
+        .with_max_host_memory(args.max_host_memory.unwrap_or(Config::default().max_host_memory))
         .with_max_queues(count(args.max_queues))
         .with_max_large_buffers(count(args.max_large_buffers))
         .with_max_transfer_threads(count(args.max_transfer_threads))

@@ -79,6 +79,8 @@ pub(super) struct OpenRequest<'a> {
     pub(super) share: u64,
     /// Sum of `memory` over the entries of the list that are the same device; `None` if `memory` is `None`.
     pub(super) shared_limit: Option<u64>,
+    /// Host memory in bytes that the default limit of a CPU device leaves to the process.
+    pub(super) host_memory: u64,
     /// Counts the memory of all CPU devices of the list.
     pub(super) cpu_memory: &'a Arc<MemoryBudget>,
 }

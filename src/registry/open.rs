@@ -20,6 +20,9 @@ pub struct Options {
     /// Memory limit of each device in bytes: one value per device in the order of the list, or one for all, or empty. Empty
     /// uses the free memory minus a margin, divided evenly among the occurrences of the same device.
     pub memory: Vec<u64>,
+    /// Host memory in bytes that the process needs beside its devices: the default limit of CPU devices leaves at least so much
+    /// of the free memory.
+    pub host_memory: u64,
     /// Whether a CPU device runs the nodes that a local GPU does not support ([`Fallback`]). Without it the GPU reports such
     /// nodes as unsupported. Set this to false for a scheduler, which places them on a better device.
     pub fallback: bool,
@@ -31,6 +34,7 @@ pub struct Options {
 setters!(Options {
     with_threads threads: Option<usize>,
     with_memory memory: Vec<u64>,
+    with_host_memory host_memory: u64,
     with_fallback fallback: bool,
     #[cfg(feature = "client")]
     with_rpc rpc: client::Options,
@@ -41,6 +45,7 @@ impl Default for Options {
         Options {
             threads: None,
             memory: Vec::new(),
+            host_memory: 0,
             fallback: true,
             #[cfg(feature = "client")]
             rpc: client::Options::default(),
@@ -67,7 +72,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
     // The CPU devices first: the first of them is the secondary device of each fallback.
     let mut cpus = Vec::new();
     for device in requested.iter().filter(|device| device.is_local_cpu()) {
-        cpus.push(device.open(threads, &cpu_memory)?);
+        cpus.push(device.open(threads, options.host_memory, &cpu_memory)?);
     }
     let secondary = match cpus.first() {
         _ if !options.fallback || !requested.iter().any(OpenSpec::may_need_fallback) => None,
@@ -79,6 +84,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
             memory: None,
             share: 1,
             shared_limit: None,
+            host_memory: options.host_memory,
             cpu_memory: &cpu_memory,
         })?),
     };
@@ -89,7 +95,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
             devices.extend(cpus.next());
             continue;
         }
-        let opened = device.open(threads, &cpu_memory)?;
+        let opened = device.open(threads, options.host_memory, &cpu_memory)?;
         devices.push(match &secondary {
             Some(secondary) if device.may_need_fallback() => Fallback::new(opened, Arc::clone(secondary)),
             _ => opened,
@@ -158,7 +164,12 @@ impl<'a> OpenSpec<'a> {
         }
     }
 
-    fn open(&self, threads: usize, cpu_memory: &Arc<MemoryBudget>) -> Result<Arc<dyn Device>, RegistryError> {
+    fn open(
+        &self,
+        threads: usize,
+        host_memory: u64,
+        cpu_memory: &Arc<MemoryBudget>,
+    ) -> Result<Arc<dyn Device>, RegistryError> {
         match &self.entry.origin {
             DeviceOrigin::Registered(device) | DeviceOrigin::Remote(device) => Ok(Arc::clone(device)),
             DeviceOrigin::Local { opener, .. } => opener.open(&OpenRequest {
@@ -167,6 +178,7 @@ impl<'a> OpenSpec<'a> {
                 memory: self.memory,
                 share: self.share,
                 shared_limit: self.shared_limit,
+                host_memory,
                 cpu_memory,
             }),
         }

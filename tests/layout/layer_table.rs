@@ -56,7 +56,8 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
-    layer("rpc::server::byte_semaphore", &["device"], &[]),
+    layer("rpc::server::host_memory", &["device"], &[]),
+    layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
     layer(
@@ -66,7 +67,6 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer("rpc::server::tenants", &["device", "rpc::transport", "rpc::server::limits", "addresses"], &[]),
     layer("rpc::server::thread_budget", &["device"], &[]),
-    layer("rpc::server::host_memory", &["device"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
         "rpc::server::client_connection",
@@ -91,6 +91,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::byte_semaphore",
+            "rpc::server::host_memory",
             "rpc::server::limits",
             "rpc::server::thread_budget",
             "rpc::server::peers::peer_allowlist",
@@ -114,7 +115,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::transfer_tokens",
-        &["device", "rpc::wire", "rpc::server::thread_budget", "getrandom"],
+        &["device", "rpc::wire", "rpc::server::host_memory", "rpc::server::thread_budget", "getrandom"],
         &["cpu"],
     ),
     layer(

@@ -25,6 +25,7 @@ mod extended_support;
 #[cfg(target_os = "linux")]
 mod gpus;
 mod graphs;
+mod host_memory;
 mod hostile;
 mod limits;
 mod load_by_digest;

@@ -46,7 +46,7 @@ impl DeviceOpener for Cpu {
     }
 
     fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
-        let memory = request.memory.unwrap_or_else(|| (free() - free() / 16) / request.share);
+        let memory = request.memory.unwrap_or_else(|| default_memory(free(), request.host_memory) / request.share);
         let limit = request.shared_limit.unwrap_or(memory.saturating_mul(request.share));
         let siblings = SiblingMemory { used: Arc::clone(request.cpu_memory), limit };
         match CpuDevice::with_siblings(request.name, request.threads, MathMode::Fast, memory, siblings) {
@@ -56,7 +56,26 @@ impl DeviceOpener for Cpu {
     }
 }
 
+/// Default limit of the CPU devices together: the free memory less a sixteenth, or less what the process needs beside them.
+fn default_memory(free: u64, host_memory: u64) -> u64 {
+    free.saturating_sub(host_memory.max(free / 16))
+}
+
 /// Free memory of the system in bytes.
 fn free() -> u64 {
     available_memory().unwrap_or(DEFAULT_MEMORY_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_memory;
+
+    #[test]
+    fn default_memory_leaves_a_sixteenth_or_the_host_memory() {
+        for (free, host_memory, want) in
+            [(1600, 0, 1500), (1600, 100, 1500), (1600, 400, 1200), (1600, 2000, 0), (0, 0, 0)]
+        {
+            assert_eq!(default_memory(free, host_memory), want, "{free}, {host_memory}");
+        }
+    }
 }

@@ -7,7 +7,8 @@
 //! fixed limit per session would waste memory if few sessions are connected, or be exceeded by the sum of many.
 //!
 //! The *base* ([`BASE_BYTES`]) is reserved when a connection is admitted. It pays for small messages and small replies, so an
-//! admitted session is served also while others hold all the rest.
+//! admitted session is served also while others hold all the rest. Up to half of the budget is kept for the bases of sessions to
+//! come, so that connected sessions cannot fill the server for new ones.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -60,6 +61,8 @@ impl From<HostMemoryError> for DeviceError {
 /// The host memory of a server.
 pub(super) struct HostMemory {
     limit: u64,
+    /// Bytes that only bases may use.
+    kept_for_bases: u64,
     /// Longest wait of a session.
     max_wait: Duration,
     state: Mutex<HostMemoryState>,
@@ -69,10 +72,19 @@ pub(super) struct HostMemory {
 
 #[derive(Default)]
 struct HostMemoryState {
-    used: u64,
+    /// Bases of the sessions.
+    bases: u64,
+    /// Charges of the sessions beyond what their bases have prepaid.
+    charged: u64,
     peak: u64,
     /// Number of threads that wait for bytes.
     waiting: usize,
+}
+
+impl HostMemoryState {
+    fn used(&self) -> u64 {
+        self.bases + self.charged
+    }
 }
 
 /// How much host memory clients use at the moment.
@@ -88,15 +100,17 @@ pub struct HostMemoryInfo {
 }
 
 impl HostMemory {
-    /// A budget of `limit` bytes. A session waits for up to `stall_timeout`, and at most [`MAX_WAIT`].
-    pub(super) fn new(limit: u64, stall_timeout: Duration) -> Arc<HostMemory> {
+    /// A budget of `limit` bytes, of which as much as the bases of `max_sessions` need, but at most half, is kept for bases. A
+    /// session waits for up to `stall_timeout`, and at most [`MAX_WAIT`].
+    pub(super) fn new(limit: u64, max_sessions: usize, stall_timeout: Duration) -> Arc<HostMemory> {
+        let kept_for_bases = BASE_BYTES.saturating_mul(max_sessions as u64).min(limit / 2);
         let max_wait = stall_timeout.min(MAX_WAIT);
-        Arc::new(HostMemory { limit, max_wait, state: Mutex::default(), released: Condvar::new() })
+        Arc::new(HostMemory { limit, kept_for_bases, max_wait, state: Mutex::default(), released: Condvar::new() })
     }
 
     pub(super) fn info(&self) -> HostMemoryInfo {
         let state = self.lock();
-        HostMemoryInfo { limit: self.limit, used: state.used, peak: state.peak }
+        HostMemoryInfo { limit: self.limit, used: state.used(), peak: state.peak }
     }
 
     /// Reserves the base of a new session.
@@ -105,29 +119,26 @@ impl HostMemory {
     /// The base does not fit into the limit.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Arc<SessionMemory>, HostMemoryError> {
         let mut state = self.lock();
-        if self.limit - state.used < BASE_BYTES {
+        if self.limit - state.used() < BASE_BYTES {
             return Err(self.refusal(&state, BASE_BYTES, 0, false));
         }
-        self.add(&mut state, BASE_BYTES);
+        state.bases += BASE_BYTES;
+        state.peak = state.peak.max(state.used());
         drop(state);
         let (held, closed) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Arc::new(SessionMemory { server: Arc::clone(self), held, closed }))
     }
 
-    fn add(&self, state: &mut HostMemoryState, bytes: u64) {
-        state.used += bytes;
-        state.peak = state.peak.max(state.used);
-    }
-
-    fn release(&self, state: &mut HostMemoryState, bytes: u64) {
-        state.used -= bytes;
-        if bytes > 0 && state.waiting > 0 {
+    /// Wakes the sessions that wait, after bytes were released.
+    fn notify(&self, state: &HostMemoryState) {
+        if state.waiting > 0 {
             self.released.notify_all();
         }
     }
 
     fn refusal(&self, state: &HostMemoryState, requested: u64, held: u64, waited: bool) -> HostMemoryError {
-        HostMemoryError::Exhausted { requested, held, free: self.limit - state.used, limit: self.limit, waited }
+        let free = self.limit.saturating_sub(state.bases.max(self.kept_for_bases) + state.charged);
+        HostMemoryError::Exhausted { requested, held, free, limit: self.limit, waited }
     }
 
     fn lock(&self) -> MutexGuard<'_, HostMemoryState> {
@@ -171,6 +182,16 @@ impl SessionMemory {
         Ok(charge)
     }
 
+    /// For a reply of `total` bytes that is sent in pieces: the length of a piece, at most `most`, and the charge for two of
+    /// them. If host memory is short, the pieces are so small that the base pays for them.
+    pub(super) fn reply_piece(self: &Arc<Self>, total: u64, most: u64) -> (u64, HostCharge) {
+        let piece = total.min(most);
+        match if total <= BASE_REPLY_BYTES { Ok(self.empty()) } else { self.reserve(2 * piece) } {
+            Ok(charge) => (piece, charge),
+            Err(_) => (piece.min(BASE_REPLY_BYTES / 2), self.empty()),
+        }
+    }
+
     /// Ends the waits of the session's threads: the client for which they wait has gone.
     pub(super) fn close(&self) {
         let _state = self.server.lock();
@@ -185,7 +206,7 @@ impl SessionMemory {
 
     /// Whether more than half of the server's memory is free, so that a session may keep buffers that it does not need now.
     pub(super) fn is_plentiful(&self) -> bool {
-        self.server.lock().used < self.server.limit / 2
+        self.server.lock().used() < self.server.limit / 2
     }
 
     /// Charges `bytes`; waits for them if `wait`.
@@ -197,14 +218,17 @@ impl SessionMemory {
             let held = self.held();
             let after = held.saturating_add(bytes);
             let (own, own_after) = (beyond_prepaid(held), beyond_prepaid(after));
-            let used = state.used.saturating_add(own_after - own);
-            if own == own_after || used.saturating_add(own_after) <= server.limit {
-                server.add(&mut state, own_after - own);
+            let others = state.bases.max(server.kept_for_bases) + state.charged - own;
+            // As much as the session holds then must stay free.
+            if own == own_after || own_after.saturating_mul(2).saturating_add(others) <= server.limit {
+                state.charged += own_after - own;
+                state.peak = state.peak.max(state.used());
                 self.held.store(after, Ordering::Relaxed);
                 return Ok(());
             }
-            // Without any other session, the limit would have to hold this session's bytes twice.
-            let possible = own_after.saturating_mul(2).saturating_add(BASE_BYTES) <= server.limit;
+            // Also without any other session, the limit would have to hold these bytes twice.
+            let least = server.kept_for_bases.max(BASE_BYTES);
+            let possible = own_after.saturating_mul(2).saturating_add(least) <= server.limit;
             let left = until.filter(|_| possible).map(|until| until.saturating_duration_since(Instant::now()));
             match left {
                 _ if self.closed.load(Ordering::Relaxed) => return Err(HostMemoryError::ClientGone),
@@ -222,14 +246,16 @@ impl SessionMemory {
         let mut state = self.server.lock();
         let held = self.held();
         self.held.store(held - bytes, Ordering::Relaxed);
-        self.server.release(&mut state, beyond_prepaid(held) - beyond_prepaid(held - bytes));
+        state.charged -= beyond_prepaid(held) - beyond_prepaid(held - bytes);
+        self.server.notify(&state);
     }
 }
 
 impl Drop for SessionMemory {
     fn drop(&mut self) {
         let mut state = self.server.lock();
-        self.server.release(&mut state, BASE_BYTES);
+        state.bases -= BASE_BYTES;
+        self.server.notify(&state);
     }
 }
 
@@ -302,7 +328,7 @@ mod tests {
     use super::*;
 
     fn memory(limit: u64) -> Arc<HostMemory> {
-        HostMemory::new(limit, Duration::from_secs(600))
+        HostMemory::new(limit, 0, Duration::from_secs(600))
     }
 
     #[test]
@@ -331,6 +357,25 @@ mod tests {
             assert_eq!(server.info().used, BASE_BYTES, "a charge keeps the base of its session");
             drop(first);
             assert_eq!(server.info().used, 0);
+            assert!(server.info().peak <= server.info().limit);
+        }
+    }
+
+    #[test]
+    fn charges_leave_the_bases_of_sessions_to_come() {
+        for (max_sessions, admitted) in [(0, 1 + 2), (4, 4), (100, 5)] {
+            let server = HostMemory::new(10 * BASE_BYTES, max_sessions, Duration::ZERO);
+            let first = server.admit().unwrap();
+            let mut held = first.reserve(PREPAID_BYTES).unwrap();
+            while held.grow(1 << 10).is_ok() {}
+            let mut others = Vec::new();
+            // Each newcomer takes all that it can get.
+            while let Ok(other) = server.admit() {
+                let mut charge = other.reserve(PREPAID_BYTES).unwrap();
+                while charge.grow(1 << 10).is_ok() {}
+                others.push((other, charge));
+            }
+            assert!(1 + others.len() >= admitted, "{max_sessions}: {}", others.len());
             assert!(server.info().peak <= server.info().limit);
         }
     }
@@ -365,6 +410,10 @@ mod tests {
             second.close();
             assert_eq!(waiter.join().unwrap(), Err(HostMemoryError::ClientGone));
         });
+        let (free, total) = (BASE_REPLY_BYTES, 1 << 30);
+        assert_eq!((first.reply_piece(free, total).0, first.reply_piece(free, total).1.bytes()), (free, 0));
+        assert_eq!((second.reply_piece(total, 9).0, second.reply_piece(total, 9).1.bytes()), (9, 18));
+        assert_eq!(second.reply_piece(total, total).0, BASE_REPLY_BYTES / 2, "small pieces if memory is short");
         // More than a session could ever hold is not waited for.
         let hopeless = first.wait(2 * BASE_BYTES);
         assert!(matches!(hopeless, Err(HostMemoryError::Exhausted { waited: false, .. })));
@@ -375,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_wait_ends_at_its_deadline() {
-        let server = HostMemory::new(3 * BASE_BYTES, Duration::ZERO);
+        let server = HostMemory::new(3 * BASE_BYTES, 0, Duration::ZERO);
         let [first, second] = [(); 2].map(|()| server.admit().unwrap());
         let _held = first.reserve(PREPAID_BYTES + BASE_BYTES / 2).unwrap();
         let refused = second.wait(PREPAID_BYTES + BASE_BYTES / 2).map(|charge| charge.bytes());

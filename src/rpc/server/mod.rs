@@ -184,7 +184,7 @@ impl Server {
             versions: policy.versions().to_vec(),
         };
         let tenants = Tenants::new(&config);
-        let host_memory = HostMemory::new(config.max_host_memory, config.stall_timeout);
+        let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
         let admission = Admission::new(&tenants, &host_memory);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
         let context = ServerContext {

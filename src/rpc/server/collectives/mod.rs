@@ -25,7 +25,7 @@ mod rendezvous;
 pub(super) use address_claim::AddressClaim;
 pub(super) use comm_link::{CommLink, LinkRequest};
 pub(super) use exchange::ExchangeError;
-pub(super) use reduction::{ReduceError, Reducer, ReductionTarget};
+pub(super) use reduction::{MAX_HOST_BYTES, ReduceError, Reducer, ReductionTarget};
 pub(super) use rendezvous::{Rendezvous, RendezvousError, RendezvousTimeouts, SessionDials};
 
 /// Rank of the server that listens.

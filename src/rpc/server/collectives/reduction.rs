@@ -29,7 +29,7 @@ const MIN_BF16_ELEMENTS: usize = 32_768;
 const MAX_PENDING_DOWNLOADS: usize = 2;
 
 /// Largest host memory of an exchange, in bytes: the pending downloads, the chunk that is sent, and the chunk that is received.
-const MAX_HOST_BYTES: u64 = (MAX_PENDING_DOWNLOADS as u64 + 2) * TRANSFER_CHUNK_BYTES;
+pub(in crate::rpc::server) const MAX_HOST_BYTES: u64 = (MAX_PENDING_DOWNLOADS as u64 + 2) * TRANSFER_CHUNK_BYTES;
 
 /// Limit of the prepared programs per connection. A client sums tensors of one shape per batch size.
 const MAX_PROGRAMS: usize = 4;

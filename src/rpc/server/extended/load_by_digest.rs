@@ -7,12 +7,15 @@ use log::info;
 use super::session::ExtendedSession;
 use super::spans;
 use super::transfers::tensor_of_shape;
-use crate::device::Region;
+use crate::device::{Region, TRANSFER_CHUNK_BYTES};
 use crate::rpc::server::gguf_index::{GgufIndex, LoadTarget, WantedTensor};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{ExtResponse, Load};
 use crate::tensor::TensorDesc;
+
+/// Host memory of a LOAD: the buffers through which a file is hashed and uploaded.
+const READ_BYTES: u64 = 2 * TRANSFER_CHUNK_BYTES;
 
 /// Counts of a session's LOADs, for the log.
 #[derive(Default)]
@@ -51,7 +54,13 @@ impl ExtendedSession<'_> {
         let tensor = request.shape.map(|shape| tensor_of_shape(&shape, bytes)).transpose()?;
         self.queues.get_on_device(request.queue, device)?;
         let found = match &self.resources.server.gguf_index {
-            Some(index) if bytes > 0 => self.load_from_index(index, request, &region, tensor.as_ref())?,
+            Some(index) if bytes > 0 => match self.resources.memory.wait(READ_BYTES) {
+                Ok(_charge) => self.load_from_index(index, request, &region, tensor.as_ref())?,
+                Err(e) => {
+                    info!("{}: cannot load a tensor from disk: {e}", self.resources.peer);
+                    false
+                }
+            },
             _ => false,
         };
         self.load_counts.count(found, bytes);

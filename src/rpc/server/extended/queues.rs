@@ -1,7 +1,7 @@
 //! Open queues of a session, by the numbers that the client gave them, and their marks.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::completions::Completions;
 use super::error::ExtendedError;
@@ -73,6 +73,16 @@ impl OpenQueue {
         match work(&mut **queue) {
             Ok(result) => Ok(Some(result)),
             Err(e) => self.completions.fail(DeviceFault::from(&e)).map(|()| None),
+        }
+    }
+
+    /// Charges an upload of `bytes` bytes, as [`WatchedQueue::charge_upload`]. If that fails, the queue fails. Returns
+    /// whether the upload may be submitted.
+    pub(super) fn charge_upload(&mut self, bytes: u64, timeout: Duration) -> Result<bool, TransportError> {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.completions.has_failed()) else { return Ok(false) };
+        match queue.charge_upload(bytes, timeout) {
+            Ok(()) => Ok(true),
+            Err(e) => self.completions.fail(DeviceFault::from(&e)).map(|()| false),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection, Client
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::HelloError;
 use crate::rpc::server::hangup_watch::CancellerGuard;
+use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
 use crate::rpc::server::peers::PeerPool;
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
@@ -30,7 +31,7 @@ use crate::rpc::wire::ext::{
 use crate::rpc::wire::{REQUEST_HEADER, Request, RequestHeader, Response, ResponseHeader};
 
 /// Limit of the bytes that a client has requested and not received, as a multiple of the message limit. A READ beyond it
-/// blocks the session. Replies lie in host memory, which the session's memory budget does not cover.
+/// blocks the session.
 const MAX_UNSENT_MESSAGES: u64 = 4;
 
 /// A session of the extensions.
@@ -63,12 +64,13 @@ pub(in crate::rpc::server) fn serve_session(
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
     let threads = ThreadBudget::quarter_of(&server.transfer_threads);
-    let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, &threads);
+    let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
     let notifier = Notifier::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
-    let peer_pool = PeerPool::new(&server.peers, &server.config, &threads);
-    let reply_memory = ByteSemaphore::new(server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES));
+    let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory());
+    let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
+    let reply_memory = ByteSemaphore::new(reply_memory, connection.memory(), BASE_REPLY_BYTES);
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
     let receives = Arc::clone(tokens.pending_receives());
     let cancellers = [

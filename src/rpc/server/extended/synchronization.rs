@@ -19,10 +19,13 @@ impl ExtendedSession<'_> {
         self.queues.check_can_open(number)?;
         let server = self.resources.server;
         let created = match server.tenants.reserve(self.resources.peer, Resource::Queues) {
-            Ok(permit) => match WatchedQueue::open(&**handle, &self.resources.budget, self.connection.watch()) {
-                Ok(queue) => Ok((queue, permit)),
-                Err(e) => Err(DeviceFault::from(&e)),
-            },
+            Ok(permit) => {
+                let (watch, memory) = (self.connection.watch(), self.connection.memory());
+                match WatchedQueue::open(&**handle, &self.resources.budget, watch, memory) {
+                    Ok(queue) => Ok((queue, permit)),
+                    Err(e) => Err(DeviceFault::from(&e)),
+                }
+            }
             Err(reason) => {
                 log!(reason.log_level(), "{}: cannot open queue {number}: {reason}", self.resources.peer);
                 Err(DeviceFault::new(reason.to_string()))

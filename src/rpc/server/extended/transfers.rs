@@ -1,5 +1,6 @@
 //! Handlers for data transfers between client and buffers, and between buffers: WRITE, READ, FILL, COPY.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::completions::Download;
@@ -7,6 +8,7 @@ use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use super::spans;
 use crate::device::{CopyOutcome, DeviceError, Queue, Region, UploadError};
+use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::host_staged_copy;
 use crate::rpc::server::session::request_error::RequestError;
@@ -40,7 +42,7 @@ impl ExtendedSession<'_> {
         let tensor = shape.map(|shape| tensor_of_shape(&shape, data)).transpose()?;
         let (open_queue, connection) = (self.queues.get_on_device(queue, device)?, &mut self.connection);
         let mut remaining = data;
-        if data > 0 {
+        if data > 0 && open_queue.charge_upload(data, self.resources.server.config.device_timeout)? {
             let received = open_queue.submit(|queue| {
                 let received = |piece: &[u8]| remaining = remaining.saturating_sub(piece.len() as u64);
                 match upload::upload_from_client(connection, queue, region, tensor.as_ref(), received) {
@@ -121,13 +123,13 @@ impl ExtendedSession<'_> {
         let source = self.resources.device(src_device)?;
         let timeout = self.resources.server.config.device_timeout;
         let (budget, staging_queues) = (&self.resources.budget, &mut self.staging_queues);
-        let watch = self.connection.watch();
+        let (watch, memory) = (self.connection.watch(), self.connection.memory());
         let copied = open_queue.submit(|queue| {
             let mut staging = match staging_queues.remove(&src_device) {
                 Some(staging) => staging,
-                None => WatchedQueue::open(&**source, budget, watch)?,
+                None => WatchedQueue::open(&**source, budget, watch, memory)?,
             };
-            copy_via_host((&mut *staging, &src), (queue, &dst), timeout)?;
+            copy_via_host((&mut *staging, &src), (queue, &dst), memory, timeout)?;
             // Not reached after a failure: a failed staging queue is dropped.
             staging_queues.insert(src_device, staging);
             Ok(())
@@ -140,10 +142,11 @@ impl ExtendedSession<'_> {
 fn copy_via_host(
     (staging, src): (&mut dyn Queue, &Region),
     (queue, dst): (&mut dyn Queue, &Region),
+    memory: &Arc<SessionMemory>,
     timeout: std::time::Duration,
 ) -> Result<(), DeviceError> {
     staging.wait(&queue.mark())?;
-    host_staged_copy::copy((staging, src), (queue, dst), timeout)
+    host_staged_copy::copy((staging, src), (queue, dst), memory, timeout)
 }
 
 /// The contiguous tensor of a shape, which has to have `bytes` bytes.

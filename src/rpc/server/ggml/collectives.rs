@@ -12,8 +12,8 @@ use log::{debug, warn};
 use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::rpc::server::collectives::{
-    AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, ReduceError, Reducer,
-    ReductionTarget, RendezvousError, RendezvousTimeouts, SessionDials,
+    AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, MAX_HOST_BYTES,
+    ReduceError, Reducer, ReductionTarget, RendezvousError, RendezvousTimeouts, SessionDials,
 };
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
@@ -156,6 +156,7 @@ impl GgmlSession<'_> {
             device_timeout: config.device_timeout,
             hung_up: &hung_up,
         };
+        let _host = self.resources.memory.wait(MAX_HOST_BYTES.min(2 * region.bytes()))?;
         let peer = communicator.link.peer();
         communicator.reducer.reduce(&mut communicator.link, &desc, &region, target).map_err(|e| match e {
             ReduceError::Exchange(source) => GgmlError::Exchange { peer, source }.into(),

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::device::{Device, DeviceError, MemoryBudget, Queue};
 use crate::rpc::server::hangup_watch::SessionWatch;
+use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::request_error::RequestError;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
@@ -16,18 +17,20 @@ pub(super) struct DeviceQueues<'a> {
     queues: Vec<Option<WatchedQueue>>,
     budget: Arc<MemoryBudget>,
     watch: Arc<SessionWatch>,
+    memory: Arc<SessionMemory>,
 }
 
 impl<'a> DeviceQueues<'a> {
-    /// No queue is open at first. `budget` is charged for the queues' memory. `watch` aborts the queues when the client has
-    /// gone.
+    /// No queue is open at first. `budget` and `memory` are charged for the queues' memory. `watch` aborts the queues when the
+    /// client has gone.
     pub(super) fn new(
         devices: &'a [Arc<dyn Device>],
         budget: &Arc<MemoryBudget>,
         watch: &Arc<SessionWatch>,
+        memory: &Arc<SessionMemory>,
     ) -> DeviceQueues<'a> {
-        let (budget, watch) = (Arc::clone(budget), Arc::clone(watch));
-        DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget, watch }
+        let (budget, watch, memory) = (Arc::clone(budget), Arc::clone(watch), Arc::clone(memory));
+        DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget, watch, memory }
     }
 
     /// The queue of a device, which is opened if necessary.
@@ -35,12 +38,20 @@ impl<'a> DeviceQueues<'a> {
     /// # Errors
     /// There is no such device, or the device cannot open a queue.
     pub(super) fn get(&mut self, device: u32) -> Result<&mut dyn Queue, SessionError> {
+        Ok(&mut **self.get_watched(device)?)
+    }
+
+    /// The queue of a device, by which uploads are charged.
+    ///
+    /// # Errors
+    /// As [`DeviceQueues::get`].
+    pub(super) fn get_watched(&mut self, device: u32) -> Result<&mut WatchedQueue, SessionError> {
         let count = self.devices.len();
         let index = device as usize;
         let (Some(target), Some(queue)) = (self.devices.get(index), self.queues.get_mut(index)) else {
             return Err(RequestError::NoSuchDevice { device, count }.into());
         };
-        Ok(get_or_open(&**target, queue, &self.budget, &self.watch)?)
+        Ok(get_or_open(&**target, queue, (&self.budget, &self.watch, &self.memory))?)
     }
 
     /// The queues of two different devices.
@@ -54,8 +65,8 @@ impl<'a> DeviceQueues<'a> {
         let ((Some(device_a), Some(device_b)), Ok([a, b])) = (pair, queues) else {
             return Err(RequestError::NoSuchDevice { device: a.max(b), count }.into());
         };
-        let (budget, watch) = (&self.budget, &self.watch);
-        Ok([get_or_open(&**device_a, a, budget, watch)?, get_or_open(&**device_b, b, budget, watch)?])
+        let with = (&self.budget, &self.watch, &self.memory);
+        Ok([&mut **get_or_open(&**device_a, a, with)?, &mut **get_or_open(&**device_b, b, with)?])
     }
 
     /// Whether a device other than `device` has been used by this session.
@@ -75,12 +86,10 @@ impl<'a> DeviceQueues<'a> {
 fn get_or_open<'q>(
     device: &dyn Device,
     queue: &'q mut Option<WatchedQueue>,
-    budget: &Arc<MemoryBudget>,
-    watch: &Arc<SessionWatch>,
-) -> Result<&'q mut dyn Queue, DeviceError> {
-    let queue = match queue {
+    (budget, watch, memory): (&Arc<MemoryBudget>, &Arc<SessionWatch>, &Arc<SessionMemory>),
+) -> Result<&'q mut WatchedQueue, DeviceError> {
+    Ok(match queue {
         Some(queue) => queue,
-        none => none.insert(WatchedQueue::open(device, budget, watch)?),
-    };
-    Ok(&mut **queue)
+        none => none.insert(WatchedQueue::open(device, budget, watch, memory)?),
+    })
 }

@@ -53,7 +53,7 @@ pub(in crate::rpc::server) fn serve_session(
     mut body: BodyBuffer,
 ) -> Result<SessionEnd, SessionFailure> {
     let resources = SessionResources::new(server, versions.peer(), connection.memory(), CacheLimits::EVICT_HALF);
-    let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch());
+    let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch(), connection.memory());
     let graph_store = GraphStore::new(server.config.max_graph_memory, connection.memory());
     let mut session = GgmlSession {
         connection,

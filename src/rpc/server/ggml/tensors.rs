@@ -67,7 +67,9 @@ impl GgmlSession<'_> {
         let desc = tensor.desc;
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
         self.prefault.record_upload(device, &region)?;
-        upload::upload_from_client(&mut self.connection, self.queues.get(device)?, region, whole, |chunk| {
+        let queue = self.queues.get_watched(device)?;
+        queue.charge_upload(len, self.resources.server.config.device_timeout)?;
+        upload::upload_from_client(&mut self.connection, &mut **queue, region, whole, |chunk| {
             if let Some(writer) = &mut cache_writer {
                 writer.update(chunk);
             }
@@ -114,14 +116,17 @@ impl GgmlSession<'_> {
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| region.bytes() > 0);
         let Some(cache) = cache else { return Ok(false) };
         let Some(cached) = cache.lookup(hash, region.bytes()) else { return Ok(false) };
-        let found = upload_cached(cache, hash, cached, self.queues.get(device)?, region, tensor)?;
+        let queue = self.queues.get_watched(device)?;
+        queue.charge_upload(region.bytes(), self.resources.server.config.device_timeout)?;
+        let found = upload_cached(cache, hash, cached, &mut **queue, region, tensor)?;
         if found {
             debug!("{}: tensor data {hash:016x} loaded from the cache", self.resources.peer);
         }
         Ok(found)
     }
 
-    /// GET_TENSOR: downloads and sends the data in chunks, so that the transfers overlap.
+    /// GET_TENSOR: downloads and sends the data in chunks, so that the transfers overlap. The chunks are small if host memory
+    /// is short.
     pub(super) fn get_tensor(&mut self, request: &GetTensor) -> Result<(), SessionError> {
         let tensor = self.resources.handles.locate(&request.tensor)?;
         let (device, region) = (tensor.entry.device, tensor.region(request.offset, request.size)?);
@@ -130,11 +135,12 @@ impl GgmlSession<'_> {
         }
         let timeout = self.resources.server.config.device_timeout;
         let (queue, connection) = (self.queues.get(device)?, &mut self.connection);
-        let mut download = |at: u64| queue.download(region.subregion(at, DOWNLOAD_CHUNK_BYTES.min(request.size - at))?);
+        let (piece, _charge) = self.resources.memory.reply_piece(request.size, DOWNLOAD_CHUNK_BYTES);
+        let mut download = |at: u64| queue.download(region.subregion(at, piece.min(request.size - at))?);
         let mut next = Some(download(0)?);
         let mut at = 0;
         while let Some(chunk) = next.take() {
-            let after = at + DOWNLOAD_CHUNK_BYTES.min(request.size - at);
+            let after = at + piece.min(request.size - at);
             if after < request.size {
                 next = Some(download(after)?);
             }
@@ -174,7 +180,7 @@ impl GgmlSession<'_> {
             } else {
                 let timeout = self.resources.server.config.device_timeout;
                 let [src_queue, dst_queue] = self.queues.get_pair(src_device, dst_device)?;
-                host_staged_copy::copy((src_queue, &from), (dst_queue, &to), timeout)?;
+                host_staged_copy::copy((src_queue, &from), (dst_queue, &to), &self.resources.memory, timeout)?;
             }
             true
         };

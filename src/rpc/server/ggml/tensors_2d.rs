@@ -67,15 +67,15 @@ impl<'a> Rows<'a> {
         Ok(if packed { Some(self.tensor.region(self.offset, self.total())?) } else { None })
     }
 
-    /// Number of rows to hold at a time, at least one.
-    fn rows_per_chunk(&self) -> u64 {
-        (CHUNK_BYTES / self.size).clamp(1, MAX_PENDING_ROWS)
+    /// Number of rows to hold at a time, at least one, in about `chunk` bytes.
+    fn rows_per_chunk(&self, chunk: u64) -> u64 {
+        (chunk / self.size).clamp(1, MAX_PENDING_ROWS)
     }
 }
 
 impl GgmlSession<'_> {
-    /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device, short ones through `chunk`, a reused buffer. A later row overwrites an earlier one where a
-    /// stride below the row length makes them overlap.
+    /// SET_TENSOR_2D with a body of `len` bytes: streams the rows to the device, short ones through `chunk`, a reused buffer.
+    /// A later row overwrites an earlier one where a stride below the row length makes them overlap.
     pub(super) fn set_tensor_2d(&mut self, len: usize, chunk: &mut BodyBuffer) -> Result<(), SessionError> {
         let head = SetTensor2dHead::decode(&self.connection.read_array::<SET_TENSOR_2D_HEAD>()?)?;
         let tensor = self.resources.handles.locate(&head.tensor)?;
@@ -85,20 +85,23 @@ impl GgmlSession<'_> {
         if rows.total() != have {
             return Err(GgmlError::RowBytes { expected: rows.total(), have }.into());
         }
-        let queue = self.queues.get(device)?;
+        let timeout = self.resources.server.config.device_timeout;
+        let queue = self.queues.get_watched(device)?;
         if let Some(region) = rows.contiguous()? {
-            upload::upload_from_client(&mut self.connection, queue, region, None, |_| {})?;
+            queue.charge_upload(region.bytes(), timeout)?;
+            upload::upload_from_client(&mut self.connection, &mut **queue, region, None, |_| {})?;
             return Ok(());
         }
         let mut first = 0;
         while first < rows.count {
-            let n = rows.rows_per_chunk().min(rows.count - first);
+            let n = rows.rows_per_chunk(CHUNK_BYTES).min(rows.count - first);
             if rows.size > CHUNK_BYTES {
-                upload::upload_from_client(&mut self.connection, queue, rows.row(first)?, None, |_| {})?;
+                upload::upload_from_client(&mut self.connection, &mut **queue, rows.row(first)?, None, |_| {})?;
             } else {
                 // At most `CHUNK_BYTES`; the buffer grows as bytes arrive.
                 let bytes = self.connection.read_body((n * rows.size) as usize, chunk)?;
                 for (index, row) in (first..).zip(bytes.chunks_exact(rows.size as usize)) {
+                    queue.charge_upload(rows.size, timeout)?;
                     queue.upload(rows.row(index)?, None, UploadSource::Borrowed(row))?;
                 }
             }
@@ -118,20 +121,21 @@ impl GgmlSession<'_> {
         }
         let timeout = self.resources.server.config.device_timeout;
         let queue = self.queues.get(device)?;
+        let (piece, _charge) = self.resources.memory.reply_piece(rows.total(), CHUNK_BYTES);
         self.connection.begin_response(rows.total(), &[])?;
         let mut first = 0;
         while first < rows.count {
-            let n = rows.rows_per_chunk().min(rows.count - first);
-            if rows.size > CHUNK_BYTES {
+            let n = rows.rows_per_chunk(piece).min(rows.count - first);
+            if rows.size > piece {
                 // Of a row longer than a chunk, one part at a time is held.
                 let row = rows.row(first)?;
-                for at in (0..rows.size).step_by(CHUNK_BYTES as usize) {
-                    let part = queue.download(row.subregion(at, CHUNK_BYTES.min(rows.size - at))?)?;
+                for at in (0..rows.size).step_by(piece as usize) {
+                    let part = queue.download(row.subregion(at, piece.min(rows.size - at))?)?;
                     self.connection.send_bytes(&part.wait(Some(Instant::now() + timeout))?)?;
                 }
             } else {
                 let regions = (first..first + n).map(|index| rows.row(index)).collect::<Result<Vec<_>, _>>()?;
-                let mut bytes = Vec::with_capacity((n * rows.size) as usize); // at most `CHUNK_BYTES`
+                let mut bytes = Vec::with_capacity((n * rows.size) as usize); // at most `piece`
                 for row in queue.download_all(&regions)? {
                     bytes.extend_from_slice(&row.wait(Some(Instant::now() + timeout))?);
                 }

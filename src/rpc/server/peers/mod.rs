@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use super::byte_semaphore::{BytePermit, ByteSemaphore};
+use super::host_memory::SessionMemory;
 use super::limits::Config;
 use super::thread_budget::ThreadBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
@@ -83,14 +84,21 @@ pub(super) struct PeerPool {
 }
 
 impl PeerPool {
-    /// An empty pool that may dial the addresses of `allowlist`. Its threads are reserved in `threads`.
-    pub(super) fn new(allowlist: &Arc<PeerAllowlist>, config: &Config, threads: &Arc<ThreadBudget>) -> PeerPool {
+    /// An empty pool that may dial the addresses of `allowlist`. Its threads are reserved in `threads`, and the bytes in flight
+    /// are charged to `memory`.
+    pub(super) fn new(
+        allowlist: &Arc<PeerAllowlist>,
+        config: &Config,
+        threads: &Arc<ThreadBudget>,
+        memory: &Arc<SessionMemory>,
+    ) -> PeerPool {
         let timeouts = PeerTimeouts {
             handshake: config.handshake_timeout,
             stall: config.stall_timeout,
             device: config.device_timeout,
         };
-        let in_flight = ByteSemaphore::new(config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES));
+        let in_flight = config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES);
+        let in_flight = ByteSemaphore::new(in_flight, memory, 0);
         let (allowlist, threads) = (Arc::clone(allowlist), Arc::clone(threads));
         PeerPool { allowlist, timeouts, connections: HashMap::new(), threads, in_flight }
     }

@@ -276,7 +276,7 @@ mod tests {
     }
 
     fn memory() -> Arc<SessionMemory> {
-        HostMemory::new(u64::MAX, Duration::ZERO).admit().unwrap()
+        HostMemory::new(u64::MAX, 0, Duration::ZERO).admit().unwrap()
     }
 
     /// Key of ggml's front end: the body of a request.

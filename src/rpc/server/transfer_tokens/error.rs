@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::device::{DeviceError, SourceError, TRANSFER_CHUNK_BYTES};
+use crate::rpc::server::host_memory::HostMemoryError;
 
 /// Limit of unused tokens per session. It also limits the tokens of one SEND_TO_PEER or RECEIVE_FROM_PEER.
 pub(super) const MAX_UNUSED_TOKENS: usize = 1024;
@@ -31,6 +32,8 @@ pub(in crate::rpc::server) enum TokenError {
     Unknown,
     #[error("the transfer token is for {expected} bytes, got {have}")]
     Length { expected: u64, have: usize },
+    #[error("cannot issue transfer tokens: {0}")]
+    HostMemory(#[from] HostMemoryError),
     #[error("cannot buffer bytes that arrived before RECEIVE_FROM_PEER: {0}")]
     Memory(DeviceError),
 }

@@ -10,38 +10,44 @@ use super::payload::PeerWriteData;
 use super::receiver::{PendingReceives, Receiver, ReceiverShared};
 use super::table::{Destination, SessionTokens, TokenEntry, TokenMaps, TokenState, TokenTable};
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, Region, Timeline, TimelinePoint};
+use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::wire::ext::{TRANSFER_TOKEN_BYTES, TransferToken};
+
+/// Host memory that a token is charged: its entries in the tables.
+const TOKEN_BYTES: u64 = 256;
 
 /// The transfer tokens of one session. Dropping the ledger revokes all of them.
 pub(in crate::rpc::server) struct TokenLedger {
     table: Arc<TokenTable>,
     session: u64,
     budget: Arc<MemoryBudget>,
+    memory: Arc<SessionMemory>,
     threads: Arc<ThreadBudget>,
     pending_receives: Arc<PendingReceives>,
 }
 
 impl TokenLedger {
-    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget`, and the threads
-    /// of receivers to `threads`.
+    /// Registers a new session in `table`. Bytes that arrive before they can be written are charged to `budget` and to
+    /// `memory`, tokens to `memory`, and the threads of receivers to `threads`.
     pub(in crate::rpc::server) fn new(
         table: &Arc<TokenTable>,
         budget: &Arc<MemoryBudget>,
+        memory: &Arc<SessionMemory>,
         threads: &Arc<ThreadBudget>,
     ) -> TokenLedger {
         let mut maps = table.lock();
         let session = maps.next_session;
         maps.next_session += 1;
         maps.sessions.insert(session, SessionTokens::default());
-        let (budget, threads) = (Arc::clone(budget), Arc::clone(threads));
-        TokenLedger { table: Arc::clone(table), session, budget, threads, pending_receives: Arc::default() }
+        let (budget, memory, threads) = (Arc::clone(budget), Arc::clone(memory), Arc::clone(threads));
+        TokenLedger { table: Arc::clone(table), session, budget, memory, threads, pending_receives: Arc::default() }
     }
 
     /// Creates the receiver of a queue of `device`; each receiving queue needs its own. A RECEIVE_FROM_PEER fails if its bytes
     /// have not arrived within `timeout`.
     pub(in crate::rpc::server) fn new_receiver(&self, device: &Arc<dyn Device>, timeout: Duration) -> Receiver {
-        let receiver = Receiver::new(&self.table, device, &self.budget, &self.threads, timeout);
+        let receiver = Receiver::new(&self.table, device, (&self.budget, &self.memory), &self.threads, timeout);
         self.pending_receives.add(&receiver);
         receiver
     }
@@ -54,7 +60,8 @@ impl TokenLedger {
     /// Issues `count` new random tokens.
     ///
     /// # Errors
-    /// [`TokenError::RequestCount`], [`TokenError::TooManyUnused`], [`TokenError::RandomBytes`].
+    /// [`TokenError::RequestCount`], [`TokenError::TooManyUnused`], [`TokenError::RandomBytes`],
+    /// [`TokenError::HostMemory`].
     pub(in crate::rpc::server) fn issue(&self, count: u32) -> Result<Vec<TransferToken>, TokenError> {
         if !(1..=MAX_TOKENS_PER_REQUEST).contains(&count) {
             return Err(TokenError::RequestCount(count));
@@ -70,10 +77,12 @@ impl TokenLedger {
         }
         for token in &tokens {
             // A collision of 128 random bits does not occur in practice. If it did, the existing token must not be replaced.
+            let charge = self.memory.reserve(TOKEN_BYTES)?;
             if let MapEntry::Vacant(slot) = entries.entry(*token) {
                 slot.insert(TokenEntry {
                     session: self.session,
                     budget: Arc::clone(&self.budget),
+                    charge,
                     state: TokenState::Issued,
                 });
                 session_tokens.unused.insert(*token);

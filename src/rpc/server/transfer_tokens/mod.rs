@@ -40,6 +40,7 @@ mod tests {
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
     use crate::device::{Device, DeviceError, MemoryBudget, TRANSFER_CHUNK_BYTES};
+    use crate::rpc::server::host_memory::HostMemory;
     use crate::rpc::server::thread_budget::ThreadBudget;
 
     /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
@@ -47,8 +48,9 @@ mod tests {
     fn invalidating_a_bound_token_fails_its_queue() {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
         let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
+        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
         let mut queue = device.queue(&budget).unwrap();
-        let ledger = TokenLedger::new(&table, &budget, &ThreadBudget::new(1));
+        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
         let tokens = ledger.issue(2).unwrap();
         let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
         let region = device.alloc(1, &budget).unwrap().whole();
@@ -60,5 +62,8 @@ mod tests {
         assert!(matches!(table.redeem(&tokens[0], &[1]), Err(TokenError::Unknown)));
         // The other token remains valid.
         assert!(table.redeem(&tokens[1], &[1]).is_ok());
+        assert!(memory.held() > 0);
+        drop((ledger, receiver));
+        assert_eq!(memory.held(), 0, "tokens and their bytes are charged until they are removed");
     }
 }

@@ -3,23 +3,29 @@
 use std::sync::Arc;
 
 use super::error::TokenError;
-use crate::device::{MemoryBudget, Reservation, TRANSFER_CHUNK_BYTES};
+use crate::device::{DeviceError, MemoryBudget, Reservation, TRANSFER_CHUNK_BYTES};
+use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 
 /// A payload in host memory that cannot be written to the device yet.
 pub(super) struct BufferedBytes {
     pub(super) bytes: Vec<u8>,
     /// Charged to the session that issued the token.
-    _reservation: Reservation,
+    _reservations: (Reservation, HostCharge),
 }
 
 impl BufferedBytes {
-    /// Copies `bytes` to host memory that is charged to `budget`.
+    /// Copies `bytes` to host memory that is charged to `budget` and `memory`.
     ///
     /// # Errors
-    /// [`TokenError::Memory`] if the budget is exhausted.
-    pub(super) fn copy_from(bytes: &[u8], budget: &Arc<MemoryBudget>) -> Result<BufferedBytes, TokenError> {
+    /// [`TokenError::Memory`] if one of them is exhausted.
+    pub(super) fn copy_from(
+        bytes: &[u8],
+        budget: &Arc<MemoryBudget>,
+        memory: &Arc<SessionMemory>,
+    ) -> Result<BufferedBytes, TokenError> {
         let reservation = budget.reserve(bytes.len() as u64).map_err(TokenError::Memory)?;
-        Ok(BufferedBytes { bytes: bytes.to_vec(), _reservation: reservation })
+        let charge = memory.reserve(bytes.len() as u64).map_err(|e| TokenError::Memory(DeviceError::from(e)))?;
+        Ok(BufferedBytes { bytes: bytes.to_vec(), _reservations: (reservation, charge) })
     }
 }
 
@@ -41,10 +47,14 @@ impl PeerWriteData<'_> {
         }
     }
 
-    /// Copies a borrowed payload to host memory that is charged to `budget`.
-    pub(super) fn into_buffered(self, budget: &Arc<MemoryBudget>) -> Result<BufferedBytes, TokenError> {
+    /// Copies a borrowed payload to host memory that is charged to `budget` and `memory`.
+    pub(super) fn into_buffered(
+        self,
+        budget: &Arc<MemoryBudget>,
+        memory: &Arc<SessionMemory>,
+    ) -> Result<BufferedBytes, TokenError> {
         match self {
-            PeerWriteData::Borrowed(bytes) => BufferedBytes::copy_from(bytes, budget),
+            PeerWriteData::Borrowed(bytes) => BufferedBytes::copy_from(bytes, budget, memory),
             PeerWriteData::Buffered(buffered) => Ok(buffered),
         }
     }

@@ -19,6 +19,7 @@ use super::table::{Destination, TokenTable};
 use crate::device::{
     Device, DeviceError, MemoryBudget, Queue, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
 };
+use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::wire::ext::TransferToken;
 
@@ -29,7 +30,7 @@ impl Receiver {
     pub(super) fn new(
         table: &Arc<TokenTable>,
         device: &Arc<dyn Device>,
-        budget: &Arc<MemoryBudget>,
+        (budget, memory): (&Arc<MemoryBudget>, &Arc<SessionMemory>),
         threads: &Arc<ThreadBudget>,
         timeout: Duration,
     ) -> Receiver {
@@ -37,6 +38,7 @@ impl Receiver {
             table: Arc::clone(table),
             device: Arc::clone(device),
             budget: Arc::clone(budget),
+            memory: Arc::clone(memory),
             threads: Arc::clone(threads),
             timeout,
             state: Mutex::default(),
@@ -94,6 +96,7 @@ pub(super) struct ReceiverShared {
     table: Arc<TokenTable>,
     device: Arc<dyn Device>,
     budget: Arc<MemoryBudget>,
+    memory: Arc<SessionMemory>,
     threads: Arc<ThreadBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
@@ -233,7 +236,7 @@ impl ReceiverState {
             let queue = device_queue(&mut self.queue, shared).map_err(PieceError::local)?;
             return receive.write(queue, at, data.bytes()).map_err(PieceError::local);
         }
-        let buffered = data.into_buffered(&shared.budget).map_err(PieceError::from_sender)?;
+        let buffered = data.into_buffered(&shared.budget, &shared.memory).map_err(PieceError::from_sender)?;
         receive.buffered.push((at, buffered));
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::error::{MAX_UNUSED_TOKENS, TokenError};
 use super::payload::{BufferedBytes, PeerWriteData, check_length};
 use crate::device::{DeviceError, MemoryBudget};
+use crate::rpc::server::host_memory::HostCharge;
 use crate::rpc::wire::ext::TransferToken;
 
 /// Receives the bytes of tokens that a RECEIVE_FROM_PEER has bound.
@@ -39,6 +40,8 @@ pub(super) enum TokenState {
 pub(super) struct TokenEntry {
     pub(super) session: u64,
     pub(super) budget: Arc<MemoryBudget>,
+    /// Pays for the token.
+    pub(super) charge: HostCharge,
     pub(super) state: TokenState,
 }
 
@@ -123,16 +126,20 @@ impl TokenTable {
     fn try_redeem(&self, token: &TransferToken, data: &[u8]) -> Result<(), TokenError> {
         let buffer_budget = match self.lock().entries.get(token) {
             Some(TokenEntry { state: TokenState::Bound(..) | TokenState::Abandoned, .. }) => None,
-            Some(TokenEntry { state: TokenState::Issued, budget, .. }) => Some(Arc::clone(budget)),
+            Some(TokenEntry { state: TokenState::Issued, budget, charge, .. }) => {
+                Some((Arc::clone(budget), Arc::clone(charge.session())))
+            }
             _ => return Err(TokenError::Unknown),
         };
         // Copies the bytes without holding the lock, so that other sessions do not wait.
         let data = match buffer_budget {
             None => PeerWriteData::Borrowed(data),
-            Some(budget) => match check_length(data).and_then(|()| BufferedBytes::copy_from(data, &budget)) {
-                Ok(buffered) => PeerWriteData::Buffered(buffered),
-                Err(e) => return Err(self.invalidate(token, e)),
-            },
+            Some((budget, memory)) => {
+                match check_length(data).and_then(|()| BufferedBytes::copy_from(data, &budget, &memory)) {
+                    Ok(buffered) => PeerWriteData::Buffered(buffered),
+                    Err(e) => return Err(self.invalidate(token, e)),
+                }
+            }
         };
         let mut maps = self.lock();
         let Some(entry) = maps.entries.get_mut(token) else { return Err(TokenError::Unknown) };
