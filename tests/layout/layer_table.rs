@@ -240,6 +240,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::wire",
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",
+            "rpc::server::host_memory",
             "rpc::server::context",
             "rpc::server::session",
             "rpc::server::handshake",

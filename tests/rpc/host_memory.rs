@@ -66,7 +66,7 @@ fn session_with(server: &TestServer, kind: Kind) -> Client {
             let tensors: Vec<_> = tensors.iter().map(TensorRecord::encode).collect();
             let graph = GraphCompute::new(0, &nodes, &tensors).expect("counts within u32");
             for id in 1..=2 {
-                push_ext(&mut client, &ExtRequest::PrepareGraph(ext::PrepareGraph { id, graph: graph.clone() }));
+                push_ext(&mut client, &ExtRequest::PrepareGraph(ext::PrepareGraph { id, graph }));
             }
         }
         Kind::Replies => {
