@@ -111,21 +111,16 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
         failures.push(format!("the attacker lost its connection: {e}"));
         0
     });
-    loop {
-        let recovered = server.usage().is_ok_and(|now| now.threads <= before.threads) && held.rest_is_free(&address);
-        if recovered || left.elapsed() > MAX_RECOVERY {
+    // Until the server is as before, or never will be.
+    while let Some(difference) = difference(&mut server, before, &held) {
+        if left.elapsed() > MAX_RECOVERY || server.exit_status().is_some() {
+            failures.push(difference);
             break;
         }
         std::thread::sleep(SAMPLE_INTERVAL);
     }
     let recovery = left.elapsed();
-    if let Some(status) = server.exit_status() {
-        failures.push(format!("the server has ended: {status}"));
-    } else if recovery > MAX_RECOVERY {
-        let now = server.usage().unwrap();
-        failures
-            .push(format!("not as before after {recovery:.1?}: {} threads, {} before", now.threads, before.threads));
-    } else if !held.is_intact() {
+    if !held.is_intact() {
         failures.push("the buffer of an idle client has changed, or is lost".to_owned());
     }
     let threads = server.configured_threads + SPARE_THREADS;
@@ -138,6 +133,19 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
     }
     failures.extend(latencies.check());
     Report { rounds, latencies, before, peak, recovery, failures }
+}
+
+/// In what the server differs from `before`, when only the idle client was connected.
+fn difference(server: &mut ServerProcess, before: Usage, held: &HeldBuffer) -> Option<String> {
+    let exit_status = server.exit_status();
+    let now = match (server.usage(), exit_status) {
+        (Ok(now), None) => now,
+        (_, status) => return Some(format!("the server has ended: {status:?}")),
+    };
+    if now.threads > before.threads {
+        return Some(format!("{} threads after the attack, {} before", now.threads, before.threads));
+    }
+    (!held.rest_is_free(&server.address)).then(|| "a client cannot allocate all of the free memory".to_owned())
 }
 
 fn main() {
