@@ -1,19 +1,23 @@
 //! The attacks. All of their messages are valid.
 
-use crate::session::{ExtendedSession, Session, allocated, encode, encode_ext, ping};
+use crate::session::{ExtendedSession, Session, allocated, base_address, encode, encode_ext, ping};
+use fanout::ops::OpCode;
 use fanout::rpc::wire::ext::{
-    BufferSpan, CloseQueue, ExtCommand, ExtRequest, ExtResponse, IssueTokens, Mark, OpenQueue, ReceiveFromPeer,
-    TransferTokenList, Wait,
+    BufferSpan, BufferSpans, CloseQueue, ExtCommand, ExtHeader, ExtRequest, ExtResponse, IssueTokens, Mark, OpenQueue,
+    PrepareGraph, ReadSpans, ReceiveFromPeer, TransferTokenList, Wait,
 };
-use fanout::rpc::wire::{AllocBuffer, FreeBuffer, Request};
-use std::io::{Error, Result};
-use std::time::Instant;
+use fanout::rpc::wire::{AllocBuffer, BufferGetBase, FreeBuffer, GraphCompute, Request, TENSOR_RECORD, TensorRecord};
+use fanout::tensor::DType;
+use std::io::{Error, ErrorKind, Result, Write};
+use std::time::{Duration, Instant};
 
 /// What a client, or several, do until a time is over.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     /// Connections of the attack at a time.
     pub(crate) connections: usize,
+    /// Whether the times of ordinary clients are limited. Otherwise they must only be served.
+    pub(crate) timed: bool,
     /// Threads of transfers between servers that the attack makes the server start.
     pub(crate) transfer_threads: usize,
     /// Repeats the attack until the time is over, at least once. Returns the number of rounds, and closes all connections.
@@ -21,9 +25,17 @@ pub(crate) struct Attack {
 }
 
 pub(crate) const ATTACKS: &[Attack] = &[
-    Attack { name: "closed-queues", connections: 1, transfer_threads: 1, run: close_queues_that_wait },
-    Attack { name: "small-buffers", connections: 1, transfer_threads: 0, run: free_every_second_small_buffer },
-    Attack { name: "many-queues", connections: 64, transfer_threads: 0, run: open_all_queues },
+    Attack { name: "closed-queues", connections: 1, timed: true, transfer_threads: 1, run: close_queues_that_wait },
+    Attack {
+        name: "small-buffers",
+        connections: 1,
+        timed: true,
+        transfer_threads: 0,
+        run: free_every_second_small_buffer,
+    },
+    Attack { name: "many-queues", connections: 64, timed: true, transfer_threads: 0, run: open_all_queues },
+    // Its graphs keep both processors busy, with a thread for each of its sessions.
+    Attack { name: "host-memory", connections: FILLERS, timed: false, transfer_threads: 0, run: fill_host_memory },
 ];
 
 /// Calls `round` until the time is over, at least once.
@@ -120,4 +132,93 @@ fn open_all_queues(address: &str, until: Instant) -> Result<u64> {
         }
         Ok(())
     })
+}
+
+/// Sessions that fill host memory.
+const FILLERS: usize = 200;
+
+/// Fills the host memory of many sessions, each with prepared graphs, replies that are not taken, and a message that misses its
+/// last byte. A session that the server ends is replaced.
+fn fill_host_memory(address: &str, until: Instant) -> Result<u64> {
+    let messages = filling_messages(&mut ExtendedSession::connect(address)?)?;
+    let mut opened = 0;
+    let mut sessions: Vec<_> = (0..FILLERS).map(|_| None).collect();
+    while Instant::now() < until {
+        let mut progress = false;
+        for session in &mut sessions {
+            // The server may refuse a session while its host memory is full.
+            let Some((stream, sent)) = session else {
+                *session =
+                    ExtendedSession::connect(address).and_then(ExtendedSession::into_nonblocking).ok().map(|s| (s, 0));
+                opened += u64::from(session.is_some());
+                continue;
+            };
+            match stream.write(&messages[*sent..]) {
+                Ok(n) => (*sent, progress) = (*sent + n, progress || n > 0),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => *session = None,
+            }
+        }
+        if !progress {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(opened)
+}
+
+/// The messages that fill the memory of a session, beginning with those that make its buffer. `sample` is another session:
+/// equal messages name equal buffers.
+fn filling_messages(sample: &mut ExtendedSession) -> Result<Vec<u8>> {
+    const BUFFER_BYTES: u64 = 8 << 20;
+    const GRAPHS: u64 = 8;
+    const NODES: u64 = 4000;
+    const READS: u64 = 8;
+    const MESSAGE_BYTES: u64 = 16 << 20;
+    let alloc = Request::AllocBuffer(AllocBuffer { device: 0, size: BUFFER_BYTES });
+    sample.send(&encode(&alloc))?;
+    let buffer = allocated(&sample.read_reply()?)?.ok_or_else(|| Error::other("no memory"))?;
+    sample.send(&encode(&Request::BufferGetBase(BufferGetBase { remote_ptr: buffer })))?;
+    let data = base_address(&sample.read_reply()?)?;
+
+    let row = |id: u64| TensorRecord {
+        id,
+        dtype: DType::F32.to_wire(),
+        buffer,
+        ne: [16, 1, 1, 1],
+        nb: [4, 64, 64, 64],
+        data,
+        ..TensorRecord::decode(&[0; TENSOR_RECORD])
+    };
+    let mut messages = encode(&alloc);
+    messages.extend(encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue: 0, device: 0 })));
+    for graph in 1..=GRAPHS {
+        // Each graph has another number of nodes, so no two are the same.
+        let nodes = 2..NODES + graph;
+        let ids: Vec<_> = nodes.clone().map(|id| id.to_le_bytes()).collect();
+        let node = |id| {
+            let mut node = TensorRecord { op: OpCode::Sqr.to_wire(), flags: TensorRecord::FLAG_COMPUTE, ..row(id) };
+            node.src[0] = id - 1;
+            node.encode()
+        };
+        let tensors: Vec<_> = std::iter::once(row(1).encode()).chain(nodes.map(node)).collect();
+        let compute = GraphCompute::new(0, &ids, &tensors).map_err(Error::other)?;
+        let prepare = encode_ext(&ExtRequest::PrepareGraph(PrepareGraph { id: graph, graph: compute }));
+        if graph == 1 {
+            // Shows that the graphs are valid.
+            sample.send(&[&prepare[..], &ping()].concat())?;
+            sample.read_reply()?;
+        }
+        messages.extend(prepare);
+    }
+    let whole = BufferSpans::encode(&BufferSpan { buffer, offset: 0, len: BUFFER_BYTES });
+    for id in 0..READS {
+        messages.extend(encode_ext(&ExtRequest::ReadSpans(ReadSpans {
+            queue: 0,
+            id,
+            spans: BufferSpans::new(&[whole]),
+        })));
+    }
+    messages.extend(ExtHeader { command: ExtCommand::PrepareGraph, size: MESSAGE_BYTES }.encode());
+    messages.resize(messages.len() + MESSAGE_BYTES as usize - 1, 0);
+    Ok(messages)
 }

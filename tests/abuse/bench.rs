@@ -16,7 +16,7 @@ mod session;
 
 use attacks::{ATTACKS, Attack};
 use ordinary_clients::{HeldBuffer, Latencies};
-use server_process::{ServerProcess, Usage};
+use server_process::{HOST_MEMORY, ServerProcess, Usage};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +27,10 @@ const DEFAULT_SECONDS: u64 = 5;
 /// Threads above the configured ones that the server may have, and mappings above those at its start.
 const SPARE_THREADS: usize = 8;
 const MAX_MAPPINGS_ADDED: usize = 4096;
+
+/// Resident memory above that at the start and `--max-host-memory` that the server may have, in bytes: stacks of threads, and
+/// what the allocator keeps. No attack writes to device memory.
+const SPARE_MEMORY: u64 = 64 << 20;
 
 /// Pause between two readings of the server's threads and mappings.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
@@ -131,7 +135,11 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
         let added = peak.mappings - before.mappings;
         failures.push(format!("{added} mappings more than before, {MAX_MAPPINGS_ADDED} allowed"));
     }
-    failures.extend(latencies.check());
+    let memory = before.peak_resident + HOST_MEMORY + SPARE_MEMORY;
+    if peak.peak_resident > memory {
+        failures.push(format!("{} MiB of resident memory, {} MiB allowed", peak.peak_resident >> 20, memory >> 20));
+    }
+    failures.extend(latencies.check(attack.timed));
     Report { rounds, latencies, before, peak, recovery, failures }
 }
 
@@ -156,8 +164,15 @@ fn main() {
     for attack in ATTACKS.iter().filter(chosen) {
         let Report { rounds, latencies, before, peak, recovery, failures } = run(attack, &arguments);
         println!(
-            "{}: {rounds} rounds; {latencies}; threads {} to {}, mappings {} to {}; as before after {recovery:.1?}",
-            attack.name, before.threads, peak.threads, before.mappings, peak.mappings
+            "{}: {rounds} rounds; {latencies}; threads {} to {}, mappings {} to {}, {} to {} MiB resident; as before after \
+             {recovery:.1?}",
+            attack.name,
+            before.threads,
+            peak.threads,
+            before.mappings,
+            peak.mappings,
+            before.peak_resident >> 20,
+            peak.peak_resident >> 20
         );
         for failure in &failures {
             println!("  FAILED: {failure}");

@@ -1,7 +1,7 @@
 //! The attacked server: a process of the program, and the resources that Linux reports for it.
 
 use crate::attacks::Attack;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Error};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -10,6 +10,9 @@ const WORKERS: usize = 2;
 
 /// Memory of the device in bytes, as `--mem` gives it.
 pub(crate) const MEMORY: u64 = 1 << 30;
+
+/// `--max-host-memory` of the server in bytes.
+pub(crate) const HOST_MEMORY: u64 = 512 << 20;
 
 /// Connections that ordinary clients may have at a time.
 const ORDINARY_CONNECTIONS: usize = 16;
@@ -23,11 +26,13 @@ const QUEUE_THREADS: usize = 3;
 /// Threads of a session: its own; completions and heartbeat.
 const SESSION_THREADS: usize = 2;
 
-/// Threads and mappings of a process; of two, the maximum is that of each.
+/// Threads, mappings and memory of a process; of two, the maximum is that of each.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
     pub(crate) threads: usize,
     pub(crate) mappings: usize,
+    /// Highest resident memory since the start of the process, in bytes.
+    pub(crate) peak_resident: u64,
 }
 
 impl Usage {
@@ -35,11 +40,20 @@ impl Usage {
     pub(crate) fn of(process: u32) -> std::io::Result<Usage> {
         let threads = std::fs::read_dir(format!("/proc/{process}/task"))?.count();
         let maps = std::fs::read(format!("/proc/{process}/maps"))?;
-        Ok(Usage { threads, mappings: maps.iter().filter(|&&byte| byte == b'\n').count() })
+        let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+        let field = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        // A process that has ended has no such field.
+        let kibibytes: u64 = field.and_then(|number| number.parse().ok()).ok_or_else(|| Error::other("no VmHWM"))?;
+        let mappings = maps.iter().filter(|&&byte| byte == b'\n').count();
+        Ok(Usage { threads, mappings, peak_resident: kibibytes << 10 })
     }
 
     pub(crate) fn max(self, other: Usage) -> Usage {
-        Usage { threads: self.threads.max(other.threads), mappings: self.mappings.max(other.mappings) }
+        Usage {
+            threads: self.threads.max(other.threads),
+            mappings: self.mappings.max(other.mappings),
+            peak_resident: self.peak_resident.max(other.peak_resident),
+        }
     }
 }
 
@@ -59,6 +73,7 @@ impl ServerProcess {
         let mut child = Command::new(binary)
             .args(["--port", "0", "--device", "CPU", "--protocol", "7", "--mem", &MEMORY.to_string()])
             .args(["--threads", &WORKERS.to_string(), "--max-connections", &connections.to_string()])
+            .args(["--max-host-memory", &HOST_MEMORY.to_string()])
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

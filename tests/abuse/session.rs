@@ -82,7 +82,7 @@ impl Session {
     pub(crate) fn alloc(&mut self, size: u64) -> Result<Option<(u64, u64)>> {
         let handle = allocated(&self.request(&Request::AllocBuffer(AllocBuffer { device: 0, size }))?)?;
         let Some(remote_ptr) = handle else { return Ok(None) };
-        Ok(Some((remote_ptr, address(&self.request(&Request::BufferGetBase(BufferGetBase { remote_ptr }))?)?)))
+        Ok(Some((remote_ptr, base_address(&self.request(&Request::BufferGetBase(BufferGetBase { remote_ptr }))?)?)))
     }
 }
 
@@ -94,7 +94,8 @@ pub(crate) fn allocated(reply: &[u8]) -> Result<Option<u64>> {
     }
 }
 
-fn address(reply: &[u8]) -> Result<u64> {
+/// The address in the reply to BUFFER_GET_BASE.
+pub(crate) fn base_address(reply: &[u8]) -> Result<u64> {
     match Response::decode(RpcCommand::BufferGetBase, reply) {
         Ok(Response::BufferGetBase(base)) => Ok(base),
         other => Err(unexpected(other)),
@@ -135,6 +136,12 @@ impl ExtendedSession {
     pub(crate) fn request(&mut self, request: &ExtRequest<'_>) -> Result<Vec<u8>> {
         self.send(&encode_ext(request))?;
         self.read_reply()
+    }
+
+    /// The connection, whose writes do not block from now on.
+    pub(crate) fn into_nonblocking(self) -> Result<TcpStream> {
+        self.0.0.set_nonblocking(true)?;
+        Ok(self.0.0)
     }
 
     /// The handle of a new buffer on device 0.
