@@ -199,6 +199,11 @@ impl SessionMemory {
         self.server.released.notify_all();
     }
 
+    /// The budget of the server.
+    pub(super) fn of_server(&self) -> HostMemoryInfo {
+        self.server.info()
+    }
+
     /// Charged bytes, with those that the base has prepaid.
     pub(super) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)

@@ -5,6 +5,7 @@ use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::host_memory::HostMemoryInfo;
 use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
 use crate::rpc::transport::PeerAddr;
@@ -12,8 +13,8 @@ use crate::rpc::wire::GraphCompute;
 use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities};
 use crate::tensor::{DType, TensorDesc};
 
-/// The reply to HELLO_EXT for the client at `peer`.
-pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr) -> HelloExtReply {
+/// The reply to HELLO_EXT for the client at `peer`. `host_memory` is that of all clients.
+pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, host_memory: HostMemoryInfo) -> HelloExtReply {
     HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
@@ -25,7 +26,7 @@ pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr) -> HelloEx
         },
         sessions: server.lifecycle.session_count(),
         listeners: server.listeners.iter().map(listener_record).collect(),
-        limits: limit_records(server, peer),
+        limits: limit_records(server, peer, host_memory),
         devices: server.devices.iter().map(|device| device_record(&**device)).collect(),
     }
 }
@@ -36,7 +37,7 @@ fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
 }
 
 /// The limits that clients share, those of the client's address included, each with its option.
-fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)> {
+fn limit_records(server: &ServerContext, peer: PeerAddr, host_memory: HostMemoryInfo) -> Vec<(String, String)> {
     let config = &server.config;
     let mut limits = server.tenants.describe(peer);
     limits.push((
@@ -45,6 +46,9 @@ fn limit_records(server: &ServerContext, peer: PeerAddr) -> Vec<(String, String)
     ));
     let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
     limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
+    let value =
+        format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
+    limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
     let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
     limits.push(("pause before a request (--idle-timeout)".to_owned(), idle));
     limits

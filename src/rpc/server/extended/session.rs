@@ -120,7 +120,8 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer)).encode(&mut reply);
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, self.resources.memory.of_server()))
+            .encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
         match server.lifecycle.subscribe(&self.writer) {
