@@ -287,9 +287,10 @@ fn counts_allocate_no_memory() {
     // Counts of 2^32 - 1 elements: decoding ends at the first missing one.
     let server = [0; 4 + 8 + 8 + 4 + 2 + 4];
     let listeners = [&server[..], &huge].concat();
-    let devices = [&server[..], &[0; 4], &huge].concat();
+    let limits = [&server[..], &[0; 4], &huge].concat();
+    let devices = [&server[..], &[0; 4], &[0; 4], &huge].concat();
     let features = [&devices[..], &[0; 4 + 4 + 1 + 4 + 8 + 8], &huge].concat();
-    for (reply, missing) in [(listeners, "port"), (devices, "name"), (features, "feature")] {
+    for (reply, missing) in [(listeners, "port"), (limits, "name"), (devices, "name"), (features, "name")] {
         let decoded = ExtResponse::decode(ExtCommand::HelloExt, &reply);
         assert!(matches!(decoded, Err(WireError::Truncated { what, .. }) if what == missing), "{missing}: {decoded:?}");
     }
@@ -327,7 +328,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (3, 0x23));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (4, 0x24));
 }
 
 /// An accepted message encodes to the same bytes.
