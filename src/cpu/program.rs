@@ -14,10 +14,23 @@ use crate::tensor::TensorDesc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 /// Cost (see [`Kernel::new`]) below which a program runs on the submitting thread alone: about a millisecond on one processor.
 const SMALL_PROGRAM_COST: usize = 1 << 22;
+
+/// Cost of serial steps after which the leader checks whether to pause: some microseconds.
+const PAUSE_CHECK_COST: usize = 1 << 14;
+
+/// When a run pauses, and what it may wait for.
+#[derive(Clone, Copy)]
+pub(super) struct RunLimits<'a> {
+    /// Whether to pause before the next step.
+    pub(super) pause: &'a (dyn Fn() -> bool + Sync),
+    /// [`Locking::Try`]: no step runs if that would wait for a memory's lock or convert a layout.
+    pub(super) locking: Locking,
+    /// Whether the run waits for the pool; otherwise no step runs while the pool is busy.
+    pub(super) waits_for_pool: bool,
+}
 
 /// A graph compiled for the CPU: the backend-specific part of a [`Program`](crate::device::Program).
 pub(super) struct CpuProgram {
@@ -35,6 +48,13 @@ pub(super) struct CpuProgram {
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
+}
+
+/// Whether a run pauses, for its members.
+struct Pause<'a> {
+    is_due: &'a (dyn Fn() -> bool + Sync),
+    /// The leader has paused before a serial step.
+    at_serial_step: AtomicBool,
 }
 
 /// The memories of a run, with their layouts locked.
@@ -129,14 +149,8 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
-    /// Whether the program is so short that it runs on the calling thread alone.
-    pub(super) fn is_small(&self) -> bool {
-        self.cost < SMALL_PROGRAM_COST
-    }
-
-    /// Runs the steps from `first` on, in order. With a deadline (`until`), the run does not wait for the pool and pauses at
-    /// the first barrier after the deadline. Returns the step to continue with; `None` if all steps have run. With
-    /// [`Locking::Try`], no step runs if that would wait for a memory's lock or convert a layout.
+    /// Runs the steps from `first` on, in order, within `limits`. Returns the step to continue with; `None` if all steps have
+    /// run.
     pub(super) fn run(
         &self,
         pool: &Pool,
@@ -144,20 +158,22 @@ impl CpuProgram {
         scratch: (&HostMemory, &HostMemory),
         abort: &AtomicBool,
         first: usize,
-        limits: (Option<Instant>, Locking),
+        limits: RunLimits<'_>,
     ) -> Result<Option<usize>, DeviceError> {
-        let (until, locking) = limits;
-        let Some(bound) = self.bind(pool, bindings, locking)? else { return Ok(Some(first)) };
+        let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(first)) };
         let team = Team::new(abort);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
-        let policy = match until {
-            _ if self.is_small() => RunPolicy::Alone,
-            Some(_) => RunPolicy::TryLock,
-            None => RunPolicy::WaitForLock,
+        let policy = match limits.waits_for_pool {
+            _ if self.cost < SMALL_PROGRAM_COST => RunPolicy::Alone,
+            false => RunPolicy::TryLock,
+            true => RunPolicy::WaitForLock,
         };
+        let pause = Pause { is_due: limits.pause, at_serial_step: AtomicBool::new(false) };
         let paused_at = AtomicUsize::new(usize::MAX);
         let ran = run_team(pool, policy, &team, &locals, first, &|member, first, local| {
-            if let Some(step) = self.run_steps(member, first, local, shared, &bound, until) {
+            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &pause)
+                && member.is_leader()
+            {
                 paused_at.store(step, Ordering::Relaxed);
             }
         });
@@ -212,21 +228,32 @@ impl CpuProgram {
         local: &mut [f32],
         shared: SharedScratch<'a>,
         bound: &'a BoundMemories<'a>,
-        until: Option<Instant>,
+        pause: &Pause<'_>,
     ) -> Option<usize> {
-        let deadline_passed = || until.is_some_and(|until| Instant::now() > until);
+        let is_due = || pause.at_serial_step.load(Ordering::Relaxed) || (pause.is_due)();
         let mut shared_before = false;
+        // The leader's, while it runs serial steps: their cost since the last check, and the step before which it has paused.
+        // It then skips the steps up to the next barrier, at which all members end the run.
+        let (mut unchecked, mut paused_before) = (0usize, None);
         for (at, step) in self.steps.iter().enumerate().skip(first) {
             let serial = step.kernel.runs_serially();
             // Between two steps that the leader runs serially no barrier is needed. A worker that joins has already passed the
             // barrier of its first step.
             let passed_by_join = at == first && !member.is_leader();
-            if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, deadline_passed) {
-                return Some(at);
+            if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, is_due) {
+                return Some(paused_before.unwrap_or(at));
             }
             shared_before = !serial;
-            if serial && !member.is_leader() {
-                continue;
+            if serial {
+                unchecked = unchecked.saturating_add(step.kernel.cost());
+                if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
+                    unchecked = 0;
+                    paused_before = (pause.is_due)().then_some(at);
+                    pause.at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
+                }
+                if !member.is_leader() || paused_before.is_some() {
+                    continue;
+                }
             }
             let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs() };
             let last = member.phase() + syncs;
@@ -245,7 +272,7 @@ impl CpuProgram {
                 member.sync();
             }
         }
-        None
+        paused_before
     }
 
     /// An operand in the bound memories; `None` if it does not lie inside its binding.
@@ -289,7 +316,7 @@ mod tests {
     use crate::graph::Builder;
     use crate::ops::norm::Norm;
     use crate::tensor::DType;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     /// A graph of one node, large enough to be shared, whose kernel panics on one worker while the other workers wait at a
     /// barrier.

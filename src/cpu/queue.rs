@@ -8,20 +8,23 @@
 use super::CpuDevice;
 use super::layout::{CpuMemory, Locking, PieceSource};
 use super::memory::{HostMemory, charged_bytes};
-use super::program::CpuProgram;
+use super::program::{CpuProgram, RunLimits};
 use crate::device::{
     Command, CommandChannel, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
     PendingRead, PendingReadSender, Prefault, Program, Queue, QueueAborter, Region, Reservation, RunInline,
     TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Largest transfer in bytes that runs inline on the submitting thread. A larger upload waits for earlier commands and is then
 /// written in place; a smaller one is copied into its command.
 const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
+
+/// How long a program runs before it lets those of other queues run, if there are any. It ends its turn between two nodes.
+const PROGRAM_TURN: Duration = Duration::from_millis(20);
 
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
@@ -63,7 +66,7 @@ impl Command for CpuCommand {
             CpuCommand::Download { src: region, .. }
             | CpuCommand::Fill { dst: region, .. }
             | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
-            CpuCommand::Run { program, .. } => program.compiled::<CpuProgram>().is_some_and(CpuProgram::is_small),
+            CpuCommand::Run { .. } => false,
         };
         if is_short { Lane::Short } else { Lane::Long }
     }
@@ -309,7 +312,9 @@ impl RunInline for CpuQueue {
         self.check_failure()?;
         let mut first = Some(0);
         if let Some(executor) = self.idle_executor() {
-            let limits = (Some(Instant::now() + budget), Locking::Wait);
+            let until = Instant::now() + budget;
+            let pause = || Instant::now() > until;
+            let limits = RunLimits { pause: &pause, locking: Locking::Try, waits_for_pool: false };
             first = executor.record_failure(|executor| executor.run(program, bindings, 0, limits))?;
         }
         let Some(first) = first else { return Ok(()) };
@@ -396,15 +401,28 @@ impl CpuExecutor {
                 return Ok(CommandOutcome::Done);
             }
             CpuCommand::Fill { dst, value } => {
-                cpu_memory(dst)?.fill(dst.offset() as usize, dst.bytes() as usize, *value, locking)?
+                let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
+                cpu_memory(dst)?.fill(at, bytes, *value, locking, &self.abort)?
             }
             CpuCommand::Copy { src, dst, .. } => {
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking)?
+                cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking, &self.abort)?
             }
-            // Without a deadline a run stops before its end only for `Locking::Try`.
             CpuCommand::Run { program, bindings, first } => {
-                self.run(program, bindings, *first, (None, locking))?.is_none().then_some(())
+                // The time begins with the first step, so that each turn makes progress.
+                let (threads, began) = (self.device.queue_threads.clone(), OnceLock::new());
+                let pause = || {
+                    let began: &Instant = began.get_or_init(Instant::now);
+                    threads.long_lane_is_awaited() && began.elapsed() > PROGRAM_TURN
+                };
+                let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
+                match self.run(program, bindings, *first, limits)? {
+                    None => Some(()),
+                    Some(next) => {
+                        let (program, bindings) = (program.clone(), Arc::clone(bindings));
+                        return Ok(CommandOutcome::NeedsLongLane(CpuCommand::Run { program, bindings, first: next }));
+                    }
+                }
             }
             CpuCommand::Wait(_) => Some(()),
             CpuCommand::Mark(seq) => {
@@ -415,14 +433,13 @@ impl CpuExecutor {
         Ok(if done.is_some() { CommandOutcome::Done } else { CommandOutcome::NeedsLongLane(command) })
     }
 
-    /// Runs a program from step `first` on. Returns the step to continue with if the deadline passed first, or if
-    /// [`Locking::Try`] forbids the run.
+    /// Runs a program from step `first` on, within `limits`. Returns the step to continue with.
     fn run(
         &mut self,
         program: &Program,
         bindings: &[Region],
         first: usize,
-        limits: (Option<Instant>, Locking),
+        limits: RunLimits<'_>,
     ) -> Result<Option<usize>, DeviceError> {
         let code = program
             .compiled::<CpuProgram>()

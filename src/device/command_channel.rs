@@ -16,7 +16,7 @@ use super::{CallbackRegistration, DeviceError, TimelinePoint};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Limit on the commands that are pending in a channel. A submitter that would exceed it waits: the backpressure of a queue.
 const MAX_PENDING_COMMANDS: usize = 64;
@@ -25,8 +25,8 @@ const MAX_PENDING_COMMANDS: usize = 64;
 /// while no other bytes are pending.
 const MAX_PENDING_BYTES: usize = 4 << 20;
 
-/// Commands of one channel that a thread runs before it serves the next channel.
-const COMMANDS_PER_TURN: usize = 32;
+/// How long a thread runs the short commands of one channel before it serves the next channel.
+const SHORT_TURN: Duration = Duration::from_millis(2);
 
 /// A command of a queue.
 pub(crate) trait Command: Send + 'static {
@@ -52,7 +52,7 @@ pub(crate) enum CommandOutcome<C> {
     Done,
     /// It waits for the point. It is tried again when the point is decided.
     AwaitPoint(TimelinePoint, C),
-    /// It might block, and is tried again in [`Lane::Long`].
+    /// It might block, or it has ended its turn: it is tried again in [`Lane::Long`], after the channels that stand there.
     NeedsLongLane(C),
 }
 
@@ -270,7 +270,8 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
         let mut may_run_long = lane == Lane::Long;
         let mut state = self.lock();
         let Some(mut executor) = state.executor.take() else { return };
-        for _ in 0..COMMANDS_PER_TURN {
+        let mut turn_began = Instant::now();
+        while turn_began.elapsed() < SHORT_TURN {
             match state.next_lane() {
                 Some(Lane::Long) if !may_run_long => break,
                 // One long command per turn: channels take turns.
@@ -284,6 +285,10 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
             self.wake_submitter(&mut state);
             drop(state);
             let outcome = catch_unwind(AssertUnwindSafe(|| executor.execute(command, tried_in)));
+            if tried_in == Lane::Long {
+                // The short commands behind a long one have a turn of their own, on this thread.
+                turn_began = Instant::now();
+            }
             state = self.lock();
             if state.closed {
                 drop(state);

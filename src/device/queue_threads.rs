@@ -1,12 +1,14 @@
 //! The fixed threads that run the commands of a device's queues, however many queues there are.
 //!
 //! A queue is data: a [`CommandChannel`](super::CommandChannel) with pending commands. A channel that has a command to run stands
-//! in one of two lanes, first come, first served. One thread serves the long lane (programs, large copies); others serve the
-//! short lane and never block, so that a short command of one client does not wait for a program of another. A channel whose
+//! in one of two lanes, first come, first served. One thread serves the long lane (programs, large copies), in turns; others
+//! serve the short lane and never block, so that a short command of one client does not wait for a program of another. A channel whose
 //! next command waits for a timeline point stands in no lane: the point's callback puts it back. Only points of devices that do
 //! not notify are polled, by a thread of the short lane.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,8 @@ pub(super) struct Lanes {
     state: Mutex<LanesState>,
     short: Condvar,
     long: Condvar,
+    /// Number of channels in the long lane, readable without the lock.
+    long_waiting: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -66,6 +70,11 @@ impl QueueThreads {
         Ok(threads)
     }
 
+    /// Whether a channel stands in the long lane, so that a long command should end its turn.
+    pub(crate) fn long_lane_is_awaited(&self) -> bool {
+        self.lanes().long_waiting.load(Ordering::Relaxed) > 0
+    }
+
     pub(super) fn lanes(&self) -> &Arc<Lanes> {
         &self.0.0
     }
@@ -85,6 +94,7 @@ impl Lanes {
     pub(super) fn schedule(&self, channel: Arc<dyn RunCommands>, lane: Lane) {
         let mut state = self.lock();
         state.lane(lane).push_back(channel);
+        self.count_long(&state);
         drop(state);
         self.changed(lane).notify_one();
     }
@@ -106,6 +116,7 @@ impl Lanes {
         short.retain(|c| !Arc::ptr_eq(c, channel));
         long.retain(|c| !Arc::ptr_eq(c, channel));
         polled.retain(|c| !Arc::ptr_eq(c, channel));
+        self.count_long(&state);
     }
 
     fn serve(&self, lane: Lane) {
@@ -117,8 +128,12 @@ impl Lanes {
                 state.short.extend(polled);
             }
             if let Some(channel) = state.lane(lane).pop_front() {
+                self.count_long(&state);
                 drop(state);
-                channel.run_commands(lane);
+                // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
+                if catch_unwind(AssertUnwindSafe(|| channel.run_commands(lane))).is_err() {
+                    log::error!("bug in fanout: a thread of a device's queues panicked");
+                }
                 state = self.lock();
                 continue;
             }
@@ -128,6 +143,10 @@ impl Lanes {
                 Some(left) => self.short.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
+    }
+
+    fn count_long(&self, state: &LanesState) {
+        self.long_waiting.store(state.long.len(), Ordering::Relaxed);
     }
 
     fn changed(&self, lane: Lane) -> &Condvar {

@@ -20,12 +20,14 @@
 //!
 //! The threads for short commands of all queues wait for no lock ([`Locking::Try`]).
 //!
-//! Start with [`CpuMemory`]. The map is in `layout_map`, the combination of a program's accesses in `layout_requirements`.
+//! Start with [`CpuMemory`]. The map is in `layout_map`, the combination of a program's accesses in `layout_requirements`, what
+//! copies bytes in `transfers`.
 
 mod layout_map;
 mod layout_requirements;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
 pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUses};
 
@@ -104,58 +106,6 @@ impl CpuMemory {
     /// As [`HostMemory::from_host_buffer`].
     pub(super) fn from_host_buffer(memory: HostBuffer) -> CpuMemory {
         CpuMemory { pages: HostMemory::from_host_buffer(memory), map: RwLock::new(LayoutMap::new()) }
-    }
-
-    /// Writes bytes at an offset. `None`: nothing was done, see [`Locking::Try`].
-    pub(super) fn write(&self, offset: usize, src: &[u8], locking: Locking) -> Result<Option<()>, DeviceError> {
-        let accesses = [(byte_range(offset, src.len())?, TransferAccess::Overwrite)];
-        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
-        check_bounds(self.pages.write(offset, src)).map(Some)
-    }
-
-    /// Reads bytes from an offset on. `None`: see [`Locking::Try`].
-    pub(super) fn read(&self, offset: usize, bytes: usize, locking: Locking) -> Result<Option<Vec<u8>>, DeviceError> {
-        let accesses = [(byte_range(offset, bytes)?, TransferAccess::Read)];
-        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
-        self.pages.read(offset, bytes).ok_or(OUT_OF_BOUNDS).map(Some)
-    }
-
-    /// Sets bytes to a value. `None`: nothing was done, see [`Locking::Try`].
-    pub(super) fn fill(
-        &self,
-        offset: usize,
-        bytes: usize,
-        value: u8,
-        locking: Locking,
-    ) -> Result<Option<()>, DeviceError> {
-        let accesses = [(byte_range(offset, bytes)?, TransferAccess::Overwrite)];
-        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
-        check_bounds(self.pages.fill(offset, bytes, value)).map(Some)
-    }
-
-    /// Copies between two memories or inside one; the ranges may overlap. `None`: nothing was done, see [`Locking::Try`].
-    pub(super) fn copy_from<'s>(
-        &'s self,
-        to: usize,
-        src: &'s CpuMemory,
-        from: usize,
-        bytes: usize,
-        locking: Locking,
-    ) -> Result<Option<()>, DeviceError> {
-        let (reads, writes) = (byte_range(from, bytes)?, byte_range(to, bytes)?);
-        let (reads, writes) = ((reads, TransferAccess::Read), (writes, TransferAccess::Overwrite));
-        let accesses: &[(&'s CpuMemory, &[_])] = match lock_order(src, self) {
-            // The source is converted to rows before the destination's spans are removed from the map.
-            Ordering::Equal => &[(self, &[reads, writes])],
-            Ordering::Less => &[(src, &[reads]), (self, &[writes])],
-            Ordering::Greater => &[(self, &[writes]), (src, &[reads])],
-        };
-        let lock = |(memory, accesses): &(&'s CpuMemory, &[_])| memory.lock_as_rows(accesses, locking).transpose();
-        let guards = accesses.iter().map(lock).collect::<Option<Result<Vec<_>, _>>>().transpose()?;
-        if guards.is_none() {
-            return Ok(None);
-        }
-        check_bounds(self.pages.copy_from(to, &src.pages, from, bytes)).map(Some)
     }
 
     /// As [`HostMemory::populate`].

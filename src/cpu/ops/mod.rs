@@ -47,6 +47,8 @@ pub enum MathMode {
 pub(super) struct Kernel {
     run: Box<dyn Fn(&mut KernelContext<'_>) + Send + Sync>,
     cost: usize,
+    /// Whether the node is one part, which one worker runs.
+    has_one_part: bool,
     local: usize,
     shared: usize,
     syncs: usize,
@@ -61,6 +63,7 @@ impl Kernel {
         Kernel {
             run: Box::new(run),
             cost,
+            has_one_part: false,
             local: 0,
             shared: 0,
             syncs: 0,
@@ -118,9 +121,7 @@ impl Kernel {
 
     /// Limits the parallelism: with a single part the node runs on one worker.
     pub(super) fn with_parts(mut self, parts: usize) -> Kernel {
-        if parts <= 1 {
-            self.cost = 0;
-        }
+        self.has_one_part = parts <= 1;
         self
     }
 
@@ -133,7 +134,7 @@ impl Kernel {
     }
 
     pub(super) fn runs_serially(&self) -> bool {
-        self.cost < MIN_SHARED_COST
+        self.has_one_part || self.cost < MIN_SHARED_COST
     }
 
     pub(super) fn local(&self) -> usize {

@@ -311,9 +311,9 @@ fn a_full_queue_blocks_its_submitter() {
     submitter.join().unwrap();
 }
 
-/// Many queues share one pool, one graph at a time: every result is as if the queue ran alone.
+/// Many queues share one pool, in turns: every result is as if the queue ran alone.
 #[test]
-fn queues_share_the_pool_graph_by_graph() {
+fn queues_share_the_pool_in_turns() {
     let (device, budget, n) = (device(3), MemoryBudget::new(MEMORY), 48_000);
     // Two sizes: a run of the graph with 10 nodes is more likely to end within the inline budget of 200 us below.
     let graphs = [counting(n, 100), counting(n, 10)];

@@ -1,6 +1,6 @@
 //! Changing the number of a device's threads, also while its queues run.
 
-use super::{MEMORY, counting, device, floats, test_deadline, upload};
+use super::{MEMORY, counting, device, doubling, floats, test_deadline, upload};
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
@@ -9,6 +9,7 @@ use fanout::device::{
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
+use fanout::ops::reduce::Reduce;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::DType;
 use fanout::tensor::quant::quantiser;
@@ -129,5 +130,40 @@ fn runs(queue: &mut dyn Queue, program: &Program, bindings: &Arc<[Region]>, roun
         } else {
             queue.run_inline_or_submit(program, bindings, std::time::Duration::from_micros(200)).unwrap();
         }
+    }
+}
+
+/// Sums of `n` floats, `nodes` times, between two tensors. Each node is one row, so that one worker runs it.
+fn sums(n: usize, nodes: usize) -> Arc<Graph> {
+    let mut b = Builder::new();
+    let ends = [b.leaf(DType::F32, [n, 1, 1, 1]).unwrap(), b.leaf(DType::F32, [n, 1, 1, 1]).unwrap()];
+    let desc = b.tensor(ends[0]).unwrap().desc;
+    let mut last = ends[0];
+    for node in 0..nodes {
+        let onto = b.view(ends[(node + 1) % 2], desc, 0).unwrap();
+        last = b.node_into(Reduce::Cumsum, &[Some(last)], onto).unwrap();
+    }
+    Arc::new(b.build().unwrap())
+}
+
+/// A program of seconds ends its turn when another queue has work, between steps that workers share and between steps that one
+/// worker runs.
+#[test]
+fn programs_of_several_queues_take_turns() {
+    for (long, threads) in [(counting(1 << 20, 4000), 2), (sums(4 << 20, 500), 2), (sums(4 << 20, 500), 1)] {
+        let (device, budget, short) = (device(threads), MemoryBudget::new(MEMORY), doubling(16));
+        let queue_with = |graph: &Arc<Graph>| {
+            let program = device.prepare(Arc::clone(graph)).unwrap();
+            let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
+            let mut queue = device.queue(&budget).unwrap();
+            queue.run(&program, &Arc::from([buffer.whole()])).unwrap();
+            queue
+        };
+        let (mut first, mut second) = (queue_with(&long), queue_with(&short));
+        let (first_done, second_done) = (first.mark(), second.mark());
+        second_done.wait(test_deadline()).unwrap();
+        assert_eq!(first_done.poll(), Ok(false), "{threads} threads");
+        drop(first);
+        assert_eq!(first_done.wait(test_deadline()), Err(DeviceError::Ended));
     }
 }
