@@ -187,7 +187,7 @@ impl Device for CpuDevice {
         let reservations = (budget.reserve(charged)?, self.budget.reserve(charged)?);
         let left = self.budget.limit().saturating_sub(self.budget.used());
         let oversized = DeviceError::OutOfMemory { requested: bytes, available: left, limit: self.budget.limit() };
-        let memory = CpuMemory::zeroed(usize::try_from(bytes).map_err(|_| oversized)?)?;
+        let memory = CpuMemory::zeroed(usize::try_from(bytes).map_err(|_| oversized)?, budget)?;
         Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 

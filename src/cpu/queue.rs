@@ -341,7 +341,7 @@ impl QueueScratch {
             // The old memory is released first, so that the budget never holds both.
             self.0 = None;
             let reservation = budget.reserve(charged_bytes(bytes as u64))?;
-            let memory = HostMemory::zeroed(bytes)?;
+            let memory = HostMemory::scratch(bytes, budget)?;
             self.0 = Some((memory, reservation));
         }
         self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Ended)

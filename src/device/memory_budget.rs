@@ -1,11 +1,11 @@
 //! Memory budgets: limits on bytes, and reservations that count against them.
 //!
-//! A budget may lie within a parent: a server gives each session a budget within that of the device, so one session cannot use
-//! the memory of all.
+//! A budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of one of many
+//! clients ([`MemoryBudget::for_client`]) also counts the client's memory mappings: a CPU device gives each client a share.
 
 use super::DeviceError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A limit in bytes on the memory that its [`Reservation`]s may hold together. A reservation in a child budget counts against
 /// the parent too.
@@ -14,18 +14,27 @@ pub struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
     parent: Option<Arc<MemoryBudget>>,
+    /// Memory mappings that the client's memory takes at most; `None`: not the budget of a client.
+    mappings: Option<AtomicUsize>,
 }
 
 impl MemoryBudget {
     /// A budget of `limit` bytes without a parent.
     pub fn new(limit: u64) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None })
+        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None, mappings: None })
+    }
+
+    /// A budget of `limit` bytes for one of many clients of this process. Memory that is allocated with it, or with a budget
+    /// within it, takes at most a quarter of the memory mappings that CPU devices may make.
+    pub fn for_client(limit: u64) -> Arc<MemoryBudget> {
+        let mappings = Some(AtomicUsize::new(0));
+        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None, mappings })
     }
 
     /// A budget of `limit` bytes within `parent`. The limits of several children may add up to more than the parent's: the
     /// parent's limit holds as well.
     pub fn within(parent: &Arc<MemoryBudget>, limit: u64) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: Some(Arc::clone(parent)) })
+        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: Some(Arc::clone(parent)), mappings: None })
     }
 
     /// Bytes that are reserved now.
@@ -37,6 +46,15 @@ impl MemoryBudget {
     pub fn available(&self) -> u64 {
         let left = self.limit.saturating_sub(self.used());
         self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))
+    }
+
+    /// The budget of the client that this budget is or lies within, and the client's count of memory mappings.
+    pub(crate) fn client(self: &Arc<Self>) -> Option<(&Arc<MemoryBudget>, &AtomicUsize)> {
+        match (&self.mappings, &self.parent) {
+            (Some(mappings), _) => Some((self, mappings)),
+            (None, Some(parent)) => parent.client(),
+            (None, None) => None,
+        }
     }
 
     /// The limit in bytes.

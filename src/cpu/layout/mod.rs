@@ -34,14 +34,14 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 use super::memory::{HostMemory, View};
 use super::panel;
 use super::pool::{Pool, RunPolicy};
-use crate::device::{DeviceError, HostBuffer, SourceError};
+use crate::device::{DeviceError, HostBuffer, MemoryBudget, SourceError};
 use crate::tensor::TensorDesc;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
 
 /// Bytes of a piece of an upload that is not packed.
 const UPLOAD_PIECE: usize = 1 << 20;
@@ -99,8 +99,8 @@ pub(super) enum Locking {
 
 impl CpuMemory {
     /// As [`HostMemory::zeroed`].
-    pub(super) fn zeroed(bytes: usize) -> Result<CpuMemory, DeviceError> {
-        Ok(CpuMemory { pages: HostMemory::zeroed(bytes)?, map: RwLock::new(LayoutMap::new()) })
+    pub(super) fn zeroed(bytes: usize, budget: &Arc<MemoryBudget>) -> Result<CpuMemory, DeviceError> {
+        Ok(CpuMemory { pages: HostMemory::zeroed(bytes, budget)?, map: RwLock::new(LayoutMap::new()) })
     }
 
     /// As [`HostMemory::from_host_buffer`].

@@ -8,7 +8,8 @@
 //! 3. a kernel writes each part of its destination on one thread only (the chunks of
 //!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers.
 //!
-//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings.
+//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings of
+//! the process and of each client.
 //!
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
@@ -22,11 +23,11 @@ mod view;
 pub(crate) use slab::charged_bytes;
 pub(crate) use view::View;
 
-use crate::device::{DeviceError, HostBuffer};
+use crate::device::{DeviceError, HostBuffer, MemoryBudget};
 use crossbeam::utils::CachePadded;
-use mapping_budget::MappingPermit;
+use mapping_budget::Purpose;
 use memmap2::MmapMut;
-use slab::{SlabAllocator, Slot};
+use slab::{MappingPermits, SlabAllocator, Slot};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ enum Owner {
     /// Slot of a slab, zeroed at first, page-aligned.
     Slot(Slot),
     /// Anonymous mapping, zeroed at first, page-aligned.
-    Mapped { map: MmapMut, _permit: MappingPermit },
+    Mapped { map: MmapMut, _permits: MappingPermits },
     /// Imported memory, which no other code can reach any more. It may begin anywhere.
     Imported { _memory: HostBuffer },
 }
@@ -56,26 +57,36 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Zeroed memory. The system allocates a page at the first access to it. The caller has reserved [`charged_bytes`].
+    /// Zeroed memory of a buffer. The system allocates a page at the first access to it. The caller has reserved
+    /// [`charged_bytes`] in `budget`, whose client the memory's mappings count for.
     ///
     /// # Errors
-    /// [`DeviceError::Exhausted`] at the limit of mappings, [`DeviceError::OutOfMemory`] if the system refuses the mapping.
-    pub(crate) fn zeroed(bytes: usize) -> Result<HostMemory, DeviceError> {
-        HostMemory::zeroed_in(SlabAllocator::of_process(), bytes)
+    /// [`DeviceError::Exhausted`] at a limit of mappings, [`DeviceError::OutOfMemory`] if the system refuses the mapping.
+    pub(crate) fn zeroed(bytes: usize, budget: &Arc<MemoryBudget>) -> Result<HostMemory, DeviceError> {
+        HostMemory::zeroed_in(SlabAllocator::of_process(), bytes, (Purpose::Buffer, budget))
     }
 
-    fn zeroed_in(slabs: &Arc<SlabAllocator>, bytes: usize) -> Result<HostMemory, DeviceError> {
+    /// Zeroed memory for the scratch of a queue: as [`HostMemory::zeroed`], but it may take the mappings that buffers must leave.
+    pub(crate) fn scratch(bytes: usize, budget: &Arc<MemoryBudget>) -> Result<HostMemory, DeviceError> {
+        HostMemory::zeroed_in(SlabAllocator::of_process(), bytes, (Purpose::Scratch, budget))
+    }
+
+    fn zeroed_in(
+        slabs: &Arc<SlabAllocator>,
+        bytes: usize,
+        (purpose, budget): (Purpose, &Arc<MemoryBudget>),
+    ) -> Result<HostMemory, DeviceError> {
         if bytes == 0 {
             return Ok(HostMemory { start: NonNull::<CachePadded<u8>>::dangling().cast(), bytes, owner: Owner::Empty });
         }
-        if let Some(slot) = slabs.slot(bytes)? {
+        if let Some(slot) = slabs.slot(bytes, purpose, budget)? {
             return Ok(HostMemory { start: slot.start(), bytes, owner: Owner::Slot(slot) });
         }
-        let (mut map, permit) = slabs.map(bytes)?;
+        let (mut map, permits) = slabs.map_alone(bytes, purpose, budget)?;
         // No advice on huge pages: decoding would gain 3%, but a system without free huge pages clears them so slowly that a
         // model takes twice as long to load.
         let start = NonNull::from(&mut map[..]).cast();
-        Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permit: permit } })
+        Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permits: permits } })
     }
 
     /// Uses the memory of an imported host buffer.

@@ -5,26 +5,32 @@
 //! size: a power of two from a page to [`MAX_SLOT_BYTES`]. Larger memory has a mapping of its own. Both kinds hold a permit of
 //! a [`MappingBudget`], so the number of mappings is bounded whatever clients allocate.
 //!
-//! # What a client can keep resident
-//! A client may free all but one slot of each slab, in one size after the other. The slots are therefore at least a page, and
-//! the pages of a freed slot are returned to the system at once. So the resident memory of slots is at most what the budgets are
-//! charged ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no pages. Slots below a page
-//! would break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against them.
+//! # What a client can take from others
+//! A client may fill slabs and then free all but one slot of each, in one size after the other. So each client has a count of
+//! the mappings that its memory may keep, at most a quarter of the limit:
+//! - Its first [`MAX_SHARED_SLOTS`] buffers use slabs of the [`Group::Shared`], which many small clients fill together. Each slot
+//!   counts as a mapping, because the slot may be the last one of its slab.
+//! - Its further buffers use slabs of its own, each counted once. No other client can keep them, and free slots that others leave
+//!   in their slabs cannot spread this client's buffers over many.
+//! - Scratch has slabs of the [`Group::Scratch`], each slot counted as in the first case. Buffers never use these slabs: they
+//!   would keep the mappings that [`MappingBudget`] leaves to scratch.
 //!
-//! What such a client can hold is mappings, at most the budget's limit. Other clients' allocations are then refused, except
-//! those that fit free slots; no thread and no other part of the process is affected. To hold a mapping by one page, a client
-//! must first fill a slab, so it needs 2 MiB of its budget for the last of them; `rpc::server::tenants` bounds the large
-//! buffers of a tenant.
+//! # What a client can keep resident
+//! Slots are at least a page, and the pages of a freed slot are returned to the system at once. So the resident memory of slots is
+//! at most what the budgets are charged ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no
+//! pages. Slots below a page would break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against
+//! them.
 //!
 //! A free slot is always zero: its pages have not been written, or the system has dropped them, or they were overwritten.
 
 use super::super::system::{available_memory, total_memory};
-use super::mapping_budget::{MappingBudget, MappingPermit};
-use crate::device::DeviceError;
+use super::mapping_budget::{MappingBudget, MappingPermit, Purpose, SharePermit};
+use crate::device::{DeviceError, MemoryBudget};
 use memmap2::MmapMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a slab: 65,536 buffers of a page take 128 mappings, and a slab of the largest slots still has eight.
@@ -33,6 +39,10 @@ const SLAB_BYTES: usize = 2 << 20;
 /// Size of the largest slot in bytes. Rounding to a power of two wastes up to half of a slot, which matters for large buffers;
 /// 4096 mappings of more than this size are at least 1 GiB of charged memory.
 const MAX_SLOT_BYTES: usize = 256 << 10;
+
+/// A client with fewer mappings allocates slots of shared slabs, so that a thousand clients with a few small buffers each do not
+/// need a thousand slabs.
+const MAX_SHARED_SLOTS: usize = 16;
 
 /// Page size where the system does not report it: the largest that Linux uses on the supported architectures.
 const MAX_PAGE_BYTES: usize = 64 << 10;
@@ -67,7 +77,24 @@ fn page_bytes() -> usize {
     *PAGE
 }
 
-/// Slabs by the size of their slots.
+/// Who uses a slab.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Group {
+    /// Buffers of all clients.
+    Shared,
+    /// Scratch of all clients.
+    Scratch,
+    /// Buffers of one client. The number is the address of its budget, which the slab's [`SharePermit`] keeps alive.
+    Client(usize),
+}
+
+/// The permits of a mapping that is no slab.
+pub(super) struct MappingPermits {
+    _process: MappingPermit,
+    _client: Option<SharePermit>,
+}
+
+/// Slabs by their users and the size of their slots.
 pub(super) struct SlabAllocator {
     mappings: Arc<MappingBudget>,
     state: Mutex<SizeClasses>,
@@ -75,8 +102,8 @@ pub(super) struct SlabAllocator {
 
 #[derive(Default)]
 struct SizeClasses {
-    /// Slot size in bytes → slabs of that size that have live slots.
-    classes: BTreeMap<usize, SizeClass>,
+    /// Users and slot size in bytes → slabs that have live slots. No class is empty.
+    classes: BTreeMap<(Group, usize), SizeClass>,
     /// A slab without live slots, so that one buffer that is allocated and freed in a loop does not map and unmap a slab.
     spare: Option<Arc<Slab>>,
 }
@@ -92,6 +119,8 @@ struct SlabSlots {
     slab: Arc<Slab>,
     /// Offsets of the free slots in bytes.
     free: Vec<usize>,
+    /// Of the client that uses the slab alone.
+    _share: Option<SharePermit>,
 }
 
 /// A mapping of [`SLAB_BYTES`].
@@ -119,8 +148,11 @@ pub(super) struct Slot {
     slab: Arc<Slab>,
     /// Offset in the slab.
     offset: usize,
+    group: Group,
     /// Size in bytes.
     bytes: usize,
+    /// Unless the slab is counted.
+    _share: Option<SharePermit>,
 }
 
 impl SlabAllocator {
@@ -134,40 +166,63 @@ impl SlabAllocator {
     }
 
     /// A slot for `bytes` bytes; `None` if memory of that size has a mapping of its own.
-    pub(super) fn slot(self: &Arc<Self>, bytes: usize) -> Result<Option<Slot>, DeviceError> {
+    pub(super) fn slot(
+        self: &Arc<Self>,
+        bytes: usize,
+        purpose: Purpose,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Option<Slot>, DeviceError> {
         if bytes == 0 || bytes > MAX_SLOT_BYTES {
             return Ok(None);
         }
         let bytes = bytes.next_power_of_two().max(page_bytes());
+        let group = Group::of(purpose, budget);
+        let counts_slabs = matches!(group, Group::Client(_));
+        let share = if counts_slabs { None } else { self.mappings.reserve_share(budget)? };
         let mut state = self.lock();
         let SizeClasses { classes, spare } = &mut *state;
-        let class = classes.entry(bytes).or_default();
-        let address = match class.with_room.first() {
-            Some(&address) => address,
+        let room = classes.get(&(group, bytes)).and_then(|class| class.with_room.first().copied());
+        let address = match room {
+            Some(address) => address,
             None => {
+                let slab_share = if counts_slabs { self.mappings.reserve_share(budget)? } else { None };
                 let slab = match spare.take() {
                     Some(slab) => slab,
-                    None => self.map_slab()?,
+                    None => self.map_slab(purpose)?,
                 };
                 let address = slab.address();
                 let free = (0..SLAB_BYTES).step_by(bytes).rev().collect();
-                class.slabs.insert(address, SlabSlots { slab, free });
+                let class = classes.entry((group, bytes)).or_default();
+                class.slabs.insert(address, SlabSlots { slab, free, _share: slab_share });
                 class.with_room.insert(address);
                 address
             }
         };
         let bug = || DeviceError::Bug("a slab that is listed with room has no free slot".to_owned());
+        let class = classes.get_mut(&(group, bytes)).ok_or_else(bug)?;
         let slots = class.slabs.get_mut(&address).ok_or_else(bug)?;
         let offset = slots.free.pop().ok_or_else(bug)?;
         if slots.free.is_empty() {
             class.with_room.remove(&address);
         }
-        Ok(Some(Slot { allocator: Arc::clone(self), slab: Arc::clone(&slots.slab), offset, bytes }))
+        let (allocator, slab) = (Arc::clone(self), Arc::clone(&slots.slab));
+        Ok(Some(Slot { allocator, slab, offset, group, bytes, _share: share }))
     }
 
-    /// A mapping for memory that no slot holds, with its permit.
-    pub(super) fn map(&self, bytes: usize) -> Result<(MmapMut, MappingPermit), DeviceError> {
-        let permit = self.mappings.reserve()?;
+    /// A mapping for memory that no slot holds, with its permits.
+    pub(super) fn map_alone(
+        &self,
+        bytes: usize,
+        purpose: Purpose,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<(MmapMut, MappingPermits), DeviceError> {
+        let client = self.mappings.reserve_share(budget)?;
+        let (map, process) = self.map(bytes, purpose)?;
+        Ok((map, MappingPermits { _process: process, _client: client }))
+    }
+
+    fn map(&self, bytes: usize, purpose: Purpose) -> Result<(MmapMut, MappingPermit), DeviceError> {
+        let permit = self.mappings.reserve(purpose)?;
         let map = MmapMut::map_anon(bytes).map_err(|_| DeviceError::OutOfMemory {
             requested: bytes as u64,
             available: available_memory().unwrap_or(0),
@@ -176,8 +231,8 @@ impl SlabAllocator {
         Ok((map, permit))
     }
 
-    fn map_slab(&self) -> Result<Arc<Slab>, DeviceError> {
-        let (mut map, permit) = self.map(SLAB_BYTES)?;
+    fn map_slab(&self, purpose: Purpose) -> Result<Arc<Slab>, DeviceError> {
+        let (mut map, permit) = self.map(SLAB_BYTES, purpose)?;
         // With a huge page, the first access to one slot would make the whole slab resident. Kernels without huge pages refuse
         // the advice and need none.
         #[cfg(target_os = "linux")]
@@ -186,19 +241,24 @@ impl SlabAllocator {
         Ok(Arc::new(Slab { map, start, _permit: permit }))
     }
 
-    /// Marks a zeroed slot as free, and unmaps its slab if no slot of it is live and there is a spare one.
-    fn free(&self, slab: &Slab, offset: usize, bytes: usize) {
+    /// Marks a zeroed slot as free, and unmaps its slab if no slot of it is live, unless the slab becomes the spare one.
+    fn free(&self, slot: &Slot) {
+        let Slot { slab, offset, group, bytes, .. } = slot;
         let mut state = self.lock();
         let SizeClasses { classes, spare } = &mut *state;
-        let Some(class) = classes.get_mut(&bytes) else { return };
+        let Some(class) = classes.get_mut(&(*group, *bytes)) else { return };
         let address = slab.address();
         let Some(slots) = class.slabs.get_mut(&address) else { return };
-        slots.free.push(offset);
+        slots.free.push(*offset);
         class.with_room.insert(address);
-        if slots.free.len() * bytes == SLAB_BYTES {
+        if slots.free.len() * *bytes == SLAB_BYTES {
             class.with_room.remove(&address);
             let unused = class.slabs.remove(&address).map(|slots| slots.slab);
-            if spare.is_none() {
+            if class.slabs.is_empty() {
+                classes.remove(&(*group, *bytes));
+            }
+            // A slab of scratch is no spare one: a buffer would get a mapping that is left to scratch.
+            if spare.is_none() && *group != Group::Scratch {
                 *spare = unused;
             }
             // Otherwise the slab is unmapped when the caller drops its reference, after the lock is released.
@@ -208,6 +268,19 @@ impl SlabAllocator {
     fn lock(&self) -> MutexGuard<'_, SizeClasses> {
         // No code that may panic runs between two changes of the state that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Group {
+    /// The group of a new slot.
+    fn of(purpose: Purpose, budget: &Arc<MemoryBudget>) -> Group {
+        match (purpose, budget.client()) {
+            (Purpose::Scratch, _) => Group::Scratch,
+            (Purpose::Buffer, Some((client, mappings))) if mappings.load(Ordering::Relaxed) >= MAX_SHARED_SLOTS => {
+                Group::Client(Arc::as_ptr(client).addr())
+            }
+            (Purpose::Buffer, _) => Group::Shared,
+        }
     }
 }
 
@@ -243,6 +316,6 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.clear();
-        self.allocator.free(&self.slab, self.offset, self.bytes);
+        self.allocator.free(self);
     }
 }

@@ -36,7 +36,8 @@ pub struct Config {
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
     /// Maximum number of buffers above 256 KiB on CPU devices, over all sessions; a quarter of it for one address, except
-    /// loopback. Each is a memory mapping, of which these devices make at most 4096 per process.
+    /// loopback. Each is a memory mapping, of which these devices make at most 4096 per process; an eighth of them is left to
+    /// the scratch of queues.
     pub max_large_buffers: usize,
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session. Beyond
     /// it, the least recently used graphs are dropped.

@@ -1,5 +1,5 @@
-//! Tenants: limits per client address on connections, handshakes, queues, large buffers and device memory, beside those of the
-//! process, so that one host cannot take the whole server.
+//! Tenants: limits per client address on connections, handshakes, queues, large buffers, device memory and its memory mappings,
+//! beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
 //! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
@@ -71,7 +71,7 @@ impl ResourceLimit {
 /// The counts of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
     limits: [ResourceLimit; RESOURCES],
-    /// Device memory of a tenant in bytes.
+    /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
     memory: Option<u64>,
     state: Mutex<TenantsState>,
 }
@@ -88,15 +88,15 @@ struct TenantsState {
 /// What one tenant uses.
 struct TenantUse {
     used: [usize; RESOURCES],
-    /// Contains the budgets of its sessions. `None`: unlimited.
-    memory: Option<Arc<MemoryBudget>>,
+    /// Contains the budgets of its sessions, whose memory mappings it counts together.
+    memory: Arc<MemoryBudget>,
 }
 
 impl TenantUse {
     /// Device memory may outlive the last connection for as long as work of the device uses it: a client that connects again
     /// must not get a new budget meanwhile.
     fn is_unused(&self) -> bool {
-        self.used == [0; RESOURCES] && self.memory.as_ref().is_none_or(|memory| memory.used() == 0)
+        self.used == [0; RESOURCES] && self.memory.used() == 0
     }
 }
 
@@ -220,7 +220,7 @@ impl Tenants {
             (None, _) => "that of the devices".to_owned(),
             (Some(_), None) => "not counted, as of loopback".to_owned(),
             (Some(limit), Some(tenant)) => {
-                let used = self.entry(&mut state, tenant).memory.as_ref().map_or(0, |memory| memory.used());
+                let used = self.entry(&mut state, tenant).memory.used();
                 format!("{} of {} MiB", used >> 20, limit >> 20)
             }
         };
@@ -228,10 +228,10 @@ impl Tenants {
         rows
     }
 
-    /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: unlimited.
+    /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
     pub(super) fn memory_budget(&self, peer: PeerAddr) -> Option<Arc<MemoryBudget>> {
         let tenant = Tenant::of(peer)?;
-        self.entry(&mut self.lock(), tenant).memory.clone()
+        Some(Arc::clone(&self.entry(&mut self.lock(), tenant).memory))
     }
 
     /// The entry of a tenant; inserted if there is none. Before an insertion, the entries of tenants without connections and
@@ -240,7 +240,8 @@ impl Tenants {
         if !state.by_tenant.contains_key(&tenant) {
             state.by_tenant.retain(|_, other| !other.is_unused());
         }
-        let new = || TenantUse { used: [0; RESOURCES], memory: self.memory.map(MemoryBudget::new) };
+        let limit = self.memory.unwrap_or(u64::MAX);
+        let new = || TenantUse { used: [0; RESOURCES], memory: MemoryBudget::for_client(limit) };
         state.by_tenant.entry(tenant).or_insert_with(new)
     }
 
@@ -370,7 +371,9 @@ mod tests {
         for exempt in ["127.0.0.1", "::1"] {
             assert!(tenants.memory_budget(peer(exempt)).is_none(), "{exempt}");
         }
-        assert!(Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).is_none());
+        // Without a limit in bytes, the budget counts the memory mappings of the tenant's sessions.
+        let unlimited = Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).unwrap();
+        assert!(unlimited.limit() == u64::MAX && unlimited.client().is_some());
     }
 
     /// An entry that only memory kept goes when the next tenant comes.

@@ -100,7 +100,7 @@ fn a_locked_memory_blocks_no_other_queue() {
 #[test]
 fn requirements_of_slots_sharing_a_memory_are_combined() {
     let pool = Pool::new(2).unwrap();
-    let memory = CpuMemory::zeroed(4 << 20).unwrap();
+    let memory = CpuMemory::zeroed(4 << 20, &MemoryBudget::new(u64::MAX)).unwrap();
     let tensor = TensorDesc::contiguous(DType::Q4_0, [K, M, 1, 1]).unwrap();
     let other = TensorDesc::contiguous(DType::IQ4_NL, [K, M, 1, 1]).unwrap();
     let requirements = |desc: &TensorDesc, access| {
@@ -130,7 +130,8 @@ fn requirements_of_slots_sharing_a_memory_are_combined() {
 /// Threads copy between memories in both directions and convert, beside runs: no deadlock, and every byte is correct.
 #[test]
 fn concurrent_copies_and_conversions_do_not_deadlock() {
-    let memories: Vec<CpuMemory> = (0..3).map(|_| CpuMemory::zeroed(1 << 18).unwrap()).collect();
+    let memories: Vec<CpuMemory> =
+        (0..3).map(|_| CpuMemory::zeroed(1 << 18, &MemoryBudget::new(u64::MAX)).unwrap()).collect();
     let tensor = TensorDesc::contiguous(DType::Q8_0, [K, 256, 1, 1]).unwrap(); // 69 632 bytes
     let n = tensor.extent();
     let pool = Pool::new(2).unwrap();

@@ -119,7 +119,7 @@ fn uploads_pack_weights() {
     for (dtype, k, m) in [(DType::Q4_0, 256, 4096), (DType::Q6_K, 5120, 176), (DType::F16, 40_000, 16)] {
         let tensor = TensorDesc::contiguous(dtype, [k, m, 1, 1]).unwrap();
         let bytes = weights(&mut Rng::with_seed(5), dtype, k * m);
-        let memory = CpuMemory::zeroed(bytes.len() + 100).unwrap();
+        let memory = CpuMemory::zeroed(bytes.len() + 100, &MemoryBudget::new(u64::MAX)).unwrap();
         let upload = |until: usize| {
             let mut rest = &bytes[..];
             memory.upload(64, bytes.len(), Some(&tensor), &mut |piece| {

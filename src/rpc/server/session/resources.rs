@@ -23,7 +23,7 @@ pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) server: &'a ServerContext,
     /// Address of the client, for the log.
     pub(in crate::rpc::server) peer: PeerAddr,
-    /// Lies within the budget of the client's tenant, if that is limited.
+    /// Lies within the budget of the client's tenant, if it has one.
     pub(in crate::rpc::server) budget: Arc<MemoryBudget>,
     pub(in crate::rpc::server) handles: HandleTable,
     pub(in crate::rpc::server) programs: ProgramCache<K>,
@@ -47,7 +47,7 @@ impl<'a, K> SessionResources<'a, K> {
         });
         let budget = match server.tenants.memory_budget(peer) {
             Some(tenant) => MemoryBudget::within(&tenant, limit),
-            None => MemoryBudget::new(limit),
+            None => MemoryBudget::for_client(limit),
         };
         SessionResources {
             server,
