@@ -8,8 +8,8 @@
 //! 3. a kernel writes each part of its destination on one thread only (the chunks of
 //!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers.
 //!
-//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings of
-//! the process and of each client.
+//! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings
+//! of the process and of each client.
 //!
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
@@ -66,7 +66,7 @@ impl HostMemory {
         HostMemory::zeroed_in(SlabAllocator::of_process(), bytes, (Purpose::Buffer, budget))
     }
 
-    /// Zeroed memory for the scratch of a queue: as [`HostMemory::zeroed`], but it may take the mappings that buffers must leave.
+    /// Zeroed memory for the scratch of a queue: as [`HostMemory::zeroed`], but it may take the mappings that buffers leave.
     pub(crate) fn scratch(bytes: usize, budget: &Arc<MemoryBudget>) -> Result<HostMemory, DeviceError> {
         HostMemory::zeroed_in(SlabAllocator::of_process(), bytes, (Purpose::Scratch, budget))
     }

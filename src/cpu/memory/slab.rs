@@ -8,18 +8,18 @@
 //! # What a client can take from others
 //! A client may fill slabs and then free all but one slot of each, in one size after the other. So each client has a count of
 //! the mappings that its memory may keep, at most a quarter of the limit:
-//! - Its first [`MAX_SHARED_SLOTS`] buffers use slabs of the [`Group::Shared`], which many small clients fill together. Each slot
-//!   counts as a mapping, because the slot may be the last one of its slab.
-//! - Its further buffers use slabs of its own, each counted once. No other client can keep them, and free slots that others leave
-//!   in their slabs cannot spread this client's buffers over many.
+//! - Its first [`MAX_SHARED_SLOTS`] buffers use slabs of the [`Group::Shared`], which many small clients fill together. Each
+//!   slot counts as a mapping, because the slot may be the last one of its slab.
+//! - Its further buffers use slabs of its own, each counted once. No other client can keep them, and free slots that others
+//!   leave in their slabs cannot spread this client's buffers over many.
 //! - Scratch has slabs of the [`Group::Scratch`], each slot counted as in the first case. Buffers never use these slabs: they
 //!   would keep the mappings that [`MappingBudget`] leaves to scratch.
 //!
 //! # What a client can keep resident
-//! Slots are at least a page, and the pages of a freed slot are returned to the system at once. So the resident memory of slots is
-//! at most what the budgets are charged ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots hold no
-//! pages. Slots below a page would break this: 64 charged bytes would keep a page. Huge pages would too, hence the advice against
-//! them.
+//! Slots are at least a page, and the pages of a freed slot are returned to the system at once. So the resident memory of slots
+//! is at most what the budgets are charged ([`charged_bytes`]), however slots are spread over slabs; slabs without live slots
+//! hold no pages. Slots below a page would break this: 64 charged bytes would keep a page. Huge pages would too, hence the
+//! advice against them.
 //!
 //! A free slot is always zero: its pages have not been written, or the system has dropped them, or they were overwritten.
 
@@ -40,8 +40,8 @@ const SLAB_BYTES: usize = 2 << 20;
 /// 4096 mappings of more than this size are at least 1 GiB of charged memory.
 const MAX_SLOT_BYTES: usize = 256 << 10;
 
-/// A client with fewer mappings allocates slots of shared slabs, so that a thousand clients with a few small buffers each do not
-/// need a thousand slabs.
+/// A client with fewer mappings allocates slots of shared slabs, so that a thousand clients with a few small buffers each do
+/// not need a thousand slabs.
 const MAX_SHARED_SLOTS: usize = 16;
 
 /// Page size where the system does not report it: the largest that Linux uses on the supported architectures.
