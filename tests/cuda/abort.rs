@@ -134,6 +134,39 @@ fn an_aborted_queue_ends_whatever_it_waits_for() {
     }
 }
 
+/// An abort releases the waits of the stream, so the work behind the aborted queue runs too early. It must not count as done,
+/// not even while the aborted queue is busy and has not failed yet.
+#[test]
+fn work_behind_an_aborted_queue_is_never_reached() {
+    let mut fixture = CudaFixture::new("CUDAEMU_DEVICES=2");
+    let (mut busy, mut other, mut queue) = (fixture.queue(1), fixture.queue(1), fixture.queue(0));
+    let (gate, never) = (Timeline::new(), Timeline::new());
+    let scratch = fixture.buffer(1, 64);
+    busy.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    busy.fill(scratch.whole(), 1).unwrap();
+    other.wait(&TimelinePoint::new(&never, 1)).unwrap();
+    other.fill(scratch.whole(), 2).unwrap();
+    queue.wait(&other.mark()).unwrap();
+    // Another queue, which is not aborted, keeps the aborted one busy.
+    other.wait(&busy.mark()).unwrap();
+    other.fill(scratch.whole(), 3).unwrap();
+    let used = fixture.budget.used();
+    queue.fill(fixture.buffer(0, 1 << 20).whole(), 1).unwrap();
+    let point = queue.mark();
+    other.aborter().unwrap().abort();
+    // The poll that finds the work behind the aborted queue done frees its memory.
+    while fixture.budget.used() > used {
+        assert_eq!(point.poll(), Ok(false));
+        std::thread::yield_now();
+    }
+    assert_eq!(point.poll(), Ok(false));
+    gate.advance(1);
+    assert_eq!(point.wait(test_deadline()), Err(DeviceError::Ended));
+    drop((busy, other, queue, point, scratch));
+    assert!(fixture.drop_devices(), "a context was not released in time");
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
+
 /// A program that is being submitted ends at its next launch, and a captured graph is not replayed.
 #[test]
 fn an_abort_ends_a_submission_between_launches() {
