@@ -21,7 +21,8 @@ const MIN_BLOCK: usize = 4 << 10;
 /// Limit of pooled pinned blocks of each size.
 const MAX_POOLED_PER_SIZE: usize = 16;
 
-/// Limit of the pinned memory in bytes that pending downloads of a device hold together. The pool has at most 32 MiB more.
+/// Limit of the pinned memory in bytes that pending downloads of a device hold together. The pool has at most 32 MiB more. A
+/// queue may hold as much of it as stays free.
 const MAX_PINNED_DOWNLOADS: u64 = 256 << 20;
 
 /// Size of the pinned block for a request of `bytes` bytes. Rounds up to a power of two, so that few sizes exist and blocks can
@@ -40,8 +41,8 @@ pub(super) struct DeviceContext {
     event_pool: Mutex<Vec<Event>>,
     /// Pinned blocks for reuse, by size.
     pinned_pool: Mutex<HashMap<usize, Vec<PinnedBuffer>>>,
-    /// Budget of the pinned blocks of pending downloads.
-    pinned_budget: Arc<MemoryBudget>,
+    /// Budget of the pinned blocks of pending downloads, the parent of each queue's.
+    pub(super) pinned_budget: Arc<MemoryBudget>,
     /// Stream for work outside of any queue: clearing new memory. Created on first use.
     service_stream: Mutex<Option<Stream>>,
     pub(super) deferred_drops: DeferredDrops,
@@ -127,20 +128,14 @@ impl DeviceContext {
         lock(&self.event_pool).push(event);
     }
 
-    /// Reserves pinned memory for a download. A download beyond the limit is accepted while no other one is pending.
-    ///
-    /// # Errors
-    /// [`DeviceError::Exhausted`] while pending downloads hold too much.
-    pub(super) fn reserve_pinned(&self, bytes: usize) -> Result<Reservation, DeviceError> {
-        self.pinned_budget.reserve((pooled_size(bytes) as u64).min(MAX_PINNED_DOWNLOADS)).map_err(|_| {
-            let (name, limit) = (&self.name, MAX_PINNED_DOWNLOADS >> 20);
-            let reason = format!(
-                "pending downloads of {name} hold {} of at most {limit} MiB (MAX_PINNED_DOWNLOADS), and {bytes} more bytes \
-                 were requested: take earlier reads first",
-                self.pinned_budget.used() >> 20
-            );
-            DeviceError::Exhausted { resource: "pinned bytes", reason }
-        })
+    /// Reserves pinned memory for a download in the budget of its queue, which lies within `pinned_budget`. `None` if the queue
+    /// would hold more than stays free, so that one client cannot take what all others need. A download of any size is accepted
+    /// while no other one is pending.
+    pub(super) fn reserve_pinned(&self, of_queue: &Arc<MemoryBudget>, bytes: usize) -> Option<Reservation> {
+        let bytes = (pooled_size(bytes) as u64).min(MAX_PINNED_DOWNLOADS);
+        let left = self.pinned_budget.available().checked_sub(bytes)?;
+        let is_alone = self.pinned_budget.used() == 0;
+        if is_alone || of_queue.used() + bytes <= left { of_queue.reserve(bytes).ok() } else { None }
     }
 
     /// Acquires a pinned block of at least `bytes` bytes from the pool, or allocates one. [`DeviceContext::recycle_pinned`]

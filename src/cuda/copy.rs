@@ -18,24 +18,26 @@ const SEGMENTS: usize = 4;
 /// Bytes of a segment: the largest single copy to the device.
 pub(super) const SEGMENT: usize = 512 << 10;
 
-/// What a full staging ring waits for, as a failed deadline names it.
+/// What an upload and a staged download wait for, as a failed deadline names it.
 const STAGING_SPACE: &str = "space in the staging ring for an upload";
+const STAGED_BYTES: &str = "the bytes of a staged download";
 
-/// Where an upload is submitted: the stream of a queue, and the queue's events, by which an abort ends the waits.
+/// Where a staged transfer is submitted: the stream of a queue, and the queue's events, by which an abort ends the waits.
 #[derive(Clone, Copy)]
-pub(super) struct UploadStream<'a> {
+pub(super) struct TransferStream<'a> {
     pub(super) stream: &'a Stream,
     pub(super) events: &'a EventTimeline,
 }
 
-impl UploadStream<'_> {
+impl TransferStream<'_> {
     /// Blocks until an event of the stream is reached or the queue is aborted.
-    fn wait(&self, context: &DeviceContext, event: &Event) -> Result<(), DeviceError> {
-        event.wait(context, STAGING_SPACE, || self.events.check_aborted())
+    fn wait(&self, context: &DeviceContext, event: &Event, awaited: &'static str) -> Result<(), DeviceError> {
+        event.wait(context, awaited, || self.events.check_aborted())
     }
 }
 
-/// Staging ring of a queue: pinned memory from which uploads are copied to the device.
+/// Staging ring of a queue: pinned memory from which uploads are copied to the device. Downloads go through it if there is no
+/// pinned memory for them.
 pub(super) struct StagingRing {
     block: PinnedBuffer,
     /// Index of the segment that is being filled.
@@ -65,7 +67,7 @@ impl StagingRing {
     /// `dst`.
     pub(super) fn upload<E: From<DeviceError>>(
         &mut self,
-        to: UploadStream<'_>,
+        to: TransferStream<'_>,
         dst: &DeviceMemory,
         offset: u64,
         bytes: usize,
@@ -87,9 +89,41 @@ impl StagingRing {
         Ok(())
     }
 
+    /// Downloads `bytes` bytes from byte `offset` of `src` in pieces, and blocks until they have arrived. All earlier work of
+    /// the stream must be done, so that no copy uses the ring. After an error the queue must not use the ring any more.
+    pub(super) fn download(
+        &mut self,
+        from: TransferStream<'_>,
+        (src, offset): (&DeviceMemory, u64),
+        bytes: u64,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let (context, len) = (src.context(), usize::try_from(bytes).unwrap_or(usize::MAX));
+        let mut out = Vec::new();
+        while out.len() < len {
+            let piece = self.block.slice_mut(0, (len - out.len()).min(SEGMENTS * SEGMENT));
+            let piece = piece.ok_or(DeviceError::Misuse("a download beyond its staging memory"))?;
+            let address = src.address_of(offset + out.len() as u64, piece.len() as u64)?;
+            let end = context.acquire_event()?;
+            // SAFETY: the source lies in its allocation, which the queue retains. The destination is pinned memory that lives
+            // until the stream's work is done and is not accessed before `end`; after a failed wait it is not accessed at all.
+            unsafe { result::memcpy_dtoh_async(piece, address, from.stream.raw()) }
+                .map_err(|e| context.driver_error("cuMemcpyDtoHAsync", e))?;
+            end.record(context, from.stream)?;
+            from.wait(context, &end, STAGED_BYTES)?;
+            context.recycle_event(end);
+            out.extend_from_slice(piece);
+        }
+        Ok(out)
+    }
+
     /// Ensures that the current segment has `bytes` free bytes: moves on to the next segment if necessary, and blocks while
     /// copies out of that segment still run.
-    fn ensure_space(&mut self, context: &DeviceContext, to: UploadStream<'_>, bytes: usize) -> Result<(), DeviceError> {
+    fn ensure_space(
+        &mut self,
+        context: &DeviceContext,
+        to: TransferStream<'_>,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
         if self.used + bytes <= SEGMENT {
             return Ok(());
         }
@@ -99,7 +133,7 @@ impl StagingRing {
         self.current = (self.current + 1) % SEGMENTS;
         self.used = 0;
         if let Some(end) = self.busy[self.current].take() {
-            to.wait(context, &end)?;
+            to.wait(context, &end, STAGING_SPACE)?;
             context.recycle_event(end);
         }
         Ok(())
@@ -109,7 +143,7 @@ impl StagingRing {
 /// Copies pinned bytes to byte `offset` of `dst` without staging, in stream order, and blocks until the copy is done, because
 /// the bytes are only borrowed.
 pub(super) fn upload_pinned(
-    to: UploadStream<'_>,
+    to: TransferStream<'_>,
     dst: &DeviceMemory,
     offset: u64,
     bytes: &[u8],
@@ -119,7 +153,7 @@ pub(super) fn upload_pinned(
     // copy is pending that would read the bytes after their borrow has ended.
     let before = context.acquire_event()?;
     before.record(context, to.stream)?;
-    to.wait(context, &before)?;
+    to.wait(context, &before, STAGING_SPACE)?;
     context.recycle_event(before);
     // SAFETY: the source stays borrowed until `synchronize` returns; the destination lies in its allocation.
     unsafe { result::memcpy_htod_async(address, bytes, to.stream.raw()) }

@@ -4,7 +4,7 @@
 //! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `deferred_drop`).
 
 use super::context::DeviceContext;
-use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing, UploadStream};
+use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing, TransferStream};
 use super::deferred_drop::DeferredDrop;
 use super::events::{EventTimeline, Stream, WAIT_WORDS};
 use super::memory::{DeviceMemory, is_pinned};
@@ -41,6 +41,8 @@ pub(super) struct CudaQueue {
     /// may never be reached.
     host_wait_callbacks: VecDeque<CallbackRegistration>,
     staging: Option<StagingRing>,
+    /// Counts the pinned memory of the queue's pending downloads.
+    downloads: Arc<MemoryBudget>,
     scratch: Option<QueueScratch>,
     /// Copy paths from other devices, by the ordinal of their GPU.
     copy_paths: HashMap<usize, CopyPath>,
@@ -81,6 +83,7 @@ impl CudaQueue {
             unrecorded: 0,
             host_wait_callbacks: VecDeque::new(),
             staging: None,
+            downloads: MemoryBudget::within(&context.pinned_budget, u64::MAX),
             scratch: None,
             copy_paths: HashMap::new(),
         })
@@ -112,8 +115,8 @@ impl CudaQueue {
         self.stream.as_deref().ok_or(DeviceError::Ended)
     }
 
-    fn upload_stream(&self) -> Result<UploadStream<'_>, DeviceError> {
-        Ok(UploadStream { stream: self.stream()?, events: &self.events })
+    fn transfer_stream(&self) -> Result<TransferStream<'_>, DeviceError> {
+        Ok(TransferStream { stream: self.stream()?, events: &self.events })
     }
 
     /// Retains an object until the work that is submitted next is done. Must be called before that work is submitted, because
@@ -165,26 +168,38 @@ impl CudaQueue {
     }
 
     /// Reserves pinned memory for a download. If the device's pending downloads hold too much, first waits for the earlier work of
-    /// this queue, behind which reads that were dropped, or that another thread takes, release theirs.
-    fn reserve_download(&mut self, bytes: usize) -> Result<Reservation, DeviceError> {
-        if let Ok(reservation) = self.context.reserve_pinned(bytes) {
-            return Ok(reservation);
+    /// this queue, behind which reads that were dropped, or that another thread takes, release theirs. `None` if they still do.
+    fn reserve_download(&mut self, bytes: usize) -> Result<Option<Reservation>, DeviceError> {
+        if let Some(reservation) = self.context.reserve_pinned(&self.downloads, bytes) {
+            return Ok(Some(reservation));
         }
         let earlier = self.record_event()?;
         self.wait_on_host(&TimelinePoint::new(&self.timeline, earlier))?;
         self.context.bind()?;
-        self.context.reserve_pinned(bytes)
+        Ok(self.context.reserve_pinned(&self.downloads, bytes))
+    }
+
+    /// Downloads through the staging ring, for which no memory is shared, and blocks. Earlier work of the queue must be done.
+    fn download_staged(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
+        let (mut staging, from) = (self.take_staging()?, self.transfer_stream()?);
+        let mut read = |src: &Region| staging.download(from, (memory(src)?, src.offset()), src.bytes());
+        let reads = srcs.iter().map(|src| read(src).map(PendingRead::ready)).collect();
+        self.staging = Some(staging);
+        reads
+    }
+
+    fn take_staging(&mut self) -> Result<StagingRing, DeviceError> {
+        self.staging.take().map_or_else(|| StagingRing::new(&self.context, &self.budget), Ok)
     }
 
     /// Makes the stream wait for a host point, that is, a point of a queue that is not a CUDA queue. The stream waits for a
     /// pinned word (cuStreamWaitValue32), which a callback of the point writes. Blocks the host instead if the device has no
     /// such waits, if the next word is still in use, or if the point is reached only when a thread polls it.
     fn wait_host_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        let word = self.events.next_host_wait();
         // A point that needs polling cannot write the word by itself: a thread that waits for this stream polls only this
         // stream, so the wait would never end.
-        let word = word.filter(|_| self.context.gpu.stream_wait_value && point.needs_no_polling());
-        let Some((index, value)) = word else {
+        let can_wait = self.context.gpu.stream_wait_value && point.needs_no_polling();
+        let Some((index, value)) = self.events.next_host_wait().filter(|_| can_wait) else {
             self.wait_on_host(point)?;
             // See `wait_point` for the reason.
             return self.context.bind();
@@ -298,13 +313,10 @@ impl Queue for CudaQueue {
                 && bytes.len() > SEGMENT
                 && is_pinned(bytes)
             {
-                return copy::upload_pinned(queue.upload_stream()?, memory(&dst)?, dst.offset(), bytes);
+                return copy::upload_pinned(queue.transfer_stream()?, memory(&dst)?, dst.offset(), bytes);
             }
-            let mut staging = match queue.staging.take() {
-                Some(staging) => staging,
-                None => StagingRing::new(&queue.context, &queue.budget)?,
-            };
-            let done = upload_in_segments(queue.upload_stream()?, &mut staging, memory(&dst)?, &dst, src);
+            let mut staging = queue.take_staging()?;
+            let done = upload_in_segments(queue.transfer_stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
             done
         })
@@ -325,12 +337,12 @@ impl Queue for CudaQueue {
             end = range.end;
             ranges.push(range);
         }
+        if end == 0 {
+            return self.submit(|_| Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect()));
+        }
         self.submit(|queue| {
-            if end == 0 {
-                return Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect());
-            }
             queue.retain(srcs.to_vec())?;
-            let reservation = queue.reserve_download(end)?;
+            let Some(reservation) = queue.reserve_download(end)? else { return queue.download_staged(srcs) };
             let mut download = DownloadBuffer::new(&queue.context, end, reservation)?;
             let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
             let copied = parts.try_for_each(|(src, range)| {
@@ -441,7 +453,7 @@ impl Queue for CudaQueue {
 
 /// Uploads a region in segments of the staging ring.
 fn upload_in_segments(
-    stream: UploadStream<'_>,
+    stream: TransferStream<'_>,
     staging: &mut StagingRing,
     memory: &DeviceMemory,
     dst: &Region,

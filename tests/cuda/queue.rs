@@ -193,25 +193,40 @@ fn a_stream_waits_for_host_points() {
     assert_eq!(queue.run(&program, &bindings), Err(DeviceError::Ended));
 }
 
-/// Reads that are not taken hold pinned memory, up to a limit per device.
+/// Reads that are not taken hold pinned memory. A queue may hold as much of it as stays free; a further read, of any queue, goes
+/// through the queue's staging ring.
 #[test]
-fn the_pinned_memory_of_pending_downloads_is_limited() {
+fn the_pinned_memory_of_pending_downloads_is_shared() {
+    const MIB: u64 = 1 << 20;
     let fixture = CudaFixture::new("");
-    let (mut queue, buffer) = (fixture.queue(0), fixture.buffer(0, 300 << 20));
-    let half = buffer.region(0, 128 << 20).unwrap();
-    let mut reads = vec![queue.download(half.clone()).unwrap(), queue.download(half.clone()).unwrap()];
-    let refused = queue.download(buffer.region(0, 64).unwrap()).unwrap_err();
-    assert!(
-        matches!(&refused, DeviceError::Exhausted { reason, .. } if reason.contains("MAX_PINNED_DOWNLOADS")),
-        "{refused}"
-    );
-    // A refusal does not fail the queue.
-    reads.pop();
-    assert_eq!(queue.download(buffer.region(0, 64).unwrap()).unwrap().wait(test_deadline()), Ok(vec![0; 64]));
-    assert!(queue.download(buffer.whole()).is_err());
-    reads.pop();
+    let (mut holder, mut other) = (fixture.queue(0), fixture.queue(0));
+    let buffer = fixture.buffer(0, 300 * MIB);
+    holder.fill(buffer.whole(), 7).unwrap();
+    holder.mark().wait(test_deadline()).unwrap();
+    let copies = || fixture.driver_calls("cuMemcpyDtoHAsync_v2");
     // Beyond the limit, but alone.
-    assert!(queue.download(buffer.whole()).is_ok());
+    let whole = holder.download(buffer.whole()).unwrap();
+    for (of_other, bytes, staged_copies) in [(true, 64, 1), (false, 64, 1), (true, 4 * MIB + 1, 3)] {
+        let queue = if of_other { &mut other } else { &mut holder };
+        let before = copies();
+        let regions = [(0, bytes), (5, 0)].map(|(at, n)| buffer.region(at, n).unwrap());
+        let reads = queue.download_all(&regions).unwrap();
+        assert!(reads.iter().all(|read| read.is_ready()), "{bytes} bytes");
+        let read: Vec<_> = reads.into_iter().map(|read| read.wait(test_deadline()).unwrap()).collect();
+        assert!(read == [vec![7; bytes as usize], Vec::new()], "{bytes} bytes");
+        assert_eq!(copies() - before, staged_copies, "{bytes} bytes");
+    }
+    drop(whole);
+    holder.mark().wait(test_deadline()).unwrap();
+    // One copy each while they are in pinned memory.
+    let part = buffer.region(0, 32 * MIB).unwrap();
+    let pinned = |queue: &mut dyn Queue| {
+        let before = copies();
+        (queue.download(part.clone()).unwrap(), copies() - before == 1)
+    };
+    let held: Vec<_> = (0..6).map(|_| pinned(&mut *holder)).collect();
+    assert_eq!(held.iter().map(|(_, pinned)| *pinned).collect::<Vec<_>>(), [true, true, true, true, false, false]);
+    assert!(pinned(&mut *other).1, "another queue gets a share");
 }
 
 #[test]
