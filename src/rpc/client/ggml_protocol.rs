@@ -8,7 +8,7 @@ use super::completion_probe::{DeviceProgress, DeviceWriteState, PriorWork, Probe
 use super::connection::{ReplySink, WriteGuard};
 use super::device::{RemoteBuffer, RemoteDevice, byte_range_record, is_whole_tensor, remote_buffer};
 use super::graph_messages::{GraphMessage, tensor_record};
-use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
+use super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter};
 use super::queue_failure::QueueStatus;
 use super::row_runs::{RowCompleters, RowRun};
 use crate::device::{DeviceError, PendingRead, Region, SourceError, Timeline, TimelinePoint};
@@ -383,7 +383,9 @@ impl QueueProtocol for GgmlProtocol {
     }
 
     /// Nothing to wake: a wait for a mark that is not placed waits for the timeline, which has failed.
-    fn wake_placement_waiters(&self) {}
+    fn placement_waker(&self) -> PlacementWaker {
+        Arc::new(|| {})
+    }
 
     fn close(&mut self, last_made: u64) {
         self.marks.close(last_made);

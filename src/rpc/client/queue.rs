@@ -60,13 +60,15 @@ pub(super) trait QueueProtocol: Send + 'static {
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
-    /// Wakes the threads that wait until a mark of this queue is placed. Called after the queue's timeline has failed: no
-    /// further mark will be placed.
-    fn wake_placement_waiters(&self);
+    /// Ends the waits until a mark of this queue is placed, and this queue's own such wait.
+    fn placement_waker(&self) -> PlacementWaker;
 
     /// Closes the queue. `last_made` is the last mark that was made; marks that were not sent are never reached.
     fn close(&mut self, last_made: u64);
 }
+
+/// Called after the timeline of a queue has failed: it will place no further mark.
+pub(super) type PlacementWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// Completes a pending read of one range of bytes.
 #[derive(Debug)]
@@ -181,9 +183,9 @@ pub(super) struct RemoteQueue<S: QueueProtocol> {
     executor: Option<Box<QueueExecutor<S>>>,
     timeline: Arc<Timeline>,
     open_reads: Arc<OpenReads>,
+    wake_placement_waiters: PlacementWaker,
     /// Largest number of bytes of one read request.
     max_read_bytes: u64,
-    /// Sequence number of the last mark.
     last_mark: Arc<AtomicU64>,
     /// Whether any command was submitted since the last mark.
     has_unmarked_work: bool,
@@ -197,6 +199,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
         max_read_bytes: u64,
     ) -> Result<RemoteQueue<S>, DeviceError> {
         let last_mark = Arc::<AtomicU64>::default();
+        let wake_placement_waiters = protocol.placement_waker();
         let executor =
             Box::new(QueueExecutor { protocol, timeline: Arc::clone(&timeline), last_mark: Arc::clone(&last_mark) });
         let channel = CommandChannel::with_own_thread("rpc-queue")?;
@@ -206,6 +209,7 @@ impl<S: QueueProtocol> RemoteQueue<S> {
             executor: Some(executor),
             timeline,
             open_reads: Arc::default(),
+            wake_placement_waiters,
             max_read_bytes,
             last_mark,
             has_unmarked_work: false,
@@ -389,10 +393,11 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
     /// when the server accepts the message, or with the connection's silence timeout.
     fn aborter(&mut self) -> Option<QueueAborter> {
         let (timeline, open_reads) = (Arc::clone(&self.timeline), Arc::clone(&self.open_reads));
-        let channel = Arc::downgrade(&self.channel);
+        let (channel, wake) = (Arc::downgrade(&self.channel), Arc::clone(&self.wake_placement_waiters));
         Some(QueueAborter::new(move || {
             // Failed first: a read that is opened later is not submitted.
             timeline.fail(DeviceError::Ended);
+            wake();
             open_reads.abort();
             if let Some(channel) = channel.upgrade() {
                 channel.close();
@@ -463,7 +468,7 @@ impl<S: QueueProtocol> QueueExecutor<S> {
         work(&mut self.protocol).inspect_err(|error| {
             if !matches!(error, DeviceError::Source(_)) {
                 self.timeline.fail(error.clone());
-                self.protocol.wake_placement_waiters();
+                (self.protocol.placement_waker())();
             }
         })
     }

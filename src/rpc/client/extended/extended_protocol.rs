@@ -6,7 +6,9 @@ use super::super::connection::{Connection, MAX_COALESCED_BYTES, ReplySink, Write
 use super::super::device::{RemoteBuffer, RemoteDevice, is_whole_tensor, remote_buffer};
 use super::super::ggml_protocol::MAX_STAGED_TENSOR_BYTES;
 use super::super::graph_messages::GraphMessage;
-use super::super::queue::{DigestLoad, MAX_STAGED_UPLOAD_BYTES, QueueCommand, QueueProtocol, ReadCompleter};
+use super::super::queue::{
+    DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter,
+};
 use super::mark_tracker::{FailureScope, MarkTracker};
 use super::peer_copies::SendingQueues;
 use crate::device::{DeviceError, Region, SourceError, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
@@ -340,7 +342,7 @@ impl QueueProtocol for ExtendedProtocol {
             if let Some(failure) = tracker.failure() {
                 return Err(failure);
             }
-            tracker.wait_until_placed(seq)?;
+            tracker.wait_until_placed(point, &self.marks)?;
             let dependent = Arc::clone(&self.marks);
             let placed = self.with_writer(|guard, _| {
                 let placed = guard.buffer_wait(&dependent, point);
@@ -381,8 +383,9 @@ impl QueueProtocol for ExtendedProtocol {
         Ok(())
     }
 
-    fn wake_placement_waiters(&self) {
-        self.marks.wake_placement_waiters();
+    fn placement_waker(&self) -> PlacementWaker {
+        let marks = Arc::clone(&self.marks);
+        Arc::new(move || marks.wake_placement_waiters())
     }
 
     fn close(&mut self, last_made: u64) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use super::super::connection::{ConnectionShared, lock};
-use crate::device::{CompletionSource, DeviceError, Timeline};
+use crate::device::{CompletionSource, DeviceError, Timeline, TimelinePoint};
 use crate::rpc::wire::ext::{ExtCommand, ExtRequest, NotifyReached};
 
 /// Limit of recorded waits. A reached mark implies the marks that its queue waited for before. Waits beyond this limit are
@@ -25,7 +25,7 @@ pub(super) struct MarkTracker {
     device: String,
     timeline: OnceLock<Weak<Timeline>>,
     state: Mutex<MarkTrackerState>,
-    /// Notified when a mark is placed, and when the queue fails or is closed.
+    /// Notified when a mark is placed, and when the queue, or one that waits for a mark to be placed, fails or is closed.
     changed: Condvar,
 }
 
@@ -49,6 +49,8 @@ struct MarkTrackerState {
     /// Whether the queue was closed; no message names it afterwards. Changes in the order of the messages.
     closed: bool,
     dependents: Vec<Dependent>,
+    /// The mark of another queue whose placement this queue waits for.
+    awaited_placement: Option<TimelinePoint>,
 }
 
 /// A dependent queue: its work waits for a mark of this queue.
@@ -120,12 +122,21 @@ impl MarkTracker {
         request_now
     }
 
-    /// Blocks until mark `seq` is placed. Only the placement is waited for here; the server itself waits for the mark (WAIT).
-    pub(super) fn wait_until_placed(&self, seq: u64) -> Result<(), DeviceError> {
+    /// Blocks until `point`, a mark of this queue, is placed, or this queue or `waiter`, for which the thread waits, fails. Only
+    /// the placement is waited for here; the server itself waits for the mark (WAIT).
+    pub(super) fn wait_until_placed(&self, point: &TimelinePoint, waiter: &MarkTracker) -> Result<(), DeviceError> {
+        lock(&waiter.state).awaited_placement = Some(point.clone());
+        let placed = self.wait_for_placement(point.seq(), waiter);
+        let awaited = lock(&waiter.state).awaited_placement.take();
+        drop(awaited);
+        placed
+    }
+
+    fn wait_for_placement(&self, seq: u64, waiter: &MarkTracker) -> Result<(), DeviceError> {
         let mut marks = lock(&self.state);
         while marks.last_placed < seq {
-            // A thread that fails the queue takes this lock afterwards and notifies, so the failure cannot be missed.
-            if let Some(failure) = self.failure() {
+            // A thread that fails either queue takes this lock afterwards and notifies, so the failure cannot be missed.
+            if let Some(failure) = self.failure().or_else(|| waiter.failure()) {
                 return Err(failure);
             }
             if marks.closed {
@@ -136,11 +147,22 @@ impl MarkTracker {
         Ok(())
     }
 
-    /// Wakes the threads in [`MarkTracker::wait_until_placed`] after the timeline has failed.
+    /// Ends the waits in [`MarkTracker::wait_until_placed`] for marks of this queue, and the one of this queue's thread. Called
+    /// after the timeline has failed.
     pub(super) fn wake_placement_waiters(&self) {
         // A waiting thread checks the failure with this lock held, so it either sees the failure or is woken by this call.
-        drop(lock(&self.state));
+        let awaited = lock(&self.state).awaited_placement.clone();
         self.changed.notify_all();
+        if let Some(other) = awaited.as_ref().and_then(|point| point.completion_source::<MarkTracker>()) {
+            drop(lock(&other.state));
+            other.changed.notify_all();
+        }
+    }
+
+    /// Whether the queue's thread waits for a mark of another queue to be placed.
+    #[cfg(test)]
+    pub(super) fn awaits_placement(&self) -> bool {
+        lock(&self.state).awaited_placement.is_some()
     }
 
     /// Whether other queues of the server can wait for mark `seq`. With exclusive use of the writer the result holds until the
@@ -254,7 +276,7 @@ impl MarkTracker {
         let done = marks.last_reached;
         let dependents = std::mem::take(&mut marks.dependents);
         drop(marks);
-        self.changed.notify_all();
+        self.wake_placement_waiters();
         for Dependent { tracker, own_mark, .. } in dependents.into_iter().filter(|dependent| dependent.seq > done) {
             let Some(dependent) = tracker.upgrade() else { continue };
             let reported_by_server = scope == FailureScope::OtherConnections && dependent.connection == self.connection;

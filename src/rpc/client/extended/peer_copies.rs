@@ -156,7 +156,7 @@ impl Connection {
         let queue = tracker.queue;
         if let Some(point) = after.filter(|point| !source.can_wait(point)) {
             match point.completion_source::<MarkTracker>().filter(|tracker| tracker.belongs_to(source)) {
-                Some(tracker) => tracker.wait_until_placed(point.seq())?,
+                Some(of_point) => of_point.wait_until_placed(point, tracker)?,
                 None => {
                     point.wait(None)?;
                     after = None;

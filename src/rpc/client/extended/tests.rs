@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::super::connection::Connection;
 use super::super::device::{RemoteBuffer, RemoteDevice};
-use super::super::queue::{DigestLoad, QueueProtocol, ReadCompleter};
+use super::super::queue::{DigestLoad, QueueProtocol, ReadCompleter, RemoteQueue};
 use super::extended_protocol::ExtendedProtocol;
-use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, PendingRead};
+use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, PendingRead, Queue, Timeline, TimelinePoint};
 use crate::rpc::wire::VersionCodec;
 use crate::rpc::wire::ext::{DeviceFault, HelloExtReply, ServerCapabilities};
 
@@ -70,4 +70,33 @@ fn loads_and_reads_on_a_lost_connection_fail_with_the_reason() {
     let (to, read) = ReadCompleter::new(&remote);
     assert_eq!(queue.download(vec![(buffer.whole(), to)]), Err(lost.clone()));
     assert_eq!(wait_error(read), lost);
+}
+
+/// Queue A's thread waits for a point that is never reached, with a mark pending behind it, and queue B's until that mark is
+/// placed. An abort of either queue ends B's wait.
+#[test]
+fn an_abort_ends_a_wait_for_a_mark_to_be_placed() {
+    for aborts_b in [false, true] {
+        let (remote, protocol, buffer) = silent_server();
+        let queue = |protocol: ExtendedProtocol| {
+            let (marks, timeline) = (Arc::clone(&protocol.marks), Arc::clone(&protocol.timeline));
+            (RemoteQueue::new(Arc::clone(&remote), timeline, protocol, 1 << 20).unwrap(), marks)
+        };
+        let ((mut a, _), (mut b, marks_of_b)) =
+            (queue(protocol), queue(ExtendedProtocol::new(Arc::clone(&remote)).unwrap()));
+        a.wait(&TimelinePoint::new(&Timeline::new(), 1)).unwrap();
+        a.fill(buffer.whole(), 1).unwrap();
+        b.wait(&a.mark()).unwrap();
+        let until = Instant::now() + WATCHDOG;
+        let wait_until_it_waits = |waits: bool| {
+            while marks_of_b.awaits_placement() != waits {
+                assert!(Instant::now() < until, "aborts B: {aborts_b}, waits: {waits}");
+                std::thread::yield_now();
+            }
+        };
+        wait_until_it_waits(true);
+        if aborts_b { b.aborter() } else { a.aborter() }.unwrap().abort();
+        wait_until_it_waits(false);
+        assert_eq!(b.mark().wait(Some(until)), Err(DeviceError::Ended), "aborts B: {aborts_b}");
+    }
 }
