@@ -325,6 +325,10 @@ impl Drop for FallbackQueue {
         let Some(thread) = &self.thread else { return };
         self.timeline.fail(DeviceError::Ended);
         thread.close();
+        if self.worker.is_none() {
+            // The thread may be blocked in a call of a device's queue, for example for space in a full staging ring.
+            self.parked.abort();
+        }
         // Drops the devices' queues if the thread waits for them: the devices stop their work, which ends the wait.
         self.parked.close();
     }

@@ -1,12 +1,14 @@
 //! Teardown: devices, queues and points can be dropped in any order and on any thread, without leaks and without losing
 //! failures.
 
-use crate::fixture::{CudaFixture, DOUBLE, chain, test_deadline, whole_buffer};
-use fanout::device::{CopyOutcome, DeviceError, Timeline, TimelinePoint, UploadSource};
+use crate::fixture::{CudaFixture, DOUBLE, MEMORY, chain, test_deadline, whole_buffer};
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{CopyOutcome, Device, DeviceError, Timeline, TimelinePoint, UploadSource};
+use fanout::fallback::Fallback;
 use fanout::graph::Builder;
 use fanout::ops::OpCode;
 use fanout::ops::rows::Rows;
-use fanout::tensor::DType;
+use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 
 /// A queue that has copied from another device keeps that device's context alive, and releases it when the queue is dropped.
@@ -133,5 +135,42 @@ fn dropped_queues_of_a_device_share_one_thread() {
     drop((held, point));
     assert!(fixture.drop_devices(), "a context was not released in time");
     assert_eq!(fixture.budget.used(), 0);
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
+
+/// The thread of a fallback queue that is dropped is in a call of the GPU's queue, whose staging ring is full.
+#[test]
+fn dropping_a_fallback_queue_ends_an_upload_of_its_thread() {
+    const UPLOAD: usize = 256 << 10;
+    let mut fixture = CudaFixture::new("");
+    // The GPU has no kernel for a misaligned row.
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [64, 1, 1, 1]).unwrap();
+    let view = b.view(x, TensorDesc::contiguous(DType::F32, [4, 1, 1, 1]).unwrap(), 2).unwrap();
+    b.node(DOUBLE, &[Some(view)]).unwrap();
+    let cpu = CpuDevice::new("CPU0", 1, MathMode::Exact, MEMORY).unwrap();
+    let device = Fallback::new(Arc::clone(&fixture.devices[0]) as Arc<dyn Device>, cpu);
+    let program = device.prepare(Arc::new(b.build().unwrap())).unwrap();
+    let (buffer, mut queue) = (fixture.buffer(0, UPLOAD as u64), device.queue(&fixture.budget).unwrap());
+    let bindings = whole_buffer(&fixture.buffer(0, program.graph().slot_sizes()[0] as u64));
+    let (gate, never) = (Timeline::new(), Timeline::new());
+    queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    queue.run(&program, &bindings).unwrap();
+    queue.wait(&TimelinePoint::new(&never, 1)).unwrap();
+    let before = fixture.driver_calls("cuMemcpyHtoDAsync_v2");
+    for _ in 0..10 {
+        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&[1; UPLOAD])).unwrap();
+    }
+    gate.advance(1);
+    // The row of the program, and the uploads that fill the ring of 2 MiB. Then only the wait for space queries events.
+    while fixture.driver_calls("cuMemcpyHtoDAsync_v2") < before + 8 {
+        std::thread::yield_now();
+    }
+    let queries = fixture.driver_calls("cuEventQuery");
+    while fixture.driver_calls("cuEventQuery") < queries + 100 {
+        std::thread::yield_now();
+    }
+    drop((queue, bindings, buffer, program, device));
+    assert!(fixture.drop_devices(), "the context was not released in time");
     assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
 }
