@@ -3,6 +3,7 @@
 use super::context::{DeviceContext, lock};
 use super::events::{Event, EventTimeline};
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -80,17 +81,21 @@ impl Drop for DeferredDrop {
 
 impl DeferredDrops {
     fn run(&self) {
-        loop {
-            let mut state = lock(&self.0);
-            let complete: Vec<_> = state.pending.extract_if(.., |pending| pending.is_complete()).collect();
-            if complete.is_empty() && state.pending.is_empty() {
-                state.has_thread = false;
-                return;
-            }
-            drop(state);
-            // Outside of the lock: the resources of a queue may include the last handle of another device.
-            drop(complete);
+        // A panic is a bug of one queue's resources. The queues of all others are freed all the same.
+        while catch_unwind(AssertUnwindSafe(|| self.drop_complete())).unwrap_or(true) {
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+
+    /// Drops the resources whose work is done. Returns false if nothing is pending: the thread must end.
+    fn drop_complete(&self) -> bool {
+        let mut state = lock(&self.0);
+        let complete: Vec<_> = state.pending.extract_if(.., |pending| pending.is_complete()).collect();
+        state.has_thread = !complete.is_empty() || !state.pending.is_empty();
+        let goes_on = state.has_thread;
+        drop(state);
+        // Outside of the lock: the resources of a queue may include the last handle of another device.
+        drop(complete);
+        goes_on
     }
 }
