@@ -5,12 +5,13 @@
 //! another queue computes in. Nobody would then stop the work of a client that has gone. The watch polls the connection of
 //! each session that has been busy for a whole [`INTERVAL`]. If the client has hung up, it calls the session's *cancellers*:
 //! callbacks that abort its queues and end its other waits. The session's thread then returns with an error, and its memory is
-//! freed.
+//! freed. All sessions share the thread, so a canceller that blocks would keep their clients from being found, too.
 //!
 //! A client that ends only its sending direction counts as gone, too: no client of ggml's protocol does that while it waits for
 //! a reply.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -19,6 +20,11 @@ use crate::rpc::transport::Aborter;
 
 /// Time between two polls of a session. A hang-up is found after at most two of them.
 const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Within this time after a client has hung up, the work of its session is aborted.
+const MAX_DETECTION: Duration = Duration::from_secs(1);
+
+const _: () = assert!(2 * INTERVAL.as_nanos() < MAX_DETECTION.as_nanos());
 
 /// The watched sessions of a server.
 #[derive(Default)]
@@ -90,11 +96,20 @@ pub(super) struct SessionWatch {
     cancellers: Mutex<Cancellers>,
 }
 
-type Canceller = Box<dyn Fn() + Send>;
+/// What a canceller ends. Cancellers are called in this order: a wait may end only when the running work has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum CancelOrder {
+    /// The work of a device queue.
+    Queue,
+    /// A wait of the session's thread for something else.
+    Wait,
+}
+
+type Canceller = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct Cancellers {
-    by_key: HashMap<u64, Canceller>,
+    by_key: BTreeMap<(CancelOrder, u64), Canceller>,
     next_key: u64,
     /// Whether the watch has found that the client has gone: further cancellers are called at once.
     cancelled: bool,
@@ -116,17 +131,23 @@ impl SessionWatch {
         lock(&self.cancellers).cancelled
     }
 
-    /// Calls `cancel` when the client has gone, until the returned guard is dropped; at once if it has gone already. `cancel`
-    /// must not block, and must not use this watch: it is called while the cancellers are locked.
-    pub(super) fn on_hangup(self: &Arc<Self>, cancel: impl Fn() + Send + 'static) -> CancellerGuard {
+    /// Calls `cancel` when the client has gone, until the returned guard is dropped; at once if it has gone already. A call
+    /// that has begun may outlast the guard. `cancel` must not wait for anything that a client controls.
+    pub(super) fn on_hangup(
+        self: &Arc<Self>,
+        order: CancelOrder,
+        cancel: impl Fn() + Send + Sync + 'static,
+    ) -> CancellerGuard {
+        let cancel: Canceller = Arc::new(cancel);
         let mut cancellers = lock(&self.cancellers);
-        if cancellers.cancelled {
+        let key = (order, cancellers.next_key);
+        cancellers.next_key += 1;
+        cancellers.by_key.insert(key, Arc::clone(&cancel));
+        let cancelled = cancellers.cancelled;
+        drop(cancellers);
+        if cancelled {
             cancel();
         }
-        let key = cancellers.next_key;
-        cancellers.next_key += 1;
-        cancellers.by_key.insert(key, Box::new(cancel));
-        drop(cancellers);
         CancellerGuard { session: Arc::clone(self), key }
     }
 
@@ -137,9 +158,15 @@ impl SessionWatch {
         if busy && !self.has_hung_up() && self.connection.hung_up() {
             let mut cancellers = lock(&self.cancellers);
             cancellers.cancelled = true;
+            let to_call: Vec<_> = cancellers.by_key.values().cloned().collect();
+            drop(cancellers);
             // Ends the session's writes to a client that does not read any more.
             self.connection.abort();
-            cancellers.by_key.values().for_each(|cancel| cancel());
+            for cancel in to_call {
+                // Outside of the lock, which the session's thread takes. A panic is a bug; its message is in the log. It must
+                // neither keep the other work of this session alive nor end the watch of the other sessions.
+                let _ = catch_unwind(AssertUnwindSafe(|| cancel()));
+            }
         }
     }
 }
@@ -147,7 +174,7 @@ impl SessionWatch {
 /// Keeps a canceller registered.
 pub(super) struct CancellerGuard {
     session: Arc<SessionWatch>,
-    key: u64,
+    key: (CancelOrder, u64),
 }
 
 impl Drop for CancellerGuard {
@@ -179,8 +206,8 @@ mod tests {
             let cancelled = Arc::clone(&cancelled);
             move || _ = cancelled.fetch_add(1, Ordering::Relaxed)
         };
-        let guard = session.on_hangup(canceller());
-        let dropped = session.on_hangup(canceller());
+        let guard = session.on_hangup(CancelOrder::Wait, canceller());
+        let dropped = session.on_hangup(CancelOrder::Wait, canceller());
         drop(dropped);
         let poll = |begins_or_finishes: usize, want: usize| {
             (0..begins_or_finishes).for_each(|_| session.count_boundary());
@@ -199,8 +226,34 @@ mod tests {
         assert!(session.has_hung_up());
         poll(0, 1);
         drop(guard);
-        drop(session.on_hangup(canceller()));
+        drop(session.on_hangup(CancelOrder::Wait, canceller()));
         assert_eq!(cancelled.load(Ordering::Relaxed), 2, "called at once");
+    }
+
+    /// Cancellers are called in their order, without the lock that the session's thread needs, and whether or not others panic.
+    #[test]
+    fn a_canceller_does_not_keep_the_others_from_running() {
+        let (client, server) = memory::pair(LinkConditions { seed: 0, cut_after: None });
+        let watch = HangupWatch::default();
+        let session = watch.add_session(server.aborter());
+        let called = Arc::new(Mutex::new(Vec::new()));
+        let orders = [CancelOrder::Wait, CancelOrder::Queue, CancelOrder::Wait, CancelOrder::Queue];
+        let guards = orders.into_iter().enumerate().map(|(number, order)| {
+            let (watched, called) = (Arc::downgrade(&session), Arc::clone(&called));
+            let cancel = move || {
+                assert!(watched.upgrade().unwrap().cancellers.try_lock().is_ok());
+                called.lock().unwrap().push(number);
+                // Without the panic hook, whose output would be taken for a failure.
+                std::panic::resume_unwind(Box::new(number));
+            };
+            session.on_hangup(order, cancel)
+        });
+        let _guards: Vec<_> = guards.collect();
+        session.count_boundary();
+        session.poll();
+        client.aborter().abort();
+        session.poll();
+        assert_eq!(*called.lock().unwrap(), [1, 3, 0, 2]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::context::ServerContext;
 use super::extended;
 use super::ggml;
 use super::handshake::{Opening, serve_hello};
-use super::hangup_watch::SessionWatch;
+use super::hangup_watch::{CancelOrder, SessionWatch};
 use super::host_memory::SessionMemory;
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::tenants::TenantPermit;
@@ -35,7 +35,7 @@ pub(super) fn serve(
     debug!("{peer}: connected");
     let watch = server.hangup_watch.add_session(connection.aborter());
     let waits = Arc::clone(&memory);
-    let _canceller = watch.on_hangup(move || waits.close());
+    let _canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
     match serve_requests(server, connection, handshake, memory, policy, &watch) {
         Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
         Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),

@@ -14,7 +14,7 @@ use crate::rpc::server::byte_semaphore::ByteSemaphore;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection, ClientWriter};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::HelloError;
-use crate::rpc::server::hangup_watch::CancellerGuard;
+use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard};
 use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
 use crate::rpc::server::peers::PeerPool;
 use crate::rpc::server::resource_requests;
@@ -74,9 +74,9 @@ pub(in crate::rpc::server) fn serve_session(
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));
     let receives = Arc::clone(tokens.pending_receives());
     let cancellers = [
-        watch.on_hangup(move || replies.close()),
-        watch.on_hangup(move || in_flight.close()),
-        watch.on_hangup(move || receives.close()),
+        watch.on_hangup(CancelOrder::Wait, move || replies.close()),
+        watch.on_hangup(CancelOrder::Wait, move || in_flight.close()),
+        watch.on_hangup(CancelOrder::Wait, move || receives.close()),
     ];
     let mut session = ExtendedSession {
         queues: Queues::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::{Device, DeviceError, MemoryBudget, Queue, TRANSFER_CHUNK_BYTES};
-use crate::rpc::server::hangup_watch::{CancellerGuard, SessionWatch};
+use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard, SessionWatch};
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 
 /// Host memory that an open queue is charged: its state, its stack, and [`STAGED_PREPAID_BYTES`].
@@ -20,7 +20,7 @@ const MAX_STAGED_BYTES: u64 = (4 << 20) + TRANSFER_CHUNK_BYTES;
 /// A queue of a session. The hang-up watch aborts it when the client has gone, if the device can end a queue from another
 /// thread ([`Queue::aborter`]).
 pub(in crate::rpc::server) struct WatchedQueue {
-    /// Dropped before the queue: the aborter is not called for a queue that is closed already.
+    /// Dropped before the queue, which needs no abort once it is closed; a late one has no effect.
     _canceller: Option<CancellerGuard>,
     queue: Box<dyn Queue>,
     charge: HostCharge,
@@ -41,7 +41,8 @@ impl WatchedQueue {
     ) -> Result<WatchedQueue, DeviceError> {
         let charge = memory.wait(QUEUE_BYTES)?;
         let mut queue = device.queue(budget)?;
-        let canceller = queue.aborter().map(|aborter| watch.on_hangup(move || aborter.abort()));
+        let aborter = queue.aborter();
+        let canceller = aborter.map(|aborter| watch.on_hangup(CancelOrder::Queue, move || aborter.abort()));
         Ok(WatchedQueue { _canceller: canceller, queue, charge, staged: 0 })
     }
 
