@@ -116,7 +116,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::transfer_tokens",
         &["device", "rpc::wire", "rpc::server::host_memory", "rpc::server::thread_budget", "getrandom"],
-        &["cpu"],
+        &["cpu", "tensor"],
     ),
     layer(
         "rpc::server::tensor_cache",

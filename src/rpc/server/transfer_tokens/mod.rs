@@ -34,14 +34,19 @@ pub(super) use table::TokenTable;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Barrier};
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::cpu::{CpuDevice, MathMode};
-    use crate::device::{Device, DeviceError, MemoryBudget, TRANSFER_CHUNK_BYTES};
+    use crate::device::{
+        Device, DeviceError, ForwardDevice, ForwardQueue, MemoryBudget, Queue, QueueAborter, Region,
+        TRANSFER_CHUNK_BYTES, UploadSource,
+    };
     use crate::rpc::server::host_memory::HostMemory;
     use crate::rpc::server::thread_budget::ThreadBudget;
+    use crate::tensor::TensorDesc;
 
     /// Race: RECEIVE_FROM_PEER binds a token while another connection is about to invalidate the token for its wrong bytes.
     #[test]
@@ -57,7 +62,7 @@ mod tests {
         ledger.receive(&receiver, &mut *queue, region, &tokens[..1]).unwrap();
         let error = table.invalidate(&tokens[0], TokenError::Length { expected: TRANSFER_CHUNK_BYTES, have: 0 });
         assert!(matches!(error, TokenError::Length { .. }));
-        let failed = queue.mark().wait(Some(std::time::Instant::now() + Duration::from_secs(60)));
+        let failed = queue.mark().wait(Some(Instant::now() + Duration::from_secs(60)));
         assert!(matches!(failed, Err(DeviceError::Source(_))), "{failed:?}");
         assert!(matches!(table.redeem(&tokens[0], &[1]), Err(TokenError::Unknown)));
         // The other token remains valid.
@@ -65,5 +70,76 @@ mod tests {
         assert!(memory.held() > 0);
         drop((ledger, receiver));
         assert_eq!(memory.held(), 0, "tokens and their bytes are charged until they are removed");
+    }
+
+    /// A device whose uploads block: each passes the gate when it begins, and fails when it has passed the gate again.
+    #[derive(Debug)]
+    struct BlockingDevice {
+        inner: Arc<dyn Device>,
+        gate: Arc<Barrier>,
+        /// Number of calls of the aborters of its queues.
+        aborts: Arc<AtomicUsize>,
+    }
+
+    struct BlockingQueue {
+        inner: Box<dyn Queue>,
+        gate: Arc<Barrier>,
+        aborts: Arc<AtomicUsize>,
+    }
+
+    impl ForwardDevice for BlockingDevice {
+        fn inner(&self) -> &dyn Device {
+            &*self.inner
+        }
+
+        fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+            let (gate, aborts) = (Arc::clone(&self.gate), Arc::clone(&self.aborts));
+            Ok(Box::new(BlockingQueue { inner: self.inner.queue(budget)?, gate, aborts }))
+        }
+    }
+
+    impl ForwardQueue for BlockingQueue {
+        fn inner(&mut self) -> Result<&mut dyn Queue, DeviceError> {
+            Ok(&mut *self.inner)
+        }
+
+        fn upload(&mut self, _: Region, _: Option<&TensorDesc>, _: UploadSource<'_>) -> Result<(), DeviceError> {
+            self.gate.wait();
+            self.gate.wait();
+            Err(DeviceError::Ended)
+        }
+
+        fn aborter(&mut self) -> Option<QueueAborter> {
+            let aborts = Arc::clone(&self.aborts);
+            Some(QueueAborter::new(move || _ = aborts.fetch_add(1, Ordering::Relaxed)))
+        }
+    }
+
+    /// The hang-up watch of all sessions closes receivers: it must not wait for an upload of one of them.
+    #[test]
+    fn a_receiver_is_closed_while_an_upload_blocks() {
+        let inner = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap() as Arc<dyn Device>;
+        let (gate, aborts) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
+        let device = BlockingDevice { inner, gate: Arc::clone(&gate), aborts: Arc::clone(&aborts) };
+        let device = Arc::new(device) as Arc<dyn Device>;
+        let (table, budget) = (Arc::new(TokenTable::default()), MemoryBudget::new(1 << 20));
+        let memory = HostMemory::new(1 << 30, 0, Duration::ZERO).admit().unwrap();
+        let mut queue = device.queue(&budget).unwrap();
+        let ledger = TokenLedger::new(&table, &budget, &memory, &ThreadBudget::new(1));
+        let tokens = ledger.issue(1).unwrap();
+        let receiver = ledger.new_receiver(&device, Duration::from_secs(600));
+        let region = device.alloc(1, &budget).unwrap().whole();
+        ledger.receive(&receiver, &mut *queue, region, &tokens).unwrap();
+        std::thread::scope(|scope| {
+            let redeemed = scope.spawn(|| table.redeem(&tokens[0], &[1]));
+            gate.wait();
+            ledger.pending_receives().close();
+            assert!(receiver.0.is_closed());
+            assert_eq!(aborts.load(Ordering::Relaxed), 1, "the close ends the upload");
+            gate.wait();
+            assert!(redeemed.join().unwrap().is_ok(), "the source server did nothing wrong");
+        });
+        let failed = queue.mark().wait(Some(Instant::now() + Duration::from_secs(60)));
+        assert!(failed.is_err(), "{failed:?}");
     }
 }

@@ -8,16 +8,21 @@
 //! Work is done by the thread that makes it possible. The thread of the source server's connection writes bytes itself if the
 //! device is ready for them. This fast path saves a thread switch for the few bytes that are sent per generated token. All
 //! waiting for devices and deadlines is left to the receiver's thread.
+//!
+//! An upload may block, for example on memory that another queue computes in, and the lock of [`ReceiverState`] is held
+//! meanwhile. So a receiver is closed without that lock: the close aborts the device queue, which ends the upload, and the
+//! thread that holds the lock ends the RECEIVE_FROM_PEERs when it has released it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use super::error::TokenError;
 use super::payload::{BufferedBytes, PeerWriteData};
 use super::table::{Destination, TokenTable};
 use crate::device::{
-    Device, DeviceError, MemoryBudget, Queue, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
+    Device, DeviceError, MemoryBudget, Queue, QueueAborter, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
+    UploadSource,
 };
 use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::thread_budget::ThreadBudget;
@@ -42,13 +47,14 @@ impl Receiver {
             threads: Arc::clone(threads),
             timeout,
             state: Mutex::default(),
+            signal: Mutex::default(),
             changed: Condvar::new(),
         }))
     }
 }
 
-/// The receivers of all queues of a session. The heartbeat thread closes them when the client's connection is lost, because the
-/// session's own thread may be blocked on one of these queues.
+/// The receivers of all queues of a session. The hang-up watch closes them when the client has gone, and the notifier when it
+/// cannot send the heartbeat, because the session's own thread may be blocked on one of these queues.
 #[derive(Default)]
 pub(in crate::rpc::server) struct PendingReceives(Mutex<ReceiverList>);
 
@@ -100,9 +106,23 @@ pub(super) struct ReceiverShared {
     threads: Arc<ThreadBudget>,
     /// Limit of the time between a RECEIVE_FROM_PEER and the arrival of its bytes, and of each wait for a device.
     timeout: Duration,
+    /// May be locked for as long as an upload blocks. After its release, each holder calls [`ReceiverShared::end_if_closed`].
     state: Mutex<ReceiverState>,
-    /// Wakes the thread: it has to wait for a device, or the receiver is closed.
+    /// Locked for single accesses only.
+    signal: Mutex<ReceiverSignal>,
+    /// Wakes the thread: `signal` has changed.
     changed: Condvar,
+}
+
+/// What other threads signal to the receiver's thread, and to the one that writes bytes.
+#[derive(Default)]
+struct ReceiverSignal {
+    /// Set when the receiver was closed or has failed, with the reason. Bytes are dropped from then on.
+    closed: Option<DeviceError>,
+    /// Ends the device queue. `None`: there is none, or it was ended.
+    aborter: Option<QueueAborter>,
+    /// The thread has to wait for a device.
+    device_wait: bool,
 }
 
 #[derive(Default)]
@@ -115,8 +135,6 @@ struct ReceiverState {
     first_number: u64,
     /// Whether the receiver's thread was started.
     thread_started: bool,
-    /// Set when the receiver was closed or has failed, with the reason. Bytes are dropped from then on.
-    closed: Option<DeviceError>,
 }
 
 /// A RECEIVE_FROM_PEER that is not done.
@@ -175,16 +193,6 @@ impl PieceError {
     }
 }
 
-/// Notifications that are sent after the lock is released, because the code that they run may take locks of its own.
-#[derive(Default)]
-struct DeferredNotifications {
-    /// Timelines of RECEIVE_FROM_PEERs that are done.
-    completed: Vec<Arc<Timeline>>,
-    /// RECEIVE_FROM_PEERs that `failure` ends.
-    failed: Vec<QueuedReceive>,
-    failure: Option<DeviceError>,
-}
-
 /// What the receiver's thread has to wait for next.
 enum NextWait {
     /// A point of a device.
@@ -194,17 +202,6 @@ enum NextWait {
 }
 
 impl ReceiverState {
-    /// Closes the receiver with `failure`, unless it is closed already.
-    fn fail(&mut self, failure: DeviceError, notifications: &mut DeferredNotifications) {
-        if self.closed.is_none() {
-            self.closed = Some(failure.clone());
-            notifications.failure = Some(failure);
-            notifications.failed.extend(self.receives.drain(..));
-            // Dropping the device queue cancels uploads that have not started.
-            self.queue = None;
-        }
-    }
-
     /// Accepts the bytes of a piece: submits their upload if the device is ready, and buffers them otherwise. A closed receiver
     /// drops them.
     fn accept_piece(
@@ -214,7 +211,7 @@ impl ReceiverState {
         at: usize,
         data: PeerWriteData<'_>,
     ) -> Result<(), Box<PieceError>> {
-        if self.closed.is_some() {
+        if shared.is_closed() {
             return Ok(());
         }
         let index = number.checked_sub(self.first_number).and_then(|index| usize::try_from(index).ok());
@@ -241,15 +238,16 @@ impl ReceiverState {
         Ok(())
     }
 
-    /// Writes buffered bytes and completes RECEIVE_FROM_PEERs as far as possible without waiting. Returns what to wait for
-    /// next.
+    /// Writes buffered bytes as far as possible without waiting, and moves the timelines of RECEIVE_FROM_PEERs that are done to
+    /// `completed`: the caller advances them without the lock, because that may run code that takes locks. Returns what to wait
+    /// for next.
     ///
     /// # Errors
     /// The failure of the device, or that the deadline has passed.
     fn advance(
         &mut self,
         shared: &ReceiverShared,
-        notifications: &mut DeferredNotifications,
+        completed: &mut Vec<Arc<Timeline>>,
     ) -> Result<NextWait, DeviceError> {
         loop {
             let Some(head) = self.receives.front_mut() else { return Ok(NextWait::Bytes(None)) };
@@ -257,7 +255,7 @@ impl ReceiverState {
                 if !written.poll()? {
                     return Ok(NextWait::Device(written.clone()));
                 }
-                notifications.completed.extend(self.receives.pop_front().map(|done| done.completed));
+                completed.extend(self.receives.pop_front().map(|done| done.completed));
                 self.first_number += 1;
                 continue;
             }
@@ -290,7 +288,11 @@ fn device_queue<'a>(
 ) -> Result<&'a mut dyn Queue, DeviceError> {
     let queue = match queue {
         Some(queue) => queue,
-        none => none.insert(shared.device.queue(&shared.budget)?),
+        none => {
+            let mut queue = shared.device.queue(&shared.budget)?;
+            shared.set_aborter(queue.aborter())?;
+            none.insert(queue)
+        }
     };
     Ok(&mut **queue)
 }
@@ -315,8 +317,8 @@ impl ReceiverShared {
         tokens: &[TransferToken],
     ) -> Result<u64, DeviceError> {
         let mut state = self.lock();
-        if let Some(failure) = &state.closed {
-            return Err(failure.clone());
+        if let Some(failure) = self.failure() {
+            return Err(failure);
         }
         if !state.thread_started {
             let (shared, permit) = (Arc::clone(self), self.threads.reserve()?);
@@ -340,96 +342,133 @@ impl ReceiverShared {
             deadline,
         };
         state.receives.push_back(receive);
+        drop(state);
+        self.end_if_closed();
         Ok(number)
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().closed.is_some()
+        self.failure().is_some()
+    }
+
+    /// Why the receiver was closed.
+    fn failure(&self) -> Option<DeviceError> {
+        self.lock_signal().closed.clone()
+    }
+
+    /// Registers the aborter of the device queue, before the first upload.
+    ///
+    /// # Errors
+    /// The failure of the receiver if it is closed: nothing would end an upload any more.
+    fn set_aborter(&self, aborter: Option<QueueAborter>) -> Result<(), DeviceError> {
+        let mut signal = self.lock_signal();
+        match &signal.closed {
+            Some(failure) => Err(failure.clone()),
+            None => {
+                signal.aborter = aborter;
+                Ok(())
+            }
+        }
     }
 
     /// The receiver's thread: waits for devices and deadlines until the receiver is closed.
     fn run_thread(&self) {
-        let mut state = self.lock();
-        while state.closed.is_none() {
-            let mut notifications = DeferredNotifications::default();
-            let next = state.advance(self, &mut notifications);
-            if !notifications.completed.is_empty() {
+        while !self.is_closed() {
+            let mut completed = Vec::new();
+            let next = self.lock().advance(self, &mut completed);
+            if !completed.is_empty() {
                 // Completing a RECEIVE_FROM_PEER may make the next one ready.
-                drop(state);
-                self.notify(notifications);
-                state = self.lock();
+                completed.iter().for_each(|completed| completed.advance(1));
                 continue;
             }
-            let failed = match next {
-                Err(e) => Some(e),
+            match next {
+                Err(e) => self.fail(e),
                 Ok(NextWait::Device(point)) => {
-                    drop(state);
-                    let waited = point.wait(Some(Instant::now() + self.timeout));
-                    state = self.lock();
-                    waited.err()
+                    if let Err(e) = point.wait(Some(Instant::now() + self.timeout)) {
+                        self.fail(e);
+                    }
                 }
                 // New RECEIVE_FROM_PEERs have later deadlines than this one, so the thread need not be woken for them.
                 Ok(NextWait::Bytes(deadline)) => {
                     let timeout =
                         deadline.map_or(self.timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
-                    state = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0;
-                    None
+                    let idle = |signal: &mut ReceiverSignal| signal.closed.is_none() && !signal.device_wait;
+                    let signal = self.changed.wait_timeout_while(self.lock_signal(), timeout, idle);
+                    signal.unwrap_or_else(PoisonError::into_inner).0.device_wait = false;
                 }
-            };
-            if let Some(e) = failed {
-                state.fail(e, &mut notifications);
-                drop(state);
-                self.notify(notifications);
-                return;
             }
+        }
+        self.end_if_closed();
+    }
+
+    /// Ends the RECEIVE_FROM_PEERs of a closed receiver. If another thread holds the lock, does nothing: that thread calls this
+    /// when it has released the lock.
+    fn end_if_closed(&self) {
+        let Some(failure) = self.failure() else { return };
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let (queue, receives) = (state.queue.take(), std::mem::take(&mut state.receives));
+        drop(state);
+        // Outside of the lock: the code that the failures run may take locks of its own. Dropping the device queue cancels
+        // uploads that have not started.
+        drop(queue);
+        for receive in receives {
+            // Before the deadline, a PEER_WRITE with one of these tokens is still legitimate: its bytes are dropped.
+            if Instant::now() < receive.deadline {
+                self.table.abandon(&receive.tokens);
+            } else {
+                self.table.remove_all(&receive.tokens);
+            }
+            receive.completed.fail(failure.clone());
         }
     }
 
-    /// Sends deferred notifications. The caller holds no lock.
-    fn notify(&self, notifications: DeferredNotifications) {
-        notifications.completed.iter().for_each(|completed| completed.advance(1));
-        if let Some(failure) = notifications.failure {
-            self.changed.notify_one();
-            for receive in notifications.failed {
-                // Before the deadline, a PEER_WRITE with one of these tokens is still legitimate: its bytes are dropped.
-                if Instant::now() < receive.deadline {
-                    self.table.abandon(&receive.tokens);
-                } else {
-                    self.table.remove_all(&receive.tokens);
-                }
-                receive.completed.fail(failure.clone());
-            }
-        }
+    fn lock_signal(&self) -> MutexGuard<'_, ReceiverSignal> {
+        // Ignores poisoning: each change is a single assignment.
+        self.signal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Destination for ReceiverShared {
     fn accept_piece(&self, number: u64, at: usize, data: PeerWriteData<'_>) -> Result<(), TokenError> {
-        let mut notifications = DeferredNotifications::default();
+        let mut completed = Vec::new();
         let mut state = self.lock();
-        let result = state.accept_piece(self, number, at, data).or_else(|error| {
-            state.fail(error.failure, &mut notifications);
-            error.sender_error.map_or(Ok(()), Err)
-        });
-        let device_wait = match state.advance(self, &mut notifications) {
-            Ok(next) => matches!(next, NextWait::Device(_)),
-            Err(e) => {
-                state.fail(e, &mut notifications);
-                false
-            }
+        let accepted = state.accept_piece(self, number, at, data);
+        let next = match &accepted {
+            Ok(()) => state.advance(self, &mut completed),
+            Err(error) => Err(error.failure.clone()),
         };
         drop(state);
-        if device_wait || notifications.failure.is_some() {
-            self.changed.notify_one();
+        completed.iter().for_each(|completed| completed.advance(1));
+        match next {
+            Err(e) => self.fail(e),
+            Ok(NextWait::Device(_)) => {
+                self.lock_signal().device_wait = true;
+                self.changed.notify_one();
+            }
+            Ok(NextWait::Bytes(_)) => {}
         }
-        self.notify(notifications);
-        result
+        self.end_if_closed();
+        accepted.or_else(|error| error.sender_error.map_or(Ok(()), Err))
     }
 
-    /// Closes the receiver. The queue that waits for its bytes fails with `failure`.
+    /// Closes the receiver, unless it is closed already. The queue that waits for its bytes fails with `failure`. Never waits
+    /// for a device or for a thread that does.
     fn fail(&self, failure: DeviceError) {
-        let mut notifications = DeferredNotifications::default();
-        self.lock().fail(failure, &mut notifications);
-        self.notify(notifications);
+        let mut signal = self.lock_signal();
+        if signal.closed.is_some() {
+            return;
+        }
+        signal.closed = Some(failure);
+        let aborter = signal.aborter.take();
+        drop(signal);
+        self.changed.notify_one();
+        if let Some(aborter) = aborter {
+            aborter.abort();
+        }
+        self.end_if_closed();
     }
 }
