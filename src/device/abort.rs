@@ -18,8 +18,9 @@ impl QueueAborter {
     }
 
     /// Does what dropping the queue does: discards the work that has not started, and stops a running program at its next
-    /// node, also one that runs inline; a GPU finishes the launches that its stream has got. Every blocked call of the queue and every wait for one of its points or reads returns
-    /// an error, as soon as no work of the queue uses the memory that it accesses.
+    /// node, also one that runs inline; a GPU finishes the launches that its stream has got. Every blocked call of the queue, and
+    /// every wait for one of its points or reads, returns an error. Reads that have not started, and the points of a remote
+    /// queue, fail at once, while earlier work of the queue may still use its memory.
     pub fn abort(&self) {
         (self.0)();
     }
