@@ -63,10 +63,10 @@ fn a_full_server_replies_full_to_hello() {
 
 #[test]
 fn a_full_server_replies_only_to_hello() {
-    let server = server_with_one_connection();
-    let _first = Client::connect(&server);
     for bytes in [&encode_message(&Request::DeviceCount(DeviceCount {}))[..], &[14, 25, 0, 0, 0, 0, 0, 0, 0], &[255; 9]]
     {
+        let server = server_with_one_connection();
+        let _first = Client::connect(&server);
         let mut client = Client::connect_without_hello(&server);
         client.write(bytes);
         client.expect_refused(&["already 1 connections"]);
@@ -82,7 +82,7 @@ fn a_full_server_replies_to_at_most_64_clients_at_once() {
     let clients: Vec<_> = (0..64).map(|_| Client::connect_without_hello(&server)).collect();
     let mut late = Client::connect_without_hello(&server);
     late.send(&hello_request());
-    late.expect_refused(&["already 1 connections"]);
+    late.expect_closed();
     first.assert_alive();
     clients.into_iter().for_each(|mut client| client.expect_closed());
     assert_eq!(

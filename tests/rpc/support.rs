@@ -241,7 +241,8 @@ impl Client {
         assert!(closed.is_ok(), "expected the connection to be closed: {closed:?}");
     }
 
-    fn wait_closed(&mut self) -> Result<(), String> {
+    /// Waits until the server has closed the connection, without a byte before it.
+    pub(crate) fn wait_closed(&mut self) -> Result<(), String> {
         let mut byte = [0];
         match self.stream.read(&mut byte) {
             Ok(0) => Ok(()),

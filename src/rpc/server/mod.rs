@@ -63,12 +63,13 @@ pub use listen::{BindError, ListenerInfo};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
+use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, error, info, log, warn};
+use log::{Level, debug, error, info, log, warn};
 
 use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
@@ -327,16 +328,17 @@ impl AcceptLoop {
     fn reject(&self, connection: Connection, rejection: &Rejection) {
         let peer = connection.peer();
         let state = match rejection {
-            Rejection::Draining => {
-                info!("{peer}: rejected: this server is draining and accepts no more clients; connection closed");
+            Rejection::Draining { rejected } => {
+                let reason = "this server is draining and accepts no more clients";
+                log_rejection(peer, Level::Info, &reason, *rejected);
                 ServerState::Draining
             }
             Rejection::Full(reason) => {
-                warn!("{peer}: rejected: {reason}; connection closed");
+                log_rejection(peer, Level::Warn, reason, reason.refused);
                 ServerState::Full
             }
-            Rejection::FullMemory(reason) => {
-                warn!("{peer}: rejected: {reason}; connection closed");
+            Rejection::FullMemory { reason, rejected } => {
+                log_rejection(peer, Level::Warn, reason, *rejected);
                 ServerState::Full
             }
             Rejection::TooManyHandshakes(reason) => {
@@ -358,6 +360,14 @@ impl AcceptLoop {
             }
         });
     }
+}
+
+/// Logs the `count`th rejection for one reason.
+fn log_rejection(peer: PeerAddr, level: Level, reason: &dyn Display, count: u64) {
+    log!(
+        tenants::refusal_level(level, count),
+        "{peer}: rejected: {reason}; connection closed; rejected for it since the start: {count}"
+    );
 }
 
 /// Runs `work` for the connection of `peer` on a new thread. If no thread can be started, `work` is dropped, which closes the

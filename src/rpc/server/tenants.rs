@@ -130,10 +130,16 @@ pub(super) struct LimitReached {
     pub(super) refused: u64,
 }
 
+/// The level at which to log the `count`th refusal of a kind. A flood of refusals must not be one of log lines: `level` at 1, 2,
+/// 4, 8, … refusals, debug for the others.
+pub(super) fn refusal_level(level: Level, count: u64) -> Level {
+    if count.is_power_of_two() { level } else { Level::Debug }
+}
+
 impl LimitReached {
-    /// The level to log it at. A flood of refusals must not be one of log lines: warnings at 1, 2, 4, 8, … refusals.
+    /// The level to log it at.
     pub(super) fn log_level(&self) -> Level {
-        if self.refused.is_power_of_two() { Level::Warn } else { Level::Debug }
+        refusal_level(Level::Warn, self.refused)
     }
 }
 
