@@ -13,7 +13,6 @@ use super::listen::ListenerInfo;
 use super::peers::PeerAllowlist;
 use super::tenants::Tenants;
 use super::tensor_cache::TensorCache;
-use super::thread_budget::ThreadBudget;
 use super::transfer_tokens::TokenTable;
 use super::versions::VersionProbe;
 use crate::device::Device;
@@ -30,8 +29,6 @@ pub(super) struct ServerContext {
     /// Tokens for transfers from other servers. One table for all sessions: a token that one session issues arrives on the
     /// connection of another session.
     pub(super) transfer_tokens: Arc<TokenTable>,
-    /// Limits the threads of transfers in both directions.
-    pub(super) transfer_threads: Arc<ThreadBudget>,
     /// Allow-list of the servers that this server may connect to.
     pub(super) peers: Arc<PeerAllowlist>,
     /// Index of the GGUF files for load by digest. `None`: disabled.

@@ -31,7 +31,8 @@ pub struct Config {
     /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared graphs,
     /// replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of it.
     pub max_host_memory: u64,
-    /// Maximum number of threads for transfers between servers. A session may have a quarter of them.
+    /// Maximum number of threads for transfers between servers; a quarter of it for one address. A session from loopback may have
+    /// a quarter.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,

@@ -85,7 +85,6 @@ use listen::VersionedListener;
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
-use thread_budget::ThreadBudget;
 use versions::{VersionChoice, VersionPolicy, VersionProbe};
 
 /// How long a shutdown waits for sessions to end: a session may be blocked on a device.
@@ -192,7 +191,6 @@ impl Server {
             devices,
             listeners: listeners.iter().map(info).collect(),
             tensor_cache,
-            transfer_threads: ThreadBudget::new(config.max_transfer_threads),
             transfer_tokens: Arc::default(),
             peers: Arc::new(peers),
             gguf_index,

@@ -1,5 +1,5 @@
-//! Tenants: limits per client address on connections, handshakes, queues, large buffers, device memory and its memory mappings,
-//! beside those of the process, so that one host cannot take the whole server.
+//! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory and
+//! its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
 //! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
@@ -13,6 +13,7 @@ use log::Level;
 use thiserror::Error;
 
 use super::limits::Config;
+use super::thread_budget::ThreadBudget;
 use crate::device::{DeviceKind, MemoryBudget};
 use crate::rpc::transport::PeerAddr;
 
@@ -73,6 +74,8 @@ pub(super) struct Tenants {
     limits: [ResourceLimit; RESOURCES],
     /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
     memory: Option<u64>,
+    /// Threads of transfers between servers.
+    threads: Arc<ThreadBudget>,
     state: Mutex<TenantsState>,
 }
 
@@ -81,7 +84,8 @@ struct TenantsState {
     used: [usize; RESOURCES],
     /// Number of refused reservations.
     refused: [u64; RESOURCES],
-    /// One entry for each tenant with a connection or with device memory, so there are never more than the limits of these allow.
+    /// One entry for each tenant with a connection, device memory or transfers, so there are never more than the limits of these
+    /// allow.
     by_tenant: HashMap<Tenant, TenantUse>,
 }
 
@@ -90,13 +94,16 @@ struct TenantUse {
     used: [usize; RESOURCES],
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
     memory: Arc<MemoryBudget>,
+    /// Threads of transfers of all its sessions.
+    threads: Arc<ThreadBudget>,
 }
 
 impl TenantUse {
-    /// Device memory may outlive the last connection for as long as work of the device uses it: a client that connects again
-    /// must not get a new budget meanwhile.
+    /// Device memory and transfers may outlive the last connection, and work of a device that still runs may reserve more of it:
+    /// a client that connects again must not get new budgets while anything holds the old ones. Each reservation holds its
+    /// budget.
     fn is_unused(&self) -> bool {
-        self.used == [0; RESOURCES] && self.memory.used() == 0
+        self.used == [0; RESOURCES] && Arc::strong_count(&self.memory) == 1 && self.threads.is_unused()
     }
 }
 
@@ -175,7 +182,8 @@ impl Tenants {
                 tenant_flag: None,
             },
         ];
-        Arc::new(Tenants { limits, memory: config.max_memory_per_address, state: Mutex::default() })
+        let threads = ThreadBudget::new(config.max_transfer_threads);
+        Arc::new(Tenants { limits, memory: config.max_memory_per_address, threads, state: Mutex::default() })
     }
 
     /// Counts one `resource` of the client at `peer` until the permit is dropped.
@@ -231,7 +239,22 @@ impl Tenants {
             }
         };
         rows.push(("device memory of this address (--max-memory-per-address)".to_owned(), memory));
+        let threads = "threads for transfers between servers";
+        rows.push((format!("{threads} (--max-transfer-threads)"), self.threads.to_string()));
+        let of_tenant = tenant.map_or("a quarter per client, as of loopback".to_owned(), |tenant| {
+            self.entry(&mut state, tenant).threads.to_string()
+        });
+        rows.push((format!("{threads} of this address (a quarter)"), of_tenant));
         rows
+    }
+
+    /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its tenant, a
+    /// quarter of those of the process. Without a tenant, the session has a quarter of its own.
+    pub(super) fn transfer_threads(&self, peer: PeerAddr) -> Arc<ThreadBudget> {
+        match Tenant::of(peer) {
+            Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).threads),
+            None => ThreadBudget::quarter_of(&self.threads, "a session"),
+        }
     }
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
@@ -247,7 +270,11 @@ impl Tenants {
             state.by_tenant.retain(|_, other| !other.is_unused());
         }
         let limit = self.memory.unwrap_or(u64::MAX);
-        let new = || TenantUse { used: [0; RESOURCES], memory: MemoryBudget::for_client(limit) };
+        let new = || TenantUse {
+            used: [0; RESOURCES],
+            memory: MemoryBudget::for_client(limit),
+            threads: ThreadBudget::quarter_of(&self.threads, "an address"),
+        };
         state.by_tenant.entry(tenant).or_insert_with(new)
     }
 
@@ -380,6 +407,45 @@ mod tests {
         // Without a limit in bytes, the budget counts the memory mappings of the tenant's sessions.
         let unlimited = Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).unwrap();
         assert!(unlimited.limit() == u64::MAX && unlimited.client().is_some());
+    }
+
+    /// As memory, which the device reserves for a running program, for example.
+    #[test]
+    fn a_budget_that_is_in_use_is_not_replaced() {
+        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
+        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
+        let first = connect("10.0.0.5");
+        let of_session = MemoryBudget::within(&tenants.memory_budget(peer("10.0.0.5")).unwrap(), 100);
+        drop(first);
+        drop(connect("10.0.0.6"));
+        let held = of_session.reserve(70).unwrap();
+        assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().used(), 70);
+        drop((held, of_session));
+        let threads = tenants.transfer_threads(peer("10.0.0.5"));
+        drop(connect("10.0.0.6"));
+        assert!(Arc::ptr_eq(&threads, &tenants.transfer_threads(peer("10.0.0.5"))));
+        drop(threads);
+        drop(connect("10.0.0.6"));
+        assert_eq!(tenants.lock().by_tenant.len(), 0);
+    }
+
+    #[test]
+    fn the_sessions_of_an_address_share_a_quarter_of_the_transfer_threads() {
+        let tenants = Tenants::new(&Config::default().with_max_transfer_threads(8));
+        let session = |ip| tenants.transfer_threads(peer(ip));
+        let (a, b, other) = (session("10.0.0.5"), session("10.0.0.5"), session("10.0.0.6"));
+        let permits = (a.reserve().unwrap(), b.reserve().unwrap());
+        let refusal = a.reserve().unwrap_err().to_string();
+        assert!(refusal.contains("an address may have 2 threads"), "{refusal}");
+        let others = (other.reserve().unwrap(), other.reserve().unwrap());
+        // Each session of loopback has a quarter.
+        let local: Vec<_> = (0..2).map(|_| session("127.0.0.1")).collect();
+        let local: Vec<_> = local.iter().flat_map(|session| [session.reserve(), session.reserve()]).collect();
+        assert!(local.iter().all(Result::is_ok));
+        let refusal = session("127.0.0.1").reserve().unwrap_err().to_string();
+        assert!(refusal.contains("the server may have 8 threads"), "{refusal}");
+        drop((permits, others, local));
+        assert!(a.reserve().is_ok());
     }
 
     /// An entry that only memory kept goes when the next tenant comes.

@@ -1,4 +1,4 @@
-//! Thread budget: limits the threads that transfers between servers take, per process and per session. A thread is reserved
+//! Thread budget: limits the threads that transfers between servers take, per process and per tenant. A thread is reserved
 //! before it is started: the standard library aborts the process if a new thread finds no memory for its signal stack, so that
 //! the number of threads must never depend on what clients send.
 
@@ -8,17 +8,27 @@ use std::sync::Arc;
 use crate::device::{DeviceError, MemoryBudget, Reservation};
 
 /// A limit of the number of threads, within that of a parent: a [`MemoryBudget`] that counts threads instead of bytes.
-pub(super) struct ThreadBudget(Arc<MemoryBudget>);
+pub(super) struct ThreadBudget {
+    threads: Arc<MemoryBudget>,
+    /// Names what the limit holds for, in messages.
+    owner: &'static str,
+}
 
 impl ThreadBudget {
     /// A budget of `limit` threads.
     pub(super) fn new(limit: usize) -> Arc<ThreadBudget> {
-        Arc::new(ThreadBudget(MemoryBudget::new(limit as u64)))
+        Arc::new(ThreadBudget { threads: MemoryBudget::new(limit as u64), owner: "the server" })
     }
 
-    /// The budget of one session: a quarter of `parent`, at least 1.
-    pub(super) fn quarter_of(parent: &ThreadBudget) -> Arc<ThreadBudget> {
-        Arc::new(ThreadBudget(MemoryBudget::within(&parent.0, (parent.0.limit() / 4).max(1))))
+    /// A budget within `parent`: a quarter of it, at least 1. `owner` names what the limit holds for, in messages.
+    pub(super) fn quarter_of(parent: &ThreadBudget, owner: &'static str) -> Arc<ThreadBudget> {
+        let threads = MemoryBudget::within(&parent.threads, (parent.threads.limit() / 4).max(1));
+        Arc::new(ThreadBudget { threads, owner })
+    }
+
+    /// Whether nothing but one handle refers to the budget.
+    pub(super) fn is_unused(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1 && Arc::strong_count(&self.threads) == 1
     }
 
     /// Reserves a thread until the reservation is dropped. The thread owns it, so that it is released when the thread has ended.
@@ -26,9 +36,9 @@ impl ThreadBudget {
     /// # Errors
     /// [`DeviceError::Exhausted`] with the limit that is reached. Nothing is reserved then.
     pub(super) fn reserve(&self) -> Result<Reservation, DeviceError> {
-        self.0.reserve(1).map_err(|e| match e {
+        self.threads.reserve(1).map_err(|e| match e {
             DeviceError::OutOfMemory { limit, .. } => {
-                let owner = if limit == self.0.limit() { "a session" } else { "the server" };
+                let owner = if limit == self.threads.limit() { self.owner } else { "the server" };
                 let reason =
                     format!("{owner} may have {limit} threads for transfers between servers (--max-transfer-threads)");
                 DeviceError::Exhausted { resource: "threads", reason }
@@ -40,7 +50,7 @@ impl ThreadBudget {
 
 impl fmt::Display for ThreadBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.0.used(), self.0.limit())
+        write!(f, "{} of {}", self.threads.used(), self.threads.limit())
     }
 }
 
@@ -49,9 +59,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_has_a_quarter_and_a_refused_thread_takes_nothing() {
+    fn an_owner_has_a_quarter_and_a_refused_thread_takes_nothing() {
         let server = ThreadBudget::new(8);
-        let sessions: Vec<_> = (0..5).map(|_| ThreadBudget::quarter_of(&server)).collect();
+        let sessions: Vec<_> = (0..5).map(|_| ThreadBudget::quarter_of(&server, "a session")).collect();
         let mut permits: Vec<_> =
             sessions[..4].iter().flat_map(|s| [s.reserve().unwrap(), s.reserve().unwrap()]).collect();
         for (session, limit) in [(0, "a session may have 2"), (4, "the server may have 8")] {
@@ -61,6 +71,6 @@ mod tests {
         permits.pop();
         permits.push(sessions[4].reserve().unwrap());
         drop(permits);
-        assert_eq!(server.0.used(), 0);
+        assert_eq!(server.threads.used(), 0);
     }
 }

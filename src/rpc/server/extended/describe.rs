@@ -40,10 +40,6 @@ fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
 fn limit_records(server: &ServerContext, peer: PeerAddr, host_memory: HostMemoryInfo) -> Vec<(String, String)> {
     let config = &server.config;
     let mut limits = server.tenants.describe(peer);
-    limits.push((
-        "threads for transfers between servers (--max-transfer-threads)".to_owned(),
-        server.transfer_threads.to_string(),
-    ));
     let memory = config.max_memory.map_or("that of the devices".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
     limits.push(("device memory of a client (--max-memory)".to_owned(), memory));
     let value =

@@ -22,7 +22,6 @@ use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFail
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
-use crate::rpc::server::thread_budget::ThreadBudget;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -63,7 +62,7 @@ pub(in crate::rpc::server) fn serve_session(
 ) -> Result<SessionEnd, SessionFailure> {
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
-    let threads = ThreadBudget::quarter_of(&server.transfer_threads);
+    let threads = server.tenants.transfer_threads(peer);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
     let notifier = Notifier::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
