@@ -9,8 +9,11 @@
 //!   another server that will never arrive, so the notifier closes the session's receives.
 //! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use log::error;
 
 use super::completions::QueueCompletions;
 use crate::device::{DeviceError, TimelinePoint};
@@ -77,8 +80,14 @@ impl Notifier {
             pending_receives: Arc::clone(pending_receives),
             last: 0,
         };
-        let thread = Arc::clone(&shared);
-        let started = std::thread::Builder::new().name("notifier".to_owned()).spawn(move || thread.run(heartbeat));
+        let (thread, writer) = (Arc::clone(&shared), Arc::clone(writer));
+        let started = std::thread::Builder::new().name("notifier".to_owned()).spawn(move || {
+            // Without the thread, the client would wait for its notifications for ever, and nothing would check deadlines.
+            if catch_unwind(AssertUnwindSafe(|| thread.run(heartbeat))).is_err() {
+                error!("bug in fanout: the thread that sends a session's notifications panicked; connection closed");
+                writer.close();
+            }
+        });
         started.map_err(|e| DeviceError::thread_spawn_failed("for a session's notifications", &e))?;
         Ok(Notifier(shared))
     }
