@@ -123,6 +123,9 @@ struct PendingList {
     completions: VecDeque<PendingCompletion>,
     /// Whether the notifier is sending a completion that it has taken from the list.
     sending: bool,
+    /// Whether the notifier has the queue: it is on the list of ready queues, a callback will put it there, or the thread sends
+    /// its completions. A queue that were put on the list twice would get two callbacks.
+    with_notifier: bool,
     /// Since when the first completion waits for its point.
     first_since: Option<Instant>,
 }
@@ -139,7 +142,11 @@ impl QueueCompletions {
     pub(super) fn send_ready(&self) -> Option<TimelinePoint> {
         loop {
             let mut pending = self.lock();
-            if let Some(point) = pending.completions.front()?.undecided_point().cloned() {
+            let Some(first) = pending.completions.front() else {
+                pending.with_notifier = false;
+                return None;
+            };
+            if let Some(point) = first.undecided_point().cloned() {
                 pending.first_since.get_or_insert_with(Instant::now);
                 return Some(point);
             }
@@ -270,7 +277,7 @@ impl Completions {
         self.queue.lock().is_empty()
     }
 
-    /// Appends a completion. If the list was empty, the queue is put on the notifier's list of ready queues; otherwise the
+    /// Appends a completion. Unless the notifier has the queue, it is put on the list of ready queues; otherwise the
     /// notifier's thread reaches the new completion when it has sent the earlier ones. Blocks while [`MAX_PENDING`] completions
     /// are pending, for up to the timeout.
     fn enqueue(&mut self, completion: PendingCompletion) -> Result<(), TransportError> {
@@ -286,10 +293,10 @@ impl Completions {
             }
             pending = self.queue.sent.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let first = pending.is_empty();
         pending.completions.push_back(completion);
+        let with_notifier = std::mem::replace(&mut pending.with_notifier, true);
         drop(pending);
-        if first {
+        if !with_notifier {
             self.notifier.mark_ready(Arc::clone(&self.queue));
         }
         Ok(())
