@@ -20,22 +20,46 @@ pub(crate) struct Attack {
     pub(crate) timed: bool,
     /// Threads of transfers between servers that the attack makes the server start.
     pub(crate) transfer_threads: usize,
+    /// Whether the attack leaves ordinary clients a queue: those of loopback share `--max-queues` with it.
+    pub(crate) queues_left: bool,
     /// Repeats the attack until the time is over, at least once. Returns the number of rounds, and closes all connections.
     pub(crate) run: fn(address: &str, until: Instant) -> Result<u64>,
 }
 
 pub(crate) const ATTACKS: &[Attack] = &[
-    Attack { name: "closed-queues", connections: 1, timed: true, transfer_threads: 1, run: close_queues_that_wait },
+    Attack {
+        name: "closed-queues",
+        connections: 1,
+        timed: true,
+        transfer_threads: 1,
+        queues_left: true,
+        run: close_queues_that_wait,
+    },
     Attack {
         name: "small-buffers",
         connections: 1,
         timed: true,
         transfer_threads: 0,
+        queues_left: true,
         run: free_every_second_small_buffer,
     },
-    Attack { name: "many-queues", connections: 64, timed: true, transfer_threads: 0, run: open_all_queues },
+    Attack {
+        name: "many-queues",
+        connections: 64,
+        timed: true,
+        transfer_threads: 0,
+        queues_left: false,
+        run: open_all_queues,
+    },
     // Its graphs keep both processors busy, with a thread for each of its sessions.
-    Attack { name: "host-memory", connections: FILLERS, timed: false, transfer_threads: 0, run: fill_host_memory },
+    Attack {
+        name: "host-memory",
+        connections: FILLERS,
+        timed: false,
+        transfer_threads: 0,
+        queues_left: true,
+        run: fill_host_memory,
+    },
 ];
 
 /// Calls `round` until the time is over, at least once.

@@ -100,8 +100,9 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
             }
             peak
         });
-        let clients: Vec<_> =
-            (0..CLIENT_THREADS).map(|_| scope.spawn(|| ordinary_clients::serve_until(&stop, &address))).collect();
+        let clients: Vec<_> = (0..CLIENT_THREADS)
+            .map(|_| scope.spawn(|| ordinary_clients::serve_until(&stop, &address, attack.queues_left)))
+            .collect();
         let until = Instant::now() + arguments.length;
         let rounds = (attack.run)(&address, until);
         // An attack that the server ended early: the ordinary clients still get their time.

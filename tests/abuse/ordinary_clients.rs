@@ -1,6 +1,7 @@
 //! Ordinary clients beside an attack: short sessions that are timed, and an idle one whose buffer must keep its bytes.
 
-use crate::session::Session;
+use crate::session::{ExtendedSession, Session, encode_ext};
+use fanout::rpc::wire::ext::{BufferSpan, ExtRequest, Fill, Mark, NotifyReached, OpenQueue};
 use fanout::rpc::wire::{FreeBuffer, GetTensor, Request, SetTensor, SetTensorHead, TENSOR_RECORD, TensorRecord};
 use fanout::tensor::DType;
 use std::fmt;
@@ -75,13 +76,14 @@ impl Latencies {
     }
 }
 
-/// Runs sessions one after the other until `stop` is set.
-pub(crate) fn serve_until(stop: &AtomicBool, address: &str) -> Latencies {
+/// Runs sessions one after the other until `stop` is set. `with_queues`: every third one opens a queue.
+pub(crate) fn serve_until(stop: &AtomicBool, address: &str, with_queues: bool) -> Latencies {
+    let sessions = [count_devices, use_buffer, use_queue];
+    let kinds = if with_queues { &sessions[..] } else { &sessions[..2] };
     let mut latencies = Latencies::default();
     while !stop.load(Ordering::Relaxed) {
         let since = Instant::now();
-        let served = if latencies.times.len().is_multiple_of(2) { count_devices(address) } else { use_buffer(address) };
-        match served {
+        match kinds[latencies.times.len() % kinds.len()](address) {
             Ok(()) => latencies.times.push(since.elapsed()),
             Err(e) => {
                 latencies.times.push(Duration::MAX);
@@ -101,6 +103,22 @@ fn use_buffer(address: &str) -> Result<()> {
     let mut session = Session::connect(address)?;
     let buffer = Buffer::write(&mut session, 64, 0x5a)?;
     if buffer.holds(&mut session)? { Ok(()) } else { Err(Error::other("the buffer has other bytes")) }
+}
+
+/// A session of the extension: its completion comes from the notifier, unless the queue was faster.
+fn use_queue(address: &str) -> Result<()> {
+    const BYTES: u64 = 1 << 20;
+    let mut session = ExtendedSession::connect(address)?;
+    let buffer = session.alloc(BYTES)?;
+    for request in [
+        ExtRequest::OpenQueue(OpenQueue { queue: 0, device: 0 }),
+        ExtRequest::Fill(Fill { queue: 0, span: BufferSpan { buffer, offset: 0, len: BYTES }, value: 0x5a }),
+        ExtRequest::Mark(Mark { queue: 0, number: 1 }),
+        ExtRequest::NotifyReached(NotifyReached { queue: 0, number: 1 }),
+    ] {
+        session.send(&encode_ext(&request))?;
+    }
+    session.wait_for_mark(0, 1)
 }
 
 /// A buffer of a session, full of one byte value.

@@ -119,15 +119,34 @@ impl ExtendedSession {
 
     /// The body of the next reply. Other notifications before it are skipped: failures of queues, the server's state.
     pub(crate) fn read_reply(&mut self) -> Result<Vec<u8>> {
+        self.read_until(|notification| match notification {
+            Notification::Reply(body) => Ok(Some(body.to_vec())),
+            _ => Ok(None),
+        })
+    }
+
+    /// Waits until a mark of a queue is reached. A queue that fails is an error.
+    pub(crate) fn wait_for_mark(&mut self, queue: u32, number: u64) -> Result<()> {
+        let reached = Notification::MarkReached { queue, number };
+        self.read_until(|notification| match notification {
+            Notification::QueueFailed { .. } => Err(unexpected(notification)),
+            notification => Ok((*notification == reached).then_some(())),
+        })
+    }
+
+    /// Reads notifications until `wanted` returns a value or an error.
+    fn read_until<T>(&mut self, wanted: impl Fn(&Notification<'_>) -> Result<Option<T>>) -> Result<T> {
         loop {
             let mut header = [0; NOTIFICATION_HEADER];
             self.0.0.read_exact(&mut header)?;
             let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(unexpected)?;
             let body = self.0.read_body(size)?;
-            match Notification::decode(kind, &body).map_err(unexpected)? {
-                Notification::Reply(body) => return Ok(body.to_vec()),
-                Notification::ProtocolError(reason) => return Err(unexpected(reason)),
-                _ => {}
+            let notification = Notification::decode(kind, &body).map_err(unexpected)?;
+            if let Notification::ProtocolError(reason) = notification {
+                return Err(unexpected(reason));
+            }
+            if let Some(found) = wanted(&notification)? {
+                return Ok(found);
             }
         }
     }
