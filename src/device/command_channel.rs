@@ -202,12 +202,9 @@ impl<X: Executor> CommandChannel<X> {
         }
     }
 
-    /// Parks the channel until a point is decided. Its first pending command waits for it.
+    /// Parks the channel until a point is decided, for which its first pending command waits. If the point's device does not
+    /// notify, the command is tried again at the next poll instead.
     fn park(self: &Arc<Self>, mut state: MutexGuard<'_, ChannelState<X>>, point: &TimelinePoint) {
-        if !point.needs_no_polling() {
-            self.threads.lanes().schedule_poll(Arc::clone(self) as Arc<dyn RunCommands>);
-            return;
-        }
         state.parkings += 1;
         let parking = state.parkings;
         drop(state);
@@ -221,7 +218,15 @@ impl<X: Executor> CommandChannel<X> {
         });
         let mut state = self.lock();
         let is_parked = state.parkings == parking && !state.closed;
-        let unneeded = if is_parked { state.parked.replace(registration) } else { Some(registration) };
+        let unneeded = if !is_parked {
+            Some(registration)
+        } else if registration.notifies() {
+            state.parked.replace(registration)
+        } else {
+            state.parkings += 1;
+            self.threads.lanes().schedule_poll(Arc::clone(self) as Arc<dyn RunCommands>);
+            Some(registration)
+        };
         drop(state);
         drop(unneeded);
     }

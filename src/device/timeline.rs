@@ -196,13 +196,13 @@ impl TimelinePoint {
                 let key = (self.seq, state.registered);
                 state.callbacks.insert(key, Box::new(callback));
                 drop(state);
-                self.timeline.request_notify(self.seq);
-                CallbackRegistration(Some((Arc::downgrade(&self.timeline), key)))
+                let notifies = self.timeline.request_notify(self.seq);
+                CallbackRegistration { registered: Some((Arc::downgrade(&self.timeline), key)), notifies }
             }
             Some(status) => {
                 drop(state);
                 callback(status);
-                CallbackRegistration(None)
+                CallbackRegistration { registered: None, notifies: true }
             }
         }
     }
@@ -261,18 +261,26 @@ impl TimelinePoint {
 /// be running meanwhile on another thread.
 #[must_use = "dropping the registration removes the callback"]
 #[derive(Debug)]
-pub struct CallbackRegistration(Option<(Weak<Timeline>, (u64, u64))>);
+pub struct CallbackRegistration {
+    registered: Option<(Weak<Timeline>, (u64, u64))>,
+    notifies: bool,
+}
 
 impl CallbackRegistration {
     /// Leaves the callback registered until the point is decided, or the timeline is dropped.
     pub fn detach(mut self) {
-        self.0 = None;
+        self.registered = None;
+    }
+
+    /// Whether the device calls the callback by itself. Otherwise some thread has to poll the point.
+    pub(crate) fn notifies(&self) -> bool {
+        self.notifies
     }
 }
 
 impl Drop for CallbackRegistration {
     fn drop(&mut self) {
-        let Some((timeline, key)) = self.0.take() else { return };
+        let Some((timeline, key)) = self.registered.take() else { return };
         if let Some(timeline) = timeline.upgrade() {
             let callback = timeline.lock().callbacks.remove(&key);
             // Dropped outside of the lock: the callback may own the last reference to anything.

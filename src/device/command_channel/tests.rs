@@ -1,5 +1,7 @@
 use super::*;
-use crate::device::Timeline;
+use crate::device::{CompletionSource, Timeline};
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -159,4 +161,57 @@ fn short_commands_pass_long_ones_and_long_ones_take_turns() {
     }
     let seen: Vec<_> = seen.try_iter().collect();
     assert_eq!(seen, [10, 21, 1, 2, 11, 3]);
+}
+
+/// A completion source with one point. It counts the requests for it.
+#[derive(Debug, Default)]
+struct OnePoint {
+    notifies: bool,
+    reached: AtomicBool,
+    requests: AtomicU64,
+}
+
+impl CompletionSource for OnePoint {
+    fn poll(&self, timeline: &Timeline) {
+        if self.reached.load(Ordering::SeqCst) {
+            timeline.advance(1);
+        }
+    }
+
+    fn request_notify(&self, timeline: &Timeline, _: u64) -> bool {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        if !self.notifies {
+            self.poll(timeline);
+        }
+        self.notifies
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A channel whose command waits for a point is parked if the point's device notifies, and tried again and again otherwise.
+#[test]
+fn only_points_of_devices_that_do_not_notify_are_polled() {
+    for notifies in [false, true] {
+        let (threads, (to, seen)) = (QueueThreads::start("test", 1).unwrap(), channel());
+        let source = Arc::new(OnePoint { notifies, ..OnePoint::default() });
+        let timeline = Timeline::with_source(Arc::clone(&source) as _);
+        let steps = [TestCommand::Await(TimelinePoint::new(&timeline, 1)), TestCommand::Record(Lane::Short, 1)];
+        let channel = queue(&threads, &to, steps);
+        // Each try makes two requests: it polls the point, and registers a callback.
+        while source.requests.load(Ordering::SeqCst) < 10 && channel.lock().parked.is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(channel.lock().parked.is_some(), notifies);
+        assert_eq!(seen.try_recv().ok(), None);
+        source.reached.store(true, Ordering::SeqCst);
+        if notifies {
+            assert_eq!(source.requests.load(Ordering::SeqCst), 2);
+            timeline.advance(1);
+        }
+        drop(wait_idle(&channel).unwrap());
+        assert_eq!(seen.try_recv(), Ok(1));
+    }
 }

@@ -152,8 +152,10 @@ impl NotifierShared {
                 let Some(point) = queue.send_ready() else { continue };
                 let shared = Arc::clone(self);
                 // The point is one of the queue, whose end decides it.
-                point.on_reached(move |_| shared.mark_ready(queue)).detach();
-                if !point.needs_no_polling() {
+                let registration = point.on_reached(move |_| shared.mark_ready(queue));
+                let notifies = registration.notifies();
+                registration.detach();
+                if !notifies {
                     if polled.is_empty() {
                         polling_since = Instant::now();
                     }
