@@ -174,6 +174,7 @@ impl TimelinePoint {
     }
 
     /// Whether the timeline has no completion source, so that callbacks of [`TimelinePoint::on_reached`] run without polling.
+    #[cfg(feature = "cuda")]
     pub(crate) fn needs_no_polling(&self) -> bool {
         self.timeline.source.is_none()
     }
