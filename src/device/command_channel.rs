@@ -23,7 +23,7 @@ const MAX_PENDING_COMMANDS: usize = 64;
 
 /// Limit on the bytes of uploads that pending commands hold, with the same backpressure. A single larger upload is accepted
 /// while no other bytes are pending.
-const MAX_PENDING_BYTES: usize = 4 << 20;
+pub(crate) const MAX_PENDING_BYTES: usize = 4 << 20;
 
 /// How long a thread runs the short commands of one channel before it serves the next channel.
 const SHORT_TURN: Duration = Duration::from_millis(2);
@@ -182,7 +182,7 @@ impl<X: Executor> CommandChannel<X> {
         let mut state = self.lock();
         state.closed = true;
         if let Some(this) = self.this.upgrade() {
-            // Under the channel's lock, so that nobody schedules the channel afterwards.
+            // Under the channel's lock: a thread that schedules the channel holds it too, and finds the channel closed later.
             self.threads.lanes().remove(&(this as Arc<dyn RunCommands>));
         }
         let dropped = (std::mem::take(&mut state.pending), state.executor.take(), state.parked.take());

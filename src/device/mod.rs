@@ -70,6 +70,8 @@ pub use abort::QueueAborter;
 pub use capability::{
     HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline, TensorDigest,
 };
+#[cfg(feature = "server")]
+pub(crate) use command_channel::MAX_PENDING_BYTES;
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
@@ -82,6 +84,8 @@ pub use memory_budget::{MemoryBudget, Reservation};
 pub(crate) use queue_threads::{Lane, QueueThreads};
 pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
+#[cfg(feature = "server")]
+pub(crate) use timeline::{POLL_INTERVAL, SPIN_BEFORE_SLEEP};
 
 use crate::graph::Graph;
 use crate::ops::NodeView;

@@ -2,18 +2,16 @@
 //!
 //! A queue is data: a [`CommandChannel`](super::CommandChannel) with pending commands. A channel that has a command to run stands
 //! in one of two lanes, first come, first served. One thread serves the long lane (programs, large copies), in turns; others
-//! serve the short lane and never block, so that a short command of one client does not wait for a program of another. A channel whose
-//! next command waits for a timeline point stands in no lane: the point's callback puts it back. Only points of devices that do
-//! not notify are polled, by a thread of the short lane.
+//! serve the short lane and never block, so that a short command of one client does not wait for a program of another. A
+//! channel whose next command waits for a timeline point stands in no lane: the point's callback puts it back. Only points of
+//! devices that do not notify are polled, by a thread of the short lane.
 
+use super::timeline::POLL_INTERVAL;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Time between two polls of points of devices that do not notify.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
+use std::time::Instant;
 
 /// How long a command may occupy the thread that runs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,10 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
-const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
+pub(crate) const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
 
 /// The sleep between two polls of a device that does not notify completion.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The completion counter of one queue. The device advances it as work completes, or fails it once; the host and other queues
 /// wait for [`TimelinePoint`]s on it.

@@ -190,8 +190,9 @@ fn fill_host_memory(address: &str, until: Instant) -> Result<u64> {
     Ok(opened)
 }
 
-/// The messages that fill the memory of a session, beginning with those that make its buffer. `sample` is another session:
-/// equal messages name equal buffers.
+/// The messages with which a session fills its host memory: it allocates a buffer, prepares graphs, and requests reads of the
+/// buffer. The handle and the address of the buffer are those that the session `sample` gets for the same allocation, because
+/// the server numbers the buffers of every session alike.
 fn filling_messages(sample: &mut ExtendedSession) -> Result<Vec<u8>> {
     const BUFFER_BYTES: u64 = 8 << 20;
     const GRAPHS: u64 = 8;

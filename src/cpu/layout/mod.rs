@@ -220,7 +220,7 @@ impl CpuMemory {
         pool: &Pool,
         locking: Locking,
     ) -> Result<Option<LayoutGuard<'_>>, DeviceError> {
-        let Some(map) = self.try_read_map(locking) else { return Ok(None) };
+        let Some(map) = self.read_map_with(locking) else { return Ok(None) };
         if known_version == Some(map.version())
             || requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map))
         {
@@ -267,8 +267,9 @@ impl CpuMemory {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `None`: a thread has the map locked exclusively or waits for that, and `locking` is [`Locking::Try`].
-    fn try_read_map(&self, locking: Locking) -> Option<RwLockReadGuard<'_, LayoutMap>> {
+    /// As `read_map`. `None`: another thread has the map locked exclusively or waits for that, and `locking` is
+    /// [`Locking::Try`].
+    fn read_map_with(&self, locking: Locking) -> Option<RwLockReadGuard<'_, LayoutMap>> {
         match (locking, self.map.try_read()) {
             (_, Ok(map)) => Some(map),
             (_, Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
@@ -287,7 +288,7 @@ impl CpuMemory {
         accesses: &[(Range<usize>, TransferAccess)],
         locking: Locking,
     ) -> Result<Option<RwLockReadGuard<'_, LayoutMap>>, DeviceError> {
-        let Some(map) = self.try_read_map(locking) else { return Ok(None) };
+        let Some(map) = self.read_map_with(locking) else { return Ok(None) };
         if accesses.iter().all(|(range, _)| map.is_row_major(range)) {
             return Ok(Some(map));
         }

@@ -144,8 +144,8 @@ fn a_client_that_pins_slabs_takes_a_quarter_of_the_mappings() {
     assert_eq!(mappings.used(), 1);
 }
 
-/// Free slots that another client leaves are used at first; later they cannot spread a client's buffers over many slabs, and
-/// nobody can keep a client's slabs.
+/// The first buffers of a client use free slots of slabs that other clients share. Its further buffers have slabs in which no
+/// other client has slots, so each of these slabs is unmapped when the client frees its last slot.
 #[test]
 fn a_clients_many_small_buffers_have_slabs_of_their_own() {
     let (mappings, slabs) = slabs(256);

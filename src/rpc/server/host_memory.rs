@@ -150,7 +150,8 @@ impl HostMemory {
 /// The host memory of one session. Its base is released when the last charge is dropped, too.
 pub(super) struct SessionMemory {
     server: Arc<HostMemory>,
-    /// Charged bytes, with those that the base has prepaid. Changed only while the server's state is locked.
+    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`] of them. Changed only while the
+    /// server's state is locked.
     held: AtomicU64,
     /// Whether the client has gone: waits end.
     closed: AtomicBool,
@@ -204,7 +205,7 @@ impl SessionMemory {
         self.server.info()
     }
 
-    /// Charged bytes, with those that the base has prepaid.
+    /// Bytes that are charged to the session. Its base pays for the first [`PREPAID_BYTES`] of them.
     pub(super) fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }

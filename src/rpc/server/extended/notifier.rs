@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use log::error;
 
 use super::completions::QueueCompletions;
-use crate::device::{DeviceError, TimelinePoint};
+use crate::device::{DeviceError, POLL_INTERVAL, SPIN_BEFORE_SLEEP, TimelinePoint};
 use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
@@ -25,12 +25,6 @@ use crate::rpc::wire::ext::Notification;
 
 /// Time between two heartbeats, and between two checks of the deadlines.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long the thread polls points of devices that do not notify without a pause, before it sleeps between two polls.
-const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
-
-/// The sleep between two polls of such points.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The notifier of a session. Dropping it ends its thread.
 pub(super) struct Notifier(Arc<NotifierShared>);

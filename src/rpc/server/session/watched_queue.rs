@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, DeviceError, MemoryBudget, Queue, TRANSFER_CHUNK_BYTES};
+use crate::device::{Device, DeviceError, MAX_PENDING_BYTES, MemoryBudget, Queue, TRANSFER_CHUNK_BYTES};
 use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard, SessionWatch};
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
 
@@ -15,7 +15,7 @@ const QUEUE_BYTES: u64 = 32 << 10;
 const STAGED_PREPAID_BYTES: u64 = 16 << 10;
 
 /// The most bytes that a queue stages: its limit of pending uploads, and the buffer in which it receives one.
-const MAX_STAGED_BYTES: u64 = (4 << 20) + TRANSFER_CHUNK_BYTES;
+const MAX_STAGED_BYTES: u64 = MAX_PENDING_BYTES as u64 + TRANSFER_CHUNK_BYTES;
 
 /// A queue of a session. The hang-up watch aborts it when the client has gone, if the device can end a queue from another
 /// thread ([`Queue::aborter`]).
