@@ -139,6 +139,11 @@ impl CpuProgram {
         Ok(program)
     }
 
+    /// Whether a run takes about a millisecond at most, and no workers.
+    pub(super) fn is_small(&self) -> bool {
+        self.cost < SMALL_PROGRAM_COST
+    }
+
     /// Scratch in bytes: the parts of `workers` workers together, and the shared part. A run may have another number of
     /// workers than the pool had when the program was compiled.
     pub(super) fn scratch(&self, workers: usize) -> Result<(usize, usize), DeviceError> {
@@ -164,7 +169,7 @@ impl CpuProgram {
         let team = Team::new(abort);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
         let policy = match limits.waits_for_pool {
-            _ if self.cost < SMALL_PROGRAM_COST => RunPolicy::Alone,
+            _ if self.is_small() => RunPolicy::Alone,
             false => RunPolicy::TryLock,
             true => RunPolicy::WaitForLock,
         };

@@ -6,13 +6,13 @@
 //! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::layout::{CpuMemory, Locking, PieceSource};
+use super::layout::{BeginTurn, CpuMemory, Locking, PieceSource};
 use super::memory::{HostMemory, charged_bytes};
 use super::program::{CpuProgram, RunLimits};
 use crate::device::{
     Command, CommandChannel, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
     PendingRead, PendingReadSender, Prefault, Program, Queue, QueueAborter, Region, Reservation, RunInline,
-    TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
+    TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, Turn, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,13 @@ use std::time::{Duration, Instant};
 /// written in place; a smaller one is copied into its command.
 const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
-/// How long a program runs before it lets those of other queues run, if there are any. It ends its turn between two nodes.
-const PROGRAM_TURN: Duration = Duration::from_millis(20);
-
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
 
 /// A command queue of the CPU device.
 pub(super) struct CpuQueue {
     device: Arc<CpuDevice>,
+    budget: Arc<MemoryBudget>,
     channel: Arc<CommandChannel<CpuExecutor>>,
     /// The executor while no command is pending; `None` until the threads have returned it: see [`CpuQueue::idle_executor`].
     executor: Option<Box<CpuExecutor>>,
@@ -66,7 +64,7 @@ impl Command for CpuCommand {
             CpuCommand::Download { src: region, .. }
             | CpuCommand::Fill { dst: region, .. }
             | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
-            CpuCommand::Run { .. } => false,
+            CpuCommand::Run { program, .. } => is_small(program),
         };
         if is_short { Lane::Short } else { Lane::Long }
     }
@@ -86,17 +84,21 @@ impl CpuCommand {
     }
 }
 
+fn is_small(program: &Program) -> bool {
+    program.compiled::<CpuProgram>().is_some_and(CpuProgram::is_small)
+}
+
 fn reached(point: &TimelinePoint) -> bool {
     point.poll() == Ok(true)
 }
 
 impl CpuQueue {
     pub(super) fn new(device: Arc<CpuDevice>, budget: Arc<MemoryBudget>) -> CpuQueue {
-        let channel = CommandChannel::new(&device.queue_threads);
+        let channel = CommandChannel::new(&device.queue_threads, &budget);
         let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
         let executor = CpuExecutor {
             device: Arc::clone(&device),
-            budget,
+            budget: Arc::clone(&budget),
             timeline: Arc::clone(&timeline),
             abort: Arc::clone(&abort),
             locals: QueueScratch::default(),
@@ -104,6 +106,7 @@ impl CpuQueue {
         };
         CpuQueue {
             device,
+            budget,
             channel,
             executor: Some(Box::new(executor)),
             timeline,
@@ -122,18 +125,20 @@ impl CpuQueue {
         self.executor.as_deref_mut()
     }
 
-    /// Runs a command inline if it is small and no command is pending; sends it to the device's threads otherwise.
+    /// Runs a command inline if it is small, no command is pending and nobody waits for the device; sends it to the device's
+    /// threads otherwise.
     fn submit(&mut self, command: CpuCommand) -> Result<(), DeviceError> {
         self.check_failure()?;
-        if command.runs_inline()
+        let mut unfinished = Some(command);
+        if unfinished.as_ref().is_some_and(CpuCommand::runs_inline)
             && let Some(executor) = self.idle_executor()
         {
-            return match executor.execute(command, Lane::Long) {
-                CommandOutcome::Done => self.check_failure(),
-                CommandOutcome::AwaitPoint(_, command) | CommandOutcome::NeedsLongLane(command) => self.send(command),
-            };
+            unfinished = unfinished.and_then(|command| executor.execute_inline(command));
         }
-        self.send(command)
+        match unfinished {
+            Some(command) => self.send(command),
+            None => self.check_failure(),
+        }
     }
 
     fn check_failure(&self) -> Result<(), DeviceError> {
@@ -165,9 +170,13 @@ impl CpuQueue {
 
     /// Writes a small region: inline if the queue is idle, otherwise as a command with a copy of the bytes.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
-        if let Some(executor) = self.idle_executor() {
-            let write = |_: &mut _| cpu_memory(&dst)?.write(dst.offset() as usize, bytes, Locking::Wait);
-            return executor.record_failure(write).map(drop);
+        if let Some(executor) = self.idle_executor()
+            && let Some(_turn) = executor.try_begin(Lane::Short)
+        {
+            let write = |_: &mut _| cpu_memory(&dst)?.write(dst.offset() as usize, bytes, Locking::Try);
+            if executor.record_failure(write)?.is_some() {
+                return Ok(());
+            }
         }
         self.submit(CpuCommand::Upload { dst, bytes: bytes.to_vec() })
     }
@@ -180,8 +189,10 @@ impl CpuQueue {
         fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
         self.mark().wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
+        let begin_turn = || self.device.queue_threads.begin(Lane::Short, &self.budget);
         let tensor = tensor.filter(|tensor| self.device.packs_on_upload(tensor));
-        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, fill)
+        let pack = tensor.map(|tensor| (tensor, &begin_turn as &BeginTurn<'_>));
+        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, pack, fill)
     }
 }
 
@@ -228,10 +239,12 @@ impl Queue for CpuQueue {
         self.check_failure()?;
         if src.bytes() <= MAX_INLINE_BYTES as u64
             && let Some(executor) = self.idle_executor()
+            && let Some(_turn) = executor.try_begin(Lane::Short)
         {
             let (offset, bytes) = (src.offset() as usize, src.bytes() as usize);
-            let bytes = executor.record_failure(|_| memory.read(offset, bytes, Locking::Wait))?;
-            return bytes.map(PendingRead::ready).ok_or(DeviceError::Ended);
+            if let Some(bytes) = executor.record_failure(|_| memory.read(offset, bytes, Locking::Try))? {
+                return Ok(PendingRead::ready(bytes));
+            }
         }
         let (to, pending) = PendingRead::new();
         self.submit(CpuCommand::Download { src, to })?;
@@ -311,9 +324,12 @@ impl RunInline for CpuQueue {
         CpuQueue::check_bindings(program, bindings)?;
         self.check_failure()?;
         let mut first = Some(0);
-        if let Some(executor) = self.idle_executor() {
-            let until = Instant::now() + budget;
-            let pause = || Instant::now() > until;
+        let lane = if is_small(program) { Lane::Short } else { Lane::Long };
+        if let Some(executor) = self.idle_executor()
+            && let Some(turn) = executor.try_begin(lane)
+        {
+            let began = Instant::now();
+            let pause = || turn.is_over(began) || began.elapsed() > budget;
             let limits = RunLimits { pause: &pause, locking: Locking::Try, waits_for_pool: false };
             first = executor.record_failure(|executor| executor.run(program, bindings, 0, limits))?;
         }
@@ -364,11 +380,11 @@ impl Executor for CpuExecutor {
     type Command = CpuCommand;
 
     /// After a failure no command runs; downloads report the failure.
-    fn execute(&mut self, command: CpuCommand, lane: Lane) -> CommandOutcome<CpuCommand> {
+    fn execute(&mut self, command: CpuCommand, turn: &Turn) -> CommandOutcome<CpuCommand> {
         match (self.timeline.failure(), command) {
             (Some(failure), CpuCommand::Download { to, .. }) => to.send(Err(failure)),
             (Some(_), _) => {}
-            (None, command) => match self.try_execute(command, lane) {
+            (None, command) => match self.try_execute(command, turn) {
                 Ok(outcome) => return outcome,
                 Err(error) => self.timeline.fail(error),
             },
@@ -383,8 +399,33 @@ impl CpuExecutor {
         work(self).inspect_err(|error| self.timeline.fail(error.clone()))
     }
 
-    fn try_execute(&mut self, command: CpuCommand, lane: Lane) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
-        let locking = if lane == Lane::Short { Locking::Try } else { Locking::Wait };
+    /// A turn for the submitting thread. `None`: others wait for the device.
+    fn try_begin(&self, lane: Lane) -> Option<Turn> {
+        self.device.queue_threads.try_begin(lane, &self.budget)
+    }
+
+    /// Runs a command on the submitting thread. Returns it if the threads have to run it, or the rest of it.
+    fn execute_inline(&mut self, command: CpuCommand) -> Option<CpuCommand> {
+        match command {
+            CpuCommand::Wait(_) => None,
+            CpuCommand::Mark(seq) => {
+                self.timeline.advance(seq);
+                None
+            }
+            command => {
+                let Some(turn) = self.try_begin(Lane::Short) else { return Some(command) };
+                match self.execute(command, &turn) {
+                    CommandOutcome::Done => None,
+                    CommandOutcome::AwaitPoint(_, command)
+                    | CommandOutcome::NeedsLongLane(command)
+                    | CommandOutcome::TurnOver(command) => Some(command),
+                }
+            }
+        }
+    }
+
+    fn try_execute(&mut self, command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
+        let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::Wait };
         if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command
             && !point.poll()?
         {
@@ -409,18 +450,17 @@ impl CpuExecutor {
                 cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking, &self.abort)?
             }
             CpuCommand::Run { program, bindings, first } => {
-                // The time begins with the first step, so that each turn makes progress.
-                let (threads, began) = (self.device.queue_threads.clone(), OnceLock::new());
-                let pause = || {
-                    let began: &Instant = began.get_or_init(Instant::now);
-                    threads.long_lane_is_awaited() && began.elapsed() > PROGRAM_TURN
-                };
+                // The slice begins with the first step, so that each turn makes progress.
+                let began = OnceLock::new();
+                let pause = || turn.is_over(*began.get_or_init(Instant::now));
                 let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
                 match self.run(program, bindings, *first, limits)? {
                     None => Some(()),
+                    // Without progress the memories' layouts were not to be had without waiting.
+                    Some(next) if next == *first => None,
                     Some(next) => {
                         let (program, bindings) = (program.clone(), Arc::clone(bindings));
-                        return Ok(CommandOutcome::NeedsLongLane(CpuCommand::Run { program, bindings, first: next }));
+                        return Ok(CommandOutcome::TurnOver(CpuCommand::Run { program, bindings, first: next }));
                     }
                 }
             }

@@ -11,12 +11,12 @@
 //! - *Scheduled*: commands are pending. The channel stands in a lane of the threads, or a thread runs a command.
 //! - *Parked*: commands are pending, and the first one waits for a timeline point, whose callback schedules the channel.
 
-use super::queue_threads::{Lane, QueueThreads, RunCommands};
-use super::{CallbackRegistration, DeviceError, TimelinePoint};
+use super::queue_threads::{Lane, QueueThreads, RunCommands, Turn};
+use super::{CallbackRegistration, DeviceError, MemoryBudget, TimelinePoint};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Limit on the commands that are pending in a channel. A submitter that would exceed it waits: the backpressure of a queue.
 const MAX_PENDING_COMMANDS: usize = 64;
@@ -24,9 +24,6 @@ const MAX_PENDING_COMMANDS: usize = 64;
 /// Limit on the bytes of uploads that pending commands hold, with the same backpressure. A single larger upload is accepted
 /// while no other bytes are pending.
 pub(crate) const MAX_PENDING_BYTES: usize = 4 << 20;
-
-/// How long a thread runs the short commands of one channel before it serves the next channel.
-const SHORT_TURN: Duration = Duration::from_millis(2);
 
 /// A command of a queue.
 pub(crate) trait Command: Send + 'static {
@@ -42,8 +39,9 @@ pub(crate) trait Executor: Send + Sized + 'static {
     /// The commands of the queue.
     type Command: Command;
 
-    /// Runs a command, or gives it back. In [`Lane::Short`] it must not block.
-    fn execute(&mut self, command: Self::Command, lane: Lane) -> CommandOutcome<Self::Command>;
+    /// Runs a command, or gives it back. In a turn of [`Lane::Short`] it must not block. A command that takes longer than its
+    /// turn should end it when the turn [is over](Turn::is_over).
+    fn execute(&mut self, command: Self::Command, turn: &Turn) -> CommandOutcome<Self::Command>;
 }
 
 /// What became of a command.
@@ -52,8 +50,10 @@ pub(crate) enum CommandOutcome<C> {
     Done,
     /// It waits for the point. It is tried again when the point is decided.
     AwaitPoint(TimelinePoint, C),
-    /// It might block, or it has ended its turn: it is tried again in [`Lane::Long`], after the channels that stand there.
+    /// It might block: it is tried again in [`Lane::Long`].
     NeedsLongLane(C),
+    /// It has ended its turn, and goes on in another turn of the same lane.
+    TurnOver(C),
 }
 
 /// Channel for the commands of an executor, between one submitter and the threads of a device.
@@ -62,6 +62,7 @@ pub(crate) struct CommandChannel<X: Executor> {
     /// Wakes the submitter: a pending command was removed, the executor is back, or the channel is closed.
     space_or_idle: Condvar,
     threads: QueueThreads,
+    client: Arc<MemoryBudget>,
     this: Weak<CommandChannel<X>>,
 }
 
@@ -86,8 +87,8 @@ struct ChannelState<X: Executor> {
 }
 
 impl<X: Executor> CommandChannel<X> {
-    /// A channel whose commands run on `threads`.
-    pub(crate) fn new(threads: &QueueThreads) -> Arc<CommandChannel<X>> {
+    /// A channel whose commands run on `threads`, in turns of the client with the budget `client`.
+    pub(crate) fn new(threads: &QueueThreads, client: &Arc<MemoryBudget>) -> Arc<CommandChannel<X>> {
         let state = ChannelState {
             pending: VecDeque::new(),
             pending_bytes: 0,
@@ -103,6 +104,7 @@ impl<X: Executor> CommandChannel<X> {
             state: Mutex::new(state),
             space_or_idle: Condvar::new(),
             threads: threads.clone(),
+            client: Arc::clone(client),
             this: this.clone(),
         })
     }
@@ -113,7 +115,7 @@ impl<X: Executor> CommandChannel<X> {
     /// [`DeviceError::Exhausted`] when the system cannot start the thread.
     pub(crate) fn with_own_thread(name: &str) -> Result<Arc<CommandChannel<X>>, DeviceError> {
         let threads = QueueThreads::start(name, 0).map_err(|e| DeviceError::thread_spawn_failed("for a queue", &e))?;
-        Ok(CommandChannel::new(&threads))
+        Ok(CommandChannel::new(&threads, &MemoryBudget::new(0)))
     }
 
     /// Takes the executor back if all commands sent so far are done. Does not block.
@@ -271,29 +273,24 @@ impl<X: Executor> ChannelState<X> {
 }
 
 impl<X: Executor> RunCommands for CommandChannel<X> {
-    fn run_commands(self: Arc<Self>, lane: Lane) {
-        let mut may_run_long = lane == Lane::Long;
+    fn client(&self) -> &Arc<MemoryBudget> {
+        &self.client
+    }
+
+    fn run_commands(self: Arc<Self>, turn: Turn) {
         let mut state = self.lock();
         let Some(mut executor) = state.executor.take() else { return };
-        let mut turn_began = Instant::now();
-        while turn_began.elapsed() < SHORT_TURN {
-            match state.next_lane() {
-                Some(Lane::Long) if !may_run_long => break,
-                // One long command per turn: channels take turns.
-                Some(Lane::Long) => may_run_long = false,
-                Some(Lane::Short) => {}
-                None => break,
+        while let Some(lane) = state.next_lane() {
+            // Short commands behind a long one run on its thread too.
+            if lane == Lane::Long && turn.lane() == Lane::Short {
+                break;
             }
             let Some(command) = state.pending.pop_front() else { break };
-            let tried_in = if std::mem::take(&mut state.first_needs_long_lane) { Lane::Long } else { command.lane() };
+            state.first_needs_long_lane = false;
             state.pending_bytes -= command.staged_bytes();
             self.wake_submitter(&mut state);
             drop(state);
-            let outcome = catch_unwind(AssertUnwindSafe(|| executor.execute(command, tried_in)));
-            if tried_in == Lane::Long {
-                // The short commands behind a long one have a turn of their own, on this thread.
-                turn_began = Instant::now();
-            }
+            let outcome = catch_unwind(AssertUnwindSafe(|| executor.execute(command, &turn)));
             state = self.lock();
             if state.closed {
                 drop(state);
@@ -307,9 +304,15 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
                     state.put_back(command);
                     state.first_needs_long_lane = true;
                 }
+                Ok(CommandOutcome::TurnOver(command)) => {
+                    state.put_back(command);
+                    state.first_needs_long_lane = lane == Lane::Long;
+                    break;
+                }
                 Ok(CommandOutcome::AwaitPoint(point, command)) => {
                     state.put_back(command);
                     state.executor = Some(executor);
+                    drop(turn);
                     return self.park(state, &point);
                 }
                 Err(_) => {
@@ -320,8 +323,13 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
                     return;
                 }
             }
+            if turn.is_used_up() {
+                break;
+            }
         }
         state.executor = Some(executor);
+        // Charged before the channel waits for its next turn.
+        drop(turn);
         if state.pending.is_empty() {
             state.scheduled = false;
             self.wake_submitter(&mut state);

@@ -6,6 +6,7 @@
 use super::DeviceError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// A limit in bytes on the memory that its [`Reservation`]s may hold together. A reservation in a child budget counts against
 /// the parent too.
@@ -16,25 +17,55 @@ pub struct MemoryBudget {
     parent: Option<Arc<MemoryBudget>>,
     /// Memory mappings that the client's memory takes at most; `None`: not the budget of a client.
     mappings: Option<AtomicUsize>,
+    /// Unique in the process.
+    id: u64,
+    /// Nanoseconds for which queues with this budget have used their devices.
+    device_nanos: AtomicU64,
 }
 
 impl MemoryBudget {
     /// A budget of `limit` bytes without a parent.
     pub fn new(limit: u64) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None, mappings: None })
+        MemoryBudget::build(limit, None, None)
     }
 
     /// A budget of `limit` bytes for one of many clients of this process. Memory that is allocated with it, or with a budget
-    /// within it, takes at most a quarter of the memory mappings that CPU devices may make.
+    /// within it, takes at most a quarter of the memory mappings that CPU devices may make. Clients whose queues wait for one
+    /// device get equal time on it; within a client, budgets within its budget do. A budget outside of all clients counts as a
+    /// client, together with the budgets within it.
     pub fn for_client(limit: u64) -> Arc<MemoryBudget> {
-        let mappings = Some(AtomicUsize::new(0));
-        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: None, mappings })
+        MemoryBudget::build(limit, None, Some(AtomicUsize::new(0)))
     }
 
     /// A budget of `limit` bytes within `parent`. The limits of several children may add up to more than the parent's: the
     /// parent's limit holds as well.
     pub fn within(parent: &Arc<MemoryBudget>, limit: u64) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { limit, used: AtomicU64::new(0), parent: Some(Arc::clone(parent)), mappings: None })
+        MemoryBudget::build(limit, Some(Arc::clone(parent)), None)
+    }
+
+    fn build(limit: u64, parent: Option<Arc<MemoryBudget>>, mappings: Option<AtomicUsize>) -> Arc<MemoryBudget> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let (used, device_nanos) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(MemoryBudget { limit, used, parent, mappings, id, device_nanos })
+    }
+
+    /// Where queues with this budget stand in the order of turns: the client, and the budget itself.
+    pub(crate) fn path(&self) -> [u64; 2] {
+        let mut client = self;
+        while let (None, Some(parent)) = (&client.mappings, &client.parent) {
+            client = parent;
+        }
+        [client.id, self.id]
+    }
+
+    pub(crate) fn add_device_time(&self, time: Duration) {
+        self.device_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How long queues with this budget have used their devices, not counting the queues with budgets within it.
+    pub fn device_time(&self) -> Duration {
+        Duration::from_nanos(self.device_nanos.load(Ordering::Relaxed))
     }
 
     /// Bytes that are reserved now.

@@ -55,6 +55,7 @@ mod abort;
 mod capability;
 mod command_channel;
 mod error;
+mod fair_queue;
 mod forward;
 mod host;
 mod info;
@@ -81,7 +82,7 @@ pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStat
 pub use mapped::{Advice, MappedFile};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
-pub(crate) use queue_threads::{Lane, QueueThreads};
+pub(crate) use queue_threads::{Lane, QueueThreads, Turn};
 pub use tensors::{TensorMemory, TensorPlan};
 pub use timeline::{CallbackRegistration, CompletionSource, PendingRead, PendingReadSender, Timeline, TimelinePoint};
 #[cfg(feature = "server")]

@@ -1,17 +1,24 @@
-//! The fixed threads that run the commands of a device's queues, however many queues there are.
+//! The fixed threads that run the commands of a device's queues, however many queues there are, and the order in which clients
+//! share the device.
 //!
 //! A queue is data: a [`CommandChannel`](super::CommandChannel) with pending commands. A channel that has a command to run stands
-//! in one of two lanes, first come, first served. One thread serves the long lane (programs, large copies), in turns; others
-//! serve the short lane and never block, so that a short command of one client does not wait for a program of another. A
-//! channel whose next command waits for a timeline point stands in no lane: the point's callback puts it back. Only points of
-//! devices that do not notify are polled, by a thread of the short lane.
+//! in one of two lanes. One thread serves the long lane (programs, large copies); others serve the short lane and never block,
+//! so that a short command of one client does not wait for a program of another. A channel whose next command waits for a
+//! timeline point stands in no lane: the point's callback puts it back. Only points of devices that do not notify are polled, by
+//! a thread of the short lane.
+//!
+//! Whoever uses the device has a [`Turn`] of a lane: a thread of the lane for the channel that it runs, or a submitting thread
+//! that runs a command itself. The tenants and sessions that wait get their turns by deficit round robin ([`FairQueue`]); a
+//! submitting thread gets one at once only while nobody waits. So a lane without waiting channels changes no turns.
 
+use super::MemoryBudget;
+use super::fair_queue::{FairQueue, Path, SLICE};
 use super::timeline::POLL_INTERVAL;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 /// How long a command may occupy the thread that runs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,8 +31,11 @@ pub(crate) enum Lane {
 
 /// A command channel, for its device's threads.
 pub(super) trait RunCommands: Send + Sync {
-    /// Runs the channel's next commands on a thread of `lane`. Does not panic.
-    fn run_commands(self: Arc<Self>, lane: Lane);
+    /// The client whose turns the channel's commands take.
+    fn client(&self) -> &Arc<MemoryBudget>;
+
+    /// Runs the channel's next commands in a turn of a lane. Does not panic.
+    fn run_commands(self: Arc<Self>, turn: Turn);
 }
 
 /// The threads of a device's queues. Dropping the last clone ends them, each after the command that it runs.
@@ -35,23 +45,82 @@ pub(crate) struct QueueThreads(Arc<StopOnDrop>);
 struct StopOnDrop(Arc<Lanes>);
 
 /// What the threads, and the channels that they serve, share.
-#[derive(Default)]
 pub(super) struct Lanes {
     state: Mutex<LanesState>,
-    short: Condvar,
-    long: Condvar,
-    /// Number of channels in the long lane, readable without the lock.
-    long_waiting: AtomicUsize,
+    short: LaneSignals,
+    long: LaneSignals,
 }
 
+/// What concerns a lane and needs no lock.
 #[derive(Default)]
+struct LaneSignals {
+    /// Wakes the lane's threads.
+    changed: Condvar,
+    /// Number of those who wait in the lane.
+    waiting: AtomicUsize,
+}
+
 struct LanesState {
-    short: VecDeque<Arc<dyn RunCommands>>,
-    long: VecDeque<Arc<dyn RunCommands>>,
+    short: LaneState,
+    long: LaneState,
     /// Channels whose next command waits for a point that has to be polled. They return to the short lane at `next_poll`.
     polled: Vec<Arc<dyn RunCommands>>,
     next_poll: Option<Instant>,
     stopped: bool,
+}
+
+struct LaneState {
+    waiting: FairQueue<Waiter>,
+    /// Turns under way.
+    turns: usize,
+    /// Limit on the turns at a time: the number of the lane's threads.
+    max_turns: usize,
+}
+
+/// Who waits for a turn.
+enum Waiter {
+    Channel(Arc<dyn RunCommands>),
+    /// A submitting thread.
+    Thread(Arc<WaitingThread>),
+}
+
+/// A submitting thread, and the turn that it gets.
+struct WaitingThread {
+    client: Arc<MemoryBudget>,
+    thread: Thread,
+    turn: Mutex<Option<Turn>>,
+}
+
+/// Permission to use a lane of a device. Dropping it ends the turn, and charges its time to the client.
+pub(crate) struct Turn {
+    lanes: Arc<Lanes>,
+    lane: Lane,
+    client: Arc<MemoryBudget>,
+    began: Instant,
+    /// Time until the turn ends if others wait.
+    slice: Duration,
+}
+
+impl Turn {
+    pub(crate) fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    /// Whether the slice of the turn is used up.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.began.elapsed() >= self.slice
+    }
+
+    /// Whether the turn should end: others wait, and `since` is a slice ago. `since` is the begin of the turn or later.
+    pub(crate) fn is_over(&self, since: Instant) -> bool {
+        self.lanes.signals(self.lane).waiting.load(Ordering::Relaxed) > 0 && since.elapsed() >= self.slice
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.lanes.end_turn(self.lane, &self.client, self.began.elapsed());
+    }
 }
 
 impl QueueThreads {
@@ -60,7 +129,11 @@ impl QueueThreads {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(name: &str, short: usize) -> std::io::Result<QueueThreads> {
-        let threads = QueueThreads(Arc::new(StopOnDrop(Arc::default())));
+        let lane = |max_turns| LaneState { waiting: FairQueue::default(), turns: 0, max_turns };
+        let state =
+            LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
+        let lanes = Lanes { state: Mutex::new(state), short: LaneSignals::default(), long: LaneSignals::default() };
+        let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));
         for lane in std::iter::once(Lane::Long).chain(std::iter::repeat_n(Lane::Short, short)) {
             let lanes = Arc::clone(threads.lanes());
             std::thread::Builder::new().name(name.to_owned()).spawn(move || lanes.serve(lane))?;
@@ -68,9 +141,34 @@ impl QueueThreads {
         Ok(threads)
     }
 
-    /// Whether a channel stands in the long lane, so that a long command should end its turn.
-    pub(crate) fn long_lane_is_awaited(&self) -> bool {
-        self.lanes().long_waiting.load(Ordering::Relaxed) > 0
+    /// A turn for the calling thread. `None`: others wait, or as many as may have one have a turn.
+    pub(crate) fn try_begin(&self, lane: Lane, client: &Arc<MemoryBudget>) -> Option<Turn> {
+        let mut state = self.lanes().lock();
+        let state = state.lane(lane);
+        if state.waiting.len() > 0 || state.turns >= state.max_turns {
+            return None;
+        }
+        state.turns += 1;
+        Some(self.lanes().turn(lane, client, SLICE))
+    }
+
+    /// A turn for the calling thread, which waits for it.
+    pub(crate) fn begin(&self, lane: Lane, client: &Arc<MemoryBudget>) -> Turn {
+        if let Some(turn) = self.try_begin(lane, client) {
+            return turn;
+        }
+        let waiting = Arc::new(WaitingThread {
+            client: Arc::clone(client),
+            thread: std::thread::current(),
+            turn: Mutex::new(None),
+        });
+        self.lanes().push(lane, client.path(), Waiter::Thread(Arc::clone(&waiting)));
+        loop {
+            if let Some(turn) = waiting.turn.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return turn;
+            }
+            std::thread::park();
+        }
     }
 
     pub(super) fn lanes(&self) -> &Arc<Lanes> {
@@ -82,19 +180,30 @@ impl Drop for StopOnDrop {
     fn drop(&mut self) {
         // The threads are not joined: the last reference to a device may be dropped by one of them.
         self.0.lock().stopped = true;
-        self.0.short.notify_all();
-        self.0.long.notify_all();
+        self.0.short.changed.notify_all();
+        self.0.long.changed.notify_all();
     }
 }
 
 impl Lanes {
-    /// Puts a channel at the end of a lane. The caller makes sure that it stands in none.
+    /// Makes a channel wait in a lane. The caller makes sure that it stands in none.
     pub(super) fn schedule(&self, channel: Arc<dyn RunCommands>, lane: Lane) {
+        let path = channel.client().path();
+        self.push(lane, path, Waiter::Channel(channel));
+    }
+
+    fn push(&self, lane: Lane, path: Path, waiter: Waiter) {
         let mut state = self.lock();
-        state.lane(lane).push_back(channel);
-        self.count_long(&state);
+        self.push_locked(&mut state, lane, path, waiter);
         drop(state);
-        self.changed(lane).notify_one();
+        self.signals(lane).changed.notify_one();
+    }
+
+    fn push_locked(&self, state: &mut LanesState, lane: Lane, path: Path, waiter: Waiter) {
+        let state = state.lane(lane);
+        let is_idle = state.turns == 0;
+        state.waiting.push(path, waiter, is_idle);
+        self.signals(lane).waiting.store(state.waiting.len(), Ordering::Relaxed);
     }
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
@@ -103,51 +212,85 @@ impl Lanes {
         state.polled.push(channel);
         state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
         drop(state);
-        self.short.notify_one();
+        self.short.changed.notify_one();
     }
 
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
     /// make the lane grow.
     pub(super) fn remove(&self, channel: &Arc<dyn RunCommands>) {
+        let path = channel.client().path();
+        let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
         let mut state = self.lock();
-        let LanesState { short, long, polled, .. } = &mut *state;
-        short.retain(|c| !Arc::ptr_eq(c, channel));
-        long.retain(|c| !Arc::ptr_eq(c, channel));
-        polled.retain(|c| !Arc::ptr_eq(c, channel));
-        self.count_long(&state);
+        for lane in [Lane::Short, Lane::Long] {
+            let state = state.lane(lane);
+            state.waiting.remove(path, is_same);
+            self.signals(lane).waiting.store(state.waiting.len(), Ordering::Relaxed);
+        }
+        state.polled.retain(|c| !Arc::ptr_eq(c, channel));
     }
 
-    fn serve(&self, lane: Lane) {
+    /// A turn that `turns` of the lane counts already.
+    fn turn(self: &Arc<Self>, lane: Lane, client: &Arc<MemoryBudget>, slice: Duration) -> Turn {
+        Turn { lanes: Arc::clone(self), lane, client: Arc::clone(client), began: Instant::now(), slice }
+    }
+
+    fn end_turn(&self, lane: Lane, client: &MemoryBudget, time: Duration) {
+        client.add_device_time(time);
+        let mut state = self.lock();
+        let state = state.lane(lane);
+        state.turns -= 1;
+        state.waiting.charge(client.path(), time);
+        let is_awaited = state.waiting.len() > 0;
+        if is_awaited {
+            // A thread of the lane gives the turn on.
+            self.signals(lane).changed.notify_one();
+        }
+    }
+
+    fn serve(self: &Arc<Self>, lane: Lane) {
         let mut state = self.lock();
         while !state.stopped {
             if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
                 state.next_poll = None;
-                let polled = std::mem::take(&mut state.polled);
-                state.short.extend(polled);
-            }
-            if let Some(channel) = state.lane(lane).pop_front() {
-                self.count_long(&state);
-                drop(state);
-                // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
-                if catch_unwind(AssertUnwindSafe(|| channel.run_commands(lane))).is_err() {
-                    log::error!("bug in fanout: a thread of a device's queues panicked");
+                for channel in std::mem::take(&mut state.polled) {
+                    let path = channel.client().path();
+                    self.push_locked(&mut state, lane, path, Waiter::Channel(channel));
                 }
+            }
+            if let Some((waiter, slice)) = state.lane(lane).next_turn() {
+                let waiting = state.lane(lane).waiting.len();
+                self.signals(lane).waiting.store(waiting, Ordering::Relaxed);
+                drop(state);
+                self.give_turn(waiter, lane, slice);
                 state = self.lock();
                 continue;
             }
             let next_poll = state.next_poll.filter(|_| lane == Lane::Short);
             state = match next_poll.map(|at| at.saturating_duration_since(Instant::now())) {
-                None => self.changed(lane).wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.short.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.signals(lane).changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.short.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
     }
 
-    fn count_long(&self, state: &LanesState) {
-        self.long_waiting.store(state.long.len(), Ordering::Relaxed);
+    fn give_turn(self: &Arc<Self>, waiter: Waiter, lane: Lane, slice: Duration) {
+        match waiter {
+            Waiter::Thread(waiting) => {
+                let turn = self.turn(lane, &waiting.client, slice);
+                *waiting.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+                waiting.thread.unpark();
+            }
+            Waiter::Channel(channel) => {
+                let turn = self.turn(lane, channel.client(), slice);
+                // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
+                if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
+                    log::error!("bug in fanout: a thread of a device's queues panicked");
+                }
+            }
+        }
     }
 
-    fn changed(&self, lane: Lane) -> &Condvar {
+    fn signals(&self, lane: Lane) -> &LaneSignals {
         match lane {
             Lane::Short => &self.short,
             Lane::Long => &self.long,
@@ -161,10 +304,22 @@ impl Lanes {
 }
 
 impl LanesState {
-    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Arc<dyn RunCommands>> {
+    fn lane(&mut self, lane: Lane) -> &mut LaneState {
         match lane {
             Lane::Short => &mut self.short,
             Lane::Long => &mut self.long,
         }
+    }
+}
+
+impl LaneState {
+    /// Who has the next turn, and its slice. `None`: nobody waits, or as many turns as there may be are under way.
+    fn next_turn(&mut self) -> Option<(Waiter, Duration)> {
+        if self.turns >= self.max_turns {
+            return None;
+        }
+        let next = self.waiting.pop()?;
+        self.turns += 1;
+        Some(next)
     }
 }

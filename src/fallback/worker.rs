@@ -8,7 +8,7 @@ use super::partition::{CopyRange, PartitionedGraph, SecondarySegment, Segment};
 use super::{Fallback, Side};
 use crate::device::{
     Buffer, Command, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
-    PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, Timeline, TimelinePoint, UploadSource,
+    PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, Timeline, TimelinePoint, Turn, UploadSource,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -123,7 +123,7 @@ impl Executor for Worker {
     type Command = FallbackCommand;
 
     /// Runs a command. After a failure, commands are dropped, and downloads fail with that failure.
-    fn execute(&mut self, command: FallbackCommand, _: Lane) -> CommandOutcome<FallbackCommand> {
+    fn execute(&mut self, command: FallbackCommand, _: &Turn) -> CommandOutcome<FallbackCommand> {
         let done = match (self.timeline.failure(), command) {
             (Some(failure), FallbackCommand::Download { sender, .. }) => {
                 sender.send(Err(failure));

@@ -34,7 +34,7 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 use super::memory::{HostMemory, View};
 use super::panel;
 use super::pool::{Pool, RunPolicy};
-use crate::device::{DeviceError, HostBuffer, MemoryBudget, SourceError};
+use crate::device::{DeviceError, HostBuffer, MemoryBudget, SourceError, Turn};
 use crate::tensor::TensorDesc;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
@@ -65,6 +65,9 @@ pub(super) fn fits_panels(tensor: &TensorDesc) -> bool {
 
 /// Writes the next piece of an upload.
 pub(super) type PieceSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
+
+/// Waits for a turn on the device, in which a piece of an upload is packed.
+pub(super) type BeginTurn<'a> = dyn Fn() -> Turn + 'a;
 
 /// Memory in which some ranges may hold panels.
 pub(super) struct CpuMemory {
@@ -115,24 +118,24 @@ impl CpuMemory {
 
     /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
-    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and the
-    /// range is not excluded, the range holds panels afterwards. If `fill` fails, the range counts as row-major and its bytes
+    /// `pack` has the tensor that fills the range, if the caller wants it packed, and begins the turns for that. If that tensor
+    /// can be packed and the range is not excluded, the range holds panels afterwards. If `fill` fails, the range counts as row-major and its bytes
     /// are unspecified.
     pub(super) fn upload(
         &self,
         offset: usize,
         bytes: usize,
-        tensor: Option<&TensorDesc>,
+        pack: Option<(&TensorDesc, &BeginTurn<'_>)>,
         fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
         let range = byte_range(offset, bytes)?;
-        let span = tensor
-            .and_then(|tensor| PanelSpan::of(offset, tensor))
-            .filter(|s| s.range == range && bytes >= MIN_PACKED_BYTES);
+        let span = pack
+            .and_then(|(tensor, begin_turn)| Some((PanelSpan::of(offset, tensor)?, begin_turn)))
+            .filter(|(span, _)| span.range == range && bytes >= MIN_PACKED_BYTES);
         let pin = self.pin(range.clone())?;
-        match span.filter(|span| !self.read_map().is_excluded(&span.range)) {
-            Some(span) => {
-                self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived))?;
+        match span.filter(|(span, _)| !self.read_map().is_excluded(&span.range)) {
+            Some((span, begin_turn)) => {
+                self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived, begin_turn))?;
                 pin.finish_packed(span);
             }
             None => {
@@ -191,6 +194,7 @@ impl CpuMemory {
         span: &PanelSpan,
         fill: &mut PieceSource<'_>,
         arrived: &dyn Fn(usize),
+        begin_turn: &BeginTurn<'_>,
     ) -> Result<(), DeviceError> {
         let panel = span.layout.bytes();
         let mut rows = vec![0; (PACK_PIECE / panel).max(1) * panel];
@@ -200,6 +204,8 @@ impl CpuMemory {
             let rows = &mut rows[..n];
             fill(rows)?;
             arrived(at + n);
+            // Not while the client's bytes arrive, which may take any time.
+            let _turn = begin_turn();
             let mut panels = rows.chunks_exact(panel);
             let packed = self.pages.rewrite_in_pieces(at, n, panel, &mut |to| {
                 panels.next().map(|rows| pack_panel(span, rows, to)).ok_or(OUT_OF_BOUNDS)

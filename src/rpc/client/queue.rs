@@ -16,7 +16,7 @@ use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
     Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest, LoadOutcome,
     PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, SourceError, TensorDigest, Timeline,
-    TimelinePoint, UploadSource,
+    TimelinePoint, Turn, UploadSource,
 };
 use crate::tensor::TensorDesc;
 
@@ -441,7 +441,7 @@ struct QueueExecutor<S: QueueProtocol> {
 impl<S: QueueProtocol> Executor for QueueExecutor<S> {
     type Command = QueueCommand;
 
-    fn execute(&mut self, command: QueueCommand, _: Lane) -> CommandOutcome<QueueCommand> {
+    fn execute(&mut self, command: QueueCommand, _: &Turn) -> CommandOutcome<QueueCommand> {
         self.send(command);
         CommandOutcome::Done
     }

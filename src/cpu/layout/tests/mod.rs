@@ -9,7 +9,9 @@ use crate::cpu::CpuDevice;
 use crate::cpu::ops::{self, Kernel, MathMode};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::program::CpuProgram;
-use crate::device::{Buffer, Device, MemoryBudget, Program, Queue, Timeline, TimelinePoint, UploadSource};
+use crate::device::{
+    Buffer, Device, Lane, MemoryBudget, Program, Queue, QueueThreads, Timeline, TimelinePoint, UploadSource,
+};
 use crate::graph::{Builder, Graph, TensorId};
 use crate::ops::copy::CopyOp;
 use crate::ops::mul_mat::MulMat;
@@ -198,4 +200,9 @@ fn product_without_packing(case: &ProductGraph, content: &[u8]) -> Vec<u8> {
     fixture.run(&program, &buffer);
     assert_eq!(fixture.counts.take(), (0, 1));
     fixture.read(&buffer, offset_of(&case.graph, case.c), 4 * 2 * M)
+}
+
+/// A turn of a device that nobody else uses.
+fn turn() -> Turn {
+    QueueThreads::start("test", 1).unwrap().begin(Lane::Short, &MemoryBudget::new(0))
 }

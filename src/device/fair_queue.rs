@@ -1,0 +1,397 @@
+//! Deficit round robin: which waiting work has the next turn on a device.
+//!
+//! Work belongs to a *path* of keys: a tenant, and one of its sessions. The tenants form a ring. Each visit of a tenant grants
+//! it a [`SLICE`] of time; it is served while it has credit left, and the time that its work took is charged afterwards. Within a
+//! tenant, its sessions form such a ring of their own; the work of one session is first come, first served. So between the
+//! arrival of work and its turn, each other tenant has at most one slice, however many sessions it has; more only if a piece
+//! of its work could not be interrupted. A flow (a tenant or a session) that used more than its credit is in debt, and is
+//! passed over until its later grants have paid.
+//!
+//! A client that waits for each reply leaves the ring between two requests. It keeps the rest of its credit for the round, and
+//! comes back to the front of the ring: otherwise a flow with many requests at a time would get a slice for each of its
+//! requests. A round ends when all waiting flows have been visited.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+/// Most time of a visit, and of a turn that can be interrupted.
+pub(super) const SLICE: Duration = Duration::from_millis(2);
+
+/// Nanoseconds that a visit grants. Together with the credit that may be left it makes a [`SLICE`].
+const GRANT: i64 = SLICE.as_nanos() as i64 - MIN_CREDIT;
+
+/// Nanoseconds of credit up to which a visit ends: a change of turns for less would cost more than it gives.
+const MIN_CREDIT: i64 = 125_000;
+
+/// Largest debt, in nanoseconds: it bounds the time for which one long command excludes its session, and the visits that pay it.
+const MAX_DEBT: i64 = 1_000_000_000;
+
+/// Flows without waiting work that a ring keeps, beside as many as wait, before it removes those without credit and debt.
+const KEPT_FLOWS: usize = 64;
+
+/// The order of waiting items of type `T`. A path has two keys: tenant and session.
+pub(super) struct FairQueue<T> {
+    tenants: Ring<Ring<VecDeque<T>>>,
+    len: usize,
+}
+
+/// Keys of a tenant and of a session.
+pub(super) type Path = [u64; 2];
+
+impl<T> Default for FairQueue<T> {
+    fn default() -> FairQueue<T> {
+        FairQueue { tenants: Ring::default(), len: 0 }
+    }
+}
+
+impl<T> FairQueue<T> {
+    /// Number of waiting items.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody.
+    pub(super) fn push(&mut self, path: Path, item: T, is_idle: bool) {
+        if self.len == 0 && is_idle {
+            self.tenants = Ring::default();
+        }
+        self.tenants.push(&path, item);
+        self.len += 1;
+    }
+
+    /// Removes the next item, with the time that its turn may take: at most [`SLICE`], and what is left of the credit of its
+    /// tenant and its session.
+    pub(super) fn pop(&mut self) -> Option<(T, Duration)> {
+        let (item, credit) = self.tenants.pop()?;
+        self.len -= 1;
+        Some((item, Duration::from_nanos(credit.clamp(0, SLICE.as_nanos() as i64) as u64)))
+    }
+
+    /// Charges time that work of a path has taken.
+    pub(super) fn charge(&mut self, path: Path, time: Duration) {
+        self.tenants.charge(&path, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    }
+
+    /// Removes the items of a path for which `is_removed` holds.
+    pub(super) fn remove(&mut self, path: Path, is_removed: impl Fn(&T) -> bool) {
+        self.len -= self.tenants.remove(&path, &is_removed);
+    }
+}
+
+/// Waiting items below one level of the path.
+trait Waiting {
+    type Item;
+
+    fn is_empty(&self) -> bool;
+
+    fn push(&mut self, path: &[u64], item: Self::Item);
+
+    /// Removes the next item, with its credit in nanoseconds.
+    fn pop(&mut self) -> Option<(Self::Item, i64)>;
+
+    fn charge(&mut self, path: &[u64], nanos: i64);
+
+    /// Returns the number of removed items.
+    fn remove(&mut self, path: &[u64], is_removed: &dyn Fn(&Self::Item) -> bool) -> usize;
+}
+
+/// The items of one session.
+impl<T> Waiting for VecDeque<T> {
+    type Item = T;
+
+    fn is_empty(&self) -> bool {
+        VecDeque::is_empty(self)
+    }
+
+    fn push(&mut self, _: &[u64], item: T) {
+        self.push_back(item);
+    }
+
+    fn pop(&mut self) -> Option<(T, i64)> {
+        Some((self.pop_front()?, i64::MAX))
+    }
+
+    fn charge(&mut self, _: &[u64], _: i64) {}
+
+    fn remove(&mut self, _: &[u64], is_removed: &dyn Fn(&T) -> bool) -> usize {
+        let before = self.len();
+        self.retain(|item| !is_removed(item));
+        before - self.len()
+    }
+}
+
+/// Flows that take turns.
+struct Ring<C> {
+    /// The flows with waiting items, in the order of their visits. `None` ends a round.
+    order: VecDeque<Option<u64>>,
+    flows: HashMap<u64, Flow<C>>,
+    round: u64,
+}
+
+/// A tenant or a session.
+struct Flow<C> {
+    waiting: C,
+    /// Nanoseconds for which it may still be served. Negative: its debt.
+    credit: i64,
+    /// Whether its visit has begun.
+    is_visited: bool,
+    /// The round in which it left the ring, if it has.
+    left: u64,
+}
+
+impl<C> Default for Ring<C> {
+    fn default() -> Ring<C> {
+        Ring { order: VecDeque::from([None]), flows: HashMap::new(), round: 0 }
+    }
+}
+
+impl<C> Flow<C> {
+    /// The credit with which it comes back in `round`: its debt, less the grants that it was not there to get.
+    fn credit_in(&self, round: u64) -> i64 {
+        let missed = i64::try_from(round.saturating_sub(self.left)).unwrap_or(i64::MAX);
+        if missed == 0 { self.credit } else { self.credit.saturating_add(missed.saturating_mul(GRANT)).min(0) }
+    }
+}
+
+impl<C: Waiting + Default> Ring<C> {
+    fn flow(&mut self, key: u64) -> &mut Flow<C> {
+        let (round, waiting) = (self.round, self.order.len());
+        if self.flows.len() >= 2 * waiting + KEPT_FLOWS && !self.flows.contains_key(&key) {
+            self.flows.retain(|_, flow| !flow.waiting.is_empty() || flow.credit_in(round) != 0);
+        }
+        self.flows.entry(key).or_insert_with(|| Flow {
+            waiting: C::default(),
+            credit: 0,
+            is_visited: false,
+            left: round,
+        })
+    }
+
+    fn end_round_if_empty(&mut self) {
+        self.round += u64::from(self.order.len() == 1);
+    }
+}
+
+impl<C: Waiting + Default> Waiting for Ring<C> {
+    type Item = C::Item;
+
+    fn is_empty(&self) -> bool {
+        // The end of the round is always there.
+        self.order.len() == 1
+    }
+
+    fn push(&mut self, path: &[u64], item: C::Item) {
+        let (Some((&key, rest)), round) = (path.split_first(), self.round) else { return };
+        let flow = self.flow(key);
+        let joins = flow.waiting.is_empty();
+        flow.waiting.push(rest, item);
+        if joins {
+            flow.credit = flow.credit_in(round);
+            flow.is_visited &= flow.credit > MIN_CREDIT;
+            if flow.is_visited {
+                self.order.push_front(Some(key));
+            } else {
+                flow.credit = flow.credit.min(0);
+                self.order.push_back(Some(key));
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<(C::Item, i64)> {
+        if self.is_empty() {
+            return None;
+        }
+        loop {
+            let Some(key) = *self.order.front()? else {
+                self.round += 1;
+                self.order.rotate_left(1);
+                continue;
+            };
+            let flow = self.flows.get_mut(&key)?;
+            if !std::mem::replace(&mut flow.is_visited, true) {
+                flow.credit += GRANT;
+            }
+            if flow.credit <= MIN_CREDIT {
+                flow.is_visited = false;
+                self.order.rotate_left(1);
+                continue;
+            }
+            let (item, credit) = flow.waiting.pop()?;
+            let credit = credit.min(flow.credit);
+            if flow.waiting.is_empty() {
+                flow.left = self.round;
+                self.order.pop_front();
+                self.end_round_if_empty();
+            }
+            return Some((item, credit));
+        }
+    }
+
+    fn charge(&mut self, path: &[u64], nanos: i64) {
+        let Some((&key, rest)) = path.split_first() else { return };
+        let flow = self.flow(key);
+        flow.credit = flow.credit.saturating_sub(nanos).max(-MAX_DEBT);
+        flow.waiting.charge(rest, nanos);
+    }
+
+    fn remove(&mut self, path: &[u64], is_removed: &dyn Fn(&C::Item) -> bool) -> usize {
+        let (Some((&key, rest)), round) = (path.split_first(), self.round) else { return 0 };
+        let Some(flow) = self.flows.get_mut(&key).filter(|flow| !flow.waiting.is_empty()) else { return 0 };
+        let removed = flow.waiting.remove(rest, is_removed);
+        if flow.waiting.is_empty() {
+            flow.left = round;
+            self.order.retain(|other| *other != Some(key));
+            self.end_round_if_empty();
+        }
+        removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Serves `queue` for `total`: each item is a path, whose turn takes `time(path)` or what its credit allows, whichever is
+    /// less; it then waits again. Returns the time of each path.
+    fn serve(queue: &mut FairQueue<Path>, total: Duration, time: impl Fn(Path) -> Duration) -> HashMap<Path, Duration> {
+        let (mut used, mut sum) = (HashMap::new(), Duration::ZERO);
+        while sum < total {
+            let (path, grant) = queue.pop().unwrap();
+            let took = time(path).min(grant);
+            *used.entry(path).or_insert(Duration::ZERO) += took;
+            sum += took;
+            queue.charge(path, took);
+            queue.push(path, path, false);
+        }
+        used
+    }
+
+    fn share(used: &HashMap<Path, Duration>, tenant: u64) -> f64 {
+        let of = |wanted: Option<u64>| -> f64 {
+            used.iter().filter(|(path, _)| wanted.is_none_or(|t| path[0] == t)).map(|(_, t)| t.as_secs_f64()).sum()
+        };
+        of(Some(tenant)) / of(None)
+    }
+
+    #[test]
+    fn tenants_get_equal_time_whatever_their_sessions_and_commands() {
+        for (name, sessions, short) in
+            [("equal", 1, 20 * MS), ("sixteen sessions", 16, 20 * MS), ("short commands", 16, MS / 10)]
+        {
+            let mut queue = FairQueue::default();
+            for session in 0..sessions {
+                queue.push([1, session], [1, session], false);
+            }
+            queue.push([2, 0], [2, 0], false);
+            let used = serve(&mut queue, 1000 * MS, |path| if path[0] == 1 { short } else { 20 * MS });
+            assert!((share(&used, 2) - 0.5).abs() < 0.01, "{name}: {used:?}");
+            let of_one: Vec<f64> =
+                used.iter().filter(|(path, _)| path[0] == 1).map(|(_, t)| t.as_secs_f64() * sessions as f64).collect();
+            assert_eq!(of_one.len(), sessions as usize, "{name}");
+            assert!(of_one.iter().all(|t| (t / 0.5 - 1.0).abs() < 0.2), "{name}: {used:?}");
+        }
+    }
+
+    /// A client that has one request at a time, beside a tenant whose sixteen sessions always have one.
+    #[test]
+    fn a_flow_that_waits_for_replies_gets_its_share() {
+        let mut queue = FairQueue::default();
+        (0..16).for_each(|session| queue.push([1, session], [1, session], false));
+        let (mut now, mut used, mut next_request) = (Duration::ZERO, [Duration::ZERO; 2], Some(Duration::ZERO));
+        while now < 1000 * MS {
+            if next_request.take_if(|at| *at <= now).is_some() {
+                queue.push([2, 0], [2, 0], false);
+            }
+            let (path, _) = queue.pop().unwrap();
+            now += MS / 10;
+            used[path[0] as usize - 1] += MS / 10;
+            queue.charge(path, MS / 10);
+            match path[0] {
+                1 => queue.push(path, path, false),
+                _ => next_request = Some(now + MS / 20),
+            }
+        }
+        assert!(used[1].abs_diff(used[0]) < 100 * MS, "{used:?}");
+    }
+
+    /// Between the arrival of work and its turn, each other tenant is served for at most one slice.
+    #[test]
+    fn at_most_one_slice_of_each_tenant_passes_before_a_turn() {
+        let mut rng = fastrand::Rng::with_seed(26);
+        for _ in 0..200 {
+            let (mut queue, tenants) = (FairQueue::default(), rng.u64(1..8));
+            for tenant in 0..tenants {
+                for session in 0..rng.u64(1..20) {
+                    queue.push([tenant, session], [tenant, session], false);
+                }
+            }
+            let lengths: Vec<Duration> = (0..tenants).map(|_| MS * rng.u32(1..50) / 10).collect();
+            serve(&mut queue, MS * rng.u32(0..100), |path| lengths[path[0] as usize]);
+            let (newcomer, mut passed) = ([100, 0], vec![Duration::ZERO; tenants as usize]);
+            queue.push(newcomer, newcomer, false);
+            loop {
+                let (path, grant) = queue.pop().unwrap();
+                if path == newcomer {
+                    break;
+                }
+                let took = lengths[path[0] as usize].min(grant);
+                passed[path[0] as usize] += took;
+                queue.charge(path, took);
+                if rng.bool() {
+                    queue.push(path, path, false);
+                }
+            }
+            assert!(passed.iter().all(|passed| *passed <= SLICE), "{passed:?}");
+        }
+    }
+
+    /// A command that cannot be interrupted is paid for by later turns, not by those who waited.
+    #[test]
+    fn overlong_turns_are_paid_back_and_forgotten_when_the_device_was_idle() {
+        let mut queue = FairQueue::default();
+        queue.push([1, 0], [1, 0], false);
+        queue.pop().unwrap();
+        queue.push([2, 0], [2, 0], false);
+        queue.charge([1, 0], 40 * MS);
+        queue.push([1, 0], [1, 0], false);
+        let mut before = Duration::ZERO;
+        loop {
+            let (path, grant) = queue.pop().unwrap();
+            if path[0] == 1 {
+                break;
+            }
+            before += grant;
+            queue.charge(path, grant);
+            queue.push(path, path, false);
+        }
+        assert!((36 * MS..=44 * MS).contains(&before), "{before:?}");
+        queue.charge([1, 0], 1000 * MS);
+        while queue.pop().is_some() {}
+        for path in [[1, 0], [2, 0]] {
+            queue.push(path, path, true);
+        }
+        assert_eq!(queue.pop().map(|(path, _)| path), Some([1, 0]));
+    }
+
+    /// A client may open sessions without end.
+    #[test]
+    fn flows_that_have_left_are_forgotten() {
+        let mut queue = FairQueue::default();
+        queue.push([0, 0], [0, 0], false);
+        for session in 0..10_000 {
+            for path in [[1, session], [2 + session, 0]] {
+                queue.push(path, path, false);
+                queue.remove(path, |_| true);
+            }
+            let (path, grant) = queue.pop().unwrap();
+            queue.charge(path, grant);
+            queue.push(path, path, false);
+        }
+        assert_eq!(queue.len(), 1);
+        assert!(queue.tenants.flows.len() <= 2 * KEPT_FLOWS, "{}", queue.tenants.flows.len());
+        let of_one = queue.tenants.flows.get(&1).map_or(0, |tenant| tenant.waiting.flows.len());
+        assert!(of_one <= 2 * KEPT_FLOWS + 2, "{of_one}");
+    }
+}
