@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// written in place; a smaller one is copied into its command.
 const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
+/// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
+const MAX_FREE_BYTES: u64 = 16 << 10;
+
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
 
@@ -171,7 +174,7 @@ impl CpuQueue {
     /// Writes a small region: inline if the queue is idle, otherwise as a command with a copy of the bytes.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         if let Some(executor) = self.idle_executor()
-            && let Some(_turn) = executor.try_begin(Lane::Short)
+            && let Some(_turn) = executor.try_begin_transfer(dst.bytes())
         {
             let write = |_: &mut _| cpu_memory(&dst)?.write(dst.offset() as usize, bytes, Locking::Try);
             if executor.record_failure(write)?.is_some() {
@@ -239,7 +242,7 @@ impl Queue for CpuQueue {
         self.check_failure()?;
         if src.bytes() <= MAX_INLINE_BYTES as u64
             && let Some(executor) = self.idle_executor()
-            && let Some(_turn) = executor.try_begin(Lane::Short)
+            && let Some(_turn) = executor.try_begin_transfer(src.bytes())
         {
             let (offset, bytes) = (src.offset() as usize, src.bytes() as usize);
             if let Some(bytes) = executor.record_failure(|_| memory.read(offset, bytes, Locking::Try))? {
@@ -324,9 +327,11 @@ impl RunInline for CpuQueue {
         CpuQueue::check_bindings(program, bindings)?;
         self.check_failure()?;
         let mut first = Some(0);
-        let lane = if is_small(program) { Lane::Short } else { Lane::Long };
+        // A small program takes about as long as handing it to another thread.
+        let is_small = is_small(program);
         if let Some(executor) = self.idle_executor()
-            && let Some(turn) = executor.try_begin(lane)
+            && let Some(turn) =
+                if is_small { Some(executor.begin(Lane::Short)) } else { executor.try_begin(Lane::Long) }
         {
             let began = Instant::now();
             let pause = || turn.is_over(began) || began.elapsed() > budget;
@@ -397,6 +402,16 @@ impl CpuExecutor {
     /// Records an error of `work` in the timeline, which stays failed from then on.
     fn record_failure<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         work(self).inspect_err(|error| self.timeline.fail(error.clone()))
+    }
+
+    /// A turn for the submitting thread, which waits for it.
+    fn begin(&self, lane: Lane) -> Turn {
+        self.device.queue_threads.begin(lane, &self.budget)
+    }
+
+    /// As `try_begin` in the short lane, for a transfer of `bytes` bytes, which may need no turn.
+    fn try_begin_transfer(&self, bytes: u64) -> Option<Option<Turn>> {
+        if bytes <= MAX_FREE_BYTES { Some(None) } else { self.try_begin(Lane::Short).map(Some) }
     }
 
     /// A turn for the submitting thread. `None`: others wait for the device.

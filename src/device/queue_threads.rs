@@ -14,6 +14,7 @@
 use super::MemoryBudget;
 use super::fair_queue::{FairQueue, Path, SLICE};
 use super::timeline::POLL_INTERVAL;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -71,6 +72,8 @@ struct LanesState {
 
 struct LaneState {
     waiting: FairQueue<Waiter>,
+    /// Channels that have a turn, and its slice, until a thread of the lane runs them.
+    ready: VecDeque<(Arc<dyn RunCommands>, Duration)>,
     /// Turns under way.
     turns: usize,
     /// Limit on the turns at a time: the number of the lane's threads.
@@ -129,7 +132,7 @@ impl QueueThreads {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(name: &str, short: usize) -> std::io::Result<QueueThreads> {
-        let lane = |max_turns| LaneState { waiting: FairQueue::default(), turns: 0, max_turns };
+        let lane = |max_turns| LaneState { waiting: FairQueue::default(), ready: VecDeque::new(), turns: 0, max_turns };
         let state =
             LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
         let lanes = Lanes { state: Mutex::new(state), short: LaneSignals::default(), long: LaneSignals::default() };
@@ -187,23 +190,34 @@ impl Drop for StopOnDrop {
 
 impl Lanes {
     /// Makes a channel wait in a lane. The caller makes sure that it stands in none.
-    pub(super) fn schedule(&self, channel: Arc<dyn RunCommands>, lane: Lane) {
+    pub(super) fn schedule(self: &Arc<Self>, channel: Arc<dyn RunCommands>, lane: Lane) {
         let path = channel.client().path();
         self.push(lane, path, Waiter::Channel(channel));
     }
 
-    fn push(&self, lane: Lane, path: Path, waiter: Waiter) {
+    fn push(self: &Arc<Self>, lane: Lane, path: Path, waiter: Waiter) {
         let mut state = self.lock();
-        self.push_locked(&mut state, lane, path, waiter);
-        drop(state);
-        self.signals(lane).changed.notify_one();
+        state.lane(lane).push(path, waiter);
+        self.give_turns(&mut state, lane);
     }
 
-    fn push_locked(&self, state: &mut LanesState, lane: Lane, path: Path, waiter: Waiter) {
-        let state = state.lane(lane);
-        let is_idle = state.turns == 0;
-        state.waiting.push(path, waiter, is_idle);
-        self.signals(lane).waiting.store(state.waiting.len(), Ordering::Relaxed);
+    /// Gives turns to those who are next, as many as there may be.
+    fn give_turns(self: &Arc<Self>, state: &mut LanesState, lane: Lane) {
+        let (state, signals) = (state.lane(lane), self.signals(lane));
+        while let Some((waiter, slice)) = state.next_turn() {
+            match waiter {
+                Waiter::Channel(channel) => {
+                    state.ready.push_back((channel, slice));
+                    signals.changed.notify_one();
+                }
+                Waiter::Thread(waiting) => {
+                    let turn = self.turn(lane, &waiting.client, slice);
+                    *waiting.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+                    waiting.thread.unpark();
+                }
+            }
+        }
+        signals.waiting.store(state.waiting.len(), Ordering::Relaxed);
     }
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
@@ -217,14 +231,17 @@ impl Lanes {
 
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
     /// make the lane grow.
-    pub(super) fn remove(&self, channel: &Arc<dyn RunCommands>) {
+    pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
         let path = channel.client().path();
         let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
         let mut state = self.lock();
         for lane in [Lane::Short, Lane::Long] {
-            let state = state.lane(lane);
-            state.waiting.remove(path, is_same);
-            self.signals(lane).waiting.store(state.waiting.len(), Ordering::Relaxed);
+            let of_lane = state.lane(lane);
+            of_lane.waiting.remove(path, is_same);
+            let ready = of_lane.ready.len();
+            of_lane.ready.retain(|(other, _)| !Arc::ptr_eq(other, channel));
+            of_lane.turns -= ready - of_lane.ready.len();
+            self.give_turns(&mut state, lane);
         }
         state.polled.retain(|c| !Arc::ptr_eq(c, channel));
     }
@@ -234,16 +251,14 @@ impl Lanes {
         Turn { lanes: Arc::clone(self), lane, client: Arc::clone(client), began: Instant::now(), slice }
     }
 
-    fn end_turn(&self, lane: Lane, client: &MemoryBudget, time: Duration) {
+    fn end_turn(self: &Arc<Self>, lane: Lane, client: &MemoryBudget, time: Duration) {
         client.add_device_time(time);
         let mut state = self.lock();
-        let state = state.lane(lane);
-        state.turns -= 1;
-        state.waiting.charge(client.path(), time);
-        let is_awaited = state.waiting.len() > 0;
-        if is_awaited {
-            // A thread of the lane gives the turn on.
-            self.signals(lane).changed.notify_one();
+        let of_lane = state.lane(lane);
+        of_lane.turns -= 1;
+        of_lane.waiting.charge(client.path(), time);
+        if of_lane.waiting.len() > 0 {
+            self.give_turns(&mut state, lane);
         }
     }
 
@@ -254,14 +269,17 @@ impl Lanes {
                 state.next_poll = None;
                 for channel in std::mem::take(&mut state.polled) {
                     let path = channel.client().path();
-                    self.push_locked(&mut state, lane, path, Waiter::Channel(channel));
+                    state.short.push(path, Waiter::Channel(channel));
                 }
+                self.give_turns(&mut state, lane);
             }
-            if let Some((waiter, slice)) = state.lane(lane).next_turn() {
-                let waiting = state.lane(lane).waiting.len();
-                self.signals(lane).waiting.store(waiting, Ordering::Relaxed);
+            if let Some((channel, slice)) = state.lane(lane).ready.pop_front() {
                 drop(state);
-                self.give_turn(waiter, lane, slice);
+                let turn = self.turn(lane, channel.client(), slice);
+                // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
+                if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
+                    log::error!("bug in fanout: a thread of a device's queues panicked");
+                }
                 state = self.lock();
                 continue;
             }
@@ -270,23 +288,6 @@ impl Lanes {
                 None => self.signals(lane).changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => self.short.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
             };
-        }
-    }
-
-    fn give_turn(self: &Arc<Self>, waiter: Waiter, lane: Lane, slice: Duration) {
-        match waiter {
-            Waiter::Thread(waiting) => {
-                let turn = self.turn(lane, &waiting.client, slice);
-                *waiting.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
-                waiting.thread.unpark();
-            }
-            Waiter::Channel(channel) => {
-                let turn = self.turn(lane, channel.client(), slice);
-                // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
-                if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
-                    log::error!("bug in fanout: a thread of a device's queues panicked");
-                }
-            }
         }
     }
 
@@ -313,6 +314,11 @@ impl LanesState {
 }
 
 impl LaneState {
+    fn push(&mut self, path: Path, waiter: Waiter) {
+        let is_idle = self.turns == 0;
+        self.waiting.push(path, waiter, is_idle);
+    }
+
     /// Who has the next turn, and its slice. `None`: nobody waits, or as many turns as there may be are under way.
     fn next_turn(&mut self) -> Option<(Waiter, Duration)> {
         if self.turns >= self.max_turns {
