@@ -5,12 +5,13 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, RunPolicy, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, RunPolicy, StepProgress, Team, lock, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
 use crate::tensor::TensorDesc;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,12 +25,20 @@ const PAUSE_CHECK_COST: usize = 1 << 14;
 /// When a run pauses, and what it may wait for.
 #[derive(Clone, Copy)]
 pub(super) struct RunLimits<'a> {
-    /// Whether to pause before the next step.
+    /// Whether to pause before the next step, or before the next claim of items of a step. The run makes some progress even if
+    /// this is always true.
     pub(super) pause: &'a (dyn Fn() -> bool + Sync),
     /// [`Locking::Try`]: no step runs if that would wait for a memory's lock or convert a layout.
     pub(super) locking: Locking,
     /// Whether the run waits for the pool; otherwise no step runs while the pool is busy.
     pub(super) waits_for_pool: bool,
+}
+
+/// Where a run begins: at a step, of which earlier runs may have done a part. The default is the start of the program.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct RunPosition {
+    step: usize,
+    progress: StepProgress,
 }
 
 /// A graph compiled for the CPU: the backend-specific part of a [`Program`](crate::device::Program).
@@ -50,11 +59,11 @@ pub(super) struct CpuProgram {
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
 }
 
-/// Whether a run pauses, for its members.
-struct Pause<'a> {
-    is_due: &'a (dyn Fn() -> bool + Sync),
+/// A run, for its members.
+struct Turn {
+    begins_at: RunPosition,
     /// The leader has paused before a serial step.
-    at_serial_step: AtomicBool,
+    paused_at_serial_step: AtomicBool,
 }
 
 /// The memories of a run, with their layouts locked.
@@ -154,29 +163,29 @@ impl CpuProgram {
         Ok((locals, self.shared))
     }
 
-    /// Runs the steps from `first` on, in order, within `limits`. Returns the step to continue with; `None` if all steps have
-    /// run.
+    /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps
+    /// have run. The run that continues needs the same shared scratch, with the content that this run leaves.
     pub(super) fn run(
         &self,
         pool: &Pool,
         bindings: &[Region],
         scratch: (&HostMemory, &HostMemory),
         abort: &AtomicBool,
-        first: usize,
+        position: RunPosition,
         limits: RunLimits<'_>,
-    ) -> Result<Option<usize>, DeviceError> {
-        let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(first)) };
-        let team = Team::new(abort);
+    ) -> Result<Option<RunPosition>, DeviceError> {
+        let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(position)) };
+        let team = Team::new(abort, limits.pause);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
         let policy = match limits.waits_for_pool {
             _ if self.is_small() => RunPolicy::Alone,
             false => RunPolicy::TryLock,
             true => RunPolicy::WaitForLock,
         };
-        let pause = Pause { is_due: limits.pause, at_serial_step: AtomicBool::new(false) };
-        let paused_at = AtomicUsize::new(usize::MAX);
-        let ran = run_team(pool, policy, &team, &locals, first, &|member, first, local| {
-            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &pause)
+        let turn = Turn { begins_at: position, paused_at_serial_step: AtomicBool::new(false) };
+        let paused_at = AtomicUsize::new(self.steps.len());
+        let ran = run_team(pool, policy, &team, &locals, position.step, &|member, first, local| {
+            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &turn)
                 && member.is_leader()
             {
                 paused_at.store(step, Ordering::Relaxed);
@@ -185,8 +194,18 @@ impl CpuProgram {
         if let Some(failure) = team.failure() {
             return Err(failure);
         }
-        let next = if ran { paused_at.into_inner() } else { first };
-        Ok((next < self.steps.len()).then_some(next))
+        if !ran {
+            return Ok(Some(position));
+        }
+        let next = paused_at.into_inner();
+        // An interrupted step is the last one that ran.
+        let last = next.saturating_sub(1);
+        let began = if last == position.step { position.progress } else { StepProgress::default() };
+        if let Some(progress) = team.interrupted_step(began) {
+            return Ok(Some(RunPosition { step: last, progress }));
+        }
+        let next = RunPosition { step: next, progress: StepProgress::default() };
+        Ok((next.step < self.steps.len()).then_some(next))
     }
 
     /// Locks each bound memory once, in lock order, with the layouts that the steps need. `None`: see [`Locking::Try`].
@@ -233,9 +252,8 @@ impl CpuProgram {
         local: &mut [f32],
         shared: SharedScratch<'a>,
         bound: &'a BoundMemories<'a>,
-        pause: &Pause<'_>,
+        turn: &Turn,
     ) -> Option<usize> {
-        let is_due = || pause.at_serial_step.load(Ordering::Relaxed) || (pause.is_due)();
         let mut shared_before = false;
         // The leader's, while it runs serial steps: their cost since the last check, and the step before which it has paused.
         // It then skips the steps up to the next barrier, at which all members end the run.
@@ -245,7 +263,10 @@ impl CpuProgram {
             // Between two steps that the leader runs serially no barrier is needed. A worker that joins has already passed the
             // barrier of its first step.
             let passed_by_join = at == first && !member.is_leader();
-            if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, is_due) {
+            let is_first = at == turn.begins_at.step;
+            // A turn's first step runs in any case; its clock begins when the closure is called first.
+            let pause = || turn.paused_at_serial_step.load(Ordering::Relaxed) || (member.pause_is_due() && !is_first);
+            if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, pause) {
                 return Some(paused_before.unwrap_or(at));
             }
             shared_before = !serial;
@@ -253,18 +274,19 @@ impl CpuProgram {
                 unchecked = unchecked.saturating_add(step.kernel.cost());
                 if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
                     unchecked = 0;
-                    paused_before = (pause.is_due)().then_some(at);
-                    pause.at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
+                    paused_before = (member.pause_is_due() && !is_first).then_some(at);
+                    turn.paused_at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
                 }
                 if !member.is_leader() || paused_before.is_some() {
                     continue;
                 }
             }
+            let first_step = is_first.then_some(turn.begins_at.progress);
             let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs() };
             let last = member.phase() + syncs;
             if !member.stopping() {
                 // A panic of a kernel is a bug that an input triggered. It must fail this queue only, not the server.
-                let run = AssertUnwindSafe(|| self.run_step(step, member, serial, local, shared, bound));
+                let run = AssertUnwindSafe(|| self.run_step(step, member, first_step, local, shared, bound));
                 if let Err(panic) = catch_unwind(run) {
                     let text = panic.downcast_ref::<String>().map(String::as_str);
                     let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -292,7 +314,7 @@ impl CpuProgram {
         &'a self,
         step: &'a KernelStep,
         member: &Member<'a>,
-        serial: bool,
+        first_step: Option<StepProgress>,
         local: &mut [f32],
         shared: SharedScratch<'a>,
         bound: &'a BoundMemories<'a>,
@@ -307,61 +329,19 @@ impl CpuProgram {
             return member.fail(outside);
         }
         let local = &mut local[..step.kernel.local()];
-        let rhs_is_packed = step.rhs_is_packed;
-        let mut work = KernelContext { member, serial, rhs_is_packed, dst, srcs: &srcs, local, shared };
-        step.kernel.run(&mut work);
+        step.kernel.run(&mut KernelContext {
+            member,
+            serial: step.kernel.runs_serially(),
+            rhs_is_packed: step.rhs_is_packed,
+            first_step,
+            phase: Cell::new(0),
+            dst,
+            srcs: &srcs,
+            local,
+            shared,
+        });
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::CpuDevice;
-    use crate::device::{Device, MemoryBudget, Program};
-    use crate::graph::Builder;
-    use crate::ops::norm::Norm;
-    use crate::tensor::DType;
-    use std::time::{Duration, Instant};
-
-    /// A graph of one node, large enough to be shared, whose kernel panics on one worker while the other workers wait at a
-    /// barrier.
-    fn faulty(worker: usize) -> (Arc<Graph>, CpuProgram) {
-        let mut b = Builder::new();
-        let x = b.leaf(DType::F32, [64, 64, 1, 1]).unwrap();
-        b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
-        let graph = Arc::new(b.build().unwrap());
-        let code = CpuProgram::with_patterns(&graph, 2, &[], |_| {
-            let kernel = Kernel::new(SMALL_PROGRAM_COST, move |work| {
-                assert!(work.worker() != worker, "worker {worker} panics on purpose");
-                work.sync();
-            });
-            Ok(kernel.with_syncs(1))
-        });
-        (graph, code.unwrap())
-    }
-
-    #[test]
-    fn panic_on_any_worker_fails_only_its_queue() {
-        let device = CpuDevice::new("CPU", 2, MathMode::Exact, 1 << 20).unwrap();
-        let budget = MemoryBudget::new(1 << 20);
-        for worker in [0, 1] {
-            let (graph, code) = faulty(worker);
-            let program = Program::new(Arc::clone(&graph), Box::new(code));
-            let buffer = device.alloc(1 << 16, &budget).unwrap();
-            let (mut queue, until) = (device.queue(&budget).unwrap(), Instant::now() + Duration::from_secs(60));
-            let failure = loop {
-                // A worker that wakes too late for a run does not join it, so the panic may need several runs.
-                let ran = queue.run(&program, &Arc::from([buffer.whole()]));
-                let ran = ran.and_then(|()| queue.download(buffer.whole())?.wait(Some(until)).map(drop));
-                if let Err(failure) = ran {
-                    break failure.to_string();
-                }
-                assert!(Instant::now() < until, "worker {worker} never joined a run");
-            };
-            assert!(failure.contains(&format!("RMS_NORM panicked: worker {worker} panics on purpose")), "{failure}");
-            let mut other = device.queue(&budget).unwrap();
-            other.fill(buffer.whole(), 7).unwrap();
-            assert!(other.download(buffer.whole()).unwrap().wait(Some(until)).unwrap().iter().all(|&b| b == 7));
-        }
-    }
-}
+mod tests;

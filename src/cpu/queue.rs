@@ -8,7 +8,7 @@
 use super::CpuDevice;
 use super::layout::{BeginTurn, CpuMemory, Locking, PieceSource};
 use super::memory::{HostMemory, charged_bytes};
-use super::program::{CpuProgram, RunLimits};
+use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
     Command, CommandChannel, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
     PendingRead, PendingReadSender, Prefault, Program, Queue, QueueAborter, Region, Reservation, RunInline,
@@ -51,7 +51,7 @@ enum CpuCommand {
     Download { src: Region, to: PendingReadSender },
     Fill { dst: Region, value: u8 },
     Copy { src: Region, dst: Region, after: Option<TimelinePoint> },
-    Run { program: Program, bindings: Arc<[Region]>, first: usize },
+    Run { program: Program, bindings: Arc<[Region]>, position: RunPosition },
     Wait(TimelinePoint),
     Mark(u64),
 }
@@ -278,7 +278,8 @@ impl Queue for CpuQueue {
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
         CpuQueue::check_bindings(program, bindings)?;
-        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), first: 0 })
+        let position = RunPosition::default();
+        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
     }
 
     fn mark(&mut self) -> TimelinePoint {
@@ -326,7 +327,7 @@ impl RunInline for CpuQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
         CpuQueue::check_bindings(program, bindings)?;
         self.check_failure()?;
-        let mut first = Some(0);
+        let mut position = Some(RunPosition::default());
         // A small program takes about as long as handing it to another thread.
         let is_small = is_small(program);
         if let Some(executor) = self.idle_executor()
@@ -336,10 +337,11 @@ impl RunInline for CpuQueue {
             let began = Instant::now();
             let pause = || turn.is_over(began) || began.elapsed() > budget;
             let limits = RunLimits { pause: &pause, locking: Locking::Try, waits_for_pool: false };
-            first = executor.record_failure(|executor| executor.run(program, bindings, 0, limits))?;
+            let start = RunPosition::default();
+            position = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;
         }
-        let Some(first) = first else { return Ok(()) };
-        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), first })
+        let Some(position) = position else { return Ok(()) };
+        self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
     }
 }
 
@@ -464,18 +466,18 @@ impl CpuExecutor {
                 let (to, from) = (dst.offset() as usize, src.offset() as usize);
                 cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking, &self.abort)?
             }
-            CpuCommand::Run { program, bindings, first } => {
+            CpuCommand::Run { program, bindings, position } => {
                 // The slice begins with the first step, so that each turn makes progress.
                 let began = OnceLock::new();
                 let pause = || turn.is_over(*began.get_or_init(Instant::now));
                 let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
-                match self.run(program, bindings, *first, limits)? {
+                match self.run(program, bindings, *position, limits)? {
                     None => Some(()),
                     // Without progress the memories' layouts were not to be had without waiting.
-                    Some(next) if next == *first => None,
+                    Some(next) if next == *position => None,
                     Some(next) => {
                         let (program, bindings) = (program.clone(), Arc::clone(bindings));
-                        return Ok(CommandOutcome::TurnOver(CpuCommand::Run { program, bindings, first: next }));
+                        return Ok(CommandOutcome::TurnOver(CpuCommand::Run { program, bindings, position: next }));
                     }
                 }
             }
@@ -488,14 +490,14 @@ impl CpuExecutor {
         Ok(if done.is_some() { CommandOutcome::Done } else { CommandOutcome::NeedsLongLane(command) })
     }
 
-    /// Runs a program from step `first` on, within `limits`. Returns the step to continue with.
+    /// Runs a program from a position on, within `limits`. Returns the position to continue at.
     fn run(
         &mut self,
         program: &Program,
         bindings: &[Region],
-        first: usize,
+        position: RunPosition,
         limits: RunLimits<'_>,
-    ) -> Result<Option<usize>, DeviceError> {
+    ) -> Result<Option<RunPosition>, DeviceError> {
         let code = program
             .compiled::<CpuProgram>()
             .ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))?;
@@ -504,7 +506,7 @@ impl CpuExecutor {
         let (locals, shared) = code.scratch(pool.workers())?;
         let locals = self.locals.reserve(locals, &self.budget)?;
         let shared = self.shared.reserve(shared, &self.budget)?;
-        let next = code.run(&pool, bindings, (locals, shared), &self.abort, first, limits)?;
+        let next = code.run(&pool, bindings, (locals, shared), &self.abort, position, limits)?;
         // An aborted run has left steps out.
         if self.abort.load(Ordering::Relaxed) { Err(DeviceError::Ended) } else { Ok(next) }
     }

@@ -58,7 +58,8 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// A kernel and its cost in element operations (reading, computing and writing one f32 is about 1). Every worker of the
-    /// node calls `run` and claims its part by [`KernelContext::chunks`].
+    /// node calls `run` and claims its part by [`KernelContext::chunks`], before whose claims a run may pause: see there for
+    /// what a kernel may do outside of them.
     pub(super) fn new(cost: usize, run: impl Fn(&mut KernelContext<'_>) + Send + Sync + 'static) -> Kernel {
         Kernel {
             run: Box::new(run),

@@ -43,7 +43,7 @@ fn sum(ctx: &mut KernelContext<'_>) {
         parts.write(part * size_of::<f64>(), &[total]);
     }
     ctx.sync();
-    if ctx.worker() == 0 {
+    for _ in ctx.chunks(1, 1) {
         let parts = parts.read::<f64>(0, pieces.count().div_ceil(per_part));
         dst.store([0; 4], &[parts.iter().sum::<f64>() as f32]);
     }

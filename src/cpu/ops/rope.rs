@@ -1,6 +1,6 @@
 //! ROPE: one table of angles per token, used for all its heads. Also ROPE fused with SET_ROWS.
 
-use super::rows::{check_row, owner};
+use super::rows::{IdPhases, check_row, owner};
 use super::{CHUNK, Kernel, math, rows_per_chunk, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
@@ -41,28 +41,33 @@ fn rope(ctx: &mut KernelContext<'_>, op: &Rope) {
 /// type.
 pub(in crate::cpu) fn kernel_with_set_rows(op: Rope, elements: usize, row: usize) -> Kernel {
     let local = row.saturating_add(Rotator::scratch(&op, row));
-    let kernel = Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row));
-    kernel.with_local(local).with_parts(elements / row.max(1))
+    let tokens = elements / row.max(1);
+    let phases = IdPhases::new(tokens, ELEMENTS_PER_PHASE / row.max(1));
+    let kernel = Kernel::new(elements.saturating_mul(4), move |w| rope_rows(w, &op, row, phases));
+    kernel.with_local(local).with_parts(tokens).with_syncs(phases.syncs())
 }
 
-/// As in SET_ROWS, every worker reads all ids in order and writes the rows that it owns, because two ids may name one row.
-fn rope_rows(ctx: &mut KernelContext<'_>, op: &Rope, row: usize) {
+/// Elements that ROPE fused with SET_ROWS writes between two barriers: about a millisecond for one worker.
+const ELEMENTS_PER_PHASE: usize = 1 << 19;
+
+/// Divided as SET_ROWS, because two ids may name one row.
+fn rope_rows(ctx: &mut KernelContext<'_>, op: &Rope, row: usize, phases: IdPhases) {
     let (dst, ids, local) = (ctx.dst(), ctx.src(3), ctx.take_local_scratch());
     let (out, rest) = local.split_at_mut(row);
     let mut rotator = Rotator::new(ctx, op, rest);
-    let [d, _, tokens, _] = ctx.src(0).ne();
-    for token in 0..tokens {
-        let to = match check_row(OpCode::SetRows, ids.index([token, 0, 0, 0]), dst.ne()[1]) {
-            Ok(to) => to,
-            Err(error) => return ctx.fail(error),
-        };
-        if owner(to, ctx.workers()) == ctx.worker() {
-            for (head, out) in out.chunks_exact_mut(d).enumerate() {
-                rotator.rotate_row(ctx, [head, token, 0], out);
+    let (d, parts) = (ctx.src(0).ne()[0], ctx.dividing_workers());
+    phases.each_part(ctx, |tokens, part| {
+        for token in tokens {
+            let to = check_row(OpCode::SetRows, ids.index([token, 0, 0, 0]), dst.ne()[1])?;
+            if owner(to, parts) == part {
+                for (head, out) in out.chunks_exact_mut(d).enumerate() {
+                    rotator.rotate_row(ctx, [head, token, 0], out);
+                }
+                dst.store([0, to, 0, 0], out);
             }
-            dst.store([0, to, 0, 0], out);
         }
-    }
+        Ok(())
+    });
 }
 
 /// Rotates rows of source 0 by the positions of source 1.

@@ -10,6 +10,7 @@ use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::{F16, F32};
 use crate::tensor::quant::{dequantiser, quantiser};
 use crate::tensor::{DType, TensorDesc};
+use std::ops::Range;
 
 pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let Some(src) = node.srcs.get(0).map(TensorDesc::dtype) else { return Err(unsupported_types(node)) };
@@ -29,13 +30,16 @@ pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
                 return Err(unsupported_types(node));
             }
             let element_copy = ElementCopy::of(src, dst).ok_or_else(|| unsupported_types(node))?;
-            let cost = node.srcs.get(0).map_or(0, TensorDesc::elements);
+            let Some(b) = node.srcs.get(0) else { return Err(unsupported_types(node)) };
+            let cost = b.elements();
             // Rows of one element, as in a transposed KV cache, are written in batches of ids.
             if element_copy == ElementCopy::ViaF32 && node.dst.ne()[0] == 1 {
-                let columns = node.srcs.get(0).and_then(column).ok_or_else(|| unsupported_types(node))?;
-                return Ok(Kernel::new(cost, move |w| set_elements(w, &columns)));
+                let columns = column(b).ok_or_else(|| unsupported_types(node))?;
+                let phases = IdPhases::new(b.rows(), ELEMENTS_PER_PHASE);
+                return Ok(Kernel::new(cost, move |w| set_elements(w, &columns, phases)).with_syncs(phases.syncs()));
             }
-            Ok(Kernel::new(cost, move |w| set_rows(w, element_copy)))
+            let phases = IdPhases::new(b.rows(), ROW_ELEMENTS_PER_PHASE / b.ne()[0].max(1));
+            Ok(Kernel::new(cost, move |w| set_rows(w, element_copy, phases)).with_syncs(phases.syncs()))
         }
     }
 }
@@ -83,38 +87,88 @@ fn dequantise_row(dtype: DType, row: &[u8], values: &mut [f32; CHUNK], mut each:
     }
 }
 
-/// Smallest part of the destination, in bytes, that one worker owns: two cache lines, which processors fetch together.
+/// Smallest piece of the destination, in bytes, that belongs to one part: two cache lines, which processors fetch together.
 const OWNED_BYTES: usize = 128;
 
-/// Several ids may name one row, so the rows of b are not shared among the workers. Every worker reads all ids in order and
-/// writes the parts of the destination that [`owner`] assigns to it. Reading ids costs little compared with writing rows.
-fn set_rows(ctx: &mut KernelContext<'_>, element_copy: ElementCopy) {
+/// Elements of rows that SET_ROWS writes between two barriers: about a millisecond for one worker.
+const ROW_ELEMENTS_PER_PHASE: usize = 1 << 21;
+
+/// Rows of one element that SET_ROWS writes between two barriers: about a millisecond for one worker.
+const ELEMENTS_PER_PHASE: usize = 1 << 19;
+
+/// Division of a list of ids, of which several may name one row of the destination, so that the later id's row remains.
+///
+/// The ids are not shared among the workers. Each worker claims *parts* of the destination, as [`owner`] assigns rows to parts,
+/// reads all ids in order and writes the rows of its parts. There are as many parts as workers: reading ids costs little
+/// compared with writing rows. A run can only pause between two parts, so a long list is divided into phases, with a barrier
+/// between two.
+#[derive(Clone, Copy)]
+pub(super) struct IdPhases {
+    ids: usize,
+    per_phase: usize,
+}
+
+impl IdPhases {
+    pub(super) fn new(ids: usize, per_phase: usize) -> IdPhases {
+        IdPhases { ids, per_phase: per_phase.max(1) }
+    }
+
+    /// Barriers of [`IdPhases::each_part`].
+    pub(super) fn syncs(self) -> usize {
+        self.ids.div_ceil(self.per_phase).saturating_sub(1)
+    }
+
+    /// Calls `each(ids, part)` for the parts that this worker claims, phase by phase, with the phase's ids. An error of `each`
+    /// ends the run.
+    pub(super) fn each_part(
+        self,
+        ctx: &KernelContext<'_>,
+        mut each: impl FnMut(Range<usize>, usize) -> Result<(), DeviceError>,
+    ) {
+        for first in (0..self.ids).step_by(self.per_phase) {
+            if first > 0 {
+                ctx.sync();
+            }
+            let ids = first..self.ids.min(first + self.per_phase);
+            for part in ctx.chunks(ctx.dividing_workers(), 1).flatten() {
+                if let Err(error) = each(ids.clone(), part) {
+                    return ctx.fail(error);
+                }
+            }
+        }
+    }
+}
+
+fn set_rows(ctx: &mut KernelContext<'_>, element_copy: ElementCopy, phases: IdPhases) {
     let (dst, b, ids) = (ctx.dst(), ctx.src(0), ctx.src(1));
     if b.desc().is_empty() {
         return;
     }
     let mut values = [0.0; CHUNK];
-    let ([n, r, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
+    let ([n, r, planes2, _], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
-    let (worker, workers) = (ctx.worker(), ctx.workers());
+    let parts = ctx.dividing_workers();
     let (rows_per_group, pieces) = ((OWNED_BYTES / dst.desc().row_bytes().max(1)).max(1), n.div_ceil(CHUNK));
-    for plane in 0..planes2 * planes3 {
-        let (i2, i3) = (plane % planes2, plane / planes2);
-        for i in 0..r {
-            let row = match check_row(OpCode::SetRows, ids.index([i, i2 % c1, i3 % c2, 0]), rows) {
-                Ok(row) => row,
-                Err(error) => return ctx.fail(error),
-            };
-            let group = plane.wrapping_mul(rows.div_ceil(rows_per_group)).wrapping_add(row / rows_per_group);
-            for piece in 0..pieces {
-                if owner(group.wrapping_mul(pieces).wrapping_add(piece), workers) == worker {
-                    let i0 = piece * CHUNK;
-                    let to = (&dst, [i0, row, i2, i3]);
-                    element_copy.run(to, (&b, [i0, i, i2, i3]), CHUNK.min(n - i0), &mut values);
+    phases.each_part(ctx, |mut range, part| {
+        while !range.is_empty() {
+            let (plane, first) = (range.start / r, range.start % r);
+            let end = r.min(first + range.len());
+            let (i2, i3) = (plane % planes2, plane / planes2);
+            for i in first..end {
+                let row = check_row(OpCode::SetRows, ids.index([i, i2 % c1, i3 % c2, 0]), rows)?;
+                let group = plane.wrapping_mul(rows.div_ceil(rows_per_group)).wrapping_add(row / rows_per_group);
+                for piece in 0..pieces {
+                    if owner(group.wrapping_mul(pieces).wrapping_add(piece), parts) == part {
+                        let i0 = piece * CHUNK;
+                        let to = (&dst, [i0, row, i2, i3]);
+                        element_copy.run(to, (&b, [i0, i, i2, i3]), CHUNK.min(n - i0), &mut values);
+                    }
                 }
             }
+            range.start += end - first;
         }
-    }
+        Ok(())
+    });
 }
 
 /// Rows of one element, described as the elements of one row.
@@ -127,15 +181,15 @@ fn column(b: &TensorDesc) -> Option<TensorDesc> {
 const ID_BATCH: usize = 256;
 
 /// As [`set_rows`], for rows of one element; `b` is described by [`column()`], so that values are converted together.
-fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
+fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc, phases: IdPhases) {
     let (dst, ids) = (ctx.dst(), ctx.src(1));
     if b.is_empty() {
         return;
     }
     let b = ctx.src(0).with_desc(b);
-    let ([r, _, planes2, planes3], [_, rows, ..]) = (b.ne(), dst.ne());
+    let ([r, _, planes2, _], [_, rows, ..]) = (b.ne(), dst.ne());
     let [_, c1, c2, _] = ids.ne();
-    let (worker, workers) = (ctx.worker(), ctx.workers());
+    let parts = ctx.dividing_workers();
     // A power of two, as elements have 1, 2 or 4 bytes.
     let rows_per_group = OWNED_BYTES / dst.desc().row_bytes();
     let groups = rows.div_ceil(rows_per_group);
@@ -143,22 +197,20 @@ fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
     let narrow = quantiser(dtype).filter(|_| size < 4);
     let (mut values, mut converted, mut batch_ids, mut own_rows) =
         ([0.0; ID_BATCH], [0u16; ID_BATCH], [0; ID_BATCH], [0; ID_BATCH]);
-    for plane in 0..planes2 * planes3 {
-        let (i2, i3) = (plane % planes2, plane / planes2);
-        let first = plane.wrapping_mul(groups);
-        for start in (0..r).step_by(ID_BATCH) {
-            let n = ID_BATCH.min(r - start);
+    phases.each_part(ctx, |mut range, part| {
+        while !range.is_empty() {
+            let (plane, start) = (range.start / r, range.start % r);
+            let (i2, i3) = (plane % planes2, plane / planes2);
+            let first = plane.wrapping_mul(groups);
+            let n = ID_BATCH.min(r - start).min(range.len());
             b.load([start, 0, i2, i3], &mut values[..n]);
             ids.indices([start, i2 % c1, i3 % c2, 0], &mut batch_ids[..n]);
             let mut kept = 0;
             for (k, &id) in batch_ids[..n].iter().enumerate() {
-                let row = match check_row(OpCode::SetRows, id, rows) {
-                    Ok(row) => row,
-                    Err(error) => return ctx.fail(error),
-                };
+                let row = check_row(OpCode::SetRows, id, rows)?;
                 (own_rows[kept], values[kept]) = (row, values[k]);
                 let group = first.wrapping_add(row >> rows_per_group.trailing_zeros());
-                kept += usize::from(owner(group, workers) == worker);
+                kept += usize::from(owner(group, parts) == part);
             }
             let (own_rows, values) = (&own_rows[..kept], &values[..kept]);
             match narrow {
@@ -173,15 +225,17 @@ fn set_elements(ctx: &mut KernelContext<'_>, b: &TensorDesc) {
                 }
                 None => dst.scatter([i2, i3], own_rows, values),
             }
+            range.start += n;
         }
-    }
+        Ok(())
+    });
 }
 
-/// The worker that owns a part of the destination: a multiplicative hash, which distributes consecutive rows and rows a power
-/// of two apart (a transposed cache) evenly.
-pub(super) fn owner(part: usize, workers: usize) -> usize {
-    let hash = (part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    ((hash * workers as u64) >> 32) as usize
+/// The part to which some bytes of the destination belong: a multiplicative hash, which distributes consecutive rows and rows a
+/// power of two apart (a transposed cache) evenly.
+pub(super) fn owner(bytes: usize, parts: usize) -> usize {
+    let hash = (bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ((hash * parts as u64) >> 32) as usize
 }
 
 #[cfg(test)]

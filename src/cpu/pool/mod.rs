@@ -13,7 +13,7 @@
 
 mod team;
 
-pub(crate) use team::{KernelContext, Member, Team};
+pub(crate) use team::{KernelContext, Member, StepProgress, Team};
 
 use super::memory::LocalScratch;
 use crossbeam::utils::CachePadded;

@@ -9,6 +9,7 @@ use crate::cpu::memory::{SharedScratch, View};
 use crate::device::DeviceError;
 use crossbeam::utils::CachePadded;
 use std::cell::Cell;
+use std::cmp::Ordering as CmpOrdering;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,6 +31,12 @@ pub(crate) struct Team<'a> {
     entry: (AtomicUsize, AtomicUsize),
     /// The run pauses: the step after the barrier just opened is left for a later run.
     paused: AtomicBool,
+    /// Whether the run should pause.
+    pause_is_due: &'a (dyn Fn() -> bool + Sync),
+    /// The run pauses inside a step: no member claims any more, and `claims` keeps its value.
+    interrupted: AtomicBool,
+    /// Phase of the step in which that happened.
+    interrupted_phase: AtomicUsize,
     /// No worker is admitted any more.
     closed: AtomicBool,
     abort: &'a AtomicBool,
@@ -38,7 +45,8 @@ pub(crate) struct Team<'a> {
 }
 
 impl<'a> Team<'a> {
-    pub(crate) fn new(abort: &'a AtomicBool) -> Team<'a> {
+    /// `pause_is_due` is evaluated before a step and before a claim of a step's items, by any member.
+    pub(crate) fn new(abort: &'a AtomicBool, pause_is_due: &'a (dyn Fn() -> bool + Sync)) -> Team<'a> {
         Team {
             members: CachePadded::new(AtomicUsize::new(1)),
             arrived: CachePadded::default(),
@@ -47,6 +55,9 @@ impl<'a> Team<'a> {
             join_requests: CachePadded::default(),
             entry: Default::default(),
             paused: AtomicBool::new(false),
+            pause_is_due,
+            interrupted: AtomicBool::new(false),
+            interrupted_phase: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             abort,
             failed: AtomicBool::new(false),
@@ -66,6 +77,21 @@ impl<'a> Team<'a> {
     /// The run's first failure.
     pub(crate) fn failure(&self) -> Option<DeviceError> {
         super::lock(&self.failure).clone()
+    }
+
+    /// How much of the last step the members have done, if it was interrupted; `began` is how much of it was done before this
+    /// run, if it is the run's first step. All members have left the step.
+    pub(crate) fn interrupted_step(&self, began: StepProgress) -> Option<StepProgress> {
+        if !self.interrupted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let phase = self.interrupted_phase.load(Ordering::Relaxed);
+        let before = if phase == began.phase { began.items } else { 0 };
+        Some(StepProgress {
+            phase,
+            items: before.saturating_add(self.claims.load(Ordering::Relaxed)),
+            workers: if began.workers > 0 { began.workers } else { self.members.load(Ordering::Relaxed) },
+        })
     }
 
     /// The leader: the only member at the start of a run.
@@ -99,6 +125,15 @@ impl<'a> Team<'a> {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
+}
+
+/// How much of a step earlier runs have done: all phases before `phase`, and its items below `items`. The default is none.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct StepProgress {
+    phase: usize,
+    items: usize,
+    /// Workers among which the step's work was divided when it began; 0 if it has not begun.
+    workers: usize,
 }
 
 /// A member of a run.
@@ -135,12 +170,18 @@ impl Member<'_> {
         self.team.fail(error);
     }
 
+    /// Whether the run should pause.
+    pub(crate) fn pause_is_due(&self) -> bool {
+        (self.team.pause_is_due)()
+    }
+
     /// Step barrier: waits for all members before `step` and admits the workers that have requested to join. The last member
-    /// to arrive evaluates `pause`; if it is true, every member returns false, and the step is left for a later run.
+    /// to arrive evaluates `pause`; if it is true, or if the step before was interrupted, every member returns false, and the
+    /// step is left for a later run.
     pub(crate) fn step_barrier(&self, step: usize, pause: impl FnOnce() -> bool) -> bool {
         let team = self.team;
         self.barrier(|phase| {
-            if pause() {
+            if team.interrupted.load(Ordering::Relaxed) || pause() {
                 team.paused.store(true, Ordering::Relaxed);
                 return;
             }
@@ -170,7 +211,9 @@ impl Member<'_> {
             return;
         }
         team.arrived.store(0, Ordering::Relaxed);
-        team.claims.store(0, Ordering::Relaxed);
+        if !team.interrupted.load(Ordering::Relaxed) {
+            team.claims.store(0, Ordering::Relaxed);
+        }
         at_last_arrival(phase);
         team.phase.store(phase, Ordering::Release);
     }
@@ -181,6 +224,10 @@ pub(crate) struct KernelContext<'a> {
     pub(in crate::cpu) member: &'a Member<'a>,
     pub(in crate::cpu) serial: bool,
     pub(in crate::cpu) rhs_is_packed: bool,
+    /// In the first step of a run: what earlier runs have done of it.
+    pub(in crate::cpu) first_step: Option<StepProgress>,
+    /// Phase of the step: calls of [`KernelContext::sync`] so far.
+    pub(in crate::cpu) phase: Cell<usize>,
     pub(in crate::cpu) dst: View<'a>,
     pub(in crate::cpu) srcs: &'a [Option<View<'a>>],
     pub(in crate::cpu) local: &'a mut [f32],
@@ -222,6 +269,13 @@ impl<'a> KernelContext<'a> {
         std::mem::take(&mut self.local)
     }
 
+    /// Workers among which the step's work was divided when it began. Unlike [`KernelContext::workers`], this number is the
+    /// same in all runs of a step that pauses in its middle. Items whose number or meaning depends on the number of workers
+    /// must use it.
+    pub(crate) fn dividing_workers(&self) -> usize {
+        self.first_step.map(|began| began.workers).filter(|&n| n > 0).unwrap_or_else(|| self.workers())
+    }
+
     /// Whether an earlier product of the same source 1 left it packed in shared scratch.
     pub(crate) fn rhs_is_packed(&self) -> bool {
         self.rhs_is_packed
@@ -235,16 +289,29 @@ impl<'a> KernelContext<'a> {
     /// Barrier: waits for all workers of the node. Data written to shared scratch before the barrier can be read after it.
     /// Every worker must call it equally often.
     pub(crate) fn sync(&self) {
+        self.phase.set(self.phase.get() + 1);
         if !self.serial {
             self.member.sync();
         }
     }
 
     /// Dynamic scheduling: ranges of `0..total` of at most `grain` items, each claimed by one worker. Together they cover
-    /// everything, unless the run is stopping. A kernel calls this at most once between two [`KernelContext::sync`]s.
+    /// everything, unless the run is stopping or pauses. A kernel calls this at most once between two
+    /// [`KernelContext::sync`]s.
+    ///
+    /// The run may pause before any claim. The kernel is then called again in a later run, and gets the items that no worker
+    /// has claimed: every item is claimed once, and all items of a phase before any item of the next one. So a kernel must have
+    /// no effect outside of claimed items, except one that may be repeated.
     pub(crate) fn chunks(&self, total: usize, grain: usize) -> Chunks<'a> {
         let claims = (!self.serial).then(|| &*self.member.team.claims);
-        Chunks { team: self.member.team, claims, next: 0, total, grain: grain.max(1) }
+        let (phase, began) = (self.phase.get(), self.first_step.unwrap_or_default());
+        let offset = match phase.cmp(&began.phase) {
+            CmpOrdering::Less => total,
+            CmpOrdering::Equal => began.items,
+            CmpOrdering::Greater => 0,
+        };
+        let must_claim = self.first_step.is_some() && phase == began.phase;
+        Chunks { team: self.member.team, claims, phase, must_claim, offset, next: offset, total, grain: grain.max(1) }
     }
 
     /// Ends the run because of invalid data (a row index out of range).
@@ -256,10 +323,33 @@ impl<'a> KernelContext<'a> {
 /// Iterator of [`KernelContext::chunks`].
 pub(crate) struct Chunks<'a> {
     team: &'a Team<'a>,
+    /// `None` in a serial step, which cannot be interrupted.
     claims: Option<&'a AtomicUsize>,
+    phase: usize,
+    /// The next claim does not evaluate whether the run should pause. Without such claims where a run begins, a run that should
+    /// pause at once would never end.
+    must_claim: bool,
+    /// Items that earlier runs have claimed.
+    offset: usize,
     next: usize,
     total: usize,
     grain: usize,
+}
+
+impl Chunks<'_> {
+    /// Whether the run pauses before the next claim. A claim that was made is always executed.
+    fn is_interrupted(&mut self) -> bool {
+        if self.team.interrupted.load(Ordering::Relaxed) {
+            return true;
+        }
+        if std::mem::take(&mut self.must_claim) || !(self.team.pause_is_due)() {
+            return false;
+        }
+        // All members are in this phase: the next one begins with a barrier, and finds the flag set.
+        self.team.interrupted_phase.store(self.phase, Ordering::Relaxed);
+        self.team.interrupted.store(true, Ordering::Relaxed);
+        true
+    }
 }
 
 impl Iterator for Chunks<'_> {
@@ -269,8 +359,11 @@ impl Iterator for Chunks<'_> {
         if self.next >= self.total || self.team.stopping() {
             return None;
         }
+        if self.claims.is_some() && self.is_interrupted() {
+            return None;
+        }
         let start = match self.claims {
-            Some(claims) => claims.fetch_add(self.grain, Ordering::Relaxed),
+            Some(claims) => claims.fetch_add(self.grain, Ordering::Relaxed).saturating_add(self.offset),
             None => self.next,
         };
         self.next = start.saturating_add(self.grain);

@@ -7,6 +7,8 @@ use crate::cpu::pool::KernelContext;
 const ROWS: usize = 16;
 /// Columns of b in a cache block.
 const COLUMNS: usize = 32;
+/// Most columns of b in a unit. A run can only pause between two units.
+const COLUMN_SPAN: usize = 4 * COLUMNS;
 /// Elements of each row and column in a cache block: a whole number of blocks of every type.
 const DEPTH: usize = 512;
 
@@ -18,11 +20,12 @@ pub(super) fn run(ctx: &KernelContext<'_>, groups: &RhsGroups<'_>, scratch: &mut
     let (a, b, dst) = (ctx.src(0), ctx.src(1), ctx.dst());
     let [k, m, ..] = a.ne();
     let (panel_a, panel_b) = scratch.split_at_mut(ROWS * DEPTH);
-    let blocks = m.div_ceil(ROWS);
-    for unit in ctx.chunks(groups.len() * blocks, 1).flatten() {
-        let (group, row) = (unit / blocks, unit % blocks * ROWS);
+    let (blocks, spans) = (m.div_ceil(ROWS), groups.max_columns().div_ceil(COLUMN_SPAN));
+    for unit in ctx.chunks(groups.len() * blocks * spans, 1).flatten() {
+        let (block, start) = (unit / spans, unit % spans * COLUMN_SPAN);
+        let (group, row) = (block / blocks, block % blocks * ROWS);
         let (rows, count, [i2, i3]) = (ROWS.min(m - row), groups.count(group), groups.matrix(group));
-        for first in (0..count).step_by(COLUMNS) {
+        for first in (start..count.min(start + COLUMN_SPAN)).step_by(COLUMNS) {
             let mut chosen = [Column::default(); COLUMNS];
             let chosen = &mut chosen[..COLUMNS.min(count - first)];
             for (c, column) in chosen.iter_mut().enumerate() {

@@ -36,6 +36,13 @@ const UNITS_PER_WORKER: usize = 4;
 /// Most columns of a unit: enough to amortise reading the rows.
 const COLUMN_SPAN: usize = 512;
 
+/// Columns below which a unit is not made smaller to keep to [`UNIT_PRODUCTS`].
+const MIN_COLUMN_SPAN: usize = 4 * COLUMN_BLOCK;
+
+/// Multiplications of a unit with many columns, if it then has enough rows and columns: about a millisecond, as a run can only
+/// pause between two units.
+const UNIT_PRODUCTS: usize = 1 << 26;
+
 /// Cache block of columns: together with a block of the rows they fit the L2 cache.
 const COLUMN_BLOCK: usize = 48;
 
@@ -170,10 +177,11 @@ struct GemmRun<'a> {
 impl GemmRun<'_> {
     fn run(&self, staging: &mut [f32]) {
         let (m, max_columns) = (self.a.ne()[1], self.groups.max_columns());
-        let spans = max_columns.div_ceil(COLUMN_SPAN);
+        let column_span = self.column_span();
+        let spans = max_columns.div_ceil(column_span);
         let unit_rows = self.unit_rows(max_columns, m.saturating_mul(self.groups.len() * spans));
         let blocks = m.div_ceil(unit_rows);
-        let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(max_columns.min(COLUMN_SPAN));
+        let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(max_columns.min(column_span));
         let grain = (GRAIN / cost.max(1)).max(1);
         let (groups, pieces) = (self.groups.len(), blocks * spans);
         // Heads that lie side by side in each row of a KV cache share its pages.
@@ -183,9 +191,9 @@ impl GemmRun<'_> {
             // share columns in the cache.
             let (group, rest) =
                 if side_by_side { (unit % groups, unit / groups) } else { (unit / pieces, unit % pieces) };
-            let (row, first) = (rest % blocks * unit_rows, rest / blocks * COLUMN_SPAN);
+            let (row, first) = (rest % blocks * unit_rows, rest / blocks * column_span);
             let (rows, count) = (row..m.min(row + unit_rows), self.groups.count(group));
-            let span = first..count.min(first + COLUMN_SPAN);
+            let span = first..count.min(first + column_span);
             let kernels = &self.plan.kernels;
             let use_row_dots = count <= kernels.max_dot_columns() || self.plan.micro_kernel.is_none();
             // Array sizes by case, since small units must not pay for initialising large arrays.
@@ -210,8 +218,16 @@ impl GemmRun<'_> {
     /// spans.
     fn unit_rows(&self, columns: usize, rows: usize) -> usize {
         let (unit, step) = (self.plan.unit, self.plan.kernels.panels() * PANEL_ROWS);
-        let fair = rows / (UNITS_PER_WORKER * self.ctx.workers()) / step * step;
-        if columns < MANY_COLUMNS { unit } else { fair.clamp(step, unit) }
+        let fair = rows / (UNITS_PER_WORKER * self.ctx.dividing_workers());
+        let short = UNIT_PRODUCTS / self.plan.k.saturating_mul(columns.min(COLUMN_SPAN)).max(1);
+        if columns < MANY_COLUMNS { unit } else { (fair.min(short) / step * step).clamp(step, unit) }
+    }
+
+    /// Most columns of a unit. Does not depend on the number of workers, because sums of floats depend on it.
+    fn column_span(&self) -> usize {
+        let rows = self.plan.kernels.panels() * PANEL_ROWS;
+        let columns = UNIT_PRODUCTS / self.plan.k.saturating_mul(rows).max(1);
+        (columns / COLUMN_BLOCK * COLUMN_BLOCK).clamp(MIN_COLUMN_SPAN, COLUMN_SPAN)
     }
 
     /// A packed column.

@@ -87,7 +87,8 @@ impl<'a> RhsGroups<'a> {
         Some(RhsGroups::Routed { experts: &experts[..groups], starts: &starts[..=groups], slots, used, nb: b.ne()[1] })
     }
 
-    /// Fills the rows of the destination whose id is [`NO_EXPERT`] with zeros, this worker's share of them.
+    /// Fills the rows of the destination whose id is [`NO_EXPERT`] with zeros, this worker's share of them. Each run of a
+    /// product that pauses repeats that.
     pub(super) fn clear_unrouted(&self, ctx: &KernelContext<'_>) {
         let RhsGroups::Routed { starts, slots, used, .. } = self else { return };
         let (dst, first) = (ctx.dst(), starts[starts.len() - 1] as usize);
