@@ -172,6 +172,11 @@ struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     idle_timeout: Option<Duration>,
 
+    /// Maximum seconds for which one graph may use a CPU device, not counting the turns of other clients; a graph that takes
+    /// longer fails [default: no limit].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    max_run: Option<Duration>,
+
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
     /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times. For
     /// collectives, PORT is not the other server's own port but 1000 above it; HOST alone permits both [default: none].
@@ -332,6 +337,7 @@ fn configuration(args: &Args) -> Config {
         .with_handshake_timeout(args.handshake_timeout)
         .with_stall_timeout(args.stall_timeout)
         .with_idle_timeout(args.idle_timeout)
+        .with_max_run(args.max_run)
         .with_peers(args.peers.clone())
         .with_comm_port(args.comm_port)
         .with_models(args.models.clone())

@@ -19,6 +19,7 @@
 //! | `features`, `system`, `cgroup` | instruction sets and memory of the machine, as the device reports them, and limits of control groups |
 
 mod cgroup;
+mod executor;
 mod features;
 mod fuse;
 mod layout;

@@ -6,28 +6,21 @@
 //! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::layout::{BeginTurn, CpuMemory, Locking, PieceSource};
-use super::memory::{HostMemory, charged_bytes};
+use super::executor::{CpuCommand, CpuExecutor, cpu_memory, is_small};
+use super::layout::{BeginTurn, Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
-    Command, CommandChannel, CommandOutcome, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Executor, Lane, MemoryBudget,
-    PendingRead, PendingReadSender, Prefault, Program, Queue, QueueAborter, Region, Reservation, RunInline,
-    TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, Turn, UploadSource,
+    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Lane, MemoryBudget, PendingRead, Prefault, Program,
+    Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Largest transfer in bytes that runs inline on the submitting thread. A larger upload waits for earlier commands and is then
 /// written in place; a smaller one is copied into its command.
-const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
-
-/// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
-const MAX_FREE_BYTES: u64 = 16 << 10;
-
-/// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
-const MAX_SHORT_BYTES: u64 = 4 << 20;
+pub(super) const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
 /// A command queue of the CPU device.
 pub(super) struct CpuQueue {
@@ -45,68 +38,12 @@ pub(super) struct CpuQueue {
     sent_since_mark: bool,
 }
 
-/// A submitted command, with the regions and the data that it needs.
-enum CpuCommand {
-    Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: PendingReadSender },
-    Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region, after: Option<TimelinePoint> },
-    Run { program: Program, bindings: Arc<[Region]>, position: RunPosition },
-    Wait(TimelinePoint),
-    Mark(u64),
-}
-
-impl Command for CpuCommand {
-    fn staged_bytes(&self) -> usize {
-        if let CpuCommand::Upload { bytes, .. } = self { bytes.len() } else { 0 }
-    }
-
-    fn lane(&self) -> Lane {
-        let is_short = match self {
-            CpuCommand::Upload { .. } | CpuCommand::Wait(_) | CpuCommand::Mark(_) => true,
-            CpuCommand::Download { src: region, .. }
-            | CpuCommand::Fill { dst: region, .. }
-            | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
-            CpuCommand::Run { program, .. } => is_small(program),
-        };
-        if is_short { Lane::Short } else { Lane::Long }
-    }
-}
-
-impl CpuCommand {
-    /// Whether the command is short enough to run inline.
-    fn runs_inline(&self) -> bool {
-        let small = |region: &Region| region.bytes() <= MAX_INLINE_BYTES as u64;
-        match self {
-            CpuCommand::Upload { .. } | CpuCommand::Mark(_) => true,
-            CpuCommand::Download { src: region, .. } | CpuCommand::Fill { dst: region, .. } => small(region),
-            CpuCommand::Copy { dst, after, .. } => small(dst) && after.as_ref().is_none_or(reached),
-            CpuCommand::Run { .. } => false,
-            CpuCommand::Wait(point) => reached(point),
-        }
-    }
-}
-
-fn is_small(program: &Program) -> bool {
-    program.compiled::<CpuProgram>().is_some_and(CpuProgram::is_small)
-}
-
-fn reached(point: &TimelinePoint) -> bool {
-    point.poll() == Ok(true)
-}
-
 impl CpuQueue {
     pub(super) fn new(device: Arc<CpuDevice>, budget: Arc<MemoryBudget>) -> CpuQueue {
         let channel = CommandChannel::new(&device.queue_threads, &budget);
         let (timeline, abort) = (Timeline::new(), Arc::new(AtomicBool::new(false)));
-        let executor = CpuExecutor {
-            device: Arc::clone(&device),
-            budget: Arc::clone(&budget),
-            timeline: Arc::clone(&timeline),
-            abort: Arc::clone(&abort),
-            locals: QueueScratch::default(),
-            shared: QueueScratch::default(),
-        };
+        let executor =
+            CpuExecutor::new(Arc::clone(&device), Arc::clone(&budget), Arc::clone(&timeline), Arc::clone(&abort));
         CpuQueue {
             device,
             budget,
@@ -197,10 +134,6 @@ impl CpuQueue {
         let pack = tensor.map(|tensor| (tensor, &begin_turn as &BeginTurn<'_>));
         cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, pack, fill)
     }
-}
-
-fn cpu_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
-    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
 impl Queue for CpuQueue {
@@ -350,171 +283,6 @@ impl Drop for CpuQueue {
         // A running program ends at its next step.
         self.abort.store(true, Ordering::Relaxed);
         self.channel.close();
-    }
-}
-
-/// Scratch memory of a queue. It grows to the largest need of its programs and is charged to the queue's budget.
-#[derive(Default)]
-struct QueueScratch(Option<(HostMemory, Reservation)>);
-
-impl QueueScratch {
-    fn reserve(&mut self, bytes: usize, budget: &Arc<MemoryBudget>) -> Result<&HostMemory, DeviceError> {
-        let enough = self.0.as_ref().is_some_and(|(m, _)| m.bytes() >= bytes);
-        if !enough {
-            // The old memory is released first, so that the budget never holds both.
-            self.0 = None;
-            let reservation = budget.reserve(charged_bytes(bytes as u64))?;
-            let memory = HostMemory::scratch(bytes, budget)?;
-            self.0 = Some((memory, reservation));
-        }
-        self.0.as_ref().map(|(m, _)| m).ok_or(DeviceError::Ended)
-    }
-}
-
-/// Runs the commands of one queue. Dropping it, also by a panic, fails the timeline, so that waiting threads wake up.
-struct CpuExecutor {
-    device: Arc<CpuDevice>,
-    budget: Arc<MemoryBudget>,
-    timeline: Arc<Timeline>,
-    abort: Arc<AtomicBool>,
-    /// Scratch of the workers, one part each.
-    locals: QueueScratch,
-    /// Scratch that the workers share.
-    shared: QueueScratch,
-}
-
-impl Executor for CpuExecutor {
-    type Command = CpuCommand;
-
-    /// After a failure no command runs; downloads report the failure.
-    fn execute(&mut self, command: CpuCommand, turn: &Turn) -> CommandOutcome<CpuCommand> {
-        match (self.timeline.failure(), command) {
-            (Some(failure), CpuCommand::Download { to, .. }) => to.send(Err(failure)),
-            (Some(_), _) => {}
-            (None, command) => match self.try_execute(command, turn) {
-                Ok(outcome) => return outcome,
-                Err(error) => self.timeline.fail(error),
-            },
-        }
-        CommandOutcome::Done
-    }
-}
-
-impl CpuExecutor {
-    /// Records an error of `work` in the timeline, which stays failed from then on.
-    fn record_failure<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        work(self).inspect_err(|error| self.timeline.fail(error.clone()))
-    }
-
-    /// A turn for the submitting thread, which waits for it.
-    fn begin(&self, lane: Lane) -> Turn {
-        self.device.queue_threads.begin(lane, &self.budget)
-    }
-
-    /// As `try_begin` in the short lane, for a transfer of `bytes` bytes, which may need no turn.
-    fn try_begin_transfer(&self, bytes: u64) -> Option<Option<Turn>> {
-        if bytes <= MAX_FREE_BYTES { Some(None) } else { self.try_begin(Lane::Short).map(Some) }
-    }
-
-    /// A turn for the submitting thread. `None`: others wait for the device.
-    fn try_begin(&self, lane: Lane) -> Option<Turn> {
-        self.device.queue_threads.try_begin(lane, &self.budget)
-    }
-
-    /// Runs a command on the submitting thread. Returns it if the threads have to run it, or the rest of it.
-    fn execute_inline(&mut self, command: CpuCommand) -> Option<CpuCommand> {
-        match command {
-            CpuCommand::Wait(_) => None,
-            CpuCommand::Mark(seq) => {
-                self.timeline.advance(seq);
-                None
-            }
-            command => {
-                let Some(turn) = self.try_begin(Lane::Short) else { return Some(command) };
-                match self.execute(command, &turn) {
-                    CommandOutcome::Done => None,
-                    CommandOutcome::AwaitPoint(_, command)
-                    | CommandOutcome::NeedsLongLane(command)
-                    | CommandOutcome::TurnOver(command) => Some(command),
-                }
-            }
-        }
-    }
-
-    fn try_execute(&mut self, command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
-        let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::Wait };
-        if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command
-            && !point.poll()?
-        {
-            return Ok(CommandOutcome::AwaitPoint(point.clone(), command));
-        }
-        let done = match &command {
-            CpuCommand::Upload { dst, bytes } => cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?,
-            CpuCommand::Download { src, .. } => {
-                let read = cpu_memory(src)?.read(src.offset() as usize, src.bytes() as usize, locking);
-                let Some(read) = read.transpose() else { return Ok(CommandOutcome::NeedsLongLane(command)) };
-                if let CpuCommand::Download { to, .. } = command {
-                    to.send(read);
-                }
-                return Ok(CommandOutcome::Done);
-            }
-            CpuCommand::Fill { dst, value } => {
-                let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
-                cpu_memory(dst)?.fill(at, bytes, *value, locking, &self.abort)?
-            }
-            CpuCommand::Copy { src, dst, .. } => {
-                let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking, &self.abort)?
-            }
-            CpuCommand::Run { program, bindings, position } => {
-                // The slice begins with the first step, so that each turn makes progress.
-                let began = OnceLock::new();
-                let pause = || turn.is_over(*began.get_or_init(Instant::now));
-                let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
-                match self.run(program, bindings, *position, limits)? {
-                    None => Some(()),
-                    // Without progress the memories' layouts were not to be had without waiting.
-                    Some(next) if next == *position => None,
-                    Some(next) => {
-                        let (program, bindings) = (program.clone(), Arc::clone(bindings));
-                        return Ok(CommandOutcome::TurnOver(CpuCommand::Run { program, bindings, position: next }));
-                    }
-                }
-            }
-            CpuCommand::Wait(_) => Some(()),
-            CpuCommand::Mark(seq) => {
-                self.timeline.advance(*seq);
-                Some(())
-            }
-        };
-        Ok(if done.is_some() { CommandOutcome::Done } else { CommandOutcome::NeedsLongLane(command) })
-    }
-
-    /// Runs a program from a position on, within `limits`. Returns the position to continue at.
-    fn run(
-        &mut self,
-        program: &Program,
-        bindings: &[Region],
-        position: RunPosition,
-        limits: RunLimits<'_>,
-    ) -> Result<Option<RunPosition>, DeviceError> {
-        let code = program
-            .compiled::<CpuProgram>()
-            .ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))?;
-        // One pool for scratch and run: `set_threads` may replace the device's pool meanwhile.
-        let pool = self.device.pool();
-        let (locals, shared) = code.scratch(pool.workers())?;
-        let locals = self.locals.reserve(locals, &self.budget)?;
-        let shared = self.shared.reserve(shared, &self.budget)?;
-        let next = code.run(&pool, bindings, (locals, shared), &self.abort, position, limits)?;
-        // An aborted run has left steps out.
-        if self.abort.load(Ordering::Relaxed) { Err(DeviceError::Ended) } else { Ok(next) }
-    }
-}
-
-impl Drop for CpuExecutor {
-    fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Ended);
     }
 }
 

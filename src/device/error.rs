@@ -1,6 +1,7 @@
 //! Whether a device supports a node ([`Support`]), and the errors of devices ([`DeviceError`]).
 
 use crate::ops::{MAX_SRC, NodeView, OpCode};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Whether a device supports a node: the result of [`Device::support`](super::Device::support).
@@ -95,6 +96,12 @@ pub enum DeviceError {
     /// The deadline of a wait passed. The text names what was awaited. The work may still finish.
     #[error("the deadline passed while waiting for {0}")]
     Deadline(&'static str),
+    /// A program used the device for longer than [`MemoryBudget::limit_runs`](super::MemoryBudget::limit_runs) allows.
+    #[error("a graph used the device for longer than the limit of {limit:?}")]
+    RunTooLong {
+        /// The limit.
+        limit: Duration,
+    },
     /// A call of the device's driver failed, or a kernel did. The device's queues are unusable from then on.
     #[error("{device}: {call} failed: {reason}")]
     Driver {

@@ -1,6 +1,6 @@
 //! Deficit round robin: which waiting work has the next turn on a device.
 //!
-//! Work belongs to a *path* of keys: a tenant, and one of its sessions. The tenants form a ring. Each visit of a tenant grants
+//! Work has two *keys*: its tenant, and one of the tenant's sessions. The tenants form a ring. Each visit of a tenant grants
 //! it a [`SLICE`] of time; it is served while it has credit left, and the time that its work took is charged afterwards. Within a
 //! tenant, its sessions form such a ring of their own; the work of one session is first come, first served. So between the
 //! arrival of work and its turn, each other tenant has at most one slice, however many sessions it has; more only if a piece
@@ -29,14 +29,14 @@ const MAX_DEBT: i64 = 1_000_000_000;
 /// Flows without waiting work that a ring keeps, beside as many as wait, before it removes those without credit and debt.
 const KEPT_FLOWS: usize = 64;
 
-/// The order of waiting items of type `T`. A path has two keys: tenant and session.
+/// The order of waiting items of type `T`. Each has the keys of a tenant and of a session.
 pub(super) struct FairQueue<T> {
     tenants: Ring<Ring<VecDeque<T>>>,
     len: usize,
 }
 
 /// Keys of a tenant and of a session.
-pub(super) type Path = [u64; 2];
+pub(super) type FlowKeys = [u64; 2];
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
@@ -51,11 +51,11 @@ impl<T> FairQueue<T> {
     }
 
     /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody.
-    pub(super) fn push(&mut self, path: Path, item: T, is_idle: bool) {
+    pub(super) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) {
         if self.len == 0 && is_idle {
             self.tenants = Ring::default();
         }
-        self.tenants.push(&path, item);
+        self.tenants.push(&keys, item);
         self.len += 1;
     }
 
@@ -67,32 +67,32 @@ impl<T> FairQueue<T> {
         Some((item, Duration::from_nanos(credit.clamp(0, SLICE.as_nanos() as i64) as u64)))
     }
 
-    /// Charges time that work of a path has taken.
-    pub(super) fn charge(&mut self, path: Path, time: Duration) {
-        self.tenants.charge(&path, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    /// Charges time that work of a session has taken.
+    pub(super) fn charge(&mut self, keys: FlowKeys, time: Duration) {
+        self.tenants.charge(&keys, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
     }
 
-    /// Removes the items of a path for which `is_removed` holds.
-    pub(super) fn remove(&mut self, path: Path, is_removed: impl Fn(&T) -> bool) {
-        self.len -= self.tenants.remove(&path, &is_removed);
+    /// Removes the items of a session for which `is_removed` holds.
+    pub(super) fn remove(&mut self, keys: FlowKeys, is_removed: impl Fn(&T) -> bool) {
+        self.len -= self.tenants.remove(&keys, &is_removed);
     }
 }
 
-/// Waiting items below one level of the path.
+/// Waiting items below one level of keys.
 trait Waiting {
     type Item;
 
     fn is_empty(&self) -> bool;
 
-    fn push(&mut self, path: &[u64], item: Self::Item);
+    fn push(&mut self, keys: &[u64], item: Self::Item);
 
     /// Removes the next item, with its credit in nanoseconds.
     fn pop(&mut self) -> Option<(Self::Item, i64)>;
 
-    fn charge(&mut self, path: &[u64], nanos: i64);
+    fn charge(&mut self, keys: &[u64], nanos: i64);
 
     /// Returns the number of removed items.
-    fn remove(&mut self, path: &[u64], is_removed: &dyn Fn(&Self::Item) -> bool) -> usize;
+    fn remove(&mut self, keys: &[u64], is_removed: &dyn Fn(&Self::Item) -> bool) -> usize;
 }
 
 /// The items of one session.
@@ -180,8 +180,8 @@ impl<C: Waiting + Default> Waiting for Ring<C> {
         self.order.len() == 1
     }
 
-    fn push(&mut self, path: &[u64], item: C::Item) {
-        let (Some((&key, rest)), round) = (path.split_first(), self.round) else { return };
+    fn push(&mut self, keys: &[u64], item: C::Item) {
+        let (Some((&key, rest)), round) = (keys.split_first(), self.round) else { return };
         let flow = self.flow(key);
         let joins = flow.waiting.is_empty();
         flow.waiting.push(rest, item);
@@ -227,15 +227,15 @@ impl<C: Waiting + Default> Waiting for Ring<C> {
         }
     }
 
-    fn charge(&mut self, path: &[u64], nanos: i64) {
-        let Some((&key, rest)) = path.split_first() else { return };
+    fn charge(&mut self, keys: &[u64], nanos: i64) {
+        let Some((&key, rest)) = keys.split_first() else { return };
         let flow = self.flow(key);
         flow.credit = flow.credit.saturating_sub(nanos).max(-MAX_DEBT);
         flow.waiting.charge(rest, nanos);
     }
 
-    fn remove(&mut self, path: &[u64], is_removed: &dyn Fn(&C::Item) -> bool) -> usize {
-        let (Some((&key, rest)), round) = (path.split_first(), self.round) else { return 0 };
+    fn remove(&mut self, keys: &[u64], is_removed: &dyn Fn(&C::Item) -> bool) -> usize {
+        let (Some((&key, rest)), round) = (keys.split_first(), self.round) else { return 0 };
         let Some(flow) = self.flows.get_mut(&key).filter(|flow| !flow.waiting.is_empty()) else { return 0 };
         let removed = flow.waiting.remove(rest, is_removed);
         if flow.waiting.is_empty() {
@@ -253,24 +253,28 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Serves `queue` for `total`: each item is a path, whose turn takes `time(path)` or what its credit allows, whichever is
-    /// less; it then waits again. Returns the time of each path.
-    fn serve(queue: &mut FairQueue<Path>, total: Duration, time: impl Fn(Path) -> Duration) -> HashMap<Path, Duration> {
+    /// Serves `queue` for `total`: each item is its own keys, whose turn takes `time(keys)` or what its credit allows, whichever is
+    /// less; it then waits again. Returns the time of each session.
+    fn serve(
+        queue: &mut FairQueue<FlowKeys>,
+        total: Duration,
+        time: impl Fn(FlowKeys) -> Duration,
+    ) -> HashMap<FlowKeys, Duration> {
         let (mut used, mut sum) = (HashMap::new(), Duration::ZERO);
         while sum < total {
-            let (path, grant) = queue.pop().unwrap();
-            let took = time(path).min(grant);
-            *used.entry(path).or_insert(Duration::ZERO) += took;
+            let (keys, grant) = queue.pop().unwrap();
+            let took = time(keys).min(grant);
+            *used.entry(keys).or_insert(Duration::ZERO) += took;
             sum += took;
-            queue.charge(path, took);
-            queue.push(path, path, false);
+            queue.charge(keys, took);
+            queue.push(keys, keys, false);
         }
         used
     }
 
-    fn share(used: &HashMap<Path, Duration>, tenant: u64) -> f64 {
+    fn share(used: &HashMap<FlowKeys, Duration>, tenant: u64) -> f64 {
         let of = |wanted: Option<u64>| -> f64 {
-            used.iter().filter(|(path, _)| wanted.is_none_or(|t| path[0] == t)).map(|(_, t)| t.as_secs_f64()).sum()
+            used.iter().filter(|(keys, _)| wanted.is_none_or(|t| keys[0] == t)).map(|(_, t)| t.as_secs_f64()).sum()
         };
         of(Some(tenant)) / of(None)
     }
@@ -285,10 +289,10 @@ mod tests {
                 queue.push([1, session], [1, session], false);
             }
             queue.push([2, 0], [2, 0], false);
-            let used = serve(&mut queue, 1000 * MS, |path| if path[0] == 1 { short } else { 20 * MS });
+            let used = serve(&mut queue, 1000 * MS, |keys| if keys[0] == 1 { short } else { 20 * MS });
             assert!((share(&used, 2) - 0.5).abs() < 0.01, "{name}: {used:?}");
             let of_one: Vec<f64> =
-                used.iter().filter(|(path, _)| path[0] == 1).map(|(_, t)| t.as_secs_f64() * sessions as f64).collect();
+                used.iter().filter(|(keys, _)| keys[0] == 1).map(|(_, t)| t.as_secs_f64() * sessions as f64).collect();
             assert_eq!(of_one.len(), sessions as usize, "{name}");
             assert!(of_one.iter().all(|t| (t / 0.5 - 1.0).abs() < 0.2), "{name}: {used:?}");
         }
@@ -304,12 +308,12 @@ mod tests {
             if next_request.take_if(|at| *at <= now).is_some() {
                 queue.push([2, 0], [2, 0], false);
             }
-            let (path, _) = queue.pop().unwrap();
+            let (keys, _) = queue.pop().unwrap();
             now += MS / 10;
-            used[path[0] as usize - 1] += MS / 10;
-            queue.charge(path, MS / 10);
-            match path[0] {
-                1 => queue.push(path, path, false),
+            used[keys[0] as usize - 1] += MS / 10;
+            queue.charge(keys, MS / 10);
+            match keys[0] {
+                1 => queue.push(keys, keys, false),
                 _ => next_request = Some(now + MS / 20),
             }
         }
@@ -328,19 +332,19 @@ mod tests {
                 }
             }
             let lengths: Vec<Duration> = (0..tenants).map(|_| MS * rng.u32(1..50) / 10).collect();
-            serve(&mut queue, MS * rng.u32(0..100), |path| lengths[path[0] as usize]);
+            serve(&mut queue, MS * rng.u32(0..100), |keys| lengths[keys[0] as usize]);
             let (newcomer, mut passed) = ([100, 0], vec![Duration::ZERO; tenants as usize]);
             queue.push(newcomer, newcomer, false);
             loop {
-                let (path, grant) = queue.pop().unwrap();
-                if path == newcomer {
+                let (keys, grant) = queue.pop().unwrap();
+                if keys == newcomer {
                     break;
                 }
-                let took = lengths[path[0] as usize].min(grant);
-                passed[path[0] as usize] += took;
-                queue.charge(path, took);
+                let took = lengths[keys[0] as usize].min(grant);
+                passed[keys[0] as usize] += took;
+                queue.charge(keys, took);
                 if rng.bool() {
-                    queue.push(path, path, false);
+                    queue.push(keys, keys, false);
                 }
             }
             assert!(passed.iter().all(|passed| *passed <= SLICE), "{passed:?}");
@@ -358,21 +362,21 @@ mod tests {
         queue.push([1, 0], [1, 0], false);
         let mut before = Duration::ZERO;
         loop {
-            let (path, grant) = queue.pop().unwrap();
-            if path[0] == 1 {
+            let (keys, grant) = queue.pop().unwrap();
+            if keys[0] == 1 {
                 break;
             }
             before += grant;
-            queue.charge(path, grant);
-            queue.push(path, path, false);
+            queue.charge(keys, grant);
+            queue.push(keys, keys, false);
         }
         assert!((36 * MS..=44 * MS).contains(&before), "{before:?}");
         queue.charge([1, 0], 1000 * MS);
         while queue.pop().is_some() {}
-        for path in [[1, 0], [2, 0]] {
-            queue.push(path, path, true);
+        for keys in [[1, 0], [2, 0]] {
+            queue.push(keys, keys, true);
         }
-        assert_eq!(queue.pop().map(|(path, _)| path), Some([1, 0]));
+        assert_eq!(queue.pop().map(|(keys, _)| keys), Some([1, 0]));
     }
 
     /// A client may open sessions without end.
@@ -381,13 +385,13 @@ mod tests {
         let mut queue = FairQueue::default();
         queue.push([0, 0], [0, 0], false);
         for session in 0..10_000 {
-            for path in [[1, session], [2 + session, 0]] {
-                queue.push(path, path, false);
-                queue.remove(path, |_| true);
+            for keys in [[1, session], [2 + session, 0]] {
+                queue.push(keys, keys, false);
+                queue.remove(keys, |_| true);
             }
-            let (path, grant) = queue.pop().unwrap();
-            queue.charge(path, grant);
-            queue.push(path, path, false);
+            let (keys, grant) = queue.pop().unwrap();
+            queue.charge(keys, grant);
+            queue.push(keys, keys, false);
         }
         assert_eq!(queue.len(), 1);
         assert!(queue.tenants.flows.len() <= 2 * KEPT_FLOWS, "{}", queue.tenants.flows.len());

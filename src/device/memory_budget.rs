@@ -4,8 +4,8 @@
 //! clients ([`MemoryBudget::for_client`]) also counts the client's memory mappings: a CPU device gives each client a share.
 
 use super::DeviceError;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A limit in bytes on the memory that its [`Reservation`]s may hold together. A reservation in a child budget counts against
@@ -21,6 +21,7 @@ pub struct MemoryBudget {
     id: u64,
     /// Nanoseconds for which queues with this budget have used their devices.
     device_nanos: AtomicU64,
+    max_run: OnceLock<Duration>,
 }
 
 impl MemoryBudget {
@@ -46,12 +47,12 @@ impl MemoryBudget {
     fn build(limit: u64, parent: Option<Arc<MemoryBudget>>, mappings: Option<AtomicUsize>) -> Arc<MemoryBudget> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let (used, device_nanos) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(MemoryBudget { limit, used, parent, mappings, id, device_nanos })
+        let (used, device_nanos, max_run) = (AtomicU64::new(0), AtomicU64::new(0), OnceLock::new());
+        Arc::new(MemoryBudget { limit, used, parent, mappings, id, device_nanos, max_run })
     }
 
     /// Where queues with this budget stand in the order of turns: the client, and the budget itself.
-    pub(crate) fn path(&self) -> [u64; 2] {
+    pub(crate) fn flow_keys(&self) -> [u64; 2] {
         let mut client = self;
         while let (None, Some(parent)) = (&client.mappings, &client.parent) {
             client = parent;
@@ -77,6 +78,16 @@ impl MemoryBudget {
     pub fn available(&self) -> u64 {
         let left = self.limit.saturating_sub(self.used());
         self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))
+    }
+
+    /// Limits the time for which one run of a program may use a CPU device, in queues with this budget: see
+    /// [`DeviceError::RunTooLong`]. Waiting for turns does not count. The first limit stays.
+    pub fn limit_runs(&self, max: Duration) {
+        self.max_run.get_or_init(|| max);
+    }
+
+    pub(crate) fn max_run(&self) -> Option<Duration> {
+        self.max_run.get().copied()
     }
 
     /// The budget of the client that this budget is or lies within, and the client's count of memory mappings.

@@ -12,7 +12,7 @@
 //! submitting thread gets one at once only while nobody waits. So a lane without waiting channels changes no turns.
 
 use super::MemoryBudget;
-use super::fair_queue::{FairQueue, Path, SLICE};
+use super::fair_queue::{FairQueue, FlowKeys, SLICE};
 use super::timeline::POLL_INTERVAL;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -165,7 +165,7 @@ impl QueueThreads {
             thread: std::thread::current(),
             turn: Mutex::new(None),
         });
-        self.lanes().push(lane, client.path(), Waiter::Thread(Arc::clone(&waiting)));
+        self.lanes().push(lane, client.flow_keys(), Waiter::Thread(Arc::clone(&waiting)));
         loop {
             if let Some(turn) = waiting.turn.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 return turn;
@@ -191,13 +191,13 @@ impl Drop for StopOnDrop {
 impl Lanes {
     /// Makes a channel wait in a lane. The caller makes sure that it stands in none.
     pub(super) fn schedule(self: &Arc<Self>, channel: Arc<dyn RunCommands>, lane: Lane) {
-        let path = channel.client().path();
-        self.push(lane, path, Waiter::Channel(channel));
+        let keys = channel.client().flow_keys();
+        self.push(lane, keys, Waiter::Channel(channel));
     }
 
-    fn push(self: &Arc<Self>, lane: Lane, path: Path, waiter: Waiter) {
+    fn push(self: &Arc<Self>, lane: Lane, keys: FlowKeys, waiter: Waiter) {
         let mut state = self.lock();
-        state.lane(lane).push(path, waiter);
+        state.lane(lane).push(keys, waiter);
         self.give_turns(&mut state, lane);
     }
 
@@ -232,12 +232,12 @@ impl Lanes {
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
     /// make the lane grow.
     pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
-        let path = channel.client().path();
+        let keys = channel.client().flow_keys();
         let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
         let mut state = self.lock();
         for lane in [Lane::Short, Lane::Long] {
             let of_lane = state.lane(lane);
-            of_lane.waiting.remove(path, is_same);
+            of_lane.waiting.remove(keys, is_same);
             let ready = of_lane.ready.len();
             of_lane.ready.retain(|(other, _)| !Arc::ptr_eq(other, channel));
             of_lane.turns -= ready - of_lane.ready.len();
@@ -256,7 +256,7 @@ impl Lanes {
         let mut state = self.lock();
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
-        of_lane.waiting.charge(client.path(), time);
+        of_lane.waiting.charge(client.flow_keys(), time);
         if of_lane.waiting.len() > 0 {
             self.give_turns(&mut state, lane);
         }
@@ -268,8 +268,8 @@ impl Lanes {
             if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
                 state.next_poll = None;
                 for channel in std::mem::take(&mut state.polled) {
-                    let path = channel.client().path();
-                    state.short.push(path, Waiter::Channel(channel));
+                    let keys = channel.client().flow_keys();
+                    state.short.push(keys, Waiter::Channel(channel));
                 }
                 self.give_turns(&mut state, lane);
             }
@@ -314,9 +314,9 @@ impl LanesState {
 }
 
 impl LaneState {
-    fn push(&mut self, path: Path, waiter: Waiter) {
+    fn push(&mut self, keys: FlowKeys, waiter: Waiter) {
         let is_idle = self.turns == 0;
-        self.waiting.push(path, waiter, is_idle);
+        self.waiting.push(keys, waiter, is_idle);
     }
 
     /// Who has the next turn, and its slice. `None`: nobody waits, or as many turns as there may be are under way.

@@ -16,7 +16,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
     layer("graph", &["tensor", "ops"], &["fastrand"]),
-    layer("device", &["setters", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &[]),
+    layer("device", &["setters", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),

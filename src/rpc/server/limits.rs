@@ -57,6 +57,9 @@ pub struct Config {
     pub idle_timeout: Option<Duration>,
     /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,
+    /// Maximum time for which one graph may use a CPU device, without the turns of others; a graph beyond it fails its queue.
+    /// `None`: without limit.
+    pub max_run: Option<Duration>,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
     pub cache: Option<CacheConfig>,
     /// Allow-list of the servers with which this server exchanges tensors on a client's request: it may connect to them, and they
@@ -94,6 +97,7 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(60),
             idle_timeout: None,
             device_timeout: Duration::from_secs(600),
+            max_run: None,
             cache: None,
             peers: Vec::new(),
             comm_port: None,
@@ -121,6 +125,7 @@ setters!(Config {
     with_stall_timeout stall_timeout: Duration,
     with_idle_timeout idle_timeout: Option<Duration>,
     with_device_timeout device_timeout: Duration,
+    with_max_run max_run: Option<Duration>,
     with_cache cache: Option<CacheConfig>,
     with_peers peers: Vec<Peer>,
     with_comm_port comm_port: Option<u16>,

@@ -47,6 +47,8 @@ fn limit_records(server: &ServerContext, peer: PeerAddr, host_memory: HostMemory
     limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
     let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
     limits.push(("pause before a request (--idle-timeout)".to_owned(), idle));
+    let max_run = config.max_run.map_or("none".to_owned(), |time| format!("{time:?}"));
+    limits.push(("time of one graph on a CPU device (--max-run)".to_owned(), max_run));
     limits
 }
 

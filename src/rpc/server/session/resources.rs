@@ -51,6 +51,9 @@ impl<'a, K> SessionResources<'a, K> {
             Some(tenant) => MemoryBudget::within(&tenant, limit),
             None => MemoryBudget::for_client(limit),
         };
+        if let Some(max) = server.config.max_run {
+            budget.limit_runs(max);
+        }
         SessionResources {
             server,
             peer,
