@@ -19,12 +19,12 @@ const MAX_FREE_BYTES: u64 = 16 << 10;
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
 
-/// A submitted command, with the regions and the data that it needs.
+/// A submitted command, with the regions and the data that it needs. `done` and `position` say what its earlier turns have done.
 pub(super) enum CpuCommand {
     Upload { dst: Region, bytes: Vec<u8> },
     Download { src: Region, to: PendingReadSender },
-    Fill { dst: Region, value: u8 },
-    Copy { src: Region, dst: Region, after: Option<TimelinePoint> },
+    Fill { dst: Region, value: u8, done: usize },
+    Copy { src: Region, dst: Region, after: Option<TimelinePoint>, done: usize },
     Run { program: Program, bindings: Arc<[Region]>, position: RunPosition },
     Wait(TimelinePoint),
     Mark(u64),
@@ -177,53 +177,64 @@ impl CpuExecutor {
         }
     }
 
-    fn try_execute(&mut self, command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
-        let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::Wait };
+    fn try_execute(&mut self, mut command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
+        // The slice begins with the first check, so that each turn makes progress.
+        let (abort, began) = (Arc::clone(&self.abort), OnceLock::new());
+        let pause = || turn.is_over(*began.get_or_init(Instant::now));
+        let gives_way = || abort.load(Ordering::Relaxed) || pause();
+        let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::GiveWay(&gives_way) };
         if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command
             && !point.poll()?
         {
             return Ok(CommandOutcome::AwaitPoint(point.clone(), command));
         }
-        let done = match &command {
-            CpuCommand::Upload { dst, bytes } => cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?,
+        // Whether a command that is not done had what it needs, and is to go on in the same lane.
+        let mut may_go_on = turn.lane() == Lane::Long;
+        let done = match &mut command {
+            CpuCommand::Upload { dst, bytes } => {
+                cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?.is_some()
+            }
             CpuCommand::Download { src, .. } => {
-                let read = cpu_memory(src)?.read(src.offset() as usize, src.bytes() as usize, locking);
-                let Some(read) = read.transpose() else { return Ok(CommandOutcome::NeedsLongLane(command)) };
-                if let CpuCommand::Download { to, .. } = command {
-                    to.send(read);
-                }
-                return Ok(CommandOutcome::Done);
-            }
-            CpuCommand::Fill { dst, value } => {
-                let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
-                cpu_memory(dst)?.fill(at, bytes, *value, locking, &self.abort)?
-            }
-            CpuCommand::Copy { src, dst, .. } => {
-                let (to, from) = (dst.offset() as usize, src.offset() as usize);
-                cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, src.bytes() as usize, locking, &self.abort)?
-            }
-            CpuCommand::Run { program, bindings, position } => {
-                // The slice begins with the first step, so that each turn makes progress.
-                let began = OnceLock::new();
-                let pause = || turn.is_over(*began.get_or_init(Instant::now));
-                let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
-                match self.run(program, bindings, *position, limits)? {
-                    None => Some(()),
-                    // Without progress the memories' layouts were not to be had without waiting.
-                    Some(next) if next == *position => None,
-                    Some(next) => {
-                        let (program, bindings) = (program.clone(), Arc::clone(bindings));
-                        return Ok(CommandOutcome::TurnOver(CpuCommand::Run { program, bindings, position: next }));
+                let read = cpu_memory(src)?.read(src.offset() as usize, src.bytes() as usize, locking).transpose();
+                match (read, command) {
+                    (Some(read), CpuCommand::Download { to, .. }) => {
+                        to.send(read);
+                        return Ok(CommandOutcome::Done);
+                    }
+                    (_, unfinished) => {
+                        command = unfinished;
+                        false
                     }
                 }
             }
-            CpuCommand::Wait(_) => Some(()),
+            CpuCommand::Fill { dst, value, done } => {
+                let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
+                *done = cpu_memory(dst)?.fill(at, bytes, *done, *value, locking)?;
+                *done == bytes
+            }
+            CpuCommand::Copy { src, dst, done, .. } => {
+                let (to, from, bytes) = (dst.offset() as usize, src.offset() as usize, src.bytes() as usize);
+                *done = cpu_memory(dst)?.copy_from(to, cpu_memory(src)?, from, bytes, *done, locking)?;
+                *done == bytes
+            }
+            CpuCommand::Run { program, bindings, position } => {
+                let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
+                let next = self.run(program, bindings, *position, limits)?;
+                may_go_on |= next.is_some_and(|next| next != *position);
+                *position = next.unwrap_or(*position);
+                next.is_none()
+            }
+            CpuCommand::Wait(_) => true,
             CpuCommand::Mark(seq) => {
                 self.timeline.advance(*seq);
-                Some(())
+                true
             }
         };
-        Ok(if done.is_some() { CommandOutcome::Done } else { CommandOutcome::NeedsLongLane(command) })
+        Ok(match (done, may_go_on) {
+            (true, _) => CommandOutcome::Done,
+            (false, true) => CommandOutcome::TurnOver(command),
+            (false, false) => CommandOutcome::NeedsLongLane(command),
+        })
     }
 
     /// Runs a program from a position on, within `limits`. Returns the position to continue at.

@@ -28,8 +28,9 @@ pub(super) struct RunLimits<'a> {
     /// Whether to pause before the next step, or before the next claim of items of a step. The run makes some progress even if
     /// this is always true.
     pub(super) pause: &'a (dyn Fn() -> bool + Sync),
-    /// [`Locking::Try`]: no step runs if that would wait for a memory's lock or convert a layout.
-    pub(super) locking: Locking,
+    /// No step runs before all memories are locked with the layouts that the steps need; [`Locking::Try`]: if that would take
+    /// a wait for a lock or a conversion, [`Locking::GiveWay`]: if the conversion gives way.
+    pub(super) locking: Locking<'a>,
     /// Whether the run waits for the pool; otherwise no step runs while the pool is busy.
     pub(super) waits_for_pool: bool,
 }
@@ -208,12 +209,12 @@ impl CpuProgram {
         Ok((next.step < self.steps.len()).then_some(next))
     }
 
-    /// Locks each bound memory once, in lock order, with the layouts that the steps need. `None`: see [`Locking::Try`].
+    /// Locks each bound memory once, in lock order, with the layouts that the steps need. `None`: see [`Locking`].
     fn bind<'a>(
         &self,
         pool: &Pool,
         bindings: &'a [Region],
-        locking: Locking,
+        locking: Locking<'_>,
     ) -> Result<Option<BoundMemories<'a>>, DeviceError> {
         let mut regions = Vec::with_capacity(bindings.len());
         for (slot, region) in bindings.iter().enumerate().take(self.requirements.len()) {

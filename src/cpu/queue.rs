@@ -108,7 +108,8 @@ impl CpuQueue {
         if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
     }
 
-    /// Writes a small region: inline if the queue is idle, otherwise as a command with a copy of the bytes.
+    /// Writes a small region: inline if the queue is idle and the region needs no conversion, otherwise as a command with a copy
+    /// of the bytes.
     fn upload_small(&mut self, dst: Region, bytes: &[u8]) -> Result<(), DeviceError> {
         if let Some(executor) = self.idle_executor()
             && let Some(_turn) = executor.try_begin_transfer(dst.bytes())
@@ -189,7 +190,7 @@ impl Queue for CpuQueue {
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         cpu_memory(&dst)?;
-        self.submit(CpuCommand::Fill { dst, value })
+        self.submit(CpuCommand::Fill { dst, value, done: 0 })
     }
 
     fn copy_from(
@@ -205,7 +206,7 @@ impl Queue for CpuQueue {
         if cpu_memory(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }
-        self.submit(CpuCommand::Copy { src, dst, after: after.cloned() })?;
+        self.submit(CpuCommand::Copy { src, dst, after: after.cloned(), done: 0 })?;
         Ok(CopyOutcome::Submitted)
     }
 

@@ -55,6 +55,11 @@ impl PanelSpan {
             && (inner.range.start - self.range.start).is_multiple_of(self.layout.bytes())
     }
 
+    /// Number of panels.
+    pub(super) fn panels(&self) -> usize {
+        self.range.len() / self.layout.bytes()
+    }
+
     /// The same span, `by` bytes further.
     pub(super) fn shifted(&self, by: usize) -> Option<PanelSpan> {
         Some(PanelSpan { range: shifted(&self.range, by)?, layout: self.layout })
@@ -135,10 +140,41 @@ impl LayoutMap {
         self.excluded.get(next).is_some_and(|excluded| overlap(excluded, range))
     }
 
-    /// Records a span as packed. The caller has checked [`LayoutMap::may_pack`].
-    pub(super) fn mark_packed(&mut self, span: PanelSpan) {
-        let at = self.packed_indices(&span.range).start;
-        self.packed.insert(at, span);
+    /// What has yet to be packed of a span: all of it, or the rest behind the panels that an unfinished conversion has packed.
+    /// `None` if the span is packed, or if packing it is not allowed.
+    pub(super) fn unpacked_rest(&self, span: &PanelSpan) -> Option<PanelSpan> {
+        let start = match &self.packed[self.packed_indices(&span.range)] {
+            [] => span.range.start,
+            [first] if first.range.start == span.range.start && span.contains(first) => first.range.end,
+            _ => return None,
+        };
+        let rest = PanelSpan { range: start..span.range.end, layout: span.layout };
+        (!rest.range.is_empty() && !self.is_excluded(&span.range) && self.may_pack(&rest.range)).then_some(rest)
+    }
+
+    /// Records panels as packed. They are all of a span that begins at `start`, or continue what is packed of it. The caller
+    /// has checked that they may be packed.
+    pub(super) fn mark_packed(&mut self, start: usize, panels: PanelSpan) {
+        let at = self.packed_indices(&panels.range).start;
+        match self.packed[..at].last_mut() {
+            // Spans of different tensors are not merged, because a span is converted back as a whole.
+            Some(before) if before.range == (start..panels.range.start) && before.layout == panels.layout => {
+                before.range.end = panels.range.end;
+            }
+            _ => self.packed.insert(at, panels),
+        }
+        self.version = next_version();
+    }
+
+    /// Takes back the end of a packed span, which a conversion has not reached.
+    pub(super) fn unmark_packed(&mut self, end: &PanelSpan) {
+        let at = self.packed_indices(&end.range).start;
+        if let Some(span) = self.packed.get_mut(at) {
+            span.range.end = end.range.start;
+            if span.range.is_empty() {
+                self.packed.remove(at);
+            }
+        }
         self.version = next_version();
     }
 

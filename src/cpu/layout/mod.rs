@@ -20,9 +20,15 @@
 //!
 //! The threads for short commands of all queues wait for no lock ([`Locking::Try`]).
 //!
-//! Start with [`CpuMemory`]. The map is in `layout_map`, the combination of a program's accesses in `layout_requirements`, what
+//! A conversion of a huge tensor gives way to other queues ([`Locking::GiveWay`]): the map records the panels that it has
+//! converted, and the next access goes on. In between, the tensor is packed in part. Every access that cannot use this state
+//! finishes it, to panels where packing is allowed and to rows otherwise; as the way to rows excludes the tensor from packing
+//! first, two accesses cannot convert it back and forth.
+//!
+//! Start with [`CpuMemory`]. Conversions are in `conversion`, the map is in `layout_map`, the combination of a program's accesses in `layout_requirements`, what
 //! copies bytes in `transfers`.
 
+mod conversion;
 mod layout_map;
 mod layout_requirements;
 #[cfg(test)]
@@ -32,15 +38,13 @@ mod transfers;
 pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUses};
 
 use super::memory::{HostMemory, View};
-use super::panel;
-use super::pool::{Pool, RunPolicy};
+use super::pool::Pool;
 use crate::device::{DeviceError, HostBuffer, MemoryBudget, SourceError, Turn};
 use crate::tensor::TensorDesc;
+use conversion::pack_panel;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
 use std::cmp::Ordering;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, mpsc};
 
 /// Bytes of a piece of an upload that is not packed.
@@ -75,13 +79,6 @@ pub(super) struct CpuMemory {
     map: RwLock<LayoutMap>,
 }
 
-/// Target of a conversion.
-#[derive(Clone, Copy)]
-enum Layout {
-    Panels,
-    Rows,
-}
-
 /// How a transfer accesses a range.
 #[derive(Clone, Copy)]
 enum TransferAccess {
@@ -92,10 +89,12 @@ enum TransferAccess {
 }
 
 /// What an access does while another thread has the layout locked, or when the layout has to be converted first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Locking {
+#[derive(Clone, Copy)]
+pub(super) enum Locking<'a> {
     /// It waits for the lock and converts the layout.
     Wait,
+    /// As `Wait`, until the closure returns true: then the access stops after some progress, and is tried again later.
+    GiveWay(&'a (dyn Fn() -> bool + Sync)),
     /// It does nothing, so that it takes no longer than its own work.
     Try,
 }
@@ -218,13 +217,14 @@ impl CpuMemory {
 
     /// Locks the layout for a run. Packs the spans that the program prefers as panels (`requirements`, each with the base
     /// offset of its slot) and converts back the ranges that it needs as rows. Nothing is checked if `known_version`, the
-    /// version after an earlier run with the same requirements, is still current. `None`: see [`Locking::Try`].
+    /// version after an earlier run with the same requirements, is still current. `None`: see [`Locking`]; the next call goes on
+    /// with the conversion.
     pub(super) fn lock_layout<'n>(
         &self,
         requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)> + Clone,
         known_version: Option<u64>,
         pool: &Pool,
-        locking: Locking,
+        locking: Locking<'_>,
     ) -> Result<Option<LayoutGuard<'_>>, DeviceError> {
         let Some(map) = self.read_map_with(locking) else { return Ok(None) };
         if known_version == Some(map.version())
@@ -232,21 +232,30 @@ impl CpuMemory {
         {
             return Ok(Some(LayoutGuard { pages: &self.pages, map }));
         }
-        if locking == Locking::Try {
+        if let Locking::Try = locking {
             return Ok(None);
         }
         drop(map);
         let mut map = self.write_map();
-        let mut spans = Vec::new();
+        let mut rests = Vec::new();
         for (requirements, base) in requirements.clone() {
-            for span in requirements.prefer_panels.iter().filter_map(|span| span.shifted(base)) {
-                if span.range.end <= self.pages.bytes() && map.may_pack(&span.range) {
-                    map.mark_packed(span.clone());
-                    spans.push(span);
+            // A tensor that is packed in part is packed completely also for kernels without a preference: the conversion to
+            // rows would exclude it from packing.
+            let begun = |span: &PanelSpan| !map.is_row_major(&span.range);
+            let in_part = requirements.rows_or_panels.iter().filter_map(|span| span.shifted(base)).filter(begun);
+            let in_part: Vec<_> = in_part.collect();
+            for span in requirements.prefer_panels.iter().filter_map(|span| span.shifted(base)).chain(in_part) {
+                if span.range.end <= self.pages.bytes()
+                    && let Some(rest) = map.unpacked_rest(&span)
+                {
+                    map.mark_packed(span.range.start, rest.clone());
+                    rests.push(rest);
                 }
             }
         }
-        self.convert(&spans, Layout::Panels, Some(pool))?;
+        if !self.pack(&mut map, &rests, pool, locking)? {
+            return Ok(None);
+        }
         // After all packing, because regions bound to two slots may share bytes.
         let mut spans = Vec::new();
         for (requirements, base) in requirements {
@@ -264,7 +273,9 @@ impl CpuMemory {
                 }
             }
         }
-        self.convert(&spans, Layout::Rows, Some(pool))?;
+        if !self.unpack(&mut map, &spans, Some(pool), locking)? {
+            return Ok(None);
+        }
         Ok(Some(LayoutGuard { pages: &self.pages, map: RwLockWriteGuard::downgrade(map) }))
     }
 
@@ -275,12 +286,12 @@ impl CpuMemory {
 
     /// As `read_map`. `None`: another thread has the map locked exclusively or waits for that, and `locking` is
     /// [`Locking::Try`].
-    fn read_map_with(&self, locking: Locking) -> Option<RwLockReadGuard<'_, LayoutMap>> {
+    fn read_map_with(&self, locking: Locking<'_>) -> Option<RwLockReadGuard<'_, LayoutMap>> {
         match (locking, self.map.try_read()) {
             (_, Ok(map)) => Some(map),
             (_, Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
-            (Locking::Wait, Err(TryLockError::WouldBlock)) => Some(self.read_map()),
             (Locking::Try, Err(TryLockError::WouldBlock)) => None,
+            (_, Err(TryLockError::WouldBlock)) => Some(self.read_map()),
         }
     }
 
@@ -288,121 +299,60 @@ impl CpuMemory {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock. `None`: see [`Locking::Try`].
+    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock. `None`: see [`Locking`]; the
+    /// next call goes on with the conversion.
     fn lock_as_rows(
         &self,
         accesses: &[(Range<usize>, TransferAccess)],
-        locking: Locking,
+        locking: Locking<'_>,
     ) -> Result<Option<RwLockReadGuard<'_, LayoutMap>>, DeviceError> {
         let Some(map) = self.read_map_with(locking) else { return Ok(None) };
         if accesses.iter().all(|(range, _)| map.is_row_major(range)) {
             return Ok(Some(map));
         }
-        if locking == Locking::Try {
+        if let Locking::Try = locking {
             return Ok(None);
         }
         drop(map);
         let mut map = self.write_map();
         for (range, access) in accesses {
-            self.convert_to_rows(&mut map, range, *access)?;
+            if !self.convert_to_rows(&mut map, range, *access, locking)? {
+                return Ok(None);
+            }
         }
         Ok(Some(RwLockWriteGuard::downgrade(map)))
     }
 
+    /// False: the conversion gave way.
     fn convert_to_rows(
         &self,
         map: &mut LayoutMap,
         range: &Range<usize>,
         access: TransferAccess,
-    ) -> Result<(), DeviceError> {
+        locking: Locking<'_>,
+    ) -> Result<bool, DeviceError> {
         if range.end > self.pages.bytes() {
             return Err(OUT_OF_BOUNDS);
         }
         if let TransferAccess::Overwrite = access {
             map.forget_overwritten(range);
         }
-        self.convert(&map.remove_packed(range), Layout::Rows, None)
+        let spans = map.remove_packed(range);
+        self.unpack(map, &spans, None, locking)
     }
 
     /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock.
     fn pin(&self, range: Range<usize>) -> Result<PinnedRange<'_>, DeviceError> {
         let mut map = self.write_map();
-        self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite)?;
+        self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite, Locking::Wait)?;
         map.pin(range.clone());
         Ok(PinnedRange { memory: self, range })
-    }
-
-    /// Converts spans in place, panel by panel. The caller holds the lock exclusively, so that no other thread reads them
-    /// meanwhile.
-    fn convert(&self, spans: &[PanelSpan], to: Layout, pool: Option<&Pool>) -> Result<(), DeviceError> {
-        // Panels up to and including each span.
-        let ends: Vec<usize> = spans
-            .iter()
-            .scan(0, |end, span| {
-                *end += span.range.len() / span.layout.bytes();
-                Some(*end)
-            })
-            .collect();
-        let Some(&total) = ends.last() else { return Ok(()) };
-        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let work = || {
-            let mut scratch = Vec::new();
-            loop {
-                let unit = next.fetch_add(1, Relaxed);
-                if unit >= total {
-                    return Ok(());
-                }
-                let at = ends.partition_point(|&end| end <= unit);
-                let (span, first) = (&spans[at], if at == 0 { 0 } else { ends[at - 1] });
-                let bytes = span.layout.bytes();
-                scratch.resize(bytes, 0);
-                self.pages.rewrite_in_pieces(
-                    span.range.start + (unit - first) * bytes,
-                    bytes,
-                    bytes,
-                    &mut |panel| {
-                        scratch.copy_from_slice(panel);
-                        match to {
-                            Layout::Panels => pack_panel(span, &scratch, panel),
-                            Layout::Rows => unpack_panel(span, &scratch, panel),
-                        }
-                        Ok(())
-                    },
-                )?;
-            }
-        };
-        // A worker of the pool must return normally, so a panic is caught here.
-        let job = |_is_leader: bool| {
-            if !matches!(catch_unwind(AssertUnwindSafe(work)), Ok(Ok::<_, DeviceError>(()))) {
-                failed.store(true, Relaxed);
-            }
-        };
-        match pool {
-            // `WaitForLock` always runs the job.
-            Some(pool) => _ = pool.run(RunPolicy::WaitForLock, &job),
-            None => job(true),
-        }
-        if failed.into_inner() {
-            return Err(DeviceError::Bug("converting a range between rows and panels failed".to_owned()));
-        }
-        Ok(())
     }
 }
 
 /// Lock order: a thread that needs both memories locks the lesser one first.
 pub(super) fn lock_order(a: &CpuMemory, b: &CpuMemory) -> Ordering {
     std::ptr::from_ref(a).cmp(&std::ptr::from_ref(b))
-}
-
-fn pack_panel(span: &PanelSpan, rows: &[u8], panel: &mut [u8]) {
-    let n = span.layout.row_bytes;
-    panel::pack(span.layout.dtype, &std::array::from_fn(|r| &rows[r * n..][..n]), panel);
-}
-
-fn unpack_panel(span: &PanelSpan, panel: &[u8], rows: &mut [u8]) {
-    for (r, row) in rows.chunks_exact_mut(span.layout.row_bytes).enumerate() {
-        panel::unpack_row(span.layout.dtype, panel, r, row);
-    }
 }
 
 fn byte_range(offset: usize, bytes: usize) -> Result<Range<usize>, DeviceError> {
@@ -426,7 +376,7 @@ impl PinnedRange<'_> {
         map.unpin(&self.range);
         // Another upload to the same bytes, not ordered with this one, may still be under way.
         if map.may_pack(&span.range) {
-            map.mark_packed(span);
+            map.mark_packed(span.range.start, span);
         }
     }
 }

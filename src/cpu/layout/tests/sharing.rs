@@ -154,9 +154,7 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                             memories[i].write(base, &want[i], Locking::Wait).unwrap();
                         }
                         1 => {
-                            memories[i]
-                                .copy_from(base, &memories[j], base, n, Locking::Wait, &AtomicBool::new(false))
-                                .unwrap();
+                            memories[i].copy_from(base, &memories[j], base, n, 0, Locking::Wait).unwrap();
                             want[i] = want[j].clone();
                         }
                         2 => {

@@ -21,7 +21,12 @@ pub(super) fn run(ctx: &KernelContext<'_>, groups: &RhsGroups<'_>, scratch: &mut
     let [k, m, ..] = a.ne();
     let (panel_a, panel_b) = scratch.split_at_mut(ROWS * DEPTH);
     let (blocks, spans) = (m.div_ceil(ROWS), groups.max_columns().div_ceil(COLUMN_SPAN));
-    for unit in ctx.chunks(groups.len() * blocks * spans, 1).flatten() {
+    let units = groups.len() * blocks * spans;
+    for unit in ctx.chunks(units + groups.unrouted().len(), 1).flatten() {
+        if unit >= units {
+            groups.clear_unrouted(&dst, unit - units);
+            continue;
+        }
         let (block, start) = (unit / spans, unit % spans * COLUMN_SPAN);
         let (group, row) = (block / blocks, block % blocks * ROWS);
         let (rows, count, [i2, i3]) = (ROWS.min(m - row), groups.count(group), groups.matrix(group));

@@ -182,11 +182,15 @@ impl GemmRun<'_> {
         let unit_rows = self.unit_rows(max_columns, m.saturating_mul(self.groups.len() * spans));
         let blocks = m.div_ceil(unit_rows);
         let cost = unit_rows.min(m).saturating_mul(self.plan.k).saturating_mul(max_columns.min(column_span));
-        let grain = (GRAIN / cost.max(1)).max(1);
-        let (groups, pieces) = (self.groups.len(), blocks * spans);
+        let grain = (GRAIN / cost.max(m).max(1)).max(1);
+        let (groups, pieces, unrouted) = (self.groups.len(), blocks * spans, self.groups.unrouted().len());
         // Heads that lie side by side in each row of a KV cache share its pages.
         let side_by_side = self.a.desc().nb()[2] < self.a.desc().nb()[1];
-        for unit in self.ctx.chunks(groups * pieces, grain).flatten() {
+        for unit in self.ctx.chunks(groups * pieces + unrouted, grain).flatten() {
+            if unit >= groups * pieces {
+                self.groups.clear_unrouted(&self.dst, unit - groups * pieces);
+                continue;
+            }
             // Units of the same rows are far apart, units of the same columns adjacent: workers that run at the same time
             // share columns in the cache.
             let (group, rest) =

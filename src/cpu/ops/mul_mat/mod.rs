@@ -54,13 +54,10 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Re
     Ok(if packs_into_panels(a, math_mode) { kernel.prefers_panels() } else { kernel })
 }
 
-/// The groups of the node, after this worker's share of the rows without an expert is cleared; `None` if the run has failed
-/// because of invalid ids.
+/// The groups of the node; `None` if the run has failed because of invalid ids.
 fn groups<'a>(op: MulMat, ctx: &KernelContext<'_>, words: &'a mut [u32]) -> Option<RhsGroups<'a>> {
     if !op.by_id {
         return Some(RhsGroups::planes(ctx.src(0).desc(), ctx.src(1).desc()));
     }
-    let groups = RhsGroups::routed(ctx, words)?;
-    groups.clear_unrouted(ctx);
-    Some(groups)
+    RhsGroups::routed(ctx, words)
 }

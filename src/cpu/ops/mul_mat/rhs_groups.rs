@@ -3,6 +3,7 @@
 //! A *group* is one matrix of a with all its *columns*: the planes of b that share a plane of a by broadcast, or the rows
 //! routed to one expert. So each matrix is read once for all its columns.
 
+use crate::cpu::memory::View;
 use crate::cpu::ops::CHUNK;
 use crate::cpu::pool::KernelContext;
 use crate::device::DeviceError;
@@ -87,16 +88,21 @@ impl<'a> RhsGroups<'a> {
         Some(RhsGroups::Routed { experts: &experts[..groups], starts: &starts[..=groups], slots, used, nb: b.ne()[1] })
     }
 
-    /// Fills the rows of the destination whose id is [`NO_EXPERT`] with zeros, this worker's share of them. Each run of a
-    /// product that pauses repeats that.
-    pub(super) fn clear_unrouted(&self, ctx: &KernelContext<'_>) {
-        let RhsGroups::Routed { starts, slots, used, .. } = self else { return };
-        let (dst, first) = (ctx.dst(), starts[starts.len() - 1] as usize);
-        for &slot in slots[first..].iter().skip(ctx.worker()).step_by(ctx.workers()) {
-            let (e, t) = (slot as usize % used, slot as usize / used);
-            for start in (0..dst.ne()[0]).step_by(CHUNK) {
-                dst.store([start, e, t, 0], &[0.0; CHUNK][..CHUNK.min(dst.ne()[0] - start)]);
-            }
+    /// The slots whose id is [`NO_EXPERT`].
+    pub(super) fn unrouted(&self) -> &[u32] {
+        match self {
+            RhsGroups::Planes { .. } => &[],
+            RhsGroups::Routed { starts, slots, .. } => &slots[starts[starts.len() - 1] as usize..],
+        }
+    }
+
+    /// Fills the row of the destination with zeros that belongs to an entry of [`RhsGroups::unrouted`].
+    pub(super) fn clear_unrouted(&self, dst: &View<'_>, entry: usize) {
+        let slot = self.unrouted()[entry] as usize;
+        let used = dst.ne()[1];
+        let (e, t) = (slot % used, slot / used);
+        for start in (0..dst.ne()[0]).step_by(CHUNK) {
+            dst.store([start, e, t, 0], &[0.0; CHUNK][..CHUNK.min(dst.ne()[0] - start)]);
         }
     }
 
