@@ -130,6 +130,11 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections_per_address as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections_per_address: u32,
 
+    /// Count addresses of loopback (127.0.0.2, …) like others, for a machine with several users or containers: limits per
+    /// address hold for them, and the sessions of one share its time.
+    #[arg(long)]
+    loopback_tenants: bool,
+
     /// Maximum number of connections whose HELLO is not complete, of which one address may have a quarter; further ones are
     /// closed.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -325,6 +330,7 @@ fn configuration(args: &Args) -> Config {
         .with_protocol(args.protocol.clone())
         .with_max_connections(count(args.max_connections))
         .with_max_connections_per_address(count(args.max_connections_per_address))
+        .with_loopback_tenants(args.loopback_tenants)
         .with_max_handshakes(count(args.max_handshakes))
         .with_max_memory(args.max_memory)
         .with_max_memory_per_address(args.max_memory_per_address)

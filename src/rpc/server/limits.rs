@@ -20,6 +20,9 @@ pub struct Config {
     /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
     /// clients from it receive the state "full" and are closed.
     pub max_connections_per_address: usize,
+    /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others. Otherwise
+    /// each session from loopback is a client of its own.
+    pub loopback_tenants: bool,
     /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further ones
     /// are closed without a reply.
     pub max_handshakes: usize,
@@ -83,6 +86,7 @@ impl Default for Config {
             protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
             max_connections: 1024,
             max_connections_per_address: 256,
+            loopback_tenants: false,
             max_handshakes: 128,
             max_memory: None,
             max_memory_per_address: None,
@@ -111,6 +115,7 @@ setters!(Config {
     with_protocol protocol: Vec<ServedVersion>,
     with_max_connections max_connections: usize,
     with_max_connections_per_address max_connections_per_address: usize,
+    with_loopback_tenants loopback_tenants: bool,
     with_max_handshakes max_handshakes: usize,
     with_max_memory max_memory: Option<u64>,
     with_max_memory_per_address max_memory_per_address: Option<u64>,

@@ -2,8 +2,8 @@
 //! its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
-//! addresses of its own. Loopback and transports without IP addresses have no tenant and count for the process only: a proxy or a
-//! tunnel on this machine brings the clients of many hosts from one address.
+//! addresses of its own. Loopback has no tenant and counts for the process only, unless `Config::loopback_tenants` is set: a proxy
+//! or a tunnel on this machine brings the clients of many hosts from one address. Nor have transports without IP addresses.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -72,6 +72,8 @@ impl ResourceLimit {
 /// The counts of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
     limits: [ResourceLimit; RESOURCES],
+    /// Whether addresses of loopback are tenants.
+    with_loopback: bool,
     /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
     memory: Option<u64>,
     /// Threads of transfers between servers.
@@ -112,11 +114,11 @@ impl TenantUse {
 struct Tenant(IpAddr);
 
 impl Tenant {
-    /// The tenant of a client; `None`: exempt from limits per tenant.
-    fn of(peer: PeerAddr) -> Option<Tenant> {
+    /// The tenant of a client; `None`: exempt from limits per tenant, as loopback is without `with_loopback`.
+    fn of(peer: PeerAddr, with_loopback: bool) -> Option<Tenant> {
         // An IPv6 listener gets IPv4 clients as ::ffff:a.b.c.d, all within one network of 64 bits.
         let tenant = match peer.ip()?.to_canonical() {
-            ip if ip.is_loopback() => return None,
+            ip if ip.is_loopback() && !with_loopback => return None,
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
             ip => ip,
         };
@@ -183,7 +185,12 @@ impl Tenants {
             },
         ];
         let threads = ThreadBudget::new(config.max_transfer_threads);
-        Arc::new(Tenants { limits, memory: config.max_memory_per_address, threads, state: Mutex::default() })
+        let (with_loopback, memory) = (config.loopback_tenants, config.max_memory_per_address);
+        Arc::new(Tenants { limits, with_loopback, memory, threads, state: Mutex::default() })
+    }
+
+    fn tenant(&self, peer: PeerAddr) -> Option<Tenant> {
+        Tenant::of(peer, self.with_loopback)
     }
 
     /// Counts one `resource` of the client at `peer` until the permit is dropped.
@@ -191,7 +198,7 @@ impl Tenants {
     /// # Errors
     /// The limit of the process or of the client's tenant is reached.
     pub(super) fn reserve(self: &Arc<Self>, peer: PeerAddr, resource: Resource) -> Result<TenantPermit, LimitReached> {
-        let (at, tenant) = (resource as usize, Tenant::of(peer));
+        let (at, tenant) = (resource as usize, self.tenant(peer));
         let limit = &self.limits[at];
         let mut state = self.lock();
         let refusal = if state.used[at] >= limit.process {
@@ -216,7 +223,7 @@ impl Tenants {
     /// The limits as names and values, for the users of the client at `peer`: what all clients use, and what those of its
     /// address do.
     pub(super) fn describe(&self, peer: PeerAddr) -> Vec<(String, String)> {
-        let tenant = Tenant::of(peer);
+        let tenant = self.tenant(peer);
         let mut state = self.lock();
         let used = tenant.map(|tenant| self.entry(&mut state, tenant).used);
         let mut rows = Vec::new();
@@ -251,7 +258,7 @@ impl Tenants {
     /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its tenant, a
     /// quarter of those of the process. Without a tenant, the session has a quarter of its own.
     pub(super) fn transfer_threads(&self, peer: PeerAddr) -> Arc<ThreadBudget> {
-        match Tenant::of(peer) {
+        match self.tenant(peer) {
             Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).threads),
             None => ThreadBudget::quarter_of(&self.threads, "a session"),
         }
@@ -259,7 +266,7 @@ impl Tenants {
 
     /// The device memory of the tenant of `peer`, within which the budgets of its sessions lie. `None`: no tenant.
     pub(super) fn memory_budget(&self, peer: PeerAddr) -> Option<Arc<MemoryBudget>> {
-        let tenant = Tenant::of(peer)?;
+        let tenant = self.tenant(peer)?;
         Some(Arc::clone(&self.entry(&mut self.lock(), tenant).memory))
     }
 
@@ -317,7 +324,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_host_are_one_tenant_and_loopback_is_none() {
-        let tenant = |ip| Tenant::of(peer(ip));
+        let tenant = |ip| Tenant::of(peer(ip), false);
         for (a, b, same) in [
             ("10.0.0.5", "10.0.0.5", true),
             ("10.0.0.5", "10.0.0.6", false),
@@ -332,7 +339,23 @@ mod tests {
         for exempt in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert_eq!(tenant(exempt), None, "{exempt}");
         }
-        assert_eq!(Tenant::of(PeerAddr::Local(7)), None);
+        assert_eq!(Tenant::of(PeerAddr::Local(7), false), None);
+    }
+
+    #[test]
+    fn addresses_of_loopback_are_tenants_if_that_is_set() {
+        let config = Config::default().with_loopback_tenants(true).with_max_memory_per_address(Some(100));
+        let tenants = Tenants::new(&config.with_max_connections_per_address(1));
+        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections);
+        let _held = ["127.0.0.2", "127.0.0.3", "::1", "10.0.0.5"].map(|ip| connect(ip).unwrap());
+        // The address of an IPv4 client of an IPv6 listener is the same one.
+        for ip in ["127.0.0.2", "::ffff:127.0.0.3", "::1"] {
+            assert!(connect(ip).is_err(), "{ip}");
+        }
+        let budget = |ip| tenants.memory_budget(peer(ip)).unwrap();
+        assert!(Arc::ptr_eq(&budget("127.0.0.2"), &budget("::ffff:127.0.0.2")));
+        assert!(!Arc::ptr_eq(&budget("127.0.0.2"), &budget("127.0.0.3")));
+        assert!(tenants.memory_budget(PeerAddr::Local(7)).is_none());
     }
 
     #[test]
