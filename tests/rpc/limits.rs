@@ -61,24 +61,6 @@ fn allocations_beyond_the_session_limit_fail() {
     client.assert_alive();
 }
 
-/// A client that requests too much again and again does not fill the log: lines at 1, 2, 4, 8, … refusals.
-#[test]
-fn refused_allocations_and_connections_are_logged_at_powers_of_two() {
-    let server = TestServer::start(Config::default().with_max_connections(1));
-    let mut client = Client::connect(&server);
-    (0..9).for_each(|_| assert_eq!(client.try_alloc(0, 1 << 60).remote_ptr, 0));
-    let infos = client.infos();
-    let counts: Vec<_> = infos.iter().map(|line| line.rsplit(' ').next().unwrap_or_default()).collect();
-    assert_eq!(counts, ["1", "2", "4", "8"], "{infos:#?}");
-    let rejected = (0..9).map(|_| {
-        let mut other = Client::connect_without_hello(&server);
-        assert!(other.wait_closed().is_ok());
-        other.warnings()
-    });
-    let rejected: Vec<_> = rejected.flatten().collect();
-    assert_eq!(rejected.len(), 4, "{rejected:#?}");
-}
-
 #[test]
 fn allocations_beyond_the_device_memory_fail() {
     let server = TestServer::start(Config::default());

@@ -30,6 +30,7 @@ mod hostile;
 mod limits;
 mod load_by_digest;
 mod load_confidentiality;
+mod log_floods;
 mod old_clients;
 mod old_servers;
 mod peer_transfer;

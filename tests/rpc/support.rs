@@ -60,8 +60,12 @@ impl TestServer {
         TestServer::run(&addresses, vec![cpu_device(0)], config)
     }
 
-    pub(crate) fn run(addresses: &[ListenAddress], devices: Vec<Arc<dyn Device>>, config: Config) -> TestServer {
+    /// Logs all lines, unless `config` has another limit of them than the default one: tests cause many lines from loopback.
+    pub(crate) fn run(addresses: &[ListenAddress], devices: Vec<Arc<dyn Device>>, mut config: Config) -> TestServer {
         capture_log();
+        if config.log_burst == Config::default().log_burst {
+            config.log_burst = u32::MAX;
+        }
         let server = Server::bind_all(addresses, devices.clone(), config).expect("free ports");
         let (addr, listeners, handle) = (server.local_addr(), server.listeners(), server.handle());
         let thread = std::thread::spawn(move || server.run());
@@ -397,6 +401,12 @@ fn capture_log() {
         log::set_logger(&LogCapture).expect("the only logger");
         log::set_max_level(LevelFilter::Debug);
     });
+}
+
+/// The log lines that contain a text.
+pub(crate) fn logged_lines(text: &str) -> Vec<String> {
+    let lines = LOG_LINES.lock().expect("the log");
+    lines.iter().filter(|line| line.text.contains(text)).map(|line| line.text.clone()).collect()
 }
 
 /// The log lines at level warn or error that contain a text.

@@ -34,10 +34,6 @@ struct AdmissionState {
     /// Number of live [`RejectPermit`]s.
     rejecting: usize,
     draining: bool,
-    /// Number of clients that were rejected because the server drains.
-    rejected_draining: u64,
-    /// Number of clients that were rejected because their base did not fit into the host memory.
-    rejected_memory: u64,
     /// Writers of the sessions that receive SERVER_STATE when the server begins to drain. Only clients of the extension do.
     subscribers: Vec<Weak<ClientWriter>>,
 }
@@ -52,18 +48,11 @@ struct AdmittedSession {
 
 /// Why a client is not admitted.
 pub(super) enum Rejection {
-    Draining {
-        /// Number of clients that were rejected for this since the start, with this one.
-        rejected: u64,
-    },
+    Draining,
     /// A limit of connections is reached. The client receives the state "full".
     Full(LimitReached),
     /// The base of a session does not fit into the host memory. The client receives the state "full".
-    FullMemory {
-        reason: HostMemoryError,
-        /// As in [`Rejection::Draining`].
-        rejected: u64,
-    },
+    FullMemory(HostMemoryError),
     /// A limit of handshakes is reached. The client is closed without a reply, for which the server would have to read the
     /// HELLO of a client that has not sent one.
     TooManyHandshakes(LimitReached),
@@ -88,15 +77,11 @@ impl Admission {
     ) -> Result<(SessionPermit, TenantPermit, Arc<SessionMemory>), Rejection> {
         let mut state = self.lock();
         if state.draining {
-            state.rejected_draining += 1;
-            return Err(Rejection::Draining { rejected: state.rejected_draining });
+            return Err(Rejection::Draining);
         }
         let connection = self.tenants.reserve(peer, Resource::Connections).map_err(Rejection::Full)?;
         let handshake = self.tenants.reserve(peer, Resource::Handshakes).map_err(Rejection::TooManyHandshakes)?;
-        let memory = self.host_memory.admit().map_err(|reason| {
-            state.rejected_memory += 1;
-            Rejection::FullMemory { reason, rejected: state.rejected_memory }
-        })?;
+        let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
         let key = state.next_key;
         state.next_key += 1;
         state.sessions.insert(key, AdmittedSession { aborter, _connection: connection });

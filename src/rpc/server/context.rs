@@ -10,6 +10,7 @@ use super::hangup_watch::HangupWatch;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
 use super::listen::ListenerInfo;
+use super::log_limits::LogLimits;
 use super::peers::PeerAllowlist;
 use super::tenants::Tenants;
 use super::tensor_cache::TensorCache;
@@ -22,6 +23,8 @@ pub(super) struct ServerContext {
     /// Clients name a device by its position in this list.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) config: Config,
+    /// Limits the log lines that clients cause.
+    pub(super) logs: Arc<LogLimits>,
     /// The addresses on which the server listens.
     pub(super) listeners: Vec<ListenerInfo>,
     /// Tensor data on disk for SET_TENSOR_HASH. `None`: disabled.

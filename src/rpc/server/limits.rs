@@ -73,6 +73,11 @@ pub struct Config {
     pub comm_port: Option<u16>,
     /// Maximum time of a COMM_INIT, which waits for another server.
     pub comm_init_timeout: Duration,
+    /// Number of log lines of one kind that one address (IPv6: one network of 64 bits) may cause at once; clients of loopback
+    /// count together. Four times as many for all addresses, and twenty times as many lines about sessions that have ended.
+    pub log_burst: u32,
+    /// Time after which an address may cause one more such line. Lines in between are left out and counted.
+    pub log_interval: Duration,
     /// Folder of GGUF files from which clients may load tensors by digest. `None`: disabled.
     pub models: Option<PathBuf>,
 }
@@ -106,6 +111,8 @@ impl Default for Config {
             peers: Vec::new(),
             comm_port: None,
             comm_init_timeout: Duration::from_secs(10),
+            log_burst: 5,
+            log_interval: Duration::from_secs(10),
             models: None,
         }
     }
@@ -135,6 +142,8 @@ setters!(Config {
     with_peers peers: Vec<Peer>,
     with_comm_port comm_port: Option<u16>,
     with_comm_init_timeout comm_init_timeout: Duration,
+    with_log_burst log_burst: u32,
+    with_log_interval log_interval: Duration,
     with_models models: Option<PathBuf>,
 });
 

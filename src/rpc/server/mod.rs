@@ -16,6 +16,7 @@
 //!                  collectives (sums with another server)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
+//! log_limits                          limits the log lines that clients cause
 //! host_memory                         budget of the host memory that clients cause
 //! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
@@ -46,6 +47,7 @@ mod host_memory;
 mod lifecycle;
 mod limits;
 mod listen;
+mod log_limits;
 mod peers;
 mod reject;
 mod resource_requests;
@@ -63,13 +65,12 @@ pub use listen::{BindError, ListenerInfo};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
-use std::fmt::Display;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{Level, debug, error, info, log, warn};
+use log::{debug, error, info, warn};
 
 use crate::device::Device;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
@@ -82,6 +83,7 @@ use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
 use listen::VersionedListener;
+use log_limits::{LogKind, LogLimits, LogSource};
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
@@ -166,8 +168,10 @@ impl Server {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
+        let logs = Arc::new(LogLimits::new(config.log_burst, config.log_interval));
         let tensor_cache = config.cache.as_ref().map(|at| {
-            TensorCache::open(at).map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
+            TensorCache::open(at, &logs)
+                .map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
         });
         let tensor_cache = tensor_cache.transpose()?;
         let peers = PeerAllowlist::resolve(&config.peers)
@@ -199,6 +203,7 @@ impl Server {
             tenants,
             version_probe: VersionProbe::default(),
             rendezvous: Rendezvous::default(),
+            logs,
             config,
         };
         let control = ServerControl { addr, wakers, admission, lifecycle, host_memory };
@@ -270,6 +275,7 @@ impl Server {
         context.hangup_watch.end();
         // A panic of the thread was reported when it happened.
         let _ = watch.join();
+        context.logs.report_totals();
     }
 }
 
@@ -290,12 +296,14 @@ impl AcceptLoop {
     /// Accepts connections until the shutdown, and then closes the listener.
     fn run(self) {
         while !self.control.lifecycle.is_stopping() {
+            self.context.logs.report_left_out();
             match self.listener.accept(&Deadline::after(ACCEPT_TIMEOUT)) {
                 Ok(_) if self.control.lifecycle.is_stopping() => break,
                 Ok(Some(connection)) => self.admit(connection),
                 Ok(None) => {}
                 Err(e) => {
-                    error!("cannot accept a connection: {e}");
+                    let text = format_args!("cannot accept a connection: {e}");
+                    self.context.logs.log(LogSource::Server, LogKind::AcceptError, text);
                     std::thread::sleep(EXHAUSTED_PAUSE);
                 }
             }
@@ -311,46 +319,41 @@ impl AcceptLoop {
             Err(rejection) => return self.reject(connection, &rejection),
         };
         let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
-        spawn_connection_thread("session", peer, move || {
+        self.spawn_connection_thread("session", peer, move || {
             let _permit = permit;
-            // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
-            if catch_unwind(AssertUnwindSafe(|| serve::serve(&context, connection, handshake, memory, &policy)))
-                .is_err()
-            {
-                error!("{peer}: bug in fanout: the session panicked; connection closed");
-            }
+            serve::serve(&context, connection, handshake, memory, &policy);
         });
     }
 
     /// Logs why the client is not accepted, and sends the reason from another thread.
     fn reject(&self, connection: Connection, rejection: &Rejection) {
         let peer = connection.peer();
+        let logs = &self.context.logs;
+        let log_rejection = |kind, reason: fmt::Arguments<'_>| {
+            logs.log(peer, kind, format_args!("{peer}: rejected: {reason}; connection closed"));
+        };
         let state = match rejection {
-            Rejection::Draining { rejected } => {
-                let reason = "this server is draining and accepts no more clients";
-                log_rejection(peer, Level::Info, &reason, *rejected);
+            Rejection::Draining => {
+                let reason = format_args!("this server is draining and accepts no more clients");
+                log_rejection(LogKind::RejectedDraining, reason);
                 ServerState::Draining
             }
             Rejection::Full(reason) => {
-                log_rejection(peer, Level::Warn, reason, reason.refused);
+                log_rejection(LogKind::RejectedFull, format_args!("{reason}"));
                 ServerState::Full
             }
-            Rejection::FullMemory { reason, rejected } => {
-                log_rejection(peer, Level::Warn, reason, *rejected);
+            Rejection::FullMemory(reason) => {
+                log_rejection(LogKind::RejectedMemory, format_args!("{reason}"));
                 ServerState::Full
             }
             Rejection::TooManyHandshakes(reason) => {
-                let count = reason.refused;
-                log!(
-                    reason.log_level(),
-                    "{peer}: closed without a reply: {reason}; closed for it since the start: {count}"
-                );
-                return;
+                let text = format_args!("{peer}: closed without a reply: {reason}");
+                return logs.log(peer, LogKind::RejectedHandshake, text);
             }
         };
         let Some(permit) = self.control.admission.reserve_rejection() else { return };
         let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
-        spawn_connection_thread("reject", peer, move || {
+        self.spawn_connection_thread("reject", peer, move || {
             let _permit = permit;
             let versions = VersionChoice::new(&policy, &context.version_probe, peer);
             if let Err(e) = reject::reply_with_state(connection, &versions, state) {
@@ -358,22 +361,15 @@ impl AcceptLoop {
             }
         });
     }
-}
 
-/// Logs the `count`th rejection for one reason.
-fn log_rejection(peer: PeerAddr, level: Level, reason: &dyn Display, count: u64) {
-    log!(
-        tenants::refusal_level(level, count),
-        "{peer}: rejected: {reason}; connection closed; rejected for it since the start: {count}"
-    );
-}
-
-/// Runs `work` for the connection of `peer` on a new thread. If no thread can be started, `work` is dropped, which closes the
-/// connection.
-fn spawn_connection_thread(name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
-    if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
-        error!("{peer}: cannot start the {name} thread: {e}; connection closed");
-        std::thread::sleep(EXHAUSTED_PAUSE);
+    /// Runs `work` for the connection of `peer` on a new thread. If no thread can be started, `work` is dropped, which closes the
+    /// connection.
+    fn spawn_connection_thread(&self, name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
+        if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
+            let text = format_args!("{peer}: cannot start the {name} thread: {e}; connection closed");
+            self.context.logs.log(peer, LogKind::ThreadStart, text);
+            std::thread::sleep(EXHAUSTED_PAUSE);
+        }
     }
 }
 
@@ -413,3 +409,6 @@ impl ServerHandle {
         self.0.lifecycle.session_count() as usize
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 //! The second message also tells whether the answered version of the protocol is the client's: a client of another version
 //! closes the connection instead. Clients of the extension work with each version, so HELLO_EXT tells nothing.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use log::debug;
@@ -16,6 +17,7 @@ use super::ggml;
 use super::handshake::{Opening, serve_hello};
 use super::hangup_watch::{CancelOrder, SessionWatch};
 use super::host_memory::SessionMemory;
+use super::log_limits::LogKind;
 use super::session::failure::{SessionEnd, SessionFailure};
 use super::tenants::TenantPermit;
 use super::versions::{VersionChoice, VersionPolicy};
@@ -36,13 +38,23 @@ pub(super) fn serve(
     let watch = server.hangup_watch.add_session(connection.aborter());
     let waits = Arc::clone(&memory);
     let _canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
-    match serve_requests(server, connection, handshake, memory, policy, &watch) {
-        Ok(SessionEnd::Closed) => debug!("{peer}: disconnected"),
-        Ok(SessionEnd::ClosedBeforeHello) => debug!("{peer}: disconnected without a HELLO"),
+    // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
+    let served =
+        catch_unwind(AssertUnwindSafe(|| serve_requests(server, connection, handshake, memory, policy, &watch)));
+    match served {
+        Err(_) => {
+            let text = format_args!("{peer}: bug in fanout: the session panicked; connection closed");
+            server.logs.log(peer, LogKind::Panic, text);
+        }
+        Ok(Ok(SessionEnd::Closed)) => debug!("{peer}: disconnected"),
+        Ok(Ok(SessionEnd::ClosedBeforeHello)) => debug!("{peer}: disconnected without a HELLO"),
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
-        Err(_) if server.lifecycle.is_stopping() => debug!("{peer}: closed by shutdown"),
-        Err(failure) if watch.has_hung_up() => debug!("{peer}: disconnected, and its work was aborted: {failure}"),
-        Err(failure) => failure.log_and_close(peer),
+        Ok(Err(_)) if server.lifecycle.is_stopping() => debug!("{peer}: closed by shutdown"),
+        Ok(Err(failure)) if watch.has_hung_up() => debug!("{peer}: disconnected, and its work was aborted: {failure}"),
+        Ok(Err(failure)) => {
+            failure.log(&server.logs, LogKind::BadConnection, peer);
+            failure.close();
+        }
     }
 }
 
@@ -73,7 +85,9 @@ fn serve_requests(
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         // A shutdown closes the connections of clients, too.
         if !server.lifecycle.is_stopping() {
-            versions.report_hang_up(answered);
+            if let Some(consequence) = versions.report_hang_up(answered) {
+                server.logs.log(peer, LogKind::VersionHangUp, format_args!("{consequence}"));
+            }
         }
         return Ok(SessionEnd::Closed);
     };

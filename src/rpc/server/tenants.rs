@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use log::Level;
 use thiserror::Error;
 
 use super::limits::Config;
@@ -111,11 +110,11 @@ impl TenantUse {
 
 /// The address of a client as far as limits tell clients apart: IPv4, or the first 64 bits of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tenant(IpAddr);
+pub(super) struct Tenant(IpAddr);
 
 impl Tenant {
     /// The tenant of a client; `None`: exempt from limits per tenant, as loopback is without `with_loopback`.
-    fn of(peer: PeerAddr, with_loopback: bool) -> Option<Tenant> {
+    pub(super) fn of(peer: PeerAddr, with_loopback: bool) -> Option<Tenant> {
         // An IPv6 listener gets IPv4 clients as ::ffff:a.b.c.d, all within one network of 64 bits.
         let tenant = match peer.ip()?.to_canonical() {
             ip if ip.is_loopback() && !with_loopback => return None,
@@ -123,6 +122,11 @@ impl Tenant {
             ip => ip,
         };
         Some(Tenant(tenant))
+    }
+
+    /// Its address, or the first one of its network.
+    pub(super) fn ip(self) -> IpAddr {
+        self.0
     }
 }
 
@@ -135,21 +139,6 @@ pub(super) struct LimitReached {
     by_tenant: bool,
     /// Names the limit.
     flag: String,
-    /// Number of refusals of this resource since the start, with this one.
-    pub(super) refused: u64,
-}
-
-/// The level at which to log the `count`th refusal of a kind. A flood of refusals must not be one of log lines: `level` at 1, 2,
-/// 4, 8, … refusals, debug for the others.
-pub(super) fn refusal_level(level: Level, count: u64) -> Level {
-    if count.is_power_of_two() { level } else { Level::Debug }
-}
-
-impl LimitReached {
-    /// The level to log it at.
-    pub(super) fn log_level(&self) -> Level {
-        refusal_level(Level::Warn, self.refused)
-    }
 }
 
 impl Tenants {
@@ -210,8 +199,7 @@ impl Tenants {
         };
         if let Some((number, by_tenant)) = refusal {
             state.refused[at] += 1;
-            let (name, flag, refused) = (limit.name, limit.name_of(by_tenant), state.refused[at]);
-            return Err(LimitReached { limit: number, name, by_tenant, flag, refused });
+            return Err(LimitReached { limit: number, name: limit.name, by_tenant, flag: limit.name_of(by_tenant) });
         }
         state.used[at] += 1;
         if let Some(tenant) = tenant {

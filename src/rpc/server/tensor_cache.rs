@@ -10,17 +10,18 @@
 //!
 //! Errors of the cache never fail a session: an unreadable entry is a miss, and an entry that cannot be written is not cached.
 
+use std::fmt;
 use std::fs::{self, File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use log::{info, warn};
 use thiserror::Error;
 
 use super::limits::CacheConfig;
+use super::log_limits::{LogKind, LogLimits, LogSource};
 use crate::rpc::wire::{Reader, WireError};
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
@@ -63,16 +64,18 @@ pub(super) struct TensorCache {
     max_bytes: u64,
     /// Estimated size of all entries; recounted when it exceeds the limit, because other servers may add and remove entries.
     total_bytes: Mutex<u64>,
+    logs: Arc<LogLimits>,
 }
 
 impl TensorCache {
     /// Opens a folder, which is created if necessary. Removes stale partial files and evicts entries beyond the limit.
-    pub(super) fn open(config: &CacheConfig) -> io::Result<TensorCache> {
+    pub(super) fn open(config: &CacheConfig, logs: &Arc<LogLimits>) -> io::Result<TensorCache> {
         fs::create_dir_all(&config.dir)?;
-        let cache = TensorCache { dir: config.dir.clone(), max_bytes: config.max_bytes, total_bytes: Mutex::new(0) };
+        let (dir, max_bytes) = (config.dir.clone(), config.max_bytes);
+        let cache = TensorCache { dir, max_bytes, total_bytes: Mutex::new(0), logs: Arc::clone(logs) };
         for (path, _, modified) in cache.list_files(PARTIAL_EXTENSION)? {
             if modified.elapsed().is_ok_and(|age| age > STALE_AGE) {
-                remove_if_exists(&path);
+                cache.remove_if_exists(&path);
             }
         }
         *cache.lock_total() = cache.list_files(ENTRY_EXTENSION)?.iter().map(|(_, bytes, _)| bytes).sum();
@@ -99,8 +102,25 @@ impl TensorCache {
     /// Removes an entry that is invalid or unreadable.
     pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
         let path = self.entry_path(fnv);
-        warn!("cache: removed the invalid entry {}: {why}", path.display());
-        remove_if_exists(&path);
+        self.log(LogKind::CacheInvalid, format_args!("removed the invalid entry {}: {why}", path.display()));
+        self.remove_if_exists(&path);
+    }
+
+    /// Removes a file. It is not an error if another server or session has removed it already.
+    fn remove_if_exists(&self, path: &Path) {
+        if let Err(e) = fs::remove_file(path)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            self.log(LogKind::CacheFailure, format_args!("cannot remove {}: {e}", path.display()));
+        }
+    }
+
+    fn log(&self, kind: LogKind, text: fmt::Arguments<'_>) {
+        self.logs.log(LogSource::Server, kind, format_args!("cache: {text}"));
+    }
+
+    fn log_write_error(&self, path: &Path, e: &io::Error) {
+        self.log(LogKind::CacheFailure, format_args!("cannot write {}: {e}", path.display()));
     }
 
     /// Starts writing an entry of `len` bytes. `None` if the data is too small or too large, or if the file cannot be created.
@@ -116,7 +136,7 @@ impl TensorCache {
             file.write_all(&[0; HEADER_BYTES])?;
             Ok(file)
         };
-        let file = begin().inspect_err(|e: &io::Error| warn!("cache: cannot write {}: {e}", path.display())).ok()?;
+        let file = begin().inspect_err(|e: &io::Error| self.log_write_error(&path, e)).ok()?;
         Some(CacheWriter {
             cache: self,
             file,
@@ -143,13 +163,13 @@ impl TensorCache {
                 if *total <= self.max_bytes {
                     break;
                 }
-                info!("cache: evicted {}", path.display());
-                remove_if_exists(&path);
+                self.log(LogKind::CacheEviction, format_args!("evicted {}", path.display()));
+                self.remove_if_exists(&path);
                 *total -= bytes;
             }
         });
         if let Err(e) = removed {
-            warn!("cache: cannot evict entries in {}: {e}", self.dir.display());
+            self.log(LogKind::CacheFailure, format_args!("cannot evict entries in {}: {e}", self.dir.display()));
         }
     }
 
@@ -248,7 +268,7 @@ impl CacheWriter<'_> {
     /// Completes the entry: writes its header and renames the file, so that the entry appears atomically. Errors are logged.
     pub(super) fn commit(mut self) {
         if let Err(e) = self.write_header_and_rename() {
-            warn!("cache: cannot write {}: {e}", self.path.display());
+            self.cache.log_write_error(&self.path, &e);
         }
     }
 
@@ -274,16 +294,7 @@ impl CacheWriter<'_> {
 impl Drop for CacheWriter<'_> {
     fn drop(&mut self) {
         // After a commit the file does not exist any more.
-        remove_if_exists(&self.path);
-    }
-}
-
-/// Removes a file. It is not an error if another server or session has removed it already.
-fn remove_if_exists(path: &Path) {
-    if let Err(e) = fs::remove_file(path)
-        && e.kind() != io::ErrorKind::NotFound
-    {
-        warn!("cache: cannot remove {}: {e}", path.display());
+        self.cache.remove_if_exists(&self.path);
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::time::Instant;
 
-use log::info;
-
 use super::describe;
 use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::host_memory::{HostCharge, HostMemoryError};
+use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::graph_import::import_graph;
 use crate::rpc::server::session::program_cache::CachedProgram;
@@ -45,7 +44,9 @@ impl ExtendedSession<'_> {
                 Err(e) => return Err(e),
             },
             Err(e) => {
-                info!("{}: cannot prepare graph {}: {e}", self.resources.peer, request.id);
+                let peer = self.resources.peer;
+                let text = format_args!("{peer}: cannot prepare graph {}: {e}", request.id);
+                self.resources.server.logs.log(peer, LogKind::RefusedGraph, text);
                 (Err(DeviceError::from(e)), self.resources.memory.empty())
             }
         };

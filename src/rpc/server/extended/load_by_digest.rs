@@ -2,13 +2,12 @@
 
 use std::time::Instant;
 
-use log::info;
-
 use super::session::ExtendedSession;
 use super::spans;
 use super::transfers::tensor_of_shape;
 use crate::device::{Region, TRANSFER_CHUNK_BYTES};
 use crate::rpc::server::gguf_index::{GgufIndex, LoadTarget, WantedTensor};
+use crate::rpc::server::log_limits::{LogKind, LogLimits};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{ExtResponse, Load};
@@ -36,13 +35,14 @@ impl LoadCounts {
     }
 
     /// Logs the counts, unless there were no LOADs.
-    pub(super) fn log(&self, peer: PeerAddr) {
+    pub(super) fn log(&self, logs: &LogLimits, peer: PeerAddr) {
         let LoadCounts { found, bytes, missed } = self;
         if found + missed > 0 {
-            info!(
+            let text = format_args!(
                 "{peer}: {found} tensors ({} MiB) were loaded from this server's disk, {missed} were not found there",
                 bytes >> 20
             );
+            logs.log(peer, LogKind::LoadTotals, text);
         }
     }
 }
@@ -57,7 +57,9 @@ impl ExtendedSession<'_> {
             Some(index) if bytes > 0 => match self.resources.memory.wait(READ_BYTES) {
                 Ok(_charge) => self.load_from_index(index, request, &region, tensor.as_ref())?,
                 Err(e) => {
-                    info!("{}: cannot load a tensor from disk: {e}", self.resources.peer);
+                    let peer = self.resources.peer;
+                    let text = format_args!("{peer}: cannot load a tensor from disk: {e}");
+                    self.resources.server.logs.log(peer, LogKind::RefusedLoad, text);
                     false
                 }
             },

@@ -13,13 +13,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use log::error;
-
 use super::completions::QueueCompletions;
 use crate::device::{DeviceError, POLL_INTERVAL, SPIN_BEFORE_SLEEP, TimelinePoint};
 use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
+use crate::rpc::server::log_limits::{LogKind, LogLimits, LogSource};
 use crate::rpc::server::transfer_tokens::PendingReceives;
 use crate::rpc::wire::ext::Notification;
 
@@ -61,7 +60,7 @@ impl Notifier {
     /// # Errors
     /// The system cannot start it.
     pub(super) fn start(
-        lifecycle: &Arc<Lifecycle>,
+        (lifecycle, logs): (&Arc<Lifecycle>, &Arc<LogLimits>),
         writer: &Arc<ClientWriter>,
         watch: &Arc<SessionWatch>,
         pending_receives: &Arc<PendingReceives>,
@@ -74,11 +73,12 @@ impl Notifier {
             pending_receives: Arc::clone(pending_receives),
             last: 0,
         };
-        let (thread, writer) = (Arc::clone(&shared), Arc::clone(writer));
+        let (thread, writer, logs) = (Arc::clone(&shared), Arc::clone(writer), Arc::clone(logs));
         let started = std::thread::Builder::new().name("notifier".to_owned()).spawn(move || {
             // Without the thread, the client would wait for its notifications for ever, and nothing would check deadlines.
             if catch_unwind(AssertUnwindSafe(|| thread.run(heartbeat))).is_err() {
-                error!("bug in fanout: the thread that sends a session's notifications panicked; connection closed");
+                let text = "bug in fanout: the thread that sends a session's notifications panicked; connection closed";
+                logs.log(LogSource::Server, LogKind::Panic, format_args!("{text}"));
                 writer.close();
             }
         });

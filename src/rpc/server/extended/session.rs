@@ -65,7 +65,7 @@ pub(in crate::rpc::server) fn serve_session(
     let threads = server.tenants.transfer_threads(peer);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
-    let notifier = Notifier::start(&server.lifecycle, &writer, watch, tokens.pending_receives());
+    let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, tokens.pending_receives());
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory());
     let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
@@ -94,7 +94,7 @@ pub(in crate::rpc::server) fn serve_session(
         .hello_ext(peer, &header, &mut body)
         .map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let served = session.serve_requests(&mut body);
-    session.load_counts.log(peer);
+    session.load_counts.log(&server.logs, peer);
     // Frees all of the client's memory before the client is notified how its session ended.
     drop(session);
     SessionFailure::end_of_session(writer, served)

@@ -1,10 +1,9 @@
 //! Opening queues and ordering them by marks: OPEN_QUEUE, WAIT, NOTIFY_REACHED.
 
-use log::log;
-
 use super::completions::Completions;
 use super::queues::MarkState;
 use super::session::ExtendedSession;
+use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
 use crate::rpc::server::tenants::Resource;
@@ -27,7 +26,9 @@ impl ExtendedSession<'_> {
                 }
             }
             Err(reason) => {
-                log!(reason.log_level(), "{}: cannot open queue {number}: {reason}", self.resources.peer);
+                let peer = self.resources.peer;
+                let text = format_args!("{peer}: cannot open queue {number}: {reason}");
+                server.logs.log(peer, LogKind::RefusedQueue, text);
                 Err(DeviceFault::new(reason.to_string()))
             }
         };

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use log::{debug, warn};
+use log::debug;
 
 use super::error::GgmlError;
 use super::session::GgmlSession;
@@ -15,6 +15,7 @@ use crate::rpc::server::collectives::{
     AddressClaim, COMM_PORT_OFFSET, CONNECTING_RANK, CommLink, LISTENING_RANK, LinkRequest, MAX_HOST_BYTES,
     ReduceError, Reducer, ReductionTarget, RendezvousError, RendezvousTimeouts, SessionDials,
 };
+use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::wire::{CommAllreduce, CommFree, CommInit, Response};
 use crate::tensor::{DType, TensorDesc};
@@ -105,7 +106,7 @@ impl GgmlSession<'_> {
         Ok(SocketAddr::new(own.ip().to_canonical(), port))
     }
 
-    /// Logs why COMM_INIT is answered 0. One warning per session: a client may send any number of these requests.
+    /// Logs why COMM_INIT is answered 0. One warning per session: a client sends one of these requests for each device.
     fn log_refused(&mut self, rank: u32, why: &RendezvousError) {
         let peer = self.resources.peer;
         if std::mem::replace(&mut self.communicators.warned, true) {
@@ -119,10 +120,11 @@ impl GgmlSession<'_> {
             }
             _ => "",
         };
-        warn!(
+        let text = format_args!(
             "{peer}: COMM_INIT: not connected to the other server: {why}. The client adds through itself, which takes \
              longer{remedy}"
         );
+        self.resources.server.logs.log(peer, LogKind::RefusedCollective, text);
     }
 
     /// COMM_ALLREDUCE: adds the other server's tensor to this one's.

@@ -8,13 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::warn;
-
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
 use crate::rpc::server::client_connection::{ClientWriter, NextRequestError, ReadBodyError};
 use crate::rpc::server::host_memory::HostMemoryError;
+use crate::rpc::server::log_limits::{LogKind, LogLimits};
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::WireError;
 use crate::tensor::DescError;
@@ -133,10 +132,14 @@ impl SessionFailure {
         Err(SessionFailure { writer: Some(writer), ..failure })
     }
 
-    /// Logs the failure, sends it to the client if the protocol has a message for it and the connection still works, and closes
-    /// the connection. Without a writer, the connection is closed when the caller drops its last handle.
-    pub(in crate::rpc::server) fn log_and_close(self, peer: PeerAddr) {
-        warn!("{peer}: {self}; connection closed");
+    /// Logs the failure of a session, or of a connection that is none yet.
+    pub(in crate::rpc::server) fn log(&self, logs: &LogLimits, kind: LogKind, peer: PeerAddr) {
+        logs.log(peer, kind, format_args!("{peer}: {self}; connection closed"));
+    }
+
+    /// Sends the failure to the client, if the protocol has a message for it and the connection still works, and closes the
+    /// connection. Without a writer, the connection is closed when the caller drops its last handle.
+    pub(in crate::rpc::server) fn close(self) {
         match (&self.writer, &self.error) {
             (Some(writer), SessionError::Transport(_)) => writer.close(),
             (Some(writer), _) => writer.close_with_reason(&self.to_string()),

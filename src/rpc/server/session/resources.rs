@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use log::{Level, log};
-
 use super::failure::SessionError;
 use super::handle_table::{HandleTable, tensor_desc};
 use super::program_cache::{CacheLimits, ProgramCache};
@@ -11,7 +9,8 @@ use super::request_error::RequestError;
 use crate::device::{Buffer, Device, DeviceError, MemoryBudget, MemoryInfo};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::host_memory::{HostCharge, SessionMemory};
-use crate::rpc::server::tenants::{Resource, refusal_level};
+use crate::rpc::server::log_limits::LogKind;
+use crate::rpc::server::tenants::Resource;
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::TensorRecord;
 
@@ -31,8 +30,6 @@ pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) memory: Arc<SessionMemory>,
     /// Pays for the bookkeeping of the buffers.
     buffers: HostCharge,
-    /// Number of allocations that were refused.
-    refused_allocations: u64,
 }
 
 impl<'a, K> SessionResources<'a, K> {
@@ -62,7 +59,6 @@ impl<'a, K> SessionResources<'a, K> {
             programs: ProgramCache::new(programs, memory),
             memory: Arc::clone(memory),
             buffers: memory.empty(),
-            refused_allocations: 0,
         }
     }
 
@@ -73,7 +69,7 @@ impl<'a, K> SessionResources<'a, K> {
     }
 
     /// Allocates a buffer of `size` bytes and returns its handle. `None` if there is not enough memory, or the limit of buffers
-    /// is reached; the reason is logged ([`refusal_level`]). This is no error: both protocols have a reply for it.
+    /// is reached; the reason is logged. This is no error: both protocols have a reply for it.
     pub(in crate::rpc::server) fn alloc(&mut self, device: u32, size: u64) -> Result<Option<u64>, RequestError> {
         let target = self.device(device)?;
         let max = self.server.config.max_buffers;
@@ -91,14 +87,9 @@ impl<'a, K> SessionResources<'a, K> {
         });
         if let Err(why) = &handle {
             self.buffers.shrink_to(self.handles.len() as u64 * BUFFER_BYTES);
-            self.refused_allocations += 1;
-            log!(
-                refusal_level(Level::Info, self.refused_allocations),
-                "{}: cannot allocate a buffer of {size} bytes on {}: {why}; refused to this client so far: {}",
-                self.peer,
-                target.info().name,
-                self.refused_allocations
-            );
+            let (peer, device) = (self.peer, &target.info().name);
+            let text = format_args!("{peer}: cannot allocate a buffer of {size} bytes on {device}: {why}");
+            self.server.logs.log(peer, LogKind::RefusedAllocation, text);
         }
         Ok(handle.ok())
     }

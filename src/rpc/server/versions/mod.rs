@@ -25,7 +25,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use log::{Level, log};
+use log::debug;
 use thiserror::Error;
 
 use crate::rpc::transport::PeerAddr;
@@ -306,33 +306,40 @@ impl<'a> VersionChoice<'a> {
     }
 
     /// Reports that the client was answered `answered` and closed the connection without a command, as a client of another
-    /// version does. Logs the consequence: at level info when it is new, so that a health check cannot fill the log.
-    pub(super) fn report_hang_up(&self, answered: ServedVersion) {
+    /// version does. Returns the consequence for the log if it is new, so that a health check cannot fill the log; otherwise it
+    /// is logged at level debug.
+    pub(super) fn report_hang_up(&self, answered: ServedVersion) -> Option<String> {
+        let (is_news, text) = self.describe_hang_up(answered)?;
+        if is_news {
+            return Some(text);
+        }
+        debug!("{text}");
+        None
+    }
+
+    /// As [`VersionChoice::report_hang_up`]: whether the consequence is new, and its text. `None`: there is none.
+    fn describe_hang_up(&self, answered: ServedVersion) -> Option<(bool, String)> {
+        let peer = self.peer;
         if !answered.is_tried() {
             let is_news =
                 self.peer.ip().is_some_and(|addr| self.probe.is_first_hang_up(addr, answered, Instant::now()));
-            log!(
-                if is_news { Level::Info } else { Level::Debug },
-                "{}: answered protocol {answered} to an empty HELLO, and the client hung up without a command, as a client of \
-                 1.0 or 2.0 does, which this server does not support: update the llama.cpp of the client",
-                self.peer
+            let text = format!(
+                "{peer}: answered protocol {answered} to an empty HELLO, and the client hung up without a command, as a client of \
+                 1.0 or 2.0 does, which this server does not support: update the llama.cpp of the client"
             );
-            return;
+            return Some((is_news, text));
         }
-        let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip()) else { return };
-        let Some(hang_up) = self.probe.ended_without_command(addr, list, answered, Instant::now()) else { return };
+        let (list, addr) = (self.policy.probed()?, peer.ip()?);
+        let hang_up = self.probe.ended_without_command(addr, list, answered, Instant::now())?;
         if hang_up.changed && hang_up.all_failed && hang_up.is_news {
-            log!(
-                Level::Info,
-                "{}: answered protocol {answered}, and the client hung up without a command, as with each version that this \
+            let text = format!(
+                "{peer}: answered protocol {answered}, and the client hung up without a command, as with each version that this \
                  address tries ({}): if its llama.cpp has another version, {}",
-                self.peer,
                 list.iter().map(ServedVersion::to_string).collect::<Vec<_>>().join(", "),
                 other_remedy(list)
             );
-            return;
+            return Some((true, text));
         }
-        let level = if hang_up.is_news { Level::Info } else { Level::Debug };
         let other = hang_up.other;
         let consequence = if hang_up.changed {
             format!("the next connection from this address is answered {other}")
@@ -341,12 +348,11 @@ impl<'a> VersionChoice<'a> {
                 "{answered} has worked for this address, so it is answered again; after one more such connection, {other} is"
             )
         };
-        log!(
-            level,
-            "{}: answered protocol {answered}, and the client hung up without a command, as a client of another version \
-             does: {consequence}. To serve such clients without a failed attempt, give them a port: --listen PORT={other}",
-            self.peer
+        let text = format!(
+            "{peer}: answered protocol {answered}, and the client hung up without a command, as a client of another version \
+             does: {consequence}. To serve such clients without a failed attempt, give them a port: --listen PORT={other}"
         );
+        Some((hang_up.is_news, text))
     }
 }
 
