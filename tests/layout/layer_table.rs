@@ -66,6 +66,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[],
     ),
     layer("rpc::server::thread_budget", &["device"], &[]),
+    layer("rpc::server::folder", &["rustix", "getrandom", "files", "io"], &[]),
     layer(
         "rpc::server::tenants",
         &["device", "rpc::transport", "rpc::server::limits", "rpc::server::thread_budget", "addresses"],
@@ -125,7 +126,15 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::tensor_cache",
-        &["rpc::wire", "rpc::server::limits", "rpc::server::log_limits", "blake3", "files", "io", "processes"],
+        &[
+            "rpc::wire",
+            "rpc::server::folder",
+            "rpc::server::limits",
+            "rpc::server::log_limits",
+            "blake3",
+            "files",
+            "io",
+        ],
         &[],
     ),
     layer("rpc::server::gguf_index", &["tensor", "gguf", "device", "blake3", "rustix", "files", "io"], &["processes"]),

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 const SIZE: usize = 100_000;
 
+/// Size of an entry's header.
+const HEADER: u64 = 60;
+
 fn config(dir: &Path, max_bytes: u64) -> Config {
     Config::default().with_cache(Some(CacheConfig::new(dir).with_max_bytes(max_bytes)))
 }
@@ -140,9 +143,10 @@ fn the_least_recently_used_files_are_evicted() {
     upload_cached(&mut client, &memory.byte_tensor(), &data[3]);
     let found: Vec<_> = data.iter().map(|data| is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(data))).collect();
     assert_eq!(found, [true, false, true, true, false]);
-    // A second upload of cached data adds no file.
+    // A second upload of cached data replaces its file. Until then both are on the disk, so another one is evicted.
     upload_cached(&mut client, &memory.byte_tensor(), &data[3]);
-    assert_eq!(files(dir.path()).len(), 3);
+    let found: Vec<_> = data.iter().map(|data| is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(data))).collect();
+    assert_eq!((found, files(dir.path()).len()), (vec![false, false, true, true, false], 2));
     // A server with a smaller cache limit evicts files when it starts.
     drop(server);
     let server = TestServer::start(config(dir.path(), SIZE as u64 + 500));
@@ -181,6 +185,112 @@ fn removing_the_cache_folder_ends_no_session() {
     assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
     assert_eq!(client.warnings(), Vec::<String>::new());
     assert_eq!(logged_warnings(&folder.display().to_string()).len(), 1);
+}
+
+/// An entry's name is known to everyone who knows its data, so another user of the machine may have taken it.
+#[cfg(unix)]
+#[test]
+fn special_files_are_not_taken_for_cached_data() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let data = random_bytes(1, SIZE);
+    let server = TestServer::start(config(dir.path(), 1 << 30));
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    upload_cached(&mut client, &memory.byte_tensor(), &data);
+    let entry = files(dir.path()).pop().expect("a file");
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let moved = elsewhere.path().join("moved");
+    std::fs::rename(&entry, &moved).expect("renamed");
+    // Opening a pipe without another end would block the session.
+    let make_pipe = |path: &Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().expect("mkfifo").success());
+    };
+    let make_link = |path: &Path| std::os::unix::fs::symlink(&moved, path).expect("a link");
+    let make_folder = |path: &Path| std::fs::create_dir(path).expect("a folder");
+    type Make<'a> = &'a dyn Fn(&Path);
+    let cases: [(&str, Make<'_>); 3] = [("pipe", &make_pipe), ("link", &make_link), ("folder", &make_folder)];
+    for (what, make) in cases {
+        make(&entry);
+        assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)), "{what}");
+        assert_eq!(files(dir.path()), [entry.clone()], "{what}");
+        upload_cached(&mut client, &memory.byte_tensor(), &data);
+        if what == "folder" {
+            // It cannot be replaced by a file, so the data is not cached.
+            assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+            std::fs::remove_dir(&entry).expect("removed");
+        } else {
+            assert!(is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)), "{what}");
+            std::fs::remove_file(&entry).expect("removed");
+        }
+    }
+    assert_eq!(std::fs::metadata(&moved).expect("the file of the link").len(), SIZE as u64 + HEADER);
+}
+
+/// Symbolic links under the names that temporary files had before these were random, and a temporary file of a killed server.
+#[cfg(unix)]
+#[test]
+fn temporary_files_follow_no_links_and_do_not_stay() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let victim = dir.path().join("victim");
+    let folder = dir.path().join("cache");
+    std::fs::create_dir(&folder).expect("a folder");
+    std::fs::write(folder.join("0123456789abcdef.part"), [0; 1000]).expect("written");
+    let links: Vec<_> = (0..1000).map(|i| folder.join(format!("{}-{i}.part", std::process::id()))).collect();
+    links.iter().for_each(|link| std::os::unix::fs::symlink(&victim, link).expect("a link"));
+    let server = TestServer::start(config(&folder, 1 << 30));
+    assert_eq!(
+        files(&folder).len(),
+        links.len(),
+        "the abandoned file is removed, what the cache did not create is not"
+    );
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    let data = random_bytes(1, SIZE);
+    upload_cached(&mut client, &memory.byte_tensor(), &data);
+    assert!(is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+    assert!(!victim.exists());
+}
+
+/// The cache's size limit holds also while uploads are in progress, whose bytes are on the disk already.
+#[test]
+fn uploads_in_progress_count_against_the_cache_size() {
+    const UPLOAD: usize = 4 << 20;
+    let dir = tempfile::tempdir().expect("a folder");
+    let limit = 3 * (UPLOAD as u64 + HEADER) + 1000;
+    let server = TestServer::start(config(dir.path(), limit));
+    let used = || files(dir.path()).iter().filter_map(|path| Some(path.metadata().ok()?.len())).sum::<u64>();
+    // Fills the cache: the uploads evict this entry when their bytes arrive, and not before.
+    let mut first = Client::connect(&server);
+    let memory = first.alloc(0, 2 * UPLOAD as u64);
+    upload_cached(&mut first, &memory.byte_tensor(), &random_bytes(9, 2 * UPLOAD));
+    assert_eq!(files(dir.path()).len(), 1);
+    let mut uploads: Vec<_> = (0..6)
+        .map(|seed| {
+            let mut client = Client::connect(&server);
+            let tensor = client.alloc(0, UPLOAD as u64).byte_tensor();
+            let data = random_bytes(seed, UPLOAD);
+            let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
+            let message = encode_message(&Request::SetTensor(SetTensor { head, data: &data }));
+            client.write(&message[..message.len() - (1 << 20)]);
+            (client, tensor, data, message)
+        })
+        .collect();
+    eventually("three uploads are being cached", || files(dir.path()).len() == 3 && used() >= 3 << 20);
+    assert!(used() <= limit);
+    for (client, tensor, data, message) in &mut uploads {
+        client.write(&message[message.len() - (1 << 20)..]);
+        assert!(client.get_tensor(tensor, 0, UPLOAD as u64) == *data, "an upload that is not cached succeeds");
+        assert!(used() <= limit);
+    }
+    assert_eq!(files(dir.path()).len(), 3);
+    // The uploads have given back what they held.
+    for seed in [7, 8] {
+        let memory = first.alloc(0, UPLOAD as u64);
+        let data = random_bytes(seed, UPLOAD);
+        upload_cached(&mut first, &memory.byte_tensor(), &data);
+        assert!(is_cached(&mut first, &memory.byte_tensor(), 0, fnv1a(&data)));
+        assert!(used() <= limit);
+    }
 }
 
 #[test]

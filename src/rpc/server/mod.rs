@@ -39,6 +39,7 @@ mod client_connection;
 mod collectives;
 mod context;
 mod extended;
+mod folder;
 mod ggml;
 mod gguf_index;
 mod handshake;

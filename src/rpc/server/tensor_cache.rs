@@ -8,18 +8,23 @@
 //! cache can therefore replace data for all other clients that share it. The BLAKE3 digest in the header only detects damaged
 //! files. Hence the cache is opt-in.
 //!
+//! The folder is used by its handle ([`Folder`]): symbolic links, named pipes and other special files in it are never opened.
+//! The size limit counts entries that are being written as their bytes arrive; an upload that cannot fit beside the others that
+//! are in progress is not cached.
+//!
 //! Errors of the cache never fail a session: an unreadable entry is a miss, and an entry that cannot be written is not cached.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::{self, File, FileTimes};
+use std::fs::{File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use log::{debug, warn};
 use thiserror::Error;
 
+use super::folder::{Folder, Links, PartialFile};
 use super::limits::CacheConfig;
 use super::log_limits::{LogKind, LogLimits, LogSource};
 use crate::rpc::wire::{Reader, WireError};
@@ -33,13 +38,11 @@ const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 32;
 /// Smaller data is not cached: sending it again is faster than a lookup. ggml's clients send hashes from 10 MiB on.
 const MIN_BYTES: u64 = 64 << 10;
 
-/// Partial files older than this were left by a server that has ended.
-const STALE_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Steps in which the bytes of an upload are counted against the size limit: in a full cache, each step lists the folder.
+const CHARGE_BYTES: u64 = 16 << 20;
 
 /// File name extension of complete entries.
 const ENTRY_EXTENSION: &str = "tensor";
-/// File name extension of entries that are being written.
-const PARTIAL_EXTENSION: &str = "part";
 
 /// Why an entry of the cache is invalid.
 #[derive(Debug, Error)]
@@ -58,36 +61,53 @@ pub(super) enum CacheError {
     Digest,
 }
 
-/// A tensor cache in a folder. Several servers may share the folder.
+/// A tensor cache in a folder. Several servers may share the folder; each counts the entries of all of them, and its own uploads.
 pub(super) struct TensorCache {
-    dir: PathBuf,
+    folder: Folder,
     max_bytes: u64,
-    /// Estimated size of all entries; recounted when it exceeds the limit, because other servers may add and remove entries.
-    total_bytes: Mutex<u64>,
+    usage: Mutex<Usage>,
     logs: Arc<LogLimits>,
 }
 
+/// Bytes of the cache, headers included.
+#[derive(Default)]
+struct Usage {
+    /// Estimated size of all entries; recounted when the limit is exceeded, because other servers may add and remove entries.
+    entries: u64,
+    /// Size of the uploads in progress, as far as their bytes have arrived.
+    arrived: u64,
+    /// Size of the uploads in progress when they are complete; at most the limit, so evicting entries makes room for all of them.
+    announced: u64,
+}
+
 impl TensorCache {
-    /// Opens a folder, which is created if necessary. Removes stale partial files and evicts entries beyond the limit.
+    /// Opens a folder, which is created if necessary. Removes the partial files of servers that were killed, and evicts entries
+    /// beyond the limit.
     pub(super) fn open(config: &CacheConfig, logs: &Arc<LogLimits>) -> io::Result<TensorCache> {
-        fs::create_dir_all(&config.dir)?;
-        let (dir, max_bytes) = (config.dir.clone(), config.max_bytes);
-        let cache = TensorCache { dir, max_bytes, total_bytes: Mutex::new(0), logs: Arc::clone(logs) };
-        for (path, _, modified) in cache.list_files(PARTIAL_EXTENSION)? {
-            if modified.elapsed().is_ok_and(|age| age > STALE_AGE) {
-                cache.remove_if_exists(&path);
-            }
+        let folder = Folder::open_or_create(&config.dir)?;
+        if folder.is_writable_by_others()? {
+            warn!("cache: other users of this machine may write to {}", folder.path().display());
         }
-        *cache.lock_total() = cache.list_files(ENTRY_EXTENSION)?.iter().map(|(_, bytes, _)| bytes).sum();
-        cache.evict_until_fits(0);
+        folder.remove_abandoned()?;
+        let (max_bytes, logs) = (config.max_bytes, Arc::clone(logs));
+        let cache = TensorCache { folder, max_bytes, usage: Mutex::default(), logs };
+        {
+            let mut usage = cache.lock_usage();
+            usage.entries = cache.list_entries()?.iter().map(|entry| entry.bytes).sum();
+            cache.evict_until_fits(&mut usage);
+        }
         Ok(cache)
+    }
+
+    fn log(&self, kind: LogKind, text: fmt::Arguments<'_>) {
+        self.logs.log(LogSource::Server, kind, format_args!("cache: {text}"));
     }
 
     /// Looks up the data of a hash; `None` unless an entry has exactly `len` bytes. The caller may use the data only after
     /// [`CacheReader::verify`] has succeeded.
     pub(super) fn lookup(&self, fnv: u64, len: u64) -> Option<CacheReader> {
-        let path = self.entry_path(fnv);
-        let file = File::options().read(true).open(&path).ok()?;
+        // A file that is not regular was not created by the cache, and is left alone.
+        let (file, _) = self.folder.open_file(&entry_name(fnv), Links::Refuse).ok()?;
         match CacheReader::open(file, fnv) {
             Ok((reader, have)) if have == len => Some(reader),
             // Another length: other data with the same hash. The entry is valid, but not the requested one.
@@ -101,100 +121,133 @@ impl TensorCache {
 
     /// Removes an entry that is invalid or unreadable.
     pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
-        let path = self.entry_path(fnv);
-        self.log(LogKind::CacheInvalid, format_args!("removed the invalid entry {}: {why}", path.display()));
-        self.remove_if_exists(&path);
+        let name = entry_name(fnv);
+        self.log(
+            LogKind::CacheInvalid,
+            format_args!("removed the invalid entry {}: {why}", self.folder.path_of(&name).display()),
+        );
+        self.folder.remove_if_exists(&name);
     }
 
-    /// Removes a file. It is not an error if another server or session has removed it already.
-    fn remove_if_exists(&self, path: &Path) {
-        if let Err(e) = fs::remove_file(path)
-            && e.kind() != io::ErrorKind::NotFound
-        {
-            self.log(LogKind::CacheFailure, format_args!("cannot remove {}: {e}", path.display()));
-        }
-    }
-
-    fn log(&self, kind: LogKind, text: fmt::Arguments<'_>) {
-        self.logs.log(LogSource::Server, kind, format_args!("cache: {text}"));
-    }
-
-    fn log_write_error(&self, path: &Path, e: &io::Error) {
-        self.log(LogKind::CacheFailure, format_args!("cannot write {}: {e}", path.display()));
-    }
-
-    /// Starts writing an entry of `len` bytes. `None` if the data is too small or too large, or if the file cannot be created.
+    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it does not fit beside the uploads in progress,
+    /// or if the file cannot be created.
     pub(super) fn begin_write(&self, len: u64) -> Option<CacheWriter<'_>> {
-        if len < MIN_BYTES || len.saturating_add(HEADER_BYTES as u64) > self.max_bytes {
+        if len < MIN_BYTES {
             return None;
         }
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let path = self.dir.join(format!("{}-{number}.{PARTIAL_EXTENSION}", std::process::id()));
+        let charge = UploadCharge::announce(self, len.checked_add(HEADER_BYTES as u64)?)?;
         let begin = || {
-            let mut file = File::create(&path)?;
-            file.write_all(&[0; HEADER_BYTES])?;
+            let mut file = self.folder.create_partial()?;
+            file.file().seek(SeekFrom::Start(HEADER_BYTES as u64))?;
             Ok(file)
         };
-        let file = begin().inspect_err(|e: &io::Error| self.log_write_error(&path, e)).ok()?;
-        Some(CacheWriter {
-            cache: self,
-            file,
-            path,
-            len,
-            fnv: Fnv1a::new(),
-            digest: blake3::Hasher::new(),
-            failed: None,
-        })
+        let file = begin().inspect_err(|e| self.log_write_error(e)).ok()?;
+        let entry = PartialEntry { file, charge, fnv: Fnv1a::new(), digest: blake3::Hasher::new() };
+        Some(CacheWriter { cache: self, len, entry: Some(entry) })
     }
 
-    /// Evicts the least recently used entries until `more` bytes fit.
-    fn evict_until_fits(&self, more: u64) {
-        let mut total = self.lock_total();
-        *total = total.saturating_add(more);
-        if *total <= self.max_bytes {
-            return;
+    /// Evicts the least recently used entries until they fit beside the uploads in progress. Returns whether they do.
+    fn evict_until_fits(&self, usage: &mut Usage) -> bool {
+        let fits = |usage: &Usage| usage.entries.saturating_add(usage.arrived) <= self.max_bytes;
+        if fits(usage) {
+            return true;
         }
-        let removed = self.list_files(ENTRY_EXTENSION).map(|mut files| {
-            files.sort_by_key(|&(_, _, modified)| modified);
-            // The new entry is not in the list yet.
-            *total = files.iter().map(|(_, bytes, _)| bytes).sum::<u64>().saturating_add(more);
-            for (path, bytes, _) in files {
-                if *total <= self.max_bytes {
-                    break;
-                }
-                self.log(LogKind::CacheEviction, format_args!("evicted {}", path.display()));
-                self.remove_if_exists(&path);
-                *total -= bytes;
+        let mut entries = match self.list_entries() {
+            Ok(entries) => entries,
+            Err(e) => {
+                let folder = self.folder.path().display();
+                self.log(LogKind::CacheFailure, format_args!("cannot evict entries in {folder}: {e}"));
+                return false;
             }
-        });
-        if let Err(e) = removed {
-            self.log(LogKind::CacheFailure, format_args!("cannot evict entries in {}: {e}", self.dir.display()));
+        };
+        entries.sort_by_key(|entry| entry.last_use);
+        usage.entries = entries.iter().map(|entry| entry.bytes).sum();
+        for Entry { name, bytes, .. } in entries {
+            if fits(usage) {
+                break;
+            }
+            self.log(LogKind::CacheEviction, format_args!("evicted {}", self.folder.path_of(&name).display()));
+            self.folder.remove_if_exists(&name);
+            usage.entries -= bytes;
         }
+        fits(usage)
     }
 
-    /// Path, size in bytes and time of the last use of the files with an extension.
-    fn list_files(&self, extension: &str) -> io::Result<Vec<(PathBuf, u64, SystemTime)>> {
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|e| e == extension) {
-                // Another server may have removed the file in the meantime.
-                if let Ok(meta) = fs::metadata(&path) {
-                    files.push((path, meta.len(), meta.modified()?));
-                }
+    /// The entries in the folder.
+    fn list_entries(&self) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for name in self.folder.files_with_extension(ENTRY_EXTENSION)? {
+            // Another server may have removed the file in the meantime.
+            if let Ok((_, meta)) = self.folder.open_file(&name, Links::Refuse) {
+                entries.push(Entry { name, bytes: meta.len(), last_use: meta.modified()? });
             }
         }
-        Ok(files)
+        Ok(entries)
     }
 
-    fn entry_path(&self, fnv: u64) -> PathBuf {
-        self.dir.join(format!("{fnv:016x}.{ENTRY_EXTENSION}"))
+    fn log_write_error(&self, e: &io::Error) {
+        self.log(LogKind::CacheFailure, format_args!("cannot write to {}: {e}", self.folder.path().display()));
     }
 
-    fn lock_total(&self) -> MutexGuard<'_, u64> {
-        // A single number cannot be left inconsistent by a panic.
-        self.total_bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_usage(&self) -> MutexGuard<'_, Usage> {
+        // A panic can leave the numbers too large, which costs cache, but not wrong in the other direction.
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file of the cache.
+struct Entry {
+    name: OsString,
+    /// Size of the file.
+    bytes: u64,
+    last_use: SystemTime,
+}
+
+fn entry_name(fnv: u64) -> OsString {
+    format!("{fnv:016x}.{ENTRY_EXTENSION}").into()
+}
+
+/// The part of the size limit that an upload in progress holds. Dropping it gives the part back.
+struct UploadCharge<'a> {
+    cache: &'a TensorCache,
+    /// Size of the file when it is complete.
+    announced: u64,
+    /// Bytes of it that are counted.
+    arrived: u64,
+}
+
+impl<'a> UploadCharge<'a> {
+    /// Counts a file of `bytes` bytes that has yet to arrive. `None` if it does not fit beside the uploads in progress. Evicts
+    /// nothing: a client that only announces an upload must not empty the cache.
+    fn announce(cache: &'a TensorCache, bytes: u64) -> Option<UploadCharge<'a>> {
+        let mut usage = cache.lock_usage();
+        let announced = usage.announced.checked_add(bytes).filter(|&total| total <= cache.max_bytes);
+        let Some(announced) = announced else {
+            debug!("cache: an upload of {bytes} bytes does not fit beside those in progress: it is not cached");
+            return None;
+        };
+        usage.announced = announced;
+        Some(UploadCharge { cache, announced: bytes, arrived: 0 })
+    }
+
+    /// Counts the first `bytes` bytes of the file before they are written. Returns whether they fit.
+    fn reserve(&mut self, bytes: u64) -> bool {
+        if bytes <= self.arrived {
+            return true;
+        }
+        let more = self.arrived.saturating_add(CHARGE_BYTES).min(self.announced).max(bytes) - self.arrived;
+        let mut usage = self.cache.lock_usage();
+        usage.arrived += more;
+        self.arrived += more;
+        self.cache.evict_until_fits(&mut usage)
+    }
+}
+
+impl Drop for UploadCharge<'_> {
+    fn drop(&mut self) {
+        let mut usage = self.cache.lock_usage();
+        usage.announced -= self.announced;
+        usage.arrived -= self.arrived;
     }
 }
 
@@ -246,55 +299,64 @@ impl CacheReader {
 /// Writes an entry to a partial file. Dropping it before [`CacheWriter::commit`] removes the file.
 pub(super) struct CacheWriter<'a> {
     cache: &'a TensorCache,
-    file: File,
-    path: PathBuf,
+    /// Length of the data.
     len: u64,
+    /// `None` after an error: the data is not cached.
+    entry: Option<PartialEntry<'a>>,
+}
+
+struct PartialEntry<'a> {
+    // Dropped before the charge, so that the bytes are counted as long as the file exists.
+    file: PartialFile<'a>,
+    charge: UploadCharge<'a>,
     fnv: Fnv1a,
     digest: blake3::Hasher,
-    /// First error of a write; reported by [`CacheWriter::commit`].
-    failed: Option<io::Error>,
 }
 
 impl CacheWriter<'_> {
-    /// Appends the next bytes of the data.
+    /// Appends the next bytes of the data. After an error, the file is removed and further bytes are ignored.
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        if self.failed.is_none() {
-            self.fnv.update(bytes);
-            self.digest.update(bytes);
-            self.failed = self.file.write_all(bytes).err();
+        let Some(entry) = &mut self.entry else { return };
+        let written = entry.file.file().stream_position().and_then(|at| {
+            if !entry.charge.reserve(at.saturating_add(bytes.len() as u64)) {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            entry.fnv.update(bytes);
+            entry.digest.update(bytes);
+            entry.file.file().write_all(bytes)
+        });
+        if let Err(e) = written {
+            self.cache.log_write_error(&e);
+            self.entry = None;
         }
     }
 
     /// Completes the entry: writes its header and renames the file, so that the entry appears atomically. Errors are logged.
-    pub(super) fn commit(mut self) {
-        if let Err(e) = self.write_header_and_rename() {
-            self.cache.log_write_error(&self.path, &e);
+    pub(super) fn commit(self) {
+        let CacheWriter { cache, len, entry } = self;
+        if let Some(Err(e)) = entry.map(|entry| entry.complete(cache, len)) {
+            cache.log_write_error(&e);
         }
-    }
-
-    fn write_header_and_rename(&mut self) -> io::Result<()> {
-        if let Some(e) = self.failed.take() {
-            return Err(e);
-        }
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(MAGIC);
-        header.extend_from_slice(&VERSION.to_le_bytes());
-        header.extend_from_slice(&self.len.to_le_bytes());
-        header.extend_from_slice(&self.fnv.0.to_le_bytes());
-        header.extend_from_slice(self.digest.finalize().as_bytes());
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(&header)?;
-        let to = self.cache.entry_path(self.fnv.0);
-        let replaced = fs::metadata(&to).map_or(0, |meta| meta.len());
-        self.cache.evict_until_fits((self.len + HEADER_BYTES as u64).saturating_sub(replaced));
-        fs::rename(&self.path, to)
     }
 }
 
-impl Drop for CacheWriter<'_> {
-    fn drop(&mut self) {
-        // After a commit the file does not exist any more.
-        self.cache.remove_if_exists(&self.path);
+impl PartialEntry<'_> {
+    fn complete(mut self, cache: &TensorCache, len: u64) -> io::Result<()> {
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend_from_slice(MAGIC);
+        header.extend_from_slice(&VERSION.to_le_bytes());
+        header.extend_from_slice(&len.to_le_bytes());
+        header.extend_from_slice(&self.fnv.0.to_le_bytes());
+        header.extend_from_slice(self.digest.finalize().as_bytes());
+        self.file.file().seek(SeekFrom::Start(0))?;
+        self.file.file().write_all(&header)?;
+        let name: &OsStr = &entry_name(self.fnv.0);
+        // The charge is dropped after the lock: until then the file counts twice, which may only evict too much.
+        let mut usage = cache.lock_usage();
+        let replaced = cache.folder.open_file(name, Links::Refuse).map_or(0, |(_, meta)| meta.len());
+        self.file.rename_to(name)?;
+        usage.entries = usage.entries.saturating_sub(replaced).saturating_add(self.charge.announced);
+        Ok(())
     }
 }
 

@@ -1,0 +1,145 @@
+//! Folders of the server that are opened once and used by their handle (`openat`), so that renaming or replacing a folder, or a
+//! part of its path, does not redirect the server to other files.
+//!
+//! Only regular files are opened, as the opened handle itself says (`fstat`), and without waiting: opening a named pipe would
+//! block until another process opens its other end. New files are written under a name that cannot be predicted
+//! ([`PartialFile`]), because another user may have left a symbolic link under a name that can be.
+
+#[cfg(not(unix))]
+mod portable;
+#[cfg(unix)]
+mod unix;
+
+#[cfg(not(unix))]
+pub(in crate::rpc::server) use portable::Folder;
+#[cfg(unix)]
+pub(in crate::rpc::server) use unix::Folder;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use log::warn;
+use thiserror::Error;
+
+/// File name extension of files that are being written.
+const PARTIAL_EXTENSION: &str = "part";
+
+/// Why a file cannot be opened or read.
+#[derive(Debug, Error)]
+pub(in crate::rpc::server) enum FileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("not a regular file")]
+    NotAFile,
+}
+
+/// What an entry of a folder is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::rpc::server) enum EntryKind {
+    File,
+    Folder,
+    /// A symbolic link.
+    Link,
+    /// A named pipe, a socket or a device.
+    Other,
+}
+
+/// Whether the last part of a name may be a symbolic link. A link that is not followed is an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::rpc::server) enum Links {
+    Refuse,
+    Follow,
+}
+
+impl Folder {
+    /// Starts a file that gets its name when it is complete.
+    ///
+    /// # Errors
+    /// The file cannot be created, or the system has no random bytes for its name.
+    pub(in crate::rpc::server) fn create_partial(&self) -> io::Result<PartialFile<'_>> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let name = OsString::from(format!("{:032x}.{PARTIAL_EXTENSION}", u128::from_le_bytes(random)));
+        let file = self.create_file(&name)?;
+        // The lock tells other servers that the file is in use, see `remove_abandoned`. It ends with the handle.
+        let _ = file.try_lock();
+        Ok(PartialFile { folder: self, file, name, named: false })
+    }
+
+    /// Removes the partial files of servers that have ended before they were complete. Those that a running server writes are
+    /// locked.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(in crate::rpc::server) fn remove_abandoned(&self) -> io::Result<()> {
+        for name in self.files_with_extension(PARTIAL_EXTENSION)? {
+            if let Ok((file, _)) = self.open_file(&name, Links::Refuse)
+                && file.try_lock().is_ok()
+            {
+                self.remove_if_exists(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of the regular files with an extension.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(in crate::rpc::server) fn files_with_extension(&self, extension: &str) -> io::Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        for entry in self.entries()? {
+            let (name, kind) = entry?;
+            if kind == EntryKind::File && Path::new(&name).extension().is_some_and(|e| e == extension) {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Removes a file. It is not an error if another server or session has removed it already.
+    pub(in crate::rpc::server) fn remove_if_exists(&self, name: &OsStr) {
+        if let Err(e) = self.remove(name)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            warn!("cannot remove {}: {e}", self.path_of(name).display());
+        }
+    }
+}
+
+/// A file that is being written. Dropping it before [`PartialFile::rename_to`] has succeeded removes the file.
+pub(in crate::rpc::server) struct PartialFile<'a> {
+    folder: &'a Folder,
+    file: File,
+    name: OsString,
+    named: bool,
+}
+
+impl PartialFile<'_> {
+    pub(in crate::rpc::server) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Gives the file its name, under which it appears as a whole. Replaces a file of that name.
+    ///
+    /// # Errors
+    /// The file cannot be renamed, as when the folder was removed.
+    pub(in crate::rpc::server) fn rename_to(mut self, name: &OsStr) -> io::Result<()> {
+        self.folder.rename(&self.name, name)?;
+        self.named = true;
+        Ok(())
+    }
+}
+
+impl Drop for PartialFile<'_> {
+    fn drop(&mut self) {
+        if !self.named {
+            self.folder.remove_if_exists(&self.name);
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests;
