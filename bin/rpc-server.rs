@@ -183,8 +183,9 @@ struct Args {
     max_run: Option<Duration>,
 
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
-    /// collectives of protocol 8.0. HOST, HOST:PORT, or a network such as 10.0.0.0/24; may be given several times. For
-    /// collectives, PORT is not the other server's own port but 1000 above it; HOST alone permits both [default: none].
+    /// collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
+    /// for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must name the server
+    /// as here, or by its IP address [default: none].
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
     peers: Vec<Peer>,
 

@@ -25,7 +25,7 @@ BIG_S = 900.0
 TOKENS = 600
 SERVERS = 12
 # Option of servers that may copy to each other directly.
-PEERS = ("--peer", "127.0.0.1")
+PEERS = ("--peer", "127.0.0.1:*")  # the servers choose free ports
 # Upper bounds in bytes per decoded token between the client and each of two servers of the tiny model: inputs (1 KB is the mask),
 # logits from the last server, and message overhead.
 INPUTS, LOGITS = 3 << 10, 2 << 10

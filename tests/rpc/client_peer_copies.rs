@@ -21,7 +21,7 @@ fn connect(server: &TestServer) -> Endpoint {
 /// The source server, which may connect to every server of this machine, and the destination server.
 fn source_and_destination(source: Arc<dyn Device>) -> [TestServer; 2] {
     [
-        TestServer::with_device_list(vec![source], config_with_peers(&["127.0.0.0/8"])),
+        TestServer::with_device_list(vec![source], config_with_peers(&["127.0.0.0/8:*"])),
         TestServer::start(Config::default()),
     ]
 }
@@ -142,7 +142,7 @@ fn a_long_copy_waits_for_transfer_tokens() {
     // Bytes in flight are charged to the memory of the sessions.
     let with_large_memory = |config: Config| config.with_max_memory(Some(1 << 30));
     let source =
-        TestServer::with_device_list(vec![held.clone()], with_large_memory(config_with_peers(&["127.0.0.0/8"])));
+        TestServer::with_device_list(vec![held.clone()], with_large_memory(config_with_peers(&["127.0.0.0/8:*"])));
     let servers = [source, TestServer::start(with_large_memory(Config::default()))];
     let relay = ProtocolRelay::start(servers[0].addr, false);
     let from = Endpoint::connect(&relay.addr.to_string(), &options()).unwrap();
@@ -201,7 +201,7 @@ fn losing_one_destination_does_not_fail_copies_to_others() {
 fn a_blocked_or_failed_copy_does_not_affect_other_copies() {
     let held = HeldDevice::new("CPU1");
     let source =
-        TestServer::with_device_list(vec![released_device(), held.clone()], config_with_peers(&["127.0.0.0/8"]));
+        TestServer::with_device_list(vec![released_device(), held.clone()], config_with_peers(&["127.0.0.0/8:*"]));
     let servers = [source, TestServer::start(Config::default())];
     let [from, to] = servers.each_ref().map(connect);
     let [mut a, mut first, mut second] =

@@ -119,7 +119,7 @@ fn check_reduction_on(
 
 #[test]
 fn two_servers_add_their_tensors() {
-    let servers = [1, 2].map(|number| server(number, config(&["127.0.0.0/8"])));
+    let servers = [1, 2].map(|number| server(number, config(&["127.0.0.0/8:*"])));
     let mut clients = [0, 1].map(|rank| connect(&servers[rank]));
     link(&mut clients, both_ranks(&servers[0]));
     let memory = [0, 1].map(|rank| clients[rank].alloc(0, 4 << 20));
@@ -164,7 +164,7 @@ fn two_servers_add_their_tensors() {
 /// Two names of one server: its sessions wait for each other.
 #[test]
 fn two_sessions_of_one_server_add_their_tensors() {
-    let server = server(3, config(&["127.0.0.0/8"]));
+    let server = server(3, config(&["127.0.0.0/8:*"]));
     let mut clients = [connect(&server), connect(&server)];
     link(&mut clients, both_ranks(&server));
     let memory = [0, 1].map(|rank| clients[rank].alloc(0, 1 << 20));
@@ -180,7 +180,7 @@ fn gpus_convert_and_add_on_the_device() {
     let options = fanout::registry::Options::default().with_threads(Some(2)).with_memory(vec![64 << 20]);
     let devices = fanout::registry::Registry::detect().open("0,1", &options).unwrap();
     let address = format!("{}:0=8", loopback(20)).parse().unwrap();
-    let mut server = TestServer::run(&[address], devices, config(&["127.0.0.0/8"]));
+    let mut server = TestServer::run(&[address], devices, config(&["127.0.0.0/8:*"]));
     let mut clients = [connect(&server), connect(&server)];
     let [rank_0, rank_1] = both_ranks(&server);
     link(&mut clients, [CommInit { device: 1, ..rank_0 }, rank_1]);
@@ -201,7 +201,7 @@ fn gpus_convert_and_add_on_the_device() {
 #[test]
 fn a_reduction_runs_in_order_with_the_graphs_of_its_device() {
     const N: u32 = 5000;
-    let servers = [4, 5].map(|number| server(number, config(&["127.0.0.0/8"])));
+    let servers = [4, 5].map(|number| server(number, config(&["127.0.0.0/8:*"])));
     let mut clients = [0, 1].map(|rank| connect(&servers[rank]));
     link(&mut clients, both_ranks(&servers[0]));
     let memory = [0, 1].map(|rank| clients[rank].alloc(0, 1 << 20));
@@ -245,7 +245,7 @@ fn a_reduction_runs_in_order_with_the_graphs_of_its_device() {
 
 #[test]
 fn a_repeated_comm_init_is_answered_by_the_state_of_the_link() {
-    let servers = [6, 7].map(|number| server(number, config(&["127.0.0.0/8"])));
+    let servers = [6, 7].map(|number| server(number, config(&["127.0.0.0/8:*"])));
     let mut clients = [0, 1].map(|rank| connect(&servers[rank]));
     let requests = both_ranks(&servers[0]);
     link(&mut clients, requests.clone());
@@ -377,7 +377,7 @@ fn rank_0_takes_a_listed_peer_on_its_own_address_and_stops_listening() {
 #[test]
 fn the_operator_may_name_the_port() {
     let port = TcpListener::bind((loopback(13), 0)).unwrap().local_addr().unwrap().port();
-    let server = server(13, config(&["127.0.0.0/8"]).with_comm_port(Some(port)));
+    let server = server(13, config(&["127.0.0.0/8:*"]).with_comm_port(Some(port)));
     let mut client = connect(&server);
     send_init(&mut client, comm_init(0, 0, comm_address(&server).port().into(), b""));
     assert_eq!(read_init(&mut client), 0);
@@ -389,7 +389,7 @@ fn the_operator_may_name_the_port() {
 /// A client that hangs up ends each kind of wait at once, long before its deadline, and no other session notices the wait.
 #[test]
 fn a_client_that_hangs_up_ends_its_wait() {
-    let server = server(14, config(&["127.0.0.0/8"]));
+    let server = server(14, config(&["127.0.0.0/8:*"]));
     let mut other = connect(&server);
     let at = comm_address(&server);
     let unused = TcpListener::bind((loopback(15), 0)).unwrap().local_addr().unwrap();
@@ -430,7 +430,7 @@ fn a_client_that_hangs_up_ends_its_wait() {
 
 #[test]
 fn a_comm_init_without_its_counterpart_ends_at_its_deadline() {
-    let server = server(16, config(&["127.0.0.0/8"]).with_comm_init_timeout(SHORT_TIMEOUT));
+    let server = server(16, config(&["127.0.0.0/8:*"]).with_comm_init_timeout(SHORT_TIMEOUT));
     let at = comm_address(&server);
     let unused = TcpListener::bind((loopback(17), 0)).unwrap().local_addr().unwrap();
     let silent = TcpListener::bind((loopback(17), 0)).unwrap();
@@ -466,7 +466,7 @@ pub(crate) fn linked(server: &TestServer, client: &mut Client) -> TcpStream {
 
 #[test]
 fn a_lost_peer_ends_the_session_with_the_reason() {
-    let server = server(18, config(&["127.0.0.0/8"]).with_stall_timeout(SHORT_TIMEOUT));
+    let server = server(18, config(&["127.0.0.0/8:*"]).with_stall_timeout(SHORT_TIMEOUT));
     for (sent, ends, reason) in [(0, true, "closed the connection"), (100, true, "closed"), (100, false, "is late")] {
         let mut client = connect(&server);
         let mut peer = linked(&server, &mut client);

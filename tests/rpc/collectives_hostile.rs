@@ -11,7 +11,7 @@ use std::io::Read;
 #[cfg(target_os = "linux")] // elsewhere, unread requests may hide the end of the stream
 #[test]
 fn a_client_that_hangs_up_ends_its_pipelined_requests() {
-    let server = server(21, config(&["127.0.0.0/8"]));
+    let server = server(21, config(&["127.0.0.0/8:*"]));
     let silent = std::net::TcpListener::bind((loopback(22), 0)).unwrap();
     let there = silent.local_addr().unwrap();
     let mut client = connect(&server);
@@ -31,7 +31,7 @@ fn a_client_that_hangs_up_ends_its_pipelined_requests() {
 /// Changed and truncated requests of one of two linked sessions, while the other one waits for its bytes.
 #[test]
 fn mutated_requests_of_linked_sessions_end_at_most_their_sessions() {
-    let server = server(23, config(&["127.0.0.0/8"]));
+    let server = server(23, config(&["127.0.0.0/8:*"]));
     let mut bystander = connect(&server);
     let (memory, data) = (bystander.alloc(0, 4096), random_bytes(5, 4096));
     bystander.set_tensor(&memory.byte_tensor(), 0, &data);
@@ -74,7 +74,7 @@ fn mutated_requests_of_linked_sessions_end_at_most_their_sessions() {
 
 #[test]
 fn a_tensor_that_cannot_be_reduced_ends_the_session() {
-    let server = server(19, config(&["127.0.0.0/8"]).with_max_memory(Some(2 << 20)));
+    let server = server(19, config(&["127.0.0.0/8:*"]).with_max_memory(Some(2 << 20)));
     type Change = fn(&mut TensorRecord);
     let cases: [(&str, Change); 5] = [
         ("expected a tensor of type F32 without gaps", |t| {

@@ -25,7 +25,7 @@ impl TestServer {
     }
 
     fn on(port: u16, count: usize, peer_copies: bool) -> TestServer {
-        let peers = if peer_copies { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        let peers = if peer_copies { vec!["127.0.0.1:*".parse().unwrap()] } else { Vec::new() };
         let server = Server::bind("127.0.0.1", port, cpus(count), Config::default().with_peers(peers)).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = std::thread::spawn(move || server.run());

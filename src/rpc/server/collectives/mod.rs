@@ -22,6 +22,7 @@ mod exchange;
 mod reduction;
 mod rendezvous;
 
+pub(super) use super::peers::COMM_PORT_OFFSET;
 pub(super) use address_claim::AddressClaim;
 pub(super) use comm_link::{CommLink, LinkRequest};
 pub(super) use exchange::ExchangeError;
@@ -33,9 +34,6 @@ pub(super) const LISTENING_RANK: u32 = 0;
 
 /// Rank of the server that connects.
 pub(super) const CONNECTING_RANK: u32 = 1;
-
-/// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute it.
-pub(super) const COMM_PORT_OFFSET: u16 = 1000;
 
 /// How long a wait may run before it checks whether the client has hung up.
 const WATCH_INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);

@@ -1,6 +1,6 @@
 //! Rendezvous of COMM_INIT: rank 0 listens and rank 1 connects, both only to addresses on the allow-list, within a deadline.
 //!
-//! The session's thread waits and watches its client meanwhile. Name resolution and `connect` cannot be interrupted, so rank 1
+//! The session's thread waits and watches its client meanwhile. `connect` cannot be interrupted, so rank 1
 //! dials on a thread of its own, which outlives the wait by one attempt at most.
 
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use super::address_claim::{AddressClaim, AddressClaims};
 use super::comm_link::{Candidate, CommLink, LinkRequest};
 use super::exchange::ExchangeError;
 use super::{COMM_PORT_OFFSET, WATCH_INTERVAL};
-use crate::rpc::server::peers::PeerAllowlist;
+use crate::rpc::server::peers::{PeerAllowlist, Purpose};
 use crate::rpc::transport::{self, Address, Connection, Deadline, Listen, PeerAddr, TransportError};
 
-/// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session while it resolves a name.
+/// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session by one attempt to connect.
 const MAX_DIALLING: usize = 64;
 
 /// Limit of the peers on the allow-list that have connected to rank 0 and have yet to send their capabilities.
@@ -149,7 +149,7 @@ impl Rendezvous {
         &self,
         request: &LinkRequest,
         session: &SessionDials,
-        allowlist: &Arc<PeerAllowlist>,
+        allowlist: &PeerAllowlist,
         timeouts: RendezvousTimeouts,
         hung_up: &dyn Fn() -> bool,
     ) -> Result<CommLink, RendezvousError> {
@@ -157,7 +157,8 @@ impl Rendezvous {
         let host = &request.host;
         let address =
             if host.contains(':') { format!("[{host}]:{}", request.port) } else { format!("{host}:{}", request.port) };
-        allowlist.check_address(&address).map_err(RendezvousError::NotDialled)?;
+        let permitted = allowlist.permitted(&address, Purpose::Collectives);
+        let targets = permitted.map_err(|why| RendezvousError::NotDialled(format!("{address}: {why}")))?;
         if request.port <= COMM_PORT_OFFSET {
             let reason = format!("{address}: the port of rank 0 is {COMM_PORT_OFFSET} above that of its endpoint");
             return Err(RendezvousError::NotDialled(reason));
@@ -167,7 +168,7 @@ impl Rendezvous {
         let (dialled, connection) = sync_channel(1);
         let cancelled = Arc::new(AtomicBool::new(false));
         let cancel = CancelOnDrop(Arc::clone(&cancelled));
-        let dialler = Dialler { address, allowlist: Arc::clone(allowlist), deadline, cancelled, _permit: permit };
+        let dialler = Dialler { address, targets, deadline, cancelled, _permit: permit };
         let thread = std::thread::Builder::new().name("comm-dial".to_owned());
         let started = thread.spawn(move || dialler.run(&dialled));
         started.map_err(|e| RendezvousError::NotDialled(format!("cannot start a thread that dials: {e}")))?;
@@ -178,7 +179,7 @@ impl Rendezvous {
                 Err(_) if hung_up() => return Err(RendezvousError::ClientHungUp),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    let last = "no answer from the other server, or from the name server".to_owned();
+                    let last = "no answer from the other server".to_owned();
                     return Err(RendezvousError::Unreachable { last, after: deadline.timeout() });
                 }
             }
@@ -266,7 +267,8 @@ fn take_ready(candidates: &mut Vec<Candidate>, at: SocketAddr) -> Option<Candida
     None
 }
 
-/// The dialling thread of a session: at most one at a time. It may outlive its COMM_INIT while it resolves a name.
+/// The dialling thread of a session: at most one at a time. It may outlive its COMM_INIT by one attempt to
+/// connect.
 #[derive(Default)]
 pub(in crate::rpc::server) struct SessionDials(Arc<()>);
 
@@ -306,7 +308,7 @@ impl Drop for CancelOnDrop {
 /// The thread that dials rank 0.
 struct Dialler {
     address: String,
-    allowlist: Arc<PeerAllowlist>,
+    targets: Vec<Address>,
     deadline: Deadline,
     cancelled: Arc<AtomicBool>,
     _permit: DialPermit,
@@ -314,19 +316,15 @@ struct Dialler {
 
 impl Dialler {
     fn run(&self, dialled: &SyncSender<Result<Connection, RendezvousError>>) {
-        let result = match self.allowlist.resolve_permitted(&self.address) {
-            Ok(targets) => self.connect(&targets),
-            Err(why) => Err(RendezvousError::NotDialled(format!("{}: {why}", self.address))),
-        };
         // Fails if nothing waits any more: then the connection is closed.
-        let _ = dialled.send(result);
+        let _ = dialled.send(self.connect());
     }
 
-    /// Connects to the first of `targets` that accepts, and tries again until the deadline.
-    fn connect(&self, targets: &[Address]) -> Result<Connection, RendezvousError> {
+    /// Connects to the first target that accepts, and tries again until the deadline.
+    fn connect(&self) -> Result<Connection, RendezvousError> {
         loop {
             let left = self.deadline.remaining().unwrap_or_default();
-            let (target, error) = match transport::dial(targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
+            let (target, error) = match transport::dial(&self.targets, &Deadline::after(left.min(DIAL_ATTEMPT))) {
                 Ok((_, connection)) => return Ok(connection),
                 Err(failed) => failed,
             };

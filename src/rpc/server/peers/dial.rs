@@ -23,24 +23,28 @@ fn exchange_hello(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), 
     // In other protocol versions, the byte that offers the extensions is padding of any value, and HELLO_EXT ends the
     // connection.
     if !handshake.hello(Some([0; CAPS_BYTES]), deadline).map_err(describe_handshake_error)?.supports_extensions() {
-        return Err(format!("it is no fanout server with revision {REVISION} of the extensions"));
+        return Err(not_a_server());
     }
     handshake.hello_ext(deadline).map(drop).map_err(describe_handshake_error)
 }
 
+fn not_a_server() -> String {
+    format!("it is no fanout server with revision {REVISION} of the extensions")
+}
+
+/// A text for the client. It quotes nothing that was read: what listens there may be another service, whose first bytes are no
+/// business of the client.
 fn describe_handshake_error(e: HandshakeError) -> String {
     match e {
         HandshakeError::Transport(TransportError::TimedOut { .. }) => "no reply in time".to_owned(),
         HandshakeError::Transport(TransportError::Closed) => "it closed the connection".to_owned(),
         HandshakeError::Transport(TransportError::Reset(e) | TransportError::Io(e)) => e.to_string(),
-        HandshakeError::TooLong { size, limit } => {
-            format!("it sent a reply of {size} bytes, expected at most {limit}")
-        }
         HandshakeError::Full => "it is full: it has as many clients as it allows".to_owned(),
         HandshakeError::Draining => "it is about to end and accepts no more clients".to_owned(),
-        e @ HandshakeError::Version(_) => e.to_string(),
-        e @ (HandshakeError::Wire(_) | HandshakeError::OtherReply | HandshakeError::ShortHello) => {
-            format!("its reply is not that of a fanout server: {e}")
-        }
+        HandshakeError::TooLong { .. }
+        | HandshakeError::Version(_)
+        | HandshakeError::Wire(_)
+        | HandshakeError::OtherReply
+        | HandshakeError::ShortHello => not_a_server(),
     }
 }

@@ -17,7 +17,7 @@ mod dial;
 mod peer_allowlist;
 mod peer_connection;
 
-pub(super) use peer_allowlist::PeerAllowlist;
+pub(super) use peer_allowlist::{COMM_PORT_OFFSET, PeerAllowlist, Purpose};
 pub use peer_allowlist::{ParsePeerError, Peer};
 
 use std::collections::HashMap;
@@ -132,9 +132,9 @@ impl PeerPool {
             if self.connections.len() >= MAX_PEER_CONNECTIONS {
                 return Err(format!("the session has connections to {MAX_PEER_CONNECTIONS} servers already"));
             }
-            self.allowlist.check_address(address)?;
+            let targets = self.allowlist.permitted(address, Purpose::Transfers)?;
             let thread = self.threads.reserve().map_err(|e| e.to_string())?;
-            let connection = PeerConnection::start(address, &self.allowlist, self.timeouts, thread)?;
+            let connection = PeerConnection::start(address, targets, self.timeouts, thread)?;
             self.connections.insert(address.to_owned(), connection);
         }
         self.connections.get(address).ok_or_else(|| "the connection is lost".to_owned())

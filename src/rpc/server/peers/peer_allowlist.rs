@@ -1,4 +1,9 @@
-//! Allow-list of the servers that this server may dial, and that may connect to it for collectives. Only the operator configures it (`--peer`); clients cannot change it.
+//! Allow-list of the servers that this server may dial, and that may connect to it for collectives. Only the operator configures
+//! it (`--peer`); clients cannot change it.
+//!
+//! Names are resolved once, when the server starts. A client's address is compared with the entries as text or as an IP address,
+//! so a client can neither make the server ask a name server for a name of its choice, nor gain by a name whose address changes
+//! between the check and the connection (DNS rebinding).
 
 use std::fmt;
 use std::io;
@@ -12,19 +17,63 @@ use crate::rpc::transport::{Address, ResolveError, resolve};
 /// Limit of the length of an address that a client may send: a host name of 253 bytes, a colon and a port.
 const MAX_ADDRESS_BYTES: usize = 253 + 6;
 
-/// An entry of the allow-list as configured: `HOST`, `HOST:PORT`, or a network such as `10.0.0.0/24`. A host is an IP address
-/// or a name.
+/// The port of a server whose entry has none: the default of `rpc-server`.
+const DEFAULT_PORT: u16 = 50052;
+
+/// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute it.
+pub(in crate::rpc::server) const COMM_PORT_OFFSET: u16 = 1000;
+
+/// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A host
+/// is an IP address or a name. Without a port, it is 50052.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     host: Host,
-    /// `None`: any port.
-    port: Option<u16>,
+    port: Port,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
     Name(String),
     Net(IpNetwork),
+}
+
+/// The ports of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Port {
+    One(u16),
+    Any,
+}
+
+impl Port {
+    fn parse(text: &str) -> Option<Port> {
+        if text == "*" { Some(Port::Any) } else { parse_port(text).map(Port::One) }
+    }
+
+    /// Whether a server on the entry's port may be dialled on `port`. Rank 0 of collectives listens above its server's port, or
+    /// on a port that the operators have agreed on (`--comm-port`).
+    fn permits(self, port: u16, purpose: Purpose) -> bool {
+        match self {
+            Port::Any => true,
+            Port::One(own) if own == port => true,
+            Port::One(own) => purpose == Purpose::Collectives && own.checked_add(COMM_PORT_OFFSET) == Some(port),
+        }
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Port::One(port) => port.fmt(f),
+            Port::Any => f.write_str("*"),
+        }
+    }
+}
+
+/// What another server is dialled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::rpc::server) enum Purpose {
+    Transfers,
+    Collectives,
 }
 
 /// An IP network: all addresses whose first `bits` bits equal those of `addr`.
@@ -55,56 +104,64 @@ fn address_bits(addr: IpAddr) -> u32 {
 
 /// A text that is not a valid [`Peer`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("expected a server such as 10.0.0.5:50052, gpu-2, gpu-2:50052, [fd00::5]:50052 or 10.0.0.0/24, got {0:?}")]
+#[error(
+    "expected a server such as 10.0.0.5:50052, gpu-2, gpu-2:50053, [fd00::5]:50053, 10.0.0.0/24, 10.0.0.0/24:50053 or gpu-2:* \
+     (any port), got {0:?}"
+)]
 pub struct ParsePeerError(String);
 
 impl FromStr for Peer {
     type Err = ParsePeerError;
 
     fn from_str(text: &str) -> Result<Peer, ParsePeerError> {
-        let parse_error = || ParsePeerError(text.to_owned());
-        let net = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr.to_canonical()));
-        if let Some((addr, bits)) = text.split_once('/') {
-            let addr: IpAddr = addr.parse().map_err(|_| parse_error())?;
-            let bits = bits
-                .parse()
-                .ok()
-                .filter(|&bits| bits <= address_bits(addr) && !text.contains('+'))
-                .ok_or_else(parse_error)?;
-            return Ok(Peer { host: Host::Net(IpNetwork { addr, bits }), port: None });
+        Peer::parse(text).ok_or_else(|| ParsePeerError(text.to_owned()))
+    }
+}
+
+impl Peer {
+    fn parse(text: &str) -> Option<Peer> {
+        let default = Port::One(DEFAULT_PORT);
+        let single = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr.to_canonical()));
+        if let Some((addr, rest)) = text.split_once('/') {
+            let addr: IpAddr = addr.parse().ok()?;
+            let (bits, port) = match rest.split_once(':') {
+                Some((bits, port)) => (bits, Port::parse(port)?),
+                None => (rest, default),
+            };
+            let bits = bits.parse().ok().filter(|&n| n <= address_bits(addr) && !bits.starts_with('+'))?;
+            return Some(Peer { host: Host::Net(IpNetwork { addr, bits }), port });
         }
         if let Ok(addr) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text).parse() {
-            return Ok(Peer { host: net(addr), port: None });
+            return Some(Peer { host: single(addr), port: default });
         }
         let (host, port) = match split_host_port(text) {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
+            Some((host, port)) => (host, Port::parse(port)?),
+            None => (text, default),
         };
         let host = match host.parse() {
-            Ok(addr) => net(addr),
+            Ok(addr) => single(addr),
             Err(_) if is_host_name(host) => Host::Name(host.to_owned()),
-            Err(_) => return Err(parse_error()),
+            Err(_) => return None,
         };
-        Ok(Peer { host, port })
+        Some(Peer { host, port })
     }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.host, self.port) {
-            (Host::Name(name), Some(port)) => write!(f, "{name}:{port}"),
-            (Host::Name(name), None) => f.write_str(name),
-            (Host::Net(net), Some(port)) => write!(f, "{}", SocketAddr::new(net.addr, port)),
-            (Host::Net(IpNetwork { addr, bits }), None) if *bits == address_bits(*addr) => write!(f, "{addr}"),
-            (Host::Net(IpNetwork { addr, bits }), None) => write!(f, "{addr}/{bits}"),
+        match &self.host {
+            Host::Name(name) => f.write_str(name)?,
+            Host::Net(IpNetwork { addr, bits }) if *bits != address_bits(*addr) => write!(f, "{addr}/{bits}")?,
+            Host::Net(IpNetwork { addr: IpAddr::V6(addr), .. }) => write!(f, "[{addr}]")?,
+            Host::Net(IpNetwork { addr, .. }) => addr.fmt(f)?,
         }
+        write!(f, ":{}", self.port)
     }
 }
 
 /// Splits `host:port`; the brackets around an IPv6 address are removed.
-fn split_host_port(text: &str) -> Option<(&str, u16)> {
+fn split_host_port(text: &str) -> Option<(&str, &str)> {
     let (host, port) = text.rsplit_once(':')?;
-    let port = port.parse().ok().filter(|&port| port > 0 && text.as_bytes().last().is_some_and(u8::is_ascii_digit))?;
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     match bare {
         Some(bare) => bare.parse::<IpAddr>().is_ok_and(|addr| addr.is_ipv6()).then_some((bare, port)),
@@ -112,31 +169,60 @@ fn split_host_port(text: &str) -> Option<(&str, u16)> {
     }
 }
 
+fn parse_port(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|&port| port > 0 && !text.starts_with('+'))
+}
+
 fn is_host_name(host: &str) -> bool {
     let letter = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
     !host.is_empty() && host.bytes().all(letter)
 }
 
-/// Allow-list of the servers that this server may dial. Host names are resolved once, when the server starts.
+/// Allow-list of the servers that this server may dial.
 #[derive(Debug, Default)]
 pub(in crate::rpc::server) struct PeerAllowlist(Vec<AllowlistEntry>);
 
 #[derive(Debug)]
-enum AllowlistEntry {
-    /// A network of IP addresses; a port, or `None` for any port.
-    Net(IpNetwork, Option<u16>),
-    /// A single address of a transport without IP addresses.
-    Exact(Address),
+struct AllowlistEntry {
+    hosts: ListedHosts,
+    port: Port,
 }
 
-impl AllowlistEntry {
-    fn matches(&self, addr: &Address) -> bool {
-        match (self, addr.ip()) {
-            (AllowlistEntry::Net(net, port), Some(ip)) => {
-                port.is_none_or(|port| port == ip.port()) && net.contains(ip.ip())
+#[derive(Debug)]
+enum ListedHosts {
+    Net(IpNetwork),
+    /// A name, and its addresses when the server started, with a port that does not count.
+    Name(String, Vec<Address>),
+}
+
+impl ListedHosts {
+    fn contains(&self, ip: IpAddr) -> bool {
+        match self {
+            ListedHosts::Net(net) => net.contains(ip),
+            ListedHosts::Name(_, addresses) => addresses
+                .iter()
+                .filter_map(Address::ip)
+                .any(|addr| IpNetwork::single_address(addr.ip().to_canonical()).contains(ip)),
+        }
+    }
+
+    /// The addresses of a host that a client names: by an IP address, or by the very name of the entry.
+    fn addresses(&self, host: &str, port: u16) -> Vec<Address> {
+        if let Ok(ip) = host.parse() {
+            return if self.contains(ip) { vec![Address::Tcp(SocketAddr::new(ip, port))] } else { Vec::new() };
+        }
+        let with_port = |addr: &Address| match addr.ip() {
+            Some(mut addr) => {
+                addr.set_port(port);
+                Address::Tcp(addr)
             }
-            (AllowlistEntry::Exact(only), None) => only == addr,
-            _ => false,
+            None => addr.clone(),
+        };
+        match self {
+            ListedHosts::Name(name, addresses) if name.eq_ignore_ascii_case(host) => {
+                addresses.iter().map(with_port).collect()
+            }
+            _ => Vec::new(),
         }
     }
 }
@@ -147,24 +233,31 @@ impl PeerAllowlist {
     /// # Errors
     /// The first peer without an address, with the resolver's error.
     pub(in crate::rpc::server) fn resolve(peers: &[Peer]) -> Result<PeerAllowlist, (&Peer, io::Error)> {
-        let mut list = Vec::new();
+        PeerAllowlist::resolve_by(peers, resolve)
+    }
+
+    /// As [`PeerAllowlist::resolve`], with any resolver of `host:port`.
+    fn resolve_by(
+        peers: &[Peer],
+        mut resolver: impl FnMut(&str) -> Result<Vec<Address>, ResolveError>,
+    ) -> Result<PeerAllowlist, (&Peer, io::Error)> {
+        let mut entries = Vec::new();
         for peer in peers {
-            match &peer.host {
-                Host::Net(net) => list.push(AllowlistEntry::Net(*net, peer.port)),
+            let hosts = match &peer.host {
+                Host::Net(net) => ListedHosts::Net(*net),
                 Host::Name(name) => {
-                    // The resolver needs a port; its value does not matter.
-                    let addresses = resolve(&format!("{name}:{}", peer.port.unwrap_or(0))).map_err(|e| match e {
+                    // The resolver needs a port.
+                    let port = if let Port::One(port) = peer.port { port } else { DEFAULT_PORT };
+                    let addresses = resolver(&format!("{name}:{port}")).map_err(|e| match e {
                         ResolveError::Name => (peer, io::ErrorKind::InvalidInput.into()),
                         ResolveError::Host(e) => (peer, e),
                     })?;
-                    list.extend(addresses.into_iter().map(|addr| match addr.ip() {
-                        Some(ip) => AllowlistEntry::Net(IpNetwork::single_address(ip.ip().to_canonical()), peer.port),
-                        None => AllowlistEntry::Exact(addr),
-                    }));
+                    ListedHosts::Name(name.clone(), addresses)
                 }
-            }
+            };
+            entries.push(AllowlistEntry { hosts, port: peer.port });
         }
-        Ok(PeerAllowlist(list))
+        Ok(PeerAllowlist(entries))
     }
 
     /// Whether the list is empty: no server may be dialled.
@@ -175,48 +268,27 @@ impl PeerAllowlist {
     /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection has
     /// any port.
     pub(in crate::rpc::server) fn permits_incoming(&self, addr: IpAddr) -> bool {
-        self.0.iter().any(|entry| matches!(entry, AllowlistEntry::Net(net, _) if net.contains(addr)))
+        self.0.iter().any(|entry| entry.hosts.contains(addr))
     }
 
-    fn permits(&self, addr: &Address) -> bool {
-        self.0.iter().any(|entry| entry.matches(addr))
-    }
-
-    /// Checks that the list is not empty and that `address` is well-formed. Does not resolve names.
+    /// The addresses of `host:port` that may be dialled; at least one. Resolves nothing.
     ///
     /// # Errors
     /// The reason, as a text for the client that sent the address.
-    pub(in crate::rpc::server) fn check_address(&self, address: &str) -> Result<(), String> {
+    pub(in crate::rpc::server) fn permitted(&self, address: &str, purpose: Purpose) -> Result<Vec<Address>, String> {
         if self.is_empty() {
             return Err("this server may not dial other servers: it was started without --peer".to_owned());
         }
         let parts = Some(address).filter(|address| address.len() <= MAX_ADDRESS_BYTES).and_then(split_host_port);
-        let valid = parts.filter(|(host, _)| host.parse::<IpAddr>().is_ok() || is_host_name(host));
-        valid.map(drop).ok_or_else(invalid_address)
+        let (host, port) = parts
+            .filter(|(host, _)| host.parse::<IpAddr>().is_ok() || is_host_name(host))
+            .and_then(|(host, port)| Some((host, parse_port(port)?)))
+            .ok_or("expected an address such as 10.0.0.5:50052")?;
+        let entries = self.0.iter().filter(|entry| entry.port.permits(port, purpose));
+        let mut found =
+            entries.map(|entry| entry.hosts.addresses(host, port)).filter(|addresses| !addresses.is_empty());
+        found.next().ok_or_else(|| "this server may not dial it: none of its --peer flags names it".to_owned())
     }
-
-    /// Resolves `host:port` and returns the permitted addresses. The caller dials exactly these addresses and does not
-    /// resolve the name again. Otherwise a malicious name server could return a permitted address for the check and another
-    /// address for the connection (DNS rebinding).
-    ///
-    /// # Errors
-    /// The reason, as a text for the client that sent the address.
-    pub(in crate::rpc::server) fn resolve_permitted(&self, address: &str) -> Result<Vec<Address>, String> {
-        self.check_address(address)?;
-        let mut addresses = resolve(address).map_err(|e| match e {
-            ResolveError::Name => invalid_address(),
-            ResolveError::Host(e) => format!("no such host: {e}"),
-        })?;
-        addresses.retain(|addr| self.permits(addr));
-        if addresses.is_empty() {
-            return Err("this server may not dial it: none of its --peer flags names it".to_owned());
-        }
-        Ok(addresses)
-    }
-}
-
-fn invalid_address() -> String {
-    "expected an address such as 10.0.0.5:50052".to_owned()
 }
 
 /// The address as error messages show it; an address beyond the length limit is replaced, because clients choose its length.
@@ -231,22 +303,30 @@ mod tests {
     #[test]
     fn peer_parses_hosts_and_networks() {
         for (text, want) in [
-            ("10.0.0.5", Some("10.0.0.5")),
-            ("10.0.0.5:50052", Some("10.0.0.5:50052")),
-            ("10.0.0.0/24", Some("10.0.0.0/24")),
-            ("0.0.0.0/0", Some("0.0.0.0/0")),
-            ("::1", Some("::1")),
-            ("[::1]", Some("::1")),
-            ("[fd00::5]:50052", Some("[fd00::5]:50052")),
-            ("fd00::/8", Some("fd00::/8")),
-            ("::ffff:10.0.0.5", Some("10.0.0.5")),
-            ("gpu-2", Some("gpu-2")),
-            ("gpu-2.lan:50052", Some("gpu-2.lan:50052")),
+            ("10.0.0.5", Some("10.0.0.5:50052")),
+            ("10.0.0.5:50053", Some("10.0.0.5:50053")),
+            ("10.0.0.5:*", Some("10.0.0.5:*")),
+            ("10.0.0.0/24", Some("10.0.0.0/24:50052")),
+            ("10.0.0.0/24:7", Some("10.0.0.0/24:7")),
+            ("0.0.0.0/0:*", Some("0.0.0.0/0:*")),
+            ("::1", Some("[::1]:50052")),
+            ("[::1]", Some("[::1]:50052")),
+            ("[fd00::5]:50053", Some("[fd00::5]:50053")),
+            ("fd00::/8", Some("fd00::/8:50052")),
+            ("fd00::/8:*", Some("fd00::/8:*")),
+            ("::ffff:10.0.0.5", Some("10.0.0.5:50052")),
+            ("gpu-2", Some("gpu-2:50052")),
+            ("gpu-2.lan:50053", Some("gpu-2.lan:50053")),
+            ("gpu-2.lan:*", Some("gpu-2.lan:*")),
             ("", None),
             (":50052", None),
             ("gpu-2:", None),
             ("gpu-2:0", None),
             ("gpu-2:65536", None),
+            ("gpu-2:+7", None),
+            ("gpu-2:**", None),
+            ("*", None),
+            ("10.0.0.0/24:0", None),
             ("gpu 2", None),
             ("10.0.0.0/33", None),
             ("10.0.0.0/+8", None),
@@ -266,31 +346,82 @@ mod tests {
             PeerAllowlist::resolve(&peers).unwrap()
         };
         for (peers, address, want) in [
-            (&["10.0.0.0/24"][..], "10.0.0.255:1", true),
-            (&["10.0.0.77/24"], "10.0.0.1:1", true),
-            (&["10.0.0.0/24"], "10.0.1.0:1", false),
-            (&["10.0.0.0/24"], "[::ffff:10.0.0.9]:1", true),
-            (&["10.0.0.0/24"], "[::a00:9]:1", false),
-            (&["0.0.0.0/0"], "1.2.3.4:1", true),
-            (&["0.0.0.0/0"], "[::1]:1", false),
-            (&["fd00::/8"], "[fdff::1]:1", true),
+            (&["10.0.0.0/24:*"][..], "10.0.0.255:1", true),
+            (&["10.0.0.77/24:*"], "10.0.0.1:1", true),
+            (&["10.0.0.0/24:*"], "10.0.1.0:1", false),
+            (&["10.0.0.0/24:*"], "[::ffff:10.0.0.9]:1", true),
+            (&["10.0.0.0/24:*"], "[::a00:9]:1", false),
+            (&["0.0.0.0/0:*"], "1.2.3.4:1", true),
+            (&["0.0.0.0/0:*"], "[::1]:1", false),
+            (&["fd00::/8:*"], "[fdff::1]:1", true),
+            (&["10.0.0.0/24:7"], "10.0.0.9:7", true),
+            (&["10.0.0.0/24:7"], "10.0.0.9:8", false),
+            // Without a port, it is the default one: a host on the list is not open to a scan of its ports.
+            (&["10.0.0.5"], "10.0.0.5:50052", true),
+            (&["10.0.0.5"], "10.0.0.5:22", false),
+            (&["10.0.0.5"], "10.0.0.5:51052", false),
+            (&["10.0.0.0/24"], "10.0.0.5:50052", true),
+            (&["10.0.0.0/24"], "10.0.0.5:22", false),
+            (&["localhost"], "localhost:50052", true),
+            (&["localhost"], "localhost:22", false),
+            (&["localhost"], "127.0.0.1:22", false),
             (&["10.0.0.5:7"], "10.0.0.5:7", true),
             (&["10.0.0.5:7"], "10.0.0.5:8", false),
             (&["10.0.0.5:7", "10.0.0.5:8"], "10.0.0.5:8", true),
             (&["localhost:7"], "127.0.0.1:7", true),
-            (&["127.0.0.0/8", "::1"], "localhost:7", true),
+            (&["localhost:7"], "LocalHost:7", true),
+            (&["127.0.0.0/8:*", "::1"], "localhost:7", false),
             (&["10.0.0.5"], "127.0.0.1:7", false),
             (&["10.0.0.5"], "10.0.0.5", false),
             (&["10.0.0.5"], "10.0.0.5:0", false),
             (&["10.0.0.5"], "", false),
-            (&["0.0.0.0/0"], "10.0.0.5\n:7", false),
-            (&["0.0.0.0/0"], "\u{fffd}:7", false),
+            (&["0.0.0.0/0:*"], "10.0.0.5\n:7", false),
+            (&["0.0.0.0/0:*"], "\u{fffd}:7", false),
         ] {
-            assert_eq!(list(peers).resolve_permitted(address).is_ok(), want, "{peers:?}: {address}");
+            assert_eq!(list(peers).permitted(address, Purpose::Transfers).is_ok(), want, "{peers:?}: {address}");
         }
         let long = "a".repeat(1000) + ":1";
-        assert!(list(&["10.0.0.5"]).resolve_permitted(&long).is_err() && displayable_address(&long).len() < 100);
-        assert!(list(&[]).resolve_permitted("127.0.0.1:1").unwrap_err().contains("--peer"));
+        assert!(
+            list(&["10.0.0.5"]).permitted(&long, Purpose::Transfers).is_err() && displayable_address(&long).len() < 100
+        );
+        assert!(list(&[]).permitted("127.0.0.1:1", Purpose::Transfers).unwrap_err().contains("--peer"));
+    }
+
+    #[test]
+    fn collectives_use_the_port_above_that_of_the_server() {
+        for (peer, port, want) in [
+            ("10.0.0.5", 50052, true),
+            ("10.0.0.5", 51052, true),
+            ("10.0.0.5", 52052, false),
+            ("10.0.0.5", 22, false),
+            ("10.0.0.0/24:60000", 61000, true),
+            ("10.0.0.5:65000", 464, false),
+            ("10.0.0.5:*", 22, true),
+        ] {
+            let list = PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap();
+            let permitted = list.permitted(&format!("10.0.0.5:{port}"), Purpose::Collectives);
+            assert_eq!(permitted.is_ok(), want, "{peer}: {port}");
+        }
+    }
+
+    /// A client could otherwise learn which names exist, send bytes to a name server of its own, and rebind a name.
+    #[test]
+    fn names_are_resolved_at_the_start_only() {
+        let mut asked = Vec::new();
+        let peers = ["gpu-2:7".parse().unwrap(), "10.0.0.0/24:7".parse().unwrap()];
+        let list = PeerAllowlist::resolve_by(&peers, |name| {
+            asked.push(name.to_owned());
+            Ok(["10.9.9.9:1", "[fd00::5]:1"].map(|addr| Address::Tcp(addr.parse().unwrap())).to_vec())
+        });
+        let list = list.unwrap();
+        let permitted = |address| list.permitted(address, Purpose::Transfers);
+        let at = |addr: &str| Address::Tcp(addr.parse().unwrap());
+        assert_eq!(permitted("gpu-2:7"), Ok(vec![at("10.9.9.9:7"), at("[fd00::5]:7")]));
+        assert_eq!(permitted("10.9.9.9:7"), Ok(vec![at("10.9.9.9:7")]));
+        for unlisted in ["gpu-3:7", "gpu-2.lan:7", "localhost:7", "10.9.9.8:7", "gpu-2:8"] {
+            assert!(permitted(unlisted).unwrap_err().contains("none of its --peer flags names it"), "{unlisted}");
+        }
+        assert_eq!(asked, ["gpu-2:7"]);
     }
 
     #[test]
@@ -313,10 +444,10 @@ mod tests {
     fn non_ip_address_is_permitted_by_exact_name_only() {
         let targets = |peer: &str| {
             let peers = [peer.parse::<Peer>().unwrap()];
-            PeerAllowlist::resolve(&peers).unwrap().resolve_permitted("memory:7")
+            PeerAllowlist::resolve(&peers).unwrap().permitted("memory:7", Purpose::Transfers)
         };
         assert_eq!(targets("memory:7"), Ok(vec![Address::Memory(7)]));
-        for peer in ["memory:8", "0.0.0.0/0", "::/0"] {
+        for peer in ["memory:8", "0.0.0.0/0:*", "::/0:*"] {
             assert!(targets(peer).unwrap_err().contains("none of its --peer flags names it"), "{peer}");
         }
     }

@@ -8,14 +8,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use log::debug;
+
 use super::dial::dial;
-use super::{FailQueue, PeerAllowlist, PeerTimeouts};
+use super::{FailQueue, PeerTimeouts};
 use crate::device::Reservation;
 use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
-use crate::rpc::transport::{Aborter, Deadline, TransportError};
-use crate::rpc::wire::WireError;
+use crate::rpc::transport::{Aborter, Address, Deadline, TransportError};
 use crate::rpc::wire::ext::TransferToken;
 use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
@@ -50,15 +51,14 @@ enum PeerConnectionState {
 }
 
 impl PeerConnection {
-    /// Starts the connection's thread, which dials `address` if `allowlist` permits it. `permit` is
-    /// the reservation of the thread, which keeps it until it ends: a lookup of a name may outlive the session. Does not wait for
-    /// the connection.
+    /// Starts the connection's thread, which dials `targets`, the permitted addresses of `address`. `permit` is the reservation of
+    /// the thread, which keeps it until it ends: an attempt to connect may outlive the session. Does not wait for the connection.
     ///
     /// # Errors
     /// That the thread cannot be started.
     pub(super) fn start(
         address: &str,
-        allowlist: &Arc<PeerAllowlist>,
+        targets: Vec<Address>,
         timeouts: PeerTimeouts,
         permit: Reservation,
     ) -> Result<Arc<PeerConnection>, String> {
@@ -70,10 +70,10 @@ impl PeerConnection {
             writer: WriteSlot::new(None),
             replies: DueReplies::new(),
         });
-        let (thread_connection, allowlist) = (Arc::clone(&connection), Arc::clone(allowlist));
+        let thread_connection = Arc::clone(&connection);
         let started = std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
             let _permit = permit;
-            thread_connection.dial_and_read(&allowlist);
+            thread_connection.dial_and_read(&targets);
         });
         started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
         Ok(connection)
@@ -174,10 +174,9 @@ impl PeerConnection {
     }
 
     /// The connection's thread: dials, then reads notifications until the connection ends.
-    fn dial_and_read(self: Arc<PeerConnection>, allowlist: &PeerAllowlist) {
+    fn dial_and_read(self: Arc<PeerConnection>, targets: &[Address]) {
         let deadline = Deadline::after(self.timeouts.handshake);
-        let dialled = allowlist.resolve_permitted(&self.address).and_then(|targets| dial(&targets, &deadline));
-        let Handshake { aborter, receiver, sender, .. } = match dialled {
+        let Handshake { aborter, receiver, sender, .. } = match dial(targets, &deadline) {
             Ok(handshake) => handshake,
             Err(why) => {
                 self.fail(&why);
@@ -204,15 +203,20 @@ impl PeerConnection {
         }
     }
 
+    /// A text for the client. It quotes nothing that was read: the other end may be a service that is no business of the client,
+    /// as when another program has taken the port.
     fn describe_read_error(&self, e: ReadError) -> String {
+        debug!("{}: {e}", self.address);
         match e {
             ReadError::Ended => "it closed the connection".to_owned(),
             ReadError::Silent { after, .. } | ReadError::Overdue { after, .. } => {
                 format!("it has not confirmed the bytes within {after:?}")
             }
             ReadError::Unexpected => "it sent a reply that no request is waiting for".to_owned(),
-            ReadError::InvalidReply { reason, .. } | ReadError::Notification(reason) => reason,
-            e @ (ReadError::Lost(_) | ReadError::Length { .. } | ReadError::Memory { .. }) => e.to_string(),
+            ReadError::InvalidReply { .. } | ReadError::Length { .. } => "it sent an invalid reply".to_owned(),
+            ReadError::Memory { .. } => "there is no memory for its reply".to_owned(),
+            ReadError::Notification(reason) => reason,
+            ReadError::Lost(e) => e.to_string(),
         }
     }
 
@@ -249,21 +253,22 @@ impl Requester for PeerConnection {
 
 /// Reads one notification.
 fn read_notification(reader: &mut ReplyReader<PeerConnection>) -> Result<(), ReadError> {
-    let decode_error = |e: WireError| ReadError::Notification(e.to_string());
+    let invalid = || ReadError::Notification("it sent an invalid notification".to_owned());
     let mut header = [0; NOTIFICATION_HEADER];
     reader.read_exact(&mut header)?;
-    let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(decode_error)?;
+    let NotificationHeader { kind, size } = NotificationHeader::decode(&header).map_err(|_| invalid())?;
     if size > MAX_NOTIFICATION_BYTES {
-        return Err(ReadError::Notification(format!(
-            "it sent a notification of {size} bytes, expected at most {MAX_NOTIFICATION_BYTES}"
-        )));
+        return Err(invalid());
     }
     if kind == NotificationKind::Reply {
         return reader.read_reply(size);
     }
     let body = reader.read_bytes(size, "a notification")?;
-    match Notification::decode(kind, &body).map_err(decode_error)? {
-        Notification::ProtocolError(why) => Err(ReadError::Notification(format!("it reports a protocol error: {why}"))),
+    match Notification::decode(kind, &body).map_err(|_| invalid())? {
+        Notification::ProtocolError(why) => {
+            debug!("a server to which bytes are sent reports a protocol error: {why}");
+            Err(ReadError::Notification("it reports a protocol error".to_owned()))
+        }
         Notification::Reply(_) | Notification::ServerState(_) => Ok(()),
         Notification::MarkReached { .. } | Notification::ReadData { .. } | Notification::QueueFailed { .. } => {
             Err(ReadError::Notification(

@@ -61,7 +61,7 @@ fn silent_peers_do_not_keep_the_right_one_away() {
         };
         let timeouts = timeouts(LONG, LONG, capabilities);
         let (link, _claim) =
-            Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.0.0.0/8"), timeouts, &hung_up).unwrap();
+            Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.0.0.0/8:*"), timeouts, &hung_up).unwrap();
         let mut peers = peers.into_inner();
         assert_eq!(link.peer().to_string(), peers.pop().unwrap().0.local_addr().unwrap().to_string());
         for (mut silent, _sender) in peers {
@@ -99,7 +99,7 @@ fn rank_0_waits_until_its_port_is_free() {
         }
         false
     };
-    let list = allowlist("127.0.0.0/8");
+    let list = allowlist("127.0.0.0/8:*");
     Rendezvous::default().accept(&rank_0(at), at, &list, timeouts(LONG, LONG, LONG), &hung_up).unwrap();
     // In use until the deadline, and until the client hangs up.
     let _listener = transport::listen_at(at).unwrap();
@@ -112,7 +112,7 @@ fn rank_0_waits_until_its_port_is_free() {
 /// An address belongs to one client while its COMM_INIT is pending, and then until its rank 1 has stopped dialling.
 #[test]
 fn the_second_client_of_an_address_is_refused() {
-    let (at, list, rendezvous) = (free_address(5), allowlist("127.0.0.0/8"), Rendezvous::default());
+    let (at, list, rendezvous) = (free_address(5), allowlist("127.0.0.0/8:*"), Rendezvous::default());
     let refused = || {
         let second = rendezvous.accept(&rank_0(at), at, &list, timeouts(LONG, LONG, LONG), &|| false);
         assert!(matches!(second, Err(RendezvousError::AddressClaimed { .. })), "{:?}", second.err());
@@ -143,7 +143,7 @@ fn the_second_client_of_an_address_is_refused() {
 /// A thread that still resolves a name counts for its session and for the server.
 #[test]
 fn dialling_waits_for_a_permit_within_its_deadline() {
-    let (rendezvous, session, list) = (Rendezvous::default(), SessionDials::default(), allowlist("127.0.0.0/8"));
+    let (rendezvous, session, list) = (Rendezvous::default(), SessionDials::default(), allowlist("127.0.0.0/8:*"));
     let (listener, at) = listener(6);
     let request = rank_1(at);
     let acquire = |session: &SessionDials| DialPermit::acquire(session, &rendezvous.dialling).unwrap();
@@ -171,7 +171,7 @@ fn dialling_waits_for_a_permit_within_its_deadline() {
 /// A service that greets its clients is no rank 0, and no port of a system service is dialled.
 #[test]
 fn rank_1_requires_the_capabilities_of_plain_tcp() {
-    let (rendezvous, list) = (Rendezvous::default(), allowlist("127.0.0.0/8"));
+    let (rendezvous, list) = (Rendezvous::default(), allowlist("127.0.0.0/8:*"));
     let (listener, at) = listener(7);
     let dial = |request: &LinkRequest| {
         rendezvous.dial(request, &SessionDials::default(), &list, timeouts(LONG, LONG, LONG), &|| false)
