@@ -14,6 +14,8 @@ use std::time::Duration;
 pub struct MemoryBudget {
     limit: u64,
     used: AtomicU64,
+    /// Most bytes that were reserved at a time.
+    peak: AtomicU64,
     parent: Option<Arc<MemoryBudget>>,
     /// Memory mappings that the client's memory takes at most; `None`: not the budget of a client.
     mappings: Option<AtomicUsize>,
@@ -47,8 +49,9 @@ impl MemoryBudget {
     fn build(limit: u64, parent: Option<Arc<MemoryBudget>>, mappings: Option<AtomicUsize>) -> Arc<MemoryBudget> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let (used, device_nanos, max_run) = (AtomicU64::new(0), AtomicU64::new(0), OnceLock::new());
-        Arc::new(MemoryBudget { limit, used, parent, mappings, id, device_nanos, max_run })
+        let (used, peak, device_nanos) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let max_run = OnceLock::new();
+        Arc::new(MemoryBudget { limit, used, peak, parent, mappings, id, device_nanos, max_run })
     }
 
     /// Where queues with this budget stand in the order of turns: the client, and the budget itself.
@@ -72,6 +75,11 @@ impl MemoryBudget {
     /// Bytes that are reserved now.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Most bytes that were reserved at a time.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 
     /// Bytes that can be reserved now, which this budget and all of its parents have left.
@@ -112,18 +120,17 @@ impl MemoryBudget {
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&sum| sum <= self.limit)
         });
-        if let Err(used) = taken {
-            return Err(DeviceError::OutOfMemory {
-                requested: bytes,
-                available: self.limit.saturating_sub(used),
-                limit: self.limit,
-            });
-        }
+        let used = taken.map_err(|used| DeviceError::OutOfMemory {
+            requested: bytes,
+            available: self.limit.saturating_sub(used),
+            limit: self.limit,
+        })?;
         // From here on, dropping `reservation` releases our part, also if the parent's part fails below.
         let mut reservation = Reservation { budget: Arc::clone(self), bytes, parent: None };
         if let Some(parent) = &self.parent {
             reservation.parent = Some(Box::new(parent.reserve(bytes)?));
         }
+        self.peak.fetch_max(used + bytes, Ordering::Relaxed);
         Ok(reservation)
     }
 }
@@ -164,6 +171,8 @@ mod tests {
         assert_eq!((a.available(), b.available(), device.available()), (10, 30, 30));
         drop(first);
         assert_eq!((a.used(), device.used()), (0, 0));
+        // A refused reservation does not count for the peak, whoever has refused it.
+        assert_eq!((a.peak(), b.peak(), device.peak()), (70, 0, 70));
         assert!(b.reserve(u64::MAX).is_err());
     }
 }

@@ -8,6 +8,7 @@
 //! `server_program*` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
 
+mod audit;
 mod client;
 mod client_extended;
 mod client_faults;

@@ -3,7 +3,7 @@
 //! ```text
 //! this file: listen → admission, tenants (limits of connections; reject: replies "full" or "draining") → one thread per connection
 //!   ↓
-//! serve            chooses the front end, logs the end of the session
+//! serve            chooses the front end, logs the end of the session (audit)
 //!   ↓
 //! ggml │ extended  the two front ends: decode requests, call the core, encode replies; independent of each other
 //!   ↓
@@ -34,6 +34,7 @@
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod admission;
+mod audit;
 mod byte_semaphore;
 mod client_connection;
 mod collectives;

@@ -19,6 +19,7 @@ use thiserror::Error;
 
 use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
+use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::server::tenants::TenantPermit;
@@ -78,6 +79,8 @@ pub(super) struct ClientConnection {
 /// The receiving half, with the deadline of each read.
 struct RequestSource {
     receiver: Receiver,
+    /// Counts the received bytes.
+    audit: Arc<SessionAudit>,
     /// Whether the last request was replied to.
     replied: bool,
     /// Adaptive spins for the next request after a request without a reply `[0]` and after a reply `[1]`: the client's pauses
@@ -100,16 +103,9 @@ impl ByteSource for RequestSource {
     type Error = TransportError;
 
     fn receive(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
-        let Some(Handshake { deadline: handshake, .. }) = &self.handshake else {
-            let start = Instant::now();
-            let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
-            self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
-            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()));
-        };
-        // One deadline for the whole handshake: a client that sends single bytes must not extend it.
-        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
-        handshake.remaining().ok_or_else(late)?;
-        self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })
+        let got = self.receive_by_deadline(dst)?;
+        self.audit.count_received(got);
+        Ok(got)
     }
 
     fn receive_ahead(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
@@ -125,20 +121,37 @@ impl ByteSource for RequestSource {
     }
 }
 
+impl RequestSource {
+    fn receive_by_deadline(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
+        let Some(Handshake { deadline: handshake, .. }) = &self.handshake else {
+            let start = Instant::now();
+            let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
+            self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
+            return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()));
+        };
+        // One deadline for the whole handshake: a client that sends single bytes must not extend it.
+        let late = || TransportError::TimedOut { what: "no complete HELLO", after: handshake.timeout() };
+        handshake.remaining().ok_or_else(late)?;
+        self.receiver.read_into(dst, handshake).map_err(|e| if e.is_timeout() { late() } else { e })
+    }
+}
+
 impl ClientConnection {
-    /// A new connection, whose handshake begins now. `permit` counts the handshake.
+    /// A new connection, whose handshake begins now. `permit` counts the handshake, `audit` the bytes of the connection.
     pub(super) fn new(
         connection: transport::Connection,
         watch: Arc<SessionWatch>,
         memory: Arc<SessionMemory>,
         permit: TenantPermit,
         timeouts: Timeouts,
+        audit: &Arc<SessionAudit>,
     ) -> ClientConnection {
         connection.set_loss_timeout(timeouts.stall.max(MIN_LOSS_TIMEOUT));
         let aborter = connection.aborter();
         let (receiver, sender) = connection.split();
         let requests = RequestSource {
             receiver,
+            audit: Arc::clone(audit),
             replied: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
             pace: Pace::new(timeouts.stall),
@@ -148,7 +161,7 @@ impl ClientConnection {
             idle_timeout: timeouts.idle,
             requests,
             read_ahead: ReadAhead::new(),
-            writer: ClientWriter::new(sender, aborter, timeouts.stall),
+            writer: ClientWriter::new(sender, aborter, timeouts.stall, audit),
             watch,
             memory,
             serving: false,
@@ -182,7 +195,10 @@ impl ClientConnection {
                         return Err(NextRequestError::Idle(idle.timeout()));
                     }
                 }
-                Err(e) if e.is_reset() => return Ok(None),
+                Err(e) if e.is_reset() => {
+                    self.requests.audit.set_reset();
+                    return Ok(None);
+                }
                 Err(e) => return Err(e.into()),
             }
         }
@@ -195,6 +211,11 @@ impl ClientConnection {
     /// The session's part of the hang-up watch.
     pub(super) fn watch(&self) -> &Arc<SessionWatch> {
         &self.watch
+    }
+
+    /// What the session has used.
+    pub(super) fn audit(&self) -> &SessionAudit {
+        &self.requests.audit
     }
 
     /// The session's host memory.

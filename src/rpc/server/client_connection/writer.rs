@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::rpc::connection::{MessageWriter, WriteSlot};
+use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::transport::{Aborter, Deadline, Sender, TransportError};
 use crate::rpc::wire::ext::Notification;
 
@@ -19,15 +20,23 @@ pub(in crate::rpc::server) struct ClientWriter {
     aborter: Aborter,
     stall_timeout: Duration,
     writer: WriteSlot<MessageWriter>,
+    /// Counts the sent bytes.
+    audit: Arc<SessionAudit>,
     /// First failed write of a thread other than the session's: the name of its message, and the error.
     write_failure: Mutex<Option<(&'static str, TransportError)>>,
 }
 
 impl ClientWriter {
     /// A new writer. Its writes fail with a timeout if the client reads no byte for `stall_timeout`.
-    pub(in crate::rpc::server) fn new(sender: Sender, aborter: Aborter, stall_timeout: Duration) -> Arc<ClientWriter> {
+    pub(in crate::rpc::server) fn new(
+        sender: Sender,
+        aborter: Aborter,
+        stall_timeout: Duration,
+        audit: &Arc<SessionAudit>,
+    ) -> Arc<ClientWriter> {
         let writer = WriteSlot::new(MessageWriter::new(sender, stall_timeout));
-        Arc::new(ClientWriter { aborter, stall_timeout, writer, write_failure: Mutex::default() })
+        let audit = Arc::clone(audit);
+        Arc::new(ClientWriter { aborter, stall_timeout, writer, audit, write_failure: Mutex::default() })
     }
 
     /// Sends one message: the bytes that `head` appends to an empty buffer, followed by `parts`. No other thread can send in
@@ -40,13 +49,21 @@ impl ClientWriter {
     ) -> Result<(), TransportError> {
         self.with_writer(|writer| {
             head(writer.buffer());
-            if writer.buffer().is_empty() { Ok(()) } else { writer.flush_with(parts) }
+            if writer.buffer().is_empty() {
+                return Ok(());
+            }
+            let bytes = writer.buffer().len() + parts.iter().map(|part| part.as_ref().len()).sum::<usize>();
+            writer.flush_with(parts)?;
+            self.audit.count_sent(bytes);
+            Ok(())
         })
     }
 
     /// Sends bytes without a header, as part of a message that the caller has begun.
     pub(in crate::rpc::server) fn send_bytes(&self, bytes: &[u8]) -> Result<(), TransportError> {
-        self.with_writer(|writer| writer.send_bytes(bytes))
+        self.with_writer(|writer| writer.send_bytes(bytes))?;
+        self.audit.count_sent(bytes.len());
+        Ok(())
     }
 
     fn with_writer(

@@ -89,7 +89,10 @@ impl ExtendedSession<'_> {
             return Err(ExtendedError::WrongGraphDevice { queue, device, graph, graph_device }.into());
         }
         match &cached.program {
-            Ok(prepared) => _ = queue.submit(|queue| prepared.submit(queue, inline))?,
+            Ok(prepared) => {
+                self.connection.audit().count_graph();
+                queue.submit(|queue| prepared.submit(queue, inline))?;
+            }
             Err(_) if queue.completions.has_failed() => {}
             Err(e) => queue.completions.fail(DeviceFault::from(e))?,
         }

@@ -18,7 +18,7 @@ use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard};
 use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
 use crate::rpc::server::peers::PeerPool;
 use crate::rpc::server::resource_requests;
-use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
+use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
@@ -59,9 +59,10 @@ pub(in crate::rpc::server) fn serve_session(
     peer: PeerAddr,
     header: [u8; REQUEST_HEADER],
     mut body: BodyBuffer,
-) -> Result<SessionEnd, SessionFailure> {
+) -> Result<(), SessionFailure> {
     let writer = Arc::clone(connection.writer());
     let resources = SessionResources::new(server, peer, connection.memory(), CacheLimits::EVICT_FEWEST);
+    connection.audit().set_budget(&resources.budget);
     let threads = server.tenants.transfer_threads(peer);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
@@ -123,6 +124,7 @@ impl ExtendedSession<'_> {
             .encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;
+        self.connection.audit().set_extended();
         match server.lifecycle.subscribe(&self.writer) {
             ServerState::Ready => Ok(()),
             state => Ok(self.writer.send_notification(&Notification::ServerState(state))?),

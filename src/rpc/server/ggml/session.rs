@@ -12,7 +12,7 @@ use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection};
 use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::{HelloError, reject_hello_ext};
 use crate::rpc::server::resource_requests;
-use crate::rpc::server::session::failure::{SessionEnd, SessionError, SessionFailure, decoder_bug};
+use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::versions::{ServedVersion, VersionChoice};
@@ -51,8 +51,9 @@ pub(in crate::rpc::server) fn serve_session(
     version: ServedVersion,
     mut header: [u8; REQUEST_HEADER],
     mut body: BodyBuffer,
-) -> Result<SessionEnd, SessionFailure> {
+) -> Result<(), SessionFailure> {
     let resources = SessionResources::new(server, versions.peer(), connection.memory(), CacheLimits::EVICT_HALF);
+    connection.audit().set_budget(&resources.budget);
     let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch(), connection.memory());
     let graph_store = GraphStore::new(server.config.max_graph_memory, connection.memory());
     let mut session = GgmlSession {
@@ -71,7 +72,7 @@ pub(in crate::rpc::server) fn serve_session(
         session.prefault_while_idle();
         match session.connection.read_header().map_err(|e| SessionFailure::new(None, e))? {
             Some(next) => header = next,
-            None => return Ok(SessionEnd::Closed),
+            None => return Ok(()),
         }
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::request_error::RequestError;
 use crate::device::DeviceError;
 use crate::graph::validate::GraphError;
+use crate::rpc::server::audit::EndReason;
 use crate::rpc::server::client_connection::{ClientWriter, NextRequestError, ReadBodyError};
 use crate::rpc::server::host_memory::HostMemoryError;
 use crate::rpc::server::log_limits::{LogKind, LogLimits};
@@ -91,14 +92,6 @@ pub(in crate::rpc::server) fn decoder_bug() -> SessionError {
     DeviceError::Bug("the decoder returned a request of another command than the header has".to_owned()).into()
 }
 
-/// How a session ended without a failure.
-pub(in crate::rpc::server) enum SessionEnd {
-    /// The client closed the connection.
-    Closed,
-    /// The client closed the connection before its first message.
-    ClosedBeforeHello,
-}
-
 /// The failure that ended a session.
 pub(in crate::rpc::server) struct SessionFailure {
     /// Name of the command that failed, if it is known.
@@ -120,16 +113,29 @@ impl SessionFailure {
     pub(in crate::rpc::server) fn end_of_session(
         writer: Arc<ClientWriter>,
         served: Result<(), SessionFailure>,
-    ) -> Result<SessionEnd, SessionFailure> {
+    ) -> Result<(), SessionFailure> {
         let failure = match (writer.take_failure(), served) {
             (Some((command, error)), _) => SessionFailure::new(Some(command), error),
             (None, Err(failure)) => failure,
             (None, Ok(())) => {
                 writer.close();
-                return Ok(SessionEnd::Closed);
+                return Ok(());
             }
         };
         Err(SessionFailure { writer: Some(writer), ..failure })
+    }
+
+    /// The reason of the session's end.
+    pub(in crate::rpc::server) fn end_reason(&self) -> EndReason {
+        match &self.error {
+            SessionError::Request(_) | SessionError::FrontEnd(_) => EndReason::Violation,
+            SessionError::Transport(TransportError::Closed) => EndReason::ClientGone,
+            SessionError::Transport(TransportError::Reset(_)) => EndReason::ClientReset,
+            SessionError::Transport(TransportError::TimedOut { .. }) | SessionError::Idle(_) => EndReason::Timeout,
+            SessionError::Transport(TransportError::Io(_)) => EndReason::Connection,
+            SessionError::HostMemory(_) => EndReason::HostMemory,
+            SessionError::Device(_) => EndReason::Device,
+        }
     }
 
     /// Logs the failure of a session, or of a connection that is none yet.
