@@ -1,23 +1,30 @@
-//! `rpc-server`: offers this machine's devices to fanout and llama.cpp clients. Options, start-up messages and signals; the
-//! server itself is `fanout::rpc::server`.
+//! `rpc-server`: offers this machine's devices to fanout and llama.cpp clients. This file has the options; `supervisor` starts
+//! workers, and `serve` opens the devices and serves. The server itself is `fanout::rpc::server`.
 
+#[cfg(unix)]
+mod backoff;
+#[cfg(unix)]
+mod control;
 mod open_files;
+mod serve;
+mod signals;
 mod status;
+#[cfg(unix)]
+mod supervisor;
+#[cfg(unix)]
+mod worker;
 
-use std::error::Error;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use fanout::device::{Device, DeviceKind};
 use fanout::log_level::parse_log_level;
-use fanout::registry::{Options, Registry, RegistryError, parse_bytes, parse_nonzero_bytes};
-use fanout::rpc::server::{CacheConfig, Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion, Server, ServerHandle};
-use fanout::rpc::wire::PROTOCOL_VERSION;
+use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
+use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
+use serve::Role;
 
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
@@ -25,8 +32,16 @@ const VERSION: &str = fanout::VERSION;
 /// Port to listen on if no option gives one.
 const DEFAULT_PORT: u16 = 50052;
 
-/// Examples, printed below the options.
-const EXAMPLES: &str = "\
+/// Exit statuses and examples, printed below the options.
+const AFTER_HELP: &str = "\
+Exit status:
+  0    ended by SIGTERM or SIGINT; --status: the server accepts clients
+  1    cannot serve: address in use, no such GPU, folder not usable; --status: the server accepts no clients
+  2    wrong arguments
+  128 + N
+       ended by a second signal N, or the worker was killed by signal N before it served or while it drained
+A worker that has served and then ends in any way is replaced.
+
 Examples:
   rpc-server                          serve all GPUs, or the CPU if there is no GPU, on port 50052,
                                       for clients on this machine only
@@ -54,7 +69,7 @@ The protocol has no authentication and no encryption: anyone who can reach the p
 
 /// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
-#[command(name = "rpc-server", version = VERSION, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "rpc-server", version = VERSION, after_help = AFTER_HELP, max_term_width = 100)]
 struct Args {
     /// Address or host name to listen on: IPv4, IPv6, or a name [default: 127.0.0.1].
     #[arg(short = 'H', long)]
@@ -199,6 +214,16 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
     drain: Duration,
 
+    /// Serve in this process. Without this option (on Unix), a supervisor holds the listening sockets and starts a worker process
+    /// that serves; if the worker dies, another one takes its place, and clients that connect meanwhile wait.
+    #[arg(long)]
+    no_supervise: bool,
+
+    /// Internal: this process is the worker of the supervisor with this process number.
+    #[cfg(unix)]
+    #[arg(long, value_name = "PID", hide = true, conflicts_with_all = ["no_supervise", "status", "list_devices"])]
+    worker: Option<u32>,
+
     /// Print the state of another server and exit: with status 0 if it accepts clients, else 1.
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
@@ -233,50 +258,25 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
-    let mut args = Args::parse();
+    let args = Args::parse();
     start_log(args.log_level);
     if let Some(endpoint) = &args.status {
         return status::print(endpoint);
     }
-    let registry = Registry::detect();
     if args.list_devices {
-        list_devices(&registry);
+        list_devices(&Registry::detect());
         return ExitCode::SUCCESS;
     }
-    let (list, notes) = match &args.device {
-        Some(list) => (list.clone(), Vec::new()),
-        None => registry.default_list(),
-    };
-    let host_memory = *args.max_host_memory.get_or_insert_with(|| default_host_memory(&registry));
-    let options = Options::default()
-        .with_threads(args.threads.map(usize::from))
-        .with_memory(args.mem.clone())
-        .with_host_memory(host_memory);
-    let devices = match registry.open(&list, &options) {
-        Ok(devices) => devices,
-        Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
-        Err(
-            e @ (RegistryError::MemorySizeCount { .. }
-            | RegistryError::MemoryOfServers
-            | RegistryError::BeyondMachine { .. }),
-        ) => usage(&format!("--mem: {e}")),
-        // The argument may be valid: the cause is this machine.
-        Err(e @ (RegistryError::NoGpu { .. } | RegistryError::Unusable { .. })) => {
-            return fail(&format!("--device: {e}"));
-        }
-        Err(e) => return fail(&e),
-    };
-    match serve(&args, &notes, devices) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => fail(&e),
+    #[cfg(unix)]
+    match args.worker {
+        Some(pid) => match worker::SupervisorLink::open(pid) {
+            Ok(link) => return serve::run(args, Role::Worker(link)),
+            Err(e) => usage(&format!("--worker: {e}")),
+        },
+        None if !args.no_supervise => return supervisor::run(listen_addresses(&args)),
+        None => {}
     }
-}
-
-/// A sixteenth of the memory that is available to this process now, from 256 MiB to 4 GiB.
-fn default_host_memory(registry: &Registry) -> u64 {
-    let cpu = registry.entries().iter().find(|entry| entry.kind == DeviceKind::Cpu);
-    let free = cpu.and_then(|cpu| cpu.free_memory().ok());
-    free.map_or(Config::default().max_host_memory, |free| (free / 16).clamp(256 << 20, 4 << 30))
+    serve::run(args, Role::Alone)
 }
 
 fn start_log(level: Option<LevelFilter>) {
@@ -350,85 +350,10 @@ fn configuration(args: &Args) -> Config {
         .with_models(args.models.clone())
 }
 
-fn serve(args: &Args, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
-    let mut config = configuration(args);
-    if args.cache || args.cache_dir.is_some() {
-        let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
-        let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
-        config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
-    }
-    let cache = config.cache.clone();
-    let few_files = open_files::raise_limit(config.max_connections as u64);
-    let server = Server::bind_all(&listen_addresses(args), devices.clone(), config)?;
-    end_on_signals(server.handle(), args.drain)?;
-
-    let listeners = server.listeners();
-    println!("rpc-server {VERSION}, RPC protocol {}.{}", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
-    for note in notes.iter().chain(&few_files) {
-        println!("{note}");
-    }
-    for (number, device) in devices.iter().enumerate() {
-        let (info, memory) = (device.info(), device.memory()?);
-        let (free, total) = (memory.free >> 20, memory.total >> 20);
-        println!("device {number}: {} ({}), {free} of {total} MiB free", info.name, info.description);
-    }
-    if let Some(cache) = cache {
-        println!("cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20);
-    }
-    if let Some(dir) = &args.models {
-        println!("models: {}", dir.display());
-    }
-    let exposed: Vec<_> = listeners.iter().filter(|listener| !listener.addr.ip().is_loopback()).collect();
-    for listener in &exposed {
-        println!(
-            "WARNING: {} can be reached from other machines, without authentication or encryption.",
-            listener.addr
-        );
-    }
-    if !exposed.is_empty() {
-        println!(
-            "WARNING: anyone who can reach it can use the devices. Never expose it to a network you do not trust."
-        );
-    }
-    // All lines in one write: a script that waits for the first one may close the pipe after it.
-    print!("{}", listeners.iter().map(|listener| format!("listening on {listener}\n")).collect::<String>());
-    server.run();
-    log::info!("server ended");
-    Ok(())
-}
-
-/// SIGINT or SIGTERM drains the server for up to `drain` and then shuts it down. A second signal exits the process at once,
-/// with status 128 + signal.
-#[cfg(unix)]
-fn end_on_signals(handle: ServerHandle, drain: Duration) -> std::io::Result<()> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    use std::sync::atomic::AtomicBool;
-
-    let signaled = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The order of the two handlers matters: the conditional shutdown must run before the flag is set, else the first
-        // signal would exit the process.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&signaled))?;
-        signal_hook::flag::register(signal, Arc::clone(&signaled))?;
-    }
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
-        Some(_) if drain.is_zero() => handle.shutdown(),
-        Some(_) => handle.drain(drain),
-        None => {}
-    })?;
-    Ok(())
-}
-
-/// Without signal handlers, the system ends the process.
-#[cfg(not(unix))]
-fn end_on_signals(_: ServerHandle, _: Duration) -> std::io::Result<()> {
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fanout::rpc::server::CacheConfig;
 
     /// Sizes and times have readable texts as their defaults, which must mean the numbers of the library.
     #[test]

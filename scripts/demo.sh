@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Demo: creates a small language model and runs it on two servers, one of which is killed during the run.
+# Demo: creates a small language model and runs it on two servers; the worker of one of them is killed during the run.
 set -euo pipefail
 
 usage() {
@@ -7,7 +7,8 @@ usage() {
 Usage: scripts/demo.sh [-d DEVICES] [-s SIZE] [-a ARCH]
 
 Creates a model with random weights, starts two servers, and runs examples/generate three times: on one CPU device, on the two
-servers, and on the two servers while one of them is killed and restarted. Fails unless all three runs give the same tokens.
+servers, and on the two servers while the worker process of one of them is killed, which its supervisor replaces. Fails unless
+all three runs give the same tokens.
 
   -d DEVICES  devices of each server, as for --device of rpc-server (default CPU; with two GPUs try 0,1)
   -s SIZE     tiny (4 MB, the default) or 1b (4.4 GB)
@@ -84,11 +85,11 @@ until_line() {
     done
 }
 
-# Starts server NUMBER on PORT (0 for any free port) and sets $address.
+# Starts server NUMBER on a free port and sets $address.
 serve() {
     local log=$scratch/server-$1.log
     : >"$log"
-    RUST_LOG=info "$built/rpc-server" -H 127.0.0.1 -p "$2" -d "$devices" &>"$log" &
+    RUST_LOG=info "$built/rpc-server" -H 127.0.0.1 -p 0 -d "$devices" &>"$log" &
     servers[$1]=$!
     until_line "$log" 'listening on '
     address=$(sed -n 's/.*listening on \([^ ]*:[0-9]*\).*/\1/p' "$log" | head -n 1)
@@ -119,19 +120,17 @@ check() {
 echo "one CPU device:"
 check "$(generate --device CPU)"
 
-serve 0 0; first=$address
-serve 1 0; second=$address
+serve 0; first=$address
+serve 1; second=$address
 echo "two servers, $first and $second:"
 check "$(generate --rpc "$first,$second")"
 
-echo "the same, with the second server killed during the run:"
+echo "the same, with the worker of the second server killed during the run:"
 generate --rpc "$first,$second" --retry --log-level debug >"$scratch/report" 2>"$scratch/log" &
 run=$!
 until_line "$scratch/log" "token $((count / 8)):"
-kill -9 "${servers[1]}"
-wait "${servers[1]}" 2>/dev/null || true
-until_line "$scratch/log" 'connection lost'
-serve 1 "${second##*:}"
+kill -9 "$(pgrep -P "${servers[1]}")"
+until_line "$scratch/server-1.log" 'supervisor: worker .* was killed by SIGKILL'
 if ! wait "$run"; then
     cat "$scratch/log" >&2
     exit 1

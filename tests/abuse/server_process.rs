@@ -57,6 +57,13 @@ impl Usage {
     }
 }
 
+/// The option without which a supervisor would start the measured process. Older builds, which `--binary` may name, lack it.
+fn in_one_process(binary: &Path) -> Option<&'static str> {
+    const OPTION: &str = "--no-supervise";
+    let help = Command::new(binary).arg("--help").output().unwrap_or_else(|e| panic!("{}: {e}", binary.display()));
+    String::from_utf8_lossy(&help.stdout).contains(OPTION).then_some(OPTION)
+}
+
 /// A server on a free port; killed on drop.
 pub(crate) struct ServerProcess {
     child: Child,
@@ -74,6 +81,7 @@ impl ServerProcess {
             .args(["--port", "0", "--device", "CPU", "--protocol", "7", "--mem", &MEMORY.to_string()])
             .args(["--threads", &WORKERS.to_string(), "--max-connections", &connections.to_string()])
             .args(["--max-host-memory", &HOST_MEMORY.to_string()])
+            .args(in_one_process(binary))
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -1,4 +1,7 @@
-"""Server processes as context managers: fanout's and llama.cpp's own. They use free ports and wait without fixed sleeps."""
+"""Server processes as context managers: fanout's and llama.cpp's own. They use free ports and wait without fixed sleeps.
+
+fanout's server is two processes: a supervisor, and its child, the worker that serves.
+"""
 
 import os
 import queue
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -100,27 +104,46 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def _workers(self) -> list[int]:
+        """The children of the process."""
+        pid = self._process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def _pids(self) -> list[int]:
+        """The process, if it has not ended, and its children."""
+        return [self._process.pid, *self._workers()] if self.alive() else []
+
     def kill(self) -> None:
-        """End the process by SIGKILL, as a crash does."""
+        """End the server by SIGKILL, as the loss of its machine does: the supervisor first, so that it starts no other worker."""
+        pids = self._pids()
         self._process.kill()
+        for pid in pids[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
+    def kill_worker(self) -> None:
+        """End the worker by SIGKILL, as a crash does: its supervisor starts another one."""
+        for pid in self._workers():
+            os.kill(pid, signal.SIGKILL)
+
     def pause(self) -> None:
-        """Stop the process by SIGSTOP: it sends nothing, and its connections stay open."""
-        self._process.send_signal(signal.SIGSTOP)
+        """Stop the server by SIGSTOP: it sends nothing, and its connections stay open."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
 
     def resident(self) -> int:
-        """Resident memory of the process in bytes."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        return int(found.group(1)) * 1024 if found else 0
+        """Resident memory of the server in bytes."""
+        status = "".join(Path(f"/proc/{pid}/status").read_text() for pid in self._pids())
+        return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE))
 
     def cpu_seconds(self) -> float:
-        """Processor time of the threads that are running now."""
-        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        """Processor time of the server's threads that are running now."""
+        tasks = (task for pid in self._pids() for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
     def wait_for_log(self, text: str, timeout_s: float) -> bool:
@@ -135,8 +158,9 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        # First the worker of a paused server: its supervisor forwards the signal.
         self.resume()
+        self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

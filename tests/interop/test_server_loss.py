@@ -1,5 +1,7 @@
 """examples/generate over servers that are killed, stopped and restarted: rows of the table of test_generate.py.
 
+A killed server is its supervisor and its worker, unless a row says that the worker alone is killed.
+
 Without --retry a run must end soon with an error that names the lost server. With --retry it must continue on the restarted
 server and produce the tokens of an undisturbed run.
 """
@@ -133,6 +135,7 @@ class ServerLossRows:
             ("server loss: killed, with a local CPU device", lambda: self.killed("1", (), cpu=True)),
             ("server loss: restarted, with a local CPU device", self.with_local_cpu),
             ("server loss: restarted, random sampling", lambda: self.killed_and_restarted("4", (), sampled)),
+            ("server loss: workers killed", self.workers_killed),
             ("server loss: restarted, printed text", self.printed_text),
             ("server loss: restarted, weights on the server's disk", self.weights_on_disk),
             ("server loss: peer connection reset", self.peer_connection_reset),
@@ -255,6 +258,21 @@ class ServerLossRows:
             last.kill()
             self.restart(stack, last, peers)
             return self.check_tokens(run, 2, *options)
+
+    def workers_killed(self) -> str:
+        """Kill the worker of the first server, and later that of the last one: their supervisors replace them."""
+        with ExitStack() as stack:
+            servers = [self.start_server(stack, PEERS), self.start_server(stack, PEERS)]
+            placement = ["--rpc", ",".join(server.endpoint for server in servers), "--retry", "--depth", "4"]
+            run = stack.enter_context(GenerateRun(self.argv(placement, "--json")))
+            for server, token in zip(servers, (20, 300)):
+                run.wait_for_token(token)
+                server.kill_worker()
+                run.wait_for("connection lost")
+            if wrong := self.check_tokens(run, 2):
+                return wrong
+            deaths = [len(re.findall("supervisor: worker .* was killed by SIGKILL", server.log)) for server in servers]
+            return "" if deaths == [1, 1] else f"the supervisors report {deaths} deaths"
 
     def weights_on_disk(self) -> str:
         """Weights of the lost server are loaded from its own disk again. Weights of the other server are not sent again."""

@@ -20,7 +20,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
-    layer("rpc::transport", &["rustix", "socket2", "sockets", "addresses", "io"], &["fastrand"]),
+    layer("rpc::transport", &["rustix", "socket2", "sockets", "addresses", "io"], &["fastrand", "files", "processes"]),
     layer("rpc::connection", &["rpc::wire", "rpc::transport"], &["fastrand", "io"]),
     layer(
         "rpc",
@@ -278,6 +278,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::lifecycle",
             "rpc::server::versions",
             "addresses",
+            "io",
         ],
         &["cpu"],
     ),

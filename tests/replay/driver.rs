@@ -24,7 +24,8 @@ impl ServerProcess {
     fn start(version: &str, threads: usize) -> ServerProcess {
         let listen = format!("127.0.0.1:0={version}");
         let mut child = Process::new(env!("CARGO_BIN_EXE_rpc-server"))
-            .args(["--listen", &listen, "-d", "CPU", "-t", &threads.to_string(), "--mem", "2G"])
+            // In one process, whose CPU time the benchmark reads.
+            .args(["--no-supervise", "--listen", &listen, "-d", "CPU", "-t", &threads.to_string(), "--mem", "2G"])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

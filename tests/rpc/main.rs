@@ -42,6 +42,8 @@ mod recorded_commands;
 mod server_program;
 #[cfg(target_os = "linux")]
 mod server_program_lifecycle;
+#[cfg(target_os = "linux")]
+mod server_program_supervisor;
 mod server_states;
 mod sessions;
 mod support;

@@ -31,8 +31,13 @@ pub(crate) fn spawn_server(args: &[&str]) -> ServerProcess {
     spawn_server_process(program(args))
 }
 
-pub(crate) fn spawn_server_process(mut program: Process) -> ServerProcess {
-    let child = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+pub(crate) fn spawn_server_process(program: Process) -> ServerProcess {
+    spawn_server_with_log(program, Stdio::null())
+}
+
+/// Starts a server with its standard error in `log`.
+pub(crate) fn spawn_server_with_log(mut program: Process, log: Stdio) -> ServerProcess {
+    let child = program.stdout(Stdio::piped()).stderr(log).spawn().expect("started");
     let mut server = ServerProcess { child, banner: String::new(), addr: String::new() };
     let mut stdout = BufReader::new(server.child.stdout.take().expect("a pipe"));
     while server.addr.is_empty() {
@@ -185,6 +190,10 @@ fn signals_shut_the_server_program_down() {
     }
 }
 
+/// Options of a server whose memory is measured: all of it belongs to the process that the test has started.
+#[cfg(target_os = "linux")]
+const MEASURED: [&str; 8] = ["--no-supervise", "-p", "0", "--protocol=7", "-t", "1", "--log-level", "off"];
+
 #[cfg(target_os = "linux")]
 impl ServerProcess {
     /// A memory size of `/proc/PID/status`, in bytes.
@@ -202,7 +211,7 @@ impl ServerProcess {
 fn graphs_queued_behind_a_busy_device_use_bounded_memory() {
     const NODES: u64 = 1 << 15;
     const BODY: usize = 16 << 20;
-    let server = spawn_server(&["-p", "0", "--protocol", "7", "-t", "1", "--mem", "64M", "--log-level", "off"]);
+    let server = spawn_server(&[&MEASURED[..], &["--mem", "64M"]].concat());
     let mut client = server.connect();
     let mut say = |request: &[u8], reply: usize| {
         client.write_all(request).expect("the server accepts the bytes");
@@ -249,7 +258,7 @@ fn graphs_queued_behind_a_busy_device_use_bounded_memory() {
 #[cfg(target_os = "linux")]
 #[test]
 fn announced_message_sizes_allocate_no_memory() {
-    let server = spawn_server(&["-p", "0", "--protocol", "7", "-t", "1", "--mem", "8G", "--log-level", "off"]);
+    let server = spawn_server(&[&MEASURED[..], &["--mem", "8G"]].concat());
     let resident = || server.status("VmRSS");
     let mut quiet = server.connect();
     let before = resident();

@@ -10,51 +10,54 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const ARGS: [&str; 6] = ["-p", "0", "-t", "1", "--mem", "64M"];
+pub(crate) const ARGS: [&str; 6] = ["-p", "0", "-t", "1", "--mem", "64M"];
 
 impl ServerProcess {
-    fn start_with(args: &[&str]) -> ServerProcess {
+    pub(crate) fn start_with(args: &[&str]) -> ServerProcess {
         spawn_server(&[&ARGS, args].concat())
     }
 
-    fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+    pub(crate) fn signal(&self, signal: &str) {
+        send_signal(self.child.id(), signal);
     }
 
-    /// Sends SIGSTOP and waits until all threads are stopped, which may be after `kill` has returned.
-    fn stop(&self) {
-        self.signal("-STOP");
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
-        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        eventually("all threads of the server are stopped", || {
-            std::fs::read_dir(&tasks)
-                .is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(|task| stopped(&stat(task)))))
-        });
-    }
-
-    fn endpoint(&self) -> Result<Endpoint, ConnectError> {
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, ConnectError> {
         Endpoint::connect(&self.addr, &options())
     }
 
-    fn exit(&mut self) -> Option<i32> {
+    pub(crate) fn exit(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
 
-fn options() -> Options {
+pub(crate) fn send_signal(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Sends SIGSTOP and waits until all threads are stopped, which may be after `kill` has returned.
+pub(crate) fn stop(process: u32) {
+    send_signal(process, "-STOP");
+    let tasks = format!("/proc/{process}/task");
+    let stopped = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+    let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    eventually("all threads of the server are stopped", || {
+        std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(|task| stopped(&stat(task)))))
+    });
+}
+
+pub(crate) fn options() -> Options {
     Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(Duration::from_secs(1))
 }
 
 /// A queue with a buffer, to run uploads and downloads.
-struct QueueWork {
+pub(crate) struct QueueWork {
     queue: Box<dyn Queue>,
     buffer: Buffer,
 }
 
 impl QueueWork {
-    fn on(endpoint: &Endpoint) -> QueueWork {
+    pub(crate) fn on(endpoint: &Endpoint) -> QueueWork {
         let (device, budget) = (&endpoint.devices()[0], MemoryBudget::new(1 << 20));
         let (queue, buffer) = (device.queue(&budget).unwrap(), device.alloc(64, &budget).unwrap());
         let mut work = QueueWork { queue, buffer };
@@ -62,7 +65,7 @@ impl QueueWork {
         work
     }
 
-    fn run(&mut self) -> Result<Vec<u8>, DeviceError> {
+    pub(crate) fn run(&mut self) -> Result<Vec<u8>, DeviceError> {
         self.queue.upload(self.buffer.whole(), None, UploadSource::Borrowed(&[7; 64]))?;
         let bytes = self.queue.download(self.buffer.whole())?;
         self.queue.mark().wait(Some(Instant::now() + WATCHDOG))?;
@@ -72,11 +75,11 @@ impl QueueWork {
 
 #[test]
 fn a_killed_server_is_reported_by_address() {
-    let server = ServerProcess::start_with(&[]);
+    let server = ServerProcess::start_with(&["--no-supervise"]);
     let endpoint = server.endpoint().unwrap();
     let mut work = QueueWork::on(&endpoint);
     // The server is stopped first, so that calls are waiting when it is killed.
-    server.stop();
+    stop(server.child.id());
     let waiting = work.queue.download(work.buffer.whole()).unwrap();
     let point = work.queue.mark();
     let start = Instant::now();
@@ -92,12 +95,12 @@ fn a_killed_server_is_reported_by_address() {
 
 #[test]
 fn a_stopped_server_is_lost_after_the_timeout_and_usable_when_resumed() {
-    let mut server = ServerProcess::start_with(&[]);
+    let mut server = ServerProcess::start_with(&["--no-supervise"]);
     let endpoint = server.endpoint().unwrap();
     let mut work = QueueWork::on(&endpoint);
     // The heartbeat may detect the stopped server before the next command is sent.
     let start = Instant::now();
-    server.stop();
+    stop(server.child.id());
     let lost = work.run().unwrap_err().to_string();
     assert!(start.elapsed() >= options().silence_timeout && start.elapsed() < WATCHDOG, "{:?}", start.elapsed());
     assert!(lost.contains(&server.addr) && lost.contains("sent nothing for"), "{lost}");
@@ -117,24 +120,27 @@ fn the_first_signal_drains_and_the_second_one_exits() {
             other => other.map(|_| false).unwrap(),
         });
     };
-    let mut server = ServerProcess::start_with(&["--drain", "60"]);
-    let endpoint = server.endpoint().unwrap();
-    let mut work = QueueWork::on(&endpoint);
-    draining(&server);
-    assert_eq!(work.run(), Ok(vec![7; 64]));
-    drop((endpoint, work));
-    assert_eq!(server.exit(), Some(0), "exit code after the last client has disconnected");
+    for mode in [&[][..], &["--no-supervise"]] {
+        let start = |drain| ServerProcess::start_with(&[mode, &["--drain", drain]].concat());
+        let mut server = start("60");
+        let endpoint = server.endpoint().unwrap();
+        let mut work = QueueWork::on(&endpoint);
+        draining(&server);
+        assert_eq!(work.run(), Ok(vec![7; 64]));
+        drop((endpoint, work));
+        assert_eq!(server.exit(), Some(0), "{mode:?}: exit code after the last client has disconnected");
 
-    let mut server = ServerProcess::start_with(&["--drain", "60"]);
-    let _endpoint = server.endpoint().unwrap();
-    draining(&server);
-    server.signal("-INT");
-    assert_eq!(server.exit(), Some(128 + 2));
+        let mut server = start("60");
+        let _endpoint = server.endpoint().unwrap();
+        draining(&server);
+        server.signal("-INT");
+        assert_eq!(server.exit(), Some(128 + 2), "{mode:?}");
 
-    let mut server = ServerProcess::start_with(&["--drain", "0.1"]);
-    let _endpoint = server.endpoint().unwrap();
-    server.signal("-INT");
-    assert_eq!(server.exit(), Some(0), "exit code after the drain timeout");
+        let mut server = start("0.1");
+        let _endpoint = server.endpoint().unwrap();
+        server.signal("-INT");
+        assert_eq!(server.exit(), Some(0), "{mode:?}: exit code after the drain timeout");
+    }
 }
 
 #[test]

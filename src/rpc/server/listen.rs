@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 use super::versions::{ListenAddress, ServedVersion, VersionPolicy};
-use crate::rpc::transport::{self, Listen, ListenError};
+use crate::rpc::transport::{self, BoundSocket, Listen, ListenError};
 
 /// Why a server could not be started.
 #[derive(Debug, Error)]
@@ -27,6 +27,12 @@ pub enum BindError {
         /// The address and port.
         addr: String,
         /// The system's error.
+        source: io::Error,
+    },
+    /// Sockets that another process has bound cannot be taken over.
+    #[error("cannot take over the listening sockets: {source}")]
+    Sockets {
+        /// What is wrong with them, or why they have not arrived.
         source: io::Error,
     },
     /// The folder of the tensor cache cannot be used.
@@ -98,22 +104,34 @@ impl ListenerInfo {
 /// A listener, and how it chooses the version that it answers.
 pub(super) type VersionedListener = (Box<dyn Listen>, VersionPolicy);
 
-/// Listens on all of `addresses`. `order`: the versions of addresses without one.
+impl ListenAddress {
+    /// A listening socket on this address, for [`Server::bind_sockets`](super::Server::bind_sockets). Connections wait in the
+    /// system's queue until a server accepts them, and while one server follows another.
+    ///
+    /// # Errors
+    /// [`BindError::Host`] and [`BindError::Listen`].
+    pub fn bind(&self) -> Result<BoundSocket, BindError> {
+        transport::bind(self.host(), self.port()).map_err(|e| match e {
+            ListenError::Host(source) => BindError::Host { host: self.host().to_owned(), source },
+            ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },
+        })
+    }
+}
+
+/// The listeners of `addresses` on the sockets that `sockets` returns in the same order. `order`: the versions of addresses
+/// without one.
 pub(super) fn open_listeners(
     addresses: &[ListenAddress],
     order: &[ServedVersion],
+    sockets: impl FnOnce() -> Result<Vec<BoundSocket>, BindError>,
 ) -> Result<Vec<VersionedListener>, BindError> {
-    let open = |address: &ListenAddress| {
-        let policy = VersionPolicy::new(address.version(), order).ok_or(BindError::NoVersion)?;
-        Ok((open_listener(address.host(), address.port())?, policy))
-    };
-    addresses.iter().map(open).collect()
-}
-
-/// Listens on `host` and `port`.
-fn open_listener(host: &str, port: u16) -> Result<Box<dyn Listen>, BindError> {
-    transport::listen(host, port).map_err(|e| match e {
-        ListenError::Host(source) => BindError::Host { host: host.to_owned(), source },
-        ListenError::Address { addr, source } => BindError::Listen { addr: addr.to_string(), source },
-    })
+    let policy = |address: &ListenAddress| VersionPolicy::new(address.version(), order).ok_or(BindError::NoVersion);
+    let policies = addresses.iter().map(policy).collect::<Result<Vec<_>, _>>()?;
+    let sockets = sockets()?;
+    if sockets.len() != policies.len() {
+        let reason = format!("{} sockets for {} addresses", sockets.len(), policies.len());
+        return Err(BindError::Sockets { source: io::Error::new(io::ErrorKind::InvalidInput, reason) });
+    }
+    let listener = |socket| transport::listen_on(socket).map_err(|source| BindError::Sockets { source });
+    sockets.into_iter().zip(policies).map(|(socket, policy)| Ok((listener(socket)?, policy))).collect()
 }

@@ -61,6 +61,7 @@ mod thread_budget;
 mod transfer_tokens;
 mod versions;
 
+pub use crate::rpc::transport::BoundSocket;
 pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
@@ -68,6 +69,7 @@ pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
 use std::fmt;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,7 +145,23 @@ impl Server {
         devices: Vec<Arc<dyn Device>>,
         config: Config,
     ) -> Result<Server, BindError> {
-        Server::bind_listeners(|order| listen::open_listeners(addresses, order), devices, config)
+        let bind = || addresses.iter().map(ListenAddress::bind).collect();
+        Server::bind_listeners(|order| listen::open_listeners(addresses, order, bind), devices, config)
+    }
+
+    /// As [`Server::bind_all`], on sockets that are bound already, possibly by another process: `sockets` returns one for each
+    /// of `addresses`, in their order. It is called last, once everything else that may fail has succeeded.
+    ///
+    /// # Errors
+    /// As [`Server::bind_all`]. [`BindError::Sockets`] if `sockets` fails or returns another number of sockets.
+    pub fn bind_sockets(
+        addresses: &[ListenAddress],
+        sockets: impl FnOnce() -> io::Result<Vec<BoundSocket>>,
+        devices: Vec<Arc<dyn Device>>,
+        config: Config,
+    ) -> Result<Server, BindError> {
+        let sockets = || sockets().map_err(|source| BindError::Sockets { source });
+        Server::bind_listeners(|order| listen::open_listeners(addresses, order, sockets), devices, config)
     }
 
     /// As [`Server::bind`], with any transport.

@@ -14,6 +14,7 @@
 //! transport.
 
 mod address;
+mod bound_socket;
 #[cfg(test)]
 mod contract;
 mod duplex;
@@ -24,6 +25,7 @@ mod poll;
 mod tcp;
 
 pub(crate) use address::{Address, PeerAddr, ResolveError, missing_port_hint, resolve};
+pub use bound_socket::BoundSocket;
 pub(crate) use duplex::Duplex;
 pub use error::DialError;
 pub(crate) use error::{ListenError, TransportError};
@@ -339,12 +341,26 @@ pub(crate) trait Listen: fmt::Debug + Send {
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
 }
 
-/// Listens on a host, given as an IPv4 or IPv6 address or as a name. Port 0: the system chooses a port.
+/// A listening socket on a host, given as an IPv4 or IPv6 address or as a name. Port 0: the system chooses a port.
 ///
 /// # Errors
 /// [`ListenError`].
+pub(crate) fn bind(host: &str, port: u16) -> Result<BoundSocket, ListenError> {
+    tcp::bind(host, port)
+}
+
+/// Accepts connections on a socket.
+///
+/// # Errors
+/// The system does not tell the socket's address.
+pub(crate) fn listen_on(socket: BoundSocket) -> std::io::Result<Box<dyn Listen>> {
+    Ok(Box::new(tcp::Listener::new(socket)?))
+}
+
+/// A listener on a host.
+#[cfg(test)]
 pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenError> {
-    Ok(Box::new(tcp::listen(host, port)?))
+    Ok(Box::new(tcp::Listener::new(tcp::bind(host, port)?).map_err(ListenError::Host)?))
 }
 
 /// Listens on one address of this machine.
@@ -352,7 +368,8 @@ pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenErr
 /// # Errors
 /// [`ListenError::Address`].
 pub(crate) fn listen_at(addr: SocketAddr) -> Result<Box<dyn Listen>, ListenError> {
-    Ok(Box::new(tcp::listen_at(addr)?))
+    let listener = tcp::bind_at(addr)?;
+    listen_on(listener).map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
 }
 
 /// Connects to the first of several addresses that accepts. Each address gets an equal share of the remaining time, so that an

@@ -8,7 +8,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll;
 use super::{
-    Address, Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport, TransportError,
+    Address, BoundSocket, Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport,
+    TransportError,
 };
 
 /// Listen backlog: connections that the system queues before they are accepted.
@@ -139,25 +140,25 @@ pub(super) struct Listener {
     addr: SocketAddr,
 }
 
-/// Listens on a host. The IPv4 addresses of a name are tried first, because llama.cpp's clients support no others.
-pub(super) fn listen(host: &str, port: u16) -> Result<Listener, ListenError> {
+/// A listening socket on a host. The IPv4 addresses of a name are tried first, because llama.cpp's clients support no others.
+pub(super) fn bind(host: &str, port: u16) -> Result<BoundSocket, ListenError> {
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
     let mut addrs: Vec<_> = (bare, port).to_socket_addrs().map_err(ListenError::Host)?.collect();
     addrs.sort_by_key(SocketAddr::is_ipv6);
     let mut last = None;
     for addr in addrs {
-        match listen_at(addr) {
-            Ok(listener) => return Ok(listener),
+        match bind_at(addr) {
+            Ok(socket) => return Ok(socket),
             Err(e) => last = last.or(Some(e)),
         }
     }
     Err(last.unwrap_or_else(|| ListenError::Host(ErrorKind::NotFound.into())))
 }
 
-/// Listens on one address of this machine.
-pub(super) fn listen_at(addr: SocketAddr) -> Result<Listener, ListenError> {
-    let listener = open(addr).and_then(|socket| Ok(Listener { addr: socket.local_addr()?, socket }));
-    listener.map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
+/// A listening socket on one address of this machine.
+pub(super) fn bind_at(addr: SocketAddr) -> Result<BoundSocket, ListenError> {
+    let socket = open(addr).map(BoundSocket);
+    socket.map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
 }
 
 fn open(addr: SocketAddr) -> io::Result<TcpListener> {
@@ -174,6 +175,12 @@ fn open(addr: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
+}
+
+impl Listener {
+    pub(super) fn new(BoundSocket(socket): BoundSocket) -> io::Result<Listener> {
+        Ok(Listener { addr: socket.local_addr()?, socket })
+    }
 }
 
 impl Listen for Listener {
@@ -222,19 +229,19 @@ mod tests {
     #[test]
     fn a_host_may_be_an_address_or_a_name() {
         for host in ["127.0.0.1", "localhost"] {
-            let addr = listen(host, 0).unwrap().addr;
+            let addr = bind(host, 0).unwrap().0.local_addr().unwrap();
             assert!(addr.ip().is_loopback() && addr.port() != 0, "{host}: {addr}");
         }
-        assert!(matches!(listen("host name", 0), Err(ListenError::Host(_))));
+        assert!(matches!(bind("host name", 0), Err(ListenError::Host(_))));
         // TEST-NET-1 of RFC 5737: an address that no machine has.
-        assert!(matches!(listen("192.0.2.1", 0), Err(ListenError::Address { .. })));
+        assert!(matches!(bind("192.0.2.1", 0), Err(ListenError::Address { .. })));
     }
 
     #[test]
     fn a_second_listener_on_the_same_port_fails() {
-        let first = listen("127.0.0.1", 0).unwrap();
-        let port = first.addr.port();
-        assert!(matches!(listen("127.0.0.1", port), Err(ListenError::Address { .. })));
+        let first = bind("127.0.0.1", 0).unwrap();
+        let port = first.0.local_addr().unwrap().port();
+        assert!(matches!(bind("127.0.0.1", port), Err(ListenError::Address { .. })));
     }
 
     #[test]
@@ -243,8 +250,8 @@ mod tests {
             return;
         }
         for host in ["::1", "[::1]", "::"] {
-            let listener = listen(host, 0).unwrap();
-            let addr = listener.addr;
+            let listener = bind(host, 0).unwrap();
+            let addr = listener.0.local_addr().unwrap();
             TcpStream::connect(loopback_addr(addr)).unwrap();
             if host == "::" {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, addr.port())).unwrap();
@@ -269,7 +276,7 @@ mod tests {
 
     #[test]
     fn accept_ends_at_its_deadline_and_by_its_waker() {
-        let listener = listen("127.0.0.1", 0).unwrap();
+        let listener = Listener::new(bind("127.0.0.1", 0).unwrap()).unwrap();
         assert!(listener.accept(&Deadline::after(Duration::from_millis(1))).unwrap().is_none());
         listener.waker()();
         assert!(listener.accept(&Deadline::after(Duration::from_secs(30))).unwrap().is_some());

@@ -1,0 +1,160 @@
+//! The process that serves: opens the devices, takes the listening sockets, prints what it offers, and runs the server.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use fanout::device::{Device, DeviceKind};
+use fanout::registry::{Options, Registry, RegistryError};
+use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
+use fanout::rpc::wire::PROTOCOL_VERSION;
+
+use super::signals::{SecondSignal, drain_on_signals, ignore_hangup};
+#[cfg(unix)]
+use super::worker::SupervisorLink;
+use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, usage};
+
+/// Who starts this process.
+pub(crate) enum Role {
+    /// The user: it binds the addresses itself.
+    Alone,
+    /// The supervisor.
+    #[cfg(unix)]
+    Worker(SupervisorLink),
+}
+
+/// Opens the devices and serves them until a signal ends the server.
+pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
+    if let Err(e) = ignore_hangup() {
+        return fail(&e);
+    }
+    let registry = Registry::detect();
+    let (list, notes) = match &args.device {
+        Some(list) => (list.clone(), Vec::new()),
+        None => registry.default_list(),
+    };
+    let host_memory = *args.max_host_memory.get_or_insert_with(|| default_host_memory(&registry));
+    let options = Options::default()
+        .with_threads(args.threads.map(usize::from))
+        .with_memory(args.mem.clone())
+        .with_host_memory(host_memory);
+    let devices = match registry.open(&list, &options) {
+        Ok(devices) => devices,
+        Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
+        Err(
+            e @ (RegistryError::MemorySizeCount { .. }
+            | RegistryError::MemoryOfServers
+            | RegistryError::BeyondMachine { .. }),
+        ) => usage(&format!("--mem: {e}")),
+        // The argument may be valid: the cause is this machine.
+        Err(e @ (RegistryError::NoGpu { .. } | RegistryError::Unusable { .. })) => {
+            return fail(&format!("--device: {e}"));
+        }
+        Err(e) => return fail(&e),
+    };
+    match serve(&args, role, &notes, devices) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => fail(&e),
+    }
+}
+
+/// A sixteenth of the memory that is available to this process now, from 256 MiB to 4 GiB.
+fn default_host_memory(registry: &Registry) -> u64 {
+    let cpu = registry.entries().iter().find(|entry| entry.kind == DeviceKind::Cpu);
+    let free = cpu.and_then(|cpu| cpu.free_memory().ok());
+    free.map_or(Config::default().max_host_memory, |free| (free / 16).clamp(256 << 20, 4 << 30))
+}
+
+fn serve(args: &Args, role: Role, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
+    let mut config = configuration(args);
+    if args.cache || args.cache_dir.is_some() {
+        let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
+        let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
+        config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
+    }
+    let few_files = open_files::raise_limit(config.max_connections as u64);
+    let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
+    let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
+    drain_on_signals(server.handle(), args.drain, second)?;
+    let notes: Vec<_> = notes.iter().chain(&few_files).collect();
+    let banner = banner(args, &server, &notes, &devices, &config)?;
+    // Before the banner: a script may kill this process as soon as it has read the addresses.
+    #[cfg(unix)]
+    if let Role::Worker(link) = role {
+        link.report_ready()?;
+    }
+    if is_restart {
+        // Nobody may read standard output any more.
+        banner.lines().for_each(|line| log::info!("{line}"));
+    } else {
+        // All lines in one write: a script that waits for the first address may close the pipe after it.
+        print!("{banner}");
+    }
+    server.run();
+    log::info!("server ended");
+    Ok(())
+}
+
+/// Takes the listening sockets. Returns whether this process replaces a worker that has died.
+fn bind(args: &Args, role: &Role, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<(Server, bool), BindError> {
+    let addresses = listen_addresses(args);
+    match role {
+        Role::Alone => Ok((Server::bind_all(&addresses, devices, config)?, false)),
+        #[cfg(unix)]
+        Role::Worker(link) => {
+            let mut is_restart = false;
+            let request = || {
+                let (sockets, restart) = link.request_sockets(addresses.len())?;
+                is_restart = restart;
+                Ok(sockets)
+            };
+            let server = Server::bind_sockets(&addresses, request, devices, config)?;
+            Ok((server, is_restart))
+        }
+    }
+}
+
+/// What the server offers, and on which addresses.
+fn banner(
+    args: &Args,
+    server: &Server,
+    notes: &[&String],
+    devices: &[Arc<dyn Device>],
+    config: &Config,
+) -> Result<String, Box<dyn Error>> {
+    let mut text =
+        format!("rpc-server {VERSION}, RPC protocol {}.{}\n", PROTOCOL_VERSION.major, PROTOCOL_VERSION.minor);
+    for note in notes {
+        writeln!(text, "{note}")?;
+    }
+    for (number, device) in devices.iter().enumerate() {
+        let (info, memory) = (device.info(), device.memory()?);
+        let (free, total) = (memory.free >> 20, memory.total >> 20);
+        writeln!(text, "device {number}: {} ({}), {free} of {total} MiB free", info.name, info.description)?;
+    }
+    if let Some(cache) = &config.cache {
+        writeln!(text, "cache: {}, up to {} MiB", cache.dir.display(), cache.max_bytes >> 20)?;
+    }
+    if let Some(dir) = &args.models {
+        writeln!(text, "models: {}", dir.display())?;
+    }
+    let listeners = server.listeners();
+    let exposed: Vec<_> = listeners.iter().filter(|listener| !listener.addr.ip().is_loopback()).collect();
+    for listener in &exposed {
+        writeln!(
+            text,
+            "WARNING: {} can be reached from other machines, without authentication or encryption.",
+            listener.addr
+        )?;
+    }
+    if !exposed.is_empty() {
+        let warning =
+            "WARNING: anyone who can reach it can use the devices. Never expose it to a network you do not trust.";
+        writeln!(text, "{warning}")?;
+    }
+    for listener in &listeners {
+        writeln!(text, "listening on {listener}")?;
+    }
+    Ok(text)
+}

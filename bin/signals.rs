@@ -1,0 +1,58 @@
+//! Signals of the process that serves. The supervisor has its own handlers.
+
+use std::io;
+use std::time::Duration;
+
+use fanout::rpc::server::ServerHandle;
+
+/// What a process that drains does at a further SIGINT or SIGTERM.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SecondSignal {
+    /// It exits at once, with status 128 + signal.
+    Exit,
+    /// It goes on draining. A worker gets a signal from the terminal or the service manager and the same one from its
+    /// supervisor, which kills the worker if there was a second signal.
+    Ignore,
+}
+
+/// SIGHUP does nothing: there is no configuration to reread, and its default would end the process with the terminal.
+#[cfg(unix)]
+pub(crate) fn ignore_hangup() -> io::Result<()> {
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, std::sync::Arc::default()).map(drop)
+}
+
+/// SIGINT or SIGTERM drains the server for up to `drain` and then shuts it down.
+#[cfg(unix)]
+pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: SecondSignal) -> io::Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    let signaled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The order of the two handlers matters: the conditional shutdown must run before the flag is set, else the first
+        // signal would exit the process.
+        if second == SecondSignal::Exit {
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&signaled))?;
+        }
+        signal_hook::flag::register(signal, Arc::clone(&signaled))?;
+    }
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
+        Some(_) if drain.is_zero() => handle.shutdown(),
+        Some(_) => handle.drain(drain),
+        None => {}
+    })?;
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn ignore_hangup() -> io::Result<()> {
+    Ok(())
+}
+
+/// Without signal handlers, the system ends the process.
+#[cfg(not(unix))]
+pub(crate) fn drain_on_signals(_: ServerHandle, _: Duration, _: SecondSignal) -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,362 @@
+//! The supervisor: binds the listening sockets, starts a worker process that serves on them, and replaces it when it dies.
+//!
+//! The supervisor opens no device and accepts no connection, so nothing that a client or a device driver does can end it. While
+//! no worker runs, connections wait in the sockets' queues. It has one thread, which sleeps in `poll` and starts the workers:
+//! Linux ends a worker with the thread that has forked it. As process 1 of a container it also reaps orphans, since it waits
+//! for any child.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use fanout::rpc::server::{BindError, BoundSocket, ListenAddress};
+use log::{debug, error, info};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::low_level::signal_name;
+
+use super::backoff::Backoff;
+use super::{control, fail, signals};
+
+/// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. The result is the exit status
+/// of the program.
+pub(crate) fn run(addresses: Vec<ListenAddress>) -> ExitCode {
+    let signals = signals::ignore_hangup().and_then(|()| SignalStreams::register());
+    let supervisor = signals.map(|signals| Supervisor {
+        addresses,
+        sockets: None,
+        signals,
+        worker: None,
+        start_at: Some(Instant::now()),
+        backoff: Backoff::default(),
+        has_served: false,
+        end: None,
+    });
+    match supervisor.and_then(Supervisor::run) {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => fail(&format!("supervisor: {e}")),
+    }
+}
+
+/// A stream for each signal: its handler writes one byte per signal.
+struct SignalStreams {
+    terminate: UnixStream,
+    interrupt: UnixStream,
+    child: UnixStream,
+}
+
+impl SignalStreams {
+    fn register() -> io::Result<SignalStreams> {
+        let stream = |signal| {
+            let (reader, writer) = UnixStream::pair()?;
+            reader.set_nonblocking(true)?;
+            signal_hook::low_level::pipe::register(signal, writer)?;
+            io::Result::Ok(reader)
+        };
+        Ok(SignalStreams { terminate: stream(SIGTERM)?, interrupt: stream(SIGINT)?, child: stream(SIGCHLD)? })
+    }
+
+    /// The next SIGTERM or SIGINT that has arrived.
+    fn next_end(&mut self) -> Option<i32> {
+        let arrived = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|bytes| bytes > 0);
+        if arrived(&self.terminate) {
+            return Some(SIGTERM);
+        }
+        arrived(&self.interrupt).then_some(SIGINT)
+    }
+
+    /// Discards the SIGCHLDs: every pass of the loop reaps all children that have ended.
+    fn drain_child(&mut self) {
+        while self.child.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
+    }
+}
+
+/// A running worker.
+struct Worker {
+    pid: Pid,
+    /// Its control connection; `None` once it has ended.
+    link: Option<UnixStream>,
+    started: Instant,
+    ready: Option<Instant>,
+}
+
+/// How the program ends.
+#[derive(Clone, Copy)]
+enum End {
+    /// The worker drains; its exit status is the program's.
+    Drain,
+    /// The worker is killed.
+    Kill { status: u8, until: Instant },
+}
+
+struct Supervisor {
+    addresses: Vec<ListenAddress>,
+    /// Bound when the first worker has opened its devices, so that no client connects to a server that then fails to start.
+    sockets: Option<Vec<BoundSocket>>,
+    signals: SignalStreams,
+    worker: Option<Worker>,
+    /// When the next worker starts; `None` while one runs.
+    start_at: Option<Instant>,
+    backoff: Backoff,
+    /// Whether a worker has been ready. If none has, the failure of one ends the program.
+    has_served: bool,
+    end: Option<End>,
+}
+
+impl Supervisor {
+    fn run(mut self) -> io::Result<u8> {
+        loop {
+            if self.start_at.is_some_and(|at| at <= Instant::now()) {
+                self.start_worker()?;
+            }
+            self.sleep()?;
+            while let Some(signal) = self.signals.next_end() {
+                if let Some(status) = self.end_on(signal) {
+                    return Ok(status);
+                }
+            }
+            self.read_link();
+            self.signals.drain_child();
+            if let Some(status) = self.reap()? {
+                return Ok(status);
+            }
+            if let Some(End::Kill { status, until }) = self.end
+                && until <= Instant::now()
+            {
+                error!("supervisor: the worker still runs {KILL_TIMEOUT:?} after SIGKILL");
+                return Ok(status);
+            }
+        }
+    }
+
+    /// Starts a worker: this program again, with the control connection as its standard input.
+    fn start_worker(&mut self) -> io::Result<()> {
+        match spawn_worker() {
+            Ok(worker) => {
+                debug!("supervisor: worker {} starts", worker.pid);
+                (self.worker, self.start_at) = (Some(worker), None);
+                Ok(())
+            }
+            Err(e) if self.has_served => {
+                let pause = self.backoff.after_death(Duration::ZERO);
+                error!("supervisor: cannot start a worker: {e}; next attempt in {}", Seconds(pause));
+                self.start_at = Some(Instant::now() + pause);
+                Ok(())
+            }
+            Err(e) => Err(io::Error::new(e.kind(), format!("cannot start a worker: {e} (see --no-supervise)"))),
+        }
+    }
+
+    /// Waits for a signal, a message of the worker, or the time of the next action.
+    fn sleep(&self) -> io::Result<()> {
+        let until = match self.end {
+            Some(End::Kill { until, .. }) => Some(until),
+            _ => self.start_at,
+        };
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        // Rounds up, so that the loop does not spin until the time has come.
+        let timeout = timeout.and_then(|time| Timespec::try_from(time + Duration::from_millis(1)).ok());
+        let link = self.worker.as_ref().and_then(|worker| worker.link.as_ref());
+        let streams = [&self.signals.terminate, &self.signals.interrupt, &self.signals.child].into_iter().chain(link);
+        let mut fds: Vec<_> = streams.map(|stream| PollFd::new(stream, PollFlags::IN)).collect();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Handles SIGTERM or SIGINT: the first drains the worker, the second one kills it. Returns the exit status if there is
+    /// nothing to wait for.
+    fn end_on(&mut self, signal: i32) -> Option<u8> {
+        let name = signal_name(signal).unwrap_or("signal");
+        let second_status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
+        let Some(worker) = &self.worker else {
+            info!("supervisor: {name}: ends, no worker runs");
+            return Some(0);
+        };
+        match self.end {
+            None if worker.ready.is_some() => {
+                info!("supervisor: {name}: the worker drains");
+                // A worker that has ended is reaped in the same pass.
+                let _ = kill_process(worker.pid, Signal::TERM);
+                self.end = Some(End::Drain);
+            }
+            None => {
+                info!("supervisor: {name}: ends, the worker does not serve yet");
+                self.kill(0);
+            }
+            Some(End::Drain) => self.kill(second_status),
+            Some(End::Kill { .. }) => return Some(second_status),
+        }
+        None
+    }
+
+    /// Kills the worker; the program then ends with `status`.
+    fn kill(&mut self, status: u8) {
+        if let Some(worker) = &self.worker {
+            // Fails if the worker has ended; it is then reaped.
+            let _ = kill_process(worker.pid, Signal::KILL);
+        }
+        self.end = Some(End::Kill { status, until: Instant::now() + KILL_TIMEOUT });
+    }
+
+    /// Handles the messages of the worker.
+    fn read_link(&mut self) {
+        while let Some(worker) = &mut self.worker
+            && let Some(mut link) = worker.link.as_ref()
+        {
+            let mut message = [0];
+            match link.read(&mut message) {
+                Ok(1) if message == [control::SOCKETS] => {
+                    if let Err(e) = self.bind_and_send() {
+                        // The worker must end before the program: it would report that its supervisor has ended.
+                        let _ = fail(&e);
+                        self.kill(1);
+                    }
+                }
+                Ok(1) if message == [control::READY] => {
+                    worker.ready = Some(Instant::now());
+                    self.has_served = true;
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
+                // Its end is reported when it is reaped.
+                _ => worker.link = None,
+            }
+        }
+    }
+
+    /// Sends the listening sockets to the worker, and binds them for the first one.
+    fn bind_and_send(&mut self) -> Result<(), BindError> {
+        let sockets = match self.sockets.take() {
+            Some(sockets) => sockets,
+            None => self.addresses.iter().map(ListenAddress::bind).collect::<Result<_, _>>()?,
+        };
+        let sockets = self.sockets.insert(sockets);
+        if let Some(worker) = &mut self.worker
+            && let Some(link) = &worker.link
+            && let Err(e) = control::send_sockets(link, sockets, self.has_served)
+        {
+            // A worker that waits for the rest ends with the connection.
+            debug!("supervisor: cannot send the sockets to worker {}: {e}", worker.pid);
+            worker.link = None;
+        }
+        Ok(())
+    }
+
+    /// Reaps all children that have ended. Returns the exit status if the program ends with the worker.
+    fn reap(&mut self) -> io::Result<Option<u8>> {
+        loop {
+            let (pid, status) = match wait(WaitOptions::NOHANG) {
+                Ok(Some(child)) => child,
+                Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(None),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            };
+            if !self.worker.as_ref().is_some_and(|worker| worker.pid == pid) {
+                debug!("supervisor: reaped process {pid}, which is not the worker");
+                continue;
+            }
+            // A worker that was ready and died at once has left its message.
+            self.read_link();
+            if let Some(worker) = self.worker.take()
+                && let Some(status) = self.after_death(&worker, Death(status))
+            {
+                return Ok(Some(status));
+            }
+        }
+    }
+
+    /// Plans the next worker after the end of one. Returns the exit status if there is to be none.
+    fn after_death(&mut self, worker: &Worker, death: Death) -> Option<u8> {
+        let lived = Seconds(worker.started.elapsed());
+        let pid = worker.pid;
+        match self.end {
+            Some(End::Kill { status, .. }) => return Some(status),
+            Some(End::Drain) => {
+                if death.exit_code() != Some(0) {
+                    error!("supervisor: worker {pid} {death} after {lived}, while it drained");
+                }
+                return Some(death.status());
+            }
+            None if !self.has_served => {
+                // A worker that exits has printed the reason.
+                if death.exit_code().is_none() {
+                    error!("supervisor: worker {pid} {death} after {lived}, before it served");
+                }
+                return Some(death.status());
+            }
+            None => {}
+        }
+        let served = worker.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
+        let pause = self.backoff.after_death(served);
+        let next = if pause.is_zero() { "at once".to_owned() } else { format!("in {}", Seconds(pause)) };
+        error!("supervisor: worker {pid} {death} after {lived}; a new one starts {next}");
+        self.start_at = Some(Instant::now() + pause);
+        None
+    }
+}
+
+/// Starts a worker.
+fn spawn_worker() -> io::Result<Worker> {
+    let (supervisor_end, worker_end) = UnixStream::pair()?;
+    supervisor_end.set_nonblocking(true)?;
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "rpc-server".into());
+    let child = Command::new(executable()?)
+        .arg0(name)
+        .args(["--worker", &std::process::id().to_string()])
+        .args(arguments)
+        .stdin(Stdio::from(OwnedFd::from(worker_end)))
+        .spawn()?;
+    Ok(Worker { pid: Pid::from_child(&child), link: Some(supervisor_end), started: Instant::now(), ready: None })
+}
+
+/// The file of this program. On Linux the link to the running program: its file may have been replaced by another version.
+fn executable() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+/// How a worker has ended.
+struct Death(WaitStatus);
+
+impl Death {
+    fn exit_code(&self) -> Option<i32> {
+        self.0.exit_status()
+    }
+
+    /// As a shell reports it: the exit code, or 128 + signal.
+    fn status(&self) -> u8 {
+        let code = self.exit_code().or_else(|| Some(128 + self.0.terminating_signal()?));
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    }
+}
+
+impl Display for Death {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.0.exit_status(), self.0.terminating_signal()) {
+            (Some(code), _) => write!(f, "ended with exit code {code}"),
+            (None, Some(signal)) => {
+                write!(f, "was killed by {} (signal {signal})", signal_name(signal).unwrap_or("an unnamed signal"))
+            }
+            (None, None) => write!(f, "ended"),
+        }
+    }
+}
+
+/// A time in seconds, for the log.
+struct Seconds(Duration);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}

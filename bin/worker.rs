@@ -1,0 +1,66 @@
+//! The worker: the process that opens the devices and serves, on the sockets of its supervisor (`supervisor.rs`).
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use fanout::rpc::server::BoundSocket;
+use rustix::process::getppid;
+
+use super::control;
+
+/// The worker's connection to its supervisor.
+pub(crate) struct SupervisorLink {
+    stream: UnixStream,
+}
+
+impl SupervisorLink {
+    /// Binds the life of this process to that of its supervisor, the process `supervisor`, and takes the connection to it from
+    /// standard input.
+    ///
+    /// # Errors
+    /// This process was not started by a supervisor, or the supervisor has ended.
+    pub(crate) fn open(supervisor: u32) -> Result<SupervisorLink, String> {
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::process::{Signal, set_parent_process_death_signal};
+            // The kernel kills this process when the supervisor's main thread, which has forked it, ends.
+            set_parent_process_death_signal(Some(Signal::KILL))
+                .map_err(|e| format!("the system does not bind this process to its supervisor: {e}"))?;
+            // The name of the executed file is /proc/self/exe, so the process would be listed as `exe`.
+            let _ = rustix::thread::set_name(c"rpc-server");
+        }
+        // After the line above: a supervisor that ended before it is no longer the parent, and sends no signal any more.
+        let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+        if u32::try_from(parent) != Ok(supervisor) {
+            return Err(format!(
+                "only for processes that a supervisor starts: the parent is {parent}, not {supervisor}"
+            ));
+        }
+        let stream = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
+        match stream.and_then(|stream| stream.peer_addr().map(|_| stream)) {
+            Ok(stream) => Ok(SupervisorLink { stream }),
+            Err(e) => Err(format!(
+                "only for processes that a supervisor starts: standard input is not a connection to it: {e}"
+            )),
+        }
+    }
+
+    /// The listening sockets, and whether this worker replaces another one.
+    pub(crate) fn request_sockets(&self, count: usize) -> io::Result<(Vec<BoundSocket>, bool)> {
+        control::request_sockets(&self.stream, count)
+    }
+
+    /// Reports that this process serves: from now on, the supervisor replaces it when it dies.
+    pub(crate) fn report_ready(mut self) -> io::Result<()> {
+        self.stream.write_all(&[control::READY])?;
+        #[cfg(not(target_os = "linux"))]
+        std::thread::Builder::new().name("supervisor".to_owned()).spawn(move || {
+            use std::io::Read;
+            // The supervisor sends nothing any more; the end of the stream is its end.
+            let _ = self.stream.read(&mut [0]);
+            std::process::exit(1);
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! The `rpc-server` program as a supervisor and its worker: what happens when either of them dies or receives a signal.
+#![allow(clippy::unwrap_used)] // a failed unwrap fails the test
+
+use crate::server_program::{ServerProcess, program, run_server_program, run_to_exit, spawn_server_with_log};
+use crate::server_program_lifecycle::{ARGS, QueueWork, options, send_signal, stop};
+use crate::support::{WATCHDOG, encode_message, eventually, hello_request};
+use fanout::rpc::client::Endpoint;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use tempfile::NamedTempFile;
+
+/// A server with a supervisor, and its log.
+struct Supervised {
+    server: ServerProcess,
+    log: NamedTempFile,
+}
+
+impl Supervised {
+    fn start(args: &[&str]) -> Supervised {
+        Supervised::start_program(program(&[&ARGS, args].concat()))
+    }
+
+    fn start_program(program: Command) -> Supervised {
+        let log = NamedTempFile::new().unwrap();
+        let server = spawn_server_with_log(program, log.reopen().unwrap().into());
+        Supervised { server, log }
+    }
+
+    /// The lines that report the deaths of workers.
+    fn deaths(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log.path()).unwrap();
+        let lines = text.lines().filter_map(|line| line.split_once("supervisor: worker "));
+        lines.map(|(_, death)| death.to_owned()).collect()
+    }
+
+    fn worker(&self) -> u32 {
+        next_worker(self.server.child.id(), None)
+    }
+}
+
+/// The children of a process, also those that have ended and are not reaped.
+fn children(process: u32) -> Vec<u32> {
+    let listed = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    listed.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+/// The worker of a supervisor, another one than `before`, once it is the only child.
+fn next_worker(supervisor: u32, before: Option<u32>) -> u32 {
+    let mut worker = before;
+    eventually("the supervisor has one worker", || {
+        let all = children(supervisor);
+        worker = all.first().copied();
+        all.len() == 1 && worker != before
+    });
+    worker.unwrap()
+}
+
+/// Sends HELLO and waits for the reply.
+fn exchange_hello(stream: &mut TcpStream) {
+    stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+    stream.write_all(&encode_message(&hello_request())).unwrap();
+    stream.read_exact(&mut [0; 36]).unwrap();
+}
+
+/// Every client whose connection the dead worker had not accepted is served by the next one, on all addresses.
+#[test]
+fn a_killed_worker_is_replaced_behind_the_same_sockets() {
+    let Supervised { mut server, log } = Supervised::start(&["--listen", "0=7"]);
+    let second = server.banner.lines().last().unwrap().split(' ').nth(2).unwrap().to_owned();
+    assert_ne!(second, server.addr, "{}", server.banner);
+    let endpoint = server.endpoint().unwrap();
+    let mut work = QueueWork::on(&endpoint);
+    let worker = next_worker(server.child.id(), None);
+    stop(worker);
+    // The stopped worker accepts none of them.
+    let mut waiting = [&server.addr, &second].map(|addr| TcpStream::connect(addr).unwrap());
+    send_signal(worker, "-KILL");
+    assert!(work.run().is_err(), "the connection to the dead worker");
+    waiting.iter_mut().for_each(exchange_hello);
+    let again = Endpoint::connect(&server.addr, &options().with_retry(WATCHDOG)).unwrap();
+    assert_eq!(QueueWork::on(&again).run(), Ok(vec![7; 64]));
+    drop((endpoint, work, again, waiting));
+    server.signal("-TERM");
+    assert_eq!(server.exit(), Some(0));
+    let supervised = Supervised { server, log };
+    let deaths = supervised.deaths();
+    let start = format!("{worker} was killed by SIGKILL (signal 9) after ");
+    assert!(deaths.len() == 1 && deaths[0].starts_with(&start), "{deaths:?}");
+    assert!(deaths[0].ends_with("; a new one starts at once"), "{deaths:?}");
+}
+
+#[test]
+fn workers_that_die_young_are_replaced_after_growing_pauses() {
+    let mut supervised = Supervised::start(&[]);
+    let mut worker = supervised.worker();
+    for died in 1..=3 {
+        send_signal(worker, "-KILL");
+        eventually("the death is reported", || supervised.deaths().len() == died);
+        if died < 3 {
+            worker = next_worker(supervised.server.child.id(), Some(worker));
+        }
+    }
+    // During the third pause, no worker delays the end.
+    supervised.server.signal("-TERM");
+    assert_eq!(supervised.server.exit(), Some(0));
+    let deaths = supervised.deaths();
+    for (death, next) in deaths.iter().zip(["starts at once", "starts in 0.5 s", "starts in 1.0 s"]) {
+        assert!(death.ends_with(next), "{deaths:?}");
+    }
+}
+
+#[test]
+fn the_worker_ends_with_a_killed_supervisor() {
+    let mut supervised = Supervised::start(&[]);
+    let worker = supervised.worker();
+    let mut client = TcpStream::connect(&supervised.server.addr).unwrap();
+    exchange_hello(&mut client);
+    supervised.server.child.kill().unwrap();
+    supervised.server.child.wait().unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap_or(0), 0, "the connection ends with worker {worker}");
+    eventually("the port is free", || TcpListener::bind(&supervised.server.addr).is_ok());
+}
+
+/// A terminal or a service manager may signal the whole group, so the worker gets two signals.
+#[test]
+fn a_signal_to_both_processes_drains_once_and_a_hangup_is_ignored() {
+    let mut supervised = Supervised::start(&["--drain", "60"]);
+    let worker = supervised.worker();
+    let both = [supervised.server.child.id(), worker];
+    both.iter().for_each(|&process| send_signal(process, "-HUP"));
+    let endpoint = supervised.server.endpoint().unwrap();
+    let mut work = QueueWork::on(&endpoint);
+    for signal in ["-TERM", "-INT"] {
+        send_signal(worker, signal);
+    }
+    supervised.server.signal("-TERM");
+    eventually("the server drains", || supervised.server.endpoint().is_err());
+    both.iter().for_each(|&process| send_signal(process, "-HUP"));
+    assert_eq!(work.run(), Ok(vec![7; 64]));
+    drop((endpoint, work));
+    assert_eq!(supervised.server.exit(), Some(0));
+    assert_eq!(supervised.deaths(), [""; 0]);
+}
+
+/// A worker whose device is a server that does not answer is not ready.
+#[test]
+fn before_a_worker_has_served_its_death_ends_the_program() {
+    for (to_supervisor, signal, code, says) in
+        [(false, "-KILL", 128 + 9, "was killed by SIGKILL (signal 9)"), (true, "-TERM", 0, ""), (true, "-INT", 0, "")]
+    {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let device = silent.local_addr().unwrap().to_string();
+        let log = NamedTempFile::new().unwrap();
+        let mut child =
+            program(&["-p", "0", "-d", &device]).stdout(Stdio::null()).stderr(log.reopen().unwrap()).spawn();
+        let child = child.as_mut().unwrap();
+        let _connection = silent.accept().unwrap();
+        let process = if to_supervisor { child.id() } else { next_worker(child.id(), None) };
+        send_signal(process, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        assert!(text.contains(says), "{signal}: {text}");
+    }
+}
+
+/// What process 1 of a container must do: its children are not only those that it has started. A shell that executes the
+/// program leaves it such children.
+#[test]
+fn children_that_are_no_workers_are_reaped() {
+    let plain = program(&ARGS);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "true & true & exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
+    shell.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?)))).env_remove("RUST_LOG");
+    let mut supervised = Supervised::start_program(shell);
+    let worker = supervised.worker();
+    exchange_hello(&mut TcpStream::connect(&supervised.server.addr).unwrap());
+    send_signal(worker, "-KILL");
+    next_worker(supervised.server.child.id(), Some(worker));
+    exchange_hello(&mut TcpStream::connect(&supervised.server.addr).unwrap());
+    supervised.server.signal("-TERM");
+    assert_eq!(supervised.server.exit(), Some(0));
+    assert_eq!(supervised.deaths().len(), 1);
+}
+
+#[test]
+fn without_a_supervisor_there_is_one_process() {
+    let mut server = ServerProcess::start_with(&["--no-supervise"]);
+    assert_eq!(children(server.child.id()), [0; 0]);
+    let endpoint = server.endpoint().unwrap();
+    server.signal("-HUP");
+    assert_eq!(QueueWork::on(&endpoint).run(), Ok(vec![7; 64]));
+    server.signal("-KILL");
+    assert_eq!(server.exit(), None);
+}
+
+/// The option by which the supervisor starts workers, used by others.
+#[test]
+fn the_internal_worker_option_needs_a_supervisor() {
+    let parent = std::process::id().to_string();
+    for (args, says) in [
+        (&["--worker", "1"][..], "the parent is "),
+        (&["--worker", &parent], "standard input is not a connection"),
+        (&["--worker", &parent, "--no-supervise"], "cannot be used with"),
+    ] {
+        let (code, text) = run_server_program(args);
+        assert!(code == Some(2) && text.contains(says), "{args:?}: {code:?} {text}");
+    }
+    let stream = TcpStream::connect(TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()).unwrap();
+    for (sent, says) in
+        [(Some(stream.as_fd()), "the descriptor is not a listening TCP socket"), (None, "the supervisor has ended")]
+    {
+        let (ours, workers) = UnixStream::pair().unwrap();
+        if let Some(descriptor) = sent {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+            let descriptors = [descriptor];
+            assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&descriptors)));
+            rustix::net::sendmsg(&ours, &[IoSlice::new(b"S")], &mut ancillary, rustix::net::SendFlags::empty())
+                .unwrap();
+        }
+        ours.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut worker = program(&[&ARGS[..], &["-d", "CPU", "--worker", &parent]].concat());
+        worker.stdin(Stdio::from(OwnedFd::from(workers)));
+        let (code, text) = run_to_exit(worker);
+        let start = "rpc-server: cannot take over the listening sockets: ";
+        assert!(code == Some(1) && text.starts_with(start) && text.contains(says), "{code:?} {text}");
+    }
+}
