@@ -47,6 +47,7 @@ fn a_session_that_ends_has_one_line_with_what_it_used() {
         assert_eq!(field(&line, name), want, "{line}");
     }
     let number = |name| field(&line, name).parse::<f64>().expect("a number");
+    assert!(number("device_seconds") > 0.0 && number("device_seconds") <= number("seconds"), "{line}");
     assert!(number("peak_memory_bytes") >= 4096.0 && number("peak_memory_bytes") < 1e6, "{line}");
     // HELLO, three graphs and 64 bytes of data; their replies.
     assert!(number("received_bytes") > 3.0 * 2.0 * 296.0 && number("received_bytes") < 1e5, "{line}");

@@ -133,11 +133,12 @@ impl SessionAudit {
         let extended = if self.is_extended.load(Ordering::Relaxed) { "yes" } else { "no" };
         let line = format!(
             "session ended: peer={peer} protocol={protocol} extended={extended} seconds={:.3} received_bytes={} sent_bytes={} \
-             graphs={} peak_memory_bytes={} end={}",
+             graphs={} device_seconds={:.6} peak_memory_bytes={} end={}",
             self.start.elapsed().as_secs_f64(),
             load(&self.received),
             load(&self.sent),
             load(&self.graphs),
+            self.budget.get().map_or(0.0, |budget| budget.device_time().as_secs_f64()),
             self.budget.get().map_or(0, |budget| budget.peak()),
             reason.name()
         );
