@@ -114,7 +114,9 @@ struct Args {
     cache_size: u64,
 
     /// Folder of GGUF files, searched recursively. A fanout client sends the digest of a weight, and the server loads the
-    /// weight from these files if it is in one of them, so that the client need not send it.
+    /// weight from these files if it is in one of them, so that the client need not send it. Their digests are computed in the
+    /// background at the first start, and kept in the folder of --cache-dir. Symbolic links are followed in folders that no
+    /// other user can write to.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
 

@@ -73,6 +73,9 @@ fn serve(args: &Args, role: Role, notes: &[String], devices: Vec<Arc<dyn Device>
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
         config.cache = Some(CacheConfig::new(dir).with_max_bytes(args.cache_size));
     }
+    if args.models.is_some() {
+        config.digests = args.cache_dir.clone().or_else(CacheConfig::default_dir);
+    }
     let few_files = open_files::raise_limit(config.max_connections as u64);
     let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };

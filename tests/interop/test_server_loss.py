@@ -168,6 +168,18 @@ class ServerLossRows:
     def restart(self, stack: ExitStack, server: Server, options: tuple[str, ...] = ()) -> Server:
         return self.start_server(stack, options, int(server.endpoint.rsplit(":", 1)[1]))
 
+    def await_index(self, server: Server) -> None:
+        """Wait until the server has hashed its models: until then, clients upload."""
+        deadline = time.monotonic() + RUN_S
+        argv = [str(self.server), "--status", server.endpoint]
+        while time.monotonic() < deadline:
+            status = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+            counts = re.search(r"\(--models\): (\d+) of (\d+)", status)
+            if counts and counts[1] == counts[2]:
+                return
+            time.sleep(0.1)
+        raise ServerError(f"{server.endpoint} has not hashed its models within {RUN_S:.0f} s")
+
     def argv(self, placement: list[str], *options: str, size: str = "tiny", tokens: int = TOKENS) -> list[str]:
         model = self.model(Model("f32", size=size))
         argv = [str(self.binary), str(model), "--tokens", PROMPT, "-n", str(tokens), "--ignore-eos", "-t", "1"]
@@ -279,6 +291,7 @@ class ServerLossRows:
         folder = self.model(Model("f32")).parent
         with ExitStack() as stack:
             first, last = self.start_server(stack), self.start_server(stack, ("--models", str(folder)))
+            self.await_index(last)
             placement = ["--rpc", f"{first.endpoint},{last.endpoint}", "--retry"]
             run = stack.enter_context(GenerateRun(self.argv(placement, "--json")))
             run.wait_for_token(100)

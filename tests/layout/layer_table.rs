@@ -139,7 +139,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
-    layer("rpc::server::gguf_index", &["tensor", "gguf", "device", "blake3", "rustix", "files", "io"], &["processes"]),
+    layer(
+        "rpc::server::gguf_index",
+        &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
+        &["processes"],
+    ),
     layer(
         "rpc::server::admission",
         &[
@@ -218,6 +222,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::resource_requests",
             "rpc::server::tensor_cache",
             "rpc::server::versions",
+            "rpc::server::peers::peer_allowlist",
             "rpc::server::collectives",
             "rpc::server::log_limits",
             "addresses",

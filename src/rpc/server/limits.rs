@@ -80,6 +80,9 @@ pub struct Config {
     pub log_interval: Duration,
     /// Folder of GGUF files from which clients may load tensors by digest. `None`: disabled.
     pub models: Option<PathBuf>,
+    /// Folder in which the digests of the tensors in `models` are kept, so that the next start need not compute them again;
+    /// created if it does not exist. `None`: they are not kept.
+    pub digests: Option<PathBuf>,
 }
 
 /// Minimum of [`Limits::max_body`], in bytes: every message of fixed size must fit.
@@ -114,6 +117,7 @@ impl Default for Config {
             log_burst: 5,
             log_interval: Duration::from_secs(10),
             models: None,
+            digests: None,
         }
     }
 }
@@ -145,6 +149,7 @@ setters!(Config {
     with_log_burst log_burst: u32,
     with_log_interval log_interval: Duration,
     with_models models: Option<PathBuf>,
+    with_digests digests: Option<PathBuf>,
 });
 
 impl Config {

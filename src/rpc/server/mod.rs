@@ -197,7 +197,8 @@ impl Server {
         let peers = PeerAllowlist::resolve(&config.peers)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let gguf_index = config.models.as_ref().map(|dir| {
-            GgufIndex::open(dir).map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
+            GgufIndex::open(dir, config.digests.as_deref())
+                .map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let gguf_index = gguf_index.transpose()?;
         let listeners = listen(&config.protocol)?;

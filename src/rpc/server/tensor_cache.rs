@@ -61,7 +61,8 @@ pub(super) enum CacheError {
     Digest,
 }
 
-/// A tensor cache in a folder. Several servers may share the folder; each counts the entries of all of them, and its own uploads.
+/// A tensor cache in a folder. Several servers may share the folder; each counts the entries of all of them, and its own
+/// uploads.
 pub(super) struct TensorCache {
     folder: Folder,
     max_bytes: u64,
@@ -76,7 +77,8 @@ struct Usage {
     entries: u64,
     /// Size of the uploads in progress, as far as their bytes have arrived.
     arrived: u64,
-    /// Size of the uploads in progress when they are complete; at most the limit, so evicting entries makes room for all of them.
+    /// Size of the uploads in progress when they are complete; at most the limit, so evicting entries makes room for all of
+    /// them.
     announced: u64,
 }
 
@@ -129,8 +131,8 @@ impl TensorCache {
         self.folder.remove_if_exists(&name);
     }
 
-    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it does not fit beside the uploads in progress,
-    /// or if the file cannot be created.
+    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it does not fit beside the uploads in
+    /// progress, or if the file cannot be created.
     pub(super) fn begin_write(&self, len: u64) -> Option<CacheWriter<'_>> {
         if len < MIN_BYTES {
             return None;

@@ -46,6 +46,10 @@ fn limit_records(server: &ServerContext, peer: PeerAddr, host_memory: HostMemory
         format!("{} of {} MiB, at most {}", host_memory.used >> 20, host_memory.limit >> 20, host_memory.peak >> 20);
     limits.push(("host memory of clients (--max-host-memory)".to_owned(), value));
     let idle = config.idle_timeout.map_or("none".to_owned(), |time| format!("{time:?}"));
+    if let Some(index) = &server.gguf_index {
+        let (hashed, tensors) = index.progress();
+        limits.push(("tensors of models that are indexed (--models)".to_owned(), format!("{hashed} of {tensors}")));
+    }
     limits.push(("pause before a request (--idle-timeout)".to_owned(), idle));
     let max_run = config.max_run.map_or("none".to_owned(), |time| format!("{time:?}"));
     limits.push(("time of one graph on a CPU device (--max-run)".to_owned(), max_run));

@@ -6,7 +6,7 @@ use super::session::ExtendedSession;
 use super::spans;
 use super::transfers::tensor_of_shape;
 use crate::device::{Region, TRANSFER_CHUNK_BYTES};
-use crate::rpc::server::gguf_index::{GgufIndex, LoadTarget, WantedTensor};
+use crate::rpc::server::gguf_index::{GgufIndex, IndexedTensor, LoadTarget, WantedTensor};
 use crate::rpc::server::log_limits::{LogKind, LogLimits};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::transport::PeerAddr;
@@ -54,22 +54,26 @@ impl ExtendedSession<'_> {
         let tensor = request.shape.map(|shape| tensor_of_shape(&shape, bytes)).transpose()?;
         self.queues.get_on_device(request.queue, device)?;
         let found = match &self.resources.server.gguf_index {
-            Some(index) if bytes > 0 => match self.resources.memory.wait(READ_BYTES) {
-                Ok(_charge) => self.load_from_index(index, request, &region, tensor.as_ref())?,
-                Err(e) => {
-                    let peer = self.resources.peer;
-                    let text = format_args!("{peer}: cannot load a tensor from disk: {e}");
-                    self.resources.server.logs.log(peer, LogKind::RefusedLoad, text);
-                    false
-                }
+            Some(index) => match &index.find(bytes, &request.digest)[..] {
+                // Replied before anything is waited for: the time must not depend on the files that there are.
+                [] => false,
+                candidates => match self.resources.memory.wait(READ_BYTES) {
+                    Ok(_charge) => self.load_from_index(index, candidates, request, &region, tensor.as_ref())?,
+                    Err(e) => {
+                        let peer = self.resources.peer;
+                        let text = format_args!("{peer}: cannot load a tensor from disk: {e}");
+                        self.resources.server.logs.log(peer, LogKind::RefusedLoad, text);
+                        false
+                    }
+                },
             },
-            _ => false,
+            None => false,
         };
         self.load_counts.count(found, bytes);
         Ok(self.reply(&ExtResponse::Load(found))?)
     }
 
-    /// Loads a tensor from the index into `region`. Returns whether it was found.
+    /// Loads the first of `candidates` that has the right bytes into `region`. Returns whether there is one.
     ///
     /// Confidentiality: a client may read only bytes for which it has sent the right digest. If no other work of the
     /// session can run meanwhile (`unobserved`), candidates are written to the device while they are hashed, and bytes with a
@@ -77,6 +81,7 @@ impl ExtendedSession<'_> {
     fn load_from_index(
         &mut self,
         index: &GgufIndex,
+        candidates: &[IndexedTensor],
         request: &Load<'_>,
         region: &Region,
         tensor: Option<&TensorDesc>,
@@ -88,7 +93,8 @@ impl ExtendedSession<'_> {
         let mut exposed = false;
         let found = self.queues.get(request.queue)?.submit(|queue| {
             let mut target = LoadTarget { queue, region, tensor, unobserved, written: false };
-            let found = index.load(&wanted, &mut target, &|| !server.lifecycle.is_stopping() && !watch.has_hung_up());
+            let should_continue = || !server.lifecycle.is_stopping() && !watch.has_hung_up();
+            let found = index.load(candidates, &wanted, &mut target, &should_continue);
             exposed = target.written && found != Ok(true);
             if exposed && found.is_ok() {
                 queue.fill(region.clone(), 0)?;

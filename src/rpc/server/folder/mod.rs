@@ -11,9 +11,9 @@ mod portable;
 mod unix;
 
 #[cfg(not(unix))]
-pub(in crate::rpc::server) use portable::Folder;
+pub(in crate::rpc::server) use portable::{Folder, FolderId};
 #[cfg(unix)]
-pub(in crate::rpc::server) use unix::Folder;
+pub(in crate::rpc::server) use unix::{Folder, FolderId};
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

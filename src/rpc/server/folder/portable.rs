@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::{EntryKind, FileError, Links};
 
+/// Identifies a folder: its path without symbolic links.
+pub(in crate::rpc::server) type FolderId = PathBuf;
+
 /// A folder that existed when it was opened.
 pub(in crate::rpc::server) struct Folder {
     path: PathBuf,
@@ -62,7 +65,7 @@ impl Folder {
         Folder::open(&self.path_of(name))
     }
 
-    pub(in crate::rpc::server) fn identity(&self) -> io::Result<impl Eq + std::hash::Hash + use<>> {
+    pub(in crate::rpc::server) fn identity(&self) -> io::Result<FolderId> {
         fs::canonicalize(&self.path)
     }
 

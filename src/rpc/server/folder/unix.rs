@@ -3,12 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, open, openat, renameat, statat, unlinkat};
 
 use super::{EntryKind, FileError, Links};
 
@@ -16,11 +15,14 @@ use super::{EntryKind, FileError, Links};
 const OPEN_EXISTING: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// Permission bits with which users other than the owner can add, rename and remove entries.
-const WRITABLE_BY_OTHERS: Mode = Mode::WGRP.union(Mode::WOTH);
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Identifies a folder as long as it exists: its device, and its number there.
+pub(in crate::rpc::server) type FolderId = (u64, u64);
 
 /// An open folder.
 pub(in crate::rpc::server) struct Folder {
-    handle: OwnedFd,
+    handle: File,
     /// Its path when it was opened, for log lines.
     path: PathBuf,
 }
@@ -32,7 +34,7 @@ impl Folder {
     /// There is no folder at `path`, or it cannot be read.
     pub(in crate::rpc::server) fn open(path: &Path) -> io::Result<Folder> {
         let handle = open(path, OPEN_EXISTING | OFlags::DIRECTORY, Mode::empty())?;
-        Ok(Folder { handle, path: path.to_owned() })
+        Ok(Folder { handle: File::from(handle), path: path.to_owned() })
     }
 
     /// Opens a folder, which is created for this user alone if it does not exist, as are the folders above it.
@@ -59,7 +61,7 @@ impl Folder {
     /// # Errors
     /// Of the system.
     pub(in crate::rpc::server) fn is_writable_by_others(&self) -> io::Result<bool> {
-        Ok(Mode::from_raw_mode(fstat(&self.handle)?.st_mode).intersects(WRITABLE_BY_OTHERS))
+        Ok(self.handle.metadata()?.mode() & WRITABLE_BY_OTHERS != 0)
     }
 
     /// The entries with their names.
@@ -114,16 +116,17 @@ impl Folder {
     /// It is no folder, or it cannot be opened.
     pub(in crate::rpc::server) fn open_folder(&self, name: &OsStr, links: Links) -> io::Result<Folder> {
         let flags = OPEN_EXISTING | OFlags::DIRECTORY | link_flags(links);
-        Ok(Folder { handle: openat(&self.handle, name, flags, Mode::empty())?, path: self.path_of(name) })
+        let handle = openat(&self.handle, name, flags, Mode::empty())?;
+        Ok(Folder { handle: File::from(handle), path: self.path_of(name) })
     }
 
-    /// The device and the number of the folder, which are its own as long as it is open.
+    /// The folder's identity, by whatever path it was opened.
     ///
     /// # Errors
     /// Of the system.
-    pub(in crate::rpc::server) fn identity(&self) -> io::Result<impl Eq + std::hash::Hash + use<>> {
-        let stat = fstat(&self.handle)?;
-        Ok((stat.st_dev, stat.st_ino))
+    pub(in crate::rpc::server) fn identity(&self) -> io::Result<FolderId> {
+        let meta = self.handle.metadata()?;
+        Ok((meta.dev(), meta.ino()))
     }
 
     /// Creates a file for writing that only this user can read.

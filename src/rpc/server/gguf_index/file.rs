@@ -1,28 +1,84 @@
-//! Opening files of the model folder without blocking on named pipes.
+//! Files of the model folder: opening them without blocking, and telling whether they have changed.
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use thiserror::Error;
+use crate::rpc::server::folder::{FileError, Folder, Links};
 
-/// Why a file cannot be opened or read.
-#[derive(Debug, Error)]
-pub(super) enum FileError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("not a regular file")]
-    NotAFile,
+/// A regular file, as a scan has found it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct ListedFile {
+    pub(super) path: PathBuf,
+    /// Whether the path is a symbolic link.
+    pub(super) is_link: bool,
 }
 
-/// Opens a regular file, and returns its metadata. Other kinds of files are rejected without blocking (O_NONBLOCK): opening a
-/// named pipe that has just replaced the file would block until a writer opens it.
-pub(super) fn open(path: &Path) -> Result<(File, Metadata), FileError> {
-    let mut options = File::options();
-    options.read(true);
+impl ListedFile {
+    pub(super) fn new(path: &Path, is_link: bool) -> ListedFile {
+        ListedFile { path: path.to_owned(), is_link }
+    }
+
+    /// Opens the file, and returns its metadata. What has replaced the file meanwhile is opened only if a scan would follow it:
+    /// no named pipe, no device, and a symbolic link only where [`follows_links`] permits it.
+    pub(super) fn open(&self) -> Result<(File, Metadata), FileError> {
+        #[cfg(test)]
+        tests::OPENED.with(|opened| opened.set(opened.get() + 1));
+        let (Some(dir), Some(name)) = (self.path.parent(), self.path.file_name()) else {
+            return Err(FileError::NotAFile);
+        };
+        let folder = Folder::open(dir)?;
+        let links = if self.is_link && follows_links(&folder)? { Links::Follow } else { Links::Refuse };
+        folder.open_file(name, links)
+    }
+}
+
+/// Whether the symbolic links in a folder are followed: only if no user other than its owner can create them. Model hubs keep
+/// files in one folder and links to them in others. What such a link leads to is the owner's choice, also through further
+/// links.
+pub(super) fn follows_links(folder: &Folder) -> io::Result<bool> {
+    Ok(!folder.is_writable_by_others()?)
+}
+
+/// Identity of the content of a file: a file with another one may have other bytes. Times have nanoseconds; the time of the
+/// last change of the status (ctime) cannot be set back by the owner of a file, as that of its modification can.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct FileIdentity {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    pub(super) bytes: u64,
+    pub(super) modified: [i64; 2],
+    pub(super) changed: [i64; 2],
+}
+
+impl FileIdentity {
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    let file = options.open(path)?;
-    let meta = file.metadata()?;
-    if meta.is_file() { Ok((file, meta)) } else { Err(FileError::NotAFile) }
+    pub(super) fn of(meta: &Metadata) -> FileIdentity {
+        use std::os::unix::fs::MetadataExt;
+        FileIdentity {
+            device: meta.dev(),
+            inode: meta.ino(),
+            bytes: meta.len(),
+            modified: [meta.mtime(), meta.mtime_nsec()],
+            changed: [meta.ctime(), meta.ctime_nsec()],
+        }
+    }
+
+    /// Systems without numbers of files: the size and the time of the modification.
+    #[cfg(not(unix))]
+    pub(super) fn of(meta: &Metadata) -> FileIdentity {
+        let modified = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+        let modified = modified.map_or([0; 2], |time| [time.as_secs().cast_signed(), time.subsec_nanos().into()]);
+        FileIdentity { device: 0, inode: 0, bytes: meta.len(), modified, changed: [0; 2] }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How many files this thread has opened.
+        pub(in super::super) static OPENED: Cell<usize> = const { Cell::new(0) };
+    }
 }

@@ -1,60 +1,58 @@
 //! GGUF index: finds tensors by the BLAKE3 digest of their bytes in the GGUF files of a folder (`--models`), so that clients
 //! need not upload weights that the server has on disk.
 //!
-//! - A tensor is found only if the digest of its bytes equals the requested one. Names and lengths only select and order the
-//!   candidates.
+//! - The digests are computed in the background, by one thread of low priority, and kept from one start of the server to the
+//!   next. They belong to the identity of a file ([`FileIdentity`]): a file that has changed is hashed again.
+//! - A client's request hashes nothing to search for a digest: a digest that is not in the index costs a look-up, whatever
+//!   files there are, so neither its time nor its cost tells a client about them. While the index is incomplete, clients
+//!   upload.
+//! - A tensor that is found is hashed while it is loaded, so a wrong entry of the index, or a file that changes meanwhile, does
+//!   not disclose other bytes.
 //! - Files are read, not memory-mapped: a file may change, shrink or be deleted at any time, and a mapped file would then raise
 //!   SIGBUS. A tensor that cannot be read counts as not found.
 //! - Clients send no paths. A wrong digest reveals nothing about the files.
 //!
-//! `scan.rs` lists the files and their tensors; this file reads candidates and loads them. Start reading at
-//! [`GgufIndex::load`].
+//! `scan.rs` lists the files and their tensors, `hashing.rs` computes their digests, `digest_file.rs` keeps them; this file
+//! finds and loads tensors. Start reading at [`GgufIndex::find`].
 
+mod digest_file;
 mod file;
+mod hashing;
 mod scan;
-
-pub(super) use scan::WantedTensor;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::Arc;
 
-use log::{debug, info};
+use log::{debug, warn};
 use thiserror::Error;
 
 use crate::device::{DeviceError, Queue, Region, UploadError};
+use crate::rpc::server::folder::FileError;
 use crate::tensor::TensorDesc;
-use file::FileError;
-use scan::{FileStamp, IndexSnapshot, IndexedTensor};
+use digest_file::DigestFile;
+use file::FileIdentity;
+use hashing::Hashing;
+pub(super) use scan::IndexedTensor;
 
-/// Limit of candidates that are read for one LOAD.
+/// Limit of the tensors with the requested digest that are read for one LOAD: more than one if files have a tensor in common.
 const MAX_CANDIDATES: usize = 8;
 
 /// Size of the chunks in which a file is read: small enough that a chunk is still in the CPU's cache when it is hashed.
 const READ_CHUNK_BYTES: usize = 256 << 10;
 
-/// Minimum interval between scans: the duration, or the multiple of the last scan's duration, whichever is longer. A LOAD
-/// that finds nothing rescans the folder, so that new files are noticed; the interval bounds the cost of clients that request
-/// missing tensors.
-const RESCAN_INTERVAL: (Duration, u32) = (Duration::from_secs(1), 20);
-
-/// Limit of the duration of the scan at the start of the server. The next scan continues with the files that were not reached.
-const INITIAL_SCAN_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Limit of the duration of a later scan, during which a client waits.
-const RESCAN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Limit of indexed tensors, over all files.
-const MAX_TENSORS: usize = 1 << 18;
-
 /// Index of a folder of GGUF files. All sessions share it.
 pub(super) struct GgufIndex {
-    dir: PathBuf,
-    snapshot: Mutex<Arc<IndexSnapshot>>,
-    /// Earliest time of the next scan. Locked during a scan.
-    next_scan: Mutex<Instant>,
+    hashing: Arc<Hashing>,
+}
+
+/// The tensor that a LOAD requests.
+pub(super) struct WantedTensor<'a> {
+    /// Name of the tensor in the client's file, for the log.
+    pub(super) name: &'a str,
+    /// BLAKE3 digest of its bytes.
+    pub(super) digest: [u8; 32],
 }
 
 /// The region that a LOAD fills.
@@ -99,97 +97,68 @@ enum AttemptResult {
 }
 
 impl GgufIndex {
-    /// Scans a folder.
+    /// Lists the files of a folder, and starts to compute the digests that `digests`, a folder where they are kept, does not
+    /// have.
     ///
     /// # Errors
-    /// If the folder cannot be read. Problems with single files are only logged.
-    pub(super) fn open(dir: &Path) -> io::Result<GgufIndex> {
+    /// If the folder cannot be read, or the thread cannot be started. Problems with single files are only logged.
+    pub(super) fn open(dir: &Path, digests: Option<&Path>) -> io::Result<GgufIndex> {
         std::fs::read_dir(dir)?;
-        let (snapshot, next_scan) = timed_scan(dir, &IndexSnapshot::default(), INITIAL_SCAN_TIMEOUT, &|| true);
-        info!("models: {}: {} tensors in {} files", dir.display(), snapshot.tensors(), snapshot.files());
-        Ok(GgufIndex {
-            dir: dir.to_owned(),
-            snapshot: Mutex::new(Arc::new(snapshot)),
-            next_scan: Mutex::new(next_scan),
-        })
+        let digest_file = digests.and_then(|at| {
+            let opened = DigestFile::open(at, dir);
+            opened.inspect_err(|e| warn!("models: digests are not kept: {}: {e}", at.display())).ok()
+        });
+        Ok(GgufIndex { hashing: Hashing::start(dir, digest_file)? })
     }
 
-    /// Fills `target` with the wanted tensor. Returns whether it was found. `should_continue` is called between chunks; if it
-    /// returns false, the load is aborted.
+    /// How many tensors have a digest in the index, and how many there are.
+    pub(super) fn progress(&self) -> (usize, usize) {
+        let snapshot = self.hashing.snapshot();
+        (snapshot.hashed_tensors(), snapshot.tensors())
+    }
+
+    /// The tensors of `bytes` bytes with a digest. Neither reads nor hashes. If there are none, the folder is scanned for new
+    /// files in the background, but at a bounded rate.
+    pub(super) fn find(&self, bytes: u64, digest: &[u8; 32]) -> Vec<IndexedTensor> {
+        let found = self.hashing.snapshot().find(bytes, digest, MAX_CANDIDATES);
+        if found.is_empty() {
+            self.hashing.request_scan();
+        }
+        found
+    }
+
+    /// Fills `target` with the first of `candidates` whose bytes have the digest. Returns whether there is one.
+    /// `should_continue` is called between chunks; if it returns false, the load is aborted.
     ///
     /// # Errors
     /// The failure of the device.
     pub(super) fn load(
         &self,
+        candidates: &[IndexedTensor],
         wanted: &WantedTensor<'_>,
         target: &mut LoadTarget<'_>,
         should_continue: &dyn Fn() -> bool,
     ) -> Result<bool, DeviceError> {
-        let mut remaining = MAX_CANDIDATES;
-        let mut snapshot = self.snapshot();
-        loop {
-            for candidate in snapshot.candidates(target.region.bytes(), wanted, remaining) {
-                remaining -= 1;
-                match try_load(&candidate, wanted, target, should_continue)? {
-                    AttemptResult::Match => {
-                        debug!("models: {} is loaded from {}", wanted.name, candidate.file().path.display());
-                        return Ok(true);
-                    }
-                    AttemptResult::Mismatch => {}
-                    AttemptResult::Aborted => return Ok(false),
+        for candidate in candidates {
+            match try_load(candidate, wanted, target, should_continue)? {
+                AttemptResult::Match => {
+                    debug!("models: {} is loaded from {}", wanted.name, candidate.file().path().display());
+                    return Ok(true);
                 }
+                // The file is hashed again after the next scan.
+                AttemptResult::Mismatch => candidate.file().mark_stale(),
+                AttemptResult::Aborted => return Ok(false),
             }
-            match self.rescan(&snapshot, should_continue) {
-                Some(newer) if remaining > 0 => snapshot = newer,
-                _ => return Ok(false),
-            }
         }
-    }
-
-    /// Returns a newer snapshot than `known`, scanning the folder if the last scan is long enough ago; `None` if there is no
-    /// newer one. Does not wait for a scan of another session, whose result serves later LOADs.
-    fn rescan(&self, known: &Arc<IndexSnapshot>, should_continue: &dyn Fn() -> bool) -> Option<Arc<IndexSnapshot>> {
-        let mut next_scan = match self.next_scan.try_lock() {
-            Ok(next_scan) => next_scan,
-            Err(TryLockError::Poisoned(next_scan)) => next_scan.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let last = self.snapshot();
-        if !Arc::ptr_eq(&last, known) {
-            return Some(last); // another session has scanned in the meantime
-        }
-        if Instant::now() < *next_scan {
-            return None;
-        }
-        let (snapshot, next) = timed_scan(&self.dir, known, RESCAN_TIMEOUT, should_continue);
-        let snapshot = Arc::new(snapshot);
-        *self.lock_snapshot() = Arc::clone(&snapshot);
-        *next_scan = next;
-        Some(snapshot)
-    }
-
-    /// The current snapshot.
-    fn snapshot(&self) -> Arc<IndexSnapshot> {
-        Arc::clone(&self.lock_snapshot())
-    }
-
-    fn lock_snapshot(&self) -> MutexGuard<'_, Arc<IndexSnapshot>> {
-        // The snapshot is replaced as a whole, so a panic cannot leave it inconsistent.
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hashing.request_scan();
+        Ok(false)
     }
 }
 
-/// Scans a folder for at most `limit`. Returns the snapshot and the earliest time of the next scan.
-fn timed_scan(
-    dir: &Path,
-    before: &IndexSnapshot,
-    limit: Duration,
-    should_continue: &dyn Fn() -> bool,
-) -> (IndexSnapshot, Instant) {
-    let start = Instant::now();
-    let snapshot = scan::scan_folder(dir, before, MAX_TENSORS, &|| start.elapsed() < limit && should_continue());
-    let (min_interval, duration_factor) = RESCAN_INTERVAL;
-    (snapshot, Instant::now() + min_interval.max(start.elapsed() * duration_factor))
+impl Drop for GgufIndex {
+    fn drop(&mut self) {
+        self.hashing.stop();
+    }
 }
 
 /// Loads one candidate into `target` and compares its digest. If other work can read the region, the candidate is hashed
@@ -214,19 +183,18 @@ fn try_load(
     };
     target.written = true;
     match target.queue.upload_from(target.region.clone(), target.tensor, |dst| reader.read(dst)) {
-        Ok(()) => Ok(if reader.finish() == wanted.digest { AttemptResult::Match } else { AttemptResult::Mismatch }),
+        Ok(()) => Ok(if reader.digest() == wanted.digest { AttemptResult::Match } else { AttemptResult::Mismatch }),
         Err(UploadError::Source(e)) => Ok(abandon_attempt(candidate, &e)),
         Err(UploadError::Device(e)) => Err(e),
     }
 }
 
-/// The result for a candidate that could not be read. Marks its file as stale, unless the caller has aborted the load.
+/// The result for a candidate that could not be read.
 fn abandon_attempt(candidate: &IndexedTensor, e: &TensorReadError) -> AttemptResult {
     if matches!(e, TensorReadError::Aborted) {
         return AttemptResult::Aborted;
     }
-    debug!("models: {}: {e}", candidate.file().path.display());
-    candidate.file().mark_stale();
+    debug!("models: {}: {e}", candidate.file().path().display());
     AttemptResult::Mismatch
 }
 
@@ -247,8 +215,8 @@ impl<'a> TensorReader<'a> {
         candidate: &'a IndexedTensor,
         should_continue: &'a dyn Fn() -> bool,
     ) -> Result<TensorReader<'a>, TensorReadError> {
-        let (mut file, meta) = file::open(&candidate.file().path)?;
-        if FileStamp::of(&meta) != candidate.file().stamp {
+        let (mut file, meta) = candidate.file().listed.open()?;
+        if FileIdentity::of(&meta) != candidate.file().identity {
             return Err(TensorReadError::Changed);
         }
         file.seek(SeekFrom::Start(candidate.start()))?;
@@ -268,6 +236,9 @@ impl<'a> TensorReader<'a> {
     }
 
     /// Reads the whole tensor and returns its digest.
+    ///
+    /// # Errors
+    /// [`TensorReadError::Changed`] if the file has changed during the read: the digest may not be that of its present bytes.
     fn hash(mut self) -> Result<[u8; 32], TensorReadError> {
         let mut chunk = vec![0; READ_CHUNK_BYTES.min(self.candidate.bytes() as usize)];
         let mut remaining = self.candidate.bytes();
@@ -276,16 +247,17 @@ impl<'a> TensorReader<'a> {
             self.read(&mut chunk[..len])?;
             remaining -= len as u64;
         }
-        Ok(self.finish())
+        if FileIdentity::of(&self.file.metadata()?) != self.candidate.file().identity {
+            return Err(TensorReadError::Changed);
+        }
+        Ok(self.digest())
     }
 
-    /// The digest of all bytes that were read. It is cached in the index if the file has not changed during the read.
-    fn finish(self) -> [u8; 32] {
-        let digest = *self.hasher.finalize().as_bytes();
-        // If the file changed during the read, the digest may not be that of its present contents.
-        if self.file.metadata().is_ok_and(|meta| FileStamp::of(&meta) == self.candidate.file().stamp) {
-            self.candidate.cache_digest(digest);
-        }
-        digest
+    /// The digest of all bytes that were read.
+    fn digest(&self) -> [u8; 32] {
+        *self.hasher.finalize().as_bytes()
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests;

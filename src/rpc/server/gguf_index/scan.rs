@@ -1,20 +1,21 @@
-//! Scanning the model folder: lists its valid GGUF files, and indexes their tensors by size in bytes.
+//! Scanning the model folder: lists its valid GGUF files, and indexes their tensors by digest.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, Metadata};
+use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use log::warn;
 use thiserror::Error;
 
-use super::file::{self, FileError};
+use super::digest_file::{KnownDigests, TensorDigests};
+use super::file::{FileIdentity, ListedFile, follows_links};
 use crate::gguf::{self, HeadError};
+use crate::rpc::server::folder::{EntryKind, FileError, Folder, FolderId, Links};
 
 /// Limit of the folder depth; the model folder itself is at depth 1.
 const MAX_DEPTH: usize = 8;
@@ -22,19 +23,11 @@ const MAX_DEPTH: usize = 8;
 /// Limit of directory entries per scan, over all folders.
 const MAX_ENTRIES: usize = 1 << 16;
 
-/// Tensors with longer names are not indexed: no model needs them.
-const MAX_NAME_BYTES: usize = 256;
+/// Limit of indexed tensors, over all files.
+pub(super) const MAX_TENSORS: usize = 1 << 18;
 
 /// Limit of a log line about a file, in characters: an error may quote text of the file.
 const MAX_PROBLEM_CHARS: usize = 300;
-
-/// The tensor that a LOAD requests.
-pub(in crate::rpc::server) struct WantedTensor<'a> {
-    /// Name of the tensor in its file.
-    pub(in crate::rpc::server) name: &'a str,
-    /// BLAKE3 digest of its bytes.
-    pub(in crate::rpc::server) digest: [u8; 32],
-}
 
 /// Why a file is not indexed.
 #[derive(Debug, Error)]
@@ -45,23 +38,10 @@ enum ScanError {
     Head(#[from] HeadError),
 }
 
-/// Size and modification time of a file, to detect that it has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FileStamp {
-    bytes: u64,
-    modified: Option<SystemTime>,
-}
-
-impl FileStamp {
-    pub(super) fn of(meta: &Metadata) -> FileStamp {
-        FileStamp { bytes: meta.len(), modified: meta.modified().ok() }
-    }
-}
-
 /// A file whose header was read.
-pub(super) struct IndexedFile {
-    pub(super) path: PathBuf,
-    pub(super) stamp: FileStamp,
+pub(in crate::rpc::server) struct IndexedFile {
+    pub(super) listed: ListedFile,
+    pub(super) identity: FileIdentity,
     tensors: Vec<TensorEntry>,
     /// Number of tensors that were not indexed because the index had no room for them; `tensors` is empty then.
     dropped_tensors: usize,
@@ -71,53 +51,54 @@ pub(super) struct IndexedFile {
 
 impl IndexedFile {
     /// A file with `tensors`; they are not indexed if there are more than `room`.
-    fn new(path: &Path, meta: &Metadata, mut tensors: Vec<TensorEntry>, room: usize) -> IndexedFile {
+    fn new(listed: &ListedFile, identity: FileIdentity, mut tensors: Vec<TensorEntry>, room: usize) -> IndexedFile {
         let mut dropped_tensors = 0;
         if tensors.len() > room {
             dropped_tensors = tensors.len();
             tensors = Vec::new();
         }
-        IndexedFile {
-            path: path.to_owned(),
-            stamp: FileStamp::of(meta),
-            tensors,
-            dropped_tensors,
-            stale: AtomicBool::new(false),
-        }
+        IndexedFile { listed: listed.clone(), identity, tensors, dropped_tensors, stale: AtomicBool::new(false) }
+    }
+
+    pub(in crate::rpc::server) fn path(&self) -> &Path {
+        &self.listed.path
     }
 
     /// Whether the entry can be reused in a new snapshot with room for `room` tensors, without reading the file again.
-    fn is_unchanged(&self, meta: &Metadata, room: usize) -> bool {
-        let unchanged = self.stamp == FileStamp::of(meta) && !self.stale.load(Ordering::Relaxed);
+    fn is_unchanged(&self, identity: FileIdentity, room: usize) -> bool {
+        let unchanged = self.identity == identity && !self.is_stale();
         unchanged && self.tensors.len() <= room && !(1..=room).contains(&self.dropped_tensors)
     }
 
-    /// Marks the file as changed: its tensors are not read until the next scan.
+    /// Marks the file as changed: its tensors are not read until the next scan, after which they are hashed again.
     pub(super) fn mark_stale(&self) {
         self.stale.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
     }
 }
 
 /// A tensor in a file's tensor list.
 struct TensorEntry {
-    name: Box<str>,
     /// Offset of its first byte in the file.
     start: u64,
     bytes: u64,
-    /// BLAKE3 digest of its bytes, set when they were first read.
+    /// BLAKE3 digest of its bytes, set when they were hashed.
     digest: OnceLock<[u8; 32]>,
 }
 
 /// Reference to a tensor of an indexed file.
 #[derive(Clone)]
-pub(super) struct IndexedTensor {
+pub(in crate::rpc::server) struct IndexedTensor {
     file: Arc<IndexedFile>,
     /// Index in the file's tensor list.
     tensor: usize,
 }
 
 impl IndexedTensor {
-    pub(super) fn file(&self) -> &IndexedFile {
+    pub(in crate::rpc::server) fn file(&self) -> &IndexedFile {
         &self.file
     }
 
@@ -131,25 +112,8 @@ impl IndexedTensor {
         self.tensor().bytes
     }
 
-    /// Stores the digest, so that later LOADs need not read the tensor to compare it.
-    pub(super) fn cache_digest(&self, digest: [u8; 32]) {
-        // An error means that another session has set the same digest.
-        let _ = self.tensor().digest.set(digest);
-    }
-
     fn tensor(&self) -> &TensorEntry {
-        &self.file.tensors[self.tensor] // in bounds: created by `add_file`
-    }
-
-    /// Priority as a candidate, the lowest first: known digest, same name, same size only. `None` if it cannot match.
-    fn rank(&self, wanted: &WantedTensor<'_>) -> Option<u8> {
-        let tensor = self.tensor();
-        match tensor.digest.get() {
-            _ if self.file.stale.load(Ordering::Relaxed) => None,
-            Some(known) => (*known == wanted.digest).then_some(0),
-            None if *tensor.name == *wanted.name => Some(1),
-            None => Some(2),
-        }
+        &self.file.tensors[self.tensor] // in bounds: created from the file's list
     }
 }
 
@@ -157,11 +121,18 @@ impl IndexedTensor {
 #[derive(Default)]
 pub(super) struct IndexSnapshot {
     files: HashMap<PathBuf, Arc<IndexedFile>>,
-    /// Tensors by their size in bytes.
-    by_bytes: HashMap<u64, Vec<IndexedTensor>>,
+    /// Tensors by the digest of their bytes, as far as it is known.
+    by_digest: Mutex<DigestTable>,
     tensors: usize,
     /// Log lines about files that could not be indexed.
     problems: HashSet<String>,
+}
+
+#[derive(Default)]
+struct DigestTable {
+    tensors: HashMap<[u8; 32], Vec<IndexedTensor>>,
+    /// Number of tensors in the table.
+    count: usize,
 }
 
 impl IndexSnapshot {
@@ -175,12 +146,63 @@ impl IndexSnapshot {
         self.tensors
     }
 
-    /// Up to `max` tensors of `bytes` bytes that may be the wanted one, the most likely first.
-    pub(super) fn candidates(&self, bytes: u64, wanted: &WantedTensor<'_>, max: usize) -> Vec<IndexedTensor> {
-        let all = self.by_bytes.get(&bytes).into_iter().flatten();
-        let mut ranked: Vec<_> = all.filter_map(|candidate| Some((candidate.rank(wanted)?, candidate))).collect();
-        ranked.sort_by_key(|&(rank, _)| rank);
-        ranked.into_iter().take(max).map(|(_, candidate)| candidate.clone()).collect()
+    /// Number of tensors whose digest is known.
+    pub(super) fn hashed_tensors(&self) -> usize {
+        self.lock_table().count
+    }
+
+    /// Up to `max` tensors of `bytes` bytes with a digest.
+    pub(super) fn find(&self, bytes: u64, digest: &[u8; 32], max: usize) -> Vec<IndexedTensor> {
+        let table = self.lock_table();
+        let found = table.tensors.get(digest).into_iter().flatten();
+        found.filter(|tensor| tensor.bytes() == bytes && !tensor.file.is_stale()).take(max).cloned().collect()
+    }
+
+    /// Adds a tensor that was hashed.
+    pub(super) fn add_digest(&self, tensor: IndexedTensor, digest: [u8; 32]) {
+        // The thread that hashes sets each digest once.
+        if tensor.tensor().digest.set(digest).is_ok() {
+            self.add_to_table(tensor, digest);
+        }
+    }
+
+    fn add_to_table(&self, tensor: IndexedTensor, digest: [u8; 32]) {
+        let mut table = self.lock_table();
+        table.tensors.entry(digest).or_default().push(tensor);
+        table.count += 1;
+    }
+
+    /// The files with tensors that are to be hashed, in the order of their paths.
+    pub(super) fn unhashed_files(&self) -> Vec<Arc<IndexedFile>> {
+        let unhashed =
+            |file: &&Arc<IndexedFile>| !file.is_stale() && file.tensors.iter().any(|t| t.digest.get().is_none());
+        let mut files: Vec<_> = self.files.values().filter(unhashed).cloned().collect();
+        files.sort_by(|a, b| a.listed.cmp(&b.listed));
+        files
+    }
+
+    /// The tensors of a file that are to be hashed.
+    pub(super) fn unhashed_tensors(file: &Arc<IndexedFile>) -> Vec<IndexedTensor> {
+        let unhashed = |&(_, tensor): &(usize, &TensorEntry)| tensor.digest.get().is_none();
+        let reference = |(tensor, _)| IndexedTensor { file: Arc::clone(file), tensor };
+        file.tensors.iter().enumerate().filter(unhashed).map(reference).collect()
+    }
+
+    /// The digests of all files.
+    pub(super) fn known_digests(&self) -> Vec<(FileIdentity, TensorDigests)> {
+        let digest = |tensor: &TensorEntry| Some((tensor.start, tensor.bytes, *tensor.digest.get()?));
+        let digests = |file: &Arc<IndexedFile>| (file.identity, file.tensors.iter().filter_map(digest).collect());
+        self.files
+            .values()
+            .filter(|file| !file.is_stale())
+            .map(digests)
+            .filter(|(_, digests): &(_, TensorDigests)| !digests.is_empty())
+            .collect()
+    }
+
+    fn lock_table(&self) -> MutexGuard<'_, DigestTable> {
+        // Tensors are only added, so a panic leaves the table usable.
+        self.by_digest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logs a problem with a file, unless the previous snapshot `before` has logged the same.
@@ -193,18 +215,22 @@ impl IndexSnapshot {
         self.problems.insert(line);
     }
 
-    /// Adds the file at `path`. Its header is read unless the previous snapshot `before` has it unchanged.
-    fn index_file(&mut self, path: &Path, before: &IndexSnapshot, max: usize) {
-        let meta = match fs::metadata(path) {
-            Ok(meta) if meta.is_file() => meta,
-            Ok(_) => return,
-            Err(e) => return self.log_problem(before, path, &e.to_string()),
+    /// Adds a file. Its header is read unless the previous snapshot `before` has it unchanged.
+    fn index_file(&mut self, listed: &ListedFile, before: &IndexSnapshot, max: usize, known: &mut KnownDigests) {
+        let path = &listed.path;
+        let (opened, meta) = match listed.open() {
+            Ok(opened) => opened,
+            Err(e) => return self.log_problem(before, path, &format!("left out of the index: {e}")),
         };
+        let identity = FileIdentity::of(&meta);
         let room = max.saturating_sub(self.tensors);
         let file = match before.files.get(path) {
-            Some(file) if file.is_unchanged(&meta, room) => Arc::clone(file),
-            _ => match read_tensor_list(path) {
-                Ok((meta, tensors)) => Arc::new(IndexedFile::new(path, &meta, tensors, room)),
+            Some(file) if file.is_unchanged(identity, room) => Arc::clone(file),
+            _ => match read_tensor_list(opened, &meta) {
+                Ok(tensors) => {
+                    set_known_digests(&tensors, known.remove(&identity).unwrap_or_default());
+                    Arc::new(IndexedFile::new(listed, identity, tensors, room))
+                }
                 Err(e) => {
                     self.log_problem(before, path, &format!("left out of the index: {e}"));
                     // An invalid file is recorded without tensors, so that it is not read again until it changes. IO errors
@@ -212,7 +238,7 @@ impl IndexSnapshot {
                     if matches!(e, ScanError::File(_) | ScanError::Head(HeadError::Io(_))) {
                         return;
                     }
-                    Arc::new(IndexedFile::new(path, &meta, Vec::new(), room))
+                    Arc::new(IndexedFile::new(listed, identity, Vec::new(), room))
                 }
             },
         };
@@ -228,30 +254,33 @@ impl IndexSnapshot {
 
     fn add_file(&mut self, file: Arc<IndexedFile>) {
         for (index, tensor) in file.tensors.iter().enumerate() {
-            let candidate = IndexedTensor { file: Arc::clone(&file), tensor: index };
-            self.by_bytes.entry(tensor.bytes).or_default().push(candidate);
+            if let Some(digest) = tensor.digest.get() {
+                self.add_to_table(IndexedTensor { file: Arc::clone(&file), tensor: index }, *digest);
+            }
         }
         self.tensors += file.tensors.len();
-        self.files.insert(file.path.clone(), file);
+        self.files.insert(file.listed.path.clone(), file);
     }
 }
 
 /// Scans a folder for up to `max` tensors, while `should_continue` returns true. Files that have not changed since the snapshot
-/// `before` are not read again. If the scan is aborted, the entries of the remaining files are copied from `before`.
+/// `before` are not read again; new ones take their digests from `known`. If the scan is aborted, the entries of the remaining
+/// files are copied from `before`.
 pub(super) fn scan_folder(
     dir: &Path,
     before: &IndexSnapshot,
     max: usize,
+    known: &mut KnownDigests,
     should_continue: &dyn Fn() -> bool,
 ) -> IndexSnapshot {
     let mut snapshot = IndexSnapshot::default();
-    let mut paths = list_gguf_files(dir, before, &mut snapshot, should_continue);
-    paths.sort();
-    for path in &paths {
+    let mut files = list_gguf_files(dir, before, &mut snapshot, should_continue);
+    files.sort();
+    for listed in &files {
         if !should_continue() {
             break;
         }
-        snapshot.index_file(path, before, max);
+        snapshot.index_file(listed, before, max, known);
     }
     if !should_continue() {
         snapshot.log_problem(before, dir, "the scan took too long: the next scan continues with the remaining files");
@@ -264,66 +293,114 @@ pub(super) fn scan_folder(
     snapshot
 }
 
-/// Paths of all files with the extension `gguf` in a folder and its subfolders. Symbolic links are followed, because only the
-/// operator can create them.
+/// All files with the extension `gguf` in a folder and its subfolders.
 fn list_gguf_files(
     dir: &Path,
     before: &IndexSnapshot,
     snapshot: &mut IndexSnapshot,
     should_continue: &dyn Fn() -> bool,
-) -> Vec<PathBuf> {
-    let (mut found, mut seen) = (Vec::new(), HashSet::new());
-    let mut folders = vec![(dir.to_owned(), 1)];
-    let mut entries = 0;
-    while let Some((folder, depth)) = folders.pop() {
-        // A folder that is reachable by several paths is visited once. This also ends cycles of symbolic links.
-        let first_visit = fs::canonicalize(&folder).and_then(|real| Ok((seen.insert(real), fs::read_dir(&folder)?)));
-        let listing = match first_visit {
-            Ok((true, listing)) => listing,
-            Ok((false, _)) => continue,
-            Err(e) => {
-                snapshot.log_problem(before, &folder, &e.to_string());
-                continue;
-            }
-        };
-        for entry in listing.map_while(Result::ok) {
-            entries += 1;
-            if !should_continue() {
-                return found;
-            }
-            if entries > MAX_ENTRIES {
-                snapshot.log_problem(
-                    before,
-                    dir,
-                    &format!("more than {MAX_ENTRIES} directory entries: the rest is ignored"),
-                );
-                return found;
-            }
-            let path = entry.path();
-            if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
-                found.push(path.clone());
-            }
-            if path.is_dir() {
-                if depth < MAX_DEPTH {
-                    folders.push((path, depth + 1));
-                } else {
-                    snapshot.log_problem(before, &path, &format!("nested deeper than {MAX_DEPTH} folders: ignored"));
-                }
-            }
-        }
+) -> Vec<ListedFile> {
+    let mut lister =
+        Lister { root: dir, before, snapshot, should_continue, found: Vec::new(), seen: HashSet::new(), entries: 0 };
+    match Folder::open(dir) {
+        Ok(folder) => _ = lister.list(&folder, 1),
+        Err(e) => lister.log_problem(dir, &e.to_string()),
     }
-    found
+    lister.found
 }
 
-/// Reads a file's header: its tensors' names, offsets and sizes.
-fn read_tensor_list(path: &Path) -> Result<(Metadata, Vec<TensorEntry>), ScanError> {
-    let (file, meta) = file::open(path)?;
-    let tensors = gguf::read_tensors(file, meta.len())?;
-    let tensors = tensors.into_iter().filter(|info| info.name.len() <= MAX_NAME_BYTES).map(|info| TensorEntry {
-        name: info.name.into(),
+/// Lists the GGUF files of a folder. Each folder is opened in its parent, so none that replaces it meanwhile is listed instead.
+struct Lister<'a> {
+    root: &'a Path,
+    before: &'a IndexSnapshot,
+    snapshot: &'a mut IndexSnapshot,
+    should_continue: &'a dyn Fn() -> bool,
+    found: Vec<ListedFile>,
+    /// A folder that is reachable by several paths is visited once. This also ends cycles of symbolic links.
+    seen: HashSet<FolderId>,
+    /// Number of entries so far.
+    entries: usize,
+}
+
+impl Lister<'_> {
+    /// Lists `folder`, which is at `depth`. Returns whether the listing goes on.
+    fn list(&mut self, folder: &Folder, depth: usize) -> bool {
+        let first_visit = folder.identity().and_then(|id| Ok((self.seen.insert(id), folder.entries()?)));
+        let (entries, links) = match first_visit.and_then(|visit| Ok((visit, follows_links(folder)?))) {
+            Ok(((true, entries), links)) => (entries, links),
+            Ok(((false, _), _)) => return true,
+            Err(e) => {
+                self.log_problem(folder.path(), &e.to_string());
+                return true;
+            }
+        };
+        for (name, kind) in entries.map_while(Result::ok) {
+            self.entries += 1;
+            if !(self.should_continue)() {
+                return false;
+            }
+            if self.entries > MAX_ENTRIES {
+                self.log_problem(self.root, &format!("more than {MAX_ENTRIES} directory entries: the rest is ignored"));
+                return false;
+            }
+            let path = folder.path_of(&name);
+            let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+            let is_link = kind == EntryKind::Link;
+            if is_link && !links {
+                self.log_problem(folder.path(), "others may write to the folder: its symbolic links are not followed");
+                continue;
+            }
+            let kind = match if is_link { folder.link_target(&name) } else { Ok(kind) } {
+                Ok(kind) => kind,
+                Err(e) if is_gguf => {
+                    self.log_problem(&path, &e.to_string());
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            match kind {
+                EntryKind::File if is_gguf => self.found.push(ListedFile::new(&path, is_link)),
+                EntryKind::Folder if depth >= MAX_DEPTH => {
+                    self.log_problem(&path, &format!("nested deeper than {MAX_DEPTH} folders: ignored"));
+                }
+                EntryKind::Folder => {
+                    let links = if is_link { Links::Follow } else { Links::Refuse };
+                    match folder.open_folder(&name, links) {
+                        Ok(folder) if !self.list(&folder, depth + 1) => return false,
+                        Ok(_) => {}
+                        Err(e) => self.log_problem(&path, &e.to_string()),
+                    }
+                }
+                EntryKind::Link | EntryKind::Other if is_gguf => self.log_problem(&path, "not a regular file: ignored"),
+                EntryKind::File | EntryKind::Link | EntryKind::Other => {}
+            }
+        }
+        true
+    }
+
+    fn log_problem(&mut self, path: &Path, problem: &str) {
+        self.snapshot.log_problem(self.before, path, problem);
+    }
+}
+
+/// Reads a file's header: its tensors' offsets and sizes. Tensors without bytes are never requested.
+fn read_tensor_list(file: File, meta: &Metadata) -> Result<Vec<TensorEntry>, ScanError> {
+    let entry = |info: gguf::TensorInfo| TensorEntry {
         start: info.bytes.start as u64,
         bytes: info.bytes.len() as u64,
         digest: OnceLock::new(),
-    });
-    Ok((meta, tensors.collect()))
+    };
+    let tensors = gguf::read_tensors(file, meta.len())?;
+    Ok(tensors.into_iter().map(entry).filter(|tensor| tensor.bytes > 0).collect())
+}
+
+/// Sets the digests of a file's tensors that are known from an earlier start of the server.
+fn set_known_digests(tensors: &[TensorEntry], known: TensorDigests) {
+    let known: HashMap<_, _> = known.into_iter().map(|(start, bytes, digest)| ((start, bytes), digest)).collect();
+    for tensor in tensors {
+        if let Some(&digest) = known.get(&(tensor.start, tensor.bytes)) {
+            // The entry is new, so it has no digest yet.
+            let _ = tensor.digest.set(digest);
+        }
+    }
 }

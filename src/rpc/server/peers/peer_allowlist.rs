@@ -1,9 +1,9 @@
-//! Allow-list of the servers that this server may dial, and that may connect to it for collectives. Only the operator configures
-//! it (`--peer`); clients cannot change it.
+//! Allow-list of the servers that this server may dial, and that may connect to it for collectives. Only the operator
+//! configures it (`--peer`); clients cannot change it.
 //!
-//! Names are resolved once, when the server starts. A client's address is compared with the entries as text or as an IP address,
-//! so a client can neither make the server ask a name server for a name of its choice, nor gain by a name whose address changes
-//! between the check and the connection (DNS rebinding).
+//! Names are resolved once, when the server starts. A client's address is compared with the entries as text or as an IP
+//! address, so a client can neither make the server query a name server for a name of its choice, nor gain by a name whose
+//! address changes between the check and the connection (DNS rebinding).
 
 use std::fmt;
 use std::io;
@@ -20,11 +20,12 @@ const MAX_ADDRESS_BYTES: usize = 253 + 6;
 /// The port of a server whose entry has none: the default of `rpc-server`.
 const DEFAULT_PORT: u16 = 50052;
 
-/// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute it.
+/// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute
+/// it.
 pub(in crate::rpc::server) const COMM_PORT_OFFSET: u16 = 1000;
 
-/// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A host
-/// is an IP address or a name. Without a port, it is 50052.
+/// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A
+/// host is an IP address or a name. Without a port, it is 50052.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     host: Host,

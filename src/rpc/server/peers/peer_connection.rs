@@ -51,8 +51,9 @@ enum PeerConnectionState {
 }
 
 impl PeerConnection {
-    /// Starts the connection's thread, which dials `targets`, the permitted addresses of `address`. `permit` is the reservation of
-    /// the thread, which keeps it until it ends: an attempt to connect may outlive the session. Does not wait for the connection.
+    /// Starts the connection's thread, which dials `targets`, the permitted addresses of `address`. `permit` is the reservation
+    /// of the thread, which keeps it until it ends: an attempt to connect may outlive the session. Does not wait for the
+    /// connection.
     ///
     /// # Errors
     /// That the thread cannot be started.
@@ -203,8 +204,8 @@ impl PeerConnection {
         }
     }
 
-    /// A text for the client. It quotes nothing that was read: the other end may be a service that is no business of the client,
-    /// as when another program has taken the port.
+    /// A text for the client. It quotes nothing that was read: the other end may be a service that is no business of the
+    /// client, as when another program has taken the port.
     fn describe_read_error(&self, e: ReadError) -> String {
         debug!("{}: {e}", self.address);
         match e {

@@ -2,6 +2,7 @@ use super::*;
 use crate::gguf::Writer;
 use crate::tensor::DType;
 use std::cell::Cell;
+use std::fs;
 
 /// Writes a GGUF file with `tensors` tensors into a folder.
 fn write_gguf(dir: &Path, name: &str, tensors: usize) {
@@ -24,7 +25,7 @@ fn file_summary(snapshot: &IndexSnapshot, before: &IndexSnapshot) -> Vec<(String
 fn assert_files(snapshot: &IndexSnapshot, before: &IndexSnapshot, expected: &[(&str, usize, bool)]) {
     let expected: Vec<_> = expected.iter().map(|&(name, tensors, reused)| (name.to_owned(), tensors, reused)).collect();
     assert_eq!(file_summary(snapshot, before), expected);
-    assert_eq!(snapshot.tensors, snapshot.by_bytes.values().map(Vec::len).sum::<usize>());
+    assert_eq!(snapshot.tensors, snapshot.files.values().map(|file| file.tensors.len()).sum::<usize>());
 }
 
 #[test]
@@ -33,7 +34,7 @@ fn file_without_room_is_read_only_once() {
     for (name, tensors) in [("a.gguf", 3), ("b.gguf", 4), ("c.gguf", 2), ("d.gguf", 1)] {
         write_gguf(dir.path(), name, tensors);
     }
-    let scan = |before: &IndexSnapshot| scan_folder(dir.path(), before, 6, &|| true);
+    let scan = |before: &IndexSnapshot| scan_folder(dir.path(), before, 6, &mut KnownDigests::new(), &|| true);
     let first = scan(&IndexSnapshot::default());
     assert_files(
         &first,
@@ -60,7 +61,7 @@ fn aborted_scan_is_resumed_by_the_next_one() {
     // `should_continue` returns true for the first `calls` calls: one call per directory entry, then one per file.
     let scan = |before: &IndexSnapshot, calls: usize| {
         let count = Cell::new(0);
-        scan_folder(dir.path(), before, 100, &|| count.replace(count.get() + 1) < calls)
+        scan_folder(dir.path(), before, 100, &mut KnownDigests::new(), &|| count.replace(count.get() + 1) < calls)
     };
     let first = scan(&IndexSnapshot::default(), 6 + 2);
     assert_files(&first, &IndexSnapshot::default(), &[("0.gguf", 1, false), ("1.gguf", 1, false)]);
@@ -82,6 +83,34 @@ fn named_pipe_is_rejected_without_blocking() {
     let path = dir.path().join("pipe.gguf");
     assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
     // The pipe has no writer: a blocking open would never return.
-    assert!(read_tensor_list(&path).is_err() && super::super::file::open(&path).is_err());
-    assert_files(&scan_folder(dir.path(), &IndexSnapshot::default(), 9, &|| true), &IndexSnapshot::default(), &[]);
+    assert!(ListedFile::new(&path, false).open().is_err() && ListedFile::new(&path, true).open().is_err());
+    let snapshot = scan_folder(dir.path(), &IndexSnapshot::default(), 9, &mut KnownDigests::new(), &|| true);
+    assert_files(&snapshot, &IndexSnapshot::default(), &[]);
+}
+
+/// In a folder that others may write to, a symbolic link may be anyone's: it could lead to a device, or to files of the server.
+#[cfg(unix)]
+#[test]
+fn links_are_followed_only_in_folders_of_one_user() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (dir, store) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    write_gguf(store.path(), "blob", 1);
+    fs::create_dir(store.path().join("more")).expect("a folder");
+    write_gguf(&store.path().join("more"), "b.gguf", 2);
+    symlink(store.path().join("blob"), dir.path().join("a.gguf")).expect("a link");
+    symlink(store.path().join("more"), dir.path().join("sub")).expect("a link");
+    write_gguf(dir.path(), "c.gguf", 3);
+    let own = ("c.gguf", 3, false);
+    for (mode, files) in [
+        (0o755, &[("a.gguf", 1, false), ("b.gguf", 2, false), own][..]),
+        (0o775, &[own]),
+        (0o757, &[own]),
+        // The sticky bit keeps others from removing files, but not from adding links.
+        (0o1777, &[own]),
+    ] {
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).expect("permissions");
+        let snapshot = scan_folder(dir.path(), &IndexSnapshot::default(), 9, &mut KnownDigests::new(), &|| true);
+        assert_files(&snapshot, &IndexSnapshot::default(), files);
+        assert_eq!(snapshot.problems.len(), usize::from(mode != 0o755), "{:?}", snapshot.problems);
+    }
 }

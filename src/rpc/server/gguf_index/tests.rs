@@ -1,0 +1,107 @@
+use super::file::tests::OPENED;
+use super::*;
+use crate::gguf::Writer;
+use crate::tensor::DType;
+use std::fs;
+use std::time::Duration;
+
+/// A GGUF file with a tensor of zeros for each size, so that each has a digest of its own.
+fn write_gguf(path: &Path, sizes: &[u64]) {
+    let file = sizes.iter().fold(Writer::new(), |file, &size| file.tensor(&size.to_string(), &[size], DType::I8));
+    fs::write(path, file.to_bytes().expect("a valid file")).expect("written");
+}
+
+fn digest_of_zeros(size: u64) -> [u8; 32] {
+    *blake3::hash(&vec![0; size as usize]).as_bytes()
+}
+
+fn eventually(mut so: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(std::time::Instant::now() < until);
+        std::thread::yield_now();
+    }
+}
+
+fn await_complete(index: &GgufIndex) {
+    eventually(|| matches!(index.progress(), (hashed, tensors) if hashed == tensors));
+}
+
+#[test]
+fn search_for_a_digest_opens_no_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    write_gguf(&dir.path().join("m.gguf"), &[64, 96, 128]);
+    let index = GgufIndex::open(dir.path(), None).expect("an index");
+    await_complete(&index);
+    OPENED.set(0);
+    assert_eq!(index.find(96, &digest_of_zeros(96)).len(), 1);
+    // A tensor of that length exists, but not with those bytes; a digest that exists, but not of that length.
+    for (bytes, digest) in
+        [(96, [7; 32]), (96, digest_of_zeros(64)), (97, digest_of_zeros(96)), (0, digest_of_zeros(0))]
+    {
+        assert!(index.find(bytes, &digest).is_empty(), "{bytes} bytes");
+    }
+    assert_eq!(OPENED.get(), 0);
+    // The counter counts: a tensor that is found is read.
+    let found = index.find(96, &digest_of_zeros(96));
+    let digest = TensorReader::start(&found[0], &|| true).and_then(TensorReader::hash).expect("a readable file");
+    assert_eq!((digest, OPENED.get()), (digest_of_zeros(96), 1));
+}
+
+#[test]
+fn digests_are_kept_for_files_that_have_not_changed() {
+    let (dir, kept) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    write_gguf(&dir.path().join("a.gguf"), &[64, 96]);
+    write_gguf(&dir.path().join("b.gguf"), &[128]);
+    let index = GgufIndex::open(dir.path(), Some(kept.path())).expect("an index");
+    await_complete(&index);
+    let digest_file =
+        || fs::read_dir(kept.path()).expect("a folder").next().map(|entry| entry.expect("an entry").path());
+    eventually(|| digest_file().is_some_and(|path| path.extension().is_some_and(|e| e == "digests")));
+    drop(index);
+    // The digests of all files are known at once.
+    let index = GgufIndex::open(dir.path(), Some(kept.path())).expect("an index");
+    assert_eq!(index.progress(), (3, 3));
+    assert_eq!(index.find(128, &digest_of_zeros(128)).len(), 1);
+    drop(index);
+    // A file of the same size that was replaced has another identity.
+    let bytes = fs::read(dir.path().join("b.gguf")).expect("a file");
+    fs::remove_file(dir.path().join("b.gguf")).expect("removed");
+    fs::write(dir.path().join("new"), [&bytes[..bytes.len() - 1], &[1]].concat()).expect("written");
+    fs::rename(dir.path().join("new"), dir.path().join("b.gguf")).expect("renamed");
+    let index = GgufIndex::open(dir.path(), Some(kept.path())).expect("an index");
+    assert!(index.find(128, &digest_of_zeros(128)).is_empty());
+    await_complete(&index);
+    assert!(index.find(128, &digest_of_zeros(128)).is_empty());
+    assert_eq!(index.find(64, &digest_of_zeros(64)).len(), 1);
+    drop(index);
+    // A damaged file of digests is ignored.
+    let path = digest_file().expect("a file");
+    let mut bytes = fs::read(&path).expect("a file");
+    bytes[30] ^= 1;
+    fs::write(&path, bytes).expect("written");
+    let index = GgufIndex::open(dir.path(), Some(kept.path())).expect("an index");
+    await_complete(&index);
+    assert_eq!(index.find(64, &digest_of_zeros(64)).len(), 1);
+}
+
+#[test]
+fn file_that_has_changed_is_not_read() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("m.gguf");
+    write_gguf(&path, &[64]);
+    let index = GgufIndex::open(dir.path(), None).expect("an index");
+    await_complete(&index);
+    let found = index.find(64, &digest_of_zeros(64));
+    let pipe = || rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0);
+    let link = || std::os::unix::fs::symlink(dir.path().join("other"), &path);
+    fs::rename(&path, dir.path().join("other")).expect("renamed");
+    pipe().expect("a pipe");
+    assert!(TensorReader::start(&found[0], &|| true).is_err());
+    fs::remove_file(&path).expect("removed");
+    link().expect("a link");
+    assert!(TensorReader::start(&found[0], &|| true).is_err(), "a link that the scan has not seen");
+    fs::remove_file(&path).expect("removed");
+    write_gguf(&path, &[64]);
+    assert!(matches!(TensorReader::start(&found[0], &|| true), Err(TensorReadError::Changed)));
+}
