@@ -29,7 +29,7 @@ def model(path: Path | None, scratch: Path) -> Path:
 def speed(programs: Programs, gguf: Path, ours: bool, tokens: int, collectives: bool) -> float:
     """Tokens per second of a run over two servers of one kind."""
     with contextlib.ExitStack() as stack:
-        options = ("--peer", "127.0.0.1") if collectives else ()
+        options = ("--peer", "127.0.0.1:*") if collectives else ()
         start = (lambda: programs.server(options=options)) if ours else programs.peer
         servers = [stack.enter_context(start()) for _ in range(2)]
         arguments = ["--model", str(gguf), "--tokens", listed(prompt()), *TENSOR]

@@ -87,7 +87,7 @@ class Table:
 
     def start(self, case: Case, stack: contextlib.ExitStack) -> list[Server]:
         peers = case.servers if self.is_peer else 1 if case.mixed else 0
-        options = ("--peer", "127.0.0.1") if case.collectives else ()
+        options = ("--peer", "127.0.0.1:*") if case.collectives else ()
         ours = [lambda: self.programs.server(case.devices, options=options)] * (case.servers - peers)
         theirs = [self.programs.peer] * peers
         starts = ours + theirs if case.ours_first else theirs + ours
