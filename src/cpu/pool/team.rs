@@ -219,7 +219,7 @@ impl Member<'_> {
     }
 }
 
-/// Arguments of a kernel: its operands, its scratch, its rank in the team, and its share of the work.
+/// Arguments of a kernel: its operands, its scratch, and its share of the work.
 pub(crate) struct KernelContext<'a> {
     pub(in crate::cpu) member: &'a Member<'a>,
     pub(in crate::cpu) serial: bool,
@@ -251,11 +251,6 @@ impl<'a> KernelContext<'a> {
     /// Source `i`, if present.
     pub(crate) fn optional_src(&self, i: usize) -> Option<View<'a>> {
         self.srcs.get(i).copied().flatten()
-    }
-
-    /// This worker's index, below [`KernelContext::workers`].
-    pub(crate) fn worker(&self) -> usize {
-        if self.serial { 0 } else { self.member.rank }
     }
 
     /// Workers that run this node together; 1 for a serial node.

@@ -50,7 +50,7 @@ impl LayoutCounts {
 fn product(counts: Arc<LayoutCounts>) -> Kernel {
     Kernel::new(1 << 20, move |ctx: &mut KernelContext<'_>| {
         let (a, b, dst, ids) = (ctx.src(0), ctx.src(1), ctx.dst(), ctx.optional_src(2));
-        if ctx.worker() == 0 {
+        if ctx.member.is_leader() {
             let count = if a.is_packed() { &counts.panels } else { &counts.rows };
             count.fetch_add(1, Relaxed);
         }

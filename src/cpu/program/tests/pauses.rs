@@ -73,8 +73,11 @@ impl Case {
     }
 }
 
+/// A name, and a function that adds its nodes.
+type Family = (&'static str, fn(&mut Case));
+
 /// The families of kernels. A step of fewer than 16 384 elements would run on one worker, without pauses.
-const FAMILIES: &[(&str, fn(&mut Case))] = &[
+const FAMILIES: &[Family] = &[
     ("element-wise", |c| {
         let (a, b) = (c.leaf(F32, [1000, 31, 1, 1]), c.leaf(F32, [1000, 1, 1, 1]));
         let sum = c.node_over(Binary::Add, &[a, b], a);
@@ -193,7 +196,9 @@ fn run(
 ) -> (Vec<u8>, usize) {
     let budget = MemoryBudget::new(1 << 30);
     let device = CpuDevice::new("CPU", 1, mode, 1 << 30).unwrap();
-    let code = CpuProgram::new(graph, mode, 1).unwrap();
+    let mut code = CpuProgram::new(graph, mode, 1).unwrap();
+    // Otherwise a small program runs on one worker.
+    code.cost = code.cost.max(SMALL_PROGRAM_COST);
     let buffer: Buffer = device.alloc(memory.len() as u64, &budget).unwrap();
     buffer.memory::<CpuMemory>().unwrap().write(0, memory, Locking::Wait).unwrap();
     let pools: Vec<Pool> = workers.iter().map(|&n| Pool::new(n).unwrap()).collect();
