@@ -4,25 +4,34 @@
 //! before once the attacker has left.
 //!
 //! The suite measures times, so it is a step of its own: `cargo bench -p fanout --bench abuse -- --seconds 60`.
-//! `--binary FILE` attacks another build of the server, and names of attacks select these.
+//! `--binary FILE` attacks another build of the server, and names of attacks select these. With `--fairness`, it measures
+//! instead how the server shares its device ([`fairness`]).
 //!
 //! Not here: random messages (`crates/hostile-client`), hostile graphs (`tests/hostile`). Start with [`ATTACKS`].
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the suite
 
 mod attacks;
+mod fairness;
 mod ordinary_clients;
 mod server_process;
 mod session;
 
 use attacks::{ATTACKS, Attack};
+use fairness::NEIGHBOURS;
 use ordinary_clients::{HeldBuffer, Latencies};
 use server_process::{HOST_MEMORY, ServerProcess, Usage};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Memory of the attacked device in bytes.
+pub(crate) const MEMORY: u64 = 1 << 30;
+
+/// Connections that ordinary clients may have at a time.
+const ORDINARY_CONNECTIONS: usize = 16;
+
 /// Length of an attack if `--seconds` is not given.
-const DEFAULT_SECONDS: u64 = 5;
+const DEFAULT_LENGTH: Duration = Duration::from_secs(5);
 
 /// Threads above the configured ones that the server may have, and mappings above those at its start.
 const SPARE_THREADS: usize = 8;
@@ -42,16 +51,32 @@ const MAX_RECOVERY: Duration = Duration::from_secs(10);
 const CLIENT_THREADS: usize = 2;
 
 struct Arguments {
-    length: Duration,
+    /// Whether to measure shares of the device, instead of attacks.
+    fairness: bool,
+    /// With `fairness`: whether the measured model is small.
+    small: bool,
+    /// With `fairness`: whether the bounds are checked.
+    check: bool,
+    /// Length of an attack, or of a measurement.
+    length: Option<Duration>,
     binary: PathBuf,
-    /// Attacks to run; all if it is empty.
+    /// Attacks or neighbours to run; all if it is empty.
     names: Vec<String>,
+}
+
+impl Arguments {
+    fn chooses(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|chosen| chosen == name)
+    }
 }
 
 /// The arguments of the command line. Cargo passes `--bench` as well.
 fn arguments() -> Arguments {
     let mut parsed = Arguments {
-        length: Duration::from_secs(DEFAULT_SECONDS),
+        fairness: false,
+        small: false,
+        check: false,
+        length: None,
         binary: env!("CARGO_BIN_EXE_rpc-server").into(),
         names: Vec::new(),
     };
@@ -59,12 +84,20 @@ fn arguments() -> Arguments {
     while let Some(word) = words.next() {
         match word.as_str() {
             "--seconds" => {
-                let seconds = words.next().and_then(|value| value.parse().ok());
-                parsed.length = Duration::from_secs(seconds.unwrap_or_else(|| panic!("--seconds needs a number")));
+                let seconds = words.next().and_then(|value| value.parse().ok()).map(Duration::try_from_secs_f64);
+                let length = seconds.and_then(|length| length.ok());
+                parsed.length = Some(length.unwrap_or_else(|| panic!("--seconds needs a number")));
             }
+            "--fairness" => parsed.fairness = true,
+            "--small" => parsed.small = true,
+            "--check" => parsed.check = true,
             "--binary" => parsed.binary = words.next().unwrap_or_else(|| panic!("--binary needs a file")).into(),
-            name if ATTACKS.iter().any(|attack| attack.name == name) => parsed.names.push(word),
-            other => panic!("expected --seconds N, --binary FILE or the name of an attack, got {other:?}"),
+            name if !parsed.fairness && ATTACKS.iter().any(|attack| attack.name == name) => parsed.names.push(word),
+            name if parsed.fairness && NEIGHBOURS.iter().any(|other| other.name == name) => parsed.names.push(word),
+            other => panic!(
+                "expected --seconds N, --binary FILE or the name of an attack, or --fairness, then --small, --check or the \
+                 name of a neighbour, got {other:?}"
+            ),
         }
     }
     parsed
@@ -82,7 +115,7 @@ struct Report {
 
 /// Runs an attack on a server of its own.
 fn run(attack: &Attack, arguments: &Arguments) -> Report {
-    let mut server = ServerProcess::start(&arguments.binary, attack);
+    let mut server = ServerProcess::start(&arguments.binary, MEMORY, attack.connections + ORDINARY_CONNECTIONS, &[]);
     let (process, address) = (server.process, server.address.clone());
     let mut failures = Vec::new();
     // Also the warm-up: what the server creates for its first session stays.
@@ -103,7 +136,7 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
         let clients: Vec<_> = (0..CLIENT_THREADS)
             .map(|_| scope.spawn(|| ordinary_clients::serve_until(&stop, &address, attack.queues_left)))
             .collect();
-        let until = Instant::now() + arguments.length;
+        let until = Instant::now() + arguments.length.unwrap_or(DEFAULT_LENGTH);
         let rounds = (attack.run)(&address, until);
         // An attack that the server ended early: the ordinary clients still get their time.
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
@@ -128,7 +161,7 @@ fn run(attack: &Attack, arguments: &Arguments) -> Report {
     if !held.is_intact() {
         failures.push("the buffer of an idle client has changed, or is lost".to_owned());
     }
-    let threads = server.configured_threads + SPARE_THREADS;
+    let threads = server.configured_threads + attack.transfer_threads + SPARE_THREADS;
     if peak.threads > threads {
         failures.push(format!("{} threads, {threads} allowed", peak.threads));
     }
@@ -159,10 +192,15 @@ fn difference(server: &mut ServerProcess, before: Usage, held: &HeldBuffer) -> O
 
 fn main() {
     let arguments = arguments();
-    let chosen =
-        |attack: &&Attack| arguments.names.is_empty() || arguments.names.iter().any(|name| name == attack.name);
+    if arguments.fairness {
+        let failed = fairness::run(&arguments).unwrap_or_else(|e| {
+            println!("FAILED: a measured client was not served: {e}");
+            true
+        });
+        std::process::exit(failed.into());
+    }
     let mut failed = false;
-    for attack in ATTACKS.iter().filter(chosen) {
+    for attack in ATTACKS.iter().filter(|attack| arguments.chooses(attack.name)) {
         let Report { rounds, latencies, before, peak, recovery, failures } = run(attack, &arguments);
         println!(
             "{}: {rounds} rounds; {latencies}; threads {} to {}, mappings {} to {}, {} to {} MiB resident; as before after \

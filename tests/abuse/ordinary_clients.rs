@@ -180,7 +180,7 @@ impl HeldBuffer {
 
     /// Whether a client can allocate all of the server's memory but this buffer.
     pub(crate) fn rest_is_free(&self, address: &str) -> bool {
-        let rest = crate::server_process::MEMORY - u64::from(HELD);
+        let rest = crate::MEMORY - u64::from(HELD);
         let allocate = || {
             let mut session = Session::connect(address)?;
             let Some((remote_ptr, _)) = session.alloc(rest)? else { return Ok(false) };

@@ -1,6 +1,5 @@
 //! The attacked server: a process of the program, and the resources that Linux reports for it.
 
-use crate::attacks::Attack;
 use std::io::{BufRead, BufReader, Error};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,14 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 /// `--threads` of the server.
 const WORKERS: usize = 2;
 
-/// Memory of the device in bytes, as `--mem` gives it.
-pub(crate) const MEMORY: u64 = 1 << 30;
-
 /// `--max-host-memory` of the server in bytes.
 pub(crate) const HOST_MEMORY: u64 = 512 << 20;
-
-/// Connections that ordinary clients may have at a time.
-const ORDINARY_CONNECTIONS: usize = 16;
 
 /// Threads of any server: accept loop, signals, hang-up watch.
 const SERVER_THREADS: usize = 3;
@@ -69,19 +62,20 @@ pub(crate) struct ServerProcess {
     child: Child,
     pub(crate) process: u32,
     pub(crate) address: String,
-    /// Threads that the flags allow, by the table of threads in `docs/ARCHITECTURE.md`. Rejections are left out: no attack
-    /// reaches the limit of connections.
+    /// Threads that the flags allow, by the table of threads in `docs/ARCHITECTURE.md`. Left out are rejections, because no
+    /// attack reaches the limit of connections, and transfers.
     pub(crate) configured_threads: usize,
 }
 
 impl ServerProcess {
-    pub(crate) fn start(binary: &Path, attack: &Attack) -> ServerProcess {
-        let connections = attack.connections + ORDINARY_CONNECTIONS;
+    /// Starts a server whose device has `memory` bytes, for so many connections, with further `flags`.
+    pub(crate) fn start(binary: &Path, memory: u64, connections: usize, flags: &[&str]) -> ServerProcess {
         let mut child = Command::new(binary)
-            .args(["--port", "0", "--device", "CPU", "--protocol", "7", "--mem", &MEMORY.to_string()])
+            .args(["--port", "0", "--device", "CPU", "--protocol", "7", "--mem", &memory.to_string()])
             .args(["--threads", &WORKERS.to_string(), "--max-connections", &connections.to_string()])
             .args(["--max-host-memory", &HOST_MEMORY.to_string()])
             .args(in_one_process(binary))
+            .args(flags)
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -92,8 +86,7 @@ impl ServerProcess {
             .lines()
             .find_map(|line| Some(line.unwrap().strip_prefix("listening on ")?.split_whitespace().next()?.to_owned()))
             .expect("the server prints the address on which it listens");
-        let configured_threads =
-            SERVER_THREADS + WORKERS + QUEUE_THREADS + SESSION_THREADS * connections + attack.transfer_threads;
+        let configured_threads = SERVER_THREADS + WORKERS + QUEUE_THREADS + SESSION_THREADS * connections;
         ServerProcess { process: child.id(), child, address, configured_threads }
     }
 

@@ -8,14 +8,14 @@ use fanout::rpc::wire::{
     AllocBuffer, BufferGetBase, DeviceCount, Hello, RESPONSE_HEADER, Request, Response, ResponseHeader, RpcCommand,
 };
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Maximum time to wait for bytes of the server. No correct server needs it.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Largest reply that the suite expects, in bytes.
-const MAX_REPLY: u64 = 8 << 20;
+const MAX_REPLY: u64 = 64 << 20;
 
 pub(crate) struct Session(TcpStream);
 
@@ -38,7 +38,19 @@ fn unexpected(what: impl std::fmt::Debug) -> Error {
 impl Session {
     /// A connection that has exchanged HELLO.
     pub(crate) fn connect(address: &str) -> Result<Session> {
-        let stream = TcpStream::connect(address)?;
+        Session::start(TcpStream::connect(address)?)
+    }
+
+    /// As [`Session::connect`], from an address of loopback.
+    pub(crate) fn connect_from(from: Ipv4Addr, address: &str) -> Result<Session> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((from, 0)).into())?;
+        let address: SocketAddr = address.parse().map_err(Error::other)?;
+        socket.connect(&address.into())?;
+        Session::start(socket.into())
+    }
+
+    fn start(stream: TcpStream) -> Result<Session> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         stream.set_nodelay(true)?;
@@ -73,6 +85,11 @@ impl Session {
         self.read_reply()
     }
 
+    /// A second handle of the connection, with which another thread can end it.
+    pub(crate) fn stream(&self) -> Result<TcpStream> {
+        self.0.try_clone()
+    }
+
     /// Waits until the server has handled all requests.
     pub(crate) fn synchronise(&mut self) -> Result<()> {
         self.request(&Request::DeviceCount(DeviceCount {})).map(drop)
@@ -83,6 +100,11 @@ impl Session {
         let handle = allocated(&self.request(&Request::AllocBuffer(AllocBuffer { device: 0, size }))?)?;
         let Some(remote_ptr) = handle else { return Ok(None) };
         Ok(Some((remote_ptr, base_address(&self.request(&Request::BufferGetBase(BufferGetBase { remote_ptr }))?)?)))
+    }
+
+    /// As [`Session::alloc`]; a refusal is an error.
+    pub(crate) fn alloc_or_fail(&mut self, size: u64) -> Result<(u64, u64)> {
+        self.alloc(size)?.ok_or_else(|| unexpected("no memory"))
     }
 }
 
@@ -107,7 +129,11 @@ pub(crate) struct ExtendedSession(Session);
 
 impl ExtendedSession {
     pub(crate) fn connect(address: &str) -> Result<ExtendedSession> {
-        let mut session = Session::connect(address)?;
+        ExtendedSession::upgrade(Session::connect(address)?)
+    }
+
+    /// Changes to the extension, as the first request of a session.
+    pub(crate) fn upgrade(mut session: Session) -> Result<ExtendedSession> {
         session.send(&encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })))?;
         session.read_reply()?;
         Ok(ExtendedSession(session))
@@ -131,6 +157,15 @@ impl ExtendedSession {
         self.read_until(|notification| match notification {
             Notification::QueueFailed { .. } => Err(unexpected(notification)),
             notification => Ok((*notification == reached).then_some(())),
+        })
+    }
+
+    /// Queue and number of the next mark that is reached. A queue that fails is an error.
+    pub(crate) fn next_mark(&mut self) -> Result<(u32, u64)> {
+        self.read_until(|notification| match *notification {
+            Notification::MarkReached { queue, number } => Ok(Some((queue, number))),
+            Notification::QueueFailed { .. } => Err(unexpected(notification)),
+            _ => Ok(None),
         })
     }
 
@@ -167,6 +202,12 @@ impl ExtendedSession {
     pub(crate) fn alloc(&mut self, size: u64) -> Result<u64> {
         self.send(&encode(&Request::AllocBuffer(AllocBuffer { device: 0, size })))?;
         allocated(&self.read_reply()?)?.ok_or_else(|| unexpected("no memory"))
+    }
+
+    /// The address of a buffer.
+    pub(crate) fn base(&mut self, remote_ptr: u64) -> Result<u64> {
+        self.send(&encode(&Request::BufferGetBase(BufferGetBase { remote_ptr })))?;
+        base_address(&self.read_reply()?)
     }
 }
 
