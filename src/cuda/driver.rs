@@ -16,6 +16,11 @@ const OLDEST_DRIVER: i32 = 12000;
 /// Lowest compute capability with kernels, times ten: 7.5.
 const LEAST_CAPABILITY: u32 = 75;
 
+/// Bandwidth in bytes per second and frequency in Hz of a GPU that reports none, such as a virtual one: those of the slowest
+/// GPUs with kernels.
+const LEAST_BANDWIDTH: u64 = 128_000_000_000;
+const LEAST_CLOCK_HZ: u64 = 1_000_000_000;
+
 /// Fixed properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
@@ -37,6 +42,10 @@ pub struct Gpu {
     pub driver: u32,
     /// Whether a stream can wait for a 32-bit value in memory (cuStreamWaitValue32).
     pub(super) stream_wait_value: bool,
+    /// Peak frequency of the memory in kHz; 0 if the driver does not report it. It transfers twice per cycle.
+    pub(super) memory_clock_khz: u32,
+    /// Width of the memory bus in bits; 0 if the driver does not report it.
+    pub(super) memory_bus_bits: u32,
 }
 
 impl fmt::Display for Gpu {
@@ -118,10 +127,25 @@ fn query_gpu(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
         // for the latter. The attribute of the older API reports whether the kernel module was loaded with
         // NVreg_EnableStreamMemOPs=1, which the newer API does not need.
         stream_wait_value: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),
+        memory_clock_khz: number(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
+        memory_bus_bits: number(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
     })
 }
 
 impl Gpu {
+    /// Peak bandwidth of the memory in bytes per second.
+    pub(super) fn bandwidth(&self) -> u64 {
+        match u64::from(self.memory_clock_khz) * 1000 * 2 * u64::from(self.memory_bus_bits) / 8 {
+            0 => LEAST_BANDWIDTH,
+            reported => reported,
+        }
+    }
+
+    /// Peak frequency of the multiprocessors in Hz.
+    pub(super) fn clock_hz(&self) -> u64 {
+        if self.clock_khz == 0 { LEAST_CLOCK_HZ } else { u64::from(self.clock_khz) * 1000 }
+    }
+
     /// Checks that the crate has kernels for this GPU.
     ///
     /// # Errors

@@ -157,6 +157,11 @@ impl KernelLaunch {
         self.blocks.contains(&0)
     }
 
+    /// Number of blocks of the grid.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks.iter().fold(1, |all, &n| all.saturating_mul(u64::from(n)))
+    }
+
     /// Loads the kernel into the device's context.
     pub(super) fn load(self, context: &DeviceContext) -> Result<LoadedLaunch, DeviceError> {
         let function = context.modules.load_function(context, self.entry)?;

@@ -6,6 +6,7 @@
 //! | `context` | state shared by the queues and buffers of a device: CUDA context, event pool, pinned memory pool, modules |
 //! | `memory`, `events`, `copy`, `graph_exec`, `kernel` | RAII wrappers of driver objects, with all `unsafe` code but `driver`'s |
 //! | `deferred_drop` | keeps the resources of dropped queues until their work is done |
+//! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `program`, `queue` | compiled graphs (CUDA graph capture and replay), and the stream that executes them |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
@@ -20,6 +21,7 @@ mod context;
 mod copy;
 mod deferred_drop;
 mod driver;
+mod estimate;
 mod events;
 mod graph_exec;
 mod kernel;

@@ -1,20 +1,22 @@
-//! A graph compiled for a GPU: a list of kernel launches, which repeated runs replay as one CUDA graph.
+//! A graph compiled for a GPU: a list of kernel launches in segments of at most one slice of time by estimate. Repeated runs
+//! replay each segment as one CUDA graph, so that a program below a slice is one launch.
 
 use super::context::{DeviceContext, lock};
+use super::estimate::{LAUNCH_TIME, Segment, cut_into_segments, kernel_time};
 use super::events::{EventTimeline, Stream};
 use super::graph_exec::GraphExec;
-use super::kernel::{LaunchAddresses, LoadedLaunch};
+use super::kernel::{KernelLaunch, LaunchAddresses, LoadedLaunch};
 use super::memory::DeviceMemory;
 use super::ops;
-use crate::device::{DeviceError, Region};
+use crate::device::{DeviceError, Region, SLICE};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// Limit of captured CUDA graphs per program, one for each set of addresses. Callers alternate between few sets, for example
-/// between the copies of a pipelined activation. The oldest graph is evicted.
+/// Limit of sets of addresses per program for which CUDA graphs are captured. Callers alternate between few sets, for example
+/// between the copies of a pipelined activation. The graphs of the oldest set are evicted.
 const MAX_CACHED_GRAPHS: usize = 8;
 
 /// Required alignment in bytes of regions that are bound to slots: the size of the widest element. Tensors are aligned within
@@ -23,10 +25,12 @@ const BINDING_ALIGNMENT: u64 = 8;
 
 pub(super) struct CudaProgram {
     launches: Vec<ProgramLaunch>,
+    /// Parts of `launches`, in order, between which other clients may have the GPU.
+    segments: Vec<Segment>,
     /// Bytes of scratch memory.
     scratch: u64,
     slots: usize,
-    cached_graphs: Mutex<VecDeque<CachedGraph>>,
+    cached_graphs: Mutex<VecDeque<Arc<CachedGraph>>>,
     /// Ordinal of the GPU for which the kernels were loaded.
     ordinal: usize,
 }
@@ -37,10 +41,12 @@ struct ProgramLaunch {
     srcs: [Option<SlotOffset>; MAX_SRC],
 }
 
-/// A set of addresses on which the program has run, and the graph that was captured on the second run.
+/// A set of addresses on which the program has run, and the graphs that later runs have captured, one per segment. A set
+/// includes the addresses of the queue, so only runs of one queue share it.
 struct CachedGraph {
     addresses: Box<[u64]>,
-    graph: Option<GraphExec>,
+    /// Graphs of the first segments. All of them, unless a capture has failed or a run was aborted.
+    graphs: Mutex<Vec<GraphExec>>,
 }
 
 /// Parameters of one run of a program.
@@ -57,7 +63,7 @@ impl CudaProgram {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
         };
-        let (mut loaded, mut scratch) = (Vec::new(), 0);
+        let (mut loaded, mut times, mut scratch) = (Vec::new(), Vec::new(), 0);
         select_kernels(
             graph,
             FUSION_PATTERNS,
@@ -70,14 +76,24 @@ impl CudaProgram {
                     *to = id.map(place).transpose()?;
                 }
                 scratch = scratch.max(step.kernel.scratch);
-                for launch in step.kernel.launches.into_iter().filter(|launch| !launch.is_empty()) {
+                let launches: Vec<_> = step.kernel.launches.into_iter().filter(|launch| !launch.is_empty()).collect();
+                let desc = |id: TensorId| graph.tensor(id).map(|tensor| &tensor.desc);
+                let operands: Vec<_> = step.srcs.iter().map(|id| id.and_then(desc)).collect();
+                let blocks = launches.iter().map(KernelLaunch::blocks).max().unwrap_or(0);
+                let time = desc(step.dst).map(|dst| kernel_time(&context.gpu, step.code, dst, &operands, blocks));
+                // The launches of a node share its time: rounding and merging take little of it.
+                let time = time.unwrap_or_default() / u32::try_from(launches.len().max(1)).unwrap_or(1);
+                let time = time.max(LAUNCH_TIME);
+                for launch in launches {
                     loaded.push(ProgramLaunch { launch: launch.load(context)?, dst, srcs });
+                    times.push(time);
                 }
                 Ok::<_, DeviceError>(())
             },
         )?;
         Ok(CudaProgram {
             launches: loaded,
+            segments: cut_into_segments(times, SLICE),
             scratch,
             slots: graph.slot_sizes().len(),
             cached_graphs: Mutex::default(),
@@ -95,9 +111,9 @@ impl CudaProgram {
         self.scratch
     }
 
-    /// Submits the program. The first run on a set of addresses launches kernel by kernel. The second run captures the launches
-    /// as a CUDA graph (a program that runs once is not worth a capture). It and all later runs replay the graph with one
-    /// launch. An abort of the queue ends the submission before the next launch.
+    /// Submits the program, segment by segment. The first run on a set of addresses launches kernel by kernel. The second run
+    /// captures the launches of each segment as a CUDA graph (a program that runs once is not worth a capture). It and all later
+    /// runs replay each segment with one launch. An abort of the queue ends the submission before the next launch.
     pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
         if self.launches.is_empty() {
             return Ok(());
@@ -113,29 +129,58 @@ impl CudaProgram {
             addresses.push(memory.address() + region.offset());
         }
         addresses.extend([run.scratch, run.events.shared_words.device_address(0)]);
-        let mut cached_graphs = lock(&self.cached_graphs);
-        let Some(cached) = cached_graphs.iter_mut().find(|c| *c.addresses == *addresses) else {
-            if cached_graphs.len() == MAX_CACHED_GRAPHS {
-                cached_graphs.pop_front();
+        let cached = self.find_or_insert(&addresses);
+        for (index, segment) in self.segments.iter().enumerate() {
+            let launches = self.launches.get(segment.launches.clone()).unwrap_or_default();
+            match &cached {
+                None => CudaProgram::launch_each(run, launches, &addresses)?,
+                Some(cached) => CudaProgram::replay(run, (index, launches), cached)?,
             }
-            cached_graphs.push_back(CachedGraph { addresses: addresses.as_slice().into(), graph: None });
-            drop(cached_graphs);
-            return self.launch_each(run, &addresses);
+        }
+        Ok(())
+    }
+
+    /// The graphs for a set of addresses; `None` and a new entry for a set on which the program has not run.
+    fn find_or_insert(&self, addresses: &[u64]) -> Option<Arc<CachedGraph>> {
+        let mut cached_graphs = lock(&self.cached_graphs);
+        let found = cached_graphs.iter().find(|c| *c.addresses == *addresses).cloned();
+        let evicted = if found.is_none() {
+            let full = cached_graphs.len() == MAX_CACHED_GRAPHS;
+            let evicted = if full { cached_graphs.pop_front() } else { None };
+            cached_graphs.push_back(Arc::new(CachedGraph { addresses: addresses.into(), graphs: Mutex::default() }));
+            evicted
+        } else {
+            None
         };
-        let graph = match &mut cached.graph {
-            Some(graph) => graph,
-            none => none.insert(GraphExec::capture(run.context, run.stream, || self.launch_each(run, &addresses))?),
-        };
+        drop(cached_graphs);
+        // Outside of the lock: this destroys driver objects.
+        drop(evicted);
+        found
+    }
+
+    /// Replays segment `index`, and first captures it if no run has done so. Replays are in the order of the segments, so the
+    /// graphs of all earlier segments exist.
+    fn replay(
+        run: &ProgramRun<'_>,
+        (index, launches): (usize, &[ProgramLaunch]),
+        cached: &CachedGraph,
+    ) -> Result<(), DeviceError> {
+        let mut graphs = lock(&cached.graphs);
+        if graphs.len() == index {
+            let capture = || CudaProgram::launch_each(run, launches, &cached.addresses);
+            graphs.push(GraphExec::capture(run.context, run.stream, capture)?);
+        }
         run.events.check_aborted()?;
-        if let Some(step) = self.launches.last() {
+        if let Some(step) = launches.last() {
             run.events.record_launch(step.launch.name());
         }
+        let graph = graphs.get(index).ok_or_else(|| DeviceError::Bug("a segment without a graph".to_owned()))?;
         graph.launch(run.context, run.stream)
     }
 
-    fn launch_each(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> Result<(), DeviceError> {
+    fn launch_each(run: &ProgramRun<'_>, launches: &[ProgramLaunch], addresses: &[u64]) -> Result<(), DeviceError> {
         let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
-        for step in &self.launches {
+        for step in launches {
             run.events.check_aborted()?;
             let mut srcs = [0; MAX_SRC];
             for (to, place) in srcs.iter_mut().zip(&step.srcs) {

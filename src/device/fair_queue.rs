@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 /// Most time of a visit, and of a turn that can be interrupted.
-pub(super) const SLICE: Duration = Duration::from_millis(2);
+pub(crate) const SLICE: Duration = Duration::from_millis(2);
 
 /// Nanoseconds that a visit grants. Together with the credit that may be left it makes a [`SLICE`].
 const GRANT: i64 = SLICE.as_nanos() as i64 - MIN_CREDIT;

@@ -76,6 +76,8 @@ pub(crate) use command_channel::MAX_PENDING_BYTES;
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
+#[cfg(feature = "cuda")]
+pub(crate) use fair_queue::SLICE;
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
 pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};

@@ -1,8 +1,8 @@
 //! Tests of the CUDA device on emulated GPUs (crates/cudaemu).
 //!
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
-//! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `pipeline` and `sched` test
-//! several devices. Open `fixture` first.
+//! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
+//! how programs are cut by time; `pipeline` and `sched` test several devices. Open `fixture` first.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod abort;
@@ -12,5 +12,6 @@ mod pinned;
 mod pipeline;
 mod queue;
 mod sched;
+mod segments;
 mod sweep;
 mod teardown;
