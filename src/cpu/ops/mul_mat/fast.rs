@@ -41,7 +41,7 @@ const MIN_COLUMN_SPAN: usize = 4 * COLUMN_BLOCK;
 
 /// Multiplications of a unit with many columns, if it then has enough rows and columns: about a millisecond, as a run can only
 /// pause between two units.
-const UNIT_PRODUCTS: usize = 1 << 26;
+const UNIT_PRODUCTS: usize = 1 << 27;
 
 /// Cache block of columns: together with a block of the rows they fit the L2 cache.
 const COLUMN_BLOCK: usize = 48;

@@ -97,6 +97,7 @@ impl<'a> RhsGroups<'a> {
     }
 
     /// Fills the row of the destination with zeros that belongs to an entry of [`RhsGroups::unrouted`].
+    #[inline(never)] // keeps the loops over units short
     pub(super) fn clear_unrouted(&self, dst: &View<'_>, entry: usize) {
         let slot = self.unrouted()[entry] as usize;
         let used = dst.ne()[1];
