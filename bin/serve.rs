@@ -15,7 +15,7 @@ use super::signals::{SecondSignal, drain_on_signals, ignore_hangup};
 use super::worker::SupervisorLink;
 use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, usage};
 
-/// Who starts this process.
+/// What has started this process.
 pub(crate) enum Role {
     /// The user: it binds the addresses itself.
     Alone,

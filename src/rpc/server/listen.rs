@@ -135,3 +135,19 @@ pub(super) fn open_listeners(
     let listener = |socket| transport::listen_on(socket).map_err(|source| BindError::Sockets { source });
     sockets.into_iter().zip(policies).map(|(socket, policy)| Ok((listener(socket)?, policy))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_needs_a_socket() {
+        let (address, order) = (ListenAddress::new("127.0.0.1", 0), ["8".parse().unwrap()]);
+        for (count, fits) in [(0, false), (1, true), (2, false)] {
+            let sockets = || (0..count).map(|_| address.bind()).collect();
+            let opened = open_listeners(std::slice::from_ref(&address), &order, sockets);
+            assert_eq!(opened.is_ok(), fits, "{count}");
+            assert!(fits || matches!(opened, Err(BindError::Sockets { .. })), "{count}");
+        }
+    }
+}
