@@ -350,7 +350,8 @@ impl Lister<'_> {
                 self.log_problem(folder.path(), "others may write to the folder: its symbolic links are not followed");
                 continue;
             }
-            let kind = match if is_link { folder.link_target(&name) } else { Ok(kind) } {
+            let target = if is_link { folder.link_target(&name) } else { Ok(kind) };
+            let kind = match target {
                 Ok(kind) => kind,
                 Err(e) if is_gguf => {
                     self.log_problem(&path, &e.to_string());
