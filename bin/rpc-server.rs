@@ -216,8 +216,8 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
     drain: Duration,
 
-    /// Serve in this process. Without this option (on Unix), a supervisor holds the listening sockets and starts a worker process
-    /// that serves; if the worker dies, another one takes its place, and clients that connect meanwhile wait.
+    /// Serve in this process. Without this option (on Unix), a supervisor holds the listening sockets and starts a worker
+    /// process that serves; if the worker dies, another one takes its place, and clients that connect meanwhile wait.
     #[arg(long)]
     no_supervise: bool,
 

@@ -114,7 +114,7 @@ class Server:
         return [self._process.pid, *self._workers()] if self.alive() else []
 
     def kill(self) -> None:
-        """End the server by SIGKILL, as the loss of its machine does: the supervisor first, so that it starts no other worker."""
+        """End the server by SIGKILL, as the loss of its machine does; the supervisor first, which then starts no worker."""
         pids = self._pids()
         self._process.kill()
         for pid in pids[1:]:

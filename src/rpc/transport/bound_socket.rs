@@ -1,4 +1,4 @@
-//! Listening sockets that outlive the server that accepts on them: a supervisor binds them and hands them to each worker process.
+//! Listening sockets that outlive the server that accepts on them: a supervisor binds them and sends them to each worker.
 
 use std::net::TcpListener;
 
