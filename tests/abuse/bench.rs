@@ -17,7 +17,7 @@ mod server_process;
 mod session;
 
 use attacks::{ATTACKS, Attack};
-use fairness::NEIGHBOURS;
+use fairness::{NEIGHBOURS, SHARES};
 use ordinary_clients::{HeldBuffer, Latencies};
 use server_process::{HOST_MEMORY, ServerProcess, Usage};
 use std::path::PathBuf;
@@ -93,10 +93,11 @@ fn arguments() -> Arguments {
             "--check" => parsed.check = true,
             "--binary" => parsed.binary = words.next().unwrap_or_else(|| panic!("--binary needs a file")).into(),
             name if !parsed.fairness && ATTACKS.iter().any(|attack| attack.name == name) => parsed.names.push(word),
+            SHARES if parsed.fairness => parsed.names.push(word),
             name if parsed.fairness && NEIGHBOURS.iter().any(|other| other.name == name) => parsed.names.push(word),
             other => panic!(
                 "expected --seconds N, --binary FILE or the name of an attack, or --fairness, then --small, --check or the \
-                 name of a neighbour, got {other:?}"
+                 name of a neighbour or {SHARES:?}, got {other:?}"
             ),
         }
     }

@@ -1,5 +1,5 @@
-//! Fairness: the time of a token of a decoding client, and of a tiny one, alone, beside an ordinary neighbour, and beside each of
-//! the abusive ones of [`NEIGHBOURS`]; and how a device is shared by equal clients and by tenants.
+//! Fairness: the time of a token of a decoding client, and of a tiny one, alone, beside an ordinary neighbour, and beside each
+//! of the abusive ones of [`NEIGHBOURS`]; and how a device is shared by equal clients and by tenants.
 //!
 //! `cargo bench -p fanout --bench abuse -- --fairness` measures; with `--check`, the ratios must be within the bounds, too.
 //! Otherwise each client must only be served. With `--small`, the model has a quarter of the layers and a small vocabulary.
@@ -14,7 +14,7 @@ pub(crate) use neighbours::NEIGHBOURS;
 use crate::Arguments;
 use crate::server_process::ServerProcess;
 use crate::session::Session;
-use decoder::{Decoder, ONE_B, QUARTER, TINY};
+use decoder::{Decoder, ONE_B, QUARTER, TINY, TokenTimes};
 use neighbours::{Neighbour, Street};
 use std::io::Result;
 use std::time::{Duration, Instant};
@@ -44,9 +44,18 @@ const MAX_RECOVERY: Duration = Duration::from_secs(10);
 const RECOVERED_RATIO: u32 = 2;
 const RECOVERED_ALLOWANCE: Duration = Duration::from_millis(20);
 
-/// Medians of the times of a token.
+/// Names the measurement of shares on the command line.
+pub(crate) const SHARES: &str = "shares";
+
+/// Times of tokens of both clients.
 #[derive(Clone, Copy)]
 struct Times {
+    decoding: TokenTimes,
+    tiny: TokenTimes,
+}
+
+/// Maximum medians.
+struct Bounds {
     decoding: Duration,
     tiny: Duration,
 }
@@ -59,18 +68,33 @@ struct Clients {
 
 impl Clients {
     fn measure(&mut self, time: Duration) -> Result<Times> {
-        Ok(Times { decoding: self.decoding.median(time, MIN_TOKENS)?, tiny: self.tiny.median(time, MIN_TOKENS)? })
+        Ok(Times { decoding: self.decoding.tokens(time, MIN_TOKENS)?, tiny: self.tiny.tokens(time, MIN_TOKENS)? })
     }
 }
 
 impl Times {
     /// The bounds beside `sessions` abusive sessions, for these times beside one ordinary session. Equal shares make a token
     /// take as much longer as there are more sessions.
-    fn bounds(self, sessions: usize) -> Times {
+    fn bounds(self, sessions: usize) -> Bounds {
         let factor = MAX_RATIO * (sessions + 1) as f64 / 2.0;
-        let tiny = self.tiny.mul_f64(factor) + TINY_ALLOWANCE * sessions as u32;
-        Times { decoding: self.decoding.mul_f64(factor), tiny }
+        let tiny = self.tiny.median.mul_f64(factor) + TINY_ALLOWANCE * sessions as u32;
+        Bounds { decoding: self.decoding.median.mul_f64(factor), tiny }
     }
+
+    fn are_within(&self, bounds: &Bounds) -> bool {
+        self.decoding.median <= bounds.decoding && self.tiny.median <= bounds.tiny
+    }
+}
+
+fn print_row(name: &str, times: Times, bounds: Option<&Bounds>, rounds: u64) {
+    print!("{name:14}");
+    for (times, bound) in
+        [(times.decoding, bounds.map(|bounds| bounds.decoding)), (times.tiny, bounds.map(|bounds| bounds.tiny))]
+    {
+        let bound = bound.map_or(String::new(), |bound| format!("{bound:.2?}"));
+        print!(" {:>12.2?} {bound:>10} {:>10.2?}", times.median, times.slowest);
+    }
+    println!(" {rounds:>7}");
 }
 
 /// Measures everything. Returns whether a client was not served, or with `--check` a bound is exceeded.
@@ -82,32 +106,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let connect = |model| Decoder::new(Session::connect(&server.address)?, model);
     let mut clients = Clients { decoding: connect(&model)?, tiny: connect(&TINY)? };
     let alone = clients.measure(time)?;
-    println!("{:14} {:>12} {:>9} {:>12} {:>9} {:>8}", "beside", "token", "bound", "tiny token", "bound", "rounds");
-    println!("{:14} {:>12.2?} {:>9} {:>12.2?} {:>9} {:>8}", "nobody", alone.decoding, "", alone.tiny, "", "");
-    let (mut bounds_of, mut failed) = (None, false);
+    let columns = |token| format!("{token:>12} {:>10} {:>10}", "bound", "slowest");
+    println!("{:14} {} {} {:>7}", "beside", columns("token"), columns("tiny token"), "rounds");
+    print_row("nobody", alone, None, 0);
+    let (mut beside_ordinary, mut failed) = (None, false);
     for neighbour in NEIGHBOURS {
-        // The ordinary one is always measured.
-        if bounds_of.is_some() && !arguments.chooses(neighbour.name) {
+        // The first one, which is the ordinary one, is always measured.
+        if beside_ordinary.is_some() && !arguments.chooses(neighbour.name) {
             continue;
         }
         let street = Street::new(&server.address, &model);
         let (times, error) = beside(neighbour, &street, &mut clients, time)?;
-        let ordinary = *bounds_of.get_or_insert(times);
-        let bounds = ordinary.bounds(neighbour.sessions);
-        println!(
-            "{:14} {:>12.2?} {:>9.2?} {:>12.2?} {:>9.2?} {:>8}",
-            neighbour.name,
-            times.decoding,
-            bounds.decoding,
-            times.tiny,
-            bounds.tiny,
-            street.rounds()
-        );
+        let bounds = beside_ordinary.get_or_insert(times).bounds(neighbour.sessions);
+        print_row(neighbour.name, times, Some(&bounds), street.rounds());
         if let Some(error) = error {
             println!("  FAILED: the neighbour lost its connection: {error}");
             failed = true;
         }
-        if times.decoding > bounds.decoding || times.tiny > bounds.tiny {
+        if !times.are_within(&bounds) {
             println!("  {}", if arguments.check { "FAILED: above its bound" } else { "above its bound" });
             failed |= arguments.check;
         }
@@ -117,11 +133,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         }
     }
     drop((clients, server));
-    if arguments.names.is_empty() {
+    if arguments.chooses(SHARES) {
         for measure in [shares::of_sessions, shares::of_tenants] {
             let shares = measure(&arguments.binary, time * SHARES_FACTOR)?;
             println!("{shares}");
-            failed |= !shares.are_served() || arguments.check && !shares.are_equal();
+            if !shares.are_served() || arguments.check && !shares.are_equal() {
+                println!("  FAILED: the shares are not equal");
+                failed = true;
+            }
         }
     }
     Ok(failed)
@@ -158,7 +177,8 @@ fn recovers(clients: &mut Clients, alone: Times) -> Result<bool> {
     let since = Instant::now();
     while since.elapsed() < MAX_RECOVERY {
         let now = clients.measure(Duration::ZERO)?;
-        let is_near = |now, before| now <= RECOVERED_RATIO * before + RECOVERED_ALLOWANCE;
+        let is_near =
+            |now: TokenTimes, before: TokenTimes| now.median <= RECOVERED_RATIO * before.median + RECOVERED_ALLOWANCE;
         if is_near(now.decoding, alone.decoding) && is_near(now.tiny, alone.tiny) {
             return Ok(true);
         }
