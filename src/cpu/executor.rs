@@ -9,8 +9,8 @@ use crate::device::{
     Command, CommandOutcome, DeviceError, Executor, Lane, MemoryBudget, PendingReadSender, Program, Region,
     Reservation, Timeline, TimelinePoint, Turn,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Largest transfer in bytes that needs no turn inline: it takes a microsecond, less than the client's request.
@@ -178,9 +178,9 @@ impl CpuExecutor {
     }
 
     fn try_execute(&mut self, mut command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
-        // The slice begins with the first check, so that each turn makes progress.
-        let (abort, began) = (Arc::clone(&self.abort), OnceLock::new());
-        let pause = || turn.is_over(*began.get_or_init(Instant::now));
+        // Programs, conversions and copies make some progress in each turn, also if it is over at once.
+        let abort = Arc::clone(&self.abort);
+        let pause = || turn.is_over();
         let gives_way = || abort.load(Ordering::Relaxed) || pause();
         let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::GiveWay(&gives_way) };
         if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command

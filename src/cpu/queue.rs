@@ -7,7 +7,7 @@
 
 use super::CpuDevice;
 use super::executor::{CpuCommand, CpuExecutor, cpu_memory, is_small};
-use super::layout::{BeginTurn, Locking, PieceSource};
+use super::layout::{Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
     CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Lane, MemoryBudget, PendingRead, Prefault, Program,
@@ -132,8 +132,7 @@ impl CpuQueue {
         self.mark().wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
         let begin_turn = || self.device.queue_threads.begin(Lane::Short, &self.budget);
         let tensor = tensor.filter(|tensor| self.device.packs_on_upload(tensor));
-        let pack = tensor.map(|tensor| (tensor, &begin_turn as &BeginTurn<'_>));
-        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, pack, fill)
+        cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, &begin_turn, fill)
     }
 }
 
@@ -269,7 +268,7 @@ impl RunInline for CpuQueue {
                 if is_small { Some(executor.begin(Lane::Short)) } else { executor.try_begin(Lane::Long) }
         {
             let began = Instant::now();
-            let pause = || turn.is_over(began) || began.elapsed() > budget;
+            let pause = || turn.is_over() || began.elapsed() > budget;
             let limits = RunLimits { pause: &pause, locking: Locking::Try, waits_for_pool: false };
             let start = RunPosition::default();
             position = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;

@@ -62,7 +62,8 @@ pub(crate) struct CommandChannel<X: Executor> {
     /// Wakes the submitter: a pending command was removed, the executor is back, or the channel is closed.
     space_or_idle: Condvar,
     threads: QueueThreads,
-    client: Arc<MemoryBudget>,
+    /// Budget of the session whose turns the commands take.
+    session: Arc<MemoryBudget>,
     this: Weak<CommandChannel<X>>,
 }
 
@@ -87,8 +88,8 @@ struct ChannelState<X: Executor> {
 }
 
 impl<X: Executor> CommandChannel<X> {
-    /// A channel whose commands run on `threads`, in turns of the client with the budget `client`.
-    pub(crate) fn new(threads: &QueueThreads, client: &Arc<MemoryBudget>) -> Arc<CommandChannel<X>> {
+    /// A channel whose commands run on `threads`, in turns of the session with the budget `session`.
+    pub(crate) fn new(threads: &QueueThreads, session: &Arc<MemoryBudget>) -> Arc<CommandChannel<X>> {
         let state = ChannelState {
             pending: VecDeque::new(),
             pending_bytes: 0,
@@ -104,7 +105,7 @@ impl<X: Executor> CommandChannel<X> {
             state: Mutex::new(state),
             space_or_idle: Condvar::new(),
             threads: threads.clone(),
-            client: Arc::clone(client),
+            session: Arc::clone(session),
             this: this.clone(),
         })
     }
@@ -273,8 +274,8 @@ impl<X: Executor> ChannelState<X> {
 }
 
 impl<X: Executor> RunCommands for CommandChannel<X> {
-    fn client(&self) -> &Arc<MemoryBudget> {
-        &self.client
+    fn session(&self) -> &Arc<MemoryBudget> {
+        &self.session
     }
 
     fn run_commands(self: Arc<Self>, turn: Turn) {
@@ -323,7 +324,7 @@ impl<X: Executor> RunCommands for CommandChannel<X> {
                     return;
                 }
             }
-            if turn.is_used_up() {
+            if turn.is_over() {
                 break;
             }
         }

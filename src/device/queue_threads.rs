@@ -7,9 +7,15 @@
 //! timeline point stands in no lane: the point's callback puts it back. Only points of devices that do not notify are polled, by
 //! a thread of the short lane.
 //!
-//! Whoever uses the device has a [`Turn`] of a lane: a thread of the lane for the channel that it runs, or a submitting thread
-//! that runs a command itself. The tenants and sessions that wait get their turns by deficit round robin ([`FairQueue`]); a
-//! submitting thread gets one at once only while nobody waits. So a lane without waiting channels changes no turns.
+//! A thread uses the device only in a [`Turn`] of a lane: a thread of the lane for the channel that it runs, or a submitting
+//! thread that runs a command itself. Tenants and sessions that wait get their turns by deficit round robin ([`FairQueue`]); a
+//! submitting thread gets one at once only while no other waits. A turn does not end before others wait, and only the time
+//! since then, and a slice, counts against its session: a session that had the device to itself owes nothing for that.
+//!
+//! # Locks
+//! In this order: a channel's state, the lanes' state, a waiting thread's turn. So no turn is dropped, and no channel is scheduled
+//! or removed, under the lanes' lock. A thread holds at most one turn. It waits for a turn without holding a memory's lock; in a
+//! turn of the long lane it may wait for such a lock, in one of the short lane it may not.
 
 use super::MemoryBudget;
 use super::fair_queue::{FairQueue, FlowKeys, SLICE};
@@ -32,8 +38,8 @@ pub(crate) enum Lane {
 
 /// A command channel, for its device's threads.
 pub(super) trait RunCommands: Send + Sync {
-    /// The client whose turns the channel's commands take.
-    fn client(&self) -> &Arc<MemoryBudget>;
+    /// The budget of the session whose turns the channel's commands take.
+    fn session(&self) -> &Arc<MemoryBudget>;
 
     /// Runs the channel's next commands in a turn of a lane. Does not panic.
     fn run_commands(self: Arc<Self>, turn: Turn);
@@ -52,12 +58,13 @@ pub(super) struct Lanes {
     long: LaneSignals,
 }
 
-/// What concerns a lane and needs no lock.
+/// The part of a lane that needs no lock.
 #[derive(Default)]
 struct LaneSignals {
     /// Wakes the lane's threads.
     changed: Condvar,
-    /// Number of those who wait in the lane.
+    /// Number of waiters in the lane; in the short lane also of channels that have to be polled, for which a thread must become
+    /// free.
     waiting: AtomicUsize,
 }
 
@@ -72,6 +79,8 @@ struct LanesState {
 
 struct LaneState {
     waiting: FairQueue<Waiter>,
+    /// Since when there have been waiters without a break.
+    contended_since: Option<Instant>,
     /// Channels that have a turn, and its slice, until a thread of the lane runs them.
     ready: VecDeque<(Arc<dyn RunCommands>, Duration)>,
     /// Turns under way.
@@ -80,7 +89,7 @@ struct LaneState {
     max_turns: usize,
 }
 
-/// Who waits for a turn.
+/// A channel or a thread that waits for a turn.
 enum Waiter {
     Channel(Arc<dyn RunCommands>),
     /// A submitting thread.
@@ -89,16 +98,16 @@ enum Waiter {
 
 /// A submitting thread, and the turn that it gets.
 struct WaitingThread {
-    client: Arc<MemoryBudget>,
+    session: Arc<MemoryBudget>,
     thread: Thread,
     turn: Mutex<Option<Turn>>,
 }
 
-/// Permission to use a lane of a device. Dropping it ends the turn, and charges its time to the client.
+/// Permission to use a lane of a device. Dropping it ends the turn, and charges its time to the session.
 pub(crate) struct Turn {
     lanes: Arc<Lanes>,
     lane: Lane,
-    client: Arc<MemoryBudget>,
+    session: Arc<MemoryBudget>,
     began: Instant,
     /// Time until the turn ends if others wait.
     slice: Duration,
@@ -109,20 +118,15 @@ impl Turn {
         self.lane
     }
 
-    /// Whether the slice of the turn is used up.
-    pub(super) fn is_used_up(&self) -> bool {
-        self.began.elapsed() >= self.slice
-    }
-
-    /// Whether the turn should end: others wait, and `since` is a slice ago. `since` is the begin of the turn or later.
-    pub(crate) fn is_over(&self, since: Instant) -> bool {
-        self.lanes.signals(self.lane).waiting.load(Ordering::Relaxed) > 0 && since.elapsed() >= self.slice
+    /// Whether the turn should end: its slice is over, and others wait.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lanes.signals(self.lane).waiting.load(Ordering::Relaxed) > 0 && self.began.elapsed() >= self.slice
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.lanes.end_turn(self.lane, &self.client, self.began.elapsed());
+        self.lanes.end_turn(self.lane, &self.session, self.began.elapsed());
     }
 }
 
@@ -132,7 +136,13 @@ impl QueueThreads {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(name: &str, short: usize) -> std::io::Result<QueueThreads> {
-        let lane = |max_turns| LaneState { waiting: FairQueue::default(), ready: VecDeque::new(), turns: 0, max_turns };
+        let lane = |max_turns| LaneState {
+            waiting: FairQueue::default(),
+            contended_since: None,
+            ready: VecDeque::new(),
+            turns: 0,
+            max_turns,
+        };
         let state =
             LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
         let lanes = Lanes { state: Mutex::new(state), short: LaneSignals::default(), long: LaneSignals::default() };
@@ -145,27 +155,28 @@ impl QueueThreads {
     }
 
     /// A turn for the calling thread. `None`: others wait, or as many as may have one have a turn.
-    pub(crate) fn try_begin(&self, lane: Lane, client: &Arc<MemoryBudget>) -> Option<Turn> {
+    pub(crate) fn try_begin(&self, lane: Lane, session: &Arc<MemoryBudget>) -> Option<Turn> {
         let mut state = self.lanes().lock();
         let state = state.lane(lane);
         if state.waiting.len() > 0 || state.turns >= state.max_turns {
             return None;
         }
         state.turns += 1;
-        Some(self.lanes().turn(lane, client, SLICE))
+        Some(self.lanes().turn(lane, session, SLICE))
     }
 
-    /// A turn for the calling thread, which waits for it.
-    pub(crate) fn begin(&self, lane: Lane, client: &Arc<MemoryBudget>) -> Turn {
-        if let Some(turn) = self.try_begin(lane, client) {
+    /// A turn for the calling thread, which waits for it: about a slice for each tenant with work. The thread must have no turn,
+    /// and the lane must have threads.
+    pub(crate) fn begin(&self, lane: Lane, session: &Arc<MemoryBudget>) -> Turn {
+        if let Some(turn) = self.try_begin(lane, session) {
             return turn;
         }
         let waiting = Arc::new(WaitingThread {
-            client: Arc::clone(client),
+            session: Arc::clone(session),
             thread: std::thread::current(),
             turn: Mutex::new(None),
         });
-        self.lanes().push(lane, client.flow_keys(), Waiter::Thread(Arc::clone(&waiting)));
+        self.lanes().push(lane, session.flow_keys(), Waiter::Thread(Arc::clone(&waiting)));
         loop {
             if let Some(turn) = waiting.turn.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 return turn;
@@ -191,7 +202,7 @@ impl Drop for StopOnDrop {
 impl Lanes {
     /// Makes a channel wait in a lane. The caller makes sure that it stands in none.
     pub(super) fn schedule(self: &Arc<Self>, channel: Arc<dyn RunCommands>, lane: Lane) {
-        let keys = channel.client().flow_keys();
+        let keys = channel.session().flow_keys();
         self.push(lane, keys, Waiter::Channel(channel));
     }
 
@@ -201,9 +212,9 @@ impl Lanes {
         self.give_turns(&mut state, lane);
     }
 
-    /// Gives turns to those who are next, as many as there may be.
-    fn give_turns(self: &Arc<Self>, state: &mut LanesState, lane: Lane) {
-        let (state, signals) = (state.lane(lane), self.signals(lane));
+    /// Gives as many turns as there may be, to the next waiters.
+    fn give_turns(self: &Arc<Self>, all: &mut LanesState, lane: Lane) {
+        let (state, signals) = (all.lane(lane), self.signals(lane));
         while let Some((waiter, slice)) = state.next_turn() {
             match waiter {
                 Waiter::Channel(channel) => {
@@ -211,13 +222,20 @@ impl Lanes {
                     signals.changed.notify_one();
                 }
                 Waiter::Thread(waiting) => {
-                    let turn = self.turn(lane, &waiting.client, slice);
+                    let turn = self.turn(lane, &waiting.session, slice);
                     *waiting.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
                     waiting.thread.unpark();
                 }
             }
         }
-        signals.waiting.store(state.waiting.len(), Ordering::Relaxed);
+        state.update_contention();
+        self.store_waiting(all, lane);
+    }
+
+    /// Stores the number of waiters for [`Turn::is_over`].
+    fn store_waiting(&self, state: &mut LanesState, lane: Lane) {
+        let polled = if lane == Lane::Short { state.polled.len() } else { 0 };
+        self.signals(lane).waiting.store(state.lane(lane).waiting.len() + polled, Ordering::Relaxed);
     }
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
@@ -225,6 +243,7 @@ impl Lanes {
         let mut state = self.lock();
         state.polled.push(channel);
         state.next_poll.get_or_insert_with(|| Instant::now() + POLL_INTERVAL);
+        self.store_waiting(&mut state, Lane::Short);
         drop(state);
         self.short.changed.notify_one();
     }
@@ -232,9 +251,10 @@ impl Lanes {
     /// Removes a channel from wherever it stands. Otherwise a client that opens and closes queues behind a long program would
     /// make the lane grow.
     pub(super) fn remove(self: &Arc<Self>, channel: &Arc<dyn RunCommands>) {
-        let keys = channel.client().flow_keys();
+        let keys = channel.session().flow_keys();
         let is_same = |waiter: &Waiter| matches!(waiter, Waiter::Channel(other) if Arc::ptr_eq(other, channel));
         let mut state = self.lock();
+        state.polled.retain(|c| !Arc::ptr_eq(c, channel));
         for lane in [Lane::Short, Lane::Long] {
             let of_lane = state.lane(lane);
             of_lane.waiting.remove(keys, is_same);
@@ -243,20 +263,20 @@ impl Lanes {
             of_lane.turns -= ready - of_lane.ready.len();
             self.give_turns(&mut state, lane);
         }
-        state.polled.retain(|c| !Arc::ptr_eq(c, channel));
     }
 
     /// A turn that `turns` of the lane counts already.
-    fn turn(self: &Arc<Self>, lane: Lane, client: &Arc<MemoryBudget>, slice: Duration) -> Turn {
-        Turn { lanes: Arc::clone(self), lane, client: Arc::clone(client), began: Instant::now(), slice }
+    fn turn(self: &Arc<Self>, lane: Lane, session: &Arc<MemoryBudget>, slice: Duration) -> Turn {
+        Turn { lanes: Arc::clone(self), lane, session: Arc::clone(session), began: Instant::now(), slice }
     }
 
-    fn end_turn(self: &Arc<Self>, lane: Lane, client: &MemoryBudget, time: Duration) {
-        client.add_device_time(time);
+    fn end_turn(self: &Arc<Self>, lane: Lane, session: &MemoryBudget, time: Duration) {
+        session.add_device_time(time);
         let mut state = self.lock();
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
-        of_lane.waiting.charge(client.flow_keys(), time);
+        let contended = of_lane.contended_since.map_or(Duration::ZERO, |since| since.elapsed());
+        of_lane.waiting.charge(session.flow_keys(), time.min(SLICE + contended));
         if of_lane.waiting.len() > 0 {
             self.give_turns(&mut state, lane);
         }
@@ -268,14 +288,14 @@ impl Lanes {
             if lane == Lane::Short && state.next_poll.is_some_and(|at| at <= Instant::now()) {
                 state.next_poll = None;
                 for channel in std::mem::take(&mut state.polled) {
-                    let keys = channel.client().flow_keys();
+                    let keys = channel.session().flow_keys();
                     state.short.push(keys, Waiter::Channel(channel));
                 }
                 self.give_turns(&mut state, lane);
             }
             if let Some((channel, slice)) = state.lane(lane).ready.pop_front() {
                 drop(state);
-                let turn = self.turn(lane, channel.client(), slice);
+                let turn = self.turn(lane, channel.session(), slice);
                 // A panic would leave all queues of the device without the thread. It is a bug, which may end this queue only.
                 if catch_unwind(AssertUnwindSafe(|| channel.run_commands(turn))).is_err() {
                     log::error!("bug in fanout: a thread of a device's queues panicked");
@@ -319,7 +339,15 @@ impl LaneState {
         self.waiting.push(keys, waiter, is_idle);
     }
 
-    /// Who has the next turn, and its slice. `None`: nobody waits, or as many turns as there may be are under way.
+    fn update_contention(&mut self) {
+        match (self.waiting.len(), self.contended_since) {
+            (0, _) => self.contended_since = None,
+            (_, None) => self.contended_since = Some(Instant::now()),
+            (_, Some(_)) => {}
+        }
+    }
+
+    /// The waiter that has the next turn, and its slice. `None`: none waits, or as many turns as there may be are under way.
     fn next_turn(&mut self) -> Option<(Waiter, Duration)> {
         if self.turns >= self.max_turns {
             return None;

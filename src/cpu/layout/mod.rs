@@ -70,7 +70,7 @@ pub(super) fn fits_panels(tensor: &TensorDesc) -> bool {
 /// Writes the next piece of an upload.
 pub(super) type PieceSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
 
-/// Waits for a turn on the device, in which a piece of an upload is packed.
+/// Waits for a turn on the device, in which an upload converts a layout, or packs a piece.
 pub(super) type BeginTurn<'a> = dyn Fn() -> Turn + 'a;
 
 /// Memory in which some ranges may hold panels.
@@ -117,23 +117,24 @@ impl CpuMemory {
 
     /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
-    /// `pack` has the tensor that fills the range, if the caller wants it packed, and begins the turns for that. If that tensor
-    /// can be packed and the range is not excluded, the range holds panels afterwards. If `fill` fails, the range counts as row-major and its bytes
+    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and the
+    /// range is not excluded, the range holds panels afterwards. Conversions and packing happen in turns of `begin_turn`. If `fill` fails, the range counts as row-major and its bytes
     /// are unspecified.
     pub(super) fn upload(
         &self,
         offset: usize,
         bytes: usize,
-        pack: Option<(&TensorDesc, &BeginTurn<'_>)>,
+        tensor: Option<&TensorDesc>,
+        begin_turn: &BeginTurn<'_>,
         fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
         let range = byte_range(offset, bytes)?;
-        let span = pack
-            .and_then(|(tensor, begin_turn)| Some((PanelSpan::of(offset, tensor)?, begin_turn)))
-            .filter(|(span, _)| span.range == range && bytes >= MIN_PACKED_BYTES);
-        let pin = self.pin(range.clone())?;
-        match span.filter(|(span, _)| !self.read_map().is_excluded(&span.range)) {
-            Some((span, begin_turn)) => {
+        let span = tensor
+            .and_then(|tensor| PanelSpan::of(offset, tensor))
+            .filter(|s| s.range == range && bytes >= MIN_PACKED_BYTES);
+        let pin = self.pin(range.clone(), begin_turn)?;
+        match span.filter(|span| !self.read_map().is_excluded(&span.range)) {
+            Some(span) => {
                 self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived, begin_turn))?;
                 pin.finish_packed(span);
             }
@@ -341,10 +342,22 @@ impl CpuMemory {
         self.unpack(map, &spans, None, locking)
     }
 
-    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock.
-    fn pin(&self, range: Range<usize>) -> Result<PinnedRange<'_>, DeviceError> {
+    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock. Spans that
+    /// it overwrites in part are converted first, in turns.
+    fn pin(&self, range: Range<usize>, begin_turn: &BeginTurn<'_>) -> Result<PinnedRange<'_>, DeviceError> {
         let mut map = self.write_map();
-        self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite, Locking::Wait)?;
+        if range.end <= self.pages.bytes() {
+            map.forget_overwritten(&range);
+        }
+        while !map.is_row_major(&range) {
+            drop(map);
+            let turn = begin_turn();
+            map = self.write_map();
+            self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite, Locking::GiveWay(&|| turn.is_over()))?;
+        }
+        if range.end > self.pages.bytes() {
+            return Err(OUT_OF_BOUNDS);
+        }
         map.pin(range.clone());
         Ok(PinnedRange { memory: self, range })
     }

@@ -165,7 +165,7 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                                 rest = &rest[piece.len()..];
                                 Ok(())
                             };
-                            memories[i].upload(base, n, Some((&tensor, &turn)), fill).unwrap();
+                            memories[i].upload(base, n, Some(&tensor), &turn, fill).unwrap();
                             want[i] = bytes;
                         }
                         3 => {

@@ -79,7 +79,7 @@ fn accesses_to_packed_tensors_see_row_bytes() {
             // Called directly, because an upload of this size through a queue is staged.
             let failing = &mut |_: &mut [u8]| Err(SourceError::new("cut off"));
             let tensor = case.graph.tensor(case.a).map(|t| t.desc);
-            assert!(memory(buffer).upload(to, n, tensor.as_ref().map(|tensor| (tensor, &turn as _)), failing).is_err());
+            assert!(memory(buffer).upload(to, n, tensor.as_ref(), &turn, failing).is_err());
             fixture.write(buffer, to, &vec![1; n]);
             want[to..to + n].fill(1);
         }),
@@ -122,7 +122,7 @@ fn uploads_pack_weights() {
         let memory = CpuMemory::zeroed(bytes.len() + 100, &MemoryBudget::new(u64::MAX)).unwrap();
         let upload = |until: usize| {
             let mut rest = &bytes[..];
-            memory.upload(64, bytes.len(), Some((&tensor, &turn)), &mut |piece| {
+            memory.upload(64, bytes.len(), Some(&tensor), &turn, &mut |piece| {
                 if bytes.len() - rest.len() >= until {
                     return Err(SourceError::new("cut off"));
                 }
