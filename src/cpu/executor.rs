@@ -266,7 +266,8 @@ impl CpuExecutor {
         if self.abort.load(Ordering::Relaxed) {
             return Err(DeviceError::Ended);
         }
-        match max.filter(|&max| next.is_some() && self.run_time >= max) {
+        // Also a run that has ended: its last part may have given no way for any time.
+        match max.filter(|&max| self.run_time >= max) {
             Some(limit) => Err(DeviceError::RunTooLong { limit }),
             None => Ok(next),
         }

@@ -19,7 +19,8 @@ pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
         }
         (Reduce::SumRows, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, _| sum as f32)),
         (Reduce::Cumsum, F32, F32) => {
-            Kernel::new(cost, cumsum).with_parts(x.rows().div_ceil(rows_per_chunk(x, 4 * CHUNK)))
+            // Each sum waits for the one before it.
+            Kernel::new(cost.saturating_mul(16), cumsum).with_parts(x.rows().div_ceil(rows_per_chunk(x, 4 * CHUNK)))
         }
         (Reduce::Mean, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, n| sum as f32 / n as f32)),
         (Reduce::Argmax, F32, I32) => Kernel::new(cost, argmax),

@@ -15,6 +15,13 @@ use crate::tensor::DType;
 use crate::tensor::quant::dequantiser;
 use rhs_groups::RhsGroups;
 
+/// Most ids of a MUL_MAT_ID: they are sorted at once, in each turn of the device that the node takes. 32,768 tokens with eight
+/// experts.
+const MAX_IDS: usize = 1 << 18;
+
+/// Cost of sorting one id.
+const ID_COST: usize = 32;
+
 pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
     let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(unsupported_types(node)) };
     let both_float = a.dtype().is_float() && b.dtype().is_float();
@@ -22,10 +29,17 @@ pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Re
         return Err(unsupported_types(node));
     }
     // Cost: one element of a takes a quarter of the time of an element-wise op per column.
-    let cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
+    let mut cost = node.dst.elements().saturating_mul(a.ne()[0]) / 4;
     let routing_words = match (op.by_id, node.srcs.get(2)) {
         (false, _) => 0,
-        (true, Some(ids)) => rhs_groups::routing_words(a, ids),
+        (true, Some(ids)) if ids.elements() > MAX_IDS => {
+            let reason = format!("{} expert ids, {MAX_IDS} at most", ids.elements());
+            return Err(unsupported(node.op.code(), reason));
+        }
+        (true, Some(ids)) => {
+            cost = cost.saturating_add(ids.elements() * ID_COST);
+            rhs_groups::routing_words(a, ids)
+        }
         (true, None) => return Err(unsupported(node.op.code(), "the source of expert ids is missing")),
     };
     let kernels = match math_mode {
