@@ -1,8 +1,9 @@
 //! Estimates of the time that kernels take, and the cut of a program's launches into segments of at most one slice.
 //!
-//! An estimate is the time of the slowest resource: the bytes of the operands at the memory's bandwidth, or the multiply-adds at
-//! the multiprocessors' rate. It decides where a program may give way to other clients, so an error of a factor of two does
-//! little harm. The constants are on the slow side of what the kernels reach: a segment that is too short costs one launch more.
+//! An estimate is the time of the slowest resource: the bytes of the operands at the memory's bandwidth, or the multiply-adds
+//! at the multiprocessors' rate. It decides where a program may give way to other clients, so an error of a factor of two does
+//! little harm. The constants are on the slow side of what the kernels reach: a segment that is too short costs one launch
+//! more.
 
 use super::driver::Gpu;
 use crate::ops::OpCode;
@@ -27,8 +28,8 @@ const MULTIPLY_ADDS_PER_WEIGHT: u64 = 8;
 /// Bytes that are moved for each element of a tensor whose rows are not dense: a sector.
 const SECTOR: u64 = 32;
 
-/// The time in which `gpu` runs the kernels of a node (or of fused nodes, whose first one has op `code`) with these operands and
-/// at most `blocks` blocks in a launch. A grid with fewer blocks than the GPU has multiprocessors uses a part of it.
+/// The time in which `gpu` runs the kernels of a node (or of fused nodes, whose first one has op `code`) with these operands
+/// and at most `blocks` blocks in a launch. A grid with fewer blocks than the GPU has multiprocessors uses a part of it.
 pub(super) fn kernel_time(
     gpu: &Gpu,
     code: OpCode,
@@ -153,7 +154,8 @@ mod tests {
         let expert_out = tensor(F32, [1024, 8, 1, 1]);
         let (q, kv) = (tensor(F32, [128, 512, 32, 1]), tensor(F16, [128, 8192, 8, 1]));
         let attended = tensor(F32, [128, 32, 512, 1]);
-        let rows: &[(&str, OpCode, &TensorDesc, &[&TensorDesc], u64, f64)] = &[
+        type Row<'a> = (&'a str, OpCode, &'a TensorDesc, &'a [&'a TensorDesc], u64, f64);
+        let rows: &[Row<'_>] = &[
             // 16 MiB at 0.75 * 3.35 TB/s.
             ("addition", OpCode::Unary, &x, &[&x], 1 << 13, 6.7),
             ("addition in one block", OpCode::Unary, &x, &[&x], 1, 6.7 * 132.0),
@@ -187,7 +189,8 @@ mod tests {
 
     #[test]
     fn segments_are_at_most_a_slice_or_one_launch() {
-        let rows: &[(&[u64], &[(Range<usize>, u64)])] = &[
+        type Row<'a> = (&'a [u64], &'a [(Range<usize>, u64)]);
+        let rows: &[Row<'_>] = &[
             (&[], &[]),
             (&[1, 1], &[(0..2, 2)]),
             (&[1, 1, 1], &[(0..2, 2), (2..3, 1)]),
