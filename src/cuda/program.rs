@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex};
 /// between the copies of a pipelined activation. The graphs of the oldest set are evicted.
 const MAX_CACHED_GRAPHS: usize = 8;
 
+/// Limit of the segments of a program that are captured: a captured graph takes memory that no budget pays for. Further segments
+/// are launched kernel by kernel; a segment takes milliseconds, beside which launches cost little.
+const MAX_CAPTURED_SEGMENTS: usize = 64;
+
 /// Required alignment in bytes of regions that are bound to slots: the size of the widest element. Tensors are aligned within
 /// slots.
 const BINDING_ALIGNMENT: u64 = 8;
@@ -133,8 +137,8 @@ impl CudaProgram {
         for (index, segment) in self.segments.iter().enumerate() {
             let launches = self.launches.get(segment.launches.clone()).unwrap_or_default();
             match &cached {
-                None => CudaProgram::launch_each(run, launches, &addresses)?,
-                Some(cached) => CudaProgram::replay(run, (index, launches), cached)?,
+                Some(cached) if index < MAX_CAPTURED_SEGMENTS => CudaProgram::replay(run, (index, launches), cached)?,
+                _ => CudaProgram::launch_each(run, launches, &addresses)?,
             }
         }
         Ok(())

@@ -68,7 +68,7 @@ impl CpuMemory {
         let (next, failed, stopped) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
         let gives_way = || match locking {
             Locking::GiveWay(is_due) => stopped.load(Relaxed) || is_due(),
-            Locking::Wait | Locking::Try => false,
+            Locking::Try => false,
         };
         let work = || {
             let mut scratch = Vec::new();

@@ -91,12 +91,17 @@ enum TransferAccess {
 /// What an access does while another thread has the layout locked, or when the layout has to be converted first.
 #[derive(Clone, Copy)]
 pub(super) enum Locking<'a> {
-    /// It waits for the lock and converts the layout.
-    Wait,
-    /// As `Wait`, until the closure returns true: then the access stops after some progress, and is tried again later.
+    /// It waits for the lock and converts the layout until the closure returns true: then the access stops after some progress,
+    /// and is tried again later.
     GiveWay(&'a (dyn Fn() -> bool + Sync)),
     /// It does nothing, so that it takes no longer than its own work.
     Try,
+}
+
+#[cfg(test)]
+impl Locking<'static> {
+    /// Never gives way.
+    pub(super) const WAIT: Locking<'static> = Locking::GiveWay(&|| false);
 }
 
 impl CpuMemory {

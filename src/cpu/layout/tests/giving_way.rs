@@ -24,7 +24,7 @@ fn random_memory() -> (CpuMemory, Vec<u8>) {
     let n = AT + 2 * tensor().extent();
     let (memory, mut rng) = (CpuMemory::zeroed(n, &MemoryBudget::new(u64::MAX)).unwrap(), Rng::with_seed(8));
     let content: Vec<u8> = (0..n).map(|_| rng.u8(..)).collect();
-    memory.write(0, &content, Locking::Wait).unwrap();
+    memory.write(0, &content, Locking::WAIT).unwrap();
     (memory, content)
 }
 
@@ -137,7 +137,7 @@ fn parts_of_a_tensor_become_one_span() {
         assert_eq!(turns, PANELS);
     }
     assert_eq!(memory.read_map().packed().len(), 2);
-    assert!(memory.read(AT, 1, Locking::Wait).unwrap().is_some());
+    assert!(memory.read(AT, 1, Locking::WAIT).unwrap().is_some());
     assert_eq!(memory.read_map().packed().len(), 1);
     assert!(row_content(&memory) == content);
 }
@@ -168,7 +168,7 @@ fn fills_and_copies_go_on_where_they_gave_way() {
         (CpuMemory::zeroed(N + (1 << 20), &MemoryBudget::new(u64::MAX)).unwrap(), Pool::new(2).unwrap());
     let mut rng = Rng::with_seed(9);
     let mut content: Vec<u8> = (0..N + (1 << 20)).map(|_| rng.u8(..)).collect();
-    memory.write(0, &content, Locking::Wait).unwrap();
+    memory.write(0, &content, Locking::WAIT).unwrap();
     let locking = Locking::GiveWay(&|| true);
     let requirements = requirements(LayoutAccess::PreferPanels);
     let mut finish = |memory: &CpuMemory, work: &dyn Fn(usize) -> usize| {
@@ -177,7 +177,7 @@ fn fills_and_copies_go_on_where_they_gave_way() {
             // Before some turns, a program packs a tensor anywhere.
             if turns < 4 {
                 let at = [(&requirements, rng.usize(..N))];
-                drop(memory.lock_layout(at.into_iter(), None, &pool, Locking::Wait).unwrap());
+                drop(memory.lock_layout(at.into_iter(), None, &pool, Locking::WAIT).unwrap());
             }
             (done, turns) = (work(done), turns + 1);
             assert!(turns < 10 * PANELS, "no end");

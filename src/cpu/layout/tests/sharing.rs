@@ -118,7 +118,7 @@ fn requirements_of_slots_sharing_a_memory_are_combined() {
     ] {
         for _ in 0..2 {
             let guard = memory
-                .lock_layout([(&first, 0), (&second, 0)].into_iter(), None, &pool, Locking::Wait)
+                .lock_layout([(&first, 0), (&second, 0)].into_iter(), None, &pool, Locking::WAIT)
                 .unwrap()
                 .unwrap();
             assert_eq!(guard.map.contains(&span), packed);
@@ -151,10 +151,10 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                     match rng.usize(..5) {
                         0 => {
                             want[i] = (0..n).map(|_| rng.u8(..)).collect();
-                            memories[i].write(base, &want[i], Locking::Wait).unwrap();
+                            memories[i].write(base, &want[i], Locking::WAIT).unwrap();
                         }
                         1 => {
-                            memories[i].copy_from(base, &memories[j], base, n, 0, Locking::Wait).unwrap();
+                            memories[i].copy_from(base, &memories[j], base, n, 0, Locking::WAIT).unwrap();
                             want[i] = want[j].clone();
                         }
                         2 => {
@@ -175,20 +175,20 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                             for memory in sorted {
                                 guard.push(
                                     memory
-                                        .lock_layout([(requirements, base)].into_iter(), None, pool, Locking::Wait)
+                                        .lock_layout([(requirements, base)].into_iter(), None, pool, Locking::WAIT)
                                         .unwrap()
                                         .unwrap(),
                                 );
                             }
                         }
                         _ if rng.u8(..10) == 0 => {
-                            assert!(memories[i].read(base, n, Locking::Wait).unwrap().unwrap() == want[i])
+                            assert!(memories[i].read(base, n, Locking::WAIT).unwrap().unwrap() == want[i])
                         }
                         _ => {}
                     }
                 }
                 for (memory, want) in memories.iter().zip(&want) {
-                    assert!(memory.read(base, n, Locking::Wait).unwrap().unwrap() == *want);
+                    assert!(memory.read(base, n, Locking::WAIT).unwrap().unwrap() == *want);
                 }
             });
         }

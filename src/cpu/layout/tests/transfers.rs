@@ -143,16 +143,16 @@ fn uploads_pack_weights() {
             assert!(row_content(&memory)[64..64 + bytes.len()] == bytes, "{dtype}");
         }
         // Overwriting makes the range row-major and packable; one read as rows excludes it.
-        memory.write(64, &vec![1; bytes.len()], Locking::Wait).unwrap();
+        memory.write(64, &vec![1; bytes.len()], Locking::WAIT).unwrap();
         assert!(!memory.read_map().contains(&span) && memory.read_map().may_pack(&span.range), "{dtype}");
         upload(usize::MAX).unwrap();
         assert!(
-            memory.read(64, 4, Locking::Wait).unwrap().unwrap() == bytes[..4] && !memory.read_map().contains(&span)
+            memory.read(64, 4, Locking::WAIT).unwrap().unwrap() == bytes[..4] && !memory.read_map().contains(&span)
         );
         upload(usize::MAX).unwrap();
         assert!(
             !memory.read_map().contains(&span)
-                && memory.read(64, bytes.len(), Locking::Wait).unwrap().unwrap() == bytes,
+                && memory.read(64, bytes.len(), Locking::WAIT).unwrap().unwrap() == bytes,
             "{dtype}"
         );
     }

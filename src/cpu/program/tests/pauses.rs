@@ -200,14 +200,14 @@ fn run(
     // Otherwise a small program runs on one worker.
     code.cost = code.cost.max(SMALL_PROGRAM_COST);
     let buffer: Buffer = device.alloc(memory.len() as u64, &budget).unwrap();
-    buffer.memory::<CpuMemory>().unwrap().write(0, memory, Locking::Wait).unwrap();
+    buffer.memory::<CpuMemory>().unwrap().write(0, memory, Locking::WAIT).unwrap();
     let pools: Vec<Pool> = workers.iter().map(|&n| Pool::new(n).unwrap()).collect();
     let shared = HostMemory::scratch(code.scratch(1).unwrap().1, &budget).unwrap();
     let (mut position, mut turns) = (RunPosition::default(), 0);
     loop {
         let pool = &pools[turns % pools.len()];
         let locals = HostMemory::scratch(code.scratch(pool.workers()).unwrap().0, &budget).unwrap();
-        let limits = RunLimits { pause: is_due, locking: Locking::Wait, waits_for_pool: true };
+        let limits = RunLimits { pause: is_due, locking: Locking::WAIT, waits_for_pool: true };
         let abort = AtomicBool::new(false);
         let next = code.run(pool, &[buffer.whole()], (&locals, &shared), &abort, position, limits).unwrap();
         turns += 1;
@@ -215,7 +215,7 @@ fn run(
         assert!(next != position, "turn {turns} makes no progress at {position:?}");
         position = next;
     }
-    (buffer.memory::<CpuMemory>().unwrap().read(0, memory.len(), Locking::Wait).unwrap().unwrap(), turns)
+    (buffer.memory::<CpuMemory>().unwrap().read(0, memory.len(), Locking::WAIT).unwrap().unwrap(), turns)
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn runs_without_pauses_pass_no_additional_barrier() {
     let device = CpuDevice::new("CPU", 2, MathMode::Exact, 1 << 20).unwrap();
     let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
     let scratch = HostMemory::scratch(0, &budget).unwrap();
-    let limits = RunLimits { pause: &|| false, locking: Locking::Wait, waits_for_pool: true };
+    let limits = RunLimits { pause: &|| false, locking: Locking::WAIT, waits_for_pool: true };
     let (pool, abort, start) = (Pool::new(2).unwrap(), AtomicBool::new(false), RunPosition::default());
     assert_eq!(code.run(&pool, &[buffer.whole()], (&scratch, &scratch), &abort, start, limits), Ok(None));
     // Before steps 0, 1, 2, 4 and 5, and two inside step 4.
