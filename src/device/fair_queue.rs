@@ -10,9 +10,16 @@
 //! A client that waits for each reply leaves the ring between two requests. It keeps the rest of its credit for the round, and
 //! comes back to the front of the ring: otherwise a flow with many requests at a time would get a slice for each of its
 //! requests. A round ends when all waiting flows have been visited.
+//!
+//! # Holds
+//! A decoding client has nothing waiting while it prepares its next token. Beside a session whose commands cannot be interrupted
+//! for long, rounds would then pass without time, the debt would be forgiven, and each token would wait for such a command. So a
+//! tenant whose debt is more than a grant is also *held*: for as long as its debt is, it gets no turn that only such tenants wait
+//! for, if another tenant has had a turn in the last [`RECENT`]. This leaves the device idle for a while, which only tenants with
+//! overlong commands pay for.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most time of a visit, and of a turn that can be interrupted.
 pub(crate) const SLICE: Duration = Duration::from_millis(2);
@@ -26,6 +33,9 @@ const MIN_CREDIT: i64 = 125_000;
 /// Largest debt, in nanoseconds: it bounds the time for which one long command excludes its session, and the visits that pay it.
 const MAX_DEBT: i64 = 1_000_000_000;
 
+/// How long ago a tenant had a turn that is expected to come back.
+const RECENT: Duration = Duration::from_millis(50);
+
 /// Flows without waiting work that a ring keeps, beside as many as wait, before it removes those without credit and debt.
 const KEPT_FLOWS: usize = 64;
 
@@ -33,6 +43,10 @@ const KEPT_FLOWS: usize = 64;
 pub(super) struct FairQueue<T> {
     tenants: Ring<Ring<VecDeque<T>>>,
     len: usize,
+    /// The two tenants that had the latest turns, the last one first, and when these ended.
+    latest: [Option<(u64, Instant)>; 2],
+    /// Until when all waiting tenants are held.
+    held_until: Option<Instant>,
 }
 
 /// Keys of a tenant and of a session.
@@ -40,7 +54,7 @@ pub(super) type FlowKeys = [u64; 2];
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
-        FairQueue { tenants: Ring::default(), len: 0 }
+        FairQueue { tenants: Ring::default(), len: 0, latest: [None; 2], held_until: None }
     }
 }
 
@@ -61,15 +75,53 @@ impl<T> FairQueue<T> {
 
     /// Removes the next item, with the time that its turn may take: at most [`SLICE`], and what is left of the credit of its
     /// tenant and its session.
-    pub(super) fn pop(&mut self) -> Option<(T, Duration)> {
+    /// `None` also if all waiting tenants are [held](FairQueue::held_until) at `now`.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<(T, Duration)> {
+        self.held_until = self.end_of_holds(now);
+        if self.held_until.is_some() {
+            return None;
+        }
         let (item, credit) = self.tenants.pop()?;
         self.len -= 1;
         Some((item, Duration::from_nanos(credit.clamp(0, SLICE.as_nanos() as i64) as u64)))
     }
 
-    /// Charges time that work of a session has taken.
-    pub(super) fn charge(&mut self, keys: FlowKeys, time: Duration) {
+    /// Until when the last [`FairQueue::pop`] found all waiting tenants held.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        self.held_until
+    }
+
+    /// Ends the holds that are over at `now`. `None` if a waiting tenant is not held; else the end of the first hold.
+    fn end_of_holds(&mut self, now: Instant) -> Option<Instant> {
+        let mut first_end: Option<Instant> = None;
+        for key in self.tenants.order.iter().flatten() {
+            let flow = self.tenants.flows.get_mut(key)?;
+            let others = self.latest.iter().flatten().find(|(tenant, _)| tenant != key);
+            let expected_until = others.map(|&(_, ended)| ended + RECENT);
+            let end = flow.held_until.zip(expected_until).map(|(held, expected)| held.min(expected));
+            let Some(end) = end.filter(|&end| end > now && flow.credit <= -GRANT) else {
+                if flow.held_until.take_if(|held| *held <= now).is_some() {
+                    flow.credit = flow.credit.max(0);
+                }
+                return None;
+            };
+            first_end = Some(first_end.map_or(end, |first| first.min(end)));
+        }
+        first_end
+    }
+
+    /// Charges time that work of a session has taken, until `now`.
+    pub(super) fn charge(&mut self, keys: FlowKeys, time: Duration, now: Instant) {
         self.tenants.charge(&keys, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+        let tenant = keys[0];
+        let flow = self.tenants.flow(tenant);
+        if flow.credit < -GRANT {
+            flow.held_until = Some(now + Duration::from_nanos(flow.credit.unsigned_abs()));
+        }
+        if self.latest[0].is_none_or(|(last, _)| last != tenant) {
+            self.latest[1] = self.latest[0];
+        }
+        self.latest[0] = Some((tenant, now));
     }
 
     /// Removes the items of a session for which `is_removed` holds.
@@ -135,6 +187,8 @@ struct Flow<C> {
     credit: i64,
     /// Whether its visit has begun.
     is_visited: bool,
+    /// Of a tenant in debt: when time alone has paid it.
+    held_until: Option<Instant>,
     /// The round in which it left the ring, if it has.
     left: u64,
 }
@@ -163,6 +217,7 @@ impl<C: Waiting + Default> Ring<C> {
             waiting: C::default(),
             credit: 0,
             is_visited: false,
+            held_until: None,
             left: round,
         })
     }
@@ -253,6 +308,11 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// A time at which no earlier hold is left.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(3600)
+    }
+
     /// Serves `queue` for `total`: each item is its own keys, whose turn takes `time(keys)` or what its credit allows, whichever is
     /// less; it then waits again. Returns the time of each session.
     fn serve(
@@ -262,11 +322,11 @@ mod tests {
     ) -> HashMap<FlowKeys, Duration> {
         let (mut used, mut sum) = (HashMap::new(), Duration::ZERO);
         while sum < total {
-            let (keys, grant) = queue.pop().unwrap();
+            let (keys, grant) = queue.pop(later()).unwrap();
             let took = time(keys).min(grant);
             *used.entry(keys).or_insert(Duration::ZERO) += took;
             sum += took;
-            queue.charge(keys, took);
+            queue.charge(keys, took, later());
             queue.push(keys, keys, false);
         }
         used
@@ -308,10 +368,10 @@ mod tests {
             if next_request.take_if(|at| *at <= now).is_some() {
                 queue.push([2, 0], [2, 0], false);
             }
-            let (keys, _) = queue.pop().unwrap();
+            let (keys, _) = queue.pop(later()).unwrap();
             now += MS / 10;
             used[keys[0] as usize - 1] += MS / 10;
-            queue.charge(keys, MS / 10);
+            queue.charge(keys, MS / 10, later());
             match keys[0] {
                 1 => queue.push(keys, keys, false),
                 _ => next_request = Some(now + MS / 20),
@@ -336,13 +396,13 @@ mod tests {
             let (newcomer, mut passed) = ([100, 0], vec![Duration::ZERO; tenants as usize]);
             queue.push(newcomer, newcomer, false);
             loop {
-                let (keys, grant) = queue.pop().unwrap();
+                let (keys, grant) = queue.pop(later()).unwrap();
                 if keys == newcomer {
                     break;
                 }
                 let took = lengths[keys[0] as usize].min(grant);
                 passed[keys[0] as usize] += took;
-                queue.charge(keys, took);
+                queue.charge(keys, took, later());
                 if rng.bool() {
                     queue.push(keys, keys, false);
                 }
@@ -356,27 +416,57 @@ mod tests {
     fn overlong_turns_are_paid_back_and_forgotten_when_the_device_was_idle() {
         let mut queue = FairQueue::default();
         queue.push([1, 0], [1, 0], false);
-        queue.pop().unwrap();
+        queue.pop(later()).unwrap();
         queue.push([2, 0], [2, 0], false);
-        queue.charge([1, 0], 40 * MS);
+        queue.charge([1, 0], 40 * MS, later());
         queue.push([1, 0], [1, 0], false);
         let mut before = Duration::ZERO;
         loop {
-            let (keys, grant) = queue.pop().unwrap();
+            let (keys, grant) = queue.pop(later()).unwrap();
             if keys[0] == 1 {
                 break;
             }
             before += grant;
-            queue.charge(keys, grant);
+            queue.charge(keys, grant, later());
             queue.push(keys, keys, false);
         }
         assert!((36 * MS..=44 * MS).contains(&before), "{before:?}");
-        queue.charge([1, 0], 1000 * MS);
-        while queue.pop().is_some() {}
+        queue.charge([1, 0], 1000 * MS, later());
+        while queue.pop(later() + 2000 * MS).is_some() {}
         for keys in [[1, 0], [2, 0]] {
             queue.push(keys, keys, true);
         }
-        assert_eq!(queue.pop().map(|(keys, _)| keys), Some([1, 0]));
+        assert_eq!(queue.pop(later()).map(|(keys, _)| keys), Some([1, 0]));
+    }
+
+    #[test]
+    fn a_debtor_is_held_while_another_tenant_is_expected_back() {
+        let (mut queue, start) = (FairQueue::default(), Instant::now());
+        let at = |ms: u32| start + ms * MS;
+        let (debtor, other) = ([1, 0], [2, 0]);
+        let pop_at = |queue: &mut FairQueue<FlowKeys>, ms| queue.pop(at(ms)).map(|(keys, _)| keys);
+        queue.push(debtor, debtor, true);
+        assert_eq!(pop_at(&mut queue, 0), Some(debtor));
+        queue.push(other, other, false);
+        // It could not be interrupted for 60 ms.
+        queue.charge(debtor, 60 * MS, at(60));
+        queue.push(debtor, debtor, false);
+        assert_eq!(pop_at(&mut queue, 60), Some(other));
+        queue.charge(other, MS, at(61));
+        // The other tenant prepares its next request.
+        assert_eq!(pop_at(&mut queue, 61), None);
+        assert_eq!(queue.held_until(), Some(at(61) + RECENT));
+        queue.push(other, other, false);
+        assert_eq!(pop_at(&mut queue, 80), Some(other));
+        queue.charge(other, MS, at(81));
+        assert_eq!(pop_at(&mut queue, 81), None);
+        // Its debt is paid by time, before the other tenant is given up.
+        assert!(queue.held_until().is_some_and(|end| end > at(117) && end < at(119)));
+        assert_eq!(pop_at(&mut queue, 119), Some(debtor));
+        // The other tenant does not come back: nothing holds the next turn.
+        queue.charge(debtor, 500 * MS, at(619));
+        queue.push(debtor, debtor, false);
+        assert_eq!(pop_at(&mut queue, 619), Some(debtor));
     }
 
     /// A client may open sessions without end.
@@ -389,8 +479,8 @@ mod tests {
                 queue.push(keys, keys, false);
                 queue.remove(keys, |_| true);
             }
-            let (keys, grant) = queue.pop().unwrap();
-            queue.charge(keys, grant);
+            let (keys, grant) = queue.pop(later()).unwrap();
+            queue.charge(keys, grant, later());
             queue.push(keys, keys, false);
         }
         assert_eq!(queue.len(), 1);

@@ -229,6 +229,10 @@ impl Lanes {
             }
         }
         state.update_contention();
+        if state.held_until().is_some() {
+            // A thread of the lane waits for the end of the hold.
+            signals.changed.notify_one();
+        }
         self.store_waiting(all, lane);
     }
 
@@ -275,8 +279,9 @@ impl Lanes {
         let mut state = self.lock();
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;
-        let charged = of_lane.charged_time(time, Instant::now());
-        of_lane.waiting.charge(session.flow_keys(), charged);
+        let now = Instant::now();
+        let charged = of_lane.charged_time(time, now);
+        of_lane.waiting.charge(session.flow_keys(), charged, now);
         if of_lane.waiting.len() > 0 {
             self.give_turns(&mut state, lane);
         }
@@ -304,9 +309,18 @@ impl Lanes {
                 continue;
             }
             let next_poll = state.next_poll.filter(|_| lane == Lane::Short);
-            state = match next_poll.map(|at| at.saturating_duration_since(Instant::now())) {
-                None => self.signals(lane).changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.short.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            let held_until = state.lane(lane).held_until();
+            if held_until.is_some_and(|until| until <= Instant::now()) {
+                self.give_turns(&mut state, lane);
+                continue;
+            }
+            let changed = &self.signals(lane).changed;
+            state = match next_poll.into_iter().chain(held_until).min() {
+                None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
             };
         }
     }
@@ -334,6 +348,11 @@ impl LanesState {
 }
 
 impl LaneState {
+    /// When the next turn may be given, if all waiters are held and a turn is free.
+    fn held_until(&self) -> Option<Instant> {
+        self.waiting.held_until().filter(|_| self.turns < self.max_turns)
+    }
+
     fn push(&mut self, keys: FlowKeys, waiter: Waiter) {
         let is_idle = self.turns == 0;
         self.waiting.push(keys, waiter, is_idle);
@@ -358,7 +377,7 @@ impl LaneState {
         if self.turns >= self.max_turns {
             return None;
         }
-        let next = self.waiting.pop()?;
+        let next = self.waiting.pop(Instant::now())?;
         self.turns += 1;
         Some(next)
     }

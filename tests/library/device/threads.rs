@@ -1,6 +1,6 @@
 //! Changing the number of a device's threads, also while its queues run.
 
-use super::{MEMORY, counting, device, doubling, floats, test_deadline, upload};
+use super::{MEMORY, counting, device, floats, test_deadline, upload};
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
