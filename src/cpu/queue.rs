@@ -130,7 +130,7 @@ impl CpuQueue {
         fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
         self.mark().wait(Some(Instant::now() + DEVICE_TIMEOUT))?;
-        let begin_turn = || self.device.queue_threads.begin(Lane::Short, &self.budget);
+        let begin_turn = |lane| self.device.queue_threads.begin(lane, &self.budget);
         let tensor = tensor.filter(|tensor| self.device.packs_on_upload(tensor));
         cpu_memory(dst)?.upload(dst.offset() as usize, dst.bytes() as usize, tensor, &begin_turn, fill)
     }

@@ -39,7 +39,7 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 
 use super::memory::{HostMemory, View};
 use super::pool::Pool;
-use crate::device::{DeviceError, HostBuffer, MemoryBudget, SourceError, Turn};
+use crate::device::{DeviceError, HostBuffer, Lane, MemoryBudget, SourceError, Turn};
 use crate::tensor::TensorDesc;
 use conversion::pack_panel;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
@@ -71,7 +71,7 @@ pub(super) fn fits_panels(tensor: &TensorDesc) -> bool {
 pub(super) type PieceSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
 
 /// Waits for a turn on the device, in which an upload converts a layout, or packs a piece.
-pub(super) type BeginTurn<'a> = dyn Fn() -> Turn + 'a;
+pub(super) type BeginTurn<'a> = dyn Fn(Lane) -> Turn + 'a;
 
 /// Memory in which some ranges may hold panels.
 pub(super) struct CpuMemory {
@@ -210,7 +210,7 @@ impl CpuMemory {
             fill(rows)?;
             arrived(at + n);
             // Not while the client's bytes arrive, which may take any time.
-            let _turn = begin_turn();
+            let _turn = begin_turn(Lane::Short);
             let mut panels = rows.chunks_exact(panel);
             let packed = self.pages.rewrite_in_pieces(at, n, panel, &mut |to| {
                 panels.next().map(|rows| pack_panel(span, rows, to)).ok_or(OUT_OF_BOUNDS)
@@ -356,7 +356,8 @@ impl CpuMemory {
         }
         while !map.is_row_major(&range) {
             drop(map);
-            let turn = begin_turn();
+            // Of the long lane: a program that needs the memory would otherwise wait for this lock in the only turn of that lane.
+            let turn = begin_turn(Lane::Long);
             map = self.write_map();
             self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite, Locking::GiveWay(&|| turn.is_over()))?;
         }

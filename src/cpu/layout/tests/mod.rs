@@ -214,6 +214,6 @@ fn product_without_packing(case: &ProductGraph, content: &[u8]) -> Vec<u8> {
 }
 
 /// A turn of a device that nobody else uses.
-fn turn() -> Turn {
-    QueueThreads::start("test", 1).unwrap().begin(Lane::Short, &MemoryBudget::new(0))
+fn turn(lane: Lane) -> Turn {
+    QueueThreads::start("test", 1).unwrap().begin(lane, &MemoryBudget::new(0))
 }
