@@ -1,4 +1,4 @@
-//! Abuse suite: what one client may do to the others. Each attack is a row of [`ATTACKS`]: for some seconds, valid messages make
+//! Abuse suite: the effects of one client on the others. Each attack is a row of [`ATTACKS`]: for some seconds, valid messages make
 //! a server hold as many resources as its limits allow. Meanwhile ordinary clients come and go. The server, a process of the
 //! optimised program, must stay within its configured threads and mappings, serve the ordinary clients in time, and be as
 //! before once the attacker has left.
@@ -17,7 +17,7 @@ mod server_process;
 mod session;
 
 use attacks::{ATTACKS, Attack};
-use fairness::{NEIGHBOURS, SHARES};
+use fairness::{LOAD_CLIENTS, SHARES};
 use ordinary_clients::{HeldBuffer, Latencies};
 use server_process::{HOST_MEMORY, ServerProcess, Usage};
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ const SPARE_MEMORY: u64 = 64 << 20;
 /// Pause between two readings of the server's threads and mappings.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Maximum time until the server is as before the attack.
+/// Maximum time until the server is as before the attack, or tokens take about as long as before a load.
 const MAX_RECOVERY: Duration = Duration::from_secs(10);
 
 /// Threads that ordinary clients share.
@@ -60,7 +60,7 @@ struct Arguments {
     /// Length of an attack, or of a measurement.
     length: Option<Duration>,
     binary: PathBuf,
-    /// Attacks or neighbours to run; all if it is empty.
+    /// Attacks or loads to run; all if it is empty.
     names: Vec<String>,
 }
 
@@ -94,10 +94,10 @@ fn arguments() -> Arguments {
             "--binary" => parsed.binary = words.next().unwrap_or_else(|| panic!("--binary needs a file")).into(),
             name if !parsed.fairness && ATTACKS.iter().any(|attack| attack.name == name) => parsed.names.push(word),
             SHARES if parsed.fairness => parsed.names.push(word),
-            name if parsed.fairness && NEIGHBOURS.iter().any(|other| other.name == name) => parsed.names.push(word),
+            name if parsed.fairness && LOAD_CLIENTS.iter().any(|other| other.name == name) => parsed.names.push(word),
             other => panic!(
                 "expected --seconds N, --binary FILE or the name of an attack, or --fairness, then --small, --check or the \
-                 name of a neighbour or {SHARES:?}, got {other:?}"
+                 name of a load or {SHARES:?}, got {other:?}"
             ),
         }
     }

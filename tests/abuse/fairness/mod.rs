@@ -1,21 +1,21 @@
-//! Fairness: the time of a token of a decoding client, and of a tiny one, alone, beside an ordinary neighbour, and beside each
-//! of the abusive ones of [`NEIGHBOURS`]; and how a device is shared by equal clients and by tenants.
+//! Fairness: the time of a token of a decoding client, and of a tiny one, alone, beside an ordinary load (a client that decodes
+//! as well), and beside each abusive one of [`LOAD_CLIENTS`]; and the shares of equal clients and of tenants.
 //!
 //! `cargo bench -p fanout --bench abuse -- --fairness` measures; with `--check`, the ratios must be within the bounds, too.
 //! Otherwise each client must only be served. With `--small`, the model has a quarter of the layers and a small vocabulary.
 
 mod decoder;
-mod neighbours;
+mod load;
 mod shares;
 mod wire_graph;
 
-pub(crate) use neighbours::NEIGHBOURS;
+pub(crate) use load::LOAD_CLIENTS;
 
-use crate::Arguments;
 use crate::server_process::ServerProcess;
 use crate::session::Session;
+use crate::{Arguments, MAX_RECOVERY};
 use decoder::{Decoder, ONE_B, QUARTER, TINY, TokenTimes};
-use neighbours::{Neighbour, Street};
+use load::{Load, LoadClient};
 use std::io::Result;
 use std::time::{Duration, Instant};
 
@@ -28,19 +28,16 @@ const SHARES_FACTOR: u32 = 5;
 /// Fewest tokens of a measurement.
 const MIN_TOKENS: usize = 3;
 
-/// Memory of the device in bytes.
-const MEMORY: u64 = 4 << 30;
+/// Memory of the shared device in bytes.
+const DEVICE_MEMORY: u64 = 4 << 30;
 
 /// A token beside one abusive session may take this multiple of its time beside an ordinary one.
 const MAX_RATIO: f64 = 3.0;
 
-/// What a tiny token may take longer for each session: two slices of the device.
+/// Allowance of a tiny token for each session: two slices of the device.
 const TINY_ALLOWANCE: Duration = Duration::from_millis(4);
 
-/// Maximum time until tokens take about as long as before the neighbour came.
-const MAX_RECOVERY: Duration = Duration::from_secs(10);
-
-/// What counts as about as long: a multiple of the time, and an allowance for what else the machine does.
+/// Tokens take about as long as before the load up to this multiple of the time, and an allowance for other processes.
 const RECOVERED_RATIO: u32 = 2;
 const RECOVERED_ALLOWANCE: Duration = Duration::from_millis(20);
 
@@ -101,26 +98,26 @@ fn print_row(name: &str, times: Times, bounds: Option<&Bounds>, rounds: u64) {
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let time = arguments.length.unwrap_or(DEFAULT_TIME);
     let model = if arguments.small { QUARTER } else { ONE_B };
-    let most_sessions = NEIGHBOURS.iter().map(|neighbour| neighbour.sessions).max().unwrap_or(0);
-    let server = ServerProcess::start(&arguments.binary, MEMORY, most_sessions + 2, &[]);
+    let most_sessions = LOAD_CLIENTS.iter().map(|client| client.sessions).max().unwrap_or(0);
+    let server = ServerProcess::start(&arguments.binary, DEVICE_MEMORY, most_sessions + 2, &[]);
     let connect = |model| Decoder::new(Session::connect(&server.address)?, model);
     let mut clients = Clients { decoding: connect(&model)?, tiny: connect(&TINY)? };
     let alone = clients.measure(time)?;
     let columns = |token| format!("{token:>12} {:>10} {:>10}", "bound", "slowest");
     println!("{:14} {} {} {:>7}", "beside", columns("token"), columns("tiny token"), "rounds");
-    print_row("nobody", alone, None, 0);
+    print_row("no load", alone, None, 0);
     let (mut beside_ordinary, mut failed) = (None, false);
-    for neighbour in NEIGHBOURS {
+    for client in LOAD_CLIENTS {
         // The first one, which is the ordinary one, is always measured.
-        if beside_ordinary.is_some() && !arguments.chooses(neighbour.name) {
+        if beside_ordinary.is_some() && !arguments.chooses(client.name) {
             continue;
         }
-        let street = Street::new(&server.address, &model);
-        let (times, error) = beside(neighbour, &street, &mut clients, time)?;
-        let bounds = beside_ordinary.get_or_insert(times).bounds(neighbour.sessions);
-        print_row(neighbour.name, times, Some(&bounds), street.rounds());
+        let load = Load::new(&server.address, &model);
+        let (times, error) = beside(client, &load, &mut clients, time)?;
+        let bounds = beside_ordinary.get_or_insert(times).bounds(client.sessions);
+        print_row(client.name, times, Some(&bounds), load.rounds());
         if let Some(error) = error {
-            println!("  FAILED: the neighbour lost its connection: {error}");
+            println!("  FAILED: the load lost its connection: {error}");
             failed = true;
         }
         if !times.are_within(&bounds) {
@@ -128,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             failed |= arguments.check;
         }
         if !recovers(&mut clients, alone)? {
-            println!("  FAILED: tokens take longer than before, also {MAX_RECOVERY:?} after the neighbour has left");
+            println!("  FAILED: tokens take longer than before, also {MAX_RECOVERY:?} after the load has ended");
             failed = true;
         }
     }
@@ -146,26 +143,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(failed)
 }
 
-/// Measures the clients beside a neighbour, which lives in `street`. Also returns why the neighbour has left early, if it has.
+/// Measures the clients beside the sessions of a load client. Also returns the error of a session that ended early, if one did.
 fn beside(
-    neighbour: &Neighbour,
-    street: &Street<'_>,
+    client: &LoadClient,
+    load: &Load<'_>,
     clients: &mut Clients,
     time: Duration,
 ) -> Result<(Times, Option<std::io::Error>)> {
     std::thread::scope(|scope| {
         let run = || {
-            let result = (neighbour.run)(street);
-            // Connections end in the middle of a reply when it is over.
-            result.err().filter(|_| !street.is_over())
+            let result = (client.run)(load);
+            // The end of the load closes its connections, also in the middle of a reply.
+            result.err().filter(|_| !load.has_ended())
         };
-        let sessions: Vec<_> = (0..neighbour.sessions).map(|_| scope.spawn(run)).collect();
-        while street.busy() < neighbour.sessions && !sessions.iter().any(|session| session.is_finished()) {
+        let sessions: Vec<_> = (0..client.sessions).map(|_| scope.spawn(run)).collect();
+        while load.busy() < client.sessions && !sessions.iter().any(|session| session.is_finished()) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let times = clients.measure(time);
         let early = sessions.iter().any(|session| session.is_finished());
-        street.end();
+        load.end();
         let errors = sessions.into_iter().filter_map(|session| session.join().unwrap());
         let error = errors.last().filter(|_| early);
         Ok((times?, error))

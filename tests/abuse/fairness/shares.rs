@@ -1,5 +1,6 @@
 //! Equal shares: many sessions that decode all the time, and how many tokens each of them gets.
 
+use super::DEVICE_MEMORY;
 use super::decoder::{Decoder, SHARED};
 use crate::server_process::ServerProcess;
 use crate::session::Session;
@@ -12,9 +13,6 @@ use std::time::{Duration, Instant};
 
 /// Sessions that share the device.
 const SESSIONS: usize = 16;
-
-/// Memory of the device in bytes.
-const MEMORY: u64 = 2 << 30;
 
 /// Smallest share, as a part of the largest one.
 const MIN_RATIO: f64 = 0.8;
@@ -48,16 +46,16 @@ impl fmt::Display for Shares {
     }
 }
 
-/// Sessions of one address, which is no tenant.
+/// Sessions from one address of loopback: each is a tenant of its own.
 pub(crate) fn of_sessions(binary: &Path, time: Duration) -> Result<Shares> {
-    let server = ServerProcess::start(binary, MEMORY, SESSIONS, &[]);
+    let server = ServerProcess::start(binary, DEVICE_MEMORY, SESSIONS, &[]);
     let tokens = decode(&server.address, &[Ipv4Addr::LOCALHOST; SESSIONS], time)?;
     Ok(Shares { name: "sixteen sessions", tokens })
 }
 
 /// A tenant with sixteen sessions, and one with a single session.
 pub(crate) fn of_tenants(binary: &Path, time: Duration) -> Result<Shares> {
-    let server = ServerProcess::start(binary, MEMORY, SESSIONS + 1, &["--loopback-tenants"]);
+    let server = ServerProcess::start(binary, DEVICE_MEMORY, SESSIONS + 1, &["--loopback-tenants"]);
     let mut addresses = vec![Ipv4Addr::new(127, 0, 0, 2); SESSIONS];
     addresses.push(Ipv4Addr::new(127, 0, 0, 3));
     let tokens = decode(&server.address, &addresses, time)?;

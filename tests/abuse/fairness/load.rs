@@ -1,4 +1,4 @@
-//! The neighbours of a measured client: sessions that keep the device busy by valid messages until they are told to stop.
+//! Load beside a measured client: sessions that keep the device busy by valid messages until the measurement ends them.
 
 use super::decoder::{Decoder, Model, q4_0};
 use super::wire_graph::WireGraph;
@@ -15,38 +15,38 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What sessions do beside the measured client.
-pub(crate) struct Neighbour {
+/// A kind of load.
+pub(crate) struct LoadClient {
     pub(crate) name: &'static str,
-    /// Sessions that do it.
+    /// Number of its sessions.
     pub(crate) sessions: usize,
-    /// Runs one session until [`Street::is_over`], or until its connection ends.
-    pub(crate) run: fn(&Street<'_>) -> Result<()>,
+    /// Runs one session until [`Load::has_ended`], or until its connection ends.
+    pub(crate) run: fn(&Load<'_>) -> Result<()>,
 }
 
-/// The first one is the ordinary neighbour, to whose times those beside the others are compared.
-pub(crate) const NEIGHBOURS: &[Neighbour] = &[
-    Neighbour { name: "ordinary", sessions: 1, run: decode },
-    Neighbour { name: "long-graph", sessions: 1, run: run_long_graph },
-    Neighbour { name: "huge-product", sessions: 1, run: run_huge_product },
-    Neighbour { name: "pipeline", sessions: 1, run: send_graphs_without_reading },
-    Neighbour { name: "small-graphs", sessions: 1, run: run_small_graphs_in_queues },
-    Neighbour { name: "fills-copies", sessions: 1, run: fill_and_copy },
-    Neighbour { name: "clears", sessions: 1, run: clear_buffers },
-    Neighbour { name: "uploads", sessions: 1, run: upload_weights },
-    Neighbour { name: "ping-pong", sessions: 1, run: use_and_download_weight },
-    Neighbour { name: "set-rows", sessions: 1, run: set_rows },
-    Neighbour { name: "new-graphs", sessions: 1, run: import_new_graphs },
-    Neighbour { name: "16-sessions", sessions: 16, run: run_medium_graphs },
+/// The first one decodes as the measured client does. The times beside the others are compared with those beside it.
+pub(crate) const LOAD_CLIENTS: &[LoadClient] = &[
+    LoadClient { name: "ordinary", sessions: 1, run: decode },
+    LoadClient { name: "long-graph", sessions: 1, run: run_long_graph },
+    LoadClient { name: "huge-product", sessions: 1, run: run_huge_product },
+    LoadClient { name: "pipeline", sessions: 1, run: send_graphs_without_reading },
+    LoadClient { name: "small-graphs", sessions: 1, run: run_small_graphs_in_queues },
+    LoadClient { name: "fills-copies", sessions: 1, run: fill_and_copy },
+    LoadClient { name: "clears", sessions: 1, run: clear_buffers },
+    LoadClient { name: "uploads", sessions: 1, run: upload_weights },
+    LoadClient { name: "ping-pong", sessions: 1, run: use_and_download_weight },
+    LoadClient { name: "set-rows", sessions: 1, run: set_rows },
+    LoadClient { name: "new-graphs", sessions: 1, run: import_new_graphs },
+    LoadClient { name: "16-sessions", sessions: 16, run: run_medium_graphs },
 ];
 
-/// The server beside which neighbours live, and when they leave it.
-pub(crate) struct Street<'a> {
+/// The state that the sessions of a load share.
+pub(crate) struct Load<'a> {
     pub(crate) address: &'a str,
-    /// The model of the ordinary neighbour.
+    /// The model of the ordinary load.
     pub(crate) model: &'a Model,
-    is_over: AtomicBool,
-    /// Connections of the neighbours.
+    has_ended: AtomicBool,
+    /// Connections of the sessions.
     streams: Mutex<Vec<TcpStream>>,
     /// Sessions that keep the device busy.
     busy: AtomicUsize,
@@ -54,30 +54,30 @@ pub(crate) struct Street<'a> {
     rounds: AtomicU64,
 }
 
-impl<'a> Street<'a> {
-    pub(crate) fn new(address: &'a str, model: &'a Model) -> Street<'a> {
-        Street {
+impl<'a> Load<'a> {
+    pub(crate) fn new(address: &'a str, model: &'a Model) -> Load<'a> {
+        Load {
             address,
             model,
-            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             streams: Mutex::default(),
             busy: AtomicUsize::new(0),
             rounds: AtomicU64::new(0),
         }
     }
 
-    /// Ends the connections of the neighbours.
+    /// Ends the connections.
     pub(crate) fn end(&self) {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        self.is_over.store(true, Ordering::Relaxed);
+        self.has_ended.store(true, Ordering::Relaxed);
         for stream in &*streams {
-            // It may have ended already.
+            // Fails if the connection has ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
     }
 
     pub(crate) fn busy(&self) -> usize {
@@ -91,14 +91,14 @@ impl<'a> Street<'a> {
     fn connect(&self) -> Result<Session> {
         let session = Session::connect(self.address)?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_over() {
-            return Err(Error::other("it is over"));
+        if self.has_ended() {
+            return Err(Error::other("the load has ended"));
         }
         streams.push(session.stream()?);
         Ok(session)
     }
 
-    /// Calls `start` and `finish`, which waits for what `start` has sent, until it is over.
+    /// Calls `start` and `finish`, which waits for the work that `start` has sent, until the load has ended.
     fn repeat<S>(
         &self,
         session: &mut S,
@@ -110,14 +110,14 @@ impl<'a> Street<'a> {
         loop {
             finish(session)?;
             self.rounds.fetch_add(1, Ordering::Relaxed);
-            if self.is_over() {
+            if self.has_ended() {
                 return Ok(());
             }
             start(session)?;
         }
     }
 
-    /// Sends `message` and reads its only reply, until it is over.
+    /// Sends `message` and reads its only reply, until the load has ended.
     fn repeat_message(&self, session: &mut Session, message: &[u8]) -> Result<()> {
         self.repeat(session, |session| session.send(message), |session| session.read_reply().map(drop))
     }
@@ -148,40 +148,40 @@ fn compute_and_read(wire: &WireGraph, result: TensorId) -> Result<Vec<u8>> {
     Ok([wire.compute()?, wire.read(result, 64)].concat())
 }
 
-fn run_products(street: &Street<'_>, nodes: usize, sizes: [usize; 3]) -> Result<()> {
-    let mut session = street.connect()?;
+fn run_products(load: &Load<'_>, nodes: usize, sizes: [usize; 3]) -> Result<()> {
+    let mut session = load.connect()?;
     let (b, [_, product]) = products(nodes, DType::F32, sizes)?;
     let wire = place(&mut session, b)?;
     let message = compute_and_read(&wire, product)?;
-    street.repeat_message(&mut session, &message)
+    load.repeat_message(&mut session, &message)
 }
 
-fn decode(street: &Street<'_>) -> Result<()> {
-    let mut decoder = Decoder::new(street.connect()?, street.model)?;
-    street.repeat(&mut decoder, |_| Ok(()), |decoder| decoder.token().map(drop))
+fn decode(load: &Load<'_>) -> Result<()> {
+    let mut decoder = Decoder::new(load.connect()?, load.model)?;
+    load.repeat(&mut decoder, |_| Ok(()), |decoder| decoder.token().map(drop))
 }
 
 /// Some 40 s of work.
-fn run_long_graph(street: &Street<'_>) -> Result<()> {
-    run_products(street, 8000, [512, 512, 1024])
+fn run_long_graph(load: &Load<'_>) -> Result<()> {
+    run_products(load, 8000, [512, 512, 1024])
 }
 
 /// Some seconds of work.
-fn run_huge_product(street: &Street<'_>) -> Result<()> {
-    run_products(street, 1, [4096; 3])
+fn run_huge_product(load: &Load<'_>) -> Result<()> {
+    run_products(load, 1, [4096; 3])
 }
 
 /// Some 10 ms of work.
-fn run_medium_graphs(street: &Street<'_>) -> Result<()> {
-    run_products(street, 200, [256, 256, 32])
+fn run_medium_graphs(load: &Load<'_>) -> Result<()> {
+    run_products(load, 200, [256, 256, 32])
 }
 
 /// Blocks only when the sockets are full.
-fn send_graphs_without_reading(street: &Street<'_>) -> Result<()> {
-    let mut session = street.connect()?;
+fn send_graphs_without_reading(load: &Load<'_>) -> Result<()> {
+    let mut session = load.connect()?;
     let (b, _) = products(200, DType::F32, [256, 256, 32])?;
     let message = place(&mut session, b)?.compute()?;
-    street.repeat(&mut session, |session| session.send(&message), |_| Ok(()))
+    load.repeat(&mut session, |session| session.send(&message), |_| Ok(()))
 }
 
 /// A session of the extension with its open queues, on each of which some work is always under way.
@@ -194,8 +194,8 @@ struct Queues {
 }
 
 impl Queues {
-    fn open(street: &Street<'_>, queues: u32) -> Result<Queues> {
-        let mut session = ExtendedSession::upgrade(street.connect()?)?;
+    fn open(load: &Load<'_>, queues: u32) -> Result<Queues> {
+        let mut session = ExtendedSession::upgrade(load.connect()?)?;
         for queue in 0..queues {
             session.send(&encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue, device: 0 })))?;
         }
@@ -203,7 +203,7 @@ impl Queues {
     }
 
     /// Repeats the requests of `work`, which gets the number of a queue, on all queues.
-    fn repeat(mut self, street: &Street<'_>, work: impl Fn(u32) -> Vec<u8>) -> Result<()> {
+    fn repeat(mut self, load: &Load<'_>, work: impl Fn(u32) -> Vec<u8>) -> Result<()> {
         let works: Vec<_> = (0..self.reached.len() as u32).map(work).collect();
         let send = |queues: &mut Queues| {
             queues.placed += 1;
@@ -217,7 +217,7 @@ impl Queues {
         };
         // The next work is sent before the last one is awaited, so that no queue is ever empty.
         send(&mut self)?;
-        street.repeat(&mut self, send, |queues| {
+        load.repeat(&mut self, send, |queues| {
             while queues.reached.iter().any(|&reached| reached + 1 < queues.placed) {
                 let (queue, number) = queues.session.next_mark()?;
                 queues.reached[queue as usize] = number;
@@ -228,9 +228,9 @@ impl Queues {
 }
 
 /// Graphs of four small products, back to back in eight queues.
-fn run_small_graphs_in_queues(street: &Street<'_>) -> Result<()> {
+fn run_small_graphs_in_queues(load: &Load<'_>) -> Result<()> {
     const GRAPHS: usize = 50;
-    let mut queues = Queues::open(street, 8)?;
+    let mut queues = Queues::open(load, 8)?;
     let (b, _) = products(4, DType::F32, [256, 256, 8])?;
     let graph = b.build().map_err(Error::other)?;
     let session = &mut queues.session;
@@ -239,58 +239,58 @@ fn run_small_graphs_in_queues(street: &Street<'_>) -> Result<()> {
         Ok((buffer, session.base(buffer)?))
     })?;
     session.send(&wire.prepare(1)?)?;
-    queues.repeat(street, |queue| encode_ext(&ExtRequest::RunGraph(RunGraph { queue, graph: 1 })).repeat(GRAPHS))
+    queues.repeat(load, |queue| encode_ext(&ExtRequest::RunGraph(RunGraph { queue, graph: 1 })).repeat(GRAPHS))
 }
 
 /// Fills and copies of 256 MiB in a queue.
-fn fill_and_copy(street: &Street<'_>) -> Result<()> {
+fn fill_and_copy(load: &Load<'_>) -> Result<()> {
     const BYTES: u64 = 256 << 20;
-    let mut queues = Queues::open(street, 1)?;
+    let mut queues = Queues::open(load, 1)?;
     let buffers = [queues.session.alloc(BYTES)?, queues.session.alloc(BYTES)?];
     let [src, dst] = buffers.map(|buffer| BufferSpan { buffer, offset: 0, len: BYTES });
-    queues.repeat(street, |queue| {
+    queues.repeat(load, |queue| {
         let fill = encode_ext(&ExtRequest::Fill(Fill { queue, span: src, value: 0x5a }));
         [fill, encode_ext(&ExtRequest::CopySpan(CopySpan { queue, src, dst }))].concat()
     })
 }
 
 /// BUFFER_CLEARs of 512 MiB.
-fn clear_buffers(street: &Street<'_>) -> Result<()> {
-    let mut session = street.connect()?;
+fn clear_buffers(load: &Load<'_>) -> Result<()> {
+    let mut session = load.connect()?;
     let (remote_ptr, _) = session.alloc_or_fail(512 << 20)?;
     let clear = encode(&Request::BufferClear(BufferClear { remote_ptr, value: 0x5a }));
-    street.repeat(&mut session, |session| session.send(&clear), Session::synchronise)
+    load.repeat(&mut session, |session| session.send(&clear), Session::synchronise)
 }
 
 /// SET_TENSORs of a weight of q4_0 that is used, so that the device packs it.
-fn upload_weights(street: &Street<'_>) -> Result<()> {
+fn upload_weights(load: &Load<'_>) -> Result<()> {
     const SIZES: [usize; 3] = [2048, 8192, 1];
-    let mut session = street.connect()?;
+    let mut session = load.connect()?;
     let (b, [weight, product]) = products(1, DType::Q4_0, SIZES)?;
     let wire = place(&mut session, b)?;
     let upload = wire.write(weight, &q4_0(SIZES[0] / 32 * 18 * SIZES[1]));
     session.send(&[upload.clone(), compute_and_read(&wire, product)?].concat())?;
     session.read_reply()?;
     let upload_all = |session: &mut Session| (0..8).try_for_each(|_| session.send(&upload));
-    street.repeat(&mut session, upload_all, Session::synchronise)
+    load.repeat(&mut session, upload_all, Session::synchronise)
 }
 
 /// A product needs its weight packed, and a download needs it as it was uploaded.
-fn use_and_download_weight(street: &Street<'_>) -> Result<()> {
+fn use_and_download_weight(load: &Load<'_>) -> Result<()> {
     const SIZES: [usize; 3] = [4096, 14336, 1];
     let bytes = SIZES[0] / 32 * 18 * SIZES[1];
-    let mut session = street.connect()?;
+    let mut session = load.connect()?;
     let (b, [weight, _]) = products(1, DType::Q4_0, SIZES)?;
     let wire = place(&mut session, b)?;
     session.send(&wire.write(weight, &q4_0(bytes)))?;
     let message = [wire.compute()?, wire.read(weight, bytes as u64)].concat();
-    street.repeat_message(&mut session, &message)
+    load.repeat_message(&mut session, &message)
 }
 
 /// SET_ROWs of 256 MiB.
-fn set_rows(street: &Street<'_>) -> Result<()> {
+fn set_rows(load: &Load<'_>) -> Result<()> {
     const NE: [usize; 4] = [4096, 16384, 1, 1];
-    let mut session = street.connect()?;
+    let mut session = load.connect()?;
     let build = || {
         let mut b = Builder::with_separate_slots();
         let (rows, ids, table) =
@@ -304,12 +304,12 @@ fn set_rows(street: &Street<'_>) -> Result<()> {
     let numbers: Vec<_> = (0..NE[1] as u64).flat_map(u64::to_le_bytes).collect();
     session.send(&wire.write(ids, &numbers))?;
     let message = compute_and_read(&wire, table)?;
-    street.repeat_message(&mut session, &message)
+    load.repeat_message(&mut session, &message)
 }
 
 /// Graphs of 8,000 small nodes, of which no two are the same.
-fn import_new_graphs(street: &Street<'_>) -> Result<()> {
-    let mut session = street.connect()?;
+fn import_new_graphs(load: &Load<'_>) -> Result<()> {
+    let mut session = load.connect()?;
     let build = || {
         let mut b = Builder::with_separate_slots();
         let (x, scaled) = (b.leaf(DType::F32, [16, 1, 1, 1])?, b.leaf(DType::F32, [16, 1, 1, 1])?);
@@ -332,5 +332,5 @@ fn import_new_graphs(street: &Street<'_>) -> Result<()> {
         session.send(&compute)?;
         session.send(&read)
     };
-    street.repeat(&mut session, send, |session| session.read_reply().map(drop))
+    load.repeat(&mut session, send, |session| session.read_reply().map(drop))
 }
