@@ -29,9 +29,6 @@ use serve::Role;
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
 
-/// Port to listen on if no option gives one.
-const DEFAULT_PORT: u16 = 50052;
-
 /// Exit statuses and examples, printed below the options.
 const AFTER_HELP: &str = "\
 Exit status:
@@ -195,7 +192,8 @@ struct Args {
     idle_timeout: Option<Duration>,
 
     /// Maximum seconds for which one graph may use a CPU device, not counting the turns of other clients; a graph that takes
-    /// longer fails [default: no limit].
+    /// longer fails. Waits for memory that another queue uses count; the conversion of a weight before its first use is not
+    /// ended [default: no limit].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     max_run: Option<Duration>,
 
@@ -318,7 +316,7 @@ fn fail(e: &dyn Display) -> ExitCode {
 fn listen_addresses(args: &Args) -> Vec<ListenAddress> {
     let host = args.host.as_deref().unwrap_or(ListenAddress::DEFAULT_HOST);
     let by_default = args.listen.is_empty() || args.host.is_some() || args.port.is_some();
-    let first = by_default.then(|| ListenAddress::new(host, args.port.unwrap_or(DEFAULT_PORT)));
+    let first = by_default.then(|| ListenAddress::new(host, args.port.unwrap_or(ListenAddress::DEFAULT_PORT)));
     first.into_iter().chain(args.listen.iter().map(|address| address.clone().or_host(host))).collect()
 }
 

@@ -58,8 +58,8 @@ pub(crate) const LAYERS: &[Layer] = &[
     // front end uses its sibling.
     layer("rpc::server::host_memory", &["device"], &[]),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
-    layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "addresses", "io"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
+    layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::limits",
         &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],

@@ -12,13 +12,11 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::rpc::server::versions::ListenAddress;
 use crate::rpc::transport::{Address, ResolveError, resolve};
 
 /// Limit of the length of an address that a client may send: a host name of 253 bytes, a colon and a port.
 const MAX_ADDRESS_BYTES: usize = 253 + 6;
-
-/// The port of a server whose entry has none: the default of `rpc-server`.
-const DEFAULT_PORT: u16 = 50052;
 
 /// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute
 /// it.
@@ -121,7 +119,7 @@ impl FromStr for Peer {
 
 impl Peer {
     fn parse(text: &str) -> Option<Peer> {
-        let default = Port::One(DEFAULT_PORT);
+        let default = Port::One(ListenAddress::DEFAULT_PORT);
         let single = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr.to_canonical()));
         if let Some((addr, rest)) = text.split_once('/') {
             let addr: IpAddr = addr.parse().ok()?;
@@ -248,7 +246,7 @@ impl PeerAllowlist {
                 Host::Net(net) => ListedHosts::Net(*net),
                 Host::Name(name) => {
                     // The resolver needs a port.
-                    let port = if let Port::One(port) = peer.port { port } else { DEFAULT_PORT };
+                    let port = if let Port::One(port) = peer.port { port } else { ListenAddress::DEFAULT_PORT };
                     let addresses = resolver(&format!("{name}:{port}")).map_err(|e| match e {
                         ResolveError::Name => (peer, io::ErrorKind::InvalidInput.into()),
                         ResolveError::Host(e) => (peer, e),

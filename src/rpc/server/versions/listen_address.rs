@@ -25,6 +25,9 @@ impl ListenAddress {
     /// clients can connect.
     pub const DEFAULT_HOST: &'static str = "127.0.0.1";
 
+    /// Port of `rpc-server` if no option gives one, and of a [`Peer`](super::super::Peer) without a port.
+    pub const DEFAULT_PORT: u16 = 50052;
+
     /// `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port), for the versions of
     /// [`Config::protocol`](super::super::Config::protocol).
     pub fn new(host: &str, port: u16) -> ListenAddress {
