@@ -18,7 +18,8 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The pause before the next worker, after one has served for `served`: zero for a worker that was ready late or never.
+    /// The pause before the next worker, after one has served for `served`. A worker that was never ready has served for zero
+    /// and counts as one that died young.
     pub(crate) fn after_death(&mut self, served: Duration) -> Duration {
         if served >= HEALTHY {
             self.early_deaths = 0;

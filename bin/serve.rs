@@ -15,7 +15,7 @@ use super::signals::{SecondSignal, drain_on_signals, ignore_hangup};
 use super::worker::SupervisorLink;
 use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, usage};
 
-/// What has started this process.
+/// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
     /// The user: it binds the addresses itself.
     Alone,
@@ -88,7 +88,7 @@ fn serve(args: &Args, role: Role, notes: &[String], devices: Vec<Arc<dyn Device>
         link.report_ready()?;
     }
     if is_restart {
-        // Nobody may read standard output any more.
+        // The reader of standard output may have closed it.
         banner.lines().for_each(|line| log::info!("{line}"));
     } else {
         // All lines in one write: a script that waits for the first address may close the pipe after it.

@@ -1,7 +1,8 @@
-//! Memory budgets: limits on bytes, and reservations that count against them.
+//! Memory budgets: the account of a session or tenant. A budget limits bytes and counts the reservations against them; it also
+//! counts device time, and is a session's or tenant's place in the order of turns on a CPU device.
 //!
-//! A budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of one of many
-//! clients ([`MemoryBudget::for_client`]) also counts the client's memory mappings: a CPU device gives each client a share.
+//! A budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of a tenant
+//! ([`MemoryBudget::for_client`]) also counts the tenant's memory mappings: a CPU device gives each tenant a share.
 
 use super::DeviceError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,11 +18,11 @@ pub struct MemoryBudget {
     /// Most bytes that were reserved at a time.
     peak: AtomicU64,
     parent: Option<Arc<MemoryBudget>>,
-    /// Memory mappings that the client's memory takes at most; `None`: not the budget of a client.
+    /// Memory mappings that the tenant's memory takes at most; `None`: not the budget of a tenant.
     mappings: Option<AtomicUsize>,
     /// Unique in the process.
     id: u64,
-    /// Nanoseconds for which queues with this budget have used their devices.
+    /// Nanoseconds that turns on CPU devices took, of queues with this budget.
     device_nanos: AtomicU64,
     max_run: OnceLock<Duration>,
 }
@@ -32,10 +33,10 @@ impl MemoryBudget {
         MemoryBudget::build(limit, None, None)
     }
 
-    /// A budget of `limit` bytes for one of many clients of this process. Memory that is allocated with it, or with a budget
-    /// within it, takes at most a quarter of the memory mappings that CPU devices may make. Clients whose queues wait for one
-    /// device get equal time on it; within a client, budgets within its budget do. A budget outside of all clients counts as a
-    /// client, together with the budgets within it.
+    /// A budget of `limit` bytes for a tenant: one of many clients of this process. Memory that is allocated with it, or with a
+    /// budget within it, takes at most a quarter of the memory mappings that CPU devices may make. Tenants whose queues wait for
+    /// one CPU device get equal time on it; within a tenant, the budgets within its budget do. A budget outside of all tenants
+    /// counts as a tenant, together with the budgets within it.
     pub fn for_client(limit: u64) -> Arc<MemoryBudget> {
         MemoryBudget::build(limit, None, Some(AtomicUsize::new(0)))
     }
@@ -54,20 +55,21 @@ impl MemoryBudget {
         Arc::new(MemoryBudget { limit, used, peak, parent, mappings, id, device_nanos, max_run })
     }
 
-    /// Where queues with this budget stand in the order of turns: the client, and the budget itself.
+    /// Where queues with this budget stand in the order of turns: the tenant, and the budget itself.
     pub(crate) fn flow_keys(&self) -> [u64; 2] {
-        let mut client = self;
-        while let (None, Some(parent)) = (&client.mappings, &client.parent) {
-            client = parent;
+        let mut tenant = self;
+        while let (None, Some(parent)) = (&tenant.mappings, &tenant.parent) {
+            tenant = parent;
         }
-        [client.id, self.id]
+        [tenant.id, self.id]
     }
 
     pub(crate) fn add_device_time(&self, time: Duration) {
         self.device_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// How long queues with this budget have used their devices, not counting the queues with budgets within it.
+    /// Time of the turns on CPU devices of queues with this budget, not of the queues with budgets within it. Two turns at a time
+    /// count twice. Not counted: GPUs, transfers up to 16 KiB, and uploads above 256 KiB that the device does not pack.
     pub fn device_time(&self) -> Duration {
         Duration::from_nanos(self.device_nanos.load(Ordering::Relaxed))
     }
@@ -98,7 +100,7 @@ impl MemoryBudget {
         self.max_run.get().copied()
     }
 
-    /// The budget of the client that this budget is or lies within, and the client's count of memory mappings.
+    /// The budget of the tenant that this budget is or lies within, and the tenant's count of memory mappings.
     pub(crate) fn client(self: &Arc<Self>) -> Option<(&Arc<MemoryBudget>, &AtomicUsize)> {
         match (&self.mappings, &self.parent) {
             (Some(mappings), _) => Some((self, mappings)),
@@ -171,7 +173,7 @@ mod tests {
         assert_eq!((a.available(), b.available(), device.available()), (10, 30, 30));
         drop(first);
         assert_eq!((a.used(), device.used()), (0, 0));
-        // A refused reservation does not count for the peak, whoever has refused it.
+        // A refused reservation does not count for the peak, whether the budget or its parent refuses it.
         assert_eq!((a.peak(), b.peak(), device.peak()), (70, 0, 70));
         assert!(b.reserve(u64::MAX).is_err());
     }

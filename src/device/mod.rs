@@ -20,9 +20,9 @@
 //! every handle of their device: each keeps the parts of the device that it needs alive. A buffer's memory is freed when its
 //! last handle is dropped; a queue holds handles of all memory that its submitted work accesses.
 //!
-//! Dropping a queue discards the work that has not started, and stops a running program at its next node; the drop does not
-//! block. The queue's timeline fails with [`DeviceError::Ended`] once none of its work runs any more, so every waiter for one
-//! of its points returns.
+//! Dropping a queue discards the work that has not started, and stops a running program: on a CPU at a worker's next claim of
+//! rows or tiles, on a GPU at the next launch or segment of launches. The drop does not block. The queue's timeline fails with
+//! [`DeviceError::Ended`] once none of its work runs any more, so every waiter for one of its points returns.
 //!
 //! # Ordering
 //! Work on one queue takes effect in the order of submission. Work on two queues is ordered by [`TimelinePoint`]s alone: one
@@ -42,10 +42,15 @@
 //! kernels run.
 //!
 //! # Failures
-//! Submission is asynchronous. It blocks in two cases: while the queue's limit on pending work is reached, and in an upload
-//! larger than 256 KiB, which may wait for all earlier work. A failure of submitted work sticks to the queue: the next
-//! submission or wait returns it, and no work submitted after that runs (work submitted before may have run). The host waits
-//! for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.
+//! Submission is asynchronous. It blocks in three cases:
+//! - while the queue's limit on pending work is reached;
+//! - in an upload larger than 256 KiB, which may wait for all earlier work, and on a CPU device for turns;
+//! - in [`RunInline::run_inline`] of a small program on a CPU device, while others use the device: the caller's thread waits for
+//!   a turn. That wait has no deadline and an abort does not end it, but at most one slice of 2 ms of each other tenant passes,
+//!   and longer only while a piece of work runs that cannot be interrupted.
+//!
+//! A failure of submitted work sticks to the queue: the next submission or wait returns it, and no work submitted after that
+//! runs (work submitted before may have run). The host waits for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.
 //!
 //! The variant of [`DeviceError`] states which side is at fault: the caller ([`DeviceError::Misuse`], [`DeviceError::Source`]),
 //! the data ([`DeviceError::Data`]), the machine ([`DeviceError::OutOfMemory`], [`DeviceError::Exhausted`],

@@ -21,7 +21,7 @@ pub struct Config {
     /// clients from it receive the state "full" and are closed.
     pub max_connections_per_address: usize,
     /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others. Otherwise
-    /// each session from loopback is a client of its own.
+    /// each session from loopback is a tenant of its own, to which the limits per address do not apply.
     pub loopback_tenants: bool,
     /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further ones
     /// are closed without a reply.
@@ -31,8 +31,8 @@ pub struct Config {
     /// Device memory that the sessions of one address (IPv6: of one network of 64 bits) may hold together, in bytes over all
     /// devices, except loopback. `None`: the total memory of the devices.
     pub max_memory_per_address: Option<u64>,
-    /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared graphs,
-    /// replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of it.
+    /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared
+    /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of it.
     pub max_host_memory: u64,
     /// Maximum number of threads for transfers between servers; a quarter of it for one address. A session from loopback may have
     /// a quarter.
@@ -61,7 +61,8 @@ pub struct Config {
     /// Maximum time that a reply waits for the device that computes its data.
     pub device_timeout: Duration,
     /// Maximum time for which one graph may use a CPU device, without the turns of others; a graph beyond it fails its queue.
-    /// `None`: without limit.
+    /// A wait for memory that another queue uses counts; the conversion of a weight before its first use is not ended. `None`:
+    /// without limit.
     pub max_run: Option<Duration>,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
     pub cache: Option<CacheConfig>,

@@ -25,7 +25,7 @@ use log::Level;
 use super::tenants::Tenant;
 use crate::rpc::transport::PeerAddr;
 
-/// The process has so many times the tokens of one source.
+/// Tokens of the process, as a multiple of those of one source.
 const PROCESS_FACTOR: u32 = 4;
 
 /// Limit of the buckets of sources and kinds. Beyond it, further ones share a bucket per kind.
@@ -40,7 +40,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Generates from one table the kinds of lines, with the level, the weight and the name of each.
 macro_rules! log_kinds {
     ($($(#[$doc:meta])* $kind:ident: $level:ident, $weight:literal, $name:literal;)*) => {
-        /// What a line is about: each kind has buckets of its own, so that a flood of one kind hides no line of another.
+        /// The subject of a line: each kind has buckets of its own, so that a flood of one kind hides no line of another.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(super) enum LogKind {
             $($(#[$doc])* $kind,)*
@@ -60,7 +60,7 @@ macro_rules! log_kinds {
                 match self { $(LogKind::$kind => $weight,)* }
             }
 
-            /// Its lines, for the count of those that were left out.
+            /// Names its lines in the count of lines that were left out.
             const fn name(self) -> &'static str {
                 match self { $(LogKind::$kind => $name,)* }
             }
@@ -96,7 +96,7 @@ log_kinds! {
     CacheEviction: Info, 1, "evicted entries of the cache";
 }
 
-/// What has caused a line.
+/// The cause of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LogSource {
     /// A client, by its tenant.

@@ -17,6 +17,7 @@
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
 //! log_limits                          limits the log lines that clients cause
+//! folder                              opens the files of the cache and of the models by their folder's handle
 //! host_memory                         budget of the host memory that clients cause
 //! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
@@ -27,10 +28,12 @@
 //!
 //! - A session owns its handles, virtual addresses and memory budget. All of it is freed when the session ends, also after a
 //!   failure or a panic.
-//! - ggml's protocol has no error reply. A request that fails closes its connection, with one log line that names the peer, the
-//!   command and the reason; other sessions are not affected.
+//! - ggml's protocol has no error reply. A request that fails closes its connection. The log has a line with the peer, the
+//!   command and the reason, and the audit line of the session, both within the limits of `log_limits`; other sessions are not
+//!   affected.
 //! - Client input is untrusted: memory for a message grows only as its bytes arrive, deadlines bound every message that has
-//!   begun, and every limit is in [`Config`].
+//!   begun, and everything that a client can cause has a limit. [`Config`] has the limits that an operator may change; the
+//!   others are constants. docs/ARCHITECTURE.md lists all of them.
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod admission;

@@ -1,9 +1,10 @@
 //! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory and
 //! its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
-//! A tenant is an IPv4 address, or an IPv6 network of 64 bits: that is what one subscriber gets, so a host could use 2^64
-//! addresses of its own. Loopback has no tenant and counts for the process only, unless `Config::loopback_tenants` is set: a proxy
-//! or a tunnel on this machine brings the clients of many hosts from one address. Nor have transports without IP addresses.
+//! A tenant is an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
+//! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy or
+//! a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns on
+//! CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -23,7 +24,7 @@ const TENANT_SHARE: usize = 4;
 /// A CPU device makes a mapping for each buffer above this size in bytes; smaller buffers share mappings (`cpu::memory`).
 const MAX_SMALL_BUFFER: u64 = 256 << 10;
 
-/// What is counted. The number is the index of its row in [`Tenants::limits`].
+/// A counted resource. The number is the index of its row in [`Tenants::limits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
     Connections,
@@ -39,7 +40,7 @@ pub(super) enum Resource {
 const RESOURCES: usize = 4;
 
 impl Resource {
-    /// What a buffer of `bytes` bytes on a device of `kind` takes.
+    /// The resource that a buffer of `bytes` bytes on a device of `kind` takes, if any.
     pub(super) fn of_buffer(kind: DeviceKind, bytes: u64) -> Option<Resource> {
         (kind == DeviceKind::Cpu && bytes > MAX_SMALL_BUFFER).then_some(Resource::LargeBuffers)
     }
@@ -90,7 +91,7 @@ struct TenantsState {
     by_tenant: HashMap<Tenant, TenantUse>,
 }
 
-/// What one tenant uses.
+/// The use of one tenant.
 struct TenantUse {
     used: [usize; RESOURCES],
     /// Contains the budgets of its sessions, whose memory mappings it counts together.
@@ -208,8 +209,8 @@ impl Tenants {
         Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
     }
 
-    /// The limits as names and values, for the users of the client at `peer`: what all clients use, and what those of its
-    /// address do.
+    /// The limits as names and values, for the users of the client at `peer`: the use of all clients, and that of the clients
+    /// of its address.
     pub(super) fn describe(&self, peer: PeerAddr) -> Vec<(String, String)> {
         let tenant = self.tenant(peer);
         let mut state = self.lock();

@@ -16,11 +16,11 @@ use super::scan::{self, IndexSnapshot, MAX_TENSORS};
 /// tensors.
 const SCAN_INTERVAL: (Duration, u32) = (Duration::from_millis(200), 20);
 
-/// Limit of the duration of the scan at the start of the server, which the start waits for. The next scan continues with the files
+/// Limit of the duration of the first scan, during which the start of the server waits. The next scan continues with the files
 /// that were not reached.
 const INITIAL_SCAN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often the digests are written to their file while more are computed: a server that is killed loses as much work.
+/// Interval between writes of the digest file while digests are computed: a server that is killed loses as much work.
 const WRITE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Shared by the sessions and the thread.
