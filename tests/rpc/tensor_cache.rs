@@ -4,6 +4,7 @@ use crate::support::*;
 use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
 use fanout::rpc::wire::*;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const SIZE: usize = 100_000;
 
@@ -169,6 +170,34 @@ fn an_interrupted_upload_leaves_no_cache_file() {
     client.shutdown_write();
     client.expect_refused(&["SET_TENSOR", "in the middle of a message"]);
     assert_eq!(files(dir.path()), Vec::<PathBuf>::new());
+}
+
+/// A client can interrupt any number of uploads, so the lines about files that cannot be removed are limited too.
+#[test]
+fn files_that_cannot_be_removed_are_a_few_log_lines() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let config = config(dir.path(), 1 << 30).with_log_burst(2).with_log_interval(Duration::from_secs(24 * 3600));
+    let mut server = TestServer::start(config);
+    for round in 1..=5 {
+        let mut client = Client::connect(&server);
+        let memory = client.alloc(0, SIZE as u64);
+        let head = SetTensorHead { tensor: memory.byte_tensor(), cache: true, offset: 0 };
+        let bytes = encode_message(&Request::SetTensor(SetTensor { head, data: &random_bytes(1, SIZE) }));
+        client.write(&bytes[..SIZE / 2]);
+        let partial = || files(dir.path()).into_iter().find(|path| path.is_file());
+        eventually("the upload is being cached", || partial().is_some());
+        // A folder is not removed like a file, whatever the user may do.
+        let partial = partial().expect("a file");
+        std::fs::remove_file(&partial).expect("removed");
+        std::fs::create_dir(&partial).expect("a folder");
+        drop(client);
+        eventually("the session has ended", || server.handle.connections() == 0);
+        assert_eq!(files(dir.path()).len(), round);
+    }
+    server.stop();
+    let shown = logged_warnings(&format!("cannot remove {}", dir.path().display()));
+    assert_eq!(shown.len(), 2, "{shown:#?}");
+    assert_eq!(logged_lines("left out: 3 more lines about failures of the cache").len(), 1);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -124,11 +125,16 @@ impl TensorCache {
     /// Removes an entry that is invalid or unreadable.
     pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
         let name = entry_name(fnv);
-        self.log(
-            LogKind::CacheInvalid,
-            format_args!("removed the invalid entry {}: {why}", self.folder.path_of(&name).display()),
-        );
-        self.folder.remove_if_exists(&name);
+        if self.remove(&name) {
+            let path = self.folder.path_of(&name);
+            self.log(LogKind::CacheInvalid, format_args!("removed the invalid entry {}: {why}", path.display()));
+        }
+    }
+
+    /// Removes an entry. Returns whether it is gone; a failure is logged.
+    fn remove(&self, name: &OsStr) -> bool {
+        let removed = self.folder.remove_if_exists(name);
+        removed.inspect_err(|e| self.log_remove_error(&self.folder.path_of(name), e)).is_ok()
     }
 
     /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it does not fit beside the uploads in
@@ -168,9 +174,11 @@ impl TensorCache {
             if fits(usage) {
                 break;
             }
-            self.log(LogKind::CacheEviction, format_args!("evicted {}", self.folder.path_of(&name).display()));
-            self.folder.remove_if_exists(&name);
-            usage.entries -= bytes;
+            // An entry that cannot be removed still counts, so the folder does not grow beyond its limit.
+            if self.remove(&name) {
+                self.log(LogKind::CacheEviction, format_args!("evicted {}", self.folder.path_of(&name).display()));
+                usage.entries -= bytes;
+            }
         }
         fits(usage)
     }
@@ -189,6 +197,10 @@ impl TensorCache {
 
     fn log_write_error(&self, e: &io::Error) {
         self.log(LogKind::CacheFailure, format_args!("cannot write to {}: {e}", self.folder.path().display()));
+    }
+
+    fn log_remove_error(&self, path: &Path, e: &io::Error) {
+        self.log(LogKind::CacheFailure, format_args!("cannot remove {}: {e}", path.display()));
     }
 
     fn lock_usage(&self) -> MutexGuard<'_, Usage> {
@@ -359,6 +371,14 @@ impl PartialEntry<'_> {
         self.file.rename_to(name)?;
         usage.entries = usage.entries.saturating_sub(replaced).saturating_add(self.charge.announced);
         Ok(())
+    }
+}
+
+impl Drop for PartialEntry<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = self.file.discard() {
+            self.charge.cache.log_remove_error(&self.file.path(), &e);
+        }
     }
 }
 

@@ -18,9 +18,9 @@ pub(in crate::rpc::server) use unix::{Folder, FolderId};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use log::warn;
+use log::{debug, warn};
 use thiserror::Error;
 
 /// File name extension of files that are being written.
@@ -65,11 +65,11 @@ impl Folder {
         let file = self.create_file(&name)?;
         // The lock tells other servers that the file is in use, see `remove_abandoned`. It ends with the handle.
         let _ = file.try_lock();
-        Ok(PartialFile { folder: self, file, name, named: false })
+        Ok(PartialFile { folder: self, file, name, settled: false })
     }
 
     /// Removes the partial files of servers that have ended before they were complete. Those that a running server writes are
-    /// locked.
+    /// locked. A file that cannot be removed is logged: only the start of a server calls this, so no client can cause the lines.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -77,8 +77,9 @@ impl Folder {
         for name in self.files_with_extension(PARTIAL_EXTENSION)? {
             if let Ok((file, _)) = self.open_file(&name, Links::Refuse)
                 && file.try_lock().is_ok()
+                && let Err(e) = self.remove_if_exists(&name)
             {
-                self.remove_if_exists(&name);
+                warn!("cannot remove {}: {e}", self.path_of(&name).display());
             }
         }
         Ok(())
@@ -100,12 +101,11 @@ impl Folder {
     }
 
     /// Removes a file. It is not an error if another server or session has removed it already.
-    pub(in crate::rpc::server) fn remove_if_exists(&self, name: &OsStr) {
-        if let Err(e) = self.remove(name)
-            && e.kind() != io::ErrorKind::NotFound
-        {
-            warn!("cannot remove {}: {e}", self.path_of(name).display());
-        }
+    ///
+    /// # Errors
+    /// The file is still there, as in a folder that was made read-only.
+    pub(in crate::rpc::server) fn remove_if_exists(&self, name: &OsStr) -> io::Result<()> {
+        self.remove(name).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
     }
 }
 
@@ -114,7 +114,8 @@ pub(in crate::rpc::server) struct PartialFile<'a> {
     folder: &'a Folder,
     file: File,
     name: OsString,
-    named: bool,
+    /// Whether the file has its name, or [`PartialFile::discard`] has tried to remove it.
+    settled: bool,
 }
 
 impl PartialFile<'_> {
@@ -122,21 +123,35 @@ impl PartialFile<'_> {
         &mut self.file
     }
 
+    /// Its path until it gets its name, for messages.
+    pub(in crate::rpc::server) fn path(&self) -> PathBuf {
+        self.folder.path_of(&self.name)
+    }
+
     /// Gives the file its name, under which it appears as a whole. Replaces a file of that name.
     ///
     /// # Errors
     /// The file cannot be renamed, as when the folder was removed.
-    pub(in crate::rpc::server) fn rename_to(mut self, name: &OsStr) -> io::Result<()> {
+    pub(in crate::rpc::server) fn rename_to(&mut self, name: &OsStr) -> io::Result<()> {
         self.folder.rename(&self.name, name)?;
-        self.named = true;
+        self.settled = true;
         Ok(())
+    }
+
+    /// Removes the file unless it has its name.
+    ///
+    /// # Errors
+    /// The file is still there. The next start of a server on the folder removes it.
+    pub(in crate::rpc::server) fn discard(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.settled, true) { Ok(()) } else { self.folder.remove_if_exists(&self.name) }
     }
 }
 
 impl Drop for PartialFile<'_> {
     fn drop(&mut self) {
-        if !self.named {
-            self.folder.remove_if_exists(&self.name);
+        // Not a warning: a client can drop any number of uploads. A caller that reports the error calls `discard` itself.
+        if let Err(e) = self.discard() {
+            debug!("cannot remove {}: {e}", self.path().display());
         }
     }
 }

@@ -84,6 +84,24 @@ fn partial_file_appears_when_it_is_renamed() {
 }
 
 #[test]
+fn a_file_that_cannot_be_removed_is_an_error() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(dir.path()).expect("an open folder");
+    fs::write(dir.path().join("file"), b"data").expect("written");
+    // A folder is not removed like a file, whatever the user may do.
+    fs::create_dir(dir.path().join("folder")).expect("a folder");
+    for (name, is_gone) in [("file", true), ("file", true), ("folder", false)] {
+        assert_eq!(folder.remove_if_exists(OsStr::new(name)).is_ok(), is_gone, "{name}");
+    }
+    let mut partial = folder.create_partial().expect("a file");
+    let path = partial.path();
+    fs::remove_file(&path).expect("removed");
+    fs::create_dir(&path).expect("a folder");
+    assert!(partial.discard().is_err(), "it is still there");
+    assert!(partial.discard().is_ok(), "tried once");
+}
+
+#[test]
 fn folder_is_used_by_its_handle_after_it_was_replaced() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("cache");
