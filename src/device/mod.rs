@@ -45,9 +45,9 @@
 //! Submission is asynchronous. It blocks in three cases:
 //! - while the queue's limit on pending work is reached;
 //! - in an upload larger than 256 KiB, which may wait for all earlier work, and on a CPU device for turns;
-//! - in [`RunInline::run_inline`] of a small program on a CPU device, while others use the device: the caller's thread waits for
-//!   a turn. That wait has no deadline and an abort does not end it, but at most one slice of 2 ms of each other tenant passes,
-//!   and longer only while a piece of work runs that cannot be interrupted.
+//! - in [`RunInline::run_inline`] of a small program on a CPU device, while others use the device: the caller's thread waits
+//!   for a turn. That wait has no deadline and an abort does not end it, but at most one slice of 2 ms of each other tenant
+//!   passes, and longer only while a piece of work runs that cannot be interrupted.
 //!
 //! A failure of submitted work sticks to the queue: the next submission or wait returns it, and no work submitted after that
 //! runs (work submitted before may have run). The host waits for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.

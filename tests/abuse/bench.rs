@@ -1,6 +1,6 @@
-//! Abuse suite: the effects of one client on the others. Each attack is a row of [`ATTACKS`]: for some seconds, valid messages make
-//! a server hold as many resources as its limits allow. Meanwhile ordinary clients come and go. The server, a process of the
-//! optimised program, must stay within its configured threads and mappings, serve the ordinary clients in time, and be as
+//! Abuse suite: the effects of one client on the others. Each attack is a row of [`ATTACKS`]: for some seconds, valid messages
+//! make a server hold as many resources as its limits allow. Meanwhile ordinary clients come and go. The server, a process of
+//! the optimised program, must stay within its configured threads and mappings, serve the ordinary clients in time, and be as
 //! before once the attacker has left.
 //!
 //! The suite measures times, so it is a step of its own: `cargo bench -p fanout --bench abuse -- --seconds 60`.

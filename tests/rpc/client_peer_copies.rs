@@ -113,8 +113,8 @@ fn losing_the_source_server_fails_the_receiving_queue() {
     assert_eq!(b.download(), [0; 100]);
 }
 
-/// The receiving queue fails when its thread submits the copy: the source is lost by then. A third queue waits for a mark behind
-/// the copy, which is therefore never placed.
+/// The receiving queue fails when its thread submits the copy: the source is lost by then. A third queue waits for a mark
+/// behind the copy, which is therefore never placed.
 #[test]
 fn a_copy_that_cannot_be_submitted_fails_the_queues_that_wait_for_it() {
     let [mut source, destination] = source_and_destination(released_device());

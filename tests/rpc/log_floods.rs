@@ -1,5 +1,6 @@
-//! Floods of log lines that clients cause: a few lines are logged, and the number of the others. Tokens come back after a day, so
-//! the counts do not depend on the time that a test takes. The log of all tests is one, so each test floods kinds of its own.
+//! Floods of log lines that clients cause: a few lines are logged, and the number of the others. Tokens come back after a day,
+//! so the counts do not depend on the time that a test takes. The log of all tests is one, so each test floods kinds of its
+//! own.
 
 use crate::support::*;
 use fanout::rpc::server::Config;

@@ -65,8 +65,8 @@ impl Admission {
         Arc::new(Admission { tenants, host_memory, state: Mutex::default(), session_ended: Condvar::new() })
     }
 
-    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake; the
-    /// last value is the session's host memory.
+    /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake;
+    /// the last value is the session's host memory.
     ///
     /// # Errors
     /// Why the client is not admitted.

@@ -1,5 +1,5 @@
-//! Audit line: one line when a session ends, with what the session has used and why it ended. docs/ARCHITECTURE.md describes its
-//! fields.
+//! Audit line: one line when a session ends, with what the session has used and why it ended. docs/ARCHITECTURE.md describes
+//! its fields.
 //!
 //! A connection whose HELLO never completed is no session and has no audit line: otherwise a flood of connections would use up
 //! the lines of sessions.

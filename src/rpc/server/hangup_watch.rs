@@ -2,7 +2,7 @@
 //!
 //! A session's thread that reads the next request notices the end of its connection by itself. While the thread serves a
 //! request, it may be blocked: by a program that runs inline, by a full queue, by a download, or by the lock of memory that
-//! another queue computes in. Nobody would then stop the work of a client that has gone. The watch polls the connection of
+//! another queue computes in. The work of a client that has gone would then run to its end. The watch polls the connection of
 //! each session that has been busy for a whole [`INTERVAL`]. If the client has hung up, it calls the session's *cancellers*:
 //! callbacks that abort its queues and end its other waits. The session's thread then returns with an error, and its memory is
 //! freed. All sessions share the thread, so a canceller that blocks would keep their clients from being found, too.

@@ -20,11 +20,11 @@ pub struct Config {
     /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
     /// clients from it receive the state "full" and are closed.
     pub max_connections_per_address: usize,
-    /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others. Otherwise
-    /// each session from loopback is a tenant of its own, to which the limits per address do not apply.
+    /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others.
+    /// Otherwise each session from loopback is a tenant of its own, to which the limits per address do not apply.
     pub loopback_tenants: bool,
-    /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further ones
-    /// are closed without a reply.
+    /// Maximum number of connections whose HELLO is not complete; a quarter of it for one address, except loopback. Further
+    /// ones are closed without a reply.
     pub max_handshakes: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
@@ -32,10 +32,11 @@ pub struct Config {
     /// devices, except loopback. `None`: the total memory of the devices.
     pub max_memory_per_address: Option<u64>,
     /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared
-    /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of it.
+    /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of
+    /// it.
     pub max_host_memory: u64,
-    /// Maximum number of threads for transfers between servers; a quarter of it for one address. A session from loopback may have
-    /// a quarter.
+    /// Maximum number of threads for transfers between servers; a quarter of it for one address. A session from loopback may
+    /// have a quarter.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
@@ -43,8 +44,8 @@ pub struct Config {
     /// loopback. Each is a memory mapping, of which these devices make at most 4096 per process; an eighth of them is left to
     /// the scratch of queues.
     pub max_large_buffers: usize,
-    /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session. Beyond
-    /// it, the least recently used graphs are dropped.
+    /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session.
+    /// Beyond it, the least recently used graphs are dropped.
     pub max_graph_memory: u64,
     /// Maximum number of queues that clients of the extension have open, over all sessions; a quarter of it for one address,
     /// except loopback. A queue beyond it fails.
@@ -66,8 +67,8 @@ pub struct Config {
     pub max_run: Option<Duration>,
     /// The tensor cache on disk, which serves SET_TENSOR_HASH. `None`: disabled.
     pub cache: Option<CacheConfig>,
-    /// Allow-list of the servers with which this server exchanges tensors on a client's request: it may connect to them, and they
-    /// to it. Empty by default: it connects to none, and answers COMM_INIT with 0.
+    /// Allow-list of the servers with which this server exchanges tensors on a client's request: it may connect to them, and
+    /// they to it. Empty by default: it connects to none, and answers COMM_INIT with 0.
     pub peers: Vec<Peer>,
     /// Port on which COMM_INIT lets this server listen for another server. `None`: 1000 above the port to which its client has
     /// connected, as llama.cpp's clients expect.

@@ -1,10 +1,10 @@
-//! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory and
-//! its mappings, beside those of the process, so that one host cannot take the whole server.
+//! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory
+//! and its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
 //! A tenant is an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
-//! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy or
-//! a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns on
-//! CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.
+//! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy
+//! or a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns
+//! on CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -86,8 +86,8 @@ struct TenantsState {
     used: [usize; RESOURCES],
     /// Number of refused reservations.
     refused: [u64; RESOURCES],
-    /// One entry for each tenant with a connection, device memory or transfers, so there are never more than the limits of these
-    /// allow.
+    /// One entry for each tenant with a connection, device memory or transfers, so there are never more than the limits of
+    /// these allow.
     by_tenant: HashMap<Tenant, TenantUse>,
 }
 
@@ -101,8 +101,8 @@ struct TenantUse {
 }
 
 impl TenantUse {
-    /// Device memory and transfers may outlive the last connection, and work of a device that still runs may reserve more of it:
-    /// a client that connects again must not get new budgets while anything holds the old ones. Each reservation holds its
+    /// Device memory and transfers may outlive the last connection, and work of a device that still runs may reserve more of
+    /// it: a client that connects again must not get new budgets while anything holds the old ones. Each reservation holds its
     /// budget.
     fn is_unused(&self) -> bool {
         self.used == [0; RESOURCES] && Arc::strong_count(&self.memory) == 1 && self.threads.is_unused()
@@ -244,8 +244,8 @@ impl Tenants {
         rows
     }
 
-    /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its tenant, a
-    /// quarter of those of the process. Without a tenant, the session has a quarter of its own.
+    /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its
+    /// tenant, a quarter of those of the process. Without a tenant, the session has a quarter of its own.
     pub(super) fn transfer_threads(&self, peer: PeerAddr) -> Arc<ThreadBudget> {
         match self.tenant(peer) {
             Some(tenant) => Arc::clone(&self.entry(&mut self.lock(), tenant).threads),

@@ -91,8 +91,8 @@ impl Transport for TcpTransport {
         poll::hung_up(&self.stream)
     }
 
-    /// TCP_USER_TIMEOUT. Without it, keepalive probes nothing while sent bytes are not acknowledged, and the system retries these
-    /// for a quarter of an hour. It takes the place of the number of keepalive probes.
+    /// TCP_USER_TIMEOUT. Without it, keepalive probes nothing while sent bytes are not acknowledged, and the system retries
+    /// these for a quarter of an hour. It takes the place of the number of keepalive probes.
     fn set_loss_timeout(&self, timeout: Duration) {
         // Fails if the peer has already closed the connection, which the next read reports.
         #[cfg(any(target_os = "linux", target_os = "android"))]

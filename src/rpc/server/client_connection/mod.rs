@@ -31,8 +31,8 @@ use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD
 /// does not matter.
 const MAX_SPIN: Duration = Duration::from_millis(2);
 
-/// Shortest time after which a connection is lost whose client acknowledges nothing. A longer stall timeout extends it: a client
-/// that does not read looks the same to the system.
+/// Shortest time after which a connection is lost whose client acknowledges nothing. A longer stall timeout extends it: a
+/// client that does not read looks the same to the system.
 const MIN_LOSS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a client may take.

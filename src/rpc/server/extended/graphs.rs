@@ -21,8 +21,8 @@ use crate::rpc::wire::{GraphCompute, graph_cost};
 pub(super) type GraphNumber = u64;
 
 impl ExtendedSession<'_> {
-    /// Prepares a graph for RUN_GRAPH. If the device does not support it, or its host memory is refused, the error is stored with
-    /// the graph and fails the queue that runs the graph.
+    /// Prepares a graph for RUN_GRAPH. If the device does not support it, or its host memory is refused, the error is stored
+    /// with the graph and fails the queue that runs the graph.
     pub(super) fn prepare_graph(&mut self, request: &PrepareGraph<'_>, len: usize) -> Result<(), SessionError> {
         let graph = &request.graph;
         let device = self.resources.device(graph.device())?;

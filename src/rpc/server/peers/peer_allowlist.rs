@@ -264,8 +264,8 @@ impl PeerAllowlist {
         self.0.is_empty()
     }
 
-    /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection has
-    /// any port.
+    /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection
+    /// has any port.
     pub(in crate::rpc::server) fn permits_incoming(&self, addr: IpAddr) -> bool {
         self.0.iter().any(|entry| entry.hosts.contains(addr))
     }
