@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use log::Level;
 
+use super::limits::Config;
 use super::tenants::Tenant;
 use crate::rpc::transport::PeerAddr;
 
@@ -98,19 +99,13 @@ log_kinds! {
 
 /// The cause of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum LogSource {
+enum LogSource {
     /// A client, by its tenant.
     Tenant(Tenant),
     /// Clients without a tenant: of loopback, or of a transport without IP addresses. They share their buckets.
     Loopback,
     /// The server, where no client is known to be the cause.
     Server,
-}
-
-impl From<PeerAddr> for LogSource {
-    fn from(peer: PeerAddr) -> LogSource {
-        Tenant::of(peer, false).map_or(LogSource::Loopback, LogSource::Tenant)
-    }
 }
 
 impl fmt::Display for LogSource {
@@ -203,18 +198,38 @@ pub(super) struct LogLimits {
     start: Instant,
     /// Of an ordinary kind and one source.
     rate: TokenRate,
+    /// Whether addresses of loopback are sources of their own: [`Config::loopback_tenants`](super::Config::loopback_tenants).
+    with_loopback: bool,
     state: Mutex<LogLimitsState>,
 }
 
 impl LogLimits {
-    /// Buckets of `burst` lines, one of which comes back after `interval`.
-    pub(super) fn new(burst: u32, interval: Duration) -> LogLimits {
-        LogLimits { start: Instant::now(), rate: TokenRate { burst, interval }, state: Mutex::default() }
+    /// The limits that a configuration sets.
+    pub(super) fn new(config: &Config) -> LogLimits {
+        LogLimits {
+            start: Instant::now(),
+            rate: TokenRate { burst: config.log_burst, interval: config.log_interval },
+            with_loopback: config.loopback_tenants,
+            state: Mutex::default(),
+        }
     }
 
-    /// Logs a line about `source`, or counts it as left out. `text` is formatted only if it is logged.
-    pub(super) fn log(&self, source: impl Into<LogSource>, kind: LogKind, text: fmt::Arguments<'_>) {
-        let Some(left_out) = self.admit(source.into(), kind, self.start.elapsed()) else { return };
+    /// Logs a line that the client at `peer` has caused, or counts it as left out. `text` is formatted only if it is logged.
+    pub(super) fn log(&self, peer: PeerAddr, kind: LogKind, text: fmt::Arguments<'_>) {
+        self.log_of(self.source(peer), kind, text);
+    }
+
+    /// As [`LogLimits::log`], where no client is known to be the cause.
+    pub(super) fn log_server(&self, kind: LogKind, text: fmt::Arguments<'_>) {
+        self.log_of(LogSource::Server, kind, text);
+    }
+
+    fn source(&self, peer: PeerAddr) -> LogSource {
+        Tenant::of(peer, self.with_loopback).map_or(LogSource::Loopback, LogSource::Tenant)
+    }
+
+    fn log_of(&self, source: LogSource, kind: LogKind, text: fmt::Arguments<'_>) {
+        let Some(left_out) = self.admit(source, kind, self.start.elapsed()) else { return };
         let line = line_text(text);
         if left_out.of_source.1 + left_out.of_all == 0 {
             log::log!(kind.level(), "{line}");

@@ -90,7 +90,7 @@ use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
 use listen::VersionedListener;
-use log_limits::{LogKind, LogLimits, LogSource};
+use log_limits::{LogKind, LogLimits};
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
@@ -191,7 +191,7 @@ impl Server {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
         }
-        let logs = Arc::new(LogLimits::new(config.log_burst, config.log_interval));
+        let logs = Arc::new(LogLimits::new(&config));
         let tensor_cache = config.cache.as_ref().map(|at| {
             TensorCache::open(at, &logs)
                 .map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
@@ -327,7 +327,7 @@ impl AcceptLoop {
                 Ok(None) => {}
                 Err(e) => {
                     let text = format_args!("cannot accept a connection: {e}");
-                    self.context.logs.log(LogSource::Server, LogKind::AcceptError, text);
+                    self.context.logs.log_server(LogKind::AcceptError, text);
                     std::thread::sleep(EXHAUSTED_PAUSE);
                 }
             }

@@ -27,7 +27,7 @@ use thiserror::Error;
 
 use super::folder::{Folder, Links, PartialFile};
 use super::limits::CacheConfig;
-use super::log_limits::{LogKind, LogLimits, LogSource};
+use super::log_limits::{LogKind, LogLimits};
 use crate::rpc::wire::{Reader, WireError};
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
@@ -103,7 +103,7 @@ impl TensorCache {
     }
 
     fn log(&self, kind: LogKind, text: fmt::Arguments<'_>) {
-        self.logs.log(LogSource::Server, kind, format_args!("cache: {text}"));
+        self.logs.log_server(kind, format_args!("cache: {text}"));
     }
 
     /// Looks up the data of a hash; `None` unless an entry has exactly `len` bytes. The caller may use the data only after

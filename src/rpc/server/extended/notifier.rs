@@ -18,7 +18,7 @@ use crate::device::{DeviceError, POLL_INTERVAL, SPIN_BEFORE_SLEEP, TimelinePoint
 use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
-use crate::rpc::server::log_limits::{LogKind, LogLimits, LogSource};
+use crate::rpc::server::log_limits::{LogKind, LogLimits};
 use crate::rpc::server::transfer_tokens::PendingReceives;
 use crate::rpc::wire::ext::Notification;
 
@@ -78,7 +78,7 @@ impl Notifier {
             // Without the thread, the client would wait for its notifications for ever, and nothing would check deadlines.
             if catch_unwind(AssertUnwindSafe(|| thread.run(heartbeat))).is_err() {
                 let text = "bug in fanout: the thread that sends a session's notifications panicked; connection closed";
-                logs.log(LogSource::Server, LogKind::Panic, format_args!("{text}"));
+                logs.log_server(LogKind::Panic, format_args!("{text}"));
                 writer.close();
             }
         });

@@ -6,11 +6,19 @@ use std::net::SocketAddr;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn limits() -> LogLimits {
-    LogLimits::new(5, 10 * SECOND)
+    LogLimits::new(&config())
+}
+
+fn config() -> Config {
+    Config::default().with_log_burst(5).with_log_interval(10 * SECOND)
 }
 
 fn peer(ip: &str) -> LogSource {
-    PeerAddr::Ip(SocketAddr::new(ip.parse().unwrap(), 40_000)).into()
+    limits().source(address(ip))
+}
+
+fn address(ip: &str) -> PeerAddr {
+    PeerAddr::Ip(SocketAddr::new(ip.parse().unwrap(), 40_000))
 }
 
 /// What a flood has caused.
@@ -96,6 +104,18 @@ fn sources_and_kinds_do_not_hide_each_other() {
     assert_eq!(peer("fd00:1:2:3::1").to_string(), " of fd00:1:2:3::/64");
 }
 
+/// Behind a proxy on the same machine, clients are told apart by their addresses of loopback, if the configuration says so.
+#[test]
+fn addresses_of_loopback_do_not_hide_each_other_if_they_are_tenants() {
+    for (with_loopback, shown) in [(false, false), (true, true)] {
+        let limits = LogLimits::new(&config().with_loopback_tenants(with_loopback));
+        let [first, second] = ["127.0.0.2", "127.0.0.3"].map(|ip| limits.source(address(ip)));
+        let (mut flood, kind) = (Flood::default(), LogKind::RefusedAllocation);
+        (0..3000).for_each(|_| _ = flood.line(&limits, first, kind, Duration::ZERO));
+        assert_eq!(flood.line(&limits, second, kind, Duration::ZERO), shown, "{with_loopback}");
+    }
+}
+
 /// Many addresses do not flood the log either, and take bounded memory.
 #[test]
 fn addresses_share_the_buckets_of_the_process() {
@@ -103,7 +123,7 @@ fn addresses_share_the_buckets_of_the_process() {
     let kind = LogKind::BadConnection;
     for line in 0..30_000u32 {
         let ip = IpAddr::from((0x0a00_0000 + line / 3).to_be_bytes());
-        flood.line(&limits, PeerAddr::Ip((ip, 1).into()).into(), kind, Duration::ZERO);
+        flood.line(&limits, limits.source(PeerAddr::Ip((ip, 1).into())), kind, Duration::ZERO);
     }
     assert_eq!(flood.shown, 20);
     assert!(limits.lock().by_source.len() <= MAX_BUCKETS);
