@@ -1,5 +1,7 @@
 use super::file::tests::OPENED;
 use super::*;
+use crate::device::noop::NoopDevice;
+use crate::device::{DeviceKind, MemoryBudget};
 use crate::gguf::Writer;
 use crate::tensor::DType;
 use std::fs;
@@ -46,6 +48,31 @@ fn search_for_a_digest_opens_no_file() {
     let found = index.find(96, &digest_of_zeros(96));
     let digest = TensorReader::start(&found[0], &|| true).and_then(TensorReader::hash).expect("a readable file");
     assert_eq!((digest, OPENED.get()), (digest_of_zeros(96), 1));
+}
+
+/// A client cannot make one LOAD read all copies of a tensor that many files have in common.
+#[test]
+fn one_load_opens_at_most_eight_files() {
+    let device = NoopDevice::new("GPU0", DeviceKind::Gpu).shared();
+    let budget = MemoryBudget::new(1 << 20);
+    let region = device.alloc(64, &budget).expect("a buffer").whole();
+    let mut queue = device.queue(&budget).expect("a queue");
+    for unobserved in [false, true] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let paths = (0..=MAX_CANDIDATES).map(|n| dir.path().join(format!("{n}.gguf"))).collect::<Vec<_>>();
+        paths.iter().for_each(|path| write_gguf(path, &[64]));
+        let index = GgufIndex::open(dir.path(), None).expect("an index");
+        await_complete(&index);
+        let found = index.find(64, &digest_of_zeros(64));
+        assert_eq!(found.len(), MAX_CANDIDATES);
+        // No candidate is the wanted tensor any more, so the load tries all of them.
+        paths.iter().for_each(|path| fs::write(path, b"changed").expect("written"));
+        let wanted = WantedTensor { name: "t", digest: digest_of_zeros(64) };
+        let mut target = LoadTarget { queue: &mut *queue, region: &region, tensor: None, unobserved, written: false };
+        OPENED.set(0);
+        assert_eq!(index.load(&found, &wanted, &mut target, &|| true), Ok(false));
+        assert_eq!(OPENED.get(), MAX_CANDIDATES, "unobserved: {unobserved}");
+    }
 }
 
 #[test]
