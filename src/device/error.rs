@@ -97,7 +97,7 @@ pub enum DeviceError {
     #[error("the deadline passed while waiting for {0}")]
     Deadline(&'static str),
     /// A program used the device for longer than [`MemoryBudget::limit_runs`](super::MemoryBudget::limit_runs) allows.
-    #[error("a graph used the device for longer than the limit of {limit:?}")]
+    #[error("a graph used the device for longer than the limit of {limit:?} (of a server: --max-run)")]
     RunTooLong {
         /// The limit.
         limit: Duration,

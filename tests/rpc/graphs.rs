@@ -1,10 +1,12 @@
 //! GRAPH_COMPUTE and GRAPH_RECOMPUTE: execution, the cache of programs, and graphs that cannot run.
 
+use crate::extended_support::*;
 use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::Config;
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
+use std::time::{Duration, Instant};
 
 const N: u32 = 100;
 
@@ -193,4 +195,55 @@ fn invalid_op_data_ends_only_its_session() {
     client.send(&get_tensor_request(&sum, 0, 16));
     client.expect_refused(&["device: ADD_ID"]);
     other.assert_alive();
+}
+
+/// Products of 33 million multiplications each, in sequence.
+fn products(memory: &ClientBuffer, count: u64) -> (Vec<u64>, Vec<TensorRecord>) {
+    let (k, n) = (8192, 64);
+    let [a, b] = [0, 1].map(|id| memory.tensor(id + 1, DType::F32, [k, n, 1, 1], id * u64::from(4 * k * n)));
+    let product = |number| {
+        let offset = u64::from(8 * k * n) + number * u64::from(4 * n * n);
+        node(OpCode::MulMat, memory.tensor(number + 3, DType::F32, [n, n, 1, 1], offset), &[&a, &b])
+    };
+    let products: Vec<_> = (0..count).map(product).collect();
+    let ids = products.iter().map(|product| product.id).collect();
+    (ids, [a, b].into_iter().chain(products).collect())
+}
+
+/// The limit is for each run of a graph: those below it pass, however long they take together.
+#[test]
+fn a_graph_ends_at_the_limit_of_its_time() {
+    const LIMIT: Duration = Duration::from_millis(400);
+    const LONG: u64 = 4000;
+    let server = TestServer::start(Config::default().with_max_run(Some(LIMIT)));
+    let memory_bytes = (8 * 8192 * 64) + LONG * (4 * 64 * 64);
+    let message = "a graph used the device for longer than the limit of 400ms (of a server: --max-run)";
+
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, memory_bytes);
+    let (nodes, tensors) = products(&memory, LONG);
+    client.compute_graph(0, &nodes, &tensors);
+    client.send(&get_tensor_request(&tensors[2], 0, 4));
+    client.expect_refused(&[message]);
+
+    let mut client = Client::connect_with_queues(&server);
+    let memory = client.alloc_ext(0, memory_bytes);
+    let (nodes, tensors) = products(&memory, LONG);
+    client.prepare_graph(0, 0, &nodes, &tensors);
+    client.run_graph(0, 0);
+    client.read_spans(0, 0, &[memory.span(0, 4)]);
+    match client.next_notification() {
+        ReceivedNotification::QueueFailed(0, fault) => assert_eq!(fault.text, message),
+        other => panic!("{other:?}"),
+    }
+    drop(client);
+
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, memory_bytes);
+    let (nodes, tensors) = products(&memory, 2);
+    let began = Instant::now();
+    while began.elapsed() < 2 * LIMIT {
+        client.compute_graph(0, &nodes, &tensors);
+        client.assert_alive();
+    }
 }
