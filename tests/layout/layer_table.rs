@@ -72,7 +72,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["device", "rpc::transport", "rpc::server::limits", "rpc::server::thread_budget", "addresses"],
         &[],
     ),
-    layer("rpc::server::log_limits", &["rpc::transport", "rpc::server::tenants", "addresses"], &["fastrand"]),
+    layer(
+        "rpc::server::log_limits",
+        &["rpc::transport", "rpc::server::limits", "rpc::server::tenants", "addresses"],
+        &["fastrand"],
+    ),
     layer("rpc::server::audit", &["device", "rpc::transport", "rpc::server::versions"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
