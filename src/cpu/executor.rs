@@ -218,7 +218,7 @@ impl CpuExecutor {
                 *done == bytes
             }
             CpuCommand::Run { program, bindings, position } => {
-                let limits = RunLimits { pause: &pause, locking, waits_for_pool: true };
+                let limits = RunLimits { pause: &pause, locking };
                 let next = self.run(program, bindings, *position, limits)?;
                 may_go_on |= next.is_some_and(|next| next != *position);
                 *position = next.unwrap_or(*position);

@@ -5,7 +5,7 @@ use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Lo
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
 use super::packed_rhs_reuse;
-use super::pool::{KernelContext, Member, Pool, RunPolicy, StepProgress, Team, lock, run_team};
+use super::pool::{KernelContext, Member, Pool, StepProgress, Team, lock, run_team};
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::fuse::{FUSION_PATTERNS, FusionPattern, KernelCall, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
@@ -31,8 +31,6 @@ pub(super) struct RunLimits<'a> {
     /// No step runs before all memories are locked with the layouts that the steps need; [`Locking::Try`]: if that would take
     /// a wait for a lock or a conversion, [`Locking::GiveWay`]: if the conversion gives way.
     pub(super) locking: Locking<'a>,
-    /// Whether the run waits for the pool; otherwise no step runs while the pool is busy.
-    pub(super) waits_for_pool: bool,
 }
 
 /// Where a run begins: at a step, of which earlier runs may have done a part. The default is the start of the program.
@@ -61,7 +59,7 @@ pub(super) struct CpuProgram {
 }
 
 /// A run, for its members.
-struct Turn {
+struct RunState {
     begins_at: RunPosition,
     /// The leader has paused before a serial step.
     paused_at_serial_step: AtomicBool,
@@ -178,15 +176,10 @@ impl CpuProgram {
         let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(position)) };
         let team = Team::new(abort, limits.pause);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
-        let policy = match limits.waits_for_pool {
-            _ if self.is_small() => RunPolicy::Alone,
-            false => RunPolicy::TryLock,
-            true => RunPolicy::WaitForLock,
-        };
-        let turn = Turn { begins_at: position, paused_at_serial_step: AtomicBool::new(false) };
+        let run = RunState { begins_at: position, paused_at_serial_step: AtomicBool::new(false) };
         let paused_at = AtomicUsize::new(self.steps.len());
-        let ran = run_team(pool, policy, &team, &locals, position.step, &|member, first, local| {
-            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &turn)
+        run_team(pool, !self.is_small(), &team, &locals, position.step, &|member, first, local| {
+            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &run)
                 && member.is_leader()
             {
                 paused_at.store(step, Ordering::Relaxed);
@@ -194,9 +187,6 @@ impl CpuProgram {
         });
         if let Some(failure) = team.failure() {
             return Err(failure);
-        }
-        if !ran {
-            return Ok(Some(position));
         }
         let next = paused_at.into_inner();
         // An interrupted step is the last one that ran.
@@ -253,7 +243,7 @@ impl CpuProgram {
         local: &mut [f32],
         shared: SharedScratch<'a>,
         bound: &'a BoundMemories<'a>,
-        turn: &Turn,
+        run: &RunState,
     ) -> Option<usize> {
         let mut shared_before = false;
         // The leader's, while it runs serial steps: their cost since the last check, and the step before which it has paused.
@@ -264,9 +254,9 @@ impl CpuProgram {
             // Between two steps that the leader runs serially no barrier is needed. A worker that joins has already passed the
             // barrier of its first step.
             let passed_by_join = at == first && !member.is_leader();
-            let is_first = at == turn.begins_at.step;
-            // A turn's first step runs in any case; its clock begins when the closure is called first.
-            let pause = || turn.paused_at_serial_step.load(Ordering::Relaxed) || (member.pause_is_due() && !is_first);
+            let is_first = at == run.begins_at.step;
+            // The first step of a run begins in any case, so that each turn of the device makes progress.
+            let pause = || run.paused_at_serial_step.load(Ordering::Relaxed) || (member.pause_is_due() && !is_first);
             if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, pause) {
                 return Some(paused_before.unwrap_or(at));
             }
@@ -276,13 +266,13 @@ impl CpuProgram {
                 if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
                     unchecked = 0;
                     paused_before = (member.pause_is_due() && !is_first).then_some(at);
-                    turn.paused_at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
+                    run.paused_at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
                 }
                 if !member.is_leader() || paused_before.is_some() {
                     continue;
                 }
             }
-            let first_step = is_first.then_some(turn.begins_at.progress);
+            let first_step = is_first.then_some(run.begins_at.progress);
             let syncs = if serial || step.rhs_is_packed { 0 } else { step.kernel.syncs() };
             let last = member.phase() + syncs;
             if !member.stopping() {

@@ -269,7 +269,7 @@ impl RunInline for CpuQueue {
         {
             let began = Instant::now();
             let pause = || turn.is_over() || began.elapsed() > budget;
-            let limits = RunLimits { pause: &pause, locking: Locking::Try, waits_for_pool: false };
+            let limits = RunLimits { pause: &pause, locking: Locking::Try };
             let start = RunPosition::default();
             position = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;
         }

@@ -3,7 +3,7 @@
 use super::layout_map::{LayoutMap, PanelSpan};
 use super::{CpuMemory, Locking};
 use crate::cpu::panel;
-use crate::cpu::pool::{Pool, RunPolicy};
+use crate::cpu::pool::Pool;
 use crate::device::DeviceError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -109,8 +109,7 @@ impl CpuMemory {
             }
         };
         match pool {
-            // `WaitForLock` always runs the job.
-            Some(pool) => _ = pool.run(RunPolicy::WaitForLock, &job),
+            Some(pool) => pool.run(true, &job),
             None => job(true),
         }
         if failed.into_inner() {

@@ -1,7 +1,7 @@
 //! Thread pool: workers that run one graph together, node by node.
 //!
-//! A run acquires the pool by a fair (first come, first served) lock; the submitting thread leads it. The pool's workers join
-//! a run under way ([`team`]). Idle workers spin for the next run for a short while, then park (spin-then-park). Inside a run,
+//! A run locks the pool; the thread that submits it leads it. The runs of a device's queues do not wait for the lock: they take
+//! turns (`device::Turn`), of which one at a time may use the pool. The pool's workers join a run under way ([`team`]). Idle workers spin for the next run for a short while, then park (spin-then-park). Inside a run,
 //! one barrier separates two nodes; nodes too small to share run one after another on the leader without a barrier. A run that
 //! is small as a whole takes neither the lock nor workers, because sharing would not make it faster.
 //!
@@ -18,10 +18,9 @@ pub(crate) use team::{KernelContext, Member, StepProgress, Team};
 use super::memory::LocalScratch;
 use crossbeam::utils::CachePadded;
 use std::cell::UnsafeCell;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long an idle worker spins for the next run before it parks: longer than the gap between two graphs of one token, too
@@ -42,20 +41,8 @@ type Job<'a> = &'a (dyn Fn(bool) + Sync);
 pub(crate) struct Pool {
     shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
-    run_lock: FairLock,
+    run_lock: Mutex<()>,
     workers: usize,
-}
-
-/// How a run acquires the pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RunPolicy {
-    /// Run on the calling thread alone, even if the pool is busy. For short runs: workers would gain little, and workers that
-    /// spin for the next run take processors from the threads that submit it.
-    Alone,
-    /// Wait for the lock.
-    WaitForLock,
-    /// Run only if the lock is free.
-    TryLock,
 }
 
 /// State shared by the pool's threads.
@@ -92,7 +79,7 @@ impl Pool {
             parked: Mutex::new(0),
             wake: Condvar::new(),
         });
-        let mut pool = Pool { shared, threads: Vec::new(), run_lock: FairLock::default(), workers: workers.max(1) };
+        let mut pool = Pool { shared, threads: Vec::new(), run_lock: Mutex::default(), workers: workers.max(1) };
         for worker in 1..pool.workers {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("cpu-{worker}"));
@@ -106,18 +93,12 @@ impl Pool {
         self.workers
     }
 
-    /// Runs `job(true)` on this thread and `job(false)` on each worker that joins before it returns; returns when all have
-    /// returned. Returns false if the job did not run: see [`RunPolicy`]. A job must not panic (the program catches the panics
-    /// of kernels).
-    pub(crate) fn run(&self, policy: RunPolicy, job: Job<'_>) -> bool {
-        let run_lock = match policy {
-            RunPolicy::Alone => None,
-            RunPolicy::WaitForLock => Some(self.run_lock.acquire()),
-            RunPolicy::TryLock => self.run_lock.try_acquire(),
-        };
-        if run_lock.is_none() && policy == RunPolicy::TryLock {
-            return false;
-        }
+    /// Runs `job(true)` on this thread, and `job(false)` on each worker that joins before it returns; returns when all have
+    /// returned. Without `with_workers` none joins, and the pool is not locked: for short runs, in which workers would gain
+    /// little, and would take processors from the threads that submit the next runs. A job must not panic (the program catches
+    /// the panics of kernels).
+    pub(crate) fn run(&self, with_workers: bool, job: Job<'_>) {
+        let run_lock = with_workers.then(|| lock(&self.run_lock));
         let open = (self.workers > 1 && run_lock.is_some()).then(|| {
             // SAFETY: only the lifetime changes. Workers use the job only between incrementing and decrementing
             // `workers_inside`, in a run that they found open. Dropping `OpenRun`, also while unwinding, closes the run and
@@ -129,7 +110,6 @@ impl Pool {
         });
         job(true);
         drop(open);
-        true
     }
 }
 
@@ -229,74 +209,18 @@ fn spin_until(ready: impl Fn() -> bool) {
     }
 }
 
-/// Fair lock: threads get the pool in the order of their requests. The lock is handed to the first waiting thread, and only
-/// that thread is woken.
-#[derive(Default)]
-struct FairLock(Mutex<LockQueue>);
-
-#[derive(Default)]
-struct LockQueue {
-    locked: bool,
-    /// Waiting threads with their ticket numbers, first come first.
-    waiting: VecDeque<(u64, Thread)>,
-    /// Ticket number that was issued last.
-    last_issued: u64,
-    /// Ticket number of the waiting thread that received the lock last.
-    serving: u64,
-}
-
-impl FairLock {
-    fn try_acquire(&self) -> Option<FairLockGuard<'_>> {
-        let mut queue = lock(&self.0);
-        let free = !std::mem::replace(&mut queue.locked, true);
-        free.then(|| FairLockGuard(self))
-    }
-
-    fn acquire(&self) -> FairLockGuard<'_> {
-        let mut queue = lock(&self.0);
-        if std::mem::replace(&mut queue.locked, true) {
-            queue.last_issued += 1;
-            let ticket = queue.last_issued;
-            queue.waiting.push_back((ticket, std::thread::current()));
-            while queue.serving != ticket {
-                drop(queue);
-                std::thread::park();
-                queue = lock(&self.0);
-            }
-        }
-        FairLockGuard(self)
-    }
-}
-
-struct FairLockGuard<'a>(&'a FairLock);
-
-impl Drop for FairLockGuard<'_> {
-    fn drop(&mut self) {
-        let mut queue = lock(&self.0.0);
-        let next = queue.waiting.pop_front();
-        match next {
-            Some((ticket, thread)) => {
-                queue.serving = ticket;
-                drop(queue);
-                thread.unpark();
-            }
-            None => queue.locked = false,
-        }
-    }
-}
-
 /// Runs `job(member, step, scratch)` on the leader from step `first` on, and on each worker that joins, from the step at which
-/// it joined. Returns false if the job did not run: see [`RunPolicy`].
+/// it joined. `with_workers`: see [`Pool::run`].
 pub(crate) fn run_team<'a>(
     pool: &Pool,
-    policy: RunPolicy,
+    with_workers: bool,
     team: &'a Team<'a>,
     locals: &LocalScratch<'a>,
     first: usize,
     job: &(dyn Fn(&Member<'a>, usize, &'a mut [f32]) + Sync),
-) -> bool {
-    pool.run(policy, &|is_leader| {
-        if is_leader && policy != RunPolicy::Alone {
+) {
+    pool.run(with_workers, &|is_leader| {
+        if is_leader && with_workers {
             team.gather(pool.workers() - 1, GATHER_TIMEOUT);
         }
         let joined = if is_leader { Some((team.leader(), first)) } else { team.join() };
