@@ -173,16 +173,23 @@ fn a_file_with_other_bytes_is_not_read() {
     }
 }
 
-/// The reply to an unknown digest depends neither on the files nor on the work of the session.
-#[test]
-fn an_unknown_digest_is_answered_before_the_device_is_done() {
+/// A server with one indexed tensor of `n` bytes, on a device whose downloads wait for [`HeldDevice::release`], and the folder of its
+/// models.
+fn server_with_held_device(n: usize) -> (TestServer, std::sync::Arc<HeldDevice>, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a folder");
-    let n = 300 << 10;
     write_file(&dir.path().join("m.gguf"), &gguf_file(&[("w", 1, n)]), 9);
     let held = HeldDevice::new("CPU0");
     let devices = vec![held.clone() as std::sync::Arc<dyn fanout::device::Device>];
     let server = TestServer::with_device_list(devices, Config::default().with_models(Some(dir.path().to_owned())));
     await_index(&server);
+    (server, held, dir)
+}
+
+/// The reply to an unknown digest depends neither on the files nor on the work of the session.
+#[test]
+fn an_unknown_digest_is_answered_before_the_device_is_done() {
+    let n = 300 << 10;
+    let (server, held, _dir) = server_with_held_device(n);
     let mut client = Client::connect_with_queues(&server);
     let memory = client.alloc_ext(0, n as u64);
     client.read_spans(0, 5, &[memory.whole_span()]);
@@ -303,13 +310,8 @@ fn without_a_folder_nothing_is_found() {
 /// LOAD writes unverified bytes, so all queues of the session that could read the buffer must first finish their work.
 #[test]
 fn other_queues_finish_before_file_bytes_are_written() {
-    let dir = tempfile::tempdir().expect("a folder");
     let n = 300 << 10;
-    write_file(&dir.path().join("m.gguf"), &gguf_file(&[("w", 1, n)]), 9);
-    let held = HeldDevice::new("CPU0");
-    let devices = vec![held.clone() as std::sync::Arc<dyn fanout::device::Device>];
-    let server = TestServer::with_device_list(devices, Config::default().with_models(Some(dir.path().to_owned())));
-    await_index(&server);
+    let (server, held, _dir) = server_with_held_device(n);
     let mut client = Client::connect_with_queues(&server);
     client.open_queue(1, 0);
     let memory = client.alloc_ext(0, n as u64);

@@ -54,6 +54,15 @@ pub(in crate::rpc::server) enum Links {
 }
 
 impl Folder {
+    pub(in crate::rpc::server) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of an entry, for log lines.
+    pub(in crate::rpc::server) fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
     /// Starts a file that gets its name when it is complete.
     ///
     /// # Errors

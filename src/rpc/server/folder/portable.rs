@@ -13,7 +13,7 @@ pub(in crate::rpc::server) type FolderId = PathBuf;
 
 /// A folder that existed when it was opened.
 pub(in crate::rpc::server) struct Folder {
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl Folder {
@@ -25,14 +25,6 @@ impl Folder {
     pub(in crate::rpc::server) fn open_or_create(path: &Path) -> io::Result<Folder> {
         fs::create_dir_all(path)?;
         Folder::open(path)
-    }
-
-    pub(in crate::rpc::server) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(in crate::rpc::server) fn path_of(&self, name: &OsStr) -> PathBuf {
-        self.path.join(name)
     }
 
     /// The permissions of a folder are unknown, so its links are not followed.

@@ -24,7 +24,7 @@ pub(in crate::rpc::server) type FolderId = (u64, u64);
 pub(in crate::rpc::server) struct Folder {
     handle: File,
     /// Its path when it was opened, for log lines.
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl Folder {
@@ -44,15 +44,6 @@ impl Folder {
     pub(in crate::rpc::server) fn open_or_create(path: &Path) -> io::Result<Folder> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         Folder::open(path)
-    }
-
-    pub(in crate::rpc::server) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The path of an entry, for log lines.
-    pub(in crate::rpc::server) fn path_of(&self, name: &OsStr) -> PathBuf {
-        self.path.join(name)
     }
 
     /// Whether users other than its owner can add entries, such as symbolic links. The sticky bit does not help: it keeps them
