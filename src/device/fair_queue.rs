@@ -7,9 +7,14 @@
 //! of its work could not be interrupted. A flow (a tenant or a session) that used more than its credit is in debt, and is
 //! passed over until its later grants have paid.
 //!
-//! A client that waits for each reply leaves the ring between two requests. It keeps the rest of its credit for the round, and
-//! comes back to the front of the ring: otherwise a flow with many requests at a time would get a slice for each of its
-//! requests. A round ends when all waiting flows have been visited.
+//! A client that waits for each reply leaves the ring between two requests. It keeps the rest of its credit for some rounds, and
+//! comes back to the front of the ring with it: otherwise a flow with many requests at a time would get a slice for each of its
+//! requests, or for the part of a slice that one takes. A newcomer still waits for at most one slice of it, because the flow
+//! goes to the end of the ring when that credit is used. A round ends when all waiting flows have been visited.
+//!
+//! A tenant that comes back in this way also *interrupts* the turn under way, whose rest keeps its credit too. Otherwise each pause
+//! of a client, however short, would give the others a whole slice, and a client whose requests take half a slice would get a
+//! third of the time. The rest of an interrupted turn does not interrupt in its turn.
 //!
 //! # Holds
 //! A decoding client has nothing waiting while it prepares its next token. Beside a session whose commands cannot be interrupted
@@ -33,8 +38,15 @@ const MIN_CREDIT: i64 = 125_000;
 /// Largest debt, in nanoseconds: it bounds the time for which one long command excludes its session, and the visits that pay it.
 const MAX_DEBT: i64 = 1_000_000_000;
 
+/// Least time of a turn before it is interrupted, so that changes of turns take a small part of the time.
+pub(super) const MIN_TURN: Duration = Duration::from_micros(250);
+
 /// How long ago a tenant had a turn that is expected to come back.
 const RECENT: Duration = Duration::from_millis(50);
+
+/// Rounds for which a flow without waiting work keeps its credit: some tens of milliseconds, longer than a client needs to
+/// prepare its next request.
+const KEPT_ROUNDS: u64 = 8;
 
 /// Flows without waiting work that a ring keeps, beside as many as wait, before it removes those without credit and debt.
 const KEPT_FLOWS: usize = 64;
@@ -47,6 +59,10 @@ pub(super) struct FairQueue<T> {
     latest: [Option<(u64, Instant)>; 2],
     /// Until when all waiting tenants are held.
     held_until: Option<Instant>,
+    /// The tenant that had the latest turn.
+    served: Option<u64>,
+    /// The tenant whose turn was interrupted last, until its next turn.
+    interrupted: Option<u64>,
 }
 
 /// Keys of a tenant and of a session.
@@ -54,7 +70,14 @@ pub(super) type FlowKeys = [u64; 2];
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
-        FairQueue { tenants: Ring::default(), len: 0, latest: [None; 2], held_until: None }
+        FairQueue {
+            tenants: Ring::default(),
+            len: 0,
+            latest: [None; 2],
+            held_until: None,
+            served: None,
+            interrupted: None,
+        }
     }
 }
 
@@ -64,13 +87,25 @@ impl<T> FairQueue<T> {
         self.len
     }
 
-    /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody.
-    pub(super) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) {
+    /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody. Returns whether it interrupts the
+    /// turn under way: the turn should end once it has lasted for [`MIN_TURN`].
+    pub(super) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) -> bool {
         if self.len == 0 && is_idle {
             self.tenants = Ring::default();
         }
+        let joins = self.tenants.flow(keys[0]).waiting.is_empty();
         self.tenants.push(&keys, item);
         self.len += 1;
+        let tenant = Some(keys[0]);
+        let interrupts = joins
+            && self.tenants.order.front() == Some(&tenant)
+            && self.tenants.flow(keys[0]).is_visited
+            && self.served != tenant
+            && self.interrupted != tenant;
+        if interrupts {
+            self.interrupted = self.served;
+        }
+        interrupts
     }
 
     /// Removes the next item, with the time that its turn may take: at most [`SLICE`], and what is left of the credit of its
@@ -81,8 +116,10 @@ impl<T> FairQueue<T> {
         if self.held_until.is_some() {
             return None;
         }
-        let (item, credit) = self.tenants.pop()?;
+        let (tenant, item, credit) = self.tenants.pop_next()?;
         self.len -= 1;
+        self.served = Some(tenant);
+        self.interrupted.take_if(|interrupted| *interrupted == tenant);
         Some((item, Duration::from_nanos(credit.clamp(0, SLICE.as_nanos() as i64) as u64)))
     }
 
@@ -200,10 +237,14 @@ impl<C> Default for Ring<C> {
 }
 
 impl<C> Flow<C> {
-    /// The credit with which it comes back in `round`: its debt, less the grants that it was not there to get.
+    /// The credit with which it comes back in `round`: what is left of its last grant, for [`KEPT_ROUNDS`]; or its debt, less the
+    /// grants that it was not there to get.
     fn credit_in(&self, round: u64) -> i64 {
-        let missed = i64::try_from(round.saturating_sub(self.left)).unwrap_or(i64::MAX);
-        if missed == 0 { self.credit } else { self.credit.saturating_add(missed.saturating_mul(GRANT)).min(0) }
+        let missed = round.saturating_sub(self.left);
+        if self.credit > 0 {
+            return if missed <= KEPT_ROUNDS { self.credit } else { 0 };
+        }
+        self.credit.saturating_add(i64::try_from(missed).unwrap_or(i64::MAX).saturating_mul(GRANT)).min(0)
     }
 }
 
@@ -225,34 +266,9 @@ impl<C: Waiting + Default> Ring<C> {
     fn end_round_if_empty(&mut self) {
         self.round += u64::from(self.order.len() == 1);
     }
-}
 
-impl<C: Waiting + Default> Waiting for Ring<C> {
-    type Item = C::Item;
-
-    fn is_empty(&self) -> bool {
-        // The end of the round is always there.
-        self.order.len() == 1
-    }
-
-    fn push(&mut self, keys: &[u64], item: C::Item) {
-        let (Some((&key, rest)), round) = (keys.split_first(), self.round) else { return };
-        let flow = self.flow(key);
-        let joins = flow.waiting.is_empty();
-        flow.waiting.push(rest, item);
-        if joins {
-            flow.credit = flow.credit_in(round);
-            flow.is_visited &= flow.credit > MIN_CREDIT;
-            if flow.is_visited {
-                self.order.push_front(Some(key));
-            } else {
-                flow.credit = flow.credit.min(0);
-                self.order.push_back(Some(key));
-            }
-        }
-    }
-
-    fn pop(&mut self) -> Option<(C::Item, i64)> {
+    /// Removes the next item, with the key of its flow and its credit in nanoseconds.
+    fn pop_next(&mut self) -> Option<(u64, C::Item, i64)> {
         if self.is_empty() {
             return None;
         }
@@ -278,8 +294,37 @@ impl<C: Waiting + Default> Waiting for Ring<C> {
                 self.order.pop_front();
                 self.end_round_if_empty();
             }
-            return Some((item, credit));
+            return Some((key, item, credit));
         }
+    }
+}
+
+impl<C: Waiting + Default> Waiting for Ring<C> {
+    type Item = C::Item;
+
+    fn is_empty(&self) -> bool {
+        // The end of the round is always there.
+        self.order.len() == 1
+    }
+
+    fn push(&mut self, keys: &[u64], item: C::Item) {
+        let (Some((&key, rest)), round) = (keys.split_first(), self.round) else { return };
+        let flow = self.flow(key);
+        let joins = flow.waiting.is_empty();
+        flow.waiting.push(rest, item);
+        if joins {
+            flow.credit = flow.credit_in(round);
+            flow.is_visited &= flow.credit > MIN_CREDIT;
+            if flow.is_visited {
+                self.order.push_front(Some(key));
+            } else {
+                self.order.push_back(Some(key));
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<(C::Item, i64)> {
+        self.pop_next().map(|(_, item, credit)| (item, credit))
     }
 
     fn charge(&mut self, keys: &[u64], nanos: i64) {
@@ -358,26 +403,64 @@ mod tests {
         }
     }
 
-    /// A client that has one request at a time, beside a tenant whose sixteen sessions always have one.
+    /// A client that has one request at a time, beside a tenant whose sixteen sessions always have one. Requests are cut at the
+    /// ends of turns.
     #[test]
     fn a_flow_that_waits_for_replies_gets_its_share() {
-        let mut queue = FairQueue::default();
-        (0..16).for_each(|session| queue.push([1, session], [1, session], false));
-        let (mut now, mut used, mut next_request) = (Duration::ZERO, [Duration::ZERO; 2], Some(Duration::ZERO));
-        while now < 1000 * MS {
-            if next_request.take_if(|at| *at <= now).is_some() {
-                queue.push([2, 0], [2, 0], false);
+        let micros = Duration::from_micros;
+        for (request, other_request, pause) in
+            [(100, 100, 50), (1300, 20_000, 300), (700, 20_000, 300), (5000, 100, 1000)]
+        {
+            let (mut queue, mut used) = (FairQueue::default(), [Duration::ZERO; 2]);
+            (0..16).for_each(|session| _ = queue.push([1, session], [1, session], false));
+            let (mut now, mut next_request) = (Duration::ZERO, Some(Duration::ZERO));
+            let mut left = micros(request);
+            while now < 1000 * MS {
+                let (keys, mut took) = queue.pop(later()).unwrap();
+                if keys[0] == 1 {
+                    took = took.min(micros(other_request));
+                    if let Some(at) = next_request.take_if(|at| *at <= now + took)
+                        && queue.push([2, 0], [2, 0], false)
+                    {
+                        took = took.min(at.saturating_sub(now).max(MIN_TURN));
+                    }
+                    queue.charge(keys, took, later());
+                    queue.push(keys, keys, false);
+                } else {
+                    took = took.min(left);
+                    left -= took;
+                    queue.charge(keys, took, later());
+                    if left.is_zero() {
+                        (left, next_request) = (micros(request), Some(now + took + micros(pause)));
+                    } else {
+                        queue.push(keys, keys, false);
+                    }
+                }
+                now += took;
+                used[keys[0] as usize - 1] += took;
             }
-            let (keys, _) = queue.pop(later()).unwrap();
-            now += MS / 10;
-            used[keys[0] as usize - 1] += MS / 10;
-            queue.charge(keys, MS / 10, later());
-            match keys[0] {
-                1 => queue.push(keys, keys, false),
-                _ => next_request = Some(now + MS / 20),
-            }
+            let ratio = used[1].as_secs_f64() / used[0].as_secs_f64();
+            assert!((0.85..1.15).contains(&ratio), "{request} µs and {pause} µs between: {used:?}");
         }
-        assert!(used[1].abs_diff(used[0]) < 100 * MS, "{used:?}");
+    }
+
+    #[test]
+    fn the_rest_of_an_interrupted_turn_does_not_interrupt() {
+        let mut queue = FairQueue::default();
+        let (a, b) = ([1, 0], [2, 0]);
+        let mut turn = |queue: &mut FairQueue<FlowKeys>, keys, time| {
+            assert_eq!(queue.pop(later()).map(|(keys, _)| keys), Some(keys));
+            queue.charge(keys, time, later());
+        };
+        assert!(!queue.push(a, a, true));
+        turn(&mut queue, a, MS / 2);
+        assert!(!queue.push(b, b, false), "a newcomer waits");
+        turn(&mut queue, b, MS / 2);
+        assert!(queue.push(a, a, false), "it comes back with credit");
+        turn(&mut queue, a, MS / 2);
+        assert!(!queue.push(b, b, false), "its turn was interrupted");
+        turn(&mut queue, b, MS / 2);
+        assert!(queue.push(a, a, false));
     }
 
     /// Between the arrival of work and its turn, each other tenant is served for at most one slice.

@@ -18,11 +18,11 @@
 //! turn of the long lane it may wait for such a lock, in one of the short lane it may not.
 
 use super::MemoryBudget;
-use super::fair_queue::{FairQueue, FlowKeys, SLICE};
+use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -66,6 +66,8 @@ struct LaneSignals {
     /// Number of waiters in the lane; in the short lane also of channels that have to be polled, for which a thread must become
     /// free.
     waiting: AtomicUsize,
+    /// Whether a waiter interrupts the turns under way, as [`FairQueue::push`] says.
+    interrupted: AtomicBool,
 }
 
 struct LanesState {
@@ -118,9 +120,14 @@ impl Turn {
         self.lane
     }
 
-    /// Whether the turn should end: its slice is over, and others wait.
+    /// Whether the turn should end: its slice is over or it was interrupted, and others wait.
     pub(crate) fn is_over(&self) -> bool {
-        self.lanes.signals(self.lane).waiting.load(Ordering::Relaxed) > 0 && self.began.elapsed() >= self.slice
+        let signals = self.lanes.signals(self.lane);
+        if signals.waiting.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let slice = if signals.interrupted.load(Ordering::Relaxed) { self.slice.min(MIN_TURN) } else { self.slice };
+        self.began.elapsed() >= slice
     }
 }
 
@@ -208,14 +215,21 @@ impl Lanes {
 
     fn push(self: &Arc<Self>, lane: Lane, keys: FlowKeys, waiter: Waiter) {
         let mut state = self.lock();
-        state.lane(lane).push(keys, waiter);
+        self.enqueue(&mut state, lane, keys, waiter);
         self.give_turns(&mut state, lane);
+    }
+
+    fn enqueue(&self, state: &mut LanesState, lane: Lane, keys: FlowKeys, waiter: Waiter) {
+        if state.lane(lane).push(keys, waiter) {
+            self.signals(lane).interrupted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Gives as many turns as there may be, to the next waiters.
     fn give_turns(self: &Arc<Self>, all: &mut LanesState, lane: Lane) {
         let (state, signals) = (all.lane(lane), self.signals(lane));
         while let Some((waiter, slice)) = state.next_turn() {
+            signals.interrupted.store(false, Ordering::Relaxed);
             match waiter {
                 Waiter::Channel(channel) => {
                     state.ready.push_back((channel, slice));
@@ -294,7 +308,7 @@ impl Lanes {
                 state.next_poll = None;
                 for channel in std::mem::take(&mut state.polled) {
                     let keys = channel.session().flow_keys();
-                    state.short.push(keys, Waiter::Channel(channel));
+                    self.enqueue(&mut state, lane, keys, Waiter::Channel(channel));
                 }
                 self.give_turns(&mut state, lane);
             }
@@ -353,9 +367,10 @@ impl LaneState {
         self.waiting.held_until().filter(|_| self.turns < self.max_turns)
     }
 
-    fn push(&mut self, keys: FlowKeys, waiter: Waiter) {
+    /// As [`FairQueue::push`].
+    fn push(&mut self, keys: FlowKeys, waiter: Waiter) -> bool {
         let is_idle = self.turns == 0;
-        self.waiting.push(keys, waiter, is_idle);
+        self.waiting.push(keys, waiter, is_idle)
     }
 
     fn update_contention(&mut self) {
