@@ -6,6 +6,7 @@ use super::driver::{Gpu, driver_error};
 use super::events::{Event, Stream};
 use super::kernel::Modules;
 use super::memory::PinnedBuffer;
+use super::turns::GpuTurns;
 use crate::device::{DeviceError, MemoryBudget, Reservation};
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::collections::HashMap;
@@ -46,6 +47,8 @@ pub(super) struct DeviceContext {
     /// Stream for work outside of any queue: clearing new memory. Created on first use.
     service_stream: Mutex<Option<Stream>>,
     pub(super) deferred_drops: DeferredDrops,
+    /// The order in which sessions submit programs.
+    pub(super) turns: GpuTurns,
     cuda_context: Arc<CudaContext>,
 }
 
@@ -89,6 +92,7 @@ impl DeviceContext {
             pinned_budget: MemoryBudget::new(MAX_PINNED_DOWNLOADS),
             service_stream: Mutex::default(),
             deferred_drops: DeferredDrops::default(),
+            turns: GpuTurns::default(),
         }))
     }
 

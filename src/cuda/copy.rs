@@ -7,7 +7,7 @@
 use super::context::DeviceContext;
 use super::events::{Event, EventTimeline, Stream};
 use super::memory::{DeviceMemory, PinnedBuffer};
-use crate::device::{DeviceError, MemoryBudget, Reservation};
+use crate::device::{DeviceError, MemoryBudget, Region, Reservation, UploadSource};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
 use std::sync::Arc;
@@ -138,6 +138,35 @@ impl StagingRing {
         }
         Ok(())
     }
+}
+
+/// Uploads a region in segments of the staging ring.
+pub(super) fn upload_in_segments(
+    stream: TransferStream<'_>,
+    staging: &mut StagingRing,
+    memory: &DeviceMemory,
+    dst: &Region,
+    mut src: UploadSource<'_>,
+) -> Result<(), DeviceError> {
+    let mut at = 0;
+    while at < dst.bytes() {
+        let n = (dst.bytes() - at).min(SEGMENT as u64);
+        staging.upload(stream, memory, dst.offset() + at, n as usize, |piece| match &mut src {
+            UploadSource::Borrowed(bytes) => {
+                let (next, rest) = bytes.split_at(piece.len());
+                piece.copy_from_slice(next);
+                *bytes = rest;
+                Ok(())
+            }
+            UploadSource::Writer(fill) => {
+                fill(piece)?;
+                // The writer may have read the bytes from another GPU, which made that GPU's context current.
+                memory.context().bind()
+            }
+        })?;
+        at += n;
+    }
+    Ok(())
 }
 
 /// Copies pinned bytes to byte `offset` of `dst` without staging, in stream order, and blocks until the copy is done, because

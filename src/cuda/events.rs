@@ -3,6 +3,7 @@
 
 use super::context::{DeviceContext, lock};
 use super::memory::PinnedBuffer;
+use super::turns::StreamStatus;
 use crate::device::{CompletionSource, DEVICE_TIMEOUT, DeviceError, Timeline, TimelinePoint};
 use crate::ops::OpCode;
 use cudarc::driver::{CudaContext, result, sys};
@@ -15,6 +16,36 @@ use std::time::{Duration, Instant};
 
 /// Number of pinned words for waits on host points, used in turn. They follow word 0, the error word.
 pub(super) const WAIT_WORDS: u64 = 1000;
+
+/// How often a thread that waits for something else than the GPU checks whether its queue was aborted.
+pub(super) const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Blocks the host until `is_done` holds: polls a thousand times, then sleeps 50 µs between polls. Calls `goes_on` at each poll;
+/// ends with its error, or returns false if it is false.
+///
+/// # Errors
+/// [`DeviceError::Deadline`] with `awaited` after the device timeout, the watchdog against a hung GPU.
+pub(super) fn poll_until(
+    awaited: &'static str,
+    is_done: impl Fn() -> Result<bool, DeviceError>,
+    mut goes_on: impl FnMut() -> Result<bool, DeviceError>,
+) -> Result<bool, DeviceError> {
+    let until = Instant::now() + DEVICE_TIMEOUT;
+    let mut polls = 0u32;
+    while !is_done()? {
+        if !goes_on()? {
+            return Ok(false);
+        }
+        if Instant::now() > until {
+            return Err(DeviceError::Deadline(awaited));
+        }
+        polls += 1;
+        if polls > 1000 {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+    Ok(true)
+}
 
 /// A CUDA stream: work on a device that is executed in the order of submission.
 #[derive(Debug)]
@@ -66,7 +97,7 @@ impl Stream {
 
     /// Queries whether all work of the stream is done. Does not block. Must not be called during a capture, which it would
     /// invalidate.
-    fn is_idle(&self, context: &DeviceContext) -> Result<bool, DeviceError> {
+    pub(super) fn is_idle(&self, context: &DeviceContext) -> Result<bool, DeviceError> {
         // SAFETY: the handle is alive.
         match unsafe { sys::cuStreamQuery(self.raw) }.result() {
             Ok(()) => Ok(true),
@@ -129,30 +160,17 @@ impl Event {
         }
     }
 
-    /// Blocks the host until the event is reached: polls a thousand times, then sleeps 50 µs between polls. Calls `check` at
-    /// each poll, and returns its error.
+    /// Blocks the host until the event is reached, as [`poll_until`]. Calls `check` at each poll, and returns its error.
     ///
     /// # Errors
-    /// [`DeviceError::Deadline`] with `awaited` after the device timeout, the watchdog against a hung GPU.
+    /// [`DeviceError::Deadline`] with `awaited` after the device timeout.
     pub(super) fn wait(
         &self,
         context: &DeviceContext,
         awaited: &'static str,
-        check: impl Fn() -> Result<(), DeviceError>,
+        mut check: impl FnMut() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let until = Instant::now() + DEVICE_TIMEOUT;
-        let mut polls = 0u32;
-        while !self.is_reached(context)? {
-            check()?;
-            if Instant::now() > until {
-                return Err(DeviceError::Deadline(awaited));
-            }
-            polls += 1;
-            if polls > 1000 {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
-        Ok(())
+        poll_until(awaited, || self.is_reached(context), || check().map(|()| true)).map(drop)
     }
 }
 
@@ -273,7 +291,7 @@ impl EventTimeline {
         (1..=WAIT_WORDS as usize).for_each(|index| self.release_host_wait(index, lap));
     }
 
-    /// Whether no work of the queue, which was aborted, runs or will run.
+    /// Whether no work of the queue runs, and no thread submits any. If the queue was aborted, none will run.
     fn is_drained(&self) -> Result<bool, DeviceError> {
         let _submission = match self.submission.try_lock() {
             Ok(guard) => guard,
@@ -393,6 +411,12 @@ impl EventTimeline {
         self.advanced_to.fetch_max(seq, Ordering::Release);
         self.forget_waits_until(seq);
         Ok(())
+    }
+}
+
+impl StreamStatus for EventTimeline {
+    fn is_busy(&self) -> bool {
+        self.is_drained() == Ok(false)
     }
 }
 

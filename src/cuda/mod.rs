@@ -8,13 +8,14 @@
 //! | `deferred_drop` | keeps the resources of dropped queues until their work is done |
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `program`, `queue` | compiled graphs (CUDA graph capture and replay), and the stream that executes them |
+//! | `turns` | the order in which sessions submit segments while several use the GPU |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
 //! The kernels are in `kernels/`. Nodes without a kernel run on the CPU (`src/fallback`).
 //!
-//! Submitting work does not block on the GPU, except for large uploads, which wait for space in the staging ring, and for
-//! downloads while those before hold too much pinned memory. An abort of the queue ends these waits. Otherwise the host blocks
-//! only in [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points
+//! Submitting work does not block on the GPU, except for large uploads, which wait for space in the staging ring, for downloads
+//! while those before hold too much pinned memory, and for programs while several sessions use the GPU, which wait for turns and
+//! until they are done. An abort of the queue ends these waits. Otherwise the host blocks only in [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points
 //! of CUDA queues order each other on the devices, by CUDA events.
 
 mod context;
@@ -29,6 +30,7 @@ mod memory;
 mod ops;
 mod program;
 mod queue;
+mod turns;
 
 pub use driver::{CudaUnavailable, Gpu, detect, emulated_counts};
 

@@ -3,17 +3,19 @@
 
 use super::context::{DeviceContext, lock};
 use super::estimate::{LAUNCH_TIME, Segment, cut_into_segments, kernel_time};
-use super::events::{EventTimeline, Stream};
+use super::events::{EventTimeline, Stream, poll_until};
 use super::graph_exec::GraphExec;
 use super::kernel::{KernelLaunch, LaunchAddresses, LoadedLaunch};
 use super::memory::DeviceMemory;
 use super::ops;
-use crate::device::{DeviceError, Region, SLICE};
+use super::turns::{MAX_STREAM_WAIT, StreamStatus, StreamWaits};
+use crate::device::{DeviceError, MemoryBudget, Region, SLICE};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 /// Limit of sets of addresses per program for which CUDA graphs are captured. Callers alternate between few sets, for example
 /// between the copies of a pipelined activation. The graphs of the oldest set are evicted.
@@ -57,8 +59,52 @@ struct CachedGraph {
 pub(super) struct ProgramRun<'a> {
     pub(super) context: &'a DeviceContext,
     pub(super) stream: &'a Stream,
-    pub(super) events: &'a EventTimeline,
+    pub(super) events: &'a Arc<EventTimeline>,
+    /// The session whose turns the run takes.
+    pub(super) session: &'a MemoryBudget,
+    pub(super) stream_waits: &'a StreamWaits,
     pub(super) scratch: u64,
+}
+
+impl ProgramRun<'_> {
+    /// Submits a segment. While other sessions use the GPU, this happens in a turn, which the session holds until the segment is
+    /// done: see `turns`. Returns false if the stream waits for another queue, so that the segment was submitted without a turn.
+    fn submit_segment(&self, submit: impl FnOnce() -> Result<(), DeviceError>) -> Result<bool, DeviceError> {
+        let events: Weak<dyn StreamStatus> = Arc::downgrade(self.events) as _;
+        let Some(request) = self.context.turns.request(self.session, &events) else { return submit().map(|()| true) };
+        if !self.drain_stream()? {
+            return submit().map(|()| false);
+        }
+        let mut turn = Some(request.begin(|| self.events.check_aborted())?);
+        submit()?;
+        let end = self.context.acquire_event()?;
+        end.record(self.context, self.stream)?;
+        end.wait(self.context, "a segment of a program", || {
+            drop(turn.take_if(|turn| turn.is_over()));
+            self.events.check_aborted()
+        })?;
+        self.context.recycle_event(end);
+        Ok(true)
+    }
+
+    /// Waits until the earlier work of the stream is done. Returns false after [`MAX_STREAM_WAIT`] if the stream waits for another
+    /// queue: that may need the calling thread.
+    fn drain_stream(&self) -> Result<bool, DeviceError> {
+        let began = Instant::now();
+        poll_until(
+            "the earlier work of a queue",
+            || self.stream.is_idle(self.context),
+            || {
+                self.events.check_aborted()?;
+                if began.elapsed() < MAX_STREAM_WAIT {
+                    return Ok(true);
+                }
+                let goes_on = !self.stream_waits.are_pending();
+                // Polling a queue of another device made that device's context current.
+                self.context.bind().map(|()| goes_on)
+            },
+        )
+    }
 }
 
 impl CudaProgram {
@@ -115,7 +161,7 @@ impl CudaProgram {
         self.scratch
     }
 
-    /// Submits the program, segment by segment. The first run on a set of addresses launches kernel by kernel. The second run
+    /// Submits the program, segment by segment, in turns if other sessions use the GPU. The first run on a set of addresses launches kernel by kernel. The second run
     /// captures the launches of each segment as a CUDA graph (a program that runs once is not worth a capture). It and all
     /// later runs replay each segment with one launch. An abort of the queue ends the submission before the next launch.
     pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
@@ -134,11 +180,17 @@ impl CudaProgram {
         }
         addresses.extend([run.scratch, run.events.shared_words.device_address(0)]);
         let cached = self.find_or_insert(&addresses);
+        let mut takes_turns = true;
         for (index, segment) in self.segments.iter().enumerate() {
             let launches = self.launches.get(segment.launches.clone()).unwrap_or_default();
-            match &cached {
-                Some(cached) if index < MAX_CAPTURED_SEGMENTS => CudaProgram::replay(run, (index, launches), cached)?,
-                _ => CudaProgram::launch_each(run, launches, &addresses)?,
+            let submit = || match &cached {
+                Some(cached) if index < MAX_CAPTURED_SEGMENTS => CudaProgram::replay(run, (index, launches), cached),
+                _ => CudaProgram::launch_each(run, launches, &addresses),
+            };
+            if takes_turns {
+                takes_turns = run.submit_segment(submit)?;
+            } else {
+                submit()?;
             }
         }
         Ok(())

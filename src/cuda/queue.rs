@@ -6,9 +6,10 @@
 use super::context::DeviceContext;
 use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing, TransferStream};
 use super::deferred_drop::DeferredDrop;
-use super::events::{EventTimeline, Stream, WAIT_WORDS};
+use super::events::{ABORT_CHECK_INTERVAL, EventTimeline, Stream, WAIT_WORDS};
 use super::memory::{DeviceMemory, is_pinned};
 use super::program::{CudaProgram, ProgramRun};
+use super::turns::StreamWaits;
 use crate::device::{
     CallbackRegistration, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, Program, Queue,
     QueueAborter, Region, Reservation, Timeline, TimelinePoint, UploadSource,
@@ -18,13 +19,10 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
 const MAX_UNRECORDED: usize = 64;
-
-/// How often a thread that waits for a host point checks whether its queue was aborted.
-const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct CudaQueue {
     budget: Arc<MemoryBudget>,
@@ -40,6 +38,7 @@ pub(super) struct CudaQueue {
     /// The callbacks that release the latest waits on host points, newest first. Dropped with the queue, because their points
     /// may never be reached.
     host_wait_callbacks: VecDeque<CallbackRegistration>,
+    stream_waits: StreamWaits,
     staging: Option<StagingRing>,
     /// Counts the pinned memory of the queue's pending downloads.
     downloads: Arc<MemoryBudget>,
@@ -82,6 +81,7 @@ impl CudaQueue {
             dirty: false,
             unrecorded: 0,
             host_wait_callbacks: VecDeque::new(),
+            stream_waits: StreamWaits::default(),
             staging: None,
             downloads: MemoryBudget::within(&context.pinned_budget, u64::MAX),
             scratch: None,
@@ -232,15 +232,21 @@ impl CudaQueue {
 
     /// Makes the stream wait for a point of any queue.
     fn wait_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        let events = point.completion_source::<EventTimeline>();
+        // The stream is in order anyway.
+        if events.is_some_and(|events| std::ptr::eq(events, &*self.events)) {
+            return point.poll().map(drop);
+        }
         let reached = point.poll()?;
+        if !reached {
+            self.stream_waits.push(point);
+        }
         // Polling a queue of another device made that device's context current.
         self.context.bind()?;
         if reached {
             return Ok(());
         }
-        match point.completion_source::<EventTimeline>() {
-            // A point of this queue: the stream is in order anyway.
-            Some(events) if std::ptr::eq(events, &*self.events) => Ok(()),
+        match events {
             Some(events) => {
                 self.events.record_wait(self.last_recorded + 1, point);
                 let (context, stream) = (&self.context, self.stream()?);
@@ -316,7 +322,7 @@ impl Queue for CudaQueue {
                 return copy::upload_pinned(queue.transfer_stream()?, memory(&dst)?, dst.offset(), bytes);
             }
             let mut staging = queue.take_staging()?;
-            let done = upload_in_segments(queue.transfer_stream()?, &mut staging, memory(&dst)?, &dst, src);
+            let done = copy::upload_in_segments(queue.transfer_stream()?, &mut staging, memory(&dst)?, &dst, src);
             queue.staging = Some(staging);
             done
         })
@@ -412,7 +418,14 @@ impl Queue for CudaQueue {
         self.submit(|queue| {
             let scratch = queue.ensure_scratch(compiled.scratch())?;
             queue.retain((program.clone(), Arc::clone(bindings)))?;
-            let run = ProgramRun { context: &queue.context, stream: queue.stream()?, events: &queue.events, scratch };
+            let run = ProgramRun {
+                context: &queue.context,
+                stream: queue.stream()?,
+                events: &queue.events,
+                session: &queue.budget,
+                stream_waits: &queue.stream_waits,
+                scratch,
+            };
             compiled.run(&run, bindings)
         })
     }
@@ -449,35 +462,6 @@ impl Queue for CudaQueue {
             }
         }))
     }
-}
-
-/// Uploads a region in segments of the staging ring.
-fn upload_in_segments(
-    stream: TransferStream<'_>,
-    staging: &mut StagingRing,
-    memory: &DeviceMemory,
-    dst: &Region,
-    mut src: UploadSource<'_>,
-) -> Result<(), DeviceError> {
-    let mut at = 0;
-    while at < dst.bytes() {
-        let n = (dst.bytes() - at).min(SEGMENT as u64);
-        staging.upload(stream, memory, dst.offset() + at, n as usize, |piece| match &mut src {
-            UploadSource::Borrowed(bytes) => {
-                let (next, rest) = bytes.split_at(piece.len());
-                piece.copy_from_slice(next);
-                *bytes = rest;
-                Ok(())
-            }
-            UploadSource::Writer(fill) => {
-                fill(piece)?;
-                // The writer may have read the bytes from another GPU, which made that GPU's context current.
-                memory.context().bind()
-            }
-        })?;
-        at += n;
-    }
-    Ok(())
 }
 
 impl Drop for CudaQueue {

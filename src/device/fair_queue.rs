@@ -42,7 +42,7 @@ const MAX_DEBT: i64 = 1_000_000_000;
 pub(super) const MIN_TURN: Duration = Duration::from_micros(250);
 
 /// How long ago a tenant had a turn that is expected to come back.
-const RECENT: Duration = Duration::from_millis(50);
+pub(crate) const RECENT: Duration = Duration::from_millis(50);
 
 /// Rounds for which a flow without waiting work keeps its credit: some tens of milliseconds, longer than a client needs to
 /// prepare its next request.
@@ -52,7 +52,7 @@ const KEPT_ROUNDS: u64 = 8;
 const KEPT_FLOWS: usize = 64;
 
 /// The order of waiting items of type `T`. Each has the keys of a tenant and of a session.
-pub(super) struct FairQueue<T> {
+pub(crate) struct FairQueue<T> {
     tenants: Ring<Ring<VecDeque<T>>>,
     len: usize,
     /// The two tenants that had the latest turns, the last one first, and when these ended.
@@ -66,7 +66,7 @@ pub(super) struct FairQueue<T> {
 }
 
 /// Keys of a tenant and of a session.
-pub(super) type FlowKeys = [u64; 2];
+pub(crate) type FlowKeys = [u64; 2];
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
@@ -83,13 +83,13 @@ impl<T> Default for FairQueue<T> {
 
 impl<T> FairQueue<T> {
     /// Number of waiting items.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody. Returns whether it interrupts the
     /// turn under way: the turn should end once it has lasted for [`MIN_TURN`].
-    pub(super) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) -> bool {
+    pub(crate) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) -> bool {
         if self.len == 0 && is_idle {
             self.tenants = Ring::default();
         }
@@ -111,7 +111,7 @@ impl<T> FairQueue<T> {
     /// Removes the next item, with the time that its turn may take: at most [`SLICE`], and what is left of the credit of its
     /// tenant and its session.
     /// `None` also if all waiting tenants are [held](FairQueue::held_until) at `now`.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<(T, Duration)> {
+    pub(crate) fn pop(&mut self, now: Instant) -> Option<(T, Duration)> {
         self.held_until = self.end_of_holds(now);
         if self.held_until.is_some() {
             return None;
@@ -124,7 +124,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Until when the last [`FairQueue::pop`] found all waiting tenants held.
-    pub(super) fn held_until(&self) -> Option<Instant> {
+    pub(crate) fn held_until(&self) -> Option<Instant> {
         self.held_until
     }
 
@@ -148,7 +148,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges time that work of a session has taken, until `now`.
-    pub(super) fn charge(&mut self, keys: FlowKeys, time: Duration, now: Instant) {
+    pub(crate) fn charge(&mut self, keys: FlowKeys, time: Duration, now: Instant) {
         self.tenants.charge(&keys, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
         let tenant = keys[0];
         let flow = self.tenants.flow(tenant);
@@ -162,7 +162,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Removes the items of a session for which `is_removed` holds.
-    pub(super) fn remove(&mut self, keys: FlowKeys, is_removed: impl Fn(&T) -> bool) {
+    pub(crate) fn remove(&mut self, keys: FlowKeys, is_removed: impl Fn(&T) -> bool) {
         self.len -= self.tenants.remove(&keys, &is_removed);
     }
 }
@@ -448,7 +448,7 @@ mod tests {
     fn the_rest_of_an_interrupted_turn_does_not_interrupt() {
         let mut queue = FairQueue::default();
         let (a, b) = ([1, 0], [2, 0]);
-        let mut turn = |queue: &mut FairQueue<FlowKeys>, keys, time| {
+        let turn = |queue: &mut FairQueue<FlowKeys>, keys, time| {
             assert_eq!(queue.pop(later()).map(|(keys, _)| keys), Some(keys));
             queue.charge(keys, time, later());
         };

@@ -1,5 +1,5 @@
 //! Memory budgets: the account of a session or tenant. A budget limits bytes and counts the reservations against them; it also
-//! counts device time, and is a session's or tenant's place in the order of turns on a CPU device.
+//! counts device time, and is a session's or tenant's place in the order of turns on a device.
 //!
 //! A budget may lie within a parent: a server gives each session a budget within that of its tenant. The budget of a tenant
 //! ([`MemoryBudget::for_client`]) also counts the tenant's memory mappings: a CPU device gives each tenant a share.
@@ -22,7 +22,7 @@ pub struct MemoryBudget {
     mappings: Option<AtomicUsize>,
     /// Unique in the process.
     id: u64,
-    /// Nanoseconds that turns on CPU devices took, of queues with this budget.
+    /// Nanoseconds that turns took, of queues with this budget.
     device_nanos: AtomicU64,
     max_run: OnceLock<Duration>,
 }
@@ -35,7 +35,7 @@ impl MemoryBudget {
 
     /// A budget of `limit` bytes for a tenant: one of many clients of this process. Memory that is allocated with it, or with a
     /// budget within it, takes at most a quarter of the memory mappings that CPU devices may make. Tenants whose queues wait
-    /// for one CPU device get equal time on it; within a tenant, the budgets within its budget do. A budget outside of all
+    /// for one device get equal time on it; within a tenant, the budgets within its budget do. A budget outside of all
     /// tenants counts as a tenant, together with the budgets within it.
     pub fn for_client(limit: u64) -> Arc<MemoryBudget> {
         MemoryBudget::build(limit, None, Some(AtomicUsize::new(0)))
@@ -68,8 +68,9 @@ impl MemoryBudget {
         self.device_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Time of the turns on CPU devices of queues with this budget, not of the queues with budgets within it. Two turns at a
-    /// time count twice. Not counted: GPUs, transfers up to 16 KiB, and uploads above 256 KiB that the device does not pack.
+    /// Time of the turns of queues with this budget, not of the queues with budgets within it. Two turns at a time count twice.
+    /// Not counted: GPUs while no other session uses them, transfers up to 16 KiB, and uploads above 256 KiB that the device does
+    /// not pack.
     pub fn device_time(&self) -> Duration {
         Duration::from_nanos(self.device_nanos.load(Ordering::Relaxed))
     }

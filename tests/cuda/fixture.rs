@@ -4,6 +4,7 @@ use cudaemu::test::Session;
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Program, Queue, Region, UploadSource};
 use fanout::graph::{Builder, Graph};
+use fanout::ops::softmax::SoftMax;
 use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::tensor::DType;
 use std::sync::Arc;
@@ -80,6 +81,17 @@ pub fn chain(n: usize, ops: &[Unary]) -> Arc<Graph> {
         let onto = b.view(x, desc, 0).unwrap();
         last = b.node_into(op, &[Some(last)], onto).unwrap();
     }
+    Arc::new(b.build().unwrap())
+}
+
+/// A softmax of one row, which one block computes, between two short nodes: three segments on a GPU with 1024
+/// multiprocessors, because one block has little of the bandwidth.
+pub fn long_node() -> Arc<Graph> {
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [1 << 19, 1, 1, 1]).unwrap();
+    let doubled = b.node(DOUBLE, &[Some(x)]).unwrap();
+    let long = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(doubled)]).unwrap();
+    b.node(DOUBLE, &[Some(long)]).unwrap();
     Arc::new(b.build().unwrap())
 }
 

@@ -1,24 +1,10 @@
 //! Segments: a program is one graph launch per slice of estimated time.
 
-use crate::fixture::{CudaFixture, DOUBLE, INCREMENT, chain, read, test_deadline, whole_buffer};
+use crate::fixture::{CudaFixture, INCREMENT, chain, long_node, read, test_deadline, whole_buffer};
 use fanout::device::DeviceError;
-use fanout::graph::{Builder, Graph};
-use fanout::ops::softmax::SoftMax;
-use fanout::tensor::DType;
-use std::sync::Arc;
 
 /// Launches of 1.3 us that fill a slice of 2 ms.
 const LAUNCHES_PER_SLICE: u64 = 1538;
-
-/// A softmax of one row, which one block computes, between two short nodes.
-fn long_node() -> Arc<Graph> {
-    let mut b = Builder::new();
-    let x = b.leaf(DType::F32, [1 << 19, 1, 1, 1]).unwrap();
-    let doubled = b.node(DOUBLE, &[Some(x)]).unwrap();
-    let long = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(doubled)]).unwrap();
-    b.node(DOUBLE, &[Some(long)]).unwrap();
-    Arc::new(b.build().unwrap())
-}
 
 #[test]
 fn a_program_is_one_graph_launch_per_slice() {

@@ -1,0 +1,211 @@
+//! Turns: sessions that share a GPU submit programs segment by segment; a session that is alone waits for nothing.
+
+use crate::fixture::{
+    COSTLY, CudaFixture, DOUBLE, INCREMENT, chain, long_node, read, test_deadline, upload, whole_buffer,
+};
+use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Queue, Timeline, TimelinePoint};
+use fanout::graph::{Builder, Graph};
+use fanout::ops::norm::Norm;
+use fanout::tensor::DType;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// See [`long_node`].
+const SETTINGS: &str = "CUDAEMU_SMS=1024";
+
+/// Segments of [`long_node`].
+const SEGMENTS: u64 = 3;
+
+/// A session with a queue and a buffer.
+struct Session {
+    budget: Arc<MemoryBudget>,
+    queue: Box<dyn Queue>,
+    buffer: Buffer,
+}
+
+impl Session {
+    fn new(fixture: &CudaFixture, bytes: u64) -> Session {
+        let budget = MemoryBudget::for_client(1 << 30);
+        let queue = fixture.devices[0].queue(&budget).unwrap();
+        Session { queue, buffer: fixture.devices[0].alloc(bytes, &budget).unwrap(), budget }
+    }
+
+    fn run(&mut self, fixture: &CudaFixture, graph: &Arc<Graph>) -> Result<(), DeviceError> {
+        self.queue.run(&fixture.program(0, graph), &whole_buffer(&self.buffer))
+    }
+}
+
+/// A session whose stream has work that is not done before the gate is at 1: all others are not alone.
+fn busy_session(fixture: &CudaFixture) -> (Session, Arc<Timeline>) {
+    let (mut session, gate) = (Session::new(fixture, 256), Timeline::new());
+    session.queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    session.run(fixture, &chain(16, &[DOUBLE])).unwrap();
+    (session, gate)
+}
+
+fn end(mut fixture: CudaFixture, sessions: impl IntoIterator<Item = Session>) {
+    sessions.into_iter().for_each(drop);
+    assert!(fixture.drop_devices(), "a context was not released in time");
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
+
+#[test]
+fn a_session_that_is_alone_waits_for_nothing() {
+    let fixture = CudaFixture::new(SETTINGS);
+    let graph = long_node();
+    let (program, bytes) = (fixture.program(0, &graph), graph.slot_sizes()[0] as u64);
+    let mut session = Session::new(&fixture, bytes);
+    // Queues of one session do not take turns.
+    let mut second = fixture.devices[0].queue(&session.budget).unwrap();
+    let gate = Timeline::new();
+    let buffers = [session.buffer.clone(), fixture.devices[0].alloc(bytes, &session.budget).unwrap()];
+    session.queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
+    let waits = || {
+        ["cuStreamQuery", "cuEventQuery", "cuEventRecord", "cuStreamSynchronize"].map(|call| fixture.driver_calls(call))
+    };
+    let before = waits();
+    for _ in 0..3 {
+        for (queue, buffer) in [&mut session.queue, &mut second].into_iter().zip(&buffers) {
+            queue.run(&program, &whole_buffer(buffer)).unwrap();
+        }
+    }
+    assert_eq!(waits(), before);
+    // All segments are submitted although the gate is closed.
+    assert_eq!(fixture.driver_calls("cuGraphLaunch"), 2 * 2 * SEGMENTS);
+    assert_eq!(session.budget.device_time(), Duration::ZERO);
+    gate.advance(1);
+    session.queue.mark().wait(test_deadline()).unwrap();
+    second.mark().wait(test_deadline()).unwrap();
+    drop((second, program, buffers));
+    end(fixture, [session]);
+}
+
+#[test]
+fn sessions_that_share_a_gpu_run_in_turns_and_pay_for_them() {
+    const RUNS: u64 = 3;
+    let fixture = CudaFixture::new(SETTINGS);
+    let graph = long_node();
+    let bytes = graph.slot_sizes()[0] as u64;
+    let (busy, gate) = busy_session(&fixture);
+    let mut sessions = [Session::new(&fixture, bytes), Session::new(&fixture, bytes)];
+    let program = fixture.program(0, &graph);
+    std::thread::scope(|scope| {
+        for session in &mut sessions {
+            let program = &program;
+            scope.spawn(move || {
+                for _ in 0..RUNS {
+                    session.queue.run(program, &whole_buffer(&session.buffer)).unwrap();
+                }
+                // The turn of the last segment has ended, so its work is done.
+                assert_eq!(session.queue.mark().poll(), Ok(true));
+            });
+        }
+    });
+    // The two later runs replay.
+    assert_eq!(fixture.driver_calls("cuGraphLaunch"), 2 * (RUNS - 1) * SEGMENTS);
+    for session in &sessions {
+        assert!(session.budget.device_time() > Duration::ZERO);
+    }
+    assert_eq!(busy.budget.device_time(), Duration::ZERO, "it was alone");
+    gate.advance(1);
+    drop(program);
+    end(fixture, sessions.into_iter().chain([busy]));
+}
+
+/// A stream that waits for another queue has no turn, so other sessions go on.
+#[test]
+fn a_stream_that_waits_for_another_queue_holds_no_turn() {
+    let fixture = CudaFixture::new("");
+    let ((mut busy, gate), graph) = (busy_session(&fixture), chain(16, &[INCREMENT; 4]));
+    let (mut waits, mut goes_on) = (Session::new(&fixture, 256), Session::new(&fixture, 256));
+    for session in [&mut waits, &mut goes_on] {
+        upload(&mut *session.queue, &session.buffer.whole(), &[1.0]).unwrap();
+    }
+    // A host point, and a queue that waits for one.
+    waits.queue.wait(&busy.queue.mark()).unwrap();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| waits.run(&fixture, &graph));
+        (0..3).for_each(|_| goes_on.run(&fixture, &graph).unwrap());
+        assert_eq!(read(&mut *goes_on.queue, &goes_on.buffer.whole(), 1), Ok(vec![13.0]));
+        gate.advance(1);
+        run.join().unwrap().unwrap();
+    });
+    assert_eq!(read(&mut *waits.queue, &waits.buffer.whole(), 1), Ok(vec![5.0]));
+    end(fixture, [busy, waits, goes_on]);
+}
+
+/// The thread that submits a program behind a wait is the one that ends the wait later.
+#[test]
+fn a_program_behind_a_wait_of_its_own_thread_is_submitted() {
+    let fixture = CudaFixture::new(SETTINGS);
+    let (busy, gate) = busy_session(&fixture);
+    let graph = long_node();
+    let mut session = Session::new(&fixture, graph.slot_sizes()[0] as u64);
+    let own = Timeline::new();
+    session.queue.wait(&TimelinePoint::new(&own, 1)).unwrap();
+    session.run(&fixture, &graph).unwrap();
+    let point = session.queue.mark();
+    assert_eq!(point.poll(), Ok(false));
+    own.advance(1);
+    point.wait(test_deadline()).unwrap();
+    drop(point);
+    gate.advance(1);
+    end(fixture, [busy, session]);
+}
+
+#[test]
+fn an_abort_ends_a_program_that_waits() {
+    let fixture = CudaFixture::new("");
+    let ((busy, gate), never) = (busy_session(&fixture), Timeline::new());
+    let mut session = Session::new(&fixture, 256);
+    session.queue.wait(&TimelinePoint::new(&never, 1)).unwrap();
+    let aborter = session.queue.aborter().unwrap();
+    let graph = chain(16, &[COSTLY]);
+    std::thread::scope(|scope| {
+        let queries = fixture.driver_calls("cuStreamQuery");
+        let run = scope.spawn(|| session.run(&fixture, &graph));
+        while fixture.driver_calls("cuStreamQuery") == queries {
+            std::thread::yield_now();
+        }
+        aborter.abort();
+        // It may have been submitted behind the wait before the abort.
+        assert!(matches!(run.join().unwrap(), Ok(()) | Err(DeviceError::Ended)));
+    });
+    assert_eq!(session.run(&fixture, &graph), Err(DeviceError::Ended));
+    assert_eq!(session.queue.mark().wait(test_deadline()), Err(DeviceError::Ended));
+    // Other sessions go on.
+    let mut other = Session::new(&fixture, 256);
+    other.run(&fixture, &graph).unwrap();
+    gate.advance(1);
+    other.queue.mark().wait(test_deadline()).unwrap();
+    end(fixture, [busy, session, other]);
+}
+
+/// A fault fails the context. All sessions that have or wait for a turn get the error.
+#[test]
+fn a_failed_context_ends_all_waits() {
+    let fixture = CudaFixture::new("CUDAEMU_MAX_INSTRUCTIONS=10K");
+    let (_busy, gate) = busy_session(&fixture);
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [1 << 20, 1, 1, 1]).unwrap();
+    b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
+    let endless = Arc::new(b.build().unwrap());
+    let light = chain(16, &[DOUBLE]);
+    let mut bad = Session::new(&fixture, endless.slot_sizes()[0] as u64);
+    let mut others: Vec<_> = (0..3).map(|_| Session::new(&fixture, 256)).collect();
+    std::thread::scope(|scope| {
+        for other in &mut others {
+            let (fixture, light) = (&fixture, &light);
+            scope.spawn(move || {
+                let program = fixture.program(0, light);
+                let bindings = whole_buffer(&other.buffer);
+                while other.queue.run(&program, &bindings).is_ok() {}
+            });
+        }
+        assert!(matches!(bad.run(&fixture, &endless), Err(DeviceError::Driver { .. })));
+    });
+    for other in &mut others {
+        assert!(matches!(other.queue.mark().wait(test_deadline()), Err(DeviceError::Driver { .. })));
+    }
+    gate.advance(1);
+}
