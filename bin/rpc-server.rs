@@ -6,6 +6,7 @@ mod backoff;
 #[cfg(unix)]
 mod control;
 mod open_files;
+mod sandbox;
 mod serve;
 mod signals;
 mod status;
@@ -24,6 +25,7 @@ use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
+use sandbox::SandboxMode;
 use serve::Role;
 
 /// Version of the crate, with the revision of its sources if it is known.
@@ -218,6 +220,13 @@ struct Args {
     /// process that serves; if the worker dies, another one takes its place, and clients that connect meanwhile wait.
     #[arg(long)]
     no_supervise: bool,
+
+    /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside
+    /// those of --models and the cache (Landlock), no system calls such as execve, ptrace, mount and bpf (seccomp). auto: as
+    /// far as the kernel can, and not if a GPU is used, because its driver may need more; on: exit with status 1 if a part is
+    /// missing; off: for debugging.
+    #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
+    sandbox: SandboxMode,
 
     /// Internal: this process is the worker of the supervisor with this process number.
     #[cfg(unix)]

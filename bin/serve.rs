@@ -10,6 +10,7 @@ use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
+use super::sandbox::{self, Access};
 use super::signals::{SecondSignal, drain_on_signals, ignore_hangup};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
@@ -39,6 +40,15 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         .with_threads(args.threads.map(usize::from))
         .with_memory(args.mem.clone())
         .with_host_memory(host_memory);
+    let config = match configuration_with_folders(&args) {
+        Ok(config) => config,
+        Err(e) => return fail(&e),
+    };
+    // Before the first thread of this process, since a thread enters the sandbox for itself and those that it starts.
+    let sandbox = match sandbox::enter(args.sandbox, &Access::of(&config, uses_gpu(&registry, &list))) {
+        Ok(sandbox) => sandbox,
+        Err(e) => return fail(&format!("--sandbox: {e}")),
+    };
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),
@@ -53,7 +63,8 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         }
         Err(e) => return fail(&e),
     };
-    match serve(&args, role, &notes, devices) {
+    let notes: Vec<_> = notes.into_iter().chain([sandbox.to_string()]).collect();
+    match serve(&args, role, &notes, devices, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => fail(&e),
     }
@@ -66,7 +77,14 @@ fn default_host_memory(registry: &Registry) -> u64 {
     free.map_or(Config::default().max_host_memory, |free| (free / 16).clamp(256 << 20, 4 << 30))
 }
 
-fn serve(args: &Args, role: Role, notes: &[String], devices: Vec<Arc<dyn Device>>) -> Result<(), Box<dyn Error>> {
+/// Whether a device of the list is a GPU of this machine.
+fn uses_gpu(registry: &Registry, list: &str) -> bool {
+    let mut named = list.split(',').filter_map(|name| registry.by_name(name.trim()));
+    named.any(|entry| entry.kind == DeviceKind::Gpu)
+}
+
+/// The configuration that the options give, with the folders of the cache and of the digests.
+fn configuration_with_folders(args: &Args) -> Result<Config, &'static str> {
     let mut config = configuration(args);
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
@@ -76,6 +94,16 @@ fn serve(args: &Args, role: Role, notes: &[String], devices: Vec<Arc<dyn Device>
     if args.models.is_some() {
         config.digests = args.cache_dir.clone().or_else(CacheConfig::default_dir);
     }
+    Ok(config)
+}
+
+fn serve(
+    args: &Args,
+    role: Role,
+    notes: &[String],
+    devices: Vec<Arc<dyn Device>>,
+    config: Config,
+) -> Result<(), Box<dyn Error>> {
     let few_files = open_files::raise_limit(config.max_connections as u64);
     let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };

@@ -65,6 +65,7 @@ mod transfer_tokens;
 mod versions;
 
 pub use crate::rpc::transport::BoundSocket;
+pub use gguf_index::model_link_targets;
 pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};

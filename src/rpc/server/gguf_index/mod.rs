@@ -35,6 +35,7 @@ use digest_file::DigestFile;
 use file::FileIdentity;
 use hashing::Hashing;
 pub(super) use scan::IndexedTensor;
+pub use scan::model_link_targets;
 
 /// Limit of the tensors with the requested digest that are read for one LOAD: more than one if files have a tensor in common.
 const MAX_CANDIDATES: usize = 8;

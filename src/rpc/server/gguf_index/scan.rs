@@ -274,7 +274,10 @@ pub(super) fn scan_folder(
     should_continue: &dyn Fn() -> bool,
 ) -> IndexSnapshot {
     let mut snapshot = IndexSnapshot::default();
-    let mut files = list_gguf_files(dir, before, &mut snapshot, should_continue);
+    let Listing { mut files, problems, .. } = list_gguf_files(dir, should_continue);
+    for (path, problem) in problems {
+        snapshot.log_problem(before, &path, &problem);
+    }
     files.sort();
     for listed in &files {
         if !should_continue() {
@@ -293,18 +296,34 @@ pub(super) fn scan_folder(
     snapshot
 }
 
-/// All files with the extension `gguf` in a folder and its subfolders.
-fn list_gguf_files(
-    dir: &Path,
-    before: &IndexSnapshot,
-    snapshot: &mut IndexSnapshot,
-    should_continue: &dyn Fn() -> bool,
-) -> Vec<ListedFile> {
-    let mut lister =
-        Lister { root: dir, before, snapshot, should_continue, found: Vec::new(), seen: HashSet::new(), entries: 0 };
+/// The targets of the symbolic links that a server follows in a folder of models ([`Config::models`]): GGUF files and folders,
+/// by paths without links. A program that restricts its own access to files needs them beside the folder.
+///
+/// [`Config::models`]: crate::rpc::server::Config::models
+pub fn model_link_targets(dir: &Path) -> Vec<PathBuf> {
+    let Listing { files, linked_folders, .. } = list_gguf_files(dir, &|| true);
+    let linked_files = files.into_iter().filter(|file| file.is_link).map(|file| file.path);
+    // A link that was removed meanwhile has no target.
+    linked_files.chain(linked_folders).filter_map(|link| std::fs::canonicalize(link).ok()).collect()
+}
+
+/// What a folder and its subfolders contain.
+#[derive(Default)]
+struct Listing {
+    /// All files with the extension `gguf`.
+    files: Vec<ListedFile>,
+    /// Symbolic links to folders that were listed, too.
+    linked_folders: Vec<PathBuf>,
+    /// What could not be listed, with the reason.
+    problems: Vec<(PathBuf, String)>,
+}
+
+/// Lists all files with the extension `gguf` in a folder and its subfolders.
+fn list_gguf_files(dir: &Path, should_continue: &dyn Fn() -> bool) -> Listing {
+    let mut lister = Lister { root: dir, should_continue, found: Listing::default(), seen: HashSet::new(), entries: 0 };
     match Folder::open(dir) {
         Ok(folder) => _ = lister.list(&folder, 1),
-        Err(e) => lister.log_problem(dir, &e.to_string()),
+        Err(e) => lister.add_problem(dir, &e.to_string()),
     }
     lister.found
 }
@@ -312,10 +331,8 @@ fn list_gguf_files(
 /// Lists the GGUF files of a folder. Each folder is opened in its parent, so none that replaces it meanwhile is listed instead.
 struct Lister<'a> {
     root: &'a Path,
-    before: &'a IndexSnapshot,
-    snapshot: &'a mut IndexSnapshot,
     should_continue: &'a dyn Fn() -> bool,
-    found: Vec<ListedFile>,
+    found: Listing,
     /// A folder that is reachable by several paths is visited once. This also ends cycles of symbolic links.
     seen: HashSet<FolderId>,
     /// Number of entries so far.
@@ -330,7 +347,7 @@ impl Lister<'_> {
             Ok(((true, entries), links)) => (entries, links),
             Ok(((false, _), _)) => return true,
             Err(e) => {
-                self.log_problem(folder.path(), &e.to_string());
+                self.add_problem(folder.path(), &e.to_string());
                 return true;
             }
         };
@@ -340,47 +357,50 @@ impl Lister<'_> {
                 return false;
             }
             if self.entries > MAX_ENTRIES {
-                self.log_problem(self.root, &format!("more than {MAX_ENTRIES} directory entries: the rest is ignored"));
+                self.add_problem(self.root, &format!("more than {MAX_ENTRIES} directory entries: the rest is ignored"));
                 return false;
             }
             let path = folder.path_of(&name);
             let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
             let is_link = kind == EntryKind::Link;
             if is_link && !links {
-                self.log_problem(folder.path(), "others may write to the folder: its symbolic links are not followed");
+                self.add_problem(folder.path(), "others may write to the folder: its symbolic links are not followed");
                 continue;
             }
             let target = if is_link { folder.link_target(&name) } else { Ok(kind) };
             let kind = match target {
                 Ok(kind) => kind,
                 Err(e) if is_gguf => {
-                    self.log_problem(&path, &e.to_string());
+                    self.add_problem(&path, &e.to_string());
                     continue;
                 }
                 Err(_) => continue,
             };
             match kind {
-                EntryKind::File if is_gguf => self.found.push(ListedFile::new(&path, is_link)),
+                EntryKind::File if is_gguf => self.found.files.push(ListedFile::new(&path, is_link)),
                 EntryKind::Folder if depth >= MAX_DEPTH => {
-                    self.log_problem(&path, &format!("nested deeper than {MAX_DEPTH} folders: ignored"));
+                    self.add_problem(&path, &format!("nested deeper than {MAX_DEPTH} folders: ignored"));
                 }
                 EntryKind::Folder => {
+                    if is_link {
+                        self.found.linked_folders.push(path.clone());
+                    }
                     let links = if is_link { Links::Follow } else { Links::Refuse };
                     match folder.open_folder(&name, links) {
                         Ok(folder) if !self.list(&folder, depth + 1) => return false,
                         Ok(_) => {}
-                        Err(e) => self.log_problem(&path, &e.to_string()),
+                        Err(e) => self.add_problem(&path, &e.to_string()),
                     }
                 }
-                EntryKind::Link | EntryKind::Other if is_gguf => self.log_problem(&path, "not a regular file: ignored"),
+                EntryKind::Link | EntryKind::Other if is_gguf => self.add_problem(&path, "not a regular file: ignored"),
                 EntryKind::File | EntryKind::Link | EntryKind::Other => {}
             }
         }
         true
     }
 
-    fn log_problem(&mut self, path: &Path, problem: &str) {
-        self.snapshot.log_problem(self.before, path, problem);
+    fn add_problem(&mut self, path: &Path, problem: &str) {
+        self.found.problems.push((path.to_owned(), problem.to_owned()));
     }
 }
 
