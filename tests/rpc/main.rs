@@ -43,6 +43,8 @@ mod server_program;
 #[cfg(target_os = "linux")]
 mod server_program_lifecycle;
 #[cfg(target_os = "linux")]
+mod server_program_sandbox;
+#[cfg(target_os = "linux")]
 mod server_program_supervisor;
 mod server_states;
 mod sessions;

@@ -54,7 +54,7 @@ fn children(process: u32) -> Vec<u32> {
 }
 
 /// The worker of a supervisor, another one than `before`, once it is the only child.
-fn next_worker(supervisor: u32, before: Option<u32>) -> u32 {
+pub(crate) fn next_worker(supervisor: u32, before: Option<u32>) -> u32 {
     let mut worker = before;
     eventually("the supervisor has one worker", || {
         let all = children(supervisor);

@@ -143,13 +143,17 @@ impl Client {
 
     /// A connection that has exchanged HELLO with a server that answers `version`.
     pub(crate) fn connect_as(server: &TestServer, version: Version) -> Client {
-        let mut client = Client::connect_without_hello(server);
-        client.send(&hello_request());
-        let reply = client.read_reply(RpcCommand::Hello);
+        Client::connect_without_hello(server).exchange_hello(version)
+    }
+
+    /// Exchanges HELLO with a server that answers `version`.
+    pub(crate) fn exchange_hello(mut self, version: Version) -> Client {
+        self.send(&hello_request());
+        let reply = self.read_reply(RpcCommand::Hello);
         let offer = ExtensionOffer { revision: REVISION, state: ServerState::Ready }.to_byte();
         let want = Response::Hello(HelloReply { version, conn_caps: Some([0; 24]), extension_byte: offer });
         assert_eq!(Response::decode(RpcCommand::Hello, &reply), Ok(want));
-        client
+        self
     }
 
     pub(crate) fn send(&mut self, request: &Request<'_>) {

@@ -15,7 +15,7 @@ fn config(dir: &Path, max_bytes: u64) -> Config {
     Config::default().with_cache(Some(CacheConfig::new(dir).with_max_bytes(max_bytes)))
 }
 
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for &byte in bytes {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -23,18 +23,18 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     hash
 }
 
-fn upload_cached(client: &mut Client, tensor: &TensorRecord, data: &[u8]) {
+pub(crate) fn upload_cached(client: &mut Client, tensor: &TensorRecord, data: &[u8]) {
     let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
     client.send(&Request::SetTensor(SetTensor { head, data }));
     client.assert_alive();
 }
 
 /// Whether the cache has data of this hash for a tensor. The server then writes the data into the tensor.
-fn is_cached(client: &mut Client, tensor: &TensorRecord, offset: u64, hash: u64) -> bool {
+pub(crate) fn is_cached(client: &mut Client, tensor: &TensorRecord, offset: u64, hash: u64) -> bool {
     client.request_number(&Request::SetTensorHash(SetTensorHash { tensor: tensor.clone(), offset, hash })) == 1
 }
 
-fn files(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(dir).expect("the folder").map(|e| e.expect("an entry").path()).collect();
     files.sort();
     files
