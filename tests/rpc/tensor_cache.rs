@@ -293,24 +293,38 @@ fn uploads_in_progress_count_against_the_cache_size() {
     let memory = first.alloc(0, 2 * UPLOAD as u64);
     upload_cached(&mut first, &memory.byte_tensor(), &random_bytes(9, 2 * UPLOAD));
     assert_eq!(files(dir.path()).len(), 1);
-    let mut uploads: Vec<_> = (0..6)
+    let begin = |seed, missing: usize| {
+        let mut client = Client::connect(&server);
+        let tensor = client.alloc(0, UPLOAD as u64).byte_tensor();
+        let data = random_bytes(seed, UPLOAD);
+        let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
+        let mut message = encode_message(&Request::SetTensor(SetTensor { head, data: &data }));
+        let rest = message.split_off(message.len() - missing);
+        client.write(&message);
+        (client, tensor, data, rest)
+    };
+    let finish = |(mut client, tensor, data, rest): (Client, TensorRecord, Vec<u8>, Vec<u8>)| {
+        client.write(&rest);
+        assert!(client.get_tensor(&tensor, 0, UPLOAD as u64) == data, "an upload that is not cached succeeds");
+        assert!(used() <= limit);
+    };
+    // Four uploads of 3 of their 4 MiB fill the cache, so that no other one fits.
+    let uploads: Vec<_> = (0..4)
         .map(|seed| {
-            let mut client = Client::connect(&server);
-            let tensor = client.alloc(0, UPLOAD as u64).byte_tensor();
-            let data = random_bytes(seed, UPLOAD);
-            let head = SetTensorHead { tensor: tensor.clone(), cache: true, offset: 0 };
-            let message = encode_message(&Request::SetTensor(SetTensor { head, data: &data }));
-            client.write(&message[..message.len() - (1 << 20)]);
-            (client, tensor, data, message)
+            let upload = begin(seed, 1 << 20);
+            let arrived = (seed + 1) * (HEADER + (3 << 20));
+            eventually("the upload is being cached", || {
+                let partial =
+                    files(dir.path()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "part"));
+                partial.filter_map(|path| Some(path.metadata().ok()?.len())).sum::<u64>() == arrived
+            });
+            upload
         })
         .collect();
-    eventually("three uploads are being cached", || files(dir.path()).len() == 3 && used() >= 3 << 20);
-    assert!(used() <= limit);
-    for (client, tensor, data, message) in &mut uploads {
-        client.write(&message[message.len() - (1 << 20)..]);
-        assert!(client.get_tensor(tensor, 0, UPLOAD as u64) == *data, "an upload that is not cached succeeds");
-        assert!(used() <= limit);
-    }
+    finish(begin(4, 0));
+    assert_eq!(files(dir.path()).len(), 4);
+    uploads.into_iter().for_each(finish);
+    // The first one to go on found no room; the next three have it.
     assert_eq!(files(dir.path()).len(), 3);
     // The uploads have given back what they held.
     for seed in [7, 8] {

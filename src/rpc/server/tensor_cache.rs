@@ -9,17 +9,19 @@
 //! files. Hence the cache is opt-in.
 //!
 //! The folder is used by its handle ([`Folder`]): symbolic links, named pipes and other special files in it are never opened.
-//! The size limit counts entries that are being written as their bytes arrive; an upload that cannot fit beside the others that
-//! are in progress is not cached.
+//! The size limit counts the bytes of uploads in progress as they arrive (`quota.rs`); an upload that does not fit beside the
+//! others in progress is not cached.
 //!
 //! Errors of the cache never fail a session: an unreadable entry is a miss, and an entry that cannot be written is not cached.
+
+mod quota;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use log::{debug, warn};
@@ -29,6 +31,7 @@ use super::folder::{Folder, Links, PartialFile};
 use super::limits::CacheConfig;
 use super::log_limits::{LogKind, LogLimits};
 use crate::rpc::wire::{Reader, WireError};
+use quota::{UploadCharge, Usage};
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
 const VERSION: u32 = 1;
@@ -38,9 +41,6 @@ const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 32;
 
 /// Smaller data is not cached: sending it again is faster than a lookup. ggml's clients send hashes from 10 MiB on.
 const MIN_BYTES: u64 = 64 << 10;
-
-/// Steps in which the bytes of an upload are counted against the size limit: in a full cache, each step lists the folder.
-const CHARGE_BYTES: u64 = 16 << 20;
 
 /// File name extension of complete entries.
 const ENTRY_EXTENSION: &str = "tensor";
@@ -71,18 +71,6 @@ pub(super) struct TensorCache {
     logs: Arc<LogLimits>,
 }
 
-/// Bytes of the cache, headers included.
-#[derive(Default)]
-struct Usage {
-    /// Estimated size of all entries; recounted when the limit is exceeded, because other servers may add and remove entries.
-    entries: u64,
-    /// Size of the uploads in progress, as far as their bytes have arrived.
-    arrived: u64,
-    /// Size of the uploads in progress when they are complete; at most the limit, so evicting entries makes room for all of
-    /// them.
-    announced: u64,
-}
-
 impl TensorCache {
     /// Opens a folder, which is created if necessary. Removes the partial files of servers that were killed, and evicts entries
     /// beyond the limit.
@@ -94,11 +82,7 @@ impl TensorCache {
         folder.remove_abandoned()?;
         let (max_bytes, logs) = (config.max_bytes, Arc::clone(logs));
         let cache = TensorCache { folder, max_bytes, usage: Mutex::default(), logs };
-        {
-            let mut usage = cache.lock_usage();
-            usage.entries = cache.list_entries()?.iter().map(|entry| entry.bytes).sum();
-            cache.evict_until_fits(&mut usage);
-        }
+        cache.evict_at_start()?;
         Ok(cache)
     }
 
@@ -126,6 +110,7 @@ impl TensorCache {
     pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
         let name = entry_name(fnv);
         if self.remove(&name) {
+            self.lock_usage().invalidate_listing();
             let path = self.folder.path_of(&name);
             self.log(LogKind::CacheInvalid, format_args!("removed the invalid entry {}: {why}", path.display()));
         }
@@ -137,13 +122,13 @@ impl TensorCache {
         removed.inspect_err(|e| self.log_remove_error(&self.folder.path_of(name), e)).is_ok()
     }
 
-    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it does not fit beside the uploads in
-    /// progress, or if the file cannot be created.
+    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it is larger than the cache, or if the file
+    /// cannot be created.
     pub(super) fn begin_write(&self, len: u64) -> Option<CacheWriter<'_>> {
-        if len < MIN_BYTES {
+        if len < MIN_BYTES || len.checked_add(HEADER_BYTES as u64)? > self.max_bytes {
             return None;
         }
-        let charge = UploadCharge::announce(self, len.checked_add(HEADER_BYTES as u64)?)?;
+        let charge = UploadCharge::new(self);
         let begin = || {
             let mut file = self.folder.create_partial()?;
             file.file().seek(SeekFrom::Start(HEADER_BYTES as u64))?;
@@ -154,47 +139,6 @@ impl TensorCache {
         Some(CacheWriter { cache: self, len, entry: Some(entry) })
     }
 
-    /// Evicts the least recently used entries until they fit beside the uploads in progress. Returns whether they do.
-    fn evict_until_fits(&self, usage: &mut Usage) -> bool {
-        let fits = |usage: &Usage| usage.entries.saturating_add(usage.arrived) <= self.max_bytes;
-        if fits(usage) {
-            return true;
-        }
-        let mut entries = match self.list_entries() {
-            Ok(entries) => entries,
-            Err(e) => {
-                let folder = self.folder.path().display();
-                self.log(LogKind::CacheFailure, format_args!("cannot evict entries in {folder}: {e}"));
-                return false;
-            }
-        };
-        entries.sort_by_key(|entry| entry.last_use);
-        usage.entries = entries.iter().map(|entry| entry.bytes).sum();
-        for Entry { name, bytes, .. } in entries {
-            if fits(usage) {
-                break;
-            }
-            // An entry that cannot be removed still counts, so the folder does not grow beyond its limit.
-            if self.remove(&name) {
-                self.log(LogKind::CacheEviction, format_args!("evicted {}", self.folder.path_of(&name).display()));
-                usage.entries -= bytes;
-            }
-        }
-        fits(usage)
-    }
-
-    /// The entries in the folder.
-    fn list_entries(&self) -> io::Result<Vec<Entry>> {
-        let mut entries = Vec::new();
-        for name in self.folder.files_with_extension(ENTRY_EXTENSION)? {
-            // Another server may have removed the file in the meantime.
-            if let Ok((_, meta)) = self.folder.open_file(&name, Links::Refuse) {
-                entries.push(Entry { name, bytes: meta.len(), last_use: meta.modified()? });
-            }
-        }
-        Ok(entries)
-    }
-
     fn log_write_error(&self, e: &io::Error) {
         self.log(LogKind::CacheFailure, format_args!("cannot write to {}: {e}", self.folder.path().display()));
     }
@@ -202,67 +146,10 @@ impl TensorCache {
     fn log_remove_error(&self, path: &Path, e: &io::Error) {
         self.log(LogKind::CacheFailure, format_args!("cannot remove {}: {e}", path.display()));
     }
-
-    fn lock_usage(&self) -> MutexGuard<'_, Usage> {
-        // A panic can leave the numbers too large, which costs cache, but not wrong in the other direction.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A file of the cache.
-struct Entry {
-    name: OsString,
-    /// Size of the file.
-    bytes: u64,
-    last_use: SystemTime,
 }
 
 fn entry_name(fnv: u64) -> OsString {
     format!("{fnv:016x}.{ENTRY_EXTENSION}").into()
-}
-
-/// The part of the size limit that an upload in progress holds. Dropping it gives the part back.
-struct UploadCharge<'a> {
-    cache: &'a TensorCache,
-    /// Size of the file when it is complete.
-    announced: u64,
-    /// Bytes of it that are counted.
-    arrived: u64,
-}
-
-impl<'a> UploadCharge<'a> {
-    /// Counts a file of `bytes` bytes that has yet to arrive. `None` if it does not fit beside the uploads in progress. Evicts
-    /// nothing: a client that only announces an upload must not empty the cache.
-    fn announce(cache: &'a TensorCache, bytes: u64) -> Option<UploadCharge<'a>> {
-        let mut usage = cache.lock_usage();
-        let announced = usage.announced.checked_add(bytes).filter(|&total| total <= cache.max_bytes);
-        let Some(announced) = announced else {
-            debug!("cache: an upload of {bytes} bytes does not fit beside those in progress: it is not cached");
-            return None;
-        };
-        usage.announced = announced;
-        Some(UploadCharge { cache, announced: bytes, arrived: 0 })
-    }
-
-    /// Counts the first `bytes` bytes of the file before they are written. Returns whether they fit.
-    fn reserve(&mut self, bytes: u64) -> bool {
-        if bytes <= self.arrived {
-            return true;
-        }
-        let more = self.arrived.saturating_add(CHARGE_BYTES).min(self.announced).max(bytes) - self.arrived;
-        let mut usage = self.cache.lock_usage();
-        usage.arrived += more;
-        self.arrived += more;
-        self.cache.evict_until_fits(&mut usage)
-    }
-}
-
-impl Drop for UploadCharge<'_> {
-    fn drop(&mut self) {
-        let mut usage = self.cache.lock_usage();
-        usage.announced -= self.announced;
-        usage.arrived -= self.arrived;
-    }
 }
 
 /// Reads an entry and computes its digest.
@@ -328,21 +215,26 @@ struct PartialEntry<'a> {
 }
 
 impl CacheWriter<'_> {
-    /// Appends the next bytes of the data. After an error, the file is removed and further bytes are ignored.
+    /// Appends the next bytes of the data. After an error, or if they do not fit, the file is removed and further bytes are
+    /// ignored.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         let Some(entry) = &mut self.entry else { return };
         let written = entry.file.file().stream_position().and_then(|at| {
-            if !entry.charge.reserve(at.saturating_add(bytes.len() as u64)) {
-                return Err(io::ErrorKind::QuotaExceeded.into());
+            let fits = entry.charge.reserve(at.saturating_add(bytes.len() as u64));
+            if fits {
+                entry.fnv.update(bytes);
+                entry.digest.update(bytes);
+                entry.file.file().write_all(bytes)?;
             }
-            entry.fnv.update(bytes);
-            entry.digest.update(bytes);
-            entry.file.file().write_all(bytes)
+            Ok(fits)
         });
-        if let Err(e) = written {
-            self.cache.log_write_error(&e);
-            self.entry = None;
+        match written {
+            Ok(true) => return,
+            // Not a warning: several large uploads at a time are no failure. Entries that cannot be evicted are logged.
+            Ok(false) => debug!("cache: an upload of {} bytes does not fit beside others: it is not cached", self.len),
+            Err(e) => self.cache.log_write_error(&e),
         }
+        self.entry = None;
     }
 
     /// Completes the entry: writes its header and renames the file, so that the entry appears atomically. Errors are logged.
@@ -369,7 +261,7 @@ impl PartialEntry<'_> {
         let mut usage = cache.lock_usage();
         let replaced = cache.folder.open_file(name, Links::Refuse).map_or(0, |(_, meta)| meta.len());
         self.file.rename_to(name)?;
-        usage.entries = usage.entries.saturating_sub(replaced).saturating_add(self.charge.announced);
+        usage.add_entry(self.charge.bytes(), replaced);
         Ok(())
     }
 }
