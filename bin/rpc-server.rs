@@ -5,6 +5,9 @@
 mod backoff;
 #[cfg(unix)]
 mod control;
+#[cfg(unix)]
+mod hangup;
+mod log_writer;
 mod open_files;
 mod sandbox;
 mod serve;
@@ -15,12 +18,14 @@ mod supervisor;
 #[cfg(unix)]
 mod worker;
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
+use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
@@ -35,10 +40,11 @@ const VERSION: &str = fanout::VERSION;
 const AFTER_HELP: &str = "\
 Exit status:
   0    ended by SIGTERM or SIGINT; --status: the server accepts clients
-  1    cannot serve: address in use, no such GPU, folder not usable; --status: the server accepts no clients
+  1    cannot serve: address in use, no such GPU, folder not usable; the worker died while it drained, or had to be
+       killed 15 s after the time of --drain; --status: the server accepts no clients
   2    wrong arguments
   128 + N
-       ended by a second signal N, or the worker was killed by signal N before it served or while it drained
+       ended by a second signal N, or the worker was killed by signal N before it served
 A worker that has served and then ends in any way is replaced.
 
 Examples:
@@ -269,12 +275,17 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     start_log(args.log_level);
+    let code = run(args);
+    log_writer::flush();
+    code
+}
+
+fn run(args: Args) -> ExitCode {
     if let Some(endpoint) = &args.status {
         return status::print(endpoint);
     }
     if args.list_devices {
-        list_devices(&Registry::detect());
-        return ExitCode::SUCCESS;
+        return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
     }
     #[cfg(unix)]
     match args.worker {
@@ -282,7 +293,7 @@ fn main() -> ExitCode {
             Ok(link) => return serve::run(args, Role::Worker(link)),
             Err(e) => usage(&format!("--worker: {e}")),
         },
-        None if !args.no_supervise => return supervisor::run(listen_addresses(&args)),
+        None if !args.no_supervise => return supervisor::run(listen_addresses(&args), args.drain),
         None => {}
     }
     serve::run(args, Role::Alone)
@@ -298,25 +309,53 @@ fn start_log(level: Option<LevelFilter>) {
         }
         None => env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")),
     };
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if let Ok(writer) = log_writer::start() {
+        log.target(Target::Pipe(Box::new(writer)));
+        // env_logger has no colors for a `Pipe` by default, as it cannot tell that this one ends at a terminal.
+        let has_colors = std::env::var_os("TERM").is_some_and(|term| term != "dumb") && !is_set("NO_COLOR");
+        if io::stderr().is_terminal() && has_colors && !is_set("RUST_LOG_STYLE") {
+            log.write_style(WriteStyle::Always);
+        }
+    }
     log.format_target(false).init();
 }
 
-fn list_devices(registry: &Registry) {
+fn list_devices(registry: &Registry) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
     for entry in registry.entries() {
         let unusable = entry.unusable.as_ref().map_or(String::new(), |why| format!("; not usable: {why}"));
-        println!("{}: {}{unusable}", entry.name, entry.description);
+        let _ = writeln!(text, "{}: {}{unusable}", entry.name, entry.description);
     }
     if let Some(why) = registry.no_gpu_reason() {
-        println!("no GPU: {why}");
+        let _ = writeln!(text, "no GPU: {why}");
+    }
+    text
+}
+
+/// Prints all of `text` in one write: a script that waits for the first line may close the pipe after it.
+fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+}
+
+/// Prints what a query has found. The result is `code`, or failure if standard output is closed.
+fn print_or_fail(text: &str, code: ExitCode) -> ExitCode {
+    match print(text) {
+        Ok(()) => code,
+        Err(e) => fail(&format!("cannot write to standard output: {e}")),
     }
 }
 
 /// Reports an invalid argument and exits with status 2, as clap does.
 fn usage(message: &str) -> ! {
+    log_writer::flush();
     Args::command().error(ErrorKind::InvalidValue, message).exit()
 }
 
 fn fail(e: &dyn Display) -> ExitCode {
+    log_writer::flush();
     eprintln!("rpc-server: {e}");
     ExitCode::FAILURE
 }

@@ -11,10 +11,10 @@ use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
 use super::sandbox::{self, Access};
-use super::signals::{SecondSignal, drain_on_signals, ignore_hangup};
+use super::signals::{SecondSignal, drain_on_signals};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
-use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, usage};
+use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, print, usage};
 
 /// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
@@ -27,7 +27,8 @@ pub(crate) enum Role {
 
 /// Opens the devices and serves them until a signal ends the server.
 pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
-    if let Err(e) = ignore_hangup() {
+    #[cfg(unix)]
+    if let Err(e) = super::hangup::ignore() {
         return fail(&e);
     }
     let registry = Registry::detect();
@@ -115,12 +116,13 @@ fn serve(
     if let Role::Worker(link) = role {
         link.report_ready()?;
     }
-    if is_restart {
-        // The reader of standard output may have closed it.
+    // The reader of the first worker's standard output may have closed it since.
+    let is_printed = !is_restart
+        && print(&banner)
+            .inspect_err(|e| log::warn!("cannot write to standard output: {e}; the log has the lines"))
+            .is_ok();
+    if !is_printed {
         banner.lines().for_each(|line| log::info!("{line}"));
-    } else {
-        // All lines in one write: a script that waits for the first address may close the pipe after it.
-        print!("{banner}");
     }
     server.run();
     log::info!("server ended");

@@ -15,12 +15,6 @@ pub(crate) enum SecondSignal {
     Ignore,
 }
 
-/// SIGHUP does nothing: there is no configuration to reread, and its default would end the process with the terminal.
-#[cfg(unix)]
-pub(crate) fn ignore_hangup() -> io::Result<()> {
-    signal_hook::flag::register(signal_hook::consts::SIGHUP, std::sync::Arc::default()).map(drop)
-}
-
 /// SIGINT or SIGTERM drains the server for up to `drain` and then shuts it down.
 #[cfg(unix)]
 pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: SecondSignal) -> io::Result<()> {
@@ -43,11 +37,6 @@ pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: Se
         Some(_) => handle.drain(drain),
         None => {}
     })?;
-    Ok(())
-}
-
-#[cfg(not(unix))]
-pub(crate) fn ignore_hangup() -> io::Result<()> {
     Ok(())
 }
 

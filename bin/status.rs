@@ -26,16 +26,15 @@ pub(crate) fn print(endpoint: &str) -> ExitCode {
         return super::fail(&format!("cannot start a thread: {e}"));
     }
     match result.recv_timeout(DEADLINE) {
-        Ok(Ok(text)) => {
-            print!("{endpoint}: ready\n{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(Ok(text)) => super::print_or_fail(&format!("{endpoint}: ready\n{text}"), ExitCode::SUCCESS),
         Ok(Err(e)) => {
-            match &e {
-                ConnectError::Full { .. } => println!("{endpoint}: full"),
-                ConnectError::Draining { .. } => println!("{endpoint}: draining"),
-                _ => {}
-            }
+            let state = match &e {
+                ConnectError::Full { .. } => format!("{endpoint}: full\n"),
+                ConnectError::Draining { .. } => format!("{endpoint}: draining\n"),
+                _ => String::new(),
+            };
+            // The reason follows on standard error, also where standard output is closed.
+            let _ = super::print(&state);
             super::fail(&e)
         }
         Err(_) => super::fail(&format!("{endpoint} has not sent all replies within {DEADLINE:?}")),

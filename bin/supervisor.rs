@@ -1,9 +1,9 @@
 //! The supervisor: binds the listening sockets, starts a worker process that serves on them, and replaces it when it dies.
 //!
 //! The supervisor opens no device and accepts no connection, so nothing that a client or a device driver does can end it. While
-//! no worker runs, connections wait in the sockets' queues. It has one thread, which sleeps in `poll` and starts the workers:
-//! Linux ends a worker with the thread that has forked it. As process 1 of a container it also reaps orphans, since it waits
-//! for any child.
+//! no worker runs, connections wait in the sockets' queues. Its main thread sleeps in `poll` and starts the workers: Linux ends
+//! a worker with the thread that has forked it. A second thread writes the log (`log_writer.rs`). As process 1 of a container
+//! the supervisor also reaps orphans, since it waits for any child.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};
@@ -22,17 +22,22 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
 use super::backoff::Backoff;
-use super::{control, fail, signals};
+use super::{control, fail, hangup};
 
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. The result is the exit status
-/// of the program.
-pub(crate) fn run(addresses: Vec<ListenAddress>) -> ExitCode {
-    let signals = signals::ignore_hangup().and_then(|()| SignalStreams::register());
+/// How long after the end of its grace period (`--drain`) a worker is killed. A worker that works needs up to 10 s, for sessions
+/// that are blocked on a device; one that is stopped or hangs would not end at all.
+const DRAIN_MARGIN: Duration = Duration::from_secs(15);
+
+/// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. `drain`: the grace period of a
+/// worker. The result is the exit status of the program.
+pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration) -> ExitCode {
+    let signals = hangup::ignore().and_then(|()| SignalStreams::register());
     let supervisor = signals.map(|signals| Supervisor {
         addresses,
+        drain_timeout: drain + DRAIN_MARGIN,
         sockets: None,
         signals,
         worker: None,
@@ -46,6 +51,9 @@ pub(crate) fn run(addresses: Vec<ListenAddress>) -> ExitCode {
         Err(e) => fail(&format!("supervisor: {e}")),
     }
 }
+
+/// Exit status of the program if the worker dies while it drains, or does not end.
+const DRAIN_FAILED: u8 = 1;
 
 /// A stream for each signal: its handler writes one byte per signal.
 struct SignalStreams {
@@ -92,14 +100,16 @@ struct Worker {
 /// How the program ends.
 #[derive(Clone, Copy)]
 enum End {
-    /// The worker drains; its exit status is the program's.
-    Drain,
+    /// The worker drains, and is killed if it still runs at `until`.
+    Drain { until: Instant },
     /// The worker is killed.
     Kill { status: u8, until: Instant },
 }
 
 struct Supervisor {
     addresses: Vec<ListenAddress>,
+    /// How long a worker may take to end after SIGTERM.
+    drain_timeout: Duration,
     /// Bound when the first worker has opened its devices, so that no client connects to a server that then fails to start.
     sockets: Option<Vec<BoundSocket>>,
     signals: SignalStreams,
@@ -129,11 +139,16 @@ impl Supervisor {
             if let Some(status) = self.reap()? {
                 return Ok(status);
             }
-            if let Some(End::Kill { status, until }) = self.end
-                && until <= Instant::now()
-            {
-                error!("supervisor: the worker still runs {KILL_TIMEOUT:?} after SIGKILL");
-                return Ok(status);
+            match self.end {
+                Some(End::Drain { until }) if until <= Instant::now() => {
+                    error!("supervisor: the worker still runs {:?} after SIGTERM: it is killed", self.drain_timeout);
+                    self.kill(DRAIN_FAILED);
+                }
+                Some(End::Kill { status, until }) if until <= Instant::now() => {
+                    error!("supervisor: the worker still runs {KILL_TIMEOUT:?} after SIGKILL");
+                    return Ok(status);
+                }
+                _ => {}
             }
         }
     }
@@ -159,8 +174,8 @@ impl Supervisor {
     /// Waits for a signal, a message of the worker, or the time of the next action.
     fn sleep(&self) -> io::Result<()> {
         let until = match self.end {
-            Some(End::Kill { until, .. }) => Some(until),
-            _ => self.start_at,
+            Some(End::Drain { until } | End::Kill { until, .. }) => Some(until),
+            None => self.start_at,
         };
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         // Rounds up, so that the loop does not spin until the time has come.
@@ -188,13 +203,13 @@ impl Supervisor {
                 info!("supervisor: {name}: the worker drains");
                 // A worker that has ended is reaped in the same pass.
                 let _ = kill_process(worker.pid, Signal::TERM);
-                self.end = Some(End::Drain);
+                self.end = Some(End::Drain { until: Instant::now() + self.drain_timeout });
             }
             None => {
                 info!("supervisor: {name}: ends, the worker does not serve yet");
                 self.kill(0);
             }
-            Some(End::Drain) => self.kill(second_status),
+            Some(End::Drain { .. }) => self.kill(second_status),
             Some(End::Kill { .. }) => return Some(second_status),
         }
         None
@@ -281,11 +296,10 @@ impl Supervisor {
         let pid = worker.pid;
         match self.end {
             Some(End::Kill { status, .. }) => return Some(status),
-            Some(End::Drain) => {
-                if death.exit_code() != Some(0) {
-                    error!("supervisor: worker {pid} {death} after {lived}, while it drained");
-                }
-                return Some(death.status());
+            Some(End::Drain { .. }) if death.exit_code() == Some(0) => return Some(0),
+            Some(End::Drain { .. }) => {
+                error!("supervisor: worker {pid} {death} after {lived}, while it drained");
+                return Some(DRAIN_FAILED);
             }
             None if !self.has_served => {
                 // A worker that exits has printed the reason.
@@ -358,5 +372,34 @@ struct Seconds(Duration);
 impl Display for Seconds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:.1} s", self.0.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that is stopped does not handle SIGTERM, so it would not end by itself.
+    #[test]
+    fn a_worker_that_does_not_drain_in_time_is_killed() {
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
+        let (pid, now) = (Pid::from_child(&child), Instant::now());
+        kill_process(pid, Signal::STOP).expect("a process");
+        // Of two pending signals, SIGTERM would come first.
+        rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+        let mut supervisor = Supervisor {
+            addresses: Vec::new(),
+            drain_timeout: Duration::from_millis(50),
+            sockets: None,
+            signals: SignalStreams::register().expect("signals"),
+            worker: Some(Worker { pid, link: None, started: now, ready: Some(now) }),
+            start_at: None,
+            backoff: Backoff::default(),
+            has_served: true,
+            end: None,
+        };
+        assert_eq!(supervisor.end_on(SIGTERM), None);
+        assert_eq!(supervisor.run().expect("an exit status"), DRAIN_FAILED);
+        assert!(now.elapsed() >= Duration::from_millis(50), "the worker was stopped, so it did not end by itself");
     }
 }

@@ -5,7 +5,8 @@ use crate::server_program::{ServerProcess, program, run_server_program, run_to_e
 use crate::server_program_lifecycle::{ARGS, QueueWork, options, send_signal, stop};
 use crate::support::{WATCHDOG, encode_message, eventually, hello_request};
 use fanout::rpc::client::Endpoint;
-use std::io::{IoSlice, Read, Write};
+use rustix::fs::{OFlags, fcntl_setfl};
+use std::io::{IoSlice, PipeReader, PipeWriter, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -154,6 +155,82 @@ fn a_signal_to_both_processes_drains_once_and_a_hangup_is_ignored() {
     drop((endpoint, work));
     assert_eq!(supervised.server.exit(), Some(0));
     assert_eq!(supervised.deaths(), [""; 0]);
+}
+
+/// A signal with a handler gets its default again when a worker is executed, an ignored one stays ignored.
+#[test]
+fn a_hangup_is_ignored_from_the_first_instruction_of_a_worker() {
+    let supervised = Supervised::start(&[]);
+    for process in [supervised.server.child.id(), supervised.worker()] {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+        assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1, 1, "the bit of SIGHUP in {ignored}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_while_it_drains_is_a_failure() {
+    let mut supervised = Supervised::start(&["--drain", "60"]);
+    let worker = supervised.worker();
+    let _endpoint = supervised.server.endpoint().unwrap();
+    supervised.server.signal("-TERM");
+    eventually("the server drains", || supervised.server.endpoint().is_err());
+    send_signal(worker, "-KILL");
+    assert_eq!(supervised.server.exit(), Some(1));
+    let deaths = supervised.deaths();
+    assert!(deaths.len() == 1 && deaths[0].ends_with(", while it drained"), "{deaths:?}");
+}
+
+/// A pipe that takes no more bytes until it is read.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+    for bytes in [&[0; 4096][..], &[0]] {
+        while (&writer).write(bytes).is_ok() {}
+    }
+    fcntl_setfl(&writer, OFlags::empty()).unwrap();
+    (reader, writer)
+}
+
+/// Supervisor and worker log the restart; nobody reads it.
+#[test]
+fn a_log_that_nobody_reads_does_not_delay_a_restart() {
+    let (_unread, log) = full_pipe();
+    let mut server = spawn_server_with_log(program(&ARGS), log.into());
+    let worker = next_worker(server.child.id(), None);
+    send_signal(worker, "-KILL");
+    next_worker(server.child.id(), Some(worker));
+    exchange_hello(&mut TcpStream::connect(&server.addr).unwrap());
+    server.signal("-TERM");
+    assert_eq!(server.exit(), Some(0));
+}
+
+#[test]
+fn a_closed_standard_output_ends_no_server() {
+    let closed = || std::io::pipe().unwrap().1;
+    for mode in [&[][..], &["--no-supervise"]] {
+        let log = NamedTempFile::new().unwrap();
+        let text = || std::fs::read_to_string(log.path()).unwrap();
+        let mut program = program(&[&ARGS, mode].concat());
+        let child = program.stdout(closed()).stderr(log.reopen().unwrap()).spawn().unwrap();
+        let mut server = ServerProcess { child, banner: String::new(), addr: String::new() };
+        eventually("the address is in the log", || {
+            let address =
+                text().split_once("listening on ").and_then(|(_, rest)| Some(rest.split_once(' ')?.0.to_owned()));
+            server.addr = address.unwrap_or_default();
+            !server.addr.is_empty()
+        });
+        exchange_hello(&mut TcpStream::connect(&server.addr).unwrap());
+        server.signal("-TERM");
+        assert_eq!(server.exit(), Some(0), "{mode:?}");
+        let text = text();
+        assert!(text.contains("cannot write to standard output: ") && !text.contains("panicked"), "{mode:?}: {text}");
+        assert!(!text.contains("supervisor: worker "), "{text}");
+    }
+    let mut query = program(&["--list-devices"]);
+    let output = query.stdout(closed()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("cannot write to standard output: "), "{text}");
 }
 
 /// A worker whose device is a server that does not answer is not ready.

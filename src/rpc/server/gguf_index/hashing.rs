@@ -16,9 +16,10 @@ use super::scan::{self, IndexSnapshot, MAX_TENSORS};
 /// tensors.
 const SCAN_INTERVAL: (Duration, u32) = (Duration::from_millis(200), 20);
 
-/// Limit of the duration of the first scan, during which the start of the server waits. The next scan continues with the files
-/// that were not reached.
-const INITIAL_SCAN_TIMEOUT: Duration = Duration::from_secs(120);
+/// Limit of the duration of the first scan, during which the start of the server waits, so that its first clients find their
+/// weights. Clients wait in the socket's queue meanwhile if the server replaces one that has died. The thread scans the rest
+/// at once.
+pub(super) const INITIAL_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between writes of the digest file while digests are computed: a server that is killed loses as much work.
 const WRITE_INTERVAL: Duration = Duration::from_secs(30);
@@ -47,25 +48,28 @@ struct HashingThread {
 }
 
 impl Hashing {
-    /// Scans `dir`, and starts the thread.
+    /// Scans `dir` for up to `timeout`, and starts the thread, which scans the rest.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(dir: &Path, digest_file: Option<DigestFile>) -> io::Result<Arc<Hashing>> {
+    pub(super) fn start(dir: &Path, digest_file: Option<DigestFile>, timeout: Duration) -> io::Result<Arc<Hashing>> {
         let mut known = digest_file.as_ref().map(DigestFile::read).unwrap_or_default();
         let start = Instant::now();
-        let in_time = || start.elapsed() < INITIAL_SCAN_TIMEOUT;
+        let in_time = || start.elapsed() < timeout;
         let snapshot = scan::scan_folder(dir, &IndexSnapshot::default(), MAX_TENSORS, &mut known, &in_time);
+        let is_complete = in_time();
         info!(
-            "models: {}: {} tensors in {} files, of which {} are to be hashed",
+            "models: {}: {} tensors in {} files, of which {} are to be hashed{}",
             dir.display(),
             snapshot.tensors(),
             snapshot.files(),
-            snapshot.tensors() - snapshot.hashed_tensors()
+            snapshot.tensors() - snapshot.hashed_tensors(),
+            if is_complete { "" } else { "; the scan goes on in the background" }
         );
-        let state = HashingState { snapshot: Arc::new(snapshot), scan_requested: !in_time(), stopping: false };
+        let state = HashingState { snapshot: Arc::new(snapshot), scan_requested: !is_complete, stopping: false };
         let shared = Arc::new(Hashing { state: Mutex::new(state), changed: Condvar::new() });
-        let next_scan = Instant::now() + scan_pause(start.elapsed());
+        let pause = if is_complete { scan_pause(start.elapsed()) } else { Duration::ZERO };
+        let next_scan = Instant::now() + pause;
         let thread = HashingThread { shared: Arc::clone(&shared), dir: dir.to_owned(), digest_file, known, next_scan };
         std::thread::Builder::new().name("models".to_owned()).spawn(move || thread.run())?;
         Ok(shared)
@@ -124,6 +128,11 @@ impl HashingThread {
         let should_continue = || !self.shared.is_stopping();
         let mut complete = true;
         for file in snapshot.unhashed_files() {
+            // Before the first file: the scan at the start may be incomplete, and hashing a file takes up to minutes.
+            if self.shared.lock().scan_requested && Instant::now() >= self.next_scan {
+                complete = false;
+                break;
+            }
             for tensor in IndexSnapshot::unhashed_tensors(&file) {
                 match TensorReader::start(&tensor, &should_continue).and_then(TensorReader::hash) {
                     Ok(digest) => snapshot.add_digest(tensor, digest),
@@ -140,10 +149,6 @@ impl HashingThread {
             }
             if written.0.elapsed() >= WRITE_INTERVAL {
                 self.write_digests(&snapshot, &mut written);
-            }
-            if self.shared.lock().scan_requested && Instant::now() >= self.next_scan {
-                complete = false;
-                break;
             }
         }
         if self.write_digests(&snapshot, &mut written) && complete {

@@ -33,7 +33,7 @@ use crate::rpc::server::folder::FileError;
 use crate::tensor::TensorDesc;
 use digest_file::DigestFile;
 use file::FileIdentity;
-use hashing::Hashing;
+use hashing::{Hashing, INITIAL_SCAN_TIMEOUT};
 pub(super) use scan::IndexedTensor;
 pub use scan::model_link_targets;
 
@@ -109,7 +109,7 @@ impl GgufIndex {
             let opened = DigestFile::open(at, dir);
             opened.inspect_err(|e| warn!("models: digests are not kept: {}: {e}", at.display())).ok()
         });
-        Ok(GgufIndex { hashing: Hashing::start(dir, digest_file)? })
+        Ok(GgufIndex { hashing: Hashing::start(dir, digest_file, INITIAL_SCAN_TIMEOUT)? })
     }
 
     /// How many tensors have a digest in the index, and how many there are.

@@ -132,3 +132,14 @@ fn file_that_has_changed_is_not_read() {
     write_gguf(&path, &[64]);
     assert!(matches!(TensorReader::start(&found[0], &|| true), Err(TensorReadError::Changed)));
 }
+
+/// A slow disk does not delay the start of the server by more than the limit: the thread finds the files that are left.
+#[test]
+fn files_that_the_scan_at_the_start_has_not_reached_are_found_in_the_background() {
+    let dir = tempfile::tempdir().expect("a folder");
+    write_gguf(&dir.path().join("m.gguf"), &[64, 96]);
+    let index = GgufIndex { hashing: Hashing::start(dir.path(), None, Duration::ZERO).expect("a thread") };
+    // No request asks for a scan.
+    eventually(|| index.progress() == (2, 2));
+    assert_eq!(index.find(96, &digest_of_zeros(96)).len(), 1);
+}
