@@ -93,8 +93,8 @@ fn enforce(access: &Access) -> Result<RestrictionStatus, RulesetError> {
 }
 
 /// The folder of models, and what its links lead to. A file in a folder `blobs` stands for that folder: model hubs keep their
-/// files there, and a model that is added while the server runs can be read then. Elsewhere only the file itself can be read,
-/// because nobody has meant its neighbours to be: a link may lead to a home folder.
+/// files there, and a model that is added while the server runs can be read then. Elsewhere only the file itself can be read:
+/// the link may lead to a home folder, whose other files are not meant to be served.
 fn model_files(models: &Path) -> Vec<PathBuf> {
     let blobs = |file: &Path| file.parent().filter(|folder| folder.ends_with("blobs")).map(Path::to_owned);
     let targets = model_link_targets(models).into_iter().map(|target| blobs(&target).unwrap_or(target));

@@ -1,6 +1,6 @@
 //! seccomp: system calls that fail in the sandbox, a deny list. An allow list would be stricter, but would break with versions of
-//! the C library that use other calls. The kernel remembers which calls a filter always allows (since 5.11), so the list costs
-//! nothing where it does not apply.
+//! the C library that use other calls. Each call of the process costs about 0.1 µs more; since 5.11 the kernel remembers which
+//! calls a filter always allows, so the length of the list does not matter.
 //!
 //! The filter kills a process that makes calls of another architecture, such as 32-bit calls on x86-64.
 

@@ -76,6 +76,29 @@ fn aborted_scan_is_resumed_by_the_next_one() {
     assert_files(&scan(&second, usize::MAX), &second, &reused(6, 4));
 }
 
+/// Links that other users may have created are left out, so that they cannot extend a program's sandbox.
+#[cfg(unix)]
+#[test]
+fn link_targets_are_those_of_links_that_a_scan_follows() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| dir.path().join(name);
+    for folder in ["models/open", "library"] {
+        fs::create_dir_all(at(folder)).expect("a folder");
+    }
+    fs::write(at("file"), "").expect("written");
+    fs::write(at("library/d.gguf"), "").expect("written");
+    let links =
+        [("file", "a.gguf"), ("file", "open/b.gguf"), ("file", "text"), ("none", "c.gguf"), ("library", "library")];
+    for (target, link) in links {
+        symlink(at(target), at("models").join(link)).expect("a link");
+    }
+    fs::set_permissions(at("models/open"), fs::Permissions::from_mode(0o777)).expect("permissions");
+    let real = |name: &str| fs::canonicalize(at(name)).expect("a path");
+    assert_eq!(model_link_targets(&at("models")), [real("file"), real("library")]);
+    assert_eq!(model_link_targets(&at("missing")), [PathBuf::new(); 0]);
+}
+
 #[cfg(unix)]
 #[test]
 fn named_pipe_is_rejected_without_blocking() {
