@@ -381,6 +381,7 @@ mod tests {
 
     /// A process that is stopped does not handle SIGTERM, so it would not end by itself.
     #[test]
+    #[expect(clippy::zombie_processes, reason = "the supervisor reaps the worker")]
     fn a_worker_that_does_not_drain_in_time_is_killed() {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
         let (pid, now) = (Pid::from_child(&child), Instant::now());
