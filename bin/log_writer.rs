@@ -13,27 +13,32 @@ const MAX_LINES: usize = 1024;
 /// How long [`flush`] waits for a stream that nobody reads.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The writer of this process, for [`flush`].
+/// The writer of this process.
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
-/// Starts the thread that writes to standard error. Log lines go to the result, which never blocks.
+/// The writer of this process, which takes log lines and never blocks. They wait until [`start`].
+pub(crate) fn writer() -> LogWriter {
+    WRITER.get_or_init(LogWriter::default).clone()
+}
+
+/// Starts the thread that writes to standard error, if it does not run. In a process that enters a sandbox, it must do so first:
+/// a thread that runs before stays outside.
 ///
 /// # Errors
 /// The thread cannot be started.
-pub(crate) fn start() -> io::Result<LogWriter> {
-    let writer = LogWriter::to(io::stderr())?;
-    Ok(WRITER.get_or_init(|| writer).clone())
+pub(crate) fn start() -> io::Result<()> {
+    writer().write_to(io::stderr())
 }
 
 /// Waits until all lines are written: before the program ends, and before a line that does not pass through the log.
 pub(crate) fn flush() {
-    if let Some(writer) = WRITER.get() {
-        writer.wait_until_written(FLUSH_TIMEOUT);
+    if start().is_ok() {
+        writer().wait_until_written(FLUSH_TIMEOUT);
     }
 }
 
 /// Passes lines to the thread, one per call of `write`.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct LogWriter {
     shared: Arc<Shared>,
 }
@@ -52,6 +57,8 @@ struct Lines {
     left_out: u64,
     /// Whether the thread is writing a line.
     writing: bool,
+    /// Whether the thread runs.
+    started: bool,
 }
 
 impl Lines {
@@ -89,11 +96,14 @@ impl Shared {
 }
 
 impl LogWriter {
-    fn to(stream: impl Write + Send + 'static) -> io::Result<LogWriter> {
-        let shared = Arc::new(Shared::default());
-        let writer = LogWriter { shared: Arc::clone(&shared) };
-        std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.write_lines(stream))?;
-        Ok(writer)
+    fn write_to(&self, stream: impl Write + Send + 'static) -> io::Result<()> {
+        let mut lines = self.shared.lock();
+        if !lines.started {
+            let shared = Arc::clone(&self.shared);
+            std::thread::Builder::new().name("log".to_owned()).spawn(move || shared.write_lines(stream))?;
+            lines.started = true;
+        }
+        Ok(())
     }
 
     fn wait_until_written(&self, timeout: Duration) {
@@ -150,8 +160,8 @@ mod tests {
         const MORE: usize = 10;
         let (gate, receiver) = mpsc::channel();
         let written = Arc::new(Mutex::new(Vec::new()));
-        let mut writer =
-            LogWriter::to(GatedStream { gate: receiver, written: Arc::clone(&written) }).expect("a thread");
+        let mut writer = LogWriter::default();
+        writer.write_to(GatedStream { gate: receiver, written: Arc::clone(&written) }).expect("a thread");
         let count = MAX_LINES + MORE;
         for number in 0..count {
             writer.write_all(format!("line {number}\n").as_bytes()).expect("taken");

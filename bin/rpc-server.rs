@@ -310,13 +310,11 @@ fn start_log(level: Option<LevelFilter>) {
         None => env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")),
     };
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if let Ok(writer) = log_writer::start() {
-        log.target(Target::Pipe(Box::new(writer)));
-        // env_logger has no colors for a `Pipe` by default, as it cannot tell that this one ends at a terminal.
-        let has_colors = std::env::var_os("TERM").is_some_and(|term| term != "dumb") && !is_set("NO_COLOR");
-        if io::stderr().is_terminal() && has_colors && !is_set("RUST_LOG_STYLE") {
-            log.write_style(WriteStyle::Always);
-        }
+    log.target(Target::Pipe(Box::new(log_writer::writer())));
+    // env_logger has no colors for a `Pipe` by default, as it cannot tell that this one ends at a terminal.
+    let has_colors = std::env::var_os("TERM").is_some_and(|term| term != "dumb") && !is_set("NO_COLOR");
+    if io::stderr().is_terminal() && has_colors && !is_set("RUST_LOG_STYLE") {
+        log.write_style(WriteStyle::Always);
     }
     log.format_target(false).init();
 }

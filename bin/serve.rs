@@ -14,7 +14,7 @@ use super::sandbox::{self, Access};
 use super::signals::{SecondSignal, drain_on_signals};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
-use super::{Args, VERSION, configuration, fail, listen_addresses, open_files, print, usage};
+use super::{Args, VERSION, configuration, fail, listen_addresses, log_writer, open_files, print, usage};
 
 /// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
@@ -50,6 +50,9 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         Ok(sandbox) => sandbox,
         Err(e) => return fail(&format!("--sandbox: {e}")),
     };
+    if let Err(e) = log_writer::start() {
+        return fail(&format!("cannot start the thread that writes the log: {e}"));
+    }
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
         Err(e @ RegistryError::UnknownDevice { .. }) => usage(&format!("--device: {e}")),

@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
 use super::backoff::Backoff;
-use super::{control, fail, hangup};
+use super::{control, fail, hangup, log_writer};
 
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 /// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. `drain`: the grace period of a
 /// worker. The result is the exit status of the program.
 pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration) -> ExitCode {
-    let signals = hangup::ignore().and_then(|()| SignalStreams::register());
+    let signals = log_writer::start().and_then(|()| hangup::ignore()).and_then(|()| SignalStreams::register());
     let supervisor = signals.map(|signals| Supervisor {
         addresses,
         drain_timeout: drain + DRAIN_MARGIN,
