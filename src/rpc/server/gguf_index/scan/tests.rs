@@ -96,7 +96,7 @@ fn link_targets_are_those_of_links_that_a_scan_follows() {
     fs::set_permissions(at("models/open"), fs::Permissions::from_mode(0o777)).expect("permissions");
     let real = |name: &str| fs::canonicalize(at(name)).expect("a path");
     assert_eq!(model_link_targets(&at("models")), [real("file"), real("library")]);
-    assert_eq!(model_link_targets(&at("missing")), [PathBuf::new(); 0]);
+    assert!(model_link_targets(&at("missing")).is_empty());
 }
 
 #[cfg(unix)]
