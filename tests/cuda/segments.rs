@@ -34,7 +34,7 @@ fn a_program_is_one_graph_launch_per_slice() {
 
 #[test]
 fn an_abort_ends_a_submission_between_segments() {
-    const SEGMENTS: u64 = 6;
+    const SEGMENTS: u64 = 3;
     let mut fixture = CudaFixture::new("");
     let launches = (SEGMENTS * LAUNCHES_PER_SLICE) as usize;
     let (program, buffer, mut queue) =
