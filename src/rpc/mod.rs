@@ -16,6 +16,7 @@ mod adaptive_spin;
 pub mod client;
 mod connection;
 mod fault;
+pub mod keys;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(all(feature = "server", feature = "client"))]

@@ -93,6 +93,14 @@ pub enum ConnectError {
         /// How the reply violates the protocol.
         reason: String,
     },
+    /// One end does not trust the other: it has another key, or does not use TLS.
+    #[error("{endpoint}: {reason}")]
+    Trust {
+        /// The endpoint, as given to the client.
+        endpoint: String,
+        /// What is wrong, and with whose key.
+        reason: String,
+    },
     /// The server has a version that this client does not support.
     #[error("{endpoint} has version {theirs} of the RPC protocol, this client {SUPPORTED_VERSIONS}: update {}", side_to_update(*.theirs))]
     Version {
@@ -129,6 +137,7 @@ impl ConnectError {
         match e {
             TransportError::TimedOut { .. } => ConnectError::Silent { endpoint, command, timeout },
             TransportError::Closed | TransportError::Reset(_) => ConnectError::Closed { endpoint, tried: command },
+            TransportError::Tls(e) => ConnectError::Trust { endpoint, reason: e.to_string() },
             TransportError::Io(e) => ConnectError::Handshake { endpoint, reason: format!("{command}: {e}") },
         }
     }

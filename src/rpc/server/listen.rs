@@ -132,7 +132,7 @@ pub(super) fn open_listeners(
         let reason = format!("{} sockets for {} addresses", sockets.len(), policies.len());
         return Err(BindError::Sockets { source: io::Error::new(io::ErrorKind::InvalidInput, reason) });
     }
-    let listener = |socket| transport::listen_on(socket).map_err(|source| BindError::Sockets { source });
+    let listener = |socket| transport::listen_on(socket, None).map_err(|source| BindError::Sockets { source });
     sockets.into_iter().zip(policies).map(|(socket, policy)| Ok((listener(socket)?, policy))).collect()
 }
 

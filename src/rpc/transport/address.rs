@@ -1,13 +1,48 @@
 //! Addresses of connections, and the resolution of `host:port`.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
+
+/// The name of an allowed key. Names live as long as the process, so that addresses of peers can be copied; there are no more of
+/// them than the lists of allowed keys have had.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct KeyName(&'static str);
+
+impl KeyName {
+    pub(crate) fn new(name: &str) -> KeyName {
+        static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = names.get_or_insert_default();
+        if let Some(known) = names.get(name) {
+            return KeyName(known);
+        }
+        let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
+        names.insert(name);
+        KeyName(name)
+    }
+}
+
+impl fmt::Display for KeyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl fmt::Debug for KeyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
 
 /// Address of a peer, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerAddr {
     Ip(SocketAddr),
+    /// A peer that has proved an allowed key.
+    Key(SocketAddr, KeyName),
     /// An in-memory peer, by the number of its connection.
     #[cfg(test)]
     Local(u64),
@@ -17,7 +52,7 @@ impl PeerAddr {
     /// The IP address; `None` for an in-memory peer.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self {
-            PeerAddr::Ip(addr) => Some(addr.ip()),
+            PeerAddr::Ip(addr) | PeerAddr::Key(addr, _) => Some(addr.ip()),
             #[cfg(test)]
             PeerAddr::Local(_) => None,
         }
@@ -28,6 +63,7 @@ impl fmt::Display for PeerAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PeerAddr::Ip(addr) => addr.fmt(f),
+            PeerAddr::Key(addr, name) => write!(f, "{addr} ({name})"),
             #[cfg(test)]
             PeerAddr::Local(number) => write!(f, "local#{number}"),
         }

@@ -1,7 +1,9 @@
 //! Contract tests of transports: every test runs over TCP and over the in-memory transport with several seeds.
 
 use super::memory::{LinkConditions, pair};
+use super::tls::{AllowedPeers, Credentials, ProvedPeer, ServerTrust, Verdict};
 use super::*;
+use crate::rpc::keys::{PublicKey, SecretKey};
 use std::net::Ipv4Addr;
 use std::thread;
 
@@ -24,9 +26,51 @@ fn tcp_pair() -> (Connection, Connection) {
     (ours, listener.accept(&watchdog()).unwrap().unwrap())
 }
 
+/// A server's TLS and a client's, each with a key of its own that the other demands.
+pub(super) fn tls_ends() -> (ServerTls, ClientTls) {
+    /// Allows one key.
+    #[derive(Debug)]
+    struct OneKey(PublicKey);
+
+    impl AllowedPeers for OneKey {
+        fn check(&self, peer: &ProvedPeer<'_>) -> Verdict {
+            match peer {
+                ProvedPeer::Key(key) if *key == self.0 => Verdict::Allowed(KeyName::new("client")),
+                _ => Verdict::Unknown,
+            }
+        }
+    }
+
+    let [server, client] = [(); 2].map(|()| Credentials::of_key(&SecretKey::generate().unwrap()).unwrap());
+    let allowed = Arc::new(OneKey(client.public_key().unwrap()));
+    let trust = ServerTrust::Key(server.public_key().unwrap());
+    (ServerTls::new(&server, None, allowed).unwrap(), ClientTls::new(Some(&client), &trust, "").unwrap())
+}
+
+/// Both ends have a thread during the handshake, as they have in sessions.
+fn tls_pair() -> (Connection, Connection) {
+    let (server, client) = tls_ends();
+    let listener = listen_on(bind("127.0.0.1", 0).unwrap(), Some(server)).unwrap();
+    let ours = dial_with(&[listener.local_addr()], &watchdog(), Some(&client)).unwrap().1;
+    let theirs = listener.accept(&watchdog()).unwrap().unwrap();
+    // One byte in each direction.
+    let exchange = |connection: &Connection| {
+        let (mut receiver, mut sender) = (Receiver(Arc::clone(&connection.0)), Sender(Arc::clone(&connection.0)));
+        sender.write_all(&[&[7]], WATCHDOG).unwrap();
+        receiver.read_exact(&mut [0], &watchdog()).unwrap();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| exchange(&theirs));
+        exchange(&ours);
+    });
+    (ours, theirs)
+}
+
 /// Runs a test over a connected pair of each transport.
 fn for_each_transport(test: impl Fn(Connection, Connection)) {
     let (ours, theirs) = tcp_pair();
+    test(ours, theirs);
+    let (ours, theirs) = tls_pair();
     test(ours, theirs);
     for seed in 0..16 {
         let (ours, theirs) = pair(LinkConditions { seed, cut_after: None });
@@ -352,7 +396,7 @@ fn peers_are_named_by_their_address() {
     let (ours, theirs) = tcp_pair();
     let ip = |peer| match peer {
         PeerAddr::Ip(addr) => addr.ip(),
-        PeerAddr::Local(number) => panic!("local {number}"),
+        other => panic!("{other}"),
     };
     assert_eq!([ip(ours.peer()), ip(theirs.peer())], [Ipv4Addr::LOCALHOST; 2]);
     let (ours, theirs) = pair(LinkConditions { seed: 1, cut_after: None });

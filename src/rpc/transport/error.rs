@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::Address;
+use super::tls::TlsError;
 
 /// Why a connection ended, or did not make progress in time.
 #[derive(Debug, Error)]
@@ -20,6 +21,9 @@ pub(crate) enum TransportError {
     /// No byte was transferred in time.
     #[error("stalled: {what} within {after:?}")]
     TimedOut { what: &'static str, after: Duration },
+    /// The peer does not prove an allowed key, or breaks the rules of TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Another error of the operating system.
     #[error("connection lost: {0}")]
     Io(io::Error),
@@ -71,6 +75,9 @@ pub enum DialError {
     /// No process listens: the system connected the socket to itself.
     #[error("connection refused")]
     OwnSocket,
+    /// The configuration of TLS cannot be used with this server.
+    #[error("{0}")]
+    Tls(String),
     /// Another error of the operating system.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -6,6 +6,7 @@
 //!         │ Receiver, Sender, Aborter      (deadlines, retry loops, typed errors: the same for every transport)
 //!         ▼
 //!     Transport ── tcp                     (one non-blocking attempt per call; how to wait)
+//!               ├─ tls                     (over tcp: keys and encryption)
 //!               └─ memory                  (tests: seeded splits, delays and cuts)
 //! ```
 //!
@@ -23,8 +24,9 @@ mod error;
 pub(crate) mod memory;
 mod poll;
 mod tcp;
+pub(crate) mod tls;
 
-pub(crate) use address::{Address, PeerAddr, ResolveError, missing_port_hint, resolve};
+pub(crate) use address::{Address, KeyName, PeerAddr, ResolveError, missing_port_hint, resolve};
 pub use bound_socket::BoundSocket;
 pub(crate) use duplex::Duplex;
 pub use error::DialError;
@@ -35,6 +37,8 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tls::{ClientTls, ServerTls};
 
 /// A deadline, with the timeout from which it was computed, for error messages.
 #[derive(Clone, Copy, Debug)]
@@ -349,18 +353,18 @@ pub(crate) fn bind(host: &str, port: u16) -> Result<BoundSocket, ListenError> {
     tcp::bind(host, port)
 }
 
-/// Accepts connections on a socket.
+/// Accepts connections on a socket, over TLS if it is configured.
 ///
 /// # Errors
 /// The system does not tell the socket's address.
-pub(crate) fn listen_on(socket: BoundSocket) -> std::io::Result<Box<dyn Listen>> {
-    Ok(Box::new(tcp::Listener::new(socket)?))
+pub(crate) fn listen_on(socket: BoundSocket, tls: Option<ServerTls>) -> std::io::Result<Box<dyn Listen>> {
+    Ok(Box::new(tcp::Listener::new(socket, tls)?))
 }
 
 /// A listener on a host.
 #[cfg(test)]
 pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenError> {
-    Ok(Box::new(tcp::Listener::new(tcp::bind(host, port)?).map_err(ListenError::Host)?))
+    Ok(Box::new(tcp::Listener::new(tcp::bind(host, port)?, None).map_err(ListenError::Host)?))
 }
 
 /// Listens on one address of this machine.
@@ -369,21 +373,33 @@ pub(crate) fn listen(host: &str, port: u16) -> Result<Box<dyn Listen>, ListenErr
 /// [`ListenError::Address`].
 pub(crate) fn listen_at(addr: SocketAddr) -> Result<Box<dyn Listen>, ListenError> {
     let listener = tcp::bind_at(addr)?;
-    listen_on(listener).map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
+    listen_on(listener, None).map_err(|source| ListenError::Address { addr: Address::Tcp(addr), source })
 }
 
-/// Connects to the first of several addresses that accepts. Each address gets an equal share of the remaining time, so that an
-/// unresponsive one leaves time for the others.
+/// As [`dial_with`], without TLS.
 ///
 /// # Errors
-/// The error of the last address, and that address.
+/// As [`dial_with`].
 pub(crate) fn dial(
     targets: &[Address],
     deadline: &Deadline,
 ) -> Result<(Address, Connection), (Option<Address>, DialError)> {
+    dial_with(targets, deadline, None)
+}
+
+/// Connects to the first of several addresses that accepts, over TLS if it is configured. Each address gets an equal share of
+/// the remaining time, so that an unresponsive one leaves time for the others.
+///
+/// # Errors
+/// The error of the last address, and that address.
+pub(crate) fn dial_with(
+    targets: &[Address],
+    deadline: &Deadline,
+    tls: Option<&ClientTls>,
+) -> Result<(Address, Connection), (Option<Address>, DialError)> {
     let mut last = (None, DialError::NoAddress);
     for (target, shares) in targets.iter().zip((1..=targets.len() as u32).rev()) {
-        match dial_one(target, deadline, shares) {
+        match dial_one(target, deadline, shares, tls) {
             Ok(connection) => return Ok((target.clone(), connection)),
             Err(e) => last = (Some(target.clone()), e),
         }
@@ -392,10 +408,15 @@ pub(crate) fn dial(
 }
 
 /// Connects to one address within its share of the remaining time.
-fn dial_one(target: &Address, deadline: &Deadline, shares: u32) -> Result<Connection, DialError> {
+fn dial_one(
+    target: &Address,
+    deadline: &Deadline,
+    shares: u32,
+    tls: Option<&ClientTls>,
+) -> Result<Connection, DialError> {
     let timeout = deadline.remaining().ok_or(DialError::TimedOut)? / shares;
     match target {
-        Address::Tcp(addr) => tcp::connect(*addr, timeout),
+        Address::Tcp(addr) => tcp::connect(*addr, timeout, tls),
         #[cfg(test)]
         Address::Memory(number) => memory::connect(*number),
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::poll;
+use super::tls::{ClientTls, ServerTls, TlsTransport};
 use super::{
     Address, BoundSocket, Connection, Deadline, DialError, Interest, Listen, ListenError, PeerAddr, Transport,
     TransportError,
@@ -24,7 +25,7 @@ const KEEPALIVE: TcpKeepalive =
 
 /// A TCP socket.
 #[derive(Debug)]
-struct TcpTransport {
+pub(super) struct TcpTransport {
     stream: TcpStream,
     peer: SocketAddr,
 }
@@ -121,7 +122,7 @@ impl Transport for TcpTransport {
 }
 
 /// Connects to an address.
-pub(super) fn connect(addr: SocketAddr, timeout: Duration) -> Result<Connection, DialError> {
+pub(super) fn connect(addr: SocketAddr, timeout: Duration, tls: Option<&ClientTls>) -> Result<Connection, DialError> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.connect_timeout(&addr.into(), timeout)?;
     let stream = TcpStream::from(socket);
@@ -130,7 +131,13 @@ pub(super) fn connect(addr: SocketAddr, timeout: Duration) -> Result<Connection,
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(DialError::OwnSocket);
     }
-    Ok(Connection::new(TcpTransport::new(stream, addr)?))
+    let transport = TcpTransport::new(stream, addr)?;
+    match tls {
+        None => Ok(Connection::new(transport)),
+        Some(tls) => {
+            TlsTransport::client(transport, tls).map(Connection::new).map_err(|e| DialError::Tls(e.to_string()))
+        }
+    }
 }
 
 /// A listening TCP socket.
@@ -138,6 +145,7 @@ pub(super) fn connect(addr: SocketAddr, timeout: Duration) -> Result<Connection,
 pub(super) struct Listener {
     socket: TcpListener,
     addr: SocketAddr,
+    tls: Option<ServerTls>,
 }
 
 /// A listening socket on a host. The IPv4 addresses of a name are tried first, because llama.cpp's clients support no others.
@@ -178,8 +186,17 @@ fn open(addr: SocketAddr) -> io::Result<TcpListener> {
 }
 
 impl Listener {
-    pub(super) fn new(BoundSocket(socket): BoundSocket) -> io::Result<Listener> {
-        Ok(Listener { addr: socket.local_addr()?, socket })
+    pub(super) fn new(BoundSocket(socket): BoundSocket, tls: Option<ServerTls>) -> io::Result<Listener> {
+        Ok(Listener { addr: socket.local_addr()?, socket, tls })
+    }
+
+    /// The connection of an accepted socket. `None`: the client has already disconnected.
+    fn connection(&self, stream: TcpStream, peer: SocketAddr) -> Option<Connection> {
+        let transport = TcpTransport::new(stream, peer).ok()?;
+        match &self.tls {
+            None => Some(Connection::new(transport)),
+            Some(tls) => TlsTransport::server(transport, tls).ok().map(Connection::new),
+        }
     }
 }
 
@@ -188,7 +205,7 @@ impl Listen for Listener {
         loop {
             match attempt(|| self.socket.accept()) {
                 // Configuring the socket fails if the client has already disconnected.
-                Ok(Some((stream, peer))) => return Ok(TcpTransport::new(stream, peer).ok().map(Connection::new)),
+                Ok(Some((stream, peer))) => return Ok(self.connection(stream, peer)),
                 // The client disconnected before it was accepted.
                 Err(TransportError::Reset(_)) => return Ok(None),
                 Err(e) => return Err(e),
@@ -207,7 +224,7 @@ impl Listen for Listener {
     fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
         let addr = loopback_addr(self.addr);
         // If the connection fails, no thread waits in `accept`.
-        Box::new(move || _ = connect(addr, WAKE_TIMEOUT))
+        Box::new(move || _ = connect(addr, WAKE_TIMEOUT, None))
     }
 }
 
@@ -276,7 +293,7 @@ mod tests {
 
     #[test]
     fn accept_ends_at_its_deadline_and_by_its_waker() {
-        let listener = Listener::new(bind("127.0.0.1", 0).unwrap()).unwrap();
+        let listener = Listener::new(bind("127.0.0.1", 0).unwrap(), None).unwrap();
         assert!(listener.accept(&Deadline::after(Duration::from_millis(1))).unwrap().is_none());
         listener.waker()();
         assert!(listener.accept(&Deadline::after(Duration::from_secs(30))).unwrap().is_some());

@@ -75,6 +75,7 @@ impl WriteGuard<'_> {
                 TransportError::Reset(_) | TransportError::Closed => {
                     format!("the server closed the connection before a {command}; see its log for the reason")
                 }
+                TransportError::Tls(e) => format!("sending a {command}: {e}"),
                 TransportError::Io(e) => format!("sending a {command}: {e}"),
             })
         })

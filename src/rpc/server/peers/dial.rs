@@ -39,6 +39,8 @@ fn describe_handshake_error(e: HandshakeError) -> String {
         HandshakeError::Transport(TransportError::TimedOut { .. }) => "no reply in time".to_owned(),
         HandshakeError::Transport(TransportError::Closed) => "it closed the connection".to_owned(),
         HandshakeError::Transport(TransportError::Reset(e) | TransportError::Io(e)) => e.to_string(),
+        // Written by this end, or fixed texts of TLS.
+        HandshakeError::Transport(TransportError::Tls(e)) => e.to_string(),
         HandshakeError::Full => "it is full: it has as many clients as it allows".to_owned(),
         HandshakeError::Draining => "it is about to end and accepts no more clients".to_owned(),
         HandshakeError::TooLong { .. }

@@ -132,7 +132,7 @@ impl SessionFailure {
             SessionError::Transport(TransportError::Closed) => EndReason::ClientGone,
             SessionError::Transport(TransportError::Reset(_)) => EndReason::ClientReset,
             SessionError::Transport(TransportError::TimedOut { .. }) | SessionError::Idle(_) => EndReason::Timeout,
-            SessionError::Transport(TransportError::Io(_)) => EndReason::Connection,
+            SessionError::Transport(TransportError::Tls(_) | TransportError::Io(_)) => EndReason::Connection,
             SessionError::HostMemory(_) => EndReason::HostMemory,
             SessionError::Device(_) => EndReason::Device,
         }

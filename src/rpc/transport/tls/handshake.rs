@@ -1,0 +1,243 @@
+//! The TLS handshake: drives rustls over a non-blocking socket, record by record, until both ends have proved their keys.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::kernel::KernelConnection;
+use rustls::pki_types::CertificateDer;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
+use rustls::{ConnectionTrafficSecrets, ContentType, ExtractedSecrets};
+
+use super::super::tcp::TcpTransport;
+use super::super::{Transport, TransportError};
+use super::records::{HEADER, Opener, Sealer, record_len};
+use super::{ClientTls, ServerTls, TlsError};
+
+/// Most bytes that a peer may send in its handshake: a chain of certificates fits.
+const MAX_HANDSHAKE: usize = 128 << 10;
+
+/// A handshake that is not complete.
+pub(super) struct Handshake {
+    end: End,
+    received: Vec<u8>,
+    /// Bytes received so far.
+    total: usize,
+    /// Bytes to send, of which the socket has accepted `sent`.
+    outgoing: Vec<u8>,
+    sent: usize,
+    /// The error that ends the handshake, once its alert is sent.
+    error: Option<TlsError>,
+}
+
+enum End {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// The state of the handshake after an attempt to go on with it.
+pub(super) enum Progress {
+    /// The peer has to send something, or there is no room for what this end has to send.
+    Blocked,
+    /// The peer has closed its connection before it sent anything.
+    Closed,
+    Done,
+}
+
+/// What is left of rustls' connection: it derives the keys of key updates.
+pub(super) enum KeySchedule {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl KeySchedule {
+    pub(super) fn next_sending_key(&mut self) -> Result<(u64, ConnectionTrafficSecrets), TlsError> {
+        Ok(match self {
+            KeySchedule::Client(connection) => connection.update_tx_secret()?,
+            KeySchedule::Server(connection) => connection.update_tx_secret()?,
+        })
+    }
+
+    pub(super) fn next_receiving_key(&mut self) -> Result<(u64, ConnectionTrafficSecrets), TlsError> {
+        Ok(match self {
+            KeySchedule::Client(connection) => connection.update_rx_secret()?,
+            KeySchedule::Server(connection) => connection.update_rx_secret()?,
+        })
+    }
+}
+
+/// The result of a handshake.
+pub(super) struct Finished {
+    pub(super) sealer: Sealer,
+    pub(super) opener: Opener,
+    pub(super) keys: KeySchedule,
+    /// The certificate of the peer, or its raw public key.
+    pub(super) peer: Option<CertificateDer<'static>>,
+}
+
+/// What one step has done.
+enum Step {
+    Advanced,
+    NeedsInput,
+    Done,
+}
+
+impl Handshake {
+    pub(super) fn client(tls: &ClientTls) -> Result<Handshake, TlsError> {
+        let connection = UnbufferedClientConnection::new(Arc::clone(&tls.config), tls.server_name.clone())?;
+        Ok(Handshake::new(End::Client(connection)))
+    }
+
+    pub(super) fn server(tls: &ServerTls) -> Result<Handshake, TlsError> {
+        Ok(Handshake::new(End::Server(UnbufferedServerConnection::new(Arc::clone(&tls.config))?)))
+    }
+
+    fn new(end: End) -> Handshake {
+        Handshake { end, received: Vec::new(), total: 0, outgoing: Vec::new(), sent: 0, error: None }
+    }
+
+    fn is_server(&self) -> bool {
+        matches!(self.end, End::Server(_))
+    }
+
+    /// Whether bytes wait for room.
+    pub(super) fn has_output(&self) -> bool {
+        self.sent < self.outgoing.len()
+    }
+
+    /// Goes on as far as the socket allows.
+    pub(super) fn advance(&mut self, socket: &TcpTransport) -> Result<Progress, TransportError> {
+        loop {
+            if !self.send(socket)? {
+                return Ok(Progress::Blocked);
+            }
+            if let Some(error) = self.error.take() {
+                return Err(error.into());
+            }
+            match self.step() {
+                Ok(Step::Advanced) => {}
+                Ok(Step::Done) => return Ok(Progress::Done),
+                Ok(Step::NeedsInput) => {
+                    // Not beyond the record: another thread may wait in the socket for the bytes behind the handshake.
+                    let (end, len) = (self.received.len(), record_len(&self.received)?.unwrap_or(HEADER));
+                    self.received.resize(len, 0);
+                    let read = socket.try_read(&mut self.received[end..]);
+                    self.received.truncate(end + read.as_ref().ok().copied().flatten().unwrap_or(0));
+                    match read? {
+                        Some(0) if self.total == 0 && self.is_server() => return Ok(Progress::Closed),
+                        Some(0) if self.is_server() => return Err(TransportError::Closed),
+                        Some(0) => return Err(TlsError::ClosedInHandshake.into()),
+                        Some(bytes) => self.count(bytes)?,
+                        None => return Ok(Progress::Blocked),
+                    }
+                }
+                Err(error) => {
+                    // rustls has an alert for the peer, which is sent first.
+                    while matches!(self.step(), Ok(Step::Advanced)) {}
+                    self.error = Some(error);
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), TlsError> {
+        let is_first = self.total == 0;
+        self.total += bytes;
+        let first = self.received.first().copied().unwrap_or_default();
+        if is_first && first != u8::from(ContentType::Handshake) && first != u8::from(ContentType::Alert) {
+            return Err(if self.is_server() { TlsError::PlainClient } else { TlsError::PlainServer });
+        }
+        if self.total > MAX_HANDSHAKE { Err(TlsError::LongHandshake) } else { Ok(()) }
+    }
+
+    /// Sends what there is to send. `false`: there is no room for all of it.
+    fn send(&mut self, socket: &TcpTransport) -> Result<bool, TransportError> {
+        while self.has_output() {
+            match socket.try_write(&[IoSlice::new(&self.outgoing[self.sent..])])? {
+                Some(sent) => self.sent += sent,
+                None => return Ok(false),
+            }
+        }
+        self.outgoing.clear();
+        self.sent = 0;
+        Ok(true)
+    }
+
+    /// One step of rustls, with the next record if it is complete.
+    fn step(&mut self) -> Result<Step, TlsError> {
+        let Handshake { end, received, outgoing, .. } = self;
+        let len = record_len(received)?.filter(|&len| len <= received.len()).unwrap_or(0);
+        let record = &mut received[..len];
+        let (discard, step, is_complete) = match end {
+            End::Client(connection) => {
+                let (discard, step) = apply(connection.process_tls_records(record), outgoing);
+                (discard, step, !connection.is_handshaking())
+            }
+            End::Server(connection) => {
+                let (discard, step) = apply(connection.process_tls_records(record), outgoing);
+                (discard, step, !connection.is_handshaking())
+            }
+        };
+        received.drain(..discard);
+        // A server may send before the client has proved its key; this one does not.
+        let step = step.map(|step| if matches!(step, Step::Done) && !is_complete { Step::NeedsInput } else { step })?;
+        // A record that rustls has taken is progress, also if it is only a part of a message.
+        Ok(if matches!(step, Step::NeedsInput) && discard > 0 { Step::Advanced } else { step })
+    }
+
+    /// The two directions, behind a handshake that is [`Progress::Done`].
+    pub(super) fn finish(self) -> Result<Finished, TlsError> {
+        let first = |chain: Option<&[CertificateDer<'_>]>| {
+            chain.and_then(|chain| chain.first()).map(|cert| cert.clone().into_owned())
+        };
+        let (peer, secrets, keys, suite) = match self.end {
+            End::Client(connection) => {
+                let peer = first(connection.peer_certificates());
+                let (secrets, kernel) = connection.dangerous_into_kernel_connection()?;
+                let suite = kernel.negotiated_cipher_suite();
+                (peer, secrets, KeySchedule::Client(kernel), suite)
+            }
+            End::Server(connection) => {
+                let peer = first(connection.peer_certificates());
+                let (secrets, kernel) = connection.dangerous_into_kernel_connection()?;
+                let suite = kernel.negotiated_cipher_suite();
+                (peer, secrets, KeySchedule::Server(kernel), suite)
+            }
+        };
+        let suite = suite.tls13().ok_or(TlsError::UnknownCipher)?;
+        let ExtractedSecrets { tx, rx } = secrets;
+        let sealer = Sealer::new(suite, tx)?.with_pending(&self.outgoing[self.sent..]);
+        Ok(Finished { sealer, opener: Opener::new(suite, rx)?, keys, peer })
+    }
+}
+
+/// Does what rustls asks for. Returns how many bytes of its input it has taken.
+fn apply<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) -> (usize, Result<Step, TlsError>) {
+    let UnbufferedStatus { discard, state } = status;
+    let step = match state {
+        Err(e) => Err(e.into()),
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let at = outgoing.len();
+            let needed = match data.encode(&mut []) {
+                Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => required_size,
+                _ => 0,
+            };
+            outgoing.resize(at + needed, 0);
+            match data.encode(&mut outgoing[at..]) {
+                Ok(_) => Ok(Step::Advanced),
+                Err(_) => Err(TlsError::UnexpectedState),
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            // They are sent before anything else.
+            data.done();
+            Ok(Step::Advanced)
+        }
+        Ok(ConnectionState::BlockedHandshake) => Ok(Step::NeedsInput),
+        Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Done),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(TlsError::ClosedInHandshake),
+        Ok(_) => Err(TlsError::UnexpectedState),
+    };
+    (discard, step)
+}

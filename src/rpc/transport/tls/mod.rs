@@ -1,0 +1,316 @@
+//! TLS 1.3 over TCP, by rustls: both ends prove a key, and everything is encrypted.
+//!
+//! - `handshake` drives rustls until both ends have proved their keys.
+//! - `records` seals and opens the records behind it. The directions share no lock, so that a thread that sends and one that
+//!   receives do not wait for each other; rustls' own connection is one object for both, and copies received data once more.
+//! - `config` says what the ends prove and demand.
+//!
+//! The end of the stream without TLS's own closing message is taken for the end: messages have lengths, so a stream that was cut
+//! ends within a message or where the peer could have ended it.
+
+mod config;
+mod handshake;
+mod records;
+
+pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ProvedPeer, Roots, ServerTls, ServerTrust, Verdict};
+
+use std::fmt;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustls::{AlertDescription, CertificateError, Error};
+use thiserror::Error as ErrorTrait;
+
+use super::tcp::TcpTransport;
+use super::address::KeyName;
+use super::{Deadline, Interest, PeerAddr, Transport, TransportError};
+use handshake::{Handshake, KeySchedule, Progress};
+use records::{Opener, Received, Sealer};
+
+/// Why a TLS connection cannot be used.
+#[derive(Debug, ErrorTrait)]
+pub(crate) enum TlsError {
+    #[error("the client does not use TLS, which this address demands; it needs a key (--key, --server-key)")]
+    PlainClient,
+    #[error("the server does not use TLS at this address; connect without --server-key, or to its address with TLS")]
+    PlainServer,
+    #[error(
+        "the server closed the connection during the TLS handshake; it may not use TLS at this address (--listen \
+         …=plain): its log has the reason"
+    )]
+    ClosedInHandshake,
+    #[error("the server demands a key (--key)")]
+    KeyDemanded,
+    #[error("the server does not allow the key of this end: its public part belongs into the server's --allow-keys")]
+    KeyNotAllowed,
+    #[error("the server has revoked the key of this end")]
+    KeyRevoked,
+    #[error("the certificate of {whose} is not valid {when}: is a clock wrong?")]
+    Clock { whose: &'static str, when: &'static str },
+    #[error("the peer ended the connection: TLS alert {0:?}")]
+    Alert(AlertDescription),
+    #[error("a TLS record of {0} bytes, more than any may have")]
+    LongRecord(usize),
+    #[error("more bytes in a TLS handshake than any needs")]
+    LongHandshake,
+    #[error("a TLS record of type {0} that is not expected here")]
+    UnexpectedRecord(u8),
+    #[error("too many TLS records in a row without data")]
+    NoData,
+    #[error("bug in fanout: rustls is in a state that does not occur here")]
+    UnexpectedState,
+    #[error("bug in fanout: rustls has chosen a cipher that was not offered")]
+    UnknownCipher,
+    #[error("TLS: {0}")]
+    Other(Error),
+}
+
+impl From<Error> for TlsError {
+    fn from(e: Error) -> TlsError {
+        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+        match e {
+            Error::AlertReceived(alert) => alert_error(alert),
+            Error::InvalidCertificate(Expired | ExpiredContext { .. }) => {
+                TlsError::Clock { whose: "the peer", when: "any more" }
+            }
+            Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => {
+                TlsError::Clock { whose: "the peer", when: "yet" }
+            }
+            other => TlsError::Other(other),
+        }
+    }
+}
+
+/// The meaning of an alert of the peer.
+fn alert_error(alert: AlertDescription) -> TlsError {
+    use AlertDescription::{
+        CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown, UnknownCA,
+    };
+    match alert {
+        CertificateRequired => TlsError::KeyDemanded,
+        CertificateUnknown | UnknownCA => TlsError::KeyNotAllowed,
+        CertificateRevoked => TlsError::KeyRevoked,
+        CertificateExpired => TlsError::Clock { whose: "this end", when: "now" },
+        other => TlsError::Alert(other),
+    }
+}
+
+/// A TLS connection.
+pub(super) struct TlsTransport {
+    socket: TcpTransport,
+    /// What a server demands; `None` at a client.
+    server: Option<ServerTls>,
+    /// `None`: it is complete, or has failed.
+    handshake: Mutex<Option<Handshake>>,
+    session: OnceLock<TlsSession>,
+    /// Whether the peer closed its connection before the handshake began.
+    closed: AtomicBool,
+}
+
+/// A connection behind its handshake. A lock of `keys` is taken last.
+struct TlsSession {
+    sealer: Mutex<Sealer>,
+    opener: Mutex<Opener>,
+    keys: Mutex<KeySchedule>,
+    /// Whether [`Opener`] has data or the end, for [`Transport::readable`].
+    is_ready: AtomicBool,
+    /// Whether the peer demands a key update, which the next write sends.
+    owes_update: AtomicBool,
+    /// The name of the client's key, at a server.
+    name: Option<KeyName>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Poisoning is ignored: after a panic in rustls the connection fails with its next record.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TlsTransport {
+    pub(super) fn client(socket: TcpTransport, tls: &ClientTls) -> Result<TlsTransport, TlsError> {
+        Ok(TlsTransport::new(socket, None, Handshake::client(tls)?))
+    }
+
+    pub(super) fn server(socket: TcpTransport, tls: &ServerTls) -> Result<TlsTransport, TlsError> {
+        Ok(TlsTransport::new(socket, Some(tls.clone()), Handshake::server(tls)?))
+    }
+
+    fn new(socket: TcpTransport, server: Option<ServerTls>, handshake: Handshake) -> TlsTransport {
+        let (handshake, session, closed) = (Mutex::new(Some(handshake)), OnceLock::new(), AtomicBool::new(false));
+        TlsTransport { socket, server, handshake, session, closed }
+    }
+
+    /// The session, after going on with the handshake as far as possible. `None`: it is not complete.
+    fn session(&self) -> Result<Option<&TlsSession>, TransportError> {
+        if let Some(session) = self.session.get() {
+            return Ok(Some(session));
+        }
+        let mut handshake = lock(&self.handshake);
+        let Some(attempt) = &mut *handshake else {
+            // Another thread has completed it, or it has failed before.
+            return self.session.get().map(Some).ok_or_else(TransportError::cut);
+        };
+        match attempt.advance(&self.socket) {
+            Ok(Progress::Blocked) => return Ok(None),
+            Ok(Progress::Closed) => {
+                self.closed.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+            Ok(Progress::Done) => {}
+            Err(e) => {
+                *handshake = None;
+                return Err(e);
+            }
+        }
+        let Some(done) = handshake.take() else { return Ok(None) };
+        let done = done.finish()?;
+        let name = match (&self.server, &done.peer) {
+            (None, _) => None,
+            (Some(tls), Some(peer)) => match tls.check(peer) {
+                Verdict::Allowed(name) => Some(name),
+                // Removed from the list since it was checked in the handshake.
+                Verdict::Revoked | Verdict::Unknown => return Err(TransportError::cut()),
+            },
+            (Some(_), None) => return Err(TlsError::UnexpectedState.into()),
+        };
+        Ok(Some(self.session.get_or_init(|| TlsSession {
+            sealer: Mutex::new(done.sealer),
+            opener: Mutex::new(done.opener),
+            keys: Mutex::new(done.keys),
+            is_ready: AtomicBool::new(false),
+            owes_update: AtomicBool::new(false),
+            name,
+        })))
+    }
+
+    /// What to wait for while the handshake is not complete.
+    fn handshake_interest(&self) -> Interest {
+        match &*lock(&self.handshake) {
+            Some(handshake) if handshake.has_output() => Interest::ReadOrWrite,
+            _ => Interest::Read,
+        }
+    }
+}
+
+impl TlsSession {
+    /// Receives and opens records until there is data, the end, or nothing more.
+    fn receive(&self, opener: &mut Opener, socket: &TcpTransport, wanted: usize) -> Result<(), TransportError> {
+        loop {
+            match opener.receive(socket, wanted) {
+                Ok(Received::KeyUpdate(is_requested)) => {
+                    opener.update(lock(&self.keys).next_receiving_key()?)?;
+                    if is_requested {
+                        self.owes_update.store(true, Ordering::Relaxed);
+                    }
+                }
+                Ok(_) => {
+                    self.is_ready.store(opener.is_ready(), Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(e) => {
+                    // The reader finds the error again, or the end.
+                    self.is_ready.store(true, Ordering::Relaxed);
+                    return Err(e);
+                }
+            }
+        }
+    }
+}
+
+impl Transport for TlsTransport {
+    fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        let Some(session) = self.session()? else {
+            return Ok(self.closed.load(Ordering::Relaxed).then_some(0));
+        };
+        let mut opener = lock(&session.opener);
+        session.receive(&mut opener, &self.socket, dst.len())?;
+        if !opener.is_ready() {
+            return Ok(None);
+        }
+        let read = opener.read(dst);
+        session.is_ready.store(opener.is_ready(), Ordering::Relaxed);
+        Ok(Some(read))
+    }
+
+    fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
+        let Some(session) = self.session()? else { return Ok(None) };
+        let mut sealer = lock(&session.sealer);
+        if sealer.needs_update() || session.owes_update.swap(false, Ordering::Relaxed) {
+            sealer.update(lock(&session.keys).next_sending_key()?)?;
+        }
+        sealer.write(&self.socket, src)
+    }
+
+    fn try_flush(&self) -> Result<bool, TransportError> {
+        match self.session()? {
+            Some(session) => lock(&session.sealer).flush(&self.socket),
+            None => Ok(true),
+        }
+    }
+
+    fn wait(&self, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
+        let Some(session) = self.session.get() else {
+            let interest = self.handshake_interest();
+            return self.socket.wait(interest, deadline);
+        };
+        if interest != Interest::Write && session.is_ready.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        self.socket.wait(interest, deadline)
+    }
+
+    fn readable(&self) -> bool {
+        let Some(session) = self.session.get() else { return self.socket.readable() };
+        if session.is_ready.load(Ordering::Relaxed) {
+            return true;
+        }
+        // Only the reader takes this lock, which is also the one that asks.
+        if self.socket.readable()
+            && let Ok(mut opener) = session.opener.try_lock()
+        {
+            return session.receive(&mut opener, &self.socket, 0).is_err() || opener.is_ready();
+        }
+        false
+    }
+
+    fn hung_up(&self) -> bool {
+        self.socket.hung_up()
+    }
+
+    fn set_loss_timeout(&self, timeout: Duration) {
+        self.socket.set_loss_timeout(timeout);
+    }
+
+    fn try_finish(&self) -> Result<bool, TransportError> {
+        let done = match self.session()? {
+            Some(session) => lock(&session.sealer).finish(&self.socket)?,
+            // The peer learns of the end as of a connection that is closed within its handshake.
+            None => true,
+        };
+        if done { self.socket.try_finish() } else { Ok(false) }
+    }
+
+    fn abort(&self) {
+        self.socket.abort();
+    }
+
+    fn peer(&self) -> PeerAddr {
+        let peer = self.socket.peer();
+        match (peer, self.session.get().and_then(|session| session.name)) {
+            (PeerAddr::Ip(addr), Some(name)) => PeerAddr::Key(addr, name),
+            _ => peer,
+        }
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+impl fmt::Debug for TlsTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsTransport").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
