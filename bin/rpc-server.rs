@@ -20,14 +20,16 @@ mod worker;
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
+use fanout::rpc::client::Options as ClientOptions;
+use fanout::rpc::keys::{KeyFileError, PublicKey, SecretKey};
 use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
 use sandbox::SandboxMode;
@@ -54,8 +56,8 @@ Examples:
   rpc-server -d CUDA1,CPU             a GPU and the CPU
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
-  rpc-server -H 0.0.0.0 -c            serve a trusted network, cache large tensors on disk
-  rpc-server -H 10.0.0.5 --peer 10.0.0.6
+  rpc-server -H 0.0.0.0 --insecure -c serve a trusted network without keys, cache large tensors on disk
+  rpc-server -H 10.0.0.5 --insecure --peer 10.0.0.6
                                       exchange tensors directly with the server on 10.0.0.6
   rpc-server --listen 50052=8 --listen 50053=7
                                       one port for clients of protocol 8.0, one for those of 7.0
@@ -65,17 +67,24 @@ Examples:
   rpc-server --mem 32G --max-memory 16G
                                       32 GiB of each device, at most 16 GiB for one client
   rpc-server --drain 600              on SIGTERM, give clients ten minutes to finish
+  rpc-server keygen /etc/fanout/key   write a new secret key, and print its public part
+  rpc-server -H 10.0.0.5 --key /etc/fanout/key --allow-keys /etc/fanout/clients
+                                      serve the clients whose keys are in that list, over TLS
   rpc-server --status 10.0.0.5:50052  print the state of that server
   RUST_LOG=fanout=debug rpc-server    log more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
 
-The protocol has no authentication and no encryption: anyone who can reach the port can use the devices.";
+Without keys, anyone who can reach the port can use the devices, and read what others send.";
 
 /// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
 #[command(name = "rpc-server", version = VERSION, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Address or host name to listen on: IPv4, IPv6, or a name [default: 127.0.0.1].
     #[arg(short = 'H', long)]
     host: Option<String>,
@@ -86,7 +95,8 @@ struct Args {
 
     /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
     /// that of --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs
-    /// before it.
+    /// before it. `plain`, alone or before the version (50053=plain,7), serves clients without TLS there, also if there are
+    /// keys: for llama.cpp's clients.
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
 
@@ -95,6 +105,20 @@ struct Args {
     /// address gets the next version of the list, and keeps for a day the one that works.
     #[arg(long, value_name = "LIST", default_value = "8,7,3,gen0", value_delimiter = ',')]
     protocol: Vec<ServedVersion>,
+
+    /// File with this server's secret key, which `rpc-server keygen` writes: clients connect over TLS, and must prove a key of
+    /// --allow-keys.
+    #[arg(long, value_name = "FILE", requires = "allow_keys")]
+    key: Option<PathBuf>,
+
+    /// List of the clients that may connect: a line for each, with its public key, a name, and `revoked` if it may not any
+    /// more. SIGHUP rereads it, and ends the sessions of keys that it no longer allows.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    allow_keys: Option<PathBuf>,
+
+    /// Listen without keys, also where other machines can connect: whoever can use the devices and read what is sent.
+    #[arg(long)]
+    insecure: bool,
 
     /// Devices to serve, separated by commas: GPUs by number or name (0, CUDA0), the CPU by name; see --list-devices. A
     /// device that is listed twice is served as two devices [default: all GPUs, or the CPU if there is none].
@@ -243,6 +267,14 @@ struct Args {
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
 
+    /// Key of the server that --status queries over TLS; --client-key proves who asks.
+    #[arg(long, value_name = "KEY", requires = "status")]
+    server_key: Option<PublicKey>,
+
+    /// File with the secret key that --status proves to the server.
+    #[arg(long, value_name = "FILE", requires = "server_key")]
+    client_key: Option<PathBuf>,
+
     /// Print the devices of this machine, or the reason why there is no GPU, and exit.
     #[arg(long)]
     list_devices: bool,
@@ -250,6 +282,19 @@ struct Args {
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
     #[arg(long, value_name = "LEVEL", value_parser = parse_log_level)]
     log_level: Option<LevelFilter>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write a new secret key to a file that only this user can read, and print its public part.
+    Keygen {
+        /// The file; it must not exist.
+        file: PathBuf,
+
+        /// Print the public part of the key in the file instead.
+        #[arg(long)]
+        public: bool,
+    },
 }
 
 fn message_size(text: &str) -> Result<u64, String> {
@@ -281,8 +326,14 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> ExitCode {
+    if let Some(Command::Keygen { file, public }) = &args.command {
+        return keygen(file, *public);
+    }
     if let Some(endpoint) = &args.status {
-        return status::print(endpoint);
+        return match status_options(&args) {
+            Ok(options) => status::print(endpoint, options),
+            Err(e) => fail(&e),
+        };
     }
     if args.list_devices {
         return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
@@ -293,7 +344,9 @@ fn run(args: Args) -> ExitCode {
             Ok(link) => return serve::run(args, Role::Worker(link)),
             Err(e) => usage(&format!("--worker: {e}")),
         },
-        None if !args.no_supervise => return supervisor::run(listen_addresses(&args), args.drain),
+        None if !args.no_supervise => {
+            return supervisor::run(listen_addresses(&args), args.drain, args.allow_keys.is_some());
+        }
         None => {}
     }
     serve::run(args, Role::Alone)
@@ -317,6 +370,30 @@ fn start_log(level: Option<LevelFilter>) {
         log.write_style(WriteStyle::Always);
     }
     log.format_target(false).init();
+}
+
+/// Writes a new secret key to `file`, or with `public` reads the one in it; prints its public part.
+fn keygen(file: &Path, public: bool) -> ExitCode {
+    let key = if public {
+        SecretKey::read_file(file)
+    } else {
+        SecretKey::generate().map_err(|source| KeyFileError::Io { path: file.display().to_string(), source }).and_then(
+            |key| {
+                key.create_file(file)?;
+                Ok(key)
+            },
+        )
+    };
+    match key {
+        Ok(key) => print_or_fail(&format!("{}\n", key.public_key()), ExitCode::SUCCESS),
+        Err(e) => fail(&e),
+    }
+}
+
+/// The keys of `--status`.
+fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError> {
+    let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
+    Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))
 }
 
 fn list_devices(registry: &Registry) -> String {
@@ -375,6 +452,7 @@ fn count(limit: u32) -> usize {
 fn configuration(args: &Args) -> Config {
     Config::default()
         .with_protocol(args.protocol.clone())
+        .with_insecure(args.insecure)
         .with_max_connections(count(args.max_connections))
         .with_max_connections_per_address(count(args.max_connections_per_address))
         .with_loopback_tenants(args.loopback_tenants)

@@ -19,7 +19,7 @@ mod system_calls;
 mod tests;
 
 use std::fmt::{self, Display};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use fanout::rpc::server::Config;
@@ -39,6 +39,8 @@ pub(crate) enum SandboxMode {
 pub(crate) struct Access {
     /// The folder of models, which is only read.
     models: Option<PathBuf>,
+    /// The folder of the list of allowed keys: an editor replaces the list by another file.
+    keys: Option<PathBuf>,
     /// Folders whose files are read and written: those of the cache and of the digests.
     writable: Vec<PathBuf>,
     /// A GPU's driver.
@@ -46,14 +48,20 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    pub(crate) fn of(config: &Config, gpu: bool) -> Access {
+    pub(crate) fn of(config: &Config, allow_keys: Option<&Path>, gpu: bool) -> Access {
         let cache = config.cache.as_ref().map(|cache| cache.dir.clone());
         Access {
             models: config.models.clone(),
+            keys: allow_keys.and_then(folder_of),
             writable: cache.into_iter().chain(config.digests.clone()).collect(),
             gpu,
         }
     }
+}
+
+/// The folder of a file.
+fn folder_of(file: &Path) -> Option<PathBuf> {
+    std::path::absolute(file).ok()?.parent().map(Path::to_owned)
 }
 
 /// The state of the sandbox, for the banner.

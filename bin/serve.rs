@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use fanout::device::{Device, DeviceKind};
 use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::server::{BindError, CacheConfig, Config, Server};
+use fanout::rpc::server::{BindError, CacheConfig, Config, ListenerInfo, Server, ServerKeys};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
 use super::sandbox::{self, Access};
-use super::signals::{SecondSignal, drain_on_signals};
+use super::signals::{SecondSignal, drain_on_signals, reread_on_hangup};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
 use super::{Args, VERSION, configuration, fail, listen_addresses, log_writer, open_files, print, usage};
@@ -41,12 +41,15 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         .with_threads(args.threads.map(usize::from))
         .with_memory(args.mem.clone())
         .with_host_memory(host_memory);
-    let config = match configuration_with_folders(&args) {
+    let config = match configuration_with_files(&args) {
         Ok(config) => config,
         Err(e) => return fail(&e),
     };
     // Before the first thread of this process, since a thread enters the sandbox for itself and those that it starts.
-    let sandbox = match sandbox::enter(args.sandbox, &Access::of(&config, uses_gpu(&registry, &list))) {
+    let sandbox = match sandbox::enter(
+        args.sandbox,
+        &Access::of(&config, args.allow_keys.as_deref(), uses_gpu(&registry, &list)),
+    ) {
         Ok(sandbox) => sandbox,
         Err(e) => return fail(&format!("--sandbox: {e}")),
     };
@@ -87,9 +90,12 @@ fn uses_gpu(registry: &Registry, list: &str) -> bool {
     named.any(|entry| entry.kind == DeviceKind::Gpu)
 }
 
-/// The configuration that the options give, with the folders of the cache and of the digests.
-fn configuration_with_folders(args: &Args) -> Result<Config, &'static str> {
+/// The configuration that the options give, with keys, and the folders of the cache and of the digests.
+fn configuration_with_files(args: &Args) -> Result<Config, Box<dyn Error>> {
     let mut config = configuration(args);
+    if let (Some(key), Some(list)) = (&args.key, &args.allow_keys) {
+        config.keys = Some(ServerKeys::read_files(key, list)?);
+    }
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
@@ -112,6 +118,9 @@ fn serve(
     let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
     drain_on_signals(server.handle(), args.drain, second)?;
+    if let Some(keys) = &config.keys {
+        reread_on_hangup(server.handle(), keys.clone())?;
+    }
     let notes: Vec<_> = notes.iter().chain(&few_files).collect();
     let banner = banner(args, &server, &notes, &devices, &config)?;
     // Before the banner: a script may kill this process as soon as it has read the addresses.
@@ -176,7 +185,11 @@ fn banner(
         writeln!(text, "models: {}", dir.display())?;
     }
     let listeners = server.listeners();
-    let exposed: Vec<_> = listeners.iter().filter(|listener| !listener.addr.ip().is_loopback()).collect();
+    if let Some(keys) = &config.keys {
+        writeln!(text, "key: {} (for --server-key of clients); {} keys allowed", keys.public_key(), keys.allowed())?;
+    }
+    let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().is_loopback();
+    let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();
     for listener in &exposed {
         writeln!(
             text,

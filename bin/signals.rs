@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use fanout::rpc::server::ServerHandle;
+use fanout::rpc::server::{ServerHandle, ServerKeys};
 
 /// What a process that drains does at a further SIGINT or SIGTERM.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,29 @@ pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: Se
         Some(_) => handle.drain(drain),
         None => {}
     })?;
+    Ok(())
+}
+
+/// SIGHUP rereads the list of allowed keys, and ends the sessions of keys that are no longer on it.
+#[cfg(unix)]
+pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
+    let reread = move || {
+        for _ in signals.forever() {
+            match keys.reread() {
+                Ok(()) => {
+                    log::info!("SIGHUP: {} keys are allowed", keys.allowed());
+                    handle.end_sessions_without_key(&keys);
+                }
+                Err(e) => log::error!("SIGHUP: the list of allowed keys stays as it was: {e}"),
+            }
+        }
+    };
+    std::thread::Builder::new().name("hangup".to_owned()).spawn(reread).map(drop)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn reread_on_hangup(_: ServerHandle, _: ServerKeys) -> io::Result<()> {
     Ok(())
 }
 

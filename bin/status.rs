@@ -14,13 +14,13 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Time limit of each request, shorter than [`DEADLINE`] so that the error of a timed-out request is printed.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Queries the server at `endpoint` and prints its state, build and devices. Success if the server accepts clients.
-pub(crate) fn print(endpoint: &str) -> ExitCode {
+/// Queries the server at `endpoint`, with the keys of `options`, and prints its state, build and devices. Success if the server accepts clients.
+pub(crate) fn print(endpoint: &str, options: Options) -> ExitCode {
     let (sender, result) = mpsc::channel();
     let target = endpoint.to_owned();
     let thread = std::thread::Builder::new().spawn(move || {
         // Sending fails if the deadline has passed and the receiver is dropped.
-        let _ = sender.send(query_server(&target));
+        let _ = sender.send(query_server(&target, &options));
     });
     if let Err(e) = thread {
         return super::fail(&format!("cannot start a thread: {e}"));
@@ -48,8 +48,8 @@ fn describe_listener(listener: &ListenerRecord) -> String {
 
 /// Connects to a server and returns a description of it: build, protocol, ports with their versions,
 /// sessions, limits, devices.
-fn query_server(endpoint: &str) -> Result<String, ConnectError> {
-    let options = Options::default().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
+fn query_server(endpoint: &str, options: &Options) -> Result<String, ConnectError> {
+    let options = options.clone().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {

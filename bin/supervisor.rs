@@ -18,7 +18,7 @@ use fanout::rpc::server::{BindError, BoundSocket, ListenAddress};
 use log::{debug, error, info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
 use super::backoff::Backoff;
@@ -32,9 +32,10 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
 /// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. `drain`: the grace period of a
-/// worker. The result is the exit status of the program.
-pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration) -> ExitCode {
-    let signals = log_writer::start().and_then(|()| hangup::ignore()).and_then(|()| SignalStreams::register());
+/// worker. `forwards_hangup`: workers have something to reread at SIGHUP. The result is the exit status of the program.
+pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration, forwards_hangup: bool) -> ExitCode {
+    let signals = log_writer::start().and_then(|()| hangup::ignore());
+    let signals = signals.and_then(|()| SignalStreams::register(forwards_hangup));
     let supervisor = signals.map(|signals| Supervisor {
         addresses,
         drain_timeout: drain + DRAIN_MARGIN,
@@ -60,17 +61,20 @@ struct SignalStreams {
     terminate: UnixStream,
     interrupt: UnixStream,
     child: UnixStream,
+    /// SIGHUP, if it is forwarded.
+    hangup: Option<UnixStream>,
 }
 
 impl SignalStreams {
-    fn register() -> io::Result<SignalStreams> {
+    fn register(forwards_hangup: bool) -> io::Result<SignalStreams> {
         let stream = |signal| {
             let (reader, writer) = UnixStream::pair()?;
             reader.set_nonblocking(true)?;
             signal_hook::low_level::pipe::register(signal, writer)?;
             io::Result::Ok(reader)
         };
-        Ok(SignalStreams { terminate: stream(SIGTERM)?, interrupt: stream(SIGINT)?, child: stream(SIGCHLD)? })
+        let hangup = forwards_hangup.then(|| stream(SIGHUP)).transpose()?;
+        Ok(SignalStreams { terminate: stream(SIGTERM)?, interrupt: stream(SIGINT)?, child: stream(SIGCHLD)?, hangup })
     }
 
     /// The next SIGTERM or SIGINT that has arrived.
@@ -80,6 +84,12 @@ impl SignalStreams {
             return Some(SIGTERM);
         }
         arrived(&self.interrupt).then_some(SIGINT)
+    }
+
+    /// Whether SIGHUP has arrived.
+    fn take_hangup(&mut self) -> bool {
+        let read = |mut stream: &UnixStream| stream.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0);
+        self.hangup.as_ref().is_some_and(read)
     }
 
     /// Discards the SIGCHLDs: every pass of the loop reaps all children that have ended.
@@ -135,6 +145,7 @@ impl Supervisor {
                 }
             }
             self.read_link();
+            self.forward_hangup();
             self.signals.drain_child();
             if let Some(status) = self.reap()? {
                 return Ok(status);
@@ -181,7 +192,8 @@ impl Supervisor {
         // Rounds up, so that the loop does not spin until the time has come.
         let timeout = timeout.and_then(|time| Timespec::try_from(time + Duration::from_millis(1)).ok());
         let link = self.worker.as_ref().and_then(|worker| worker.link.as_ref());
-        let streams = [&self.signals.terminate, &self.signals.interrupt, &self.signals.child].into_iter().chain(link);
+        let streams = [&self.signals.terminate, &self.signals.interrupt, &self.signals.child].into_iter();
+        let streams = streams.chain(&self.signals.hangup).chain(link);
         let mut fds: Vec<_> = streams.map(|stream| PollFd::new(stream, PollFlags::IN)).collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -213,6 +225,16 @@ impl Supervisor {
             Some(End::Kill { .. }) => return Some(second_status),
         }
         None
+    }
+
+    /// Forwards SIGHUP to a worker that serves. One that starts reads its list anyway.
+    fn forward_hangup(&mut self) {
+        if self.signals.take_hangup()
+            && let Some(worker) = self.worker.as_ref().filter(|worker| worker.ready.is_some())
+        {
+            // A worker that has ended is reaped in the same pass.
+            let _ = kill_process(worker.pid, Signal::HUP);
+        }
     }
 
     /// Kills the worker; the program then ends with `status`.
@@ -392,7 +414,7 @@ mod tests {
             addresses: Vec::new(),
             drain_timeout: Duration::from_millis(50),
             sockets: None,
-            signals: SignalStreams::register().expect("signals"),
+            signals: SignalStreams::register(false).expect("signals"),
             worker: Some(Worker { pid, link: None, started: now, ready: Some(now) }),
             start_at: None,
             backoff: Backoff::default(),

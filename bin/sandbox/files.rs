@@ -87,6 +87,7 @@ fn enforce(access: &Access) -> Result<RestrictionStatus, RulesetError> {
         .create()?
         .add_rules(path_beneath_rules(SYSTEM_FILES, READ))?
         .add_rules(path_beneath_rules(access.models.iter().flat_map(|models| model_files(models)), READ))?
+        .add_rules(path_beneath_rules(&access.keys, READ))?
         .add_rules(path_beneath_rules(access.writable.iter().chain(&driver_cache), WRITE))?
         .add_rules(path_beneath_rules(driver_devices, DEVICES))?
         .restrict_self()

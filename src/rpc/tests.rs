@@ -59,7 +59,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 
 /// Runs a typical session: uploads and downloads of several sizes, a graph that runs repeatedly, and a mark.
 fn session(endpoint: &str, timeout: Duration) -> Result<(), DeviceError> {
-    let options = Options { connect_timeout: timeout, silence_timeout: timeout, retry: Duration::ZERO };
+    let options = Options::default().with_connect_timeout(timeout).with_silence_timeout(timeout);
     let lost = |e: super::client::ConnectError| DeviceError::ConnectionLost {
         endpoint: endpoint.to_owned(),
         reason: e.to_string(),
@@ -129,7 +129,7 @@ fn a_link_between_servers_works_for_any_split_and_delay_of_its_bytes() {
         let to = MemoryServer::start(LinkConditions { seed: 2000 + 100 * seed, cut_after: None });
         let config = Config::default().with_peers(vec![to.endpoint.parse().unwrap()]);
         let from = MemoryServer::with_config(LinkConditions { seed: 3000 + 100 * seed, cut_after: None }, config);
-        let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry: Duration::ZERO };
+        let options = Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(WATCHDOG);
         let endpoints = [&from, &to].map(|server| Endpoint::connect(&server.endpoint, &options).unwrap());
         let [source, destination] = endpoints.each_ref().map(|endpoint| &endpoint.devices()[0]);
         assert!(destination.copies_from(source.info()), "seed {seed}: the source's server cannot dial {}", to.endpoint);
@@ -190,7 +190,7 @@ fn server_with_remote_clients(config: Config) -> MemoryServer {
 
 /// Connects to a server. Tries again for up to `retry` while the server is full.
 fn connect(server: &MemoryServer, retry: Duration) -> Result<Endpoint, ConnectError> {
-    let options = Options { connect_timeout: WATCHDOG, silence_timeout: WATCHDOG, retry };
+    let options = Options::default().with_connect_timeout(WATCHDOG).with_silence_timeout(WATCHDOG).with_retry(retry);
     Endpoint::connect(&server.endpoint, &options)
 }
 

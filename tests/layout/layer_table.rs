@@ -20,7 +20,13 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
-    layer("rpc::transport", &["rustix", "socket2", "sockets", "addresses", "io"], &["fastrand", "files", "processes"]),
+    layer("rpc::keys", &["base64", "getrandom", "rustls", "files", "io"], &[]),
+    layer(
+        "rpc::transport",
+        &["rustix", "socket2", "sockets", "addresses", "io", "rpc::transport::tls"],
+        &["fastrand", "files", "processes", "rpc::keys"],
+    ),
+    layer("rpc::transport::tls", &["rpc::keys", "rpc::transport", "rustls", "addresses", "io"], &[]),
     layer("rpc::connection", &["rpc::wire", "rpc::transport"], &["fastrand", "io"]),
     layer(
         "rpc",
@@ -47,7 +53,9 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc",
             "rpc::connection",
+            "rpc::keys",
             "rpc::transport",
+            "rpc::transport::tls",
             "rpc::wire",
             "fastrand",
             "io",
@@ -57,12 +65,23 @@ pub(crate) const LAYERS: &[Layer] = &[
     // The server. Its front ends `ggml` and `extended` share the core `session`; no layer below uses a front end, and neither
     // front end uses its sibling.
     layer("rpc::server::host_memory", &["device"], &[]),
+    layer(
+        "rpc::server::allowed_keys",
+        &["rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
+        &[],
+    ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
     layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
     layer(
         "rpc::server::limits",
-        &["setters", "rpc::wire", "rpc::server::peers::peer_allowlist", "rpc::server::versions"],
+        &[
+            "setters",
+            "rpc::wire",
+            "rpc::server::allowed_keys",
+            "rpc::server::peers::peer_allowlist",
+            "rpc::server::versions",
+        ],
         &[],
     ),
     layer("rpc::server::thread_budget", &["device"], &[]),
@@ -94,7 +113,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
-    layer("rpc::server::listen", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
+    layer(
+        "rpc::server::listen",
+        &["rpc::transport", "rpc::server::limits", "rpc::server::versions", "addresses", "io"],
+        &[],
+    ),
     layer(
         "rpc::server::peers",
         &[
@@ -284,6 +307,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::tensor_cache",
             "rpc::server::gguf_index",
             "rpc::server::admission",
+            "rpc::server::allowed_keys",
             "rpc::server::lifecycle",
             "rpc::server::versions",
             "addresses",

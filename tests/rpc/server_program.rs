@@ -92,7 +92,7 @@ fn the_banner_lists_the_served_devices() {
         assert!(line.is_some_and(|line| line.ends_with(end)), "{}", server.banner);
     }
     assert!(!server.banner.contains("WARNING"), "{}", server.banner);
-    let open = spawn_server(&["-H", "0.0.0.0", "-p", "0", "-t", "1", "--mem", "64M"]);
+    let open = spawn_server(&["-H", "0.0.0.0", "--insecure", "-p", "0", "-t", "1", "--mem", "64M"]);
     assert!(open.banner.contains("WARNING") && open.banner.contains("authentication"), "{}", open.banner);
 }
 
@@ -110,7 +110,7 @@ fn the_banner_lists_the_addresses_with_their_versions() {
         (&["--listen", "0=8", "--listen", "localhost:0=7.0"], &[(LOCAL, "8.0"), (LOCAL, "7.0")]),
         (&["-p", "0", "--listen", "0=7"], &[(LOCAL, ALL), (LOCAL, "7.0")]),
         (
-            &["-H", "0.0.0.0", "-p", "0", "--listen", "0=8", "--listen", "127.0.0.1:0=7"],
+            &["-H", "0.0.0.0", "--insecure", "-p", "0", "--listen", "0=8", "--listen", "127.0.0.1:0=7"],
             &[("0.0.0.0", ALL), ("0.0.0.0", "8.0"), (LOCAL, "7.0")],
         ),
     ] {

@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::client::ConnectError;
+use fanout::rpc::keys::PublicKey;
 use fanout::tensor::DType;
 use log::LevelFilter;
 use thiserror::Error;
@@ -55,6 +56,14 @@ pub struct Args {
     /// RPC servers, host:port, separated by commas. All their devices are used, before the devices of --device.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = server)]
     pub rpc: Vec<String>,
+
+    /// Keys of the servers of --rpc, separated by commas: connections use TLS, and each server must prove one of them.
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key")]
+    pub server_key: Vec<PublicKey>,
+
+    /// File with the secret key that is proved to servers; `rpc-server keygen` writes one.
+    #[arg(long, value_name = "FILE", requires = "server_key")]
+    pub key: Option<PathBuf>,
 
     /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and
     /// continue with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]

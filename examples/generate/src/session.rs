@@ -20,6 +20,7 @@ use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
+use fanout::rpc::keys::SecretKey;
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,13 +32,17 @@ struct DeviceOpener {
 }
 
 impl DeviceOpener {
-    fn new(args: &Args) -> DeviceOpener {
-        let rpc = client::Options::default().with_silence_timeout(args.rpc_timeout());
+    fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
+        let key = args.key.as_deref().map(SecretKey::read_file).transpose()?;
+        let rpc = client::Options::default()
+            .with_silence_timeout(args.rpc_timeout())
+            .with_server_keys(args.server_key.clone())
+            .with_key(key);
         let (threads, memory) = (args.threads.map(usize::from), args.mem.clone());
-        DeviceOpener {
+        Ok(DeviceOpener {
             registry: Registry::detect(),
             options: Options::default().with_threads(threads).with_memory(memory).with_rpc(rpc),
-        }
+        })
     }
 
     /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
@@ -105,7 +110,7 @@ impl<'a> Session<'a> {
         hparams: &HParams,
         prompt: usize,
     ) -> anyhow::Result<Session<'a>> {
-        let opener = DeviceOpener::new(args);
+        let opener = DeviceOpener::new(args)?;
         let devices = opener.open(args)?;
         let context = args.context(prompt)?.next_multiple_of(KV_PAD);
         if context > hparams.context.next_multiple_of(KV_PAD) {

@@ -9,8 +9,9 @@ use thiserror::Error;
 use super::Options;
 use crate::device::DeviceError;
 use crate::rpc::connection::{Handshake, HandshakeError, ServerHello};
+use crate::rpc::transport::tls::{ClientTls, Credentials};
 use crate::rpc::transport::{
-    Address, Deadline, DialError, ResolveError, TransportError, dial, missing_port_hint, resolve,
+    Address, Connection, Deadline, DialError, ResolveError, TransportError, dial_with, missing_port_hint, resolve,
 };
 use crate::rpc::wire::{
     CAPS_BYTES, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand, SUPPORTED_VERSIONS, Version,
@@ -205,9 +206,24 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHands
         ResolveError::Name => ConnectError::Name(named()),
         ResolveError::Host(source) => ConnectError::Host { endpoint: named(), source },
     })?;
-    let (addr, connection) =
-        dial(&targets, &deadline).map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
-    negotiate_version(endpoint, addr, Handshake::new(connection), &deadline)
+    let tls = tls(options).map_err(|reason| ConnectError::Trust { endpoint: named(), reason })?;
+    let (addr, connection) = dial_with(&targets, &deadline, tls.as_ref())
+        .map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
+    let redial = |addr: &Address| {
+        dial_with(std::slice::from_ref(addr), &deadline, tls.as_ref()).ok().map(|(_, connection)| connection)
+    };
+    negotiate_version(endpoint, addr, Handshake::new(connection), &redial, &deadline)
+}
+
+/// TLS, if `options` have keys of servers.
+fn tls(options: &Options) -> Result<Option<ClientTls>, String> {
+    if options.server_keys.is_empty() {
+        return Ok(None);
+    }
+    let key = options.key.as_ref().ok_or("a server with a key demands one of this client, too (--key)")?;
+    let credentials = Credentials::of_key(key);
+    let tls = credentials.and_then(|credentials| ClientTls::new(&credentials, &options.server_keys));
+    tls.map(Some).map_err(|e| format!("TLS: {e}"))
 }
 
 /// Negotiates the protocol version by trying the forms of HELLO, newest first. A server closes the connection on a request that
@@ -216,6 +232,7 @@ fn negotiate_version(
     endpoint: &str,
     addr: Address,
     mut handshake: Handshake,
+    redial: &dyn Fn(&Address) -> Option<Connection>,
     deadline: &Deadline,
 ) -> Result<AcceptedHandshake, ConnectError> {
     let forms = [
@@ -236,12 +253,12 @@ fn negotiate_version(
             }
             Ok(_) if form == HelloForm::Empty => {
                 drop(handshake);
-                return retry_with_caps(endpoint, &addr, deadline);
+                return retry_with_caps(endpoint, &addr, redial, deadline);
             }
             Ok(server) => return Ok(AcceptedHandshake { handshake, server }),
         }
         if form != HelloForm::Absent {
-            let Ok((_, next)) = dial(std::slice::from_ref(&addr), deadline) else { break };
+            let Some(next) = redial(&addr) else { break };
             handshake = Handshake::new(next);
         }
     }
@@ -251,9 +268,14 @@ fn negotiate_version(
 /// Connects to a server that accepts the HELLO without a body. A fanout server accepts both forms, so it may have closed the
 /// first connection for another reason: the form with a body is tried once more, and preferred. The earlier connections must be
 /// closed, because llama.cpp's servers serve one client at a time.
-fn retry_with_caps(endpoint: &str, addr: &Address, deadline: &Deadline) -> Result<AcceptedHandshake, ConnectError> {
+fn retry_with_caps(
+    endpoint: &str,
+    addr: &Address,
+    redial: &dyn Fn(&Address) -> Option<Connection>,
+    deadline: &Deadline,
+) -> Result<AcceptedHandshake, ConnectError> {
     for form in [HelloForm::Caps, HelloForm::Empty] {
-        let Ok((_, connection)) = dial(std::slice::from_ref(addr), deadline) else { break };
+        let Some(connection) = redial(addr) else { break };
         let mut handshake = Handshake::new(connection);
         match hello(endpoint, &mut handshake, form, deadline) {
             Err(ConnectError::Closed { .. }) => {}

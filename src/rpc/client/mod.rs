@@ -61,6 +61,7 @@ pub use crate::rpc::transport::DialError;
 pub use connect::ConnectError;
 
 use crate::device::{DEVICE_TIMEOUT, Device};
+use crate::rpc::keys::{PublicKey, SecretKey};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::HelloExtReply;
 use crate::setters::setters;
@@ -70,7 +71,7 @@ use extended::ClientSession;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Timeouts of a connection to a server.
+/// Timeouts and keys of a connection to a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
@@ -84,12 +85,18 @@ pub struct Options {
     /// sent before a read delays its reply: the server must finish that work within this time. A server with the extensions
     /// replies to heartbeats in between, also while it is idle. A heartbeat is sent after a third of this time.
     pub silence_timeout: Duration,
+    /// The keys of servers: the connection uses TLS, and the server must prove one of them. Empty: without TLS.
+    pub server_keys: Vec<PublicKey>,
+    /// The key that this client proves to a server over TLS. Servers demand one.
+    pub key: Option<SecretKey>,
 }
 
 setters!(Options {
     with_connect_timeout connect_timeout: Duration,
     with_retry retry: Duration,
     with_silence_timeout silence_timeout: Duration,
+    with_server_keys server_keys: Vec<PublicKey>,
+    with_key key: Option<SecretKey>,
 });
 
 impl Default for Options {
@@ -98,6 +105,8 @@ impl Default for Options {
             connect_timeout: Duration::from_secs(10),
             retry: Duration::ZERO,
             silence_timeout: Duration::from_secs(60),
+            server_keys: Vec::new(),
+            key: None,
         }
     }
 }

@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use rustls::crypto::ring::sign::any_eddsa_type;
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use thiserror::Error;
 
 /// What precedes a public key in its text.
@@ -40,6 +42,7 @@ pub struct ParsePublicKeyError(());
 #[derive(Clone)]
 pub struct SecretKey {
     seed: [u8; 32],
+    public: PublicKey,
 }
 
 /// Why a file of keys cannot be used.
@@ -55,7 +58,9 @@ pub enum KeyFileError {
         source: io::Error,
     },
     /// The content is no Ed25519 key.
-    #[error("{0}: no Ed25519 key in PEM (PKCS #8), as `rpc-server keygen` and `openssl genpkey -algorithm ed25519` write it")]
+    #[error(
+        "{0}: no Ed25519 key in PEM (PKCS #8), as `rpc-server keygen` and `openssl genpkey -algorithm ed25519` write it"
+    )]
     Format(String),
     /// Other users can read a secret key.
     #[error("{path}: other users can read this secret key (mode {mode:o}): chmod 600 {path}")]
@@ -68,11 +73,6 @@ pub enum KeyFileError {
 }
 
 impl PublicKey {
-    /// The key in a SubjectPublicKeyInfo, as TLS carries it.
-    pub(crate) fn to_spki(self) -> Vec<u8> {
-        [&SPKI_PREFIX[..], &self.0].concat()
-    }
-
     /// The key of a SubjectPublicKeyInfo. `None`: of another algorithm.
     pub(crate) fn from_spki(spki: &[u8]) -> Option<PublicKey> {
         spki.strip_prefix(&SPKI_PREFIX)?.try_into().ok().map(PublicKey)
@@ -114,7 +114,7 @@ impl SecretKey {
     pub fn generate() -> io::Result<SecretKey> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|e| io::Error::other(e.to_string()))?;
-        Ok(SecretKey { seed })
+        SecretKey::from_seed(seed).ok_or_else(|| io::Error::other("no key from random numbers"))
     }
 
     /// Reads a file that [`SecretKey::create_file`] or OpenSSL has written.
@@ -148,18 +148,33 @@ impl SecretKey {
         let (body, _) = rest.split_once(PEM_END)?;
         let body: String = body.split_ascii_whitespace().collect();
         let der = STANDARD.decode(body).ok()?;
-        let seed = der.strip_prefix(&PKCS8_PREFIX)?.try_into().ok()?;
-        Some(SecretKey { seed })
+        SecretKey::from_seed(der.strip_prefix(&PKCS8_PREFIX)?.try_into().ok()?)
+    }
+
+    /// The public part.
+    pub fn public_key(&self) -> PublicKey {
+        self.public
+    }
+
+    fn from_seed(seed: [u8; 32]) -> Option<SecretKey> {
+        let pkcs8 = PrivatePkcs8KeyDer::from(pkcs8(&seed));
+        let key = any_eddsa_type(&pkcs8).ok()?;
+        let public = PublicKey::from_spki(&key.public_key()?)?;
+        Some(SecretKey { seed, public })
     }
 
     /// The key in PKCS #8.
     pub(crate) fn to_pkcs8(&self) -> Vec<u8> {
-        [&PKCS8_PREFIX[..], &self.seed].concat()
+        pkcs8(&self.seed)
     }
 }
 
+fn pkcs8(seed: &[u8; 32]) -> Vec<u8> {
+    [&PKCS8_PREFIX[..], seed].concat()
+}
+
 /// The text of a file with a secret key.
-pub(crate) fn read_secret(path: &Path) -> Result<String, KeyFileError> {
+fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     let named = || path.display().to_string();
     let io = |source| KeyFileError::Io { path: named(), source };
     let file = std::fs::File::open(path).map_err(io)?;
@@ -183,7 +198,8 @@ mod tests {
         let text = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
         let key: PublicKey = text.parse().unwrap();
         assert_eq!(key.to_string(), text);
-        assert_eq!(PublicKey::from_spki(&key.to_spki()), Some(key));
+        assert_eq!(PublicKey::from_spki(&[&SPKI_PREFIX[..], &key.0].concat()), Some(key));
+        assert_eq!(PublicKey::from_spki(&key.0), None);
         for wrong in ["", "ed25519:", &text[8..], &text[..50], &format!("{text}A"), &text.replace('_', "/")] {
             assert!(wrong.parse::<PublicKey>().is_err(), "{wrong:?}");
         }
@@ -210,6 +226,8 @@ mod tests {
         let example = "MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC";
         let key = SecretKey::from_pem(&format!("{PEM_BEGIN}\n{example}\n{PEM_END}\n")).unwrap();
         assert_eq!(STANDARD.encode(key.to_pkcs8()), example);
-        assert!(!format!("{key:?}").contains("d4"));
+        // The public part, in the same document.
+        assert_eq!(key.public_key().to_string(), "ed25519:Gb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE");
+        assert_eq!(format!("{key:?}"), "SecretKey(…)");
     }
 }

@@ -148,6 +148,15 @@ impl Admission {
         state.sessions.len()
     }
 
+    /// Closes the connections of the peers for which `is_over` holds, and returns these.
+    pub(super) fn abort_if(&self, is_over: impl Fn(PeerAddr) -> bool) -> Vec<PeerAddr> {
+        let state = self.lock();
+        let aborters = state.sessions.values().map(|session| &session.aborter);
+        let ended: Vec<_> = aborters.filter(|aborter| is_over(aborter.peer())).collect();
+        ended.iter().for_each(|aborter| aborter.abort());
+        ended.iter().map(|aborter| aborter.peer()).collect()
+    }
+
     /// Closes the connections of all sessions.
     pub(super) fn abort_connections(&self) {
         self.lock().sessions.values().for_each(|session| session.aborter.abort());

@@ -11,6 +11,9 @@ use super::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::ext::{ExtCommand, ExtensionOffer, REVISION, ServerState};
 use crate::rpc::wire::{CAPS_BYTES, HelloForm, HelloReply, REQUEST_HEADER, RequestHeader, Response, RpcCommand};
 
+/// How the first record of TLS begins: its type and the major version. No command that comes first has this number.
+const TLS_HANDSHAKE: [u8; 2] = [22, 3];
+
 /// An invalid HELLO or HELLO_EXT. The client is at fault, except for [`HelloError::Draining`].
 #[derive(Debug, Error)]
 pub(super) enum HelloError {
@@ -18,6 +21,8 @@ pub(super) enum HelloError {
         "expected HELLO as the first message, got {0}; clients of 2024 send none, for them serve gen0 (--protocol)"
     )]
     ExpectedHello(RpcCommand),
+    #[error("the client uses TLS, which this address does not (--listen …=plain, or no --key)")]
+    Tls,
     #[error("a second HELLO: the connection has had its HELLO")]
     RepeatedHello,
     #[error("expected right after HELLO, and once")]
@@ -96,6 +101,9 @@ pub(super) fn serve_hello(
     body: &mut BodyBuffer,
 ) -> Result<Opening, SessionFailure> {
     reject_hello_ext(header)?;
+    if header[..2] == TLS_HANDSHAKE {
+        return Err(SessionFailure::new(None, HelloError::Tls));
+    }
     if let Some(version) = versions.answer(HelloForm::Absent)
         && version.has_command_number(header[0])
     {

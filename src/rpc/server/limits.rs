@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::allowed_keys::ServerKeys;
 use super::peers::Peer;
 use super::versions::ServedVersion;
 use crate::rpc::wire::Limits;
@@ -15,6 +16,11 @@ pub struct Config {
     /// Versions of ggml's protocol that the server answers on addresses without a version of their own, in the order in which
     /// it tries them with a client whose version it does not know. Must not be empty if there is such an address.
     pub protocol: Vec<ServedVersion>,
+    /// The keys of the server and of its clients, who connect over TLS, except to addresses that are
+    /// [plain](super::ListenAddress::plain). `None`: without TLS.
+    pub keys: Option<ServerKeys>,
+    /// Whether the server may listen without TLS on an address that other machines can reach.
+    pub insecure: bool,
     /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
     /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
@@ -94,6 +100,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
+            keys: None,
+            insecure: false,
             max_connections: 1024,
             max_connections_per_address: 256,
             loopback_tenants: false,
@@ -126,6 +134,8 @@ impl Default for Config {
 
 setters!(Config {
     with_protocol protocol: Vec<ServedVersion>,
+    with_keys keys: Option<ServerKeys>,
+    with_insecure insecure: bool,
     with_max_connections max_connections: usize,
     with_max_connections_per_address max_connections_per_address: usize,
     with_loopback_tenants loopback_tenants: bool,

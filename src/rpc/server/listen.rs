@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use thiserror::Error;
 
+use super::limits::Config;
 use super::versions::{ListenAddress, ServedVersion, VersionPolicy};
 use crate::rpc::transport::{self, BoundSocket, Listen, ListenError};
 
@@ -59,6 +60,15 @@ pub enum BindError {
         /// The system's error.
         source: io::Error,
     },
+    /// Other machines can reach an address, and neither keys nor [`Config::insecure`] protect or permit it.
+    #[error(
+        "{addr} can be reached from other machines, and whoever reaches it can use the devices: give keys (--key, \
+         --allow-keys), or --insecure if all of the network is trusted"
+    )]
+    Insecure {
+        /// The address and port.
+        addr: SocketAddr,
+    },
     /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
@@ -78,12 +88,15 @@ pub struct ListenerInfo {
     pub addr: SocketAddr,
     /// The versions, in the order in which they are tried with a client whose version is unknown.
     pub versions: Vec<ServedVersion>,
+    /// Whether clients have to connect over TLS, with an allowed key.
+    pub tls: bool,
 }
 
 impl fmt::Display for ListenerInfo {
-    /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`.
+    /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`, or `10.0.0.5:50052 (TLS, protocol 8.0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (protocol {})", self.addr, self.versions_text())
+        let tls = if self.tls { "TLS, " } else { "" };
+        write!(f, "{} ({tls}protocol {})", self.addr, self.versions_text())
     }
 }
 
@@ -101,8 +114,14 @@ impl ListenerInfo {
     }
 }
 
-/// A listener, and how it chooses the version that it answers.
-pub(super) type VersionedListener = (Box<dyn Listen>, VersionPolicy);
+/// A listener, and how it serves its clients.
+pub(super) struct ServedListener {
+    pub(super) listener: Box<dyn Listen>,
+    /// How it chooses the version that it answers.
+    pub(super) policy: VersionPolicy,
+    /// Whether clients have to connect over TLS.
+    pub(super) tls: bool,
+}
 
 impl ListenAddress {
     /// A listening socket on this address, for [`Server::bind_sockets`](super::Server::bind_sockets). Connections wait in the
@@ -118,22 +137,36 @@ impl ListenAddress {
     }
 }
 
-/// The listeners of `addresses` on the sockets that `sockets` returns in the same order. `order`: the versions of addresses
-/// without one.
+/// The listeners of `addresses` on the sockets that `sockets` returns in the same order.
+///
+/// # Errors
+/// [`BindError`], also if an address is not protected.
 pub(super) fn open_listeners(
     addresses: &[ListenAddress],
-    order: &[ServedVersion],
+    config: &Config,
     sockets: impl FnOnce() -> Result<Vec<BoundSocket>, BindError>,
-) -> Result<Vec<VersionedListener>, BindError> {
-    let policy = |address: &ListenAddress| VersionPolicy::new(address.version(), order).ok_or(BindError::NoVersion);
+) -> Result<Vec<ServedListener>, BindError> {
+    let policy =
+        |address: &ListenAddress| VersionPolicy::new(address.version(), &config.protocol).ok_or(BindError::NoVersion);
     let policies = addresses.iter().map(policy).collect::<Result<Vec<_>, _>>()?;
     let sockets = sockets()?;
     if sockets.len() != policies.len() {
         let reason = format!("{} sockets for {} addresses", sockets.len(), policies.len());
         return Err(BindError::Sockets { source: io::Error::new(io::ErrorKind::InvalidInput, reason) });
     }
-    let listener = |socket| transport::listen_on(socket, None).map_err(|source| BindError::Sockets { source });
-    sockets.into_iter().zip(policies).map(|(socket, policy)| Ok((listener(socket)?, policy))).collect()
+    let listener = |(address, (socket, policy)): (&ListenAddress, _)| {
+        let keys = config.keys.as_ref().filter(|_| !address.plain());
+        let tls = keys.map(|keys| keys.tls.clone());
+        let is_tls = tls.is_some();
+        let listener = transport::listen_on(socket, tls).map_err(|source| BindError::Sockets { source })?;
+        if let Some(addr) = listener.local_addr().ip()
+            && !(is_tls || config.insecure || addr.ip().to_canonical().is_loopback())
+        {
+            return Err(BindError::Insecure { addr });
+        }
+        Ok(ServedListener { listener, policy, tls: is_tls })
+    };
+    addresses.iter().zip(sockets.into_iter().zip(policies)).map(listener).collect()
 }
 
 #[cfg(test)]
@@ -142,12 +175,22 @@ mod tests {
 
     #[test]
     fn each_address_needs_a_socket() {
-        let (address, order) = (ListenAddress::new("127.0.0.1", 0), ["8".parse().unwrap()]);
+        let (address, config) = (ListenAddress::new("127.0.0.1", 0), Config::default());
         for (count, fits) in [(0, false), (1, true), (2, false)] {
             let sockets = || (0..count).map(|_| address.bind()).collect();
-            let opened = open_listeners(std::slice::from_ref(&address), &order, sockets);
+            let opened = open_listeners(std::slice::from_ref(&address), &config, sockets);
             assert_eq!(opened.is_ok(), fits, "{count}");
             assert!(fits || matches!(opened, Err(BindError::Sockets { .. })), "{count}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_others_can_reach_needs_keys_or_consent() {
+        for (host, insecure, fits) in [("127.0.0.1", false, true), ("0.0.0.0", false, false), ("0.0.0.0", true, true)] {
+            let (address, config) = (ListenAddress::new(host, 0), Config::default().with_insecure(insecure));
+            let opened = open_listeners(std::slice::from_ref(&address), &config, || Ok(vec![address.bind()?]));
+            assert_eq!(opened.is_ok(), fits, "{host}, {insecure}");
+            assert!(fits || matches!(opened, Err(BindError::Insecure { .. })), "{host}, {insecure}");
         }
     }
 }

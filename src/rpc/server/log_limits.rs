@@ -112,10 +112,9 @@ impl fmt::Display for LogSource {
     /// Appended to the count of lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LogSource::Tenant(tenant) => match tenant.ip() {
-                ip @ IpAddr::V4(_) => write!(f, " of {ip}"),
-                ip @ IpAddr::V6(_) => write!(f, " of {ip}/64"),
-            },
+            LogSource::Tenant(Tenant::Key(name)) => write!(f, " of {name}"),
+            LogSource::Tenant(Tenant::Address(ip @ IpAddr::V4(_))) => write!(f, " of {ip}"),
+            LogSource::Tenant(Tenant::Address(ip @ IpAddr::V6(_))) => write!(f, " of {ip}/64"),
             LogSource::Loopback => f.write_str(" of loopback"),
             LogSource::Server => Ok(()),
         }

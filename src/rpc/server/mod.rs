@@ -37,6 +37,7 @@
 //! - There is no authentication and no encryption. Bind to addresses of trusted networks only.
 
 mod admission;
+mod allowed_keys;
 mod audit;
 mod byte_semaphore;
 mod client_connection;
@@ -65,6 +66,7 @@ mod transfer_tokens;
 mod versions;
 
 pub use crate::rpc::transport::BoundSocket;
+pub use allowed_keys::{ServerKeys, ServerKeysError};
 pub use gguf_index::model_link_targets;
 pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
@@ -90,7 +92,7 @@ use gguf_index::GgufIndex;
 use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
-use listen::VersionedListener;
+use listen::ServedListener;
 use log_limits::{LogKind, LogLimits};
 use peers::PeerAllowlist;
 use tenants::Tenants;
@@ -110,7 +112,7 @@ const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// A listening server. [`Server::run`] accepts and serves connections.
 pub struct Server {
     /// At least one.
-    listeners: Vec<VersionedListener>,
+    listeners: Vec<ServedListener>,
     control: Arc<ServerControl>,
     context: Arc<ServerContext>,
 }
@@ -150,7 +152,7 @@ impl Server {
         config: Config,
     ) -> Result<Server, BindError> {
         let bind = || addresses.iter().map(ListenAddress::bind).collect();
-        Server::bind_listeners(|order| listen::open_listeners(addresses, order, bind), devices, config)
+        Server::bind_listeners(|config| listen::open_listeners(addresses, config, bind), devices, config)
     }
 
     /// As [`Server::bind_all`], on sockets that are bound already, possibly by another process: `sockets` returns one for each
@@ -165,7 +167,7 @@ impl Server {
         config: Config,
     ) -> Result<Server, BindError> {
         let sockets = || sockets().map_err(|source| BindError::Sockets { source });
-        Server::bind_listeners(|order| listen::open_listeners(addresses, order, sockets), devices, config)
+        Server::bind_listeners(|config| listen::open_listeners(addresses, config, sockets), devices, config)
     }
 
     /// As [`Server::bind`], with any transport.
@@ -175,17 +177,17 @@ impl Server {
         devices: Vec<Arc<dyn Device>>,
         config: Config,
     ) -> Result<Server, BindError> {
-        let with_policy = |order: &[_]| {
-            let policy = VersionPolicy::new(None, order).ok_or(BindError::NoVersion)?;
-            Ok(vec![(listener, policy)])
+        let with_policy = |config: &Config| {
+            let policy = VersionPolicy::new(None, &config.protocol).ok_or(BindError::NoVersion)?;
+            Ok(vec![ServedListener { listener, policy, tls: false }])
         };
         Server::bind_listeners(with_policy, devices, config)
     }
 
-    /// `listen` gets [`Config::protocol`]. It is called last, so that no client can connect to a server that then fails to
+    /// `listen` is called last, so that no client can connect to a server that then fails to
     /// start.
     fn bind_listeners(
-        listen: impl FnOnce(&[ServedVersion]) -> Result<Vec<VersionedListener>, BindError>,
+        listen: impl FnOnce(&Config) -> Result<Vec<ServedListener>, BindError>,
         devices: Vec<Arc<dyn Device>>,
         config: Config,
     ) -> Result<Server, BindError> {
@@ -205,12 +207,13 @@ impl Server {
                 .map_err(|source| BindError::Models { dir: dir.display().to_string(), source })
         });
         let gguf_index = gguf_index.transpose()?;
-        let listeners = listen(&config.protocol)?;
-        let addr = listeners.first().ok_or(BindError::NoAddress)?.0.local_addr();
-        let wakers = listeners.iter().map(|(listener, _)| listener.waker()).collect();
-        let info = |(listener, policy): &VersionedListener| ListenerInfo {
-            addr: ip_address(&listener.local_addr()),
-            versions: policy.versions().to_vec(),
+        let listeners = listen(&config)?;
+        let addr = listeners.first().ok_or(BindError::NoAddress)?.listener.local_addr();
+        let wakers = listeners.iter().map(|served| served.listener.waker()).collect();
+        let info = |served: &ServedListener| ListenerInfo {
+            addr: ip_address(&served.listener.local_addr()),
+            versions: served.policy.versions().to_vec(),
+            tls: served.tls,
         };
         let tenants = Tenants::new(&config);
         let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
@@ -269,7 +272,7 @@ impl Server {
             Ok(watch) => watch,
             Err(e) => return error!("cannot start the thread that watches for clients that have gone: {e}"),
         };
-        let accept_loop = |(listener, policy)| AcceptLoop {
+        let accept_loop = |ServedListener { listener, policy, .. }| AcceptLoop {
             listener,
             policy,
             control: Arc::clone(&control),
@@ -399,6 +402,13 @@ impl AcceptLoop {
 }
 
 impl ServerHandle {
+    /// Ends the sessions of clients whose keys are no longer allowed, after [`ServerKeys::reread`].
+    pub fn end_sessions_without_key(&self, keys: &ServerKeys) {
+        for peer in self.0.admission.abort_if(|peer| !keys.still_allows(peer)) {
+            info!("{peer}: its key is no longer allowed; connection closed");
+        }
+    }
+
     /// Makes [`Server::run`] close all connections and return.
     pub fn shutdown(&self) {
         if self.0.lifecycle.begin_shutdown() {

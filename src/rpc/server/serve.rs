@@ -35,8 +35,8 @@ pub(super) fn serve(
     memory: Arc<SessionMemory>,
     policy: &VersionPolicy,
 ) {
-    let peer = connection.peer();
-    debug!("{peer}: connected");
+    let end = connection.aborter();
+    debug!("{}: connected", end.peer());
     let watch = server.hangup_watch.add_session(connection.aborter());
     let waits = Arc::clone(&memory);
     let _canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
@@ -45,6 +45,7 @@ pub(super) fn serve(
     let served = catch_unwind(AssertUnwindSafe(|| {
         serve_requests(server, connection, handshake, memory, policy, &watch, &audit)
     }));
+    let peer = end.peer();
     let (reason, failure) = match served {
         Err(_) => {
             let text = format_args!("{peer}: bug in fanout: the session panicked; connection closed");
@@ -91,8 +92,6 @@ fn serve_requests(
     audit: &Arc<SessionAudit>,
 ) -> Result<(), SessionFailure> {
     let config = &server.config;
-    let peer = connection.peer();
-    let versions = VersionChoice::new(policy, &server.version_probe, peer);
     let timeouts =
         Timeouts { handshake: config.handshake_timeout, stall: config.stall_timeout, idle: config.idle_timeout };
     let mut body = BodyBuffer::new(&memory);
@@ -100,6 +99,8 @@ fn serve_requests(
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         return Ok(());
     };
+    let peer = connection.peer();
+    let versions = VersionChoice::new(policy, &server.version_probe, peer);
     let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
         Opening::Hello(version) => version,
         Opening::WithoutHello(version) => {

@@ -1,7 +1,7 @@
 //! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory
 //! and its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
-//! A tenant is an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
+//! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
 //! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy
 //! or a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns
 //! on CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.
@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::limits::Config;
 use super::thread_budget::ThreadBudget;
 use crate::device::{DeviceKind, MemoryBudget};
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::transport::{KeyName, PeerAddr};
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
 /// fit.
@@ -109,25 +109,28 @@ impl TenantUse {
     }
 }
 
-/// The address of a client as far as limits tell clients apart: IPv4, or the first 64 bits of IPv6.
+/// A client as far as limits tell clients apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Tenant(IpAddr);
+pub(super) enum Tenant {
+    /// By its key.
+    Key(KeyName),
+    /// By its address: IPv4, or the first 64 bits of IPv6.
+    Address(IpAddr),
+}
 
 impl Tenant {
     /// The tenant of a client; `None`: exempt from limits per tenant, as loopback is without `with_loopback`.
     pub(super) fn of(peer: PeerAddr, with_loopback: bool) -> Option<Tenant> {
+        if let PeerAddr::Key(_, name) = peer {
+            return Some(Tenant::Key(name));
+        }
         // An IPv6 listener gets IPv4 clients as ::ffff:a.b.c.d, all within one network of 64 bits.
         let tenant = match peer.ip()?.to_canonical() {
             ip if ip.is_loopback() && !with_loopback => return None,
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
             ip => ip,
         };
-        Some(Tenant(tenant))
-    }
-
-    /// Its address, or the first one of its network.
-    pub(super) fn ip(self) -> IpAddr {
-        self.0
+        Some(Tenant::Address(tenant))
     }
 }
 

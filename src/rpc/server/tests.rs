@@ -43,7 +43,7 @@ fn accept_errors_are_one_line_and_a_count() {
     let listener = crate::rpc::transport::memory::listen(LinkConditions { seed: 0, cut_after: None });
     let Server { mut listeners, control, context } =
         Server::bind_with(Box::new(listener), vec![cpu as Arc<dyn Device>], config).unwrap();
-    let (_, policy) = listeners.remove(0);
+    let policy = listeners.remove(0).policy;
     let lifecycle = Arc::clone(&context.lifecycle);
     let listener = Box::new(ExhaustedListener { errors_left: AtomicU32::new(3), lifecycle });
     AcceptLoop { listener, policy, control, context: Arc::clone(&context) }.run();

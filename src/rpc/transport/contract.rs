@@ -1,7 +1,7 @@
 //! Contract tests of transports: every test runs over TCP and over the in-memory transport with several seeds.
 
 use super::memory::{LinkConditions, pair};
-use super::tls::{AllowedPeers, Credentials, ProvedPeer, ServerTrust, Verdict};
+use super::tls::{AllowedPeers, Credentials, Verdict};
 use super::*;
 use crate::rpc::keys::{PublicKey, SecretKey};
 use std::net::Ipv4Addr;
@@ -33,18 +33,14 @@ pub(super) fn tls_ends() -> (ServerTls, ClientTls) {
     struct OneKey(PublicKey);
 
     impl AllowedPeers for OneKey {
-        fn check(&self, peer: &ProvedPeer<'_>) -> Verdict {
-            match peer {
-                ProvedPeer::Key(key) if *key == self.0 => Verdict::Allowed(KeyName::new("client")),
-                _ => Verdict::Unknown,
-            }
+        fn check(&self, key: PublicKey) -> Verdict {
+            if key == self.0 { Verdict::Allowed(KeyName::new("client")) } else { Verdict::Unknown }
         }
     }
 
     let [server, client] = [(); 2].map(|()| Credentials::of_key(&SecretKey::generate().unwrap()).unwrap());
-    let allowed = Arc::new(OneKey(client.public_key().unwrap()));
-    let trust = ServerTrust::Key(server.public_key().unwrap());
-    (ServerTls::new(&server, None, allowed).unwrap(), ClientTls::new(Some(&client), &trust, "").unwrap())
+    let allowed = Arc::new(OneKey(client.public_key()));
+    (ServerTls::new(&server, allowed).unwrap(), ClientTls::new(&client, &[server.public_key()]).unwrap())
 }
 
 /// Both ends have a thread during the handshake, as they have in sessions.

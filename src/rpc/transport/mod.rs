@@ -176,6 +176,11 @@ impl Connection {
 pub(crate) struct Aborter(Arc<dyn Transport>);
 
 impl Aborter {
+    /// The peer, for the log: with the name of its key as soon as it has proved it.
+    pub(crate) fn peer(&self) -> PeerAddr {
+        self.0.peer()
+    }
+
     /// Ends both directions and wakes the threads that wait for the connection.
     pub(crate) fn abort(&self) {
         self.0.abort();
@@ -192,6 +197,11 @@ impl Aborter {
 pub(crate) struct Receiver(Arc<dyn Transport>);
 
 impl Receiver {
+    /// The peer, for the log: with the name of its key as soon as it has proved it.
+    pub(crate) fn peer(&self) -> PeerAddr {
+        self.0.peer()
+    }
+
     /// Whether a read would return at once, also with the end of the stream. Lock-free.
     pub(crate) fn readable(&self) -> bool {
         self.0.readable()

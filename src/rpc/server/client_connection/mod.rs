@@ -23,7 +23,7 @@ use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::host_memory::{BASE_BODY_BYTES, HostMemoryError, SessionMemory};
 use crate::rpc::server::tenants::TenantPermit;
-use crate::rpc::transport::{self, Deadline, Receiver, TransportError};
+use crate::rpc::transport::{self, Deadline, PeerAddr, Receiver, TransportError};
 use crate::rpc::wire::{REQUEST_HEADER, Response, ResponseHeader, SET_TENSOR_HEAD};
 
 /// Spin-then-park: longest time that a session polls for the next request before its thread sleeps. The pause between two
@@ -206,6 +206,11 @@ impl ClientConnection {
         self.serving = true;
         self.watch.count_boundary();
         Ok(Some(header))
+    }
+
+    /// The client. It has proved its key once its first bytes have arrived.
+    pub(super) fn peer(&self) -> PeerAddr {
+        self.requests.receiver.peer()
     }
 
     /// The session's part of the hang-up watch.

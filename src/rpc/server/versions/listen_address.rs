@@ -1,4 +1,4 @@
-//! An address to listen on, as text: `[HOST:]PORT[=VERSION]`.
+//! An address to listen on, as text: `[HOST:]PORT[=VERSION]`, or `[HOST:]PORT=plain[,VERSION]`.
 
 use std::fmt;
 use std::net::SocketAddrV6;
@@ -10,7 +10,8 @@ use super::{ParseVersionError, ServedVersion};
 
 /// An address on which a server listens, and the version that it answers there.
 ///
-/// Parsed from `[HOST:]PORT[=VERSION]`: `50052`, `0.0.0.0:50052`, `gpu-2:50053=7`, `[fd00::5]:50052=8.0`.
+/// Parsed from `[HOST:]PORT[=VERSION]`: `50052`, `0.0.0.0:50052`, `gpu-2:50053=7`, `[fd00::5]:50052=8.0`. `plain`, alone or
+/// before the version, marks an address without TLS: `50053=plain`, `50053=plain,7`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
     /// `None`: the default host.
@@ -18,7 +19,11 @@ pub struct ListenAddress {
     port: u16,
     /// `None`: the versions of [`Config::protocol`](super::super::Config::protocol).
     version: Option<ServedVersion>,
+    plain: bool,
 }
+
+/// What marks an address without TLS.
+const PLAIN: &str = "plain";
 
 impl ListenAddress {
     /// Host of an address that is parsed without one, unless [`ListenAddress::or_host`] gives another: only this machine's
@@ -31,7 +36,7 @@ impl ListenAddress {
     /// `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port), for the versions of
     /// [`Config::protocol`](super::super::Config::protocol).
     pub fn new(host: &str, port: u16) -> ListenAddress {
-        ListenAddress { host: Some(host.to_owned()), port, version: None }
+        ListenAddress { host: Some(host.to_owned()), port, version: None, plain: false }
     }
 
     /// The same, where only `version` is answered.
@@ -44,6 +49,17 @@ impl ListenAddress {
     #[must_use]
     pub fn or_host(self, host: &str) -> ListenAddress {
         ListenAddress { host: self.host.or_else(|| Some(host.to_owned())), ..self }
+    }
+
+    /// The same, without TLS, also if the server has keys.
+    #[must_use]
+    pub fn with_plain(self) -> ListenAddress {
+        ListenAddress { plain: true, ..self }
+    }
+
+    /// Whether clients connect without TLS, also if the server has keys.
+    pub fn plain(&self) -> bool {
+        self.plain
     }
 
     /// The host.
@@ -78,13 +94,17 @@ impl FromStr for ListenAddress {
     type Err = ParseListenError;
 
     fn from_str(text: &str) -> Result<ListenAddress, ParseListenError> {
-        let (address, version) = match text.split_once('=') {
-            Some((address, version)) => (address, Some(version)),
-            None => (text, None),
+        let (address, plain, version) = match text.split_once('=') {
+            Some((address, PLAIN)) => (address, true, None),
+            Some((address, rest)) => match rest.split_once(',') {
+                Some((PLAIN, version)) => (address, true, Some(version)),
+                _ => (address, false, Some(rest)),
+            },
+            None => (text, false, None),
         };
         let (host, port) = split_host_and_port(address).ok_or_else(|| ParseListenError::Address(text.to_owned()))?;
         let version = version.map(str::parse).transpose()?;
-        Ok(ListenAddress { host: host.map(str::to_owned), port, version })
+        Ok(ListenAddress { host: host.map(str::to_owned), port, version, plain })
     }
 }
 
@@ -109,9 +129,11 @@ impl fmt::Display for ListenAddress {
             None => {}
         }
         write!(f, "{}", self.port)?;
-        match self.version {
-            Some(version) => write!(f, "={version}"),
-            None => Ok(()),
+        match (self.plain, self.version) {
+            (false, None) => Ok(()),
+            (false, Some(version)) => write!(f, "={version}"),
+            (true, None) => write!(f, "={PLAIN}"),
+            (true, Some(version)) => write!(f, "={PLAIN},{version}"),
         }
     }
 }
@@ -127,12 +149,14 @@ mod tests {
             ("50052", None, 50052, None),
             ("0", None, 0, None),
             ("50053=7", None, 50053, Some(V7_0)),
+            ("50053=plain", None, 50053, None),
+            ("0.0.0.0:1=plain,7.0", Some("0.0.0.0"), 1, Some(V7_0)),
             ("0.0.0.0:50052", Some("0.0.0.0"), 50052, None),
             ("gpu-2.lan:65535=8.0.1", Some("gpu-2.lan"), 65535, Some(V8_0)),
             ("[::1]:50052", Some("::1"), 50052, None),
             ("[fe80::1%2]:7=7.0", Some("fe80::1%2"), 7, Some(V7_0)),
         ] {
-            let want = ListenAddress { host: host.map(str::to_owned), port, version };
+            let want = ListenAddress { host: host.map(str::to_owned), port, version, plain: text.contains(PLAIN) };
             let got: ListenAddress = text.parse().unwrap();
             assert_eq!(got, want, "{text}");
             assert_eq!(got.to_string().parse(), Ok(want), "{text}");

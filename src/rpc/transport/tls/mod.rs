@@ -12,7 +12,7 @@ mod config;
 mod handshake;
 mod records;
 
-pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ProvedPeer, Roots, ServerTls, ServerTrust, Verdict};
+pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ServerTls, Verdict};
 
 use std::fmt;
 use std::io::IoSlice;
@@ -24,8 +24,8 @@ use std::time::Duration;
 use rustls::{AlertDescription, CertificateError, Error};
 use thiserror::Error as ErrorTrait;
 
-use super::tcp::TcpTransport;
 use super::address::KeyName;
+use super::tcp::TcpTransport;
 use super::{Deadline, Interest, PeerAddr, Transport, TransportError};
 use handshake::{Handshake, KeySchedule, Progress};
 use records::{Opener, Received, Sealer};
@@ -42,14 +42,19 @@ pub(crate) enum TlsError {
          …=plain): its log has the reason"
     )]
     ClosedInHandshake,
-    #[error("the server demands a key (--key)")]
-    KeyDemanded,
-    #[error("the server does not allow the key of this end: its public part belongs into the server's --allow-keys")]
+    #[error("the client proves no key (--key)")]
+    NoKey,
+    #[error("the client's key was revoked (--allow-keys)")]
+    RevokedClient,
+    #[error("{0}")]
+    WrongKey(String),
+    #[error(
+        "the peer does not accept the key of this end: the public part belongs into a server's --allow-keys, or a client's \
+         --server-key"
+    )]
     KeyNotAllowed,
-    #[error("the server has revoked the key of this end")]
+    #[error("the peer has revoked the key of this end")]
     KeyRevoked,
-    #[error("the certificate of {whose} is not valid {when}: is a clock wrong?")]
-    Clock { whose: &'static str, when: &'static str },
     #[error("the peer ended the connection: TLS alert {0:?}")]
     Alert(AlertDescription),
     #[error("a TLS record of {0} bytes, more than any may have")]
@@ -70,15 +75,11 @@ pub(crate) enum TlsError {
 
 impl From<Error> for TlsError {
     fn from(e: Error) -> TlsError {
-        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
         match e {
             Error::AlertReceived(alert) => alert_error(alert),
-            Error::InvalidCertificate(Expired | ExpiredContext { .. }) => {
-                TlsError::Clock { whose: "the peer", when: "any more" }
-            }
-            Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => {
-                TlsError::Clock { whose: "the peer", when: "yet" }
-            }
+            Error::NoCertificatesPresented => TlsError::NoKey,
+            Error::InvalidCertificate(CertificateError::Revoked) => TlsError::RevokedClient,
+            Error::InvalidCertificate(CertificateError::Other(wrong)) => TlsError::WrongKey(wrong.to_string()),
             other => TlsError::Other(other),
         }
     }
@@ -86,14 +87,9 @@ impl From<Error> for TlsError {
 
 /// The meaning of an alert of the peer.
 fn alert_error(alert: AlertDescription) -> TlsError {
-    use AlertDescription::{
-        CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown, UnknownCA,
-    };
     match alert {
-        CertificateRequired => TlsError::KeyDemanded,
-        CertificateUnknown | UnknownCA => TlsError::KeyNotAllowed,
-        CertificateRevoked => TlsError::KeyRevoked,
-        CertificateExpired => TlsError::Clock { whose: "this end", when: "now" },
+        AlertDescription::CertificateUnknown => TlsError::KeyNotAllowed,
+        AlertDescription::CertificateRevoked => TlsError::KeyRevoked,
         other => TlsError::Alert(other),
     }
 }

@@ -10,9 +10,9 @@ use rustls::crypto::cipher::{
 };
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ContentType, ProtocolVersion, Tls13CipherSuite};
 
-use super::TlsError;
 use super::super::tcp::TcpTransport;
 use super::super::{Transport, TransportError};
+use super::{TlsError, alert_error};
 
 /// Length of the header of a record: its type, version and length.
 pub(super) const HEADER: usize = 5;
@@ -121,7 +121,11 @@ impl Sealer {
 
     /// Seals bytes from the front of `src` and sends them as far as there is room. Returns how many it has taken; `None`: earlier
     /// ones still wait for room.
-    pub(super) fn write(&mut self, socket: &TcpTransport, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
+    pub(super) fn write(
+        &mut self,
+        socket: &TcpTransport,
+        src: &[IoSlice<'_>],
+    ) -> Result<Option<usize>, TransportError> {
         if self.finished {
             return Err(TransportError::cut());
         }
@@ -166,11 +170,16 @@ impl Sealer {
     }
 
     fn seal(&mut self, typ: ContentType, parts: &[&[u8]]) -> Result<(), TlsError> {
-        let plain = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload: OutboundChunks::new(parts) };
+        let plain =
+            OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload: OutboundChunks::new(parts) };
         let record = self.encrypter.encrypt(plain, self.next_record)?.encode();
         self.next_record += 1;
         // The first record is taken as it is: most messages have one.
-        if self.pending.is_empty() { self.pending = record } else { self.pending.extend_from_slice(&record) }
+        if self.pending.is_empty() {
+            self.pending = record
+        } else {
+            self.pending.extend_from_slice(&record)
+        }
         Ok(())
     }
 }
@@ -341,7 +350,7 @@ impl Opener {
                     Ok(Some(Received::Ready))
                 }
                 AlertDescription::UserCanceled => Ok(Some(Received::Nothing)),
-                alert => Err(TlsError::Alert(alert)),
+                alert => Err(alert_error(alert)),
             },
             (ContentType::Handshake, &[HandshakeMessage::KEY_UPDATE, 0, 0, 1, requested @ (0 | 1)]) => {
                 Ok(Some(Received::KeyUpdate(requested == 1)))

@@ -1,0 +1,198 @@
+//! The list of the clients' keys that a server allows (`--allow-keys`), which the operator may change while it serves.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use thiserror::Error;
+
+use crate::rpc::keys::{KeyFileError, PublicKey, SecretKey};
+use crate::rpc::transport::tls::{AllowedPeers, Credentials, ServerTls, Verdict};
+use crate::rpc::transport::{KeyName, PeerAddr};
+
+/// Largest list that is read.
+const MAX_LIST: u64 = 16 << 20;
+
+/// Longest name of a key: names stand in each line of the log about their clients.
+const MAX_NAME: usize = 64;
+
+/// The keys with which a server serves over TLS: its own one, and those of its clients. Clones share the list.
+#[derive(Clone)]
+pub struct ServerKeys {
+    pub(super) tls: ServerTls,
+    own: PublicKey,
+    list: Arc<AllowedKeys>,
+}
+
+/// Why keys cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServerKeysError {
+    /// The file of the server's own key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyFileError),
+    /// The list of the clients' keys cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The list.
+        path: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A line of the list is wrong.
+    #[error("{path}:{line}: {reason}")]
+    Line {
+        /// The list.
+        path: String,
+        /// The number of the line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The library for TLS refuses the key.
+    #[error("TLS: {0}")]
+    Tls(String),
+}
+
+/// The list, as it was last read.
+struct AllowedKeys {
+    path: PathBuf,
+    keys: RwLock<HashMap<PublicKey, Verdict>>,
+}
+
+impl ServerKeys {
+    /// The server's own key in the file `key`, and the list of its clients' keys in the file `list`: a line for each key, with
+    /// the key, a name, and `revoked` if it is not allowed any more. Empty lines and those that begin with `#` do not count.
+    ///
+    /// # Errors
+    /// [`ServerKeysError`].
+    pub fn read_files(key: &Path, list: &Path) -> Result<ServerKeys, ServerKeysError> {
+        let failed = |e: rustls::Error| ServerKeysError::Tls(e.to_string());
+        let credentials = Credentials::of_key(&SecretKey::read_file(key)?).map_err(failed)?;
+        let own = credentials.public_key();
+        let keys = RwLock::new(read_list(list)?);
+        let list = Arc::new(AllowedKeys { path: list.to_owned(), keys });
+        let allowed: Arc<dyn AllowedPeers> = Arc::clone(&list) as _;
+        let tls = ServerTls::new(&credentials, allowed).map_err(failed)?;
+        Ok(ServerKeys { tls, own, list })
+    }
+
+    /// The public part of the server's own key, which its clients demand.
+    pub fn public_key(&self) -> PublicKey {
+        self.own
+    }
+
+    /// Number of keys that are allowed.
+    pub fn allowed(&self) -> usize {
+        let is_allowed = |verdict: &&Verdict| matches!(verdict, Verdict::Allowed(_));
+        self.list.keys.read().unwrap_or_else(PoisonError::into_inner).values().filter(is_allowed).count()
+    }
+
+    /// Reads the list again. If it cannot be read, the former one stays.
+    ///
+    /// # Errors
+    /// [`ServerKeysError::Io`] and [`ServerKeysError::Line`].
+    pub fn reread(&self) -> Result<(), ServerKeysError> {
+        let keys = read_list(&self.list.path)?;
+        *self.list.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        Ok(())
+    }
+
+    /// Whether the list still allows the key by which a client is known; clients without a key are not its business.
+    pub(super) fn still_allows(&self, peer: PeerAddr) -> bool {
+        let PeerAddr::Key(_, name) = peer else { return true };
+        let keys = self.list.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.values().any(|verdict| *verdict == Verdict::Allowed(name))
+    }
+}
+
+impl fmt::Debug for ServerKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerKeys").field("own", &self.own).field("list", &self.list.path).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AllowedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllowedKeys").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl AllowedPeers for AllowedKeys {
+    fn check(&self, key: PublicKey) -> Verdict {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.get(&key).copied().unwrap_or(Verdict::Unknown)
+    }
+}
+
+fn read_list(path: &Path) -> Result<HashMap<PublicKey, Verdict>, ServerKeysError> {
+    let named = || path.display().to_string();
+    let file = std::fs::File::open(path).map_err(|source| ServerKeysError::Io { path: named(), source })?;
+    let text = io::read_to_string(io::Read::take(file, MAX_LIST));
+    let text = text.map_err(|source| ServerKeysError::Io { path: named(), source })?;
+    parse_list(&text).map_err(|(line, reason)| ServerKeysError::Line { path: named(), line, reason })
+}
+
+/// The keys of a list, or the number of the first wrong line and what is wrong with it.
+fn parse_list(text: &str) -> Result<HashMap<PublicKey, Verdict>, (usize, String)> {
+    let mut keys = HashMap::new();
+    let mut names = HashMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = |reason: String| (number, reason);
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let (key, name, is_revoked) = match words[..] {
+            [key, name] => (key, name, false),
+            [key, name, "revoked"] => (key, name, true),
+            _ => {
+                return Err(wrong(
+                    "expected a key, a name, and `revoked` if the key is not allowed any more".to_owned(),
+                ));
+            }
+        };
+        let key: PublicKey = key.parse().map_err(|e| wrong(format!("{e}")))?;
+        if name.len() > MAX_NAME || !name.chars().all(|c| c.is_ascii_graphic()) {
+            return Err(wrong(format!("a name has at most {MAX_NAME} printable characters of ASCII, and no spaces")));
+        }
+        if names.insert(name, ()).is_some() {
+            return Err(wrong(format!("the name {name} stands in an earlier line too")));
+        }
+        let verdict = if is_revoked { Verdict::Revoked } else { Verdict::Allowed(KeyName::new(name)) };
+        if keys.insert(key, verdict).is_some() {
+            return Err(wrong("the key stands in an earlier line too".to_owned()));
+        }
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [&str; 2] =
+        ["ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "ed25519:PUAXw-hDiVqStwqnTRt-vJyYLM8uxJaMwM1V8Sr0Zgw"];
+
+    #[test]
+    fn a_list_has_a_key_in_each_line() {
+        let text = format!("# ours\n\n{} alice\n  {} bob revoked\n", KEYS[0], KEYS[1]);
+        let keys = parse_list(&text).unwrap();
+        let verdict = |key: &str| keys.get(&key.parse().unwrap()).copied();
+        assert_eq!(verdict(KEYS[0]), Some(Verdict::Allowed(KeyName::new("alice"))));
+        assert_eq!(verdict(KEYS[1]), Some(Verdict::Revoked));
+        for (text, line) in [
+            (format!("\n{}", KEYS[0]), 2),
+            (format!("{} a b", KEYS[0]), 1),
+            ("ed25519:AAAA alice".to_owned(), 1),
+            (format!("{} {}", KEYS[0], "n".repeat(65)), 1),
+            (format!("{} a\n{} a", KEYS[0], KEYS[1]), 2),
+            (format!("{} a\n{} b", KEYS[0], KEYS[0]), 2),
+        ] {
+            assert_eq!(parse_list(&text).map_err(|(line, _)| line), Err(line), "{text}");
+        }
+    }
+}
