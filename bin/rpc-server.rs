@@ -268,7 +268,7 @@ struct Args {
     status: Option<String>,
 
     /// Key of the server that --status queries over TLS; --client-key proves who asks.
-    #[arg(long, value_name = "KEY", requires = "status")]
+    #[arg(long, value_name = "KEY", requires_all = ["status", "client_key"])]
     server_key: Option<PublicKey>,
 
     /// File with the secret key that --status proves to the server.

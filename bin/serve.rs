@@ -188,7 +188,7 @@ fn banner(
     if let Some(keys) = &config.keys {
         writeln!(text, "key: {} (for --server-key of clients); {} keys allowed", keys.public_key(), keys.allowed())?;
     }
-    let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().is_loopback();
+    let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().to_canonical().is_loopback();
     let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();
     for listener in &exposed {
         writeln!(

@@ -45,13 +45,14 @@ pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: Se
 pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
     let reread = move || {
-        for _ in signals.forever() {
+        // Once at the start too: the list may have changed since it was read, before this thread could be told.
+        for _ in std::iter::once(signal_hook::consts::SIGHUP).chain(signals.forever()) {
             match keys.reread() {
                 Ok(()) => {
-                    log::info!("SIGHUP: {} keys are allowed", keys.allowed());
+                    log::info!("{} keys are allowed", keys.allowed());
                     handle.end_sessions_without_key(&keys);
                 }
-                Err(e) => log::error!("SIGHUP: the list of allowed keys stays as it was: {e}"),
+                Err(e) => log::error!("the list of allowed keys stays as it was: {e}"),
             }
         }
     };

@@ -227,7 +227,7 @@ impl Supervisor {
         None
     }
 
-    /// Forwards SIGHUP to a worker that serves. One that starts reads its list anyway.
+    /// Forwards SIGHUP to a worker that serves. One that starts reads its list again as soon as it can be told.
     fn forward_hangup(&mut self) {
         if self.signals.take_hangup()
             && let Some(worker) = self.worker.as_ref().filter(|worker| worker.ready.is_some())

@@ -125,7 +125,9 @@ fn sighup_rereads_the_list_and_ends_the_sessions_of_removed_keys() {
         };
         hang_up("no list", "stays as it was");
         assert!(is_served(&alice) && is_served(&bob));
-        hang_up(&format!("{} bob\n", fixture.bob.public_key()), "its key is no longer allowed");
+        // Another key takes her name.
+        let stranger = SecretKey::generate().expect("a key").public_key();
+        hang_up(&format!("{} bob\n{stranger} alice\n", fixture.bob.public_key()), "its key is no longer allowed");
         assert!(is_served(&bob));
         eventually("the session of the removed key ends", || alice.devices()[0].memory().is_err());
         let error = Endpoint::connect(&fixture.server.addr, &fixture.options(Some(&fixture.alice)));

@@ -220,7 +220,7 @@ fn tls(options: &Options) -> Result<Option<ClientTls>, String> {
     if options.server_keys.is_empty() {
         return Ok(None);
     }
-    let key = options.key.as_ref().ok_or("a server with a key demands one of this client, too (--key)")?;
+    let key = options.key.as_ref().ok_or("a server with a key demands one of this client, too")?;
     let credentials = Credentials::of_key(key);
     let tls = credentials.and_then(|credentials| ClientTls::new(&credentials, &options.server_keys));
     tls.map(Some).map_err(|e| format!("TLS: {e}"))

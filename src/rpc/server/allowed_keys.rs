@@ -103,8 +103,7 @@ impl ServerKeys {
     /// Whether the list still allows the key by which a client is known; clients without a key are not its business.
     pub(super) fn still_allows(&self, peer: PeerAddr) -> bool {
         let PeerAddr::Key(_, name) = peer else { return true };
-        let keys = self.list.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.values().any(|verdict| *verdict == Verdict::Allowed(name))
+        self.list.check(name.key()) == Verdict::Allowed(name)
     }
 }
 
@@ -130,8 +129,13 @@ impl AllowedPeers for AllowedKeys {
 fn read_list(path: &Path) -> Result<HashMap<PublicKey, Verdict>, ServerKeysError> {
     let named = || path.display().to_string();
     let file = std::fs::File::open(path).map_err(|source| ServerKeysError::Io { path: named(), source })?;
-    let text = io::read_to_string(io::Read::take(file, MAX_LIST));
+    let text = io::read_to_string(io::Read::take(file, MAX_LIST + 1));
     let text = text.map_err(|source| ServerKeysError::Io { path: named(), source })?;
+    // A list that is cut could end before a `revoked`.
+    if text.len() as u64 > MAX_LIST {
+        let source = io::Error::other(format!("longer than {MAX_LIST} bytes"));
+        return Err(ServerKeysError::Io { path: named(), source });
+    }
     parse_list(&text).map_err(|(line, reason)| ServerKeysError::Line { path: named(), line, reason })
 }
 
@@ -162,7 +166,7 @@ fn parse_list(text: &str) -> Result<HashMap<PublicKey, Verdict>, (usize, String)
         if names.insert(name, ()).is_some() {
             return Err(wrong(format!("the name {name} stands in an earlier line too")));
         }
-        let verdict = if is_revoked { Verdict::Revoked } else { Verdict::Allowed(KeyName::new(name)) };
+        let verdict = if is_revoked { Verdict::Revoked } else { Verdict::Allowed(KeyName::new(key, name)) };
         if keys.insert(key, verdict).is_some() {
             return Err(wrong("the key stands in an earlier line too".to_owned()));
         }
@@ -182,7 +186,7 @@ mod tests {
         let text = format!("# ours\n\n{} alice\n  {} bob revoked\n", KEYS[0], KEYS[1]);
         let keys = parse_list(&text).unwrap();
         let verdict = |key: &str| keys.get(&key.parse().unwrap()).copied();
-        assert_eq!(verdict(KEYS[0]), Some(Verdict::Allowed(KeyName::new("alice"))));
+        assert_eq!(verdict(KEYS[0]), Some(Verdict::Allowed(KeyName::new(KEYS[0].parse().unwrap(), "alice"))));
         assert_eq!(verdict(KEYS[1]), Some(Verdict::Revoked));
         for (text, line) in [
             (format!("\n{}", KEYS[0]), 2),

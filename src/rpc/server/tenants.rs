@@ -1,7 +1,8 @@
 //! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory
 //! and its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
-//! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
+//! A tenant is a client's key (its connections and handshakes count for the address, since they begin before it has proved the
+//! key), or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
 //! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy
 //! or a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns
 //! on CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.

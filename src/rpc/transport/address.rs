@@ -6,34 +6,41 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 
-/// The name of an allowed key. Names live as long as the process, so that addresses of peers can be copied; there are no more of
+use crate::rpc::keys::PublicKey;
+
+/// An allowed key and its name. They live as long as the process, so that addresses of peers can be copied; there are no more of
 /// them than the lists of allowed keys have had.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct KeyName(&'static str);
+pub(crate) struct KeyName(&'static (PublicKey, String));
 
 impl KeyName {
-    pub(crate) fn new(name: &str) -> KeyName {
-        static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    pub(crate) fn new(key: PublicKey, name: &str) -> KeyName {
+        static NAMES: Mutex<Option<HashSet<&'static (PublicKey, String)>>> = Mutex::new(None);
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
         let names = names.get_or_insert_default();
-        if let Some(known) = names.get(name) {
+        let named = (key, name.to_owned());
+        if let Some(known) = names.get(&named) {
             return KeyName(known);
         }
-        let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
-        names.insert(name);
-        KeyName(name)
+        let named: &'static _ = Box::leak(Box::new(named));
+        names.insert(named);
+        KeyName(named)
+    }
+
+    pub(crate) fn key(self) -> PublicKey {
+        self.0.0
     }
 }
 
 impl fmt::Display for KeyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(&self.0.1)
     }
 }
 
 impl fmt::Debug for KeyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(&self.0.1)
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn tls_ends() -> (ServerTls, ClientTls) {
 
     impl AllowedPeers for OneKey {
         fn check(&self, key: PublicKey) -> Verdict {
-            if key == self.0 { Verdict::Allowed(KeyName::new("client")) } else { Verdict::Unknown }
+            if key == self.0 { Verdict::Allowed(KeyName::new(key, "client")) } else { Verdict::Unknown }
         }
     }
 

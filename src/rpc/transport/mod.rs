@@ -91,7 +91,7 @@ pub(crate) enum Interest {
 ///   orders its writes itself. The thread that causes such a message sends it: `wait` for [`Interest::Read`] sends pending
 ///   messages before it sleeps. If there is no room for them, it also wakes when there is, because possibly no other thread is
 ///   writing.
-/// - **Ends**: `abort` wakes each waiting thread. Reads then return the received bytes and after them the end; writes fail with
+/// - **Ends**: `abort` wakes each waiting thread. Reads then return the end, if not received bytes before it; writes fail with
 ///   [`TransportError::Reset`]. Dropping the last reference closes the connection.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Reads received bytes into `dst`, which must not be empty. `Some(0)`: the peer has closed its sending direction. `None`:

@@ -130,9 +130,12 @@ impl ServerTls {
         Ok(ServerTls { config: Arc::new(config), allowed })
     }
 
-    /// What the list says of a client that has proved a key.
-    pub(super) fn check(&self, spki: &CertificateDer<'_>) -> Verdict {
-        PublicKey::from_spki(spki).map_or(Verdict::Unknown, |key| self.allowed.check(key))
+    /// The name of a client that has proved a key; `None` if the list does not allow it, or no longer.
+    pub(super) fn name_of(&self, key: PublicKey) -> Option<KeyName> {
+        match self.allowed.check(key) {
+            Verdict::Allowed(name) => Some(name),
+            Verdict::Revoked | Verdict::Unknown => None,
+        }
     }
 }
 

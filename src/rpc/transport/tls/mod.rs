@@ -27,6 +27,7 @@ use thiserror::Error as ErrorTrait;
 use super::address::KeyName;
 use super::tcp::TcpTransport;
 use super::{Deadline, Interest, PeerAddr, Transport, TransportError};
+use crate::rpc::keys::PublicKey;
 use handshake::{Handshake, KeySchedule, Progress};
 use records::{Opener, Received, Sealer};
 
@@ -104,6 +105,9 @@ pub(super) struct TlsTransport {
     session: OnceLock<TlsSession>,
     /// Whether the peer closed its connection before the handshake began.
     closed: AtomicBool,
+    /// Whether a thread of this process has ended the connection. Received requests of a client whose key was removed are not
+    /// served then.
+    aborted: AtomicBool,
 }
 
 /// A connection behind its handshake. A lock of `keys` is taken last.
@@ -115,8 +119,8 @@ struct TlsSession {
     is_ready: AtomicBool,
     /// Whether the peer demands a key update, which the next write sends.
     owes_update: AtomicBool,
-    /// The name of the client's key, at a server.
-    name: Option<KeyName>,
+    /// The client's key, at a server.
+    client: Option<KeyName>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -134,8 +138,9 @@ impl TlsTransport {
     }
 
     fn new(socket: TcpTransport, server: Option<ServerTls>, handshake: Handshake) -> TlsTransport {
-        let (handshake, session, closed) = (Mutex::new(Some(handshake)), OnceLock::new(), AtomicBool::new(false));
-        TlsTransport { socket, server, handshake, session, closed }
+        let (handshake, session) = (Mutex::new(Some(handshake)), OnceLock::new());
+        let (closed, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
+        TlsTransport { socket, server, handshake, session, closed, aborted }
     }
 
     /// The session, after going on with the handshake as far as possible. `None`: it is not complete.
@@ -162,29 +167,38 @@ impl TlsTransport {
         }
         let Some(done) = handshake.take() else { return Ok(None) };
         let done = done.finish()?;
-        let name = match (&self.server, &done.peer) {
-            (None, _) => None,
-            (Some(tls), Some(peer)) => match tls.check(peer) {
-                Verdict::Allowed(name) => Some(name),
-                // Removed from the list since it was checked in the handshake.
-                Verdict::Revoked | Verdict::Unknown => return Err(TransportError::cut()),
-            },
-            (Some(_), None) => return Err(TlsError::UnexpectedState.into()),
+        let client = match &self.server {
+            None => None,
+            Some(tls) => {
+                let key = done.peer.as_ref().and_then(|spki| PublicKey::from_spki(spki));
+                let key = key.ok_or(TlsError::UnexpectedState)?;
+                Some(tls.name_of(key).ok_or_else(TransportError::cut)?)
+            }
         };
-        Ok(Some(self.session.get_or_init(|| TlsSession {
+        let session = self.session.get_or_init(|| TlsSession {
             sealer: Mutex::new(done.sealer),
             opener: Mutex::new(done.opener),
             keys: Mutex::new(done.keys),
             is_ready: AtomicBool::new(false),
             owes_update: AtomicBool::new(false),
-            name,
-        })))
+            client,
+        });
+        // Whoever removes keys from the list ends the sessions that it sees. It has seen this one with its key, or the list has
+        // changed before this.
+        if let (Some(tls), Some(name)) = (&self.server, client)
+            && tls.name_of(name.key()) != Some(name)
+        {
+            self.abort();
+            return Err(TransportError::cut());
+        }
+        Ok(Some(session))
     }
 
     /// What to wait for while the handshake is not complete.
     fn handshake_interest(&self) -> Interest {
         match &*lock(&self.handshake) {
-            Some(handshake) if handshake.has_output() => Interest::ReadOrWrite,
+            // Nothing is read before that.
+            Some(handshake) if handshake.has_output() => Interest::Write,
             _ => Interest::Read,
         }
     }
@@ -217,6 +231,9 @@ impl TlsSession {
 
 impl Transport for TlsTransport {
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        if self.aborted.load(Ordering::Relaxed) {
+            return Ok(Some(0));
+        }
         let Some(session) = self.session()? else {
             return Ok(self.closed.load(Ordering::Relaxed).then_some(0));
         };
@@ -226,11 +243,14 @@ impl Transport for TlsTransport {
             return Ok(None);
         }
         let read = opener.read(dst);
-        session.is_ready.store(opener.is_ready(), Ordering::Relaxed);
+        session.is_ready.store(opener.is_ready() || opener.has_record(), Ordering::Relaxed);
         Ok(Some(read))
     }
 
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {
+        if self.aborted.load(Ordering::Relaxed) {
+            return Err(TransportError::cut());
+        }
         let Some(session) = self.session()? else { return Ok(None) };
         let mut sealer = lock(&session.sealer);
         if sealer.needs_update() || session.owes_update.swap(false, Ordering::Relaxed) {
@@ -263,7 +283,7 @@ impl Transport for TlsTransport {
             return true;
         }
         // Only the reader takes this lock, which is also the one that asks.
-        if self.socket.readable()
+        if (self.socket.readable() || self.aborted.load(Ordering::Relaxed))
             && let Ok(mut opener) = session.opener.try_lock()
         {
             return session.receive(&mut opener, &self.socket, 0).is_err() || opener.is_ready();
@@ -289,12 +309,13 @@ impl Transport for TlsTransport {
     }
 
     fn abort(&self) {
+        self.aborted.store(true, Ordering::Relaxed);
         self.socket.abort();
     }
 
     fn peer(&self) -> PeerAddr {
         let peer = self.socket.peer();
-        match (peer, self.session.get().and_then(|session| session.name)) {
+        match (peer, self.session.get().and_then(|session| session.client)) {
             (PeerAddr::Ip(addr), Some(name)) => PeerAddr::Key(addr, name),
             _ => peer,
         }

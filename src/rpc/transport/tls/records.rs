@@ -229,6 +229,8 @@ pub(super) struct Opener {
     plain: Range<usize>,
     without_data: u32,
     ended: bool,
+    /// A record could not be opened: nothing behind it is.
+    failed: bool,
 }
 
 /// What a connection has for its reader.
@@ -245,7 +247,17 @@ impl Opener {
     pub(super) fn new(suite: Suite, (next_record, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, TlsError> {
         let (key, iv) = key_and_iv(secrets)?;
         let (decrypter, input) = (suite.aead_alg.decrypter(key, iv), Vec::new());
-        Ok(Opener { suite, decrypter, next_record, input, sealed: 0..0, plain: 0..0, without_data: 0, ended: false })
+        Ok(Opener {
+            suite,
+            decrypter,
+            next_record,
+            input,
+            sealed: 0..0,
+            plain: 0..0,
+            without_data: 0,
+            ended: false,
+            failed: false,
+        })
     }
 
     /// Uses the next key.
@@ -259,6 +271,11 @@ impl Opener {
     /// Whether [`Opener::read`] has data, or the end, without the socket.
     pub(super) fn is_ready(&self) -> bool {
         !self.plain.is_empty() || self.ended
+    }
+
+    /// Whether the next record is complete.
+    pub(super) fn has_record(&self) -> bool {
+        matches!(record_len(self.sealed_bytes()), Ok(Some(len)) if len <= self.sealed.len())
     }
 
     /// Reads opened bytes into `dst`; 0 at the end of the stream, or if there are none.
@@ -278,7 +295,10 @@ impl Opener {
             if self.is_ready() {
                 return Ok(Received::Ready);
             }
-            match self.open_next()? {
+            if self.failed {
+                return Err(TransportError::cut());
+            }
+            match self.open_next().inspect_err(|_| self.failed = true)? {
                 Some(Received::Nothing) => {}
                 Some(received) => return Ok(received),
                 None if !self.fill(socket, wanted)? => return Ok(Received::Nothing),
