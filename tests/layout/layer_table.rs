@@ -23,8 +23,8 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::keys", &["base64", "getrandom", "rustls", "files", "io"], &[]),
     layer(
         "rpc::transport",
-        &["rustix", "socket2", "sockets", "addresses", "io", "rpc::transport::tls"],
-        &["fastrand", "files", "processes", "rpc::keys"],
+        &["rpc::keys", "rpc::transport::tls", "rustix", "socket2", "sockets", "addresses", "io"],
+        &["fastrand", "files", "processes"],
     ),
     layer("rpc::transport::tls", &["rpc::keys", "rpc::transport", "rustls", "addresses", "io"], &[]),
     layer("rpc::connection", &["rpc::wire", "rpc::transport"], &["fastrand", "io"]),
@@ -372,11 +372,23 @@ pub(crate) const LAYERS: &[Layer] = &[
 
 /// The programs beside the library, by folder, and the layers that they may use.
 pub(crate) const PROGRAMS: &[Layer] = &[
-    layer("bin", &["log_level", "device", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
+    layer("bin", &["log_level", "device", "rpc::keys", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
     layer("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
     layer(
         "examples/generate",
-        &["log_level", "tensor", "gguf", "ops", "graph", "device", "cpu", "sched", "rpc::client", "registry"],
+        &[
+            "log_level",
+            "tensor",
+            "gguf",
+            "ops",
+            "graph",
+            "device",
+            "cpu",
+            "sched",
+            "rpc::client",
+            "rpc::keys",
+            "registry",
+        ],
         &[],
     ),
 ];

@@ -82,7 +82,7 @@ pub(super) struct Finished {
 }
 
 /// What one step has done.
-enum Step {
+enum HandshakeStep {
     Advanced,
     NeedsInput,
     Done,
@@ -121,9 +121,9 @@ impl Handshake {
                 return Err(error.into());
             }
             match self.step() {
-                Ok(Step::Advanced) => {}
-                Ok(Step::Done) => return Ok(Progress::Done),
-                Ok(Step::NeedsInput) => {
+                Ok(HandshakeStep::Advanced) => {}
+                Ok(HandshakeStep::Done) => return Ok(Progress::Done),
+                Ok(HandshakeStep::NeedsInput) => {
                     // Not beyond the record: another thread may wait in the socket for the bytes behind the handshake.
                     let (end, len) = (self.received.len(), record_len(&self.received)?.unwrap_or(HEADER));
                     self.received.resize(len, 0);
@@ -139,7 +139,7 @@ impl Handshake {
                 }
                 Err(error) => {
                     // rustls has an alert for the peer, which is sent first.
-                    while matches!(self.step(), Ok(Step::Advanced)) {}
+                    while matches!(self.step(), Ok(HandshakeStep::Advanced)) {}
                     self.error = Some(error);
                 }
             }
@@ -170,7 +170,7 @@ impl Handshake {
     }
 
     /// One step of rustls, with the next record if it is complete.
-    fn step(&mut self) -> Result<Step, TlsError> {
+    fn step(&mut self) -> Result<HandshakeStep, TlsError> {
         let Handshake { end, received, outgoing, .. } = self;
         let len = record_len(received)?.filter(|&len| len <= received.len()).unwrap_or(0);
         let record = &mut received[..len];
@@ -186,9 +186,11 @@ impl Handshake {
         };
         received.drain(..discard);
         // A server may send before the client has proved its key; this one does not.
-        let step = step.map(|step| if matches!(step, Step::Done) && !is_complete { Step::NeedsInput } else { step })?;
+        let step = step.map(|step| {
+            if matches!(step, HandshakeStep::Done) && !is_complete { HandshakeStep::NeedsInput } else { step }
+        })?;
         // A record that rustls has taken is progress, also if it is only a part of a message.
-        Ok(if matches!(step, Step::NeedsInput) && discard > 0 { Step::Advanced } else { step })
+        Ok(if matches!(step, HandshakeStep::NeedsInput) && discard > 0 { HandshakeStep::Advanced } else { step })
     }
 
     /// The two directions, behind a handshake that is [`Progress::Done`].
@@ -218,7 +220,10 @@ impl Handshake {
 }
 
 /// Does what rustls asks for. Returns how many bytes of its input it has taken.
-fn apply<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) -> (usize, Result<Step, TlsError>) {
+fn apply<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Vec<u8>,
+) -> (usize, Result<HandshakeStep, TlsError>) {
     let UnbufferedStatus { discard, state } = status;
     let step = match state {
         Err(e) => Err(e.into()),
@@ -230,17 +235,17 @@ fn apply<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) -
             };
             outgoing.resize(at + needed, 0);
             match data.encode(&mut outgoing[at..]) {
-                Ok(_) => Ok(Step::Advanced),
+                Ok(_) => Ok(HandshakeStep::Advanced),
                 Err(_) => Err(TlsError::UnexpectedState),
             }
         }
         Ok(ConnectionState::TransmitTlsData(data)) => {
             // They are sent before anything else.
             data.done();
-            Ok(Step::Advanced)
+            Ok(HandshakeStep::Advanced)
         }
-        Ok(ConnectionState::BlockedHandshake) => Ok(Step::NeedsInput),
-        Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Done),
+        Ok(ConnectionState::BlockedHandshake) => Ok(HandshakeStep::NeedsInput),
+        Ok(ConnectionState::WriteTraffic(_)) => Ok(HandshakeStep::Done),
         Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(TlsError::ClosedInHandshake),
         Ok(_) => Err(TlsError::UnexpectedState),
     };
