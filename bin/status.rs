@@ -14,7 +14,8 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Time limit of each request, shorter than [`DEADLINE`] so that the error of a timed-out request is printed.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Queries the server at `endpoint`, with the keys of `options`, and prints its state, build and devices. Success if the server accepts clients.
+/// Queries the server at `endpoint`, with the keys of `options`, and prints its state, build and devices. Success if the server
+/// accepts clients.
 pub(crate) fn print(endpoint: &str, options: Options) -> ExitCode {
     let (sender, result) = mpsc::channel();
     let target = endpoint.to_owned();

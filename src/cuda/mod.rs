@@ -15,8 +15,9 @@
 //!
 //! Submitting work does not block on the GPU, except for large uploads, which wait for space in the staging ring, for downloads
 //! while those before hold too much pinned memory, and for programs while several sessions use the GPU, which wait for turns and
-//! until they are done. An abort of the queue ends these waits. Otherwise the host blocks only in [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points
-//! of CUDA queues order each other on the devices, by CUDA events.
+//! until they are done. An abort of the queue ends these waits. Otherwise the host blocks only in
+//! [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points of CUDA
+//! queues order each other on the devices, by CUDA events.
 
 mod context;
 mod copy;

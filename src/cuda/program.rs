@@ -161,9 +161,10 @@ impl CudaProgram {
         self.scratch
     }
 
-    /// Submits the program, segment by segment, in turns if other sessions use the GPU. The first run on a set of addresses launches kernel by kernel. The second run
-    /// captures the launches of each segment as a CUDA graph (a program that runs once is not worth a capture). It and all
-    /// later runs replay each segment with one launch. An abort of the queue ends the submission before the next launch.
+    /// Submits the program, segment by segment, in turns if other sessions use the GPU. The first run on a set of addresses
+    /// launches kernel by kernel. The second run captures the launches of each segment as a CUDA graph (a program that runs once
+    /// is not worth a capture). It and all later runs replay each segment with one launch. An abort of the queue ends the
+    /// submission before the next launch.
     pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
         if self.launches.is_empty() {
             return Ok(());
