@@ -45,6 +45,7 @@ pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration, forwards_hangu
         start_at: Some(Instant::now()),
         backoff: Backoff::default(),
         has_served: false,
+        hangup_pending: false,
         end: None,
     });
     match supervisor.and_then(Supervisor::run) {
@@ -129,6 +130,8 @@ struct Supervisor {
     backoff: Backoff,
     /// Whether a worker has been ready. If none has, the failure of one ends the program.
     has_served: bool,
+    /// Whether a SIGHUP is to be forwarded.
+    hangup_pending: bool,
     end: Option<End>,
 }
 
@@ -227,13 +230,15 @@ impl Supervisor {
         None
     }
 
-    /// Forwards SIGHUP to a worker that serves. One that starts reads its list again as soon as it can be told.
+    /// Forwards SIGHUP to the worker as soon as it serves.
     fn forward_hangup(&mut self) {
-        if self.signals.take_hangup()
+        self.hangup_pending |= self.signals.take_hangup();
+        if self.hangup_pending
             && let Some(worker) = self.worker.as_ref().filter(|worker| worker.ready.is_some())
         {
             // A worker that has ended is reaped in the same pass.
             let _ = kill_process(worker.pid, Signal::HUP);
+            self.hangup_pending = false;
         }
     }
 
@@ -419,6 +424,7 @@ mod tests {
             start_at: None,
             backoff: Backoff::default(),
             has_served: true,
+            hangup_pending: false,
             end: None,
         };
         assert_eq!(supervisor.end_on(SIGTERM), None);
