@@ -186,7 +186,7 @@ fn banner(
     }
     let listeners = server.listeners();
     if let Some(keys) = &config.keys {
-        writeln!(text, "key: {} (for --server-key of clients); {} keys allowed", keys.public_key(), keys.allowed())?;
+        writeln!(text, "key: {} (for --server-key of clients); allowed keys: {}", keys.public_key(), keys.allowed())?;
     }
     let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().to_canonical().is_loopback();
     let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();

@@ -49,7 +49,7 @@ pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Re
         for _ in std::iter::once(signal_hook::consts::SIGHUP).chain(signals.forever()) {
             match keys.reread() {
                 Ok(()) => {
-                    log::info!("{} keys are allowed", keys.allowed());
+                    log::info!("allowed keys: {}", keys.allowed());
                     handle.end_sessions_without_key(&keys);
                 }
                 Err(e) => log::error!("the list of allowed keys stays as it was: {e}"),
