@@ -116,7 +116,8 @@ struct Args {
     #[arg(long, value_name = "FILE", requires = "key")]
     allow_keys: Option<PathBuf>,
 
-    /// Listen without keys, also where other machines can connect: whoever can use the devices and read what is sent.
+    /// Listen without keys, also where other machines can connect: anyone who reaches the port can use the devices, and
+    /// anyone on the network path can read what is sent.
     #[arg(long)]
     insecure: bool,
 
@@ -374,20 +375,19 @@ fn start_log(level: Option<LevelFilter>) {
 
 /// Writes a new secret key to `file`, or with `public` reads the one in it; prints its public part.
 fn keygen(file: &Path, public: bool) -> ExitCode {
-    let key = if public {
-        SecretKey::read_file(file)
-    } else {
-        SecretKey::generate().map_err(|source| KeyFileError::Io { path: file.display().to_string(), source }).and_then(
-            |key| {
-                key.create_file(file)?;
-                Ok(key)
-            },
-        )
-    };
+    let key = if public { SecretKey::read_file(file) } else { new_key(file) };
     match key {
         Ok(key) => print_or_fail(&format!("{}\n", key.public_key()), ExitCode::SUCCESS),
         Err(e) => fail(&e),
     }
+}
+
+/// Writes a new secret key to `file`.
+fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
+    let io = |source| KeyFileError::Io { path: file.display().to_string(), source };
+    let key = SecretKey::generate().map_err(io)?;
+    key.create_file(file)?;
+    Ok(key)
 }
 
 /// The keys of `--status`.
