@@ -44,8 +44,7 @@ pub(super) fn tls_ends() -> (ServerTls, ClientTls) {
 }
 
 /// Both ends have a thread during the handshake, as they have in sessions.
-fn tls_pair() -> (Connection, Connection) {
-    let (server, client) = tls_ends();
+pub(super) fn tls_pair((server, client): (ServerTls, ClientTls)) -> (Connection, Connection) {
     let listener = listen_on(bind("127.0.0.1", 0).unwrap(), Some(server)).unwrap();
     let ours = dial_with(&[listener.local_addr()], &watchdog(), Some(&client)).unwrap().1;
     let theirs = listener.accept(&watchdog()).unwrap().unwrap();
@@ -66,7 +65,7 @@ fn tls_pair() -> (Connection, Connection) {
 fn for_each_transport(test: impl Fn(Connection, Connection)) {
     let (ours, theirs) = tcp_pair();
     test(ours, theirs);
-    let (ours, theirs) = tls_pair();
+    let (ours, theirs) = tls_pair(tls_ends());
     test(ours, theirs);
     for seed in 0..16 {
         let (ours, theirs) = pair(LinkConditions { seed, cut_after: None });

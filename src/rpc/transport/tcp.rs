@@ -41,6 +41,16 @@ impl TcpTransport {
     }
 }
 
+/// Two connected sockets.
+#[cfg(test)]
+pub(super) fn socket_pair() -> (TcpTransport, TcpTransport) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, peer) = listener.accept().unwrap();
+    let local = near.peer_addr().unwrap();
+    (TcpTransport::new(near, local).unwrap(), TcpTransport::new(far, peer).unwrap())
+}
+
 /// Makes one attempt. `None`: it would block.
 fn attempt<T>(mut work: impl FnMut() -> io::Result<T>) -> Result<Option<T>, TransportError> {
     loop {

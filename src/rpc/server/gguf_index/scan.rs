@@ -8,12 +8,14 @@ use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use log::warn;
 use thiserror::Error;
 
 use super::digest_file::{KnownDigests, TensorDigests};
 use super::file::{FileIdentity, ListedFile, follows_links};
+use super::hashing::INITIAL_SCAN_TIMEOUT;
 use crate::gguf::{self, HeadError};
 use crate::rpc::server::folder::{EntryKind, FileError, Folder, FolderId, Links};
 
@@ -297,11 +299,16 @@ pub(super) fn scan_folder(
 }
 
 /// The targets of the symbolic links that a server follows in a folder of models ([`Config::models`]): GGUF files and folders,
-/// by paths without links. A program that restricts its own access to files needs them beside the folder.
+/// by paths without links. A program that restricts its own access to files needs them beside the folder. The search ends after
+/// 5 s, as the first scan of a server does; targets that it has not found by then are missing, and the log has a warning.
 ///
 /// [`Config::models`]: crate::rpc::server::Config::models
 pub fn model_link_targets(dir: &Path) -> Vec<PathBuf> {
-    let Listing { files, linked_folders, .. } = list_gguf_files(dir, &|| true);
+    let until = Instant::now() + INITIAL_SCAN_TIMEOUT;
+    let Listing { files, linked_folders, .. } = list_gguf_files(dir, &|| Instant::now() < until);
+    if Instant::now() >= until {
+        warn!("models: {}: not searched within {INITIAL_SCAN_TIMEOUT:?}: some links may not work", dir.display());
+    }
     let linked_files = files.into_iter().filter(|file| file.is_link).map(|file| file.path);
     // A link that was removed meanwhile has no target.
     linked_files.chain(linked_folders).filter_map(|link| std::fs::canonicalize(link).ok()).collect()

@@ -26,7 +26,10 @@ fn no_name() -> ServerName<'static> {
 /// A handshake that is not complete.
 pub(super) struct Handshake {
     end: End,
+    /// Received records that rustls has not taken, and the front of the next one.
     received: Vec<u8>,
+    /// Length of the complete ones. They are not parsed again, because rustls joins messages in this buffer.
+    complete: usize,
     /// Bytes received so far.
     total: usize,
     /// Bytes to send, of which the socket has accepted `sent`.
@@ -99,7 +102,7 @@ impl Handshake {
     }
 
     fn new(end: End) -> Handshake {
-        Handshake { end, received: Vec::new(), total: 0, outgoing: Vec::new(), sent: 0, error: None }
+        Handshake { end, received: Vec::new(), complete: 0, total: 0, outgoing: Vec::new(), sent: 0, error: None }
     }
 
     fn is_server(&self) -> bool {
@@ -125,8 +128,8 @@ impl Handshake {
                 Ok(HandshakeStep::Done) => return Ok(Progress::Done),
                 Ok(HandshakeStep::NeedsInput) => {
                     // Not beyond the record: another thread may wait in the socket for the bytes behind the handshake.
-                    let (end, len) = (self.received.len(), record_len(&self.received)?.unwrap_or(HEADER));
-                    self.received.resize(len, 0);
+                    let (end, needed) = (self.received.len(), self.complete + self.next_record()?.unwrap_or(HEADER));
+                    self.received.resize(needed, 0);
                     let read = socket.try_read(&mut self.received[end..]);
                     self.received.truncate(end + read.as_ref().ok().copied().flatten().unwrap_or(0));
                     match read? {
@@ -169,22 +172,32 @@ impl Handshake {
         Ok(true)
     }
 
-    /// One step of rustls, with the next record if it is complete.
+    /// Length of the record behind the complete ones, if its header has arrived.
+    fn next_record(&self) -> Result<Option<usize>, TlsError> {
+        record_len(self.received.get(self.complete..).unwrap_or_default())
+    }
+
+    /// One step of rustls, with the complete records. Several wait if a handshake message spans them: rustls takes none of them
+    /// before the last.
     fn step(&mut self) -> Result<HandshakeStep, TlsError> {
-        let Handshake { end, received, outgoing, .. } = self;
-        let len = record_len(received)?.filter(|&len| len <= received.len()).unwrap_or(0);
-        let record = &mut received[..len];
+        while let Some(len) = self.next_record()?.filter(|&len| self.complete + len <= self.received.len()) {
+            self.complete += len;
+        }
+        let Handshake { end, received, complete, outgoing, .. } = self;
+        let records = &mut received[..*complete];
         let (discard, step, is_complete) = match end {
             End::Client(connection) => {
-                let (discard, step) = apply(connection.process_tls_records(record), outgoing);
+                let (discard, step) = apply(connection.process_tls_records(records), outgoing);
                 (discard, step, !connection.is_handshaking())
             }
             End::Server(connection) => {
-                let (discard, step) = apply(connection.process_tls_records(record), outgoing);
+                let (discard, step) = apply(connection.process_tls_records(records), outgoing);
                 (discard, step, !connection.is_handshaking())
             }
         };
+        let discard = discard.min(*complete);
         received.drain(..discard);
+        *complete -= discard;
         // A server may send before the client has proved its key; this one does not.
         let step = step.map(|step| {
             if matches!(step, HandshakeStep::Done) && !is_complete { HandshakeStep::NeedsInput } else { step }

@@ -11,6 +11,8 @@
 mod config;
 mod handshake;
 mod records;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ServerTls, Verdict};
 
@@ -268,8 +270,12 @@ impl Transport for TlsTransport {
 
     fn wait(&self, interest: Interest, deadline: &Deadline) -> Result<bool, TransportError> {
         let Some(session) = self.session.get() else {
-            let interest = self.handshake_interest();
-            return self.socket.wait(interest, deadline);
+            // The socket's wait returns true after the deadline if there are bytes: a peer that sends a byte of its handshake now
+            // and then would pass the deadline.
+            if deadline.remaining().is_none() {
+                return Ok(false);
+            }
+            return self.socket.wait(self.handshake_interest(), deadline);
         };
         if interest != Interest::Write && session.is_ready.load(Ordering::Relaxed) {
             return Ok(true);

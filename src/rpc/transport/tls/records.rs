@@ -2,6 +2,7 @@
 //! sharing a lock. The ciphers, their nonces and the padding are those of rustls; this file splits the stream into records,
 //! counts them and follows key updates.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -25,6 +26,10 @@ const MAX_BODY: usize = MAX_PLAINTEXT + 256;
 
 /// Records that one write seals: enough for large messages, and a bound on what waits for the socket.
 const RECORDS_PER_WRITE: usize = 4;
+
+/// Records that wait for the socket: those of a write, behind a key update and the rest of the handshake, and the closing alert.
+/// More than that are sent by several system calls.
+const MAX_PENDING: usize = RECORDS_PER_WRITE + 3;
 
 /// Parts of a message in one record.
 const MAX_PARTS: usize = 8;
@@ -85,9 +90,9 @@ pub(super) struct Sealer {
     suite: Suite,
     encrypter: Box<dyn MessageEncrypter>,
     next_record: u64,
-    /// Sealed bytes that the socket has not accepted.
-    pending: Vec<u8>,
-    /// How many bytes of `pending` the socket has accepted.
+    /// Sealed records that the socket has not accepted, each in the buffer in which rustls has sealed it: they are not copied.
+    pending: VecDeque<Vec<u8>>,
+    /// How many bytes of the first one the socket has accepted.
     sent: usize,
     finished: bool,
 }
@@ -96,12 +101,12 @@ impl Sealer {
     pub(super) fn new(suite: Suite, (next_record, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, TlsError> {
         let (key, iv) = key_and_iv(secrets)?;
         let encrypter = suite.aead_alg.encrypter(key, iv);
-        Ok(Sealer { suite, encrypter, next_record, pending: Vec::new(), sent: 0, finished: false })
+        Ok(Sealer { suite, encrypter, next_record, pending: VecDeque::new(), sent: 0, finished: false })
     }
 
     /// Appends bytes of the handshake that the socket has not accepted.
     pub(super) fn with_pending(mut self, bytes: &[u8]) -> Self {
-        self.pending.extend_from_slice(bytes);
+        self.pending.push_back(bytes.to_vec());
         self
     }
 
@@ -149,16 +154,38 @@ impl Sealer {
 
     /// Sends what waits for room. `false`: there is no room for all of it.
     pub(super) fn flush(&mut self, socket: &TcpTransport) -> Result<bool, TransportError> {
-        while let Some(left) = self.pending.get(self.sent..).filter(|left| !left.is_empty()) {
-            match socket.try_write(&[IoSlice::new(left)])? {
-                Some(sent) => self.sent += sent,
+        while !self.pending.is_empty() {
+            let mut parts = [IoSlice::new(&[]); MAX_PENDING];
+            let starts = std::iter::once(self.sent).chain(std::iter::repeat(0));
+            let unsent = self.pending.iter().zip(starts).map(|(record, start)| record.get(start..).unwrap_or_default());
+            let mut count = 0;
+            for (part, unsent) in parts.iter_mut().zip(unsent) {
+                *part = IoSlice::new(unsent);
+                count += 1;
+            }
+            match socket.try_write(&parts[..count])? {
+                Some(sent) => self.remove_sent(sent),
                 None => return Ok(false),
             }
         }
-        self.sent = 0;
-        // The memory of large messages is given back: an idle connection holds none.
-        self.pending = Vec::new();
+        // An idle connection holds no memory.
+        self.pending = VecDeque::new();
         Ok(true)
+    }
+
+    /// Removes the bytes that the socket has accepted.
+    fn remove_sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        while let Some(len) = self.pending.front().map(Vec::len).filter(|&len| len <= self.sent) {
+            self.sent -= len;
+            self.pending.pop_front();
+        }
+    }
+
+    /// Sealed bytes that the socket has not accepted.
+    #[cfg(test)]
+    pub(super) fn pending_bytes(&self) -> usize {
+        self.pending.iter().map(Vec::len).sum()
     }
 
     /// Sends the alert that ends this direction. `false`: there is no room for all of it.
@@ -174,12 +201,7 @@ impl Sealer {
             OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload: OutboundChunks::new(parts) };
         let record = self.encrypter.encrypt(plain, self.next_record)?.encode();
         self.next_record += 1;
-        // The first record is taken as it is: most messages have one.
-        if self.pending.is_empty() {
-            self.pending = record
-        } else {
-            self.pending.extend_from_slice(&record)
-        }
+        self.pending.push_back(record);
         Ok(())
     }
 }
@@ -231,6 +253,9 @@ pub(super) struct Opener {
     ended: bool,
     /// A record could not be opened: nothing behind it is.
     failed: bool,
+    /// Bytes that were copied in memory.
+    #[cfg(test)]
+    pub(super) copied: usize,
 }
 
 /// What a connection has for its reader.
@@ -257,6 +282,8 @@ impl Opener {
             without_data: 0,
             ended: false,
             failed: false,
+            #[cfg(test)]
+            copied: 0,
         })
     }
 
@@ -284,6 +311,8 @@ impl Opener {
         let (start, end) = (self.plain.start, self.plain.start + bytes);
         if let (Some(dst), Some(src)) = (dst.get_mut(..bytes), self.input.get(start..end)) {
             dst.copy_from_slice(src);
+            #[cfg(test)]
+            (self.copied += bytes);
         }
         self.plain.start = end;
         bytes
@@ -310,7 +339,10 @@ impl Opener {
     /// Receives bytes behind those that are not yet opened. `false`: none are available.
     fn fill(&mut self, socket: &TcpTransport, wanted: usize) -> Result<bool, TransportError> {
         let needed = record_len(self.sealed_bytes())?.unwrap_or(HEADER);
+        // The front of a record: a reader of large bodies receives four records at once, so the rest of a fifth is rare.
         self.input.copy_within(self.sealed.clone(), 0);
+        #[cfg(test)]
+        (self.copied += self.sealed.len());
         self.sealed = 0..self.sealed.len();
         self.plain = 0..0;
         let space = needed.max(if wanted > SMALL_INPUT { LARGE_INPUT } else { SMALL_INPUT });
