@@ -352,12 +352,13 @@ fn spawn_worker() -> io::Result<Worker> {
     supervisor_end.set_nonblocking(true)?;
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "rpc-server".into());
-    let child = Command::new(executable()?)
+    let mut command = Command::new(executable()?);
+    command
         .arg0(name)
         .args(["--worker", &std::process::id().to_string()])
         .args(arguments)
-        .stdin(Stdio::from(OwnedFd::from(worker_end)))
-        .spawn()?;
+        .stdin(Stdio::from(OwnedFd::from(worker_end)));
+    let child = hangup::while_blocked(|| command.spawn())?;
     Ok(Worker { pid: Pid::from_child(&child), link: Some(supervisor_end), started: Instant::now(), ready: None })
 }
 

@@ -205,13 +205,17 @@ impl GpuTurn<'_> {
 
 impl Drop for GpuTurn<'_> {
     fn drop(&mut self) {
-        let TurnRequest { turns, session, .. } = self.request;
+        let TurnRequest { turns, session, stream } = self.request;
         let now = Instant::now();
         let time = now.duration_since(self.began);
         session.add_device_time(time);
         let mut state = lock(&turns.state);
         let charged = if self.is_shared { time.min(SLICE) } else { time };
         state.waiting.charge(session.flow_keys(), charged, now);
+        if self.is_over() {
+            // The segment runs on, so the next session's turn is shared: that session must not pay for this one.
+            state.set_phase(session.flow_keys(), stream, Phase::Submitted, now);
+        }
         state.current = None;
         state.give_turn(now);
         drop(state);
@@ -471,12 +475,22 @@ mod tests {
 
     #[test]
     fn a_turn_is_over_after_its_limit() {
-        let (turns, _busy) = contended();
+        let (turns, busy) = contended();
         let queue = TestQueue::of_new_tenant();
         let request = queue.request(&turns);
         let mut turn = request.begin(|| Ok(())).unwrap();
+        queue.stream.0.store(true, Ordering::SeqCst);
         turn.began = Instant::now().checked_sub(MAX_TURN).unwrap();
         assert!(turn.is_over());
+        // Its segment runs on in the next turn.
+        busy.stream.0.store(false, Ordering::SeqCst);
+        drop(turn);
+        let next = TestQueue::of_new_tenant();
+        for is_running in [true, false] {
+            queue.stream.0.store(is_running, Ordering::SeqCst);
+            let request = next.request(&turns);
+            assert_eq!(request.begin(|| Ok(())).unwrap().is_shared, is_running);
+        }
     }
 
     #[test]
