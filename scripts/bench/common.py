@@ -59,6 +59,30 @@ def finish(bounds: list[Bound], check: bool, path: Path | None, measured: Mappin
         sys.exit(1)
 
 
+@dataclass(frozen=True)
+class Interval:
+    """The median of ratios, and its 95 % confidence interval (None with too few rounds)."""
+
+    median: float
+    low: float | None
+    high: float | None
+
+    @staticmethod
+    def of(ratios: list[float]) -> "Interval":
+        ordered, n = sorted(ratios), len(ratios)
+        # The true median lies outside of the k-th values from both ends with twice the probability of fewer than k heads in n tosses.
+        outside, low, high = 0.0, None, None
+        for k in range(n // 2):
+            outside += 2 * math.comb(n, k) / 2**n
+            if outside > 0.05:
+                break
+            low, high = ordered[k], ordered[n - 1 - k]
+        return Interval(statistics.median(ordered), low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f}" + ("" if self.low is None else f" [{self.low:.3f}-{self.high:.3f}]")
+
+
 def rotated(sides: tuple[str, ...], n: int) -> tuple[str, ...]:
     """Rotate the order of the sides in each round, because the first side may find the machine in another state."""
     return sides[n % len(sides) :] + sides[: n % len(sides)]

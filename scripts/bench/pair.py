@@ -9,17 +9,16 @@ status 1 if a median is below 0.97, or an interval is entirely below 0.98.
 """
 
 import argparse
-import math
 import os
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import model as models
 import wire
-from common import ROOT, Bound, finish, rotated, warn_if_busy
+from common import ROOT, Bound, Interval, finish, rotated, warn_if_busy
 
 from clients import ClientError, Model  # isort: skip
 from servers import ServerError, ours  # isort: skip
@@ -28,30 +27,6 @@ SIDES = ("before", "after")
 LEAST_MEDIAN, LEAST_REACH = 0.97, 0.98
 LOWER_IS_BETTER = (*wire.LOWER_IS_BETTER, "load", "tiny f32", "tiny q4_0")
 CLIENTS = 4
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The median of ratios, and its 95 % confidence interval (None with too few rounds)."""
-
-    median: float
-    low: float | None
-    high: float | None
-
-    @staticmethod
-    def of(ratios: list[float]) -> "Interval":
-        ordered, n = sorted(ratios), len(ratios)
-        # The true median lies outside of the k-th values from both ends with twice the probability of fewer than k heads in n tosses.
-        outside, low, high = 0.0, None, None
-        for k in range(n // 2):
-            outside += 2 * math.comb(n, k) / 2**n
-            if outside > 0.05:
-                break
-            low, high = ordered[k], ordered[n - 1 - k]
-        return Interval(statistics.median(ordered), low, high)
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f}" + ("" if self.low is None else f" [{self.low:.3f}-{self.high:.3f}]")
 
 
 def measure(binary: Path, a: argparse.Namespace) -> dict[str, float]:
