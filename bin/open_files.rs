@@ -1,28 +1,33 @@
-//! The limit of open files (`ulimit -n`): every connection takes one.
+//! The limit of open files (`ulimit -n`): every connection of a client takes one, and in `rpc-server connect` two.
 
 /// Open files besides those of clients: the standard streams, listeners, models, the cache, and connections to other servers.
 const OTHER_FILES: u64 = 256;
 
-/// The new soft limit for `max_connections` clients, and a warning if the hard limit does not allow it. `None` for no limit.
-fn wanted_limit((soft, hard): (Option<u64>, Option<u64>), max_connections: u64) -> (Option<u64>, Option<String>) {
-    let needed = max_connections.saturating_add(OTHER_FILES);
+/// The new soft limit for `max_connections` clients that take `each` files, and a warning if the hard limit does not allow it.
+/// `None` for no limit.
+fn wanted_limit(
+    (soft, hard): (Option<u64>, Option<u64>),
+    max_connections: u64,
+    each: u64,
+) -> (Option<u64>, Option<String>) {
+    let needed = max_connections.saturating_mul(each).saturating_add(OTHER_FILES);
     let Some(current) = soft.filter(|&soft| soft < needed) else { return (soft, None) };
     let Some(hard) = hard.filter(|&hard| hard < needed) else { return (Some(needed), None) };
     let warning = format!(
         "WARNING: the limit of open files is {hard} (ulimit -n), so that about {} clients fit; --max-connections {max_connections} \
          needs {needed}.",
-        hard.saturating_sub(OTHER_FILES)
+        hard.saturating_sub(OTHER_FILES) / each.max(1)
     );
     (Some(hard.max(current)), Some(warning))
 }
 
-/// Raises the limit of open files to what `max_connections` clients need, as far as the system allows it. Returns a warning if
-/// that is too little.
+/// Raises the limit of open files to what `max_connections` clients need, with `each` files for one, as far as the system allows
+/// it. Returns a warning if that is too little.
 #[cfg(unix)]
-pub(crate) fn raise_limit(max_connections: u64) -> Option<String> {
+pub(crate) fn raise_limit(max_connections: u64, each: u64) -> Option<String> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let (wanted, warning) = wanted_limit((current, maximum), max_connections);
+    let (wanted, warning) = wanted_limit((current, maximum), max_connections, each);
     if wanted != current
         && let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum })
     {
@@ -32,7 +37,7 @@ pub(crate) fn raise_limit(max_connections: u64) -> Option<String> {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn raise_limit(_: u64) -> Option<String> {
+pub(crate) fn raise_limit(_: u64, _: u64) -> Option<String> {
     None
 }
 
@@ -42,18 +47,19 @@ mod tests {
 
     #[test]
     fn the_soft_limit_is_raised_as_far_as_the_hard_limit_allows() {
-        // Soft and hard limit, connections, new soft limit, whether there is a warning.
-        for (limits, connections, soft, warns) in [
-            ((Some(1024), Some(20_000)), 1024, Some(1280), false),
-            ((Some(4096), Some(20_000)), 1024, Some(4096), false),
-            ((Some(1024), None), 100_000, Some(100_256), false),
-            ((None, None), 100_000, None, false),
-            ((Some(1024), Some(1024)), 1024, Some(1024), true),
-            ((Some(256), Some(1024)), 2000, Some(1024), true),
-            ((Some(1024), Some(2000)), u64::MAX, Some(2000), true),
-            ((Some(1024), Some(100)), 5000, Some(1024), true),
+        // Soft and hard limit, connections, files of each, new soft limit, whether there is a warning.
+        for (limits, connections, each, soft, warns) in [
+            ((Some(1024), Some(20_000)), 1024, 1, Some(1280), false),
+            ((Some(4096), Some(20_000)), 1024, 1, Some(4096), false),
+            ((Some(1024), None), 100_000, 1, Some(100_256), false),
+            ((None, None), 100_000, 1, None, false),
+            ((Some(1024), Some(1024)), 1024, 1, Some(1024), true),
+            ((Some(256), Some(1024)), 2000, 1, Some(1024), true),
+            ((Some(1024), Some(2000)), u64::MAX, 2, Some(2000), true),
+            ((Some(1024), Some(100)), 5000, 1, Some(1024), true),
+            ((Some(256), Some(1024)), 256, 2, Some(768), false),
         ] {
-            let (wanted, warning) = wanted_limit(limits, connections);
+            let (wanted, warning) = wanted_limit(limits, connections, each);
             assert_eq!(
                 (wanted, warning.is_some()),
                 (soft, warns),

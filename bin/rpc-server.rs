@@ -1,8 +1,10 @@
 //! `rpc-server`: offers this machine's devices to fanout and llama.cpp clients. This file has the options; `supervisor` starts
-//! workers, and `serve` opens the devices and serves. The server itself is `fanout::rpc::server`.
+//! workers, and `serve` opens the devices and serves. The server itself is `fanout::rpc::server`. `connect` is the relay to
+//! servers with keys.
 
 #[cfg(unix)]
 mod backoff;
+mod connect;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
@@ -70,6 +72,8 @@ Examples:
   rpc-server keygen /etc/fanout/key   write a new secret key, and print its public part
   rpc-server -H 10.0.0.5 --key /etc/fanout/key --allow-keys /etc/fanout/clients
                                       serve the clients whose keys are in that list, over TLS
+  rpc-server connect --key key 10.0.0.5=ed25519:…
+                                      let llama.cpp's clients on this machine use that server, at 127.0.0.1:50052
   rpc-server --status 10.0.0.5:50052  print the state of that server
   RUST_LOG=fanout=debug rpc-server    log more
 
@@ -96,7 +100,7 @@ struct Args {
     /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
     /// that of --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs
     /// before it. `plain`, alone or before the version (50053=plain,7), serves clients without TLS there, also if there are
-    /// keys: for llama.cpp's clients.
+    /// keys: for llama.cpp's clients on this machine. Those on others use `rpc-server connect`.
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
 
@@ -281,7 +285,7 @@ struct Args {
     list_devices: bool,
 
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
-    #[arg(long, value_name = "LEVEL", value_parser = parse_log_level)]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = parse_log_level)]
     log_level: Option<LevelFilter>,
 }
 
@@ -296,6 +300,8 @@ enum Command {
         #[arg(long)]
         public: bool,
     },
+    /// Listen on this machine for clients without TLS, such as llama.cpp's, and connect them to servers that demand keys.
+    Connect(connect::ConnectArgs),
 }
 
 fn message_size(text: &str) -> Result<u64, String> {
@@ -327,8 +333,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> ExitCode {
-    if let Some(Command::Keygen { file, public }) = &args.command {
-        return keygen(file, *public);
+    match &args.command {
+        Some(Command::Keygen { file, public }) => return keygen(file, *public),
+        Some(Command::Connect(args)) => return connect::run(args),
+        None => {}
     }
     if let Some(endpoint) = &args.status {
         return match status_options(&args) {

@@ -48,6 +48,11 @@ pub(crate) struct Access {
 }
 
 impl Access {
+    /// No files.
+    pub(crate) fn none() -> Access {
+        Access { models: None, keys: None, writable: Vec::new(), gpu: false }
+    }
+
     pub(crate) fn of(config: &Config, allow_keys: Option<&Path>, gpu: bool) -> Access {
         let cache = config.cache.as_ref().map(|cache| cache.dir.clone());
         Access {

@@ -11,7 +11,7 @@ use fanout::rpc::server::{BindError, CacheConfig, Config, ListenerInfo, Server, 
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
 use super::sandbox::{self, Access};
-use super::signals::{SecondSignal, drain_on_signals, reread_on_hangup};
+use super::signals::{SecondSignal, end_on_signals, reread_on_hangup};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
 use super::{Args, VERSION, configuration, fail, listen_addresses, log_writer, open_files, print, usage};
@@ -114,10 +114,11 @@ fn serve(
     devices: Vec<Arc<dyn Device>>,
     config: Config,
 ) -> Result<(), Box<dyn Error>> {
-    let few_files = open_files::raise_limit(config.max_connections as u64);
+    let few_files = open_files::raise_limit(config.max_connections as u64, 1);
     let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
-    drain_on_signals(server.handle(), args.drain, second)?;
+    let (handle, drain) = (server.handle(), args.drain);
+    end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })?;
     if let Some(keys) = &config.keys {
         reread_on_hangup(server.handle(), keys.clone())?;
     }

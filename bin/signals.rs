@@ -1,11 +1,10 @@
 //! Signals of the process that serves. The supervisor has its own handlers.
 
 use std::io;
-use std::time::Duration;
 
 use fanout::rpc::server::{ServerHandle, ServerKeys};
 
-/// What a process that drains does at a further SIGINT or SIGTERM.
+/// What a process that ends or drains does at a further SIGINT or SIGTERM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondSignal {
     /// It exits at once, with status 128 + signal.
@@ -15,9 +14,9 @@ pub(crate) enum SecondSignal {
     Ignore,
 }
 
-/// SIGINT or SIGTERM drains the server for up to `drain` and then shuts it down.
+/// The first SIGINT or SIGTERM calls `end`, on a thread of its own.
 #[cfg(unix)]
-pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: SecondSignal) -> io::Result<()> {
+pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
@@ -32,10 +31,10 @@ pub(crate) fn drain_on_signals(handle: ServerHandle, drain: Duration, second: Se
         signal_hook::flag::register(signal, Arc::clone(&signaled))?;
     }
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || match signals.forever().next() {
-        Some(_) if drain.is_zero() => handle.shutdown(),
-        Some(_) => handle.drain(drain),
-        None => {}
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if signals.forever().next().is_some() {
+            end();
+        }
     })?;
     Ok(())
 }
@@ -66,6 +65,6 @@ pub(crate) fn reread_on_hangup(_: ServerHandle, _: ServerKeys) -> io::Result<()>
 
 /// Without signal handlers, the system ends the process.
 #[cfg(not(unix))]
-pub(crate) fn drain_on_signals(_: ServerHandle, _: Duration, _: SecondSignal) -> io::Result<()> {
+pub(crate) fn end_on_signals(_: SecondSignal, _: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Ok(())
 }

@@ -8,6 +8,7 @@
 //!   ends.
 //! - `client` presents the devices of a server as devices of this process; `server` offers the devices of this process to
 //!   clients.
+//! - `relay` lets clients without TLS use servers that demand keys.
 //!
 //! `docs/protocol.md` specifies the extensions.
 
@@ -17,6 +18,8 @@ pub mod client;
 mod connection;
 mod fault;
 pub mod keys;
+#[cfg(all(feature = "server", feature = "client"))]
+pub mod relay;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(all(feature = "server", feature = "client"))]

@@ -316,6 +316,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["cpu"],
     ),
     layer(
+        "rpc::relay",
+        &["setters", "rpc::keys", "rpc::server", "rpc::transport", "rpc::transport::tls", "addresses", "io"],
+        &[],
+    ),
+    layer(
         "sched",
         &[
             "setters",
@@ -372,7 +377,11 @@ pub(crate) const LAYERS: &[Layer] = &[
 
 /// The programs beside the library, by folder, and the layers that they may use.
 pub(crate) const PROGRAMS: &[Layer] = &[
-    layer("bin", &["log_level", "device", "rpc::keys", "rpc::wire", "rpc::client", "rpc::server", "registry"], &[]),
+    layer(
+        "bin",
+        &["log_level", "device", "rpc::keys", "rpc::wire", "rpc::client", "rpc::relay", "rpc::server", "registry"],
+        &[],
+    ),
     layer("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
     layer(
         "examples/generate",

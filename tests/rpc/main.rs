@@ -5,7 +5,7 @@
 //! `load_*`, `peer_transfer` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
 //! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
 //! `client*` and `old_servers` test the client.
-//! `server_program*` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
+//! `server_program*`, `connect_program` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
 
 mod audit;
@@ -17,6 +17,8 @@ mod client_peer_copies;
 mod collectives;
 mod collectives_hostile;
 mod commands;
+#[cfg(target_os = "linux")]
+mod connect_program;
 mod departed_clients;
 mod extended;
 mod extended_graphs;

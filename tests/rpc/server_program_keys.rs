@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 /// A server with a list of keys, and the keys of clients.
-struct Fixture {
+pub(crate) struct Fixture {
     dir: tempfile::TempDir,
-    server: ServerProcess,
-    own: SecretKey,
-    alice: SecretKey,
+    pub(crate) server: ServerProcess,
+    pub(crate) own: SecretKey,
+    pub(crate) alice: SecretKey,
     bob: SecretKey,
 }
 
 impl Fixture {
     /// Starts a server that allows alice and bob, and has revoked eve's key, which is returned.
-    fn start(args: &[&str]) -> (Fixture, SecretKey) {
+    pub(crate) fn start(args: &[&str]) -> (Fixture, SecretKey) {
         let dir = tempfile::tempdir().expect("a folder");
         let [own, alice, bob, eve] = [(); 4].map(|()| SecretKey::generate().expect("a key"));
         own.create_file(&dir.path().join("key")).expect("a file");
@@ -39,12 +39,17 @@ impl Fixture {
         (Fixture { dir, server, own, alice, bob }, eve)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path("log")).expect("text")
+    }
+
+    /// The addresses of the banner, in the order of the options.
+    pub(crate) fn addresses(&self) -> Vec<&str> {
+        listening_addresses(&self.server)
     }
 
     fn options(&self, key: Option<&SecretKey>) -> Options {
@@ -56,8 +61,14 @@ impl Fixture {
     }
 }
 
+/// The addresses in the banner of a program.
+pub(crate) fn listening_addresses(program: &ServerProcess) -> Vec<&str> {
+    let lines = program.banner.lines();
+    lines.filter_map(|line| line.strip_prefix("listening on ")?.split(' ').next()).collect()
+}
+
 /// Writes bytes to a device and reads them back.
-fn is_served(endpoint: &Endpoint) -> bool {
+pub(crate) fn is_served(endpoint: &Endpoint) -> bool {
     let device = &endpoint.devices()[0];
     let sent = noise_bytes(3, 300_000);
     let Ok(buffer) = device.alloc(sent.len() as u64, &MemoryBudget::new(1 << 30)) else { return false };
@@ -76,12 +87,7 @@ fn only_allowed_keys_are_served_and_both_ends_say_why() {
     let (fixture, eve) = Fixture::start(&["--listen", "127.0.0.1:0=plain"]);
     assert!(fixture.server.banner.contains(&format!("key: {}", fixture.own.public_key())), "{}", fixture.server.banner);
     assert!(is_served(&fixture.connect(&fixture.alice)) && is_served(&fixture.connect(&fixture.bob)));
-    let addresses: Vec<_> = fixture
-        .server
-        .banner
-        .lines()
-        .filter_map(|line| line.strip_prefix("listening on ")?.split(' ').next())
-        .collect();
+    let addresses = fixture.addresses();
     let [over_tls, plain] = addresses[..] else { panic!("{}", fixture.server.banner) };
     let stranger = SecretKey::generate().expect("a key");
     let other_server = options().with_server_keys(vec![stranger.public_key()]).with_key(Some(fixture.alice.clone()));
@@ -90,7 +96,7 @@ fn only_allowed_keys_are_served_and_both_ends_say_why() {
         ("no key", over_tls, fixture.options(None), "demands one of this client", ""),
         ("unknown", over_tls, fixture.options(Some(&stranger)), "does not accept the key", "is not allowed"),
         ("revoked", over_tls, fixture.options(Some(&eve)), "has revoked the key", "was revoked"),
-        ("another server", over_tls, other_server, "which --server-key does not name", "does not accept the key"),
+        ("another server", over_tls, other_server, "which this end was not told to expect", "does not accept the key"),
         (
             "plain server",
             plain,

@@ -43,7 +43,7 @@ macro_rules! log_kinds {
     ($($(#[$doc:meta])* $kind:ident: $level:ident, $weight:literal, $name:literal;)*) => {
         /// The subject of a line: each kind has buckets of its own, so that a flood of one kind hides no line of another.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub(super) enum LogKind {
+        pub(in crate::rpc) enum LogKind {
             $($(#[$doc])* $kind,)*
         }
 
@@ -95,6 +95,9 @@ log_kinds! {
     CacheInvalid: Warn, 1, "invalid entries of the cache";
     CacheFailure: Warn, 1, "failures of the cache";
     CacheEviction: Info, 1, "evicted entries of the cache";
+    /// Of a relay: the server behind it cannot be reached, refuses the key, or is lost.
+    RelayFailure: Warn, 1, "connections to servers that failed";
+    RelayServerClosed: Info, 1, "connections that their server has closed";
 }
 
 /// The cause of a line.
@@ -192,8 +195,8 @@ struct LogLimitsState {
     next_report: Duration,
 }
 
-/// The buckets of a server.
-pub(super) struct LogLimits {
+/// The buckets of a server, or of a relay.
+pub(in crate::rpc) struct LogLimits {
     start: Instant,
     /// Of an ordinary kind and one source.
     rate: TokenRate,
@@ -204,7 +207,7 @@ pub(super) struct LogLimits {
 
 impl LogLimits {
     /// The limits that a configuration sets.
-    pub(super) fn new(config: &Config) -> LogLimits {
+    pub(in crate::rpc) fn new(config: &Config) -> LogLimits {
         LogLimits {
             start: Instant::now(),
             rate: TokenRate { burst: config.log_burst, interval: config.log_interval },
@@ -214,12 +217,12 @@ impl LogLimits {
     }
 
     /// Logs a line that the client at `peer` has caused, or counts it as left out. `text` is formatted only if it is logged.
-    pub(super) fn log(&self, peer: PeerAddr, kind: LogKind, text: fmt::Arguments<'_>) {
+    pub(in crate::rpc) fn log(&self, peer: PeerAddr, kind: LogKind, text: fmt::Arguments<'_>) {
         self.log_of(self.source(peer), kind, text);
     }
 
     /// As [`LogLimits::log`], where no client is known to be the cause.
-    pub(super) fn log_server(&self, kind: LogKind, text: fmt::Arguments<'_>) {
+    pub(in crate::rpc) fn log_server(&self, kind: LogKind, text: fmt::Arguments<'_>) {
         self.log_of(LogSource::Server, kind, text);
     }
 
@@ -268,7 +271,7 @@ impl LogLimits {
 
     /// Logs counts of lines that were left out whose buckets have tokens again. To be called often: passes over all buckets at
     /// most once in [`REPORT_INTERVAL`].
-    pub(super) fn report_left_out(&self) {
+    pub(in crate::rpc) fn report_left_out(&self) {
         for left_out in self.due_reports(self.start.elapsed()) {
             log::log!(left_out.kind.level(), "{left_out}");
         }
@@ -306,7 +309,7 @@ impl LogLimits {
     }
 
     /// Logs all counts that were not logged yet, one line for each kind. For the server's end.
-    pub(super) fn report_totals(&self) {
+    pub(in crate::rpc) fn report_totals(&self) {
         for (kind, count) in self.take_totals() {
             log::log!(kind.level(), "left out: {count} more lines about {}, until the server's end", kind.name());
         }

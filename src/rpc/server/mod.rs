@@ -71,6 +71,7 @@ pub use gguf_index::model_link_targets;
 pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
+pub(in crate::rpc) use log_limits::{LogKind, LogLimits};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
@@ -93,7 +94,6 @@ use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
 use listen::ServedListener;
-use log_limits::{LogKind, LogLimits};
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;

@@ -129,7 +129,8 @@ pub(crate) fn resolve(endpoint: &str) -> Result<Vec<Address>, ResolveError> {
     Ok(addrs.map(Address::Tcp).collect())
 }
 
-fn is_host_and_port(text: &str) -> bool {
+/// Whether the text is of the form `host:port`, with an IPv6 address in brackets.
+pub(crate) fn is_host_and_port(text: &str) -> bool {
     let host_and_port =
         |(host, port): (&str, &str)| !host.is_empty() && !host.contains([':', '[', ']']) && port.parse::<u16>().is_ok();
     text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)

@@ -27,7 +27,7 @@ fn tcp_pair() -> (Connection, Connection) {
 }
 
 /// A server's TLS and a client's, each with a key of its own that the other demands.
-pub(super) fn tls_ends() -> (ServerTls, ClientTls) {
+pub(crate) fn tls_ends() -> (ServerTls, ClientTls) {
     /// Allows one key.
     #[derive(Debug)]
     struct OneKey(PublicKey);

@@ -18,19 +18,25 @@ mod address;
 mod bound_socket;
 #[cfg(test)]
 mod contract;
+#[cfg(test)]
+pub(crate) mod counting;
 mod duplex;
 mod error;
+mod forward;
 #[cfg(test)]
 pub(crate) mod memory;
 mod poll;
 mod tcp;
 pub(crate) mod tls;
 
-pub(crate) use address::{Address, KeyName, PeerAddr, ResolveError, missing_port_hint, resolve};
+pub(crate) use address::{Address, KeyName, PeerAddr, ResolveError, is_host_and_port, missing_port_hint, resolve};
 pub use bound_socket::BoundSocket;
+#[cfg(test)]
+pub(crate) use contract::tls_ends;
 pub(crate) use duplex::Duplex;
 pub use error::DialError;
 pub(crate) use error::{ListenError, TransportError};
+pub(crate) use forward::{ForwardError, LendReceived};
 
 use std::fmt;
 use std::io::IoSlice;
@@ -98,6 +104,16 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// no byte is available.
     fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError>;
 
+    /// Reads without a copy, for a transport that holds received bytes in memory of its own, such as one that decrypts.
+    fn lender(&self) -> Option<&dyn LendReceived> {
+        None
+    }
+
+    /// Goes on with the transport's own handshake, which reads and writes do too. `false`: it is not complete.
+    fn try_handshake(&self) -> Result<bool, TransportError> {
+        Ok(true)
+    }
+
     /// Writes bytes from the front of `src`, which must not be empty, and returns how many. `None`: there is no room.
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError>;
 
@@ -153,6 +169,21 @@ impl Connection {
     /// Ends the connection once the peer's machine has acknowledged nothing for `timeout` ([`Transport::set_loss_timeout`]).
     pub(crate) fn set_loss_timeout(&self, timeout: Duration) {
         self.0.set_loss_timeout(timeout);
+    }
+
+    /// Completes the transport's own handshake. At a client of TLS, the server has proved its key then, but may still refuse the
+    /// client's: the next read reports that.
+    ///
+    /// # Errors
+    /// [`TransportError::TimedOut`] when the handshake is not complete by the deadline.
+    pub(crate) fn handshake(&self, deadline: &Deadline) -> Result<(), TransportError> {
+        while !self.0.try_handshake()? {
+            // A peer that sends single bytes slowly never lets the wait time out.
+            if !self.0.wait(Interest::Read, deadline)? || deadline.remaining().is_none() {
+                return Err(TransportError::TimedOut { what: NO_HANDSHAKE, after: deadline.timeout() });
+            }
+        }
+        Ok(())
     }
 
     /// Both directions, for one thread.
@@ -290,10 +321,15 @@ impl Sender {
                 }
             }
         }
-        if !self.0.try_flush()? {
-            self.wait_for(&Deadline::after(stall), |transport| Ok(transport.try_flush()?.then_some(())))?;
+        self.flush(stall)
+    }
+
+    /// Sends what the transport has buffered.
+    fn flush(&mut self, stall: Duration) -> Result<(), TransportError> {
+        if self.0.try_flush()? {
+            return Ok(());
         }
-        Ok(())
+        self.wait_for(&Deadline::after(stall), |transport| Ok(transport.try_flush()?.then_some(())))
     }
 
     /// Repeats an attempt until there is room for it.
@@ -339,6 +375,8 @@ impl Sender {
 const NOTHING_RECEIVED: &str = "the peer sent no byte";
 /// Description of a send timeout.
 const NOTHING_ACCEPTED: &str = "the peer accepted no byte";
+/// Description of a handshake that timed out.
+const NO_HANDSHAKE: &str = "the peer did not complete the TLS handshake";
 
 /// A listener.
 pub(crate) trait Listen: fmt::Debug + Send {

@@ -60,7 +60,9 @@ pub(crate) trait AllowedPeers: fmt::Debug + Send + Sync {
 pub(super) enum WrongKey {
     #[error("the client's key {0} is not allowed (--allow-keys)")]
     UnknownClient(PublicKey),
-    #[error("the server's key is {0}, which --server-key does not name")]
+    #[error(
+        "the server's key is {0}, which this end was not told to expect (--server-key, or KEY of `rpc-server connect`)"
+    )]
     OtherServer(PublicKey),
     #[error("the key is not an Ed25519 key")]
     Algorithm,

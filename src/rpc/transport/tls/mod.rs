@@ -15,6 +15,8 @@ mod records;
 mod tests;
 
 pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ServerTls, Verdict};
+#[cfg(test)]
+pub(crate) use records::copies;
 
 use std::fmt;
 use std::io::IoSlice;
@@ -28,7 +30,7 @@ use thiserror::Error as ErrorTrait;
 
 use super::address::KeyName;
 use super::tcp::TcpTransport;
-use super::{Deadline, Interest, PeerAddr, Transport, TransportError};
+use super::{Deadline, Interest, LendReceived, PeerAddr, Transport, TransportError};
 use crate::rpc::keys::PublicKey;
 use handshake::{Handshake, KeySchedule, Progress};
 use records::{Opener, Received, Sealer};
@@ -38,7 +40,9 @@ use records::{Opener, Received, Sealer};
 pub(crate) enum TlsError {
     #[error("the client does not use TLS, which this address demands; it needs a key (--key, --server-key)")]
     PlainClient,
-    #[error("the server does not use TLS at this address; connect without --server-key, or to its address with TLS")]
+    #[error(
+        "the server does not use TLS at this address: use its address with TLS, or connect without a key of the server"
+    )]
     PlainServer,
     #[error(
         "the server closed the connection during the TLS handshake; it may not use TLS at this address (--listen \
@@ -231,8 +235,10 @@ impl TlsSession {
     }
 }
 
-impl Transport for TlsTransport {
-    fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
+impl TlsTransport {
+    /// Reads by `take` if data or the end is available, and returns its result. `wanted`: how many bytes the reader would take.
+    /// `take` runs under the lock of the receiving direction.
+    fn read_by(&self, wanted: usize, take: impl FnOnce(&mut Opener) -> usize) -> Result<Option<usize>, TransportError> {
         if self.aborted.load(Ordering::Relaxed) {
             return Ok(Some(0));
         }
@@ -240,13 +246,40 @@ impl Transport for TlsTransport {
             return Ok(self.closed.load(Ordering::Relaxed).then_some(0));
         };
         let mut opener = lock(&session.opener);
-        session.receive(&mut opener, &self.socket, dst.len())?;
+        session.receive(&mut opener, &self.socket, wanted)?;
         if !opener.is_ready() {
             return Ok(None);
         }
-        let read = opener.read(dst);
+        let read = take(&mut opener);
         session.is_ready.store(opener.is_ready() || opener.has_record(), Ordering::Relaxed);
         Ok(Some(read))
+    }
+}
+
+impl LendReceived for TlsTransport {
+    fn try_lend(&self, wanted: usize, sink: &mut dyn FnMut(&[u8]) -> usize) -> Result<Option<usize>, TransportError> {
+        self.read_by(wanted, |opener| {
+            let lent = opener.plain().len();
+            if lent > 0 {
+                let taken = sink(opener.plain());
+                opener.consume(taken);
+            }
+            lent
+        })
+    }
+}
+
+impl Transport for TlsTransport {
+    fn try_read(&self, dst: &mut [u8]) -> Result<Option<usize>, TransportError> {
+        self.read_by(dst.len(), |opener| opener.read(dst))
+    }
+
+    fn lender(&self) -> Option<&dyn LendReceived> {
+        Some(self)
+    }
+
+    fn try_handshake(&self) -> Result<bool, TransportError> {
+        Ok(self.session()?.is_some() || self.closed.load(Ordering::Relaxed))
     }
 
     fn try_write(&self, src: &[IoSlice<'_>]) -> Result<Option<usize>, TransportError> {

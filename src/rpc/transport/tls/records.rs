@@ -27,9 +27,8 @@ const MAX_BODY: usize = MAX_PLAINTEXT + 256;
 /// Records that one write seals: enough for large messages, and a bound on what waits for the socket.
 const RECORDS_PER_WRITE: usize = 4;
 
-/// Records that wait for the socket: those of a write, behind a key update and the rest of the handshake, and the closing alert.
-/// More than that are sent by several system calls.
-const MAX_PENDING: usize = RECORDS_PER_WRITE + 3;
+/// Waiting records in one gathered write: those of a write of data, a key update before them, and bytes of the handshake.
+const MAX_GATHERED: usize = RECORDS_PER_WRITE + 2;
 
 /// Parts of a message in one record.
 const MAX_PARTS: usize = 8;
@@ -90,9 +89,10 @@ pub(super) struct Sealer {
     suite: Suite,
     encrypter: Box<dyn MessageEncrypter>,
     next_record: u64,
-    /// Sealed records that the socket has not accepted, each in the buffer in which rustls has sealed it: they are not copied.
+    /// Sealed records that the socket has not accepted, each as rustls has written it: a gathered write sends them without
+    /// copying them into one buffer.
     pending: VecDeque<Vec<u8>>,
-    /// How many bytes of the first one the socket has accepted.
+    /// How many bytes of the first of them the socket has accepted.
     sent: usize,
     finished: bool,
 }
@@ -106,7 +106,7 @@ impl Sealer {
 
     /// Appends bytes of the handshake that the socket has not accepted.
     pub(super) fn with_pending(mut self, bytes: &[u8]) -> Self {
-        self.pending.push_back(bytes.to_vec());
+        self.push(bytes.to_vec());
         self
     }
 
@@ -154,38 +154,37 @@ impl Sealer {
 
     /// Sends what waits for room. `false`: there is no room for all of it.
     pub(super) fn flush(&mut self, socket: &TcpTransport) -> Result<bool, TransportError> {
-        while !self.pending.is_empty() {
-            let mut parts = [IoSlice::new(&[]); MAX_PENDING];
-            let starts = std::iter::once(self.sent).chain(std::iter::repeat(0));
-            let unsent = self.pending.iter().zip(starts).map(|(record, start)| record.get(start..).unwrap_or_default());
-            let mut count = 0;
-            for (part, unsent) in parts.iter_mut().zip(unsent) {
-                *part = IoSlice::new(unsent);
-                count += 1;
+        while let Some(first) = self.pending.front() {
+            let mut parts = [IoSlice::new(&[]); MAX_GATHERED];
+            for (part, record) in parts.iter_mut().zip(&self.pending) {
+                *part = IoSlice::new(record);
             }
+            parts[0] = IoSlice::new(first.get(self.sent..).unwrap_or_default());
+            let count = self.pending.len().min(parts.len());
             match socket.try_write(&parts[..count])? {
-                Some(sent) => self.remove_sent(sent),
+                Some(bytes) => self.advance(bytes),
                 None => return Ok(false),
             }
         }
-        // An idle connection holds no memory.
-        self.pending = VecDeque::new();
         Ok(true)
     }
 
-    /// Removes the bytes that the socket has accepted.
-    fn remove_sent(&mut self, bytes: usize) {
+    /// Drops the records of which the socket has accepted `bytes` more: an idle connection holds none.
+    fn advance(&mut self, bytes: usize) {
         self.sent += bytes;
-        while let Some(len) = self.pending.front().map(Vec::len).filter(|&len| len <= self.sent) {
-            self.sent -= len;
+        while let Some(first) = self.pending.front()
+            && self.sent >= first.len()
+        {
+            self.sent -= first.len();
             self.pending.pop_front();
         }
     }
 
-    /// Sealed bytes that the socket has not accepted.
-    #[cfg(test)]
-    pub(super) fn pending_bytes(&self) -> usize {
-        self.pending.iter().map(Vec::len).sum()
+    fn push(&mut self, record: Vec<u8>) {
+        // A write of only empty parts would look like the end of the connection.
+        if !record.is_empty() {
+            self.pending.push_back(record);
+        }
     }
 
     /// Sends the alert that ends this direction. `false`: there is no room for all of it.
@@ -199,9 +198,10 @@ impl Sealer {
     fn seal(&mut self, typ: ContentType, parts: &[&[u8]]) -> Result<(), TlsError> {
         let plain =
             OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload: OutboundChunks::new(parts) };
+        copies::count(parts.iter().map(|part| part.len()).sum());
         let record = self.encrypter.encrypt(plain, self.next_record)?.encode();
         self.next_record += 1;
-        self.pending.push_back(record);
+        self.push(record);
         Ok(())
     }
 }
@@ -253,9 +253,6 @@ pub(super) struct Opener {
     ended: bool,
     /// A record could not be opened: nothing behind it is.
     failed: bool,
-    /// Bytes that were copied in memory.
-    #[cfg(test)]
-    pub(super) copied: usize,
 }
 
 /// What a connection has for its reader.
@@ -282,8 +279,6 @@ impl Opener {
             without_data: 0,
             ended: false,
             failed: false,
-            #[cfg(test)]
-            copied: 0,
         })
     }
 
@@ -295,7 +290,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Whether [`Opener::read`] has data, or the end, without the socket.
+    /// Whether [`Opener::plain`] has data, or the end is reached, without the socket.
     pub(super) fn is_ready(&self) -> bool {
         !self.plain.is_empty() || self.ended
     }
@@ -305,16 +300,25 @@ impl Opener {
         matches!(record_len(self.sealed_bytes()), Ok(Some(len)) if len <= self.sealed.len())
     }
 
+    /// Opened bytes that are not yet read; none at the end of the stream.
+    pub(super) fn plain(&self) -> &[u8] {
+        self.input.get(self.plain.clone()).unwrap_or_default()
+    }
+
+    /// Marks bytes from the front of [`Opener::plain`] as read.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.plain.start += bytes.min(self.plain.len());
+    }
+
     /// Reads opened bytes into `dst`; 0 at the end of the stream, or if there are none.
     pub(super) fn read(&mut self, dst: &mut [u8]) -> usize {
-        let bytes = dst.len().min(self.plain.len());
-        let (start, end) = (self.plain.start, self.plain.start + bytes);
-        if let (Some(dst), Some(src)) = (dst.get_mut(..bytes), self.input.get(start..end)) {
+        let plain = self.plain();
+        let bytes = dst.len().min(plain.len());
+        if let (Some(dst), Some(src)) = (dst.get_mut(..bytes), plain.get(..bytes)) {
+            copies::count(bytes);
             dst.copy_from_slice(src);
-            #[cfg(test)]
-            (self.copied += bytes);
         }
-        self.plain.start = end;
+        self.consume(bytes);
         bytes
     }
 
@@ -339,10 +343,10 @@ impl Opener {
     /// Receives bytes behind those that are not yet opened. `false`: none are available.
     fn fill(&mut self, socket: &TcpTransport, wanted: usize) -> Result<bool, TransportError> {
         let needed = record_len(self.sealed_bytes())?.unwrap_or(HEADER);
-        // The front of a record: a reader of large bodies receives four records at once, so the rest of a fifth is rare.
-        self.input.copy_within(self.sealed.clone(), 0);
-        #[cfg(test)]
-        (self.copied += self.sealed.len());
+        if self.sealed.start > 0 {
+            copies::count(self.sealed.len());
+            self.input.copy_within(self.sealed.clone(), 0);
+        }
         self.sealed = 0..self.sealed.len();
         self.plain = 0..0;
         let space = needed.max(if wanted > SMALL_INPUT { LARGE_INPUT } else { SMALL_INPUT });
@@ -411,5 +415,28 @@ impl Opener {
             (ContentType::Handshake, &[HandshakeMessage::NEW_SESSION_TICKET, ..]) => Ok(Some(Received::Nothing)),
             _ => Err(TlsError::UnexpectedRecord(typ.into())),
         }
+    }
+}
+
+/// Counts the bytes that this thread copies in user space, for tests: sealing copies each byte once, into the record that it
+/// encrypts; opening decrypts in place, and moves a part of a record to the front of the input before the rest arrives.
+pub(crate) mod copies {
+    #[cfg(test)]
+    thread_local! {
+        static BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(bytes: usize) {
+        BYTES.set(BYTES.get() + bytes);
+    }
+
+    #[cfg(not(test))]
+    pub(super) fn count(_: usize) {}
+
+    /// The bytes that this thread has copied so far.
+    #[cfg(test)]
+    pub(crate) fn counted() -> usize {
+        BYTES.get()
     }
 }
