@@ -129,7 +129,7 @@
 //! enforces it.
 //! ```text
 //! bin/rpc-server      examples/generate
-//!                     registry
+//! rpc::relay          registry
 //! rpc::server         rpc::client         sched
 //! rpc::connection                         cpu, cuda, fallback
 //! rpc::wire           rpc::transport      device

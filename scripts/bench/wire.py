@@ -8,6 +8,8 @@
    of a token with the server minus the median time without a server.
 3. Several clients that decode concurrently on our server: total tokens per second while all of them decode, relative to one client.
 4. CPU time of our server while a client that has loaded a model is idle.
+5. Bare sockets as in 1 to a plain address of our server, and through `rpc-server connect` over TLS to the same server: the ratio is
+   that of the relay to the plain address, and includes the TLS of the server.
 
 Prints medians with the lowest and the highest round in brackets, and checks the bounds: our added time is at most 0.6 of that of
 llama.cpp's server, the largest number of clients reaches at least 0.9 of one client's throughput, and an idle server uses less than
@@ -18,11 +20,15 @@ import argparse
 import contextlib
 import itertools
 import os
+import re
 import statistics
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import ROOT, Bound, Spread, finish, ratio, rotated, warn_if_busy
@@ -94,6 +100,27 @@ def sockets(server: Server, a: argparse.Namespace) -> Values:
     return out
 
 
+@contextlib.contextmanager
+def relayed(a: argparse.Namespace) -> Iterator[dict[str, Server]]:
+    """Our server with keys, by its plain address, and a relay to its address with TLS."""
+    binary = a.binary or ROOT / "target" / "release" / "rpc-server"
+
+    def keygen(name: str) -> str:
+        return subprocess.run([binary, "keygen", f"{folder}/{name}"], check=True, capture_output=True, text=True).stdout.strip()
+
+    with tempfile.TemporaryDirectory() as folder:
+        own, client = keygen("own"), keygen("client")
+        Path(folder, "clients").write_text(f"{client} client\n")
+        keys = ("--key", f"{folder}/own", "--allow-keys", f"{folder}/clients")
+        with ours(a.threads, binary=binary, options=(*keys, "--listen", "0=plain")) as server:
+            connect = [str(binary), "connect", "--key", f"{folder}/client", f"0={server.endpoint}={own}"]
+            if not server.wait_for_log("protocol 7.0)\nlistening on", CLIENT_S):
+                raise ServerError(f"no plain address:\n{server.log}")
+            with Server(connect) as relay:
+                server.endpoint = re.findall(r"listening on (\S+:\d+)", server.log)[1]
+                yield {"plain": server, "relay": relay}
+
+
 def token_ms(side: str, model: Path, a: argparse.Namespace) -> float:
     """Median time per token of one client, on a fresh server or locally."""
     options = ["--prompt", "16", "--generate", str(a.generate), "--threads", str(a.threads), "--times"]
@@ -163,7 +190,7 @@ def main() -> None:
     p.add_argument("--round-trips", type=int, default=5000)
     p.add_argument("--small", type=int, default=50_000, help="small uploads")
     p.add_argument("--idle", type=float, default=4.0, metavar="S", help="seconds to watch an idle server")
-    p.add_argument("--only", choices=("sockets", "tiny", "clients", "idle"), help="only this part")
+    p.add_argument("--only", choices=("sockets", "tiny", "clients", "idle", "relay"), help="only this part")
     p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
     p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
     p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated")
@@ -174,7 +201,7 @@ def main() -> None:
         a.rounds, a.types, a.generate, a.clients, a.transfer = 1, "q4_0", 40, "1,2", 8
         a.round_trips, a.small, a.idle = 200, 500, 0.2
     warn_if_busy()
-    parts = (a.only,) if a.only else ("sockets", "tiny", "clients", "idle")
+    parts = (a.only,) if a.only else ("sockets", "tiny", "clients", "idle", "relay")
     counts = [int(n) for n in a.clients.split(",")]
     runs: dict = {part: defaultdict(lambda: defaultdict(list)) for part in parts}
     for n in range(a.rounds):
@@ -195,19 +222,26 @@ def main() -> None:
                 runs["clients"]["tok/s"][count].append(together(model, count, a))
         if "idle" in parts:
             runs["idle"]["percent"]["ours"].append(idle(Model("q4_0").ensure(a.models), a))
+        if "relay" in parts:
+            with relayed(a) as sides:
+                for side in rotated(("plain", "relay"), n):
+                    for name, value in sockets(sides[side], a).items():
+                        runs["relay"][name][side].append(value)
     report(runs, a)
 
 
 def report(runs: dict, a: argparse.Namespace) -> None:
     """Print the tables and bounds, and write the JSON."""
     bounds, summary = [], {}
-    if found := runs.get("sockets"):
-        print(f"{'':28} {'ours':24} {'llama.cpp':24} {'ratio':>6}")
-        for name, sides in found.items():
-            both, to = {side: Spread.of(values) for side, values in sides.items()}, ratio(sides["ours"], sides["peer"])
+    for part, (first, other), title in (("sockets", ("ours", "peer"), "llama.cpp"), ("relay", ("relay", "plain"), "plain")):
+        if part not in runs:
+            continue
+        print(f"{'':28} {first:24} {title:24} {'ratio':>6}")
+        for name, sides in runs[part].items():
+            both, to = {side: Spread.of(values) for side, values in sides.items()}, ratio(sides[first], sides[other])
             better = "  (lower is better)" if name in LOWER_IS_BETTER else ""
-            print(f"{name:28} {shown(both['ours']):24} {shown(both['peer']):24} {to.median:6.2f}{better}")
-            summary[name] = both | {"ratio": to}
+            print(f"{name:28} {shown(both[first]):24} {shown(both[other]):24} {to.median:6.2f}{better}")
+            summary[name if part == "sockets" else f"{part}: {name}"] = both | {"ratio": to}
     for dtype, sides in runs.get("tiny", {}).items():
         each = {side: Spread.of(values) for side, values in sides.items()}
         added = {side: each[side].median - each["local"].median for side in ("ours", "peer")}

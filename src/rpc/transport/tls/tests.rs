@@ -39,7 +39,7 @@ fn large_bodies_are_copied_once_at_each_end() {
     let far = TlsTransport::server(far, &server).unwrap();
     let (sent, mut got) = (vec![7; BODY], vec![0; BODY]);
     let (mut at, mut read, mut sealed, mut opened) = (0, 0, 0, 0);
-    let mut counted = |work: &mut dyn FnMut()| {
+    let counted = |work: &mut dyn FnMut()| {
         let before = copies::counted();
         work();
         copies::counted() - before
