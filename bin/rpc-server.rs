@@ -71,7 +71,8 @@ Examples:
   rpc-server --drain 600              on SIGTERM, give clients ten minutes to finish
   rpc-server keygen /etc/fanout/key   write a new secret key, and print its public part
   rpc-server -H 10.0.0.5 --key /etc/fanout/key --allow-keys /etc/fanout/clients
-                                      serve the clients whose keys are in that list, over TLS
+                                      serve the clients whose keys are in that list, over TLS; add
+                                      --peer 10.0.0.6=ed25519:… to copy to the server with that key
   rpc-server connect --key key 10.0.0.5=ed25519:…
                                       let llama.cpp's clients on this machine use that server, at 127.0.0.1:50052
   rpc-server --status 10.0.0.5:50052  print the state of that server
@@ -237,8 +238,11 @@ struct Args {
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
     /// collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
     /// for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must name the server
-    /// as here, or by its IP address [default: none].
-    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',')]
+    /// as here, or by its IP address. =KEY behind it: copies go over TLS; the other server must prove this public key, and have
+    /// that of --key in its --allow-keys. Without KEY, copies need an address of the other server without TLS.
+    /// =plain-collectives: only collectives, which are never encrypted; a server with keys refuses them without this, except
+    /// on loopback [default: none].
+    #[arg(long = "peer", value_name = "ADDRESS[=KEY]", value_delimiter = ',')]
     peers: Vec<Peer>,
 
     /// Port on which a client's collectives let this server listen for a peer [default: 1000 above the port to which the
@@ -346,6 +350,11 @@ fn run(args: Args) -> ExitCode {
     }
     if args.list_devices {
         return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
+    }
+    if let Some(peer) = args.peers.iter().find(|peer| peer.has_key() && args.key.is_none()) {
+        usage(&format!(
+            "--peer {peer}: a server with a key demands one of this server, too: give --key and --allow-keys"
+        ));
     }
     #[cfg(unix)]
     match args.worker {

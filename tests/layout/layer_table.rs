@@ -72,7 +72,24 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
     layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
-    layer("rpc::server::peers::peer_allowlist", &["rpc::transport", "rpc::server::versions", "addresses", "io"], &[]),
+    layer(
+        "rpc::server::peers::peer_trust",
+        &["rpc::keys"],
+        &["rpc::transport::tls", "rpc::server::peers::peer_allowlist"],
+    ),
+    layer(
+        "rpc::server::peers::peer_allowlist",
+        &[
+            "rpc::keys",
+            "rpc::transport",
+            "rpc::transport::tls",
+            "rpc::server::versions",
+            "rpc::server::peers::peer_trust",
+            "addresses",
+            "io",
+        ],
+        &[],
+    ),
     layer(
         "rpc::server::limits",
         &[
@@ -124,10 +141,12 @@ pub(crate) const LAYERS: &[Layer] = &[
             "device",
             "rpc::connection",
             "rpc::transport",
+            "rpc::transport::tls",
             "rpc::wire",
             "rpc::server::byte_semaphore",
             "rpc::server::host_memory",
             "rpc::server::limits",
+            "rpc::server::log_limits",
             "rpc::server::thread_budget",
             "rpc::server::peers::peer_allowlist",
             "crossbeam",
@@ -146,7 +165,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::peers::peer_allowlist",
             "addresses",
         ],
-        &["fastrand"],
+        &["rpc::keys", "rpc::transport::tls", "fastrand"],
     ),
     layer(
         "rpc::server::transfer_tokens",

@@ -46,6 +46,8 @@ mod server_program;
 mod server_program_keys;
 mod server_program_lifecycle;
 #[cfg(target_os = "linux")]
+mod server_program_peer_keys;
+#[cfg(target_os = "linux")]
 mod server_program_sandbox;
 #[cfg(target_os = "linux")]
 mod server_program_supervisor;

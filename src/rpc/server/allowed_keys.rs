@@ -22,7 +22,7 @@ const MAX_NAME: usize = 64;
 #[derive(Clone)]
 pub struct ServerKeys {
     pub(super) tls: ServerTls,
-    own: PublicKey,
+    credentials: Credentials,
     list: Arc<AllowedKeys>,
 }
 
@@ -71,17 +71,21 @@ impl ServerKeys {
     pub fn read_files(key: &Path, list: &Path) -> Result<ServerKeys, ServerKeysError> {
         let failed = |e: rustls::Error| ServerKeysError::Tls(e.to_string());
         let credentials = Credentials::of_key(&SecretKey::read_file(key)?).map_err(failed)?;
-        let own = credentials.public_key();
         let keys = RwLock::new(read_list(list)?);
         let list = Arc::new(AllowedKeys { path: list.to_owned(), keys });
         let allowed: Arc<dyn AllowedPeers> = Arc::clone(&list) as _;
         let tls = ServerTls::new(&credentials, allowed).map_err(failed)?;
-        Ok(ServerKeys { tls, own, list })
+        Ok(ServerKeys { tls, credentials, list })
     }
 
     /// The public part of the server's own key, which its clients demand.
     pub fn public_key(&self) -> PublicKey {
-        self.own
+        self.credentials.public_key()
+    }
+
+    /// The server's own key, with which it dials others.
+    pub(super) fn credentials(&self) -> Credentials {
+        self.credentials.clone()
     }
 
     /// Number of keys that are allowed.
@@ -109,7 +113,10 @@ impl ServerKeys {
 
 impl fmt::Debug for ServerKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerKeys").field("own", &self.own).field("list", &self.list.path).finish_non_exhaustive()
+        f.debug_struct("ServerKeys")
+            .field("own", &self.public_key())
+            .field("list", &self.list.path)
+            .finish_non_exhaustive()
     }
 }
 

@@ -52,6 +52,12 @@ pub enum BindError {
         /// The resolver's error.
         source: io::Error,
     },
+    /// A peer has a key, and this server has none to prove to it.
+    #[error("--peer {peer}: a server with a key demands one of this server, too (--key, --allow-keys)")]
+    PeerKey {
+        /// The peer, as configured.
+        peer: String,
+    },
     /// The folder of the models (GGUF files) cannot be read.
     #[error("cannot read the models folder {dir}: {source}")]
     Models {

@@ -89,6 +89,8 @@ log_kinds! {
     RefusedGraph: Info, 1, "refused graphs";
     RefusedLoad: Info, 1, "refused loads from disk";
     LoadTotals: Info, 1, "sessions that have loaded from disk";
+    /// A server of `--peer` does not prove its key, or does not accept this server's.
+    UntrustedPeer: Warn, 1, "servers that were not trusted";
     RefusedCollective: Warn, 1, "COMM_INITs that have connected no servers";
     /// Clients of another version of the protocol hang up after HELLO.
     VersionHangUp: Info, 1, "clients that hung up after HELLO";

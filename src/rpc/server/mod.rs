@@ -200,7 +200,10 @@ impl Server {
                 .map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
         });
         let tensor_cache = tensor_cache.transpose()?;
-        let peers = PeerAllowlist::resolve(&config.peers)
+        if let Some(peer) = config.peers.iter().find(|peer| peer.has_key() && config.keys.is_none()) {
+            return Err(BindError::PeerKey { peer: peer.to_string() });
+        }
+        let peers = PeerAllowlist::resolve(&config.peers, config.keys.as_ref().map(ServerKeys::credentials))
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let gguf_index = config.models.as_ref().map(|dir| {
             GgufIndex::open(dir, config.digests.as_deref())

@@ -16,7 +16,7 @@ use super::address_claim::{AddressClaim, AddressClaims};
 use super::comm_link::{Candidate, CommLink, LinkRequest};
 use super::exchange::ExchangeError;
 use super::{COMM_PORT_OFFSET, WATCH_INTERVAL};
-use crate::rpc::server::peers::{PeerAllowlist, Purpose};
+use crate::rpc::server::peers::{PeerAllowlist, UNENCRYPTED};
 use crate::rpc::transport::{self, Address, Connection, Deadline, Listen, PeerAddr, TransportError};
 
 /// Limit of the threads that dial for COMM_INIT, per server. A thread may outlive its session by one attempt to connect.
@@ -78,7 +78,7 @@ pub(in crate::rpc::server) enum RendezvousError {
 
 /// What [`RendezvousError::NotConnected`] says about the last peer that is not on the allow-list.
 fn refused_text(refused: &Option<PeerAddr>) -> String {
-    refused.map(|peer| format!("; {peer} has, and no --peer names it")).unwrap_or_default()
+    refused.map(|peer| format!("; {peer} has, and no --peer permits it")).unwrap_or_default()
 }
 
 /// The pending COMM_INITs of a server.
@@ -103,6 +103,9 @@ impl Rendezvous {
         timeouts: RendezvousTimeouts,
         hung_up: &dyn Fn() -> bool,
     ) -> Result<(CommLink, AddressClaim), RendezvousError> {
+        if !allowlist.permits_collectives_at(at.ip()) {
+            return Err(RendezvousError::Listen(format!("{at}: {UNENCRYPTED}")));
+        }
         let deadline = Deadline::after(timeouts.whole);
         let claim = self.claims.claim(at)?;
         let listener = listen(at, &deadline, hung_up)?;
@@ -120,7 +123,7 @@ impl Rendezvous {
                 if peer.ip().is_some_and(|ip| allowlist.permits_incoming(ip)) {
                     candidates.push(Candidate::new(connection, timeouts.capabilities));
                 } else {
-                    debug!("{peer}: connected to {at} for collectives, but no --peer names it; closed");
+                    debug!("{peer}: connected to {at} for collectives, but no --peer permits it; closed");
                     refused = Some(peer);
                 }
             }
@@ -157,7 +160,7 @@ impl Rendezvous {
         let host = &request.host;
         let address =
             if host.contains(':') { format!("[{host}]:{}", request.port) } else { format!("{host}:{}", request.port) };
-        let permitted = allowlist.permitted(&address, Purpose::Collectives);
+        let permitted = allowlist.collective_targets(&address);
         let targets = permitted.map_err(|why| RendezvousError::NotDialled(format!("{address}: {why}")))?;
         if request.port <= COMM_PORT_OFFSET {
             let reason = format!("{address}: the port of rank 0 is {COMM_PORT_OFFSET} above that of its endpoint");

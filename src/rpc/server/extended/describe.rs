@@ -22,7 +22,7 @@ pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, host_memor
         max_graphs: MAX_PROGRAMS as u32,
         capabilities: ServerCapabilities {
             load_by_digest: server.gguf_index.is_some(),
-            peer_transfers: !server.peers.is_empty(),
+            peer_transfers: server.peers.permits_transfers(),
         },
         sessions: server.lifecycle.session_count(),
         listeners: server.listeners.iter().map(listener_record).collect(),

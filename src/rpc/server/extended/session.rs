@@ -16,7 +16,7 @@ use crate::rpc::server::context::ServerContext;
 use crate::rpc::server::handshake::HelloError;
 use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard};
 use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
-use crate::rpc::server::peers::PeerPool;
+use crate::rpc::server::peers::{PeerLog, PeerPool};
 use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
@@ -68,7 +68,8 @@ pub(in crate::rpc::server) fn serve_session(
     let watch = connection.watch();
     let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, tokens.pending_receives());
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
-    let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory());
+    let log = PeerLog::new(&server.logs, peer);
+    let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory(), log);
     let reply_memory = server.config.limits.max_body.saturating_mul(MAX_UNSENT_MESSAGES);
     let reply_memory = ByteSemaphore::new(reply_memory, connection.memory(), BASE_REPLY_BYTES);
     let (replies, in_flight) = (Arc::clone(&reply_memory), Arc::clone(peer_pool.in_flight()));

@@ -1,16 +1,44 @@
-//! Dialling another server: connects, then completes HELLO and HELLO_EXT, so that the connection has fanout's extensions.
+//! Dialling another server: connects, over TLS if the peer has a key, then completes HELLO and HELLO_EXT, so that the connection
+//! has fanout's extensions.
 
+use super::peer_allowlist::PeerTargets;
 use crate::rpc::connection::{Handshake, HandshakeError};
-use crate::rpc::transport::{self, Address, Deadline, TransportError};
+use crate::rpc::transport::tls::TlsError;
+use crate::rpc::transport::{self, Deadline, TransportError};
 use crate::rpc::wire::CAPS_BYTES;
 use crate::rpc::wire::ext::REVISION;
+
+/// Why a server could not be dialled.
+pub(super) struct DialFailure {
+    /// A text about the remote server, for the client.
+    pub(super) why: String,
+    /// What is wrong with a key, for the log.
+    pub(super) distrust: Option<String>,
+}
+
+impl From<String> for DialFailure {
+    fn from(why: String) -> DialFailure {
+        DialFailure { why, distrust: None }
+    }
+}
+
+impl From<HandshakeError> for DialFailure {
+    fn from(e: HandshakeError) -> DialFailure {
+        let distrust = match &e {
+            HandshakeError::Transport(TransportError::Tls(e)) => Some(e.to_string()),
+            _ => None,
+        };
+        DialFailure { why: describe_handshake_error(&e), distrust }
+    }
+}
 
 /// Connects to the first of `targets` that accepts a connection, and completes HELLO and HELLO_EXT.
 ///
 /// # Errors
-/// The reason, as a text about the remote server.
-pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake, String> {
-    let (_, connection) = transport::dial(targets, deadline).map_err(|(addr, e)| match addr {
+/// [`DialFailure`].
+pub(super) fn dial(targets: &PeerTargets, deadline: &Deadline) -> Result<Handshake, DialFailure> {
+    let dialled = transport::dial_with(&targets.addresses, deadline, targets.tls.as_ref());
+    let (_, connection) = dialled.map_err(|(addr, e)| match addr {
         Some(addr) => format!("cannot connect to {addr}: {e}; is a server running there, on that port?"),
         None => "the name has no address".to_owned(),
     })?;
@@ -19,13 +47,13 @@ pub(super) fn dial(targets: &[Address], deadline: &Deadline) -> Result<Handshake
     Ok(handshake)
 }
 
-fn exchange_hello(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), String> {
+fn exchange_hello(handshake: &mut Handshake, deadline: &Deadline) -> Result<(), DialFailure> {
     // In other protocol versions, the byte that offers the extensions is padding of any value, and HELLO_EXT ends the
     // connection.
-    if !handshake.hello(Some([0; CAPS_BYTES]), deadline).map_err(describe_handshake_error)?.supports_extensions() {
-        return Err(not_a_server());
+    if !handshake.hello(Some([0; CAPS_BYTES]), deadline)?.supports_extensions() {
+        return Err(not_a_server().into());
     }
-    handshake.hello_ext(deadline).map(drop).map_err(describe_handshake_error)
+    Ok(handshake.hello_ext(deadline).map(drop)?)
 }
 
 fn not_a_server() -> String {
@@ -34,13 +62,11 @@ fn not_a_server() -> String {
 
 /// A text for the client. It quotes nothing that was read: what listens there may be another service, whose first bytes are no
 /// business of the client.
-fn describe_handshake_error(e: HandshakeError) -> String {
+fn describe_handshake_error(e: &HandshakeError) -> String {
     match e {
         HandshakeError::Transport(TransportError::TimedOut { .. }) => "no reply in time".to_owned(),
         HandshakeError::Transport(TransportError::Closed) => "it closed the connection".to_owned(),
-        HandshakeError::Transport(TransportError::Reset(e) | TransportError::Io(e)) => e.to_string(),
-        // Written by this end, or fixed texts of TLS.
-        HandshakeError::Transport(TransportError::Tls(e)) => e.to_string(),
+        HandshakeError::Transport(e) => describe_transport_error(e),
         HandshakeError::Full => "it is full: it has as many clients as it allows".to_owned(),
         HandshakeError::Draining => "it is about to end and accepts no more clients".to_owned(),
         HandshakeError::TooLong { .. }
@@ -48,5 +74,27 @@ fn describe_handshake_error(e: HandshakeError) -> String {
         | HandshakeError::Wire(_)
         | HandshakeError::OtherReply
         | HandshakeError::ShortHello => not_a_server(),
+    }
+}
+
+/// As [`describe_handshake_error`], once the connection is established too.
+pub(super) fn describe_transport_error(e: &TransportError) -> String {
+    match e {
+        TransportError::Tls(e) => describe_tls_error(e).to_owned(),
+        TransportError::Reset(e) | TransportError::Io(e) => e.to_string(),
+        TransportError::Closed | TransportError::TimedOut { .. } => e.to_string(),
+    }
+}
+
+fn describe_tls_error(e: &TlsError) -> &'static str {
+    match e {
+        TlsError::WrongKey(_) => "it proves another key than this server's --peer names",
+        TlsError::KeyNotAllowed => "it does not allow this server's key (its --allow-keys)",
+        TlsError::KeyRevoked => "it has revoked this server's key (its --allow-keys)",
+        TlsError::PlainServer => "it does not use TLS at this address, and this server's --peer names a key for it",
+        TlsError::ClosedInHandshake => {
+            "it closed the connection during the TLS handshake; it may not use TLS at this address: its log has the reason"
+        }
+        _ => "TLS has failed; this server's log has the reason",
     }
 }

@@ -9,6 +9,7 @@
 //! - A session has one [`PeerConnection`] per address. This server dials only addresses on its [`PeerAllowlist`].
 //! - Each sending queue has a [`PeerSender`], which sends the queue's bytes in the order of the queue's work. Queues do not
 //!   wait for each other: their messages interleave on a shared connection.
+//! - A peer with a key is dialled over TLS: this server proves its own key, and demands that of the peer.
 //! - Bytes in flight lie in host memory. They are charged to the session's budget and limited by a semaphore.
 //!
 //! The receiving side is in `transfer_tokens`. Start reading at [`PeerSender::send`].
@@ -16,8 +17,9 @@
 mod dial;
 mod peer_allowlist;
 mod peer_connection;
+mod peer_trust;
 
-pub(super) use peer_allowlist::{COMM_PORT_OFFSET, PeerAllowlist, Purpose};
+pub(super) use peer_allowlist::{COMM_PORT_OFFSET, PeerAllowlist, UNENCRYPTED};
 pub use peer_allowlist::{ParsePeerError, Peer};
 
 use std::collections::HashMap;
@@ -30,8 +32,10 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 use super::byte_semaphore::{BytePermit, ByteSemaphore};
 use super::host_memory::SessionMemory;
 use super::limits::Config;
+use super::log_limits::{LogKind, LogLimits};
 use super::thread_budget::ThreadBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
+use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::TransferToken;
 use peer_connection::PeerConnection;
 
@@ -73,9 +77,30 @@ struct PeerTimeouts {
     device: Duration,
 }
 
+/// The log of a session's connections to other servers.
+#[derive(Clone)]
+pub(super) struct PeerLog {
+    logs: Arc<LogLimits>,
+    /// The client of the session.
+    client: PeerAddr,
+}
+
+impl PeerLog {
+    pub(super) fn new(logs: &Arc<LogLimits>, client: PeerAddr) -> PeerLog {
+        PeerLog { logs: Arc::clone(logs), client }
+    }
+
+    /// The client gets a fixed text instead.
+    fn untrusted(&self, address: &str, why: &str) {
+        let client = self.client;
+        self.logs.log(client, LogKind::UntrustedPeer, format_args!("{client}: cannot copy to {address}: {why}"));
+    }
+}
+
 /// Connection pool of one session: its connections to other servers, by address. Dropping it closes them.
 pub(super) struct PeerPool {
     allowlist: Arc<PeerAllowlist>,
+    log: PeerLog,
     timeouts: PeerTimeouts,
     connections: HashMap<String, Arc<PeerConnection>>,
     threads: Arc<ThreadBudget>,
@@ -91,6 +116,7 @@ impl PeerPool {
         config: &Config,
         threads: &Arc<ThreadBudget>,
         memory: &Arc<SessionMemory>,
+        log: PeerLog,
     ) -> PeerPool {
         let timeouts = PeerTimeouts {
             handshake: config.handshake_timeout,
@@ -100,7 +126,7 @@ impl PeerPool {
         let in_flight = config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES);
         let in_flight = ByteSemaphore::new(in_flight, memory, 0);
         let (allowlist, threads) = (Arc::clone(allowlist), Arc::clone(threads));
-        PeerPool { allowlist, timeouts, connections: HashMap::new(), threads, in_flight }
+        PeerPool { allowlist, log, timeouts, connections: HashMap::new(), threads, in_flight }
     }
 
     /// Checks that bytes can be sent to `address`: dials it unless a connection exists, and waits until it is connected, or
@@ -132,9 +158,9 @@ impl PeerPool {
             if self.connections.len() >= MAX_PEER_CONNECTIONS {
                 return Err(format!("the session has connections to {MAX_PEER_CONNECTIONS} servers already"));
             }
-            let targets = self.allowlist.permitted(address, Purpose::Transfers)?;
+            let targets = self.allowlist.transfer_targets(address)?;
             let thread = self.threads.reserve().map_err(|e| e.to_string())?;
-            let connection = PeerConnection::start(address, targets, self.timeouts, thread)?;
+            let connection = PeerConnection::start(address, targets, self.timeouts, thread, self.log.clone())?;
             self.connections.insert(address.to_owned(), connection);
         }
         self.connections.get(address).ok_or_else(|| "the connection is lost".to_owned())

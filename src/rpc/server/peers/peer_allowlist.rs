@@ -12,7 +12,10 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use super::peer_trust::{PeerTrust, Purpose};
+use crate::rpc::keys::PublicKey;
 use crate::rpc::server::versions::ListenAddress;
+use crate::rpc::transport::tls::{ClientTls, Credentials};
 use crate::rpc::transport::{Address, ResolveError, resolve};
 
 /// Limit of the length of an address that a client may send: a host name of 253 bytes, a colon and a port.
@@ -23,11 +26,13 @@ const MAX_ADDRESS_BYTES: usize = 253 + 6;
 pub(in crate::rpc::server) const COMM_PORT_OFFSET: u16 = 1000;
 
 /// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A
-/// host is an IP address or a name. Without a port, it is 50052.
+/// host is an IP address or a name. Without a port, it is 50052. Behind `=`: the key that the server must prove, or
+/// `plain-collectives` if only collectives are permitted, which are not encrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     host: Host,
     port: Port,
+    trust: PeerTrust,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,13 +73,6 @@ impl fmt::Display for Port {
     }
 }
 
-/// What another server is dialled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::rpc::server) enum Purpose {
-    Transfers,
-    Collectives,
-}
-
 /// An IP network: all addresses whose first `bits` bits equal those of `addr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct IpNetwork {
@@ -105,7 +103,7 @@ fn address_bits(addr: IpAddr) -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "expected a server such as 10.0.0.5:50052, gpu-2, gpu-2:50053, [fd00::5]:50053, 10.0.0.0/24, 10.0.0.0/24:50053 or gpu-2:* \
-     (any port), got {0:?}"
+     (any port), with =ed25519:… for its key or =plain-collectives, got {0:?}"
 )]
 pub struct ParsePeerError(String);
 
@@ -118,7 +116,21 @@ impl FromStr for Peer {
 }
 
 impl Peer {
+    /// Whether the servers of the entry must prove a key, so that this server needs one, too.
+    pub fn has_key(&self) -> bool {
+        self.trust.key().is_some()
+    }
+
     fn parse(text: &str) -> Option<Peer> {
+        let (text, trust) = match text.split_once('=') {
+            Some((text, trust)) => (text, PeerTrust::parse(trust)?),
+            None => (text, PeerTrust::Plain),
+        };
+        let (host, port) = Peer::parse_address(text)?;
+        Some(Peer { host, port, trust })
+    }
+
+    fn parse_address(text: &str) -> Option<(Host, Port)> {
         let default = Port::One(ListenAddress::DEFAULT_PORT);
         let single = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr.to_canonical()));
         if let Some((addr, rest)) = text.split_once('/') {
@@ -128,10 +140,10 @@ impl Peer {
                 None => (rest, default),
             };
             let bits = bits.parse().ok().filter(|&n| n <= address_bits(addr) && !bits.starts_with('+'))?;
-            return Some(Peer { host: Host::Net(IpNetwork { addr, bits }), port });
+            return Some((Host::Net(IpNetwork { addr, bits }), port));
         }
         if let Ok(addr) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text).parse() {
-            return Some(Peer { host: single(addr), port: default });
+            return Some((single(addr), default));
         }
         let (host, port) = match split_host_port(text) {
             Some((host, port)) => (host, Port::parse(port)?),
@@ -142,7 +154,7 @@ impl Peer {
             Err(_) if is_host_name(host) => Host::Name(host.to_owned()),
             Err(_) => return None,
         };
-        Some(Peer { host, port })
+        Some((host, port))
     }
 }
 
@@ -154,7 +166,7 @@ impl fmt::Display for Peer {
             Host::Net(IpNetwork { addr: IpAddr::V6(addr), .. }) => write!(f, "[{addr}]")?,
             Host::Net(IpNetwork { addr, .. }) => addr.fmt(f)?,
         }
-        write!(f, ":{}", self.port)
+        write!(f, ":{}{}", self.port, self.trust)
     }
 }
 
@@ -179,12 +191,25 @@ fn is_host_name(host: &str) -> bool {
 
 /// Allow-list of the servers that this server may dial.
 #[derive(Debug, Default)]
-pub(in crate::rpc::server) struct PeerAllowlist(Vec<AllowlistEntry>);
+pub(in crate::rpc::server) struct PeerAllowlist {
+    entries: Vec<AllowlistEntry>,
+    /// This server's key, if it has one.
+    credentials: Option<Credentials>,
+}
+
+/// Where to dial another server for transfers, and how.
+pub(super) struct PeerTargets {
+    /// At least one.
+    pub(super) addresses: Vec<Address>,
+    /// `None`: without TLS.
+    pub(super) tls: Option<ClientTls>,
+}
 
 #[derive(Debug)]
 struct AllowlistEntry {
     hosts: ListedHosts,
     port: Port,
+    trust: PeerTrust,
 }
 
 #[derive(Debug)]
@@ -227,12 +252,15 @@ impl ListedHosts {
 }
 
 impl PeerAllowlist {
-    /// Resolves the host names of `peers`.
+    /// Resolves the host names of `peers`. `credentials`: this server's key, if it has one.
     ///
     /// # Errors
     /// The first peer without an address, with the resolver's error.
-    pub(in crate::rpc::server) fn resolve(peers: &[Peer]) -> Result<PeerAllowlist, (&Peer, io::Error)> {
-        PeerAllowlist::resolve_by(peers, resolve)
+    pub(in crate::rpc::server) fn resolve(
+        peers: &[Peer],
+        credentials: Option<Credentials>,
+    ) -> Result<PeerAllowlist, (&Peer, io::Error)> {
+        Ok(PeerAllowlist { credentials, ..PeerAllowlist::resolve_by(peers, resolve)? })
     }
 
     /// As [`PeerAllowlist::resolve`], with any resolver of `host:port`.
@@ -254,27 +282,72 @@ impl PeerAllowlist {
                     ListedHosts::Name(name.clone(), addresses)
                 }
             };
-            entries.push(AllowlistEntry { hosts, port: peer.port });
+            entries.push(AllowlistEntry { hosts, port: peer.port, trust: peer.trust });
         }
-        Ok(PeerAllowlist(entries))
+        Ok(PeerAllowlist { entries, credentials: None })
     }
 
     /// Whether the list is empty: no server may be dialled.
     pub(in crate::rpc::server) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.entries.is_empty()
     }
 
-    /// Whether a server at an IP address may connect to this one. The ports of the list do not count: an outgoing connection
-    /// has any port.
+    /// Whether bytes may be sent to another server.
+    pub(in crate::rpc::server) fn permits_transfers(&self) -> bool {
+        self.entries.iter().any(|entry| entry.trust.permits(Purpose::Transfers, self.credentials.is_some(), false))
+    }
+
+    /// Whether a server at an IP address may connect to this one for collectives. The ports of the list do not count: an outgoing
+    /// connection has any port.
     pub(in crate::rpc::server) fn permits_incoming(&self, addr: IpAddr) -> bool {
-        self.0.iter().any(|entry| entry.hosts.contains(addr))
+        let mut entries = self.entries.iter().filter(|entry| entry.hosts.contains(addr));
+        entries.any(|entry| self.permits(entry, Purpose::Collectives, addr))
     }
 
-    /// The addresses of `host:port` that may be dialled; at least one. Resolves nothing.
+    /// Whether this server may wait at `own` for a server that starts collectives. On loopback, only this machine connects.
+    pub(in crate::rpc::server) fn permits_collectives_at(&self, own: IpAddr) -> bool {
+        self.entries.iter().any(|entry| self.permits(entry, Purpose::Collectives, own))
+    }
+
+    fn permits(&self, entry: &AllowlistEntry, purpose: Purpose, addr: IpAddr) -> bool {
+        entry.trust.permits(purpose, self.credentials.is_some(), addr.to_canonical().is_loopback())
+    }
+
+    /// The addresses of `host:port` to which bytes may be sent, and the keys that a server there must prove. Resolves nothing.
     ///
     /// # Errors
     /// The reason, as a text for the client that sent the address.
-    pub(in crate::rpc::server) fn permitted(&self, address: &str, purpose: Purpose) -> Result<Vec<Address>, String> {
+    pub(super) fn transfer_targets(&self, address: &str) -> Result<PeerTargets, String> {
+        let addresses = self.permitted(address, Purpose::Transfers)?;
+        let keys = self.keys_of(&addresses);
+        if keys.is_empty() {
+            return Ok(PeerTargets { addresses, tls: None });
+        }
+        let credentials = self.credentials.as_ref().ok_or("this server has no key to prove")?;
+        let tls = ClientTls::new(credentials, &keys).map_err(|e| format!("TLS: {e}"))?;
+        Ok(PeerTargets { addresses, tls: Some(tls) })
+    }
+
+    /// The keys of all entries that list one of `addresses`: a client that names a host in another way must not get a connection
+    /// that demands less.
+    pub(super) fn keys_of(&self, addresses: &[Address]) -> Vec<PublicKey> {
+        let lists = |entry: &AllowlistEntry| {
+            let mut addresses = addresses.iter().filter_map(Address::ip);
+            addresses.any(|at| entry.hosts.contains(at.ip()) && entry.port.permits(at.port(), Purpose::Transfers))
+        };
+        self.entries.iter().filter(|entry| lists(entry)).filter_map(|entry| entry.trust.key()).collect()
+    }
+
+    /// The addresses of `host:port` that may be dialled for collectives; at least one. Resolves nothing.
+    ///
+    /// # Errors
+    /// The reason, for the log.
+    pub(in crate::rpc::server) fn collective_targets(&self, address: &str) -> Result<Vec<Address>, String> {
+        self.permitted(address, Purpose::Collectives)
+    }
+
+    /// The addresses of `host:port` that may be dialled; at least one.
+    fn permitted(&self, address: &str, purpose: Purpose) -> Result<Vec<Address>, String> {
         if self.is_empty() {
             return Err("this server may not dial other servers: it was started without --peer".to_owned());
         }
@@ -283,12 +356,28 @@ impl PeerAllowlist {
             .filter(|(host, _)| host.parse::<IpAddr>().is_ok() || is_host_name(host))
             .and_then(|(host, port)| Some((host, parse_port(port)?)))
             .ok_or("expected an address such as 10.0.0.5:50052")?;
-        let entries = self.0.iter().filter(|entry| entry.port.permits(port, purpose));
-        let mut found =
-            entries.map(|entry| entry.hosts.addresses(host, port)).filter(|addresses| !addresses.is_empty());
-        found.next().ok_or_else(|| "this server may not dial it: none of its --peer flags names it".to_owned())
+        let mut needs_consent = false;
+        for entry in self.entries.iter().filter(|entry| entry.port.permits(port, purpose)) {
+            let mut addresses = entry.hosts.addresses(host, port);
+            let listed = addresses.len();
+            // An address without an IP address is one of this process.
+            let ip = |at: &Address| at.ip().map_or(IpAddr::from([127, 0, 0, 1]), |at| at.ip());
+            addresses.retain(|at| self.permits(entry, purpose, ip(at)));
+            if !addresses.is_empty() {
+                return Ok(addresses);
+            }
+            needs_consent |= listed > 0 && purpose == Purpose::Collectives;
+        }
+        Err(if needs_consent { UNENCRYPTED.to_owned() } else { UNLISTED.to_owned() })
     }
 }
+
+/// Why an address is not dialled that no entry lists.
+const UNLISTED: &str = "this server may not dial it: none of its --peer flags names it";
+
+/// Why a server with keys starts no collectives with another machine.
+pub(in crate::rpc::server) const UNENCRYPTED: &str =
+    "collectives are not encrypted, and this server has keys: permit them by --peer HOST=plain-collectives";
 
 /// The address as error messages show it; an address beyond the length limit is replaced, because clients choose its length.
 pub(super) fn displayable_address(address: &str) -> &str {
@@ -342,7 +431,7 @@ mod tests {
     fn address_is_permitted_if_a_peer_contains_it() {
         let list = |peers: &[&str]| {
             let peers: Vec<Peer> = peers.iter().map(|peer| peer.parse().unwrap()).collect();
-            PeerAllowlist::resolve(&peers).unwrap()
+            PeerAllowlist::resolve(&peers, None).unwrap()
         };
         for (peers, address, want) in [
             (&["10.0.0.0/24:*"][..], "10.0.0.255:1", true),
@@ -397,7 +486,7 @@ mod tests {
             ("10.0.0.5:65000", 464, false),
             ("10.0.0.5:*", 22, true),
         ] {
-            let list = PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap();
+            let list = PeerAllowlist::resolve(&[peer.parse().unwrap()], None).unwrap();
             let permitted = list.permitted(&format!("10.0.0.5:{port}"), Purpose::Collectives);
             assert_eq!(permitted.is_ok(), want, "{peer}: {port}");
         }
@@ -425,7 +514,7 @@ mod tests {
 
     #[test]
     fn host_of_an_incoming_connection_is_permitted_on_any_port() {
-        let list = |peer: &str| PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap();
+        let list = |peer: &str| PeerAllowlist::resolve(&[peer.parse().unwrap()], None).unwrap();
         for (peer, host, want) in [
             ("10.0.0.5:7", "10.0.0.5", true),
             ("10.0.0.5:7", "10.0.0.6", false),
@@ -443,7 +532,7 @@ mod tests {
     fn non_ip_address_is_permitted_by_exact_name_only() {
         let targets = |peer: &str| {
             let peers = [peer.parse::<Peer>().unwrap()];
-            PeerAllowlist::resolve(&peers).unwrap().permitted("memory:7", Purpose::Transfers)
+            PeerAllowlist::resolve(&peers, None).unwrap().permitted("memory:7", Purpose::Transfers)
         };
         assert_eq!(targets("memory:7"), Ok(vec![Address::Memory(7)]));
         for peer in ["memory:8", "0.0.0.0/0:*", "::/0:*"] {

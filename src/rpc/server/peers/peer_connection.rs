@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::dial::dial;
-use super::{FailQueue, PeerTimeouts};
+use super::dial::{describe_transport_error, dial};
+use super::peer_allowlist::PeerTargets;
+use super::{FailQueue, PeerLog, PeerTimeouts};
 use crate::device::Reservation;
 use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
-use crate::rpc::transport::{Aborter, Address, Deadline, TransportError};
+use crate::rpc::transport::{Aborter, Deadline, TransportError};
 use crate::rpc::wire::ext::TransferToken;
 use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind,
@@ -52,16 +53,17 @@ enum PeerConnectionState {
 
 impl PeerConnection {
     /// Starts the connection's thread, which dials `targets`, the permitted addresses of `address`. `permit` is the reservation
-    /// of the thread, which keeps it until it ends: an attempt to connect may outlive the session. Does not wait for the
-    /// connection.
+    /// of the thread, which keeps it until it ends: an attempt to connect may outlive the session. `log` gets a line if the
+    /// peer is not trusted. Does not wait for the connection.
     ///
     /// # Errors
     /// That the thread cannot be started.
     pub(super) fn start(
         address: &str,
-        targets: Vec<Address>,
+        targets: PeerTargets,
         timeouts: PeerTimeouts,
         permit: Reservation,
+        log: PeerLog,
     ) -> Result<Arc<PeerConnection>, String> {
         let connection = Arc::new(PeerConnection {
             address: address.to_owned(),
@@ -74,7 +76,7 @@ impl PeerConnection {
         let thread_connection = Arc::clone(&connection);
         let started = std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
             let _permit = permit;
-            thread_connection.dial_and_read(&targets);
+            thread_connection.dial_and_read(&targets, &log);
         });
         started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
         Ok(connection)
@@ -131,7 +133,7 @@ impl PeerConnection {
         Err(why.unwrap_or_else(|| {
             self.fail(&match e {
                 TransportError::TimedOut { .. } => format!("it has received no bytes for {:?}", self.timeouts.stall),
-                e => e.to_string(),
+                e => describe_transport_error(&e),
             })
         }))
     }
@@ -175,12 +177,15 @@ impl PeerConnection {
     }
 
     /// The connection's thread: dials, then reads notifications until the connection ends.
-    fn dial_and_read(self: Arc<PeerConnection>, targets: &[Address]) {
+    fn dial_and_read(self: Arc<PeerConnection>, targets: &PeerTargets, log: &PeerLog) {
         let deadline = Deadline::after(self.timeouts.handshake);
         let Handshake { aborter, receiver, sender, .. } = match dial(targets, &deadline) {
             Ok(handshake) => handshake,
-            Err(why) => {
-                self.fail(&why);
+            Err(failure) => {
+                if let Some(distrust) = failure.distrust {
+                    log.untrusted(&self.address, &distrust);
+                }
+                self.fail(&failure.why);
                 return;
             }
         };
@@ -217,7 +222,7 @@ impl PeerConnection {
             ReadError::InvalidReply { .. } | ReadError::Length { .. } => "it sent an invalid reply".to_owned(),
             ReadError::Memory { .. } => "there is no memory for its reply".to_owned(),
             ReadError::Notification(reason) => reason,
-            ReadError::Lost(e) => e.to_string(),
+            ReadError::Lost(e) => describe_transport_error(&e),
         }
     }
 

@@ -61,7 +61,7 @@ pub(super) enum WrongKey {
     #[error("the client's key {0} is not allowed (--allow-keys)")]
     UnknownClient(PublicKey),
     #[error(
-        "the server's key is {0}, which this end was not told to expect (--server-key, or KEY of `rpc-server connect`)"
+        "the server's key is {0}, which this end was not told to expect (--server-key, or KEY of --peer or `rpc-server connect`)"
     )]
     OtherServer(PublicKey),
     #[error("the key is not an Ed25519 key")]

@@ -24,7 +24,7 @@ fn free_address(number: u8) -> SocketAddr {
 }
 
 fn allowlist(peer: &str) -> Arc<PeerAllowlist> {
-    Arc::new(PeerAllowlist::resolve(&[peer.parse().unwrap()]).unwrap())
+    Arc::new(PeerAllowlist::resolve(&[peer.parse().unwrap()], None).unwrap())
 }
 
 fn timeouts(whole: Duration, dial: Duration, capabilities: Duration) -> RendezvousTimeouts {
@@ -82,7 +82,7 @@ fn the_error_names_a_peer_that_is_not_on_the_list() {
     let accepted = Rendezvous::default().accept(&rank_0(at), at, &allowlist("127.9.9.9"), timeouts, &hung_up);
     let (error, unlisted) =
         (accepted.err().unwrap().to_string(), unlisted.into_inner().unwrap().0.local_addr().unwrap());
-    let want = format!("no listed server has connected to {at} within 20ms; {unlisted} has, and no --peer names it");
+    let want = format!("no listed server has connected to {at} within 20ms; {unlisted} has, and no --peer permits it");
     assert_eq!(error, want);
 }
 
@@ -190,5 +190,25 @@ fn rank_1_requires_the_capabilities_of_plain_tcp() {
     for port in [1, 22, 1000] {
         let request = rank_1(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         assert!(dial(&request).err().unwrap().to_string().contains("1000 above"), "{port}");
+    }
+}
+
+/// Collectives are not encrypted. The reason comes at once: a client would otherwise wait for a server that is never accepted.
+#[test]
+fn a_server_with_keys_neither_listens_nor_dials_beyond_loopback() {
+    use crate::rpc::keys::SecretKey;
+    use crate::rpc::transport::tls::Credentials;
+    let credentials = Credentials::of_key(&SecretKey::generate().unwrap()).unwrap();
+    // Not an address of this machine: listening on it would fail with another reason.
+    let at: SocketAddr = "192.0.2.1:51052".parse().unwrap();
+    let rendezvous = Rendezvous::default();
+    for (peer, is_consent) in [("192.0.2.1", false), ("192.0.2.1=plain-collectives", true)] {
+        let list = PeerAllowlist::resolve(&[peer.parse().unwrap()], Some(credentials.clone())).unwrap();
+        let timeouts = timeouts(SHORT, SHORT, SHORT);
+        let listened = rendezvous.accept(&rank_0(at), at, &list, timeouts, &|| false).err().unwrap();
+        let dialled = rendezvous.dial(&rank_1(at), &SessionDials::default(), &list, timeouts, &|| false).err().unwrap();
+        for error in [listened, dialled] {
+            assert_eq!(error.to_string().contains("=plain-collectives"), !is_consent, "{peer}: {error}");
+        }
     }
 }
