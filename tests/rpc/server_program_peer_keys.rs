@@ -181,6 +181,7 @@ fn a_recording_of_plain_copies_has_the_tensor() {
 /// The client gets fixed texts, which the log of this process has; the servers' logs name the keys.
 #[test]
 fn servers_that_are_not_trusted_are_not_copied_to() {
+    capture_log(); // of the client
     let [own, other, stranger, alice] = &keys();
     let all = [line(alice, "alice"), line(own, "gpu-1")];
     let revoked = [line(alice, "alice"), line(own, "gpu-1 revoked")];

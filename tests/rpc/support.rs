@@ -399,7 +399,7 @@ impl Log for LogCapture {
     fn flush(&self) {}
 }
 
-fn capture_log() {
+pub(crate) fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         log::set_logger(&LogCapture).expect("the only logger");
