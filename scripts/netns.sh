@@ -59,6 +59,7 @@ for i in 1 2 3; do
     ip -n "$network" link set "port$i" master bridge up
     ip -n "$prefix-$i" address add "10.77.0.$i/24" dev eth0
     ip -n "$prefix-$i" link set eth0 up
+    ip -n "$prefix-$i" link set lo up # a server wakes itself by a connection
 done
 
 head -c 400000 /dev/urandom >"$folder/tensor"
@@ -78,7 +79,7 @@ serve() {
         >"$folder/out-$i" 2>"$folder/log-$i" &
     pids+=($!)
     for ((tries = 0; tries < 600; tries++)); do
-        grep -q '^listening on' "$folder/out-$i" && return
+        grep -qs '^listening on' "$folder/out-$i" && return
         kill -0 "$!" 2>/dev/null || break
         sleep 0.1
     done
