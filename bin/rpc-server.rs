@@ -31,7 +31,7 @@ use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::client::Options as ClientOptions;
-use fanout::rpc::keys::{KeyFileError, PublicKey, SecretKey};
+use fanout::rpc::keys::{Certificate, KeyFileError, PublicKey, SecretKey};
 use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
 use sandbox::SandboxMode;
@@ -112,12 +112,22 @@ struct Args {
     protocol: Vec<ServedVersion>,
 
     /// File with this server's secret key, which `rpc-server keygen` writes: clients connect over TLS, and must prove a key of
-    /// --allow-keys.
-    #[arg(long, value_name = "FILE", requires = "allow_keys")]
+    /// --allow-keys. With --cert: the key of that certificate.
+    #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
+    /// File with this server's certificate, instead of a raw key: PEM, with those between it and its CA behind it. Clients must
+    /// prove certificates of the CA, whose first DNS name is their name in the log and as a tenant. --key has its key (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"])]
+    cert: Option<PathBuf>,
+
+    /// File with the certificates of that CA (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    ca: Option<PathBuf>,
+
     /// List of the clients that may connect: a line for each, with its public key, a name, and `revoked` if it may not any
-    /// more. SIGHUP rereads it, and ends the sessions of keys that it no longer allows.
+    /// more. SIGHUP rereads it, and ends the sessions of keys that it no longer allows. With --cert: `cert:` and the DNS name of a
+    /// client instead of a key; without the list, all certificates of the CA may connect.
     #[arg(long, value_name = "FILE", requires = "key")]
     allow_keys: Option<PathBuf>,
 
@@ -239,7 +249,7 @@ struct Args {
     /// collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
     /// for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must name the server
     /// as here, or by its IP address. =KEY behind it: copies go over TLS; the other server must prove this public key, and have
-    /// that of --key in its --allow-keys. Without KEY, copies need an address of the other server without TLS.
+    /// that of --key in its --allow-keys. =cert: the same with a certificate of this server's CA. Without either, copies need an address of the other server without TLS.
     /// =plain-collectives: only collectives, which are never encrypted; a server with keys refuses them without this, except
     /// on loopback [default: none].
     #[arg(long = "peer", value_name = "ADDRESS[=KEY]", value_delimiter = ',')]
@@ -276,8 +286,9 @@ struct Args {
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
 
-    /// Key of the server that --status queries over TLS; --client-key proves who asks.
-    #[arg(long, value_name = "KEY", requires_all = ["status", "client_key"])]
+    /// Key of the server that --status queries over TLS; --client-key proves who asks. For a server with a certificate: --cert,
+    /// --key and --ca instead of both.
+    #[arg(long, value_name = "KEY", requires_all = ["status", "client_key"], conflicts_with = "cert")]
     server_key: Option<PublicKey>,
 
     /// File with the secret key that --status proves to the server.
@@ -351,10 +362,8 @@ fn run(args: Args) -> ExitCode {
     if args.list_devices {
         return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
     }
-    if let Some(peer) = args.peers.iter().find(|peer| peer.has_key() && args.key.is_none()) {
-        usage(&format!(
-            "--peer {peer}: a server with a key demands one of this server, too: give --key and --allow-keys"
-        ));
+    if let Err(e) = check_keys(&args) {
+        usage(&e);
     }
     #[cfg(unix)]
     match args.worker {
@@ -390,6 +399,26 @@ fn start_log(level: Option<LevelFilter>) {
     log.format_target(false).init();
 }
 
+/// Checks the options of keys that depend on each other.
+fn check_keys(args: &Args) -> Result<(), String> {
+    if args.key.is_some() && args.cert.is_none() && args.allow_keys.is_none() {
+        return Err("--key needs --allow-keys, or --cert and --ca".to_owned());
+    }
+    for peer in &args.peers {
+        if peer.demands_key() && (args.key.is_none() || args.cert.is_some()) {
+            return Err(format!(
+                "--peer {peer}: a server with a key demands one of this server: give --key and --allow-keys"
+            ));
+        }
+        if peer.demands_certificate() && args.cert.is_none() {
+            return Err(format!(
+                "--peer {peer}: a server with a certificate demands one of this server: give --cert and --ca"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Writes a new secret key to `file`, or with `public` reads the one in it; prints its public part.
 fn keygen(file: &Path, public: bool) -> ExitCode {
     let key = if public { SecretKey::read_file(file) } else { new_key(file) };
@@ -407,8 +436,11 @@ fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
     Ok(key)
 }
 
-/// The keys of `--status`.
+/// The keys of `--status`, or its certificate.
 fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError> {
+    if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
+        return Ok(ClientOptions::default().with_certificate(Some(Certificate::read_files(cert, key, ca)?)));
+    }
     let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
     Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use fanout::device::{Device, DeviceKind};
 use fanout::registry::{Options, Registry, RegistryError};
+use fanout::rpc::keys::Certificate;
 use fanout::rpc::server::{BindError, CacheConfig, Config, ListenerInfo, Server, ServerKeys};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
@@ -93,9 +94,13 @@ fn uses_gpu(registry: &Registry, list: &str) -> bool {
 /// The configuration that the options give, with keys, and the folders of the cache and of the digests.
 fn configuration_with_files(args: &Args) -> Result<Config, Box<dyn Error>> {
     let mut config = configuration(args);
-    if let (Some(key), Some(list)) = (&args.key, &args.allow_keys) {
-        config.keys = Some(ServerKeys::read_files(key, list)?);
-    }
+    config.keys = match (&args.key, &args.cert, &args.ca, &args.allow_keys) {
+        (Some(key), Some(cert), Some(ca), list) => {
+            Some(ServerKeys::with_certificate(Certificate::read_files(cert, key, ca)?, list.as_deref())?)
+        }
+        (Some(key), _, _, Some(list)) => Some(ServerKeys::read_files(key, list)?),
+        _ => None,
+    };
     if args.cache || args.cache_dir.is_some() {
         let dir = args.cache_dir.clone().or_else(CacheConfig::default_dir);
         let dir = dir.ok_or("no home directory for the cache: give one with --cache-dir")?;
@@ -119,7 +124,7 @@ fn serve(
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
     let (handle, drain) = (server.handle(), args.drain);
     end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })?;
-    if let Some(keys) = &config.keys {
+    if let Some(keys) = config.keys.as_ref().filter(|_| args.allow_keys.is_some()) {
         reread_on_hangup(server.handle(), keys.clone())?;
     }
     let notes: Vec<_> = notes.iter().chain(&few_files).collect();
@@ -187,7 +192,14 @@ fn banner(
     }
     let listeners = server.listeners();
     if let Some(keys) = &config.keys {
-        writeln!(text, "key: {} (for --server-key of clients); allowed keys: {}", keys.public_key(), keys.allowed())?;
+        match keys.certificate() {
+            Some(certificate) => write!(text, "certificate: {}; allowed names: ", certificate.name())?,
+            None => {
+                let key = keys.public_key().map_or(String::new(), |key| key.to_string());
+                write!(text, "key: {key} (for --server-key of clients); allowed keys: ")?;
+            }
+        }
+        writeln!(text, "{}", keys.allowed().map_or("all of the CA".to_owned(), |count| count.to_string()))?;
     }
     let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().to_canonical().is_loopback();
     let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();

@@ -48,7 +48,7 @@ pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Re
         for _ in std::iter::once(signal_hook::consts::SIGHUP).chain(signals.forever()) {
             match keys.reread() {
                 Ok(()) => {
-                    log::info!("allowed keys: {}", keys.allowed());
+                    log::info!("allowed keys: {}", keys.allowed().unwrap_or_default());
                     handle.end_sessions_without_key(&keys);
                 }
                 Err(e) => log::error!("the list of allowed keys stays as it was: {e}"),

@@ -20,7 +20,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
-    layer("rpc::keys", &["base64", "getrandom", "rustls", "files", "io"], &[]),
+    layer("rpc::keys", &["base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),
     layer(
         "rpc::transport",
         &["rpc::keys", "rpc::transport::tls", "rustix", "socket2", "sockets", "addresses", "io"],
@@ -307,6 +307,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "device",
             "rpc::transport",
+            "rpc::transport::tls",
             "rpc::wire",
             "rpc::server::client_connection",
             "rpc::server::hangup_watch",

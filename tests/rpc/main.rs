@@ -43,6 +43,8 @@ mod protocol_versions;
 mod recorded_commands;
 mod server_program;
 #[cfg(target_os = "linux")]
+mod server_program_certificates;
+#[cfg(target_os = "linux")]
 mod server_program_keys;
 mod server_program_lifecycle;
 #[cfg(target_os = "linux")]

@@ -58,12 +58,21 @@ pub struct Args {
     pub rpc: Vec<String>,
 
     /// Keys of the servers of --rpc, separated by commas: connections use TLS, and each server must prove one of them.
-    #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key")]
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key", conflicts_with = "cert")]
     pub server_key: Vec<PublicKey>,
 
     /// File with the secret key that is proved to servers; `rpc-server keygen` writes one.
-    #[arg(long, value_name = "FILE", requires = "server_key")]
+    #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
+
+    /// File with the certificate (PEM) that is proved to servers, of --key: each server must prove one of the same CA, for the
+    /// host by which --rpc names it.
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"])]
+    pub cert: Option<PathBuf>,
+
+    /// File with the certificates of that CA (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub ca: Option<PathBuf>,
 
     /// Recover from lost servers: reconnect for up to this many seconds, reload the lost weights, recompute the state, and
     /// continue with the same tokens. Without this option, a lost server ends the run. [default if given without a value: 60]

@@ -20,7 +20,7 @@ use fanout::device::{Device, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
-use fanout::rpc::keys::SecretKey;
+use fanout::rpc::keys::{Certificate, SecretKey};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,11 +33,15 @@ struct DeviceOpener {
 
 impl DeviceOpener {
     fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
-        let key = args.key.as_deref().map(SecretKey::read_file).transpose()?;
+        let (key, certificate) = match (&args.cert, &args.key, &args.ca) {
+            (Some(cert), Some(key), Some(ca)) => (None, Some(Certificate::read_files(cert, key, ca)?)),
+            (_, key, _) => (key.as_deref().map(SecretKey::read_file).transpose()?, None),
+        };
         let rpc = client::Options::default()
             .with_silence_timeout(args.rpc_timeout())
             .with_server_keys(args.server_key.clone())
-            .with_key(key);
+            .with_key(key)
+            .with_certificate(certificate);
         let (threads, memory) = (args.threads.map(usize::from), args.mem.clone());
         Ok(DeviceOpener {
             registry: Registry::detect(),

@@ -206,7 +206,7 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHands
         ResolveError::Name => ConnectError::Name(named()),
         ResolveError::Host(source) => ConnectError::Host { endpoint: named(), source },
     })?;
-    let tls = tls(options).map_err(|reason| ConnectError::Trust { endpoint: named(), reason })?;
+    let tls = tls(endpoint, options).map_err(|reason| ConnectError::Trust { endpoint: named(), reason })?;
     let (addr, connection) = dial_with(&targets, &deadline, tls.as_ref())
         .map_err(|(_, source)| ConnectError::Connect { endpoint: named(), source })?;
     let redial = |addr: &Address| {
@@ -215,8 +215,15 @@ pub(super) fn connect(endpoint: &str, options: &Options) -> Result<AcceptedHands
     negotiate_version(endpoint, addr, Handshake::new(connection), &redial, &deadline)
 }
 
-/// TLS, if `options` have keys of servers.
-fn tls(options: &Options) -> Result<Option<ClientTls>, String> {
+/// TLS, if `options` have a certificate or keys of servers.
+fn tls(endpoint: &str, options: &Options) -> Result<Option<ClientTls>, String> {
+    if let Some(certificate) = &options.certificate {
+        if options.key.is_some() || !options.server_keys.is_empty() {
+            return Err("a client proves a certificate or a key, not both".to_owned());
+        }
+        let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host).trim_matches(['[', ']']);
+        return ClientTls::with_certificate(certificate, host).map(Some).map_err(|e| format!("TLS: {e}"));
+    }
     if options.server_keys.is_empty() {
         return Ok(None);
     }

@@ -61,7 +61,7 @@ pub use crate::rpc::transport::DialError;
 pub use connect::ConnectError;
 
 use crate::device::{DEVICE_TIMEOUT, Device};
-use crate::rpc::keys::{PublicKey, SecretKey};
+use crate::rpc::keys::{Certificate, PublicKey, SecretKey};
 use crate::rpc::wire::Version;
 use crate::rpc::wire::ext::HelloExtReply;
 use crate::setters::setters;
@@ -89,6 +89,9 @@ pub struct Options {
     pub server_keys: Vec<PublicKey>,
     /// The key that this client proves to a server over TLS. Servers demand one.
     pub key: Option<SecretKey>,
+    /// The certificate that this client proves to a server over TLS, instead of keys. The server must prove one of the same CA,
+    /// for the host of the endpoint.
+    pub certificate: Option<Certificate>,
 }
 
 setters!(Options {
@@ -97,6 +100,7 @@ setters!(Options {
     with_silence_timeout silence_timeout: Duration,
     with_server_keys server_keys: Vec<PublicKey>,
     with_key key: Option<SecretKey>,
+    with_certificate certificate: Option<Certificate>,
 });
 
 impl Default for Options {
@@ -107,6 +111,7 @@ impl Default for Options {
             silence_timeout: Duration::from_secs(60),
             server_keys: Vec::new(),
             key: None,
+            certificate: None,
         }
     }
 }

@@ -1,5 +1,12 @@
 //! Keys with which the two ends of a connection prove who they are: Ed25519 keys in the text forms of command lines and lists,
-//! and in files that OpenSSL reads too.
+//! and in files that OpenSSL reads too, or certificates of an organisation's CA.
+
+mod certificate;
+mod identity;
+
+pub use certificate::Certificate;
+pub(crate) use certificate::name_of;
+pub(crate) use identity::Identity;
 
 use std::fmt;
 use std::io::{self, Write};
@@ -62,6 +69,14 @@ pub enum KeyFileError {
         "{0}: no Ed25519 key in PEM (PKCS #8), as `rpc-server keygen` and `openssl genpkey -algorithm ed25519` write it"
     )]
     Format(String),
+    /// A certificate, its key or the certificates of a CA cannot be used.
+    #[error("{path}: {reason}")]
+    Certificate {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Other users can read a secret key.
     #[error("{path}: other users can read this secret key (mode {mode:o}): chmod 600 {path}")]
     Exposed {

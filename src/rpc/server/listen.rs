@@ -52,8 +52,10 @@ pub enum BindError {
         /// The resolver's error.
         source: io::Error,
     },
-    /// A peer has a key, and this server has none to prove to it.
-    #[error("--peer {peer}: a server with a key demands one of this server, too (--key, --allow-keys)")]
+    /// A peer has a key or a certificate, and this server has none to prove to it.
+    #[error(
+        "--peer {peer}: each end proves the same: a key (--key, --allow-keys), or with =cert a certificate (--cert, --key, --ca)"
+    )]
     PeerKey {
         /// The peer, as configured.
         peer: String,

@@ -84,6 +84,7 @@ use std::time::{Duration, Instant};
 use log::{debug, error, info, warn};
 
 use crate::device::Device;
+use crate::rpc::transport::tls::Proof;
 use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::ServerState;
 use admission::{Admission, Rejection};
@@ -200,10 +201,16 @@ impl Server {
                 .map_err(|source| BindError::Cache { dir: at.dir.display().to_string(), source })
         });
         let tensor_cache = tensor_cache.transpose()?;
-        if let Some(peer) = config.peers.iter().find(|peer| peer.has_key() && config.keys.is_none()) {
+        let proof = config.keys.as_ref().map(ServerKeys::proof);
+        let lacks_proof = |peer: &&Peer| match &proof {
+            None => peer.demands_key() || peer.demands_certificate(),
+            Some(Proof::Key(_)) => peer.demands_certificate(),
+            Some(Proof::Certificate(_)) => peer.demands_key(),
+        };
+        if let Some(peer) = config.peers.iter().find(lacks_proof) {
             return Err(BindError::PeerKey { peer: peer.to_string() });
         }
-        let peers = PeerAllowlist::resolve(&config.peers, config.keys.as_ref().map(ServerKeys::credentials))
+        let peers = PeerAllowlist::resolve(&config.peers, proof)
             .map_err(|(peer, source)| BindError::Peer { peer: peer.to_string(), source })?;
         let gguf_index = config.models.as_ref().map(|dir| {
             GgufIndex::open(dir, config.digests.as_deref())

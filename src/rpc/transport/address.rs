@@ -6,19 +6,20 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 
-use crate::rpc::keys::PublicKey;
+use crate::rpc::keys::Identity;
 
-/// An allowed key and its name. They live as long as the process, so that addresses of peers can be copied; there are no more of
-/// them than the lists of allowed keys have had.
+/// An allowed key or certificate and its name. They live as long as the process, so that addresses of peers can be copied;
+/// there are no more of them than the lists of allowed keys have had, and than the names of certificates that a server without
+/// a list remembers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct KeyName(&'static (PublicKey, String));
+pub(crate) struct KeyName(&'static (Identity, String));
 
 impl KeyName {
-    pub(crate) fn new(key: PublicKey, name: &str) -> KeyName {
-        static NAMES: Mutex<Option<HashSet<&'static (PublicKey, String)>>> = Mutex::new(None);
+    pub(crate) fn new(identity: impl Into<Identity>, name: &str) -> KeyName {
+        static NAMES: Mutex<Option<HashSet<&'static (Identity, String)>>> = Mutex::new(None);
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
         let names = names.get_or_insert_default();
-        let named = (key, name.to_owned());
+        let named = (identity.into(), name.to_owned());
         if let Some(known) = names.get(&named) {
             return KeyName(known);
         }
@@ -27,8 +28,8 @@ impl KeyName {
         KeyName(named)
     }
 
-    pub(crate) fn key(self) -> PublicKey {
-        self.0.0
+    pub(crate) fn identity(self) -> &'static Identity {
+        &self.0.0
     }
 }
 
@@ -48,7 +49,7 @@ impl fmt::Debug for KeyName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerAddr {
     Ip(SocketAddr),
-    /// A peer that has proved an allowed key.
+    /// A peer that has proved an allowed key or certificate.
     Key(SocketAddr, KeyName),
     /// An in-memory peer, by the number of its connection.
     #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::memory::{LinkConditions, pair};
 use super::tls::{AllowedPeers, Credentials, Verdict};
 use super::*;
-use crate::rpc::keys::{PublicKey, SecretKey};
+use crate::rpc::keys::{Identity, PublicKey, SecretKey};
 use std::net::Ipv4Addr;
 use std::thread;
 
@@ -33,8 +33,9 @@ pub(crate) fn tls_ends() -> (ServerTls, ClientTls) {
     struct OneKey(PublicKey);
 
     impl AllowedPeers for OneKey {
-        fn check(&self, key: PublicKey) -> Verdict {
-            if key == self.0 { Verdict::Allowed(KeyName::new(key, "client")) } else { Verdict::Unknown }
+        fn check(&self, identity: &Identity) -> Verdict {
+            let known = *identity == Identity::Key(self.0);
+            if known { Verdict::Allowed(KeyName::new(self.0, "client")) } else { Verdict::Unknown }
         }
     }
 

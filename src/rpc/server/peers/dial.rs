@@ -1,5 +1,5 @@
-//! Dialling another server: connects, over TLS if the peer has a key, then completes HELLO and HELLO_EXT, so that the connection
-//! has fanout's extensions.
+//! Dialling another server: connects, over TLS if the list demands it, then completes HELLO and HELLO_EXT, so that the
+//! connection has fanout's extensions.
 
 use super::peer_allowlist::PeerTargets;
 use crate::rpc::connection::{Handshake, HandshakeError};
@@ -91,6 +91,8 @@ fn describe_tls_error(e: &TlsError) -> &'static str {
         TlsError::WrongKey(_) => "it proves another key than this server's --peer names",
         TlsError::KeyNotAllowed => "it does not allow this server's key (its --allow-keys)",
         TlsError::KeyRevoked => "it has revoked this server's key (its --allow-keys)",
+        TlsError::Certificate(fault) => fault.without_quotes(),
+        TlsError::OtherProof => "one of the two servers uses raw keys, and the other one certificates",
         TlsError::PlainServer => "it does not use TLS at this address, and this server's --peer names a key for it",
         TlsError::ClosedInHandshake => {
             "it closed the connection during the TLS handshake; it may not use TLS at this address: its log has the reason"

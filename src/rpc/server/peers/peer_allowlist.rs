@@ -13,9 +13,8 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::peer_trust::{PeerTrust, Purpose};
-use crate::rpc::keys::PublicKey;
 use crate::rpc::server::versions::ListenAddress;
-use crate::rpc::transport::tls::{ClientTls, Credentials};
+use crate::rpc::transport::tls::{ClientTls, Proof};
 use crate::rpc::transport::{Address, ResolveError, resolve};
 
 /// Limit of the length of an address that a client may send: a host name of 253 bytes, a colon and a port.
@@ -26,8 +25,8 @@ const MAX_ADDRESS_BYTES: usize = 253 + 6;
 pub(in crate::rpc::server) const COMM_PORT_OFFSET: u16 = 1000;
 
 /// An entry of the allow-list as configured: a host or a network such as `10.0.0.0/24`, and `:PORT`, or `:*` for any port. A
-/// host is an IP address or a name. Without a port, it is 50052. Behind `=`: the key that the server must prove, or
-/// `plain-collectives` if only collectives are permitted, which are not encrypted.
+/// host is an IP address or a name. Without a port, it is 50052. Behind `=`: the key that the server must prove, `cert` for a
+/// certificate of this server's CA, or `plain-collectives` if only collectives are permitted, which are not encrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     host: Host,
@@ -103,7 +102,7 @@ fn address_bits(addr: IpAddr) -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "expected a server such as 10.0.0.5:50052, gpu-2, gpu-2:50053, [fd00::5]:50053, 10.0.0.0/24, 10.0.0.0/24:50053 or gpu-2:* \
-     (any port), with =ed25519:… for its key or =plain-collectives, got {0:?}"
+     (any port), with =ed25519:… for its key, =cert or =plain-collectives, got {0:?}"
 )]
 pub struct ParsePeerError(String);
 
@@ -117,8 +116,13 @@ impl FromStr for Peer {
 
 impl Peer {
     /// Whether the servers of the entry must prove a key, so that this server needs one, too.
-    pub fn has_key(&self) -> bool {
-        self.trust.key().is_some()
+    pub fn demands_key(&self) -> bool {
+        matches!(self.trust, PeerTrust::Key(_))
+    }
+
+    /// Whether the servers of the entry must prove a certificate, so that this server needs one, too.
+    pub fn demands_certificate(&self) -> bool {
+        self.trust == PeerTrust::Certificate
     }
 
     fn parse(text: &str) -> Option<Peer> {
@@ -193,8 +197,8 @@ fn is_host_name(host: &str) -> bool {
 #[derive(Debug, Default)]
 pub(in crate::rpc::server) struct PeerAllowlist {
     entries: Vec<AllowlistEntry>,
-    /// This server's key, if it has one.
-    credentials: Option<Credentials>,
+    /// This server's key or certificate, if it has one.
+    proof: Option<Proof>,
 }
 
 /// Where to dial another server for transfers, and how.
@@ -252,15 +256,15 @@ impl ListedHosts {
 }
 
 impl PeerAllowlist {
-    /// Resolves the host names of `peers`. `credentials`: this server's key, if it has one.
+    /// Resolves the host names of `peers`. `proof`: this server's key or certificate, if it has one.
     ///
     /// # Errors
     /// The first peer without an address, with the resolver's error.
     pub(in crate::rpc::server) fn resolve(
         peers: &[Peer],
-        credentials: Option<Credentials>,
+        proof: Option<Proof>,
     ) -> Result<PeerAllowlist, (&Peer, io::Error)> {
-        Ok(PeerAllowlist { credentials, ..PeerAllowlist::resolve_by(peers, resolve)? })
+        Ok(PeerAllowlist { proof, ..PeerAllowlist::resolve_by(peers, resolve)? })
     }
 
     /// As [`PeerAllowlist::resolve`], with any resolver of `host:port`.
@@ -284,7 +288,7 @@ impl PeerAllowlist {
             };
             entries.push(AllowlistEntry { hosts, port: peer.port, trust: peer.trust });
         }
-        Ok(PeerAllowlist { entries, credentials: None })
+        Ok(PeerAllowlist { entries, proof: None })
     }
 
     /// Whether the list is empty: no server may be dialled.
@@ -294,11 +298,11 @@ impl PeerAllowlist {
 
     /// Whether bytes may be sent to another server.
     pub(in crate::rpc::server) fn permits_transfers(&self) -> bool {
-        self.entries.iter().any(|entry| entry.trust.permits(Purpose::Transfers, self.credentials.is_some(), false))
+        self.entries.iter().any(|entry| entry.trust.permits(Purpose::Transfers, self.proof.is_some(), false))
     }
 
-    /// Whether a server at an IP address may connect to this one for collectives. The ports of the list do not count: an outgoing
-    /// connection has any port.
+    /// Whether a server at an IP address may connect to this one for collectives. The ports of the list do not count: an
+    /// outgoing connection has any port.
     pub(in crate::rpc::server) fn permits_incoming(&self, addr: IpAddr) -> bool {
         let mut entries = self.entries.iter().filter(|entry| entry.hosts.contains(addr));
         entries.any(|entry| self.permits(entry, Purpose::Collectives, addr))
@@ -310,32 +314,46 @@ impl PeerAllowlist {
     }
 
     fn permits(&self, entry: &AllowlistEntry, purpose: Purpose, addr: IpAddr) -> bool {
-        entry.trust.permits(purpose, self.credentials.is_some(), addr.to_canonical().is_loopback())
+        entry.trust.permits(purpose, self.proof.is_some(), addr.to_canonical().is_loopback())
     }
 
-    /// The addresses of `host:port` to which bytes may be sent, and the keys that a server there must prove. Resolves nothing.
+    /// The addresses of `host:port` to which bytes may be sent, and what a server there must prove. Resolves nothing.
     ///
     /// # Errors
     /// The reason, as a text for the client that sent the address.
     pub(super) fn transfer_targets(&self, address: &str) -> Result<PeerTargets, String> {
         let addresses = self.permitted(address, Purpose::Transfers)?;
-        let keys = self.keys_of(&addresses);
-        if keys.is_empty() {
+        let demands = self.demands_of(&addresses);
+        if demands.is_empty() {
             return Ok(PeerTargets { addresses, tls: None });
         }
-        let credentials = self.credentials.as_ref().ok_or("this server has no key to prove")?;
-        let tls = ClientTls::new(credentials, &keys).map_err(|e| format!("TLS: {e}"))?;
-        Ok(PeerTargets { addresses, tls: Some(tls) })
+        let key = |demand: &PeerTrust| if let PeerTrust::Key(key) = demand { Some(*key) } else { None };
+        let keys: Option<Vec<_>> = demands.iter().map(key).collect();
+        let is_certified = demands.iter().all(|demand| *demand == PeerTrust::Certificate);
+        let tls = match (&self.proof, keys) {
+            (Some(Proof::Key(credentials)), Some(keys)) => ClientTls::new(credentials, &keys),
+            // The name or address of the entry: `permitted` has found it.
+            (Some(Proof::Certificate(certificate)), _) if is_certified => {
+                ClientTls::with_certificate(certificate, split_host_port(address).map_or("", |(host, _)| host))
+            }
+            _ => {
+                return Err(
+                    "its --peer flags demand what this server does not have: KEY a key, =cert a certificate".to_owned()
+                );
+            }
+        };
+        Ok(PeerTargets { addresses, tls: Some(tls.map_err(|e| format!("TLS: {e}"))?) })
     }
 
-    /// The keys of all entries that list one of `addresses`: a client that names a host in another way must not get a connection
-    /// that demands less.
-    pub(super) fn keys_of(&self, addresses: &[Address]) -> Vec<PublicKey> {
+    /// What all entries demand that list one of `addresses`: a client that names a host in another way must not get a
+    /// connection that demands less.
+    pub(super) fn demands_of(&self, addresses: &[Address]) -> Vec<PeerTrust> {
         let lists = |entry: &AllowlistEntry| {
             let mut addresses = addresses.iter().filter_map(Address::ip);
             addresses.any(|at| entry.hosts.contains(at.ip()) && entry.port.permits(at.port(), Purpose::Transfers))
         };
-        self.entries.iter().filter(|entry| lists(entry)).filter_map(|entry| entry.trust.key()).collect()
+        let listed = self.entries.iter().filter(|entry| entry.trust.demands_tls() && lists(entry));
+        listed.map(|entry| entry.trust).collect()
     }
 
     /// The addresses of `host:port` that may be dialled for collectives; at least one. Resolves nothing.

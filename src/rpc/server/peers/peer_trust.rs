@@ -4,6 +4,9 @@ use std::fmt;
 
 use crate::rpc::keys::PublicKey;
 
+/// The text that demands a certificate of this server's CA, for the host by which the server is dialled.
+const CERTIFICATE: &str = "cert";
+
 /// The text that permits collectives, which are not encrypted.
 const PLAIN_COLLECTIVES: &str = "plain-collectives";
 
@@ -14,6 +17,8 @@ pub(super) enum PeerTrust {
     Plain,
     /// `HOST=ed25519:…`: dialled over TLS, and must prove this key.
     Key(PublicKey),
+    /// `HOST=cert`: dialled over TLS, and must prove a certificate of this server's CA for the host that is dialled.
+    Certificate,
     /// `HOST=plain-collectives`: collectives only, also on a server with keys.
     PlainCollectives,
 }
@@ -29,13 +34,14 @@ impl PeerTrust {
     pub(super) fn parse(text: &str) -> Option<PeerTrust> {
         match text {
             PLAIN_COLLECTIVES => Some(PeerTrust::PlainCollectives),
+            CERTIFICATE => Some(PeerTrust::Certificate),
             key => key.parse().ok().map(PeerTrust::Key),
         }
     }
 
-    /// The key that the servers of the entry must prove.
-    pub(super) fn key(self) -> Option<PublicKey> {
-        if let PeerTrust::Key(key) = self { Some(key) } else { None }
+    /// Whether the servers of the entry must prove something, so that they are dialled over TLS.
+    pub(super) fn demands_tls(self) -> bool {
+        matches!(self, PeerTrust::Key(_) | PeerTrust::Certificate)
     }
 
     /// Whether this server may exchange bytes with a server of the entry for `purpose`. Collectives are not encrypted: a server
@@ -55,6 +61,7 @@ impl fmt::Display for PeerTrust {
         match self {
             PeerTrust::Plain => Ok(()),
             PeerTrust::Key(key) => write!(f, "={key}"),
+            PeerTrust::Certificate => write!(f, "={CERTIFICATE}"),
             PeerTrust::PlainCollectives => write!(f, "={PLAIN_COLLECTIVES}"),
         }
     }
@@ -65,24 +72,25 @@ mod tests {
     use super::super::peer_allowlist::{Peer, PeerAllowlist};
     use super::*;
     use crate::rpc::keys::SecretKey;
-    use crate::rpc::transport::tls::Credentials;
+    use crate::rpc::transport::tls::{Credentials, Proof};
 
     const KEYS: [&str; 2] =
         ["ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "ed25519:PUAXw-hDiVqStwqnTRt-vJyYLM8uxJaMwM1V8Sr0Zgw"];
 
     fn list(peers: &[&str], is_keyed: bool) -> PeerAllowlist {
-        let credentials = is_keyed.then(|| Credentials::of_key(&SecretKey::generate().unwrap()).unwrap());
+        let proof = is_keyed.then(|| Proof::Key(Credentials::of_key(&SecretKey::generate().unwrap()).unwrap()));
         let peers: Vec<Peer> = peers.iter().map(|peer| peer.parse().unwrap()).collect();
-        PeerAllowlist::resolve(&peers, credentials).unwrap()
+        PeerAllowlist::resolve(&peers, proof).unwrap()
     }
 
     #[test]
     fn an_entry_says_how_a_server_is_trusted() {
         for host in ["10.0.0.5:7", "10.0.0.0/24:50052", "gpu-2:*", "[fd00::5]:50052"] {
-            for trust in [String::new(), format!("={}", KEYS[0]), "=plain-collectives".to_owned()] {
+            for trust in [String::new(), format!("={}", KEYS[0]), "=cert".to_owned(), "=plain-collectives".to_owned()] {
                 let text = format!("{host}{trust}");
                 let peer: Peer = text.parse().unwrap();
-                assert_eq!((peer.to_string(), peer.has_key()), (text, trust.starts_with("=ed25519")));
+                let demands = (peer.demands_key(), peer.demands_certificate());
+                assert_eq!((peer.to_string(), demands), (text, (trust.starts_with("=ed25519"), trust == "=cert")));
             }
         }
         for wrong in ["", "ed25519:AAAA", "plain", KEYS[0].trim_start_matches("ed25519:"), &format!("{}=", KEYS[0])] {
@@ -110,9 +118,18 @@ mod tests {
             let peers: Vec<_> = peers.iter().map(String::as_str).collect();
             let list = list(&peers, true);
             let targets = list.transfer_targets(address).unwrap();
-            let keys: Vec<_> = list.keys_of(&targets.addresses).iter().map(ToString::to_string).collect();
+            let demands = list.demands_of(&targets.addresses);
+            let keys: Vec<_> = demands.iter().map(|demand| demand.to_string().split_off(1)).collect();
             assert_eq!(keys, want, "{peers:?}: {address}");
             assert_eq!(targets.tls.is_some(), !want.is_empty(), "{peers:?}: {address}");
+        }
+        for peers in [
+            &["10.0.0.5:7=cert"][..],
+            &["10.0.0.0/24:*", "10.0.0.5:7=cert"],
+            &[&format!("10.0.0.0/24:*={first}"), "10.0.0.5:7=cert"],
+        ] {
+            let why = list(peers, true).transfer_targets("10.0.0.5:7").map(drop).unwrap_err();
+            assert!(why.contains("=cert"), "{why}");
         }
         let refused = list(&["10.0.0.5:7=plain-collectives"], true).transfer_targets("10.0.0.5:7");
         assert!(refused.map(drop).unwrap_err().contains("none of its --peer flags names it"));

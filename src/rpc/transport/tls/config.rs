@@ -1,17 +1,18 @@
-//! What the ends of a TLS connection prove and demand: raw public keys (RFC 7250).
+//! What the ends of a TLS connection prove and demand: raw public keys (RFC 7250), or certificates of a CA.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{
     CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
-use rustls::sign::CertifiedKey;
+use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError, ServerConfig,
@@ -19,7 +20,7 @@ use rustls::{
 };
 
 use super::super::address::KeyName;
-use crate::rpc::keys::{PublicKey, SecretKey};
+use crate::rpc::keys::{Certificate, Identity, PublicKey, SecretKey, name_of};
 
 /// The key that this end proves.
 #[derive(Clone, Debug)]
@@ -28,20 +29,31 @@ pub(crate) struct Credentials {
     public: PublicKey,
 }
 
+/// What a server proves, to its clients and to the servers that it dials.
+#[derive(Clone, Debug)]
+pub(crate) enum Proof {
+    Key(Credentials),
+    Certificate(Certificate),
+}
+
 /// The configuration of a client, or of a server that dials another one.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientTls {
     pub(super) config: Arc<ClientConfig>,
+    /// The name for which the server's certificate must be. With raw keys, an address that is not sent.
+    pub(super) server_name: ServerName<'static>,
 }
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerTls {
     pub(super) config: Arc<ServerConfig>,
-    pub(super) allowed: Arc<dyn AllowedPeers>,
+    allowed: Arc<dyn AllowedPeers>,
+    /// Whether clients prove certificates, not raw keys.
+    demands_certificates: bool,
 }
 
-/// What a server thinks of a client's key.
+/// What a server thinks of a client's key or certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is allowed, by this name.
@@ -52,7 +64,7 @@ pub(crate) enum Verdict {
 
 /// The clients that a server allows; the list may change.
 pub(crate) trait AllowedPeers: fmt::Debug + Send + Sync {
-    fn check(&self, key: PublicKey) -> Verdict;
+    fn check(&self, identity: &Identity) -> Verdict;
 }
 
 /// A key that is not the expected one.
@@ -60,6 +72,10 @@ pub(crate) trait AllowedPeers: fmt::Debug + Send + Sync {
 pub(super) enum WrongKey {
     #[error("the client's key {0} is not allowed (--allow-keys)")]
     UnknownClient(PublicKey),
+    #[error("no certificate for the name {0} is allowed (--allow-keys)")]
+    UnknownName(String),
+    #[error("the client's certificate has no DNS name (subjectAltName) to know it by, or a wildcard")]
+    NoName,
     #[error(
         "the server's key is {0}, which this end was not told to expect (--server-key, or KEY of --peer or `rpc-server connect`)"
     )]
@@ -113,7 +129,23 @@ impl ClientTls {
         // A session whose key was removed must not be resumed.
         config.resumption = Resumption::disabled();
         config.enable_secret_extraction = true;
-        Ok(ClientTls { config: Arc::new(config) })
+        Ok(ClientTls { config: Arc::new(config), server_name: ServerName::from(IpAddr::from([127, 0, 0, 1])) })
+    }
+
+    /// A client that proves a certificate, and demands one of the CA for `host`, a DNS name or an IP address.
+    pub(crate) fn with_certificate(certificate: &Certificate, host: &str) -> Result<ClientTls, Error> {
+        let provider = provider();
+        let server_name = ServerName::try_from(host.to_owned()).map_err(|e| Error::General(format!("{host}: {e}")))?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(certificate.authorities(), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(|e| Error::General(e.to_string()))?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])?
+            .with_webpki_verifier(verifier)
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.key())));
+        // As with raw keys.
+        config.resumption = Resumption::disabled();
+        config.enable_secret_extraction = true;
+        Ok(ClientTls { config: Arc::new(config), server_name })
     }
 }
 
@@ -129,15 +161,53 @@ impl ServerTls {
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.enable_secret_extraction = true;
-        Ok(ServerTls { config: Arc::new(config), allowed })
+        Ok(ServerTls { config: Arc::new(config), allowed, demands_certificates: false })
     }
 
-    /// The name of a client that has proved a key; `None` if the list does not allow it, or no longer.
-    pub(super) fn name_of(&self, key: PublicKey) -> Option<KeyName> {
-        match self.allowed.check(key) {
+    /// A server that proves a certificate, and accepts the clients `allowed` with certificates of the CA.
+    pub(crate) fn with_certificate(
+        certificate: &Certificate,
+        allowed: Arc<dyn AllowedPeers>,
+    ) -> Result<ServerTls, Error> {
+        let provider = provider();
+        let inner = WebPkiClientVerifier::builder_with_provider(certificate.authorities(), Arc::clone(&provider));
+        let inner = inner.build().map_err(|e| Error::General(e.to_string()))?;
+        let verifier = ClientCertificateVerifier { inner, allowed: Arc::clone(&allowed) };
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])?
+            .with_client_cert_verifier(Arc::new(verifier))
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.key())));
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.enable_secret_extraction = true;
+        Ok(ServerTls { config: Arc::new(config), allowed, demands_certificates: true })
+    }
+
+    /// What a client has proved by its certificate, or by the raw key in the place of one.
+    pub(super) fn identity_of(&self, certificate: &CertificateDer<'_>) -> Option<Identity> {
+        if self.demands_certificates {
+            name_of(certificate)
+        } else {
+            PublicKey::from_spki(certificate).map(Identity::Key)
+        }
+    }
+
+    /// The name of a client that has proved its identity; `None` if the list does not allow it, or no longer.
+    pub(super) fn name_of(&self, identity: &Identity) -> Option<KeyName> {
+        match self.allowed.check(identity) {
             Verdict::Allowed(name) => Some(name),
             Verdict::Revoked | Verdict::Unknown => None,
         }
+    }
+}
+
+/// Whether a list allows a client.
+fn check_allowed(allowed: &dyn AllowedPeers, identity: &Identity) -> Result<(), Error> {
+    match (allowed.check(identity), identity) {
+        (Verdict::Allowed(_), _) => Ok(()),
+        (Verdict::Revoked, _) => Err(CertificateError::Revoked.into()),
+        (Verdict::Unknown, Identity::Key(key)) => Err(WrongKey::UnknownClient(*key).into()),
+        (Verdict::Unknown, Identity::Certificate(name)) => Err(WrongKey::UnknownName(name.clone()).into()),
     }
 }
 
@@ -223,12 +293,57 @@ impl ClientCertVerifier for ClientKeyVerifier {
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let key = PublicKey::from_spki(end_entity).ok_or(Error::from(WrongKey::Algorithm))?;
-        match self.allowed.check(key) {
-            Verdict::Allowed(_) => Ok(ClientCertVerified::assertion()),
-            Verdict::Revoked => Err(CertificateError::Revoked.into()),
-            Verdict::Unknown => Err(WrongKey::UnknownClient(key).into()),
-        }
+        check_allowed(&*self.allowed, &Identity::Key(key))?;
+        Ok(ClientCertVerified::assertion())
     }
 
     raw_key_methods!();
+}
+
+/// The certificates that a server demands of its clients: of the CA, and of names that it allows.
+#[derive(Debug)]
+struct ClientCertificateVerifier {
+    inner: Arc<dyn ClientCertVerifier>,
+    allowed: Arc<dyn AllowedPeers>,
+}
+
+impl ClientCertVerifier for ClientCertificateVerifier {
+    /// Not the names of the CAs: a bundle of many would fill the handshake.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
+        let identity = name_of(end_entity).ok_or(Error::from(WrongKey::NoName))?;
+        check_allowed(&*self.allowed, &identity)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("TLS 1.2 is not offered".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.inner.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
+    }
 }

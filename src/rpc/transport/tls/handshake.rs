@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::CertificateDer;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
 use rustls::{ConnectionTrafficSecrets, ContentType, ExtractedSecrets};
@@ -15,13 +15,8 @@ use super::super::{Transport, TransportError};
 use super::records::{HEADER, Opener, Sealer, record_len};
 use super::{ClientTls, ServerTls, TlsError};
 
-/// Most bytes that a peer may send in its handshake: far more than keys need.
+/// Most bytes that a peer may send in its handshake: far more than keys and chains of certificates need.
 const MAX_HANDSHAKE: usize = 32 << 10;
-
-/// Servers are known by their keys: an address is not sent as a name.
-fn no_name() -> ServerName<'static> {
-    ServerName::from(std::net::IpAddr::from([127, 0, 0, 1]))
-}
 
 /// A handshake that is not complete.
 pub(super) struct Handshake {
@@ -93,7 +88,7 @@ enum HandshakeStep {
 
 impl Handshake {
     pub(super) fn client(tls: &ClientTls) -> Result<Handshake, TlsError> {
-        let connection = UnbufferedClientConnection::new(Arc::clone(&tls.config), no_name())?;
+        let connection = UnbufferedClientConnection::new(Arc::clone(&tls.config), tls.server_name.clone())?;
         Ok(Handshake::new(End::Client(connection)))
     }
 

@@ -3,18 +3,20 @@
 //! - `handshake` drives rustls until both ends have proved their keys.
 //! - `records` seals and opens the records behind it. The directions share no lock, so that a thread that sends and one that
 //!   receives do not wait for each other; rustls' own connection is one object for both, and copies received data once more.
-//! - `config` says what the ends prove and demand.
+//! - `config` says what the ends prove and demand, and `certificate_fault` what is wrong with a certificate.
 //!
 //! The end of the stream without TLS's own closing message is taken for the end: messages have lengths, so a stream that was cut
 //! ends within a message or where the peer could have ended it.
 
+mod certificate_fault;
 mod config;
 mod handshake;
 mod records;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use config::{AllowedPeers, ClientTls, Credentials, ServerTls, Verdict};
+pub(crate) use certificate_fault::CertificateFault;
+pub(crate) use config::{AllowedPeers, ClientTls, Credentials, Proof, ServerTls, Verdict};
 #[cfg(test)]
 pub(crate) use records::copies;
 
@@ -31,7 +33,6 @@ use thiserror::Error as ErrorTrait;
 use super::address::KeyName;
 use super::tcp::TcpTransport;
 use super::{Deadline, Interest, LendReceived, PeerAddr, Transport, TransportError};
-use crate::rpc::keys::PublicKey;
 use handshake::{Handshake, KeySchedule, Progress};
 use records::{Opener, Received, Sealer};
 
@@ -49,8 +50,12 @@ pub(crate) enum TlsError {
          …=plain): its log has the reason"
     )]
     ClosedInHandshake,
-    #[error("the client proves no key (--key)")]
+    #[error("the client proves no key (--key), or no certificate (--cert)")]
     NoKey,
+    #[error(transparent)]
+    Certificate(CertificateFault),
+    #[error("one end uses raw keys and the other one certificates (--cert, --ca)")]
+    OtherProof,
     #[error("the client's key was revoked (--allow-keys)")]
     RevokedClient,
     #[error("{0}")]
@@ -87,6 +92,8 @@ impl From<Error> for TlsError {
             Error::NoCertificatesPresented => TlsError::NoKey,
             Error::InvalidCertificate(CertificateError::Revoked) => TlsError::RevokedClient,
             Error::InvalidCertificate(CertificateError::Other(wrong)) => TlsError::WrongKey(wrong.to_string()),
+            Error::InvalidCertificate(e) => TlsError::Certificate(CertificateFault::found(e)),
+            Error::PeerIncompatible(_) => TlsError::OtherProof,
             other => TlsError::Other(other),
         }
     }
@@ -97,7 +104,8 @@ fn alert_error(alert: AlertDescription) -> TlsError {
     match alert {
         AlertDescription::CertificateUnknown => TlsError::KeyNotAllowed,
         AlertDescription::CertificateRevoked => TlsError::KeyRevoked,
-        other => TlsError::Alert(other),
+        AlertDescription::UnsupportedCertificate | AlertDescription::HandshakeFailure => TlsError::OtherProof,
+        other => CertificateFault::reported(other).map_or(TlsError::Alert(other), TlsError::Certificate),
     }
 }
 
@@ -176,9 +184,9 @@ impl TlsTransport {
         let client = match &self.server {
             None => None,
             Some(tls) => {
-                let key = done.peer.as_ref().and_then(|spki| PublicKey::from_spki(spki));
-                let key = key.ok_or(TlsError::UnexpectedState)?;
-                Some(tls.name_of(key).ok_or_else(TransportError::cut)?)
+                let identity = done.peer.as_ref().and_then(|certificate| tls.identity_of(certificate));
+                let identity = identity.ok_or(TlsError::UnexpectedState)?;
+                Some(tls.name_of(&identity).ok_or_else(TransportError::cut)?)
             }
         };
         let session = self.session.get_or_init(|| TlsSession {
@@ -192,7 +200,7 @@ impl TlsTransport {
         // Whoever removes keys from the list ends the sessions that it sees. It has seen this one with its key, or the list has
         // changed before this.
         if let (Some(tls), Some(name)) = (&self.server, client)
-            && tls.name_of(name.key()) != Some(name)
+            && tls.name_of(name.identity()) != Some(name)
         {
             self.abort();
             return Err(TransportError::cut());

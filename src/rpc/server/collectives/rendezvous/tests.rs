@@ -197,13 +197,13 @@ fn rank_1_requires_the_capabilities_of_plain_tcp() {
 #[test]
 fn a_server_with_keys_neither_listens_nor_dials_beyond_loopback() {
     use crate::rpc::keys::SecretKey;
-    use crate::rpc::transport::tls::Credentials;
+    use crate::rpc::transport::tls::{Credentials, Proof};
     let credentials = Credentials::of_key(&SecretKey::generate().unwrap()).unwrap();
     // Not an address of this machine: listening on it would fail with another reason.
     let at: SocketAddr = "192.0.2.1:51052".parse().unwrap();
     let rendezvous = Rendezvous::default();
     for (peer, is_consent) in [("192.0.2.1", false), ("192.0.2.1=plain-collectives", true)] {
-        let list = PeerAllowlist::resolve(&[peer.parse().unwrap()], Some(credentials.clone())).unwrap();
+        let list = PeerAllowlist::resolve(&[peer.parse().unwrap()], Some(Proof::Key(credentials.clone()))).unwrap();
         let timeouts = timeouts(SHORT, SHORT, SHORT);
         let listened = rendezvous.accept(&rank_0(at), at, &list, timeouts, &|| false).err().unwrap();
         let dialled = rendezvous.dial(&rank_1(at), &SessionDials::default(), &list, timeouts, &|| false).err().unwrap();
