@@ -70,7 +70,6 @@ impl fmt::Display for PeerTrust {
 #[cfg(test)]
 mod tests {
     use super::super::peer_allowlist::{Peer, PeerAllowlist};
-    use super::*;
     use crate::rpc::keys::SecretKey;
     use crate::rpc::transport::tls::{Credentials, Proof};
 
