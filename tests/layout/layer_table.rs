@@ -337,7 +337,18 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::relay",
-        &["setters", "rpc::keys", "rpc::server", "rpc::transport", "rpc::transport::tls", "addresses", "io"],
+        &[
+            "setters",
+            "rpc::keys",
+            "rpc::server::limits",
+            "rpc::server::listen",
+            "rpc::server::log_limits",
+            "rpc::server::versions",
+            "rpc::transport",
+            "rpc::transport::tls",
+            "addresses",
+            "io",
+        ],
         &[],
     ),
     layer(

@@ -260,7 +260,7 @@ fn connections_beyond_the_limit_are_closed_and_a_signal_ends_all() {
         stream.write_all(&encode_message(&hello_request())).is_ok() && stream.read_exact(&mut [0; 36]).is_ok()
     });
     first.assert_alive();
-    relay.process.signal("TERM");
+    relay.process.signal("-TERM");
     assert_eq!(relay.process.child.wait().expect("a child").code(), Some(0), "{}", relay.log());
     first.expect_closed();
 }

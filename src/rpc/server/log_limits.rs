@@ -43,7 +43,7 @@ macro_rules! log_kinds {
     ($($(#[$doc:meta])* $kind:ident: $level:ident, $weight:literal, $name:literal;)*) => {
         /// The subject of a line: each kind has buckets of its own, so that a flood of one kind hides no line of another.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub(in crate::rpc) enum LogKind {
+        pub(crate) enum LogKind {
             $($(#[$doc])* $kind,)*
         }
 
@@ -198,7 +198,7 @@ struct LogLimitsState {
 }
 
 /// The buckets of a server, or of a relay.
-pub(in crate::rpc) struct LogLimits {
+pub(crate) struct LogLimits {
     start: Instant,
     /// Of an ordinary kind and one source.
     rate: TokenRate,
@@ -209,7 +209,7 @@ pub(in crate::rpc) struct LogLimits {
 
 impl LogLimits {
     /// The limits that a configuration sets.
-    pub(in crate::rpc) fn new(config: &Config) -> LogLimits {
+    pub(crate) fn new(config: &Config) -> LogLimits {
         LogLimits {
             start: Instant::now(),
             rate: TokenRate { burst: config.log_burst, interval: config.log_interval },
@@ -219,12 +219,12 @@ impl LogLimits {
     }
 
     /// Logs a line that the client at `peer` has caused, or counts it as left out. `text` is formatted only if it is logged.
-    pub(in crate::rpc) fn log(&self, peer: PeerAddr, kind: LogKind, text: fmt::Arguments<'_>) {
+    pub(crate) fn log(&self, peer: PeerAddr, kind: LogKind, text: fmt::Arguments<'_>) {
         self.log_of(self.source(peer), kind, text);
     }
 
     /// As [`LogLimits::log`], where no client is known to be the cause.
-    pub(in crate::rpc) fn log_server(&self, kind: LogKind, text: fmt::Arguments<'_>) {
+    pub(crate) fn log_server(&self, kind: LogKind, text: fmt::Arguments<'_>) {
         self.log_of(LogSource::Server, kind, text);
     }
 
@@ -273,7 +273,7 @@ impl LogLimits {
 
     /// Logs counts of lines that were left out whose buckets have tokens again. To be called often: passes over all buckets at
     /// most once in [`REPORT_INTERVAL`].
-    pub(in crate::rpc) fn report_left_out(&self) {
+    pub(crate) fn report_left_out(&self) {
         for left_out in self.due_reports(self.start.elapsed()) {
             log::log!(left_out.kind.level(), "{left_out}");
         }
@@ -311,7 +311,7 @@ impl LogLimits {
     }
 
     /// Logs all counts that were not logged yet, one line for each kind. For the server's end.
-    pub(in crate::rpc) fn report_totals(&self) {
+    pub(crate) fn report_totals(&self) {
         for (kind, count) in self.take_totals() {
             log::log!(kind.level(), "left out: {count} more lines about {}, until the server's end", kind.name());
         }

@@ -71,7 +71,7 @@ pub use gguf_index::model_link_targets;
 pub use host_memory::HostMemoryInfo;
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
-pub(in crate::rpc) use log_limits::{LogKind, LogLimits};
+pub(crate) use log_limits::{LogKind, LogLimits};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
