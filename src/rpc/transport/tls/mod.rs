@@ -39,7 +39,9 @@ use records::{Opener, Received, Sealer};
 /// Why a TLS connection cannot be used.
 #[derive(Debug, ErrorTrait)]
 pub(crate) enum TlsError {
-    #[error("the client does not use TLS, which this address demands; it needs a key (--key, --server-key)")]
+    #[error(
+        "the client does not use TLS, which this address demands: it needs a key (--key, --server-key), or `rpc-server connect`"
+    )]
     PlainClient,
     #[error(
         "the server does not use TLS at this address: use its address with TLS, or connect without a key of the server"
