@@ -9,7 +9,8 @@
 3. Several clients that decode concurrently on our server: total tokens per second while all of them decode, relative to one client.
 4. CPU time of our server while a client that has loaded a model is idle.
 5. Bare sockets as in 1 to a plain address of our server, and through `rpc-server connect` over TLS to the same server: the ratio is
-   that of the relay to the plain address, and includes the TLS of the server.
+   that of the relay to the plain address, and includes the TLS of the server. Also round trips to both in turn, with the median of
+   the differences of two that follow each other, and how often the relay's threads wake up for one.
 
 Prints medians with the lowest and the highest round in brackets, and checks the bounds: our added time is at most 0.6 of that of
 llama.cpp's server, the largest number of clients reaches at least 0.9 of one client's throughput, and an idle server uses less than
@@ -121,6 +122,25 @@ def relayed(a: argparse.Namespace) -> Iterator[dict[str, Server]]:
                 yield {"plain": server, "relay": relay}
 
 
+def in_turn(sides: dict[str, Server], a: argparse.Namespace) -> Values:
+    """Round trips that alternate between the plain address and the relay, so that a busy machine slows both."""
+    with RawClient(sides["plain"].endpoint) as plain, RawClient(sides["relay"].endpoint) as relay:
+        times: list[tuple[float, float]] = []
+        for _ in range(a.round_trips):
+            begin = time.perf_counter()
+            plain.device_count()
+            middle = time.perf_counter()
+            relay.device_count()
+            times.append((middle - begin, time.perf_counter() - middle))
+        sleeps = sides["relay"].sleeps()
+        for _ in range(a.round_trips):
+            relay.device_count()
+        sleeps = sides["relay"].sleeps() - sleeps
+    median = {side: statistics.median(each) * 1e6 for side, each in zip(("plain", "relay"), zip(*times, strict=True), strict=True)}
+    added = statistics.median(relayed - direct for direct, relayed in times) * 1e6
+    return median | {"added": added, "wake-ups": sleeps / a.round_trips}
+
+
 def token_ms(side: str, model: Path, a: argparse.Namespace) -> float:
     """Median time per token of one client, on a fresh server or locally."""
     options = ["--prompt", "16", "--generate", str(a.generate), "--threads", str(a.threads), "--times"]
@@ -203,7 +223,7 @@ def main() -> None:
     warn_if_busy()
     parts = (a.only,) if a.only else ("sockets", "tiny", "clients", "idle", "relay")
     counts = [int(n) for n in a.clients.split(",")]
-    runs: dict = {part: defaultdict(lambda: defaultdict(list)) for part in parts}
+    runs: dict = {part: defaultdict(lambda: defaultdict(list)) for part in (*parts, "in turn")}
     for n in range(a.rounds):
         print(f"round {n + 1} of {a.rounds}", file=sys.stderr, flush=True)
         if "sockets" in parts:
@@ -224,6 +244,8 @@ def main() -> None:
             runs["idle"]["percent"]["ours"].append(idle(Model("q4_0").ensure(a.models), a))
         if "relay" in parts:
             with relayed(a) as sides:
+                for name, value in in_turn(sides, a).items():
+                    runs["in turn"][name]["relay"].append(value)
                 for side in rotated(("plain", "relay"), n):
                     for name, value in sockets(sides[side], a).items():
                         runs["relay"][name][side].append(value)
@@ -242,6 +264,13 @@ def report(runs: dict, a: argparse.Namespace) -> None:
             better = "  (lower is better)" if name in LOWER_IS_BETTER else ""
             print(f"{name:28} {shown(both[first]):24} {shown(both[other]):24} {to.median:6.2f}{better}")
             summary[name if part == "sockets" else f"{part}: {name}"] = both | {"ratio": to}
+    if found := runs["in turn"]:
+        each = {name: Spread.of(sides["relay"]) for name, sides in found.items()}
+        summary["relay: round trips in turn (us)"] = each
+        print(
+            f"round trips in turn, us: plain {shown(each['plain'])}, relay {shown(each['relay'])}, added {shown(each['added'])}; "
+            f"wake-ups of the relay per round trip: {shown(each['wake-ups'])}"
+        )
     for dtype, sides in runs.get("tiny", {}).items():
         each = {side: Spread.of(values) for side, values in sides.items()}
         added = {side: each[side].median - each["local"].median for side in ("ours", "peer")}

@@ -146,6 +146,12 @@ class Server:
         tasks = (task for pid in self._pids() for task in Path(f"/proc/{pid}/task").glob("*/schedstat"))
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
+    def sleeps(self) -> int:
+        """How often the threads that are running now have slept: their voluntary context switches."""
+        tasks = (task for pid in self._pids() for task in Path(f"/proc/{pid}/task").glob("*/status"))
+        counts = re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", "".join(task.read_text() for task in tasks), re.MULTILINE)
+        return sum(map(int, counts))
+
     def wait_for_log(self, text: str, timeout_s: float) -> bool:
         """Wait until the log contains `text`: the server may write it after the client has ended. False at the timeout."""
         deadline = time.monotonic() + timeout_s
