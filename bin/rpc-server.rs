@@ -9,6 +9,7 @@ mod connect;
 mod control;
 #[cfg(unix)]
 mod hangup;
+mod keys;
 mod log_writer;
 mod open_files;
 mod sandbox;
@@ -22,7 +23,7 @@ mod worker;
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -30,8 +31,7 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
-use fanout::rpc::client::Options as ClientOptions;
-use fanout::rpc::keys::{Certificate, KeyFileError, PublicKey, SecretKey};
+use fanout::rpc::keys::PublicKey;
 use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
 use sandbox::SandboxMode;
@@ -349,12 +349,12 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> ExitCode {
     match &args.command {
-        Some(Command::Keygen { file, public }) => return keygen(file, *public),
+        Some(Command::Keygen { file, public }) => return keys::keygen(file, *public),
         Some(Command::Connect(args)) => return connect::run(args),
         None => {}
     }
     if let Some(endpoint) = &args.status {
-        return match status_options(&args) {
+        return match keys::status_options(&args) {
             Ok(options) => status::print(endpoint, options),
             Err(e) => fail(&e),
         };
@@ -362,7 +362,7 @@ fn run(args: Args) -> ExitCode {
     if args.list_devices {
         return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
     }
-    if let Err(e) = check_keys(&args) {
+    if let Err(e) = keys::check_options(&args) {
         usage(&e);
     }
     #[cfg(unix)]
@@ -397,52 +397,6 @@ fn start_log(level: Option<LevelFilter>) {
         log.write_style(WriteStyle::Always);
     }
     log.format_target(false).init();
-}
-
-/// Checks the options of keys that depend on each other.
-fn check_keys(args: &Args) -> Result<(), String> {
-    if args.key.is_some() && args.cert.is_none() && args.allow_keys.is_none() {
-        return Err("--key needs --allow-keys, or --cert and --ca".to_owned());
-    }
-    for peer in &args.peers {
-        if peer.demands_key() && (args.key.is_none() || args.cert.is_some()) {
-            return Err(format!(
-                "--peer {peer}: a server with a key demands one of this server: give --key and --allow-keys"
-            ));
-        }
-        if peer.demands_certificate() && args.cert.is_none() {
-            return Err(format!(
-                "--peer {peer}: a server with a certificate demands one of this server: give --cert and --ca"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Writes a new secret key to `file`, or with `public` reads the one in it; prints its public part.
-fn keygen(file: &Path, public: bool) -> ExitCode {
-    let key = if public { SecretKey::read_file(file) } else { new_key(file) };
-    match key {
-        Ok(key) => print_or_fail(&format!("{}\n", key.public_key()), ExitCode::SUCCESS),
-        Err(e) => fail(&e),
-    }
-}
-
-/// Writes a new secret key to `file`.
-fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
-    let io = |source| KeyFileError::Io { path: file.display().to_string(), source };
-    let key = SecretKey::generate().map_err(io)?;
-    key.create_file(file)?;
-    Ok(key)
-}
-
-/// The keys of `--status`, or its certificate.
-fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError> {
-    if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
-        return Ok(ClientOptions::default().with_certificate(Some(Certificate::read_files(cert, key, ca)?)));
-    }
-    let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
-    Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))
 }
 
 fn list_devices(registry: &Registry) -> String {

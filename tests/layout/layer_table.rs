@@ -80,7 +80,6 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::peers::peer_allowlist",
         &[
-            "rpc::keys",
             "rpc::transport",
             "rpc::transport::tls",
             "rpc::server::versions",

@@ -53,7 +53,7 @@ impl Authority {
             CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(until, 1, 1));
         // Two of the kinds of keys that are supported.
-        let kind = if file.len() % 2 == 0 { &PKCS_ED25519 } else { &PKCS_ECDSA_P256_SHA256 };
+        let kind = if file.len().is_multiple_of(2) { &PKCS_ED25519 } else { &PKCS_ECDSA_P256_SHA256 };
         let key = KeyPair::generate_for(kind).unwrap();
         let [cert, secret] = ["crt", "key"].map(|extension| folder.join(format!("{file}.{extension}")));
         fs::write(&cert, params.signed_by(&key, &self.issuer).unwrap().pem()).unwrap();
