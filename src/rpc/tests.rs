@@ -1,6 +1,8 @@
 //! End-to-end tests of client and server over the in-memory transport: with any split and delay of the bytes both ends receive
 //! the same messages, and a cut at any position is detected by both ends.
 
+mod keys;
+
 use super::client::{ConnectError, Endpoint, Options};
 use super::server::{Config, Server, ServerHandle};
 use super::transport::memory::{LinkConditions, listen_for};

@@ -9,7 +9,7 @@ use std::time::Duration;
 const SIZE: usize = 100_000;
 
 /// Size of an entry's header.
-const HEADER: u64 = 60;
+const HEADER: u64 = 76;
 
 fn config(dir: &Path, max_bytes: u64) -> Config {
     Config::default().with_cache(Some(CacheConfig::new(dir).with_max_bytes(max_bytes)))
@@ -38,6 +38,16 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(dir).expect("the folder").map(|e| e.expect("an entry").path()).collect();
     files.sort();
     files
+}
+
+/// The only entry with this data.
+fn entry_of(dir: &Path, data: &[u8]) -> PathBuf {
+    let end = format!("-{:016x}.tensor", fnv1a(data));
+    let mut found = files(dir).into_iter().filter(|path| path.to_str().is_some_and(|path| path.ends_with(&end)));
+    match (found.next(), found.next()) {
+        (Some(entry), None) => entry,
+        other => panic!("not one entry: {other:?}"),
+    }
 }
 
 #[test]
@@ -70,6 +80,58 @@ fn cached_data_is_found_by_other_clients_and_after_a_restart() {
     }
 }
 
+/// A client from an address of loopback that has uploaded data for the cache.
+fn upload_from(server: &TestServer, client: [u8; 4], data: &[u8]) {
+    let mut client = Client::connect_from(client, server.addr).exchange_hello(CLIENT_VERSION);
+    let memory = client.alloc(0, data.len() as u64);
+    upload_cached(&mut client, &memory.byte_tensor(), data);
+}
+
+#[test]
+fn an_address_finds_its_own_entries_alone() {
+    for loopback_tenants in [false, true] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = || config(dir.path(), 1 << 30).with_loopback_tenants(loopback_tenants);
+        let is_cached_for = |server: &TestServer, client, data: &[u8]| {
+            let mut client = Client::connect_from(client, server.addr).exchange_hello(CLIENT_VERSION);
+            let memory = client.alloc(0, data.len() as u64);
+            is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(data))
+        };
+        let (ours, theirs) = ([127, 0, 0, 2], [127, 0, 0, 3]);
+        let data = random_bytes(1, SIZE);
+        for restarted in [false, true] {
+            let server = TestServer::start(config());
+            if !restarted {
+                upload_from(&server, ours, &data);
+            }
+            assert!(is_cached_for(&server, ours, &data));
+            assert_eq!(is_cached_for(&server, theirs, &data), !loopback_tenants, "other addresses of loopback");
+        }
+        let server = TestServer::start(config());
+        upload_from(&server, theirs, &data);
+        assert!(is_cached_for(&server, theirs, &data) && is_cached_for(&server, ours, &data));
+        assert_eq!(files(dir.path()).len(), if loopback_tenants { 2 } else { 1 });
+    }
+}
+
+/// A file of a version without owners, or of nobody: it is found by no hash, and is evicted for others.
+#[test]
+fn files_with_other_names_are_evicted_and_never_read() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let data = random_bytes(1, SIZE);
+    let old = dir.path().join(format!("{:016x}.tensor", fnv1a(&data)));
+    std::fs::write(&old, &data).expect("written");
+    let server = TestServer::start(config(dir.path(), 2 * (SIZE as u64 + HEADER)));
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, SIZE as u64);
+    assert!(!is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data)));
+    assert!(old.exists());
+    for seed in 2..4 {
+        upload_cached(&mut client, &memory.byte_tensor(), &random_bytes(seed, SIZE));
+    }
+    assert!(!old.exists());
+}
+
 #[test]
 fn uploads_without_the_cache_flag_and_small_uploads_are_not_cached() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -91,12 +153,13 @@ fn corrupt_cache_files_are_removed_and_logged() {
     let damages: &[(&str, Damage)] = &[
         ("digest", |file| file[SIZE / 2] ^= 1),
         ("digest", |file| *file.last_mut().expect("bytes") ^= 0x80),
-        ("digest", |file| file[40] ^= 1),
+        ("digest", |file| file[50] ^= 1),
         ("length", |file| file.truncate(SIZE)),
         ("length", |file| file.push(0)),
         ("version", |file| file[0] ^= 1),
         ("version", |file| file[8] = 99),
         ("does not match the file name", |file| file[20] ^= 1),
+        ("does not match the file name", |file| file[36] ^= 1),
         ("fill whole buffer", |file| file.truncate(10)),
         ("fill whole buffer", Vec::clear),
     ];
@@ -137,7 +200,7 @@ fn the_least_recently_used_files_are_evicted() {
     };
     for (i, data) in data[..3].iter().enumerate() {
         upload_cached(&mut client, &memory.byte_tensor(), data);
-        age(100 - i as u64, &dir.path().join(format!("{:016x}.tensor", fnv1a(data))));
+        age(100 - i as u64, &entry_of(dir.path(), data));
     }
     // A lookup of the oldest file makes the second file the least recently used one.
     assert!(is_cached(&mut client, &memory.byte_tensor(), 0, fnv1a(&data[0])));

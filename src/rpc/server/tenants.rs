@@ -187,6 +187,16 @@ impl Tenants {
         Tenant::of(peer, self.with_loopback)
     }
 
+    /// A text that tells the clients of one tenant from all others, also after a restart. It has a client's key, whatever its
+    /// name is. All clients that are no tenants count as one.
+    pub(super) fn identity(&self, peer: PeerAddr) -> String {
+        match self.tenant(peer) {
+            Some(Tenant::Key(name)) => format!("key {}", name.key()),
+            Some(Tenant::Address(address)) => format!("address {address}"),
+            None => "loopback".to_owned(),
+        }
+    }
+
     /// Counts one `resource` of the client at `peer` until the permit is dropped.
     ///
     /// # Errors

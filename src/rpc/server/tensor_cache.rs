@@ -1,12 +1,16 @@
 //! Tensor cache on disk: data of SET_TENSORs by their FNV-1a hash, so that a client can send the hash instead
 //! (SET_TENSOR_HASH).
 //!
-//! One file per hash: a header (magic, version, length, FNV-1a, BLAKE3), then the data. The file that was used least recently
-//! is evicted first (LRU), by modification time.
+//! One file per owner and hash: a header (magic, version, length, owner, FNV-1a, BLAKE3), then the data. The file that was used
+//! least recently is evicted first (LRU), by modification time. A file with the extension of entries that is none, such as an
+//! entry of an older version, is never read, but counts against the size limit and is evicted like the others.
 //!
-//! Cache poisoning: the protocol prescribes FNV-1a, for which collisions can be constructed. A client that may write to the
-//! cache can therefore replace data for all other clients that share it. The BLAKE3 digest in the header only detects damaged
-//! files. Hence the cache is opt-in.
+//! Cache poisoning: the protocol prescribes FNV-1a, for which collisions can be constructed, so a client could store data under
+//! the hash of another client's tensor. Therefore an entry belongs to the tenant that has written it (`owner.rs`), and a lookup
+//! of another tenant misses. Data that several tenants upload is stored once for each: only a digest without collisions could
+//! be shared, and the lookup has none. Clients of one tenant can still poison each other's entries; without keys these are the
+//! clients of one address, and without `Config::loopback_tenants` all clients of loopback. The BLAKE3 digest in the header only
+//! detects damaged files. Hence the cache is opt-in.
 //!
 //! The folder is used by its handle ([`Folder`]): symbolic links, named pipes and other special files in it are never opened.
 //! The size limit counts the bytes of uploads in progress as they arrive (`quota.rs`); an upload that does not fit beside the
@@ -14,9 +18,12 @@
 //!
 //! Errors of the cache never fail a session: an unreadable entry is a miss, and an entry that cannot be written is not cached.
 
+mod owner;
 mod quota;
 
-use std::ffi::{OsStr, OsString};
+pub(super) use owner::{CacheOwner, EntryKey};
+
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, FileTimes};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -31,13 +38,14 @@ use super::folder::{Folder, Links, PartialFile};
 use super::limits::CacheConfig;
 use super::log_limits::{LogKind, LogLimits};
 use crate::rpc::wire::{Reader, WireError};
+use owner::OWNER_BYTES;
 use quota::{UploadCharge, Usage};
 
 const MAGIC: &[u8; 8] = b"fanoutTC";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Bytes before the data: magic, version, length, FNV-1a, BLAKE3.
-const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 32;
+/// Bytes before the data: magic, version, length, owner, FNV-1a, BLAKE3.
+const HEADER_BYTES: usize = 8 + 4 + 8 + OWNER_BYTES + 8 + 32;
 
 /// Smaller data is not cached: sending it again is faster than a lookup. ggml's clients send hashes from 10 MiB on.
 const MIN_BYTES: u64 = 64 << 10;
@@ -56,8 +64,8 @@ pub(super) enum CacheError {
     Version,
     #[error("the file size does not match the length in its header")]
     Length,
-    #[error("the hash in its header does not match the file name")]
-    Hash,
+    #[error("the owner or the hash in its header does not match the file name")]
+    Key,
     #[error("the data does not match the digest in its header")]
     Digest,
 }
@@ -90,25 +98,25 @@ impl TensorCache {
         self.logs.log_server(kind, format_args!("cache: {text}"));
     }
 
-    /// Looks up the data of a hash; `None` unless an entry has exactly `len` bytes. The caller may use the data only after
+    /// Looks up an entry; `None` unless it has exactly `len` bytes of data. The caller may use the data only after
     /// [`CacheReader::verify`] has succeeded.
-    pub(super) fn lookup(&self, fnv: u64, len: u64) -> Option<CacheReader> {
+    pub(super) fn lookup(&self, key: EntryKey, len: u64) -> Option<CacheReader> {
         // A file that is not regular was not created by the cache, and is left alone.
-        let (file, _) = self.folder.open_file(&entry_name(fnv), Links::Refuse).ok()?;
-        match CacheReader::open(file, fnv) {
+        let (file, _) = self.folder.open_file(&key.file_name(), Links::Refuse).ok()?;
+        match CacheReader::open(file, key) {
             Ok((reader, have)) if have == len => Some(reader),
             // Another length: other data with the same hash. The entry is valid, but not the requested one.
             Ok(_) => None,
             Err(e) => {
-                self.remove_invalid(fnv, &e);
+                self.remove_invalid(key, &e);
                 None
             }
         }
     }
 
     /// Removes an entry that is invalid or unreadable.
-    pub(super) fn remove_invalid(&self, fnv: u64, why: &CacheError) {
-        let name = entry_name(fnv);
+    pub(super) fn remove_invalid(&self, key: EntryKey, why: &CacheError) {
+        let name = key.file_name();
         if self.remove(&name) {
             self.lock_usage().invalidate_listing();
             let path = self.folder.path_of(&name);
@@ -122,9 +130,9 @@ impl TensorCache {
         removed.inspect_err(|e| self.log_remove_error(&self.folder.path_of(name), e)).is_ok()
     }
 
-    /// Starts writing an entry of `len` bytes. `None` if the data is too small, if it is larger than the cache, or if the file
+    /// Starts writing an entry of `owner` with `len` bytes of data. `None` if the data is too small, if it is larger than the cache, or if the file
     /// cannot be created.
-    pub(super) fn begin_write(&self, len: u64) -> Option<CacheWriter<'_>> {
+    pub(super) fn begin_write(&self, owner: CacheOwner, len: u64) -> Option<CacheWriter<'_>> {
         if len < MIN_BYTES || len.checked_add(HEADER_BYTES as u64)? > self.max_bytes {
             return None;
         }
@@ -135,7 +143,7 @@ impl TensorCache {
             Ok(file)
         };
         let file = begin().inspect_err(|e| self.log_write_error(e)).ok()?;
-        let entry = PartialEntry { file, charge, fnv: Fnv1a::new(), digest: blake3::Hasher::new() };
+        let entry = PartialEntry { file, charge, owner, fnv: Fnv1a::new(), digest: blake3::Hasher::new() };
         Some(CacheWriter { cache: self, len, entry: Some(entry) })
     }
 
@@ -148,10 +156,6 @@ impl TensorCache {
     }
 }
 
-fn entry_name(fnv: u64) -> OsString {
-    format!("{fnv:016x}.{ENTRY_EXTENSION}").into()
-}
-
 /// Reads an entry and computes its digest.
 pub(super) struct CacheReader {
     file: BufReader<File>,
@@ -161,7 +165,7 @@ pub(super) struct CacheReader {
 
 impl CacheReader {
     /// Reads the header; also returns the length of the data.
-    fn open(mut file: File, fnv: u64) -> Result<(CacheReader, u64), CacheError> {
+    fn open(mut file: File, key: EntryKey) -> Result<(CacheReader, u64), CacheError> {
         let mut header = [0; HEADER_BYTES];
         file.read_exact(&mut header)?;
         let mut r = Reader::new(&header);
@@ -172,8 +176,8 @@ impl CacheReader {
         if file.metadata()?.len().checked_sub(HEADER_BYTES as u64) != Some(len) {
             return Err(CacheError::Length);
         }
-        if r.u64("hash")? != fnv {
-            return Err(CacheError::Hash);
+        if r.array("owner")? != key.owner.as_bytes() || r.u64("hash")? != key.fnv {
+            return Err(CacheError::Key);
         }
         let want = blake3::Hash::from_bytes(*r.array("digest")?);
         // Records the use for LRU eviction. An error only makes the order less exact.
@@ -210,6 +214,7 @@ struct PartialEntry<'a> {
     // Dropped before the charge, so that the bytes are counted as long as the file exists.
     file: PartialFile<'a>,
     charge: UploadCharge<'a>,
+    owner: CacheOwner,
     fnv: Fnv1a,
     digest: blake3::Hasher,
 }
@@ -252,11 +257,12 @@ impl PartialEntry<'_> {
         header.extend_from_slice(MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
         header.extend_from_slice(&len.to_le_bytes());
+        header.extend_from_slice(self.owner.as_bytes());
         header.extend_from_slice(&self.fnv.0.to_le_bytes());
         header.extend_from_slice(self.digest.finalize().as_bytes());
         self.file.file().seek(SeekFrom::Start(0))?;
         self.file.file().write_all(&header)?;
-        let name: &OsStr = &entry_name(self.fnv.0);
+        let name: &OsStr = &EntryKey { owner: self.owner, fnv: self.fnv.0 }.file_name();
         // The charge is dropped after the lock: until then the file counts twice, which may only evict too much.
         let mut usage = cache.lock_usage();
         let replaced = cache.folder.open_file(name, Links::Refuse).map_or(0, |(_, meta)| meta.len());

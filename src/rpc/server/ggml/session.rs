@@ -15,6 +15,7 @@ use crate::rpc::server::resource_requests;
 use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder_bug};
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
+use crate::rpc::server::tensor_cache::CacheOwner;
 use crate::rpc::server::versions::{ServedVersion, VersionChoice};
 use crate::rpc::wire::{
     BodySize, REQUEST_HEADER, Request, RequestHeader, Response, RpcCommand, VersionCodec, VersionDetector,
@@ -32,6 +33,8 @@ pub(super) struct GgmlSession<'a> {
     pub(super) resources: SessionResources<'a, GraphKey>,
     pub(super) queues: DeviceQueues<'a>,
     pub(super) prefault: Prefault,
+    /// Whose entries of the tensor cache the client finds.
+    pub(super) cache_owner: CacheOwner,
     /// Where to report that `version` works; `None` once that is done.
     unconfirmed: Option<&'a VersionChoice<'a>>,
     /// The version of the protocol that HELLO was answered with.
@@ -61,6 +64,7 @@ pub(in crate::rpc::server) fn serve_session(
         resources,
         queues,
         prefault: Prefault::default(),
+        cache_owner: CacheOwner::new(&server.tenants.identity(versions.peer())),
         unconfirmed: Some(versions),
         version,
         detector: version.detector(),

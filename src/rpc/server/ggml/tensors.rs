@@ -9,7 +9,7 @@ use crate::device::{DeviceError, Queue, Region, UploadError};
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
-use crate::rpc::server::tensor_cache::{CacheReader, TensorCache};
+use crate::rpc::server::tensor_cache::{CacheReader, EntryKey, TensorCache};
 use crate::rpc::wire::{CopyTensor, GetTensor, InitTensor, MemsetTensor, Response, SET_TENSOR_HEAD, SetTensorHash};
 use crate::tensor::TensorDesc;
 
@@ -63,7 +63,7 @@ impl GgmlSession<'_> {
         }
         let wanted = if codec.has_cache_flag() { head.cache } else { len > HASHED_BYTES };
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| wanted);
-        let mut cache_writer = cache.and_then(|cache| cache.begin_write(len));
+        let mut cache_writer = cache.and_then(|cache| cache.begin_write(self.cache_owner, len));
         let desc = tensor.desc;
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
         self.prefault.record_upload(device, &region)?;
@@ -115,10 +115,11 @@ impl GgmlSession<'_> {
     ) -> Result<bool, SessionError> {
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| region.bytes() > 0);
         let Some(cache) = cache else { return Ok(false) };
-        let Some(cached) = cache.lookup(hash, region.bytes()) else { return Ok(false) };
+        let key = EntryKey { owner: self.cache_owner, fnv: hash };
+        let Some(cached) = cache.lookup(key, region.bytes()) else { return Ok(false) };
         let queue = self.queues.get_watched(device)?;
         queue.charge_upload(region.bytes(), self.resources.server.config.device_timeout)?;
-        let found = upload_cached(cache, hash, cached, &mut **queue, region, tensor)?;
+        let found = upload_cached(cache, key, cached, &mut **queue, region, tensor)?;
         if found {
             debug!("{}: tensor data {hash:016x} loaded from the cache", self.resources.peer);
         }
@@ -188,14 +189,14 @@ impl GgmlSession<'_> {
     }
 }
 
-/// Uploads data from the tensor cache. Returns false if the file cannot be read or its content does not match `hash`: then the
+/// Uploads data from the tensor cache. Returns false if the file cannot be read or its content does not match `key`: then the
 /// file is removed from the cache, and the content of the region is undefined.
 ///
 /// # Errors
 /// Errors of the queue.
 fn upload_cached(
     cache: &TensorCache,
-    hash: u64,
+    key: EntryKey,
     mut cached: CacheReader,
     queue: &mut dyn Queue,
     region: Region,
@@ -207,7 +208,7 @@ fn upload_cached(
         Err(UploadError::Device(e)) => return Err(e),
     };
     if let Err(e) = read {
-        cache.remove_invalid(hash, &e);
+        cache.remove_invalid(key, &e);
         return Ok(false);
     }
     Ok(true)

@@ -164,7 +164,7 @@ impl Drop for UploadCharge<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::HEADER_BYTES;
+    use super::super::{CacheOwner, HEADER_BYTES};
     use super::*;
     use crate::rpc::server::limits::{CacheConfig, Config};
     use crate::rpc::server::log_limits::LogLimits;
@@ -184,7 +184,7 @@ mod tests {
     fn write(cache: &TensorCache, number: usize) {
         let mut data = vec![0; DATA_BYTES];
         data[..8].copy_from_slice(&number.to_le_bytes());
-        let mut writer = cache.begin_write(DATA_BYTES as u64).expect("a writer");
+        let mut writer = cache.begin_write(CacheOwner::new("one"), DATA_BYTES as u64).expect("a writer");
         data.chunks(DATA_BYTES / 4).for_each(|chunk| writer.update(chunk));
         writer.commit();
     }
@@ -260,16 +260,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let cache = open(dir.path(), 2);
         let announced = 2 * ENTRY_BYTES - HEADER_BYTES as u64;
-        let mut slow = cache.begin_write(announced).expect("a writer");
+        let mut slow = cache.begin_write(CacheOwner::new("one"), announced).expect("a writer");
         slow.update(&[1; 100]);
-        assert!(cache.begin_write(announced + 1).is_none(), "larger than the cache");
+        assert!(cache.begin_write(CacheOwner::new("one"), announced + 1).is_none(), "larger than the cache");
         write(&cache, 0);
         let entries = || cache.folder.files_with_extension(ENTRY_EXTENSION).expect("the folder").len();
         assert_eq!(entries(), 1);
         // Its bytes evict entries when they arrive, and what does not fit beside other uploads is not cached.
         slow.update(&vec![1; announced as usize - 100 - DATA_BYTES]);
         assert_eq!(entries(), 0);
-        let mut other = cache.begin_write(DATA_BYTES as u64).expect("a writer");
+        let mut other = cache.begin_write(CacheOwner::new("one"), DATA_BYTES as u64).expect("a writer");
         other.update(&[2; DATA_BYTES]);
         other.commit();
         assert_eq!(entries(), 0);
