@@ -32,7 +32,7 @@ use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
 use fanout::rpc::keys::PublicKey;
-use fanout::rpc::server::{Config, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
+use fanout::rpc::server::{Config, IpNetwork, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
 use log::LevelFilter;
 use sandbox::SandboxMode;
 use serve::Role;
@@ -59,6 +59,8 @@ Examples:
   rpc-server -d 0,0 --mem 20G,10G     one GPU as two devices, of 20 and 10 GiB
   CUDA_VISIBLE_DEVICES=2,3 rpc-server only these GPUs, here as CUDA0 and CUDA1
   rpc-server -H 0.0.0.0 --insecure -c serve a trusted network without keys, cache large tensors on disk
+  rpc-server -H 0.0.0.0 --allow 10.0.0.0/24
+                                      serve the clients of that network without keys
   rpc-server -H 10.0.0.5 --insecure --peer 10.0.0.6
                                       exchange tensors directly with the server on 10.0.0.6
   rpc-server --listen 50052=8 --listen 50053=7
@@ -100,8 +102,10 @@ struct Args {
 
     /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
     /// that of --host; without VERSION, those of --protocol. Replaces the default address; --host or --port add theirs
-    /// before it. `plain`, alone or before the version (50053=plain,7), serves clients without TLS there, also if there are
-    /// keys: for llama.cpp's clients on this machine. Those on others use `rpc-server connect`.
+    /// before it. `plain` beside the version (50053=plain,7) serves clients without TLS there, also if there are keys: for
+    /// llama.cpp's clients on this machine; those on others use `rpc-server connect`. `allow:ADDRESS`
+    /// (50053=plain,7,allow:10.0.0.0/24), once or several times, names the clients that may connect there, instead of those of
+    /// --allow.
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
 
@@ -126,13 +130,20 @@ struct Args {
     ca: Option<PathBuf>,
 
     /// List of the clients that may connect: a line for each, with its public key, a name, and `revoked` if it may not any
-    /// more. SIGHUP rereads it, and ends the sessions of keys that it no longer allows. With --cert: `cert:` and the DNS name of a
-    /// client instead of a key; without the list, all certificates of the CA may connect.
+    /// more. Limits may follow: memory=SIZE and connections=N of all its sessions, devices=LIST (those that it sees, such as
+    /// 0,2), share=N (weight in the turns on a device, 1 to 1000; without it 100). SIGHUP rereads the list; sessions get the
+    /// new limits, and those of keys that it no longer allows, or to which it gives other devices, end. With --cert:
+    /// `cert:` and the DNS name of a client instead of a key; without the list, all certificates of the CA may connect.
     #[arg(long, value_name = "FILE", requires = "key")]
     allow_keys: Option<PathBuf>,
 
-    /// Listen without keys, also where other machines can connect: anyone who reaches the port can use the devices, and
-    /// anyone on the network path can read what is sent.
+    /// Clients that may connect to addresses without TLS, by address or network (10.0.0.0/24); may be given several times.
+    /// Others are closed before anything is read, except those of this machine at addresses of loopback [default: all].
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    allow: Vec<IpNetwork>,
+
+    /// Listen without keys and --allow, also where other machines can connect: anyone who reaches the port can use the
+    /// devices, and anyone on the network path can read what is sent.
     #[arg(long)]
     insecure: bool,
 
@@ -174,7 +185,7 @@ struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory: Option<u64>,
 
-    /// Maximum device memory of the clients of one address together (IPv6: of one network of 64 bits), except loopback
+    /// Maximum device memory of the clients of one key, or of one address (IPv6: one network of 64 bits) except loopback
     /// [default: all memory of the devices].
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     max_memory_per_address: Option<u64>,
@@ -188,7 +199,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
-    /// Maximum number of connections at a time from one address (IPv6: from one network of 64 bits), except loopback.
+    /// Maximum number of connections at a time of one key, or from one address (IPv6: one network of 64 bits) except loopback.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_connections_per_address as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections_per_address: u32,
 
@@ -456,6 +467,7 @@ fn configuration(args: &Args) -> Config {
     Config::default()
         .with_protocol(args.protocol.clone())
         .with_insecure(args.insecure)
+        .with_allow(args.allow.clone())
         .with_max_connections(count(args.max_connections))
         .with_max_connections_per_address(count(args.max_connections_per_address))
         .with_loopback_tenants(args.loopback_tenants)

@@ -203,14 +203,10 @@ fn banner(
     }
     let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().to_canonical().is_loopback();
     let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();
-    for listener in &exposed {
-        writeln!(
-            text,
-            "WARNING: {} can be reached from other machines, without authentication or encryption.",
-            listener.addr
-        )?;
+    for ListenerInfo { addr, .. } in &exposed {
+        writeln!(text, "WARNING: {addr} can be reached from other machines, without authentication or encryption.")?;
     }
-    if !exposed.is_empty() {
+    if exposed.iter().any(|listener| listener.allowed.is_empty()) {
         let warning =
             "WARNING: anyone who can reach it can use the devices. Never expose it to a network you do not trust.";
         writeln!(text, "{warning}")?;

@@ -39,18 +39,15 @@ pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + '
     Ok(())
 }
 
-/// SIGHUP rereads the list of allowed keys, and ends the sessions of keys that are no longer on it.
+/// SIGHUP rereads the list of allowed keys, and ends the sessions of keys that are no longer on it or may use other devices.
 #[cfg(unix)]
 pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
     let reread = move || {
         // Once at the start too: the list may have changed since it was read, before this thread could be told.
         for _ in std::iter::once(signal_hook::consts::SIGHUP).chain(signals.forever()) {
-            match keys.reread() {
-                Ok(()) => {
-                    log::info!("allowed keys: {}", keys.allowed().unwrap_or_default());
-                    handle.end_sessions_without_key(&keys);
-                }
+            match handle.reread_keys() {
+                Ok(()) => log::info!("allowed keys: {}", keys.allowed().unwrap_or_default()),
                 Err(e) => log::error!("the list of allowed keys stays as it was: {e}"),
             }
         }

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
-use fanout::rpc::wire::ext::{ListenerRecord, REVISION};
+use fanout::rpc::wire::ext::{ListenerRecord, REVISION, TenantRecord};
 
 /// Time limit of the whole query.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -47,18 +47,25 @@ fn describe_listener(listener: &ListenerRecord) -> String {
     format!("port {}: protocol {}\n", listener.port, listener.versions)
 }
 
+/// The line of a key with sessions, this one included: `key alice: sessions 2, device memory 12 MiB`.
+fn describe_tenant(tenant: &TenantRecord) -> String {
+    let TenantRecord { name, sessions, memory } = tenant;
+    format!("key {name}: sessions {sessions}, device memory {} MiB\n", memory >> 20)
+}
+
 /// Connects to a server and returns a description of it: build, protocol, ports with their versions,
-/// sessions, limits, devices.
+/// sessions, keys with sessions, limits, devices.
 fn query_server(endpoint: &str, options: &Options) -> Result<String, ConnectError> {
     let options = options.clone().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
     let endpoint = Endpoint::connect(endpoint, &options)?;
     let version = endpoint.version();
     let mut text = match endpoint.server() {
         Some(server) => format!(
-            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n{}",
+            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n{}{}",
             server.build,
             server.listeners.iter().map(describe_listener).collect::<String>(),
             server.sessions.saturating_sub(1),
+            server.tenants.iter().map(describe_tenant).collect::<String>(),
             server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}\n")).collect::<String>()
         ),
         None => format!("protocol: {version}\n"),

@@ -176,6 +176,7 @@ pub mod registry;
 pub mod rpc;
 pub mod sched;
 mod setters;
+mod size;
 pub mod tensor;
 
 /// This build: the crate's version and, in a checkout, the revision.

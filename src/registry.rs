@@ -22,11 +22,10 @@ mod error;
 mod open;
 #[cfg(feature = "client")]
 mod remote;
-mod size;
 
+pub use crate::size::{ParseSizeError, parse_bytes, parse_nonzero_bytes};
 pub use error::RegistryError;
 pub use open::Options;
-pub use size::{ParseSizeError, parse_bytes, parse_nonzero_bytes};
 
 use crate::device::{Device, DeviceError, DeviceKind};
 use backend::{Backend, DeviceOpener, backends};

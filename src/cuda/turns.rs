@@ -211,7 +211,7 @@ impl Drop for GpuTurn<'_> {
         session.add_device_time(time);
         let mut state = lock(&turns.state);
         let charged = if self.is_shared { time.min(SLICE) } else { time };
-        state.waiting.charge(session.flow_keys(), charged, now);
+        state.waiting.charge(session.flow_keys(), charged, session.share(), now);
         if self.is_over() {
             // The segment runs on, so the next session's turn is shared: that session must not pay for this one.
             state.set_phase(session.flow_keys(), stream, Phase::Submitted, now);
@@ -467,7 +467,7 @@ mod tests {
             // In debt, and held if it had to pay for all: another session is served first.
             let other = TestQueue::of_new_tenant();
             let mut state = lock(&turns.state);
-            state.waiting.charge(other.session.flow_keys(), Duration::ZERO, Instant::now());
+            state.waiting.charge(other.session.flow_keys(), Duration::ZERO, 100, Instant::now());
             state.waiting.push(queue.session.flow_keys(), 7, false);
             assert_eq!(state.waiting.pop(Instant::now()).is_some(), is_shared, "a debt of 100 slices is held");
         }

@@ -16,6 +16,12 @@
 //! of a client, however short, would give the others a whole slice, and a client whose requests take half a slice would get a
 //! third of the time. The rest of an interrupted turn does not interrupt in its turn.
 //!
+//! # Shares
+//! A tenant's *share* is its weight. Its work is charged time × [`DEFAULT_SHARE`] / share, so with twice the share it has twice
+//! the turns of a visit before its grant is used up. Credits and debts are such weighted times; slices and holds are real ones.
+//! The slice of a tenant with a small share is the real time of its credit, or [`MIN_TURN`], after which later grants pay its
+//! debt. So between the arrival of work and its turn, a tenant has at most share / [`DEFAULT_SHARE`] slices, rounded up.
+//!
 //! # Holds
 //! A decoding client has nothing waiting while it prepares its next token. Beside a session whose commands cannot be interrupted
 //! for long, rounds would then pass without time, the debt would be forgiven, and each token would wait for such a command. So a
@@ -26,7 +32,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Most time of a visit, and of a turn that can be interrupted.
+/// Share of a tenant for which no other one is set.
+pub(crate) const DEFAULT_SHARE: u32 = 100;
+
+/// Most time of a visit with [`DEFAULT_SHARE`], and of a turn that can be interrupted.
 pub(crate) const SLICE: Duration = Duration::from_millis(2);
 
 /// Nanoseconds that a visit grants. Together with the credit that may be left it makes a [`SLICE`].
@@ -109,7 +118,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Removes the next item, with the time that its turn may take: at most [`SLICE`], and what is left of the credit of its
-    /// tenant and its session.
+    /// tenant and its session, by the tenant's share.
     /// `None` also if all waiting tenants are [held](FairQueue::held_until) at `now`.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<(T, Duration)> {
         self.held_until = self.end_of_holds(now);
@@ -120,7 +129,10 @@ impl<T> FairQueue<T> {
         self.len -= 1;
         self.served = Some(tenant);
         self.interrupted.take_if(|interrupted| *interrupted == tenant);
-        Some((item, Duration::from_nanos(credit.clamp(0, SLICE.as_nanos() as i64) as u64)))
+        let share = self.tenants.flow(tenant).share;
+        let least = if share < DEFAULT_SHARE { MIN_TURN.as_nanos() as i64 } else { 0 };
+        let time = real_time(credit, share).clamp(least, SLICE.as_nanos() as i64);
+        Some((item, Duration::from_nanos(time as u64)))
     }
 
     /// Until when the last [`FairQueue::pop`] found all waiting tenants held.
@@ -136,7 +148,7 @@ impl<T> FairQueue<T> {
             let others = self.latest.iter().flatten().find(|(tenant, _)| tenant != key);
             let expected_until = others.map(|&(_, ended)| ended + RECENT);
             let end = flow.held_until.zip(expected_until).map(|(held, expected)| held.min(expected));
-            let Some(end) = end.filter(|&end| end > now && flow.credit <= -GRANT) else {
+            let Some(end) = end.filter(|&end| end > now && real_time(flow.credit, flow.share) <= -GRANT) else {
                 if flow.held_until.take_if(|held| *held <= now).is_some() {
                     flow.credit = flow.credit.max(0);
                 }
@@ -147,13 +159,16 @@ impl<T> FairQueue<T> {
         first_end
     }
 
-    /// Charges time that work of a session has taken, until `now`.
-    pub(crate) fn charge(&mut self, keys: FlowKeys, time: Duration, now: Instant) {
-        self.tenants.charge(&keys, i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
+    /// Charges time that work of a session has taken, until `now`, to its tenant with this share.
+    pub(crate) fn charge(&mut self, keys: FlowKeys, time: Duration, share: u32, now: Instant) {
+        let weighted = time.as_nanos() * u128::from(DEFAULT_SHARE) / u128::from(share.max(1));
+        self.tenants.charge(&keys, i64::try_from(weighted).unwrap_or(i64::MAX));
         let tenant = keys[0];
         let flow = self.tenants.flow(tenant);
-        if flow.credit < -GRANT {
-            flow.held_until = Some(now + Duration::from_nanos(flow.credit.unsigned_abs()));
+        flow.share = share;
+        let debt = real_time(flow.credit, share);
+        if debt < -GRANT {
+            flow.held_until = Some(now + Duration::from_nanos(debt.unsigned_abs()));
         }
         if self.latest[0].is_none_or(|(last, _)| last != tenant) {
             self.latest[1] = self.latest[0];
@@ -165,6 +180,11 @@ impl<T> FairQueue<T> {
     pub(crate) fn remove(&mut self, keys: FlowKeys, is_removed: impl Fn(&T) -> bool) {
         self.len -= self.tenants.remove(&keys, &is_removed);
     }
+}
+
+/// The time of a device that a credit, or a debt, is for a tenant with this share.
+fn real_time(credit: i64, share: u32) -> i64 {
+    credit.saturating_mul(share.into()) / i64::from(DEFAULT_SHARE)
 }
 
 /// Waiting items below one level of keys.
@@ -220,8 +240,10 @@ struct Ring<C> {
 /// A tenant or a session.
 struct Flow<C> {
     waiting: C,
-    /// Nanoseconds for which it may still be served. Negative: its debt.
+    /// Nanoseconds for which it may still be served, weighted by its share. Negative: its debt.
     credit: i64,
+    /// Of a tenant: the share with which its last turn was charged.
+    share: u32,
     /// Whether its visit has begun.
     is_visited: bool,
     /// Of a tenant in debt: when time alone has paid it.
@@ -257,6 +279,7 @@ impl<C: Waiting + Default> Ring<C> {
         self.flows.entry(key).or_insert_with(|| Flow {
             waiting: C::default(),
             credit: 0,
+            share: DEFAULT_SHARE,
             is_visited: false,
             held_until: None,
             left: round,

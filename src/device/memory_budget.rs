@@ -5,7 +5,8 @@
 //! ([`MemoryBudget::for_client`]) also counts the tenant's memory mappings: a CPU device gives each tenant a share.
 
 use super::DeviceError;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use super::fair_queue::DEFAULT_SHARE;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 /// the parent too.
 #[derive(Debug)]
 pub struct MemoryBudget {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
     /// Most bytes that were reserved at a time.
     peak: AtomicU64,
@@ -24,6 +25,8 @@ pub struct MemoryBudget {
     id: u64,
     /// Nanoseconds that turns took, of queues with this budget.
     device_nanos: AtomicU64,
+    /// Weight of the tenant's turns.
+    share: AtomicU32,
     max_run: OnceLock<Duration>,
 }
 
@@ -51,17 +54,38 @@ impl MemoryBudget {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (used, peak, device_nanos) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let max_run = OnceLock::new();
-        Arc::new(MemoryBudget { limit, used, peak, parent, mappings, id, device_nanos, max_run })
+        let (limit, share, max_run) = (AtomicU64::new(limit), AtomicU32::new(DEFAULT_SHARE), OnceLock::new());
+        Arc::new(MemoryBudget { limit, used, peak, parent, mappings, id, device_nanos, share, max_run })
     }
 
-    /// Where queues with this budget stand in the order of turns: the tenant, and the budget itself.
-    pub(crate) fn flow_keys(&self) -> [u64; 2] {
+    /// The budget of the tenant that this budget is or lies within, or the outermost one.
+    fn tenant(&self) -> &MemoryBudget {
         let mut tenant = self;
         while let (None, Some(parent)) = (&tenant.mappings, &tenant.parent) {
             tenant = parent;
         }
-        [tenant.id, self.id]
+        tenant
+    }
+
+    /// Where queues with this budget stand in the order of turns: the tenant, and the budget itself.
+    pub(crate) fn flow_keys(&self) -> [u64; 2] {
+        [self.tenant().id, self.id]
+    }
+
+    /// The weight of the tenant in the order of turns: a tenant with twice the share of another one has twice its time on a
+    /// device for which both wait.
+    pub(crate) fn share(&self) -> u32 {
+        self.tenant().share.load(Ordering::Relaxed)
+    }
+
+    /// Sets the weight of this tenant, which must not be 0. Holds from the next turn on.
+    pub(crate) fn set_share(&self, share: u32) {
+        self.share.store(share.max(1), Ordering::Relaxed);
+    }
+
+    /// Changes the limit. Reservations beyond a lower limit stay.
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     pub(crate) fn add_device_time(&self, time: Duration) {
@@ -87,7 +111,7 @@ impl MemoryBudget {
 
     /// Bytes that can be reserved now, which this budget and all of its parents have left.
     pub fn available(&self) -> u64 {
-        let left = self.limit.saturating_sub(self.used());
+        let left = self.limit().saturating_sub(self.used());
         self.parent.as_ref().map_or(left, |parent| left.min(parent.available()))
     }
 
@@ -112,7 +136,7 @@ impl MemoryBudget {
 
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// Reserves `bytes` bytes until the returned [`Reservation`] is dropped.
@@ -120,13 +144,14 @@ impl MemoryBudget {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when this budget or one of its parents has fewer bytes available. Nothing is reserved then.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation, DeviceError> {
+        let limit = self.limit();
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= self.limit)
+            used.checked_add(bytes).filter(|&sum| sum <= limit)
         });
         let used = taken.map_err(|used| DeviceError::OutOfMemory {
             requested: bytes,
-            available: self.limit.saturating_sub(used),
-            limit: self.limit,
+            available: limit.saturating_sub(used),
+            limit,
         })?;
         // From here on, dropping `reservation` releases our part, also if the parent's part fails below.
         let mut reservation = Reservation { budget: Arc::clone(self), bytes, parent: None };
@@ -177,5 +202,20 @@ mod tests {
         // A refused reservation does not count for the peak, whether the budget or its parent refuses it.
         assert_eq!((a.peak(), b.peak(), device.peak()), (70, 0, 70));
         assert!(b.reserve(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_tenant_gets_another_limit_and_share_while_it_holds_memory() {
+        let tenant = MemoryBudget::for_client(100);
+        let session = MemoryBudget::within(&tenant, 1000);
+        let held = session.reserve(80).unwrap();
+        tenant.set_limit(50);
+        assert_eq!((tenant.limit(), session.available()), (50, 0));
+        assert!(matches!(session.reserve(1), Err(DeviceError::OutOfMemory { available: 0, limit: 50, .. })));
+        drop(held);
+        assert!(session.reserve(50).is_ok());
+        assert_eq!(session.share(), DEFAULT_SHARE);
+        tenant.set_share(7);
+        assert_eq!((session.share(), MemoryBudget::new(1).share()), (7, DEFAULT_SHARE));
     }
 }

@@ -82,7 +82,7 @@ pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Execut
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
 #[cfg(feature = "cuda")]
-pub(crate) use fair_queue::{FairQueue, FlowKeys, RECENT, SLICE};
+pub(crate) use fair_queue::{DEFAULT_SHARE, FairQueue, FlowKeys, RECENT, SLICE};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
 pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};

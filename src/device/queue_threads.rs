@@ -295,7 +295,7 @@ impl Lanes {
         of_lane.turns -= 1;
         let now = Instant::now();
         let charged = of_lane.charged_time(time, now);
-        of_lane.waiting.charge(session.flow_keys(), charged, now);
+        of_lane.waiting.charge(session.flow_keys(), charged, session.share(), now);
         if of_lane.waiting.len() > 0 {
             self.give_turns(&mut state, lane);
         }

@@ -12,6 +12,7 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], tests_also:
 pub(crate) const LAYERS: &[Layer] = &[
     layer("setters", &[], &[]),
     layer("log_level", &[], &[]),
+    layer("size", &[], &[]),
     layer("tensor", &[], &["fastrand"]),
     layer("gguf", &["tensor", "io"], &["fastrand"]),
     layer("ops", &["tensor"], &[]),
@@ -35,11 +36,15 @@ pub(crate) const LAYERS: &[Layer] = &[
             "tensor",
             "graph",
             "cpu",
+            "rpc::keys",
             "rpc::transport",
+            "rpc::transport::tls",
             "rpc::client",
             "rpc::server",
+            "rpc::server::allowed_keys",
             "rpc::server::limits",
             "addresses",
+            "files",
             "fastrand",
         ],
     ),
@@ -67,11 +72,12 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::server::host_memory", &["device"], &[]),
     layer(
         "rpc::server::allowed_keys",
-        &["rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
+        &["size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
         &[],
     ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
-    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "addresses"], &[]),
+    layer("rpc::server::ip_network", &["addresses"], &[]),
+    layer("rpc::server::versions", &["rpc::transport", "rpc::wire", "rpc::server::ip_network", "addresses"], &[]),
     layer(
         "rpc::server::peers::peer_trust",
         &["rpc::keys"],
@@ -82,6 +88,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[
             "rpc::transport",
             "rpc::transport::tls",
+            "rpc::server::ip_network",
             "rpc::server::versions",
             "rpc::server::peers::peer_trust",
             "addresses",
@@ -95,6 +102,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "setters",
             "rpc::wire",
             "rpc::server::allowed_keys",
+            "rpc::server::ip_network",
             "rpc::server::peers::peer_allowlist",
             "rpc::server::versions",
         ],
@@ -104,8 +112,15 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::server::folder", &["rustix", "getrandom", "files", "io"], &[]),
     layer(
         "rpc::server::tenants",
-        &["device", "rpc::transport", "rpc::server::limits", "rpc::server::thread_budget", "addresses"],
-        &[],
+        &[
+            "device",
+            "rpc::transport",
+            "rpc::server::allowed_keys",
+            "rpc::server::limits",
+            "rpc::server::thread_budget",
+            "addresses",
+        ],
+        &["rpc::keys", "files"],
     ),
     layer(
         "rpc::server::log_limits",
@@ -131,7 +146,15 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::listen",
-        &["rpc::transport", "rpc::server::limits", "rpc::server::versions", "addresses", "io"],
+        &[
+            "rpc::transport",
+            "rpc::server::allowed_keys",
+            "rpc::server::ip_network",
+            "rpc::server::limits",
+            "rpc::server::versions",
+            "addresses",
+            "io",
+        ],
         &[],
     ),
     layer(
@@ -205,6 +228,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         "rpc::server::context",
         &[
             "device",
+            "rpc::transport",
             "rpc::server::limits",
             "rpc::server::tenants",
             "rpc::server::log_limits",
@@ -327,6 +351,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::gguf_index",
             "rpc::server::admission",
             "rpc::server::allowed_keys",
+            "rpc::server::ip_network",
             "rpc::server::lifecycle",
             "rpc::server::versions",
             "addresses",
@@ -402,7 +427,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer("sched::compare", &["graph", "device", "sched", "sched::task", "sched::exec", "crossbeam"], &[]),
     // Backends without a row are inserted here by backends.rs; the registry may use all of them.
-    layer("registry", &["setters", "device", "cpu", "fallback", "rpc::client", "io"], &[]),
+    layer("registry", &["setters", "size", "device", "cpu", "fallback", "rpc::client", "io"], &[]),
 ];
 
 /// The programs beside the library, by folder, and the layers that they may use.

@@ -123,6 +123,7 @@ fn hello_ext_reply(devices: Vec<DeviceRecord>) -> HelloExtReply {
         sessions: 1,
         limits: Vec::new(),
         listeners: Vec::new(),
+        tenants: Vec::new(),
         devices,
     }
 }

@@ -43,7 +43,11 @@ mod protocol_versions;
 mod recorded_commands;
 mod server_program;
 #[cfg(target_os = "linux")]
+mod server_program_allow;
+#[cfg(target_os = "linux")]
 mod server_program_certificates;
+#[cfg(target_os = "linux")]
+mod server_program_key_limits;
 #[cfg(target_os = "linux")]
 mod server_program_keys;
 mod server_program_lifecycle;

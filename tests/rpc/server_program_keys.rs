@@ -18,22 +18,26 @@ pub(crate) struct Fixture {
     pub(crate) server: ServerProcess,
     pub(crate) own: SecretKey,
     pub(crate) alice: SecretKey,
-    bob: SecretKey,
+    pub(crate) bob: SecretKey,
 }
 
 impl Fixture {
     /// Starts a server that allows alice and bob, and has revoked eve's key, which is returned.
     pub(crate) fn start(args: &[&str]) -> (Fixture, SecretKey) {
+        Fixture::start_with_limits(["", ""], &[&["-d", "CPU", "--mem", "64M"], args].concat())
+    }
+
+    /// As [`Fixture::start`], with limits of alice and of bob.
+    pub(crate) fn start_with_limits(limits: [&str; 2], args: &[&str]) -> (Fixture, SecretKey) {
         let dir = tempfile::tempdir().expect("a folder");
         let [own, alice, bob, eve] = [(); 4].map(|()| SecretKey::generate().expect("a key"));
         own.create_file(&dir.path().join("key")).expect("a file");
         let list = dir.path().join("clients");
-        let line = |key: &SecretKey, rest| format!("{} {rest}\n", key.public_key());
-        fs::write(&list, line(&alice, "alice") + &line(&bob, "bob") + &line(&eve, "eve revoked")).expect("a file");
+        fs::write(&list, lines([&alice, &bob], limits) + &format!("{} eve revoked\n", eve.public_key()))
+            .expect("a file");
         let files = [dir.path().join("key"), list];
         let [key, list] = files.each_ref().map(|path| path.to_str().expect("text"));
-        let all =
-            [&["-p", "0", "-d", "CPU", "-t", "1", "--mem", "64M", "--key", key, "--allow-keys", list], args].concat();
+        let all = [&["-p", "0", "-t", "1", "--key", key, "--allow-keys", list], args].concat();
         let log = fs::File::create(dir.path().join("log")).expect("a file");
         let server = spawn_server_with_log(program(&all), Stdio::from(log));
         (Fixture { dir, server, own, alice, bob }, eve)
@@ -52,13 +56,30 @@ impl Fixture {
         listening_addresses(&self.server)
     }
 
-    fn options(&self, key: Option<&SecretKey>) -> Options {
+    pub(crate) fn options(&self, key: Option<&SecretKey>) -> Options {
         options().with_server_keys(vec![self.own.public_key()]).with_key(key.cloned())
     }
 
-    fn connect(&self, key: &SecretKey) -> Endpoint {
+    pub(crate) fn connect(&self, key: &SecretKey) -> Endpoint {
         Endpoint::connect(&self.server.addr, &self.options(Some(key))).expect("a server")
     }
+
+    /// Makes the server read a list in which alice and bob have other limits, and waits for a text in the log.
+    pub(crate) fn reread(&self, limits: [&str; 2], awaited: &str) {
+        self.reread_list(&lines([&self.alice, &self.bob], limits), awaited);
+    }
+
+    fn reread_list(&self, list: &str, awaited: &str) {
+        use rustix::process::{Pid, Signal, kill_process};
+        fs::write(self.path("clients"), list).expect("a file");
+        kill_process(Pid::from_child(&self.server.child), Signal::HUP).expect("a process");
+        eventually(awaited, || self.log().contains(awaited));
+    }
+}
+
+/// The lines of alice and bob.
+fn lines([alice, bob]: [&SecretKey; 2], limits: [&str; 2]) -> String {
+    format!("{} alice {}\n{} bob {}\n", alice.public_key(), limits[0], bob.public_key(), limits[1])
 }
 
 /// The addresses in the banner of a program.
@@ -118,22 +139,16 @@ fn only_allowed_keys_are_served_and_both_ends_say_why() {
 
 #[test]
 fn sighup_rereads_the_list_and_ends_the_sessions_of_removed_keys() {
-    use rustix::process::{Pid, Signal, kill_process};
     for alone in [&[][..], &["--no-supervise"]] {
         let (fixture, _) = Fixture::start(alone);
         let (alice, bob) = (fixture.connect(&fixture.alice), fixture.connect(&fixture.bob));
         assert!(is_served(&alice) && is_served(&bob));
-        let hang_up = |list: &str, awaited: &str| {
-            fs::write(fixture.path("clients"), list).expect("a file");
-            let server = Pid::from_child(&fixture.server.child);
-            kill_process(server, Signal::HUP).expect("a process");
-            eventually(awaited, || fixture.log().contains(awaited));
-        };
-        hang_up("no list", "stays as it was");
+        fixture.reread_list("no list", "stays as it was");
         assert!(is_served(&alice) && is_served(&bob));
         // Another key takes her name.
         let stranger = SecretKey::generate().expect("a key").public_key();
-        hang_up(&format!("{} bob\n{stranger} alice\n", fixture.bob.public_key()), "its key is no longer allowed");
+        let list = format!("{} bob\n{stranger} alice\n", fixture.bob.public_key());
+        fixture.reread_list(&list, "its key is no longer allowed");
         assert!(is_served(&bob));
         eventually("the session of the removed key ends", || alice.devices()[0].memory().is_err());
         let error = Endpoint::connect(&fixture.server.addr, &fixture.options(Some(&fixture.alice)));
@@ -171,11 +186,4 @@ fn keygen_writes_a_key_once() {
     assert_eq!(run(&["--public"], &file), (Some(0), public));
     let (status, error) = run(&[], &file);
     assert!(status == Some(1) && error.contains("exists"), "{error}");
-}
-
-#[test]
-fn a_server_beyond_loopback_needs_keys_or_consent() {
-    let (status, error) = run_server_program(&["-H", "0.0.0.0", "-p", "0", "-d", "CPU", "-t", "1", "--mem", "64M"]);
-    assert_eq!(status, Some(1), "{error}");
-    assert!(error.contains("--allow-keys") && error.contains("--insecure"), "{error}");
 }

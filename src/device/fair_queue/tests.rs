@@ -7,11 +7,21 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// Serves `queue` for `total`: each item is its own keys, whose turn takes `time(keys)` or what its credit allows, whichever is
-/// less; it then waits again. Returns the time of each session.
+/// As [`serve_shares`], with equal shares.
 fn serve(
     queue: &mut FairQueue<FlowKeys>,
     total: Duration,
+    time: impl Fn(FlowKeys) -> Duration,
+) -> HashMap<FlowKeys, Duration> {
+    serve_shares(queue, total, |_| DEFAULT_SHARE, time)
+}
+
+/// Serves `queue` for `total`: each item is its own keys, whose turn takes `time(keys)` or what its credit allows, whichever is
+/// less; it then waits again. Returns the time of each session.
+fn serve_shares(
+    queue: &mut FairQueue<FlowKeys>,
+    total: Duration,
+    share: impl Fn(u64) -> u32,
     time: impl Fn(FlowKeys) -> Duration,
 ) -> HashMap<FlowKeys, Duration> {
     let (mut used, mut sum) = (HashMap::new(), Duration::ZERO);
@@ -20,7 +30,7 @@ fn serve(
         let took = time(keys).min(grant);
         *used.entry(keys).or_insert(Duration::ZERO) += took;
         sum += took;
-        queue.charge(keys, took, later());
+        queue.charge(keys, took, share(keys[0]), later());
         queue.push(keys, keys, false);
     }
     used
@@ -52,6 +62,43 @@ fn tenants_get_equal_time_whatever_their_sessions_and_commands() {
     }
 }
 
+/// Each tenant gets the part of the time that its share is of all shares, by one session or by several, by commands that are
+/// interrupted at the ends of turns or short ones.
+#[test]
+fn tenants_get_time_in_proportion_to_their_shares() {
+    for shares in [&[100, 200][..], &[100, 50], &[50, 50], &[1000, 100, 300], &[1, 100], &[1, 1000, 100]] {
+        for (sessions, length) in [(1, 20 * MS), (4, 20 * MS), (4, MS / 2)] {
+            let mut queue = FairQueue::default();
+            for tenant in 0..shares.len() as u64 {
+                for session in 0..sessions {
+                    queue.push([tenant, session], [tenant, session], false);
+                }
+            }
+            let share_of = |tenant: u64| shares[tenant as usize];
+            let used = serve_shares(&mut queue, 20_000 * MS, share_of, |_| length);
+            let all: u32 = shares.iter().sum();
+            for (tenant, &wanted) in (0..).zip(shares) {
+                let (got, wanted) = (share(&used, tenant), f64::from(wanted) / f64::from(all));
+                assert!((got / wanted - 1.0).abs() < 0.1, "{shares:?}, {length:?}: {tenant} has {got}, not {wanted}");
+            }
+        }
+    }
+}
+
+/// A tenant with a small share may have all of the time that no other one wants.
+#[test]
+fn a_share_is_no_limit_where_no_other_tenant_waits() {
+    let (mut queue, start) = (FairQueue::default(), later());
+    queue.charge([2, 0], MS, DEFAULT_SHARE, start);
+    queue.push([1, 0], [1, 0], false);
+    for round in 0..100 {
+        let now = start + round * 2 * MS;
+        let (keys, grant) = queue.pop(now).expect("a turn, without a hold");
+        queue.charge(keys, grant, 10, now + grant);
+        queue.push(keys, keys, false);
+    }
+}
+
 /// A client that has one request at a time, beside a tenant whose sixteen sessions always have one. Requests are cut at the
 /// ends of turns.
 #[test]
@@ -72,12 +119,12 @@ fn a_flow_that_waits_for_replies_gets_its_share() {
                 {
                     took = took.min(at.saturating_sub(now).max(MIN_TURN));
                 }
-                queue.charge(keys, took, later());
+                queue.charge(keys, took, DEFAULT_SHARE, later());
                 queue.push(keys, keys, false);
             } else {
                 took = took.min(left);
                 left -= took;
-                queue.charge(keys, took, later());
+                queue.charge(keys, took, DEFAULT_SHARE, later());
                 if left.is_zero() {
                     (left, next_request) = (micros(request), Some(now + took + micros(pause)));
                 } else {
@@ -98,7 +145,7 @@ fn the_rest_of_an_interrupted_turn_does_not_interrupt() {
     let (a, b) = ([1, 0], [2, 0]);
     let turn = |queue: &mut FairQueue<FlowKeys>, keys, time| {
         assert_eq!(queue.pop(later()).map(|(keys, _)| keys), Some(keys));
-        queue.charge(keys, time, later());
+        queue.charge(keys, time, DEFAULT_SHARE, later());
     };
     assert!(!queue.push(a, a, true));
     turn(&mut queue, a, MS / 2);
@@ -133,7 +180,7 @@ fn at_most_one_slice_of_each_tenant_passes_before_a_turn() {
             }
             let took = lengths[keys[0] as usize].min(grant);
             passed[keys[0] as usize] += took;
-            queue.charge(keys, took, later());
+            queue.charge(keys, took, DEFAULT_SHARE, later());
             if rng.bool() {
                 queue.push(keys, keys, false);
             }
@@ -149,7 +196,7 @@ fn overlong_turns_are_paid_back_and_forgotten_when_the_device_was_idle() {
     queue.push([1, 0], [1, 0], false);
     queue.pop(later()).unwrap();
     queue.push([2, 0], [2, 0], false);
-    queue.charge([1, 0], 40 * MS, later());
+    queue.charge([1, 0], 40 * MS, DEFAULT_SHARE, later());
     queue.push([1, 0], [1, 0], false);
     let mut before = Duration::ZERO;
     loop {
@@ -158,11 +205,11 @@ fn overlong_turns_are_paid_back_and_forgotten_when_the_device_was_idle() {
             break;
         }
         before += grant;
-        queue.charge(keys, grant, later());
+        queue.charge(keys, grant, DEFAULT_SHARE, later());
         queue.push(keys, keys, false);
     }
     assert!((36 * MS..=44 * MS).contains(&before), "{before:?}");
-    queue.charge([1, 0], 1000 * MS, later());
+    queue.charge([1, 0], 1000 * MS, DEFAULT_SHARE, later());
     while queue.pop(later() + 2000 * MS).is_some() {}
     for keys in [[1, 0], [2, 0]] {
         queue.push(keys, keys, true);
@@ -180,22 +227,22 @@ fn a_debtor_is_held_while_another_tenant_is_expected_back() {
     assert_eq!(pop_at(&mut queue, 0), Some(debtor));
     queue.push(other, other, false);
     // It could not be interrupted for 60 ms.
-    queue.charge(debtor, 60 * MS, at(60));
+    queue.charge(debtor, 60 * MS, DEFAULT_SHARE, at(60));
     queue.push(debtor, debtor, false);
     assert_eq!(pop_at(&mut queue, 60), Some(other));
-    queue.charge(other, MS, at(61));
+    queue.charge(other, MS, DEFAULT_SHARE, at(61));
     // The other tenant prepares its next request.
     assert_eq!(pop_at(&mut queue, 61), None);
     assert_eq!(queue.held_until(), Some(at(61) + RECENT));
     queue.push(other, other, false);
     assert_eq!(pop_at(&mut queue, 80), Some(other));
-    queue.charge(other, MS, at(81));
+    queue.charge(other, MS, DEFAULT_SHARE, at(81));
     assert_eq!(pop_at(&mut queue, 81), None);
     // Its debt is paid by time, before the other tenant is given up.
     assert!(queue.held_until().is_some_and(|end| end > at(117) && end < at(119)));
     assert_eq!(pop_at(&mut queue, 119), Some(debtor));
     // The other tenant does not come back: nothing holds the next turn.
-    queue.charge(debtor, 500 * MS, at(619));
+    queue.charge(debtor, 500 * MS, DEFAULT_SHARE, at(619));
     queue.push(debtor, debtor, false);
     assert_eq!(pop_at(&mut queue, 619), Some(debtor));
 }
@@ -211,7 +258,7 @@ fn flows_that_have_left_are_forgotten() {
             queue.remove(keys, |_| true);
         }
         let (keys, grant) = queue.pop(later()).unwrap();
-        queue.charge(keys, grant, later());
+        queue.charge(keys, grant, DEFAULT_SHARE, later());
         queue.push(keys, keys, false);
     }
     assert_eq!(queue.len(), 1);

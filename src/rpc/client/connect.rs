@@ -52,8 +52,8 @@ pub enum ConnectError {
     },
     /// The server has reached its limit of clients.
     #[error(
-        "{endpoint} is full: it has as many clients as it allows, in all or from this address (rpc-server --max-connections, \
-         --max-connections-per-address); try again when one has disconnected, or use another server"
+        "{endpoint} is full: it has as many clients as it allows, in all or of this key or address (rpc-server \
+         --max-connections, --max-connections-per-address); try again when one has disconnected, or use another server"
     )]
     Full {
         /// The endpoint, as given to the client.

@@ -43,7 +43,7 @@ struct AdmittedSession {
     /// Closes the connection.
     aborter: Aborter,
     /// Part of the entry, so that the connection's place is free as soon as the session is no longer counted.
-    _connection: TenantPermit,
+    connection: TenantPermit,
 }
 
 /// Why a client is not admitted.
@@ -84,7 +84,7 @@ impl Admission {
         let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
         let key = state.next_key;
         state.next_key += 1;
-        state.sessions.insert(key, AdmittedSession { aborter, _connection: connection });
+        state.sessions.insert(key, AdmittedSession { aborter, connection });
         Ok((SessionPermit { admission: Arc::clone(self), key }, handshake, memory))
     }
 
@@ -178,6 +178,17 @@ impl AdmissionState {
 pub(super) struct SessionPermit {
     admission: Arc<Admission>,
     key: u64,
+}
+
+impl SessionPermit {
+    /// Counts the session for the tenant of `peer`, which has proved its key, instead of that of its address.
+    ///
+    /// # Errors
+    /// The key has all of its connections. The session still counts for its address.
+    pub(super) fn move_to(&self, peer: PeerAddr) -> Result<(), LimitReached> {
+        let mut state = self.admission.lock();
+        state.sessions.get_mut(&self.key).map_or(Ok(()), |session| session.connection.move_to(peer))
+    }
 }
 
 impl Drop for SessionPermit {

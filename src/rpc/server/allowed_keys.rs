@@ -1,8 +1,12 @@
-//! The list of the clients' keys that a server allows (`--allow-keys`), which the operator may change while it serves.
+//! The list of the clients' keys that a server allows (`--allow-keys`), with the limits of each, which the operator may change
+//! while it serves.
 
 mod certificates;
+mod list;
 
-use std::collections::HashMap;
+pub(super) use list::KeyLimits;
+
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,12 +18,10 @@ use crate::rpc::keys::{Certificate, Identity, KeyFileError, PublicKey, SecretKey
 use crate::rpc::transport::tls::{AllowedPeers, Credentials, Proof, ServerTls, Verdict};
 use crate::rpc::transport::{KeyName, PeerAddr};
 use certificates::AllCertificates;
+use list::{ListEntry, parse_list};
 
 /// Largest list that is read.
 const MAX_LIST: u64 = 16 << 20;
-
-/// Longest name of a key: names stand in each line of the log about their clients.
-const MAX_NAME: usize = 64;
 
 /// The keys with which a server serves over TLS: its own one, and those of its clients. Or its certificate, and the names of
 /// those of its clients. Clones share the list.
@@ -64,12 +66,15 @@ pub enum ServerKeysError {
 /// The list, as it was last read.
 struct AllowedKeys {
     path: PathBuf,
-    keys: RwLock<HashMap<Identity, Verdict>>,
+    keys: RwLock<HashMap<Identity, ListEntry>>,
 }
 
 impl ServerKeys {
     /// The server's own key in the file `key`, and the list of its clients' keys in the file `list`: a line for each key, with
-    /// the key, a name, and `revoked` if it is not allowed any more. Empty lines and those that begin with `#` do not count.
+    /// the key, a name, `revoked` if it is not allowed any more, and its limits: `memory=SIZE` (device memory of its sessions),
+    /// `connections=N`, `devices=LIST` (positions of the devices that it may use, such as `0,2`; its clients see these alone,
+    /// from 0) and `share=N` (weight in the turns on a device, from 1 to 1000; 100 for keys without one). Empty lines and those
+    /// that begin with `#` do not count.
     ///
     /// # Errors
     /// [`ServerKeysError`].
@@ -115,21 +120,46 @@ impl ServerKeys {
 
     /// Number of keys, or of names of certificates, that are allowed. `None`: all certificates of the CA.
     pub fn allowed(&self) -> Option<usize> {
-        let is_allowed = |verdict: &&Verdict| matches!(verdict, Verdict::Allowed(_));
+        let is_allowed = |entry: &&ListEntry| matches!(entry.verdict, Verdict::Allowed(_));
         let list = self.list.as_ref()?;
         Some(list.keys.read().unwrap_or_else(PoisonError::into_inner).values().filter(is_allowed).count())
     }
 
-    /// Reads the list again, if there is one. If it cannot be read, the former one stays.
+    /// Checks that a server of so many devices has those that the list names.
+    ///
+    /// # Errors
+    /// [`ServerKeysError::Line`].
+    pub(super) fn check_devices(&self, devices: usize) -> Result<(), ServerKeysError> {
+        let Some(list) = &self.list else { return Ok(()) };
+        let keys = list.keys.read().unwrap_or_else(PoisonError::into_inner);
+        check_devices(&list.path, &keys, devices)
+    }
+
+    /// Reads the list again, if there is one, for a server of so many devices. Returns the identities that may use other devices
+    /// than before. If the list cannot be used, the former one stays.
     ///
     /// # Errors
     /// [`ServerKeysError::Io`] and [`ServerKeysError::Line`].
-    pub fn reread(&self) -> Result<(), ServerKeysError> {
-        if let Some(list) = &self.list {
-            let keys = read_list(&list.path)?;
-            *list.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
-        }
-        Ok(())
+    pub(super) fn reread(&self, devices: usize) -> Result<HashSet<Identity>, ServerKeysError> {
+        let Some(list) = &self.list else { return Ok(HashSet::new()) };
+        let new = read_list(&list.path)?;
+        check_devices(&list.path, &new, devices)?;
+        let mut keys = list.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let has_other_devices = |(key, entry): &(&Identity, &ListEntry)| {
+            keys.get(*key).is_some_and(|old| old.limits.devices != entry.limits.devices)
+        };
+        let changed = new.iter().filter(has_other_devices).map(|(key, _)| (*key).clone()).collect();
+        *keys = new;
+        Ok(changed)
+    }
+
+    /// The limits of a client by its name. A client that is not on the list any more, whose session is about to end, has no
+    /// devices.
+    pub(super) fn limits(&self, name: KeyName) -> KeyLimits {
+        let Some(list) = &self.list else { return KeyLimits::default() };
+        let keys = list.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let removed = || KeyLimits { devices: Some(Vec::new()), ..KeyLimits::default() };
+        keys.get(name.identity()).map_or_else(removed, |entry| entry.limits.clone())
     }
 
     /// Whether the list still allows the key by which a client is known; clients without a key are not its business.
@@ -160,11 +190,23 @@ impl AllowedKeys {
 impl AllowedPeers for AllowedKeys {
     fn check(&self, identity: &Identity) -> Verdict {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.get(identity).copied().unwrap_or(Verdict::Unknown)
+        keys.get(identity).map_or(Verdict::Unknown, |entry| entry.verdict)
     }
 }
 
-fn read_list(path: &Path) -> Result<HashMap<Identity, Verdict>, ServerKeysError> {
+/// Checks that each device that a list names is one of `devices`.
+fn check_devices(path: &Path, keys: &HashMap<Identity, ListEntry>, devices: usize) -> Result<(), ServerKeysError> {
+    let missing = |entry: &ListEntry| {
+        let named = entry.limits.devices.iter().flatten();
+        named.copied().find(|&device| device as usize >= devices).map(|device| (entry.line, device))
+    };
+    // The first line, as for other errors.
+    let Some((line, device)) = keys.values().filter_map(missing).min() else { return Ok(()) };
+    let reason = format!("devices: there is no device {device}; the server has {devices}, from 0 on");
+    Err(ServerKeysError::Line { path: path.display().to_string(), line, reason })
+}
+
+fn read_list(path: &Path) -> Result<HashMap<Identity, ListEntry>, ServerKeysError> {
     let named = || path.display().to_string();
     let file = std::fs::File::open(path).map_err(|source| ServerKeysError::Io { path: named(), source })?;
     let text = io::read_to_string(io::Read::take(file, MAX_LIST + 1));
@@ -175,70 +217,4 @@ fn read_list(path: &Path) -> Result<HashMap<Identity, Verdict>, ServerKeysError>
         return Err(ServerKeysError::Io { path: named(), source });
     }
     parse_list(&text).map_err(|(line, reason)| ServerKeysError::Line { path: named(), line, reason })
-}
-
-/// The keys of a list, or the number of the first wrong line and what is wrong with it.
-fn parse_list(text: &str) -> Result<HashMap<Identity, Verdict>, (usize, String)> {
-    let mut keys = HashMap::new();
-    let mut names = HashMap::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let wrong = |reason: String| (number, reason);
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
-        let (key, name, is_revoked) = match words[..] {
-            [key, name] => (key, name, false),
-            [key, name, "revoked"] => (key, name, true),
-            _ => {
-                return Err(wrong(
-                    "expected a key, a name, and `revoked` if the key is not allowed any more".to_owned(),
-                ));
-            }
-        };
-        let key: Identity = key.parse().map_err(|e| wrong(format!("{e}")))?;
-        if name.len() > MAX_NAME || !name.chars().all(|c| c.is_ascii_graphic()) {
-            return Err(wrong(format!("a name has at most {MAX_NAME} printable characters of ASCII, and no spaces")));
-        }
-        if names.insert(name, ()).is_some() {
-            return Err(wrong(format!("the name {name} stands in an earlier line too")));
-        }
-        let verdict = if is_revoked { Verdict::Revoked } else { Verdict::Allowed(KeyName::new(key.clone(), name)) };
-        if keys.insert(key, verdict).is_some() {
-            return Err(wrong("the key stands in an earlier line too".to_owned()));
-        }
-    }
-    Ok(keys)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KEYS: [&str; 2] =
-        ["ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "ed25519:PUAXw-hDiVqStwqnTRt-vJyYLM8uxJaMwM1V8Sr0Zgw"];
-
-    #[test]
-    fn a_list_has_a_key_in_each_line() {
-        let text = format!("# ours\n\n{} alice\n  {} bob revoked\ncert:GPU-2.test gpu-2\n", KEYS[0], KEYS[1]);
-        let keys = parse_list(&text).unwrap();
-        let verdict = |key: &str| keys.get(&key.parse().unwrap()).copied();
-        let allowed = |key: &str, name| Some(Verdict::Allowed(KeyName::new(key.parse::<Identity>().unwrap(), name)));
-        assert_eq!(verdict(KEYS[0]), allowed(KEYS[0], "alice"));
-        assert_eq!(verdict("cert:gpu-2.test"), allowed("cert:gpu-2.test", "gpu-2"));
-        assert_eq!(verdict(KEYS[1]), Some(Verdict::Revoked));
-        for (text, line) in [
-            (format!("\n{}", KEYS[0]), 2),
-            (format!("{} a b", KEYS[0]), 1),
-            ("ed25519:AAAA alice".to_owned(), 1),
-            ("cert:*.test alice".to_owned(), 1),
-            ("cert:a.test a\ncert:A.test b".to_owned(), 2),
-            (format!("{} {}", KEYS[0], "n".repeat(65)), 1),
-            (format!("{} a\n{} a", KEYS[0], KEYS[1]), 2),
-            (format!("{} a\n{} b", KEYS[0], KEYS[0]), 2),
-        ] {
-            assert_eq!(parse_list(&text).map_err(|(line, _)| line), Err(line), "{text}");
-        }
-    }
 }

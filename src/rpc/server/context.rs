@@ -17,11 +17,12 @@ use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
 use super::versions::VersionProbe;
 use crate::device::Device;
+use crate::rpc::transport::PeerAddr;
 
 /// Shared by all sessions of a server.
 pub(super) struct ServerContext {
-    /// Clients name a device by its position in this list.
-    pub(super) devices: Vec<Arc<dyn Device>>,
+    /// All devices. Sessions use [`ServerContext::devices_of`] instead.
+    pub(super) all_devices: Vec<Arc<dyn Device>>,
     pub(super) config: Config,
     /// Limits the log lines that clients cause.
     pub(super) logs: Arc<LogLimits>,
@@ -44,4 +45,14 @@ pub(super) struct ServerContext {
     pub(super) version_probe: VersionProbe,
     /// Pending COMM_INITs.
     pub(super) rendezvous: Rendezvous,
+}
+
+impl ServerContext {
+    /// The devices of the client at `peer`, which names a device by its position in this list: those of its key, or else all.
+    pub(super) fn devices_of(&self, peer: PeerAddr) -> Vec<&Arc<dyn Device>> {
+        match self.tenants.devices(peer) {
+            Some(devices) => devices.iter().filter_map(|&at| self.all_devices.get(at as usize)).collect(),
+            None => self.all_devices.iter().collect(),
+        }
+    }
 }

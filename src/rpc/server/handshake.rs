@@ -118,6 +118,29 @@ pub(super) fn serve_hello(
         .map_err(|e| SessionFailure::new(Some(header.command.name()), e))
 }
 
+/// Replies to the client's first message, if it is a HELLO, with the state for which the client is rejected. Any other message
+/// gets no reply. The caller closes the connection.
+///
+/// # Errors
+/// Of the connection.
+pub(super) fn reject_hello(
+    server: &ServerContext,
+    connection: &mut ClientConnection,
+    versions: &VersionChoice<'_>,
+    header: [u8; REQUEST_HEADER],
+    body: &mut BodyBuffer,
+    state: ServerState,
+) -> Result<(), SessionFailure> {
+    let header = RequestHeader::decode(&header).ok().filter(|header| header.command == RpcCommand::Hello);
+    let Some(len) = header.and_then(|header| header.body_len(&server.config.limits).ok()) else { return Ok(()) };
+    let replied: Result<(), SessionError> = (|| {
+        connection.read_body(len, body)?;
+        let reply = versions.answer(hello_form(len)).and_then(|version| hello_reply(version, state));
+        reply.map_or(Ok(()), |reply| Ok(connection.send_response(&reply)?))
+    })();
+    replied.map_err(|e| SessionFailure::new(Some(RpcCommand::Hello.name()), e))
+}
+
 fn reply_to_hello(
     server: &ServerContext,
     connection: &mut ClientConnection,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::allowed_keys::ServerKeys;
+use super::ip_network::IpNetwork;
 use super::peers::Peer;
 use super::versions::ServedVersion;
 use crate::rpc::wire::Limits;
@@ -19,8 +20,13 @@ pub struct Config {
     /// The keys of the server and of its clients, who connect over TLS, except to addresses that are
     /// [plain](super::ListenAddress::plain). `None`: without TLS.
     pub keys: Option<ServerKeys>,
-    /// Whether the server may listen without TLS on an address that other machines can reach.
+    /// Whether the server may listen without TLS on an address that other machines can reach, although no networks are allowed
+    /// there ([`Config::allow`]).
     pub insecure: bool,
+    /// The networks of the clients that may connect to addresses without TLS, except those with networks
+    /// [of their own](super::ListenAddress::with_allowed). Others are closed before anything is read. Empty: all. Clients of
+    /// loopback may always connect to addresses of loopback.
+    pub allow: Vec<IpNetwork>,
     /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
     /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
@@ -102,6 +108,7 @@ impl Default for Config {
             protocol: ServedVersion::DEFAULT_ORDER.to_vec(),
             keys: None,
             insecure: false,
+            allow: Vec::new(),
             max_connections: 1024,
             max_connections_per_address: 256,
             loopback_tenants: false,
@@ -136,6 +143,7 @@ setters!(Config {
     with_protocol protocol: Vec<ServedVersion>,
     with_keys keys: Option<ServerKeys>,
     with_insecure insecure: bool,
+    with_allow allow: Vec<IpNetwork>,
     with_max_connections max_connections: usize,
     with_max_connections_per_address max_connections_per_address: usize,
     with_loopback_tenants loopback_tenants: bool,

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use thiserror::Error;
 
+use super::allowed_keys::ServerKeysError;
+use super::ip_network::IpNetwork;
 use super::limits::Config;
 use super::versions::{ListenAddress, ServedVersion, VersionPolicy};
-use crate::rpc::transport::{self, BoundSocket, Listen, ListenError};
+use crate::rpc::transport::{self, BoundSocket, Listen, ListenError, PeerAddr};
 
 /// Why a server could not be started.
 #[derive(Debug, Error)]
@@ -68,15 +70,19 @@ pub enum BindError {
         /// The system's error.
         source: io::Error,
     },
-    /// Other machines can reach an address, and neither keys nor [`Config::insecure`] protect or permit it.
+    /// Other machines can reach an address, and neither keys, nor [`Config::allow`], nor [`Config::insecure`] protect or permit
+    /// it.
     #[error(
         "{addr} can be reached from other machines, and whoever reaches it can use the devices: give keys (--key, \
-         --allow-keys), or --insecure if all of the network is trusted"
+         --allow-keys), the addresses of the clients (--allow), or --insecure if all of the network is trusted"
     )]
     Insecure {
         /// The address and port.
         addr: SocketAddr,
     },
+    /// A key of the list names a device that the server does not have.
+    #[error("--allow-keys: {0}")]
+    Keys(#[from] ServerKeysError),
     /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
@@ -98,17 +104,28 @@ pub struct ListenerInfo {
     pub versions: Vec<ServedVersion>,
     /// Whether clients have to connect over TLS, with an allowed key.
     pub tls: bool,
+    /// The networks whose clients may connect; empty: all.
+    pub allowed: Vec<IpNetwork>,
 }
 
 impl fmt::Display for ListenerInfo {
     /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`, or `10.0.0.5:50052 (TLS, protocol 8.0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tls = if self.tls { "TLS, " } else { "" };
-        write!(f, "{} ({tls}protocol {})", self.addr, self.versions_text())
+        write!(f, "{} ({tls}protocol {}", self.addr, self.versions_text())?;
+        if !self.allowed.is_empty() {
+            write!(f, "; clients of {}", self.allowed_text())?;
+        }
+        f.write_str(")")
     }
 }
 
 impl ListenerInfo {
+    /// The networks whose clients may connect, for users: `10.0.0.0/24, 10.0.1.7`.
+    pub fn allowed_text(&self) -> String {
+        self.allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+
     /// The versions, for users: `8.0, else 7.0; 3.x; gen0`.
     pub(super) fn versions_text(&self) -> String {
         // Versions with the HELLO of 4.0 and later are tried one after the other; the others show themselves.
@@ -129,6 +146,31 @@ pub(super) struct ServedListener {
     pub(super) policy: VersionPolicy,
     /// Whether clients have to connect over TLS.
     pub(super) tls: bool,
+    pub(super) clients: AllowedClients,
+}
+
+/// The clients that may connect to a listener, by their addresses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AllowedClients {
+    /// Empty: all.
+    networks: Vec<IpNetwork>,
+    /// Whether the listener has an address of loopback, to which clients of loopback may always connect.
+    on_loopback: bool,
+}
+
+impl AllowedClients {
+    pub(super) fn networks(&self) -> &[IpNetwork] {
+        &self.networks
+    }
+
+    /// Whether the client at `peer` may connect. Clients without an IP address may, unless there is a list.
+    pub(super) fn permits(&self, peer: PeerAddr) -> bool {
+        let permits_ip = |ip: IpAddr| {
+            (self.on_loopback && ip.to_canonical().is_loopback())
+                || self.networks.iter().any(|network| network.contains(ip))
+        };
+        self.networks.is_empty() || peer.ip().is_some_and(permits_ip)
+    }
 }
 
 impl ListenAddress {
@@ -167,12 +209,20 @@ pub(super) fn open_listeners(
         let tls = keys.map(|keys| keys.tls.clone());
         let is_tls = tls.is_some();
         let listener = transport::listen_on(socket, tls).map_err(|source| BindError::Sockets { source })?;
-        if let Some(addr) = listener.local_addr().ip()
-            && !(is_tls || config.insecure || addr.ip().to_canonical().is_loopback())
+        let networks = match address.allowed() {
+            [] if is_tls => &[],
+            [] => &config.allow[..],
+            own => own,
+        };
+        let addr = listener.local_addr().ip();
+        let on_loopback = addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
+        if let Some(addr) = addr
+            && !(is_tls || !networks.is_empty() || config.insecure || on_loopback)
         {
             return Err(BindError::Insecure { addr });
         }
-        Ok(ServedListener { listener, policy, tls: is_tls })
+        let clients = AllowedClients { networks: networks.to_vec(), on_loopback };
+        Ok(ServedListener { listener, policy, tls: is_tls, clients })
     };
     addresses.iter().zip(sockets.into_iter().zip(policies)).map(listener).collect()
 }
@@ -194,11 +244,39 @@ mod tests {
 
     #[test]
     fn an_address_that_others_can_reach_needs_keys_or_consent() {
-        for (host, insecure, fits) in [("127.0.0.1", false, true), ("0.0.0.0", false, false), ("0.0.0.0", true, true)] {
-            let (address, config) = (ListenAddress::new(host, 0), Config::default().with_insecure(insecure));
-            let opened = open_listeners(std::slice::from_ref(&address), &config, || Ok(vec![address.bind()?]));
-            assert_eq!(opened.is_ok(), fits, "{host}, {insecure}");
-            assert!(fits || matches!(opened, Err(BindError::Insecure { .. })), "{host}, {insecure}");
+        for (address, insecure, allow, fits) in [
+            ("127.0.0.1:0", false, None, true),
+            ("0.0.0.0:0", false, None, false),
+            ("0.0.0.0:0", true, None, true),
+            ("0.0.0.0:0", false, Some("10.0.0.0/24"), true),
+            ("0.0.0.0:0=7,allow:10.0.0.0/24", false, None, true),
+        ] {
+            let allow = allow.iter().map(|network| network.parse().unwrap()).collect();
+            let config = Config::default().with_insecure(insecure).with_allow(allow);
+            let listen: ListenAddress = address.parse().unwrap();
+            let opened = open_listeners(std::slice::from_ref(&listen), &config, || Ok(vec![listen.bind()?]));
+            assert_eq!(opened.is_ok(), fits, "{address}, {insecure}");
+            assert!(fits || matches!(opened, Err(BindError::Insecure { .. })), "{address}, {insecure}");
+        }
+    }
+
+    #[test]
+    fn only_clients_of_the_networks_may_connect() {
+        let peer = |ip: &str| PeerAddr::Ip((ip.parse::<IpAddr>().unwrap(), 40_000).into());
+        for (networks, on_loopback, ip, want) in [
+            (&[][..], false, "10.0.0.5", true),
+            (&["10.0.0.0/24"], false, "10.0.0.5", true),
+            (&["10.0.0.0/24"], false, "::ffff:10.0.0.5", true),
+            (&["10.0.0.0/24"], false, "10.0.1.5", false),
+            (&["10.0.0.0/24", "10.0.1.5"], false, "10.0.1.5", true),
+            (&["10.0.0.0/24"], false, "127.0.0.1", false),
+            (&["10.0.0.0/24"], true, "127.0.0.1", true),
+            (&["10.0.0.0/24"], true, "::ffff:127.0.0.1", true),
+            (&["10.0.0.0/24"], true, "10.0.1.5", false),
+        ] {
+            let networks = networks.iter().map(|network| network.parse().unwrap()).collect();
+            let clients = AllowedClients { networks, on_loopback };
+            assert_eq!(clients.permits(peer(ip)), want, "{clients:?}, {ip}");
         }
     }
 }

@@ -75,6 +75,8 @@ log_kinds! {
     ThreadStart: Error, 1, "threads that could not be started";
     /// A bug in fanout.
     Panic: Error, 1, "panics";
+    /// A client that --allow does not list.
+    RejectedAddress: Warn, 1, "clients whose addresses are not allowed";
     RejectedDraining: Info, 1, "clients rejected by the drain";
     RejectedFull: Warn, 1, "clients rejected by the limits of connections";
     RejectedMemory: Warn, 1, "clients rejected by the limit of host memory";

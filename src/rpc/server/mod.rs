@@ -50,6 +50,7 @@ mod gguf_index;
 mod handshake;
 mod hangup_watch;
 mod host_memory;
+mod ip_network;
 mod lifecycle;
 mod limits;
 mod listen;
@@ -69,6 +70,7 @@ pub use crate::rpc::transport::BoundSocket;
 pub use allowed_keys::{ServerKeys, ServerKeysError};
 pub use gguf_index::model_link_targets;
 pub use host_memory::HostMemoryInfo;
+pub use ip_network::{IpNetwork, ParseNetworkError};
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
 pub(crate) use log_limits::{LogKind, LogLimits};
@@ -94,7 +96,7 @@ use gguf_index::GgufIndex;
 use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
-use listen::ServedListener;
+use listen::{AllowedClients, ServedListener};
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
@@ -131,6 +133,9 @@ struct ServerControl {
     admission: Arc<Admission>,
     lifecycle: Arc<Lifecycle>,
     host_memory: Arc<HostMemory>,
+    tenants: Arc<Tenants>,
+    keys: Option<ServerKeys>,
+    device_count: usize,
 }
 
 impl Server {
@@ -180,7 +185,7 @@ impl Server {
     ) -> Result<Server, BindError> {
         let with_policy = |config: &Config| {
             let policy = VersionPolicy::new(None, &config.protocol).ok_or(BindError::NoVersion)?;
-            Ok(vec![ServedListener { listener, policy, tls: false }])
+            Ok(vec![ServedListener { listener, policy, tls: false, clients: AllowedClients::default() }])
         };
         Server::bind_listeners(with_policy, devices, config)
     }
@@ -194,6 +199,9 @@ impl Server {
     ) -> Result<Server, BindError> {
         if devices.is_empty() {
             return Err(BindError::NoDevice);
+        }
+        if let Some(keys) = &config.keys {
+            keys.check_devices(devices.len())?;
         }
         let logs = Arc::new(LogLimits::new(&config));
         let tensor_cache = config.cache.as_ref().map(|at| {
@@ -224,13 +232,15 @@ impl Server {
             addr: ip_address(&served.listener.local_addr()),
             versions: served.policy.versions().to_vec(),
             tls: served.tls,
+            allowed: served.clients.networks().to_vec(),
         };
         let tenants = Tenants::new(&config);
         let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
         let admission = Admission::new(&tenants, &host_memory);
         let lifecycle = Arc::new(Lifecycle::new(&admission));
+        let (keys, device_count) = (config.keys.clone(), devices.len());
         let context = ServerContext {
-            devices,
+            all_devices: devices,
             listeners: listeners.iter().map(info).collect(),
             tensor_cache,
             transfer_tokens: Arc::default(),
@@ -238,13 +248,13 @@ impl Server {
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
             hangup_watch: HangupWatch::default(),
-            tenants,
+            tenants: Arc::clone(&tenants),
             version_probe: VersionProbe::default(),
             rendezvous: Rendezvous::default(),
             logs,
             config,
         };
-        let control = ServerControl { addr, wakers, admission, lifecycle, host_memory };
+        let control = ServerControl { addr, wakers, admission, lifecycle, host_memory, tenants, keys, device_count };
         Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })
     }
 
@@ -282,9 +292,10 @@ impl Server {
             Ok(watch) => watch,
             Err(e) => return error!("cannot start the thread that watches for clients that have gone: {e}"),
         };
-        let accept_loop = |ServedListener { listener, policy, .. }| AcceptLoop {
+        let accept_loop = |ServedListener { listener, policy, clients, .. }| AcceptLoop {
             listener,
             policy,
+            clients,
             control: Arc::clone(&control),
             context: Arc::clone(&context),
         };
@@ -326,6 +337,7 @@ fn ip_address(addr: &Address) -> SocketAddr {
 struct AcceptLoop {
     listener: Box<dyn Listen>,
     policy: VersionPolicy,
+    clients: AllowedClients,
     control: Arc<ServerControl>,
     context: Arc<ServerContext>,
 }
@@ -352,14 +364,17 @@ impl AcceptLoop {
     /// client.
     fn admit(&self, connection: Connection) {
         let peer = connection.peer();
+        if !self.clients.permits(peer) {
+            let text = format_args!("{peer}: its address is not allowed here (--allow); connection closed");
+            return self.context.logs.log(peer, LogKind::RejectedAddress, text);
+        }
         let (permit, handshake, memory) = match self.control.admission.admit(peer, connection.aborter()) {
             Ok(permits) => permits,
             Err(rejection) => return self.reject(connection, &rejection),
         };
         let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
         self.spawn_connection_thread("session", peer, move || {
-            let _permit = permit;
-            serve::serve(&context, connection, handshake, memory, &policy);
+            serve::serve(&context, connection, &permit, handshake, memory, &policy);
         });
     }
 
@@ -412,11 +427,27 @@ impl AcceptLoop {
 }
 
 impl ServerHandle {
-    /// Ends the sessions of clients whose keys are no longer allowed, after [`ServerKeys::reread`].
-    pub fn end_sessions_without_key(&self, keys: &ServerKeys) {
-        for peer in self.0.admission.abort_if(|peer| !keys.still_allows(peer)) {
+    /// Reads the list of [`Config::keys`] again, and ends the sessions of clients whose keys are no longer allowed, or may use
+    /// other devices than before. Other limits of keys that have changed hold at once for the sessions that there are; what a
+    /// session has beyond a lower limit stays. If the list cannot be used, the former one stays.
+    ///
+    /// # Errors
+    /// [`ServerKeysError::Io`] and [`ServerKeysError::Line`].
+    pub fn reread_keys(&self) -> Result<(), ServerKeysError> {
+        let ServerControl { keys: Some(keys), admission, tenants, device_count, .. } = &*self.0 else { return Ok(()) };
+        let changed = keys.reread(*device_count)?;
+        tenants.update_key_limits();
+        for peer in admission.abort_if(|peer| !keys.still_allows(peer)) {
             info!("{peer}: its key is no longer allowed; connection closed");
         }
+        let has_other_devices = |peer| match peer {
+            PeerAddr::Key(_, name) => changed.contains(name.identity()) && keys.still_allows(peer),
+            _ => false,
+        };
+        for peer in admission.abort_if(has_other_devices) {
+            info!("{peer}: its key may use other devices now; connection closed");
+        }
+        Ok(())
     }
 
     /// Makes [`Server::run`] close all connections and return.

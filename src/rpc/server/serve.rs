@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use log::debug;
 
+use super::admission::SessionPermit;
 use super::audit::{EndReason, SessionAudit};
 use super::client_connection::{BodyBuffer, ClientConnection, Timeouts};
 use super::context::ServerContext;
 use super::extended;
 use super::ggml;
-use super::handshake::{Opening, serve_hello};
+use super::handshake::{Opening, reject_hello, serve_hello};
 use super::hangup_watch::{CancelOrder, SessionWatch};
 use super::host_memory::SessionMemory;
 use super::log_limits::LogKind;
@@ -27,10 +28,12 @@ use crate::rpc::transport;
 use crate::rpc::wire::ext::{ExtCommand, ServerState};
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
-/// `handshake` counts the connection among the handshakes in flight; `memory` is the session's host memory.
+/// `permit` counts the connection, and `handshake` counts it among the handshakes in flight; `memory` is the session's host
+/// memory.
 pub(super) fn serve(
     server: &Arc<ServerContext>,
     connection: transport::Connection,
+    permit: &SessionPermit,
     handshake: TenantPermit,
     memory: Arc<SessionMemory>,
     policy: &VersionPolicy,
@@ -43,7 +46,7 @@ pub(super) fn serve(
     let audit = SessionAudit::new();
     // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
     let served = catch_unwind(AssertUnwindSafe(|| {
-        serve_requests(server, connection, handshake, memory, policy, &watch, &audit)
+        serve_requests(server, connection, (permit, handshake), memory, policy, &watch, &audit)
     }));
     let peer = end.peer();
     let (reason, failure) = match served {
@@ -85,7 +88,7 @@ fn reason_of_shutdown(server: &ServerContext) -> EndReason {
 fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
-    handshake: TenantPermit,
+    (permit, handshake): (&SessionPermit, TenantPermit),
     memory: Arc<SessionMemory>,
     policy: &VersionPolicy,
     watch: &Arc<SessionWatch>,
@@ -101,6 +104,12 @@ fn serve_requests(
     };
     let peer = connection.peer();
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
+    // The first bytes have arrived, so the client has proved its key if it has one.
+    if let Err(reason) = permit.move_to(peer) {
+        let text = format_args!("{peer}: rejected: {reason}; connection closed");
+        server.logs.log(peer, LogKind::RejectedFull, text);
+        return reject_hello(server, &mut connection, &versions, header, &mut body, ServerState::Full);
+    }
     let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
         Opening::Hello(version) => version,
         Opening::WithoutHello(version) => {

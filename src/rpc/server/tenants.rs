@@ -1,11 +1,13 @@
-//! Tenants: limits per client address on connections, handshakes, queues, large buffers, threads of transfers, device memory
-//! and its mappings, beside those of the process, so that one host cannot take the whole server.
+//! Tenants: limits per client, by its key or address, on connections, handshakes, queues, large buffers, threads of transfers,
+//! device memory and its mappings, beside those of the process, so that one host cannot take the whole server.
 //!
-//! A tenant is a client's key (its connections and handshakes count for the address, since they begin before it has proved the
-//! key), or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a network, so a host could
-//! use 2^64 addresses of its own. The limits here do not apply to loopback, unless `Config::loopback_tenants` is set: a proxy
-//! or a tunnel on this machine brings the clients of many hosts from one address. For mappings, threads of transfers and turns
-//! on CPU devices, each session from loopback is a tenant of its own. The same holds for transports without IP addresses.
+//! A tenant is a client's key, or else an IPv4 address, or an IPv6 network of 64 bits: a provider gives one subscriber such a
+//! network, so a host could use 2^64 addresses of its own. A connection counts for the address until the client has proved its
+//! key, its handshake until HELLO is complete. The list of keys may have limits of a key (`KeyLimits`), which replace those
+//! that each tenant has, also while the key has sessions. The limits here do not apply to loopback, unless
+//! `Config::loopback_tenants` is set: a proxy or a tunnel on this machine brings the clients of many hosts from one address.
+//! For mappings, threads of transfers and turns on CPU devices, each session from loopback is a tenant of its own. The same
+//! holds for transports without IP addresses.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
+use super::allowed_keys::{KeyLimits, ServerKeys};
 use super::limits::Config;
 use super::thread_budget::ThreadBudget;
-use crate::device::{DeviceKind, MemoryBudget};
+use crate::device::{DEFAULT_SHARE, DeviceKind, MemoryBudget};
 use crate::rpc::transport::{KeyName, PeerAddr};
 
 /// A tenant may have this part of a limit of the process that has no flag of its own per address: three further tenants always
@@ -59,16 +62,8 @@ struct ResourceLimit {
     tenant_flag: Option<&'static str>,
 }
 
-impl ResourceLimit {
-    /// Names the limit of the process, or that of each tenant, for messages.
-    fn name_of(&self, by_tenant: bool) -> String {
-        match (by_tenant, self.tenant_flag) {
-            (false, _) => format!("the limit ({})", self.flag),
-            (true, Some(flag)) => format!("the limit per address ({flag})"),
-            (true, None) => format!("a quarter of the limit ({})", self.flag),
-        }
-    }
-}
+/// What a limit of a key is named in messages.
+const OF_KEY: &str = "of the key in --allow-keys";
 
 /// The counts of a server's clients, in total and by tenant.
 pub(super) struct Tenants {
@@ -77,6 +72,8 @@ pub(super) struct Tenants {
     with_loopback: bool,
     /// Device memory of a tenant in bytes. `None`: only that of the devices limits it.
     memory: Option<u64>,
+    /// Limits of keys.
+    keys: Option<ServerKeys>,
     /// Threads of transfers between servers.
     threads: Arc<ThreadBudget>,
     state: Mutex<TenantsState>,
@@ -135,15 +132,24 @@ impl Tenant {
     }
 }
 
+impl Tenant {
+    /// What the tenant is, for messages.
+    fn noun(self) -> &'static str {
+        match self {
+            Tenant::Key(_) => "key",
+            Tenant::Address(_) => "address",
+        }
+    }
+}
+
 /// A reservation that a limit has refused.
 #[derive(Debug, Error)]
-#[error("{} already {limit} {name}, {}", if *.by_tenant { "its address has" } else { "there are" }, .flag)]
+#[error("{subject} already {limit} {name}, {limit_name}")]
 pub(super) struct LimitReached {
+    subject: String,
     limit: usize,
     name: &'static str,
-    by_tenant: bool,
-    /// Names the limit.
-    flag: String,
+    limit_name: String,
 }
 
 impl Tenants {
@@ -180,7 +186,56 @@ impl Tenants {
         ];
         let threads = ThreadBudget::new(config.max_transfer_threads);
         let (with_loopback, memory) = (config.loopback_tenants, config.max_memory_per_address);
-        Arc::new(Tenants { limits, with_loopback, memory, threads, state: Mutex::default() })
+        let keys = config.keys.clone();
+        Arc::new(Tenants { limits, with_loopback, memory, keys, threads, state: Mutex::default() })
+    }
+
+    /// The limits of a tenant in the list of keys.
+    fn key_limits(&self, tenant: Tenant) -> KeyLimits {
+        match (&self.keys, tenant) {
+            (Some(keys), Tenant::Key(name)) => keys.limits(name),
+            _ => KeyLimits::default(),
+        }
+    }
+
+    /// The limit of a tenant on a resource, and the name of the limit for messages.
+    fn limit_of(&self, tenant: Tenant, resource: Resource) -> (usize, String) {
+        let limit = &self.limits[resource as usize];
+        let of_key = Some(tenant).filter(|_| resource == Resource::Connections);
+        match (of_key.and_then(|tenant| self.key_limits(tenant).connections), limit.tenant_flag) {
+            (Some(connections), _) => (connections, format!("the limit {OF_KEY} (connections=)")),
+            (None, Some(flag)) => (limit.tenant, format!("the limit per {} ({flag})", tenant.noun())),
+            (None, None) => (limit.tenant, format!("a quarter of the limit ({})", limit.flag)),
+        }
+    }
+
+    /// Names the limit on the device memory of the tenant of `peer`, for messages.
+    pub(super) fn name_of_memory_limit(&self, peer: PeerAddr) -> String {
+        let tenant = self.tenant(peer);
+        if tenant.is_some_and(|tenant| self.key_limits(tenant).memory.is_some()) {
+            return format!("the limit {OF_KEY} (memory=)");
+        }
+        format!("the limit of the client's {} (--max-memory-per-address)", tenant.map_or("address", Tenant::noun))
+    }
+
+    /// Positions of the devices that the client at `peer` may use; `None`: all.
+    pub(super) fn devices(&self, peer: PeerAddr) -> Option<Vec<u32>> {
+        self.key_limits(self.tenant(peer)?).devices
+    }
+
+    /// Makes limits of keys that have changed hold for the sessions that there are. The limit of connections is looked up when
+    /// it is used.
+    pub(super) fn update_key_limits(&self) {
+        let mut state = self.lock();
+        for (tenant, entry) in &mut state.by_tenant {
+            self.set_budget_limits(*tenant, &entry.memory);
+        }
+    }
+
+    fn set_budget_limits(&self, tenant: Tenant, budget: &MemoryBudget) {
+        let limits = self.key_limits(tenant);
+        budget.set_limit(limits.memory.or(self.memory).unwrap_or(u64::MAX));
+        budget.set_share(limits.share.unwrap_or(DEFAULT_SHARE));
     }
 
     fn tenant(&self, peer: PeerAddr) -> Option<Tenant> {
@@ -191,7 +246,7 @@ impl Tenants {
     /// name is. All clients that are no tenants count as one.
     pub(super) fn identity(&self, peer: PeerAddr) -> String {
         match self.tenant(peer) {
-            Some(Tenant::Key(name)) => format!("key {}", name.key()),
+            Some(Tenant::Key(name)) => name.identity().to_string(),
             Some(Tenant::Address(address)) => format!("address {address}"),
             None => "loopback".to_owned(),
         }
@@ -205,28 +260,56 @@ impl Tenants {
         let (at, tenant) = (resource as usize, self.tenant(peer));
         let limit = &self.limits[at];
         let mut state = self.lock();
-        let refusal = if state.used[at] >= limit.process {
-            Some((limit.process, false))
-        } else if tenant.is_some_and(|tenant| self.entry(&mut state, tenant).used[at] >= limit.tenant) {
-            Some((limit.tenant, true))
-        } else {
-            None
-        };
-        if let Some((number, by_tenant)) = refusal {
+        if state.used[at] >= limit.process {
             state.refused[at] += 1;
-            return Err(LimitReached { limit: number, name: limit.name, by_tenant, flag: limit.name_of(by_tenant) });
+            return Err(LimitReached {
+                subject: "there are".to_owned(),
+                limit: limit.process,
+                name: limit.name,
+                limit_name: format!("the limit ({})", limit.flag),
+            });
         }
+        self.count(&mut state, tenant, resource)?;
         state.used[at] += 1;
-        if let Some(tenant) = tenant {
-            self.entry(&mut state, tenant).used[at] += 1;
-        }
         Ok(TenantPermit { tenants: Arc::clone(self), tenant, resource })
     }
 
+    /// Counts one `resource` of a tenant, if it is one.
+    ///
+    /// # Errors
+    /// The tenant's limit is reached.
+    fn count(&self, state: &mut TenantsState, tenant: Option<Tenant>, resource: Resource) -> Result<(), LimitReached> {
+        let Some(tenant) = tenant else { return Ok(()) };
+        let at = resource as usize;
+        let (limit, limit_name) = self.limit_of(tenant, resource);
+        let used = &mut self.entry(state, tenant).used[at];
+        if *used < limit {
+            *used += 1;
+            return Ok(());
+        }
+        state.refused[at] += 1;
+        let subject = format!("its {} has", tenant.noun());
+        Err(LimitReached { subject, limit, name: self.limits[at].name, limit_name })
+    }
+
+    /// Ends the count of one `resource` of a tenant.
+    fn uncount(state: &mut TenantsState, tenant: Option<Tenant>, resource: Resource) {
+        if let Some(tenant) = tenant
+            && let Some(entry) = state.by_tenant.get_mut(&tenant)
+        {
+            entry.used[resource as usize] -= 1;
+            if entry.is_unused() {
+                state.by_tenant.remove(&tenant);
+            }
+        }
+    }
+
     /// The limits as names and values, for the users of the client at `peer`: the use of all clients, and that of the clients
-    /// of its address.
+    /// of its key or address.
     pub(super) fn describe(&self, peer: PeerAddr) -> Vec<(String, String)> {
         let tenant = self.tenant(peer);
+        let noun = tenant.map_or("address", Tenant::noun);
+        let key_limits = tenant.map(|tenant| self.key_limits(tenant)).unwrap_or_default();
         let mut state = self.lock();
         let used = tenant.map(|tenant| self.entry(&mut state, tenant).used);
         let mut rows = Vec::new();
@@ -235,12 +318,18 @@ impl Tenants {
                 format!("{} ({})", limit.name, limit.flag),
                 format!("{} of {}, {} refused since the start", state.used[at], limit.process, state.refused[at]),
             ));
-            let flag = limit.tenant_flag.map_or_else(|| "a quarter".to_owned(), str::to_owned);
-            let of_tenant = used
-                .map_or("not counted, as of loopback".to_owned(), |used| format!("{} of {}", used[at], limit.tenant));
-            rows.push((format!("{} of this address ({flag})", limit.name), of_tenant));
+            let of_key = key_limits.connections.filter(|_| at == Resource::Connections as usize);
+            let flag = match of_key {
+                Some(_) => "connections= in --allow-keys",
+                None => limit.tenant_flag.unwrap_or("a quarter"),
+            };
+            let of_tenant = used.map_or("not counted, as of loopback".to_owned(), |used| {
+                format!("{} of {}", used[at], of_key.unwrap_or(limit.tenant))
+            });
+            rows.push((format!("{} of this {noun} ({flag})", limit.name), of_tenant));
         }
-        let memory = match (self.memory, tenant) {
+        let flag = key_limits.memory.map_or("--max-memory-per-address", |_| "memory= in --allow-keys");
+        let memory = match (key_limits.memory.or(self.memory), tenant) {
             (None, _) => "that of the devices".to_owned(),
             (Some(_), None) => "not counted, as of loopback".to_owned(),
             (Some(limit), Some(tenant)) => {
@@ -248,14 +337,30 @@ impl Tenants {
                 format!("{} of {} MiB", used >> 20, limit >> 20)
             }
         };
-        rows.push(("device memory of this address (--max-memory-per-address)".to_owned(), memory));
+        rows.push((format!("device memory of this {noun} ({flag})"), memory));
+        if let Some(share) = key_limits.share {
+            let value = format!("{share}, of others {DEFAULT_SHARE}");
+            rows.push(("share of the time of devices (share= in --allow-keys)".to_owned(), value));
+        }
         let threads = "threads for transfers between servers";
         rows.push((format!("{threads} (--max-transfer-threads)"), self.threads.to_string()));
         let of_tenant = tenant.map_or("a quarter per client, as of loopback".to_owned(), |tenant| {
             self.entry(&mut state, tenant).threads.to_string()
         });
-        rows.push((format!("{threads} of this address (a quarter)"), of_tenant));
+        rows.push((format!("{threads} of this {noun} (a quarter)"), of_tenant));
         rows
+    }
+
+    /// The keys with sessions: name, number of connections, and device memory in bytes.
+    pub(super) fn keys_with_sessions(&self) -> Vec<(String, u32, u64)> {
+        let state = self.lock();
+        let described = state.by_tenant.iter().filter_map(|(tenant, entry)| {
+            let (Tenant::Key(name), connections @ 1..) = (tenant, entry.used[Resource::Connections as usize]) else {
+                return None;
+            };
+            Some((name.to_string(), u32::try_from(connections).unwrap_or(u32::MAX), entry.memory.used()))
+        });
+        described.collect()
     }
 
     /// The threads of transfers that a session of the client at `peer` may have: together with the other sessions of its
@@ -279,11 +384,14 @@ impl Tenants {
         if !state.by_tenant.contains_key(&tenant) {
             state.by_tenant.retain(|_, other| !other.is_unused());
         }
-        let limit = self.memory.unwrap_or(u64::MAX);
-        let new = || TenantUse {
-            used: [0; RESOURCES],
-            memory: MemoryBudget::for_client(limit),
-            threads: ThreadBudget::quarter_of(&self.threads, "an address"),
+        let new = || {
+            let memory = MemoryBudget::for_client(u64::MAX);
+            self.set_budget_limits(tenant, &memory);
+            let subject = match tenant {
+                Tenant::Key(_) => "a key",
+                Tenant::Address(_) => "an address",
+            };
+            TenantUse { used: [0; RESOURCES], memory, threads: ThreadBudget::quarter_of(&self.threads, subject) }
         };
         state.by_tenant.entry(tenant).or_insert_with(new)
     }
@@ -301,190 +409,29 @@ pub(super) struct TenantPermit {
     resource: Resource,
 }
 
+impl TenantPermit {
+    /// Counts the resource for the tenant of `peer` instead. The count of the process stays as it is.
+    ///
+    /// # Errors
+    /// That tenant's limit is reached. The resource still counts for the former one.
+    pub(super) fn move_to(&mut self, peer: PeerAddr) -> Result<(), LimitReached> {
+        let tenant = self.tenants.tenant(peer);
+        if tenant != self.tenant {
+            let mut state = self.tenants.lock();
+            self.tenants.count(&mut state, tenant, self.resource)?;
+            Tenants::uncount(&mut state, std::mem::replace(&mut self.tenant, tenant), self.resource);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for TenantPermit {
     fn drop(&mut self) {
-        let at = self.resource as usize;
         let mut state = self.tenants.lock();
-        state.used[at] -= 1;
-        if let Some(tenant) = self.tenant
-            && let Some(entry) = state.by_tenant.get_mut(&tenant)
-        {
-            entry.used[at] -= 1;
-            if entry.is_unused() {
-                state.by_tenant.remove(&tenant);
-            }
-        }
+        state.used[self.resource as usize] -= 1;
+        Tenants::uncount(&mut state, self.tenant, self.resource);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn peer(ip: &str) -> PeerAddr {
-        PeerAddr::Ip((ip.parse::<IpAddr>().unwrap(), 40_000).into())
-    }
-
-    #[test]
-    fn addresses_of_one_host_are_one_tenant_and_loopback_is_none() {
-        let tenant = |ip| Tenant::of(peer(ip), false);
-        for (a, b, same) in [
-            ("10.0.0.5", "10.0.0.5", true),
-            ("10.0.0.5", "10.0.0.6", false),
-            ("10.0.0.5", "::ffff:10.0.0.5", true),
-            ("::ffff:10.0.0.5", "::ffff:10.0.0.6", false),
-            ("fd00:1:2:3::1", "fd00:1:2:3:ffff:ffff:ffff:ffff", true),
-            ("fd00:1:2:3::1", "fd00:1:2:4::1", false),
-        ] {
-            assert_eq!(tenant(a) == tenant(b), same, "{a}, {b}");
-            assert!(tenant(a).is_some() && tenant(b).is_some(), "{a}, {b}");
-        }
-        for exempt in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            assert_eq!(tenant(exempt), None, "{exempt}");
-        }
-        assert_eq!(Tenant::of(PeerAddr::Local(7), false), None);
-    }
-
-    #[test]
-    fn addresses_of_loopback_are_tenants_if_that_is_set() {
-        let config = Config::default().with_loopback_tenants(true).with_max_memory_per_address(Some(100));
-        let tenants = Tenants::new(&config.with_max_connections_per_address(1));
-        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections);
-        let _held = ["127.0.0.2", "127.0.0.3", "::1", "10.0.0.5"].map(|ip| connect(ip).unwrap());
-        // The address of an IPv4 client of an IPv6 listener is the same one.
-        for ip in ["127.0.0.2", "::ffff:127.0.0.3", "::1"] {
-            assert!(connect(ip).is_err(), "{ip}");
-        }
-        let budget = |ip| tenants.memory_budget(peer(ip)).unwrap();
-        assert!(Arc::ptr_eq(&budget("127.0.0.2"), &budget("::ffff:127.0.0.2")));
-        assert!(!Arc::ptr_eq(&budget("127.0.0.2"), &budget("127.0.0.3")));
-        assert!(tenants.memory_budget(PeerAddr::Local(7)).is_none());
-    }
-
-    #[test]
-    fn each_resource_has_a_limit_of_the_process_and_one_of_each_tenant() {
-        let config = Config::default()
-            .with_max_connections(8)
-            .with_max_connections_per_address(3)
-            .with_max_handshakes(8)
-            .with_max_queues(8)
-            .with_max_large_buffers(8);
-        for (resource, process, tenant, process_flag, tenant_flag) in [
-            (Resource::Connections, 8, 3, "(--max-connections)", "(--max-connections-per-address)"),
-            (Resource::Handshakes, 8, 2, "(--max-handshakes)", "a quarter of the limit (--max-handshakes)"),
-            (Resource::Queues, 8, 2, "(--max-queues)", "a quarter of the limit (--max-queues)"),
-            (Resource::LargeBuffers, 8, 2, "(--max-large-buffers)", "a quarter of the limit (--max-large-buffers)"),
-        ] {
-            let tenants = Tenants::new(&config);
-            let reserve = |ip| tenants.reserve(peer(ip), resource).map_err(|e| e.to_string());
-            let mut permits: Vec<_> = (0..tenant).map(|_| reserve("10.0.0.5").unwrap()).collect();
-            let refusal = reserve("10.0.0.5").err().unwrap();
-            assert!(refusal.contains(&format!("its address has already {tenant} ")), "{refusal}");
-            assert!(refusal.contains(tenant_flag), "{refusal}");
-            permits.push(reserve("10.0.0.6").unwrap());
-            // Loopback counts for the process only.
-            while tenants.lock().used[resource as usize] < process {
-                permits.push(reserve("127.0.0.1").unwrap());
-            }
-            for ip in ["10.0.0.7", "127.0.0.1"] {
-                let refusal = reserve(ip).err().unwrap();
-                assert!(refusal.contains(&format!("there are already {process} ")), "{refusal}");
-                assert!(refusal.contains(process_flag), "{refusal}");
-            }
-            assert_eq!(tenants.lock().refused[resource as usize], 3);
-            // A refusal has counted nothing, and a returned permit is available again.
-            drop(permits.remove(0));
-            permits.push(reserve("10.0.0.5").unwrap());
-            drop(permits);
-            let state = tenants.lock();
-            assert_eq!((state.used, state.by_tenant.len()), ([0; RESOURCES], 0));
-        }
-    }
-
-    #[test]
-    fn large_buffers_of_cpu_devices_are_counted() {
-        for (kind, bytes, want) in [
-            (DeviceKind::Cpu, 256 << 10, None),
-            (DeviceKind::Cpu, (256 << 10) + 1, Some(Resource::LargeBuffers)),
-            (DeviceKind::Gpu, 1 << 30, None),
-        ] {
-            assert_eq!(Resource::of_buffer(kind, bytes), want, "{bytes} bytes");
-        }
-    }
-
-    #[test]
-    fn the_memory_of_a_tenant_is_counted_until_it_is_freed() {
-        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
-        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
-        let used = |ip| tenants.memory_budget(peer(ip)).unwrap().used();
-        let first = connect("10.0.0.5");
-        let held = tenants.memory_budget(peer("10.0.0.5")).unwrap().reserve(70).unwrap();
-        drop(first);
-        // The memory outlives the last connection, also when other tenants come and go.
-        drop(connect("10.0.0.6"));
-        let _second = connect("10.0.0.5");
-        assert_eq!((used("10.0.0.5"), used("10.0.0.6")), (70, 0));
-        drop(held);
-        drop(_second);
-        assert_eq!(used("10.0.0.5"), 0);
-        for exempt in ["127.0.0.1", "::1"] {
-            assert!(tenants.memory_budget(peer(exempt)).is_none(), "{exempt}");
-        }
-        // Without a limit in bytes, the budget counts the memory mappings of the tenant's sessions.
-        let unlimited = Tenants::new(&Config::default()).memory_budget(peer("10.0.0.5")).unwrap();
-        assert!(unlimited.limit() == u64::MAX && unlimited.client().is_some());
-    }
-
-    /// As memory, which the device reserves for a running program, for example.
-    #[test]
-    fn a_budget_that_is_in_use_is_not_replaced() {
-        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
-        let connect = |ip| tenants.reserve(peer(ip), Resource::Connections).unwrap();
-        let first = connect("10.0.0.5");
-        let of_session = MemoryBudget::within(&tenants.memory_budget(peer("10.0.0.5")).unwrap(), 100);
-        drop(first);
-        drop(connect("10.0.0.6"));
-        let held = of_session.reserve(70).unwrap();
-        assert_eq!(tenants.memory_budget(peer("10.0.0.5")).unwrap().used(), 70);
-        drop((held, of_session));
-        let threads = tenants.transfer_threads(peer("10.0.0.5"));
-        drop(connect("10.0.0.6"));
-        assert!(Arc::ptr_eq(&threads, &tenants.transfer_threads(peer("10.0.0.5"))));
-        drop(threads);
-        drop(connect("10.0.0.6"));
-        assert_eq!(tenants.lock().by_tenant.len(), 0);
-    }
-
-    #[test]
-    fn the_sessions_of_an_address_share_a_quarter_of_the_transfer_threads() {
-        let tenants = Tenants::new(&Config::default().with_max_transfer_threads(8));
-        let session = |ip| tenants.transfer_threads(peer(ip));
-        let (a, b, other) = (session("10.0.0.5"), session("10.0.0.5"), session("10.0.0.6"));
-        let permits = (a.reserve().unwrap(), b.reserve().unwrap());
-        let refusal = a.reserve().unwrap_err().to_string();
-        assert!(refusal.contains("an address may have 2 threads"), "{refusal}");
-        let others = (other.reserve().unwrap(), other.reserve().unwrap());
-        // Each session of loopback has a quarter.
-        let local: Vec<_> = (0..2).map(|_| session("127.0.0.1")).collect();
-        let local: Vec<_> = local.iter().flat_map(|session| [session.reserve(), session.reserve()]).collect();
-        assert!(local.iter().all(Result::is_ok));
-        let refusal = session("127.0.0.1").reserve().unwrap_err().to_string();
-        assert!(refusal.contains("the server may have 8 threads"), "{refusal}");
-        drop((permits, others, local));
-        assert!(a.reserve().is_ok());
-    }
-
-    /// An entry that only memory kept goes when the next tenant comes.
-    #[test]
-    fn entries_of_tenants_without_connections_do_not_pile_up() {
-        let tenants = Tenants::new(&Config::default().with_max_memory_per_address(Some(100)));
-        for host in 0..200 {
-            let at = peer(&format!("10.0.0.{host}"));
-            let permit = tenants.reserve(at, Resource::Connections).unwrap();
-            let held = tenants.memory_budget(at).unwrap().reserve(1).unwrap();
-            drop(permit);
-            drop(held);
-            assert_eq!(tenants.lock().by_tenant.len(), 1);
-        }
-    }
-}
+mod tests;

@@ -130,8 +130,8 @@ impl TensorCache {
         removed.inspect_err(|e| self.log_remove_error(&self.folder.path_of(name), e)).is_ok()
     }
 
-    /// Starts writing an entry of `owner` with `len` bytes of data. `None` if the data is too small, if it is larger than the cache, or if the file
-    /// cannot be created.
+    /// Starts writing an entry of `owner` with `len` bytes of data. `None` if the data is too small, if it is larger than the
+    /// cache, or if the file cannot be created.
     pub(super) fn begin_write(&self, owner: CacheOwner, len: u64) -> Option<CacheWriter<'_>> {
         if len < MIN_BYTES || len.checked_add(HEADER_BYTES as u64)? > self.max_bytes {
             return None;

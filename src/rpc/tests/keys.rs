@@ -13,7 +13,6 @@ const DATA_BYTES: usize = 100_000;
 struct KeyServer {
     dir: tempfile::TempDir,
     own: PublicKey,
-    keys: ServerKeys,
     addr: SocketAddr,
     handle: ServerHandle,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -28,18 +27,17 @@ impl KeyServer {
         write_list(dir.path(), list);
         let keys = ServerKeys::read_files(&dir.path().join("key"), &dir.path().join("list")).unwrap();
         let device = |name| CpuDevice::new(name, 1, MathMode::Fast, 64 << 20).unwrap() as Arc<dyn Device>;
-        let config = config.with_keys(Some(keys.clone())).with_protocol(vec!["7".parse().unwrap()]);
+        let config = config.with_keys(Some(keys)).with_protocol(vec!["7".parse().unwrap()]);
         let server = Server::bind("127.0.0.1", 0, ["CPU0", "CPU1", "CPU2"].map(device).to_vec(), config).unwrap();
         let (addr, handle) = (server.local_addr(), server.handle());
         let thread = Some(std::thread::spawn(move || server.run()));
-        KeyServer { dir, own: own.public_key(), keys, addr, handle, thread }
+        KeyServer { dir, own: own.public_key(), addr, handle, thread }
     }
 
     /// Rereads the list, as SIGHUP does.
     fn reread(&self, list: &[(&SecretKey, &str)]) {
         write_list(self.dir.path(), list);
-        self.keys.reread().unwrap();
-        self.handle.end_sessions_without_key(&self.keys);
+        self.handle.reread_keys().unwrap();
     }
 
     /// A client with a session.
@@ -137,4 +135,38 @@ fn a_key_finds_its_entries_of_the_cache_alone_and_by_any_name() {
     // The names change places.
     server.reread(&[(&alice, "bob"), (&bob, "alice")]);
     assert!(is_cached(&alice, &data) && !is_cached(&alice, &of_bob) && is_cached(&bob, &of_bob));
+}
+
+#[test]
+fn a_key_names_its_devices_from_0() {
+    let [alice, bob] = [(); 2].map(|()| SecretKey::generate().unwrap());
+    let server = KeyServer::start(&[(&alice, "alice devices=2,0"), (&bob, "bob")], Config::default());
+    for (key, count) in [(&alice, 2), (&bob, 3)] {
+        let mut client = server.connect(key);
+        assert_eq!(client.request(&Request::DeviceCount(DeviceCount {}), 4), u32::to_le_bytes(count));
+        let memory = |device| Request::GetDeviceMemory(GetDeviceMemory { device });
+        for device in 0..count {
+            client.request(&memory(device), 16);
+        }
+        client.send(&memory(count));
+        let ended = client.receiver.read_into(&mut [0], &Deadline::after(WATCHDOG));
+        assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0), "device {count}");
+    }
+}
+
+/// The address has one connection at a time until it has proved its key.
+#[test]
+fn sessions_of_keys_leave_the_connections_of_their_address() {
+    let [alice, bob] = [(); 2].map(|()| SecretKey::generate().unwrap());
+    let config = Config::default().with_loopback_tenants(true).with_max_connections_per_address(1);
+    let server = KeyServer::start(&[(&alice, "alice connections=3"), (&bob, "bob")], config);
+    let mut clients: Vec<_> = [&alice, &alice, &bob, &alice].map(|key| server.connect(key)).into();
+    assert_eq!(server.handle.connections(), 4);
+    clients.clear();
+    let until = Instant::now() + WATCHDOG;
+    while server.handle.connections() > 0 {
+        assert!(Instant::now() < until, "the sessions do not end");
+        std::thread::yield_now();
+    }
+    server.connect(&bob);
 }

@@ -163,6 +163,7 @@ impl FakeServer {
             sessions: 1,
             limits: Vec::new(),
             listeners: Vec::new(),
+            tenants: Vec::new(),
             devices: Vec::new(),
         };
         let mut body = Vec::new();

@@ -84,6 +84,7 @@ fn a_reply_is_overdue_although_the_server_sends_notifications() {
         sessions: 1,
         limits: Vec::new(),
         listeners: Vec::new(),
+        tenants: Vec::new(),
         devices: Vec::new(),
     };
     let (connection, mut server) = pair(Duration::from_millis(50), Some(server_info));

@@ -29,6 +29,7 @@ fn silent_server() -> (Arc<RemoteDevice>, ExtendedProtocol, Buffer) {
         capabilities: ServerCapabilities::default(),
         sessions: 1,
         listeners: Vec::new(),
+        tenants: Vec::new(),
         limits: Vec::new(),
         devices: Vec::new(),
     };

@@ -1,5 +1,7 @@
 //! The server's self-description: the reply to HELLO_EXT with its devices, and the reply to SUPPORTS_OP.
 
+use std::sync::Arc;
+
 use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
 use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
 use crate::graph::{Graph, SlotOffset};
@@ -10,11 +12,21 @@ use crate::rpc::server::listen::ListenerInfo;
 use crate::rpc::server::session::program_cache::{MAX_CACHED_BYTES, MAX_PROGRAMS};
 use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::GraphCompute;
-use crate::rpc::wire::ext::{DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities};
+use crate::rpc::wire::ext::{
+    DeviceFault, DeviceRecord, HelloExtReply, ListenerRecord, ServerCapabilities, TenantRecord,
+};
 use crate::tensor::{DType, TensorDesc};
 
-/// The reply to HELLO_EXT for the client at `peer`. `host_memory` is that of all clients.
-pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, host_memory: HostMemoryInfo) -> HelloExtReply {
+/// Most keys that the reply names, so that it does not grow with the list of keys.
+const MAX_TENANTS: usize = 256;
+
+/// The reply to HELLO_EXT for the client at `peer`, which may use `devices`. `host_memory` is that of all clients.
+pub(super) fn hello_ext_reply(
+    server: &ServerContext,
+    peer: PeerAddr,
+    devices: &[&Arc<dyn Device>],
+    host_memory: HostMemoryInfo,
+) -> HelloExtReply {
     HelloExtReply {
         build: format!("rpc-server {}", crate::VERSION),
         max_message: server.config.limits.max_body,
@@ -27,13 +39,24 @@ pub(super) fn hello_ext_reply(server: &ServerContext, peer: PeerAddr, host_memor
         sessions: server.lifecycle.session_count(),
         listeners: server.listeners.iter().map(listener_record).collect(),
         limits: limit_records(server, peer, host_memory),
-        devices: server.devices.iter().map(|device| device_record(&**device)).collect(),
+        tenants: tenant_records(server, peer),
+        devices: devices.iter().map(|device| device_record(&***device)).collect(),
     }
 }
 
 /// Without the IP address, which would tell a client of the networks behind the server.
 fn listener_record(listener: &ListenerInfo) -> ListenerRecord {
     ListenerRecord { port: listener.addr.port().into(), versions: listener.versions_text() }
+}
+
+/// The keys with sessions, in the order of their names. A client that has proved no key learns none.
+fn tenant_records(server: &ServerContext, peer: PeerAddr) -> Vec<TenantRecord> {
+    let PeerAddr::Key(..) = peer else { return Vec::new() };
+    let mut tenants = server.tenants.keys_with_sessions();
+    tenants.sort_by(|a, b| a.0.cmp(&b.0));
+    tenants.truncate(MAX_TENANTS);
+    let record = |(name, sessions, memory)| TenantRecord { name, sessions, memory };
+    tenants.into_iter().map(record).collect()
 }
 
 /// The limits that clients share, those of the client's address included, each with its option.

@@ -121,7 +121,8 @@ impl ExtendedSession<'_> {
             return Err(HelloError::UnsupportedRevision(hello.revision).into());
         }
         let mut reply = Vec::new();
-        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, self.resources.memory.of_server()))
+        let host_memory = self.resources.memory.of_server();
+        ExtResponse::HelloExt(describe::hello_ext_reply(server, peer, &self.resources.devices, host_memory))
             .encode(&mut reply);
         let header = ResponseHeader { size: reply.len() as u64 };
         self.writer.send(|out| out.extend_from_slice(&header.encode()), &[reply])?;

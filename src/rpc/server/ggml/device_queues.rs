@@ -12,7 +12,7 @@ use crate::rpc::server::session::watched_queue::WatchedQueue;
 
 /// One queue per device, opened with the first work for the device: most connections only query the server.
 pub(super) struct DeviceQueues<'a> {
-    devices: &'a [Arc<dyn Device>],
+    devices: Vec<&'a Arc<dyn Device>>,
     /// By the position of the device.
     queues: Vec<Option<WatchedQueue>>,
     budget: Arc<MemoryBudget>,
@@ -24,13 +24,14 @@ impl<'a> DeviceQueues<'a> {
     /// No queue is open at first. `budget` and `memory` are charged for the queues' memory. `watch` aborts the queues when the
     /// client has gone.
     pub(super) fn new(
-        devices: &'a [Arc<dyn Device>],
+        devices: Vec<&'a Arc<dyn Device>>,
         budget: &Arc<MemoryBudget>,
         watch: &Arc<SessionWatch>,
         memory: &Arc<SessionMemory>,
     ) -> DeviceQueues<'a> {
         let (budget, watch, memory) = (Arc::clone(budget), Arc::clone(watch), Arc::clone(memory));
-        DeviceQueues { devices, queues: devices.iter().map(|_| None).collect(), budget, watch, memory }
+        let queues = devices.iter().map(|_| None).collect();
+        DeviceQueues { devices, queues, budget, watch, memory }
     }
 
     /// The queue of a device, which is opened if necessary.
@@ -51,7 +52,7 @@ impl<'a> DeviceQueues<'a> {
         let (Some(target), Some(queue)) = (self.devices.get(index), self.queues.get_mut(index)) else {
             return Err(RequestError::NoSuchDevice { device, count }.into());
         };
-        Ok(get_or_open(&**target, queue, (&self.budget, &self.watch, &self.memory))?)
+        Ok(get_or_open(&***target, queue, (&self.budget, &self.watch, &self.memory))?)
     }
 
     /// The queues of two different devices.
@@ -66,7 +67,7 @@ impl<'a> DeviceQueues<'a> {
             return Err(RequestError::NoSuchDevice { device: a.max(b), count }.into());
         };
         let with = (&self.budget, &self.watch, &self.memory);
-        Ok([&mut **get_or_open(&**device_a, a, with)?, &mut **get_or_open(&**device_b, b, with)?])
+        Ok([&mut **get_or_open(&***device_a, a, with)?, &mut **get_or_open(&***device_b, b, with)?])
     }
 
     /// Whether a device other than `device` has been used by this session.

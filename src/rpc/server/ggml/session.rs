@@ -57,7 +57,8 @@ pub(in crate::rpc::server) fn serve_session(
 ) -> Result<(), SessionFailure> {
     let resources = SessionResources::new(server, versions.peer(), connection.memory(), CacheLimits::EVICT_HALF);
     connection.audit().set_budget(&resources.budget);
-    let queues = DeviceQueues::new(&server.devices, &resources.budget, connection.watch(), connection.memory());
+    let queues =
+        DeviceQueues::new(resources.devices.clone(), &resources.budget, connection.watch(), connection.memory());
     let graph_store = GraphStore::new(server.config.max_graph_memory, connection.memory());
     let mut session = GgmlSession {
         connection,
@@ -144,7 +145,7 @@ impl GgmlSession<'_> {
             Request::Hello(_) => Err(HelloError::RepeatedHello.into()),
             // The list of devices is in memory, so its length fits.
             Request::DeviceCount(_) => {
-                let count = self.resources.server.devices.len() as u32;
+                let count = self.resources.devices.len() as u32;
                 self.reply(&Response::DeviceCount(count))
             }
             Request::GetAlignment(request) => {

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::peer_trust::{PeerTrust, Purpose};
+use crate::rpc::server::ip_network::IpNetwork;
 use crate::rpc::server::versions::ListenAddress;
 use crate::rpc::transport::tls::{ClientTls, Proof};
 use crate::rpc::transport::{Address, ResolveError, resolve};
@@ -72,32 +73,6 @@ impl fmt::Display for Port {
     }
 }
 
-/// An IP network: all addresses whose first `bits` bits equal those of `addr`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct IpNetwork {
-    addr: IpAddr,
-    bits: u32,
-}
-
-impl IpNetwork {
-    fn single_address(addr: IpAddr) -> IpNetwork {
-        IpNetwork { addr, bits: address_bits(addr) }
-    }
-
-    /// Whether the network contains `addr`. An IPv4-mapped IPv6 address counts as its IPv4 address.
-    fn contains(&self, addr: IpAddr) -> bool {
-        match (self.addr, addr.to_canonical()) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= self.bits,
-            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= self.bits,
-            _ => false,
-        }
-    }
-}
-
-fn address_bits(addr: IpAddr) -> u32 {
-    if addr.is_ipv4() { 32 } else { 128 }
-}
-
 /// A text that is not a valid [`Peer`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
@@ -136,15 +111,14 @@ impl Peer {
 
     fn parse_address(text: &str) -> Option<(Host, Port)> {
         let default = Port::One(ListenAddress::DEFAULT_PORT);
-        let single = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr.to_canonical()));
-        if let Some((addr, rest)) = text.split_once('/') {
-            let addr: IpAddr = addr.parse().ok()?;
-            let (bits, port) = match rest.split_once(':') {
-                Some((bits, port)) => (bits, Port::parse(port)?),
-                None => (rest, default),
+        let single = |addr: IpAddr| Host::Net(IpNetwork::single_address(addr));
+        if let Some(slash) = text.find('/') {
+            // A colon before the slash is one of IPv6.
+            let (network, port) = match text.rsplit_once(':') {
+                Some((network, port)) if network.len() > slash => (network, Port::parse(port)?),
+                _ => (text, default),
             };
-            let bits = bits.parse().ok().filter(|&n| n <= address_bits(addr) && !bits.starts_with('+'))?;
-            return Some((Host::Net(IpNetwork { addr, bits }), port));
+            return Some((Host::Net(network.parse().ok()?), port));
         }
         if let Ok(addr) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text).parse() {
             return Some((single(addr), default));
@@ -166,9 +140,8 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Host::Name(name) => f.write_str(name)?,
-            Host::Net(IpNetwork { addr, bits }) if *bits != address_bits(*addr) => write!(f, "{addr}/{bits}")?,
-            Host::Net(IpNetwork { addr: IpAddr::V6(addr), .. }) => write!(f, "[{addr}]")?,
-            Host::Net(IpNetwork { addr, .. }) => addr.fmt(f)?,
+            Host::Net(net) if net.is_single_address() && net.addr().is_ipv6() => write!(f, "[{net}]")?,
+            Host::Net(net) => net.fmt(f)?,
         }
         write!(f, ":{}{}", self.port, self.trust)
     }
@@ -227,10 +200,9 @@ impl ListedHosts {
     fn contains(&self, ip: IpAddr) -> bool {
         match self {
             ListedHosts::Net(net) => net.contains(ip),
-            ListedHosts::Name(_, addresses) => addresses
-                .iter()
-                .filter_map(Address::ip)
-                .any(|addr| IpNetwork::single_address(addr.ip().to_canonical()).contains(ip)),
+            ListedHosts::Name(_, addresses) => {
+                addresses.iter().filter_map(Address::ip).any(|addr| IpNetwork::single_address(addr.ip()).contains(ip))
+            }
         }
     }
 

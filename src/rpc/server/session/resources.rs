@@ -20,6 +20,8 @@ const BUFFER_BYTES: u64 = 512;
 /// Resources of one session. `K` is the front end's key of a graph. Dropping this frees all of them.
 pub(in crate::rpc::server) struct SessionResources<'a, K> {
     pub(in crate::rpc::server) server: &'a ServerContext,
+    /// The devices that the client may use. It names a device by its position in this list.
+    pub(in crate::rpc::server) devices: Vec<&'a Arc<dyn Device>>,
     /// Address of the client, for the log.
     pub(in crate::rpc::server) peer: PeerAddr,
     /// Lies within the budget of the client's tenant, if it has one.
@@ -40,8 +42,9 @@ impl<'a, K> SessionResources<'a, K> {
         memory: &Arc<SessionMemory>,
         programs: CacheLimits,
     ) -> SessionResources<'a, K> {
+        let devices = server.devices_of(peer);
         let limit = server.config.max_memory.unwrap_or_else(|| {
-            let totals = server.devices.iter().filter_map(|device| device.memory().ok());
+            let totals = devices.iter().filter_map(|device| device.memory().ok());
             totals.fold(0, |sum: u64, memory| sum.saturating_add(memory.total))
         });
         let budget = match server.tenants.memory_budget(peer) {
@@ -53,6 +56,7 @@ impl<'a, K> SessionResources<'a, K> {
         }
         SessionResources {
             server,
+            devices,
             peer,
             budget,
             handles: HandleTable::new(),
@@ -62,10 +66,10 @@ impl<'a, K> SessionResources<'a, K> {
         }
     }
 
-    /// The device at a position in the server's list.
+    /// The device at a position in the session's list.
     pub(in crate::rpc::server) fn device(&self, device: u32) -> Result<&'a Arc<dyn Device>, RequestError> {
-        let devices = &self.server.devices;
-        devices.get(device as usize).ok_or(RequestError::NoSuchDevice { device, count: devices.len() })
+        let found = self.devices.get(device as usize).copied();
+        found.ok_or(RequestError::NoSuchDevice { device, count: self.devices.len() })
     }
 
     /// Allocates a buffer of `size` bytes and returns its handle. `None` if there is not enough memory, or the limit of buffers
@@ -116,7 +120,7 @@ impl<'a, K> SessionResources<'a, K> {
                 "; that is the limit of one client (--max-memory)"
             }
             &DeviceError::OutOfMemory { requested, .. } if self.budget.available() < requested => {
-                "; that is the limit of the client's address (--max-memory-per-address)"
+                return format!("{error}; that is {}", self.server.tenants.name_of_memory_limit(self.peer));
             }
             DeviceError::OutOfMemory { .. } => "; that is the device's memory (--mem)",
             _ => "",

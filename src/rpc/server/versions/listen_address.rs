@@ -1,4 +1,5 @@
-//! An address to listen on, as text: `[HOST:]PORT[=VERSION]`, or `[HOST:]PORT=plain[,VERSION]`.
+//! An address to listen on, as text: `[HOST:]PORT`, or `[HOST:]PORT=ITEMS` with any of `plain`, a version and `allow:NETWORK`,
+//! separated by commas.
 
 use std::fmt;
 use std::net::SocketAddrV6;
@@ -7,11 +8,13 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::{ParseVersionError, ServedVersion};
+use crate::rpc::server::ip_network::{IpNetwork, ParseNetworkError};
 
 /// An address on which a server listens, and the version that it answers there.
 ///
-/// Parsed from `[HOST:]PORT[=VERSION]`: `50052`, `0.0.0.0:50052`, `gpu-2:50053=7`, `[fd00::5]:50052=8.0`. `plain`, alone or
-/// before the version, marks an address without TLS: `50053=plain`, `50053=plain,7`.
+/// Parsed from `[HOST:]PORT[=VERSION]`: `50052`, `0.0.0.0:50052`, `gpu-2:50053=7`, `[fd00::5]:50052=8.0`. `plain`, beside the
+/// version or alone, marks an address without TLS: `50053=plain`, `50053=plain,7`. `allow:NETWORK`, once or several times, names
+/// the clients that may connect: `50053=plain,7,allow:10.0.0.0/24`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
     /// `None`: the default host.
@@ -20,10 +23,15 @@ pub struct ListenAddress {
     /// `None`: the versions of [`Config::protocol`](super::super::Config::protocol).
     version: Option<ServedVersion>,
     plain: bool,
+    /// The clients' addresses that may connect; empty: those that the server allows.
+    allowed: Vec<IpNetwork>,
 }
 
 /// What marks an address without TLS.
 const PLAIN: &str = "plain";
+
+/// What precedes a network of clients.
+const ALLOW: &str = "allow:";
 
 impl ListenAddress {
     /// Host of an address that is parsed without one, unless [`ListenAddress::or_host`] gives another: only this machine's
@@ -36,7 +44,7 @@ impl ListenAddress {
     /// `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port), for the versions of
     /// [`Config::protocol`](super::super::Config::protocol).
     pub fn new(host: &str, port: u16) -> ListenAddress {
-        ListenAddress { host: Some(host.to_owned()), port, version: None, plain: false }
+        ListenAddress { host: Some(host.to_owned()), port, version: None, plain: false, allowed: Vec::new() }
     }
 
     /// The same, where only `version` is answered.
@@ -60,6 +68,19 @@ impl ListenAddress {
     /// Whether clients connect without TLS, also if the server has keys.
     pub fn plain(&self) -> bool {
         self.plain
+    }
+
+    /// The same, where only clients of these networks may connect; with none, those that [`Config::allow`] has.
+    ///
+    /// [`Config::allow`]: super::super::Config::allow
+    #[must_use]
+    pub fn with_allowed(self, allowed: Vec<IpNetwork>) -> ListenAddress {
+        ListenAddress { allowed, ..self }
+    }
+
+    /// The networks whose clients may connect. If there are none, those of [`Config::allow`](super::super::Config::allow).
+    pub fn allowed(&self) -> &[IpNetwork] {
+        &self.allowed
     }
 
     /// The host.
@@ -88,23 +109,35 @@ pub enum ParseListenError {
     /// The version is unknown.
     #[error(transparent)]
     Version(#[from] ParseVersionError),
+    /// What follows `allow:` is no network.
+    #[error(transparent)]
+    Network(#[from] ParseNetworkError),
+    /// `plain` or a version is given twice.
+    #[error("{0:?}: `plain` and a version may each be given once")]
+    Repeated(String),
 }
 
 impl FromStr for ListenAddress {
     type Err = ParseListenError;
 
     fn from_str(text: &str) -> Result<ListenAddress, ParseListenError> {
-        let (address, plain, version) = match text.split_once('=') {
-            Some((address, PLAIN)) => (address, true, None),
-            Some((address, rest)) => match rest.split_once(',') {
-                Some((PLAIN, version)) => (address, true, Some(version)),
-                _ => (address, false, Some(rest)),
-            },
-            None => (text, false, None),
-        };
+        let (address, items) = text.split_once('=').map_or((text, None), |(address, items)| (address, Some(items)));
         let (host, port) = split_host_and_port(address).ok_or_else(|| ParseListenError::Address(text.to_owned()))?;
-        let version = version.map(str::parse).transpose()?;
-        Ok(ListenAddress { host: host.map(str::to_owned), port, version, plain })
+        let (mut version, mut plain, mut allowed) = (None, false, Vec::new());
+        for item in items.into_iter().flat_map(|items| items.split(',')) {
+            let is_repeated = if let Some(network) = item.strip_prefix(ALLOW) {
+                allowed.push(network.parse()?);
+                false
+            } else if item == PLAIN {
+                std::mem::replace(&mut plain, true)
+            } else {
+                version.replace(item.parse()?).is_some()
+            };
+            if is_repeated {
+                return Err(ParseListenError::Repeated(text.to_owned()));
+            }
+        }
+        Ok(ListenAddress { host: host.map(str::to_owned), port, version, plain, allowed })
     }
 }
 
@@ -129,12 +162,10 @@ impl fmt::Display for ListenAddress {
             None => {}
         }
         write!(f, "{}", self.port)?;
-        match (self.plain, self.version) {
-            (false, None) => Ok(()),
-            (false, Some(version)) => write!(f, "={version}"),
-            (true, None) => write!(f, "={PLAIN}"),
-            (true, Some(version)) => write!(f, "={PLAIN},{version}"),
-        }
+        let items = [self.plain.then(|| PLAIN.to_owned()), self.version.map(|version| version.to_string())];
+        let items = items.into_iter().flatten().chain(self.allowed.iter().map(|network| format!("{ALLOW}{network}")));
+        let items = items.collect::<Vec<_>>().join(",");
+        if items.is_empty() { Ok(()) } else { write!(f, "={items}") }
     }
 }
 
@@ -156,7 +187,8 @@ mod tests {
             ("[::1]:50052", Some("::1"), 50052, None),
             ("[fe80::1%2]:7=7.0", Some("fe80::1%2"), 7, Some(V7_0)),
         ] {
-            let want = ListenAddress { host: host.map(str::to_owned), port, version, plain: text.contains(PLAIN) };
+            let plain = text.contains(PLAIN);
+            let want = ListenAddress { host: host.map(str::to_owned), port, version, plain, allowed: Vec::new() };
             let got: ListenAddress = text.parse().unwrap();
             assert_eq!(got, want, "{text}");
             assert_eq!(got.to_string().parse(), Ok(want), "{text}");
@@ -185,15 +217,33 @@ mod tests {
             "[1.2.3.4]:1",
             "a b:1",
             "50052 ",
-            "1=7=8x",
         ] {
             let error = text.parse::<ListenAddress>().unwrap_err();
-            if !text.ends_with("8x") {
-                assert_eq!(error, ParseListenError::Address(text.to_owned()), "{text}");
-            }
+            assert_eq!(error, ParseListenError::Address(text.to_owned()), "{text}");
         }
-        for text in ["50052=", "50052=9", "a:1=7.5"] {
+        for text in ["50052=", "50052=9", "a:1=7.5", "1=7=8x", "1=plain,", "1=,plain", "1=Plain"] {
             assert!(matches!(text.parse::<ListenAddress>(), Err(ParseListenError::Version(_))), "{text}");
+        }
+        for text in ["1=7,8", "1=plain,plain", "1=plain,7,plain", "1=7,7"] {
+            assert_eq!(text.parse::<ListenAddress>(), Err(ParseListenError::Repeated(text.to_owned())), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_may_name_the_networks_of_its_clients() {
+        for (text, shown) in [
+            ("50053=allow:10.0.0.0/24", "50053=allow:10.0.0.0/24"),
+            (
+                "0.0.0.0:50053=allow:10.0.0.7,7,plain,allow:fd00::/8",
+                "0.0.0.0:50053=plain,7.0,allow:10.0.0.7,allow:fd00::/8",
+            ),
+        ] {
+            let address: ListenAddress = text.parse().unwrap();
+            assert_eq!(address.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(address), "{text}");
+        }
+        for text in ["1=allow:", "1=allow:7", "1=allow:10.0.0.0/33", "1=plain,allow:gpu-2"] {
+            assert!(matches!(text.parse::<ListenAddress>(), Err(ParseListenError::Network(_))), "{text}");
         }
     }
 }

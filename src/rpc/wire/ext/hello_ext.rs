@@ -79,6 +79,17 @@ pub struct ListenerRecord {
     pub versions: String,
 }
 
+/// A client's key with sessions, in the reply to HELLO_EXT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRecord {
+    /// Name of the key on the server.
+    pub name: String,
+    /// Number of its open sessions.
+    pub sessions: u32,
+    /// Device memory of its sessions, in bytes.
+    pub memory: u64,
+}
+
 /// Description of a device, in the reply to HELLO_EXT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRecord {
@@ -117,6 +128,8 @@ pub struct HelloExtReply {
     pub listeners: Vec<ListenerRecord>,
     /// Limits and how far they are used, as names and values, for users.
     pub limits: Vec<(String, String)>,
+    /// The keys with sessions, in the order of their names, at most 256. Empty for clients that have proved no key.
+    pub tenants: Vec<TenantRecord>,
     /// The devices; requests name them by their index in this list.
     pub devices: Vec<DeviceRecord>,
 }
@@ -132,6 +145,7 @@ impl HelloExtReply {
         let sessions = r.u32("sessions")?;
         let listeners = list(r, "n_listeners", ListenerRecord::read)?;
         let limits = list(r, "n_limits", pair)?;
+        let tenants = list(r, "n_tenants", TenantRecord::read)?;
         let devices = list(r, "n_devices", DeviceRecord::read)?;
         Ok(HelloExtReply {
             build,
@@ -142,6 +156,7 @@ impl HelloExtReply {
             sessions,
             listeners,
             limits,
+            tenants,
             devices,
         })
     }
@@ -157,6 +172,8 @@ impl HelloExtReply {
         (self.listeners.len() as u32).write(out);
         self.listeners.iter().for_each(|listener| listener.write(out));
         write_pairs(&self.limits, out);
+        (self.tenants.len() as u32).write(out);
+        self.tenants.iter().for_each(|tenant| tenant.write(out));
         (self.devices.len() as u32).write(out); // a list in memory is shorter than 2^32
         self.devices.iter().for_each(|device| device.write(out));
     }
@@ -200,6 +217,19 @@ impl ListenerRecord {
     fn write(&self, out: &mut Vec<u8>) {
         self.port.write(out);
         write_text(&self.versions, out);
+    }
+}
+
+impl TenantRecord {
+    fn read(r: &mut Reader<'_>) -> Result<TenantRecord, WireError> {
+        let name = text(r, "name")?.to_owned();
+        Ok(TenantRecord { name, sessions: r.u32("sessions")?, memory: r.u64("memory")? })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        write_text(&self.name, out);
+        self.sessions.write(out);
+        self.memory.write(out);
     }
 }
 

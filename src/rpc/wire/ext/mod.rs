@@ -18,6 +18,7 @@ pub use fault::{DeviceFault, DeviceFaultKind};
 pub use fields::{BufferSpan, BufferSpans, NO_TENSOR, TensorShape, TransferToken, TransferTokenList};
 pub use hello_ext::{
     DeviceRecord, ExtensionOffer, HelloExtReply, ListenerRecord, REVISION, ServerCapabilities, ServerState,
+    TenantRecord,
 };
 pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{

@@ -108,8 +108,16 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
     });
     let devices = devices.collect();
     let listeners = (0..rng.usize(0..3)).map(|_| ListenerRecord { port: rng.u32(..), versions: text.to_owned() });
+    let listeners = listeners.collect();
+    let tenants = (0..rng.usize(0..3)).map(|_| TenantRecord {
+        name: text.to_owned(),
+        sessions: rng.u32(..),
+        memory: rng.u64(..),
+    });
+    let tenants = tenants.collect();
     let reply = HelloExtReply {
-        listeners: listeners.collect(),
+        tenants,
+        listeners,
         limits: vec![(text.to_owned(), text.repeat(2)); rng.usize(0..3)],
         devices,
         build: text.to_owned(),
