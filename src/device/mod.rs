@@ -81,8 +81,9 @@ pub(crate) use command_channel::MAX_PENDING_BYTES;
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
 pub(crate) use error::unsupported_types;
 pub use error::{DeviceError, SourceError, Support, Unsupported, UploadError};
+pub(crate) use fair_queue::DEFAULT_SHARE;
 #[cfg(feature = "cuda")]
-pub(crate) use fair_queue::{DEFAULT_SHARE, FairQueue, FlowKeys, RECENT, SLICE};
+pub(crate) use fair_queue::{FairQueue, FlowKeys, RECENT, SLICE};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
 pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};
