@@ -186,7 +186,7 @@ fn servers_that_are_not_trusted_are_not_copied_to() {
     let all = [line(alice, "alice"), line(own, "gpu-1")];
     let revoked = [line(alice, "alice"), line(own, "gpu-1 revoked")];
     for (number, (name, expected, allowed, says, source_log, destination_log)) in [
-        ("another key", stranger, &all[..], "proves another key", "which --server-key (of a server: --peer)", "alert"),
+        ("another key", stranger, &all[..], "proves another key", "which this end was not told to expect", "alert"),
         ("not allowed", other, &all[..1], "does not allow this server's key", "does not accept the key", "not allowed"),
         ("revoked", other, &revoked, "has revoked this server's key", "has revoked the key", "was revoked"),
     ]
