@@ -405,8 +405,10 @@ mod tests {
 
     impl Turn {
         /// Ends the turn as if it had taken a slice.
-        fn end_after_a_slice(mut self) {
-            self.began -= SLICE;
+        fn end_after_a_slice(self) {
+            // Not by `drop`, which would add the time that this thread was not running.
+            let turn = std::mem::ManuallyDrop::new(self);
+            turn.lanes.end_turn(turn.lane, &turn.session, SLICE);
         }
     }
 
