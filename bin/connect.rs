@@ -59,6 +59,9 @@ pub(crate) fn run(args: &ConnectArgs) -> ExitCode {
 }
 
 fn relay(args: &ConnectArgs) -> Result<(), Box<dyn Error>> {
+    // The relay has no list to reread.
+    #[cfg(unix)]
+    super::hangup::ignore()?;
     let key = SecretKey::read_file(&args.key)?;
     let config = RelayConfig::new(key.clone())
         .with_insecure(args.insecure)
@@ -121,7 +124,7 @@ fn try_servers(relay: &Relay, key: &SecretKey, timeout: Duration) -> std::io::Re
                 let (version, devices) = (endpoint.version(), endpoint.devices().len());
                 log::info!("{}: ready, protocol {version}, devices: {devices}", server.endpoint());
             }
-            Err(e) => log::warn!("{e}; connections are accepted and closed until that changes"),
+            Err(e) => log::warn!("{e} (until that changes, the relay closes the connections of its clients)"),
         };
         std::thread::Builder::new().name("try-server".to_owned()).spawn(attempt)?;
     }

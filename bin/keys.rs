@@ -1,10 +1,12 @@
 //! The options of keys and certificates, and `rpc-server keygen`.
 
+use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
 use fanout::rpc::client::Options as ClientOptions;
 use fanout::rpc::keys::{Certificate, KeyFileError, SecretKey};
+use fanout::rpc::server::ListenAddress;
 
 use super::{Args, fail, print_or_fail};
 
@@ -12,6 +14,11 @@ use super::{Args, fail, print_or_fail};
 pub(crate) fn check_options(args: &Args) -> Result<(), String> {
     if args.key.is_some() && args.cert.is_none() && args.allow_keys.is_none() {
         return Err("--key needs --allow-keys, or --cert and --ca".to_owned());
+    }
+    if args.key.is_some() && !args.allow.is_empty() && !args.listen.iter().any(ListenAddress::plain) {
+        return Err("--allow concerns addresses without TLS, and with --key these are the ones with =plain: for an address with \
+                    TLS use --listen PORT=allow:ADDRESS"
+            .to_owned());
     }
     for peer in &args.peers {
         if peer.demands_key() && (args.key.is_none() || args.cert.is_some()) {
@@ -46,9 +53,12 @@ fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
 }
 
 /// The keys of `--status`, or its certificate.
-pub(crate) fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError> {
+pub(crate) fn status_options(args: &Args) -> Result<ClientOptions, Box<dyn Error>> {
     if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
         return Ok(ClientOptions::default().with_certificate(Some(Certificate::read_files(cert, key, ca)?)));
+    }
+    if args.key.is_some() {
+        return Err("--status: give --client-key and --server-key, or --cert, --key and --ca".into());
     }
     let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
     Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))

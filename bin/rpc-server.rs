@@ -82,7 +82,8 @@ Examples:
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
 
-Without keys, anyone who can reach the port can use the devices, and read what others send.";
+Without keys, anyone who can reach the port, or whom --allow names, can use the devices; anyone on the network path can read
+what is sent.";
 
 /// Serves this machine's devices to llama.cpp and fanout clients over ggml's RPC protocol.
 #[derive(Debug, Parser)]
@@ -213,15 +214,15 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_handshakes as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_handshakes: u32,
 
-    /// Maximum number of queues of fanout clients, of which one address may have a quarter; a queue beyond it fails.
+    /// Maximum number of queues of fanout clients, of which one key or address may have a quarter; a queue beyond it fails.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_queues as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_queues: u32,
 
-    /// Maximum number of buffers above 256 KiB on CPU devices, of which one address may have a quarter.
+    /// Maximum number of buffers above 256 KiB on CPU devices, of which one key or address may have a quarter.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_large_buffers as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_large_buffers: u32,
 
-    /// Maximum number of threads for transfers between servers, of which one address may have a quarter.
+    /// Maximum number of threads for transfers between servers, of which one key or address may have a quarter.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_transfer_threads as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_transfer_threads: u32,
 
@@ -282,7 +283,7 @@ struct Args {
     no_supervise: bool,
 
     /// Restrict the process that serves to what it needs, on Linux: no capabilities and no new privileges, no files beside
-    /// those of --models and the cache (Landlock), no system calls such as execve, ptrace, mount and bpf (seccomp). auto: as
+    /// those of --models, the cache and the folder of --allow-keys (Landlock), no system calls such as execve, ptrace, mount and bpf (seccomp). auto: as
     /// far as the kernel can, and not if a GPU is used, because its driver may need more; on: exit with status 1 if a part is
     /// missing; off: for debugging.
     #[arg(long, value_enum, value_name = "MODE", default_value = "auto")]
@@ -297,7 +298,7 @@ struct Args {
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
 
-    /// Key of the server that --status queries over TLS; --client-key proves who asks. For a server with a certificate: --cert,
+    /// Key of the server that --status queries over TLS; --client-key has the key of this client. For a server with a certificate: --cert,
     /// --key and --ca instead of both.
     #[arg(long, value_name = "KEY", requires_all = ["status", "client_key"], conflicts_with = "cert")]
     server_key: Option<PublicKey>,

@@ -44,13 +44,16 @@ pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + '
 pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
     let reread = move || {
-        // Once at the start too: the list may have changed since it was read, before this thread could be told.
-        for _ in std::iter::once(signal_hook::consts::SIGHUP).chain(signals.forever()) {
-            match handle.reread_keys() {
-                Ok(()) => log::info!("allowed keys: {}", keys.allowed().unwrap_or_default()),
-                Err(e) => log::error!("the list of allowed keys stays as it was: {e}"),
-            }
-        }
+        let reread = |level| match handle.reread_keys() {
+            Ok(()) => log::log!(level, "allowed keys: {}", keys.allowed().unwrap_or_default()),
+            Err(e) => log::error!(
+                "the list of allowed keys stays as it was: {e}; correct it, because the server and its worker need a valid \
+                 list to start again"
+            ),
+        };
+        // Without a signal: one that arrived between the first reading of the list and the registration above was lost.
+        reread(log::Level::Debug);
+        signals.forever().for_each(|_| reread(log::Level::Info));
     };
     std::thread::Builder::new().name("hangup".to_owned()).spawn(reread).map(drop)
 }

@@ -1,6 +1,7 @@
 """Shared by the benchmarks: the import path of the interop modules, medians with spreads, and bounds to check."""
 
 import json
+import math
 import os
 import statistics
 import sys

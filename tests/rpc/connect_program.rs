@@ -132,8 +132,8 @@ fn a_server_that_cannot_be_used_is_named_at_the_start_and_for_each_client() {
         (&fixture.alice, at[1], own, "may not use TLS at this address"),
         (&fixture.alice, &unreachable, own, "refused"),
         (&fixture.alice, "no-such-host.invalid:1", own, "no such host"),
-        (&revoked, at[0], own, "has revoked the key of this end"),
-        (&stranger, at[0], own, "does not accept the key of this end"),
+        (&revoked, at[0], own, "has revoked the key or certificate"),
+        (&stranger, at[0], own, "does not accept the key or certificate"),
     ] {
         let relay = RelayProcess::start(key, &[&route(addr, server), &route(&fixture.server.addr, own)]);
         relay.await_log("connections are accepted and closed until that changes");
@@ -259,6 +259,7 @@ fn connections_beyond_the_limit_are_closed_and_a_signal_ends_all() {
         let mut stream = TcpStream::connect(relay.addresses()[1]).expect("a connection");
         stream.write_all(&encode_message(&hello_request())).is_ok() && stream.read_exact(&mut [0; 36]).is_ok()
     });
+    relay.process.signal("-HUP");
     first.assert_alive();
     relay.process.signal("-TERM");
     assert_eq!(relay.process.child.wait().expect("a child").code(), Some(0), "{}", relay.log());
@@ -279,6 +280,8 @@ fn wrong_arguments_of_connect_are_explained() {
         (&["--key", &file, "gpu-1:50052"], 2, "the server's key is missing, as in gpu-1:50052=ed25519:"),
         (&["--key", &file, "gpu-1=ed25519:short"], 2, "expected a public key"),
         (&["--key", &file, &format!("::1={key}")], 2, "expected the server's address, such as gpu-1"),
+        (&["--key", &file, "gpu-1=cert"], 2, "it cannot use servers with certificates"),
+        (&["--key", &file, &format!("50060=allow:10.0.0.0/24=gpu-1={key}")], 2, "expected a local address"),
         (&["--key", &file, &format!("here=gpu-1={key}")], 2, "expected a local address, such as 50060"),
         (&["--key", &file, "--max-connections", "0", &format!("gpu-1={key}")], 2, "--max-connections"),
         (&["--key", &file, "--device", "CPU", &format!("gpu-1={key}")], 2, "--device"),

@@ -207,7 +207,9 @@ fn a_list_allows_names_of_certificates() {
     }
     fs::write(fixture.dir.path().join("clients"), "cert:bob.test bob\ncert:alice.test alice revoked\n").unwrap();
     kill_process(Pid::from_child(&fixture.server.child), Signal::HUP).unwrap();
-    eventually("the session of alice ends", || fixture.log().contains("(alice): its key is no longer allowed"));
+    eventually("the session of alice ends", || {
+        fixture.log().contains("(alice): the list no longer allows its key under this name")
+    });
     eventually("her connection is lost", || alice.devices()[0].memory().is_err());
     assert!(bob.devices()[0].memory().is_ok());
     // A new certificate for the same name is the same client.

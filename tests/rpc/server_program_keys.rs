@@ -71,9 +71,10 @@ impl Fixture {
 
     fn reread_list(&self, list: &str, awaited: &str) {
         use rustix::process::{Pid, Signal, kill_process};
+        let before = self.log().len();
         fs::write(self.path("clients"), list).expect("a file");
         kill_process(Pid::from_child(&self.server.child), Signal::HUP).expect("a process");
-        eventually(awaited, || self.log().contains(awaited));
+        eventually(awaited, || self.log()[before..].contains(awaited));
     }
 }
 
@@ -115,9 +116,21 @@ fn only_allowed_keys_are_served_and_both_ends_say_why() {
     // The last client tries several forms of HELLO, and so causes more lines than the log has of one address.
     for (name, at, options, says, log) in [
         ("no key", over_tls, fixture.options(None), "demands one of this client", ""),
-        ("unknown", over_tls, fixture.options(Some(&stranger)), "does not accept the key", "is not allowed"),
-        ("revoked", over_tls, fixture.options(Some(&eve)), "has revoked the key", "was revoked"),
-        ("another server", over_tls, other_server, "which this end was not told to expect", "does not accept the key"),
+        (
+            "unknown",
+            over_tls,
+            fixture.options(Some(&stranger)),
+            "does not accept the key or certificate",
+            "is not allowed",
+        ),
+        ("revoked", over_tls, fixture.options(Some(&eve)), "has revoked the key or certificate", "was revoked"),
+        (
+            "another server",
+            over_tls,
+            other_server,
+            "which this end was not told to expect",
+            "does not accept the key or certificate",
+        ),
         (
             "plain server",
             plain,
@@ -148,11 +161,14 @@ fn sighup_rereads_the_list_and_ends_the_sessions_of_removed_keys() {
         // Another key takes her name.
         let stranger = SecretKey::generate().expect("a key").public_key();
         let list = format!("{} bob\n{stranger} alice\n", fixture.bob.public_key());
-        fixture.reread_list(&list, "its key is no longer allowed");
+        fixture.reread_list(&list, "the list no longer allows its key under this name");
         assert!(is_served(&bob));
+        eventually("the reason in the audit line", || fixture.log().contains("end=key-changed"));
         eventually("the session of the removed key ends", || alice.devices()[0].memory().is_err());
         let error = Endpoint::connect(&fixture.server.addr, &fixture.options(Some(&fixture.alice)));
-        assert!(error.map(drop).expect_err("a removed key").to_string().contains("does not accept the key"));
+        assert!(
+            error.map(drop).expect_err("a removed key").to_string().contains("does not accept the key or certificate")
+        );
     }
 }
 

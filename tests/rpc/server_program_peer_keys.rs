@@ -223,7 +223,7 @@ fn revoking_the_key_of_a_server_ends_its_copies() {
     a.upload(&data);
     copy(&mut a, &mut b).unwrap();
     to.reread(&[line(alice, "alice"), line(own, "gpu-1 revoked")]);
-    eventually("the session has ended", || to.log().contains("its key is no longer allowed"));
+    eventually("the session has ended", || to.log().contains("the list no longer allows its key under this name"));
     let error = copy(&mut a, &mut b).unwrap_err().to_string();
     assert!(error.contains("cannot copy to") || error.contains("closed"), "{error}");
     // The client is served on, and the copy works again with the key.
@@ -231,7 +231,7 @@ fn revoking_the_key_of_a_server_ends_its_copies() {
     a.upload(&data);
     assert!(a.download() == data);
     to.reread(&allowed);
-    eventually("the list was read", || to.log().matches("allowed keys: 2").count() == 2);
+    eventually("the list was read", || to.log().contains("allowed keys: 2"));
     copy(&mut a, &mut b).unwrap();
     assert!(b.download() == data);
 }

@@ -37,7 +37,12 @@ impl Certificate {
         let own = chain.first().ok_or_else(|| wrong(certificate, "no certificate in PEM".to_owned()))?;
         let name = match name_of(own) {
             Some(Identity::Certificate(name)) => name,
-            _ => return Err(wrong(certificate, "the certificate has no DNS name (subjectAltName)".to_owned())),
+            _ => {
+                return Err(wrong(
+                    certificate,
+                    "the first DNS name (subjectAltName) of the certificate is missing, or a wildcard".to_owned(),
+                ));
+            }
         };
         let secret = PrivateKeyDer::from_pem_slice(read_secret(key)?.as_bytes());
         let secret = secret.map_err(|e| wrong(key, format!("no secret key in PEM: {e}")))?;

@@ -201,7 +201,11 @@ fn read_secret(path: &Path) -> Result<String, KeyFileError> {
             return Err(KeyFileError::Exposed { path: named(), mode });
         }
     }
-    io::read_to_string(io::Read::take(file, MAX_KEY_FILE)).map_err(io)
+    let text = io::read_to_string(io::Read::take(file, MAX_KEY_FILE + 1)).map_err(io)?;
+    if text.len() as u64 > MAX_KEY_FILE {
+        return Err(io(io::Error::other(format!("longer than {MAX_KEY_FILE} bytes"))));
+    }
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -24,6 +24,9 @@ pub struct ForwardedServer {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ParseForwardedServerError {
+    /// The text behind the last `=` is `cert`.
+    #[error("the relay proves a key, and needs that of the server: it cannot use servers with certificates")]
+    Certificate,
     /// There is no key behind the address.
     #[error(
         "the server's key is missing, as in gpu-1:50052=ed25519:…: rpc-server prints its key when it starts, and `rpc-server \
@@ -71,12 +74,16 @@ impl FromStr for ForwardedServer {
         if local.is_none() && endpoint(key).is_some() {
             return Err(ParseForwardedServerError::NoKey);
         }
+        if key == "cert" {
+            return Err(ParseForwardedServerError::Certificate);
+        }
         let key = key.parse()?;
         let endpoint = endpoint(server).ok_or_else(|| ParseForwardedServerError::Endpoint(server.to_owned()))?;
         let local = local.map(|local| {
             let address: Option<ListenAddress> = local.parse().ok();
-            // `=VERSION` and `=plain` belong to addresses of servers.
-            let address = address.filter(|address| address.version().is_none() && !address.plain());
+            // `=VERSION`, `=plain` and `=allow:` belong to addresses of servers.
+            let is_bare = |at: &ListenAddress| at.version().is_none() && !at.plain() && at.allowed().is_empty();
+            let address = address.filter(is_bare);
             address.ok_or_else(|| ParseForwardedServerError::Local(local.to_owned()))
         });
         Ok(ForwardedServer { local: local.transpose()?, endpoint, key })

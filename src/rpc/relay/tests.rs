@@ -231,6 +231,8 @@ fn a_server_is_an_address_and_a_key_behind_a_local_address() {
         (&format!("local=gpu-1={KEY}"), "a local address"),
         (&format!("50060=7=gpu-1={KEY}"), "a local address"),
         (&format!("50060=plain=gpu-1={KEY}"), "a local address"),
+        (&format!("50060=allow:10.0.0.0/24=gpu-1={KEY}"), "a local address"),
+        ("gpu-1=cert", "servers with certificates"),
     ] {
         let error = text.parse::<ForwardedServer>().unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");

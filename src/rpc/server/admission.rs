@@ -42,6 +42,8 @@ struct AdmissionState {
 struct AdmittedSession {
     /// Closes the connection.
     aborter: Aborter,
+    /// Whether [`Admission::abort_if`] has closed it.
+    is_aborted: bool,
     /// Part of the entry, so that the connection's place is free as soon as the session is no longer counted.
     connection: TenantPermit,
 }
@@ -84,7 +86,7 @@ impl Admission {
         let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
         let key = state.next_key;
         state.next_key += 1;
-        state.sessions.insert(key, AdmittedSession { aborter, connection });
+        state.sessions.insert(key, AdmittedSession { aborter, is_aborted: false, connection });
         Ok((SessionPermit { admission: Arc::clone(self), key }, handshake, memory))
     }
 
@@ -150,11 +152,17 @@ impl Admission {
 
     /// Closes the connections of the peers for which `is_over` holds, and returns these.
     pub(super) fn abort_if(&self, is_over: impl Fn(PeerAddr) -> bool) -> Vec<PeerAddr> {
-        let state = self.lock();
-        let aborters = state.sessions.values().map(|session| &session.aborter);
-        let ended: Vec<_> = aborters.filter(|aborter| is_over(aborter.peer())).collect();
-        ended.iter().for_each(|aborter| aborter.abort());
-        ended.iter().map(|aborter| aborter.peer()).collect()
+        let mut state = self.lock();
+        let mut ended = Vec::new();
+        for session in state.sessions.values_mut() {
+            let peer = session.aborter.peer();
+            if is_over(peer) {
+                session.is_aborted = true;
+                session.aborter.abort();
+                ended.push(peer);
+            }
+        }
+        ended
     }
 
     /// Closes the connections of all sessions.
@@ -181,6 +189,11 @@ pub(super) struct SessionPermit {
 }
 
 impl SessionPermit {
+    /// Whether [`Admission::abort_if`] has ended the session.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.admission.lock().sessions.get(&self.key).is_some_and(|session| session.is_aborted)
+    }
+
     /// Counts the session for the tenant of `peer`, which has proved its key, instead of that of its address.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ impl ServerKeys {
 
     /// A server with a certificate: clients must prove certificates of its CA. With a list, only those whose first DNS name
     /// stands there: a line has `cert:`, this name without a space before it, a name for the log, and `revoked` if it is not
-    /// allowed any more.
+    /// allowed any more; limits as in [`ServerKeys::read_files`].
     ///
     /// # Errors
     /// [`ServerKeysError`].
@@ -162,7 +162,7 @@ impl ServerKeys {
         keys.get(name.identity()).map_or_else(removed, |entry| entry.limits.clone())
     }
 
-    /// Whether the list still allows the key by which a client is known; clients without a key are not its business.
+    /// Whether the list still allows a client, under the same name, which is its tenant. True for clients without a key.
     pub(super) fn still_allows(&self, peer: PeerAddr) -> bool {
         let PeerAddr::Key(_, name) = peer else { return true };
         self.list.as_ref().is_none_or(|list| list.check(name.identity()) == Verdict::Allowed(name))

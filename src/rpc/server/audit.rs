@@ -38,6 +38,8 @@ end_reasons! {
     ClientGone: "client-gone",
     /// The client's process was killed, or its machine no longer responds.
     ClientReset: "client-reset",
+    /// The list of allowed keys has changed: it no longer allows the client, or gives it other devices.
+    KeyChanged: "key-changed",
     /// An invalid request.
     Violation: "violation",
     /// A deadline has passed: of a message, of a reply, or of the pause between requests.

@@ -29,7 +29,7 @@ pub struct Config {
     pub allow: Vec<IpNetwork>,
     /// Maximum number of sessions at a time. Further clients receive the state "full" and are closed.
     pub max_connections: usize,
-    /// Maximum number of sessions at a time from one address (IPv6: from one network of 64 bits), except loopback. Further
+    /// Maximum number of sessions at a time of one key, or from one address (IPv6: from one network of 64 bits) except loopback. Further
     /// clients from it receive the state "full" and are closed.
     pub max_connections_per_address: usize,
     /// Whether the limits per address, and the equal shares of a device, hold for addresses of loopback as for others.
@@ -40,27 +40,27 @@ pub struct Config {
     pub max_handshakes: usize,
     /// Device memory that one session may hold, in bytes over all devices. `None`: the total memory of the devices.
     pub max_memory: Option<u64>,
-    /// Device memory that the sessions of one address (IPv6: of one network of 64 bits) may hold together, in bytes over all
+    /// Device memory that the sessions of one key or address (IPv6: of one network of 64 bits) may hold together, in bytes over all
     /// devices, except loopback. `None`: the total memory of the devices.
     pub max_memory_per_address: Option<u64>,
     /// Maximum host memory that clients may cause outside of devices, in bytes over all sessions: message bodies, prepared
     /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of
     /// it.
     pub max_host_memory: u64,
-    /// Maximum number of threads for transfers between servers; a quarter of it for one address. A session from loopback may
+    /// Maximum number of threads for transfers between servers; a quarter of it for one key or address. A session from loopback may
     /// have a quarter.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
     pub max_buffers: usize,
-    /// Maximum number of buffers above 256 KiB on CPU devices, over all sessions; a quarter of it for one address, except
-    /// loopback. Each is a memory mapping, of which these devices make at most 4096 per process; an eighth of them is left to
+    /// Maximum number of buffers above 256 KiB on CPU devices, over all sessions; a quarter of it for one key or address,
+    /// except loopback. Each is a memory mapping, of which these devices make at most 4096 per process; an eighth of them is left to
     /// the scratch of queues.
     pub max_large_buffers: usize,
     /// Maximum host memory for the bodies of the graphs that a client of protocol 8.0 has numbered, in bytes per session.
     /// Beyond it, the least recently used graphs are dropped.
     pub max_graph_memory: u64,
-    /// Maximum number of queues that clients of the extension have open, over all sessions; a quarter of it for one address,
-    /// except loopback. A queue beyond it fails.
+    /// Maximum number of queues that clients of the extension have open, over all sessions; a quarter of it for one key or
+    /// address, except loopback. A queue beyond it fails.
     pub max_queues: usize,
     /// Maximum sizes of messages and graphs.
     pub limits: Limits,
@@ -87,7 +87,7 @@ pub struct Config {
     pub comm_port: Option<u16>,
     /// Maximum time of a COMM_INIT, which waits for another server.
     pub comm_init_timeout: Duration,
-    /// Number of log lines of one kind that one address (IPv6: one network of 64 bits) may cause at once; clients of loopback
+    /// Number of log lines of one kind that one key or address (IPv6: one network of 64 bits) may cause at once; clients of loopback
     /// count together. Four times as many for all addresses, and twenty times as many lines about sessions that have ended.
     pub log_burst: u32,
     /// Time after which an address may cause one more such line. Lines in between are left out and counted.

@@ -73,14 +73,15 @@ pub enum BindError {
     /// Other machines can reach an address, and neither keys, nor [`Config::allow`], nor [`Config::insecure`] protect or permit
     /// it.
     #[error(
-        "{addr} can be reached from other machines, and whoever reaches it can use the devices: give keys (--key, \
-         --allow-keys), the addresses of the clients (--allow), or --insecure if all of the network is trusted"
+        "{addr} can be reached from other machines and has no TLS, so anyone who reaches it can use the devices: give keys \
+         (--key, --allow-keys) and leave out =plain, or the addresses of the clients (--allow), or --insecure if all of the \
+         network is trusted"
     )]
     Insecure {
         /// The address and port.
         addr: SocketAddr,
     },
-    /// A key of the list names a device that the server does not have.
+    /// The list of allowed keys cannot be used with this server: it names a device that the server does not have.
     #[error("--allow-keys: {0}")]
     Keys(#[from] ServerKeysError),
     /// The list of devices is empty.

@@ -438,7 +438,7 @@ impl ServerHandle {
         let changed = keys.reread(*device_count)?;
         tenants.update_key_limits();
         for peer in admission.abort_if(|peer| !keys.still_allows(peer)) {
-            info!("{peer}: its key is no longer allowed; connection closed");
+            info!("{peer}: the list no longer allows its key under this name; connection closed");
         }
         let has_other_devices = |peer| match peer {
             PeerAddr::Key(_, name) => changed.contains(name.identity()) && keys.still_allows(peer),

@@ -57,6 +57,8 @@ pub(super) fn serve(
         }
         // A shutdown aborts every connection. That is not a failure of each client, so it is no warning.
         Ok(_) if server.lifecycle.is_stopping() => (reason_of_shutdown(server), None),
+        // The log has a line about the key.
+        Ok(_) if permit.is_aborted() => (EndReason::KeyChanged, None),
         Ok(Ok(())) => (audit.reason_of_close(), None),
         Ok(Err(failure)) if watch.has_hung_up() => {
             debug!("{peer}: disconnected, and its work was aborted: {failure}");
@@ -119,8 +121,9 @@ fn serve_requests(
     };
     audit.begin_session(answered);
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
-        // A shutdown closes the connections of clients, too.
+        // A shutdown closes the connections of clients, too, and so does a list that no longer allows their keys.
         if !server.lifecycle.is_stopping()
+            && !permit.is_aborted()
             && let Some(consequence) = versions.report_hang_up(answered)
         {
             server.logs.log(peer, LogKind::VersionHangUp, format_args!("{consequence}"));

@@ -326,7 +326,10 @@ impl Tenants {
             let of_tenant = used.map_or("not counted, as of loopback".to_owned(), |used| {
                 format!("{} of {}", used[at], of_key.unwrap_or(limit.tenant))
             });
-            rows.push((format!("{} of this {noun} ({flag})", limit.name), of_tenant));
+            // Handshakes count for the address: a client has no key before its own is over.
+            if at != Resource::Handshakes as usize || !matches!(tenant, Some(Tenant::Key(_))) {
+                rows.push((format!("{} of this {noun} ({flag})", limit.name), of_tenant));
+            }
         }
         let flag = key_limits.memory.map_or("--max-memory-per-address", |_| "memory= in --allow-keys");
         let memory = match (key_limits.memory.or(self.memory), tenant) {

@@ -19,7 +19,7 @@ const MAX_SHARE: u32 = 1000;
 const EXPECTED: &str =
     "expected a key, a name, and any of `revoked`, `memory=SIZE`, `devices=LIST`, `connections=N` and `share=N`";
 
-/// The limits of a key beside those of the server. `None`: that of each address.
+/// The limits of a key beside those of the server. `None`: the limit of every tenant, all devices, or the default share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::rpc::server) struct KeyLimits {
     /// Device memory of all its sessions, in bytes.

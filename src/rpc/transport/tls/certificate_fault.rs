@@ -50,7 +50,8 @@ impl CertificateFault {
             }
             NotValidForNameContext { expected, mut presented } => {
                 presented.truncate(MAX_NAMES);
-                let (expected, presented) = (expected.to_str().into_owned(), format!("{presented:?}"));
+                let presented = presented.join(", ");
+                let expected = expected.to_str().into_owned();
                 CertificateFault::OtherName { expected, presented }
             }
             NotValidForName => {

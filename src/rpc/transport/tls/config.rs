@@ -53,7 +53,7 @@ pub(crate) struct ServerTls {
     demands_certificates: bool,
 }
 
-/// What a server thinks of a client's key or certificate.
+/// Whether the list of a server allows a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It is allowed, by this name.
@@ -67,9 +67,9 @@ pub(crate) trait AllowedPeers: fmt::Debug + Send + Sync {
     fn check(&self, identity: &Identity) -> Verdict;
 }
 
-/// A key that is not the expected one.
+/// A key or certificate that this end does not trust.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WrongKey {
+pub(super) enum UntrustedPeer {
     #[error("the client's key {0} is not allowed (--allow-keys)")]
     UnknownClient(PublicKey),
     #[error("no certificate for the name {0} is allowed (--allow-keys)")]
@@ -84,8 +84,8 @@ pub(super) enum WrongKey {
     Algorithm,
 }
 
-impl From<WrongKey> for Error {
-    fn from(wrong: WrongKey) -> Error {
+impl From<UntrustedPeer> for Error {
+    fn from(wrong: UntrustedPeer) -> Error {
         CertificateError::Other(OtherError(Arc::new(wrong))).into()
     }
 }
@@ -106,7 +106,7 @@ impl Credentials {
     pub(crate) fn of_key(secret: &SecretKey) -> Result<Credentials, Error> {
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(secret.to_pkcs8()));
         let key = provider().key_provider.load_private_key(key)?;
-        let spki = CertificateDer::from(key.public_key().ok_or(Error::from(WrongKey::Algorithm))?.to_vec());
+        let spki = CertificateDer::from(key.public_key().ok_or(Error::from(UntrustedPeer::Algorithm))?.to_vec());
         Ok(Credentials { key: Arc::new(CertifiedKey::new(vec![spki], key)), public: secret.public_key() })
     }
 
@@ -121,15 +121,12 @@ impl ClientTls {
     pub(crate) fn new(credentials: &Credentials, servers: &[PublicKey]) -> Result<ClientTls, Error> {
         let provider = provider();
         let verifier = ServerKeyVerifier { expected: servers.to_vec(), provider: Arc::clone(&provider) };
-        let mut config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&credentials.key))));
-        // A session whose key was removed must not be resumed.
-        config.resumption = Resumption::disabled();
-        config.enable_secret_extraction = true;
-        Ok(ClientTls { config: Arc::new(config), server_name: ServerName::from(IpAddr::from([127, 0, 0, 1])) })
+        Ok(ClientTls::with_settings(config, ServerName::from(IpAddr::from([127, 0, 0, 1]))))
     }
 
     /// A client that proves a certificate, and demands one of the CA for `host`, a DNS name or an IP address.
@@ -138,14 +135,19 @@ impl ClientTls {
         let server_name = ServerName::try_from(host.to_owned()).map_err(|e| Error::General(format!("{host}: {e}")))?;
         let verifier = WebPkiServerVerifier::builder_with_provider(certificate.authorities(), Arc::clone(&provider));
         let verifier = verifier.build().map_err(|e| Error::General(e.to_string()))?;
-        let mut config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_webpki_verifier(verifier)
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.key())));
-        // As with raw keys.
+        Ok(ClientTls::with_settings(config, server_name))
+    }
+
+    /// The settings of all clients.
+    fn with_settings(mut config: ClientConfig, server_name: ServerName<'static>) -> ClientTls {
+        // A session whose key was removed must not be resumed.
         config.resumption = Resumption::disabled();
         config.enable_secret_extraction = true;
-        Ok(ClientTls { config: Arc::new(config), server_name })
+        ClientTls { config: Arc::new(config), server_name }
     }
 }
 
@@ -154,14 +156,11 @@ impl ServerTls {
     pub(crate) fn new(credentials: &Credentials, allowed: Arc<dyn AllowedPeers>) -> Result<ServerTls, Error> {
         let provider = provider();
         let verifier = ClientKeyVerifier { allowed: Arc::clone(&allowed), provider: Arc::clone(&provider) };
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::clone(&credentials.key))));
-        config.send_tls13_tickets = 0;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.enable_secret_extraction = true;
-        Ok(ServerTls { config: Arc::new(config), allowed, demands_certificates: false })
+        Ok(ServerTls::with_settings(config, allowed, false))
     }
 
     /// A server that proves a certificate, and accepts the clients `allowed` with certificates of the CA.
@@ -173,14 +172,24 @@ impl ServerTls {
         let inner = WebPkiClientVerifier::builder_with_provider(certificate.authorities(), Arc::clone(&provider));
         let inner = inner.build().map_err(|e| Error::General(e.to_string()))?;
         let verifier = ClientCertificateVerifier { inner, allowed: Arc::clone(&allowed) };
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.key())));
+        Ok(ServerTls::with_settings(config, allowed, true))
+    }
+
+    /// The settings of all servers.
+    fn with_settings(
+        mut config: ServerConfig,
+        allowed: Arc<dyn AllowedPeers>,
+        demands_certificates: bool,
+    ) -> ServerTls {
+        // A session whose key was removed must not be resumed.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.enable_secret_extraction = true;
-        Ok(ServerTls { config: Arc::new(config), allowed, demands_certificates: true })
+        ServerTls { config: Arc::new(config), allowed, demands_certificates }
     }
 
     /// What a client has proved by its certificate, or by the raw key in the place of one.
@@ -206,8 +215,8 @@ fn check_allowed(allowed: &dyn AllowedPeers, identity: &Identity) -> Result<(), 
     match (allowed.check(identity), identity) {
         (Verdict::Allowed(_), _) => Ok(()),
         (Verdict::Revoked, _) => Err(CertificateError::Revoked.into()),
-        (Verdict::Unknown, Identity::Key(key)) => Err(WrongKey::UnknownClient(*key).into()),
-        (Verdict::Unknown, Identity::Certificate(name)) => Err(WrongKey::UnknownName(name.clone()).into()),
+        (Verdict::Unknown, Identity::Key(key)) => Err(UntrustedPeer::UnknownClient(*key).into()),
+        (Verdict::Unknown, Identity::Certificate(name)) => Err(UntrustedPeer::UnknownName(name.clone()).into()),
     }
 }
 
@@ -266,8 +275,8 @@ impl ServerCertVerifier for ServerKeyVerifier {
     ) -> Result<ServerCertVerified, Error> {
         match PublicKey::from_spki(end_entity) {
             Some(got) if self.expected.contains(&got) => Ok(ServerCertVerified::assertion()),
-            Some(got) => Err(WrongKey::OtherServer(got).into()),
-            None => Err(WrongKey::Algorithm.into()),
+            Some(got) => Err(UntrustedPeer::OtherServer(got).into()),
+            None => Err(UntrustedPeer::Algorithm.into()),
         }
     }
 
@@ -292,7 +301,7 @@ impl ClientCertVerifier for ClientKeyVerifier {
         _: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let key = PublicKey::from_spki(end_entity).ok_or(Error::from(WrongKey::Algorithm))?;
+        let key = PublicKey::from_spki(end_entity).ok_or(Error::from(UntrustedPeer::Algorithm))?;
         check_allowed(&*self.allowed, &Identity::Key(key))?;
         Ok(ClientCertVerified::assertion())
     }
@@ -320,7 +329,7 @@ impl ClientCertVerifier for ClientCertificateVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.inner.verify_client_cert(end_entity, intermediates, now)?;
-        let identity = name_of(end_entity).ok_or(Error::from(WrongKey::NoName))?;
+        let identity = name_of(end_entity).ok_or(Error::from(UntrustedPeer::NoName))?;
         check_allowed(&*self.allowed, &identity)?;
         Ok(verified)
     }

@@ -58,16 +58,16 @@ pub(crate) enum TlsError {
     Certificate(CertificateFault),
     #[error("one end uses raw keys and the other one certificates (--cert, --ca)")]
     OtherProof,
-    #[error("the client's key was revoked (--allow-keys)")]
+    #[error("the client's key or certificate was revoked (--allow-keys)")]
     RevokedClient,
     #[error("{0}")]
     WrongKey(String),
     #[error(
-        "the peer does not accept the key of this end: the public part belongs into a server's --allow-keys, or a client's \
-         --server-key"
+        "the peer does not accept the key or certificate of this end: a server needs the public key, or cert: and the DNS \
+         name, in --allow-keys; a client needs the server's public key in --server-key"
     )]
     KeyNotAllowed,
-    #[error("the peer has revoked the key of this end")]
+    #[error("the peer has revoked the key or certificate of this end")]
     KeyRevoked,
     #[error("the peer ended the connection: TLS alert {0:?}")]
     Alert(AlertDescription),
