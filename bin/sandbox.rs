@@ -39,8 +39,9 @@ pub(crate) enum SandboxMode {
 pub(crate) struct Access {
     /// The folder of models, which is only read.
     models: Option<PathBuf>,
-    /// The folder of the list of allowed keys: an editor replaces the list by another file.
-    keys: Option<PathBuf>,
+    /// The folders of the list of allowed keys, and of the file to which it may be a link: an editor replaces the list by another
+    /// file.
+    keys: Vec<PathBuf>,
     /// Folders whose files are read and written: those of the cache and of the digests.
     writable: Vec<PathBuf>,
     /// A GPU's driver.
@@ -50,23 +51,24 @@ pub(crate) struct Access {
 impl Access {
     /// No files.
     pub(crate) fn none() -> Access {
-        Access { models: None, keys: None, writable: Vec::new(), gpu: false }
+        Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false }
     }
 
     pub(crate) fn of(config: &Config, allow_keys: Option<&Path>, gpu: bool) -> Access {
         let cache = config.cache.as_ref().map(|cache| cache.dir.clone());
         Access {
             models: config.models.clone(),
-            keys: allow_keys.and_then(folder_of),
+            keys: allow_keys.map(folders_of).unwrap_or_default(),
             writable: cache.into_iter().chain(config.digests.clone()).collect(),
             gpu,
         }
     }
 }
 
-/// The folder of a file.
-fn folder_of(file: &Path) -> Option<PathBuf> {
-    std::path::absolute(file).ok()?.parent().map(Path::to_owned)
+/// The folder of a file, and that of its target if it is a symbolic link.
+fn folders_of(file: &Path) -> Vec<PathBuf> {
+    let files = [std::path::absolute(file), file.canonicalize()];
+    files.into_iter().flatten().filter_map(|file| file.parent().map(Path::to_owned)).collect()
 }
 
 /// The state of the sandbox, for the banner.

@@ -43,17 +43,18 @@ pub(crate) fn end_on_signals(second: SecondSignal, end: impl FnOnce() + Send + '
 #[cfg(unix)]
 pub(crate) fn reread_on_hangup(handle: ServerHandle, keys: ServerKeys) -> io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
+    // A signal between the first reading of the list and the registration above was lost. An error here, in the sandbox, would
+    // also be one of each later reading.
+    handle.reread_keys().map_err(io::Error::other)?;
     let reread = move || {
-        let reread = |level| match handle.reread_keys() {
-            Ok(()) => log::log!(level, "allowed keys: {}", keys.allowed().unwrap_or_default()),
+        let reread = || match handle.reread_keys() {
+            Ok(()) => log::info!("allowed keys: {}", keys.allowed().unwrap_or_default()),
             Err(e) => log::error!(
                 "the list of allowed keys stays as it was: {e}; correct it, because the server and its worker need a valid \
                  list to start again"
             ),
         };
-        // Without a signal: one that arrived between the first reading of the list and the registration above was lost.
-        reread(log::Level::Debug);
-        signals.forever().for_each(|_| reread(log::Level::Info));
+        signals.forever().for_each(|_| reread());
     };
     std::thread::Builder::new().name("hangup".to_owned()).spawn(reread).map(drop)
 }

@@ -47,7 +47,7 @@ fn only_the_listed_files_can_be_used() {
     let (hub, requests) = std::sync::mpsc::channel::<()>();
     let new = at("blobs/2");
     let added = std::thread::spawn(move || requests.recv().map(|()| write(&new).expect("a file")));
-    let access = Access { models: Some(at("models")), keys: None, writable: vec![at("new/cache")], gpu: false };
+    let access = Access { models: Some(at("models")), keys: Vec::new(), writable: vec![at("new/cache")], gpu: false };
     in_sandbox(access, || {
         for file in
             ["models/a.gguf", "models/snapshot/hub.gguf", "models/snapshot/b.gguf", "models/snapshot/library/c.gguf"]
@@ -76,7 +76,7 @@ fn only_the_listed_files_can_be_used() {
 
 #[test]
 fn denied_system_calls_fail_and_threads_start() {
-    let access = Access { models: None, keys: None, writable: Vec::new(), gpu: false };
+    let access = Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu: false };
     in_sandbox(access, || {
         // Landlock alone would deny it with EACCES.
         let started = Command::new("/bin/true").spawn().map(drop).map_err(|e| e.raw_os_error());
@@ -89,7 +89,7 @@ fn denied_system_calls_fail_and_threads_start() {
 
 #[test]
 fn a_gpu_turns_the_automatic_sandbox_off() {
-    let access = |gpu| Access { models: None, keys: None, writable: Vec::new(), gpu };
+    let access = |gpu| Access { models: None, keys: Vec::new(), writable: Vec::new(), gpu };
     let off = |mode, gpu| enter(mode, &access(gpu)).expect("no error").to_string();
     assert_eq!(off(SandboxMode::Auto, true), "sandbox: off (a GPU is used; --sandbox on enforces it)");
     assert_eq!(off(SandboxMode::Off, false), "sandbox: off (--sandbox off)");

@@ -218,6 +218,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::transport",
             "rpc::wire",
             "rpc::server::client_connection",
+            "rpc::server::hangup_watch",
             "rpc::server::host_memory",
             "rpc::server::tenants",
         ],

@@ -136,7 +136,7 @@ fn a_server_that_cannot_be_used_is_named_at_the_start_and_for_each_client() {
         (&stranger, at[0], own, "does not accept the key or certificate"),
     ] {
         let relay = RelayProcess::start(key, &[&route(addr, server), &route(&fixture.server.addr, own)]);
-        relay.await_log("connections are accepted and closed until that changes");
+        relay.await_log("until that changes, the relay closes the connections of its clients");
         let warning = relay.log();
         assert!(warning.contains(says) && warning.contains(addr), "{says}: {warning}");
         let mut client = relay.client(0);

@@ -93,6 +93,23 @@ fn the_work_of_a_client_that_leaves_ends() {
     }
 }
 
+/// The client has sent many requests, none of which takes long.
+#[test]
+fn requests_that_have_arrived_are_not_served_when_the_client_has_left() {
+    /// All of them would take longer than [`WATCHDOG`].
+    const REQUESTS: usize = 1000;
+    let server = TestServer::start(Config::default());
+    let mut client = Client::connect(&server);
+    let memory = client.alloc(0, 3 * MATRIX);
+    let (nodes, tensors) = endless_graph(&memory);
+    let one = [&tensors[0], &tensors[PRODUCTS as usize], &tensors[PRODUCTS as usize + 1]].map(TensorRecord::clone);
+    client.compute_graph(0, &nodes[..1], &one);
+    for _ in 0..REQUESTS {
+        client.send(&Request::GraphRecompute(GraphRecompute { device: 0, uid: None }));
+    }
+    leave(&server, client, false, "many requests");
+}
+
 /// Closes the connection of a client that has three matrices, and waits until the server has ended its session.
 fn leave(server: &TestServer, client: Client, reset: bool, state: &str) {
     eventually("the client's memory is allocated", || server.used_bytes(0) >= 3 * MATRIX);

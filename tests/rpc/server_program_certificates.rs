@@ -254,7 +254,7 @@ fn files_and_options_are_checked_at_the_start() {
     let cert = files.cert.to_str().unwrap();
     for (status, args, says) in [
         (1, Files { key: other.key.clone(), ..files.clone() }.args(), "not the key of the certificate"),
-        (1, nameless.args(), "no DNS name"),
+        (1, nameless.args(), "the first DNS name (subjectAltName) of the certificate is missing"),
         (1, exposed.args(), "other users can read this secret key"),
         (1, Files { ca: files.key.clone(), ..files.clone() }.args(), "no certificate in PEM"),
         (2, files.args()[..4].to_vec(), "--ca"),

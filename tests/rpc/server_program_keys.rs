@@ -33,8 +33,12 @@ impl Fixture {
         let [own, alice, bob, eve] = [(); 4].map(|()| SecretKey::generate().expect("a key"));
         own.create_file(&dir.path().join("key")).expect("a file");
         let list = dir.path().join("clients");
-        fs::write(&list, lines([&alice, &bob], limits) + &format!("{} eve revoked\n", eve.public_key()))
+        // A link into another folder, which the sandbox must allow, too.
+        let target = dir.path().join("lists/clients");
+        fs::create_dir(dir.path().join("lists")).expect("a folder");
+        fs::write(&target, lines([&alice, &bob], limits) + &format!("{} eve revoked\n", eve.public_key()))
             .expect("a file");
+        std::os::unix::fs::symlink(&target, &list).expect("a link");
         let files = [dir.path().join("key"), list];
         let [key, list] = files.each_ref().map(|path| path.to_str().expect("text"));
         let all = [&["-p", "0", "-t", "1", "--key", key, "--allow-keys", list], args].concat();

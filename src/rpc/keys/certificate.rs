@@ -79,7 +79,7 @@ impl fmt::Debug for Certificate {
     }
 }
 
-/// The name by which a certificate is known: its first DNS name. `None`: it has none, or this one is a wildcard.
+/// The name by which a certificate is known: its first valid DNS name. `None`: it has none, or this one is a wildcard.
 pub(crate) fn name_of(certificate: &CertificateDer<'_>) -> Option<Identity> {
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
     let name = certificate.valid_dns_names().next()?;

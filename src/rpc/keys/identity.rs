@@ -58,6 +58,8 @@ impl FromStr for Identity {
 impl Identity {
     /// A certificate with this DNS name. `None`: it is a wildcard, or no DNS name.
     pub(super) fn of_name(name: &str) -> Option<Identity> {
+        // A final dot marks a complete name; with and without it, the name is the same.
+        let name = name.strip_suffix('.').unwrap_or(name);
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let valid = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(is_name);
         valid.then(|| Identity::Certificate(name.to_ascii_lowercase()))
@@ -75,6 +77,8 @@ mod tests {
             (key, Some(key)),
             ("cert:gpu-2.example.org", Some("cert:gpu-2.example.org")),
             ("cert:GPU-2", Some("cert:gpu-2")),
+            ("cert:gpu-2.", Some("cert:gpu-2")),
+            ("cert:.", None),
             ("cert:", None),
             ("cert:*.example.org", None),
             ("cert:a b", None),

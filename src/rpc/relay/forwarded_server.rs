@@ -70,12 +70,12 @@ impl FromStr for ForwardedServer {
             Some((local, server)) => (Some(local), server),
             None => (None, addresses),
         };
+        if key == "cert" {
+            return Err(ParseForwardedServerError::Certificate);
+        }
         // The key of `50060=gpu-1` was forgotten: say so, rather than that `gpu-1` is no key.
         if local.is_none() && endpoint(key).is_some() {
             return Err(ParseForwardedServerError::NoKey);
-        }
-        if key == "cert" {
-            return Err(ParseForwardedServerError::Certificate);
         }
         let key = key.parse()?;
         let endpoint = endpoint(server).ok_or_else(|| ParseForwardedServerError::Endpoint(server.to_owned()))?;

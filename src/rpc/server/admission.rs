@@ -8,6 +8,7 @@ use std::time::Instant;
 use log::debug;
 
 use super::client_connection::ClientWriter;
+use super::hangup_watch::SessionWatch;
 use super::host_memory::{HostMemory, HostMemoryError, SessionMemory};
 use super::tenants::{LimitReached, Resource, TenantPermit, Tenants};
 use crate::rpc::transport::{Aborter, PeerAddr};
@@ -42,6 +43,8 @@ struct AdmissionState {
 struct AdmittedSession {
     /// Closes the connection.
     aborter: Aborter,
+    /// Cancels its work; none before the session's thread runs.
+    watch: Weak<SessionWatch>,
     /// Whether [`Admission::abort_if`] has closed it.
     is_aborted: bool,
     /// Part of the entry, so that the connection's place is free as soon as the session is no longer counted.
@@ -86,7 +89,7 @@ impl Admission {
         let memory = self.host_memory.admit().map_err(Rejection::FullMemory)?;
         let key = state.next_key;
         state.next_key += 1;
-        state.sessions.insert(key, AdmittedSession { aborter, is_aborted: false, connection });
+        state.sessions.insert(key, AdmittedSession { aborter, watch: Weak::new(), is_aborted: false, connection });
         Ok((SessionPermit { admission: Arc::clone(self), key }, handshake, memory))
     }
 
@@ -150,18 +153,21 @@ impl Admission {
         state.sessions.len()
     }
 
-    /// Closes the connections of the peers for which `is_over` holds, and returns these.
+    /// Closes the connections of the peers for which `is_over` holds and cancels their work. Returns these peers.
     pub(super) fn abort_if(&self, is_over: impl Fn(PeerAddr) -> bool) -> Vec<PeerAddr> {
         let mut state = self.lock();
-        let mut ended = Vec::new();
+        let (mut ended, mut watches) = (Vec::new(), Vec::new());
         for session in state.sessions.values_mut() {
             let peer = session.aborter.peer();
             if is_over(peer) {
                 session.is_aborted = true;
                 session.aborter.abort();
+                watches.extend(session.watch.upgrade());
                 ended.push(peer);
             }
         }
+        drop(state);
+        watches.iter().for_each(|watch| watch.cancel());
         ended
     }
 
@@ -189,6 +195,18 @@ pub(super) struct SessionPermit {
 }
 
 impl SessionPermit {
+    /// Lets [`Admission::abort_if`] cancel the session's work.
+    pub(super) fn set_watch(&self, watch: &Arc<SessionWatch>) {
+        let mut state = self.admission.lock();
+        let Some(session) = state.sessions.get_mut(&self.key) else { return };
+        session.watch = Arc::downgrade(watch);
+        let is_aborted = session.is_aborted;
+        drop(state);
+        if is_aborted {
+            watch.cancel();
+        }
+    }
+
     /// Whether [`Admission::abort_if`] has ended the session.
     pub(super) fn is_aborted(&self) -> bool {
         self.admission.lock().sessions.get(&self.key).is_some_and(|session| session.is_aborted)

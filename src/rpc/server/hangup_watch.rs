@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl HangupWatch {
         let session = Arc::new(SessionWatch {
             connection,
             boundaries: AtomicU64::new(0),
-            last_seen: AtomicU64::new(0),
+            was_busy: AtomicBool::new(false),
             cancellers: Mutex::default(),
         });
         let mut state = lock(&self.state);
@@ -91,8 +91,8 @@ pub(super) struct SessionWatch {
     connection: Aborter,
     /// See [`SessionWatch::boundaries`].
     boundaries: AtomicU64,
-    /// `boundaries` at the last poll.
-    last_seen: AtomicU64,
+    /// Whether the session served a request at the last poll.
+    was_busy: AtomicBool,
     cancellers: Mutex<Cancellers>,
 }
 
@@ -111,7 +111,7 @@ type Canceller = Arc<dyn Fn() + Send + Sync>;
 struct Cancellers {
     by_key: BTreeMap<(CancelOrder, u64), Canceller>,
     next_key: u64,
-    /// Whether the watch has found that the client has gone: further cancellers are called at once.
+    /// Whether the cancellers were called: further ones are called at once.
     cancelled: bool,
 }
 
@@ -126,7 +126,7 @@ impl SessionWatch {
         self.boundaries.load(Ordering::Relaxed)
     }
 
-    /// Whether the watch has found that the client has gone.
+    /// Whether the watch has found that the client has gone, or [`SessionWatch::cancel`] was called.
     pub(super) fn has_hung_up(&self) -> bool {
         lock(&self.cancellers).cancelled
     }
@@ -151,22 +151,29 @@ impl SessionWatch {
         CancellerGuard { session: Arc::clone(self), key }
     }
 
-    /// Cancels the session's work if it has served the same request since the last poll, and its client has hung up.
+    /// Cancels the session's work if it served a request at this poll and at the last one, and its client has hung up. The
+    /// requests may differ: a client may have sent any number of short ones before it left.
     fn poll(&self) {
-        let now = self.boundaries();
-        let busy = now % 2 == 1 && self.last_seen.swap(now, Ordering::Relaxed) == now;
-        if busy && !self.has_hung_up() && self.connection.hung_up() {
-            let mut cancellers = lock(&self.cancellers);
-            cancellers.cancelled = true;
-            let to_call: Vec<_> = cancellers.by_key.values().cloned().collect();
-            drop(cancellers);
-            // Ends the session's writes to a client that does not read any more.
-            self.connection.abort();
-            for cancel in to_call {
-                // Outside of the lock, which the session's thread takes. A panic is a bug; its message is in the log. It must
-                // neither keep the other work of this session alive nor end the watch of the other sessions.
-                let _ = catch_unwind(AssertUnwindSafe(|| cancel()));
-            }
+        let is_busy = self.boundaries() % 2 == 1;
+        let was_busy = self.was_busy.swap(is_busy, Ordering::Relaxed);
+        if is_busy && was_busy && !self.has_hung_up() && self.connection.hung_up() {
+            self.cancel();
+        }
+    }
+
+    /// Ends the connection, calls the cancellers, and lets the session serve no further request, also of those that have
+    /// arrived. The caller must hold no lock that a canceller takes.
+    pub(super) fn cancel(&self) {
+        let mut cancellers = lock(&self.cancellers);
+        cancellers.cancelled = true;
+        let to_call: Vec<_> = cancellers.by_key.values().cloned().collect();
+        drop(cancellers);
+        // Ends the session's writes to a client that does not read any more.
+        self.connection.abort();
+        for cancel in to_call {
+            // Outside of the lock, which the session's thread takes. A panic is a bug; its message is in the log. It must
+            // neither keep the other work of this session alive nor end the watch of the other sessions.
+            let _ = catch_unwind(AssertUnwindSafe(|| cancel()));
         }
     }
 }
@@ -197,7 +204,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn only_a_session_that_is_busy_for_a_whole_interval_is_cancelled() {
+    fn only_a_session_that_is_busy_at_two_polls_in_a_row_is_cancelled() {
         let (client, server) = memory::pair(LinkConditions { seed: 0, cut_after: None });
         let watch = HangupWatch::default();
         let session = watch.add_session(server.aborter());
@@ -219,10 +226,9 @@ mod tests {
         client.aborter().abort();
         poll(1, 0); // idle: the session's thread notices the end by itself
         poll(0, 0);
-        poll(1, 0); // busy, but since this interval only
-        poll(2, 0); // busy with another request
+        poll(1, 0); // busy, but not at the last poll
         assert!(!session.has_hung_up());
-        poll(0, 1);
+        poll(2, 1); // busy with another request
         assert!(session.has_hung_up());
         poll(0, 1);
         drop(guard);

@@ -436,7 +436,6 @@ impl ServerHandle {
     pub fn reread_keys(&self) -> Result<(), ServerKeysError> {
         let ServerControl { keys: Some(keys), admission, tenants, device_count, .. } = &*self.0 else { return Ok(()) };
         let changed = keys.reread(*device_count)?;
-        tenants.update_key_limits();
         for peer in admission.abort_if(|peer| !keys.still_allows(peer)) {
             info!("{peer}: the list no longer allows its key under this name; connection closed");
         }
@@ -447,6 +446,8 @@ impl ServerHandle {
         for peer in admission.abort_if(has_other_devices) {
             info!("{peer}: its key may use other devices now; connection closed");
         }
+        // After the ends: a key that left the list has no limits any more.
+        tenants.update_key_limits();
         Ok(())
     }
 

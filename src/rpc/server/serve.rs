@@ -41,6 +41,7 @@ pub(super) fn serve(
     let end = connection.aborter();
     debug!("{}: connected", end.peer());
     let watch = server.hangup_watch.add_session(connection.aborter());
+    permit.set_watch(&watch);
     let waits = Arc::clone(&memory);
     let _canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
     let audit = SessionAudit::new();
@@ -59,6 +60,7 @@ pub(super) fn serve(
         Ok(_) if server.lifecycle.is_stopping() => (reason_of_shutdown(server), None),
         // The log has a line about the key.
         Ok(_) if permit.is_aborted() => (EndReason::KeyChanged, None),
+        Ok(Ok(())) if watch.has_hung_up() => (EndReason::ClientGone, None),
         Ok(Ok(())) => (audit.reason_of_close(), None),
         Ok(Err(failure)) if watch.has_hung_up() => {
             debug!("{peer}: disconnected, and its work was aborted: {failure}");

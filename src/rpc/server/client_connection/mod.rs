@@ -185,6 +185,10 @@ impl ClientConnection {
         if std::mem::take(&mut self.serving) {
             self.watch.count_boundary();
         }
+        // Requests of a client that has left, or whose key was removed, are not served although they have arrived.
+        if self.watch.has_hung_up() {
+            return Ok(None);
+        }
         while self.read_ahead.is_empty() {
             let left = idle.map_or(Duration::MAX, |idle| idle.remaining().unwrap_or_default());
             match self.fill_within(left) {

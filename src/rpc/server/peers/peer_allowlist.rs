@@ -346,6 +346,10 @@ impl PeerAllowlist {
             .filter(|(host, _)| host.parse::<IpAddr>().is_ok() || is_host_name(host))
             .and_then(|(host, port)| Some((host, parse_port(port)?)))
             .ok_or("expected an address such as 10.0.0.5:50052")?;
+        // 0.0.0.0 leads to this machine, by an address that no entry describes.
+        if host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_unspecified()) {
+            return Err("0.0.0.0 and :: are no addresses of a server".to_owned());
+        }
         let mut needs_consent = false;
         for entry in self.entries.iter().filter(|entry| entry.port.permits(port, purpose)) {
             let mut addresses = entry.hosts.addresses(host, port);

@@ -18,6 +18,7 @@ mod listen_address;
 mod probe;
 
 pub use listen_address::{ListenAddress, ParseListenError};
+use probe::ProbedClient;
 pub(super) use probe::VersionProbe;
 
 use std::fmt;
@@ -272,7 +273,7 @@ impl<'a> VersionChoice<'a> {
         if form != HelloForm::Caps {
             return self.policy.versions().iter().copied().find(|version| version.hello_form() == form);
         }
-        match (self.policy.probed(), self.peer.ip()) {
+        match (self.policy.probed(), ProbedClient::of(self.peer)) {
             (Some(list), Some(addr)) => Some(self.probe.answer(addr, list, Instant::now())),
             _ => self.policy.tried.first().copied(),
         }
@@ -287,7 +288,7 @@ impl<'a> VersionChoice<'a> {
         if command == Hello || is_query && !answered.offers_extensions() {
             return false;
         }
-        if let (Some(list), Some(addr)) = (self.policy.probed(), self.peer.ip())
+        if let (Some(list), Some(addr)) = (self.policy.probed(), ProbedClient::of(self.peer))
             && list.contains(&answered)
         {
             self.probe.pinned_by_command(addr, answered, Instant::now());
@@ -322,14 +323,14 @@ impl<'a> VersionChoice<'a> {
         let peer = self.peer;
         if !answered.is_tried() {
             let is_news =
-                self.peer.ip().is_some_and(|addr| self.probe.is_first_hang_up(addr, answered, Instant::now()));
+                ProbedClient::of(peer).is_some_and(|addr| self.probe.is_first_hang_up(addr, answered, Instant::now()));
             let text = format!(
                 "{peer}: answered protocol {answered} to an empty HELLO, and the client hung up without a command, as a client of \
                  1.0 or 2.0 does, which this server does not support: update the llama.cpp of the client"
             );
             return Some((is_news, text));
         }
-        let (list, addr) = (self.policy.probed()?, peer.ip()?);
+        let (list, addr) = (self.policy.probed()?, ProbedClient::of(peer)?);
         let hang_up = self.probe.ended_without_command(addr, list, answered, Instant::now())?;
         if hang_up.changed && hang_up.all_failed && hang_up.is_news {
             let text = format!(

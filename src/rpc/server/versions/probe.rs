@@ -1,4 +1,4 @@
-//! Version probe: finds out, per client address, which version of the protocol the clients there have.
+//! Version probe: finds out, per client address or key, which version of the protocol the clients there have.
 //!
 //! A client of another version than the answered one closes the connection right after the reply. The next connection from its
 //! address then gets the next version of the list. A command shows that the version works, and pins it to the address.
@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ServedVersion;
+use crate::rpc::transport::{KeyName, PeerAddr};
 
 /// Limit of the remembered addresses. The least recently used one is evicted, and starts with the first version again.
 const MAX_ADDRESSES: usize = 4096;
@@ -23,14 +24,36 @@ const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Ends without a command in a row that change a pinned version.
 const ENDS_TO_UNPIN: u32 = 2;
 
-/// The versions to answer, by client address. Shared by all listeners, because a client may use several of them. All functions
+/// Whose clients have one version: those of a key, or else of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ProbedClient {
+    Address(IpAddr),
+    Key(KeyName),
+}
+
+impl ProbedClient {
+    /// The clients at an address. An IPv4-mapped IPv6 address counts as its IPv4 address.
+    fn at(address: IpAddr) -> ProbedClient {
+        ProbedClient::Address(address.to_canonical())
+    }
+
+    /// `None` for a client without an IP address.
+    pub(super) fn of(peer: PeerAddr) -> Option<ProbedClient> {
+        match peer {
+            PeerAddr::Key(_, name) => Some(ProbedClient::Key(name)),
+            _ => peer.ip().map(ProbedClient::at),
+        }
+    }
+}
+
+/// The versions to answer, by client address or key. Shared by all listeners, because a client may use several of them. All functions
 /// take the time as an argument, so that tests need no clock.
 #[derive(Debug, Default)]
 pub(in crate::rpc::server) struct VersionProbe(Mutex<ProbeState>);
 
 #[derive(Debug, Default)]
 struct ProbeState {
-    addresses: HashMap<IpAddr, AddressEntry>,
+    addresses: HashMap<ProbedClient, AddressEntry>,
     /// Number of uses of all entries: the logical clock of [`AddressEntry::last_use`].
     uses: u64,
 }
@@ -67,7 +90,7 @@ pub(super) struct HangUp {
 
 impl VersionProbe {
     /// The version to answer to a client at `addr`. `list` is the order in which versions are tried; it must not be empty.
-    pub(super) fn answer(&self, addr: IpAddr, list: &[ServedVersion], now: Instant) -> ServedVersion {
+    pub(super) fn answer(&self, addr: ProbedClient, list: &[ServedVersion], now: Instant) -> ServedVersion {
         self.lock().entry(addr, now).map(|entry| entry.current).filter(|v| list.contains(v)).unwrap_or(list[0])
     }
 
@@ -75,7 +98,7 @@ impl VersionProbe {
     /// version by now: several connections of one process end at the same time, and count once.
     pub(super) fn ended_without_command(
         &self,
-        addr: IpAddr,
+        addr: ProbedClient,
         list: &[ServedVersion],
         answered: ServedVersion,
         now: Instant,
@@ -105,7 +128,7 @@ impl VersionProbe {
 
     /// A client that showed `answered` by its HELLO has closed its connection without a command. Returns whether that is the
     /// first time since the last command from the address. The versions to answer stay as they are.
-    pub(super) fn is_first_hang_up(&self, addr: IpAddr, answered: ServedVersion, now: Instant) -> bool {
+    pub(super) fn is_first_hang_up(&self, addr: ProbedClient, answered: ServedVersion, now: Instant) -> bool {
         let mut state = self.lock();
         // A new entry has a version outside of every list, so that the first one of the list is answered.
         let entry = state.entry_or_insert(addr, answered, now);
@@ -118,7 +141,7 @@ impl VersionProbe {
 
     /// A client that was answered `answered` has sent a command. That pins the version, whatever other connections from the
     /// address have done meanwhile.
-    pub(super) fn pinned_by_command(&self, addr: IpAddr, answered: ServedVersion, now: Instant) {
+    pub(super) fn pinned_by_command(&self, addr: ProbedClient, answered: ServedVersion, now: Instant) {
         let mut state = self.lock();
         let entry = state.entry_or_insert(addr, answered, now);
         if !entry.pinned || entry.current != answered {
@@ -137,8 +160,7 @@ impl VersionProbe {
 
 impl ProbeState {
     /// The entry of an address, unless it has expired.
-    fn entry(&mut self, addr: IpAddr, now: Instant) -> Option<&mut AddressEntry> {
-        let addr = addr.to_canonical();
+    fn entry(&mut self, addr: ProbedClient, now: Instant) -> Option<&mut AddressEntry> {
         if self.addresses.get(&addr).is_some_and(|entry| entry.expires <= now) {
             self.addresses.remove(&addr);
         }
@@ -149,14 +171,14 @@ impl ProbeState {
     }
 
     /// The entry of an address; a new one if there is none. An IPv4 client has the same entry on an IPv6 listener.
-    fn entry_or_insert(&mut self, addr: IpAddr, current: ServedVersion, now: Instant) -> &mut AddressEntry {
+    fn entry_or_insert(&mut self, addr: ProbedClient, current: ServedVersion, now: Instant) -> &mut AddressEntry {
         if self.entry(addr, now).is_none() && self.addresses.len() >= MAX_ADDRESSES {
             // A scan of all entries: rare, and short beside the start of the connection's thread.
             let oldest = self.addresses.iter().min_by_key(|(_, entry)| entry.last_use).map(|(&addr, _)| addr);
             oldest.and_then(|addr| self.addresses.remove(&addr));
         }
         self.uses += 1;
-        let entry = self.addresses.entry(addr.to_canonical()).or_insert(AddressEntry {
+        let entry = self.addresses.entry(addr).or_insert(AddressEntry {
             current,
             pinned: false,
             ends: 0,
@@ -177,8 +199,8 @@ mod tests {
 
     const LIST: [ServedVersion; 2] = [V8_0, V7_0];
 
-    fn address(number: u32) -> IpAddr {
-        IpAddr::from((10 << 24 | number).to_be_bytes())
+    fn address(number: u32) -> ProbedClient {
+        ProbedClient::at(IpAddr::from((10 << 24 | number).to_be_bytes()))
     }
 
     /// What happens at an address, with the expected result.
@@ -292,12 +314,12 @@ mod tests {
     #[test]
     fn addresses_are_independent_and_an_ipv4_client_is_the_same_on_an_ipv6_listener() {
         let (probe, now) = (VersionProbe::default(), Instant::now());
-        let client: IpAddr = "10.0.0.5".parse().unwrap();
+        let client = ProbedClient::at("10.0.0.5".parse().unwrap());
         assert!(probe.ended_without_command(client, &LIST, V8_0, now).is_some_and(|hang_up| hang_up.changed));
         for (addr, want) in
             [("10.0.0.5", V7_0), ("::ffff:10.0.0.5", V7_0), ("10.0.0.6", V8_0), ("::1", V8_0), ("fd00::5", V8_0)]
         {
-            assert_eq!(probe.answer(addr.parse().unwrap(), &LIST, now), want, "{addr}");
+            assert_eq!(probe.answer(ProbedClient::at(addr.parse().unwrap()), &LIST, now), want, "{addr}");
         }
     }
 

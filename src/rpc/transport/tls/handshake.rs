@@ -39,6 +39,16 @@ enum End {
     Server(UnbufferedServerConnection),
 }
 
+impl End {
+    /// Whether rustls has bytes to send.
+    fn has_output(&self) -> bool {
+        match self {
+            End::Client(connection) => connection.wants_write(),
+            End::Server(connection) => connection.wants_write(),
+        }
+    }
+}
+
 /// The state of the handshake after an attempt to go on with it.
 pub(super) enum Progress {
     /// The peer has to send something, or there is no room for what this end has to send.
@@ -136,8 +146,9 @@ impl Handshake {
                     }
                 }
                 Err(error) => {
-                    // rustls has an alert for the peer, which is sent first.
-                    while matches!(self.step(), Ok(HandshakeStep::Advanced)) {}
+                    // rustls has an alert for the peer, which is sent first. Not a step more: it would parse the wrong record
+                    // again, which rustls asserts not to happen.
+                    while self.end.has_output() && matches!(self.step(), Ok(HandshakeStep::Advanced)) {}
                     self.error = Some(error);
                 }
             }

@@ -121,8 +121,7 @@ pub(super) struct TlsTransport {
     session: OnceLock<TlsSession>,
     /// Whether the peer closed its connection before the handshake began.
     closed: AtomicBool,
-    /// Whether a thread of this process has ended the connection. Received requests of a client whose key was removed are not
-    /// served then.
+    /// Whether a thread of this process has ended the connection: what has arrived is not opened any more.
     aborted: AtomicBool,
 }
 

@@ -28,6 +28,19 @@ fn bytes_of_a_handshake_do_not_extend_its_deadline() {
     assert!(!server.wait(Interest::Read, &Deadline::after(Duration::ZERO)).unwrap(), "the deadline has passed");
 }
 
+/// Records that no handshake begins with are answered by one alert, if the server answers, and end the connection.
+#[test]
+fn wrong_records_end_a_handshake() {
+    for bytes in [&[22, 3, 1, 0, 0][..], &[22, 2, 1, 0, 1, 0xff], &[21, 3, 3, 0, 0], &[22, 3, 1, 0, 4, 9, 9, 9, 9]] {
+        let (near, far) = socket_pair();
+        let far = TlsTransport::server(far, &tls_ends().0).unwrap();
+        assert_eq!(near.try_write(&[IoSlice::new(bytes)]).unwrap(), Some(bytes.len()));
+        near.try_finish().unwrap();
+        let failed = std::iter::repeat_with(|| far.try_read(&mut [0])).find(|read| !matches!(read, Ok(None)));
+        assert!(matches!(failed, Some(Err(_))), "{bytes:?}: {failed:?}");
+    }
+}
+
 /// Large bodies are copied once more than without TLS at each end: the sender's copy is the encryption, whose output goes to the
 /// socket from where it is; the receiver decrypts in place and copies to its reader.
 #[test]
