@@ -26,7 +26,7 @@ pub(crate) struct ConnectArgs {
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
 
-    /// Servers, and for each the local address of its clients: [[LOCALHOST:]LOCALPORT=]HOST[:PORT]=KEY, with the server's public
+    /// Servers, and for each the local address of its clients: `[[LOCALHOST:]LOCALPORT=]HOST[:PORT]=KEY`, with the server's public
     /// key. Without a local address, the first server gets 127.0.0.1:50052, the second 127.0.0.1:50053, and so on; without
     /// PORT, 50052.
     #[arg(value_name = "SERVER", required = true)]
