@@ -70,7 +70,7 @@ fn relay(args: &ConnectArgs) -> Result<(), Box<dyn Error>> {
     // Before the sandbox: ports below 1024 need a capability.
     let relay = Relay::bind(&args.servers, &config)?;
     let few_files = open_files::raise_limit(args.max_connections.into(), FILES_PER_CONNECTION);
-    // Before the first thread of this process, since a thread enters the sandbox for itself and those that it starts.
+    // The sandbox restricts the calling thread and the threads that it starts later, so this precedes the first thread.
     let sandbox = sandbox::enter(args.sandbox, &Access::none()).map_err(|e| format!("--sandbox: {e}"))?;
     log_writer::start().map_err(|e| format!("cannot start the thread that writes the log: {e}"))?;
     let handle = relay.handle();

@@ -6,7 +6,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Ignores SIGHUP in this process and in those that it starts, and unblocks it if a parent has [blocked](while_blocked) it.
+/// Ignores SIGHUP in this process and its later children. Unblocks the signal, which the parent may have blocked
+/// ([`while_blocked`]).
 pub(crate) fn ignore() -> io::Result<()> {
     // SAFETY: SIG_IGN runs no code, and it replaces no handler of this program, which registers one for SIGHUP only later.
     let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
@@ -50,7 +51,7 @@ mod tests {
             let child = if is_blocked { while_blocked(spawn) } else { spawn() }.expect("cat");
             let pid = Pid::from_child(&child);
             for signal in [Signal::HUP, Signal::TERM] {
-                // Fails for the second signal if the first has ended the child and nobody else waits for it.
+                // SIGTERM fails if SIGHUP has ended the child already.
                 let _ = kill_process(pid, signal);
             }
             let (_, status) = waitpid(Some(pid), WaitOptions::empty()).expect("a child").expect("its end");

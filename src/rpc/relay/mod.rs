@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! client ══TCP══► accept loop ──► session: dial the server over TLS, then two threads
-//!                                   client → server   Receiver::forward_to (seals what it has read)
-//!                                   server → client   Receiver::forward_to (writes what it has opened)
+//!                                   client → server   Receiver::forward_to (encrypts from its read buffer)
+//!                                   server → client   Receiver::forward_to (writes from the decrypted records)
 //! ```
 //!
 //! - **Two threads per connection**, each of which blocks in one socket at a time, so a request costs one wake-up in the relay and

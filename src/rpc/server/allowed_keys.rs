@@ -125,7 +125,7 @@ impl ServerKeys {
         Some(list.keys.read().unwrap_or_else(PoisonError::into_inner).values().filter(is_allowed).count())
     }
 
-    /// Checks that a server of so many devices has those that the list names.
+    /// Checks that the list names only devices of the server, which has `devices`.
     ///
     /// # Errors
     /// [`ServerKeysError::Line`].

@@ -165,7 +165,10 @@ impl SessionWatch {
     /// arrived. The caller must hold no lock that a canceller takes.
     pub(super) fn cancel(&self) {
         let mut cancellers = lock(&self.cancellers);
-        cancellers.cancelled = true;
+        // Both the watch and a reread of the keys may find that the session is over.
+        if std::mem::replace(&mut cancellers.cancelled, true) {
+            return;
+        }
         let to_call: Vec<_> = cancellers.by_key.values().cloned().collect();
         drop(cancellers);
         // Ends the session's writes to a client that does not read any more.

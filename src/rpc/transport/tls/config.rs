@@ -220,8 +220,8 @@ fn check_allowed(allowed: &dyn AllowedPeers, identity: &Identity) -> Result<(), 
     }
 }
 
-/// The methods that both verifiers have: signatures are those of raw keys, in TLS 1.3.
-macro_rules! raw_key_methods {
+/// The method of TLS 1.2 that each verifier must have. No configuration offers that version.
+macro_rules! refuse_tls12 {
     () => {
         fn verify_tls12_signature(
             &self,
@@ -231,6 +231,13 @@ macro_rules! raw_key_methods {
         ) -> Result<HandshakeSignatureValid, Error> {
             Err(Error::General("TLS 1.2 is not offered".to_owned()))
         }
+    };
+}
+
+/// The methods that both verifiers of raw keys have: signatures are those of raw keys, in TLS 1.3.
+macro_rules! raw_key_methods {
+    () => {
+        refuse_tls12!();
 
         fn verify_tls13_signature(
             &self,
@@ -334,14 +341,7 @@ impl ClientCertVerifier for ClientCertificateVerifier {
         Ok(verified)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not offered".to_owned()))
-    }
+    refuse_tls12!();
 
     fn verify_tls13_signature(
         &self,
