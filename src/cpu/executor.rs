@@ -19,10 +19,11 @@ const MAX_FREE_BYTES: u64 = 16 << 10;
 /// Largest transfer in bytes that runs in the short lane: it takes about a millisecond.
 const MAX_SHORT_BYTES: u64 = 4 << 20;
 
-/// A submitted command, with the regions and the data that it needs. `done` and `position` say what its earlier turns have done.
+/// A submitted command, with the regions and the data that it needs. `read`, `done` and `position` say what its earlier turns
+/// have done.
 pub(super) enum CpuCommand {
     Upload { dst: Region, bytes: Vec<u8> },
-    Download { src: Region, to: PendingReadSender },
+    Download { src: Region, to: PendingReadSender, read: Vec<u8> },
     Fill { dst: Region, value: u8, done: usize },
     Copy { src: Region, dst: Region, after: Option<TimelinePoint>, done: usize },
     Run { program: Program, bindings: Arc<[Region]>, position: RunPosition },
@@ -194,18 +195,11 @@ impl CpuExecutor {
             CpuCommand::Upload { dst, bytes } => {
                 cpu_memory(dst)?.write(dst.offset() as usize, bytes, locking)?.is_some()
             }
-            CpuCommand::Download { src, .. } => {
-                let read = cpu_memory(src)?.read(src.offset() as usize, src.bytes() as usize, locking).transpose();
-                match (read, command) {
-                    (Some(read), CpuCommand::Download { to, .. }) => {
-                        to.send(read);
-                        return Ok(CommandOutcome::Done);
-                    }
-                    (_, unfinished) => {
-                        command = unfinished;
-                        false
-                    }
-                }
+            CpuCommand::Download { src, read, .. } => {
+                let (before, at, bytes) = (read.len(), src.offset() as usize, src.bytes() as usize);
+                let done = cpu_memory(src)?.read(at, bytes, read, locking)?;
+                may_go_on |= read.len() > before;
+                done
             }
             CpuCommand::Fill { dst, value, done } => {
                 let (at, bytes) = (dst.offset() as usize, dst.bytes() as usize);
@@ -231,7 +225,12 @@ impl CpuExecutor {
             }
         };
         Ok(match (done, may_go_on) {
-            (true, _) => CommandOutcome::Done,
+            (true, _) => {
+                if let CpuCommand::Download { to, read, .. } = command {
+                    to.send(Ok(read));
+                }
+                CommandOutcome::Done
+            }
             (false, true) => CommandOutcome::TurnOver(command),
             (false, false) => CommandOutcome::NeedsLongLane(command),
         })

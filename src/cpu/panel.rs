@@ -97,6 +97,38 @@ pub(crate) fn pack(dtype: DType, rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
     }
 }
 
+/// The inverse of [`pack`]: the sixteen rows of a panel in their original byte order, one after the other.
+///
+/// # Panics
+/// As [`pack`].
+pub(crate) fn unpack(dtype: DType, panel: &[u8], rows: &mut [u8]) {
+    let fields = fields(dtype).expect("a type with panels");
+    let (bytes, block) = (rows.len() / PANEL_ROWS, block_bytes(fields));
+    assert!(bytes.is_multiple_of(block) && panel.len() == PANEL_ROWS * bytes, "a panel of {} bytes", panel.len());
+    if let [Field { unit: 2, .. }] = fields {
+        return separate::<2>(panel, rows, 0);
+    } else if fields.len() == 1 {
+        return separate::<4>(panel, rows, 0);
+    }
+    for (b, panel) in panel.chunks_exact(PANEL_ROWS * block).enumerate() {
+        let (mut to, mut rest) = (b * block, panel);
+        for field in fields {
+            let (from, after) = rest.split_at(PANEL_ROWS * field.unit * field.count);
+            match field.unit {
+                1 => separate::<1>(from, rows, to),
+                2 => separate::<2>(from, rows, to),
+                _ => {
+                    separate::<4>(from, rows, to);
+                    for row in rows.chunks_exact_mut(bytes) {
+                        apply_transform(field.transform, &mut row[to..to + 4 * field.count], scatter_fifth_bits);
+                    }
+                }
+            }
+            (to, rest) = (to + field.unit * field.count, after);
+        }
+    }
+}
+
 /// Row `r` of a panel in its original byte order.
 ///
 /// # Panics
@@ -118,6 +150,33 @@ pub(crate) fn unpack_row(dtype: DType, panel: &[u8], r: usize, row: &mut [u8]) {
             }
             apply_transform(field.transform, part, scatter_fifth_bits);
             (from, to) = (after, rest);
+        }
+    }
+}
+
+/// Replaces row `r` of a panel: the inverse of [`unpack_row`]. The other rows keep their bytes.
+///
+/// # Panics
+/// As [`unpack_row`].
+pub(crate) fn pack_row(dtype: DType, row: &[u8], r: usize, panel: &mut [u8]) {
+    let fields = fields(dtype).expect("a type with panels");
+    let block = block_bytes(fields);
+    assert!(
+        row.len().is_multiple_of(block) && panel.len() == PANEL_ROWS * row.len() && r < PANEL_ROWS,
+        "row {r} of a panel"
+    );
+    for (panel, row) in panel.chunks_exact_mut(PANEL_ROWS * block).zip(row.chunks_exact(block)) {
+        let (mut to, mut from) = (panel, row);
+        for field in fields {
+            let (units, after) = to.split_at_mut(PANEL_ROWS * field.unit * field.count);
+            let (part, rest) = from.split_at(field.unit * field.count);
+            for (unit, from) in units.chunks_exact_mut(PANEL_ROWS * field.unit).zip(part.chunks_exact(field.unit)) {
+                let unit = &mut unit[r * field.unit..][..field.unit];
+                unit.copy_from_slice(from);
+                // Fields with a transformation have units of four bytes, each of which it changes by itself.
+                apply_transform(field.transform, unit, gather_fifth_bits);
+            }
+            (to, from) = (after, rest);
         }
     }
 }
@@ -158,6 +217,42 @@ fn interleave<const UNIT: usize>(rows: &[&[u8]; PANEL_ROWS], from: usize, to: &m
 fn store_columns<const N: usize>(columns: &[Vector; N], at: usize, square: &mut [u8]) {
     for (column, units) in columns.iter().zip(square.chunks_exact_mut(PANEL_ROWS * size_of::<Vector>() / N)) {
         units[at..at + column.len()].copy_from_slice(column);
+    }
+}
+
+/// The inverse of [`interleave`]: writes the units of each row to its place, from byte `to` of the row on.
+#[inline(always)]
+fn separate<const UNIT: usize>(from: &[u8], rows: &mut [u8], to: usize) {
+    const VECTOR: usize = size_of::<Vector>();
+    const SQUARE: usize = PANEL_ROWS * VECTOR;
+    let stride = rows.len() / PANEL_ROWS;
+    let whole = if UNIT == 1 { 0 } else { from.len() / SQUARE * SQUARE };
+    let (squares, rest) = from.split_at(whole);
+    let mut at = to;
+    for square in squares.chunks_exact(SQUARE) {
+        // Vector `j` of the square: the units `j` of some rows side by side.
+        let units = |r: usize, j: usize| {
+            square[(j * PANEL_ROWS + r) * UNIT..].first_chunk().expect("a vector's bytes of each unit")
+        };
+        let mut store = |row: usize, bytes: &Vector| rows[row * stride + at..][..VECTOR].copy_from_slice(bytes);
+        if UNIT == 2 {
+            for r in [0, 8] {
+                let parts = transpose_8x8_u16(array::from_fn(|j| units(r, j)));
+                (0..8).for_each(|i| store(r + i, &parts[i]));
+            }
+        } else {
+            for r in [0, 4, 8, 12] {
+                let parts = transpose_4x4_u32(array::from_fn(|j| units(r, j)));
+                (0..4).for_each(|i| store(r + i, &parts[i]));
+            }
+        }
+        at += VECTOR;
+    }
+    for units in rest.chunks_exact(PANEL_ROWS * UNIT) {
+        for (unit, row) in units.chunks_exact(UNIT).zip(rows.chunks_exact_mut(stride)) {
+            row[at..at + UNIT].copy_from_slice(unit);
+        }
+        at += UNIT;
     }
 }
 
@@ -227,6 +322,15 @@ mod tests {
                 unpack_row(dtype, &panel, r, &mut got);
                 assert!(got == *row, "{dtype} row {r}");
             }
+            let mut all = vec![0; PANEL_ROWS * bytes];
+            unpack(dtype, &panel, &mut all);
+            assert!(all == rows.concat(), "{dtype}");
+            // Row by row in any order, over other bytes, the same panel.
+            let mut again: Vec<u8> = panel.iter().map(|b| !b).collect();
+            for r in (0..PANEL_ROWS).rev() {
+                pack_row(dtype, &rows[r], r, &mut again);
+            }
+            assert!(again == panel, "{dtype}");
         }
         assert_eq!(types, DType::with_capability(Capability::Simd).count());
     }

@@ -225,8 +225,8 @@ impl CpuProgram {
             let guard = same_memory[0].0.lock_layout(requirements, version, pool, locking)?;
             let Some(guard) = guard else { return Ok(None) };
             for &(_, slot, base) in same_memory {
-                if version != Some(guard.version()) {
-                    lock(&self.known_versions)[slot] = Some((base, guard.version()));
+                if let Some(now) = guard.version().filter(|&now| version != Some(now)) {
+                    lock(&self.known_versions)[slot] = Some((base, now));
                 }
                 bound.slots[slot] = (bound.guards.len(), base);
             }

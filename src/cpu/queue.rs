@@ -178,12 +178,13 @@ impl Queue for CpuQueue {
             && let Some(_turn) = executor.try_begin_transfer(src.bytes())
         {
             let (offset, bytes) = (src.offset() as usize, src.bytes() as usize);
-            if let Some(bytes) = executor.record_failure(|_| memory.read(offset, bytes, Locking::Try))? {
-                return Ok(PendingRead::ready(bytes));
+            let mut read = Vec::new();
+            if executor.record_failure(|_| memory.read(offset, bytes, &mut read, Locking::Try))? {
+                return Ok(PendingRead::ready(read));
             }
         }
         let (to, pending) = PendingRead::new();
-        self.submit(CpuCommand::Download { src, to })?;
+        self.submit(CpuCommand::Download { src, to, read: Vec::new() })?;
         Ok(pending)
     }
 

@@ -25,19 +25,19 @@ impl CpuMemory {
         pool: &Pool,
         locking: Locking<'_>,
     ) -> Result<bool, DeviceError> {
-        let panels = self.convert(spans, Layout::Panels, Some(pool), locking)?;
+        let panels = self.convert(spans, Layout::Panels, pool, locking)?;
         let rests = unconverted(spans, panels);
         rests.iter().for_each(|rest| map.unmark_packed(rest));
         Ok(rests.is_empty())
     }
 
     /// Converts spans to rows, which were removed from the map. False: the conversion gave way, and the map records the panels
-    /// that it has not converted; they stay excluded from packing.
+    /// that it has not converted; packing them again stays delayed.
     pub(super) fn unpack(
         &self,
         map: &mut LayoutMap,
         spans: &[PanelSpan],
-        pool: Option<&Pool>,
+        pool: &Pool,
         locking: Locking<'_>,
     ) -> Result<bool, DeviceError> {
         let panels = self.convert(spans, Layout::Rows, pool, locking)?;
@@ -53,7 +53,7 @@ impl CpuMemory {
         &self,
         spans: &[PanelSpan],
         to: Layout,
-        pool: Option<&Pool>,
+        pool: &Pool,
         locking: Locking<'_>,
     ) -> Result<usize, DeviceError> {
         // Panels up to and including each span.
@@ -95,7 +95,7 @@ impl CpuMemory {
                         scratch.copy_from_slice(panel);
                         match to {
                             Layout::Panels => pack_panel(span, &scratch, panel),
-                            Layout::Rows => unpack_panel(span, &scratch, panel),
+                            Layout::Rows => panel::unpack(span.layout.dtype, &scratch, panel),
                         }
                         Ok(())
                     },
@@ -108,10 +108,7 @@ impl CpuMemory {
                 failed.store(true, Relaxed);
             }
         };
-        match pool {
-            Some(pool) => pool.run(true, &job),
-            None => job(true),
-        }
+        pool.run(true, &job);
         if failed.into_inner() {
             return Err(DeviceError::Bug("converting a range between rows and panels failed".to_owned()));
         }
@@ -136,10 +133,4 @@ fn unconverted(spans: &[PanelSpan], mut panels: usize) -> Vec<PanelSpan> {
 pub(super) fn pack_panel(span: &PanelSpan, rows: &[u8], panel: &mut [u8]) {
     let n = span.layout.row_bytes;
     panel::pack(span.layout.dtype, &std::array::from_fn(|r| &rows[r * n..][..n]), panel);
-}
-
-pub(super) fn unpack_panel(span: &PanelSpan, panel: &[u8], rows: &mut [u8]) {
-    for (r, row) in rows.chunks_exact_mut(span.layout.row_bytes).enumerate() {
-        panel::unpack_row(span.layout.dtype, panel, r, row);
-    }
 }

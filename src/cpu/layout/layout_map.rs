@@ -4,15 +4,22 @@
 use crate::cpu::panel::{self, PANEL_ROWS};
 use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Smallest tensor worth packing, in bytes. Spans share no byte, and neither do excluded ranges, so each list of a memory has
-/// at most one entry per this many bytes: the lists take some 0.3% of the memory.
+/// Smallest tensor worth packing, in bytes. Spans share no byte, and neither do ranges with a delay, so each list of a memory
+/// has at most one entry per this many bytes: the lists take some 0.5% of the memory.
 pub(super) const MIN_PACKED_BYTES: usize = 16 << 10;
 
 /// Largest panel in bytes. Rewriting a panel needs scratch of its size, which is charged to no memory budget. Rows of 128 KiB
 /// are far longer than those of any model.
 const MAX_PANEL_BYTES: usize = PANEL_ROWS * (128 << 10);
+
+/// Runs that multiply a tensor as rows, after a program has needed it as rows for the first time, before it is packed again.
+/// A conversion there and back takes about as long as ten products of one column.
+pub(super) const FIRST_REPACK_DELAY: u32 = 16;
+
+/// The longest delay: a tensor that programs need in both layouts for ever is then converted every 1024 runs.
+const MAX_REPACK_DELAY: u32 = 1024;
 
 /// Type and length of the rows of a panel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -71,16 +78,33 @@ pub(super) fn shifted(range: &Range<usize>, by: usize) -> Option<Range<usize>> {
     Some(range.start.checked_add(by)?..range.end.checked_add(by)?)
 }
 
-/// Layout of a memory: the packed spans, the excluded ranges and the pinned ranges.
+/// Layout of a memory: the packed spans, the delays of packing, and the pinned ranges.
 #[derive(Debug)]
 pub(super) struct LayoutMap {
     /// Spans that hold panels; sorted and disjoint.
     packed: Vec<PanelSpan>,
-    /// Ranges that must not be packed again, because they were packed and then accessed as rows; sorted and disjoint.
-    excluded: Vec<Range<usize>>,
+    /// Sorted and disjoint.
+    delays: Vec<RepackDelay>,
     /// Ranges that uploads are writing piece by piece, one entry per upload.
     pinned: Vec<Range<usize>>,
     version: u64,
+}
+
+/// A range that was packed until a program needed it as rows. Products then read it as rows for a number of runs before it is
+/// packed again, so that two programs that need it in different layouts do not convert it back and forth.
+#[derive(Debug)]
+struct RepackDelay {
+    range: Range<usize>,
+    /// Runs of the last delay. The next delay is twice as long.
+    runs: u32,
+    /// Runs that are left of it: counted down under the shared lock.
+    left: AtomicU32,
+}
+
+impl RepackDelay {
+    fn is_over(&self) -> bool {
+        self.left.load(Ordering::Relaxed) == 0
+    }
 }
 
 /// Versions are unique in a process: equal versions mean the same memory in the same state.
@@ -95,7 +119,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 
 impl LayoutMap {
     pub(super) fn new() -> LayoutMap {
-        LayoutMap { packed: Vec::new(), excluded: Vec::new(), pinned: Vec::new(), version: next_version() }
+        LayoutMap { packed: Vec::new(), delays: Vec::new(), pinned: Vec::new(), version: next_version() }
     }
 
     /// Version of the map; changes with every change of the layout.
@@ -129,15 +153,35 @@ impl LayoutMap {
         }
     }
 
-    /// Whether a row-major range may be packed.
-    pub(super) fn may_pack(&self, range: &Range<usize>) -> bool {
-        self.is_row_major(range) && !self.is_excluded(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
+    /// The packed spans that overlap a range, in ascending order.
+    pub(super) fn packed_in(&self, range: &Range<usize>) -> &[PanelSpan] {
+        &self.packed[self.packed_indices(range)]
     }
 
-    /// Whether some byte of a range is excluded from packing.
-    pub(super) fn is_excluded(&self, range: &Range<usize>) -> bool {
-        let next = self.excluded.partition_point(|excluded| excluded.end <= range.start);
-        self.excluded.get(next).is_some_and(|excluded| overlap(excluded, range))
+    /// Whether a row-major range may be packed.
+    pub(super) fn may_pack(&self, range: &Range<usize>) -> bool {
+        self.is_row_major(range) && !self.is_delayed(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
+    }
+
+    /// Whether some byte of a range must not be packed yet: see [`LayoutMap::count_run`].
+    pub(super) fn is_delayed(&self, range: &Range<usize>) -> bool {
+        self.delays_of(range).iter().any(|delay| !delay.is_over())
+    }
+
+    /// Counts a run that multiplies a range as rows. False if packing it was not delayed.
+    pub(super) fn count_run(&self, range: &Range<usize>) -> bool {
+        let mut delayed = false;
+        for delay in self.delays_of(range) {
+            let count = |left: u32| left.checked_sub(1);
+            delayed |= delay.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok();
+        }
+        delayed
+    }
+
+    fn delays_of(&self, range: &Range<usize>) -> &[RepackDelay] {
+        let first = self.delays.partition_point(|delay| delay.range.end <= range.start);
+        let count = self.delays[first..].partition_point(|delay| delay.range.start < range.end);
+        &self.delays[first..first + count]
     }
 
     /// What has yet to be packed of a span: all of it, or the rest behind the panels that an unfinished conversion has packed.
@@ -149,7 +193,7 @@ impl LayoutMap {
             _ => return None,
         };
         let rest = PanelSpan { range: start..span.range.end, layout: span.layout };
-        (!rest.range.is_empty() && !self.is_excluded(&span.range) && self.may_pack(&rest.range)).then_some(rest)
+        (!rest.range.is_empty() && !self.is_delayed(&span.range) && self.may_pack(&rest.range)).then_some(rest)
     }
 
     /// Records panels as packed. They are all of a span that begins at `start`, or continue what is packed of it. The caller
@@ -178,8 +222,8 @@ impl LayoutMap {
         self.version = next_version();
     }
 
-    /// Removes the packed spans that overlap a range and excludes them from packing. Returns them: the caller has to convert
-    /// them to rows.
+    /// Removes the packed spans that overlap a range, because a program needs it as rows, and delays packing them again.
+    /// Returns them: the caller has to convert them to rows.
     pub(super) fn remove_packed(&mut self, range: &Range<usize>) -> Vec<PanelSpan> {
         let at = self.packed_indices(range);
         if at.is_empty() {
@@ -188,22 +232,28 @@ impl LayoutMap {
         self.version = next_version();
         let removed: Vec<PanelSpan> = self.packed.drain(at).collect();
         for span in &removed {
-            self.exclude(span.range.clone());
+            self.delay(span.range.clone());
         }
         removed
     }
 
-    fn exclude(&mut self, mut range: Range<usize>) {
-        let first = self.excluded.partition_point(|excluded| excluded.end < range.start);
-        let count = self.excluded[first..].partition_point(|excluded| excluded.start <= range.end);
-        // Adjacent ranges are merged, so that the list stays short.
-        for neighbour in self.excluded.drain(first..first + count) {
-            range = range.start.min(neighbour.start)..range.end.max(neighbour.end);
+    /// Delays packing of a range. A delay that is not over goes on: the conversion to rows gave way, and is under way again.
+    fn delay(&mut self, mut range: Range<usize>) {
+        let first = self.delays.partition_point(|delay| delay.range.end <= range.start);
+        let count = self.delays[first..].partition_point(|delay| delay.range.start < range.end);
+        let (mut runs, mut left) = (0, 0);
+        for delay in self.delays.drain(first..first + count) {
+            range = range.start.min(delay.range.start)..range.end.max(delay.range.end);
+            (runs, left) = (runs.max(delay.runs), left.max(delay.left.into_inner()));
         }
-        self.excluded.insert(first, range);
+        if left == 0 {
+            runs = (2 * runs).clamp(FIRST_REPACK_DELAY, MAX_REPACK_DELAY);
+            left = runs;
+        }
+        self.delays.insert(first, RepackDelay { range, runs, left: AtomicU32::new(left) });
     }
 
-    /// Removes the packed spans inside a range that is about to be overwritten, without excluding them.
+    /// Removes the packed spans inside a range that is about to be overwritten: they may be packed again at once.
     pub(super) fn forget_overwritten(&mut self, range: &Range<usize>) {
         let inside = |span: &PanelSpan| range.start <= span.range.start && span.range.end <= range.end;
         let mut at = self.packed_indices(range);

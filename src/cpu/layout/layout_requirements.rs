@@ -117,4 +117,11 @@ impl LayoutRequirements {
             && self.rows_or_panels.iter().all(rows_or_these_panels)
             && self.rows_only.iter().all(row_major)
     }
+
+    /// Counts a run for each span that the run would have as panels, but reads as rows because packing it is delayed. Returns
+    /// whether there are such spans; `base` as in [`LayoutRequirements::satisfied_by`].
+    pub(super) fn count_delayed(&self, base: usize, map: &LayoutMap) -> bool {
+        let spans = self.prefer_panels.iter().filter_map(|span| span.shifted(base));
+        spans.filter(|span| map.count_run(&span.range)).count() > 0
+    }
 }

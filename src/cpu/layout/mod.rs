@@ -3,34 +3,40 @@
 //!
 //! Repacking happens in two places. A program packs the weights (first sources) of its matrix products before its first node
 //! runs ([`CpuMemory::lock_layout`]), and an upload of a whole weight packs it as it arrives ([`CpuMemory::upload`]). The
-//! layout is invisible to every other access: the whole span is converted back to rows first, and is then excluded from packing
-//! for the life of the memory, so that two uses of one tensor do not convert it back and forth. An access that overwrites the
-//! whole span only removes it from the map; the span may be packed again.
+//! layout is invisible to every other access:
+//! - A transfer sees rows and leaves panels packed: reads unpack into the reader's bytes, writes to a part of a tensor pack into
+//!   the panels that they touch (`row_access`). A transfer that overwrites the whole span removes it from the map, since another
+//!   tensor may take its place; the span may be packed again.
+//! - A program with a kernel that needs rows, or writes them, converts the whole span back. Then packing is delayed: the next
+//!   16 runs multiply the span as rows, and twice as many after each further conversion, so that two programs that use one tensor
+//!   in different ways do not convert it back and forth.
 //!
 //! # Locks
 //! Queues of one process may share a memory and read it at the same time, without timeline points that order them. Therefore
 //! each memory has a lock over its layout, not over its content. Programs and transfers hold it shared while they run; a
-//! conversion holds it exclusively. Deadlock is impossible:
+//! conversion and a write into panels hold it exclusively. Deadlock is impossible:
 //! - a thread locks each memory at most once at a time, so a waiting conversion cannot block a second request of a thread that
 //!   holds the lock;
 //! - a thread locks several memories in the order of their addresses ([`lock_order`]);
 //! - while it holds locks, a thread waits only for locks of later memories and for the pool, and the thread that runs on the
 //!   pool has all its locks. A thread holds no lock while it waits for a timeline point, completes a pending read or reads the
-//!   source of an upload. An upload in pieces *pins* its range instead: a pinned range stays row-major without a lock.
+//!   source of an upload. An upload in pieces *pins* its range instead: a pinned range stays row-major without a lock. An upload
+//!   over a part of a packed span locks the memory for each of its pieces.
 //!
 //! The threads for short commands of all queues wait for no lock ([`Locking::Try`]).
 //!
 //! A conversion of a huge tensor gives way to other queues ([`Locking::GiveWay`]): the map records the panels that it has
-//! converted, and the next access goes on. In between, the tensor is packed in part. Every access that cannot use this state
-//! finishes it, to panels where packing is allowed and to rows otherwise; as the way to rows excludes the tensor from packing
-//! first, two accesses cannot convert it back and forth.
+//! converted, and the next program that needs the conversion goes on. In between, the tensor is packed in part. A program that
+//! cannot use this state finishes it, to panels where packing is allowed and to rows otherwise; as the way to rows delays
+//! packing first, two programs cannot convert it back and forth.
 //!
-//! Start with [`CpuMemory`]. Conversions are in `conversion`, the map is in `layout_map`, the combination of a program's accesses in `layout_requirements`, what
-//! copies bytes in `transfers`.
+//! Start with [`CpuMemory`]. Conversions are in `conversion`, accesses to rows in `row_access`, the map is in `layout_map`, the
+//! combination of a program's accesses in `layout_requirements`, what copies bytes in `transfers`.
 
 mod conversion;
 mod layout_map;
 mod layout_requirements;
+mod row_access;
 #[cfg(test)]
 mod tests;
 mod transfers;
@@ -79,13 +85,21 @@ pub(super) struct CpuMemory {
     map: RwLock<LayoutMap>,
 }
 
-/// How a transfer accesses a range.
-#[derive(Clone, Copy)]
-enum TransferAccess {
-    /// Overwrites the whole range: packed spans inside it need no conversion to rows.
-    Overwrite,
-    /// Reads the range: it must be row-major first.
-    Read,
+/// A lock for writes to a range: see [`CpuMemory::lock_for_write`].
+enum WriteLock<'a> {
+    /// The range is row-major.
+    Shared(RwLockReadGuard<'a, LayoutMap>),
+    /// Some bytes of the range may be packed, and no other thread reads the memory.
+    Exclusive(RwLockWriteGuard<'a, LayoutMap>),
+}
+
+impl WriteLock<'_> {
+    fn map(&self) -> &LayoutMap {
+        match self {
+            WriteLock::Shared(map) => map,
+            WriteLock::Exclusive(map) => map,
+        }
+    }
 }
 
 /// What an access does while another thread has the layout locked, or when the layout has to be converted first.
@@ -94,7 +108,8 @@ pub(super) enum Locking<'a> {
     /// It waits for the lock and converts the layout until the closure returns true: then the access stops after some progress,
     /// and is tried again later.
     GiveWay(&'a (dyn Fn() -> bool + Sync)),
-    /// It does nothing, so that it takes no longer than its own work.
+    /// It does nothing, so that it takes no longer than its own work. Nor does a transfer of more than a quarter of a megabyte
+    /// that has to unpack panels.
     Try,
 }
 
@@ -122,9 +137,9 @@ impl CpuMemory {
 
     /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
-    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and the
-    /// range is not excluded, the range holds panels afterwards. Conversions and packing happen in turns of `begin_turn`. If `fill` fails, the range counts as row-major and its bytes
-    /// are unspecified.
+    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and
+    /// packing is not delayed, the range holds panels afterwards. Packing happens in turns of `begin_turn`. If `fill` fails, the
+    /// bytes of the range are unspecified.
     pub(super) fn upload(
         &self,
         offset: usize,
@@ -137,8 +152,8 @@ impl CpuMemory {
         let span = tensor
             .and_then(|tensor| PanelSpan::of(offset, tensor))
             .filter(|s| s.range == range && bytes >= MIN_PACKED_BYTES);
-        let pin = self.pin(range.clone(), begin_turn)?;
-        match span.filter(|span| !self.read_map().is_excluded(&span.range)) {
+        let Some(pin) = self.pin(range.clone())? else { return self.upload_into_panels(range, begin_turn, fill) };
+        match span.filter(|span| !self.read_map().is_delayed(&span.range)) {
             Some(span) => {
                 self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived, begin_turn))?;
                 pin.finish_packed(span);
@@ -155,6 +170,24 @@ impl CpuMemory {
                 });
                 done?;
             }
+        }
+        Ok(())
+    }
+
+    /// An upload over a part of a packed span, which stays packed: each piece is staged and packed.
+    fn upload_into_panels(
+        &self,
+        range: Range<usize>,
+        begin_turn: &BeginTurn<'_>,
+        fill: &mut PieceSource<'_>,
+    ) -> Result<(), DeviceError> {
+        let mut staging = vec![0; PACK_PIECE.min(range.len())];
+        for at in range.clone().step_by(PACK_PIECE) {
+            let piece = &mut staging[..PACK_PIECE.min(range.end - at)];
+            fill(piece)?;
+            // Of the long lane: a program that needs the memory would otherwise wait for the lock in the only turn of that lane.
+            let _turn = begin_turn(Lane::Long);
+            self.write(at, piece, Locking::GiveWay(&|| false))?;
         }
         Ok(())
     }
@@ -233,10 +266,11 @@ impl CpuMemory {
         locking: Locking<'_>,
     ) -> Result<Option<LayoutGuard<'_>>, DeviceError> {
         let Some(map) = self.read_map_with(locking) else { return Ok(None) };
-        if known_version == Some(map.version())
-            || requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map))
-        {
-            return Ok(Some(LayoutGuard { pages: &self.pages, map }));
+        if known_version == Some(map.version()) {
+            return Ok(Some(LayoutGuard { pages: &self.pages, map, is_final: true }));
+        }
+        if requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map)) {
+            return Ok(Some(self.layout_guard(map, requirements)));
         }
         if let Locking::Try = locking {
             return Ok(None);
@@ -246,7 +280,7 @@ impl CpuMemory {
         let mut rests = Vec::new();
         for (requirements, base) in requirements.clone() {
             // A tensor that is packed in part is packed completely also for kernels without a preference: the conversion to
-            // rows would exclude it from packing.
+            // rows would delay packing.
             let begun = |span: &PanelSpan| !map.is_row_major(&span.range);
             let in_part = requirements.rows_or_panels.iter().filter_map(|span| span.shifted(base)).filter(begun);
             let in_part: Vec<_> = in_part.collect();
@@ -264,7 +298,7 @@ impl CpuMemory {
         }
         // After all packing, because regions bound to two slots may share bytes.
         let mut spans = Vec::new();
-        for (requirements, base) in requirements {
+        for (requirements, base) in requirements.clone() {
             for range in requirements.rows_only.iter().filter_map(|range| shifted(range, base)) {
                 spans.append(&mut map.remove_packed(&range));
             }
@@ -279,10 +313,20 @@ impl CpuMemory {
                 }
             }
         }
-        if !self.unpack(&mut map, &spans, Some(pool), locking)? {
+        if !self.unpack(&mut map, &spans, pool, locking)? {
             return Ok(None);
         }
-        Ok(Some(LayoutGuard { pages: &self.pages, map: RwLockWriteGuard::downgrade(map) }))
+        Ok(Some(self.layout_guard(RwLockWriteGuard::downgrade(map), requirements)))
+    }
+
+    /// The guard of a run, which is counted where packing is delayed.
+    fn layout_guard<'a, 'n>(
+        &'a self,
+        map: RwLockReadGuard<'a, LayoutMap>,
+        requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)>,
+    ) -> LayoutGuard<'a> {
+        let delayed = requirements.filter(|(requirements, base)| requirements.count_delayed(*base, &map)).count();
+        LayoutGuard { pages: &self.pages, map, is_final: delayed == 0 }
     }
 
     fn read_map(&self) -> RwLockReadGuard<'_, LayoutMap> {
@@ -305,67 +349,19 @@ impl CpuMemory {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Converts the ranges to rows where needed, in the given order, and returns a shared lock. `None`: see [`Locking`]; the
-    /// next call goes on with the conversion.
-    fn lock_as_rows(
-        &self,
-        accesses: &[(Range<usize>, TransferAccess)],
-        locking: Locking<'_>,
-    ) -> Result<Option<RwLockReadGuard<'_, LayoutMap>>, DeviceError> {
-        let Some(map) = self.read_map_with(locking) else { return Ok(None) };
-        if accesses.iter().all(|(range, _)| map.is_row_major(range)) {
-            return Ok(Some(map));
+    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock. `None`: the
+    /// upload overwrites a part of a packed span.
+    fn pin(&self, range: Range<usize>) -> Result<Option<PinnedRange<'_>>, DeviceError> {
+        if range.end > self.pages.bytes() {
+            return Err(OUT_OF_BOUNDS);
         }
-        if let Locking::Try = locking {
+        let mut map = self.write_map();
+        map.forget_overwritten(&range);
+        if !map.is_row_major(&range) {
             return Ok(None);
         }
-        drop(map);
-        let mut map = self.write_map();
-        for (range, access) in accesses {
-            if !self.convert_to_rows(&mut map, range, *access, locking)? {
-                return Ok(None);
-            }
-        }
-        Ok(Some(RwLockWriteGuard::downgrade(map)))
-    }
-
-    /// False: the conversion gave way.
-    fn convert_to_rows(
-        &self,
-        map: &mut LayoutMap,
-        range: &Range<usize>,
-        access: TransferAccess,
-        locking: Locking<'_>,
-    ) -> Result<bool, DeviceError> {
-        if range.end > self.pages.bytes() {
-            return Err(OUT_OF_BOUNDS);
-        }
-        if let TransferAccess::Overwrite = access {
-            map.forget_overwritten(range);
-        }
-        let spans = map.remove_packed(range);
-        self.unpack(map, &spans, None, locking)
-    }
-
-    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock. Spans that
-    /// it overwrites in part are converted first, in turns.
-    fn pin(&self, range: Range<usize>, begin_turn: &BeginTurn<'_>) -> Result<PinnedRange<'_>, DeviceError> {
-        let mut map = self.write_map();
-        if range.end <= self.pages.bytes() {
-            map.forget_overwritten(&range);
-        }
-        while !map.is_row_major(&range) {
-            drop(map);
-            // Of the long lane: a program that needs the memory would otherwise wait for this lock in the only turn of that lane.
-            let turn = begin_turn(Lane::Long);
-            map = self.write_map();
-            self.convert_to_rows(&mut map, &range, TransferAccess::Overwrite, Locking::GiveWay(&|| turn.is_over()))?;
-        }
-        if range.end > self.pages.bytes() {
-            return Err(OUT_OF_BOUNDS);
-        }
         map.pin(range.clone());
-        Ok(PinnedRange { memory: self, range })
+        Ok(Some(PinnedRange { memory: self, range }))
     }
 }
 
@@ -410,12 +406,14 @@ impl Drop for PinnedRange<'_> {
 pub(super) struct LayoutGuard<'a> {
     pages: &'a HostMemory,
     map: RwLockReadGuard<'a, LayoutMap>,
+    /// Whether the run has the layout that it prefers, as far as packing is allowed at all.
+    is_final: bool,
 }
 
 impl LayoutGuard<'_> {
-    /// The version of the map, for [`CpuMemory::lock_layout`].
-    pub(super) fn version(&self) -> u64 {
-        self.map.version()
+    /// The version of the map, for [`CpuMemory::lock_layout`]. `None` while packing is delayed: the next run has to check.
+    pub(super) fn version(&self) -> Option<u64> {
+        self.is_final.then(|| self.map.version())
     }
 
     /// View of a tensor for a kernel; `panels` if the kernel can read panels. `None` if the tensor does not lie inside the

@@ -1,35 +1,57 @@
-//! Transfers: writes, reads, fills and copies of ranges, as rows.
+//! Transfers: writes, reads, fills and copies of ranges, as rows. None of them changes the layout of a span that it does not
+//! overwrite as a whole.
 
-use super::{CpuMemory, Locking, OUT_OF_BOUNDS, TransferAccess, byte_range, check_bounds, lock_order};
+use super::{CpuMemory, Locking, OUT_OF_BOUNDS, WriteLock, byte_range, check_bounds, lock_order};
 use crate::device::DeviceError;
 use std::cmp::Ordering;
+use std::ops::Range;
 
-/// Bytes of a fill or a copy between two checks whether to give way: about a millisecond.
+/// Bytes of a transfer between two checks whether to give way: about a millisecond.
 const PIECE_BYTES: usize = 4 << 20;
 
+/// As [`PIECE_BYTES`], where panels are packed or unpacked. A piece of a copy is staged, in the L2 cache.
+const PANEL_PIECE_BYTES: usize = 256 << 10;
+
 impl CpuMemory {
-    /// Writes bytes at an offset. `None`: nothing was written, see [`Locking`].
+    /// Writes bytes at an offset, as many as a queue stages at most. `None`: nothing was written, see [`Locking`].
     pub(in crate::cpu) fn write(
         &self,
         offset: usize,
         src: &[u8],
         locking: Locking<'_>,
     ) -> Result<Option<()>, DeviceError> {
-        let accesses = [(byte_range(offset, src.len())?, TransferAccess::Overwrite)];
-        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
-        check_bounds(self.pages.write(offset, src)).map(Some)
+        let range = byte_range(offset, src.len())?;
+        let Some(mut lock) = self.lock_for_write(&range, None, locking)? else { return Ok(None) };
+        self.write_rows(&mut lock, offset, src).map(Some)
     }
 
-    /// Reads bytes from an offset on. `None`: see [`Locking`].
+    /// Appends `bytes` bytes from an offset on to `out`, which holds what earlier calls have read of them. False: there is a
+    /// rest, see [`Locking`].
     pub(in crate::cpu) fn read(
         &self,
         offset: usize,
         bytes: usize,
+        out: &mut Vec<u8>,
         locking: Locking<'_>,
-    ) -> Result<Option<Vec<u8>>, DeviceError> {
-        let accesses = [(byte_range(offset, bytes)?, TransferAccess::Read)];
-        let Some(_guard) = self.lock_as_rows(&accesses, locking)? else { return Ok(None) };
-        self.pages.read(offset, bytes).ok_or(OUT_OF_BOUNDS).map(Some)
+    ) -> Result<bool, DeviceError> {
+        let range = byte_range(offset, bytes)?;
+        if range.end > self.pages.bytes() {
+            return Err(OUT_OF_BOUNDS);
+        }
+        let Some(map) = self.read_map_with(locking) else { return Ok(false) };
+        let piece_bytes = if map.is_row_major(&range) { PIECE_BYTES } else { PANEL_PIECE_BYTES };
+        if matches!(locking, Locking::Try) && bytes > piece_bytes {
+            return Ok(false);
+        }
+        out.reserve_exact(bytes - out.len());
+        while out.len() < bytes {
+            let at = offset + out.len();
+            self.read_rows(&map, at..range.end.min(at + piece_bytes), out)?;
+            if out.len() < bytes && gives_way(locking) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Sets bytes to a value, of which earlier calls have set the first `done`. Returns how many are set now: fewer than `bytes`
@@ -43,11 +65,17 @@ impl CpuMemory {
         locking: Locking<'_>,
     ) -> Result<usize, DeviceError> {
         let range = byte_range(offset, bytes)?;
-        let rest = [(range.start + done..range.end, TransferAccess::Overwrite)];
-        let Some(_guard) = self.lock_as_rows(&rest, locking)? else { return Ok(done) };
+        let rest = range.start + done..range.end;
+        let Some(mut lock) = self.lock_for_write(&rest, None, locking)? else { return Ok(done) };
+        let packed = !lock.map().is_row_major(&rest);
+        let piece = vec![value; if packed { PANEL_PIECE_BYTES.min(bytes) } else { 0 }];
         while done < bytes {
-            let n = PIECE_BYTES.min(bytes - done);
-            check_bounds(self.pages.fill(offset + done, n, value))?;
+            let n = (bytes - done).min(if packed { PANEL_PIECE_BYTES } else { PIECE_BYTES });
+            if packed {
+                self.write_rows(&mut lock, offset + done, &piece[..n])?;
+            } else {
+                check_bounds(self.pages.fill(offset + done, n, value))?;
+            }
             done += n;
             if done < bytes && gives_way(locking) {
                 break;
@@ -58,37 +86,43 @@ impl CpuMemory {
 
     /// Copies between two memories or inside one; the ranges may overlap. Earlier calls with the same ranges have copied `done`
     /// bytes. Returns how many are copied now: fewer than `bytes` if the call gave way, see [`Locking`].
-    pub(in crate::cpu) fn copy_from<'s>(
-        &'s self,
+    pub(in crate::cpu) fn copy_from(
+        &self,
         to: usize,
-        src: &'s CpuMemory,
+        src: &CpuMemory,
         from: usize,
         bytes: usize,
         mut done: usize,
         locking: Locking<'_>,
     ) -> Result<usize, DeviceError> {
-        byte_range(from, bytes)?;
-        byte_range(to, bytes)?;
+        let (source, destination) = (byte_range(from, bytes)?, byte_range(to, bytes)?);
+        if source.end > src.pages.bytes() || destination.end > self.pages.bytes() {
+            return Err(OUT_OF_BOUNDS);
+        }
         // If the ranges overlap, no piece may overwrite bytes that a later one reads.
         let ascending = to <= from;
         let rest = if ascending { done..bytes } else { 0..bytes - done };
         let (reads, writes) = (from + rest.start..from + rest.end, to + rest.start..to + rest.end);
-        let (reads, writes) = ((reads, TransferAccess::Read), (writes, TransferAccess::Overwrite));
-        let accesses: &[(&'s CpuMemory, &[_])] = match lock_order(src, self) {
-            // The source is converted to rows before the destination's spans are removed from the map.
-            Ordering::Equal => &[(self, &[reads, writes])],
-            Ordering::Less => &[(src, &[reads]), (self, &[writes])],
-            Ordering::Greater => &[(self, &[writes]), (src, &[reads])],
+        let Some((mut lock, source)) = self.lock_for_copy(src, &reads, &writes, locking)? else { return Ok(done) };
+        let is_packed = |lock: &WriteLock<'_>| {
+            let of_source = source.as_deref().unwrap_or_else(|| lock.map());
+            !of_source.is_row_major(&reads) || !lock.map().is_row_major(&writes)
         };
-        let lock = |(memory, accesses): &(&'s CpuMemory, &[_])| memory.lock_as_rows(accesses, locking).transpose();
-        let guards = accesses.iter().map(lock).collect::<Option<Result<Vec<_>, _>>>().transpose()?;
-        if guards.is_none() {
+        let packed = is_packed(&lock);
+        if packed && matches!(locking, Locking::Try) && bytes > PANEL_PIECE_BYTES {
             return Ok(done);
         }
+        let mut piece = Vec::new();
         while done < bytes {
-            let n = PIECE_BYTES.min(bytes - done);
+            let n = (bytes - done).min(if packed { PANEL_PIECE_BYTES } else { PIECE_BYTES });
             let at = if ascending { done } else { bytes - done - n };
-            check_bounds(self.pages.copy_from(to + at, &src.pages, from + at, n))?;
+            if packed {
+                piece.clear();
+                src.read_rows(source.as_deref().unwrap_or_else(|| lock.map()), from + at..from + at + n, &mut piece)?;
+                self.write_rows(&mut lock, to + at, &piece)?;
+            } else {
+                check_bounds(self.pages.copy_from(to + at, &src.pages, from + at, n))?;
+            }
             done += n;
             if done < bytes && gives_way(locking) {
                 break;
@@ -96,7 +130,31 @@ impl CpuMemory {
         }
         Ok(done)
     }
+
+    /// The lock for a copy's writes to `self`, and the one for its reads of `src`, unless that is the same memory. `None`: see
+    /// [`Locking`].
+    fn lock_for_copy<'a>(
+        &'a self,
+        src: &'a CpuMemory,
+        reads: &Range<usize>,
+        writes: &Range<usize>,
+        locking: Locking<'_>,
+    ) -> Result<Option<CopyLocks<'a>>, DeviceError> {
+        Ok(match lock_order(src, self) {
+            Ordering::Equal => self.lock_for_write(writes, Some(reads), locking)?.map(|lock| (lock, None)),
+            Ordering::Less => {
+                let Some(source) = src.read_map_with(locking) else { return Ok(None) };
+                self.lock_for_write(writes, None, locking)?.map(|lock| (lock, Some(source)))
+            }
+            Ordering::Greater => {
+                let Some(lock) = self.lock_for_write(writes, None, locking)? else { return Ok(None) };
+                src.read_map_with(locking).map(|source| (lock, Some(source)))
+            }
+        })
+    }
 }
+
+type CopyLocks<'a> = (WriteLock<'a>, Option<std::sync::RwLockReadGuard<'a, super::LayoutMap>>);
 
 fn gives_way(locking: Locking<'_>) -> bool {
     if let Locking::GiveWay(is_due) = locking { is_due() } else { false }

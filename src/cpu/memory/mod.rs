@@ -127,17 +127,27 @@ impl HostMemory {
         true
     }
 
-    /// Copies bytes out; `None` if the range lies outside.
-    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Option<Vec<u8>> {
-        let src = self.checked_ptr(offset, bytes)?;
-        let mut out = Vec::with_capacity(bytes);
-        // SAFETY: `checked_ptr` has checked the source, and the capacity covers the destination. All `bytes` of it are written
-        // before `set_len`.
+    /// Appends the bytes of a range to `out`; false if the range lies outside.
+    #[must_use]
+    pub(crate) fn append_to(&self, out: &mut Vec<u8>, range: Range<usize>) -> bool {
+        let Some(src) = self.checked_ptr(range.start, range.len()) else { return false };
+        out.reserve(range.len());
+        // SAFETY: `checked_ptr` has checked the source, and the capacity behind the length covers the destination. All bytes up
+        // to the new length are written before `set_len`.
         unsafe {
-            std::ptr::copy_nonoverlapping(src, out.as_mut_ptr(), bytes);
-            out.set_len(bytes);
+            std::ptr::copy_nonoverlapping(src, out.as_mut_ptr().add(out.len()), range.len());
+            out.set_len(out.len() + range.len());
         }
-        Some(out)
+        true
+    }
+
+    /// The bytes of a range that no thread writes while the result lives: panels, whose layout lock the caller holds. `None` if
+    /// it lies outside.
+    pub(crate) fn shared_bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+        let start = self.checked_ptr(range.start, range.len())?;
+        // SAFETY: in bounds and initialised. Only a thread with the exclusive lock of `super::layout` writes panels, and the
+        // caller holds that lock.
+        Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
     /// Sets bytes; false if the range lies outside.

@@ -1,5 +1,6 @@
 //! Which weights of a graph are packed into panels before its products run.
 
+use super::layout_map::FIRST_REPACK_DELAY;
 use super::*;
 
 /// Graphs in which a product's weight has a second use, which decides whether the weight is packed.
@@ -93,9 +94,15 @@ fn second_use_of_a_weight_decides_packing() {
     }
 }
 
-/// A cache is written by one graph and read by the next: it is converted back to rows once and then stays excluded.
-#[test]
-fn written_cache_is_excluded_from_packing() {
+/// A graph that writes rows, and one that multiplies them.
+struct CacheGraphs {
+    written: Arc<Graph>,
+    row: TensorId,
+    ids: TensorId,
+    read: ProductGraph,
+}
+
+fn cache_graphs() -> CacheGraphs {
     let mut g = Builder::new();
     let cache = g.leaf(DType::Q8_0, [K, M, 1, 1]).unwrap();
     let (row, ids) = (g.leaf(DType::F32, [K, 1, 1, 1]).unwrap(), g.leaf(DType::I32, [1, 1, 1, 1]).unwrap());
@@ -103,24 +110,51 @@ fn written_cache_is_excluded_from_packing() {
     let onto = g.view(cache, desc, 0).unwrap();
     g.node_into(Rows::SetRows, &[Some(row), Some(ids), Some(cache)], onto).unwrap();
     let written = Arc::new(g.build().unwrap());
-    let read = product_graph(DType::Q8_0, |_, _| ());
-    let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(3));
-    let bytes = read.graph.slot_sizes()[0].max(written.slot_sizes()[0]);
-    let (buffer, writer, reader) = (fixture.buffer(bytes), fixture.program(&written), fixture.program(&read.graph));
-    fixture.write(&buffer, 0, &weights(&mut rng, DType::Q8_0, K * M));
-    let mut kept = Vec::new();
-    for step in 0..4 {
-        fixture.write(&buffer, offset_of(&written, row), &weights(&mut rng, DType::F32, K));
-        fixture.write(&buffer, offset_of(&written, ids), &(100i32 + step).to_le_bytes());
-        fixture.run(&writer, &buffer);
-        fixture.run(&reader, &buffer);
-        kept.push(fixture.counts.take());
+    CacheGraphs { written, row, ids, read: product_graph(DType::Q8_0, |_, _| ()) }
+}
+
+/// A cache is written by one graph and read by the next, 1, 16, or more times: it is converted back and forth ever more rarely
+/// while both go on, and is packed again once only products use it.
+#[test]
+fn a_written_cache_is_packed_again_after_a_delay() {
+    let CacheGraphs { written, row, ids, read } = cache_graphs();
+    for reads in [1, 16, 40] {
+        let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(3));
+        let bytes = read.graph.slot_sizes()[0].max(written.slot_sizes()[0]);
+        let (buffer, writer, reader) = (fixture.buffer(bytes), fixture.program(&written), fixture.program(&read.graph));
+        fixture.write(&buffer, 0, &weights(&mut rng, DType::Q8_0, K * M));
+        // By product: whether it found panels.
+        let mut found = Vec::new();
+        for step in 0..200 / reads {
+            fixture.write(&buffer, offset_of(&written, row), &weights(&mut rng, DType::F32, K));
+            fixture.write(&buffer, offset_of(&written, ids), &(100 + step as i32).to_le_bytes());
+            fixture.run(&writer, &buffer);
+            for _ in 0..reads {
+                fixture.run(&reader, &buffer);
+                found.push(fixture.counts.take() == (1, 0));
+            }
+        }
+        assert_eq!(
+            fixture.read(&buffer, offset_of(&read.graph, read.c), 4 * 2 * M),
+            product_without_packing(&read, &row_content(memory(&buffer)))
+        );
+        // Each conversion to rows is followed by twice as many products of rows, if there are so many before the end.
+        let runs: Vec<(bool, usize)> = found.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
+        let as_rows: Vec<usize> = runs.iter().filter(|run| !run.0).map(|run| run.1).collect();
+        let (last, whole) = as_rows.split_last().unwrap();
+        let doubling = (0..).map(|n| (FIRST_REPACK_DELAY as usize) << n);
+        assert!(whole.iter().copied().eq(doubling.clone().take(whole.len())), "{reads}: {runs:?}");
+        assert!(*last <= doubling.clone().nth(whole.len()).unwrap() && whole.len() >= 2, "{reads}: {runs:?}");
+        // The products alone pack it again, and keep it packed.
+        let mut turns = 0;
+        while fixture.counts.take() != (1, 0) {
+            fixture.run(&reader, &buffer);
+            turns += 1;
+            assert!(turns <= 1 + (FIRST_REPACK_DELAY << (whole.len() + 1)), "{reads}: {turns} products of rows");
+        }
+        (0..3).for_each(|_| fixture.run(&reader, &buffer));
+        assert_eq!(fixture.counts.take(), (3, 0));
     }
-    assert_eq!(kept, [(1, 0), (0, 1), (0, 1), (0, 1)]);
-    assert_eq!(
-        fixture.read(&buffer, offset_of(&read.graph, read.c), 4 * 2 * M),
-        product_without_packing(&read, &row_content(memory(&buffer)))
-    );
 }
 
 #[test]

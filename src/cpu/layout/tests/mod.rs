@@ -2,13 +2,14 @@
 
 mod giving_way;
 mod graphs;
+mod random_accesses;
 mod sharing;
 mod transfers;
 
-use super::conversion::unpack_panel;
 use super::*;
 use crate::cpu::CpuDevice;
 use crate::cpu::ops::{self, Kernel, MathMode};
+use crate::cpu::panel::unpack_row;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::program::CpuProgram;
 use crate::device::{
@@ -128,7 +129,7 @@ fn memory(buffer: &Buffer) -> &CpuMemory {
 /// conversion is unfinished.
 fn row_content(memory: &CpuMemory) -> Vec<u8> {
     let map = memory.read_map();
-    let whole = |span: &PanelSpan| span.range.len() >= MIN_PACKED_BYTES && !map.is_excluded(&span.range);
+    let whole = |span: &PanelSpan| span.range.len() >= MIN_PACKED_BYTES && !map.is_delayed(&span.range);
     assert!(map.packed().iter().all(whole), "{map:?}");
     drop(map);
     content_as_rows(memory)
@@ -137,16 +138,26 @@ fn row_content(memory: &CpuMemory) -> Vec<u8> {
 /// As [`row_content`]; conversions may be unfinished.
 fn content_as_rows(memory: &CpuMemory) -> Vec<u8> {
     let map = memory.read_map();
-    let mut bytes = memory.pages.read(0, memory.pages.bytes()).unwrap();
+    let mut bytes = Vec::new();
+    assert!(memory.pages.append_to(&mut bytes, 0..memory.pages.bytes()));
     for span in map.packed() {
         let n = span.layout.bytes();
         for panel in bytes[span.range.clone()].chunks_exact_mut(n) {
             let packed = panel.to_vec();
-            unpack_panel(span, &packed, panel);
+            for (r, row) in panel.chunks_exact_mut(span.layout.row_bytes).enumerate() {
+                unpack_row(span.layout.dtype, &packed, r, row);
+            }
         }
     }
     assert!(map.packed().is_sorted_by(|a, b| a.range.end <= b.range.start), "{map:?}");
     bytes
+}
+
+/// The bytes that a transfer reads, without giving way.
+fn read(memory: &CpuMemory, offset: usize, bytes: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    assert!(memory.read(offset, bytes, &mut out, Locking::WAIT).unwrap());
+    out
 }
 
 fn is_packed(buffer: &Buffer, graph: &Graph, id: TensorId) -> bool {

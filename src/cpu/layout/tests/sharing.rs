@@ -23,10 +23,10 @@ fn unchanged_layout_needs_no_exclusive_lock() {
     assert_eq!(fixture.counts.take(), (4, 0));
 }
 
-/// Two queues without any order between them: one multiplies while the other reads the weights. The conversion waits for the
-/// run to end.
+/// Two queues without any order between them: one multiplies while the other reads the weights, and writes the bytes that they
+/// have. Reads share the lock with the run; writes into panels wait for its end.
 #[test]
-fn conversion_waits_for_runs() {
+fn transfers_and_runs_share_a_memory() {
     for round in 0..20 {
         let (mut fixture, mut rng) = (Fixture::new(), Rng::with_seed(round));
         let case = product_graph(DType::Q4_0, |_, _| ());
@@ -48,6 +48,8 @@ fn conversion_waits_for_runs() {
             copies.push((from, fixture.other.download(buffer.region(from as u64, 1000).unwrap()).unwrap()));
             let region = buffer.region(a as u64, n as u64).unwrap();
             fixture.other.upload(region, None, UploadSource::Borrowed(&content[a..a + n])).unwrap();
+            let (from, bytes) = (from as u64, &content[from..from + 1000]);
+            fixture.other.upload(buffer.region(from, 1000).unwrap(), None, UploadSource::Borrowed(bytes)).unwrap();
         }
         gate.advance(1);
         fixture.queue.mark().wait(deadline()).unwrap();
@@ -73,11 +75,12 @@ fn a_locked_memory_blocks_no_other_queue() {
     let gate = Timeline::new();
     let reading = memory(&buffer).read_map(); // as a program does while it runs
     let mut queues: Vec<_> = (0..5).map(|_| fixture.device.queue(&fixture.budget).unwrap()).collect();
-    let download = |queue: &mut Box<dyn Queue>| {
-        queue.wait(&TimelinePoint::new(&gate, 1)).unwrap(); // so that the download does not run inline
-        queue.download(packed.clone()).unwrap()
+    let write = |(value, queue): (usize, &mut Box<dyn Queue>)| {
+        queue.wait(&TimelinePoint::new(&gate, 1)).unwrap(); // so that the write does not run inline
+        queue.upload(packed.clone(), None, UploadSource::Borrowed(&[value as u8; 1000])).unwrap();
+        queue.mark()
     };
-    let blocked: Vec<_> = queues.iter_mut().map(download).collect();
+    let blocked: Vec<_> = queues.iter_mut().enumerate().map(write).collect();
     gate.advance(1);
     let mut expected = vec![0; 1 << 20];
     for value in 1..100 {
@@ -87,14 +90,16 @@ fn a_locked_memory_blocks_no_other_queue() {
         expected.fill(value);
         assert!(fixture.other.download(other.whole()).unwrap().wait(deadline()).unwrap() == expected);
     }
-    assert!(blocked.iter().all(|read| !read.is_ready()));
+    assert!(blocked.iter().all(|write| !write.poll().unwrap()));
     drop(reading);
-    // The downloads take turns, also in the middle of the conversion.
-    let content = content_as_rows(memory(&buffer));
-    let at = packed.offset() as usize;
-    for read in blocked {
-        assert!(read.wait(deadline()).unwrap() == content[at..at + 1000]);
+    for write in blocked {
+        write.wait(deadline()).unwrap();
     }
+    let at = packed.offset() as usize;
+    let written = &content_as_rows(memory(&buffer))[at..at + 1000];
+    assert!(
+        written[0] < 5 && written.iter().all(|&byte| byte == written[0]) && is_packed(&buffer, &case.graph, case.a)
+    );
 }
 
 /// One memory bound to two slots with conflicting requirements for the same bytes: rows satisfy both.
@@ -183,13 +188,13 @@ fn concurrent_copies_and_conversions_do_not_deadlock() {
                             }
                         }
                         _ if rng.u8(..10) == 0 => {
-                            assert!(memories[i].read(base, n, Locking::WAIT).unwrap().unwrap() == want[i])
+                            assert!(read(&memories[i], base, n) == want[i])
                         }
                         _ => {}
                     }
                 }
                 for (memory, want) in memories.iter().zip(&want) {
-                    assert!(memory.read(base, n, Locking::WAIT).unwrap().unwrap() == *want);
+                    assert!(read(memory, base, n) == *want);
                 }
             });
         }

@@ -215,7 +215,9 @@ fn run(
         assert!(next != position, "turn {turns} makes no progress at {position:?}");
         position = next;
     }
-    (buffer.memory::<CpuMemory>().unwrap().read(0, memory.len(), Locking::WAIT).unwrap().unwrap(), turns)
+    let mut content = Vec::new();
+    assert!(buffer.memory::<CpuMemory>().unwrap().read(0, memory.len(), &mut content, Locking::WAIT).unwrap());
+    (content, turns)
 }
 
 #[test]
