@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Create the file before measuring, so that an unwritable path fails at once and not after the run.
     let json = args.json.map(std::fs::File::create).transpose()?;
     let mut bench = Bench::new(threads)?;
-    let device = bench.description().to_owned();
+    let device = bench.description();
     println!("fanout {}, {device}", fanout::VERSION);
     let mut machine = Machine::new(threads, sizes.cold, smoke)?;
     let mut roofs = Vec::new();

@@ -48,9 +48,11 @@ impl Bench {
         Ok(Bench { device, budget, queue, memory })
     }
 
-    /// The device's own description.
-    pub fn description(&self) -> &str {
-        &self.device.info().description
+    /// The device's own description, and what its calibration chose.
+    pub fn description(&self) -> String {
+        let chosen = self.device.features().into_iter().filter(|f| ["prefetch", "huge_pages"].contains(&&*f.name));
+        let chosen: Vec<String> = chosen.map(|f| format!(", {} {}", f.name, f.value)).collect();
+        self.device.info().description.clone() + &chosen.concat()
     }
 
     /// Runs a case for `seconds`, at least once per slice. Calls `pause` before each time slice and after the last one.

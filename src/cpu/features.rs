@@ -1,5 +1,6 @@
 //! Feature list of a CPU device: threads, arithmetic, instruction sets.
 
+use super::calibration::Calibration;
 use super::{CpuDevice, MathMode, instruction_set};
 use crate::device::Feature;
 
@@ -34,7 +35,13 @@ pub(super) fn features(device: &CpuDevice) -> Vec<Feature> {
     let mut features = vec![Feature::new("threads", device.pool().workers())];
     match device.math_mode {
         MathMode::Exact => features.push(Feature::new("path", "exact")),
-        MathMode::Fast => features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]),
+        MathMode::Fast => {
+            features.extend([Feature::new("path", "fast"), Feature::new("products", instruction_set())]);
+            if let Some(calibration) = Calibration::made() {
+                features.push(Feature::new("prefetch", calibration.text()));
+                features.push(Feature::new("huge_pages", calibration.huge_pages));
+            }
+        }
     }
     let instructions = instruction_sets();
     if !instructions.is_empty() {

@@ -17,8 +17,10 @@
 //! | `memory` | pages and scratch, and the tensor views that kernels use |
 //! | `packed_rhs_reuse` | sharing a packed right-hand side between products |
 //! | `fuse` | kernels of fused nodes |
+//! | `calibration` | a measurement at the first open: prefetch distances, huge pages |
 //! | `features`, `system`, `cgroup` | instruction sets and memory of the machine, as the device reports them, and limits of control groups |
 
+mod calibration;
 mod cgroup;
 mod executor;
 mod features;
@@ -46,6 +48,7 @@ use crate::device::{
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::{DType, TensorDesc};
+use calibration::Calibration;
 use layout::CpuMemory;
 use pool::{Pool, lock};
 use std::fmt;
@@ -116,6 +119,9 @@ impl CpuDevice {
         };
         let (pool, budget) = (Mutex::new(Arc::new(Pool::new(threads)?)), MemoryBudget::within(&siblings.used, memory));
         let queue_threads = QueueThreads::start("cpu-queues", SHORT_LANE_THREADS)?;
+        if math_mode == MathMode::Fast && cfg!(target_arch = "x86_64") {
+            Calibration::of_process(threads);
+        }
         Ok(Arc::new_cyclic(|this| CpuDevice {
             info,
             math_mode,

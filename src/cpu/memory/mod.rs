@@ -14,12 +14,14 @@
 //! Not here: repacked weights and the lock over their layout, which are in `layout`. Start with `view.rs`.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
+mod huge_pages;
 mod mapping_budget;
 mod slab;
 #[cfg(test)]
 mod tests;
 mod view;
 
+pub(crate) use huge_pages::choose_page_size;
 pub(crate) use slab::charged_bytes;
 pub(crate) use view::View;
 
@@ -83,8 +85,7 @@ impl HostMemory {
             return Ok(HostMemory { start: slot.start(), bytes, owner: Owner::Slot(slot) });
         }
         let (mut map, permits) = slabs.map_alone(bytes, purpose, budget)?;
-        // No advice on huge pages: decoding would gain 3%, but a system without free huge pages clears them so slowly that a
-        // model takes twice as long to load.
+        huge_pages::advise(&map);
         let start = NonNull::from(&mut map[..]).cast();
         Ok(HostMemory { start, bytes, owner: Owner::Mapped { map, _permits: permits } })
     }

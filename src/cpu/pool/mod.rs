@@ -197,7 +197,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn spin_until(ready: impl Fn() -> bool) {
+/// Waits in a loop, which yields the processor after a while.
+pub(super) fn spin_until(ready: impl Fn() -> bool) {
     let mut spins = 0;
     while !ready() {
         spins += 1;

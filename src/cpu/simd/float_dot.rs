@@ -1,7 +1,7 @@
 //! Micro-kernel for panels of F32, F16 and BF16 with columns of f32, and for panels of BF16 with columns of bf16.
 
+use super::TileOutput;
 use super::simd_ops::{SimdBf16Ops, SimdOps};
-use super::{PREFETCH_DISTANCE, TileOutput, prefetch_panels};
 use crate::tensor::DType;
 
 /// A float type in panels, converted to f32 as it is loaded.
@@ -128,7 +128,7 @@ impl<L: SimdBf16Ops> FloatProduct<L> for Bf16Pairs {
     }
 }
 
-/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements.
+/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `prefetch`: [`super::Streaming::prefetch`].
 ///
 /// # Safety
 /// The processor has the instructions of `L`; the panels hold 16 rows of `F` with `k` elements; the columns are packed for `F`
@@ -138,6 +138,7 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
     panels: [*const u8; S],
     columns: [*const f32; C],
     k: usize,
+    prefetch: usize,
     mut out: TileOutput<'_>,
 ) {
     let steps = k / F::STEP;
@@ -146,7 +147,6 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
         // Two accumulators for each sum if registers suffice: with few columns an FMA would otherwise wait for the previous
         // one.
         let (mut even, mut odd) = ([[L::zero_f32(); S]; C], [[L::zero_f32(); S]; C]);
-        let prefetch = C <= 2 && prefetch_panels();
         // Bytes of two steps of a panel, and of a whole panel.
         let (two_steps, panel_bytes) = (32 * F::STEP * F::DTYPE.block_bytes(), 16 * F::DTYPE.block_bytes() * k);
         let double_acc = C * S <= 4 && C * S <= L::MAX_DOUBLE_ACC;
@@ -155,10 +155,10 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
         let at_once = if double_acc || L::FLOAT_STEPS_BY_TWO { 2 } else { 1 };
         for i in 0..steps / at_once {
             let i = i * at_once;
-            if prefetch && i % 2 == 0 {
+            if prefetch > 0 && i % 2 == 0 {
                 // At the end of a panel the next panels follow; those of this call are skipped, as their own prefetches cover
                 // them.
-                let ahead = two_steps / 2 * i + PREFETCH_DISTANCE;
+                let ahead = two_steps / 2 * i + prefetch;
                 let ahead = if ahead < panel_bytes { ahead } else { ahead + (S - 1) * panel_bytes };
                 for s in 0..S {
                     for line in (0..two_steps).step_by(64) {

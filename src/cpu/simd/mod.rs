@@ -22,12 +22,14 @@ mod packing;
 mod panel_format;
 mod quant_dot;
 mod simd_ops;
+mod streaming;
 pub(crate) mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use multiversion::{Multiversion, SimdLevel, run_widest};
 pub(crate) use packing::{RHS_PIECE, RhsPacking};
+pub(crate) use streaming::{StreamClass, Streaming};
 
 use super::panel::{self, Field, PANEL_ROWS};
 use crate::tensor::table::for_each_simd;
@@ -43,17 +45,12 @@ pub(crate) const MAX_TILE_COLUMNS: usize = if cfg!(target_arch = "aarch64") { 16
 /// Most columns for which unpacked rows are read in place.
 pub(crate) const MAX_DOT_COLUMNS: usize = 12;
 
-/// Software prefetch distance of panels in bytes: longer than memory latency needs, far smaller than a cache.
-const PREFETCH_DISTANCE: usize = 4096;
-
-/// Whether micro-kernels with few columns prefetch panels by software. Not on AMD: the hardware prefetchers suffice there, and
-/// software prefetches delay the loads (Zen 4 reads Q4_K at 83 % of memory bandwidth without them, at 52 % with them).
-fn prefetch_panels() -> bool {
+/// Drops the cache lines of `bytes` from all levels, where unprivileged code can: on x86-64.
+pub(crate) fn flush_from_caches(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    let enabled = !x86::is_amd();
+    x86::flush_from_caches(bytes);
     #[cfg(not(target_arch = "x86_64"))]
-    let enabled = true;
-    enabled
+    let _ = bytes;
 }
 
 /// Bytes of 256 elements of the largest block type: the buffer for the last, partial superblock of a row.
@@ -146,7 +143,7 @@ macro_rules! quant_tiles {
             use $crate::cpu::simd::panel_format::PanelFormat;
             use $crate::cpu::simd::simd_ops::SimdOps;
             use $crate::cpu::simd::packing::{RhsPacking, PackedColumn};
-            use $crate::cpu::simd::{TileOutput, MicroKernelFn, quant_dot};
+            use $crate::cpu::simd::{StreamClass, Streaming, TileOutput, MicroKernelFn, quant_dot};
             use $crate::tensor::DType;
 
             /// The micro-kernel of a block type. It needs the instruction set.
@@ -169,10 +166,22 @@ macro_rules! quant_tiles {
                         for c in 0..$columns {
                             parts[c] = PackedColumn::new(columns[done + c], padded, F::SUB);
                         }
-                        for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                            let out = out.offset(done, s * $at_once);
-                            // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, out) };
+                        let streaming = Streaming::of(StreamClass::of::<F>());
+                        let ahead = if $columns <= 2 { streaming.prefetch as usize } else { 0 };
+                        if $columns == 1 && streaming.one_panel {
+                            for (s, panel) in panels[..$panels].iter().enumerate() {
+                                let out = out.offset(done, s);
+                                // SAFETY: as the caller vouches; this function has the instructions.
+                                unsafe { quant_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], parts, k, ahead, out) };
+                            }
+                        } else {
+                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                                let out = out.offset(done, s * $at_once);
+                                // SAFETY: as above.
+                                unsafe {
+                                    quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, ahead, out)
+                                };
+                            }
                         }
                         done += $columns;
                         continue;
@@ -189,7 +198,7 @@ macro_rules! float_tiles {
     ($name:ident, $ops:ty, [$($dtype:ident: $float:ident),*], $panels:literal,
      [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::{TileOutput, MicroKernelFn, float_dot};
+            use $crate::cpu::simd::{StreamClass, Streaming, TileOutput, MicroKernelFn, float_dot};
             use $crate::tensor::DType;
 
             /// The micro-kernel of a float type. It needs the instruction set.
@@ -216,10 +225,22 @@ macro_rules! float_tiles {
                         for c in 0..$columns {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
-                        for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
-                            let out = out.offset(done, s * $at_once);
-                            // SAFETY: as the caller vouches; this function has the instructions.
-                            unsafe { float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, out) };
+                        let streaming = Streaming::of(StreamClass::Floats);
+                        let ahead = if $columns <= 2 { streaming.prefetch as usize } else { 0 };
+                        if $columns == 1 && streaming.one_panel {
+                            for (s, panel) in panels[..$panels].iter().enumerate() {
+                                let out = out.offset(done, s);
+                                // SAFETY: as the caller vouches; this function has the instructions.
+                                unsafe { float_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], starts, k, ahead, out) };
+                            }
+                        } else {
+                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                                let out = out.offset(done, s * $at_once);
+                                // SAFETY: as above.
+                                unsafe {
+                                    float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, ahead, out)
+                                };
+                            }
                         }
                         done += $columns;
                         continue;

@@ -6,7 +6,7 @@
 use super::packing::PackedColumn;
 use super::panel_format::{PanelFormat, Scales};
 use super::simd_ops::SimdOps;
-use super::{PREFETCH_DISTANCE, TileOutput, i16_accumulate, prefetch_panels, unroll};
+use super::{TileOutput, i16_accumulate, unroll};
 use std::hint::black_box;
 
 /// Position of a sub-block in a column and in a block of the panels.
@@ -27,7 +27,7 @@ const fn subtracts_zero<L: SimdOps, F: PanelFormat>() -> bool {
     F::TOP > 127 && (L::SIGNED_CODES || !L::I32_DOT)
 }
 
-/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements.
+/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `ahead`: [`super::Streaming::prefetch`].
 ///
 /// # Safety
 /// The processor has the instructions of `L`; the panels hold 16 rows of `F`; the columns are packed for `F` with at least `k`
@@ -37,19 +37,17 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: PanelFormat, const S: usize, co
     panels: [*const u8; S],
     columns: [PackedColumn; C],
     k: usize,
+    ahead: usize,
     mut out: TileOutput<'_>,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        // Software prefetch where too few columns hide memory latency. Sub-blocks of 16 read their codes from several
-        // addresses at once, which no hardware prefetcher follows.
-        let prefetch = C <= 2 && (prefetch_panels() || F::SUB == 16);
         let totals = if F::DTYPE.block_len() == 32 {
-            legacy_blocks::<L, F, S, C>(panels, columns, k / 32, prefetch)
+            legacy_blocks::<L, F, S, C>(panels, columns, k / 32, ahead)
         } else if L::I32_DOT {
-            superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch)
+            superblocks::<L, F, S, C>(panels, columns, k / 256, ahead)
         } else {
-            i16_accumulate::superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch)
+            i16_accumulate::superblocks::<L, F, S, C>(panels, columns, k / 256, ahead)
         };
         for c in 0..C {
             for s in 0..S {
@@ -68,14 +66,14 @@ unsafe fn legacy_blocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usi
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    prefetch: bool,
+    ahead: usize,
 ) -> [[L::Float; S]; C] {
     // SAFETY: block b of the panels is multiplied by elements 32 b and following of the columns, which exist.
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..blocks {
-            if prefetch {
-                prefetch_next::<L, F, S>(panels, 0);
+            if ahead > 0 {
+                prefetch_next::<L, F, S>(panels, ahead, 0);
             }
             if !L::I32_DOT || S * C > L::MAX_DOUBLE_ACC {
                 // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
@@ -112,7 +110,7 @@ unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    prefetch: bool,
+    ahead: usize,
 ) -> [[L::Float; S]; C] {
     let subs = 256 / F::SUB;
     // SAFETY: block b of the panels is multiplied by elements 256 b and following of the columns, which exist; sub-blocks are
@@ -132,8 +130,8 @@ unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize
             for chunk in 0..black_box(subs / F::PARTS) {
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
-                        if prefetch {
-                            prefetch_next::<L, F, S>(panels, chunk * F::PARTS + part);
+                        if ahead > 0 {
+                            prefetch_next::<L, F, S>(panels, ahead, chunk * F::PARTS + part);
                         }
                         let sub = F::sub(chunk, part);
                         let place = SubBlock { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
@@ -247,18 +245,22 @@ unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     }
 }
 
-/// Prefetches sub-block `i`'s share of the panel bytes one prefetch distance ahead. Spread over the sub-blocks, because many
+/// Prefetches sub-block `i`'s share of the panel bytes `ahead` bytes ahead. Spread over the sub-blocks, because many
 /// prefetches at once delay the loads; the same number of cache lines each time, so that the loop is unrolled.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.
 #[inline(always)]
-pub(super) unsafe fn prefetch_next<L: SimdOps, F: PanelFormat, const S: usize>(panels: [*const u8; S], i: usize) {
+pub(super) unsafe fn prefetch_next<L: SimdOps, F: PanelFormat, const S: usize>(
+    panels: [*const u8; S],
+    ahead: usize,
+    i: usize,
+) {
     let bytes = F::BYTES / (F::DTYPE.block_len() / F::SUB);
     for s in 0..S {
         for line in 0..bytes.div_ceil(64) {
             // SAFETY: as the caller vouches.
-            unsafe { L::prefetch(panels[s].wrapping_add(PREFETCH_DISTANCE + i * bytes + 64 * line)) };
+            unsafe { L::prefetch(panels[s].wrapping_add(ahead + i * bytes + 64 * line)) };
         }
     }
 }

@@ -32,6 +32,16 @@ pub(super) fn is_amd() -> bool {
     })
 }
 
+/// Writes back and drops the cache lines of `bytes` from all levels.
+pub(super) fn flush_from_caches(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        // SAFETY: SSE2 belongs to the architecture. The instruction may have the address of any readable byte, and changes none.
+        unsafe { std::arch::x86_64::_mm_clflush(line.as_ptr()) };
+    }
+    // SAFETY: as above. The flushes end before the loads that follow.
+    unsafe { std::arch::x86_64::_mm_mfence() };
+}
+
 /// The kernels of this processor for a type, fastest first.
 pub(super) fn available(dtype: DType) -> Vec<(&'static str, GemmKernels)> {
     let base = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");

@@ -1,0 +1,230 @@
+//! A short measurement when the first device of a process opens: how this machine's cores read panels from memory fastest
+//! ([`Streaming`]), and whether huge pages are cleared as fast as small ones. Results of kernels do not depend on either.
+//!
+//! A product of one column waits for memory. Whether prefetches help, and how far ahead, does not follow from the brand of the
+//! processor: they delay the loads of Zen 4, help types with sub-blocks of 16 on Zen 3, and all types on Intel's servers
+//! (docs/lab/matrix-products.md). So each candidate reads the same panels, on as many threads as the device has, because the
+//! cores share the queues of memory. Before each sample the panels are flushed from all caches, so that half a megabyte for
+//! each thread suffices.
+
+use super::memory::choose_page_size;
+use super::pool::spin_until;
+use super::simd::{GemmKernels, MAX_PANELS, PanelSums, StreamClass, Streaming, TileOutput, flush_from_caches};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Elements of a row.
+const K: usize = 2048;
+
+/// Bytes that a thread reads per sample: several calls of a kernel with the widest type.
+const SAMPLE_BYTES: usize = 512 << 10;
+
+/// Most threads that take part.
+const MAX_THREADS: usize = 16;
+
+/// Samples of each candidate: in each round, all candidates one after the other.
+const ROUNDS: usize = 5;
+
+/// Classes whose turn comes after this time keep their defaults.
+const TIME_LIMIT: Duration = Duration::from_millis(35);
+
+/// A candidate replaces the default if it takes at most this share of the default's time, in the median of the rounds. Other
+/// programs on the machine change the times by as much.
+const WORTH_IT: f64 = 0.9;
+
+/// Prefetch distances to choose from, in bytes; 0 for none.
+const DISTANCES: [u32; 4] = [0, 1024, 2048, 4096];
+
+/// What was chosen, for reports.
+#[derive(Debug)]
+pub(super) struct Calibration {
+    pub(super) streaming: Vec<(StreamClass, Streaming)>,
+    pub(super) huge_pages: bool,
+}
+
+static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
+
+impl Calibration {
+    /// The calibration of this process. The first call measures it, with up to `threads` threads, in at most 50 ms.
+    pub(super) fn of_process(threads: usize) -> &'static Calibration {
+        CALIBRATION.get_or_init(|| {
+            let began = Instant::now();
+            let streaming = choose_streaming(threads.clamp(1, MAX_THREADS), began);
+            let calibration = Calibration { streaming, huge_pages: choose_page_size() };
+            log::debug!("calibrated the CPU device in {:?}: {calibration:?}", began.elapsed());
+            calibration
+        })
+    }
+
+    /// The calibration of this process, if it was made.
+    pub(super) fn made() -> Option<&'static Calibration> {
+        CALIBRATION.get()
+    }
+
+    /// One word per class, as a feature of the device: the distance of its prefetches, and `/1` where it reads one panel at a
+    /// time.
+    pub(super) fn text(&self) -> String {
+        let word = |(class, streaming): &(StreamClass, Streaming)| {
+            format!("{class:?}:{}{}", streaming.prefetch, if streaming.one_panel { "/1" } else { "" })
+        };
+        self.streaming.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Measures every class, and uses the best setting from then on.
+fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streaming)> {
+    let sampler = Sampler {
+        members: OnceLock::new(),
+        class: AtomicUsize::new(0),
+        arrivals: AtomicUsize::new(0),
+        nanoseconds: AtomicU64::new(0),
+    };
+    std::thread::scope(|scope| {
+        let spawn =
+            |_| std::thread::Builder::new().name("calibration".to_owned()).spawn_scoped(scope, || sampler.work());
+        let workers = (1..threads).map_while(|number| spawn(number).ok()).count();
+        _ = sampler.members.set(workers + 1);
+        let panels = sample_bytes();
+        let time = |class: usize, candidate: Streaming| {
+            candidate.set(StreamClass::ALL[class].0);
+            sampler.nanoseconds.store(0, Ordering::Relaxed);
+            sampler.class.store(class, Ordering::Relaxed);
+            sampler.barrier();
+            sampler.sample(&panels);
+            sampler.nanoseconds.load(Ordering::Relaxed)
+        };
+        let chosen = StreamClass::ALL.iter().enumerate().map(|(number, &(class, _))| {
+            let mut best = Streaming::default_of(class);
+            if began.elapsed() < TIME_LIMIT {
+                let distances = DISTANCES.into_iter().filter(|&distance| distance != best.prefetch);
+                let candidates = distances.map(|prefetch| Streaming { prefetch, ..best });
+                best = fastest(&[best].into_iter().chain(candidates).collect::<Vec<_>>(), |it| time(number, it));
+                let other = Streaming { one_panel: !best.one_panel, ..best };
+                best = fastest(&[best, other], |it| time(number, it));
+            }
+            best.set(class);
+            (class, best)
+        });
+        let chosen = chosen.collect();
+        sampler.class.store(StreamClass::ALL.len(), Ordering::Relaxed);
+        sampler.barrier();
+        chosen
+    })
+}
+
+/// The first candidate, unless another one takes clearly less time in most rounds.
+fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> u64) -> Streaming {
+    let mut ratios = vec![[0f64; ROUNDS]; candidates.len()];
+    for round in 0..ROUNDS {
+        let times: Vec<f64> = candidates.iter().map(|&candidate| time(candidate) as f64).collect();
+        ratios.iter_mut().zip(&times).for_each(|(ratios, time)| ratios[round] = time / times[0].max(1.0));
+    }
+    let medians = ratios.iter_mut().map(|ratios| {
+        ratios.sort_by(f64::total_cmp);
+        ratios[ROUNDS / 2]
+    });
+    let better = medians.zip(candidates).filter(|(median, _)| *median <= WORTH_IT);
+    better.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(candidates[0], |(_, &candidate)| candidate)
+}
+
+/// Not zeros: untouched and zeroed pages may all be one page of the system.
+fn sample_bytes() -> Vec<u8> {
+    vec![0x11; SAMPLE_BYTES]
+}
+
+/// Takes samples on several threads at the same moment.
+struct Sampler {
+    /// Number of threads, once all have started.
+    members: OnceLock<usize>,
+    /// Index in [`StreamClass::ALL`]; its length ends the workers.
+    class: AtomicUsize,
+    /// Arrivals at barriers.
+    arrivals: AtomicUsize,
+    /// Sum of all threads' times in this sample.
+    nanoseconds: AtomicU64,
+}
+
+impl Sampler {
+    fn work(&self) {
+        let panels = sample_bytes();
+        self.members.wait();
+        loop {
+            self.barrier();
+            if self.class.load(Ordering::Relaxed) == StreamClass::ALL.len() {
+                return;
+            }
+            self.sample(&panels);
+        }
+    }
+
+    /// The part of one thread in a sample.
+    fn sample(&self, panels: &[u8]) {
+        flush_from_caches(panels);
+        self.barrier();
+        let began = Instant::now();
+        if let Some((_, dtype)) = StreamClass::ALL.get(self.class.load(Ordering::Relaxed))
+            && let Some(kernels) = GemmKernels::of(*dtype)
+        {
+            multiply(&kernels, panels);
+        }
+        self.nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.barrier();
+    }
+
+    /// Waits for all members. Spins, since a sample takes less time than to wake a thread.
+    fn barrier(&self) {
+        let members = *self.members.wait();
+        let arrived = self.arrivals.fetch_add(1, Ordering::AcqRel);
+        let end = (arrived / members + 1) * members;
+        spin_until(|| self.arrivals.load(Ordering::Acquire) >= end);
+    }
+}
+
+/// Multiplies all panels by a column of zeros.
+fn multiply(kernels: &GemmKernels, bytes: &[u8]) {
+    let Some(kernel) = kernels.micro_kernel(K) else { return };
+    let column = vec![0f32; kernels.packing().column_bytes(K) / size_of::<f32>()];
+    let columns: [&[u8]; 1] = [bytemuck::cast_slice(&column)];
+    let mut sums = [PanelSums::default(); MAX_PANELS];
+    for call in bytes.chunks_exact(kernels.panels() * kernels.panel_bytes(K)) {
+        let panels: Vec<&[u8]> = call.chunks_exact(kernels.panel_bytes(K)).collect();
+        kernel.run(&panels, &columns, TileOutput { sums: &mut sums, stride: MAX_PANELS, accumulate: false });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_candidate_stays_unless_another_one_is_clearly_faster() {
+        let candidates = [0, 1024, 2048].map(|prefetch| Streaming { prefetch, one_panel: false });
+        for (times, want) in [([100, 97, 95], 0), ([100, 89, 80], 2), ([100, 80, 89], 1), ([80, 100, 100], 0)] {
+            let at = |it: Streaming| candidates.iter().position(|&candidate| candidate == it).unwrap();
+            // The machine is slower in some rounds, and a candidate is disturbed in fewer than half of them.
+            let mut calls = 0;
+            let chosen = fastest(&candidates, |it| {
+                let (round, disturbed) = (calls / candidates.len(), calls % 7 == 0);
+                calls += 1;
+                times[at(it)] * (1 + round as u64 % 3) * if disturbed { 10 } else { 1 }
+            });
+            assert_eq!((at(chosen), calls), (want, ROUNDS * candidates.len()), "{times:?}");
+        }
+    }
+
+    /// Each class gets one of the candidates, whatever the number of threads; a second call measures nothing.
+    #[test]
+    fn every_class_is_set() {
+        for threads in [1, 3] {
+            let chosen = choose_streaming(threads, Instant::now());
+            assert_eq!(chosen.len(), StreamClass::ALL.len());
+            for (class, streaming) in chosen {
+                // Another test may calibrate at the same time.
+                let used = Streaming::of(class);
+                assert!(DISTANCES.contains(&streaming.prefetch) && DISTANCES.contains(&used.prefetch), "{class:?}");
+            }
+        }
+        assert!(std::ptr::eq(Calibration::of_process(2), Calibration::of_process(1)));
+    }
+}

@@ -1,0 +1,59 @@
+//! Huge pages for large mappings. A core then needs fewer page walks, which cost most in a virtual machine. A system without
+//! free huge pages has to make some first, and a model would take twice as long to load: so a measurement decides.
+
+use memmap2::MmapMut;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Smallest mapping for which huge pages are asked for, in bytes. Smaller ones hold few whole huge pages.
+const MIN_BYTES: usize = 16 << 20;
+
+/// A huge page of x86-64, and of AArch64 with pages of 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Pairs of samples, of which the least of each side counts.
+const ROUNDS: usize = 2;
+
+static USE: AtomicBool = AtomicBool::new(false);
+
+/// Measures whether the system provides a huge page as fast as the small pages of the same size, and uses them from then on if
+/// so. Returns the choice.
+pub(crate) fn choose_page_size() -> bool {
+    let mut times = [None, None];
+    for _ in 0..ROUNDS {
+        for (huge, least) in times.iter_mut().enumerate() {
+            *least = (*least).into_iter().chain(time(huge == 1)).min();
+        }
+    }
+    let chosen = matches!(times, [Some(small), Some(huge)] if huge <= small);
+    USE.store(chosen, Ordering::Relaxed);
+    chosen
+}
+
+/// Asks for huge pages for a new mapping, where they were chosen.
+pub(super) fn advise(map: &MmapMut) {
+    #[cfg(target_os = "linux")]
+    if map.len() >= MIN_BYTES && USE.load(Ordering::Relaxed) {
+        // Without support, the mapping keeps small pages.
+        _ = map.advise(memmap2::Advice::HugePage);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (map, &USE, MIN_BYTES);
+}
+
+/// How long the system takes to provide the pages of a huge page's size, small ones or a huge one. `None` if it cannot.
+#[cfg(target_os = "linux")]
+fn time(huge: bool) -> Option<std::time::Duration> {
+    use memmap2::Advice::{HugePage, NoHugePage, PopulateWrite};
+    let map = MmapMut::map_anon(2 * HUGE_PAGE).ok()?;
+    map.advise(if huge { HugePage } else { NoHugePage }).ok()?;
+    let aligned = map.as_ptr().align_offset(HUGE_PAGE);
+    let began = std::time::Instant::now();
+    map.advise_range(PopulateWrite, aligned, HUGE_PAGE).ok()?;
+    Some(began.elapsed())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn time(_: bool) -> Option<std::time::Duration> {
+    let _ = HUGE_PAGE;
+    None
+}
