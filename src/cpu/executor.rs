@@ -75,6 +75,13 @@ pub(super) fn cpu_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
     region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
 }
 
+/// As [`cpu_memory`], for a region that is to be written.
+pub(super) fn writable_memory(region: &Region) -> Result<&CpuMemory, DeviceError> {
+    let memory = cpu_memory(region)?;
+    memory.check_writable()?;
+    Ok(memory)
+}
+
 /// Scratch memory of a queue. It grows to the largest need of its programs and is charged to the queue's budget.
 #[derive(Default)]
 struct QueueScratch(Option<(HostMemory, Reservation)>);

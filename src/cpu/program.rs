@@ -53,6 +53,8 @@ pub(super) struct CpuProgram {
     cost: usize,
     /// Layouts that the steps need, by slot.
     requirements: Vec<LayoutRequirements>,
+    /// By slot: whether some step writes to it.
+    written: Vec<bool>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
     known_versions: Mutex<Vec<Option<(usize, u64)>>>,
@@ -129,6 +131,12 @@ impl CpuProgram {
         drop(numbers);
         steps.shrink_to_fit();
         operands.shrink_to_fit();
+        let mut written = vec![false; graph.slot_sizes().len()];
+        for place in steps.iter().filter_map(|step| operands.get(step.dst as usize)).map(|dst| dst.place) {
+            if let Some(written) = written.get_mut(place.slot as usize) {
+                *written = true;
+            }
+        }
         let mut packed = packed_rhs_reuse::PackedRhs::default();
         for step in &mut steps {
             let operand = |n: &u32| &operands[*n as usize];
@@ -141,8 +149,8 @@ impl CpuProgram {
             }
         }
         let known_versions = Mutex::new(vec![None; graph.slot_sizes().len()]);
-        let program =
-            CpuProgram { steps, operands, floats, shared, cost, requirements: uses.requirements(), known_versions };
+        let requirements = uses.requirements();
+        let program = CpuProgram { steps, operands, floats, shared, cost, requirements, written, known_versions };
         program.scratch(workers)?;
         Ok(program)
     }
@@ -160,6 +168,18 @@ impl CpuProgram {
         let locals = LocalScratch::bytes(workers, self.floats).ok_or_else(too_much)?;
         locals.checked_add(self.shared).filter(|&n| n < 1 << 62).ok_or_else(too_much)?;
         Ok((locals, self.shared))
+    }
+
+    /// Whether the program can run on these bindings, one for each slot and each as large as its slot.
+    pub(super) fn check_bindings(&self, bindings: &[Region]) -> Result<(), DeviceError> {
+        for (region, &written) in bindings.iter().zip(&self.written) {
+            if let Some(memory) = region.buffer().memory::<CpuMemory>()
+                && written
+            {
+                memory.check_writable()?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps

@@ -6,7 +6,7 @@
 //! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::executor::{CpuCommand, CpuExecutor, cpu_memory, is_small};
+use super::executor::{CpuCommand, CpuExecutor, cpu_memory, is_small, writable_memory};
 use super::layout::{Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
@@ -100,12 +100,14 @@ impl CpuQueue {
     }
 
     fn check_bindings(program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
-        if program.compiled::<CpuProgram>().is_none() {
-            return Err(DeviceError::Misuse("the program was compiled for another kind of device"));
-        }
+        let wrong_device = DeviceError::Misuse("the program was compiled for another kind of device");
+        let compiled = program.compiled::<CpuProgram>().ok_or(wrong_device)?;
         let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
-        if fits { Ok(()) } else { Err(DeviceError::Misuse("the bindings do not fit the program's slots")) }
+        if !fits {
+            return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
+        }
+        compiled.check_bindings(bindings)
     }
 
     /// Writes a small region: inline if the queue is idle and the region needs no conversion, otherwise as a command with a copy
@@ -138,7 +140,7 @@ impl CpuQueue {
 
 impl Queue for CpuQueue {
     fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
-        cpu_memory(&dst)?;
+        writable_memory(&dst)?;
         let small = dst.bytes() <= MAX_INLINE_BYTES as u64;
         if let UploadSource::Borrowed(bytes) = &src
             && bytes.len() as u64 != dst.bytes()
@@ -189,7 +191,7 @@ impl Queue for CpuQueue {
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
-        cpu_memory(&dst)?;
+        writable_memory(&dst)?;
         self.submit(CpuCommand::Fill { dst, value, done: 0 })
     }
 
@@ -199,7 +201,7 @@ impl Queue for CpuQueue {
         dst: Region,
         after: Option<&TimelinePoint>,
     ) -> Result<CopyOutcome, DeviceError> {
-        cpu_memory(&dst)?;
+        writable_memory(&dst)?;
         if src.bytes() != dst.bytes() {
             return Err(DeviceError::Misuse("a copy's regions differ in size"));
         }

@@ -7,7 +7,7 @@
 //! [`Device::pinned_memory`]: super::Device::pinned_memory
 //! [`Queue::prefault`]: super::Queue::prefault
 
-use super::{Buffer, DeviceError, DeviceInfo, HostBuffer, MemoryBudget, PendingRead, Program, Region};
+use super::{Buffer, DeviceError, DeviceInfo, HostBuffer, MemoryBudget, PendingRead, Program, ReadOnlyMapping, Region};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +20,20 @@ pub trait PeerCopies {
     fn copies_from(&self, other: &DeviceInfo) -> bool;
 }
 
-/// Buffers over existing memory of the host, such as the weights of a mapped file
-/// ([`MappedFile::map_private`](super::MappedFile::map_private)). Accessor:
+/// Buffers over existing memory of the host, such as the weights of a mapped file. Accessor:
 /// [`Device::import_host`](super::Device::import_host).
+///
+/// A file's weights can be held in two ways:
+///
+/// | | [`ImportHost::import`] of [`MappedFile::map_private`] | [`ImportHost::import_read_only`] of [`MappedFile::map_read_only`] |
+/// |---|---|---|
+/// | matrix products | repack weights in place, at full speed | read the file's rows, slower |
+/// | memory | private to the process, as much as the weights have | the page cache, shared between processes |
+/// | models larger than memory | do not run | run at the speed of the disk |
+/// | writes | allowed, the file does not change | refused |
+///
+/// [`MappedFile::map_private`]: super::MappedFile::map_private
+/// [`MappedFile::map_read_only`]: super::MappedFile::map_read_only
 pub trait ImportHost {
     /// Makes a buffer that uses `memory` itself as its storage. The import copies no bytes. All of the memory is reserved in
     /// `budget` until the buffer's last handle is dropped.
@@ -39,6 +50,23 @@ pub trait ImportHost {
     /// [`DeviceError::Misuse`] when the memory starts at another address; [`DeviceError::OutOfMemory`] as
     /// [`Device::alloc`](super::Device::alloc).
     fn import(&self, memory: HostBuffer, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError>;
+
+    /// Makes a read-only buffer that uses the pages of a mapped file as its storage. Nothing is read from the file before a
+    /// program or a download accesses it.
+    ///
+    /// No memory budget is charged: the pages belong to the system's page cache, which drops them when it needs memory. A
+    /// device that computes faster on repacked weights does not repack these.
+    ///
+    /// Downloads, copies from the buffer and programs that read it work as with any buffer. Everything that would write it
+    /// fails with [`DeviceError::Misuse`] before anything is written, and the queue stays usable: uploads, fills, copies into
+    /// it, loads by digest, and programs with a node whose destination lies in it.
+    /// [`Prefault::prefault`] of it does nothing.
+    ///
+    /// `memory` must start at a multiple of 8 bytes, as for [`ImportHost::import`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] when the memory starts at another address.
+    fn import_read_only(&self, memory: ReadOnlyMapping) -> Result<Buffer, DeviceError>;
 }
 
 /// Page-locked memory of the host, which a GPU copies from faster and asynchronously. Accessor:

@@ -5,7 +5,7 @@ use super::HostBuffer;
 use memmap2::{Mmap, MmapOptions};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
 /// A read-only memory mapping of a file. The system reads a page when it is first accessed, and may drop it again while it is
@@ -114,13 +114,8 @@ impl MappedFile {
     ///
     /// [`ImportHost::import`]: super::ImportHost::import
     pub fn map_private(&self, range: Range<u64>) -> Result<HostBuffer> {
-        let (start, end) = (range.start, range.end);
-        let range = self.checked_range(range)?;
-        let now = self.file.metadata()?.len();
-        if end > now {
-            let text = format!("{} had {} bytes when it was mapped and has {now} now", self.path.display(), self.len());
-            return Err(Error::new(ErrorKind::UnexpectedEof, text));
-        }
+        let start = range.start;
+        let range = self.existing_range(range)?;
         if range.is_empty() {
             return Ok(HostBuffer::empty());
         }
@@ -130,6 +125,36 @@ impl MappedFile {
         options.offset(start).len(range.len()).no_reserve_swap();
         // SAFETY: as in `open`. Written pages are private to this mapping, and no other slice of the mapping exists.
         Ok(HostBuffer::from_mapping(unsafe { options.map_copy(&self.file)? }))
+    }
+
+    /// Maps a range of the file once more, read-only, as memory for [`ImportHost::import_read_only`]. Its pages are those of
+    /// the page cache: all processes that map the file share them, the system may drop them at any time, and they are read
+    /// from the file again at the next access. The address of the first byte is as with [`MappedFile::map_private`].
+    ///
+    /// # Errors
+    /// As [`MappedFile::map_private`].
+    ///
+    /// [`ImportHost::import_read_only`]: super::ImportHost::import_read_only
+    pub fn map_read_only(&self, range: Range<u64>) -> Result<ReadOnlyMapping> {
+        let start = range.start;
+        let range = self.existing_range(range)?;
+        // An empty mapping may start anywhere; at a page's start it is aligned for every device.
+        let start = if range.is_empty() { 0 } else { start };
+        // SAFETY: as in `open`.
+        let map = unsafe { MmapOptions::new().offset(start).len(range.len()).map_copy_read_only(&self.file)? };
+        Ok(ReadOnlyMapping(map))
+    }
+
+    /// As `checked_range`; an error if the file was truncated since, because access to the lost bytes would kill the process.
+    fn existing_range(&self, range: Range<u64>) -> Result<Range<usize>> {
+        let end = range.end;
+        let range = self.checked_range(range)?;
+        let now = self.file.metadata()?.len();
+        if end > now {
+            let text = format!("{} had {} bytes when it was mapped and has {now} now", self.path.display(), self.len());
+            return Err(Error::new(ErrorKind::UnexpectedEof, text));
+        }
+        Ok(range)
     }
 
     fn checked_range(&self, range: Range<u64>) -> Result<Range<usize>> {
@@ -152,5 +177,26 @@ fn to_usize(bytes: u64) -> Result<usize> {
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
+    }
+}
+
+/// Owned bytes of a file, mapped read-only. Made by [`MappedFile::map_read_only`]; [`ImportHost::import_read_only`] turns the
+/// mapping into a buffer of a device. The hazards of [`MappedFile`] hold for it too.
+///
+/// [`ImportHost::import_read_only`]: super::ImportHost::import_read_only
+#[derive(Debug)]
+pub struct ReadOnlyMapping(Mmap);
+
+impl Deref for ReadOnlyMapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for ReadOnlyMapping {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }

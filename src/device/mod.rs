@@ -87,7 +87,7 @@ pub(crate) use fair_queue::{FairQueue, FlowKeys, RECENT, SLICE};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
 pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};
-pub use mapped::{Advice, MappedFile};
+pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub(crate) use queue_threads::{Lane, QueueThreads, Turn};

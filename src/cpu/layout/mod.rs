@@ -45,7 +45,7 @@ pub(super) use layout_requirements::{LayoutAccess, LayoutRequirements, TensorUse
 
 use super::memory::{HostMemory, View};
 use super::pool::Pool;
-use crate::device::{DeviceError, HostBuffer, Lane, MemoryBudget, SourceError, Turn};
+use crate::device::{DeviceError, HostBuffer, Lane, MemoryBudget, ReadOnlyMapping, SourceError, Turn};
 use crate::tensor::TensorDesc;
 use conversion::pack_panel;
 use layout_map::{LayoutMap, MIN_PACKED_BYTES, PanelSpan, shifted};
@@ -65,6 +65,9 @@ const PREFAULT_AHEAD: usize = 4 << 20;
 
 /// Bytes that one system call prefaults.
 const PREFAULT_STEP: usize = 1 << 20;
+
+const READ_ONLY: DeviceError =
+    DeviceError::Misuse("the memory is a read-only mapping of a file (import_read_only): it cannot be written");
 
 const OUT_OF_BOUNDS: DeviceError = DeviceError::Misuse("a region reaches past the end of its memory");
 
@@ -128,6 +131,16 @@ impl CpuMemory {
     /// As [`HostMemory::from_host_buffer`].
     pub(super) fn from_host_buffer(memory: HostBuffer) -> CpuMemory {
         CpuMemory { pages: HostMemory::from_host_buffer(memory), map: RwLock::new(LayoutMap::new()) }
+    }
+
+    /// As [`HostMemory::from_read_only`]. Such memory is never packed.
+    pub(super) fn from_read_only(memory: ReadOnlyMapping) -> CpuMemory {
+        CpuMemory { pages: HostMemory::from_read_only(memory), map: RwLock::new(LayoutMap::new()) }
+    }
+
+    /// [`DeviceError::Misuse`] for read-only memory. Transfers and programs that write call it when they are submitted.
+    pub(super) fn check_writable(&self) -> Result<(), DeviceError> {
+        if self.pages.is_read_only() { Err(READ_ONLY) } else { Ok(()) }
     }
 
     /// As [`HostMemory::populate`].
@@ -266,7 +279,7 @@ impl CpuMemory {
         locking: Locking<'_>,
     ) -> Result<Option<LayoutGuard<'_>>, DeviceError> {
         let Some(map) = self.read_map_with(locking) else { return Ok(None) };
-        if known_version == Some(map.version()) {
+        if known_version == Some(map.version()) || self.pages.is_read_only() {
             return Ok(Some(LayoutGuard { pages: &self.pages, map, is_final: true }));
         }
         if requirements.clone().all(|(requirements, base)| requirements.satisfied_by(base, &map)) {

@@ -6,7 +6,8 @@
 //! 2. `graph::validate` has made a node's destination disjoint from its sources, or identical to one of them for ops that read
 //!    what they overwrite before they write it, on the same thread;
 //! 3. a kernel writes each part of its destination on one thread only (the chunks of
-//!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers.
+//!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers;
+//! 4. a node's destination lies in writable memory: `CpuProgram::check_bindings` refuses others before the program runs.
 //!
 //! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings
 //! of the process and of each client.
@@ -25,7 +26,7 @@ pub(crate) use huge_pages::choose_page_size;
 pub(crate) use slab::charged_bytes;
 pub(crate) use view::View;
 
-use crate::device::{DeviceError, HostBuffer, MemoryBudget};
+use crate::device::{DeviceError, HostBuffer, MemoryBudget, ReadOnlyMapping};
 use crossbeam::utils::CachePadded;
 use mapping_budget::Purpose;
 use memmap2::MmapMut;
@@ -50,6 +51,8 @@ enum Owner {
     Mapped { map: MmapMut, _permits: MappingPermits },
     /// Imported memory, which no other code can reach any more. It may begin anywhere.
     Imported { _memory: HostBuffer },
+    /// Mapping whose pages the processor does not let this process write. It may begin anywhere.
+    ReadOnly { _memory: ReadOnlyMapping },
 }
 
 // SAFETY: the memory is plain bytes owned by `owner`, at a fixed address. The rules at the top of this file say which thread
@@ -96,8 +99,19 @@ impl HostMemory {
         HostMemory { start, bytes, owner: Owner::Imported { _memory: memory } }
     }
 
+    /// Uses the memory of a read-only mapping.
+    pub(crate) fn from_read_only(memory: ReadOnlyMapping) -> HostMemory {
+        let (start, bytes) = (NonNull::from(&memory[..]).cast(), memory.len());
+        HostMemory { start, bytes, owner: Owner::ReadOnly { _memory: memory } }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether a write to the memory would kill the process. All functions that write refuse such memory.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.owner, Owner::ReadOnly { .. })
     }
 
     /// Prefault: has the system allocate the pages of a range now, so that the next write to them takes no page faults.
@@ -111,18 +125,18 @@ impl HostMemory {
                 Owner::Mapped { map, .. } => {
                     _ = map.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
                 }
-                Owner::Empty | Owner::Imported { .. } => {}
+                Owner::Empty | Owner::Imported { .. } | Owner::ReadOnly { .. } => {}
             }
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (range, &self.owner);
     }
 
-    /// Copies bytes in; false if the range lies outside.
+    /// Copies bytes in; false if the range lies outside or is read-only.
     #[must_use]
     pub(crate) fn write(&self, offset: usize, src: &[u8]) -> bool {
-        let Some(dst) = self.checked_ptr(offset, src.len()) else { return false };
-        // SAFETY: `checked_ptr` has checked the bounds. `src` is a Rust slice, which never lies in device memory that a queue
+        let Some(dst) = self.writable_ptr(offset, src.len()) else { return false };
+        // SAFETY: `writable_ptr` has checked the bounds. `src` is a Rust slice, which never lies in device memory that a queue
         // writes. The queue runs no node meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
         true
@@ -151,19 +165,20 @@ impl HostMemory {
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
-    /// Sets bytes; false if the range lies outside.
+    /// Sets bytes; false if the range lies outside or is read-only.
     #[must_use]
     pub(crate) fn fill(&self, offset: usize, bytes: usize, value: u8) -> bool {
-        let Some(dst) = self.checked_ptr(offset, bytes) else { return false };
-        // SAFETY: `checked_ptr` has checked the bounds; the queue runs no node meanwhile.
+        let Some(dst) = self.writable_ptr(offset, bytes) else { return false };
+        // SAFETY: `writable_ptr` has checked the bounds; the queue runs no node meanwhile.
         unsafe { std::ptr::write_bytes(dst, value, bytes) };
         true
     }
 
-    /// Copies between two memories or inside one, overlap allowed; false if either range lies outside.
+    /// Copies between two memories or inside one, overlap allowed; false if either range lies outside, or the
+    /// destination is read-only.
     #[must_use]
     pub(crate) fn copy_from(&self, to: usize, src: &HostMemory, from: usize, bytes: usize) -> bool {
-        let (Some(dst), Some(src)) = (self.checked_ptr(to, bytes), src.checked_ptr(from, bytes)) else { return false };
+        let (Some(dst), Some(src)) = (self.writable_ptr(to, bytes), src.checked_ptr(from, bytes)) else { return false };
         // SAFETY: both ranges are in bounds; `copy` allows overlap.
         unsafe { std::ptr::copy(src, dst, bytes) };
         true
@@ -178,17 +193,21 @@ impl HostMemory {
         piece: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let outside = DeviceError::Misuse("a region reaches past the end of its memory");
-        let start = self.checked_ptr(offset, bytes).ok_or(outside)?;
+        let outside = DeviceError::Misuse("a region reaches past the end of its memory, or is read-only");
+        let start = self.writable_ptr(offset, bytes).ok_or(outside)?;
         let mut done = 0;
         while done < bytes {
             let n = piece.min(bytes - done);
-            // SAFETY: in bounds by `checked_ptr`, and no other thread touches the range: either all queued work that does has
+            // SAFETY: in bounds by `writable_ptr`, and no other thread touches the range: either all queued work that does has
             // finished, and its only submitter is the caller, or the caller holds the lock of `super::layout` exclusively.
             fill(unsafe { std::slice::from_raw_parts_mut(start.add(done), n) })?;
             done += n;
         }
         Ok(())
+    }
+
+    fn writable_ptr(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+        self.checked_ptr(offset, bytes).filter(|_| !self.is_read_only())
     }
 
     fn checked_ptr(&self, offset: usize, bytes: usize) -> Option<*mut u8> {

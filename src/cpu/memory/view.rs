@@ -155,7 +155,8 @@ impl<'a> View<'a> {
         let convert = quantiser(dtype).expect("a type that select has accepted");
         if self.rows_dense() {
             let bytes = dtype.blocks(values.len()) * dtype.block_bytes();
-            // SAFETY: `element_ptr` has checked these blocks, and only this thread touches them (rules 2 and 3).
+            // SAFETY: `element_ptr` has checked these blocks, which are writable (rule 4), and only this thread touches
+            // them (rules 2 and 3).
             convert(values, unsafe { std::slice::from_raw_parts_mut(p, bytes) });
         } else {
             let (step, block, size) = (self.desc.nb()[0], dtype.block_len(), dtype.block_bytes());

@@ -4,9 +4,9 @@ use super::{MEMORY, device as cpu, test_deadline};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
     Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature, ForwardDevice, ForwardQueue, HostBuffer,
-    HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MemoryBudget, MemoryInfo, PeerCopies, PendingRead,
-    PinnedMemory, Prefault, Program, Queue, Region, RunInline, Support, TensorDigest, Timeline, TimelinePoint,
-    UploadSource,
+    HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile, MemoryBudget, MemoryInfo, PeerCopies,
+    PendingRead, PinnedMemory, Prefault, Program, Queue, ReadOnlyMapping, Region, RunInline, Support, TensorDigest,
+    Timeline, TimelinePoint, UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -103,6 +103,10 @@ impl PeerCopies for CallProbe {
 impl ImportHost for CallProbe {
     fn import(&self, memory: HostBuffer, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
         self.record("import", self.inner.alloc(memory.len() as u64, budget))
+    }
+
+    fn import_read_only(&self, _: ReadOnlyMapping) -> Result<Buffer, DeviceError> {
+        self.record("import_read_only", self.inner.alloc(64, &MemoryBudget::new(MEMORY)))
     }
 }
 
@@ -231,6 +235,11 @@ impl ForwardQueue for ForwardAllQueue {
     }
 }
 
+fn empty_mapping() -> ReadOnlyMapping {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    MappedFile::open(file.path()).unwrap().map_read_only(0..0).unwrap()
+}
+
 /// Calls every method of a device and of its queue.
 fn exercise(device: &dyn Device) {
     let budget = MemoryBudget::new(MEMORY);
@@ -248,6 +257,7 @@ fn exercise(device: &dyn Device) {
     device.copies_from(cpu(1).info());
     if let Some(import) = device.import_host() {
         import.import(HostBuffer::zeroed(64, &budget).unwrap(), &budget).unwrap();
+        import.import_read_only(empty_mapping()).unwrap();
     }
     if let Some(pinned) = device.pinned_memory() {
         pinned.alloc_pinned(64, &budget).unwrap();
@@ -300,7 +310,7 @@ fn wrappers_forward_every_call_and_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 23 } else { 17 };
+            let count = if able { 24 } else { 17 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }

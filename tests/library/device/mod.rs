@@ -2,6 +2,8 @@
 mod fallback;
 mod forward;
 mod host;
+#[cfg(target_os = "linux")] // reads /proc/self/smaps
+mod read_only;
 mod tensors;
 mod threads;
 
