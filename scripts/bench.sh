@@ -9,7 +9,8 @@ Usage: scripts/bench.sh BENCHMARK [OPTION...]
 Each benchmark prints ratios to llama.cpp, or to the roofline of this machine (peak bandwidth and arithmetic). Both sides are
 measured in the same run.
 
-  model     1b models on our rpc-server, llama.cpp's server and local llama.cpp, with the same client: decode, prompt, load
+  model     1b models: decode, prompt, load. On our rpc-server, llama.cpp's server and local llama.cpp, with the same client;
+            and in process, `generate` beside llama.cpp's library, with the memory's bandwidth. --only servers|in-process
   wire      messages: round trip, upload, download, time that a server adds to a tiny model's token, several clients at once,
             an idle server
   pair      two builds of our rpc-server alternately, with the measurements of `model` and `wire`: --before BINARY
@@ -22,6 +23,8 @@ measured in the same run.
 
 Each lists its options with --help (`ops`, `peer-ops` and `floors` are built first). All but `floors` write their measurements
 with --json FILE. With --smoke, `model`, `wire` and `ops` only check that they work.
+
+FANOUT_BUILT: folder of a `generate` that is already built, not necessarily optimised, for `model --smoke`.
 
   -h, --help  this text
 TEXT
@@ -39,6 +42,11 @@ for ((i = 1; i < ${#words[@]}; i++)); do
     esac
 done
 set -- ${words[@]+"${words[@]}"}
+# Builds the benchmark `ops` by a cargo command, and prints its path, which only cargo's messages contain.
+ops_program() { # CARGO-OPTIONS...
+    cargo "$@" --bench ops --message-format=json-render-diagnostics | sed -n 's/.*"name":"ops".*"executable":"\([^"]*\)".*/\1/p'
+}
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 mode=${1:-}
@@ -56,6 +64,19 @@ model | wire | pair | tls)
     if [[ $mode == tls ]]; then
         cargo build --release -p fanout -p generate --bin rpc-server --bin generate
         exec "$python" scripts/bench/tls.py --built "$target/release" "$@"
+    fi
+    if [[ $mode == model ]]; then
+        if [[ ${FANOUT_BUILT-} && " $* " == *" --smoke "* ]]; then
+            # The programs of the tests. The selection of packages is theirs too, else cargo would compile the crate again.
+            cargo build --release --bin rpc-server
+            generate=$FANOUT_BUILT/generate
+            ops=$(ops_program test --locked --workspace --no-run)
+        else
+            generate=$target/release/generate
+            ops=$(ops_program build --release -p fanout -p generate -p fanout-bench --bin rpc-server --bin generate)
+        fi
+        exec "$python" scripts/bench/model.py --binary "$target/release/rpc-server" --generate-program "$generate" \
+            --ops-program "$ops" "$@"
     fi
     cargo build --release --bin rpc-server
     exec "$python" "scripts/bench/$mode.py" --binary "$target/release/rpc-server" "$@"

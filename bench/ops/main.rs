@@ -40,6 +40,10 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Only measure the roofs, without any case; takes about a second.
+    #[arg(long, conflicts_with = "filter")]
+    roofs: bool,
+
     /// Smoke test: small sizes and a single run per case, without meaningful times.
     #[arg(long)]
     smoke: bool,
@@ -68,9 +72,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     for roof in machine.all() {
         roofs.push(Rate { roof, name: machine.name(roof), rate: machine.median(roof, samples) });
     }
-    println!("{}\n\n{}", roofs.iter().map(Rate::line).collect::<Vec<_>>().join("\n"), report::header());
+    println!("{}", roofs.iter().map(Rate::line).collect::<Vec<_>>().join("\n"));
+    let mut cases = cases::all(&sizes);
+    if args.roofs {
+        cases.clear();
+    } else {
+        cases.retain(|case| case.name().contains(&args.filter));
+        if cases.is_empty() {
+            return Err(format!("no case contains `{}`", args.filter).into());
+        }
+        println!("\n{}", report::header());
+    }
     let mut rows = Vec::new();
-    for case in cases::all(&sizes).into_iter().filter(|case| case.name().contains(&args.filter)) {
+    for case in cases {
         let bounds = report::bounds(&case, &machine);
         let mut rates = vec![Vec::new(); bounds.len()];
         let pause = || bounds.iter().zip(&mut rates).for_each(|(&roof, rates)| rates.push(machine.sample(roof)));
@@ -84,9 +98,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         let row = Row::new(case, times, &rates.collect::<Vec<_>>());
         println!("{}", row.line());
         rows.push(row);
-    }
-    if rows.is_empty() {
-        return Err(format!("no case contains `{}`", args.filter).into());
     }
     if let Some(mut file) = json {
         file.write_all(report::json(&device, &roofs, &rows).as_bytes())?;

@@ -1,14 +1,26 @@
 #!/usr/bin/env python3
-"""Prompt, decode and load times of 1b models on our rpc-server, llama.cpp's server, and local llama.cpp, with the same client.
+"""Prompt, decode and load times of 1b models beside llama.cpp, with servers and in process.
 
-Each measurement starts its server, runs one client, and stops the server, so that only one server runs at a time. The order of
-the sides rotates from round to round. Prints medians (tokens per second; load in seconds) and the ratios of the medians (ours /
-llama.cpp's server, and ours / local llama.cpp), with the lowest and highest ratio of a single round in brackets. Checks the
-bounds: decode and prompt at least 1.2 times llama.cpp's server, decode at least 0.95 of local llama.cpp, load at most 0.9 times
-llama.cpp's server. With --check, exits with status 1 if a bound is violated.
+1. Servers: the same client (llama.cpp's, from Python) on our rpc-server, on llama.cpp's server, and without a server. Each
+   measurement starts its server, runs one client, and stops the server, so that only one server runs at a time. The order of
+   the sides rotates from round to round. Prompts compute the logits of all tokens, and a token includes the client's choice
+   of it. Prints medians and the ratios of the medians, with the lowest and highest ratio of a single round in brackets.
+   Bounds: decode and prompt at least 1.2 times llama.cpp's server, decode at least 0.95 of llama.cpp without a server, load at
+   most 0.9 times llama.cpp's server.
+2. In process, without a server: examples/generate beside llama.cpp's library, as llama-bench uses it. Each round is a pair:
+   the memory's read bandwidth, measured with the same number of threads, then both sides, in alternating order. Prompts compute
+   the logits of the last token; decoding includes neither the choice of tokens nor text; both run once before they are timed.
+   Prints medians, and the medians of the pairs' ratios with their 95 % confidence intervals (from 6 rounds on). Bounds: decode
+   at least 0.97 of the target, which is llama.cpp's rate or 0.85 of the roof, whichever is less (the roof is the bandwidth /
+   the bytes of weights that a token reads); prompt at least 1.3 times llama.cpp's with quantised weights, 1.1 with f16, and
+   1.3 with bf16 if the processor has AVX512-BF16. The decode bound of a model is void if the quartiles of its bandwidths are
+   more than 10 % apart: the machine was not steady.
 
-The files are read once before, so that no side loads from disk. A virtual machine may allocate never-used memory 10 times slower
-than used memory, so as much memory as a model needs is also touched once before.
+Rates are in tokens per second, loading in seconds. With --check, exits with status 1 if a bound is violated, and with status 3
+if none is violated but one is void: run it again.
+
+The files are read once before, so that no side loads from disk. A virtual machine may allocate never-used memory 10 times
+slower than used memory, so as much memory as a model needs is also touched once before.
 """
 
 import argparse
@@ -17,14 +29,17 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import in_process
 from common import ROOT, Bound, Spread, finish, ratio, rotated, warn_if_busy
 
 from clients import Client, ClientError, Model  # isort: skip
 from servers import ServerError, ours, peer  # isort: skip
 
 TYPES = ("q4_0", "q8_0", "q4_k_m", "f16")
+IN_PROCESS_TYPES = (*TYPES, "bf16") if in_process.has_bf16_products() else TYPES
 SIDES = ("ours", "peer", "local")
 MEASURES = {"prompt": "prompt_tok_s", "decode": "gen_tok_s", "load": "load_s"}
+PARTS = ("servers", "in-process")
 CLIENT_S = 1800.0
 PIECE = 1 << 24
 
@@ -85,27 +100,15 @@ def bounds(results: dict[str, dict[str, dict[str, Spread]]]) -> list[Bound]:
     return out
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--types", default=",".join(TYPES), help="comma-separated types of the weights")
-    p.add_argument("--size", default="1b", help="a size of make_model.py")
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the server and of the client")
-    p.add_argument("--prompt", type=int, default=128)
-    p.add_argument("--generate", type=int, default=32)
-    p.add_argument("--flash-attn", action="store_true")
-    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
-    p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
-    p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated")
-    p.add_argument("--json", type=Path, help="write every measurement and the summary here")
-    p.add_argument("--smoke", action="store_true", help="one round of a tiny model, to check that the benchmark works")
-    a = p.parse_args()
-    if a.smoke:
-        a.size, a.types, a.rounds, a.prompt, a.generate = "tiny", "q4_0", 1, 16, 4
+def progress(what: str, measured: dict[str, float]) -> None:
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in measured.items())
+    print(f"{what}: {shown}", file=sys.stderr, flush=True)
+
+
+def with_servers(files: dict[str, Path], a: argparse.Namespace) -> tuple[list[Bound], dict]:
+    """Measure part 1 and print its table; returns the bounds, and the measurements for the JSON."""
     options = ["--prompt", str(a.prompt), "--generate", str(a.generate), "--threads", str(a.threads)]
     options += ["--flash-attn"] if a.flash_attn else []
-    warn_if_busy()
-    files = {dtype: Model(dtype, size=a.size).ensure(a.models) for dtype in a.types.split(",")}
     runs: dict[str, Runs] = defaultdict(lambda: defaultdict(list))
     for n in range(a.rounds):
         for dtype, path in files.items():
@@ -113,14 +116,61 @@ def main() -> None:
             for side in rotated(SIDES, n):
                 measured = measure(side, path, options, a)
                 runs[dtype][side].append(measured)
-                shown = ", ".join(f"{name} {value:.2f}" for name, value in measured.items())
-                print(f"round {n + 1} {dtype} {side}: {shown}", file=sys.stderr, flush=True)
+                progress(f"round {n + 1} {dtype} {side}", measured)
     results = {dtype: summary(sides) for dtype, sides in runs.items()}
-    print(
-        f"{a.size}, {a.threads} threads, prompt {a.prompt}, decode {a.generate}, medians of {a.rounds} (tok/s, load s)"
-    )
+    print("with servers")
     print(table(results))
-    finish(bounds(results), a.check, a.json, {"options": options, "summary": results, "runs": runs})
+    return bounds(results), {"options": options, "summary": results, "runs": runs}
+
+
+def without_servers(files: dict[str, Path], a: argparse.Namespace) -> tuple[list[Bound], dict]:
+    """Measure part 2 and print its table; returns the bounds, and the measurements for the JSON."""
+    results = [in_process.Pairs.of(dtype, path) for dtype, path in files.items()]
+    for n in range(a.rounds):
+        for pairs in results:
+            settle(files[pairs.dtype])
+            pair = pairs.measure(files[pairs.dtype], rotated(in_process.SIDES, n), a)
+            for side, values in pair.sides.items():
+                progress(f"pair {n + 1} {pairs.dtype} {side}", values)
+            progress(f"pair {n + 1} {pairs.dtype}", {"GB/s": pair.bandwidth / 1e9, "decode roof": pairs.roof(pair)})
+    print("in process")
+    print(in_process.table(results))
+    measured = {"summary": {r.dtype: r.summary() for r in results}, "pairs": {r.dtype: r.pairs for r in results}}
+    return [bound for r in results for bound in r.bounds()], measured
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", choices=PARTS, help="only this part")
+    default = f"{','.join(TYPES)}; in process also bf16 if the processor has AVX512-BF16"
+    p.add_argument("--types", help=f"comma-separated types of the weights (default: {default})")
+    p.add_argument("--size", default="1b", help="a size of make_model.py")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the server and of the client")
+    p.add_argument("--prompt", type=int, default=128)
+    p.add_argument("--generate", type=int, default=32)
+    p.add_argument("--flash-attn", action="store_true", help="on every side; without it, llama.cpp in process decides itself")
+    p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the models, which are created if absent")
+    p.add_argument("--binary", type=Path, help="our server (default: target/release/rpc-server)")
+    p.add_argument("--generate-program", type=Path, help="examples/generate (scripts/bench.sh passes it)")
+    p.add_argument("--ops-program", type=Path, help="the benchmark of bench/ops (scripts/bench.sh passes it)")
+    p.add_argument("--check", action="store_true", help="exit with status 1 if a bound is violated, 3 if one is void")
+    p.add_argument("--json", type=Path, help="write every measurement and the summary here")
+    p.add_argument("--smoke", action="store_true", help="one round of a tiny model, to check that the benchmark works")
+    a = p.parse_args()
+    if a.smoke:
+        a.size, a.types, a.rounds, a.prompt, a.generate = "tiny", "q4_0", 1, 16, 4
+    parts = {"servers": (with_servers, TYPES), "in-process": (without_servers, IN_PROCESS_TYPES)}
+    found, measured = [], {}
+    print(f"{a.size}, {a.threads} threads, prompt {a.prompt}, decode {a.generate}, medians of {a.rounds} (tok/s, load s)")
+    warn_if_busy()
+    for part in [a.only] if a.only else PARTS:
+        run, types = parts[part]
+        types = a.types.split(",") if a.types else types
+        files = {dtype: Model(dtype, size=a.size).ensure(a.models) for dtype in types}
+        checks, measured[part] = run(files, a)
+        found += checks
+    finish(found, a.check, a.json, measured)
 
 
 if __name__ == "__main__":

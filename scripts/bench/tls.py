@@ -18,7 +18,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from common import ROOT, Bound, Interval, finish, rotated, warn_if_busy
+from common import ROOT, Bound, Interval, finish, prompt_tokens, rotated, warn_if_busy
 
 from clients import Model  # isort: skip
 from servers import Server, ServerError  # isort: skip
@@ -64,7 +64,7 @@ def main() -> None:
             keys = {"plain": [], "tls": ["--key", at / "client", "--server-key", own]}
             for n in range(a.rounds):
                 for side in rotated(SIDES, n):
-                    tokens = ",".join(str(1 + i % 100) for i in range(a.prompt))
+                    tokens = ",".join(map(str, prompt_tokens(a.prompt)))
                     argv = [a.built / "generate", model, "--tokens", tokens, "-n", a.generate, "--json", "--temp", "0"]
                     argv += ["--ignore-eos", "--device", addresses[side], *keys[side]]
                     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=CLIENT_S)

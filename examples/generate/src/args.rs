@@ -133,6 +133,11 @@ pub struct Args {
     #[arg(long, conflicts_with = "info")]
     pub json: bool,
 
+    /// Evaluate the prompt and one token once before anything is timed, as llama-bench does: the times then include neither the
+    /// planning of the graphs nor the first use of memory.
+    #[arg(long, conflicts_with_all = ["compare", "info"])]
+    pub warm_up: bool,
+
     /// Compute every node of the graph also on the exact CPU device, from the same sources, and print the error of each node.
     #[arg(long, conflicts_with_all = ["json", "info"])]
     pub compare: bool,

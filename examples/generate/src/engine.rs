@@ -127,6 +127,20 @@ impl Engine {
         self.submit_tokens(tokens, Outputs::None).map(drop)
     }
 
+    /// Evaluates tokens as a prompt and then one of them alone, and leaves the sequence as it was: the graphs of both are planned
+    /// afterwards, and their memory has been used. Later tokens overwrite the positions of the KV cache that this has written.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn warm_up(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        let start = self.length;
+        for batch in [tokens, tokens.get(..1).unwrap_or_default()] {
+            self.append(batch)?;
+            self.length = start;
+        }
+        Ok(())
+    }
+
     /// Submits tokens in micro-batches; only the last one computes `outputs`.
     fn submit_tokens(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
         let end = self.length + tokens.len();

@@ -21,7 +21,8 @@ pub struct Report {
     pub load: Duration,
     /// Time from the submission of the prompt until its last logits are read.
     pub prompt_time: Duration,
-    /// Time for all decoded tokens. The first generated token is not among them: it is sampled from the prompt's logits.
+    /// Time from the submission of each decoded token until its logits are read, without sampling and output. The first
+    /// generated token is not among them: it is sampled from the prompt's logits.
     pub decode_time: Duration,
     /// Tokens that were evaluated during `decode_time`.
     pub decoded: usize,

@@ -14,6 +14,7 @@ use fanout::gguf::Gguf;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Memory limit in bytes of the reference device of `--compare`: effectively unlimited.
 const REFERENCE_MEMORY: u64 = 1 << 40;
@@ -70,6 +71,9 @@ fn generate(
         Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
     let mut text = TextOutput { out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
     let load = session.load()?;
+    if args.warm_up {
+        session.warm_up(&prompt)?;
+    }
     session.begin_phase(Phase::Prompt);
     let mut logits = Vec::new();
     let prompt_time = session.timed(|session| {
@@ -78,23 +82,23 @@ fn generate(
     })?;
     let prompt_laps = session.take_busy_times();
     session.begin_phase(Phase::Decode);
-    let (mut tokens, mut decoded) = (Vec::new(), 0);
-    let decode_time = session.timed(|session| {
-        while tokens.len() < args.predict {
-            let token = sampler.sample(&logits)?;
-            if !args.ignore_eos && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
-                break;
-            }
-            tokens.push(token);
-            log::debug!("token {}: {token}", tokens.len());
-            text.token(token)?;
-            if tokens.len() < args.predict {
-                logits = session.append(&[token])?;
-                decoded += 1;
-            }
+    let (mut tokens, mut decoded, mut decode_time) = (Vec::new(), 0, Duration::ZERO);
+    while tokens.len() < args.predict {
+        let token = sampler.sample(&logits)?;
+        if !args.ignore_eos && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
+            break;
         }
-        Ok(())
-    })?;
+        tokens.push(token);
+        log::debug!("token {}: {token}", tokens.len());
+        text.token(token)?;
+        if tokens.len() < args.predict {
+            decode_time += session.timed(|session| {
+                logits = session.append(&[token])?;
+                Ok(())
+            })?;
+            decoded += 1;
+        }
+    }
     let decode_laps = session.take_busy_times();
     text.finish()?;
     let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..session.report()? };

@@ -234,6 +234,16 @@ impl<'a> Session<'a> {
         Ok(logits)
     }
 
+    /// Evaluates tokens and forgets them again ([`Engine::warm_up`]); devices' compute times do not include it.
+    ///
+    /// # Errors
+    /// As [`Session::append`].
+    pub fn warm_up(&mut self, tokens: &[u32]) -> anyhow::Result<()> {
+        self.with_recovery(|session| Ok(session.engine_ready()?.warm_up(tokens)?))?;
+        self.take_busy_times();
+        Ok(())
+    }
+
     /// Runs `work`; on a loss, recovers and runs it again, until it succeeds or recovery fails.
     fn with_recovery<T>(&mut self, mut work: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut since = None;

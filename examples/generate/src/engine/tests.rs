@@ -130,6 +130,20 @@ fn a_replay_gives_the_same_bits() {
 }
 
 #[test]
+fn a_warm_up_plans_the_graphs_and_changes_no_logits() {
+    let toy = ToyModel::new(Arch::Llama);
+    let tokens = prompt(20);
+    let config = TestConfig { devices: 2, depth: 2, ..PLAIN };
+    let want = sequence(&mut start(&toy, config).0.unwrap(), &tokens, 15);
+    let mut warm = start(&toy, config).0.unwrap();
+    warm.warm_up(&tokens[..15]).unwrap();
+    let planned = warm.ready.len();
+    assert_eq!((warm.length(), planned), (0, 2));
+    assert_eq!(sequence(&mut warm, &tokens, 15), want);
+    assert_eq!(warm.ready.len(), planned);
+}
+
+#[test]
 fn a_model_that_does_not_fit_fails_before_anything_is_allocated() {
     let (error, devices) = start(&ToyModel::new(Arch::Llama), TestConfig { devices: 2, memory: 80 << 10, ..PLAIN });
     let error = error.err().unwrap().to_string();
