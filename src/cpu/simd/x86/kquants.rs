@@ -1,6 +1,8 @@
 //! Row formats of the K-quants (superblocks of 256 elements with quantised scales): Q2_K to Q6_K.
 
-use super::row_format::{Affine, RowFormat};
+use super::quant_row_dot::dot_superblocks;
+use super::row_format::{QuantDot, RowFormat, SuperblockFormat, SuperblockScales};
+use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
@@ -21,26 +23,41 @@ unsafe fn field(p: *const u8, by: usize, mask: i8) -> __m256i {
     }
 }
 
-/// The scales of sixteen sub-blocks, in the order of [`RowFormat::scales`].
+/// Sixteen i8 as i16, in the order of [`SuperblockScales::scales`].
 #[inline(always)]
-unsafe fn sixteen_scales(scales: __m128i) -> [__m256; 2] {
+unsafe fn sixteen_scales(scales: __m128i) -> __m256i {
     // SAFETY: registers only; the caller vouches for AVX2.
     unsafe {
-        let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-        let scales = _mm_shuffle_epi8(scales, order);
-        let low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(scales));
-        [low, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(scales, scales)))]
+        let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order))
     }
 }
 
-/// Sixteen scales times `d`, for codes with a zero offset.
+/// The results of [`sixteen_scales`] as f32, in the order of [`SuperblockScales::mins`].
 #[inline(always)]
-unsafe fn offset_pair(d: __m256, scales: [__m256; 2], zero: f32) -> [Affine; 2] {
+unsafe fn sixteen_floats(scales: __m256i) -> [__m256; 2] {
     // SAFETY: registers only; the caller vouches for AVX2.
     unsafe {
-        let [low, high] = scales;
-        [Affine::offset(_mm256_mul_ps(d, low), zero), Affine::offset(_mm256_mul_ps(d, high), zero)]
+        let (low, high) = (_mm256_unpacklo_epi16(scales, scales), _mm256_unpackhi_epi16(scales, scales));
+        [low, high].map(|pairs| _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(pairs)))
     }
+}
+
+/// Sixteen i8 scales times `d`, for codes with a zero offset: `d * scale * (code - zero)`.
+#[inline(always)]
+unsafe fn offset_scales(d: __m256, scales: __m128i, zero: f32) -> SuperblockScales {
+    // SAFETY: registers only; the caller vouches for AVX2.
+    unsafe {
+        let scales = sixteen_scales(scales);
+        SuperblockScales { d, scales, m: _mm256_mul_ps(d, _mm256_set1_ps(-zero)), mins: sixteen_floats(scales) }
+    }
+}
+
+/// The negated f16 at `p` as f32, in all lanes.
+#[inline(always)]
+unsafe fn negated_half(p: *const u8) -> __m256 {
+    // SAFETY: as `half`.
+    unsafe { _mm256_xor_ps(half(p), _mm256_set1_ps(-0.0)) }
 }
 
 /// Eight bytes as f32.
@@ -52,7 +69,7 @@ unsafe fn widen(bytes: u64) -> __m256 {
 
 /// The scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-unsafe fn k4_scales(p: *const u8) -> Affine {
+unsafe fn k4_scales(p: *const u8) -> SuperblockScales {
     const SIX: u32 = 0x3f3f_3f3f;
     const FOUR: u32 = 0x0f0f_0f0f;
     const TWO: u32 = 0x0303_0303;
@@ -62,25 +79,38 @@ unsafe fn k4_scales(p: *const u8) -> Affine {
         let (a, b, c) = (word(0), word(1), word(2));
         let scales = u64::from(a & SIX) | u64::from((c & FOUR) | (a >> 6 & TWO) << 4) << 32;
         let mins = u64::from(b & SIX) | u64::from((c >> 4 & FOUR) | (b >> 6 & TWO) << 4) << 32;
-        let minus = _mm256_xor_ps(half(p.add(2)), _mm256_set1_ps(-0.0));
-        Affine { scale: _mm256_mul_ps(half(p), widen(scales)), bias: _mm256_mul_ps(minus, widen(mins)) }
+        let scales = _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(scales as i64)));
+        SuperblockScales { d: half(p), scales, m: negated_half(p.add(2)), mins: [widen(mins), _mm256_setzero_ps()] }
     }
 }
 
-/// A row format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the block at `$p`,
+/// A format with superblocks of 256 elements and sub-blocks of `$sub`. `$scales` decodes the scales of the superblock at `$p`,
 /// `$codes` the codes of its elements `32 * $j` and following.
 macro_rules! superblock {
-    ($name:ident, sub $sub:literal, top $top:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
+    ($name:ident, sub $sub:literal, |$p:ident, $j:ident| scales $scales:expr, codes $codes:expr) => {
         #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
         impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = $sub;
-            const TOP: Option<i32> = Some($top);
 
             #[inline(always)]
-            unsafe fn scales($p: *const u8) -> [Affine; 2] {
+            unsafe fn dot_row<P: QuantDot, const C: usize>(
+                row: *const u8,
+                whole: usize,
+                last: *const u8,
+                columns: [PackedColumn; C],
+                padded: usize,
+            ) -> [f32; C] {
+                // SAFETY: as the caller vouches.
+                unsafe { dot_superblocks::<Self, C>(row, whole, last, columns, padded) }
+            }
+        }
+
+        impl SuperblockFormat for $name {
+            #[inline(always)]
+            unsafe fn scales($p: *const u8) -> SuperblockScales {
                 // SAFETY: a block lies at `p`; offsets are those of its fields.
                 unsafe { $scales }
             }
@@ -94,49 +124,48 @@ macro_rules! superblock {
     };
 }
 
-superblock!(Q2_K, sub 16, top 3, |p, j|
+superblock!(Q2_K, sub 16, |p, j|
     scales {
         let both = _mm_loadu_si128(p.cast());
         let low = _mm_set1_epi8(15);
-        let scales = sixteen_scales(_mm_and_si128(both, low));
         let mins = sixteen_scales(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
-        let (d, minus) = (half(p.add(80)), _mm256_xor_ps(half(p.add(82)), _mm256_set1_ps(-0.0)));
-        [
-            Affine { scale: _mm256_mul_ps(d, scales[0]), bias: _mm256_mul_ps(minus, mins[0]) },
-            Affine { scale: _mm256_mul_ps(d, scales[1]), bias: _mm256_mul_ps(minus, mins[1]) },
-        ]
+        SuperblockScales {
+            d: half(p.add(80)),
+            scales: sixteen_scales(_mm_and_si128(both, low)),
+            m: negated_half(p.add(82)),
+            mins: sixteen_floats(mins),
+        }
     },
     codes field(p.add(16 + 32 * (j / 4)), 2 * (j % 4), 3));
 
-superblock!(Q3_K, sub 16, top 7, |p, j|
+superblock!(Q3_K, sub 16, |p, j|
 scales {
     let word = |i: usize| p.add(96 + 4 * i).cast::<u32>().read_unaligned();
     let (a, b, c) = (word(0), word(1), word(2));
     let six = |low: u32, high: u32| ((low & 0x0f0f_0f0f) | (high & 0x0303_0303) << 4) as i32;
     let scales = _mm_setr_epi32(six(a, c), six(b, c >> 2), six(a >> 4, c >> 4), six(b >> 4, c >> 6));
     let d = half(p.add(108));
-    offset_pair(d, sixteen_scales(_mm_sub_epi8(scales, _mm_set1_epi8(32))), 4.0)
+    offset_scales(d, _mm_sub_epi8(scales, _mm_set1_epi8(32)), 4.0)
 },
 codes {
     let high = _mm256_slli_epi16::<2>(field(p, j, 1));
     _mm256_or_si256(field(p.add(32 + 32 * (j / 4)), 2 * (j % 4), 3), high)
 });
 
-superblock!(Q4_K, sub 32, top 15, |p, j|
-    scales [k4_scales(p), Affine::zero()],
+superblock!(Q4_K, sub 32, |p, j|
+    scales k4_scales(p),
     codes field(p.add(16 + 32 * (j / 2)), 4 * (j % 2), 15));
 
-superblock!(Q5_K, sub 32, top 31, |p, j|
-scales [k4_scales(p), Affine::zero()],
+superblock!(Q5_K, sub 32, |p, j|
+scales k4_scales(p),
 codes {
     let high = _mm256_slli_epi16::<4>(field(p.add(16), j, 1));
     _mm256_or_si256(field(p.add(48 + 32 * (j / 2)), 4 * (j % 2), 15), high)
 });
 
-superblock!(Q6_K, sub 16, top 63, |p, j|
+superblock!(Q6_K, sub 16, |p, j|
 scales {
-    let d = half(p.add(208));
-    offset_pair(d, sixteen_scales(_mm_loadu_si128(p.add(192).cast())), 32.0)
+    offset_scales(half(p.add(208)), _mm_loadu_si128(p.add(192).cast()), 32.0)
 },
 codes {
     let high = _mm256_slli_epi16::<4>(field(p.add(128 + 32 * (j / 4)), 2 * (j % 4), 3));

@@ -1,6 +1,8 @@
 //! Row formats of the legacy quants (blocks of 32 elements): Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
 
-use super::row_format::{Affine, RowFormat};
+use super::quant_row_dot::dot_blocks;
+use super::row_format::{Affine, BlockFormat, QuantDot, RowFormat};
+use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 use std::arch::x86_64::*;
@@ -49,19 +51,34 @@ unsafe fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
 /// A row format with blocks of 32 elements. `$scales` decodes the scales of the eight blocks from `$p` on, `$codes` the codes
 /// of the block at `$p`.
 macro_rules! legacy {
-    ($name:ident, top $top:expr, |$p:ident| scales $scales:expr, codes $codes:expr) => {
+    ($name:ident, unsigned $unsigned:literal, |$p:ident| scales $scales:expr, codes $codes:expr) => {
         #[allow(non_camel_case_types)] // ggml's name of the type
         pub(super) struct $name;
 
         impl RowFormat for $name {
             const DTYPE: DType = DType::$name;
             const SUB: usize = 32;
-            const TOP: Option<i32> = $top;
 
             #[inline(always)]
-            unsafe fn scales($p: *const u8) -> [Affine; 2] {
+            unsafe fn dot_row<P: QuantDot, const C: usize>(
+                row: *const u8,
+                whole: usize,
+                last: *const u8,
+                columns: [PackedColumn; C],
+                padded: usize,
+            ) -> [f32; C] {
+                // SAFETY: as the caller vouches.
+                unsafe { dot_blocks::<Self, P, C>(row, whole, last, columns, padded) }
+            }
+        }
+
+        impl BlockFormat for $name {
+            const UNSIGNED: bool = $unsigned;
+
+            #[inline(always)]
+            unsafe fn scales($p: *const u8) -> Affine {
                 // SAFETY: eight blocks lie at `p`, and the fields inside their blocks.
-                unsafe { [$scales, Affine::zero()] }
+                unsafe { $scales }
             }
 
             #[inline(always)]
@@ -76,15 +93,15 @@ macro_rules! legacy {
     };
 }
 
-legacy!(Q4_0, top Some(15), |p| scales Affine::offset(halves(p, 18), 8.0), codes nibbles(p.add(2)));
-legacy!(Q4_1, top Some(15), |p| scales Affine { scale: halves(p, 20), bias: halves(p.add(2), 20) }, codes nibbles(p.add(4)));
-legacy!(Q5_0, top Some(31), |p| scales Affine::offset(halves(p, 22), 16.0),
+legacy!(Q4_0, unsigned true, |p| scales Affine::offset(halves(p, 18), 8.0), codes nibbles(p.add(2)));
+legacy!(Q4_1, unsigned true, |p| scales Affine { scale: halves(p, 20), bias: halves(p.add(2), 20) }, codes nibbles(p.add(4)));
+legacy!(Q5_0, unsigned true, |p| scales Affine::offset(halves(p, 22), 16.0),
     codes _mm256_or_si256(nibbles(p.add(6)), fifth_bits(p.add(2))));
-legacy!(Q5_1, top Some(31), |p| scales Affine { scale: halves(p, 24), bias: halves(p.add(2), 24) },
+legacy!(Q5_1, unsigned true, |p| scales Affine { scale: halves(p, 24), bias: halves(p.add(2), 24) },
     codes _mm256_or_si256(nibbles(p.add(8)), fifth_bits(p.add(4))));
-legacy!(Q8_0, top None, |p| scales Affine::offset(halves(p, 34), 0.0), codes _mm256_loadu_si256(p.add(2).cast()));
-legacy!(IQ4_NL, top None, |p| scales Affine::offset(halves(p, 18), 0.0), codes look_up(&IQ4_VALUES, nibbles(p.add(2))));
-legacy!(MXFP4, top Some(24), |p| scales Affine::offset(units(p), 12.0), codes look_up(&FP4_CODES, nibbles(p.add(1))));
+legacy!(Q8_0, unsigned false, |p| scales Affine::offset(halves(p, 34), 0.0), codes _mm256_loadu_si256(p.add(2).cast()));
+legacy!(IQ4_NL, unsigned false, |p| scales Affine::offset(halves(p, 18), 0.0), codes look_up(&IQ4_VALUES, nibbles(p.add(2))));
+legacy!(MXFP4, unsigned true, |p| scales Affine::offset(units(p), 12.0), codes look_up(&FP4_CODES, nibbles(p.add(1))));
 
 /// FP4 values plus 12, so that they are unsigned.
 const FP4_CODES: [i8; 16] = {

@@ -1,8 +1,6 @@
 //! Row dot products: quantised rows in place with columns of codes.
-//!
-//! They compute `sum over sub-blocks of scale * column scale * (integer dot product) + bias * (column sum)`.
 
-use super::row_format::{PREFETCH_DISTANCE, QuantDot, RowFormat, horizontal_sum};
+use super::row_format::{BlockFormat, PREFETCH_DISTANCE, QuantDot, RowFormat, SuperblockFormat, horizontal_sum};
 use crate::cpu::simd::packing::PackedColumn;
 use crate::cpu::simd::{MAX_SUPERBLOCK_BYTES, unroll};
 use std::arch::x86_64::*;
@@ -55,7 +53,7 @@ unsafe fn dot_columns<F: RowFormat, P: QuantDot, const C: usize>(
             if !rest.is_empty() {
                 last[..rest.len()].copy_from_slice(rest);
             }
-            let sums = dot_row::<F, P, C>(rows[r].as_ptr(), whole, last.as_ptr(), parts, padded);
+            let sums = F::dot_row::<P, C>(rows[r].as_ptr(), whole, last.as_ptr(), parts, padded);
             for c in 0..C {
                 out[c * rows.len() + r] = sums[c];
             }
@@ -64,47 +62,35 @@ unsafe fn dot_columns<F: RowFormat, P: QuantDot, const C: usize>(
     C
 }
 
-/// The dot products of one row with `C` columns.
+/// [`RowFormat::dot_row`] of blocks of 32: `sum over blocks of scale * column scale * (integer dot product) + bias * (column
+/// sum)`.
 ///
 /// # Safety
-/// As [`dot`], for a row of `whole` superblocks and, if `padded` has one more, `last` points to the padded last superblock.
+/// As [`RowFormat::dot_row`].
 #[inline(always)]
-unsafe fn dot_row<F: RowFormat, P: QuantDot, const C: usize>(
+pub(super) unsafe fn dot_blocks<F: BlockFormat, P: QuantDot, const C: usize>(
     row: *const u8,
     whole: usize,
     last: *const u8,
     columns: [PackedColumn; C],
     padded: usize,
 ) -> [f32; C] {
-    // SAFETY: superblock s of the row is multiplied by elements 256 s and following of the columns, which exist since row and
-    // columns have equally many. Codes are read inside their superblock (`RowFormat`).
+    // SAFETY: elements 256 s and following of the row are multiplied by those of the columns, which exist since row and columns
+    // have equally many. Codes are read inside their block (`BlockFormat`).
     unsafe {
         // Two accumulators for each sum, so that an FMA need not wait for the previous one.
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
-        // Scales of a superblock's sub-blocks: eight in entry 0, or eight in each entry if sub-blocks have 16 elements.
-        let mut scales = [[[0f32; 8]; 2]; C];
+        let mut scales = [[0f32; 8]; C];
         for s in 0..padded / 256 {
             let p = if s < whole { row.add(s * F::BYTES) } else { last };
-            for line in 0..F::BYTES.div_ceil(64) {
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH_DISTANCE + 64 * line).cast());
-            }
+            prefetch_next::<F>(p);
             let affine = F::scales(p);
             for c in 0..C {
-                let d = columns[c].scales.add(8 * s);
-                if F::SUB == 32 {
-                    let scale = _mm256_mul_ps(affine[0].scale, _mm256_loadu_ps(d));
-                    _mm256_storeu_ps(scales[c][0].as_mut_ptr(), scale);
-                    if F::TOP.is_some() {
-                        let sum = _mm256_loadu_ps(columns[c].sums.add(8 * s));
-                        sums[c][0] = _mm256_fmadd_ps(affine[0].bias, sum, sums[c][0]);
-                    }
-                } else {
-                    for g in 0..2 {
-                        let d = _mm256_broadcast_ps(&d.add(4 * g).cast::<__m128>().read_unaligned());
-                        _mm256_storeu_ps(scales[c][g].as_mut_ptr(), _mm256_mul_ps(affine[g].scale, d));
-                        let sum = _mm256_loadu_ps(columns[c].sums.add(16 * s + 8 * g));
-                        sums[c][g] = _mm256_fmadd_ps(affine[g].bias, sum, sums[c][g]);
-                    }
+                let scale = _mm256_mul_ps(affine.scale, _mm256_loadu_ps(columns[c].scales.add(8 * s)));
+                _mm256_storeu_ps(scales[c].as_mut_ptr(), scale);
+                if F::UNSIGNED {
+                    let sum = _mm256_loadu_ps(columns[c].sums.add(8 * s));
+                    sums[c][0] = _mm256_fmadd_ps(affine.bias, sum, sums[c][0]);
                 }
             }
             // Keeps the scales in memory, because a load broadcasts a scale for free. The compiler would keep them in a
@@ -115,22 +101,13 @@ unsafe fn dot_row<F: RowFormat, P: QuantDot, const C: usize>(
                 for c in 0..C {
                     let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
                     let zero = _mm256_setzero_si256();
-                    let sum = match F::TOP {
-                        Some(_) => P::add(zero, codes, y),
-                        // Moves the sign of the code to the column's value.
-                        None => P::add(zero, _mm256_abs_epi8(codes), _mm256_sign_epi8(y, codes)),
-                    };
-                    let scale = if F::SUB == 32 {
-                        _mm256_broadcast_ss(&scales[c][0][j])
+                    let sum = if F::UNSIGNED {
+                        P::add(zero, codes, y)
                     } else {
-                        let group = _mm256_loadu_ps(scales[c][j / 4].as_ptr());
-                        match j % 4 {
-                            0 => _mm256_permute_ps::<0x00>(group),
-                            1 => _mm256_permute_ps::<0x55>(group),
-                            2 => _mm256_permute_ps::<0xaa>(group),
-                            _ => _mm256_permute_ps::<0xff>(group),
-                        }
+                        // Moves the sign of the code to the column's value.
+                        P::add(zero, _mm256_abs_epi8(codes), _mm256_sign_epi8(y, codes))
                     };
+                    let scale = _mm256_broadcast_ss(&scales[c][j]);
                     sums[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, sums[c][j % 2]);
                 }
             });
@@ -140,5 +117,69 @@ unsafe fn dot_row<F: RowFormat, P: QuantDot, const C: usize>(
             out[c] = horizontal_sum(_mm256_add_ps(sums[c][0], sums[c][1]));
         }
         out
+    }
+}
+
+/// [`RowFormat::dot_row`] of superblocks: `sum over superblocks of d * column scale * (sum over sub-blocks of scale * integer
+/// dot product) + m * (sum over sub-blocks of min * column sum)`.
+///
+/// Pairs of products in 16 bits are multiplied by the scales, also in 16 bits, so that a superblock has one conversion to f32.
+/// That takes no more instructions than a VNNI dot product of each sub-block followed by its own conversion and scale.
+///
+/// # Safety
+/// As [`RowFormat::dot_row`].
+#[inline(always)]
+pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
+    row: *const u8,
+    whole: usize,
+    last: *const u8,
+    columns: [PackedColumn; C],
+    padded: usize,
+) -> [f32; C] {
+    // SAFETY: as in `dot_blocks`.
+    unsafe {
+        let mut totals = [_mm256_setzero_ps(); C];
+        for s in 0..padded / 256 {
+            let p = if s < whole { row.add(s * F::BYTES) } else { last };
+            prefetch_next::<F>(p);
+            let scales = F::scales(p);
+            // A code of at most 63 times a byte times a scale of 8 bits has 20 bits and a sign; a lane adds 32 such products.
+            let mut sums = [_mm256_setzero_si256(); C];
+            unroll!(j in [0 1 2 3 4 5 6 7] {
+                let codes = F::codes(p, j);
+                let scale = _mm256_shuffle_epi8(scales.scales, _mm256_set1_epi16(0x0100 + 0x0202 * j as i16));
+                for c in 0..C {
+                    let y = _mm256_loadu_si256(columns[c].codes.add(256 * s + 32 * j).cast());
+                    sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_maddubs_epi16(codes, y), scale));
+                }
+            });
+            for c in 0..C {
+                let scale = _mm256_mul_ps(scales.d, _mm256_broadcast_ss(&*columns[c].scales.add(8 * s)));
+                totals[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[c]), scale, totals[c]);
+                let column_sums = columns[c].sums.add(256 / F::SUB * s);
+                let mut bias = _mm256_mul_ps(scales.mins[0], _mm256_loadu_ps(column_sums));
+                if F::SUB == 16 {
+                    bias = _mm256_fmadd_ps(scales.mins[1], _mm256_loadu_ps(column_sums.add(8)), bias);
+                }
+                totals[c] = _mm256_fmadd_ps(bias, scales.m, totals[c]);
+            }
+        }
+        let mut out = [0.0; C];
+        for c in 0..C {
+            out[c] = horizontal_sum(totals[c]);
+        }
+        out
+    }
+}
+
+/// Prefetches the row one prefetch distance behind `p`, as many cache lines as 256 elements have.
+///
+/// # Safety
+/// None: a prefetch of any address is allowed.
+#[inline(always)]
+unsafe fn prefetch_next<F: RowFormat>(p: *const u8) {
+    for line in 0..F::BYTES.div_ceil(64) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH_DISTANCE + 64 * line).cast()) };
     }
 }

@@ -3,17 +3,14 @@
 //! These kernels use no closures around instructions: a closure that is not inlined is compiled without them, and then calls a
 //! function for each. Loops whose counters select instructions are unrolled by [`crate::cpu::simd::unroll`].
 
+use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
 /// Software prefetch distance of rows in bytes: longer than memory latency needs, far smaller than a cache.
 pub(super) const PREFETCH_DISTANCE: usize = 2048;
 
-/// A block type in place. Its elements are `scale * code + bias` with scale and bias per sub-block; blocks are read in
-/// superblocks of 256 elements.
-///
-/// # Safety
-/// All functions need AVX2, FMA and F16C, and `p` must point to [`RowFormat::BYTES`] readable bytes.
+/// A block type in place, read 256 elements at a time: a [`BlockFormat`] or a [`SuperblockFormat`].
 pub(super) trait RowFormat {
     /// The type.
     const DTYPE: DType;
@@ -21,21 +18,69 @@ pub(super) trait RowFormat {
     /// Bytes of 256 elements.
     const BYTES: usize = Self::DTYPE.block_bytes() * (256 / Self::DTYPE.block_len());
 
-    /// Elements of a sub-block: 16 or 32.
+    /// Elements of a sub-block, which share a scale: 16 or 32.
     const SUB: usize;
 
-    /// The largest code, for unsigned codes. `None` for i8 codes, which have no bias.
-    const TOP: Option<i32>;
+    /// The dot products of one row with `C` columns.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `P`, AVX2, FMA and F16C. The columns are packed for this format with `padded`
+    /// elements. `row` points to `whole` times 256 elements. If `padded` has 256 more, `last` points to those.
+    unsafe fn dot_row<P: QuantDot, const C: usize>(
+        row: *const u8,
+        whole: usize,
+        last: *const u8,
+        columns: [PackedColumn; C],
+        padded: usize,
+    ) -> [f32; C];
+}
 
-    /// Scales and biases. Sub-blocks of 32 use only the first entry, in order. Sub-blocks of 16 use two entries of eight, each
-    /// in the order 0 2 4 6 1 3 5 7, so that each half of a vector belongs to one half of the blocks of 32.
-    unsafe fn scales(p: *const u8) -> [Affine; 2];
+/// A format with blocks of 32 elements, `scale * code + bias` with an f32 scale and bias per block. Columns have a scale per 32
+/// elements too.
+///
+/// # Safety
+/// All functions need AVX2, FMA and F16C, and `p` must point to [`RowFormat::BYTES`] readable bytes.
+pub(super) trait BlockFormat: RowFormat {
+    /// Whether codes are unsigned and at most 128. Otherwise they are i8 and have no bias.
+    const UNSIGNED: bool;
+
+    /// Scales and biases of the eight blocks from `p` on.
+    unsafe fn scales(p: *const u8) -> Affine;
 
     /// The codes of elements `32 * j` and following, in order.
     unsafe fn codes(p: *const u8, j: usize) -> __m256i;
 }
 
-/// Scales and biases of eight sub-blocks.
+/// A format with superblocks of 256 elements (K-quants): `d * scale * code + m * min`, with an integer scale and min per
+/// sub-block. Columns have one scale per superblock.
+///
+/// # Safety
+/// As [`BlockFormat`].
+pub(super) trait SuperblockFormat: RowFormat {
+    /// Scales and minima of the superblock at `p`.
+    unsafe fn scales(p: *const u8) -> SuperblockScales;
+
+    /// The codes of elements `32 * j` and following, in order: unsigned, at most 63, so that the sum of two products with bytes
+    /// fits 16 bits.
+    unsafe fn codes(p: *const u8, j: usize) -> __m256i;
+}
+
+/// Scales and minima of a superblock.
+#[derive(Clone, Copy)]
+pub(super) struct SuperblockScales {
+    /// Factor of the scales, in all lanes.
+    pub(super) d: __m256,
+    /// Scales as i16. Element j of the lower half belongs to the lower half of the codes `32 * j` and following, element j of the
+    /// upper half to the upper half.
+    pub(super) scales: __m256i,
+    /// Factor of the minima, in all lanes.
+    pub(super) m: __m256,
+    /// Minima. Sub-blocks of 32 use only the first entry, in order. Sub-blocks of 16 use two entries of eight, each in the order
+    /// 0 2 4 6 1 3 5 7, as the sums of a column.
+    pub(super) mins: [__m256; 2],
+}
+
+/// Scales and biases of eight blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Affine {
     pub(super) scale: __m256,
@@ -48,13 +93,6 @@ impl Affine {
     pub(super) unsafe fn offset(scale: __m256, zero: f32) -> Affine {
         // SAFETY: registers only; the caller vouches for the instructions.
         unsafe { Affine { scale, bias: _mm256_mul_ps(scale, _mm256_set1_ps(-zero)) } }
-    }
-
-    /// Zeros, for the entry that sub-blocks of 32 do not use.
-    #[inline(always)]
-    pub(super) unsafe fn zero() -> Affine {
-        // SAFETY: as above.
-        unsafe { Affine { scale: _mm256_setzero_ps(), bias: _mm256_setzero_ps() } }
     }
 }
 
