@@ -1,5 +1,6 @@
 //! A short measurement when the first device of a process opens: how this machine's cores read panels from memory fastest
-//! ([`Streaming`]), and whether huge pages are cleared as fast as small ones. Results of kernels do not depend on either.
+//! ([`Streaming`]), whether huge pages are cleared as fast as small ones, and whether bf16 dot products are faster than FMA. Results
+//! of kernels depend on the last choice only: it rounds the columns of BF16 products to bf16.
 //!
 //! A product of one column waits for memory. Whether prefetches help, and how far ahead, does not follow from the brand of the
 //! processor: they delay the loads of Zen 4, help types with sub-blocks of 16 on Zen 3, and all types on Intel's servers
@@ -26,6 +27,9 @@ const MAX_THREADS: usize = 16;
 /// Samples of each candidate: in each round, all candidates one after the other.
 const ROUNDS: usize = 5;
 
+/// Products of a whole register tile in a sample of bf16: some tens of microseconds.
+const BF16_CALLS: usize = 8;
+
 /// Classes whose turn comes after this time keep their defaults.
 const TIME_LIMIT: Duration = Duration::from_millis(35);
 
@@ -41,6 +45,8 @@ const DISTANCES: [u32; 4] = [0, 1024, 2048, 4096];
 pub(super) struct Calibration {
     pub(super) streaming: Vec<(StreamClass, Streaming)>,
     pub(super) huge_pages: bool,
+    /// Whether products of BF16 weights use bf16 dot products; `None` where the processor has none.
+    pub(super) bf16_dots: Option<bool>,
 }
 
 static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
@@ -51,7 +57,7 @@ impl Calibration {
         CALIBRATION.get_or_init(|| {
             let began = Instant::now();
             let streaming = choose_streaming(threads.clamp(1, MAX_THREADS), began);
-            let calibration = Calibration { streaming, huge_pages: choose_page_size() };
+            let calibration = Calibration { streaming, huge_pages: choose_page_size(), bf16_dots: choose_bf16() };
             log::debug!("calibrated the CPU device in {:?}: {calibration:?}", began.elapsed());
             calibration
         })
@@ -128,6 +134,24 @@ fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> u64) -> 
     better.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(candidates[0], |(_, &candidate)| candidate)
 }
 
+/// Measures whether bf16 dot products multiply BF16 weights faster than FMA, in the first cache levels, and uses the faster ones
+/// from then on.
+fn choose_bf16() -> Option<bool> {
+    let rivals = GemmKernels::bf16_rivals()?;
+    let panels = vec![0x11; MAX_PANELS * rivals[0].panel_bytes(K)];
+    let mut times = [u64::MAX; 2];
+    for _ in 0..ROUNDS {
+        for (time, kernels) in times.iter_mut().zip(&rivals) {
+            let began = Instant::now();
+            (0..BF16_CALLS).for_each(|_| multiply(kernels, &panels, kernels.tile_columns()));
+            *time = (began.elapsed().as_nanos() as u64).min(*time);
+        }
+    }
+    let wins = times[0] < times[1];
+    GemmKernels::prefer_bf16(wins);
+    Some(wins)
+}
+
 /// Not zeros: untouched and zeroed pages may all be one page of the system.
 fn sample_bytes() -> Vec<u8> {
     vec![0x11; SAMPLE_BYTES]
@@ -166,7 +190,7 @@ impl Sampler {
         if let Some((_, dtype)) = StreamClass::ALL.get(self.class.load(Ordering::Relaxed))
             && let Some(kernels) = GemmKernels::of(*dtype)
         {
-            multiply(&kernels, panels);
+            multiply(&kernels, panels, 1);
         }
         self.nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.barrier();
@@ -181,12 +205,12 @@ impl Sampler {
     }
 }
 
-/// Multiplies all panels by a column of zeros.
-fn multiply(kernels: &GemmKernels, bytes: &[u8]) {
+/// Multiplies all panels by columns of zeros.
+fn multiply(kernels: &GemmKernels, bytes: &[u8], columns: usize) {
     let Some(kernel) = kernels.micro_kernel(K) else { return };
     let column = vec![0f32; kernels.packing().column_bytes(K) / size_of::<f32>()];
-    let columns: [&[u8]; 1] = [bytemuck::cast_slice(&column)];
-    let mut sums = [PanelSums::default(); MAX_PANELS];
+    let columns: Vec<&[u8]> = vec![bytemuck::cast_slice(&column); columns];
+    let mut sums = vec![PanelSums::default(); MAX_PANELS * columns.len()];
     for call in bytes.chunks_exact(kernels.panels() * kernels.panel_bytes(K)) {
         let panels: Vec<&[u8]> = call.chunks_exact(kernels.panel_bytes(K)).collect();
         kernel.run(&panels, &columns, TileOutput { sums: &mut sums, stride: MAX_PANELS, accumulate: false });

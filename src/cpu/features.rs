@@ -40,6 +40,7 @@ pub(super) fn features(device: &CpuDevice) -> Vec<Feature> {
             if let Some(calibration) = Calibration::made() {
                 features.push(Feature::new("prefetch", calibration.text()));
                 features.push(Feature::new("huge_pages", calibration.huge_pages));
+                features.extend(calibration.bf16_dots.map(|wins| Feature::new("bf16_dots", wins)));
             }
         }
     }

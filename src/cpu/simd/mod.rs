@@ -364,6 +364,23 @@ impl GemmKernels {
         all
     }
 
+    /// The kernels for BF16 weights by bf16 dot products and by FMA, where the processor has both.
+    pub(crate) fn bf16_rivals() -> Option<[GemmKernels; 2]> {
+        #[cfg(target_arch = "x86_64")]
+        let rivals = x86::bf16_rivals();
+        #[cfg(not(target_arch = "x86_64"))]
+        let rivals = None;
+        rivals
+    }
+
+    /// Makes [`GemmKernels::of`] choose bf16 dot products for BF16 weights, or FMA, from now on.
+    pub(crate) fn prefer_bf16(wins: bool) {
+        #[cfg(target_arch = "x86_64")]
+        x86::prefer_bf16(wins);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = wins;
+    }
+
     /// The packing of the right-hand side for these kernels.
     pub(crate) fn packing(&self) -> RhsPacking {
         self.packing

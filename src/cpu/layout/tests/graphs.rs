@@ -127,7 +127,7 @@ fn a_written_cache_is_packed_again_after_a_delay() {
         let mut found = Vec::new();
         for step in 0..200 / reads {
             fixture.write(&buffer, offset_of(&written, row), &weights(&mut rng, DType::F32, K));
-            fixture.write(&buffer, offset_of(&written, ids), &(100 + step as i32).to_le_bytes());
+            fixture.write(&buffer, offset_of(&written, ids), &(100i32 + step).to_le_bytes());
             fixture.run(&writer, &buffer);
             for _ in 0..reads {
                 fixture.run(&reader, &buffer);
