@@ -49,6 +49,41 @@ fn scripts_print_help_and_start_nothing() {
     }
 }
 
+/// scripts/loop_counts.py fails if a count in the recorded table is too high, too low or missing, and names the loop.
+#[test]
+fn counts_of_loops_are_compared_with_the_recorded_ones() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(root().join("tests/loop_counts/x86_64.txt")).unwrap();
+    let (before, count) = text.split_once("avx512_quants::micro_kernel").unwrap().1.split_once("2x1=").unwrap();
+    let dtype = before.trim();
+    let count = count.split_whitespace().next().unwrap();
+    let old = format!("{before}2x1={count}");
+    let scaled = |by: f64| format!("{before}2x1={:.2}", count.parse::<f64>().unwrap() * by);
+    let cases = [
+        (old.clone(), None),
+        (scaled(1.03), None),
+        (scaled(0.9), Some("2x1: ")),
+        (scaled(1.1), Some("2x1: ")),
+        (format!("{before}9x9=1.00 2x1={count}"), Some("9x9: in the table, but not found")),
+        (before.to_owned(), Some("2x1: not in the table")),
+    ];
+    for (new, error) in cases {
+        let recorded = folder.path().join("recorded.txt");
+        fs::write(&recorded, text.replacen(&old, &new, 1)).unwrap();
+        let mut script = Command::new("python3");
+        script.arg(root().join("scripts/loop_counts.py")).arg("--compare").arg(&recorded);
+        let output = script.arg(root().join("tests/loop_counts/x86_64.txt")).output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), error.is_none(), "{new}: {shown}");
+        let named = format!("avx512_quants::micro_kernel of {dtype}, tile {}", error.unwrap_or_default());
+        let told = shown.contains(&named) && shown.contains("--renew");
+        assert!(error.is_none() || told, "{new}: the message is\n{shown}");
+    }
+}
+
 /// The inputs that scripts/verified.sh lists for a check.
 fn listed_inputs(check: &str) -> BTreeSet<String> {
     let script = fs::read_to_string(root().join("scripts/verified.sh")).unwrap();
