@@ -56,10 +56,13 @@ impl PanelSpan {
 
     /// Whether `inner` consists of whole panels of this span.
     pub(super) fn contains(&self, inner: &PanelSpan) -> bool {
-        self.layout == inner.layout
-            && self.range.start <= inner.range.start
-            && inner.range.end <= self.range.end
-            && (inner.range.start - self.range.start).is_multiple_of(self.layout.bytes())
+        self.range.start <= inner.range.start && inner.range.end <= self.range.end && self.has_panels_of(inner)
+    }
+
+    /// Whether panels of this span are panels of the other one where both overlap.
+    fn has_panels_of(&self, other: &PanelSpan) -> bool {
+        let distance = self.range.start.abs_diff(other.range.start);
+        self.layout == other.layout && distance.is_multiple_of(self.layout.bytes())
     }
 
     /// Number of panels.
@@ -145,12 +148,17 @@ impl LayoutMap {
         self.packed_indices(range).is_empty()
     }
 
-    /// Whether a span lies inside a packed span, panel for panel.
+    /// Whether a span is packed, panel for panel: inside one packed span, or inside several side by side, such as experts that
+    /// were uploaded one by one.
     pub(super) fn contains(&self, span: &PanelSpan) -> bool {
-        match &self.packed[self.packed_indices(&span.range)] {
-            [packed] => packed.contains(span),
-            _ => false,
+        let mut end = span.range.start;
+        for packed in self.packed_in(&span.range) {
+            if packed.range.start > end || !packed.has_panels_of(span) {
+                return false;
+            }
+            end = packed.range.end;
         }
+        end >= span.range.end
     }
 
     /// The packed spans that overlap a range, in ascending order.
@@ -184,25 +192,35 @@ impl LayoutMap {
         &self.delays[first..first + count]
     }
 
-    /// What has yet to be packed of a span: all of it, or the rest behind the panels that an unfinished conversion has packed.
-    /// `None` if the span is packed, or if packing it is not allowed.
-    pub(super) fn unpacked_rest(&self, span: &PanelSpan) -> Option<PanelSpan> {
-        let start = match &self.packed[self.packed_indices(&span.range)] {
-            [] => span.range.start,
-            [first] if first.range.start == span.range.start && span.contains(first) => first.range.end,
-            _ => return None,
-        };
-        let rest = PanelSpan { range: start..span.range.end, layout: span.layout };
-        (!rest.range.is_empty() && !self.is_delayed(&span.range) && self.may_pack(&rest.range)).then_some(rest)
+    /// What has yet to be packed of a span: all of it, or what an unfinished conversion and uploads of parts have left. Empty if
+    /// the span is packed, or if packing it is not allowed.
+    pub(super) fn unpacked_rests(&self, span: &PanelSpan) -> Vec<PanelSpan> {
+        let (mut rests, mut end) = (Vec::new(), span.range.start);
+        let packed = self.packed_in(&span.range);
+        for next in packed.iter().map(|packed| packed.range.clone()).chain([span.range.end..span.range.end]) {
+            if end < next.start {
+                rests.push(PanelSpan { range: end..next.start, layout: span.layout });
+            }
+            end = next.end;
+        }
+        // What is packed of it has these panels, and belongs to no larger tensor.
+        let allowed = packed.iter().all(|packed| span.contains(packed))
+            && !self.is_delayed(&span.range)
+            && rests.iter().all(|rest| self.may_pack(&rest.range));
+        if allowed { rests } else { Vec::new() }
     }
 
-    /// Records panels as packed. They are all of a span that begins at `start`, or continue what is packed of it. The caller
-    /// has checked that they may be packed.
+    /// Records panels of the tensor at `start` as packed: all of it, or what continues the packed panels before. The caller has
+    /// checked that they may be packed.
     pub(super) fn mark_packed(&mut self, start: usize, panels: PanelSpan) {
         let at = self.packed_indices(&panels.range).start;
         match self.packed[..at].last_mut() {
             // Spans of different tensors are not merged, because a span is converted back as a whole.
-            Some(before) if before.range == (start..panels.range.start) && before.layout == panels.layout => {
+            Some(before)
+                if start <= before.range.start
+                    && before.range.end == panels.range.start
+                    && before.layout == panels.layout =>
+            {
                 before.range.end = panels.range.end;
             }
             _ => self.packed.insert(at, panels),

@@ -298,11 +298,11 @@ impl CpuMemory {
             let in_part = requirements.rows_or_panels.iter().filter_map(|span| span.shifted(base)).filter(begun);
             let in_part: Vec<_> = in_part.collect();
             for span in requirements.prefer_panels.iter().filter_map(|span| span.shifted(base)).chain(in_part) {
-                if span.range.end <= self.pages.bytes()
-                    && let Some(rest) = map.unpacked_rest(&span)
-                {
-                    map.mark_packed(span.range.start, rest.clone());
-                    rests.push(rest);
+                if span.range.end <= self.pages.bytes() {
+                    for rest in map.unpacked_rests(&span) {
+                        map.mark_packed(span.range.start, rest.clone());
+                        rests.push(rest);
+                    }
                 }
             }
         }

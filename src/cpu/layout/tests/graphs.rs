@@ -189,6 +189,46 @@ fn experts_are_packed_as_one_stack() {
     );
 }
 
+/// Experts that were uploaded one by one, all of them or some, are panels of the stack; a product packs the rest.
+#[test]
+fn experts_uploaded_one_by_one_stay_packed() {
+    const EXPERTS: usize = 8;
+    let mut g = Builder::new();
+    let a = g.leaf(DType::Q8_0, [K, 64, EXPERTS, 1]).unwrap();
+    let (b, ids) = (g.leaf(DType::F32, [K, 1, 3, 1]).unwrap(), g.leaf(DType::I32, [2, 3, 1, 1]).unwrap());
+    g.node(MulMat::BY_ID, &[Some(a), Some(b), Some(ids)]).unwrap();
+    let graph = Arc::new(g.build().unwrap());
+    let expert = TensorDesc::contiguous(DType::Q8_0, [K, 64, 1, 1]).unwrap();
+    for packed in [0..EXPERTS, 0..0, 0..3, 3..5, 5..EXPERTS] {
+        let mut fixture = Fixture::new();
+        let (buffer, program) = (fixture.buffer(graph.slot_sizes()[0]), fixture.program(&graph));
+        fill(&mut fixture, &buffer, &graph, &mut Rng::with_seed(4), 8);
+        let content = row_content(memory(&buffer));
+        for number in packed.clone() {
+            let at = offset_of(&graph, a) + number * expert.extent();
+            let mut rest = &content[at..at + expert.extent()];
+            let fill = &mut |piece: &mut [u8]| {
+                piece.copy_from_slice(&rest[..piece.len()]);
+                rest = &rest[piece.len()..];
+                Ok(())
+            };
+            memory(&buffer).upload(at, expert.extent(), Some(&expert), &turn, fill).unwrap();
+        }
+        assert_eq!(memory(&buffer).read_map().packed().len(), packed.len());
+        let all = packed.len() == EXPERTS;
+        assert_eq!(is_packed(&buffer, &graph, a), all, "{packed:?}");
+        let version = memory(&buffer).read_map().version();
+        (0..2).for_each(|_| fixture.run(&program, &buffer));
+        assert_eq!(fixture.counts.take(), (2, 0), "{packed:?}");
+        assert!(
+            is_packed(&buffer, &graph, a) && (memory(&buffer).read_map().version() == version) == all,
+            "{packed:?}"
+        );
+        let weights = offset_of(&graph, a)..offset_of(&graph, a) + EXPERTS * expert.extent();
+        assert!(row_content(memory(&buffer))[weights.clone()] == content[weights], "{packed:?}");
+    }
+}
+
 /// Tensors that cannot be packed, or are too small, stay row-major.
 #[test]
 fn small_or_unaligned_tensors_are_not_packed() {
