@@ -12,7 +12,7 @@ use super::memory::choose_page_size;
 use super::pool::spin_until;
 use super::simd::{GemmKernels, MAX_PANELS, PanelSums, StreamClass, Streaming, TileOutput, flush_from_caches};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Elements of a row.
@@ -30,7 +30,7 @@ const ROUNDS: usize = 5;
 /// Products of a whole register tile in a sample of bf16: some tens of microseconds.
 const BF16_CALLS: usize = 8;
 
-/// Classes whose turn comes after this time keep their defaults.
+/// Classes that are not measured after this time keep their defaults.
 const TIME_LIMIT: Duration = Duration::from_millis(35);
 
 /// A candidate replaces the default if it takes at most this share of the default's time, in the median of the rounds. Other
@@ -52,7 +52,8 @@ pub(super) struct Calibration {
 static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
 
 impl Calibration {
-    /// The calibration of this process. The first call measures it, with up to `threads` threads, in at most 50 ms.
+    /// The calibration of this process. The first call measures it, with up to `threads` threads, in at most 50 ms, or a sample
+    /// more than that: on a busy machine the threads of a sample may have to wait for each other.
     pub(super) fn of_process(threads: usize) -> &'static Calibration {
         CALIBRATION.get_or_init(|| {
             let began = Instant::now();
@@ -80,35 +81,34 @@ impl Calibration {
 
 /// Measures every class, and uses the best setting from then on.
 fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streaming)> {
-    let sampler = Sampler {
-        members: OnceLock::new(),
-        class: AtomicUsize::new(0),
-        arrivals: AtomicUsize::new(0),
-        nanoseconds: AtomicU64::new(0),
-    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let sampler = Sampler::default();
     std::thread::scope(|scope| {
+        let _guard = StopOnPanic(&sampler);
         let spawn =
             |_| std::thread::Builder::new().name("calibration".to_owned()).spawn_scoped(scope, || sampler.work());
-        let workers = (1..threads).map_while(|number| spawn(number).ok()).count();
+        let workers = (1..threads.min(cores)).map_while(|number| spawn(number).ok()).count();
         _ = sampler.members.set(workers + 1);
         let panels = sample_bytes();
+        // `None` after the time limit.
         let time = |class: usize, candidate: Streaming| {
+            if began.elapsed() > TIME_LIMIT {
+                return None;
+            }
             candidate.set(StreamClass::ALL[class].0);
             sampler.nanoseconds.store(0, Ordering::Relaxed);
             sampler.class.store(class, Ordering::Relaxed);
             sampler.barrier();
             sampler.sample(&panels);
-            sampler.nanoseconds.load(Ordering::Relaxed)
+            Some(sampler.nanoseconds.load(Ordering::Relaxed))
         };
         let chosen = StreamClass::ALL.iter().enumerate().map(|(number, &(class, _))| {
             let mut best = Streaming::default_of(class);
-            if began.elapsed() < TIME_LIMIT {
-                let distances = DISTANCES.into_iter().filter(|&distance| distance != best.prefetch);
-                let candidates = distances.map(|prefetch| Streaming { prefetch, ..best });
-                best = fastest(&[best].into_iter().chain(candidates).collect::<Vec<_>>(), |it| time(number, it));
-                let other = Streaming { one_panel: !best.one_panel, ..best };
-                best = fastest(&[best, other], |it| time(number, it));
-            }
+            let distances = DISTANCES.into_iter().filter(|&distance| distance != best.prefetch);
+            let candidates = distances.map(|prefetch| Streaming { prefetch, ..best });
+            best = fastest(&[best].into_iter().chain(candidates).collect::<Vec<_>>(), |it| time(number, it));
+            let other = Streaming { one_panel: !best.one_panel, ..best };
+            best = fastest(&[best, other], |it| time(number, it));
             best.set(class);
             (class, best)
         });
@@ -119,12 +119,15 @@ fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streami
     })
 }
 
-/// The first candidate, unless another one takes clearly less time in most rounds.
-fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> u64) -> Streaming {
+/// The first candidate, unless another one takes clearly less time in most rounds. `time` gives `None` if there is no time left:
+/// then the first one stays.
+fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> Option<u64>) -> Streaming {
     let mut ratios = vec![[0f64; ROUNDS]; candidates.len()];
     for round in 0..ROUNDS {
-        let times: Vec<f64> = candidates.iter().map(|&candidate| time(candidate) as f64).collect();
-        ratios.iter_mut().zip(&times).for_each(|(ratios, time)| ratios[round] = time / times[0].max(1.0));
+        let times: Option<Vec<u64>> = candidates.iter().map(|&candidate| time(candidate)).collect();
+        let Some(times) = times else { return candidates[0] };
+        let first = times[0].max(1) as f64;
+        ratios.iter_mut().zip(&times).for_each(|(ratios, &time)| ratios[round] = time as f64 / first);
     }
     let medians = ratios.iter_mut().map(|ratios| {
         ratios.sort_by(f64::total_cmp);
@@ -158,6 +161,7 @@ fn sample_bytes() -> Vec<u8> {
 }
 
 /// Takes samples on several threads at the same moment.
+#[derive(Default)]
 struct Sampler {
     /// Number of threads, once all have started.
     members: OnceLock<usize>,
@@ -167,10 +171,26 @@ struct Sampler {
     arrivals: AtomicUsize,
     /// Sum of all threads' times in this sample.
     nanoseconds: AtomicU64,
+    /// A thread has panicked: nobody waits any more.
+    failed: AtomicBool,
+}
+
+/// Releases the threads of a sampler if this thread panics: the scope would otherwise wait for them for ever.
+struct StopOnPanic<'a>(&'a Sampler);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.class.store(StreamClass::ALL.len(), Ordering::Relaxed);
+            self.0.failed.store(true, Ordering::Release);
+            _ = self.0.members.set(1);
+        }
+    }
 }
 
 impl Sampler {
     fn work(&self) {
+        let _guard = StopOnPanic(self);
         let panels = sample_bytes();
         self.members.wait();
         loop {
@@ -201,7 +221,7 @@ impl Sampler {
         let members = *self.members.wait();
         let arrived = self.arrivals.fetch_add(1, Ordering::AcqRel);
         let end = (arrived / members + 1) * members;
-        spin_until(|| self.arrivals.load(Ordering::Acquire) >= end);
+        spin_until(|| self.arrivals.load(Ordering::Acquire) >= end || self.failed.load(Ordering::Acquire));
     }
 }
 
@@ -231,9 +251,16 @@ mod tests {
             let chosen = fastest(&candidates, |it| {
                 let (round, disturbed) = (calls / candidates.len(), calls % 7 == 0);
                 calls += 1;
-                times[at(it)] * (1 + round as u64 % 3) * if disturbed { 10 } else { 1 }
+                Some(times[at(it)] * (1 + round as u64 % 3) * if disturbed { 10 } else { 1 })
             });
             assert_eq!((at(chosen), calls), (want, ROUNDS * candidates.len()), "{times:?}");
+            // Without time for all rounds, the first one stays.
+            let mut left = 2 * candidates.len();
+            let chosen = fastest(&candidates, |it| {
+                left = left.checked_sub(1)?;
+                Some(times[at(it)])
+            });
+            assert_eq!(at(chosen), 0);
         }
     }
 

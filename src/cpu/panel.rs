@@ -59,6 +59,14 @@ fn block_bytes(fields: &[Field]) -> usize {
     fields.iter().map(|f| f.unit * f.count).sum()
 }
 
+/// Bytes of a row's block in a panel of `dtype`.
+///
+/// # Panics
+/// For types without panels: a bug of the caller.
+pub(crate) fn panel_block_bytes(dtype: DType) -> usize {
+    block_bytes(fields(dtype).expect("a type with panels"))
+}
+
 /// Whether sixteen rows of `k` elements of `dtype` can be packed into a panel of exactly their bytes.
 pub(crate) fn can_pack(dtype: DType, k: usize) -> bool {
     let row = dtype.row_bytes(k).filter(|&bytes| bytes > 0);

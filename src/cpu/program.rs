@@ -194,6 +194,11 @@ impl CpuProgram {
         limits: RunLimits<'_>,
     ) -> Result<Option<RunPosition>, DeviceError> {
         let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(position)) };
+        if position == RunPosition::default() {
+            for (requirements, &(guard, base)) in self.requirements.iter().zip(&bound.slots) {
+                bound.guards[guard].count_run(requirements, base);
+            }
+        }
         let team = Team::new(abort, limits.pause);
         let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
         let run = RunState { begins_at: position, paused_at_serial_step: AtomicBool::new(false) };

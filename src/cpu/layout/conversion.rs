@@ -27,7 +27,8 @@ impl CpuMemory {
     ) -> Result<bool, DeviceError> {
         let panels = self.convert(spans, Layout::Panels, pool, locking)?;
         let rests = unconverted(spans, panels);
-        rests.iter().for_each(|rest| map.unmark_packed(rest));
+        // The last one first: each is the end of its span then.
+        rests.iter().rev().for_each(|rest| map.unmark_packed(rest));
         Ok(rests.is_empty())
     }
 
@@ -43,6 +44,9 @@ impl CpuMemory {
         let panels = self.convert(spans, Layout::Rows, pool, locking)?;
         let rests = unconverted(spans, panels);
         let done = rests.is_empty();
+        if done {
+            spans.iter().for_each(|span| map.finish_conversion(span));
+        }
         rests.into_iter().for_each(|rest| map.mark_packed(rest.range.start, rest));
         Ok(done)
     }

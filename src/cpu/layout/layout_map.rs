@@ -102,11 +102,22 @@ struct RepackDelay {
     runs: u32,
     /// Runs that are left of it: counted down under the shared lock.
     left: AtomicU32,
+    /// The conversion to rows gave way, and is to go on first.
+    converting: bool,
 }
 
 impl RepackDelay {
     fn is_over(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
+        !self.converting && self.left.load(Ordering::Relaxed) == 0
+    }
+
+    /// The parts before and behind a range, if they are worth packing.
+    fn outside(&self, range: &Range<usize>) -> impl Iterator<Item = RepackDelay> {
+        let parts =
+            [self.range.start..range.start.max(self.range.start), range.end.min(self.range.end)..self.range.end];
+        let (runs, left, converting) = (self.runs, self.left.load(Ordering::Relaxed), self.converting);
+        let delay = move |range| RepackDelay { range, runs, left: AtomicU32::new(left), converting };
+        parts.into_iter().filter(|part| part.len() >= MIN_PACKED_BYTES).map(delay)
     }
 }
 
@@ -168,28 +179,36 @@ impl LayoutMap {
 
     /// Whether a row-major range may be packed.
     pub(super) fn may_pack(&self, range: &Range<usize>) -> bool {
-        self.is_row_major(range) && !self.is_delayed(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
+        self.is_unclaimed(range) && !self.is_delayed(range)
     }
 
-    /// Whether some byte of a range must not be packed yet: see [`LayoutMap::count_run`].
+    /// Whether a range is row-major, and no upload writes it.
+    pub(super) fn is_unclaimed(&self, range: &Range<usize>) -> bool {
+        self.is_row_major(range) && !self.pinned.iter().any(|pin| overlap(pin, range))
+    }
+
+    /// Whether some byte of a range must not be packed yet.
     pub(super) fn is_delayed(&self, range: &Range<usize>) -> bool {
         self.delays_of(range).iter().any(|delay| !delay.is_over())
     }
 
-    /// Counts a run that multiplies a range as rows. False if packing it was not delayed.
-    pub(super) fn count_run(&self, range: &Range<usize>) -> bool {
-        let mut delayed = false;
-        for delay in self.delays_of(range) {
+    /// Counts a run that multiplies a range as rows, if it reads the begin of a range with a delay.
+    pub(super) fn count_run(&self, range: &Range<usize>) {
+        let delays = self.delays_of(range).iter().filter(|delay| !delay.converting && range.start <= delay.range.start);
+        for delay in delays {
             let count = |left: u32| left.checked_sub(1);
-            delayed |= delay.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok();
+            _ = delay.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
         }
-        delayed
     }
 
     fn delays_of(&self, range: &Range<usize>) -> &[RepackDelay] {
+        &self.delays[self.delay_indices(range)]
+    }
+
+    fn delay_indices(&self, range: &Range<usize>) -> Range<usize> {
         let first = self.delays.partition_point(|delay| delay.range.end <= range.start);
         let count = self.delays[first..].partition_point(|delay| delay.range.start < range.end);
-        &self.delays[first..first + count]
+        first..first + count
     }
 
     /// What has yet to be packed of a span: all of it, or what an unfinished conversion and uploads of parts have left. Empty if
@@ -197,7 +216,9 @@ impl LayoutMap {
     pub(super) fn unpacked_rests(&self, span: &PanelSpan) -> Vec<PanelSpan> {
         let (mut rests, mut end) = (Vec::new(), span.range.start);
         let packed = self.packed_in(&span.range);
-        for next in packed.iter().map(|packed| packed.range.clone()).chain([span.range.end..span.range.end]) {
+        for next in
+            packed.iter().map(|packed| packed.range.clone()).chain(std::iter::once(span.range.end..span.range.end))
+        {
             if end < next.start {
                 rests.push(PanelSpan { range: end..next.start, layout: span.layout });
             }
@@ -228,10 +249,10 @@ impl LayoutMap {
         self.version = next_version();
     }
 
-    /// Takes back the end of a packed span, which a conversion has not reached.
+    /// Takes back the end of a packed span, which a conversion has not reached: the last of those that were marked.
     pub(super) fn unmark_packed(&mut self, end: &PanelSpan) {
         let at = self.packed_indices(&end.range).start;
-        if let Some(span) = self.packed.get_mut(at) {
+        if let Some(span) = self.packed.get_mut(at).filter(|span| span.range.end == end.range.end) {
             span.range.end = end.range.start;
             if span.range.is_empty() {
                 self.packed.remove(at);
@@ -255,20 +276,43 @@ impl LayoutMap {
         removed
     }
 
-    /// Delays packing of a range. A delay that is not over goes on: the conversion to rows gave way, and is under way again.
-    fn delay(&mut self, mut range: Range<usize>) {
-        let first = self.delays.partition_point(|delay| delay.range.end <= range.start);
-        let count = self.delays[first..].partition_point(|delay| delay.range.start < range.end);
+    /// Delays packing of a range, whose conversion to rows begins, or goes on.
+    fn delay(&mut self, range: Range<usize>) {
+        let at = self.delay_indices(&range);
+        let goes_on = |delay: &&mut RepackDelay| {
+            !delay.is_over() && delay.range.start <= range.start && range.end <= delay.range.end
+        };
+        if let Some(delay) = self.delays[at.clone()].iter_mut().find(goes_on) {
+            delay.converting = true;
+            return;
+        }
         let (mut runs, mut left) = (0, 0);
-        for delay in self.delays.drain(first..first + count) {
-            range = range.start.min(delay.range.start)..range.end.max(delay.range.end);
-            (runs, left) = (runs.max(delay.runs), left.max(delay.left.into_inner()));
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        for delay in self.delays.drain(at.clone()) {
+            (runs, left) = (runs.max(delay.runs), left.max(delay.left.load(Ordering::Relaxed)));
+            for part in delay.outside(&range) {
+                if part.range.start < range.start { before.push(part) } else { after.push(part) }
+            }
         }
         if left == 0 {
             runs = (2 * runs).clamp(FIRST_REPACK_DELAY, MAX_REPACK_DELAY);
             left = runs;
         }
-        self.delays.insert(first, RepackDelay { range, runs, left: AtomicU32::new(left) });
+        let new = RepackDelay { range, runs, left: AtomicU32::new(left), converting: true };
+        self.delays.splice(at.start..at.start, before.into_iter().chain([new]).chain(after));
+    }
+
+    /// Records that the conversion of a span to rows has reached its end.
+    pub(super) fn finish_conversion(&mut self, span: &PanelSpan) {
+        let at = self.delay_indices(&span.range);
+        self.delays[at].iter_mut().for_each(|delay| delay.converting = false);
+    }
+
+    /// Forgets the delays of a range that gets a new content: another tensor may take its place.
+    pub(super) fn forget_delays(&mut self, range: &Range<usize>) {
+        let at = self.delay_indices(range);
+        let kept: Vec<RepackDelay> = self.delays[at.clone()].iter().flat_map(|delay| delay.outside(range)).collect();
+        self.delays.splice(at, kept);
     }
 
     /// Removes the packed spans inside a range that is about to be overwritten: they may be packed again at once.
@@ -279,9 +323,19 @@ impl LayoutMap {
         at.start += self.packed[at.clone()].first().is_some_and(|span| !inside(span)) as usize;
         at.end -= self.packed[at.clone()].last().is_some_and(|span| !inside(span)) as usize;
         if !at.is_empty() {
-            self.packed.drain(at);
+            for span in self.packed.drain(at).collect::<Vec<_>>() {
+                self.finish_conversion(&span);
+            }
             self.version = next_version();
         }
+    }
+
+    /// The end of the panel that holds the byte before `at`; `at` itself in rows.
+    pub(super) fn panel_end(&self, at: usize) -> usize {
+        let last = at.saturating_sub(1)..at;
+        self.packed_in(&last)
+            .first()
+            .map_or(at, |span| span.range.start + (at - span.range.start).next_multiple_of(span.layout.bytes()))
     }
 
     /// Keeps a range row-major until [`LayoutMap::unpin`].

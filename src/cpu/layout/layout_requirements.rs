@@ -118,10 +118,17 @@ impl LayoutRequirements {
             && self.rows_only.iter().all(row_major)
     }
 
-    /// Counts a run for each span that the run would have as panels, but reads as rows because packing it is delayed. Returns
-    /// whether there are such spans; `base` as in [`LayoutRequirements::satisfied_by`].
-    pub(super) fn count_delayed(&self, base: usize, map: &LayoutMap) -> bool {
-        let spans = self.prefer_panels.iter().filter_map(|span| span.shifted(base));
-        spans.filter(|span| map.count_run(&span.range)).count() > 0
+    /// Whether packing of a span that the program prefers as panels is delayed; `base` as in [`LayoutRequirements::satisfied_by`].
+    pub(super) fn is_delayed(&self, base: usize, map: &LayoutMap) -> bool {
+        self.preferred(base).any(|span| map.is_delayed(&span.range))
+    }
+
+    /// Counts a run of the program for the delays of its spans.
+    pub(super) fn count_run(&self, base: usize, map: &LayoutMap) {
+        self.preferred(base).for_each(|span| map.count_run(&span.range));
+    }
+
+    fn preferred(&self, base: usize) -> impl Iterator<Item = PanelSpan> {
+        self.prefer_panels.iter().filter_map(move |span| span.shifted(base))
     }
 }

@@ -9,7 +9,7 @@
 //!   tensor may take its place; the span may be packed again.
 //! - A program with a kernel that needs rows, or writes them, converts the whole span back. Then packing is delayed: the next
 //!   16 runs multiply the span as rows, and twice as many after each further conversion, so that two programs that use one tensor
-//!   in different ways do not convert it back and forth.
+//!   in different ways do not convert it back and forth. An upload ends the delay.
 //!
 //! # Locks
 //! Queues of one process may share a memory and read it at the same time, without timeline points that order them. Therefore
@@ -111,8 +111,7 @@ pub(super) enum Locking<'a> {
     /// It waits for the lock and converts the layout until the closure returns true: then the access stops after some progress,
     /// and is tried again later.
     GiveWay(&'a (dyn Fn() -> bool + Sync)),
-    /// It does nothing, so that it takes no longer than its own work. Nor does a transfer of more than a quarter of a megabyte
-    /// that has to unpack panels.
+    /// It does nothing, so that it takes no longer than its own work. Nor do large transfers that would have to unpack panels.
     Try,
 }
 
@@ -150,8 +149,8 @@ impl CpuMemory {
 
     /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
-    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed and
-    /// packing is not delayed, the range holds panels afterwards. Packing happens in turns of `begin_turn`. If `fill` fails, the
+    /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed, the range
+    /// holds panels afterwards. Packing happens in turns of `begin_turn`. If `fill` fails, the
     /// bytes of the range are unspecified.
     pub(super) fn upload(
         &self,
@@ -165,16 +164,31 @@ impl CpuMemory {
         let span = tensor
             .and_then(|tensor| PanelSpan::of(offset, tensor))
             .filter(|s| s.range == range && bytes >= MIN_PACKED_BYTES);
-        let Some(pin) = self.pin(range.clone())? else { return self.upload_into_panels(range, begin_turn, fill) };
-        match span.filter(|span| !self.read_map().is_delayed(&span.range)) {
+        let pin = self.pin(range.clone())?;
+        // Parts of the range belong to packed spans that reach beyond it.
+        let middle = pin.range.clone();
+        self.upload_into_panels(range.start..middle.start, begin_turn, fill)?;
+        self.upload_pinned(pin, span, begin_turn, fill)?;
+        self.upload_into_panels(middle.end..range.end, begin_turn, fill)
+    }
+
+    fn upload_pinned(
+        &self,
+        pin: PinnedRange<'_>,
+        span: Option<PanelSpan>,
+        begin_turn: &BeginTurn<'_>,
+        fill: &mut PieceSource<'_>,
+    ) -> Result<(), DeviceError> {
+        let range = pin.range.clone();
+        match span.filter(|span| span.range == range) {
             Some(span) => {
                 self.with_prefault_helper(&span.range, |arrived| self.upload_packed(&span, fill, arrived, begin_turn))?;
                 pin.finish_packed(span);
             }
             None => {
                 let done = self.with_prefault_helper(&range, |arrived| {
-                    let mut at = offset;
-                    self.pages.rewrite_in_pieces(offset, bytes, UPLOAD_PIECE, &mut |piece| {
+                    let mut at = range.start;
+                    self.pages.rewrite_in_pieces(range.start, range.len(), UPLOAD_PIECE, &mut |piece| {
                         fill(piece)?;
                         at += piece.len();
                         arrived(at);
@@ -187,20 +201,22 @@ impl CpuMemory {
         Ok(())
     }
 
-    /// An upload over a part of a packed span, which stays packed: each piece is staged and packed.
+    /// Uploads to a part of a packed span, which stays packed: each piece is staged and packed. Does nothing for an empty range.
     fn upload_into_panels(
         &self,
         range: Range<usize>,
         begin_turn: &BeginTurn<'_>,
         fill: &mut PieceSource<'_>,
     ) -> Result<(), DeviceError> {
-        let mut staging = vec![0; PACK_PIECE.min(range.len())];
-        for at in range.clone().step_by(PACK_PIECE) {
-            let piece = &mut staging[..PACK_PIECE.min(range.end - at)];
-            fill(piece)?;
+        let (mut staging, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let end = range.end.min(self.read_map().panel_end(at + PACK_PIECE));
+            staging.resize(end - at, 0);
+            fill(&mut staging)?;
             // Of the long lane: a program that needs the memory would otherwise wait for the lock in the only turn of that lane.
             let _turn = begin_turn(Lane::Long);
-            self.write(at, piece, Locking::GiveWay(&|| false))?;
+            self.write(at, &staging, Locking::GiveWay(&|| false))?;
+            at = end;
         }
         Ok(())
     }
@@ -332,14 +348,13 @@ impl CpuMemory {
         Ok(Some(self.layout_guard(RwLockWriteGuard::downgrade(map), requirements)))
     }
 
-    /// The guard of a run, which is counted where packing is delayed.
     fn layout_guard<'a, 'n>(
         &'a self,
         map: RwLockReadGuard<'a, LayoutMap>,
-        requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)>,
+        mut requirements: impl Iterator<Item = (&'n LayoutRequirements, usize)>,
     ) -> LayoutGuard<'a> {
-        let delayed = requirements.filter(|(requirements, base)| requirements.count_delayed(*base, &map)).count();
-        LayoutGuard { pages: &self.pages, map, is_final: delayed == 0 }
+        let delayed = requirements.any(|(requirements, base)| requirements.is_delayed(base, &map));
+        LayoutGuard { pages: &self.pages, map, is_final: !delayed }
     }
 
     fn read_map(&self) -> RwLockReadGuard<'_, LayoutMap> {
@@ -362,19 +377,25 @@ impl CpuMemory {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins a range that is about to be overwritten: it stays row-major while the upload writes it without the lock. `None`: the
-    /// upload overwrites a part of a packed span.
-    fn pin(&self, range: Range<usize>) -> Result<Option<PinnedRange<'_>>, DeviceError> {
+    /// Pins a range that is about to be overwritten, less its parts that belong to packed spans which reach beyond it: it stays
+    /// row-major while the upload writes it without the lock.
+    fn pin(&self, range: Range<usize>) -> Result<PinnedRange<'_>, DeviceError> {
         if range.end > self.pages.bytes() {
             return Err(OUT_OF_BOUNDS);
         }
         let mut map = self.write_map();
         map.forget_overwritten(&range);
-        if !map.is_row_major(&range) {
-            return Ok(None);
+        map.forget_delays(&range);
+        let Range { mut start, mut end } = range;
+        for span in map.packed_in(&range) {
+            if span.range.start <= start {
+                start = span.range.end.min(end);
+            } else {
+                end = span.range.start;
+            }
         }
-        map.pin(range.clone());
-        Ok(Some(PinnedRange { memory: self, range }))
+        map.pin(start..end);
+        Ok(PinnedRange { memory: self, range: start..end })
     }
 }
 
@@ -403,9 +424,11 @@ impl PinnedRange<'_> {
         let mut map = self.memory.write_map();
         map.unpin(&self.range);
         // Another upload to the same bytes, not ordered with this one, may still be under way.
-        if map.may_pack(&span.range) {
+        if map.is_unclaimed(&span.range) {
             map.mark_packed(span.range.start, span);
         }
+        drop(map);
+        std::mem::forget(self); // unpinned already
     }
 }
 
@@ -427,6 +450,13 @@ impl LayoutGuard<'_> {
     /// The version of the map, for [`CpuMemory::lock_layout`]. `None` while packing is delayed: the next run has to check.
     pub(super) fn version(&self) -> Option<u64> {
         self.is_final.then(|| self.map.version())
+    }
+
+    /// Counts a run that has got all its memories and begins: after a number of runs, delayed packing is allowed again.
+    pub(super) fn count_run(&self, requirements: &LayoutRequirements, base: usize) {
+        if !self.is_final {
+            requirements.count_run(base, &self.map);
+        }
     }
 
     /// View of a tensor for a kernel; `panels` if the kernel can read panels. `None` if the tensor does not lie inside the

@@ -3,9 +3,10 @@
 
 use super::layout_map::{LayoutMap, PanelSpan};
 use super::{CpuMemory, Locking, OUT_OF_BOUNDS, WriteLock, check_bounds};
-use crate::cpu::panel;
+use crate::cpu::panel::{self, PANEL_ROWS};
 use crate::device::DeviceError;
 use std::ops::Range;
+use std::sync::RwLockWriteGuard;
 
 /// Bytes of a row of a panel that an access touches.
 struct RowPart {
@@ -13,6 +14,15 @@ struct RowPart {
     row: usize,
     /// Bytes of the row.
     bytes: Range<usize>,
+}
+
+impl RowPart {
+    /// The bytes of the blocks that the part touches: panels hold the first blocks of all rows, then the second blocks, so that
+    /// nothing else of the row need be read.
+    fn blocks(&self, span: &PanelSpan) -> Range<usize> {
+        let block = panel::panel_block_bytes(span.layout.dtype);
+        self.bytes.start / block * block..self.bytes.end.next_multiple_of(block)
+    }
 }
 
 impl CpuMemory {
@@ -47,13 +57,11 @@ impl CpuMemory {
             }
             for part in row_parts(&at, &wanted, row_bytes) {
                 let (bytes, rest) = to.split_at_mut(part.bytes.len());
-                if bytes.len() == row_bytes {
-                    panel::unpack_row(span.layout.dtype, panel, part.row, bytes);
-                } else {
-                    scratch.resize(row_bytes, 0);
-                    panel::unpack_row(span.layout.dtype, panel, part.row, &mut scratch);
-                    bytes.copy_from_slice(&scratch[part.bytes]);
-                }
+                let blocks = part.blocks(span);
+                let panel = &panel[blocks.start * PANEL_ROWS..blocks.end * PANEL_ROWS];
+                scratch.resize(blocks.len(), 0);
+                panel::unpack_row(span.layout.dtype, panel, part.row, &mut scratch);
+                bytes.copy_from_slice(&scratch[part.bytes.start - blocks.start..][..bytes.len()]);
                 to = rest;
             }
         }
@@ -94,14 +102,14 @@ impl CpuMemory {
                 let mut from = now;
                 for part in row_parts(&at, &written, row_bytes) {
                     let (bytes, rest) = from.split_at(part.bytes.len());
-                    if bytes.len() == row_bytes {
-                        panel::pack_row(span.layout.dtype, bytes, part.row, panel);
-                    } else {
-                        scratch.resize(row_bytes, 0);
+                    let blocks = part.blocks(span);
+                    let panel = &mut panel[blocks.start * PANEL_ROWS..blocks.end * PANEL_ROWS];
+                    scratch.resize(blocks.len(), 0);
+                    if blocks != part.bytes {
                         panel::unpack_row(span.layout.dtype, panel, part.row, &mut scratch);
-                        scratch[part.bytes].copy_from_slice(bytes);
-                        panel::pack_row(span.layout.dtype, &scratch, part.row, panel);
                     }
+                    scratch[part.bytes.start - blocks.start..][..bytes.len()].copy_from_slice(bytes);
+                    panel::pack_row(span.layout.dtype, &scratch, part.row, panel);
                     from = rest;
                 }
                 Ok(())
@@ -133,6 +141,9 @@ impl CpuMemory {
         let mut map = self.write_map();
         if kept.is_none_or(|kept| kept.is_empty() || kept.end <= range.start || range.end <= kept.start) {
             map.forget_overwritten(range);
+        }
+        if map.is_row_major(range) {
+            return Ok(Some(WriteLock::Shared(RwLockWriteGuard::downgrade(map))));
         }
         Ok(Some(WriteLock::Exclusive(map)))
     }

@@ -12,6 +12,9 @@ const PIECE_BYTES: usize = 4 << 20;
 /// As [`PIECE_BYTES`], where panels are packed or unpacked. A piece of a copy is staged, in the L2 cache.
 const PANEL_PIECE_BYTES: usize = 256 << 10;
 
+/// Most bytes that a read takes out of panels without a turn of the long lane: some microseconds.
+const MAX_TRY_PANEL_BYTES: usize = 4 << 10;
+
 impl CpuMemory {
     /// Writes bytes at an offset, as many as a queue stages at most. `None`: nothing was written, see [`Locking`].
     pub(in crate::cpu) fn write(
@@ -39,14 +42,15 @@ impl CpuMemory {
             return Err(OUT_OF_BOUNDS);
         }
         let Some(map) = self.read_map_with(locking) else { return Ok(false) };
-        let piece_bytes = if map.is_row_major(&range) { PIECE_BYTES } else { PANEL_PIECE_BYTES };
-        if matches!(locking, Locking::Try) && bytes > piece_bytes {
+        let packed = !map.is_row_major(&range);
+        let piece_bytes = if packed { PANEL_PIECE_BYTES } else { PIECE_BYTES };
+        if matches!(locking, Locking::Try) && packed && bytes > MAX_TRY_PANEL_BYTES {
             return Ok(false);
         }
         out.reserve_exact(bytes - out.len());
         while out.len() < bytes {
             let at = offset + out.len();
-            self.read_rows(&map, at..range.end.min(at + piece_bytes), out)?;
+            self.read_rows(&map, at..range.end.min(map.panel_end(at + piece_bytes)), out)?;
             if out.len() < bytes && gives_way(locking) {
                 return Ok(false);
             }
@@ -118,7 +122,8 @@ impl CpuMemory {
             let at = if ascending { done } else { bytes - done - n };
             if packed {
                 piece.clear();
-                src.read_rows(source.as_deref().unwrap_or_else(|| lock.map()), from + at..from + at + n, &mut piece)?;
+                let map = source.as_deref().unwrap_or_else(|| lock.map());
+                src.read_rows(map, from + at..from + at + n, &mut piece)?;
                 self.write_rows(&mut lock, to + at, &piece)?;
             } else {
                 check_bounds(self.pages.copy_from(to + at, &src.pages, from + at, n))?;

@@ -18,6 +18,9 @@ static USE: AtomicBool = AtomicBool::new(false);
 /// Measures whether the system provides a huge page as fast as the small pages of the same size, and uses them from then on if
 /// so. Returns the choice.
 pub(crate) fn choose_page_size() -> bool {
+    if !are_allowed() {
+        return false;
+    }
     let mut times = [None, None];
     for _ in 0..ROUNDS {
         for (huge, least) in times.iter_mut().enumerate() {
@@ -29,12 +32,21 @@ pub(crate) fn choose_page_size() -> bool {
     chosen
 }
 
-/// Asks for huge pages for a new mapping, where they were chosen.
+/// Whether the system gives huge pages to programs that ask for them.
+fn are_allowed() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|modes| !modes.contains("[never]"))
+}
+
+/// Asks for huge pages for a new mapping, where they were chosen: for the whole ones inside it, so that none reaches into a
+/// neighbouring mapping and stays there when this one is gone.
 pub(super) fn advise(map: &MmapMut) {
     #[cfg(target_os = "linux")]
     if map.len() >= MIN_BYTES && USE.load(Ordering::Relaxed) {
+        let start = map.as_ptr().align_offset(HUGE_PAGE);
+        let bytes = (map.len() - start) / HUGE_PAGE * HUGE_PAGE;
         // Without support, the mapping keeps small pages.
-        _ = map.advise(memmap2::Advice::HugePage);
+        _ = map.advise_range(memmap2::Advice::HugePage, start, bytes);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (map, &USE, MIN_BYTES);

@@ -124,6 +124,132 @@ fn opposite_uses_of_a_tensor_reach_an_end() {
     }
 }
 
+/// Two slots with overlapping tensors of the same rows, before another packed tensor: where packing gives way, the map takes back
+/// what belongs to them only.
+#[test]
+fn overlapping_tensors_that_give_way_leave_their_neighbour_packed() {
+    let half = TensorDesc::contiguous(DType::Q4_0, [K, M / 2, 1, 1]).unwrap();
+    let mut uses = TensorUses::new(1);
+    uses.add(SlotOffset { slot: 0, offset: AT }, &half, LayoutAccess::PreferPanels);
+    let (first, whole) = (uses.requirements().remove(0), requirements(LayoutAccess::PreferPanels));
+    let (pool, (memory, content)) = (Pool::new(1).unwrap(), random_memory());
+    let at_neighbour = [(&whole, tensor().extent())];
+    drop(memory.lock_layout(at_neighbour.into_iter(), None, &pool, Locking::WAIT).unwrap());
+    let mut turns = 1;
+    let slots = [(&first, 0), (&whole, 0)];
+    while memory.lock_layout(slots.into_iter(), None, &pool, Locking::GiveWay(&|| true)).unwrap().is_none() {
+        turns += 1;
+        assert!(content_as_rows(&memory) == content && turns <= 2 * PANELS, "turn {turns}");
+        let neighbour = PanelSpan::of(AT, &tensor()).unwrap().shifted(tensor().extent()).unwrap();
+        assert!(memory.read_map().contains(&neighbour), "turn {turns}");
+    }
+    assert!(found(&memory) == Found::Panels && row_content(&memory) == content);
+}
+
+/// While a conversion to rows gives way, no number of runs on a part of the tensor lets another program pack it back.
+#[test]
+fn a_conversion_to_rows_ends_whatever_runs_are_counted() {
+    let part = TensorDesc::contiguous(DType::Q4_0, [K, 16, 1, 1]).unwrap();
+    let mut uses = TensorUses::new(1);
+    uses.add(SlotOffset { slot: 0, offset: AT }, &part, LayoutAccess::RowsOrPanels);
+    let of_part = uses.requirements().remove(0);
+    let (pool, (memory, content)) = (Pool::new(1).unwrap(), random_memory());
+    while !turn(&memory, &pool, LayoutAccess::PreferPanels) {}
+    let whole = requirements(LayoutAccess::PreferPanels);
+    let mut turns = 1;
+    while !turn(&memory, &pool, LayoutAccess::Rows) {
+        let span = PanelSpan::of(AT, &tensor()).unwrap();
+        (0..2000).for_each(|_| memory.read_map().count_run(&span.range));
+        assert!(memory.read_map().is_delayed(&span.range) && memory.read_map().unpacked_rests(&span).is_empty());
+        let guard = memory.lock_layout([(&of_part, 0)].into_iter(), None, &pool, Locking::GiveWay(&|| true)).unwrap();
+        drop(guard);
+        turns += 1;
+        assert!(turns <= PANELS + 1, "no end");
+    }
+    assert!(found(&memory) == Found::Rows && content_as_rows(&memory) == content);
+    // Then the runs count, those of a part too if it is the begin.
+    for left in (0..16).rev() {
+        assert!(memory.read_map().is_delayed(&PanelSpan::of(AT, &tensor()).unwrap().range), "{left}");
+        let guard = memory.lock_layout([(&whole, 0)].into_iter(), None, &pool, Locking::WAIT).unwrap().unwrap();
+        assert_eq!(guard.version(), None);
+        guard.count_run(&whole, 0);
+    }
+    while !turn(&memory, &pool, LayoutAccess::PreferPanels) {}
+    assert!(found(&memory) == Found::Panels && row_content(&memory) == content);
+}
+
+/// A tensor's delay neither grows over its neighbours nor outlives an upload over it.
+#[test]
+fn delays_keep_to_their_tensor() {
+    let (pool, (memory, content)) = (Pool::new(1).unwrap(), random_memory());
+    let n = tensor().extent();
+    let both = TensorDesc::contiguous(DType::Q4_0, [K, M, 2, 1]).unwrap();
+    let mut uses = TensorUses::new(1);
+    uses.add(SlotOffset { slot: 0, offset: AT }, &both, LayoutAccess::PreferPanels);
+    let (both, rows) = (uses.requirements().remove(0), requirements(LayoutAccess::Rows));
+    let panels = requirements(LayoutAccess::PreferPanels);
+    let lock = |requirements, base| {
+        memory.lock_layout([(requirements, base)].into_iter(), None, &pool, Locking::WAIT).unwrap().unwrap()
+    };
+    drop(lock(&both, 0));
+    drop(lock(&rows, 0)); // converts the stack
+    let ranges = [AT..AT + n, AT + n..AT + 2 * n];
+    let delayed = || ranges.clone().map(|range| memory.read_map().is_delayed(&range));
+    assert_eq!(delayed(), [true, true]);
+    (0..16).for_each(|_| lock(&both, 0).count_run(&both, 0));
+    assert_eq!(delayed(), [false, false]);
+    // The second tensor is uploaded, and packed as it arrives, while the first one is converted to rows again.
+    drop(lock(&panels, 0));
+    let (second, mut done) = (content[AT + n..AT + 2 * n].to_vec(), 0);
+    let upload = memory.upload(AT + n, n, Some(&tensor()), &super::turn, &mut |piece| {
+        drop(lock(&rows, 0));
+        piece.copy_from_slice(&second[done..done + piece.len()]);
+        done += piece.len();
+        Ok(())
+    });
+    upload.unwrap();
+    assert_eq!(delayed(), [true, false]);
+    assert!(read(&memory, 0, content.len()) == content && memory.read_map().packed().len() == 1);
+    let mut unchanged = content[AT..AT + n].chunks(n);
+    let fill = &mut |piece: &mut [u8]| {
+        piece.copy_from_slice(unchanged.next().map(|bytes| &bytes[..piece.len()]).unwrap_or(&[]));
+        Ok(())
+    };
+    memory.upload(AT, n, None, &super::turn, fill).unwrap();
+    assert_eq!(delayed(), [false, false]);
+    assert!(row_content(&memory) == content);
+}
+
+/// An upload over the ends of two packed tensors and what lies between them packs the ends, and writes the rest in place.
+#[test]
+fn an_upload_over_parts_of_packed_tensors_leaves_them_packed() {
+    let n = tensor().extent();
+    let (memory, pool) = (CpuMemory::zeroed(AT + 3 * n, &MemoryBudget::new(u64::MAX)).unwrap(), Pool::new(2).unwrap());
+    let panels = requirements(LayoutAccess::PreferPanels);
+    let slots = [(&panels, 0), (&panels, 2 * n)];
+    drop(memory.lock_layout(slots.into_iter(), None, &pool, Locking::WAIT).unwrap());
+    let mut rng = Rng::with_seed(3);
+    let mut content = row_content(&memory);
+    for (start, end) in [(AT + 100, AT + 3 * n - 7), (AT + 5, AT + n), (AT + n - 1, AT + n + 1), (AT + 3, AT + 9)] {
+        let bytes: Vec<u8> = (start..end).map(|_| rng.u8(..)).collect();
+        let (mut done, turns) = (0, Count::new(0));
+        let long_turns = |lane| {
+            turns.fetch_add(usize::from(lane == Lane::Long), Relaxed);
+            super::turn(lane)
+        };
+        let upload = memory.upload(start, end - start, None, &long_turns, &mut |piece| {
+            piece.copy_from_slice(&bytes[done..done + piece.len()]);
+            done += piece.len();
+            Ok(())
+        });
+        upload.unwrap();
+        content[start..end].copy_from_slice(&bytes);
+        assert!(row_content(&memory) == content, "{start}..{end}");
+        assert_eq!(memory.read_map().packed().len(), 2);
+        assert!(turns.into_inner() <= 2, "only the ends are staged");
+    }
+}
+
 /// Spans of tensors side by side stay separate, so that a conversion of one of them leaves the other packed.
 #[test]
 fn parts_of_a_tensor_become_one_span() {
