@@ -222,7 +222,7 @@ impl Bench {
         let graph = Arc::new(draft.b.build()?);
         let region = device.alloc(graph.slot_sizes()[0] as u64, &self.budget)?.whole();
         let mut queue = device.queue(&self.budget)?;
-        fill(&mut *queue, &region, &graph, &draft.contents)?;
+        fill(&mut *queue, std::slice::from_ref(&region), &graph, &draft.contents)?;
         Ok(Loaded { graph, region, queue })
     }
 

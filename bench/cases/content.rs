@@ -18,10 +18,10 @@ fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, &'static str> {
     Ok(bytes)
 }
 
-/// Writes the leaves of a graph to `memory`, which is bound to the graph's slot 0.
+/// Writes the leaves of a graph to `slots`, the regions bound to its slots.
 pub fn fill(
     queue: &mut dyn Queue,
-    memory: &Region,
+    slots: &[Region],
     graph: &Graph,
     contents: &[(TensorId, Content)],
 ) -> Result<(), Box<dyn Error>> {
@@ -30,7 +30,8 @@ pub fn fill(
     for (id, content) in contents {
         let tensor = graph.tensor(*id).ok_or("the leaf is not in the graph")?;
         let (place, desc) = (tensor.place.ok_or("the leaf has no memory")?, &tensor.desc);
-        let region = memory.subregion(place.offset as u64, desc.extent() as u64)?;
+        let slot = slots.get(place.slot as usize).ok_or("the leaf's slot is not bound")?;
+        let region = slot.subregion(place.offset as u64, desc.extent() as u64)?;
         let cached = values.entry(desc.dtype());
         let own;
         let bytes = match (content, cached) {

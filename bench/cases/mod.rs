@@ -164,16 +164,20 @@ impl Case {
 
     /// A graph with all sets of data.
     pub fn draft(&self) -> Result<Draft, BuildError> {
-        self.draft_of(self.sets)
+        self.draft_of(self.sets, Draft::default())
+    }
+
+    /// As [`Case::draft`], with a slot for each tensor.
+    pub fn draft_with_separate_slots(&self) -> Result<Draft, BuildError> {
+        self.draft_of(self.sets, Draft { b: Builder::with_separate_slots(), contents: Vec::new() })
     }
 
     /// A graph with one set of data.
     pub fn single(&self) -> Result<Draft, BuildError> {
-        self.draft_of(1)
+        self.draft_of(1, Draft::default())
     }
 
-    fn draft_of(&self, sets: usize) -> Result<Draft, BuildError> {
-        let mut draft = Draft::default();
+    fn draft_of(&self, sets: usize, mut draft: Draft) -> Result<Draft, BuildError> {
         for _ in 0..sets {
             (self.build)(&mut draft)?;
         }

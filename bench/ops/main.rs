@@ -13,10 +13,11 @@ use clap::Parser;
 use fanout_bench::cases::{self, Sizes};
 use report::{Rate, Row};
 use roofs::Machine;
-use run::Bench;
+use run::{Bench, Storage};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 /// Times the ops of the CPU device on the shapes of an 8B model. Each row shows the time of one node (median, 10th and 90th
 /// percentile), operations per second (a multiply-add counts as two), bytes per second (each byte read or written once), and
@@ -35,6 +36,11 @@ struct Args {
     /// Seconds per case.
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
+
+    /// Also time products with the weights held as rows, in a read-only mapping of a temporary file, in turns with those that the
+    /// device repacks.
+    #[arg(long)]
+    rows: bool,
 
     /// Write all measurements to this file as JSON.
     #[arg(long, value_name = "FILE")]
@@ -88,16 +94,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         let bounds = report::bounds(&case, &machine);
         let mut rates = vec![Vec::new(); bounds.len()];
         let pause = || bounds.iter().zip(&mut rates).for_each(|(&roof, rates)| rates.push(machine.sample(roof)));
-        let times = bench.time(&case, seconds, pause).map_err(|e| format!("{}: {e}", case.name()))?;
+        let both = args.rows && case.op.starts_with("MUL_MAT");
+        let storages = if both { &[Storage::Packed, Storage::Rows][..] } else { &[Storage::Packed] };
+        let all_times = bench.time(&case, storages, seconds, pause).map_err(|e| format!("{}: {e}", case.name()))?;
         let median = |mut rates: Vec<f64>| {
             rates.sort_by(f64::total_cmp);
             rates[rates.len() / 2]
         };
         let rates = bounds.iter().zip(rates);
         let rates = rates.map(|(&roof, rates)| Rate { roof, name: machine.name(roof), rate: median(rates) });
-        let row = Row::new(case, times, &rates.collect::<Vec<_>>());
-        println!("{}", row.line());
-        rows.push(row);
+        let (rates, case) = (rates.collect::<Vec<_>>(), Rc::new(case));
+        let packed = all_times.first().map(|times| times.quantile(0.5));
+        for (&storage, times) in storages.iter().zip(all_times) {
+            let row = Row::new(Rc::clone(&case), storage, times, &rates);
+            let share = packed.filter(|_| storage == Storage::Rows).map(|packed| packed / row.median() * 100.0);
+            println!("{}{}", row.line(), share.map_or(String::new(), |share| format!(", {share:.0}% of packed")));
+            rows.push(row);
+        }
     }
     if let Some(mut file) = json {
         file.write_all(report::json(&device, &roofs, &rows).as_bytes())?;

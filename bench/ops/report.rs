@@ -1,9 +1,10 @@
 //! The report of the benchmark: measurements as a table and as JSON, with the roof that bounds each case.
 
 use crate::roofs::{Machine, Roof};
-use crate::run::Times;
+use crate::run::{Storage, Times};
 use fanout_bench::cases::Case;
 use std::fmt::Write as _;
+use std::rc::Rc;
 
 /// The measured rate of a roof, in units per second.
 #[derive(Clone, Copy)]
@@ -39,7 +40,8 @@ pub fn bounds(case: &Case, machine: &Machine) -> Vec<Roof> {
 
 /// A timed case with the roof that bounds it.
 pub struct Row {
-    case: Case,
+    case: Rc<Case>,
+    storage: Storage,
     times: Times,
     /// The roof that bounds the case most, and the minimum time at this roof in seconds.
     floor: Option<(Rate, f64)>,
@@ -47,20 +49,21 @@ pub struct Row {
 
 impl Row {
     /// A row from the times of a case and the rates of its [`bounds`].
-    pub fn new(case: Case, times: Times, rates: &[Rate]) -> Row {
+    pub fn new(case: Rc<Case>, storage: Storage, times: Times, rates: &[Rate]) -> Row {
         let units = |roof| if matches!(roof, Roof::Peak(_)) { case.ops } else { case.read + case.written };
         let floors = rates.iter().map(|&r| (r, units(r.roof) as f64 / r.rate));
         let floor = floors.max_by(|a, b| a.1.total_cmp(&b.1));
-        Row { case, times, floor }
+        Row { case, storage, times, floor }
     }
 
-    fn median(&self) -> f64 {
+    /// The median time of a node in seconds.
+    pub fn median(&self) -> f64 {
         self.times.quantile(0.5)
     }
 
     /// The row as a line of the table.
     pub fn line(&self) -> String {
-        let Row { case, times, floor } = self;
+        let Row { case, storage, times, floor } = self;
         let spread = format!("[{:.1}-{:.1}]", times.quantile(0.1) * 1e6, times.quantile(0.9) * 1e6);
         let rate = |units: usize| units as f64 / self.median() / 1e9;
         let ops = if case.ops > 0 { format!("{:.1}", rate(case.ops)) } else { "-".to_owned() };
@@ -69,14 +72,16 @@ impl Row {
             Some((roof, floor)) => format!("{:3.0}% of {}", floor / self.median() * 100.0, roof.line()),
             None => "   - in cache".to_owned(),
         };
-        let (op, dtype, shape, median) = (case.op, &case.dtype, &case.shape, self.median() * 1e6);
+        let (op, dtype, median) = (case.op, &case.dtype, self.median() * 1e6);
+        let shape = if *storage == Storage::Rows { format!("{}, rows", case.shape) } else { case.shape.clone() };
         format!("{op:14} {dtype:8} {shape:40} {median:>10.1} {spread:>21} {ops:>7} {bytes:>6.1} {roof}")
     }
 
     fn json(&self) -> String {
-        let Row { case, times, floor } = self;
+        let Row { case, storage, times, floor } = self;
+        let rows = *storage == Storage::Rows;
         let mut text = format!(
-            r#"{{"op": "{}", "type": "{}", "shape": "{}", "ops": {}, "read": {}, "written": {}, "cold": {}"#,
+            r#"{{"op": "{}", "type": "{}", "shape": "{}", "rows": {rows}, "ops": {}, "read": {}, "written": {}, "cold": {}"#,
             case.op, case.dtype, case.shape, case.ops, case.read, case.written, case.cold
         );
         for (name, share) in [("p10", 0.1), ("median", 0.5), ("p90", 0.9)] {

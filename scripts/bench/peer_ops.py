@@ -109,7 +109,7 @@ def main() -> None:
     p.add_argument("--json", type=Path, help="write all measurements to this file")
     a = p.parse_args()
     cases = json.loads(a.ops.read_text())["cases"] if a.ops else []
-    ours = {(c["type"], c["shape"]): c["median_us"] for c in cases if c["op"] == "MUL_MAT"}
+    ours = {(c["type"], c["shape"]): c["median_us"] for c in cases if c["op"] == "MUL_MAT" and not c.get("rows")}
     ggml = Ggml(a.threads)
     rows = []
     for columns in (int(n) for n in a.columns.split(",")):
