@@ -93,6 +93,11 @@ pub struct Args {
     #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]
     pub mem: Vec<u64>,
 
+    /// How CPU devices hold the weights [default: packed where they fit into the free memory, else mapped]. Other devices always
+    /// get copies.
+    #[arg(long, value_name = "HOW")]
+    pub weights: Option<WeightStorage>,
+
     /// Threads of each CPU device [default: this machine's cores, shared among its CPU devices].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -172,6 +177,15 @@ impl KvType {
             KvType::F16 => DType::F16,
         }
     }
+}
+
+/// How CPU devices hold the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightStorage {
+    /// Copies in the device's memory, which the device repacks: fastest.
+    Packed,
+    /// The pages of the file itself, read-only: nothing to load, shared between processes, may be larger than the memory.
+    Mapped,
 }
 
 /// An argument does not match the devices or the model.

@@ -36,6 +36,13 @@ pub enum EngineError {
     NoTokens,
 }
 
+impl EngineError {
+    /// Whether a device lacks the memory for the model.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, EngineError::Sched(SchedError::NotEnoughMemory { .. }))
+    }
+}
+
 /// A loaded model with its scheduler, its prepared graphs, and the length of the sequence in the KV cache.
 pub struct Engine {
     scheduler: Scheduler,

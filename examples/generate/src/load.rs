@@ -8,7 +8,9 @@ use crate::load_by_digest;
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor};
 use crate::placement::{PlacedWeight, Placement};
 use crate::progress::{LoadStats, Progress};
-use fanout::device::{Device, DeviceError, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource};
+use fanout::device::{
+    Device, DeviceError, MappedFile, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource,
+};
 use fanout::gguf::Gguf;
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
@@ -40,6 +42,9 @@ pub enum LoadError {
     /// The placement names a tensor that the file lacks.
     #[error("tensor {0:?} is not in the file")]
     NoTensor(String),
+    /// The file cannot be mapped again.
+    #[error("the weights cannot be mapped: {0}")]
+    Map(#[from] std::io::Error),
     /// The loading thread panicked: a bug.
     #[error("the thread that loads {0} panicked (a bug)")]
     Thread(String),
@@ -49,19 +54,22 @@ pub enum LoadError {
 #[derive(Debug)]
 pub struct Weights<'a>(HashMap<&'a str, Weight<'a>>);
 
-/// A weight in the file: its bytes, and its digest once computed.
+/// A weight in the file: its bytes, where they begin, and its digest once computed.
 #[derive(Debug)]
 pub struct Weight<'a> {
     bytes: &'a [u8],
+    offset: u64,
     digest: OnceLock<[u8; 32]>,
 }
 
 impl<'a> Weights<'a> {
     /// The weights of the parsed `gguf`, which borrow from the mapped `file`.
     pub fn new(file: &'a [u8], gguf: &'a Gguf<'_>) -> Weights<'a> {
-        let weight = |bytes| Weight { bytes, digest: OnceLock::new() };
-        let tensors = gguf.tensors.iter();
-        Weights(tensors.filter_map(|info| Some((&*info.name, weight(file.get(info.bytes.clone())?)))).collect())
+        let tensors = gguf.tensors.iter().filter_map(|info| {
+            let (bytes, offset) = (file.get(info.bytes.clone())?, info.bytes.start as u64);
+            Some((&*info.name, Weight { bytes, offset, digest: OnceLock::new() }))
+        });
+        Weights(tensors.collect())
     }
 
     /// The weight with this name.
@@ -139,6 +147,35 @@ pub fn load(
     let failed = loaded.iter().enumerate().filter(|(_, loaded)| loaded.is_err());
     failed.for_each(|(device, _)| unload(model, device));
     loaded
+}
+
+/// Gives the weights of a device the pages of the mapped file as their memory, read-only: see [`ImportHost::import_read_only`].
+/// Nothing is read or copied. Returns the bytes of the device's weights; 0 for a device that cannot use the host's memory, whose
+/// weights are left to [`load`].
+///
+/// [`ImportHost::import_read_only`]: fanout::device::ImportHost::import_read_only
+///
+/// # Errors
+/// The file cannot be mapped again, or the device refuses it.
+pub fn map_weights(
+    model: &mut Model,
+    weights: &Weights<'_>,
+    placement: &Placement,
+    file: &MappedFile,
+    (number, device): (usize, &dyn Device),
+) -> Result<u64, LoadError> {
+    let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+    let Some(import) = device.import_host() else { return Ok(0) };
+    let buffer = import.import_read_only(file.map_read_only(0..file.len())?).map_err(failed)?;
+    let mut bytes = 0;
+    for placed in placement.weights.iter().filter(|placed| placed.device == number) {
+        let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
+        if let Some(stored) = model.weights.get_mut(&placed.name) {
+            stored.region = Some(buffer.region(weight.offset, weight.bytes.len() as u64).map_err(failed)?);
+            bytes += weight.bytes.len() as u64;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Releases the memory of a device's tensors. The next [`load`] allocates and loads them again.

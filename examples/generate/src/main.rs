@@ -56,5 +56,5 @@ fn run(args: &Args) -> anyhow::Result<()> {
         print!("{}", Summary { gguf: &gguf, hparams: &hparams });
         return Ok(());
     }
-    generate::run::run_program(args, file.bytes(), &gguf, &hparams, &mut io::stdout())
+    generate::run::run_program(args, &file, &gguf, &hparams, &mut io::stdout())
 }

@@ -73,6 +73,8 @@ pub struct DeviceStats {
     pub layers: usize,
     /// Bytes and time of loading the weights.
     pub weights: LoadStats,
+    /// Bytes of weights that the device reads from the mapped file instead: not loaded.
+    pub mapped_bytes: u64,
     /// Bytes of the KV cache.
     pub cache_bytes: u64,
     /// Bytes of the arenas for intermediate results.
@@ -149,6 +151,7 @@ impl DeviceStats {
             "weight_bytes": self.weights.bytes,
             "weight_bytes_from_its_disk": self.weights.from_server_disk,
             "weight_bytes_sent": self.weights.sent(),
+            "weight_bytes_mapped": self.mapped_bytes,
             "load_s": seconds(self.weights.time),
             "load_mb_s": self.weights.rate().map(rounded),
             "cache_bytes": self.cache_bytes,
@@ -203,6 +206,9 @@ impl fmt::Display for DeviceStats {
             let (from_disk, sent) = (megabytes(self.weights.from_server_disk), megabytes(self.weights.sent()));
             write!(f, " ({from_disk:.1} MB from its own disk, {sent:.1} MB sent)")?;
         }
+        if self.mapped_bytes > 0 {
+            write!(f, ", {:.1} MB mapped from the file", megabytes(self.mapped_bytes))?;
+        }
         write!(f, ", ")?;
         write!(f, "{:.1} MB of KV cache, ", megabytes(self.cache_bytes))?;
         write!(f, "{:.1} MB of compute buffers, ", megabytes(self.compute_bytes))?;
@@ -222,6 +228,7 @@ mod tests {
             name: "CPU0".to_owned(),
             layers: 2,
             weights: LoadStats { bytes: 5_000_000, from_server_disk: 3_000_000, time: Duration::from_millis(500) },
+            mapped_bytes: 0,
             cache_bytes: 2_000_000,
             compute_bytes: 1_500_000,
             copied_bytes: 4096,

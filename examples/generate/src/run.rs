@@ -9,7 +9,7 @@ use crate::sample::Sampler;
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer};
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::device::Device;
+use fanout::device::{Device, MappedFile};
 use fanout::gguf::Gguf;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -27,7 +27,7 @@ const REFERENCE_MEMORY: u64 = 1 << 40;
 /// `out`.
 pub fn run_program(
     args: &Args,
-    file: &[u8],
+    file: &MappedFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
     out: &mut dyn Write,

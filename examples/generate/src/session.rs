@@ -4,7 +4,7 @@
 //! replaying the tokens. The replay uses the same batches as the first time: larger batches would be faster, but they round
 //! differently, so the generated tokens could change.
 
-use crate::args::Args;
+use crate::args::{Args, WeightStorage};
 use crate::engine::{self, Engine};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
@@ -16,7 +16,7 @@ use crate::recover::{Loss, RetryBudgets, endpoint, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
 use crate::timed_device::TimedDevice;
 use anyhow::Context;
-use fanout::device::{Device, MemoryBudget};
+use fanout::device::{Device, MappedFile, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
@@ -73,6 +73,7 @@ impl DeviceOpener {
 /// A model spread over devices, and one sequence of tokens that only grows.
 pub struct Session<'a> {
     args: &'a Args,
+    file: &'a MappedFile,
     weights: Weights<'a>,
     opener: DeviceOpener,
     timed_devices: Vec<Arc<TimedDevice>>,
@@ -82,6 +83,8 @@ pub struct Session<'a> {
     depth: usize,
     /// Whether the memory check has passed. It runs once, before the first load.
     fits: bool,
+    /// By device: bytes of weights that the device reads from the mapped file.
+    mapped: Vec<u64>,
     /// `None` before the first use, and after a loss until everything is loaded again.
     engine: Option<Engine>,
     /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
@@ -109,7 +112,7 @@ impl<'a> Session<'a> {
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
     pub fn new(
         args: &'a Args,
-        file: &'a [u8],
+        file: &'a MappedFile,
         gguf: &'a Gguf<'_>,
         hparams: &HParams,
         prompt: usize,
@@ -132,13 +135,15 @@ impl<'a> Session<'a> {
         let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
         Ok(Session {
             args,
-            weights: Weights::new(file, gguf),
+            file,
+            weights: Weights::new(file.bytes(), gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
             model: load::model_without_memory(hparams, cache, &placement)?,
             placement,
             depth: args.depth(devices.len()) as usize,
             fits: false,
+            mapped: vec![0; devices.len()],
             engine: None,
             graph_stats: Default::default(),
             batches: Vec::new(),
@@ -180,7 +185,7 @@ impl<'a> Session<'a> {
         if self.engine.is_none() {
             let (devices, ubatch) = (self.devices(), self.args.ubatch as usize);
             if !self.fits {
-                engine::check_memory(&self.model, &devices, ubatch, self.depth).context(
+                self.check_memory(&devices).context(
                     "nothing was loaded: try other devices, another --split, or a smaller --ctx or --ubatch",
                 )?;
                 self.fits = true;
@@ -205,6 +210,31 @@ impl<'a> Session<'a> {
             self.engine = Some(engine);
         }
         self.engine.as_mut().context("the engine that was just built is missing (a bug)")
+    }
+
+    /// Verifies that the model fits, before anything is loaded. Chooses how CPU devices hold their weights, and maps those that
+    /// they read from the file: mapped weights need no memory.
+    fn check_memory(&mut self, devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
+        let ubatch = self.args.ubatch as usize;
+        let storage = self.args.weights;
+        if storage != Some(WeightStorage::Mapped) {
+            let fits = engine::check_memory(&self.model, devices, ubatch, self.depth);
+            let cpu = devices.iter().any(|device| device.import_host().is_some());
+            match fits {
+                Err(error) if storage.is_none() && cpu && error.is_memory() => {
+                    log::warn!("the weights stay in the mapped file, as --weights mapped does: {error}");
+                }
+                fits => return Ok(fits?),
+            }
+        }
+        for (number, device) in devices.iter().enumerate() {
+            let at = (number, &**device);
+            self.mapped[number] = load::map_weights(&mut self.model, &self.weights, &self.placement, self.file, at)?;
+        }
+        if self.mapped.iter().all(|&bytes| bytes == 0) {
+            log::warn!("--weights mapped has no effect: only CPU devices of this machine read weights from the file");
+        }
+        Ok(engine::check_memory(&self.model, devices, ubatch, self.depth)?)
     }
 
     /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is
@@ -359,6 +389,7 @@ impl<'a> Session<'a> {
                 name: device.info().name.clone(),
                 layers,
                 weights: self.loaded[number],
+                mapped_bytes: self.mapped[number],
                 cache_bytes: layers as u64 * block,
                 compute_bytes: compute.get(number).copied().unwrap_or(0),
                 copied_bytes: self.copied[number],
