@@ -59,7 +59,7 @@ for name in "${steps[@]}"; do
         build) tests --no-run ;;
         run)
             tests
-            step cargo test --locked --workspace --bench ops
+            step cargo test --locked --workspace --bench ops --bench small_graphs
             step cargo test --locked --workspace --bench matvec -- --test
             ;;
         doc) RUSTDOCFLAGS="-D warnings" step cargo doc --locked --workspace --no-deps ;;

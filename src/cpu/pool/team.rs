@@ -95,7 +95,7 @@ impl<'a> Team<'a> {
     }
 
     /// The leader: the only member at the start of a run.
-    pub(super) fn leader(&'a self) -> Member<'a> {
+    pub(in crate::cpu) fn leader(&'a self) -> Member<'a> {
         Member { team: self, rank: 0, phase: Cell::new(0) }
     }
 

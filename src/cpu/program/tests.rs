@@ -1,5 +1,6 @@
-//! Runs that fail or pause.
+//! Runs that fail or pause; the barriers of a run.
 
+mod barriers;
 mod pauses;
 
 use super::*;
