@@ -65,6 +65,14 @@ fn is_close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
 }
 
 #[test]
+fn units_of_mxfp4_are_powers_of_two() {
+    for e in 0..=255u8 {
+        let want = 2f64.powi(i32::from(e) - 128) as f32;
+        assert_eq!(super::panel_format::unit_of(e), want, "{e}");
+    }
+}
+
+#[test]
 fn row_dots_match_f64_sums() {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut seen = HashSet::new();

@@ -2,7 +2,7 @@
 
 use super::dot_instructions::f16_to_f32;
 use super::row_format::{Affine, RowFormat, eight_scales};
-use crate::cpu::simd::panel_format::UNITS;
+use crate::cpu::simd::panel_format::unit_of;
 use crate::tensor::DType;
 use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
 use std::arch::aarch64::*;
@@ -72,7 +72,7 @@ unsafe fn units(p: *const u8) -> [float32x4_t; 4] {
     unsafe {
         let mut units = [0f32; 8];
         for j in 0..8 {
-            units[j] = UNITS[usize::from(*p.add(17 * j))];
+            units[j] = unit_of(*p.add(17 * j));
         }
         eight_scales(vld1q_f32(units.as_ptr()), vld1q_f32(units.as_ptr().add(4)))
     }
