@@ -25,10 +25,10 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
 fn weights_file() -> (NamedTempFile, Vec<(TensorDesc, u64)>) {
     let (mut bytes, mut weights) = (vec![0; 32], Vec::new());
     for dtype in DType::with_capability(Capability::Convert) {
-        let a = TensorDesc::contiguous(dtype, [512, 528, 1, 1]).unwrap();
+        let a = TensorDesc::contiguous(dtype, [512, 144, 1, 1]).unwrap();
         let start = bytes.len();
         bytes.resize((start + a.extent()).next_multiple_of(32), 0);
-        quantiser(dtype).unwrap()(&values(512 * 528, 1), &mut bytes[start..][..a.extent()]);
+        quantiser(dtype).unwrap()(&values(512 * 144, 1), &mut bytes[start..][..a.extent()]);
         weights.push((a, start as u64));
     }
     let mut file = NamedTempFile::new().unwrap();
