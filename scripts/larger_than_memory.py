@@ -6,7 +6,7 @@ Writes a model of random weights, makes a memory cgroup with half of its size, a
 process of the group was killed for memory. With `--weights packed` the program must refuse the model before it loads it.
 
 FANOUT_BUILT: folder with generate, which is already built; without it, it is built with optimisation.
-Needs Linux and a cgroup that may be divided: root, or delegation in version 2 (systemd-run --user --scope -p Delegate=yes).
+Needs Linux and root.
 Exits with status 77 where no memory cgroup can be made.
 """
 
@@ -139,7 +139,9 @@ def main() -> int:
     built = os.environ.get("FANOUT_BUILT")
     target = Path(os.environ.get("CARGO_TARGET_DIR", repository / "target"))
     program = Path(built or target / "release").absolute() / "generate"
-    with tempfile.TemporaryDirectory(prefix="fanout-larger-") as folder:
+    target.mkdir(exist_ok=True)
+    # Not in /tmp, which may be in memory: pages of a tmpfs are not dropped, and belong to the group that wrote them.
+    with tempfile.TemporaryDirectory(prefix="fanout-larger-", dir=target) as folder:
         model = Path(folder) / "model.gguf"
         size = write_model(model, args.megabytes)
         try:

@@ -68,7 +68,8 @@ impl Bench {
 
     /// The device's own description, and what its calibration chose.
     pub fn description(&self) -> String {
-        let chosen = self.device.features().into_iter().filter(|f| ["prefetch", "huge_pages"].contains(&&*f.name));
+        let chosen =
+            self.device.features().into_iter().filter(|f| ["prefetch", "huge_pages", "bf16_dots"].contains(&&*f.name));
         let chosen: Vec<String> = chosen.map(|f| format!(", {} {}", f.name, f.value)).collect();
         self.device.info().description.clone() + &chosen.concat()
     }
@@ -150,7 +151,7 @@ impl Bench {
     /// Writes the first source of each node to a temporary file, and binds its slot to a read-only mapping of the file.
     fn move_weights_to_file(&mut self, graph: &Graph, slots: &mut [Region]) -> Result<(), Box<dyn Error>> {
         let path = std::env::temp_dir().join(format!("fanout-bench-{}", std::process::id()));
-        let (mut file, mut moved, mut end) = (File::create(&path)?, Vec::new(), 0);
+        let (mut file, mut moved, mut end) = (File::create_new(&path)?, Vec::new(), 0);
         for node in graph.nodes() {
             let weight = node.srcs[0].and_then(|id| graph.tensor(id));
             let slot = weight.and_then(|weight| weight.place).ok_or("a product without weights")?.slot as usize;

@@ -1,16 +1,16 @@
-//! A short measurement when the first device of a process opens: how this machine's cores read panels from memory fastest
-//! ([`Streaming`]), whether huge pages are cleared as fast as small ones, and whether bf16 dot products are faster than FMA. Results
-//! of kernels depend on the last choice only: it rounds the columns of BF16 products to bf16.
+//! A short measurement when the first device in fast mode of a process opens, on x86-64: how this machine's cores read panels
+//! from memory fastest ([`PanelReads`]), whether huge pages are cleared as fast as small ones, and whether bf16 dot products
+//! are faster than FMA. Results of kernels depend on the last choice only: it rounds the columns of BF16 products to bf16.
 //!
 //! A product of one column waits for memory. Whether prefetches help, and how far ahead, does not follow from the brand of the
 //! processor: they delay the loads of Zen 4, help types with sub-blocks of 16 on Zen 3, and all types on Intel's servers
-//! (docs/lab/matrix-products.md). So each candidate reads the same panels, on as many threads as the device has, because the
-//! cores share the queues of memory. Before each sample the panels are flushed from all caches, so that half a megabyte for
-//! each thread suffices.
+//! (docs/lab/matrix-products.md). So each candidate reads the same panels, on as many threads as the first device has (16 at
+//! most), because the cores share the queues of memory; later devices use the same choice. Before each sample the panels are
+//! flushed from all caches, so that half a megabyte for each thread suffices.
 
 use super::memory::choose_page_size;
 use super::pool::spin_until;
-use super::simd::{GemmKernels, MAX_PANELS, PanelSums, StreamClass, Streaming, TileOutput, flush_from_caches};
+use super::simd::{GemmKernels, MAX_PANELS, PanelReadClass, PanelReads, PanelSums, TileOutput, flush_from_caches};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ const DISTANCES: [u32; 4] = [0, 1024, 2048, 4096];
 /// What was chosen, for reports.
 #[derive(Debug)]
 pub(super) struct Calibration {
-    pub(super) streaming: Vec<(StreamClass, Streaming)>,
+    pub(super) panel_reads: Vec<(PanelReadClass, PanelReads)>,
     pub(super) huge_pages: bool,
     /// Whether products of BF16 weights use bf16 dot products; `None` where the processor has none.
     pub(super) bf16_dots: Option<bool>,
@@ -52,13 +52,13 @@ pub(super) struct Calibration {
 static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
 
 impl Calibration {
-    /// The calibration of this process. The first call measures it, with up to `threads` threads, in at most 50 ms, or a sample
-    /// more than that: on a busy machine the threads of a sample may have to wait for each other.
+    /// The calibration of this process. The first call measures it, with up to `threads` threads. No sample of panels begins
+    /// after 35 ms; the rest takes some milliseconds. A line of the log (debug level) has the time.
     pub(super) fn of_process(threads: usize) -> &'static Calibration {
         CALIBRATION.get_or_init(|| {
             let began = Instant::now();
-            let streaming = choose_streaming(threads.clamp(1, MAX_THREADS), began);
-            let calibration = Calibration { streaming, huge_pages: choose_page_size(), bf16_dots: choose_bf16() };
+            let panel_reads = choose_panel_reads(threads.clamp(1, MAX_THREADS), began);
+            let calibration = Calibration { panel_reads, huge_pages: choose_page_size(), bf16_dots: choose_bf16() };
             log::debug!("calibrated the CPU device in {:?}: {calibration:?}", began.elapsed());
             calibration
         })
@@ -72,15 +72,15 @@ impl Calibration {
     /// One word per class, as a feature of the device: the distance of its prefetches, and `/1` where it reads one panel at a
     /// time.
     pub(super) fn text(&self) -> String {
-        let word = |(class, streaming): &(StreamClass, Streaming)| {
-            format!("{class:?}:{}{}", streaming.prefetch, if streaming.one_panel { "/1" } else { "" })
+        let word = |(class, panel_reads): &(PanelReadClass, PanelReads)| {
+            format!("{class:?}:{}{}", panel_reads.prefetch, if panel_reads.one_panel { "/1" } else { "" })
         };
-        self.streaming.iter().map(word).collect::<Vec<_>>().join(" ")
+        self.panel_reads.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 }
 
 /// Measures every class, and uses the best setting from then on.
-fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streaming)> {
+fn choose_panel_reads(threads: usize, began: Instant) -> Vec<(PanelReadClass, PanelReads)> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let sampler = Sampler::default();
     std::thread::scope(|scope| {
@@ -91,29 +91,29 @@ fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streami
         _ = sampler.members.set(workers + 1);
         let panels = sample_bytes();
         // `None` after the time limit.
-        let time = |class: usize, candidate: Streaming| {
+        let time = |class: usize, candidate: PanelReads| {
             if began.elapsed() > TIME_LIMIT {
                 return None;
             }
-            candidate.set(StreamClass::ALL[class].0);
+            candidate.set(PanelReadClass::ALL[class].0);
             sampler.nanoseconds.store(0, Ordering::Relaxed);
             sampler.class.store(class, Ordering::Relaxed);
             sampler.barrier();
             sampler.sample(&panels);
             Some(sampler.nanoseconds.load(Ordering::Relaxed))
         };
-        let chosen = StreamClass::ALL.iter().enumerate().map(|(number, &(class, _))| {
-            let mut best = Streaming::default_of(class);
+        let chosen = PanelReadClass::ALL.iter().enumerate().map(|(number, &(class, _))| {
+            let mut best = PanelReads::default_of(class);
             let distances = DISTANCES.into_iter().filter(|&distance| distance != best.prefetch);
-            let candidates = distances.map(|prefetch| Streaming { prefetch, ..best });
+            let candidates = distances.map(|prefetch| PanelReads { prefetch, ..best });
             best = fastest(&[best].into_iter().chain(candidates).collect::<Vec<_>>(), |it| time(number, it));
-            let other = Streaming { one_panel: !best.one_panel, ..best };
+            let other = PanelReads { one_panel: !best.one_panel, ..best };
             best = fastest(&[best, other], |it| time(number, it));
             best.set(class);
             (class, best)
         });
         let chosen = chosen.collect();
-        sampler.class.store(StreamClass::ALL.len(), Ordering::Relaxed);
+        sampler.class.store(PanelReadClass::ALL.len(), Ordering::Relaxed);
         sampler.barrier();
         chosen
     })
@@ -121,7 +121,7 @@ fn choose_streaming(threads: usize, began: Instant) -> Vec<(StreamClass, Streami
 
 /// The first candidate, unless another one takes clearly less time in most rounds. `time` gives `None` if there is no time left:
 /// then the first one stays.
-fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> Option<u64>) -> Streaming {
+fn fastest(candidates: &[PanelReads], mut time: impl FnMut(PanelReads) -> Option<u64>) -> PanelReads {
     let mut ratios = vec![[0f64; ROUNDS]; candidates.len()];
     for round in 0..ROUNDS {
         let times: Option<Vec<u64>> = candidates.iter().map(|&candidate| time(candidate)).collect();
@@ -140,7 +140,7 @@ fn fastest(candidates: &[Streaming], mut time: impl FnMut(Streaming) -> Option<u
 /// Measures whether bf16 dot products multiply BF16 weights faster than FMA, in the first cache levels, and uses the faster ones
 /// from then on.
 fn choose_bf16() -> Option<bool> {
-    let rivals = GemmKernels::bf16_rivals()?;
+    let rivals = GemmKernels::bf16_candidates()?;
     let panels = vec![0x11; MAX_PANELS * rivals[0].panel_bytes(K)];
     let mut times = [u64::MAX; 2];
     for _ in 0..ROUNDS {
@@ -150,9 +150,11 @@ fn choose_bf16() -> Option<bool> {
             *time = (began.elapsed().as_nanos() as u64).min(*time);
         }
     }
-    let wins = times[0] < times[1];
-    GemmKernels::prefer_bf16(wins);
-    Some(wins)
+    // Near a tie the default stays, so that two processes on one machine give the same bits.
+    let [dots, fma] = times.map(|time| time as f64);
+    let enabled = if GemmKernels::uses_bf16_dots() { fma >= WORTH_IT * dots } else { dots < WORTH_IT * fma };
+    GemmKernels::set_bf16_dots(enabled);
+    Some(enabled)
 }
 
 /// Not zeros: untouched and zeroed pages may all be one page of the system.
@@ -165,13 +167,13 @@ fn sample_bytes() -> Vec<u8> {
 struct Sampler {
     /// Number of threads, once all have started.
     members: OnceLock<usize>,
-    /// Index in [`StreamClass::ALL`]; its length ends the workers.
+    /// Index in [`PanelReadClass::ALL`]; its length ends the workers.
     class: AtomicUsize,
     /// Arrivals at barriers.
     arrivals: AtomicUsize,
     /// Sum of all threads' times in this sample.
     nanoseconds: AtomicU64,
-    /// A thread has panicked: nobody waits any more.
+    /// A thread has panicked: barriers no longer wait.
     failed: AtomicBool,
 }
 
@@ -181,7 +183,7 @@ struct StopOnPanic<'a>(&'a Sampler);
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.class.store(StreamClass::ALL.len(), Ordering::Relaxed);
+            self.0.class.store(PanelReadClass::ALL.len(), Ordering::Relaxed);
             self.0.failed.store(true, Ordering::Release);
             _ = self.0.members.set(1);
         }
@@ -195,7 +197,7 @@ impl Sampler {
         self.members.wait();
         loop {
             self.barrier();
-            if self.class.load(Ordering::Relaxed) == StreamClass::ALL.len() {
+            if self.class.load(Ordering::Relaxed) == PanelReadClass::ALL.len() {
                 return;
             }
             self.sample(&panels);
@@ -207,7 +209,7 @@ impl Sampler {
         flush_from_caches(panels);
         self.barrier();
         let began = Instant::now();
-        if let Some((_, dtype)) = StreamClass::ALL.get(self.class.load(Ordering::Relaxed))
+        if let Some((_, dtype)) = PanelReadClass::ALL.get(self.class.load(Ordering::Relaxed))
             && let Some(kernels) = GemmKernels::of(*dtype)
         {
             multiply(&kernels, panels, 1);
@@ -243,9 +245,9 @@ mod tests {
 
     #[test]
     fn the_first_candidate_stays_unless_another_one_is_clearly_faster() {
-        let candidates = [0, 1024, 2048].map(|prefetch| Streaming { prefetch, one_panel: false });
+        let candidates = [0, 1024, 2048].map(|prefetch| PanelReads { prefetch, one_panel: false });
         for (times, want) in [([100, 97, 95], 0), ([100, 89, 80], 2), ([100, 80, 89], 1), ([80, 100, 100], 0)] {
-            let at = |it: Streaming| candidates.iter().position(|&candidate| candidate == it).unwrap();
+            let at = |it: PanelReads| candidates.iter().position(|&candidate| candidate == it).unwrap();
             // The machine is slower in some rounds, and a candidate is disturbed in fewer than half of them.
             let mut calls = 0;
             let chosen = fastest(&candidates, |it| {
@@ -264,16 +266,14 @@ mod tests {
         }
     }
 
-    /// Each class gets one of the candidates, whatever the number of threads; a second call measures nothing.
+    /// A second call of `of_process` measures nothing.
     #[test]
-    fn every_class_is_set() {
+    fn the_calibration_ends_with_any_number_of_threads() {
         for threads in [1, 3] {
-            let chosen = choose_streaming(threads, Instant::now());
-            assert_eq!(chosen.len(), StreamClass::ALL.len());
-            for (class, streaming) in chosen {
-                // Another test may calibrate at the same time.
-                let used = Streaming::of(class);
-                assert!(DISTANCES.contains(&streaming.prefetch) && DISTANCES.contains(&used.prefetch), "{class:?}");
+            let chosen = choose_panel_reads(threads, Instant::now());
+            assert_eq!(chosen.len(), PanelReadClass::ALL.len());
+            for (class, panel_reads) in chosen {
+                assert!(DISTANCES.contains(&panel_reads.prefetch), "{class:?}");
             }
         }
         assert!(std::ptr::eq(Calibration::of_process(2), Calibration::of_process(1)));

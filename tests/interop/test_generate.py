@@ -43,6 +43,7 @@ class Case:
     prompt: int = PROMPT
     client: tuple[str, ...] = ()  # options of the reference, llama_client.py
     servers: tuple[str, ...] = ()  # "ours" or "peer"; the options name their endpoints {0}, {1}
+    mapped: bool = False  # whether the first device must read the weights from the mapped file
 
 
 # An option, its value with placeholders for the endpoints, and the kinds of the servers.
@@ -78,6 +79,9 @@ def cases(full: bool) -> list[Case]:
                 rows.append(Case(name, model, options, generate=generate, servers=servers))
     rows.append(Case("llama f32 CUDA and CPU", llama, ("--device", "0,CPU", "--split", "1,1"), emulated=1, generate=8))
     rows.append(Case("llama f32 --split 3,1 of CPU,CPU", llama, ("--device", "CPU,CPU", "--split", "3,1")))
+    rows.append(Case("llama f32 --weights mapped", llama, ("--device", "CPU", "--weights", "mapped"), mapped=True))
+    # Too little memory for packed weights.
+    rows.append(Case("llama f32 mapped by --mem", llama, ("--device", "CPU", "--mem", "4M"), mapped=True))
     # With an f16 KV cache, rounding differences are enough to change tokens.
     f32_kv = ("--kv-type", "f32")
     rows.append(Case("llama q8_0 CPU,CPU", Model("q8_0"), ("--device", "CPU,CPU", *f32_kv), client=f32_kv))
@@ -139,6 +143,9 @@ class Bench:
             return f"generate ended with {done.returncode}:\n{tail(done.stderr)}"
         report = json.loads(done.stdout.splitlines()[-1])
         got = report["tokens"]
+        mapped = report["devices"][0]["weight_bytes_mapped"]
+        if (mapped > 0) != case.mapped:
+            return f"{mapped} bytes of weights are mapped"
         return "" if got == want else f"tokens {got}, llama.cpp has {want}"
 
 

@@ -38,7 +38,7 @@ pub enum EngineError {
 
 impl EngineError {
     /// Whether a device lacks the memory for the model.
-    pub fn is_memory(&self) -> bool {
+    pub fn is_out_of_memory(&self) -> bool {
         matches!(self, EngineError::Sched(SchedError::NotEnoughMemory { .. }))
     }
 }

@@ -185,7 +185,7 @@ impl<'a> Session<'a> {
         if self.engine.is_none() {
             let (devices, ubatch) = (self.devices(), self.args.ubatch as usize);
             if !self.fits {
-                self.check_memory(&devices).context(
+                self.choose_weight_storage(&devices).context(
                     "nothing was loaded: try other devices, another --split, or a smaller --ctx or --ubatch",
                 )?;
                 self.fits = true;
@@ -214,14 +214,14 @@ impl<'a> Session<'a> {
 
     /// Verifies that the model fits, before anything is loaded. Chooses how CPU devices hold their weights, and maps those that
     /// they read from the file: mapped weights need no memory.
-    fn check_memory(&mut self, devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
+    fn choose_weight_storage(&mut self, devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
         let ubatch = self.args.ubatch as usize;
         let storage = self.args.weights;
         if storage != Some(WeightStorage::Mapped) {
             let fits = engine::check_memory(&self.model, devices, ubatch, self.depth);
             let cpu = devices.iter().any(|device| device.import_host().is_some());
             match fits {
-                Err(error) if storage.is_none() && cpu && error.is_memory() => {
+                Err(error) if storage.is_none() && cpu && error.is_out_of_memory() => {
                     log::warn!("the weights stay in the mapped file, as --weights mapped does: {error}");
                 }
                 fits => return Ok(fits?),
@@ -232,7 +232,7 @@ impl<'a> Session<'a> {
             self.mapped[number] = load::map_weights(&mut self.model, &self.weights, &self.placement, self.file, at)?;
         }
         if self.mapped.iter().all(|&bytes| bytes == 0) {
-            log::warn!("--weights mapped has no effect: only CPU devices of this machine read weights from the file");
+            log::warn!("no weights are mapped: only CPU devices of this machine can read them from the file");
         }
         Ok(engine::check_memory(&self.model, devices, ubatch, self.depth)?)
     }

@@ -192,7 +192,7 @@ impl LayoutMap {
         self.delays_of(range).iter().any(|delay| !delay.is_over())
     }
 
-    /// Counts a run that multiplies a range as rows, if it reads the begin of a range with a delay.
+    /// Counts a run that multiplies a range as rows, if it reads the start of a range with a delay.
     pub(super) fn count_run(&self, range: &Range<usize>) {
         let delays = self.delays_of(range).iter().filter(|delay| !delay.converting && range.start <= delay.range.start);
         for delay in delays {
@@ -323,6 +323,7 @@ impl LayoutMap {
         at.start += self.packed[at.clone()].first().is_some_and(|span| !inside(span)) as usize;
         at.end -= self.packed[at.clone()].last().is_some_and(|span| !inside(span)) as usize;
         if !at.is_empty() {
+            // An overwritten span has nothing left to convert; its delay must not wait for that conversion.
             for span in self.packed.drain(at).collect::<Vec<_>>() {
                 self.finish_conversion(&span);
             }

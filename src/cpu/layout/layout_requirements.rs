@@ -118,7 +118,8 @@ impl LayoutRequirements {
             && self.rows_only.iter().all(row_major)
     }
 
-    /// Whether packing of a span that the program prefers as panels is delayed; `base` as in [`LayoutRequirements::satisfied_by`].
+    /// Whether packing of a span that the program prefers as panels is delayed; `base` as in
+    /// [`LayoutRequirements::satisfied_by`].
     pub(super) fn is_delayed(&self, base: usize, map: &LayoutMap) -> bool {
         self.preferred(base).any(|span| map.is_delayed(&span.range))
     }

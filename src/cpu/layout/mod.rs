@@ -8,8 +8,8 @@
 //!   the panels that they touch (`row_access`). A transfer that overwrites the whole span removes it from the map, since another
 //!   tensor may take its place; the span may be packed again.
 //! - A program with a kernel that needs rows, or writes them, converts the whole span back. Then packing is delayed: the next
-//!   16 runs multiply the span as rows, and twice as many after each further conversion, so that two programs that use one tensor
-//!   in different ways do not convert it back and forth. An upload ends the delay.
+//!   16 runs multiply the span as rows, and twice as many after each further conversion (1024 at most), so that two programs that
+//!   use one tensor in different ways do not convert it back and forth. An upload ends the delay.
 //!
 //! # Locks
 //! Queues of one process may share a memory and read it at the same time, without timeline points that order them. Therefore
@@ -79,7 +79,7 @@ pub(super) fn fits_panels(tensor: &TensorDesc) -> bool {
 /// Writes the next piece of an upload.
 pub(super) type PieceSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), SourceError> + 'a;
 
-/// Waits for a turn on the device, in which an upload converts a layout, or packs a piece.
+/// Waits for a turn on the device, in which an upload packs a piece.
 pub(super) type BeginTurn<'a> = dyn Fn(Lane) -> Turn + 'a;
 
 /// Memory in which some ranges may hold panels.
@@ -111,11 +111,10 @@ pub(super) enum Locking<'a> {
     /// It waits for the lock and converts the layout until the closure returns true: then the access stops after some progress,
     /// and is tried again later.
     GiveWay(&'a (dyn Fn() -> bool + Sync)),
-    /// It does nothing, so that it takes no longer than its own work. Nor do large transfers that would have to unpack panels.
+    /// It returns without effect if it would have to wait or to convert, or if a large transfer would have to unpack panels.
     Try,
 }
 
-#[cfg(test)]
 impl Locking<'static> {
     /// Never gives way.
     pub(super) const WAIT: Locking<'static> = Locking::GiveWay(&|| false);
@@ -213,9 +212,10 @@ impl CpuMemory {
             let end = range.end.min(self.read_map().panel_end(at + PACK_PIECE));
             staging.resize(end - at, 0);
             fill(&mut staging)?;
-            // Of the long lane: a program that needs the memory would otherwise wait for the lock in the only turn of that lane.
+            // In the long lane, because the write holds the layout lock exclusively: outside it, a program in the only long turn
+            // would wait for this lock.
             let _turn = begin_turn(Lane::Long);
-            self.write(at, &staging, Locking::GiveWay(&|| false))?;
+            self.write(at, &staging, Locking::WAIT)?;
             at = end;
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Smallest mapping for which huge pages are asked for, in bytes. Smaller ones hold few whole huge pages.
 const MIN_BYTES: usize = 16 << 20;
 
-/// A huge page of x86-64, and of AArch64 with pages of 4 KiB.
+/// A huge page of x86-64; other architectures are not calibrated.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Pairs of samples, of which the least of each side counts.
@@ -68,4 +68,38 @@ fn time(huge: bool) -> Option<std::time::Duration> {
 fn time(_: bool) -> Option<std::time::Duration> {
     let _ = HUGE_PAGE;
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The system reports the advice for the whole huge pages inside a mapping, and for nothing else.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn large_mappings_ask_for_the_huge_pages_inside_them() {
+        let chosen = choose_page_size();
+        let map = MmapMut::map_anon(MIN_BYTES + 4096).unwrap();
+        advise(&map);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (start, mut advised, mut inside) = (map.as_ptr().addr(), 0, None);
+        for line in smaps.lines() {
+            let range = line.split_whitespace().next().and_then(|word| word.split_once('-'));
+            let range = range.and_then(|(from, to)| {
+                Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+            });
+            inside = range.or(inside);
+            if let Some((from, to)) = inside
+                && line.starts_with("VmFlags:")
+                && line.split_whitespace().any(|flag| flag == "hg")
+                && from >= start
+                && to <= start + map.len()
+            {
+                assert!(from.is_multiple_of(HUGE_PAGE) && to.is_multiple_of(HUGE_PAGE), "{from:x}-{to:x}");
+                advised += to - from;
+            }
+        }
+        let want = if chosen { MIN_BYTES - HUGE_PAGE..=MIN_BYTES } else { 0..=0 };
+        assert!(want.contains(&advised), "{advised} bytes, chosen: {chosen}");
+    }
 }

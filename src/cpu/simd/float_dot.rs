@@ -128,7 +128,8 @@ impl<L: SimdBf16Ops> FloatProduct<L> for Bf16Pairs {
     }
 }
 
-/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `prefetch`: [`super::Streaming::prefetch`].
+/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `prefetch_distance`:
+/// [`super::PanelReads::prefetch`].
 ///
 /// # Safety
 /// The processor has the instructions of `L`; the panels hold 16 rows of `F` with `k` elements; the columns are packed for `F`
@@ -138,7 +139,7 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
     panels: [*const u8; S],
     columns: [*const f32; C],
     k: usize,
-    prefetch: usize,
+    prefetch_distance: usize,
     mut out: TileOutput<'_>,
 ) {
     let steps = k / F::STEP;
@@ -155,10 +156,10 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: FloatProduct<L>, const S: usize
         let at_once = if double_acc || L::FLOAT_STEPS_BY_TWO { 2 } else { 1 };
         for i in 0..steps / at_once {
             let i = i * at_once;
-            if prefetch > 0 && i % 2 == 0 {
+            if prefetch_distance > 0 && i % 2 == 0 {
                 // At the end of a panel the next panels follow; those of this call are skipped, as their own prefetches cover
                 // them.
-                let ahead = two_steps / 2 * i + prefetch;
+                let ahead = two_steps / 2 * i + prefetch_distance;
                 let ahead = if ahead < panel_bytes { ahead } else { ahead + (S - 1) * panel_bytes };
                 for s in 0..S {
                     for line in (0..two_steps).step_by(64) {

@@ -50,17 +50,17 @@ pub(super) unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, con
     panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
     // SAFETY: as the caller vouches.
     unsafe {
         if F::SUB == 32 || S == 1 {
-            return panels_at_once::<L, F, S, C>(panels, columns, blocks, ahead);
+            return panels_at_once::<L, F, S, C>(panels, columns, blocks, prefetch_distance);
         }
         // Sub-blocks of 16 need so many instructions each that two panels at once are not faster.
         let mut totals = [[L::zero_f32(); S]; C];
         for s in 0..S {
-            let one = panels_at_once::<L, F, 1, C>([panels[s]], columns, blocks, ahead);
+            let one = panels_at_once::<L, F, 1, C>([panels[s]], columns, blocks, prefetch_distance);
             for c in 0..C {
                 totals[c][s] = one[c][0];
             }
@@ -78,7 +78,7 @@ unsafe fn panels_at_once<L: SimdOps, F: PanelFormat, const S: usize, const C: us
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
     let subs = 256 / F::SUB;
     // SAFETY: block b of the panels is multiplied by elements 256 b and following of the columns, which exist; sub-blocks are
@@ -103,8 +103,8 @@ unsafe fn panels_at_once<L: SimdOps, F: PanelFormat, const S: usize, const C: us
             for chunk in 0..black_box(subs / F::PARTS) {
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
-                        if ahead > 0 {
-                            prefetch_next::<L, F, S>(panels, ahead, chunk * F::PARTS + part);
+                        if prefetch_distance > 0 {
+                            prefetch_next::<L, F, S>(panels, prefetch_distance, chunk * F::PARTS + part);
                         }
                         // With few columns memory is the limit, and hardware prefetchers follow ascending addresses: the
                         // compiler must not move the loads of one part before those of another.

@@ -20,16 +20,16 @@ mod i16_accumulate;
 mod multiversion;
 mod packing;
 mod panel_format;
+mod panel_reads;
 mod quant_dot;
 mod simd_ops;
-mod streaming;
 pub(crate) mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use multiversion::{Multiversion, SimdLevel, run_widest};
 pub(crate) use packing::{RHS_PIECE, RhsPacking};
-pub(crate) use streaming::{StreamClass, Streaming};
+pub(crate) use panel_reads::{PanelReadClass, PanelReads};
 
 use super::panel::{self, Field, PANEL_ROWS};
 use crate::tensor::table::for_each_simd;
@@ -143,7 +143,7 @@ macro_rules! quant_tiles {
             use $crate::cpu::simd::panel_format::PanelFormat;
             use $crate::cpu::simd::simd_ops::SimdOps;
             use $crate::cpu::simd::packing::{RhsPacking, PackedColumn};
-            use $crate::cpu::simd::{StreamClass, Streaming, TileOutput, MicroKernelFn, quant_dot};
+            use $crate::cpu::simd::{PanelReadClass, PanelReads, TileOutput, MicroKernelFn, quant_dot};
             use $crate::tensor::DType;
 
             /// The micro-kernel of a block type. It needs the instruction set.
@@ -166,20 +166,23 @@ macro_rules! quant_tiles {
                         for c in 0..$columns {
                             parts[c] = PackedColumn::new(columns[done + c], padded, F::SUB);
                         }
-                        let streaming = Streaming::of(StreamClass::of::<F>());
-                        let ahead = if $columns <= 2 { streaming.prefetch as usize } else { 0 };
-                        if $columns == 1 && streaming.one_panel {
+                        let panel_reads = PanelReads::of(PanelReadClass::of::<F>());
+                        // With more columns, the arithmetic hides the latency of memory.
+                        let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        if $columns == 1 && panel_reads.one_panel {
                             for (s, panel) in panels[..$panels].iter().enumerate() {
                                 let out = out.offset(done, s);
                                 // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe { quant_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], parts, k, ahead, out) };
+                                unsafe {
+                                    quant_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], parts, k, distance, out)
+                                };
                             }
                         } else {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * $at_once);
                                 // SAFETY: as above.
                                 unsafe {
-                                    quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, ahead, out)
+                                    quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, distance, out)
                                 };
                             }
                         }
@@ -198,7 +201,7 @@ macro_rules! float_tiles {
     ($name:ident, $ops:ty, [$($dtype:ident: $float:ident),*], $panels:literal,
      [$($columns:literal by $at_once:literal),*] $(, #[$target:meta])?) => {
         mod $name {
-            use $crate::cpu::simd::{StreamClass, Streaming, TileOutput, MicroKernelFn, float_dot};
+            use $crate::cpu::simd::{PanelReadClass, PanelReads, TileOutput, MicroKernelFn, float_dot};
             use $crate::tensor::DType;
 
             /// The micro-kernel of a float type. It needs the instruction set.
@@ -225,20 +228,23 @@ macro_rules! float_tiles {
                         for c in 0..$columns {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
-                        let streaming = Streaming::of(StreamClass::Floats);
-                        let ahead = if $columns <= 2 { streaming.prefetch as usize } else { 0 };
-                        if $columns == 1 && streaming.one_panel {
+                        let panel_reads = PanelReads::of(PanelReadClass::Floats);
+                        // With more columns, the arithmetic hides the latency of memory.
+                        let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        if $columns == 1 && panel_reads.one_panel {
                             for (s, panel) in panels[..$panels].iter().enumerate() {
                                 let out = out.offset(done, s);
                                 // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe { float_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], starts, k, ahead, out) };
+                                unsafe {
+                                    float_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], starts, k, distance, out)
+                                };
                             }
                         } else {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * $at_once);
                                 // SAFETY: as above.
                                 unsafe {
-                                    float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, ahead, out)
+                                    float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, distance, out)
                                 };
                             }
                         }
@@ -365,20 +371,29 @@ impl GemmKernels {
     }
 
     /// The kernels for BF16 weights by bf16 dot products and by FMA, where the processor has both.
-    pub(crate) fn bf16_rivals() -> Option<[GemmKernels; 2]> {
+    pub(crate) fn bf16_candidates() -> Option<[GemmKernels; 2]> {
         #[cfg(target_arch = "x86_64")]
-        let rivals = x86::bf16_rivals();
+        let candidates = x86::bf16_candidates();
         #[cfg(not(target_arch = "x86_64"))]
-        let rivals = None;
-        rivals
+        let candidates = None;
+        candidates
     }
 
     /// Makes [`GemmKernels::of`] choose bf16 dot products for BF16 weights, or FMA, from now on.
-    pub(crate) fn prefer_bf16(wins: bool) {
+    pub(crate) fn set_bf16_dots(enabled: bool) {
         #[cfg(target_arch = "x86_64")]
-        x86::prefer_bf16(wins);
+        x86::set_bf16_dots(enabled);
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = wins;
+        let _ = enabled;
+    }
+
+    /// Whether [`GemmKernels::of`] chooses bf16 dot products for BF16 weights, where the processor has them.
+    pub(crate) fn uses_bf16_dots() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let enabled = x86::uses_bf16_dots();
+        #[cfg(not(target_arch = "x86_64"))]
+        let enabled = false;
+        enabled
     }
 
     /// The packing of the right-hand side for these kernels.

@@ -27,7 +27,8 @@ const fn subtracts_zero<L: SimdOps, F: PanelFormat>() -> bool {
     F::TOP > 127 && (L::SIGNED_CODES || !L::I32_DOT)
 }
 
-/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `ahead`: [`super::Streaming::prefetch`].
+/// Micro-kernel: a register tile of `S` panels by `C` columns, over `k` elements. `prefetch_distance`:
+/// [`super::PanelReads::prefetch`].
 ///
 /// # Safety
 /// The processor has the instructions of `L`; the panels hold 16 rows of `F`; the columns are packed for `F` with at least `k`
@@ -37,17 +38,17 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: PanelFormat, const S: usize, co
     panels: [*const u8; S],
     columns: [PackedColumn; C],
     k: usize,
-    ahead: usize,
+    prefetch_distance: usize,
     mut out: TileOutput<'_>,
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
         let totals = if F::DTYPE.block_len() == 32 {
-            legacy_blocks::<L, F, S, C>(panels, columns, k / 32, ahead)
+            legacy_blocks::<L, F, S, C>(panels, columns, k / 32, prefetch_distance)
         } else if L::I32_DOT {
-            superblocks::<L, F, S, C>(panels, columns, k / 256, ahead)
+            superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch_distance)
         } else {
-            i16_accumulate::superblocks::<L, F, S, C>(panels, columns, k / 256, ahead)
+            i16_accumulate::superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch_distance)
         };
         for c in 0..C {
             for s in 0..S {
@@ -66,14 +67,14 @@ unsafe fn legacy_blocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usi
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
     // SAFETY: block b of the panels is multiplied by elements 32 b and following of the columns, which exist.
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..blocks {
-            if ahead > 0 {
-                prefetch_next::<L, F, S>(panels, ahead, 0);
+            if prefetch_distance > 0 {
+                prefetch_next::<L, F, S>(panels, prefetch_distance, 0);
             }
             if !L::I32_DOT || S * C > L::MAX_DOUBLE_ACC {
                 // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
@@ -110,7 +111,7 @@ unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
     let subs = 256 / F::SUB;
     // SAFETY: block b of the panels is multiplied by elements 256 b and following of the columns, which exist; sub-blocks are
@@ -130,8 +131,8 @@ unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize
             for chunk in 0..black_box(subs / F::PARTS) {
                 unroll!(part in [0 1 2 3] {
                     if part < F::PARTS {
-                        if ahead > 0 {
-                            prefetch_next::<L, F, S>(panels, ahead, chunk * F::PARTS + part);
+                        if prefetch_distance > 0 {
+                            prefetch_next::<L, F, S>(panels, prefetch_distance, chunk * F::PARTS + part);
                         }
                         let sub = F::sub(chunk, part);
                         let place = SubBlock { k: 256 * b + F::SUB * sub, number: subs * b + sub, chunk, part };
@@ -245,7 +246,7 @@ unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     }
 }
 
-/// Prefetches sub-block `i`'s share of the panel bytes `ahead` bytes ahead. Spread over the sub-blocks, because many
+/// Prefetches sub-block `i`'s share of the panel bytes `prefetch_distance` bytes ahead. Spread over the sub-blocks, because many
 /// prefetches at once delay the loads; the same number of cache lines each time, so that the loop is unrolled.
 ///
 /// # Safety
@@ -253,14 +254,14 @@ unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
 #[inline(always)]
 pub(super) unsafe fn prefetch_next<L: SimdOps, F: PanelFormat, const S: usize>(
     panels: [*const u8; S],
-    ahead: usize,
+    prefetch_distance: usize,
     i: usize,
 ) {
     let bytes = F::BYTES / (F::DTYPE.block_len() / F::SUB);
     for s in 0..S {
         for line in 0..bytes.div_ceil(64) {
             // SAFETY: as the caller vouches.
-            unsafe { L::prefetch(panels[s].wrapping_add(ahead + i * bytes + 64 * line)) };
+            unsafe { L::prefetch(panels[s].wrapping_add(prefetch_distance + i * bytes + 64 * line)) };
         }
     }
 }

@@ -1,7 +1,7 @@
 //! All kernels of this machine's instruction sets, against f64 dot products of the dequantised values.
 
 use super::packing::{RhsPacking, Rounding};
-use super::{GemmKernels, RHS_PIECE, TileOutput};
+use super::{GemmKernels, PanelReadClass, PanelReads, RHS_PIECE, TileOutput};
 use crate::cpu::panel::{self, PANEL_ROWS};
 use crate::tensor::DType;
 use crate::tensor::quant::tests::oracle::half_offsets;
@@ -62,6 +62,35 @@ fn is_close(dtype: DType, got: f32, x: &[f32], y: &[f32]) -> bool {
         _ => 4e-4,
     };
     error * error <= product(x, x) * product(y, y) * rounding
+}
+
+/// How panels are read changes no bit of a product: prefetches load nothing, and panels do not share sums.
+#[test]
+fn the_ways_to_read_panels_give_the_same_bits() {
+    let mut rng = fastrand::Rng::with_seed(9);
+    for (dtype, name, kernels) in kernel_variants() {
+        let k = 3 * dtype.block_len().max(32);
+        let Some(kernel) = kernels.micro_kernel(k) else { continue };
+        let column = pack(&kernels, &values(&mut rng, k));
+        let panels: Vec<Vec<u8>> = (0..kernels.panels())
+            .map(|_| {
+                let rows: Vec<Vec<u8>> = (0..PANEL_ROWS).map(|_| row(&mut rng, dtype, k).0).collect();
+                let mut bytes = vec![0; kernels.panel_bytes(k)];
+                panel::pack(dtype, &std::array::from_fn(|r| &rows[r][..]), &mut bytes);
+                bytes
+            })
+            .collect();
+        let panels: Vec<&[u8]> = panels.iter().map(|panel| &panel[..]).collect();
+        // Other tests multiply meanwhile, which must not matter either.
+        let products = [(0, false), (0, true), (1024, false), (4096, true)].map(|(prefetch, one_panel)| {
+            PanelReadClass::ALL.iter().for_each(|(class, _)| PanelReads { prefetch, one_panel }.set(*class));
+            let mut sums = vec![[0f32; PANEL_ROWS]; panels.len()];
+            let out = TileOutput { sums: &mut sums, stride: panels.len(), accumulate: false };
+            kernel.run(&panels, &[bytemuck::cast_slice(&column)], out);
+            sums
+        });
+        assert!(products.iter().all(|sums| *sums == products[0]), "{dtype}, {name}");
+    }
 }
 
 #[test]

@@ -108,6 +108,7 @@ fn products_read_a_read_only_mapping_and_leave_its_pages_to_the_file() {
         }
         let read = queue.download(imported.whole()).unwrap().wait(test_deadline()).unwrap();
         assert!(read == mapped.bytes());
+        // `mapped` has touched each page too, so smaps counts the pages as shared, whether the file is written to the disk or not.
         let size = smaps(address, "Size");
         assert!(size * 1024 >= mapped.bytes().len() && smaps(address, "Rss") * 2 > size, "{size} KiB");
         for field in ["Private_Dirty", "Anonymous"] {

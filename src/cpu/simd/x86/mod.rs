@@ -34,12 +34,12 @@ pub(super) fn is_amd() -> bool {
 }
 
 /// Whether products of BF16 weights use bf16 dot products, not FMA: 0 if they do not, 1 if they do, otherwise not measured.
-static BF16_WINS: AtomicU8 = AtomicU8::new(u8::MAX);
+static BF16_DOTS: AtomicU8 = AtomicU8::new(u8::MAX);
 
 /// Without a measurement: Zen 4 multiplies bf16 twice as fast as f32, Intel's cores half as fast, which columns of half the bytes
 /// do not make up for.
-fn bf16_wins() -> bool {
-    match BF16_WINS.load(Ordering::Relaxed) {
+pub(super) fn uses_bf16_dots() -> bool {
+    match BF16_DOTS.load(Ordering::Relaxed) {
         0 => false,
         1 => true,
         _ => is_amd(),
@@ -47,15 +47,15 @@ fn bf16_wins() -> bool {
 }
 
 /// The kernels for BF16 weights by bf16 dot products and by FMA, where the processor has both.
-pub(super) fn bf16_rivals() -> Option<[GemmKernels; 2]> {
+pub(super) fn bf16_candidates() -> Option<[GemmKernels; 2]> {
     let all = available(DType::BF16);
     let named = |wanted| all.iter().find(|(name, _)| *name == wanted).map(|(_, kernels)| *kernels);
     Some([named(AVX512_BF16)?, named(AVX512)?])
 }
 
 /// Uses bf16 dot products for BF16 weights, or FMA, in programs that are prepared from now on.
-pub(super) fn prefer_bf16(wins: bool) {
-    BF16_WINS.store(wins.into(), Ordering::Relaxed);
+pub(super) fn set_bf16_dots(enabled: bool) {
+    BF16_DOTS.store(enabled.into(), Ordering::Relaxed);
 }
 
 const AVX512: &str = "AVX-512";
@@ -94,10 +94,10 @@ pub(super) fn available(dtype: DType) -> Vec<(&'static str, GemmKernels)> {
     add(avx512_vnni, i32_dot, "AVX512-VNNI", vnni_vl::dot_of(dtype).zip(avx512_quants::micro_kernel_of(dtype)), 2, 6);
     add(vnni, i32_dot, "AVX-VNNI", vnni::dot_of(dtype).zip(vnni_quants::micro_kernel_of(dtype)), 2, 4);
     let avx512_floats = float_row_dot::avx512_dot_of(dtype).zip(avx512_floats::micro_kernel_of(dtype));
-    let bf16_wins = bf16_wins();
-    add(has_bf16 && bf16_wins, bf16, AVX512_BF16, bf16_kernels, 2, 8);
+    let bf16_dots = uses_bf16_dots();
+    add(has_bf16 && bf16_dots, bf16, AVX512_BF16, bf16_kernels, 2, 8);
     add(avx512, i32_dot, AVX512, avx512_floats, 2, 8);
-    add(has_bf16 && !bf16_wins, bf16, AVX512_BF16, bf16_kernels, 2, 8);
+    add(has_bf16 && !bf16_dots, bf16, AVX512_BF16, bf16_kernels, 2, 8);
     add(base, i16_dot, "AVX2", avx2::dot_of(dtype).zip(avx2_quants::micro_kernel_of(dtype)), 2, 4);
     add(base, i16_dot, "AVX2", floats.zip(avx2_floats::micro_kernel_of(dtype)), 2, 6);
     #[cfg(test)]

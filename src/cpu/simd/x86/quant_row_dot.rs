@@ -173,13 +173,10 @@ pub(super) unsafe fn dot_superblocks<F: SuperblockFormat, const C: usize>(
 }
 
 /// Prefetches the row one prefetch distance behind `p`, as many cache lines as 256 elements have.
-///
-/// # Safety
-/// None: a prefetch of any address is allowed.
 #[inline(always)]
-unsafe fn prefetch_next<F: RowFormat>(p: *const u8) {
+fn prefetch_next<F: RowFormat>(p: *const u8) {
     for line in 0..F::BYTES.div_ceil(64) {
-        // SAFETY: as above.
+        // SAFETY: a prefetch of any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH_DISTANCE + 64 * line).cast()) };
     }
 }

@@ -7,7 +7,7 @@ use crate::cpu::simd::packing::PackedColumn;
 use crate::tensor::DType;
 use std::arch::x86_64::*;
 
-/// Software prefetch distance of rows in bytes: longer than memory latency needs, far smaller than a cache.
+/// Software prefetch distance of rows in bytes: longer than memory latency needs, far smaller than a cache. Not calibrated.
 pub(super) const PREFETCH_DISTANCE: usize = 2048;
 
 /// A block type in place, read 256 elements at a time: a [`BlockFormat`] or a [`SuperblockFormat`].
