@@ -169,21 +169,19 @@ macro_rules! quant_tiles {
                         let panel_reads = PanelReads::of(PanelReadClass::of::<F>());
                         // With more columns, the arithmetic hides the latency of memory.
                         let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        // Other tiles have no second form, which the compiler would have to translate for nothing.
+                        const ONE: usize = if $columns == 1 { 1 } else { $at_once };
                         if $columns == 1 && panel_reads.one_panel {
-                            for (s, panel) in panels[..$panels].iter().enumerate() {
-                                let out = out.offset(done, s);
+                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                                let out = out.offset(done, s * ONE);
                                 // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe {
-                                    quant_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], parts, k, distance, out)
-                                };
+                                unsafe { quant_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, parts, k, distance, out) };
                             }
                         } else {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * $at_once);
                                 // SAFETY: as above.
-                                unsafe {
-                                    quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, distance, out)
-                                };
+                                unsafe { quant_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, parts, k, distance, out) };
                             }
                         }
                         done += $columns;
@@ -231,21 +229,19 @@ macro_rules! float_tiles {
                         let panel_reads = PanelReads::of(PanelReadClass::Floats);
                         // With more columns, the arithmetic hides the latency of memory.
                         let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        // Other tiles have no second form, which the compiler would have to translate for nothing.
+                        const ONE: usize = if $columns == 1 { 1 } else { $at_once };
                         if $columns == 1 && panel_reads.one_panel {
-                            for (s, panel) in panels[..$panels].iter().enumerate() {
-                                let out = out.offset(done, s);
+                            for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
+                                let out = out.offset(done, s * ONE);
                                 // SAFETY: as the caller vouches; this function has the instructions.
-                                unsafe {
-                                    float_dot::micro_kernel::<$ops, F, 1, $columns>([*panel], starts, k, distance, out)
-                                };
+                                unsafe { float_dot::micro_kernel::<$ops, F, ONE, $columns>(*panels, starts, k, distance, out) };
                             }
                         } else {
                             for (s, panels) in panels[..$panels].as_chunks().0.iter().enumerate() {
                                 let out = out.offset(done, s * $at_once);
                                 // SAFETY: as above.
-                                unsafe {
-                                    float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, distance, out)
-                                };
+                                unsafe { float_dot::micro_kernel::<$ops, F, $at_once, $columns>(*panels, starts, k, distance, out) };
                             }
                         }
                         done += $columns;
