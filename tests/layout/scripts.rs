@@ -58,7 +58,7 @@ fn counts_of_loops_are_compared_with_the_recorded_ones() {
     let folder = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(root().join("tests/loop_counts/x86_64.txt")).unwrap();
     let (before, count) = text.split_once("avx512_quants::micro_kernel").unwrap().1.split_once("2x1=").unwrap();
-    let dtype = before.trim();
+    let dtype = before.split_whitespace().next().unwrap();
     let count = count.split_whitespace().next().unwrap();
     let old = format!("{before}2x1={count}");
     let scaled = |by: f64| format!("{before}2x1={:.2}", count.parse::<f64>().unwrap() * by);
