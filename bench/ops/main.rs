@@ -37,8 +37,8 @@ struct Args {
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
 
-    /// Also time products with the weights held as rows, in a read-only mapping of a temporary file, in turns with those that the
-    /// device repacks.
+    /// Time each product twice, in alternating slices: with repacked weights, and with weights held as rows in a read-only mapping
+    /// of a temporary file.
     #[arg(long)]
     rows: bool,
 

@@ -249,7 +249,8 @@ impl LayoutMap {
         self.version = next_version();
     }
 
-    /// Takes back the end of a packed span, which a conversion has not reached: the last of those that were marked.
+    /// Removes from the map the panels that a conversion has not packed: they are the end of a packed span. Of several such ends,
+    /// the one that was marked last is removed first.
     pub(super) fn unmark_packed(&mut self, end: &PanelSpan) {
         let at = self.packed_indices(&end.range).start;
         if let Some(span) = self.packed.get_mut(at).filter(|span| span.range.end == end.range.end) {

@@ -149,8 +149,7 @@ impl CpuMemory {
     /// Writes a range in place: `fill` produces it piece by piece. The caller has waited for all work that touches the range.
     ///
     /// `tensor` describes the tensor that fills the range, if the caller wants it packed. If that tensor can be packed, the range
-    /// holds panels afterwards. Packing happens in turns of `begin_turn`. If `fill` fails, the
-    /// bytes of the range are unspecified.
+    /// holds panels afterwards. Packing happens in turns of `begin_turn`. If `fill` fails, the bytes of the range are unspecified.
     pub(super) fn upload(
         &self,
         offset: usize,
