@@ -84,9 +84,13 @@ impl Timeline {
     }
 
     /// Reports that all work up to `seq` is done: reaches all points up to it, wakes their waiters and calls their callbacks. A
-    /// smaller value than before is ignored.
+    /// smaller value than before is ignored, and so is any value after a failure: the points that it failed stay failed, also
+    /// if a thread submits a mark that it has begun before the failure.
     pub fn advance(&self, seq: u64) {
         let mut state = self.lock();
+        if state.failure.is_some() {
+            return;
+        }
         state.done = state.done.max(seq);
         let later = state.done.checked_add(1).map_or_else(BTreeMap::new, |next| state.callbacks.split_off(&(next, 0)));
         let reached = std::mem::replace(&mut state.callbacks, later);
@@ -389,6 +393,7 @@ mod tests {
         timeline.advance(1);
         timeline.fail(DeviceError::Ended);
         timeline.fail(DeviceError::Misuse("a later failure does not replace the first"));
+        timeline.advance(2);
         assert_eq!((a.poll(), a.wait(None)), (Ok(true), Ok(())));
         assert_eq!((b.poll(), b.wait(None)), (Err(DeviceError::Ended), Err(DeviceError::Ended)));
     }
