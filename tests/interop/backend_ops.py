@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""ggml's own operation tests (test-backend-ops.cpp) against fanout's rpc-server.
+
+    backend_ops.py [--only REGEX] [--local] [--list]
+
+Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py), runs each of its cases on
+the server and on ggml's CPU backend, and prints a table per op. Exits 1 if a case failed or was refused that ggml's CPU backend
+passes, unless `KNOWN` lists it. --local tests ggml's CPU backend instead of a server: cases that fail there are ggml's own
+errors.
+"""
+
+import argparse
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import upstream
+from servers import ROOT, Server, ours
+
+CASE_S = 120.0  # the longest case computes for about 10 s on two cores
+
+# Errors of ggml: (regular expression of op and parameters, reason). Cases that match may fail.
+KNOWN: list[tuple[str, str]] = []
+
+
+@dataclass
+class Outcome:
+    """The result of a case: OK, FAIL, UNSUPPORTED (by ggml's CPU backend), DIED (refused) or TIMEOUT."""
+
+    index: int
+    op: str
+    params: str
+    status: str
+    detail: str
+
+
+def run(binary: Path, endpoint: str, only: str, server: Server | None):
+    """Yields the outcome of each case. Starts the program again behind a case that ended it."""
+    first = 0
+    while True:
+        argv = [str(binary), endpoint, str(first), *([only] if only else [])]
+        env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env)
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=read, args=(process, lines), daemon=True).start()
+        index, params, text = first - 1, "", []
+        while True:
+            try:
+                line = lines.get(timeout=CASE_S)
+            except queue.Empty:
+                process.kill()
+                process.wait()
+                yield Outcome(index, "?", params, "TIMEOUT", f"no result after {CASE_S:.0f} s")
+                break
+            if line is None:
+                break
+            if line == "END":
+                process.wait()
+                return
+            if found := re.match(r"case (\d+) ?(.*)", line):
+                index, params, text = int(found[1]), found[2], []
+            elif found := re.match(r"(OK|FAIL|UNSUPPORTED|DIED) (\d+) (\S+)$", line):
+                detail = " ".join(text)
+                if found[1] == "DIED" and server:
+                    detail = last_refusal(server) or detail
+                yield Outcome(int(found[2]), found[3], params, found[1], detail)
+                if found[1] == "DIED":
+                    break
+            elif line:
+                text.append(re.sub(r"\x1b\[[0-9;]*m", "", line).strip())
+        if process.wait() == 2 or index < first:
+            raise SystemExit(f"backend_ops: the program does not start: {' '.join(text)}")
+        first = index + 1
+
+
+def read(process: subprocess.Popen, lines: queue.Queue) -> None:
+    assert process.stdout
+    for line in process.stdout:
+        lines.put(line.rstrip("\n"))
+    lines.put(None)
+
+
+def last_refusal(server: Server) -> str:
+    """Why the server closed the last connection, from its log."""
+    server.wait_for_log("closed", 0.2)
+    found = [line for line in server.log.splitlines()[-20:] if "WARN" in line or "ERROR" in line or "refus" in line]
+    return re.sub(r"\x1b\[[0-9;]*m", "", found[-1]) if found else ""
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", default="", metavar="REGEX", help="ops by name, as a regular expression")
+    p.add_argument("--local", action="store_true", help="test ggml's CPU backend instead of a server")
+    p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
+    p.add_argument("--threads", type=int, default=2, help="threads of the server")
+    p.add_argument("--program", type=Path, help="the compiled test (default: compile it)")
+    p.add_argument("--save", type=Path, help="write each case that did not pass to this file")
+    a = p.parse_args()
+    program = a.program or upstream.build("backend_ops", ROOT / "target" / "upstream")
+    outcomes: list[Outcome] = []
+    if a.local:
+        outcomes.extend(run(program, "CPU", a.only, None))
+    else:
+        with ours(a.threads, binary=a.binary) as server:
+            outcomes.extend(run(program, server.endpoint, a.only, server))
+    table: dict[str, Counter] = defaultdict(Counter)
+    bad: list[Outcome] = []
+    for o in outcomes:
+        known = any(re.search(pattern, f"{o.op}({o.params})") for pattern, _ in KNOWN)
+        status = "known" if known and o.status in ("FAIL", "DIED") else o.status
+        table[o.op][status] += 1
+        if status in ("FAIL", "DIED", "TIMEOUT"):
+            bad.append(o)
+    print(f"{'op':28} {'cases':>6} {'passed':>7} {'failed':>7} {'refused':>8} {'not by ggml':>12} {'known':>6}")
+    for op, c in sorted(table.items()):
+        failed = c["FAIL"] + c["TIMEOUT"]
+        print(f"{op:28} {c.total():6} {c['OK']:7} {failed:7} {c['DIED']:8} {c['UNSUPPORTED']:12} {c['known']:6}")
+    lines = [f"{o.status} {o.index} {o.op}({o.params}): {o.detail}" for o in bad]
+    if a.save:
+        a.save.write_text("\n".join(lines) + "\n")
+    for line in lines[:50]:
+        print(line)
+    print(f"{len(outcomes)} cases, {len(bad)} did not pass")
+    if bad or not outcomes:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
