@@ -5,9 +5,15 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 Usage: scripts/interop.sh [generate] [OPTION...]
+       scripts/interop.sh conformance|backend-ops|archs [OPTION...]
 
-Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. With `generate`: runs
-examples/generate and compares its tokens with llama.cpp's. The client is compiled first if necessary (scripts/venv.sh --help).
+Runs llama.cpp's clients on our rpc-server and compares their results with llama.cpp's local CPU. The client is compiled first
+if necessary (scripts/venv.sh --help).
+
+  generate     runs examples/generate instead, and compares its tokens with llama.cpp's
+  conformance  thousands of small graphs, each on our server and on ggml's CPU backend
+  backend-ops  ggml's own tests of the ops, about 14,000 cases, on our server; not part of CI
+  archs        llama.cpp's own test of all architectures on our server; not part of CI
 
   --versions   also real clients of protocols 5.0, 4.0.2 and 4.0.1 on a selection of the rows, each in an environment of its
                own (not with generate)
@@ -16,17 +22,29 @@ examples/generate and compares its tokens with llama.cpp's. The client is compil
   --peer       use llama.cpp's server instead of ours, to distinguish our errors from errors of the test (not with generate)
   -h, --help   this text
 
+The last three modes have options of their own: scripts/interop.sh MODE --help. The tests of backend-ops and archs are compiled
+from the source archive of llama-cpp-python, which pip fetches (77 MB, once), against the client's libraries: a minute each.
+
 FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
 TEXT
 }
 
 mode=interop
-if [[ ${1-} == generate ]]; then
-    mode=generate
-    shift
-fi
+case ${1-} in
+    generate | conformance | backend-ops | archs)
+        mode=$1
+        shift
+        ;;
+esac
 options=()
 versions=
+if [[ $mode == conformance || $mode == backend-ops || $mode == archs ]]; then
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    python=$(scripts/venv.sh)
+    target=${CARGO_TARGET_DIR:-target}
+    cargo build --release --locked --bin rpc-server
+    exec "$python" "tests/interop/test_${mode//-/_}.py" --binary "$target/release/rpc-server" "$@"
+fi
 while (($#)); do
     case $1 in
         --full) options+=("$1") ;;

@@ -161,6 +161,10 @@ class Server:
             time.sleep(0.02)
         return True
 
+    def refusals(self) -> list[str]:
+        """Why the server has refused graphs and closed their connections, from its log, which limits such lines."""
+        return re.findall(r"(GRAPH_(?:RE)?COMPUTE: .*?); connection closed", self.log)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -10,7 +10,6 @@ instead of a server: a case that fails there shows an error of ggml or of the ta
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -31,28 +30,19 @@ STATUSES = {
 }
 
 
-def refusal(server: Server | None) -> str:
-    """Why the server closed the connection, from its log. It limits such lines, so that not each refusal has one."""
-    if server is None:
-        return ""
-    found = re.findall(r"(?:GRAPH_COMPUTE|GRAPH_RECOMPUTE): (.*?); connection closed", server.log)
-    return found[-1] if found else ""
-
-
 def collect(argv: list[str], server: Server | None, results: list[dict]) -> None:
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    lines = 0
+    seen = 0
     for line in process.stdout:
         result = json.loads(line)
         if result["status"] == "refused" and server is not None:
-            before, lines = lines, server.log.count("connection closed")
+            # The line is written before the connection is closed, but read by another thread. Not each refusal has one.
             deadline = time.monotonic() + 0.05
-            while lines == before and time.monotonic() < deadline:
+            while len(server.refusals()) == seen and time.monotonic() < deadline:
                 time.sleep(0.002)
-                lines = server.log.count("connection closed")
-            reason = refusal(server)
-            result["text"] = reason if lines > before else f"connection closed ({result['text']})"
+            if len(refusals := server.refusals()) > seen:
+                seen, result["text"] = len(refusals), refusals[-1]
         results.append(result)
     if process.wait() != 0:
         raise SystemExit(f"{' '.join(argv)} ended with {process.returncode}")

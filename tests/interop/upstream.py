@@ -21,7 +21,7 @@ LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc")
 # Further sources of a program, beside upstream/NAME.cpp.
 EXTRA = {
     "backend_ops": (),
-    "archs": ("common/common.cpp", "common/log.cpp"),
+    "archs": ("common/common.cpp", "common/log.cpp", "common/json.cpp"),
 }
 
 
@@ -53,7 +53,8 @@ def build(name: str, folder: Path) -> Path:
     lib = Path(llama_cpp.__file__).parent / "lib"
     if program.exists() and program.stat().st_mtime > max(source.stat().st_mtime, lib.stat().st_mtime):
         return program
-    argv = ["c++", "-std=c++17", "-O1", "-pthread", "-w"]
+    # Without unused functions: common.cpp refers to much that the tests do not need.
+    argv = ["c++", "-std=c++17", "-O1", "-pthread", "-w", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"]
     for include in ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor"):
         argv += ["-I", str(root / include)]
     argv += [str(source), *(str(root / extra) for extra in EXTRA[name]), "-o", str(program)]

