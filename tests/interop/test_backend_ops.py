@@ -17,12 +17,15 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import upstream
 from servers import ROOT, Server, ours
 
+SHOWN = 50  # cases that are printed
 CASE_S = 120.0  # the longest case computes for about 10 s on two cores
 
 # Errors of ggml: (regular expression of op and parameters, reason). Cases that match may fail.
@@ -40,7 +43,7 @@ class Outcome:
     detail: str
 
 
-def run(binary: Path, endpoint: str, only: str, server: Server | None):
+def run(binary: Path, endpoint: str, only: str, server: Server | None) -> Iterator[Outcome]:
     """Yields the outcome of each case. Starts the program again behind a case that ended it."""
     first = seen = 0
     while True:
@@ -88,39 +91,37 @@ def read(process: subprocess.Popen, lines: queue.Queue) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="", metavar="REGEX", help="ops by name, as a regular expression")
+    p.add_argument("--only", default="", metavar="REGEX", help="cases with a match in OP(PARAMETERS), e.g. ^ADD\\(")
     p.add_argument("--local", action="store_true", help="test ggml's CPU backend instead of a server")
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of the server")
     p.add_argument("--program", type=Path, help="the compiled test (default: compile it)")
-    p.add_argument("--save", type=Path, help="write each case that did not pass to this file")
+    p.add_argument("--save", type=Path, help="append each case that did not pass to this file, as it ends")
     a = p.parse_args()
     program = a.program or upstream.build("backend_ops", ROOT / "target" / "upstream")
-    outcomes: list[Outcome] = []
-    if a.local:
-        outcomes.extend(run(program, "CPU", a.only, None))
-    else:
-        with ours(a.threads, binary=a.binary) as server:
-            outcomes.extend(run(program, server.endpoint, a.only, server))
     table: dict[str, Counter] = defaultdict(Counter)
-    bad: list[Outcome] = []
-    for o in outcomes:
-        known = any(re.search(pattern, f"{o.op}({o.params})") for pattern, _ in KNOWN)
-        status = "known" if known and o.status in ("FAIL", "DIED") else o.status
-        table[o.op][status] += 1
-        if status in ("FAIL", "DIED", "TIMEOUT"):
-            bad.append(o)
+    bad: list[str] = []
+    with ExitStack() as stack:
+        server = None if a.local else stack.enter_context(ours(a.threads, binary=a.binary))
+        for o in run(program, server.endpoint if server else "CPU", a.only, server):
+            name = f"{o.op}({o.params})"
+            known = o.status != "OK" and any(re.search(pattern, name) for pattern, _ in KNOWN)
+            status = "known" if known else o.status
+            table[o.op][status] += 1
+            if status in ("FAIL", "DIED", "TIMEOUT"):
+                bad.append(f"{status} {o.index} {name}: {o.detail}")
+                if a.save:
+                    with a.save.open("a") as f:
+                        print(bad[-1], file=f)
     print(f"{'op':28} {'cases':>6} {'passed':>7} {'failed':>7} {'refused':>8} {'not by ggml':>12} {'known':>6}")
     for op, c in sorted(table.items()):
         failed = c["FAIL"] + c["TIMEOUT"]
         print(f"{op:28} {c.total():6} {c['OK']:7} {failed:7} {c['DIED']:8} {c['UNSUPPORTED']:12} {c['known']:6}")
-    lines = [f"{o.status} {o.index} {o.op}({o.params}): {o.detail}" for o in bad]
-    if a.save:
-        a.save.write_text("\n".join(lines) + "\n")
-    for line in lines[:50]:
+    for line in bad[:SHOWN]:
         print(line)
-    print(f"{len(outcomes)} cases, {len(bad)} did not pass")
-    if bad or not outcomes:
+    cases = sum(c.total() for c in table.values())
+    print(f"{cases} cases, {len(bad)} did not pass")
+    if bad or not cases:
         sys.exit(1)
 
 

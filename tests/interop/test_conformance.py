@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Conformance: thousands of small graphs on ggml's CPU backend and on fanout's rpc-server, by ggml's own RPC client.
 
-    test_conformance.py [--only OP] [--seed N] [--cases N] [--local]
+    test_conformance.py [--only OP,…] [--seed N] [--cases N] [--local]
 
 The table of cases is in conformance/families. Results are compared bit by bit where ggml is exact, else by the normalised mean
 squared error (NMSE). Prints a table per op; exits 1 if a case failed or was refused. --local runs ggml's optimised CPU kernels
@@ -71,7 +71,7 @@ def show(results: list[dict]) -> list[dict]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="", metavar="OP", help="only cases of this op")
+    p.add_argument("--only", default="", metavar="OP,…", help="only cases of these ops")
     p.add_argument("--seed", type=int, default=1, help="seed of shapes and parameters")
     p.add_argument("--cases", type=int, default=1 << 30, help="about this number of cases, with equal shares of each op")
     p.add_argument("--local", action="store_true", help="test ggml's optimised CPU kernels instead of a server")

@@ -9,7 +9,7 @@ import numpy as np
 from .data import FLOATS, blocks, encode
 from .ggml import InitParams, Tensor, load
 
-TENSORS = 96  # tensors of a case at most
+TENSORS = 128  # tensors of a case at most
 GUARD = 64  # elements of the tensors before and behind those of the case, which no op may change
 
 

@@ -95,14 +95,15 @@ def op(name: str):
 
 
 def table(seed: int, only: str = "") -> list[Case]:
-    """All cases. `only` is the name of an op."""
+    """All cases, or those of the ops in the comma-separated list `only`."""
     from . import families  # noqa: F401  # fills OPS
 
-    if only and only not in OPS:
-        raise SystemExit(f"no cases of {only}; there are: {' '.join(OPS)}")
+    wanted = set(only.split(",")) if only else set(OPS)
+    if unknown := wanted - set(OPS):
+        raise SystemExit(f"no cases of {' '.join(unknown)}; there are: {' '.join(OPS)}")
     cases = []
     for name, function in OPS.items():
-        if not only or only == name:
+        if name in wanted:
             maker = Maker(name, seed)
             function(maker)
             cases += maker.cases

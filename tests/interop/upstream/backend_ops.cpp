@@ -4,7 +4,8 @@
 //
 // Every case prints `case INDEX VARS` before it runs, and `OK|FAIL|UNSUPPORTED INDEX OP` after it. The RPC client aborts the
 // process if a server refuses a graph; the last line is then `DIED INDEX OP`, and the caller starts the program again at
-// INDEX + 1. The test source is included, not linked, because its table of cases is private to it. REGEX selects ops by name.
+// INDEX + 1. The test source is included, not linked, because its table of cases is private to it. REGEX selects cases by a match
+// in OP(VARS).
 
 #define main ggml_main
 #include "test-backend-ops.cpp"
@@ -58,7 +59,7 @@ int main(int argc, char ** argv) {
     auto tests = make_test_cases_eval();
     auto printer = create_printer(CONSOLE);
     for (size_t i = first; i < tests.size(); i++) {
-        if (filtered && !std::regex_match(op_of(*tests[i]), wanted)) {
+        if (filtered && !std::regex_search(op_of(*tests[i]) + "(" + tests[i]->vars() + ")", wanted)) {
             continue;
         }
         current = tests[i].get();

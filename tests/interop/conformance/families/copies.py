@@ -15,7 +15,7 @@ FITTED = (*K_TYPES, *IQ4)
 def quantised_rule(kind: str) -> Rule:
     """Rule for values that an op has quantised. SIMD quantisers of Q8_0 may choose the neighbouring code at a tie."""
     if kind in FITTED:
-        return nmse(0.2 if kind == "q2_k" else 2e-2)
+        return nmse({"q2_k": 0.2, "q3_k": 5e-2}.get(kind, 2e-2))
     if kind == "q8_0":
         return nmse(1e-5)
     return EXACT
@@ -74,6 +74,10 @@ def cpy(m: Maker) -> None:
             f"{a} other shape and order",
             lambda g, a=a: g.cpy(g.t((6, 10, 4), a, "turned"), g.t((20, 3, 2, 2), a, "swapped")),
         )
+    for a in ("f16", "bf16"):  # ggml converts only dense memory to dense memory
+        for _ in range(3):
+            ne = m.shape()
+            m.add(f"{a} to i32 {ne}", lambda g, a=a, ne=ne: g.cpy(g.t(ne, a, lo=-90, hi=90), g.t(ne, "i32")))
     special = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, 1e-7, 6e-8, 2.9e-8, 65504.0, 65519.0, 65520.0, 1e30, 0.1, -0.3, 1 / 3, 2049.0]
     for b in ("f16", "bf16"):
         m.add(f"special values to {b}", lambda g, b=b: g.cpy(g.t((16,), values=special), g.t((16,), b)))
