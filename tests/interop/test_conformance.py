@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Conformance: thousands of small graphs on ggml's CPU backend and on fanout's rpc-server, by ggml's own RPC client.
 
-    test_conformance.py [--only OP,…] [--seed N] [--cases N] [--local]
+    test_conformance.py [--only OP,…] [--seed N] [--cases N] [--local | --peer] [--devices 0]
 
 The table of cases is in conformance/families. Results are compared bit by bit where ggml is exact, else by the normalised mean
 squared error (NMSE). Prints a table per op; exits 1 if a case failed or was refused. --local runs ggml's optimised CPU kernels
@@ -18,7 +18,8 @@ from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from servers import HERE, Server, ours
+from conformance.table import uncovered
+from servers import HERE, Server, ours, peer
 
 SHOWN = 3  # cases that are printed per op and status
 STATUSES = {
@@ -75,17 +76,23 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=1, help="seed of shapes and parameters")
     p.add_argument("--cases", type=int, default=1 << 30, help="about this number of cases, with equal shares of each op")
     p.add_argument("--local", action="store_true", help="test ggml's optimised CPU kernels instead of a server")
+    p.add_argument("--peer", action="store_true", help="test llama.cpp's own server instead")
+    p.add_argument("--devices", default="CPU", help="device of each server: CPU, or 0 for an emulated GPU")
     p.add_argument("--binary", type=Path, help="fanout's server (default: target/release/rpc-server)")
     p.add_argument("--threads", type=int, default=2, help="threads of each server")
     p.add_argument("--jobs", type=int, default=2, help="processes that compute cases, each with a server")
     p.add_argument("--save", type=Path, help="write one JSON object per case to this file")
     a = p.parse_args()
+    if missing := uncovered():
+        sys.exit(f"ops of ggml without cases: {' '.join(missing)}")
     start = time.monotonic()
     results: list[dict] = []
     with ExitStack() as stack:
         threads = []
         for part in range(a.jobs):
-            server = None if a.local else stack.enter_context(ours(a.threads, binary=a.binary))
+            server = None
+            if not a.local:
+                server = stack.enter_context(peer(a.threads) if a.peer else ours(a.threads, a.devices, a.binary))
             argv = [sys.executable, str(HERE / "conformance" / "worker.py"), server.endpoint if server else "CPU"]
             argv += ["--seed", str(a.seed), "--cases", str(a.cases), "--only", a.only, "--part", f"{part}/{a.jobs}"]
             threads.append(threading.Thread(target=collect, args=(argv, server, results)))

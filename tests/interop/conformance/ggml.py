@@ -81,6 +81,13 @@ class CpuTypeTraits(ctypes.Structure):
     ]
 
 
+def _op_count() -> int:
+    """GGML_OP_COUNT, by the assertion in ggml-rpc.h that ties it to the version of the protocol."""
+    header = (Path(llama_cpp.__file__).parent.parent / "include" / "ggml-rpc.h").read_text()
+    return int(re.search(r"GGML_OP_COUNT == (\d+)", header)[1])
+
+
+OP_COUNT = _op_count()
 CONVERT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
@@ -138,10 +145,15 @@ class Ggml:
     def types(self) -> dict[str, int]:
         """The number of each type by its name in lower case."""
         names = {}
-        for number in range(64):
-            if number < 43 and self.ggml_type_size(number):
+        for number in range(self._type_count()):
+            if self.ggml_type_size(number):
                 names[self.ggml_type_name(number).decode().lower()] = number
         return names
+
+    def _type_count(self) -> int:
+        """GGML_TYPE_COUNT: ggml's tables of types are not checked against larger numbers."""
+        header = (Path(llama_cpp.__file__).parent.parent / "include" / "ggml.h").read_text()
+        return int(re.search(r"GGML_TYPE_COUNT\s*=\s*(\d+)", header)[1])
 
     @cache
     def traits(self, number: int) -> TypeTraits:
