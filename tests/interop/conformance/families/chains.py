@@ -129,3 +129,56 @@ def blocks(m: Maker) -> None:
             bound = nmse(1e-6 if kind in ("f32", "f16", "bf16") else 1e-4)
             m.add(f"attention {kind} {tokens}", lambda g, k=kind, t=tokens: attention(g, k, t), bound, allocator=True)
             m.add(f"experts {kind} {tokens}", lambda g, k=kind, t=tokens: experts(g, k, t), bound, allocator=True)
+
+
+@op("LARGE")
+def large(m: Maker) -> None:
+    """Shapes that are split among threads and into tiles."""
+    for kind in ("f32", "f16", "bf16", "q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4"):
+        bound = nmse(1e-6 if kind in ("f32", "f16", "bf16") else 5e-4)
+        m.add(f"mul_mat {kind} [1024, 300] 65 columns", lambda g, k=kind: g.mul_mat(g.t((1024, 300), k), g.t((1024, 65))), bound)
+        m.add(
+            f"mul_mat_id {kind} [512, 200, 8] 4 of 64 tokens",
+            lambda g, k=kind: g.mul_mat_id(g.t((512, 200, 8), k), g.t((512, 1, 64)), g.ids((4, 64), 8, distinct=True)),
+            bound,
+        )
+    ne = (1000, 37, 9)
+    m.add("add", lambda g: g.add(g.t(ne), g.t((1000, 1, 9))))
+    m.add("cpy to f16", lambda g: g.cpy(g.t(ne, layout="turned"), g.t(ne, "f16")))
+    m.add("cpy to q8_0", lambda g: g.cpy(g.t((1024, 37, 9)), g.t((1024, 37, 9), "q8_0")), nmse(1e-5))
+    m.add("cont", lambda g: g.cont(g.t(ne, "f16", "swapped")))
+    m.add("soft_max", lambda g: g.soft_max_ext(g.t((2000, 33, 8)), g.t((2000, 33), "f16"), 0.3, 8.0), nmse(1e-9))
+    m.add("rms_norm", lambda g: g.rms_norm(g.t((4096, 70)), 1e-5), nmse(1e-10))
+    m.add("sum", lambda g: g.sum(g.t(ne, lo=0, hi=1)), nmse(1e-12))
+    m.add("argsort", lambda g: g.argsort(g.t((5000, 5), values=lambda n: g.rng.permutation(n)), 1))
+    m.add("get_rows", lambda g: g.get_rows(g.t((1024, 100), "q4_0"), g.ids((300,), 100)))
+    m.add("set_rows", lambda g: g.set_rows(g.t((1024, 600), "f16"), g.t((1024, 500)), g.ids((500,), 600, "i64", distinct=True)))
+    m.add("silu", lambda g: g.silu(g.t(ne, lo=-9, hi=9)), nmse(CLOSE))
+    m.add("concat", lambda g: g.concat(g.t(ne), g.t((1000, 37, 5)), 2))
+    for kind in ("f16", "f32", "q8_0"):
+        m.add(
+            f"flash_attn {kind}",
+            lambda g, k=kind: g.flash_attn_ext(
+                g.t((128, 70, 8)), g.t((128, 513, 2), k), g.t((128, 513, 2), k), g.t((513, 70), "f16"), 0.1, 0.0, 0.0
+            ),
+            nmse(5e-4 if kind == "q8_0" else 1e-4),
+        )
+    m.add("conv_2d", lambda g: g.conv_2d_direct(g.t((3, 3, 16, 24), "f16"), g.t((40, 40, 16)), 1, 1, 1, 1, 1, 1), nmse(1e-6))
+    m.add("conv_transpose_1d", lambda g: g.conv_transpose_1d(g.t((16, 32, 48), "f16"), g.t((100, 48)), 8, 0, 1), nmse(1e-6))
+    m.add("pool_2d", lambda g: g.pool_2d(g.t((128, 128, 20)), 1, 3, 3, 2, 2, 1, 1), nmse(1e-10))
+    m.add("upscale", lambda g: g.interpolate(g.t((64, 64, 8)), 200, 200, 8, 1, 1), nmse(1e-9))
+    m.add("rwkv_wkv7", lambda g: g.rwkv_wkv7(*(g.t((64, 8, 24), lo=-0.3, hi=0.3) for _ in range(6)), g.t((64 * 64 * 8, 1))), nmse(1e-9))
+    m.add(
+        "ssm_scan",
+        lambda g: g.ssm_scan(
+            g.t((64, 64, 8, 2)),
+            g.t((64, 8, 20, 2)),
+            g.t((8, 20, 2), lo=-3, hi=1),
+            g.t((1, 8), lo=-2, hi=0),
+            g.t((64, 1, 20, 2)),
+            g.t((64, 1, 20, 2)),
+            g.ids((2,), 2, distinct=True),
+            1,
+        ),
+        nmse(1e-9),
+    )

@@ -93,8 +93,8 @@ def col2im(m: Maker) -> None:
 @op("CONV_2D")
 def conv_2d(m: Maker) -> None:
     for kernel, bound in KERNELS.items():
-        for layout in ("plain", "padded", "outer"):
-            for _ in range(7):
+        for layout in ("plain", "padded", "outer", "turned"):
+            for _ in range(6):
                 k, s, p, d, size = axes(m, 2)
                 ic, oc, n = m.int(1, 5), m.int(1, 6), m.int(1, 2)
                 m.add(

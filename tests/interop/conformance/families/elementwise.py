@@ -8,7 +8,7 @@ UNARY = "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish h
 UNARY += "xielu floor ceil round trunc".split()
 EXACT_UNARY = {"abs", "sgn", "neg", "step", "relu", "floor", "ceil", "round", "trunc"}
 GLU = "reglu geglu swiglu swiglu_oai geglu_erf geglu_quick".split()
-LAYOUTS = ("plain", "padded", "outer")
+LAYOUTS = ("plain", "padded", "outer", "overlap")
 # Results of transcendental functions differ in the last bits; in f16 and bf16 a difference can round to the next number.
 CLOSE = {"f32": 1e-7, "f16": 1e-6, "bf16": 2e-5}
 # ggml computes these in f32 by a table of f16 numbers.
@@ -72,7 +72,7 @@ def simple(name: str, builder: str, lo: float, hi: float, exact: bool) -> None:
     def cases(m: Maker) -> None:
         for kind in FLOATS:
             rule = EXACT if exact else nmse(CLOSE[kind])
-            for layout in (*LAYOUTS, *LAYOUTS):
+            for layout in LAYOUTS * 2:
                 ne = m.shape(kind)
                 m.add(
                     f"{kind} {ne} {layout}",

@@ -33,7 +33,7 @@ def mul_mat(m: Maker) -> None:
             for layout in ("plain", "padded"):
                 k, rows = row(m, kind), m.int(1, 37)
                 a2, a3, r2, r3 = m.pick(1, 2, 3), m.pick(1, 2), m.pick(1, 2, 4), m.pick(1, 2)
-                lb = m.pick("plain", "padded", "swapped")
+                lb = m.pick("plain", "padded", "swapped", "overlap")
                 m.add(
                     f"{kind} [{k}, {rows}, {a2}, {a3}] {columns} columns, {r2} × {r3} {layout} {lb}",
                     lambda g, kind=kind, a=(k, rows, a2, a3), b=(k, columns, a2 * r2, a3 * r3), la=layout, lb=lb: g.mul_mat(

@@ -71,7 +71,7 @@ def reduction(name: str, builder: str, bound: float, layouts: tuple[str, ...]) -
         m.add("f32 large", lambda g: getattr(g, builder)(g.t((4099, 2), lo=0, hi=1)), nmse(bound))
 
 
-reduction("SUM_ROWS", "sum_rows", 1e-12, ("plain", "padded", "outer"))
+reduction("SUM_ROWS", "sum_rows", 1e-12, ("plain", "padded", "outer", "overlap"))
 reduction("MEAN", "mean", 1e-12, ("plain", "padded", "outer"))
 reduction("CUMSUM", "cumsum", 1e-12, ("plain", "padded", "outer"))
 
