@@ -6,21 +6,25 @@
 //! family table below lists each family's ops and whether it has CUDA kernels; a family without them runs on the CPU.
 //! CONTRIBUTING.md lists the steps for adding an op. `docs/ops.md` describes the operands and semantics of every op.
 //!
-//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters, and
-//! `table.rs` the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a
+//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters,
+//! `conv_axis.rs` how windows move over images, and `table.rs` the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a
 //! graph, their result is a tensor inside another tensor's memory, without a node.
 
+mod conv_axis;
 mod node;
 mod op_params;
 mod table;
 
 pub mod binary;
 pub mod concat;
+pub mod conv;
 pub mod copy;
 pub mod flash_attn;
 pub mod glu;
+pub mod im2col;
 pub mod mul_mat;
 pub mod norm;
+pub mod pool;
 pub mod reduce;
 pub mod rope;
 pub mod rows;
@@ -28,7 +32,10 @@ pub mod softmax;
 pub mod sort;
 pub mod topk_mask;
 pub mod unary;
+pub mod upscale;
+pub mod window;
 
+pub use conv_axis::ConvAxis;
 pub use node::{NodeView, OutputSpec, ShapeError, Sources};
 pub use op_params::{OpParams, ParamError};
 pub use table::OpCode;
@@ -119,6 +126,11 @@ macro_rules! for_each_family {
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
             topk_mask: TopkMask [TopKMask] on cpu;
+            im2col: Im2col [Im2col, Im2colBack, Im2col3d, Col2im1d] on cpu;
+            conv: Conv [Conv2d, Conv3d, Conv2dDw, ConvTranspose1d, ConvTranspose2d] on cpu;
+            pool: Pool [Pool1d, Pool2d, Pool2dBack] on cpu;
+            upscale: Upscale [Upscale] on cpu;
+            window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
         }
     };
 }

@@ -27,6 +27,9 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 /// Limit of the multiplications of a case: mutated shapes can result in valid products that take too long for a test.
 const MAX_MULTIPLICATIONS: usize = 1 << 24;
 
+/// Elements of a window for [`count_multiplications`]: windows are mostly smaller.
+const MAX_WINDOW: usize = 1 << 10;
+
 /// Numbers of cases of an op by outcome.
 #[derive(Clone, Copy, Debug, Default)]
 struct OutcomeCounts {
@@ -289,6 +292,16 @@ fn count_multiplications(graph: &Graph) -> usize {
                 .flatten()
                 .map(|&id| graph.tensor(id).map_or(0, |t| t.desc.ne()[0].max(t.desc.ne()[1])));
             of(node.dst).saturating_mul(rows.max().unwrap_or(1))
+        }
+        // Each element of the destination or of a gradient is at most a sum over a kernel, a window or a whole plane.
+        OpCode::Conv2d | OpCode::Conv3d | OpCode::Conv2dDw | OpCode::ConvTranspose1d | OpCode::ConvTranspose2d => {
+            of(node.dst).saturating_mul(node.srcs[0].map_or(1, of))
+        }
+        OpCode::Pool1d | OpCode::Pool2d | OpCode::Pool2dBack | OpCode::Upscale => {
+            let sources = node.srcs.iter().flatten();
+            let planes = sources.map(|&id| graph.tensor(id).map_or(1, |t| t.desc.ne()[0] * t.desc.ne()[1]));
+            let outputs = of(node.dst).max(node.srcs[0].map_or(0, of));
+            outputs.saturating_mul(planes.max().unwrap_or(1).min(MAX_WINDOW))
         }
         _ => of(node.dst),
     });

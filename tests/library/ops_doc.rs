@@ -122,6 +122,43 @@ fn probe(code: OpCode) -> Probe {
             ],
             &[0, 5],
         ),
+        // The kernel is 1 by 1 (1 element in COL2IM_1D), and all counts in op_params are 1: see `op`.
+        OpCode::Im2col => parts(
+            &[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [2 * ROW, 1, 1, 1], F32)],
+            &[1, 2],
+        ),
+        OpCode::Im2colBack => parts(
+            &[("s0", [2 * ROW, 1, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [ROW, 2, 1, 1], F32)],
+            &[0, 2],
+        ),
+        OpCode::Im2col3d => parts(
+            &[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [2 * ROW, 1, 1, 1], F32)],
+            &[1, 2],
+        ),
+        OpCode::Col2im1d => parts(&[("s0", x, F32), ("dst", [ROW + 1, 1, 1, 1], F32)], &[0, 1]),
+        OpCode::Conv2d => {
+            parts(&[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [1, 1, 1, 1], F32)], &[0, 1])
+        }
+        OpCode::Conv3d | OpCode::Conv2dDw => {
+            parts(&[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [1, 1, 1, 1], F32)], &[0, 1])
+        }
+        OpCode::ConvTranspose1d => {
+            parts(&[("s0", [ROW, 1, 2, 1], F32), ("s1", x, F32), ("dst", [2 * ROW - 1, 1, 1, 1], F32)], &[0, 1])
+        }
+        OpCode::ConvTranspose2d => {
+            parts(&[("s0", [ROW, 1, 1, 1], F32), ("s1", x, F32), ("dst", [2 * ROW - 1, 2, 1, 1], F32)], &[0, 1])
+        }
+        OpCode::Pool1d | OpCode::Pool2d => parts(&[("s0", x, F32), ("dst", x, F32)], &[0, 1]),
+        OpCode::Pool2dBack => parts(&[("s0", x, F32), ("s1", x, F32), ("dst", x, F32)], &[0, 2]),
+        OpCode::Upscale | OpCode::WinUnpart => {
+            parts(&[("s0", [ROW, 1, 1, 1], F32), ("dst", [ROW, 1, 1, 1], F32)], &[0, 1])
+        }
+        OpCode::WinPart => parts(&[("s0", [ROW, 1, 1, 1], F32), ("dst", [ROW, 1, 1, 1], F32)], &[0, 1]),
+        OpCode::GetRelPos => parts(&[("s0", [ROW, 3, 1, 1], F16), ("dst", [ROW, 2, 2, 1], F16)], &[0, 1]),
+        OpCode::AddRelPos => {
+            let (scores, embedding) = ([ROW * ROW, 1, 1, 1], [ROW, 1, 1, 1]);
+            parts(&[("s0", scores, F32), ("s1", embedding, F32), ("s2", embedding, F32), ("dst", scores, F32)], &[0, 3])
+        }
         other => panic!("{other}: add a node that probes its types"),
     }
 }
@@ -131,6 +168,16 @@ fn op(code: OpCode) -> Op {
     let params = match code {
         OpCode::GroupNorm => OpParams::default().with_int(0, 1),
         OpCode::Rope => OpParams::default().with_int(1, ROW as i32),
+        OpCode::ConvTranspose1d => OpParams::default().with_int(0, 1).with_int(2, 1),
+        OpCode::Conv2d | OpCode::Conv2dDw | OpCode::Im2col | OpCode::Im2colBack => {
+            OpParams([1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        }
+        OpCode::Conv3d | OpCode::Im2col3d => OpParams([1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
+        OpCode::Pool2d | OpCode::Pool2dBack => OpParams([0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        OpCode::Pool1d => OpParams([0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        OpCode::Col2im1d => OpParams::default().with_int(0, 1).with_int(1, 1),
+        OpCode::ConvTranspose2d | OpCode::WinUnpart => OpParams::default().with_int(0, 1),
+        OpCode::WinPart => OpParams::default().with_int(0, 1).with_int(1, 1).with_int(2, 1),
         _ => OpParams::default(),
     };
     Op::decode(code, &params).unwrap().unwrap()

@@ -3,12 +3,16 @@
 
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod devices;
 mod flash_attn;
 mod glu;
+mod im2col;
+mod layouts;
 mod mul_mat;
 mod norm;
+mod pool;
 mod reduce;
 mod rope;
 mod rows;
@@ -16,3 +20,5 @@ mod softmax;
 mod sort;
 mod topk_mask;
 mod unary;
+mod upscale;
+mod window;

@@ -103,17 +103,25 @@ impl<'a> View<'a> {
             // SAFETY: `element_ptr` has checked these blocks; no thread writes them during this call (rules 2 and 3).
             convert(unsafe { std::slice::from_raw_parts(p, bytes) }, out);
         } else {
-            let (step, block, size) = (self.desc.nb()[0], dtype.block_len(), dtype.block_bytes());
-            let convert = dequantiser(dtype).expect("a type that select has accepted");
-            let mut packed = [0; GATHER_BYTES];
-            let most = GATHER_BYTES / size;
-            for (k, out) in out.chunks_mut(most * block).enumerate() {
-                let blocks = out.len() / block;
-                // SAFETY: these blocks of the checked range start `k * most` strides further; `packed` has space for `most`.
-                unsafe { move_blocks(p.add(k * most * step), step, packed.as_mut_ptr(), size, size, blocks) };
-                convert(&packed[..blocks * size], out);
-            }
+            // SAFETY: `element_ptr` has checked as many blocks, a stride apart, as `out` has space for.
+            unsafe { gather(dtype, p, self.desc.nb()[0], out) };
         }
+    }
+
+    /// As [`View::load`], with elements that are `every` apart along dimension 0; for types without blocks.
+    ///
+    /// # Panics
+    /// As [`View::load`], and for block types.
+    pub(crate) fn load_every(&self, i: [usize; 4], every: usize, out: &mut [f32]) {
+        let Some(last) = out.len().checked_sub(1) else { return };
+        let dtype = self.desc.dtype();
+        assert!(dtype.block_len() == 1, "elements of {dtype} have no stride");
+        if every == 1 {
+            return self.load(i, out);
+        }
+        let p = self.element_ptr(i, last.checked_mul(every).map_or(usize::MAX, |span| span.saturating_add(1)));
+        // SAFETY: `element_ptr` has checked the range from the first to the last of these elements.
+        unsafe { gather(dtype, p, every * self.desc.nb()[0], out) };
     }
 
     /// `buffer.len()` elements from `i` on along dimension 0 as f32: a slice of the tensor if it is dense and aligned F32,
@@ -159,16 +167,27 @@ impl<'a> View<'a> {
             // them (rules 2 and 3).
             convert(values, unsafe { std::slice::from_raw_parts_mut(p, bytes) });
         } else {
-            let (step, block, size) = (self.desc.nb()[0], dtype.block_len(), dtype.block_bytes());
-            let mut packed = [0; GATHER_BYTES];
-            let most = GATHER_BYTES / size;
-            for (k, values) in values.chunks(most * block).enumerate() {
-                let blocks = values.len() / block;
-                convert(values, &mut packed[..blocks * size]);
-                // SAFETY: these blocks of the checked range start `k * most` strides further; only this thread touches them.
-                unsafe { move_blocks(packed.as_ptr(), size, p.add(k * most * step), step, size, blocks) };
-            }
+            // SAFETY: `element_ptr` has checked as many blocks, a stride apart, as there are values for; only this thread
+            // touches them.
+            unsafe { scatter(dtype, values, p, self.desc.nb()[0]) };
         }
+    }
+
+    /// As [`View::store`], to elements that are `every` apart along dimension 0; for types without blocks.
+    ///
+    /// # Panics
+    /// As [`View::store`], and for block types.
+    pub(crate) fn store_every(&self, i: [usize; 4], every: usize, values: &[f32]) {
+        let Some(last) = values.len().checked_sub(1) else { return };
+        let dtype = self.desc.dtype();
+        assert!(dtype.block_len() == 1, "elements of {dtype} have no stride");
+        if every == 1 {
+            return self.store(i, values);
+        }
+        let p = self.element_ptr(i, last.checked_mul(every).map_or(usize::MAX, |span| span.saturating_add(1)));
+        // SAFETY: `element_ptr` has checked the range from the first to the last of these elements; only this thread touches
+        // them.
+        unsafe { scatter(dtype, values, p, every * self.desc.nb()[0]) };
     }
 
     /// One element of an I32 or I64 tensor: an index, a position.
@@ -357,6 +376,54 @@ impl<'a> View<'a> {
 
 /// Size of the buffer in which strided blocks are gathered for conversion, in bytes (the largest block has 292).
 const GATHER_BYTES: usize = 1024;
+
+/// Reads blocks of `dtype` that are `step` bytes apart from `p` on, converted to f32, until `out` is full.
+///
+/// # Safety
+/// All these blocks lie inside memory that this thread may read.
+unsafe fn gather(dtype: DType, p: *const u8, step: usize, out: &mut [f32]) {
+    if dtype == DType::F32 {
+        for (k, out) in out.iter_mut().enumerate() {
+            // SAFETY: as the caller promises; the read is unaligned.
+            *out = unsafe { p.add(k * step).cast::<f32>().read_unaligned() };
+        }
+        return;
+    }
+    let (block, size) = (dtype.block_len(), dtype.block_bytes());
+    let convert = dequantiser(dtype).expect("a type that select has accepted");
+    let mut packed = [0; GATHER_BYTES];
+    let most = GATHER_BYTES / size;
+    for (k, out) in out.chunks_mut(most * block).enumerate() {
+        let blocks = out.len() / block;
+        // SAFETY: these blocks start `k * most` strides further; `packed` has space for `most`.
+        unsafe { move_blocks(p.add(k * most * step), step, packed.as_mut_ptr(), size, size, blocks) };
+        convert(&packed[..blocks * size], out);
+    }
+}
+
+/// Writes f32 values, converted to blocks of `dtype` that are `step` bytes apart from `p` on.
+///
+/// # Safety
+/// All these blocks lie inside memory that this thread alone may write.
+unsafe fn scatter(dtype: DType, values: &[f32], p: *mut u8, step: usize) {
+    if dtype == DType::F32 {
+        for (k, &value) in values.iter().enumerate() {
+            // SAFETY: as the caller promises; the write is unaligned.
+            unsafe { p.add(k * step).cast::<f32>().write_unaligned(value) };
+        }
+        return;
+    }
+    let (block, size) = (dtype.block_len(), dtype.block_bytes());
+    let convert = quantiser(dtype).expect("a type that select has accepted");
+    let mut packed = [0; GATHER_BYTES];
+    let most = GATHER_BYTES / size;
+    for (k, values) in values.chunks(most * block).enumerate() {
+        let blocks = values.len() / block;
+        convert(values, &mut packed[..blocks * size]);
+        // SAFETY: these blocks start `k * most` strides further.
+        unsafe { move_blocks(packed.as_ptr(), size, p.add(k * most * step), step, size, blocks) };
+    }
+}
 
 /// Copies `count` blocks of `size` bytes; `s` and `d` are the strides of source and destination in bytes.
 ///

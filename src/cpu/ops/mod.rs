@@ -5,12 +5,15 @@
 
 mod binary;
 mod concat;
+mod conv;
 mod copy;
 mod flash_attn;
 mod glu;
+mod im2col;
 mod math;
 mod mul_mat;
 pub(super) mod norm;
+mod pool;
 mod reduce;
 pub(super) mod rope;
 mod rows;
@@ -18,6 +21,8 @@ mod softmax;
 mod sort;
 mod topk_mask;
 mod unary;
+mod upscale;
+mod window;
 
 use super::layout::LayoutAccess;
 use super::pool::KernelContext;
@@ -33,6 +38,9 @@ pub(super) const CHUNK: usize = 1024;
 
 /// Nodes below this cost (see [`Kernel::new`]) run on one worker: sharing them would cost more than it saves.
 const MIN_SHARED_COST: usize = 1 << 14;
+
+/// Operations per piece, if elements cost several operations each: a fraction of a millisecond.
+const MAX_PIECE_COST: usize = 1 << 18;
 
 /// Arithmetic of matrix products.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,6 +179,11 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
         Op::SoftMax(op) => softmax::select(*op, node),
         Op::FlashAttn(op) => flash_attn::select(*op, node),
         Op::TopkMask(_) => topk_mask::select(node),
+        Op::Im2col(op) => im2col::select(*op, node),
+        Op::Conv(op) => conv::select(*op, node, math_mode),
+        Op::Pool(op) => pool::select(*op, node),
+        Op::Upscale(op) => upscale::select(*op, node),
+        Op::Window(op) => window::select(*op, node),
     }
 }
 
@@ -211,6 +224,8 @@ pub(super) struct RowPieces<'a> {
     t: &'a TensorDesc,
     piece: usize,
     per_row: usize,
+    /// Operations per element.
+    cost: usize,
 }
 
 impl<'a> RowPieces<'a> {
@@ -221,7 +236,15 @@ impl<'a> RowPieces<'a> {
 
     /// With pieces of at most `piece` elements.
     pub(super) fn with_len(t: &'a TensorDesc, piece: usize) -> RowPieces<'a> {
-        RowPieces { t, piece, per_row: t.ne()[0].div_ceil(piece) }
+        RowPieces { t, piece, per_row: t.ne()[0].div_ceil(piece), cost: 1 }
+    }
+
+    /// For elements that cost `cost` operations each: with shorter pieces and smaller claims, because a run can only pause
+    /// between two claims. Pieces have at most `most` elements, a multiple of `unit`.
+    pub(super) fn with_cost(t: &'a TensorDesc, cost: usize, unit: usize, most: usize) -> RowPieces<'a> {
+        let (cost, unit) = (cost.max(1), unit.max(1));
+        let piece = (MAX_PIECE_COST / cost).clamp(unit, most.max(unit)) / unit * unit;
+        RowPieces { cost, ..RowPieces::with_len(t, piece) }
     }
 
     /// Number of pieces.
@@ -239,7 +262,7 @@ impl<'a> RowPieces<'a> {
     /// Calls `each(i, n)` for the pieces that this worker claims, as [`for_each_piece`] does.
     pub(super) fn share(&self, ctx: &KernelContext<'_>, mut each: impl FnMut([usize; 4], usize)) {
         // Several claims per worker to balance the load, but none so small that claiming dominates.
-        let elements = (self.t.elements() / (4 * ctx.workers())).clamp(CHUNK, 4 * CHUNK);
+        let elements = (self.t.elements() / (4 * ctx.workers())).clamp(CHUNK / self.cost, 4 * CHUNK / self.cost);
         let grain = elements / self.piece.min(self.t.ne()[0]).max(1);
         for range in ctx.chunks(self.count(), grain.max(1)) {
             for k in range {

@@ -26,6 +26,12 @@ impl FuzzGenerator<'_> {
             OpCode::SoftMax => self.softmax(),
             OpCode::FlashAttnExt => self.flash_attn(),
             OpCode::TopKMask => self.topk_mask(),
+            OpCode::Im2col | OpCode::Im2colBack | OpCode::Im2col3d | OpCode::Col2im1d => self.im2col(op),
+            OpCode::Conv2d | OpCode::Conv3d | OpCode::Conv2dDw => self.conv(op),
+            OpCode::ConvTranspose1d | OpCode::ConvTranspose2d => self.conv_transpose(op),
+            OpCode::Pool1d | OpCode::Pool2d | OpCode::Pool2dBack => self.pool(op),
+            OpCode::Upscale => self.upscale(),
+            OpCode::WinPart | OpCode::WinUnpart | OpCode::GetRelPos | OpCode::AddRelPos => self.window(op),
             OpCode::Sqr | OpCode::Sqrt | OpCode::Unary | OpCode::Scale | OpCode::Clamp | OpCode::Fill => self.unary(op),
             _ => panic!("no generator for {op}: add one in tests/hostile/fuzz_generator/drafts.rs"),
         }

@@ -2,6 +2,7 @@
 //! parameters. Most of them are valid.
 
 mod drafts;
+mod image_drafts;
 
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::UntrustedTensor;

@@ -3,13 +3,17 @@
 use super::*;
 use crate::device::Buffer;
 use crate::graph::TensorId;
+use crate::ops::ConvAxis;
 use crate::ops::Op;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
+use crate::ops::conv::Conv;
 use crate::ops::copy::CopyOp;
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::glu::{Glu, GluKind};
+use crate::ops::im2col::Im2col;
 use crate::ops::mul_mat::MulMat;
+use crate::ops::pool::{Pool, PoolAxis, PoolKind};
 use crate::ops::reduce::Reduce;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::ops::rows::Rows;
@@ -17,6 +21,8 @@ use crate::ops::softmax::SoftMax;
 use crate::ops::sort::Sort;
 use crate::ops::topk_mask::TopkMask;
 use crate::ops::unary::{Unary, UnaryKind};
+use crate::ops::upscale::{ScaleMode, Upscale};
+use crate::ops::window::Window;
 use crate::tensor::DType::{F16, F32, I32, Q4_0, Q8_0};
 use crate::tensor::quant::quantiser;
 use std::num::NonZeroU32;
@@ -171,6 +177,36 @@ const FAMILIES: &[Family] = &[
             c.b.set_use_count(t, 1).unwrap();
         }
         c.node_over(Rows::SetRows, &[rows, ids, cache], cache);
+    }),
+    ("images", |c| {
+        let axes = [ConvAxis { stride: 1, padding: 1, dilation: 1 }; 2];
+        let image = c.leaf(F32, [40, 30, 12, 1]);
+        for dtype in [F32, F16] {
+            let kernel = c.leaf(dtype, [3, 3, 12, 40]);
+            c.node(Conv::Conv2d { axes }, &[kernel, image]);
+            let transposed = c.leaf(dtype, [4, 3, 20, 12]);
+            c.node(Conv::Transpose2d { stride: 2 }, &[transposed, image]);
+        }
+        let depthwise = c.leaf(F32, [3, 3, 1, 12]);
+        c.node(Conv::Conv2dDw { axes }, &[depthwise, image]);
+        let shape = c.leaf(F16, [3, 3, 12, 1]);
+        let patches = c.node_as(Im2col::Im2col { axes, two_d: true }, &[shape, image], F32, [108, 40, 30, 1]);
+        c.node_as(Im2col::Im2colBack { axes, two_d: true }, &[patches, shape], F32, [40, 30, 12, 1]);
+        let columns = c.leaf(F32, [60, 500, 1, 1]);
+        c.node(Im2col::Col2im1d { stride: 7, channels: 3, padding: 2 }, &[columns]);
+        let window = PoolAxis { kernel: 5, stride: 1, padding: 2 };
+        for kind in [PoolKind::Max, PoolKind::Average] {
+            let pooled = c.node(Pool::Pool2d { kind, axes: [window; 2] }, &[image]);
+            c.node(Pool::Pool2dBack { kind, axes: [window; 2] }, &[pooled, image]);
+        }
+        for (mode, antialias) in [(ScaleMode::Nearest, false), (ScaleMode::Bilinear, true), (ScaleMode::Bicubic, false)]
+        {
+            c.node_as(Upscale { mode, align_corners: false, antialias }, &[image], F32, [50, 60, 12, 1]);
+        }
+        c.node(Window::Part { columns: 15, rows: 6, size: 2 }, &[image]);
+        let (scores, pw, ph) =
+            (c.leaf(F32, [100, 200, 3, 1]), c.leaf(F32, [10, 20, 10, 3]), c.leaf(F32, [10, 20, 10, 3]));
+        c.node_over(Window::AddRelPos, &[scores, pw, ph], scores);
     }),
     ("attention", |c| {
         let softmax = SoftMax { scale: 0.1, max_bias: 0.0 };
