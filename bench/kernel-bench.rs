@@ -84,6 +84,9 @@ fn bench(args: &Args) -> Outcome<bool> {
     let mut rows = Vec::new();
     println!("\n{}", if emulated { Row::counts_header() } else { Row::header() });
     for case in cases::all(&sizes).into_iter().filter(|case| case.name().contains(&args.filter)) {
+        if !bench.supports(&case)? {
+            continue; // the CPU runs these ops and types
+        }
         let row = bench.row(case, roofs.as_ref(), args.seconds)?;
         println!("{}", row.line());
         rows.push(row);
@@ -216,6 +219,13 @@ impl Bench {
             cpu: CpuDevice::new("CPU", threads, MathMode::Exact, memory)?,
             budget: MemoryBudget::new(u64::MAX),
         })
+    }
+
+    /// Whether the GPU has kernels for a case.
+    fn supports(&self, case: &Case) -> Outcome<bool> {
+        let graph = case.single()?.b.build()?;
+        let mut nodes = graph.nodes().iter().filter_map(|node| graph.node_view(node));
+        Ok(nodes.all(|node| self.gpu.support(node).runs()))
     }
 
     fn load(&self, device: &dyn Device, draft: Draft) -> Outcome<Loaded> {

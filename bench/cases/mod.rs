@@ -1,5 +1,5 @@
 //! The timed cases: ops on the shapes of an 8B llama model (width 4096, 32 query heads, 8 KV heads, head size 128, feed-forward
-//! size 14336).
+//! size 14336), and of vision and speech encoders (`vision`).
 //!
 //! A case is a graph of equal nodes. If a model would read the op's data from memory, the case is cold: each node has its own
 //! data, and all of it together exceeds every CPU cache ([`Sizes::cold`]). If a model would find the data in the cache because
@@ -20,6 +20,7 @@ use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_0, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
 mod content;
+mod vision;
 
 pub use content::fill;
 
@@ -202,6 +203,7 @@ pub fn all(s: &Sizes) -> Vec<Case> {
     for n in [1, s.prompt] {
         cases.extend(passes(s, n));
     }
+    cases.extend(vision::all(s));
     cases
 }
 
