@@ -3,19 +3,24 @@
 
 The weights come from a seeded generator, so the same arguments always give the same file. The generated text is
 meaningless, but shapes, operations and traffic are those of a real model. Sizes: micro for recorded sessions, tiny
-for the interop tests, deep for tests with many servers, 1b for the benchmarks. llama.cpp's own quantiser makes the
-types that the gguf package cannot write (q2_k to q6_k, q4_k_m) from a temporary f16 file.
+for the interop tests, deep for tests with many servers, 1b for the benchmarks. f32 and f16 need only numpy and gguf; every
+other type needs llama-cpp-python, whose ggml library quantises. q4_k_m, a mixture of types, is quantised from a temporary
+f16 file.
 
     make_model.py --size tiny --type f16 tiny-f16.gguf
-    make_model.py --arch qwen3moe --type q8_0 moe.gguf
+    make_model.py --arch qwen3moe --type iq3_s moe.gguf
     make_model.py --size 1b --type q4_k_m 1b-q4_k_m.gguf
 """
 
 import argparse
+import ctypes
+import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -48,32 +53,73 @@ SIZES = {
 }
 ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)
 EXPERTS_USED = 2
-# llama.cpp's name of the file type, and whether all matrices have that type (pure). The K types are pure, so that
-# embedding and output matrix are tested in each type too; q4_k_m is the usual mixture of types.
-REQUANTISED = {
-    "q2_k": ("Q2_K", True),
-    "q3_k": ("Q3_K_M", True),
-    "q4_k": ("Q4_K_M", True),
-    "q5_k": ("Q5_K_M", True),
-    "q6_k": ("Q6_K", True),
-    "q4_k_m": ("Q4_K_M", False),
+# The types of weights that llama.cpp 7.0 loads. It has no F8_E4M3, and Q8_1 and Q8_K are only types of activations.
+NOT_LOADED = ("F8_E4M3", "Q8_1", "Q8_K")
+# Each of these types is the type of all matrices, embedding and output too.
+DIRECT = {
+    row.name.lower(): row
+    for row in type_table.rows()
+    if (row.can("convert") or row.block_len > 1) and row.name not in NOT_LOADED
 }
+# Types whose quantiser searches a grid of points. ggml prepares that search for up to 35 s (IQ1_S), in every process anew.
+GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+MIXTURE = "q4_k_m"  # matrices of q4_k and q6_k, as llama.cpp's quantiser chooses
+TYPES = (*DIRECT, MIXTURE)
 
 
-def gguf_type(name: str) -> gguf.GGMLQuantizationType | None:
-    """The gguf type of a name, if the gguf package can quantise to it."""
-    dtype = gguf.GGMLQuantizationType.__members__.get(name)
-    try:
-        if dtype is not None:
-            gguf.quants.quantize(np.zeros((1, 256), np.float32), dtype)
-    except NotImplementedError:
-        return None
-    return dtype
+@cache
+def quantiser() -> Callable[..., int]:
+    """ggml_quantize_chunk of llama-cpp-python's ggml library."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit("make_model.py: this type needs llama-cpp-python: run scripts/venv.sh")
+    ggml = ctypes.CDLL(os.path.join(spec.submodule_search_locations[0], "lib", "libggml-base.so.0"))
+    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+    ggml.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,  # type
+        ctypes.c_void_p,  # f32 values
+        ctypes.c_void_p,  # quantised rows
+        ctypes.c_int64,  # first element
+        ctypes.c_int64,  # rows
+        ctypes.c_int64,  # elements of a row
+        ctypes.c_void_p,  # importance of each column; none
+    ]
+    return ggml.ggml_quantize_chunk
 
 
-# Types that fanout computes with and the gguf package can write. Types that neither it nor the quantiser makes have no models.
-DIRECT = {row.name.lower(): dtype for row in type_table.that_can("convert") if (dtype := gguf_type(row.name)) is not None}
-TYPES = (*DIRECT, *REQUANTISED)
+def quantised(data: np.ndarray, row: type_table.Type) -> np.ndarray:
+    """The f32 matrix in the type of `row`, u8 [..., rows, bytes of a row]."""
+    cols = data.shape[-1]
+    out = np.empty((*data.shape[:-1], cols // row.block_len * row.block_bytes), np.uint8)
+    size = quantiser()(row.number, data.ctypes.data, out.ctypes.data, 0, data.size // cols, cols, None)
+    assert size == out.nbytes, f"{row.name}: {size} of {out.nbytes} bytes"
+    return out
+
+
+def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], row: type_table.Type) -> np.ndarray:
+    """A matrix of random bits in a type of `GRIDS`, u8 as `quantised` returns it, with rows of unit expected norm.
+
+    Every index of a grid, sign and small scale is valid, so only the f16 scale of each block is set. Unlike quantised normal
+    numbers, random bits use all points of the grid equally.
+    """
+    blocks = shape[-1] // row.block_len
+    raw = rng.integers(0, 256, (*shape[:-1], blocks, row.block_bytes), np.uint8)
+    set_scale(raw, row, 1.0)
+    dtype = gguf.GGMLQuantizationType(row.number)
+    spread = gguf.quants.dequantize(raw.reshape(-1, row.block_bytes)[:64], dtype).std()
+    set_scale(raw, row, shape[-1] ** -0.5 / spread)
+    return raw.reshape(*shape[:-1], blocks * row.block_bytes)
+
+
+def set_scale(blocks: np.ndarray, row: type_table.Type, scale: float) -> None:
+    """Set the f16 scale of each block: its first two bytes, in IQ1_M the upper four bits of each of its last four u16."""
+    bits = int(np.float16(scale).view(np.uint16))
+    if row.name == "IQ1_M":
+        for i in range(4):
+            upper = blocks[..., 49 + 2 * i]
+            upper[...] = upper & 0x0F | (bits >> 4 * i & 0x0F) << 4
+    else:
+        blocks[..., :2] = np.frombuffer(bits.to_bytes(2, "little"), np.uint8)
 
 
 def vocabulary(size: int) -> tuple[list[str], list[float], list[gguf.TokenType]]:
@@ -102,13 +148,24 @@ class Writer:
         """A weight matrix with rows of unit expected norm, in the model's type unless `dtype` is given."""
         dtype = dtype or self.dtype
         shape = (experts, rows, cols) if experts else (rows, cols)
+        row = DIRECT[dtype]
+        if cols % row.block_len:
+            raise ValueError(f"{name}: rows of {cols} elements are no whole blocks of {row.name}")
+        if row.name in GRIDS:
+            self.add_blocks(name, random_blocks(self.rng, shape, row), row)
+            return
         data = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(cols**-0.5)
         if dtype == "f32":
             self.gguf.add_tensor(name, data)
         elif dtype == "f16":
             self.gguf.add_tensor(name, data.astype(np.float16))
         else:
-            self.gguf.add_tensor(name, gguf.quants.quantize(data, DIRECT[dtype]), raw_dtype=DIRECT[dtype])
+            self.add_blocks(name, quantised(data, row), row)
+
+    def add_blocks(self, name: str, data: np.ndarray, row: type_table.Type) -> None:
+        # The gguf package computes the shape from the bytes. It does not know the newest types.
+        gguf.GGML_QUANT_SIZES.setdefault(row.number, (row.block_len, row.block_bytes))
+        self.gguf.add_tensor(name, data, raw_dtype=row.number)
 
     def vector(self, name: str, n: int, mean: float) -> None:
         """An f32 vector, as norms and biases are in every file."""
@@ -192,7 +249,7 @@ def attention_keys(w: gguf.GGUFWriter, size: Size, head: int | None, rotated: in
 
 
 def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, seed: int) -> None:
-    """Write a model in a type that the gguf package can write."""
+    """Write a model with all matrices in one type."""
     further = FURTHER.get(arch)
     writer = Writer(path, further.name if further else arch, dtype, seed)
     w = writer.gguf
@@ -241,18 +298,16 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
     writer.finish()
 
 
-def requantise(source: str, path: str, dtype: str) -> None:
-    """Quantise the f16 model `source` into `path` with llama.cpp's own quantiser."""
+def write_mixture(source: str, path: str) -> None:
+    """Quantise the f16 model `source` into the mixture of types `path`."""
     import llama_cpp
 
-    ftype, pure = REQUANTISED[dtype]
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{ftype}")
-    params.pure = pure
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
     params.nthread = os.cpu_count() or 1
     code = llama_cpp.llama_model_quantize(source.encode(), path.encode(), params)
     if code != 0:
-        sys.exit(f"llama_model_quantize to {dtype} failed with {code}")
+        sys.exit(f"llama_model_quantize failed with {code}")
 
 
 def make_model(path: str, size: str, arch: str, dtype: str, context: int = 4096, seed: int = 1) -> None:
@@ -265,7 +320,7 @@ def make_model(path: str, size: str, arch: str, dtype: str, context: int = 4096,
         else:
             source = os.path.join(scratch, "f16.gguf")
             write_direct(source, SIZES[size], arch, "f16", context, seed)
-            requantise(source, complete, dtype)
+            write_mixture(source, complete)
         os.replace(complete, path)
 
 

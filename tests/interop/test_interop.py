@@ -20,10 +20,11 @@ from pathlib import Path
 
 from clients import Client, ClientError, Model, References, tail
 from load import IDLE, LoadError, killed_upload, latency
-from make_model import TYPES
+from make_model import DIRECT
 from servers import ROOT, Server, ServerError, ours, peer
 
-DENSE = [name for name in TYPES if name not in ("mxfp4", "q4_k_m")]  # mxfp4 is only used for experts
+# Attention does not depend on the weights' type: one float and one block type besides f32.
+FLASH_ATTN = ("f32", "f16", "q8_0")
 NMSE = 1e-3
 NMSE_QUANTISED_MOE = 1e-2  # selecting one other expert costs 2e-3 even on llama.cpp's own server
 CLIENT_S = 120.0
@@ -66,8 +67,9 @@ class Result:
 def cases(full: bool) -> list[Case]:
     fa = ("--flash-attn",)
     rows = []
-    for dtype in DENSE:
+    for dtype in DIRECT:
         rows.append(Case(f"llama {dtype}", Model(dtype)))
+    for dtype in FLASH_ATTN:
         rows.append(Case(f"llama {dtype} flash-attn", Model(dtype), fa))
     for arch in ("qwen2", "qwen3", "qwen3moe"):
         for dtype in ("f32", "f16", "q4_0", "q8_0", "q4_k"):
@@ -81,6 +83,8 @@ def cases(full: bool) -> list[Case]:
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
     rows.append(Case("gpt-oss q8_0, mxfp4 experts", Model("q8_0", "gpt-oss"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("mixtral q4_0", Model("q4_0", "mixtral"), bound=NMSE_QUANTISED_MOE))
+    for dtype in ("iq2_xxs", "iq3_s", "iq4_xs", "nvfp4"):
+        rows.append(Case(f"qwen3moe {dtype}", Model(dtype, "qwen3moe"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("deepseek2 f16 KV on the host", Model("f16", "deepseek2"), ("--kv-on-host",)))
     for dtype in ("f32", "q8_0"):
         rows.append(Case(f"llama {dtype} KV on the host", Model(dtype), ("--kv-on-host",)))
