@@ -7,11 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import gguf
+import numpy as np
 
 WINDOW = 32  # positions that a sliding window sees; the tests' prompts are longer
 TRAINED = 256  # context length before its extension; the tests' contexts are longer
 # deepseek2: ranks of q and of the KV cache; channels of a head with and without rotation, and of a head of v.
 Q_RANK, KV_RANK, ROPE, NOPE, HEAD_V = 128, 128, 32, 32, 32
+KERNEL = 4  # positions under the convolution of a state-space layer
+MAMBA_STATE = 16
+# mamba2 and qwen3next: state size, groups and heads. In qwen3next, groups are heads of k, and a head of v is as wide as a state.
+MAMBA2_STATE, GROUPS, SSM_HEADS = 32, 2, 8
+DELTA_STATE, DELTA_HEADS = 64, 4
+RWKV_RANK, RWKV_DECAY_RANK = 32, 64  # ranks of low-rank matrices: of all but decay and gate, and of these two
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,7 @@ class Arch:
     name: str  # general.architecture
     keys: Callable
     block: Callable
+    attention: bool = True  # has layers with attention
     head: int | None = None  # channels of a head, if not width / heads
     rotated: int | None = None  # rotated channels of a head, if not all
     tied: bool = False  # the output matrix is the embedding
@@ -192,6 +200,163 @@ def deepseek2_block(w, size, block: str, i: int) -> None:
         ffn(w, block, width, ff, "_shexp")
 
 
+def state_space_keys(w: gguf.GGUFWriter, inner: int, state: int, rank: int, groups: int | None = None) -> None:
+    w.add_ssm_conv_kernel(KERNEL)
+    w.add_ssm_inner_size(inner)
+    w.add_ssm_state_size(state)
+    w.add_ssm_time_step_rank(rank)
+    if groups:
+        w.add_ssm_group_count(groups)
+
+
+def decays(n: int) -> np.ndarray:
+    """Factors of a state's decay, which must be negative: -1 to -n."""
+    return -np.arange(1, n + 1, dtype=np.float32)
+
+
+def mamba_keys(w: gguf.GGUFWriter, size) -> None:
+    state_space_keys(w, 2 * size.width, MAMBA_STATE, size.width // 16)
+
+
+def mamba_block(w, size, block: str, _: int) -> None:
+    inner, rank = 2 * size.width, size.width // 16
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    w.matrix(f"{block}.ssm_in.weight", 2 * inner, size.width)
+    w.matrix(f"{block}.ssm_conv1d.weight", inner, KERNEL, dtype="f32")
+    w.vector(f"{block}.ssm_conv1d.bias", inner, 0.0)
+    w.matrix(f"{block}.ssm_x.weight", rank + 2 * MAMBA_STATE, inner)
+    w.matrix(f"{block}.ssm_dt.weight", inner, rank, dtype="f32")
+    w.vector(f"{block}.ssm_dt.bias", inner, 0.0)
+    w.gguf.add_tensor(f"{block}.ssm_a", np.tile(decays(MAMBA_STATE), (inner, 1)))
+    w.vector(f"{block}.ssm_d", inner, 1.0)
+    w.matrix(f"{block}.ssm_out.weight", size.width, inner)
+
+
+def mamba2_keys(w: gguf.GGUFWriter, size) -> None:
+    state_space_keys(w, 2 * size.width, MAMBA2_STATE, SSM_HEADS, GROUPS)
+
+
+def mamba2_block(w, size, block: str, _: int) -> None:
+    inner = 2 * size.width
+    convolved = inner + 2 * GROUPS * MAMBA2_STATE
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    w.matrix(f"{block}.ssm_in.weight", inner + convolved + SSM_HEADS, size.width)
+    w.matrix(f"{block}.ssm_conv1d.weight", convolved, KERNEL, dtype="f32")
+    w.vector(f"{block}.ssm_conv1d.bias", convolved, 0.0)
+    w.vector(f"{block}.ssm_dt.bias", SSM_HEADS, 0.0)
+    w.gguf.add_tensor(f"{block}.ssm_a", decays(SSM_HEADS)[:, np.newaxis])
+    w.vector(f"{block}.ssm_d", (SSM_HEADS, 1), 1.0)
+    w.vector(f"{block}.ssm_norm.weight", (GROUPS, inner // GROUPS), 1.0)
+    w.matrix(f"{block}.ssm_out.weight", size.width, inner)
+
+
+def qwen3next_keys(w: gguf.GGUFWriter, size) -> None:
+    state_space_keys(w, DELTA_STATE * DELTA_HEADS, DELTA_STATE, DELTA_HEADS, GROUPS)
+    w.add_full_attention_interval(2)
+    w.add_expert_count(size.experts)
+    w.add_expert_used_count(2)
+    w.add_expert_feed_forward_length(size.ff // 2)
+    w.add_expert_shared_feed_forward_length(size.ff // 2)
+
+
+def qwen3next_block(w, size, block: str, i: int) -> None:
+    """A gated delta net in even layers and gated attention in odd ones, each before experts and a shared expert with a gate."""
+    width, head = size.width, size.width // size.heads
+    w.vector(f"{block}.attn_norm.weight", width, 1.0)
+    w.vector(f"{block}.post_attention_norm.weight", width, 1.0)
+    if i % 2 == 0:
+        key, value = GROUPS * DELTA_STATE, DELTA_HEADS * DELTA_STATE
+        w.matrix(f"{block}.attn_qkv.weight", 2 * key + value, width)
+        w.matrix(f"{block}.attn_gate.weight", value, width)
+        w.matrix(f"{block}.ssm_conv1d.weight", 2 * key + value, KERNEL, dtype="f32")
+        w.vector(f"{block}.ssm_dt.bias", DELTA_HEADS, 0.0)
+        w.gguf.add_tensor(f"{block}.ssm_a", decays(DELTA_HEADS))
+        w.matrix(f"{block}.ssm_ba.weight", 2 * DELTA_HEADS, width)
+        w.vector(f"{block}.ssm_norm.weight", DELTA_STATE, 1.0)
+        w.matrix(f"{block}.ssm_out.weight", width, value)
+    else:
+        w.matrix(f"{block}.attn_q.weight", 2 * width, width)
+        w.matrix(f"{block}.attn_k.weight", size.kv_heads * head, width)
+        w.matrix(f"{block}.attn_v.weight", size.kv_heads * head, width)
+        w.matrix(f"{block}.attn_output.weight", width, width)
+        w.vector(f"{block}.attn_q_norm.weight", head, 1.0)
+        w.vector(f"{block}.attn_k_norm.weight", head, 1.0)
+    experts(w, block, width, size.ff // 2, size.experts)
+    w.vector(f"{block}.ffn_gate_inp_shexp.weight", width, 0.0)
+    ffn(w, block, width, size.ff // 2, "_shexp")
+
+
+def rwkv_keys(w: gguf.GGUFWriter, size) -> None:
+    w.add_wkv_head_size(size.width // size.heads)
+    w.add_token_shift_count(2)
+
+
+def rwkv_norms(w, size, block: str, i: int) -> None:
+    if i == 0:
+        w.vector("token_embd_norm.weight", size.width, 1.0)
+        w.vector("token_embd_norm.bias", size.width, 0.0)
+        w.vector("output_norm.bias", size.width, 0.0)
+    for norm in ("attn_norm", "attn_norm_2", "time_mix_ln"):
+        w.vector(f"{block}.{norm}.weight", size.width, 1.0)
+        w.vector(f"{block}.{norm}.bias", size.width, 0.0)
+
+
+def low_rank(w, block: str, first: str, second: str, width: int, rank: int) -> None:
+    """The two matrices of a product of low rank, which llama.cpp's quantiser leaves in f32."""
+    w.matrix(f"{block}.{first}.weight", rank, width, dtype="f32")
+    w.matrix(f"{block}.{second}.weight", width, rank, dtype="f32")
+
+
+def rwkv6_keys(w: gguf.GGUFWriter, size) -> None:
+    rwkv_keys(w, size)
+    w.add_time_mix_extra_dim(RWKV_RANK)
+    w.add_time_decay_extra_dim(RWKV_DECAY_RANK)
+
+
+def rwkv6_block(w, size, block: str, i: int) -> None:
+    width = size.width
+    rwkv_norms(w, size, block, i)
+    w.matrix(f"{block}.time_mix_w1.weight", 5 * RWKV_RANK, width, dtype="f32")
+    w.matrix(f"{block}.time_mix_w2.weight", width, RWKV_RANK, 5, dtype="f32")
+    w.vector(f"{block}.time_mix_lerp_x.weight", (1, 1, width), 0.5)
+    w.vector(f"{block}.time_mix_lerp_fused.weight", (5, 1, 1, width), 0.5)
+    w.vector(f"{block}.time_mix_first.weight", (size.heads, width // size.heads), 0.5)
+    w.vector(f"{block}.time_mix_decay.weight", width, -1.0)
+    low_rank(w, block, "time_mix_decay_w1", "time_mix_decay_w2", width, RWKV_DECAY_RANK)
+    for part in ("key", "value", "receptance", "gate", "output"):
+        w.matrix(f"{block}.time_mix_{part}.weight", width, width)
+    w.vector(f"{block}.channel_mix_lerp_k.weight", (1, 1, width), 0.5)
+    w.vector(f"{block}.channel_mix_lerp_r.weight", (1, 1, width), 0.5)
+    w.matrix(f"{block}.channel_mix_key.weight", size.ff, width)
+    w.matrix(f"{block}.channel_mix_value.weight", width, size.ff)
+    w.matrix(f"{block}.channel_mix_receptance.weight", width, width)
+
+
+def rwkv7_keys(w: gguf.GGUFWriter, size) -> None:
+    rwkv_keys(w, size)
+    w.add_decay_lora_rank(RWKV_DECAY_RANK)
+    w.add_iclr_lora_rank(RWKV_RANK)
+    w.add_value_residual_mix_lora_rank(RWKV_RANK)
+    w.add_gate_lora_rank(RWKV_DECAY_RANK)
+
+
+def rwkv7_block(w, size, block: str, i: int) -> None:
+    width = size.width
+    rwkv_norms(w, size, block, i)
+    for part, rank in (("w", RWKV_DECAY_RANK), ("a", RWKV_RANK), ("v", RWKV_RANK)):
+        w.vector(f"{block}.time_mix_{part}0.weight", width, 0.0)
+        low_rank(w, block, f"time_mix_{part}1", f"time_mix_{part}2", width, rank)
+    low_rank(w, block, "time_mix_g1", "time_mix_g2", width, RWKV_DECAY_RANK)
+    w.vector(f"{block}.time_mix_lerp_fused.weight", (6, 1, 1, width), 0.5)
+    for part in ("k_k", "k_a", "r_k"):
+        w.vector(f"{block}.time_mix_{part}.weight", width, 0.5)
+    for part in ("key", "value", "receptance", "output"):
+        w.matrix(f"{block}.time_mix_{part}.weight", width, width)
+    w.vector(f"{block}.channel_mix_lerp_k.weight", (1, 1, width), 0.5)
+    w.matrix(f"{block}.channel_mix_key.weight", size.ff, width)
+    w.matrix(f"{block}.channel_mix_value.weight", width, size.ff)
+
+
 def nothing(_: gguf.GGUFWriter, __) -> None:
     """Adds no hyperparameters to those that all architectures share."""
 
@@ -204,4 +369,10 @@ ARCHS = {
     "phi3": Arch("phi3", phi3_keys, phi3_block),  # fused matrices, frequency factors
     "gpt-oss": Arch("gpt-oss", gpt_oss_keys, gpt_oss_block),  # sinks, biased experts, SWIGLU_OAI, YaRN
     "deepseek2": Arch("deepseek2", deepseek2_keys, deepseek2_block, rotated=ROPE),  # MLA, shared experts, groups
+    "mamba": Arch("mamba", mamba_keys, mamba_block, attention=False),  # convolution and scan of a state
+    "mamba2": Arch("mamba2", mamba2_keys, mamba2_block, attention=False),  # as mamba, with heads and groups
+    "rwkv6": Arch("rwkv6", rwkv6_keys, rwkv6_block, attention=False),  # a linear recurrence with data-dependent decay
+    "rwkv7": Arch("rwkv7", rwkv7_keys, rwkv7_block, attention=False),  # as rwkv6, with a delta rule
+    # A gated delta net, attention, and experts.
+    "qwen3next": Arch("qwen3next", qwen3next_keys, qwen3next_block, head=32, rotated=16),
 }

@@ -51,7 +51,7 @@ SIZES = {
     "deep": Size(12, 128, 4, 2, 256, 512),
     "1b": Size(22, 2048, 32, 4, 5632, 32000),
 }
-ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", "mamba", *FURTHER)
+ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", *FURTHER)
 EXPERTS_USED = 2
 # The types of weights that llama.cpp 7.0 loads. It has no F8_E4M3, and Q8_1 and Q8_K are only types of activations.
 NOT_LOADED = ("F8_E4M3", "Q8_1", "Q8_K")
@@ -167,9 +167,9 @@ class Writer:
         gguf.GGML_QUANT_SIZES.setdefault(row.number, (row.block_len, row.block_bytes))
         self.gguf.add_tensor(name, data, raw_dtype=row.number)
 
-    def vector(self, name: str, n: int, mean: float) -> None:
-        """An f32 vector, as norms and biases are in every file."""
-        self.gguf.add_tensor(name, (mean + 0.1 * self.rng.standard_normal(n)).astype(np.float32))
+    def vector(self, name: str, shape: int | tuple[int, ...], mean: float) -> None:
+        """An f32 vector, as norms and biases are in every file. `shape` may have further dimensions, the fastest one last."""
+        self.gguf.add_tensor(name, (mean + 0.1 * self.rng.standard_normal(shape)).astype(np.float32))
 
     def finish(self) -> None:
         self.gguf.write_header_to_file()
@@ -216,26 +216,6 @@ def transformer_block(w: Writer, arch: str, size: Size, block: str) -> None:
         w.matrix(f"{block}.ffn_down.weight", width, ff)
 
 
-def mamba_block(w: Writer, size: Size, block: str) -> None:
-    """A state-space block. Its convolution and scan are ops that no transformer uses."""
-    inner, state, kernel, rank = mamba_dims(size)
-    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
-    w.matrix(f"{block}.ssm_in.weight", 2 * inner, size.width)
-    w.matrix(f"{block}.ssm_conv1d.weight", inner, kernel, dtype="f32")
-    w.vector(f"{block}.ssm_conv1d.bias", inner, 0.0)
-    w.matrix(f"{block}.ssm_x.weight", rank + 2 * state, inner)
-    w.matrix(f"{block}.ssm_dt.weight", inner, rank, dtype="f32")
-    w.vector(f"{block}.ssm_dt.bias", inner, 0.0)
-    w.gguf.add_tensor(f"{block}.ssm_a", np.tile(-np.arange(1, state + 1, dtype=np.float32), (inner, 1)))
-    w.vector(f"{block}.ssm_d", inner, 1.0)
-    w.matrix(f"{block}.ssm_out.weight", size.width, inner)
-
-
-def mamba_dims(size: Size) -> tuple[int, int, int, int]:
-    """Inner width, state size, convolution kernel and rank of the time step."""
-    return 2 * size.width, 16, 4, max(1, size.width // 16)
-
-
 def attention_keys(w: gguf.GGUFWriter, size: Size, head: int | None, rotated: int | None, kv_heads: int) -> None:
     """Hyperparameters of attention: `head` channels per head, if not width / heads, of which `rotated` are rotated."""
     w.add_feed_forward_length(size.ff)
@@ -259,16 +239,12 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
     w.add_block_count(size.layers)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_layer_norm_eps(1e-5)
-    if arch == "mamba":
-        inner, state, kernel, rank = mamba_dims(size)
-        w.add_feed_forward_length(0)
-        w.add_head_count(0)
-        w.add_ssm_inner_size(inner)
-        w.add_ssm_state_size(state)
-        w.add_ssm_conv_kernel(kernel)
-        w.add_ssm_time_step_rank(rank)
-    elif further:
-        attention_keys(w, size, further.head, further.rotated, 1 if arch == "deepseek2" else size.kv_heads)
+    if further:
+        if further.attention:
+            attention_keys(w, size, further.head, further.rotated, 1 if arch == "deepseek2" else size.kv_heads)
+        else:
+            w.add_feed_forward_length(size.ff)
+            w.add_head_count(0)
         further.keys(w, size)
     else:
         attention_keys(w, size, None, None, size.kv_heads)
@@ -291,8 +267,6 @@ def write_direct(path: str, size: Size, arch: str, dtype: str, context: int, see
     for i in range(size.layers):
         if further:
             further.block(writer, size, f"blk.{i}", i)
-        elif arch == "mamba":
-            mamba_block(writer, size, f"blk.{i}")
         else:
             transformer_block(writer, arch, size, f"blk.{i}")
     writer.finish()

@@ -78,11 +78,17 @@ def cases(full: bool) -> list[Case]:
             rows.append(Case(f"{arch} {dtype}", Model(dtype, arch), bound=bound))
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
     # Further architectures: see archs.py. deepseek2 has no quantised rows: rounding changes the selected experts and groups.
-    for arch in ("gpt-oss", "deepseek2", "gemma2", "gemma3", "phi2", "phi3", "mixtral"):
+    for arch in ("gpt-oss", "deepseek2", "gemma2", "gemma3", "phi2", "phi3", "mixtral", "qwen3next"):
         rows.append(Case(f"{arch} f32", Model("f32", arch)))
         rows.append(Case(f"{arch} f16 flash-attn", Model("f16", arch), fa))
+    rows.append(Case("qwen3next f16 two servers", Model("f16", "qwen3next"), servers=2))
+    rows.append(Case("mamba2 f32 small batches", Model("f32", "mamba2"), ("--ubatch", "24", "--batch", "48")))
+    rows.append(Case("qwen3next q4_k", Model("q4_k", "qwen3next"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("gpt-oss q8_0, mxfp4 experts", Model("q8_0", "gpt-oss"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("mixtral q4_0", Model("q4_0", "mixtral"), bound=NMSE_QUANTISED_MOE))
+    for arch in ("mamba", "mamba2", "rwkv6", "rwkv7"):
+        for dtype in ("f32", "f16", "q4_k"):
+            rows.append(Case(f"{arch} {dtype}", Model(dtype, arch)))
     for dtype in ("iq2_xxs", "iq3_s", "iq4_xs", "nvfp4"):
         rows.append(Case(f"qwen3moe {dtype}", Model(dtype, "qwen3moe"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("deepseek2 f16 KV on the host", Model("f16", "deepseek2"), ("--kv-on-host",)))
@@ -275,30 +281,16 @@ def test_kill(bench: Bench, server: Server) -> Result:
     return Result(name, got == want, same=got == want)
 
 
-def test_unsupported(bench: Bench, server: Server) -> Result:
-    """A state-space model is rejected with the name of the unsupported op, and the server keeps running."""
-    name = "mamba is refused: SSM_CONV"
-    with Client(bench.model(Model("f32", "mamba")), ["--rpc", server.endpoint]) as client:
-        code = client.exit_code(CLIENT_S)
-    if code == 0:
-        return Result(name, False, "the server accepted the model")
-    if not server.wait_for_log("SSM_CONV", timeout_s=5):
-        return Result(name, False, "the server's log does not name the op", detail=tail(client.stderr))
-    after = run_case(bench, Case("llama f32 after the refusal", Model("f32")), [server])
-    return Result(name, after.ok, after.note, after.nmse, after.same, after.detail)
-
-
 def test_load(name: str, measure: Callable[[Server], str], _: Bench, server: Server) -> Result:
     """Run a load test. `measure` raises LoadError if its bound is exceeded."""
     return Result(name, True, measure(server))
 
 
 def test_ours_only(bench: Bench) -> None:
-    """Tests that llama.cpp's own server cannot pass: it serves one client at a time and supports every op."""
+    """Tests that llama.cpp's own server cannot pass: it serves one client at a time."""
     tests: dict[str, Callable[[Bench, Server], Result]] = {
         f"{TOGETHER} clients at once": test_four_at_once,
         "kill -9 beside a decoding client": test_kill,
-        "mamba is refused: SSM_CONV": test_unsupported,
     }
     loads = {f"1 GiB upload, {IDLE} idle connections": latency, "killed in a 1 GiB upload": killed_upload}
     tests |= {name: partial(test_load, name, measure) for name, measure in loads.items()}
