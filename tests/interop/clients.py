@@ -32,15 +32,32 @@ class Model:
 
     def ensure(self, folder: Path) -> Path:
         """The path of the model's file in `folder`. Writes the file if it does not exist."""
-        path = folder / f"{self}.gguf"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            argv = [sys.executable, str(HERE / "make_model.py"), "--size", self.size, "--arch", self.arch]
-            argv += ["--type", self.dtype, str(path)]
-            done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=MODEL_S)
-            if done.returncode != 0:
-                raise ClientError(f"make_model.py {self}:\n{tail(done.stderr)}")
-        return path
+        options = ["--size", self.size, "--arch", self.arch, "--type", self.dtype]
+        return ensure(folder / f"{self}.gguf", "make_model.py", options)
+
+
+@dataclass(frozen=True)
+class Vision:
+    """Arguments of make_vision.py."""
+
+    encoder: str
+    dtype: str
+
+    def ensure(self, folder: Path) -> Path:
+        """As `Model.ensure`."""
+        path = folder / f"{self.encoder}-{self.dtype}-vision.gguf"
+        return ensure(path, "make_vision.py", ["--encoder", self.encoder, "--type", self.dtype])
+
+
+def ensure(path: Path, program: str, options: list[str]) -> Path:
+    """Run a program of this folder to write `path`, unless that file exists."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable, str(HERE / program), *options, str(path)]
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=MODEL_S)
+        if done.returncode != 0:
+            raise ClientError(f"{program} {' '.join(options)}:\n{tail(done.stderr)}")
+    return path
 
 
 def tail(text: str, lines: int = 12) -> str:
@@ -48,10 +65,10 @@ def tail(text: str, lines: int = 12) -> str:
 
 
 class Client:
-    """A llama_client.py process. Leaving the `with` block kills it."""
+    """A process of llama_client.py, or of another client with its options. Leaving the `with` block kills it."""
 
-    def __init__(self, model: Path, options: list[str]):
-        argv = [sys.executable, str(HERE / "llama_client.py"), str(model), "--verbose", *options]
+    def __init__(self, model: Path, options: list[str], program: str = "llama_client.py"):
+        argv = [sys.executable, str(HERE / program), str(model), "--verbose", *options]
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -93,8 +110,8 @@ class Client:
         return "".join(self._err)
 
     def rpc_buffers(self) -> set[str]:
-        """The remote devices that hold weights of the model, as the client's own log names them."""
-        return set(re.findall(r"(RPC\d+\[\S+\]) model buffer size", self.stderr))
+        """The remote devices that hold weights of the model or of the vision encoder, as the client's own log names them."""
+        return set(re.findall(r"(RPC\d+\[\S+\]) (?:model buffer size|backend)", self.stderr))
 
     def wait_for(self, line: str, timeout_s: float) -> None:
         """Block until the client has printed `line`."""
@@ -149,12 +166,12 @@ class References:
         self._folder = folder
         self._cached: dict[tuple[Path, tuple[str, ...]], Path] = {}
 
-    def get(self, model: Path, options: tuple[str, ...], timeout_s: float) -> Path:
-        """The .npz file of logits and tokens."""
+    def get(self, model: Path, options: tuple[str, ...], timeout_s: float, program: str = "llama_client.py") -> Path:
+        """The .npz file of logits and tokens, or of embeddings."""
         key = (model, options)
         if key not in self._cached:
             out = self._folder / f"reference-{len(self._cached)}.npz"
-            with Client(model, [*options, "--save", str(out)]) as client:
+            with Client(model, [*options, "--save", str(out)], program) as client:
                 client.report(timeout_s)
             self._cached[key] = out
         return self._cached[key]

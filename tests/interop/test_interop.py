@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from clients import Client, ClientError, Model, References, tail
+from clients import Client, ClientError, Model, References, Vision, tail
 from load import IDLE, LoadError, killed_upload, latency
 from make_model import DIRECT
 from servers import ROOT, Server, ServerError, ours, peer
@@ -35,7 +35,10 @@ SURVIVOR_TOKENS = 256
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a client: the model, the client's options, and the number of servers and their devices."""
+    """One run of a client: the model, the client's options, and the number of servers and their devices.
+
+    With `vision`, the client computes embeddings of an image, and only the vocabulary of the model is used.
+    """
 
     name: str
     model: Model
@@ -44,6 +47,7 @@ class Case:
     servers: int = 1
     devices: str = "CPU"  # --device of each server; GPUs are emulated
     seconds: float = CLIENT_S
+    vision: Vision | None = None
 
     @property
     def places(self) -> int:
@@ -100,6 +104,11 @@ def cases(full: bool) -> list[Case]:
         rows.append(Case(f"llama {dtype} two servers", Model(dtype), servers=2))
         rows.append(Case(f"llama {dtype} CPU,CPU", Model(dtype), devices="CPU,CPU"))
     rows.append(Case("qwen3moe f16 two servers", Model("f16", "qwen3moe"), servers=2))
+    # See make_vision.py.
+    encoders = [("gemma3", "f32"), ("gemma3", "q8_0"), ("ldp", "f16"), ("lfm2", "f16"), ("qwen2.5vl", "f16")]
+    for encoder, dtype in encoders:
+        rows.append(Case(f"vision {encoder} {dtype}", Model("f16"), vision=Vision(encoder, dtype)))
+    rows.append(Case("vision lfm2 f16 flash-attn", Model("f16"), fa, vision=Vision("lfm2", "f16")))
     for devices in ("0", "0,1"):
         for dtype in ("f32", "f16", "q4_0", "q4_k_m"):
             on = partial(Case, model=Model(dtype), devices=devices, seconds=EMULATED_S)
@@ -186,7 +195,7 @@ def row(r: Result) -> str:
 
 def judge(case: Case, client: Client, report: dict) -> Result:
     """Check the logits, the tokens, and that the weights were on the devices of the case."""
-    error, same = report["nmse"], report["same_tokens"]
+    error, same = report["nmse"], report.get("same_tokens")
     notes = []
     if not error <= case.bound:
         notes.append(f"NMSE above {case.bound:.0e}")
@@ -199,10 +208,12 @@ def judge(case: Case, client: Client, report: dict) -> Result:
 
 
 def run_case(bench: Bench, case: Case, servers: list[Server]) -> Result:
-    model = bench.model(case.model)
-    reference = bench.references.get(model, case.options, case.seconds)
+    model, program, options = bench.model(case.model), "llama_client.py", case.options
+    if case.vision:
+        program, options = "vision_client.py", (str(case.vision.ensure(bench.scratch)), *options)
+    reference = bench.references.get(model, options, case.seconds, program)
     endpoints = ",".join(s.endpoint for s in servers)
-    with Client(model, [*case.options, "--rpc", endpoints, "--reference", str(reference)]) as client:
+    with Client(model, [*options, "--rpc", endpoints, "--reference", str(reference)], program) as client:
         return judge(case, client, client.report(case.seconds))
 
 
