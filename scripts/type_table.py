@@ -2,7 +2,7 @@
 """The table of element types, src/tensor/table.rs, for scripts: lists the types and their capabilities.
 
     type_table.py                   # all rows
-    type_table.py --list cuda       # names of the types with a capability, one per line: convert, simd, cuda or cache
+    type_table.py --list cuda       # names of the types with a capability, one per line: decode, convert, simd, cuda or cache
 
 `block` in front of a capability (`--list block-cuda`) leaves the plain types out.
 """
@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BESIDE = HERE / "table.rs"
 SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
 ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
-CAPABILITIES = ("convert", "simd", "cuda", "cache")
+CAPABILITIES = ("decode", "convert", "simd", "cuda", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,11 @@ class Type:
             return self.block_len > 1 and self.can(what.removeprefix("block-"))
         if what not in CAPABILITIES:
             raise ValueError(f"'{what}' is no capability ({', '.join(CAPABILITIES)}, or block- and one of these)")
-        names = {"convert": ("float", "codec"), "simd": ("float", "simd")}.get(what, (what,))
+        names = {
+            "decode": ("float", "codec", "decoder"),
+            "convert": ("float", "codec"),
+            "simd": ("float", "simd"),
+        }.get(what, (what,))
         return any(name in self.declared for name in names)
 
 

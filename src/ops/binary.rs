@@ -1,12 +1,13 @@
 //! ADD, SUB, MUL, DIV: element-wise arithmetic with broadcast. ADD_ID: adds a row that is selected by index.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
-use crate::tensor::DType;
+use crate::tensor::{Capability, DType};
 
 /// An element-wise op of two tensors. These ops have no parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
-    /// `a + b`; `b` is broadcast to `a`'s shape: it repeats in every dimension.
+    /// `a + b`; `b` is broadcast to `a`'s shape: it repeats in every dimension. A quantised `a` (or one of F8_E4M3) is converted to
+    /// f32 for it, and the sum to dst's type; `b` has `a`'s shape then.
     Add,
     /// `a - b`, broadcast as [`Binary::Add`].
     Sub,
@@ -65,6 +66,12 @@ impl OpFamily for Binary {
             ensure!(node, b.rows_dense(), "rows of b are dense");
         } else {
             ensure!(node, b.can_repeat_to(a), "each of a's counts is a multiple of b's");
+            let dense = a.dtype().is_float() || b.ne() == a.ne() && b.rows_dense();
+            ensure!(
+                node,
+                dense || !a.dtype().can(Capability::Decode),
+                "b has the shape of a quantised a, and dense rows"
+            );
         }
         Ok(())
     }

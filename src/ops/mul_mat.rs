@@ -16,6 +16,8 @@ pub const NO_EXPERT: i64 = -1;
 /// MUL_MAT_ID: a `[k, m, n_expert, 1]`, b `[k, nb, n_tok, 1]`, ids I32 `[n_used, n_tok, 1, 1]`, dst F32
 /// `[m, n_used, n_tok, 1]`, `dst[i, e, t] = sum_k a[k, i, ids[e, t]] * b[k, e % nb, t]`; 0 where the id is [`NO_EXPERT`].
 ///
+/// b has the type F32, [`DType::partner`] of a's type or, beside a of a float type, any float type.
+///
 /// The parameters are hints: a device may follow them or compute more precisely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulMat {

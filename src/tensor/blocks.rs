@@ -133,7 +133,7 @@ blocks! {
         qs: [i8; 32],
     }
 
-    /// 32 elements of 8 bits, `q * d`, with their sum. ggml rounds activations to this type for products with Q4_1 and Q5_1.
+    /// 32 elements of 8 bits, `q * d`, with their sum. Second sources of products with Q4_1 and Q5_1 may have this type.
     BlockQ8_1 = Q8_1 {
         /// Scale.
         d: F16Bits,
@@ -221,7 +221,7 @@ blocks! {
         d: F16Bits,
     }
 
-    /// 256 elements of 8 bits, `q * d`, with their sums. ggml rounds activations to this type for products with K types.
+    /// 256 elements of 8 bits, `q * d`, with their sums. Second sources of products with types of 256 elements may have this type.
     BlockQ8K = Q8_K {
         /// Scale: a little-endian f32, possibly negative.
         d: [u8; 4],
@@ -240,7 +240,7 @@ blocks! {
     }
 }
 
-// Types without a codec: tensors of these types are stored, copied and sent, but no code reads the structs yet.
+// Formats of models with few bits per weight: signs, ternary codes, FP4, and entries of grids.
 blocks! {
     /// 128 elements of one bit: `d` or `-d`.
     BlockQ1_0 = Q1_0 {
@@ -258,33 +258,34 @@ blocks! {
         qs: [u8; 16],
     }
 
-    /// 64 elements of 4 bits with a scale per 16.
+    /// 64 elements of 4 bits with a scale per 16: `FP4_VALUES[q] * unit_of(d)`.
     BlockNvfp4 = NVFP4 {
-        /// Unsigned E4M3 scales.
+        /// Unsigned E4M3 scales, see [`BlockNvfp4::unit_of`].
         d: [u8; 4],
         /// Eight bytes per 16 elements: the first eight lo, the others hi.
         qs: [u8; 32],
     }
 
-    /// 256 ternary elements, five to a byte.
+    /// 256 ternary elements, five to a byte: `(q - 1) * d`, where q is digit n of byte b: `(b * 3^n mod 256) * 3 / 256`.
     BlockTq1_0 = TQ1_0 {
-        /// Five base-3 digits a byte.
+        /// Five base-3 digits a byte: digit n of byte m of the first 32 is element 32n + m, of byte m of the other 16 element 160
+        /// + 16n + m.
         qs: [u8; 48],
-        /// Four base-3 digits a byte.
+        /// Four base-3 digits a byte: digit n of byte m is element 240 + 4n + m.
         qh: [u8; 4],
         /// Scale.
         d: F16Bits,
     }
 
-    /// 256 ternary elements of 2 bits.
+    /// 256 ternary elements of 2 bits: `(q - 1) * d`.
     BlockTq2_0 = TQ2_0 {
-        /// Four codes a byte.
+        /// Four codes a byte: bits 2n, 2n+1 of byte m of half h are element 128h + 32n + m.
         qs: [u8; 64],
         /// Scale.
         d: F16Bits,
     }
 
-    /// 256 elements: each group of eight is an entry of a grid of 256, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 256, with signs: `d * (scale + 0.5) / 4 * entry`.
     BlockIq2Xxs = IQ2_XXS {
         /// Scale.
         d: F16Bits,
@@ -292,7 +293,7 @@ blocks! {
         qs: [[u8; 2]; 32],
     }
 
-    /// 256 elements: each group of eight is an entry of a grid of 512, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 512, with signs: `d * (scale + 0.5) / 4 * entry`.
     BlockIq2Xs = IQ2_XS {
         /// Scale.
         d: F16Bits,
@@ -302,7 +303,7 @@ blocks! {
         scales: [u8; 8],
     }
 
-    /// 256 elements: each group of eight is an entry of a grid of 1024, with signs.
+    /// 256 elements: each group of eight is an entry of a grid of 1024, with signs: `d * (scale + 0.5) / 4 * entry`.
     BlockIq2S = IQ2_S {
         /// Scale.
         d: F16Bits,
@@ -316,7 +317,7 @@ blocks! {
         scales: [u8; 8],
     }
 
-    /// 256 elements: each group of four is an entry of a grid of 256, with signs.
+    /// 256 elements: each group of four is an entry of a grid of 256, with signs: `d * (scale + 0.5) / 2 * entry`.
     BlockIq3Xxs = IQ3_XXS {
         /// Scale.
         d: F16Bits,
@@ -326,7 +327,7 @@ blocks! {
         scales_and_signs: [[u8; 4]; 8],
     }
 
-    /// 256 elements: each group of four is an entry of a grid of 512, with signs.
+    /// 256 elements: each group of four is an entry of a grid of 512, with signs: `d * (2 * scale + 1) * entry`.
     BlockIq3S = IQ3_S {
         /// Scale.
         d: F16Bits,
@@ -340,7 +341,7 @@ blocks! {
         scales: [u8; 4],
     }
 
-    /// 256 elements: each group of eight is an entry of a ternary grid of 2048, shifted.
+    /// 256 elements: each group of eight is an entry of a ternary grid of 2048, shifted: `d * (2 * scale + 1) * (entry ± 1/8)`.
     BlockIq1S = IQ1_S {
         /// Scale.
         d: F16Bits,
@@ -350,7 +351,7 @@ blocks! {
         qh: [[u8; 2]; 8],
     }
 
-    /// 256 elements: each group of eight is an entry of a ternary grid of 2048, shifted per eight.
+    /// 256 elements as those of [`BlockIq1S`], with a shift per eight and a scale per sixteen.
     BlockIq1M = IQ1_M {
         /// Low bytes of the grid indices.
         qs: [u8; 32],
@@ -360,11 +361,11 @@ blocks! {
         scales: [u8; 8],
     }
 
-    /// 256 elements of 4 bits through [`IQ4_VALUES`], with 6-bit scales per 32.
+    /// 256 elements of 4 bits: `d * (scale - 32) * IQ4_VALUES[q]`, with 6-bit scales per 32.
     BlockIq4Xs = IQ4_XS {
-        /// Scale.
+        /// Scale of the scales.
         d: F16Bits,
-        /// High two bits of the scales, little-endian.
+        /// High two bits of the scales, little-endian; see [`BlockIq4Xs::scales`].
         scales_h: [u8; 2],
         /// Low four bits of the scales.
         scales_l: [u8; 4],
@@ -385,6 +386,17 @@ impl BlockMxfp4 {
     pub fn unit(&self) -> f32 {
         let e = u32::from(self.e);
         f32::from_bits(if e < 2 { 1 << (21 + e) } else { (e - 1) << 23 })
+    }
+}
+
+impl BlockNvfp4 {
+    /// One unit of [`FP4_VALUES`] by a byte of [`BlockNvfp4::d`]: half of the E4M3 number without its sign; 0 for 0x7F. ggml tells
+    /// this byte from 0xFF, which counts as 480.
+    #[inline]
+    pub fn unit_of(scale: u8) -> f32 {
+        let number = f32::from_bits(u32::from(scale & 0x7f) << 20);
+        // The exponent field is rebased by a product, which is exact and normalises subnormals by itself.
+        if scale == 0x7f { 0.0 } else { number * f32::from_bits((127 + 119) << 23) }
     }
 }
 
@@ -447,5 +459,60 @@ impl BlockQ8K {
     /// The sum of codes `16 * k` to `16 * k + 15`, for `k` below 16.
     pub fn sum(&self, k: usize) -> i16 {
         i16::from_le_bytes(self.bsums[k])
+    }
+}
+
+/// The sign byte of the 7-bit index of IQ2_XXS, IQ2_XS and IQ3_XXS: bit k set means that element k is negative. The eighth bit
+/// makes the number of minus signs even.
+#[inline]
+pub const fn signs_of_index(index: u8) -> u8 {
+    index | (index.count_ones() as u8 & 1) << 7
+}
+
+impl BlockIq2Xxs {
+    /// Of 32 elements, `b` below 8: the four grid indices, and the word with 7 bits of signs for each and 4 bits of scale.
+    #[inline]
+    pub fn indices_and_word(&self, b: usize) -> ([u8; 4], u32) {
+        let [[i0, i1], [i2, i3], [w0, w1], [w2, w3]] = [0, 1, 2, 3].map(|i| self.qs[4 * b + i]);
+        ([i0, i1, i2, i3], u32::from_le_bytes([w0, w1, w2, w3]))
+    }
+}
+
+impl BlockIq1M {
+    /// The scale of all elements, from the top nibbles of the words of `scales`.
+    #[inline]
+    pub fn d(&self) -> F16Bits {
+        let nibble = |word: usize| u16::from(self.scales[2 * word + 1] >> 4) << (4 * word);
+        F16Bits::from_bits(nibble(0) | nibble(1) | nibble(2) | nibble(3))
+    }
+
+    /// The 3-bit scale of sixteen elements, `s` below 16.
+    #[inline]
+    pub fn scale(&self, s: usize) -> u8 {
+        let word = u16::from_le_bytes([self.scales[s / 4 * 2], self.scales[s / 4 * 2 + 1]]);
+        (word >> (3 * (s % 4)) & 7) as u8
+    }
+}
+
+impl BlockIq4Xs {
+    /// The eight scales, -32 to 31.
+    #[inline]
+    pub fn scales(&self) -> [i8; 8] {
+        let high = u16::from_le_bytes(self.scales_h);
+        std::array::from_fn(|b| {
+            let low = self.scales_l[b / 2] >> (b % 2 * 4) & 15;
+            (low | (high >> (2 * b) & 3) as u8 * 16) as i8 - 32
+        })
+    }
+
+    /// Inverse of [`BlockIq4Xs::scales`]: `scales_h` and `scales_l`.
+    pub fn pack_scales(scales: &[i8; 8]) -> ([u8; 2], [u8; 4]) {
+        let (mut high, mut low) = (0u16, [0; 4]);
+        for (b, &scale) in scales.iter().enumerate() {
+            let bits = (scale.clamp(-32, 31) + 32) as u8;
+            high |= u16::from(bits >> 4) << (2 * b);
+            low[b / 2] |= (bits & 15) << (b % 2 * 4);
+        }
+        (high.to_le_bytes(), low)
     }
 }

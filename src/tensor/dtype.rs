@@ -15,8 +15,8 @@ macro_rules! declared {
 
 macro_rules! dtypes {
     ([] $($name:ident = $number:literal, $block:literal elements in $bytes:literal bytes, aligned $align:literal
-        $(, float $float:ident)? $(, codec $codec:ident within $error:literal)? $(, simd $simd:ident)?
-        $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, float $float:ident)? $(, codec $codec:ident within $error:literal)? $(, decoder $decoder:ident)?
+        $(, simd $simd:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         /// An element type. The discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // ggml's names: Q4_K, IQ2_XXS
@@ -73,6 +73,11 @@ macro_rules! dtypes {
                         $($(DType::$name => declared!($float),)? $(DType::$name => declared!($codec),)?)*
                         _ => false,
                     },
+                    Capability::Decode => match self {
+                        $($(DType::$name => declared!($float),)? $(DType::$name => declared!($codec),)?
+                            $(DType::$name => declared!($decoder),)?)*
+                        _ => false,
+                    },
                     Capability::Simd => match self {
                         $($(DType::$name => declared!($float),)? $(DType::$name => declared!($simd),)?)*
                         _ => false,
@@ -106,6 +111,9 @@ for_each_type! { dtypes!() }
 pub enum Capability {
     /// Rows convert from and to f32 ([`quant`](super::quant)): every CPU op that takes the type runs.
     Convert,
+    /// Rows convert to f32: every CPU op that reads the type runs. The types without [`Capability::Convert`] are i-quants, whose
+    /// codes only a program for making models computes.
+    Decode,
     /// The CPU has vector kernels for products with weights of the type, and a panel layout.
     Simd,
     /// The CUDA kernels read and write the type: copies, rows by index, products and attention.
@@ -118,6 +126,18 @@ impl DType {
     /// The type's number on the wire.
     pub const fn to_wire(self) -> u32 {
         self as u32
+    }
+
+    /// The type, beside F32, in which ggml's products with weights of this type take their second source: rows of it need not be
+    /// rounded to codes again (ggml's `vec_dot_type`).
+    pub const fn partner(self) -> DType {
+        match self {
+            DType::Q4_1 | DType::Q5_1 => DType::Q8_1,
+            _ if self.block_len() == 256 => DType::Q8_K,
+            _ if self.block_len() > 1 => DType::Q8_0,
+            DType::F16 | DType::BF16 => self,
+            _ => DType::F32,
+        }
     }
 
     /// Whether a block has more than one element.
@@ -170,12 +190,13 @@ mod tests {
         }
     }
 
-    /// Vector kernels, CUDA kernels and cache entries require conversion to and from f32.
+    /// Vector kernels require conversion to f32; CUDA kernels and cache entries conversion both ways.
     #[test]
     fn capabilities_build_on_conversion() {
         for &t in DType::ALL {
             assert!(!t.can(Capability::Cache) || t.can(Capability::Cuda), "{t}");
-            assert!(!(t.can(Capability::Cuda) || t.can(Capability::Simd)) || t.can(Capability::Convert), "{t}");
+            assert!(!t.can(Capability::Cuda) || t.can(Capability::Convert), "{t}");
+            assert!(!(t.can(Capability::Convert) || t.can(Capability::Simd)) || t.can(Capability::Decode), "{t}");
             assert!(!t.is_float() || t.can(Capability::Convert), "{t}");
             assert_eq!(t.round_trip_error().is_some(), !t.is_float() && t.can(Capability::Convert), "{t}");
         }

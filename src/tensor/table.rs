@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `float F` | struct of `tensor/quant/float_types.rs` that converts rows of a plain float type, and its rounding in `cpu/simd` |
 //! | `codec B within E` | struct of `tensor/blocks.rs` with a `Codec` in `tensor/quant`; E bounds the error of a round trip ([`DType::round_trip_error`]) |
+//! | `decoder B` | as `codec`, but only to f32: `B` has a `Decoder`. ggml has no quantiser for rows of the type, so nodes that write it are refused |
 //! | `simd S` | the `PanelFormat` and the `RowFormat`s of that name in `cpu/simd` (repacked panels; rows in place, per instruction set); without it products convert to f32 |
 //! | `cuda C` | struct of `kernels/common` with the device-side codec; the manifest compiles its kernels |
 //! | `cache C` | as `cuda`, and FLASH_ATTN_EXT has an entry of its own for K and V of this type |
@@ -31,46 +32,56 @@ macro_rules! for_each_type {
             Q5_0    =  6,  32 elements in  22 bytes, aligned 2, codec BlockQ5_0 within 0.0023, simd Q5_0, cuda Q5_0, cache Q5_0;
             Q5_1    =  7,  32 elements in  24 bytes, aligned 2, codec BlockQ5_1 within 0.0018, simd Q5_1, cuda Q5_1, cache Q5_1;
             Q8_0    =  8,  32 elements in  34 bytes, aligned 2, codec BlockQ8_0 within 4e-5, simd Q8_0, cuda Q8_0, cache Q8_0;
-            Q8_1    =  9,  32 elements in  36 bytes, aligned 2;
+            Q8_1    =  9,  32 elements in  36 bytes, aligned 2, codec BlockQ8_1 within 4e-5;
             Q2_K    = 10, 256 elements in  84 bytes, aligned 2, codec BlockQ2K within 0.08, simd Q2_K, cuda Q2_K;
             Q3_K    = 11, 256 elements in 110 bytes, aligned 2, codec BlockQ3K within 0.024, simd Q3_K, cuda Q3_K;
             Q4_K    = 12, 256 elements in 144 bytes, aligned 2, codec BlockQ4K within 0.0055, simd Q4_K, cuda Q4_K;
             Q5_K    = 13, 256 elements in 176 bytes, aligned 2, codec BlockQ5K within 0.0014, simd Q5_K, cuda Q5_K;
             Q6_K    = 14, 256 elements in 210 bytes, aligned 2, codec BlockQ6K within 0.00035, simd Q6_K, cuda Q6_K;
-            Q8_K    = 15, 256 elements in 292 bytes, aligned 2;
-            IQ2_XXS = 16, 256 elements in  66 bytes, aligned 2;
-            IQ2_XS  = 17, 256 elements in  74 bytes, aligned 2;
-            IQ3_XXS = 18, 256 elements in  98 bytes, aligned 2;
-            IQ1_S   = 19, 256 elements in  50 bytes, aligned 2;
+            Q8_K    = 15, 256 elements in 292 bytes, aligned 2, codec BlockQ8K within 6e-5;
+            IQ2_XXS = 16, 256 elements in  66 bytes, aligned 2, decoder BlockIq2Xxs;
+            IQ2_XS  = 17, 256 elements in  74 bytes, aligned 2, decoder BlockIq2Xs;
+            IQ3_XXS = 18, 256 elements in  98 bytes, aligned 2, decoder BlockIq3Xxs;
+            IQ1_S   = 19, 256 elements in  50 bytes, aligned 2, decoder BlockIq1S;
             IQ4_NL  = 20,  32 elements in  18 bytes, aligned 2, codec BlockIq4Nl within 0.0075, simd IQ4_NL, cuda IQ4_NL, cache IQ4_NL;
-            IQ3_S   = 21, 256 elements in 110 bytes, aligned 2;
-            IQ2_S   = 22, 256 elements in  82 bytes, aligned 2;
-            IQ4_XS  = 23, 256 elements in 136 bytes, aligned 2;
+            IQ3_S   = 21, 256 elements in 110 bytes, aligned 2, decoder BlockIq3S;
+            IQ2_S   = 22, 256 elements in  82 bytes, aligned 2, decoder BlockIq2S;
+            IQ4_XS  = 23, 256 elements in 136 bytes, aligned 2, codec BlockIq4Xs within 0.007;
             I8      = 24,   1 elements in   1 bytes, aligned 1;
             I16     = 25,   1 elements in   2 bytes, aligned 2;
             I32     = 26,   1 elements in   4 bytes, aligned 4;
             I64     = 27,   1 elements in   8 bytes, aligned 8;
             F64     = 28,   1 elements in   8 bytes, aligned 8;
-            IQ1_M   = 29, 256 elements in  56 bytes, aligned 2;
+            IQ1_M   = 29, 256 elements in  56 bytes, aligned 2, decoder BlockIq1M;
             BF16    = 30,   1 elements in   2 bytes, aligned 2, float BF16, cuda BF16, cache BF16;
-            TQ1_0   = 34, 256 elements in  54 bytes, aligned 2;
-            TQ2_0   = 35, 256 elements in  66 bytes, aligned 2;
+            TQ1_0   = 34, 256 elements in  54 bytes, aligned 2, codec BlockTq1_0 within 0.8;
+            TQ2_0   = 35, 256 elements in  66 bytes, aligned 2, codec BlockTq2_0 within 0.8;
             MXFP4   = 39,  32 elements in  17 bytes, aligned 1, codec BlockMxfp4 within 0.015, simd MXFP4, cuda MXFP4;
-            NVFP4   = 40,  64 elements in  36 bytes, aligned 2;
-            Q1_0    = 41, 128 elements in  18 bytes, aligned 2;
-            Q2_0    = 42,  64 elements in  18 bytes, aligned 2;
+            NVFP4   = 40,  64 elements in  36 bytes, aligned 2, codec BlockNvfp4 within 0.011;
+            Q1_0    = 41, 128 elements in  18 bytes, aligned 2, codec BlockQ1_0 within 0.5;
+            Q2_0    = 42,  64 elements in  18 bytes, aligned 2, codec BlockQ2_0 within 0.65;
             F8_E4M3 = 43,   1 elements in   1 bytes, aligned 1, codec BlockF8E4M3 within 0.0013;
         }
     };
 }
 
-/// Calls `$then! { [args] NAME BLOCK LENGTH; ... }` with the block types that have a codec.
+/// Calls `$then! { [args] NAME BLOCK LENGTH; ... }` with the block types that convert from and to f32.
 macro_rules! for_each_codec {
     ($then:ident!($($args:tt)*)) => { $crate::tensor::table::for_each_type! { for_each_codec!($then [$($args)*]) } };
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
-        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, simd $simd:ident)?
-        $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
+        $(, simd $simd:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $block $len;)?)* }
+    };
+}
+
+/// Calls `$then! { [args] NAME BLOCK LENGTH; ... }` with the block types that convert to f32.
+macro_rules! for_each_decoder {
+    ($then:ident!($($args:tt)*)) => { $crate::tensor::table::for_each_type! { for_each_decoder!($then [$($args)*]) } };
+    ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
+        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
+        $(, simd $simd:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $then! { $args $($($name $block $len;)? $($name $decoder $len;)?)* }
     };
 }
 
@@ -78,8 +89,8 @@ macro_rules! for_each_codec {
 macro_rules! for_each_float {
     ($then:ident!($($args:tt)*)) => { $crate::tensor::table::for_each_type! { for_each_float!($then [$($args)*]) } };
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
-        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, simd $simd:ident)?
-        $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
+        $(, simd $simd:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $float;)?)* }
     };
 }
@@ -88,10 +99,10 @@ macro_rules! for_each_float {
 macro_rules! for_each_simd {
     ($then:ident!($($args:tt)*)) => { $crate::tensor::table::for_each_type! { for_each_simd!($then [$($args)*]) } };
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
-        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, simd $simd:ident)?
-        $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
+        $(, simd $simd:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $simd;)?)* }
     };
 }
 
-pub(crate) use {for_each_codec, for_each_float, for_each_simd, for_each_type};
+pub(crate) use {for_each_codec, for_each_decoder, for_each_float, for_each_simd, for_each_type};

@@ -61,14 +61,16 @@ fn the_steps_for_a_type_are_those_of_the_table() {
         let texts: Vec<_> = step.paths.iter().map(|path| read(path)).collect();
         let what = match step.mark.as_deref() {
             None => continue,
-            Some("codec") => Capability::Convert,
+            Some("codec") => Capability::Decode,
             Some("simd") => Capability::Simd,
             Some("cuda") => Capability::Cuda,
             Some(other) => panic!("no capability is called {other}"),
         };
         for dtype in DType::with_capability(what).filter(|t| !t.is_float()) {
             let row = table.lines().find(|line| line.trim_start().starts_with(&format!("{dtype} "))).unwrap();
-            let block = row.split_once("codec ").and_then(|(_, rest)| rest.split(' ').next()).unwrap();
+            let block =
+                ["codec ", "decoder "].iter().find_map(|word| row.split_once(word)).map(|(_, rest)| rest).unwrap();
+            let block = block.split([' ', ',', ';']).next().unwrap();
             let there = texts.iter().any(|text| words(text).contains(dtype.name()) || words(text).contains(block));
             assert!(there, "{:?} do not mention {dtype}", step.paths);
         }
@@ -84,8 +86,8 @@ fn no_other_file_lists_the_types() {
     named.extend(lists(section(&contributing, "Add a type")).into_iter().flatten().flat_map(|step| step.paths));
     // Tests with handwritten bounds and blocks.
     named.insert("src/tensor/quant/tests/mod.rs".to_owned());
-    let types: Vec<_> =
-        DType::with_capability(Capability::Convert).filter(|t| !t.is_float()).map(DType::name).collect();
+    named.insert("src/tensor/quant/tests/golden.rs".to_owned());
+    let types: Vec<_> = DType::with_capability(Capability::Decode).filter(|t| !t.is_float()).map(DType::name).collect();
     for dir in ["src", "bin", "bench", "tests", "scripts", "kernels"] {
         let mut folders = vec![root().join(dir)];
         while let Some(folder) = folders.pop() {
@@ -126,6 +128,7 @@ fn scripts_can_read_the_table_of_types() {
         assert_eq!(able.next().and_then(|n| n.parse().ok()), Some(dtype.alignment()), "{line}");
         let able: BTreeSet<_> = able.map(|declared| declared.split(' ').next().unwrap()).collect();
         let can = |what, words: &[&str]| assert_eq!(dtype.can(what), words.iter().any(|w| able.contains(w)), "{line}");
+        can(Capability::Decode, &["float", "codec", "decoder"]);
         can(Capability::Convert, &["float", "codec"]);
         can(Capability::Simd, &["float", "simd"]);
         can(Capability::Cuda, &["cuda"]);
@@ -164,7 +167,7 @@ fn readme(first: &str) -> String {
 fn the_readme_lists_the_types_and_the_ops() {
     let (types, ops) = (readme("weight types"), readme("ops"));
     let listed: BTreeSet<_> = types.split(", ").collect();
-    assert_eq!(listed, DType::with_capability(Capability::Convert).map(DType::name).collect(), "weight types");
+    assert_eq!(listed, DType::with_capability(Capability::Decode).map(DType::name).collect(), "weight types");
     // The text behind the list is about other ops.
     let list = ops.split(". ").next().unwrap();
     let upper = |word: &&str| word.len() > 1 && word.chars().all(|c| !c.is_ascii_lowercase());

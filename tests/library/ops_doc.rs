@@ -241,10 +241,17 @@ fn set(types: &BTreeSet<DType>) -> String {
         return "any".to_owned();
     }
     let floats = DType::ALL.iter().copied().filter(|t| t.is_float()).collect::<BTreeSet<_>>();
-    let quantised = DType::with_capability(Capability::Convert).filter(|t| t.is_block()).collect();
+    let [quantised, writable, cuda] = [Capability::Decode, Capability::Convert, Capability::Cuda]
+        .map(|what| DType::with_capability(what).filter(|t| t.is_block()).collect::<BTreeSet<_>>());
     let (mut rest, mut words) = (types.clone(), Vec::new());
-    for (name, group) in [("float", &floats), ("quantised", &quantised)] {
-        if types.is_superset(group) {
+    let groups = [
+        ("float", &floats),
+        ("quantised", &quantised),
+        ("quantised (convert)", &writable),
+        ("quantised (cuda)", &cuda),
+    ];
+    for (name, group) in groups {
+        if rest.is_superset(group) {
             rest.retain(|t| !group.contains(t));
             words.push(name.to_owned());
         }
@@ -328,6 +335,7 @@ fn missing_ops() -> String {
 /// The table of element types, in the order of the type table.
 fn type_table() -> String {
     let capabilities = [
+        (Capability::Decode, "decode"),
         (Capability::Convert, "convert"),
         (Capability::Simd, "simd"),
         (Capability::Cuda, "cuda"),

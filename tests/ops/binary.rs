@@ -2,9 +2,10 @@
 
 use crate::devices::devices;
 use fanout::graph::TensorId;
-use fanout::ops::OpCode;
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::NO_EXPERT;
+use fanout::ops::{OpCode, OutputSpec};
+use fanout::tensor::quant::{dequantiser, quantiser};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
 use fanout_testing::inputs::{at, index, normal, uniform};
@@ -71,14 +72,75 @@ fn every_pair_of_float_types_matches_the_oracle() {
             let mut case = Case::new();
             let a = case.leaf(ta, ne, &normal(3, 330));
             let b = case.leaf(tb, ne, &uniform(4, 330, 0.5, 2.0));
-            let dst =
-                case.b.node_with_output(op, &[Some(a), Some(b)], fanout::ops::OutputSpec { dtype: td, ne }).unwrap();
+            let dst = case.b.node_with_output(op, &[Some(a), Some(b)], OutputSpec { dtype: td, ne }).unwrap();
             let case = case.build();
             let want = oracle(f, &case.values(a), ne, &case.values(b), ne);
             for on in devices() {
                 let what = format!("{op:?} {ta} {tb} {td} {}", on.name);
                 assert_close(&case.run(on).values(dst), &want, rounding(td), 1e-7, &what);
             }
+        }
+    }
+}
+
+/// ADD of a quantised source: every type that converts to f32, to f32, to halves and to its own or another quantised type, also in
+/// place.
+#[test]
+fn quantised_sums_match_the_oracle() {
+    let types = DType::ALL.iter().copied().filter(|&t| dequantiser(t).is_some() && !t.is_float());
+    for (k, a_type) in types.enumerate() {
+        let ne = [if k % 2 == 0 { 256 } else { 1280 }, 3, 2, 1];
+        let n = ne.iter().product();
+        let own = quantiser(a_type).map(|_| a_type);
+        for dst_type in [DType::F32, DType::BF16, DType::Q5_1].into_iter().chain(own) {
+            let mut case = Case::new();
+            let (a, b) = (case.leaf(a_type, ne, &normal(5, n)), case.leaf(DType::F32, ne, &uniform(6, n, 0.5, 2.0)));
+            let dst =
+                case.b.node_with_output(Binary::Add, &[Some(a), Some(b)], OutputSpec { dtype: dst_type, ne }).unwrap();
+            let onto = [b, a].into_iter().zip([DType::F32, a_type]).find(|(_, t)| *t == dst_type).map(|(id, _)| id);
+            let mut copy = Case::new();
+            let case = case.build();
+            let sums: Vec<f32> = case.values(a).iter().zip(case.values(b)).map(|(&a, b)| a as f32 + b as f32).collect();
+            let mut want = vec![0; n / dst_type.block_len() * dst_type.block_bytes()];
+            quantiser(dst_type).unwrap()(&sums, &mut want);
+            for on in devices() {
+                assert!(case.run(on).bytes(dst) == want, "{a_type} to {dst_type} {}", on.name);
+            }
+            // In place, on the source of the same type.
+            let Some(onto) = onto else { continue };
+            let (a2, b2) = (copy.leaf(a_type, ne, &normal(5, n)), copy.leaf(DType::F32, ne, &uniform(6, n, 0.5, 2.0)));
+            let target = if onto == a { a2 } else { b2 };
+            let view = copy.b.view(target, TensorDesc::contiguous(dst_type, ne).unwrap(), 0).unwrap();
+            copy.b.node_into(Binary::Add, &[Some(a2), Some(b2)], view).unwrap();
+            let copy = copy.build();
+            for on in devices() {
+                assert!(copy.run(on).bytes(view) == want, "{a_type} onto {dst_type} {}", on.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_sums_of_other_shapes_and_types_are_rejected() {
+    use DType::{F16, F32, I32, Q4_0, Q8_0};
+    let ne = [64, 4, 1, 1];
+    let node = |op, a, (b, bne), dtype| {
+        let mut case = Case::new();
+        let (a, b) = (case.b.leaf(a, ne).unwrap(), case.b.leaf(b, bne).unwrap());
+        let node = case.b.node_with_output(op, &[Some(a), Some(b)], OutputSpec { dtype, ne });
+        node.is_ok().then(|| case.build())
+    };
+    assert!(node(Binary::Add, Q8_0, (F32, [64, 1, 1, 1]), F32).is_none(), "a broadcast b");
+    for (what, case) in [
+        ("a difference", node(Binary::Sub, Q8_0, (F32, ne), F32)),
+        ("a product", node(Binary::Mul, Q4_0, (F32, ne), Q4_0)),
+        ("b of F16", node(Binary::Add, Q8_0, (F16, ne), F32)),
+        ("two quantised sources", node(Binary::Add, Q8_0, (Q8_0, ne), Q8_0)),
+        ("integers", node(Binary::Add, Q8_0, (F32, ne), I32)),
+    ] {
+        let case = case.unwrap_or_else(|| panic!("{what} is for the device to reject"));
+        for on in devices() {
+            assert!(case.try_run(on).is_err(), "{what} {}", on.name);
         }
     }
 }

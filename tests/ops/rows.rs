@@ -23,7 +23,7 @@ fn random_indices(seed: u64, n: usize, below: usize) -> Vec<i64> {
 
 #[test]
 fn get_rows_gathers_rows_of_every_type() {
-    for dtype in writable() {
+    for dtype in DType::ALL.iter().copied().filter(|&t| t == DType::I32 || dequantiser(t).is_some()) {
         let n = 2 * dtype.block_len() + if dtype.is_block() { 0 } else { 1500 };
         let (rows, [k, a2, a3]) = (7, [5, 3, 2]);
         let mut case = Case::new();
@@ -193,7 +193,7 @@ fn indices_out_of_range_are_rejected() {
 
 #[test]
 fn invalid_nodes_are_rejected() {
-    use DType::{F16, F32, I32, I64, Q8_1};
+    use DType::{F16, F32, I16, I32, I64};
     for code in [OpCode::GetRows, OpCode::SetRows] {
         let op = Op::decode(code, &OpParams::default()).unwrap().unwrap();
         assert_eq!((op.code(), op.encode()), (code, OpParams::default()));
@@ -234,8 +234,8 @@ fn invalid_nodes_are_rejected() {
 
     // Whether a type has a conversion is not a matter of the shape rule: the device rejects it.
     let mut case = Case::new();
-    let (table, ids) = (case.b.leaf(Q8_1, [32, 6, 1, 1]).unwrap(), case.b.leaf(I32, [4, 1, 1, 1]).unwrap());
-    assert!(dequantiser(Q8_1).is_none());
+    let (table, ids) = (case.b.leaf(I16, [32, 6, 1, 1]).unwrap(), case.b.leaf(I32, [4, 1, 1, 1]).unwrap());
+    assert!(dequantiser(I16).is_none());
     case.b.node(Rows::GetRows, &[Some(table), Some(ids)]).unwrap();
     let case = case.build();
     for on in devices() {

@@ -1,5 +1,8 @@
 //! Seeded values, and indices of tensors in logical order: dimension 0 fastest.
 
+use fanout::tensor::DType;
+use fanout::tensor::quant::{dequantiser, quantiser};
+
 /// `n` values, roughly normally distributed with mean 0 and standard deviation 1: sums of twelve uniform ones.
 pub fn normal(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -10,6 +13,36 @@ pub fn normal(seed: u64, n: usize) -> Vec<f32> {
 pub fn uniform(seed: u64, n: usize, lo: f32, hi: f32) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..n).map(|_| lo + (hi - lo) * rng.f32()).collect()
+}
+
+/// Writes `values` to a dense row of `dtype`. If the type only converts to f32, its row gets random blocks with finite values about as
+/// large as those passed; the same ones for the same values.
+///
+/// # Panics
+/// If the type has no conversion, or the lengths do not fit.
+pub fn encode_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
+    if let Some(quantise) = quantiser(dtype) {
+        return quantise(values, bytes);
+    }
+    let convert = dequantiser(dtype).expect("a type with a conversion");
+    let mut back = vec![0.0; dtype.block_len()];
+    for (values, bytes) in values.chunks_exact(dtype.block_len()).zip(bytes.chunks_exact_mut(dtype.block_bytes())) {
+        let peak = |values: &[f32]| values.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let wanted = peak(values);
+        let mut rng = fastrand::Rng::with_seed(
+            values.iter().fold(0u64, |hash, x| hash.wrapping_mul(31).wrapping_add(u64::from(x.to_bits()))),
+        );
+        bytes.fill(0);
+        while wanted > 0.0 {
+            rng.fill(bytes);
+            convert(bytes, &mut back);
+            // The largest of NaN and a number is the number, so all values are looked at.
+            let finite = back.iter().all(|x| x.is_finite());
+            if finite && (wanted / 16.0..=4.0 * wanted).contains(&peak(&back)) {
+                break;
+            }
+        }
+    }
 }
 
 /// The logical index of element `i` of a tensor of shape `ne`.

@@ -15,10 +15,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use crate::inputs::encode_row;
 use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use fanout::graph::{Builder, Graph, SlotOffset, TensorId};
 use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
-use fanout::tensor::quant::{dequantiser, quantiser};
+use fanout::tensor::quant::dequantiser;
 use fanout::tensor::{Capability, DType, TensorDesc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,8 +103,10 @@ impl Subject {
 fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
     let family = FAMILIES.iter().find(|row| row.codes.contains(&node.op.code()));
     let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
-    let lacks = |t: DType| t.can(Capability::Convert) && !t.can(Capability::Cuda);
-    family.is_some_and(|row| row.cuda) && !tensors.any(|t| lacks(t.dtype()))
+    // The kernels of ADD take floats only.
+    let sum_of_codes = node.op.code() == OpCode::Add && node.srcs.get(0).is_some_and(|a| !a.dtype().is_float());
+    let lacks = |t: DType| t.can(Capability::Decode) && !t.can(Capability::Cuda);
+    family.is_some_and(|row| row.cuda) && !sum_of_codes && !tensors.any(|t| lacks(t.dtype()))
 }
 
 /// A graph under construction with the values of its leaves.
@@ -295,7 +298,7 @@ fn encode(desc: &TensorDesc, values: &[f32]) -> Vec<u8> {
         if dtype == DType::I32 {
             bytes.copy_from_slice(&(values[0] as i32).to_le_bytes());
         } else {
-            quantiser(dtype).expect("a type with a quantiser")(values, bytes);
+            encode_row(dtype, values, bytes);
         }
     });
     bytes

@@ -8,6 +8,7 @@ use crate::ops::binary::Binary;
 use crate::ops::mul_mat::NO_EXPERT;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::F32;
+use crate::tensor::quant::{dequantiser, quantiser};
 
 pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let dtype = |i| node.srcs.get(i).map(|s| s.dtype());
@@ -19,7 +20,9 @@ pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
         return if fits { Ok(Kernel::new(cost, add_id).with_local(3 * CHUNK)) } else { Err(unsupported_types(node)) };
     }
     // ggml's table lists equal types, and F16 or BF16 with F32. The other pairs of float types need no extra code here.
-    if !(a.is_float() && b.is_float() && dst.is_float()) {
+    let floats = a.is_float() && b.is_float() && dst.is_float();
+    let quantised = op == Binary::Add && dequantiser(a).is_some() && b == F32 && quantiser(dst).is_some();
+    if !(floats || quantised && !a.is_float()) {
         return Err(unsupported_types(node));
     }
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))

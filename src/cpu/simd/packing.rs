@@ -8,6 +8,7 @@
 use super::multiversion::{Multiversion, SimdLevel, run_widest};
 use super::panel_format::{self, PanelFormat};
 use crate::tensor::DType;
+use crate::tensor::blocks::{self, BlockQ8_0, BlockQ8_1, BlockQ8K};
 use crate::tensor::table::{for_each_float, for_each_simd};
 use half::f16;
 
@@ -203,18 +204,35 @@ impl RhsPacking {
             }
             RhsPacking::Codes { sub, shared_scale, int_sums } => {
                 let (quantise, at) = (QuantiseArgs { values, sub, shared_scale, int_sums }, (n, first));
+                let used = (values.len(), sub, int_sums);
                 // Short columns must not pay for initialising large arrays.
                 if values.len() <= SUPERBLOCK {
                     run_widest(QuantisePiece::<SUPERBLOCK, { SUPERBLOCK / QUANT_BLOCK }, { SUPERBLOCK / 16 }>(
                         quantise,
                     ))
-                    .write(&quantise, at, write);
+                    .write(used, at, write);
                 } else {
                     run_widest(QuantisePiece::<RHS_PIECE, { RHS_PIECE / QUANT_BLOCK }, { RHS_PIECE / 16 }>(quantise))
-                        .write(&quantise, at, write);
+                        .write(used, at, write);
                 }
             }
         }
+    }
+
+    /// As [`RhsPacking::pack`], for a column that has codes already: `row` is the whole dense row of `dtype`, Q8_0, Q8_1 or Q8_K. The
+    /// packing is one of codes.
+    pub(crate) fn pack_blocks(self, k: usize, first: usize, dtype: DType, row: &[u8], write: impl FnMut(usize, &[u8])) {
+        let RhsPacking::Codes { sub, int_sums, .. } = self else {
+            debug_assert!(false, "a column of {dtype} beside weights without codes");
+            return;
+        };
+        let mut piece = QuantisedPiece::<RHS_PIECE, { RHS_PIECE / QUANT_BLOCK }, { RHS_PIECE / 16 }>::ZERO;
+        let len = RHS_PIECE.min(k - first);
+        for b in 0..len / QUANT_BLOCK {
+            let (step, codes) = block_of_codes(dtype, row, first / QUANT_BLOCK + b);
+            piece.store_block(b, step, codes, sub, int_sums);
+        }
+        piece.write((len, sub, int_sums), (self.padded(k), first), write);
     }
 
     /// Writes the padding of a column of `k` after its last piece.
@@ -254,14 +272,7 @@ impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Multiversion for 
     #[inline(always)]
     fn run<L: SimdLevel>(self) -> Self::Out {
         let QuantiseArgs { values, sub, shared_scale, int_sums } = self.0;
-        // Initialised with zeros: the padding behind the last block.
-        let mut out = QuantisedPiece {
-            codes: [0; N],
-            scales: [0.0; BLOCKS],
-            sums: [0.0; HALVES],
-            offsets: [0; HALVES],
-            negated: [0; HALVES],
-        };
+        let mut out = QuantisedPiece::ZERO;
         let mut scale = QuantScale::default();
         for (b, block) in values.as_chunks::<QUANT_BLOCK>().0.iter().enumerate() {
             if !shared_scale {
@@ -270,34 +281,54 @@ impl<const N: usize, const BLOCKS: usize, const HALVES: usize> Multiversion for 
                 scale = QuantScale::of_superblock(&values[b * QUANT_BLOCK..][..SUPERBLOCK]);
             }
             let codes = scale.quantise(block);
-            out.codes.as_chunks_mut().0[b] = codes;
-            let [low, high] = sums_of_codes(&codes);
-            out.scales[b] = scale.step;
-            if sub == QUANT_BLOCK {
-                out.sums[b] = low as f32 * scale.step + high as f32 * scale.step;
-                out.store_int_sum(int_sums, b, low + high, &codes);
-            } else {
-                // Blocks 4g to 4g + 3: their first halves, then their second halves.
-                out.sums[b / 4 * 8 + b % 4] = low as f32 * scale.step;
-                out.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * scale.step;
-                let (first, second) = codes.split_at(16);
-                out.store_int_sum(int_sums, 2 * b, low, first);
-                out.store_int_sum(int_sums, 2 * b + 1, high, second);
-            }
+            out.store_block(b, scale.step, codes, sub, int_sums);
         }
         out
     }
 }
 
 impl<const N: usize, const BLOCKS: usize, const HALVES: usize> QuantisedPiece<N, BLOCKS, HALVES> {
-    /// Writes the sections of a column of `n` elements (with padding) from element `first` on.
-    fn write(&self, of: &QuantiseArgs<'_>, (n, first): (usize, usize), mut write: impl FnMut(usize, &[u8])) {
-        let (len, sub) = (of.values.len().next_multiple_of(SUPERBLOCK), of.sub);
+    /// Zeros: also the padding behind the last block.
+    const ZERO: Self = QuantisedPiece {
+        codes: [0; N],
+        scales: [0.0; BLOCKS],
+        sums: [0.0; HALVES],
+        offsets: [0; HALVES],
+        negated: [0; HALVES],
+    };
+
+    /// Stores block `b` and its sums; see [`RhsPacking::Codes`].
+    #[inline(always)]
+    fn store_block(&mut self, b: usize, step: f32, codes: [i8; QUANT_BLOCK], sub: usize, int_sums: IntSums) {
+        self.codes.as_chunks_mut().0[b] = codes;
+        let [low, high] = sums_of_codes(&codes);
+        self.scales[b] = step;
+        if sub == QUANT_BLOCK {
+            self.sums[b] = low as f32 * step + high as f32 * step;
+            self.store_int_sum(int_sums, b, low + high, &codes);
+        } else {
+            // Blocks 4g to 4g + 3: their first halves, then their second halves.
+            self.sums[b / 4 * 8 + b % 4] = low as f32 * step;
+            self.sums[b / 4 * 8 + b % 4 + 4] = high as f32 * step;
+            let (first, second) = codes.split_at(16);
+            self.store_int_sum(int_sums, 2 * b, low, first);
+            self.store_int_sum(int_sums, 2 * b + 1, high, second);
+        }
+    }
+
+    /// Writes the sections of a column of `n` elements (with padding) from element `first` on; `len` elements are in use.
+    fn write(
+        &self,
+        (len, sub, int_sums): (usize, usize, IntSums),
+        (n, first): (usize, usize),
+        mut write: impl FnMut(usize, &[u8]),
+    ) {
+        let len = len.next_multiple_of(SUPERBLOCK);
         write(first, bytemuck::cast_slice(&self.codes[..len]));
         write(n + first / QUANT_BLOCK * 4, bytemuck::cast_slice(&self.scales[..len / QUANT_BLOCK]));
         let end = n + n / QUANT_BLOCK * 4 + n / sub * 4;
         write(end - (n - first) / sub * 4, bytemuck::cast_slice(&self.sums[..len / sub]));
-        match of.int_sums {
+        match int_sums {
             IntSums::None => {}
             IntSums::ZeroOffsets(_) | IntSums::HalfZeroOffsets(_) => {
                 write(end + first / sub * 4, bytemuck::cast_slice(&self.offsets[..len / sub]))
@@ -435,6 +466,18 @@ impl QuantScale {
         const ROUND: f32 = 12_582_912.0;
         values.map(|x| (x * self.inverse + ROUND).to_bits() as i8)
     }
+}
+
+/// Scale and codes of elements `32 * b` and following of a row of Q8_0, Q8_1 or Q8_K.
+fn block_of_codes(dtype: DType, row: &[u8], b: usize) -> (f32, [i8; QUANT_BLOCK]) {
+    match dtype {
+        DType::Q8_0 => blocks::blocks::<BlockQ8_0>(row).get(b).map(|block| (block.d.to_f32(), block.qs)),
+        DType::Q8_1 => blocks::blocks::<BlockQ8_1>(row).get(b).map(|block| (block.d.to_f32(), block.qs)),
+        _ => blocks::blocks::<BlockQ8K>(row)
+            .get(b / (SUPERBLOCK / QUANT_BLOCK))
+            .map(|block| (block.scale(), block.qs.as_chunks().0[b % (SUPERBLOCK / QUANT_BLOCK)])),
+    }
+    .unwrap_or((0.0, [0; QUANT_BLOCK]))
 }
 
 /// The largest magnitude; not finite if any value is not finite. The length is a multiple of 16.

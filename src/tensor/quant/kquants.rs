@@ -1,8 +1,8 @@
-//! The K types: blocks of 256 elements in sub-blocks of 16 or 32, with quantised sub-block scales.
+//! The K types: blocks of 256 elements in sub-blocks of 16 or 32, with quantised sub-block scales. Q8_K has a single scale.
 
 use super::Codec;
 use super::kquant_fit::{AffineFit, SymmetricFit};
-use crate::tensor::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::tensor::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8K};
 use crate::tensor::blocks::{F16Bits, pack_scales_mins, unpack_scales_mins};
 
 const N: usize = 256;
@@ -170,5 +170,28 @@ impl Codec<N> for BlockQ6K {
         let fit = SymmetricFit::fit(values, 32, 128);
         let codes = bytemuck::cast(fit.codes);
         BlockQ6K { ql: CROSSED.pack(&codes), qh: pack_bit_pairs(&codes, 4), scales: fit.scales, d: fit.d }
+    }
+}
+
+impl Codec<N> for BlockQ8K {
+    fn unpack(&self, values: &mut Values) {
+        let d = self.scale();
+        *values = self.qs.map(|q| f32::from(q) * d);
+    }
+
+    /// The value of largest magnitude, the first of equals, gets the code -127; the scale has its sign, negated.
+    fn pack(values: &Values) -> Self {
+        // Adding 1.5 * 2^23 puts the nearest integer, ties to even, into the low bits.
+        const ROUND: f32 = 12_582_912.0;
+        let peak = values.iter().fold(0f32, |peak, &x| if x.abs() > peak.abs() { x } else { peak });
+        if peak == 0.0 {
+            return bytemuck::Zeroable::zeroed();
+        }
+        let inverse = -127.0 / peak;
+        let code = |x: f32| (((x * inverse + ROUND).to_bits() & 0x7f_ffff) as i32 - 0x40_0000).clamp(-127, 127) as i8;
+        let qs = values.map(code);
+        let sum = |codes: &[i8; 16]| codes.iter().map(|&q| i16::from(q)).sum::<i16>().to_le_bytes();
+        let bsums = bytemuck::cast::<_, [[i8; 16]; 16]>(qs).each_ref().map(sum);
+        BlockQ8K { d: (1.0 / inverse).to_le_bytes(), qs, bsums }
     }
 }

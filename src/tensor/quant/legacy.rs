@@ -1,10 +1,11 @@
-//! Types with blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4.
+//! Types with blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, IQ4_NL, MXFP4.
 //!
 //! Codes are computed with the scale before its rounding to f16, as in ggml's reference quantisers (ggml-quants.c). Casts
 //! saturate, so codes are in range even if the inverse of a scale overflows.
 
 use super::Codec;
-use crate::tensor::blocks::{BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use super::nvfp4::{FP4_MIDPOINTS, nearest_fp4};
+use crate::tensor::blocks::{BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, BlockQ8_1};
 use crate::tensor::blocks::{F16Bits, FP4_VALUES, IQ4_VALUES};
 
 const N: usize = 32;
@@ -12,9 +13,6 @@ type Values = [f32; N];
 
 /// Magnitudes below this make IQ4_NL blocks of zeros: their squares, the weights of the fit, would vanish.
 const IQ4_ZERO: f32 = 1e-15;
-
-/// The thresholds between codes of an FP4 magnitude: midpoints of neighbouring values in the first half of the table.
-const FP4_MIDPOINTS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
 /// Splits bytes into 32 codes: low nibbles first, then high ones.
 fn nibbles(qs: &[u8; 16]) -> [u8; N] {
@@ -156,6 +154,21 @@ impl Codec<N> for BlockQ8_0 {
     }
 }
 
+impl Codec<N> for BlockQ8_1 {
+    fn unpack(&self, values: &mut Values) {
+        let d = self.d.to_f32();
+        *values = self.qs.map(|q| f32::from(q) * d);
+    }
+
+    fn pack(values: &Values) -> Self {
+        let d = max_abs(values) / 127.0;
+        let id = inverse(d);
+        let qs = values.map(|x| round_code(x * id));
+        let sum: i32 = qs.iter().map(|&q| i32::from(q)).sum();
+        BlockQ8_1 { d: F16Bits::from_f32(d), s: F16Bits::from_f32(sum as f32 * d), qs }
+    }
+}
+
 /// Rounds to the nearest of -127 to 127, halves away from zero: `f32::round`, but without its call per element.
 fn round_code(x: f32) -> i8 {
     let x = x.clamp(-127.0, 127.0);
@@ -176,10 +189,7 @@ impl Codec<N> for BlockMxfp4 {
         let block = BlockMxfp4 { e, qs: [0; 16] };
         // Products with a power of two are exact, so each comparison is that of the true distances.
         let midpoints = FP4_MIDPOINTS.map(|m| m * block.unit());
-        let codes = values.map(|x| {
-            let magnitude = midpoints.iter().map(|&m| u8::from(x.abs() > m)).sum::<u8>();
-            if magnitude > 0 && x < 0.0 { magnitude | 8 } else { magnitude }
-        });
+        let codes = values.map(|x| nearest_fp4(x, &midpoints));
         BlockMxfp4 { e, qs: pack_nibbles(&codes) }
     }
 }

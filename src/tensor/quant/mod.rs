@@ -2,19 +2,24 @@
 //! [`dequantiser`] and [`quantiser`].
 //!
 //! The formulas are ggml's (ggml-quants.c). Dequantisation gives the exact value of the formula, rounded once to f32.
-//! Quantisation gives the same codes and scales as ggml, except for the K types, which use a different least-squares fit
-//! (`kquant_fit.rs`).
+//! Quantisation gives the same codes and scales as ggml, except for the K types and IQ4_XS, which use different least-squares
+//! fits (`kquant_fit.rs`, `iq4_xs.rs`).
 
 mod float_types;
+pub(crate) mod grids;
+mod iq4_xs;
+mod iquants;
 mod kquant_fit;
 mod kquants;
 mod legacy;
+mod low_bit;
+mod nvfp4;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use super::DType;
 use super::blocks::{self, Block};
-use super::table::{for_each_codec, for_each_float};
+use super::table::{for_each_codec, for_each_decoder, for_each_float};
 
 /// A function that converts a dense row of a type to f32.
 ///
@@ -25,7 +30,7 @@ pub type Dequantise = fn(&[u8], &mut [f32]);
 /// A function that converts f32 to a dense row of a type. Lengths as for [`Dequantise`].
 pub type Quantise = fn(&[f32], &mut [u8]);
 
-/// `$row` of the block of `$dtype`; `None` for types without a codec.
+/// `$row` of the block of `$dtype`; `None` for other types than those listed.
 macro_rules! of_codec {
     ([$dtype:ident $row:ident] $($name:ident $block:ident $len:literal;)*) => {
         match $dtype {
@@ -45,10 +50,10 @@ macro_rules! of_float {
     };
 }
 
-/// The conversion from rows of `dtype` to f32; `None` for a type without [`Capability::Convert`](super::Capability::Convert).
+/// The conversion from rows of `dtype` to f32; `None` for a type without [`Capability::Decode`](super::Capability::Decode).
 pub fn dequantiser(dtype: DType) -> Option<Dequantise> {
     fn of_block(dtype: DType) -> Option<Dequantise> {
-        for_each_codec!(of_codec!(dtype unpack_row))
+        for_each_decoder!(of_codec!(dtype unpack_row))
     }
     for_each_float!(of_float!(dtype dequantise else of_block(dtype)))
 }
@@ -63,6 +68,18 @@ pub fn quantiser(dtype: DType) -> Option<Quantise> {
     for_each_float!(of_float!(dtype quantise else of_block(dtype)))
 }
 
+/// A block of `N` elements that converts to f32.
+trait Decoder<const N: usize>: Block {
+    /// Dequantises every element.
+    fn decode(&self, values: &mut [f32; N]);
+}
+
+impl<B: Codec<N>, const N: usize> Decoder<N> for B {
+    fn decode(&self, values: &mut [f32; N]) {
+        self.unpack(values);
+    }
+}
+
 /// A block of `N` elements that converts to and from f32.
 trait Codec<const N: usize>: Block {
     /// Dequantises every element.
@@ -72,10 +89,10 @@ trait Codec<const N: usize>: Block {
     fn pack(values: &[f32; N]) -> Self;
 }
 
-fn unpack_row<B: Codec<N>, const N: usize>(bytes: &[u8], values: &mut [f32]) {
+fn unpack_row<B: Decoder<N>, const N: usize>(bytes: &[u8], values: &mut [f32]) {
     debug_assert_eq!(Some(bytes.len()), B::DTYPE.row_bytes(values.len()), "a dense row of {}", B::DTYPE);
     for (block, chunk) in blocks::blocks::<B>(bytes).iter().zip(values.as_chunks_mut::<N>().0) {
-        block.unpack(chunk);
+        block.decode(chunk);
     }
 }
 

@@ -141,7 +141,7 @@ impl FuzzGenerator<'_> {
     fn weight_type(&mut self) -> DType {
         // The common types are in the list twice.
         let types: Vec<_> =
-            [F32, F16, DType::Q8_0].into_iter().chain(DType::with_capability(Capability::Convert)).collect();
+            [F32, F16, DType::Q8_0].into_iter().chain(DType::with_capability(Capability::Decode)).collect();
         self.pick(&types)
     }
 

@@ -6,8 +6,8 @@ use fanout::device::{Buffer, Device, DeviceError, ImportHost, MappedFile, Memory
 use fanout::graph::{Builder, Graph};
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::unary::Unary;
-use fanout::tensor::quant::quantiser;
 use fanout::tensor::{Capability, DType, TensorDesc};
+use fanout_testing::inputs::encode_row;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
 /// A weight of each type with a codec, one after another in a file, with its offset.
 fn weights_file() -> (NamedTempFile, Vec<(TensorDesc, u64)>) {
     let (mut bytes, mut weights) = (vec![0; 32], Vec::new());
-    for dtype in DType::with_capability(Capability::Convert) {
+    for dtype in DType::with_capability(Capability::Decode) {
         let a = TensorDesc::contiguous(dtype, [512, 144, 1, 1]).unwrap();
         let start = bytes.len();
         bytes.resize((start + a.extent()).next_multiple_of(32), 0);
-        quantiser(dtype).unwrap()(&values(512 * 144, 1), &mut bytes[start..][..a.extent()]);
+        encode_row(dtype, &values(512 * 144, 1), &mut bytes[start..][..a.extent()]);
         weights.push((a, start as u64));
     }
     let mut file = NamedTempFile::new().unwrap();

@@ -157,8 +157,13 @@ impl GemmPlan {
         for piece in pieces {
             let (row, first) = (piece / per_row, piece % per_row * RHS_PIECE);
             let [i1, i2, i3] = b.desc().row_index(row);
-            let values = b.fetch([first, i1, i2, i3], &mut buffer[..RHS_PIECE.min(self.k - first)]);
-            packing.pack(self.k, first, values, |at, part| write(row * self.stride + at, part));
+            let write = |at: usize, part: &[u8]| write(row * self.stride + at, part);
+            if b.desc().dtype().is_block() {
+                packing.pack_blocks(self.k, first, b.desc().dtype(), b.row([i1, i2, i3]), write);
+            } else {
+                let values = b.fetch([first, i1, i2, i3], &mut buffer[..RHS_PIECE.min(self.k - first)]);
+                packing.pack(self.k, first, values, write);
+            }
         }
     }
 }

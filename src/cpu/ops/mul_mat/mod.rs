@@ -25,7 +25,8 @@ const ID_COST: usize = 32;
 pub(super) fn select(op: MulMat, node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel, Unsupported> {
     let (Some(a), Some(b)) = (node.srcs.get(0), node.srcs.get(1)) else { return Err(unsupported_types(node)) };
     let both_float = a.dtype().is_float() && b.dtype().is_float();
-    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || both_float) {
+    if dequantiser(a.dtype()).is_none() || !(b.dtype() == DType::F32 || both_float || b.dtype() == a.dtype().partner())
+    {
         return Err(unsupported_types(node));
     }
     // Cost: one element of a takes a quarter of the time of an element-wise op per column.

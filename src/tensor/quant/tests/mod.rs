@@ -1,6 +1,7 @@
 //! Tests of the conversions: against element-wise f64 formulas ([`oracle`]), against blocks worked out by hand, and by error
 //! bounds.
 
+mod golden;
 pub(crate) mod oracle;
 
 use super::{dequantiser, quantiser};
@@ -55,7 +56,7 @@ fn every_type_dequantises_by_its_formula() {
     let mut rng = fastrand::Rng::with_seed(1);
     // Scales: zero of both signs, one, subnormals, the largest, and negative ones; then finite random bits.
     let special = [0, 0x8000, 0x3c00, 1, 0x8001, 0x03ff, 0x7bff, 0xfbff, 0xb800];
-    for dtype in convertible_types() {
+    for dtype in DType::with_capability(Capability::Decode) {
         for case in 0..200 {
             let mut block: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(dtype.block_bytes()).collect();
             match case % 4 {
@@ -302,6 +303,8 @@ fn constant_and_zero_rows_keep_their_value() {
             let tolerance = match dtype {
                 DType::MXFP4 => 0.25,
                 DType::F8_E4M3 => 0.11,
+                // Scales with 4 bits of significand, 2 of them below a block's value of 0.09.
+                DType::NVFP4 => 0.11,
                 _ => 0.004,
             };
             for y in round_trip(dtype, &[x; 256]) {
@@ -367,9 +370,9 @@ fn mismatched_lengths_panic_only_in_debug_builds() {
 }
 
 #[test]
-fn only_convertible_types_have_converters() {
+fn only_types_with_the_capability_have_converters() {
     for &dtype in DType::ALL {
-        assert_eq!(dequantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");
+        assert_eq!(dequantiser(dtype).is_some(), dtype.can(Capability::Decode), "{dtype}");
         assert_eq!(quantiser(dtype).is_some(), dtype.can(Capability::Convert), "{dtype}");
     }
 }
