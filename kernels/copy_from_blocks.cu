@@ -7,6 +7,7 @@
 #include "common/copy.cuh"
 #include "common/ids.cuh"
 #include "common/quants.cuh"
+#include "common/quants_i.cuh"
 
 struct CopyFromBlocksArgs {
     const u8 *x, *ids;

@@ -12,6 +12,7 @@ version for kernels that use newer features than their target requires; options 
 `each=CAPABILITY` expands a line to one line per element type with that capability (scripts/type_table.py: cuda, cache,
 block-cuda ...). In its options, `{name}` is the type's name in lower case and `{TYPE}` its struct on the device. Kernels include
 the same list as "block_types.inc": EACH_BLOCK_TYPE(X) expands to X(number on the wire, struct) for each block type with CUDA kernels.
+The grids of the i-quants are "grids.inc", from src/tensor/quant/grids.rs.
 """
 
 import argparse
@@ -157,8 +158,10 @@ class Nvrtc:
         program = ctypes.c_void_p()
         # This name appears in messages and line tables; it is relative, so that the PTX does not depend on the folder.
         source, name = path.read_bytes(), unit.source.encode()
-        header, include = (ctypes.c_char_p * 1)(block_types().encode()), (ctypes.c_char_p * 1)(b"block_types.inc")
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, 1, header, include)
+        generated = {"block_types.inc": block_types(), "grids.inc": type_table.grids()}
+        texts = (ctypes.c_char_p * len(generated))(*(text.encode() for text in generated.values()))
+        names = (ctypes.c_char_p * len(generated))(*(header.encode() for header in generated))
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name, len(generated), texts, names)
         try:
             options = [f"--gpu-architecture=compute_{unit.target}", *COMMON_OPTIONS, *unit.options, *self.includes]
             options.append(f"--include-path={path.parent}")
@@ -189,7 +192,7 @@ def folder_of(path):
 def block_types():
     """Returns the text of block_types.inc, in the order of the type numbers on the wire."""
     types = sorted(type_table.that_can("block-cuda"), key=lambda row: row.number)
-    return "#define EACH_BLOCK_TYPE(X) " + " ".join(f"X({row.number}, {row.declared['cuda']})" for row in types) + "\n"
+    return "#define EACH_BLOCK_TYPE(X) " + " ".join(f"X({row.number}, {row.on_device()})" for row in types) + "\n"
 
 
 def expand(line):
@@ -201,7 +204,7 @@ def expand(line):
     plain = [word for word in words if not word.startswith("each=")]
     replaced = []
     for row in type_table.that_can(capability[0]):
-        names = {"{name}": row.name.lower(), "{TYPE}": row.declared["cuda"]}
+        names = {"{name}": row.name.lower(), "{TYPE}": row.on_device()}
         replaced.append([re.sub(r"\{\w+\}", lambda found: names.get(found[0], found[0]), word) for word in plain])
     return replaced
 

@@ -2,7 +2,8 @@
 """The table of element types, src/tensor/table.rs, for scripts: lists the types and their capabilities.
 
     type_table.py                   # all rows
-    type_table.py --list cuda       # names of the types with a capability, one per line: decode, convert, simd, cuda or cache
+    type_table.py --list cuda       # names of the types with a capability, one per line:
+                                    # decode, convert, simd, gather, cuda or cache
 
 `block` in front of a capability (`--list block-cuda`) leaves the plain types out.
 """
@@ -17,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BESIDE = HERE / "table.rs"
 SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
 ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
-CAPABILITIES = ("decode", "convert", "simd", "cuda", "cache")
+CAPABILITIES = ("decode", "convert", "simd", "gather", "cuda", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,10 @@ class Type:
     alignment: int
     declared: dict  # capabilities: first word, and the words behind it
 
+    def on_device(self):
+        """The struct of kernels/common."""
+        return self.declared.get("cuda") or self.declared["gather"]
+
     def can(self, what):
         """Whether the type has a capability, as `DType::can` defines it."""
         if what.startswith("block-"):
@@ -41,6 +46,7 @@ class Type:
             "decode": ("float", "codec", "decoder"),
             "convert": ("float", "codec"),
             "simd": ("float", "simd"),
+            "gather": ("gather", "cuda"),
         }.get(what, (what,))
         return any(name in self.declared for name in names)
 
@@ -61,6 +67,21 @@ def rows():
 def that_can(what):
     """Returns the types with a capability."""
     return [row for row in rows() if row.can(what)]
+
+
+def grids():
+    """Returns the grids of the i-quants, src/tensor/quant/grids.rs, as functions in CUDA C++ from an index to an entry's code."""
+    source = HERE.parent / "src/tensor/quant/grids.rs"
+    text = source.read_text().replace("0o", "0")  # octal numbers of C++
+    found = re.findall(r"const CODES_(\w+): \[u16; (\d+)\] = \[(.*?)\];", text, re.DOTALL)
+    if not found:
+        raise ValueError(f"{source} has no grids")
+    # The tables are local to templates, so that PTX that does not use them does not contain them.
+    return "".join(
+        f"template <int> __device__ __forceinline__ unsigned grid_{name.lower()}(unsigned i) {{\n"
+        f"static __device__ const unsigned short codes[{n}] = {{{codes}}};\nreturn codes[i];\n}}\n"
+        for name, n, codes in found
+    )
 
 
 def main():

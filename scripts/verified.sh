@@ -34,7 +34,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The inputs: files, and folders with all files that git tracks or would add. tests/layout compares the lists with the table of
 # layers and with the scripts. The AArch64 tests run the CPU device, so its layer and all lower layers are inputs.
 aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/setters.rs src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
-ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
+ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs src/tensor/quant/grids.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
 
 # Versions of the tools that the repository does not pin. build_ptx.py pins those of NVRTC and ptxas.
 tools() {

@@ -2,14 +2,15 @@
 // src/tensor/blocks.rs. The values are bit for bit those of the CPU's dequantisers (src/tensor/quant). load8 and load1 of
 // Blocks are the interface that types.cuh describes.
 //
-// The types are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (blocks of 256). Each type defines
+// The types are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (the K types). quants_low_bit.cuh and quants_i.cuh have the
+// types without products on CUDA; a file that decodes them includes them. Each type defines
 //
 //     codes8<ALIGN>(block, j, codes)   the codes of elements j to j + 7 of the block, one byte each; j is a multiple of 8
 //     ZERO                             the code of the value 0
 //     scale8<ALIGN>(block, j)          the scale of these eight elements: Symmetric or Affine
 //
 // where the block's address is a multiple of ALIGN bytes. Integer products can use the codes directly. For files that define
-// MAKES_BLOCKS before their first #include, each type also defines
+// MAKES_BLOCKS before their first #include, each type with the capability `cuda` also defines
 //
 //     pack(T, x, block)                one thread quantises one block, byte for byte as the CPU's quantiser; x(i) is
 //                                      element i of the T::LEN elements, in f32; the block's address is even (MXFP4: any)

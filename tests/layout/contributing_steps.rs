@@ -131,6 +131,7 @@ fn scripts_can_read_the_table_of_types() {
         can(Capability::Decode, &["float", "codec", "decoder"]);
         can(Capability::Convert, &["float", "codec"]);
         can(Capability::Simd, &["float", "simd"]);
+        can(Capability::Gather, &["gather", "cuda"]);
         can(Capability::Cuda, &["cuda"]);
         can(Capability::Cache, &["cache"]);
     }
@@ -146,7 +147,7 @@ fn kernels_of_types_are_built() {
         for (stem, there) in [
             ("mul_mat", cuda),
             ("copy_to", cuda && dtype.is_block()),
-            ("copy_from", cuda && dtype.is_block()),
+            ("copy_from", dtype.can(Capability::Gather) && dtype.is_block()),
             ("flash_attn", dtype.can(Capability::Cache)),
         ] {
             let file = format!("{stem}_{name}.sm_75.ptx");

@@ -338,6 +338,7 @@ fn type_table() -> String {
         (Capability::Decode, "decode"),
         (Capability::Convert, "convert"),
         (Capability::Simd, "simd"),
+        (Capability::Gather, "gather"),
         (Capability::Cuda, "cuda"),
         (Capability::Cache, "cache"),
     ];

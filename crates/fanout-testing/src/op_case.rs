@@ -105,7 +105,9 @@ fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
     let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
     // The kernels of ADD take floats only.
     let sum_of_codes = node.op.code() == OpCode::Add && node.srcs.get(0).is_some_and(|a| !a.dtype().is_float());
-    let lacks = |t: DType| t.can(Capability::Decode) && !t.can(Capability::Cuda);
+    let reads_rows = matches!(node.op.code(), OpCode::GetRows | OpCode::Cpy) && node.dst.dtype().is_float();
+    let needed = if reads_rows { Capability::Gather } else { Capability::Cuda };
+    let lacks = |t: DType| t.can(Capability::Decode) && !t.can(needed);
     family.is_some_and(|row| row.cuda) && !sum_of_codes && !tensors.any(|t| lacks(t.dtype()))
 }
 

@@ -17,7 +17,7 @@ pub(super) fn select(_: CopyOp, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
         let ys = if y.is_contiguous() { BlockTarget::Dense } else { BlockTarget::Strided(on.shape(y)?) };
         let launch = to_blocks(on, flattened_shape(on, x, to.block_len())?, ys, [Ptr::Src(0), Ptr::Null, Ptr::Null])?;
         Ok(NodeLaunches { launches: vec![launch], scratch: 0 })
-    } else if has_blocks(from) && to.is_float() {
+    } else if reads_blocks(from) && to.is_float() {
         let block = from.block_len();
         from_blocks(on, flattened_shape(on, x, block)?, flattened_shape(on, y, block)?, None)
     } else {
@@ -28,6 +28,11 @@ pub(super) fn select(_: CopyOp, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
 /// Whether kernels/common/copy.cuh can convert between two plain types.
 fn can_convert(from: DType, to: DType) -> bool {
     from.is_float() && (to.is_float() || to == I32) || (from, to) == (I32, F32)
+}
+
+/// Whether kernels can dequantise this type.
+pub(super) fn reads_blocks(dtype: DType) -> bool {
+    dtype.is_block() && dtype.can(Capability::Gather)
 }
 
 /// Whether kernels can quantise to and dequantise from this type.

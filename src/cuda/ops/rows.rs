@@ -1,6 +1,6 @@
 //! Launches of GET_ROWS and SET_ROWS: kernels/rows.cu for plain types; the quantising and dequantising copies for block types.
 
-use super::copy::{BlockTarget, RowPartition, from_blocks, has_blocks, to_blocks};
+use super::copy::{BlockTarget, RowPartition, from_blocks, has_blocks, reads_blocks, to_blocks};
 use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks};
 use crate::ops::rows::Rows;
 use crate::tensor::DType::{F16, F32, I16, I32, I64};
@@ -67,7 +67,7 @@ fn get_rows(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let types = match (table.dtype(), dst.dtype()) {
         (I32, I32) => [F32, F32],
         (from, F32) if from.is_float() => [from, F32],
-        (from, F32) if has_blocks(from) => return from_blocks(on, xs, ys, Some(list)),
+        (from, F32) if reads_blocks(from) => return from_blocks(on, xs, ys, Some(list)),
         _ => return Err(on.unsupported_types()),
     };
     let partition = row_partition(on, dst)?;

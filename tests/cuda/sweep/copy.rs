@@ -14,6 +14,11 @@ pub fn block_types() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
+/// The block types with dequantising kernels.
+pub fn readable_block_types() -> impl Iterator<Item = DType> {
+    DType::with_capability(Capability::Gather).filter(|t| t.is_block())
+}
+
 /// A permuted layout: dimension `order[0]` has the smallest stride, then `order[1]` and so on, with `gap` unused blocks behind
 /// each row of `order[0]`.
 pub fn permuted(dtype: DType, ne: [usize; 4], order: [usize; 4], gap: usize) -> TensorDesc {
@@ -154,12 +159,19 @@ fn quantising_copies(sweep: &Sweep) {
             let dst = permuted(dtype, ne, [0, 2, 1, 3], 1);
             convert(sweep, permuted(float, ne, packed, 0), dtype, [4 * n, 3, 1, 1], None);
             convert(sweep, permuted(float, ne, packed, 1), dtype, ne, Some(dst));
+        }
+        convert(sweep, permuted(F32, ne, [1, 0, 2, 3], 0), dtype, ne, None);
+        let many = [n, if n == 32 { 131 } else { 33 }, 1, 1];
+        convert(sweep, permuted(F32, many, packed, 0), dtype, many, None);
+    }
+    for dtype in readable_block_types() {
+        let n = dtype.block_len();
+        let ne = [2 * n, 3, 2, 1];
+        let packed = [0, 1, 2, 3];
+        for float in [F32, F16, BF16] {
             convert(sweep, permuted(dtype, ne, packed, 0), float, [n, 12, 1, 1], None);
             convert(sweep, permuted(dtype, ne, [1, 0, 2, 3], 1), float, ne, Some(permuted(float, ne, packed, 3)));
         }
-        convert(sweep, permuted(F32, ne, [1, 0, 2, 3], 0), dtype, ne, None);
         convert(sweep, permuted(dtype, ne, packed, 0), F32, ne, Some(permuted(F32, ne, [1, 2, 0, 3], 0)));
-        let many = [n, if n == 32 { 131 } else { 33 }, 1, 1];
-        convert(sweep, permuted(F32, many, packed, 0), dtype, many, None);
     }
 }
