@@ -286,9 +286,10 @@ def qwen3next_block(w, size, block: str, i: int) -> None:
     ffn(w, block, width, size.ff // 2, "_shexp")
 
 
-def rwkv_keys(w: gguf.GGUFWriter, size) -> None:
+def rwkv_keys(w: gguf.GGUFWriter, size, shifts: int = 2) -> None:
+    """`shifts`: how many activations of the previous token a block mixes with those of the current one."""
     w.add_wkv_head_size(size.width // size.heads)
-    w.add_token_shift_count(2)
+    w.add_token_shift_count(shifts)
 
 
 def rwkv_norms(w, size, block: str, i: int) -> None:
@@ -307,29 +308,44 @@ def low_rank(w, block: str, first: str, second: str, width: int, rank: int) -> N
     w.matrix(f"{block}.{second}.weight", width, rank, dtype="f32")
 
 
-def rwkv6_keys(w: gguf.GGUFWriter, size) -> None:
-    rwkv_keys(w, size)
+def rwkv6_keys(w: gguf.GGUFWriter, size, shifts: int = 2) -> None:
+    rwkv_keys(w, size, shifts)
     w.add_time_mix_extra_dim(RWKV_RANK)
     w.add_time_decay_extra_dim(RWKV_DECAY_RANK)
+
+
+def rwkv6_time_mix(w, block: str, width: int) -> None:
+    w.matrix(f"{block}.time_mix_w1.weight", 5 * RWKV_RANK, width, dtype="f32")
+    w.matrix(f"{block}.time_mix_w2.weight", width, RWKV_RANK, 5, dtype="f32")
+    w.vector(f"{block}.time_mix_lerp_x.weight", (1, 1, width), 0.5)
+    w.vector(f"{block}.time_mix_lerp_fused.weight", (5, 1, 1, width), 0.5)
+    w.vector(f"{block}.time_mix_decay.weight", width, -1.0)
+    low_rank(w, block, "time_mix_decay_w1", "time_mix_decay_w2", width, RWKV_DECAY_RANK)
+    for part in ("key", "value", "receptance", "gate", "output"):
+        w.matrix(f"{block}.time_mix_{part}.weight", width, width)
 
 
 def rwkv6_block(w, size, block: str, i: int) -> None:
     width = size.width
     rwkv_norms(w, size, block, i)
-    w.matrix(f"{block}.time_mix_w1.weight", 5 * RWKV_RANK, width, dtype="f32")
-    w.matrix(f"{block}.time_mix_w2.weight", width, RWKV_RANK, 5, dtype="f32")
-    w.vector(f"{block}.time_mix_lerp_x.weight", (1, 1, width), 0.5)
-    w.vector(f"{block}.time_mix_lerp_fused.weight", (5, 1, 1, width), 0.5)
+    rwkv6_time_mix(w, block, width)
     w.vector(f"{block}.time_mix_first.weight", (size.heads, width // size.heads), 0.5)
-    w.vector(f"{block}.time_mix_decay.weight", width, -1.0)
-    low_rank(w, block, "time_mix_decay_w1", "time_mix_decay_w2", width, RWKV_DECAY_RANK)
-    for part in ("key", "value", "receptance", "gate", "output"):
-        w.matrix(f"{block}.time_mix_{part}.weight", width, width)
     w.vector(f"{block}.channel_mix_lerp_k.weight", (1, 1, width), 0.5)
     w.vector(f"{block}.channel_mix_lerp_r.weight", (1, 1, width), 0.5)
     w.matrix(f"{block}.channel_mix_key.weight", size.ff, width)
     w.matrix(f"{block}.channel_mix_value.weight", width, size.ff)
     w.matrix(f"{block}.channel_mix_receptance.weight", width, width)
+
+
+def rwkv6qwen2_keys(w: gguf.GGUFWriter, size) -> None:
+    rwkv6_keys(w, size, shifts=1)
+
+
+def rwkv6qwen2_block(w, size, block: str, _: int) -> None:
+    w.vector(f"{block}.attn_norm.weight", size.width, 1.0)
+    rwkv6_time_mix(w, block, size.width)
+    w.vector(f"{block}.ffn_norm.weight", size.width, 1.0)
+    ffn(w, block, size.width, size.ff)
 
 
 def rwkv7_keys(w: gguf.GGUFWriter, size) -> None:
@@ -372,6 +388,7 @@ ARCHS = {
     "mamba": Arch("mamba", mamba_keys, mamba_block, attention=False),  # convolution and scan of a state
     "mamba2": Arch("mamba2", mamba2_keys, mamba2_block, attention=False),  # as mamba, with heads and groups
     "rwkv6": Arch("rwkv6", rwkv6_keys, rwkv6_block, attention=False),  # a linear recurrence with data-dependent decay
+    "rwkv6qwen2": Arch("rwkv6qwen2", rwkv6qwen2_keys, rwkv6qwen2_block, attention=False),  # gated linear attention
     "rwkv7": Arch("rwkv7", rwkv7_keys, rwkv7_block, attention=False),  # as rwkv6, with a delta rule
     # A gated delta net, attention, and experts.
     "qwen3next": Arch("qwen3next", qwen3next_keys, qwen3next_block, head=32, rotated=16),

@@ -90,8 +90,8 @@ def cases(full: bool) -> list[Case]:
     rows.append(Case("qwen3next q4_k", Model("q4_k", "qwen3next"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("gpt-oss q8_0, mxfp4 experts", Model("q8_0", "gpt-oss"), bound=NMSE_QUANTISED_MOE))
     rows.append(Case("mixtral q4_0", Model("q4_0", "mixtral"), bound=NMSE_QUANTISED_MOE))
-    for arch in ("mamba", "mamba2", "rwkv6", "rwkv7"):
-        for dtype in ("f32", "f16", "q4_k"):
+    for arch in ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"):
+        for dtype in ("f32", "q4_k"):
             rows.append(Case(f"{arch} {dtype}", Model(dtype, arch)))
     for dtype in ("iq2_xxs", "iq3_s", "iq4_xs", "nvfp4"):
         rows.append(Case(f"qwen3moe {dtype}", Model(dtype, "qwen3moe"), bound=NMSE_QUANTISED_MOE))
