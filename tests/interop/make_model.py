@@ -61,7 +61,7 @@ DIRECT = {
     for row in type_table.rows()
     if (row.can("convert") or row.block_len > 1) and row.name not in NOT_LOADED
 }
-# Types whose quantiser searches a grid of points. ggml prepares that search for up to 35 s (IQ1_S), in every process anew.
+# Types whose quantiser searches a grid of points. In every process, ggml prepares that search for up to 13 CPU seconds (IQ1_S).
 GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 MIXTURE = "q4_k_m"  # matrices of q4_k and q6_k, as llama.cpp's quantiser chooses
 TYPES = (*DIRECT, MIXTURE)
