@@ -56,11 +56,7 @@ EXPERTS_USED = 2
 # The types of weights that llama.cpp 7.0 loads. It has no F8_E4M3, and Q8_1 and Q8_K are only types of activations.
 NOT_LOADED = ("F8_E4M3", "Q8_1", "Q8_K")
 # Each of these types is the type of all matrices, embedding and output too.
-DIRECT = {
-    row.name.lower(): row
-    for row in type_table.rows()
-    if (row.can("convert") or row.block_len > 1) and row.name not in NOT_LOADED
-}
+DIRECT = {row.name.lower(): row for row in type_table.that_can("decode") if row.name not in NOT_LOADED}
 # Types whose quantiser searches a grid of points. In every process, ggml prepares that search for up to 13 CPU seconds (IQ1_S).
 GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 MIXTURE = "q4_k_m"  # matrices of q4_k and q6_k, as llama.cpp's quantiser chooses
