@@ -42,7 +42,7 @@ if [[ $mode == conformance || $mode == backend-ops || $mode == archs ]]; then
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     python=$(scripts/venv.sh)
     target=${CARGO_TARGET_DIR:-target}
-    cargo build --release --locked --bin rpc-server
+    [[ ${1-} == -h || ${1-} == --help ]] || cargo build --release --locked --bin rpc-server
     exec "$python" "tests/interop/test_${mode//-/_}.py" --binary "$target/release/rpc-server" "$@"
 fi
 while (($#)); do

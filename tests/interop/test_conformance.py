@@ -61,6 +61,8 @@ def show(results: list[dict]) -> list[dict]:
     for op, c in sorted(table.items()):
         value = f"{worst[op]:.1e}" if worst[op] else "0"
         print(f"{op:26} {c.total():6} {c['ok']:7} {c['wrong']:6} {c['refused']:8} {c['timeout']:5}  {value}")
+    for (op, reason), count in Counter((r["op"], r["oracle"]) for r in results if r.get("oracle")).items():
+        print(f"{count} cases of {op} are compared with an oracle: {reason}")
     bad = [r for r in results if r["status"] != "ok"]
     shown: Counter = Counter()
     for r in bad:

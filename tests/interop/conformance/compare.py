@@ -11,12 +11,14 @@ from .graph import Memory
 
 @dataclass(frozen=True)
 class Rule:
-    """`nmse` is the largest normalised mean squared error; 0 demands equal bits. `oracle` replaces ggml's result, where ggml is
-    wrong: a function of the memories of ggml's run that returns the values of the last one. `check` replaces the comparison.
+    """`nmse` is the largest normalised mean squared error; 0 demands equal bits. `oracle` replaces ggml's result where ggml is
+    wrong, for the `reason`: a function of the memories of ggml's run that returns the values of the last one. `check` replaces
+    the comparison.
     """
 
     nmse: float = 0.0
     oracle: Callable[[list[Memory]], np.ndarray] | None = None
+    reason: str = ""
     check: Callable[[Memory, Memory], str] | None = None
 
 

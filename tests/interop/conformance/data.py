@@ -1,68 +1,71 @@
 """Random contents of tensors of every type, and their values as f32."""
 
 import ctypes
+from functools import cache
 
 import numpy as np
 
 from .ggml import CONVERT, load
 
-# Block types: the offsets of the scale fields of a block (f16 unless a name says otherwise).
-SCALES: dict[str, tuple[int, ...]] = {
-    "q1_0": (0,),
-    "q2_0": (0,),
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q8_1": (0, 2),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-    "tq1_0": (52,),
-    "tq2_0": (64,),
-    "iq2_xxs": (0,),
-    "iq2_xs": (0,),
-    "iq2_s": (0,),
-    "iq3_xxs": (0,),
-    "iq3_s": (0,),
-    "iq1_s": (0,),
-    "iq4_nl": (0,),
-    "iq4_xs": (0,),
-}
 PLAIN = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}
 FLOATS = ("f32", "f16", "bf16")
-# Codes are random bytes, so scales of this magnitude give values of about 1.
-SCALE = {"q8_0": 0.01, "q8_1": 0.01, "q8_k": 0.01, "q6_k": 5e-4, "q3_k": 0.01, "q5_k": 5e-4, "q4_k": 1e-3, "q2_k": 0.02}
-SCALE |= {"iq4_nl": 0.01, "iq4_xs": 4e-4, "iq2_xxs": 0.01, "iq2_xs": 0.01, "iq2_s": 0.01, "iq3_xxs": 0.005, "iq3_s": 0.004}
+INFINITE = 0x7C00  # as f16
+
+
+@cache
+def scale_fields(name: str) -> tuple[int, ...]:
+    """The offsets of the f16 scales in a block of a type, read from ggml's dequantiser: a scale is a pair of bytes that makes
+    every value of a block of zeros infinite or NaN.
+    """
+    lib = load()
+    size = lib.ggml_type_size(lib.types()[name])
+    found = []
+    for offset in range(0, size - 1, 2):
+        raw = np.zeros(size, np.uint8)
+        raw[offset : offset + 2] = np.array([INFINITE], np.uint16).view(np.uint8)
+        if not np.isfinite(decode(name, raw)).any():
+            found.append(offset)
+    return tuple(found)
+
+
+@cache
+def magnitude(name: str) -> float:
+    """The magnitude of scales with which random codes have values of about 1."""
+    values = decode(name, scaled(np.random.default_rng(0), name, 64, 1.0))
+    return float(1.0 / np.sqrt((values.astype(np.float64) ** 2).mean()))
 
 
 def blocks(rng: np.random.Generator, name: str, count: int) -> np.ndarray:
-    """`count` blocks of a quantised type: random codes, and finite scales of both signs."""
+    """`count` blocks of a quantised type: random codes, and finite scales of both signs. Values are about 1."""
+    # Types that are only copied have no dequantiser.
+    return scaled(rng, name, count, 0.01 if name in ("q8_1", "q8_k") else magnitude(name))
+
+
+def scaled(rng: np.random.Generator, name: str, count: int, magnitude: float) -> np.ndarray:
+    """`count` blocks with random codes and scales of a quarter of `magnitude` to `magnitude`."""
     lib = load()
     size = lib.ggml_type_size(lib.types()[name])
     raw = rng.integers(0, 256, (count, size), dtype=np.uint8)
-    magnitude = SCALE.get(name, 0.1)
     scales = (rng.uniform(0.25, 1.0, (count, 2)) * rng.choice([-1.0, 1.0], (count, 2)) * magnitude).astype(np.float16)
-    for k, offset in enumerate(SCALES.get(name, ())):
-        raw[:, offset : offset + 2] = scales[:, k : k + 1].view(np.uint8)
-    if name == "q8_k":
+    if name == "q8_1":
+        raw[:, 0:4] = scales.view(np.uint8)
+    elif name == "q8_k":  # an f32, and the sums of 16 codes each
         raw[:, 0:4] = scales[:, :1].astype(np.float32).view(np.uint8)
         sums = raw[:, 4:260].view(np.int8).reshape(count, 16, 16).astype(np.int16).sum(axis=2, dtype=np.int16)
         raw[:, 260:292] = np.ascontiguousarray(sums).view(np.uint8)
-    elif name == "mxfp4":
+    elif name == "mxfp4":  # an exponent
         raw[:, 0] = rng.integers(118, 130, count)
-    elif name == "nvfp4":
+    elif name == "nvfp4":  # four numbers of 8 bits
         raw[:, 0:4] = rng.integers(0, 0x48, (count, 4))
-    elif name == "iq1_m":
-        # The f16 scale lies in the top nibbles of the four words at offset 48.
+    elif name == "iq1_m":  # the top nibbles of four words
         d = np.abs(scales[:, 0]).astype(np.float16).view(np.uint16)
         words = raw[:, 48:56].view(np.uint16) & 0x0FFF
         for k in range(4):
             words[:, k] |= ((d >> (4 * k)) & 15) << 12
         raw[:, 48:56] = words.view(np.uint8)
+    else:
+        for k, offset in enumerate(scale_fields(name)):
+            raw[:, offset : offset + 2] = scales[:, k : k + 1].view(np.uint8)
     return raw.reshape(-1)
 
 

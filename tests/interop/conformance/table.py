@@ -13,25 +13,28 @@ from .graph import Graph
 
 Build = Callable[[Graph], int | list[int]]
 
+
+
+def _is(name: str, quantisable: bool) -> bool:
+    """Whether a type is a quantised one with a dequantiser and a dot product; also, if asked, an on-line quantiser."""
+    lib = load()
+    number = lib.types()[name]
+    traits, cpu = lib.traits(number), lib.cpu_traits(number)
+    return traits.is_quantized and bool(traits.to_float) and bool(cpu.vec_dot) and (not quantisable or bool(cpu.from_float))
+
+
 # Types by what ggml's CPU backend does with them.
-LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q1_0", "q2_0", "mxfp4", "nvfp4")
-K_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-TERNARY = ("tq1_0", "tq2_0")
-IQ4 = ("iq4_nl", "iq4_xs")
-IQ = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # without an on-line quantiser
-QUANTISED = (*LEGACY, *K_TYPES, *TERNARY, *IQ4, *IQ)  # with a dequantiser and a dot product
-QUANTISABLE = (*LEGACY, *K_TYPES, *TERNARY, *IQ4)
+QUANTISED = tuple(name for name in load().types() if _is(name, quantisable=False))
+QUANTISABLE = tuple(name for name in QUANTISED if _is(name, quantisable=True))
+# Fits whose codes need not be ggml's: an error of 1.02 times ggml's is allowed.
+FITTED = tuple(name for name in QUANTISABLE if name.endswith("_k") or name.startswith("iq4"))
 WEIGHTS = (*FLOATS, *QUANTISED)
-BYTES_ONLY = ("q8_1", "q8_k", "i8", "i16", "i64", "f64")  # only copied
-ALL = (*WEIGHTS, "i32", *BYTES_ONLY)
-BLOCK = {name: 256 for name in (*K_TYPES, *TERNARY, *IQ, "iq4_xs", "q8_k")}
-BLOCK |= {"q1_0": 128, "q2_0": 64, "nvfp4": 64}
-BLOCK |= {name: 32 for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1", "mxfp4", "iq4_nl")}
+ALL = tuple(load().types())
 
 
 def block(kind: str) -> int:
     """Elements of a block."""
-    return BLOCK.get(kind, 1)
+    return load().ggml_blck_size(load().types()[kind])
 
 
 @dataclass(frozen=True)

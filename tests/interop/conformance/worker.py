@@ -41,7 +41,7 @@ def compute(case: Case, cpu: int, server: int, tell) -> dict:
     except ComputeError as e:
         return {"status": "refused", "text": str(e)}
     worst, text = compare(case.rule, got, want)
-    return {"status": "wrong" if text else "ok", "nmse": worst, "text": text}
+    return {"status": "wrong" if text else "ok", "nmse": worst, "text": text, "oracle": case.rule.reason}
 
 
 def child(cases: list[tuple[int, Case]], endpoint: str, out: int) -> None:

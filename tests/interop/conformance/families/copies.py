@@ -3,13 +3,11 @@
 from ..compare import EXACT, Rule, nmse
 from ..data import FLOATS, decode
 from ..graph import Memory
-from ..table import ALL, IQ, IQ4, K_TYPES, QUANTISABLE, QUANTISED, Maker, block, op
+from ..table import ALL, FITTED, QUANTISABLE, QUANTISED, Maker, block, op
 
 import numpy as np
 
 LAYOUTS = ("plain", "padded", "swapped", "outer")
-# Fits of the K types and IQ4 types may differ from ggml's: the error against the source may be 1.02 times ggml's.
-FITTED = (*K_TYPES, *IQ4)
 
 
 def quantised_rule(kind: str) -> Rule:
@@ -52,7 +50,7 @@ def cont(m: Maker) -> None:
 @op("CPY")
 def cpy(m: Maker) -> None:
     for kind in ALL:  # bytes; ggml's CPU backend does not announce copies to the types without a quantiser, which DUP covers
-        if kind in IQ:
+        if kind in QUANTISED and kind not in QUANTISABLE:
             continue
         for layout in ("plain", "padded", "swapped"):
             ne = m.shape(kind)

@@ -2,7 +2,7 @@
 
 from ..compare import EXACT, nmse
 from ..data import FLOATS
-from ..table import ALL, QUANTISABLE, Maker, op
+from ..table import QUANTISABLE, Maker, op
 
 UNARY = "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp expm1 softplus gelu_erf".split()
 UNARY += "xielu floor ceil round trunc".split()

@@ -2,7 +2,7 @@
 
 from ..compare import nmse
 from ..ggml import load
-from ..table import LEGACY, QUANTISED, WEIGHTS, Maker, block, op
+from ..table import QUANTISED, WEIGHTS, Maker, block, op
 
 # ggml converts the second source to the partner type of the weights, as fanout does on a CPU: the sums differ by their order.
 BOUND = {"f32": 1e-9, "f16": 1e-6, "bf16": 1e-6}
