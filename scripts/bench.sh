@@ -18,7 +18,7 @@ measured in the same run.
   replay    recorded sessions of llama.cpp's clients of 7.0 and 8.0 on our rpc-server: round trips, bytes and the server's CPU
             time per token; --rounds N (default 5)
   ops       each op and type on shapes of a real model, compared with the peaks of memory and vector units
-  peer-ops  the same matrix products on llama.cpp's CPU device
+  peer-ops  the same matrix products and ops on images on llama.cpp's CPU device
   floors    minimum time per token of each 1b model: its bytes and operations divided by the peaks that `ops --json` wrote
 
 Each lists its options with --help (`ops`, `peer-ops` and `floors` are built first). All but `floors` write their measurements

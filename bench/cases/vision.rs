@@ -1,5 +1,5 @@
-//! The timed cases of vision and speech encoders: the patch embedding of CLIP ViT-L/14, convolutions of Stable Diffusion's U-Net
-//! and decoder, a depthwise convolution of MobileNet, the convolutions of Whisper, and the upsampling of a vocoder.
+//! The timed cases of vision and speech encoders: the patch embedding of CLIP ViT-L/14, convolutions of Stable Diffusion's
+//! U-Net and decoder, a depthwise convolution of MobileNet, the convolutions of Whisper, and the upsampling of a vocoder.
 
 use super::{Case, Draft, Kind, Sizes, bytes};
 use fanout::graph::BuildError;
@@ -169,7 +169,7 @@ impl Node {
     }
 }
 
-/// All cases. The smallest sizes have an eighth of the extents and channels.
+/// All cases, which `scripts/bench/peer_ops.py` lists too. The smallest sizes have an eighth of the extents and channels.
 pub(super) fn all(s: &Sizes) -> Vec<Case> {
     let part = if s.cold < 1 << 20 { 8 } else { 1 };
     let n = |n: usize| n / part;

@@ -6,9 +6,9 @@
 //! family table below lists each family's ops and whether it has CUDA kernels; a family without them runs on the CPU.
 //! CONTRIBUTING.md lists the steps for adding an op. `docs/ops.md` describes the operands and semantics of every op.
 //!
-//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters,
-//! `conv_axis.rs` how windows move over images, and `table.rs` the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing and have an op code only: in a
-//! graph, their result is a tensor inside another tensor's memory, without a node.
+//! Start with this file. `node.rs` has the types that shape rules work on, `op_params.rs` the encoded parameters, `conv_axis.rs`
+//! how windows move over images, and `table.rs` the op codes. View ops (NONE, RESHAPE, VIEW, PERMUTE, TRANSPOSE) compute nothing
+//! and have an op code only: in a graph, their result is a tensor inside another tensor's memory, without a node.
 
 mod conv_axis;
 mod node;

@@ -122,25 +122,14 @@ fn probe(code: OpCode) -> Probe {
             ],
             &[0, 5],
         ),
-        // The kernel is 1 by 1 (1 element in COL2IM_1D), and all counts in op_params are 1: see `op`.
-        OpCode::Im2col => parts(
-            &[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [2 * ROW, 1, 1, 1], F32)],
-            &[1, 2],
-        ),
-        OpCode::Im2colBack => parts(
-            &[("s0", [2 * ROW, 1, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [ROW, 2, 1, 1], F32)],
-            &[0, 2],
-        ),
-        OpCode::Im2col3d => parts(
-            &[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [2 * ROW, 1, 1, 1], F32)],
-            &[1, 2],
-        ),
-        OpCode::Col2im1d => parts(&[("s0", x, F32), ("dst", [ROW + 1, 1, 1, 1], F32)], &[0, 1]),
-        OpCode::Conv2d => {
-            parts(&[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [1, 1, 1, 1], F32)], &[0, 1])
+        // Kernel and image have one shape, so there is one output. The counts in op_params are 1: see `op`.
+        OpCode::Im2col | OpCode::Im2col3d => {
+            parts(&[("s0", x, F32), ("s1", x, F32), ("dst", [2 * ROW, 1, 1, 1], F32)], &[1, 2])
         }
-        OpCode::Conv3d | OpCode::Conv2dDw => {
-            parts(&[("s0", [ROW, 2, 1, 1], F32), ("s1", [ROW, 2, 1, 1], F32), ("dst", [1, 1, 1, 1], F32)], &[0, 1])
+        OpCode::Im2colBack => parts(&[("s0", [2 * ROW, 1, 1, 1], F32), ("s1", x, F32), ("dst", x, F32)], &[0, 2]),
+        OpCode::Col2im1d => parts(&[("s0", x, F32), ("dst", [ROW + 1, 1, 1, 1], F32)], &[0, 1]),
+        OpCode::Conv2d | OpCode::Conv3d | OpCode::Conv2dDw => {
+            parts(&[("s0", x, F32), ("s1", x, F32), ("dst", [1; 4], F32)], &[0, 1])
         }
         OpCode::ConvTranspose1d => {
             parts(&[("s0", [ROW, 1, 2, 1], F32), ("s1", x, F32), ("dst", [2 * ROW - 1, 1, 1, 1], F32)], &[0, 1])
@@ -150,10 +139,9 @@ fn probe(code: OpCode) -> Probe {
         }
         OpCode::Pool1d | OpCode::Pool2d => parts(&[("s0", x, F32), ("dst", x, F32)], &[0, 1]),
         OpCode::Pool2dBack => parts(&[("s0", x, F32), ("s1", x, F32), ("dst", x, F32)], &[0, 2]),
-        OpCode::Upscale | OpCode::WinUnpart => {
+        OpCode::Upscale | OpCode::WinPart | OpCode::WinUnpart => {
             parts(&[("s0", [ROW, 1, 1, 1], F32), ("dst", [ROW, 1, 1, 1], F32)], &[0, 1])
         }
-        OpCode::WinPart => parts(&[("s0", [ROW, 1, 1, 1], F32), ("dst", [ROW, 1, 1, 1], F32)], &[0, 1]),
         OpCode::GetRelPos => parts(&[("s0", [ROW, 3, 1, 1], F16), ("dst", [ROW, 2, 2, 1], F16)], &[0, 1]),
         OpCode::AddRelPos => {
             let (scores, embedding) = ([ROW * ROW, 1, 1, 1], [ROW, 1, 1, 1]);

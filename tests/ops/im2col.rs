@@ -296,7 +296,10 @@ fn huge_extents_do_not_overflow() {
     let wide = axis(1, i32::MAX, i32::MAX);
     assert!(check(plane([wide, one]), srcs, [3, 1 << 40, 1, 1]).is_ok());
     let reach = axis(1, 0, i32::MAX);
-    assert!(check(plane([reach, one]), [desc([1 << 40, 1, 1, 1]), desc([5, 1, 1, 1])], [1 << 40, 1, 1, 1]).is_err());
-    let srcs = [desc([1 << 40, 1, 1, 1]), desc([1 << 41, 1, 1, 1])];
-    assert!(check(plane([one; 2]), srcs, [1 << 40, (1 << 40) + 1, 0, 1]).is_err());
+    let one_patch = [1 << 40, 1, 1, 1];
+    assert!(check(plane([reach, one]), [desc(one_patch), desc([5, 1, 1, 1])], one_patch).is_err());
+    let kernel = desc([1 << 40, 1 << 18, 1, 1]);
+    let image = desc([1 << 40, 1 << 18, 1, 1]);
+    assert!(check(plane([one; 2]), [kernel, image], [1 << 58, 1, 1, 1]).is_ok());
+    assert!(check(plane([one; 2]), [kernel, desc(one_patch)], one_patch).is_err(), "a kernel that is too high");
 }

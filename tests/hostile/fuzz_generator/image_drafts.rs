@@ -53,7 +53,8 @@ impl FuzzGenerator<'_> {
             draft.params[..3].copy_from_slice(&[stride, c as i32, padding]);
             return draft;
         }
-        let image = self.limit_elements([self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n], 2000);
+        let image = [self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n];
+        let image = self.limit_elements(image, 2000);
         let [w, h, c, n] = image;
         let axes: [ConvAxis; 3] = self.conv_axes();
         let (ow, oh) = (self.conv_output(axes[0], w, kernel), self.conv_output(axes[1], h, kh));
@@ -93,7 +94,8 @@ impl FuzzGenerator<'_> {
         let (kw, kh, kd) = (self.kernel_extent(), self.kernel_extent(), self.kernel_extent());
         let dtype = self.pick(&[F32, F16]);
         let (c, out, n) = (self.pick(&[1, 2, 3, 16, 17]), self.pick(&[1, 2, 5, 13]), self.pick(&[1, 1, 2]));
-        let [w, h, c, n] = self.limit_elements([self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n], 2000);
+        let image = [self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n];
+        let [w, h, c, n] = self.limit_elements(image, 2000);
         let axes: [ConvAxis; 3] = self.conv_axes();
         let (ow, oh) = (self.conv_output(axes[0], w, kw), self.conv_output(axes[1], h, kh));
         match op {

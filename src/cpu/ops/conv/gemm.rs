@@ -303,8 +303,8 @@ impl ConvPlan {
         }
     }
 
-    /// Calls `each(first, taps, lines)` for each cache block of a tile's taps: the place of the first tap in the row of an output channel, the
-    /// number of taps, and their patches.
+    /// Calls `each(first, taps, lines)` for each cache block of a tile's taps: the place of the first tap in the row of an output
+    /// channel, the number of taps, and their patches.
     fn for_each_block(
         &self,
         ctx: &KernelContext<'_>,
