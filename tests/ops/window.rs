@@ -11,11 +11,9 @@ use fanout_testing::op_case::Case;
 
 #[test]
 fn images_are_parted_and_joined() {
-    for (number, (image, size)) in
-        [([1, 1, 1, 1], 1), ([3, 8, 6, 1], 2), ([5, 7, 9, 1], 4), ([2, 3, 2, 1], 5), ([1100, 5, 4, 1], 3)]
-            .into_iter()
-            .enumerate()
-    {
+    let cases = [([1, 1, 1, 1], 1), ([3, 8, 6, 1], 2), ([5, 7, 9, 1], 4), ([2, 3, 2, 1], 5), ([1100, 5, 4, 1], 3)];
+    for (number, (image, size)) in cases.into_iter().enumerate() {
+        let (image, size): ([usize; 4], usize) = (image, size);
         let [c, w, h, _] = image;
         let (columns, rows) = (w.div_ceil(size), h.div_ceil(size));
         let parts = [c, size, size, columns * rows];
