@@ -19,8 +19,8 @@ const FLAG_OUTPUT: i32 = 2;
 /// Limit on the chain of views that is followed to find the viewed tensor.
 const MAX_VIEW_CHAIN: usize = 4;
 
-/// The largest number of sources that any implemented op reads (FLASH_ATTN_EXT). Further sources of a peer's node are ignored.
-pub const MAX_OP_SOURCES: usize = 5;
+/// The largest number of sources that any implemented op reads (SSM_SCAN, RWKV_WKV7). Further sources of a peer's node are ignored.
+pub const MAX_OP_SOURCES: usize = 7;
 
 /// A tensor record from a peer. Its buffer is resolved to a slot; nothing else is validated yet.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,9 +19,11 @@ pub mod binary;
 pub mod concat;
 pub mod conv;
 pub mod copy;
+pub mod dsv4;
 pub mod flash_attn;
 pub mod glu;
 pub mod im2col;
+pub mod linear_attn;
 pub mod mul_mat;
 pub mod norm;
 pub mod pool;
@@ -29,7 +31,9 @@ pub mod reduce;
 pub mod rope;
 pub mod rows;
 pub mod softmax;
+pub mod solve_tri;
 pub mod sort;
+pub mod ssm;
 pub mod topk_mask;
 pub mod unary;
 pub mod upscale;
@@ -131,6 +135,10 @@ macro_rules! for_each_family {
             pool: Pool [Pool1d, Pool2d, Pool2dBack] on cpu;
             upscale: Upscale [Upscale] on cpu;
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
+            ssm: Ssm [SsmConv, SsmScan] on cpu;
+            linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu;
+            solve_tri: SolveTri [SolveTri] on cpu;
+            dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
         }
     };
 }

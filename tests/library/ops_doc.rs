@@ -147,6 +147,81 @@ fn probe(code: OpCode) -> Probe {
             let (scores, embedding) = ([ROW * ROW, 1, 1, 1], [ROW, 1, 1, 1]);
             parts(&[("s0", scores, F32), ("s1", embedding, F32), ("s2", embedding, F32), ("dst", scores, F32)], &[0, 3])
         }
+        OpCode::SsmConv => {
+            parts(&[("s0", [7, 3, 2, 1], F32), ("s1", [4, 3, 1, 1], F32), ("dst", [3, 4, 2, 1], F32)], &[])
+        }
+        OpCode::SsmScan => parts(
+            &[
+                ("s0", [16, 4, 6, 3], F32),
+                ("s1", [4, 6, 2, 1], F32),
+                ("s2", [6, 2, 1, 1], F32),
+                ("s3", [1, 6, 1, 1], F32),
+                ("s4", [16, 2, 2, 1], F32),
+                ("s5", [16, 2, 2, 1], F32),
+                ("s6", [1; 4], I32),
+                ("dst", [48 + 384, 1, 1, 1], F32),
+            ],
+            &[],
+        ),
+        OpCode::RwkvWkv6 | OpCode::RwkvWkv7 | OpCode::GatedLinearAttn => {
+            let vectors = match code {
+                OpCode::GatedLinearAttn => 4,
+                OpCode::RwkvWkv6 => 5,
+                _ => 6,
+            };
+            let names = ["s0", "s1", "s2", "s3", "s4", "s5", "s6"];
+            let mut operands: Vec<_> = names[..vectors].iter().map(|&name| (name, [ROW, 1, 1, 1], F32)).collect();
+            operands.push((names[vectors], [ROW * ROW, 1, 1, 1], F32));
+            operands.push(("dst", [ROW, 1 + ROW, 1, 1], F32));
+            parts(&operands, &[])
+        }
+        OpCode::GatedDeltaNet => parts(
+            &[
+                ("s0", [ROW, 1, 1, 1], F32),
+                ("s1", [ROW, 1, 1, 1], F32),
+                ("s2", [ROW, 1, 1, 1], F32),
+                ("s3", [ROW, 1, 1, 1], F32),
+                ("s4", [1; 4], F32),
+                ("s5", [ROW, ROW, 1, 1], F32),
+                ("dst", [ROW, 1 + ROW, 1, 1], F32),
+            ],
+            &[],
+        ),
+        OpCode::SolveTri => {
+            parts(&[("s0", [ROW, ROW, 1, 1], F32), ("s1", [ROW, ROW, 1, 1], F32), ("dst", [ROW, ROW, 1, 1], F32)], &[])
+        }
+        OpCode::LightningIndexer => parts(
+            &[
+                ("s0", [ROW, 2, 3, 1], F32),
+                ("s1", [ROW, 1, ROW, 1], F16),
+                ("s2", [2, 3, 1, 1], F32),
+                ("s3", [ROW, 3, 1, 1], F16),
+                ("dst", [ROW, 3, 1, 1], F32),
+            ],
+            &[],
+        ),
+        OpCode::Dsv4HcComb => parts(
+            &[
+                ("s0", [24, 2, 1, 1], F32),
+                ("s1", [3, 1, 1, 1], F32),
+                ("s2", [24, 1, 1, 1], F32),
+                ("dst", [4, 4, 2, 1], F32),
+            ],
+            &[],
+        ),
+        OpCode::Dsv4HcPre => {
+            parts(&[("s0", [ROW, 4, 2, 1], F32), ("s1", [4, 2, 1, 1], F32), ("dst", [ROW, 2, 1, 1], F32)], &[])
+        }
+        OpCode::Dsv4HcPost => parts(
+            &[
+                ("s0", [ROW, 2, 1, 1], F32),
+                ("s1", [ROW, 4, 2, 1], F32),
+                ("s2", [4, 2, 1, 1], F32),
+                ("s3", [4, 4, 2, 1], F32),
+                ("dst", [ROW, 4, 2, 1], F32),
+            ],
+            &[],
+        ),
         other => panic!("{other}: add a node that probes its types"),
     }
 }
@@ -166,6 +241,8 @@ fn op(code: OpCode) -> Op {
         OpCode::Col2im1d => OpParams::default().with_int(0, 1).with_int(1, 1),
         OpCode::ConvTranspose2d | OpCode::WinUnpart => OpParams::default().with_int(0, 1),
         OpCode::WinPart => OpParams::default().with_int(0, 1).with_int(1, 1).with_int(2, 1),
+        OpCode::SsmScan | OpCode::GatedDeltaNet => OpParams::default().with_int(0, 1),
+        OpCode::Dsv4HcComb => OpParams::default().with_int(1, 1),
         _ => OpParams::default(),
     };
     Op::decode(code, &params).unwrap().unwrap()

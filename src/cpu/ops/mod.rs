@@ -7,18 +7,26 @@ mod binary;
 mod concat;
 mod conv;
 mod copy;
+mod dsv4;
 mod flash_attn;
 mod glu;
 mod im2col;
+mod linear_attn;
+mod math;
 mod math;
 mod mul_mat;
+mod mul_mat;
+pub(super) mod norm;
 pub(super) mod norm;
 mod pool;
+mod recurrence;
 mod reduce;
 pub(super) mod rope;
 mod rows;
 mod softmax;
+mod solve_tri;
 mod sort;
+mod ssm;
 mod topk_mask;
 mod unary;
 mod upscale;
@@ -184,6 +192,10 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
         Op::Pool(op) => pool::select(*op, node),
         Op::Upscale(op) => upscale::select(*op, node),
         Op::Window(op) => window::select(*op, node),
+        Op::Ssm(op) => ssm::select(*op, node),
+        Op::LinearAttn(op) => linear_attn::select(*op, node),
+        Op::SolveTri(_) => solve_tri::select(node),
+        Op::Dsv4(op) => dsv4::select(*op, node),
     }
 }
 

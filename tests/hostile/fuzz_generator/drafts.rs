@@ -32,6 +32,13 @@ impl FuzzGenerator<'_> {
             OpCode::Pool1d | OpCode::Pool2d | OpCode::Pool2dBack => self.pool(op),
             OpCode::Upscale => self.upscale(),
             OpCode::WinPart | OpCode::WinUnpart | OpCode::GetRelPos | OpCode::AddRelPos => self.window(op),
+            OpCode::SsmConv => self.ssm_conv(),
+            OpCode::SsmScan => self.ssm_scan(),
+            OpCode::RwkvWkv6 | OpCode::RwkvWkv7 | OpCode::GatedLinearAttn => self.linear_attn(op),
+            OpCode::GatedDeltaNet => self.delta_net(),
+            OpCode::SolveTri => self.solve_tri(),
+            OpCode::LightningIndexer => self.lightning_indexer(),
+            OpCode::Dsv4HcComb | OpCode::Dsv4HcPre | OpCode::Dsv4HcPost => self.hyper_connections(op),
             OpCode::Sqr | OpCode::Sqrt | OpCode::Unary | OpCode::Scale | OpCode::Clamp | OpCode::Fill => self.unary(op),
             _ => panic!("no generator for {op}: add one in tests/hostile/fuzz_generator/drafts.rs"),
         }

@@ -3,6 +3,7 @@
 
 mod drafts;
 mod image_drafts;
+mod recurrent_drafts;
 
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::UntrustedTensor;

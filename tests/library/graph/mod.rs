@@ -123,8 +123,8 @@ fn every_rule_violation_is_rejected() {
         ("an undefined op number", |r| r[2].op = 102, |e| matches!(e, GraphError::UnknownOp(102))),
         (
             "an op that fanout does not run",
-            |r| r[2].op = 77,
-            |e| matches!(e, GraphError::UnsupportedOp(OpCode::SsmScan)),
+            |r| r[2].op = 75,
+            |e| matches!(e, GraphError::UnsupportedOp(OpCode::FlashAttnBack)),
         ),
         (
             "an op with a function of the client",
