@@ -10,6 +10,9 @@ pub const STREAMS: usize = 4;
 /// Elements of a token in the mixes of DSV4_HC_COMB: two vectors of streams, then a matrix.
 const MIXES: usize = (2 + STREAMS) * STREAMS;
 
+/// Most iterations of DSV4_HC_COMB.
+const MAX_ITERATIONS: i32 = 4096;
+
 /// An op of DeepSeek V4. `T` is the number of tokens; sources and destinations are F32 unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Dsv4 {
@@ -26,7 +29,7 @@ pub enum Dsv4 {
     HcComb {
         /// Added to each weight and each sum.
         eps: f32,
-        /// Normalisations, at least 1.
+        /// Normalisations, 1 to 4096. Models use 20; the bound keeps the phases of a run few.
         iterations: u32,
     },
     /// `dst[e, t] = scale Σ_h x[e, h, t] w`: the input of a layer from the streams.
@@ -59,8 +62,8 @@ impl OpFamily for Dsv4 {
         match code {
             OpCode::LightningIndexer => Ok(Dsv4::LightningIndexer),
             OpCode::Dsv4HcComb => match params.int(1) {
-                n @ 1.. => Ok(Dsv4::HcComb { eps: params.float(0), iterations: n as u32 }),
-                got => Err(ParamError::new(code, 1, "iterations", got, "at least 1")),
+                n @ 1..=MAX_ITERATIONS => Ok(Dsv4::HcComb { eps: params.float(0), iterations: n as u32 }),
+                got => Err(ParamError::new(code, 1, "iterations", got, "1 to 4096")),
             },
             OpCode::Dsv4HcPre => Ok(Dsv4::HcPre { scale: params.float(0), gated: params.int(1) != 0 }),
             _ => Ok(Dsv4::HcPost),

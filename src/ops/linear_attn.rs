@@ -77,7 +77,8 @@ impl OpFamily for LinearAttn {
             OpCode::RwkvWkv6 => Ok(LinearAttn::RwkvWkv6),
             OpCode::RwkvWkv7 => Ok(LinearAttn::RwkvWkv7),
             OpCode::GatedLinearAttn => Ok(LinearAttn::Gated { scale: params.float(0) }),
-            _ => match params.int(0) {
+            // Clients before 7.0 know no snapshots: the word is 0 there.
+            _ => match params.int(0).max(i32::from(params.int(0) == 0)) {
                 snapshots @ 1.. => Ok(LinearAttn::DeltaNet { snapshots: snapshots as u32 }),
                 got => Err(ParamError::new(code, 0, "snapshots", got, "at least 1")),
             },

@@ -56,7 +56,8 @@ impl OpFamily for Ssm {
         if code == OpCode::SsmConv {
             return Ok(Ssm::Conv);
         }
-        match params.int(0) {
+        // Clients before 7.0 know no snapshots: the word is 0 there.
+        match params.int(0).max(i32::from(params.int(0) == 0)) {
             snapshots @ 1.. => Ok(Ssm::Scan { snapshots: snapshots as u32 }),
             got => Err(ParamError::new(code, 0, "snapshots", got, "at least 1")),
         }

@@ -13,7 +13,7 @@ use crate::ops::flash_attn::FlashAttn;
 use crate::ops::glu::{Glu, GluKind};
 use crate::ops::im2col::Im2col;
 use crate::ops::mul_mat::MulMat;
-use crate::ops::pool::{Pool, PoolAxis, PoolKind};
+use crate::ops::pool::{self, PoolAxis, PoolKind};
 use crate::ops::reduce::Reduce;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::ops::rows::Rows;
@@ -196,8 +196,8 @@ const FAMILIES: &[Family] = &[
         c.node(Im2col::Col2im1d { stride: 7, channels: 3, padding: 2 }, &[columns]);
         let window = PoolAxis { kernel: 5, stride: 1, padding: 2 };
         for kind in [PoolKind::Max, PoolKind::Average] {
-            let pooled = c.node(Pool::Pool2d { kind, axes: [window; 2] }, &[image]);
-            c.node(Pool::Pool2dBack { kind, axes: [window; 2] }, &[pooled, image]);
+            let pooled = c.node(pool::Pool::Pool2d { kind, axes: [window; 2] }, &[image]);
+            c.node(pool::Pool::Pool2dBack { kind, axes: [window; 2] }, &[pooled, image]);
         }
         for (mode, antialias) in [(ScaleMode::Nearest, false), (ScaleMode::Bilinear, true), (ScaleMode::Bicubic, false)]
         {
