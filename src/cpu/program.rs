@@ -53,7 +53,7 @@ pub(super) struct CpuProgram {
     cost: usize,
     /// Layouts that the steps need, by slot.
     requirements: Vec<LayoutRequirements>,
-    /// By slot: whether some step writes to it.
+    /// By slot: whether some node writes to it.
     written: Vec<bool>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
     /// layout need not be checked again.
@@ -132,9 +132,13 @@ impl CpuProgram {
         steps.shrink_to_fit();
         operands.shrink_to_fit();
         let mut written = vec![false; graph.slot_sizes().len()];
-        for place in steps.iter().filter_map(|step| operands.get(step.dst as usize)).map(|dst| dst.place) {
-            if let Some(written) = written.get_mut(place.slot as usize) {
-                *written = true;
+        // By node, not by step: a fused step also writes the residual sum, which is one of its sources.
+        for node in graph.nodes() {
+            let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
+            for place in updated.chain([node.dst]).filter_map(|id| graph.tensor(id)?.place) {
+                if let Some(written) = written.get_mut(place.slot as usize) {
+                    *written = true;
+                }
             }
         }
         let mut packed = packed_rhs_reuse::PackedRhs::default();

@@ -193,6 +193,11 @@ fn required_copies(graph: &Graph, nodes: &[Node]) -> (ByteRangeSet, ByteRangeSet
     }
     let mut writes = ByteRangeSet::default();
     for node in nodes {
+        for (i, &id) in node.srcs.iter().enumerate() {
+            if let Some((tensor, place)) = id.filter(|_| node.op.updates(i)).and_then(placed) {
+                writes.insert(place.slot, byte_span(&tensor.desc, place), |_| ());
+            }
+        }
         let Some((tensor, place)) = placed(node.dst) else { continue };
         let span = byte_span(&tensor.desc, place);
         // An intermediate result that only these nodes read is not written back, unless its memory is shared: with a source

@@ -1,7 +1,8 @@
 //! Overlap rules: which tensors of a node may share bytes.
 //!
 //! The destination of a node must be disjoint from each source, or coincide exactly with a source if the op supports in-place
-//! execution. Any other overlap is a data race between the threads of a device.
+//! execution. A source that the op updates must be disjoint from every other operand. Any other overlap is a data race between
+//! the threads of a device.
 
 use super::{Graph, Node, Tensor};
 
@@ -84,7 +85,10 @@ pub(super) fn find_overlap_violation(graph: &Graph, node: &Node) -> Option<usize
             Overlap::Exact => node.op.in_place(i) || node.op.writes_onto(i),
             Overlap::Partial => false,
         };
-        (!allowed).then_some(i)
+        let other_sources = || node.srcs.iter().enumerate().filter(|&(j, _)| j != i).filter_map(|(_, id)| *id);
+        let meets_other = |id| graph.tensor(id).is_some_and(|other| overlap(other, src) != Overlap::Disjoint);
+        let shared = node.op.updates(i) && other_sources().any(meets_other);
+        (!allowed || shared).then_some(i)
     })
 }
 

@@ -69,7 +69,7 @@ pub enum GraphError {
     #[error("op number {0} is not defined by the protocol")]
     UnknownOp(u32),
     /// An op of the protocol that fanout does not run.
-    #[error("op {0} is not supported by this server")]
+    #[error("op {op} is not supported by this server: {}", .0.impossible().unwrap_or("it has no kernel for it"), op = .0)]
     UnsupportedOp(OpCode),
     /// An undefined type number.
     #[error("type number {0} is not a tensor type")]
@@ -292,10 +292,15 @@ pub fn check(graph: &Graph) -> Result<(), GraphError> {
         for (index, id) in node.srcs.iter().enumerate() {
             let Some(id) = *id else { continue };
             let src = graph.tensor(id).ok_or_else(unknown)?;
-            if src.desc.is_empty() && !matches!(op, OpCode::SetRows | OpCode::Concat) {
+            let may_be_empty =
+                matches!(op, OpCode::SetRows | OpCode::Concat | OpCode::Acc | OpCode::Set | OpCode::GetRowsBack);
+            if src.desc.is_empty() && !may_be_empty {
                 return Err(GraphError::EmptySource { op, index });
             }
             let size = in_buffer(graph, op, src, "a source")?;
+            if node.op.updates(index) && !src.desc.is_injective() {
+                return Err(GraphError::SelfOverlap(op));
+            }
             let bytes = src.desc.dense_bytes();
             if bytes > size {
                 return Err(GraphError::BroadcastTooLarge { op, index, bytes, size });

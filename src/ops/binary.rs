@@ -1,4 +1,4 @@
-//! ADD, SUB, MUL, DIV: element-wise arithmetic with broadcast. ADD_ID: adds a row that is selected by index.
+//! ADD, SUB, MUL, DIV: element-wise arithmetic with broadcast. ADD1: adds a number. ADD_ID: adds a row that is selected by index.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::{Capability, DType};
@@ -9,6 +9,8 @@ pub enum Binary {
     /// `a + b`; `b` is broadcast to `a`'s shape: it repeats in every dimension. A quantised `a` (or one of F8_E4M3) is converted to
     /// f32 for it, and the sum to dst's type; `b` has `a`'s shape then.
     Add,
+    /// `a + b`, where b has one element. dst has a's type.
+    Add1,
     /// `a - b`, broadcast as [`Binary::Add`].
     Sub,
     /// `a * b`, broadcast as [`Binary::Add`].
@@ -24,6 +26,7 @@ impl OpFamily for Binary {
     fn code(&self) -> OpCode {
         match self {
             Binary::Add => OpCode::Add,
+            Binary::Add1 => OpCode::Add1,
             Binary::Sub => OpCode::Sub,
             Binary::Mul => OpCode::Mul,
             Binary::Div => OpCode::Div,
@@ -33,6 +36,7 @@ impl OpFamily for Binary {
 
     fn decode(code: OpCode, _: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
+            OpCode::Add1 => Binary::Add1,
             OpCode::Sub => Binary::Sub,
             OpCode::Mul => Binary::Mul,
             OpCode::Div => Binary::Div,
@@ -64,12 +68,16 @@ impl OpFamily for Binary {
             );
             ensure!(node, idn == [used, tokens, 1, 1], "ids are [n_used, n_tok]");
             ensure!(node, b.rows_dense(), "rows of b are dense");
+        } else if let Binary::Add1 = self {
+            ensure!(node, b.ne() == [1; 4], "b has one element");
+            ensure!(node, a.dtype() == node.dst.dtype(), "dst has a's type");
         } else {
             ensure!(node, b.can_repeat_to(a), "each of a's counts is a multiple of b's");
-            let dense = a.dtype().is_float() || b.ne() == a.ne() && b.rows_dense();
+            let floats = a.dtype().is_float() && node.dst.dtype().is_float();
+            let converts = a.dtype().can(Capability::Decode) && !floats;
             ensure!(
                 node,
-                dense || !a.dtype().can(Capability::Decode),
+                !converts || b.ne() == a.ne() && b.rows_dense(),
                 "b has the shape of a quantised a, and dense rows"
             );
         }

@@ -15,10 +15,13 @@ mod node;
 mod op_params;
 mod table;
 
+pub mod assign;
+pub mod backward;
 pub mod binary;
 pub mod concat;
 pub mod conv;
 pub mod copy;
+pub mod diag;
 pub mod dsv4;
 pub mod flash_attn;
 pub mod glu;
@@ -26,15 +29,19 @@ pub mod im2col;
 pub mod linear_attn;
 pub mod mul_mat;
 pub mod norm;
+pub mod out_prod;
+pub mod pad;
 pub mod pool;
 pub mod reduce;
 pub mod rope;
 pub mod rows;
+pub mod sequence;
 pub mod softmax;
 pub mod solve_tri;
 pub mod sort;
 pub mod ssm;
 pub mod topk_mask;
+pub mod training;
 pub mod unary;
 pub mod upscale;
 pub mod window;
@@ -86,6 +93,12 @@ pub trait OpFamily: Sized {
         false
     }
 
+    /// Whether the node also writes source `i`: it reads the source, and leaves new values in its memory. Such a source shares
+    /// no byte with another operand of the node.
+    fn updates(&self, _i: usize) -> bool {
+        false
+    }
+
     /// Whether some elements of the destination keep the value that they had before the node.
     fn keeps_rest(&self) -> bool {
         false
@@ -109,24 +122,33 @@ pub struct FamilyRow {
     pub codes: &'static [OpCode],
     /// Whether the family has CUDA kernels. The CPU runs every family.
     pub cuda: bool,
+    /// The ops of a family with CUDA kernels that have none themselves.
+    pub cpu_only: &'static [OpCode],
+}
+
+impl FamilyRow {
+    /// Whether an op of the family has CUDA kernels.
+    pub fn has_cuda(&self, code: OpCode) -> bool {
+        self.cuda && !self.cpu_only.contains(&code)
+    }
 }
 
 /// The family table, as an X-macro: calls `$then! { [args] rows }`. A row has the stem, the variant of [`Op`], the op codes,
-/// and the devices with kernels.
+/// and the devices with kernels. A second list has the ops of a family with CUDA kernels that run on the CPU only.
 macro_rules! for_each_family {
     ($then:ident!($($args:tt)*)) => {
         $then! { [$($args)*]
-            binary: Binary [Add, Sub, Mul, Div, AddId] on cpu cuda;
-            unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill] on cpu cuda;
+            binary: Binary [Add, Sub, Mul, Div, AddId] on cpu cuda, [Add1] on cpu;
+            unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill] on cpu cuda, [Log, Sin, Cos, LeakyRelu] on cpu;
             glu: Glu [Glu] on cpu cuda;
-            reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda;
+            reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda, [CountEqual] on cpu;
             norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm] on cpu cuda;
             copy: CopyOp [Dup, Cpy, Cont] on cpu cuda;
             rows: Rows [GetRows, SetRows] on cpu cuda;
             concat: Concat [Concat, Repeat] on cpu cuda;
             sort: Sort [Argsort, TopK] on cpu cuda;
             mul_mat: MulMat [MulMat, MulMatId] on cpu cuda;
-            rope: Rope [Rope] on cpu cuda;
+            rope: Rope [Rope] on cpu cuda, [RopeBack] on cpu;
             softmax: SoftMax [SoftMax] on cpu cuda;
             flash_attn: FlashAttn [FlashAttnExt] on cpu cuda;
             topk_mask: TopkMask [TopKMask] on cpu;
@@ -139,6 +161,13 @@ macro_rules! for_each_family {
             linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu;
             solve_tri: SolveTri [SolveTri] on cpu;
             dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
+            backward: Backward [SiluBack, RmsNormBack, SoftMaxBack, RepeatBack, GetRowsBack] on cpu;
+            assign: Assign [Acc, Set] on cpu;
+            sequence: Sequence [Arange, TimestepEmbedding] on cpu;
+            diag: Diag [Diag, DiagMaskInf, DiagMaskZero, Tri] on cpu;
+            pad: Pad [Pad, PadReflect1d, Roll] on cpu;
+            out_prod: OutProd [OutProd] on cpu;
+            training: Training [CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd] on cpu;
         }
     };
 }
@@ -155,19 +184,20 @@ macro_rules! on_cuda {
 }
 
 macro_rules! families {
-    ([] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
+    ([] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)? $(, [$($cpu_only:ident),+] on cpu)?;)+) => {
         /// The families of all ops that fanout runs.
         pub const FAMILIES: &[FamilyRow] = &[$(FamilyRow {
             stem: stringify!($stem),
-            codes: &[$(OpCode::$code),+],
+            codes: &[$(OpCode::$code,)+ $($(OpCode::$cpu_only),+)?],
             cuda: on_cuda!($($cuda)?),
+            cpu_only: &[$($(OpCode::$cpu_only),+)?],
         }),+];
 
         impl OpCode {
             /// The stem of the op's family, `view` for view ops, or `None` for an op that fanout does not run.
             pub const fn stem(self) -> Option<&'static str> {
                 match self {
-                    $($(OpCode::$code)|+ => Some(stringify!($stem)),)+
+                    $($(OpCode::$code)|+ $(| $(OpCode::$cpu_only)|+)? => Some(stringify!($stem)),)+
                     code if code.is_view() => Some("view"),
                     _ => None,
                 }
@@ -191,7 +221,9 @@ macro_rules! families {
             /// [`ParamError`] for a value that the op does not define.
             pub fn decode(code: OpCode, params: &OpParams) -> Result<Option<Op>, ParamError> {
                 match code {
-                    $($(OpCode::$code)|+ => Ok(Some(Op::$family($stem::$family::decode(code, params)?))),)+
+                    $($(OpCode::$code)|+ $(| $(OpCode::$cpu_only)|+)? => {
+                        Ok(Some(Op::$family($stem::$family::decode(code, params)?)))
+                    })+
                     _ => Ok(None),
                 }
             }
@@ -232,6 +264,11 @@ macro_rules! families {
                 match self { $(Op::$family(f) => f.writes_onto(i),)+ }
             }
 
+            /// Whether the node also writes source `i`: see [`OpFamily::updates`].
+            pub fn updates(&self, i: usize) -> bool {
+                match self { $(Op::$family(f) => f.updates(i),)+ }
+            }
+
             /// Whether some elements of the destination keep the value that they had before the node.
             pub fn keeps_rest(&self) -> bool {
                 match self { $(Op::$family(f) => f.keeps_rest(),)+ }
@@ -258,6 +295,7 @@ macro_rules! families {
             #[test]
             fn families_and_table_agree_on_stems() {
                 $($(assert_eq!(OpCode::$code.stem(), Some(stringify!($stem)));)+)+
+                $($($(assert_eq!(OpCode::$cpu_only.stem(), Some(stringify!($stem)));)+)?)+
             }
         }
     };

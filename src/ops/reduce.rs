@@ -1,4 +1,4 @@
-//! SUM, SUM_ROWS, MEAN, ARGMAX: reductions to one value. CUMSUM: prefix sums.
+//! SUM, SUM_ROWS, MEAN, ARGMAX, COUNT_EQUAL: reductions to one value. CUMSUM: prefix sums.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
@@ -18,6 +18,8 @@ pub enum Reduce {
     /// The index of the largest value of each row of a matrix `[n, m, 1, 1]`, as I32 `[m, 1, 1, 1]`. Ties go to the last index.
     /// NaN never counts as the largest; the index of a row of NaNs is 0.
     Argmax,
+    /// The number of places at which two tensors of integers have equal values, as I64 `[1, 1, 1, 1]`.
+    CountEqual,
 }
 
 impl OpFamily for Reduce {
@@ -28,6 +30,7 @@ impl OpFamily for Reduce {
             Reduce::Cumsum => OpCode::Cumsum,
             Reduce::Mean => OpCode::Mean,
             Reduce::Argmax => OpCode::Argmax,
+            Reduce::CountEqual => OpCode::CountEqual,
         }
     }
 
@@ -37,6 +40,7 @@ impl OpFamily for Reduce {
             OpCode::Cumsum => Reduce::Cumsum,
             OpCode::Mean => Reduce::Mean,
             OpCode::Argmax => Reduce::Argmax,
+            OpCode::CountEqual => Reduce::CountEqual,
             _ => Reduce::Sum,
         })
     }
@@ -53,6 +57,7 @@ impl OpFamily for Reduce {
             Reduce::SumRows | Reduce::Mean => OutputSpec { dtype: DType::F32, ne: [1, n1, n2, n3] },
             Reduce::Cumsum => OutputSpec { dtype: DType::F32, ne: x.ne() },
             Reduce::Argmax => OutputSpec { dtype: DType::I32, ne: [n1, 1, 1, 1] },
+            Reduce::CountEqual => OutputSpec { dtype: DType::I64, ne: [1; 4] },
         })
     }
 
@@ -61,6 +66,9 @@ impl OpFamily for Reduce {
         if let Reduce::Argmax = self {
             ensure!(node, n2 == 1 && n3 == 1, "the source is a matrix");
             ensure!(node, i32::try_from(n).is_ok(), "an index within a row fits an I32");
+        }
+        if let Reduce::CountEqual = self {
+            ensure!(node, node.src(0)?.same_shape(node.src(1)?), "the sources have one shape");
         }
         node.expect_dst(self.infer(&node.srcs)?)
     }

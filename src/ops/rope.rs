@@ -1,4 +1,4 @@
-//! ROPE: rotary position embedding.
+//! ROPE: rotary position embedding. ROPE_BACK: its inverse rotation.
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 use crate::tensor::DType;
@@ -48,6 +48,8 @@ impl RopeMode {
 /// correction (`ext_factor` ≠ 0), are the same as in ggml's CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
+    /// ROPE_BACK, the gradient of ROPE: rotates by the negative angles. The factor on the values is the same.
+    pub backward: bool,
     /// Pairing and positions.
     pub mode: RopeMode,
     /// Number of rotated channels: even, not 0.
@@ -74,6 +76,7 @@ impl Rope {
     /// Rotation of the first `n_dims` channels with base 10000 and no scaling.
     pub fn new(mode: RopeMode, n_dims: u32) -> Rope {
         Rope {
+            backward: false,
             mode,
             n_dims,
             n_offs: 0,
@@ -117,7 +120,7 @@ pub(crate) struct RopeAngles {
 
 impl OpFamily for Rope {
     fn code(&self) -> OpCode {
-        OpCode::Rope
+        if self.backward { OpCode::RopeBack } else { OpCode::Rope }
     }
 
     fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
@@ -155,6 +158,7 @@ impl OpFamily for Rope {
             return Err(ParamError::new(code, 15, "n_offs", n_offs, "0 with vision"));
         }
         Ok(Rope {
+            backward: code == OpCode::RopeBack,
             mode,
             n_dims,
             n_offs,

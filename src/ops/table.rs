@@ -145,6 +145,17 @@ impl OpCode {
         self as u32
     }
 
+    /// Why no server can run an op of the protocol; `None` for an op that it can run.
+    pub const fn impossible(self) -> Option<&'static str> {
+        match self {
+            OpCode::MapCustom1 | OpCode::MapCustom2 | OpCode::MapCustom3 | OpCode::Custom => {
+                Some("it calls a function in the address space of the client")
+            }
+            OpCode::FlashAttnBack => Some("in ggml it always aborts"),
+            _ => None,
+        }
+    }
+
     /// Whether the op is a view op: it describes existing memory differently and computes nothing.
     pub const fn is_view(self) -> bool {
         matches!(self, OpCode::None | OpCode::Reshape | OpCode::View | OpCode::Permute | OpCode::Transpose)

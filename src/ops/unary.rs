@@ -1,4 +1,4 @@
-//! Element-wise ops of one tensor: SQR, SQRT, SCALE, CLAMP, FILL, and the 22 kinds of UNARY (activations and roundings).
+//! Element-wise ops of one tensor: SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL, and the 22 kinds of UNARY (activations and roundings).
 
 use super::{NodeView, OpCode, OpFamily, OpParams, OutputSpec, ParamError, ShapeError, Sources, ensure};
 
@@ -9,6 +9,17 @@ pub enum Unary {
     Sqr,
     /// `sqrt(x)`.
     Sqrt,
+    /// `ln(x)`.
+    Log,
+    /// `sin(x)`.
+    Sin,
+    /// `cos(x)`.
+    Cos,
+    /// `max(x, 0) + slope min(x, 0)`; 0 for NaN.
+    LeakyRelu {
+        /// Factor on negative x.
+        slope: f32,
+    },
     /// One of the kinds of UNARY: an activation or a rounding.
     Kind(UnaryKind),
     /// `x * scale + bias`.
@@ -132,6 +143,10 @@ impl OpFamily for Unary {
         match self {
             Unary::Sqr => OpCode::Sqr,
             Unary::Sqrt => OpCode::Sqrt,
+            Unary::Log => OpCode::Log,
+            Unary::Sin => OpCode::Sin,
+            Unary::Cos => OpCode::Cos,
+            Unary::LeakyRelu { .. } => OpCode::LeakyRelu,
             Unary::Kind(_) => OpCode::Unary,
             Unary::Scale { .. } => OpCode::Scale,
             Unary::Clamp { .. } => OpCode::Clamp,
@@ -142,6 +157,10 @@ impl OpFamily for Unary {
     fn decode(code: OpCode, params: &OpParams) -> Result<Self, ParamError> {
         Ok(match code {
             OpCode::Sqrt => Unary::Sqrt,
+            OpCode::Log => Unary::Log,
+            OpCode::Sin => Unary::Sin,
+            OpCode::Cos => Unary::Cos,
+            OpCode::LeakyRelu => Unary::LeakyRelu { slope: params.float(0) },
             OpCode::Scale => Unary::Scale { scale: params.float(0), bias: params.float(1) },
             OpCode::Clamp => Unary::Clamp { min: params.float(0), max: params.float(1) },
             OpCode::Fill => Unary::Fill { value: params.float(0) },
@@ -166,7 +185,8 @@ impl OpFamily for Unary {
     fn encode(&self) -> OpParams {
         let params = OpParams::default();
         match *self {
-            Unary::Sqr | Unary::Sqrt => params,
+            Unary::Sqr | Unary::Sqrt | Unary::Log | Unary::Sin | Unary::Cos => params,
+            Unary::LeakyRelu { slope } => params.with_float(0, slope),
             Unary::Scale { scale, bias } => params.with_float(0, scale).with_float(1, bias),
             Unary::Clamp { min, max } => params.with_float(0, min).with_float(1, max),
             Unary::Fill { value } => params.with_float(0, value),

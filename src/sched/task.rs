@@ -302,6 +302,9 @@ impl TaskBuilder {
         if srcs.len() > MAX_SRC {
             return Err(BuildError::Tensor("a node has at most 10 sources"));
         }
+        if (0..srcs.len()).any(|i| op.updates(i)) {
+            return Err(BuildError::Tensor("the op changes a source, and a plan has one destination for each node"));
+        }
         if srcs.iter().flatten().any(|&id| self.tensor(id).is_none()) {
             return Err(BuildError::Tensor("a source is an unknown tensor"));
         }

@@ -50,7 +50,9 @@ fn probe(code: OpCode) -> Probe {
         Probe { operands, joint, target: None }
     };
     match code {
-        OpCode::Add | OpCode::Sub | OpCode::Mul | OpCode::Div => {
+        // s1 is probed with an F32 s0. The text of the section says that it is F32 beside a quantised s0.
+        OpCode::Add => parts(&[("s0", x, F32), ("s1", x, F32), ("dst", x, F32)], &[0, 2]),
+        OpCode::Sub | OpCode::Mul | OpCode::Div => {
             parts(&[("s0", x, F32), ("s1", x, F32), ("dst", x, F32)], &[0, 1, 2])
         }
         OpCode::AddId => parts(
@@ -62,6 +64,43 @@ fn probe(code: OpCode) -> Probe {
             ],
             &[0, 1, 3],
         ),
+        OpCode::Log | OpCode::Sin | OpCode::Cos | OpCode::LeakyRelu => {
+            parts(&[("s0", x, F32), ("dst", x, F32)], &[0, 1])
+        }
+        OpCode::Add1 => parts(&[("s0", x, F32), ("s1", [1; 4], F32), ("dst", x, F32)], &[0, 2]),
+        OpCode::CountEqual => parts(&[("s0", x, I32), ("s1", x, I32), ("dst", [1; 4], I64)], &[0, 1]),
+        OpCode::Acc | OpCode::Set => parts(&[("s0", x, F32), ("s1", [ROW, 1, 1, 1], F32), ("dst", x, F32)], &[0, 1, 2]),
+        OpCode::Arange => parts(&[("dst", [ROW, 1, 1, 1], F32)], &[]),
+        OpCode::TimestepEmbedding => parts(&[("s0", [2, 1, 1, 1], F32), ("dst", x, F32)], &[]),
+        OpCode::Diag => parts(&[("s0", [ROW, 1, 1, 1], F32), ("dst", [ROW, ROW, 1, 1], F32)], &[0, 1]),
+        OpCode::Tri => parts(&[("s0", [ROW, ROW, 1, 1], F32), ("dst", [ROW, ROW, 1, 1], F32)], &[0, 1]),
+        OpCode::DiagMaskInf | OpCode::DiagMaskZero | OpCode::Pad | OpCode::PadReflect1d | OpCode::Roll => {
+            parts(&[("s0", x, F32), ("dst", x, F32)], &[0, 1])
+        }
+        OpCode::SiluBack | OpCode::RmsNormBack | OpCode::SoftMaxBack => {
+            parts(&[("s0", x, F32), ("s1", x, F32), ("dst", x, F32)], &[0, 1, 2])
+        }
+        OpCode::RepeatBack => parts(&[("s0", x, F32), ("dst", [ROW, 1, 1, 1], F32)], &[0, 1]),
+        OpCode::GetRowsBack => {
+            parts(&[("s0", x, F32), ("s1", [2, 1, 1, 1], I32), ("dst", [ROW, 3, 1, 1], F32)], &[0, 2])
+        }
+        OpCode::OutProd => parts(&[("s0", x, F32), ("s1", [3, 2, 1, 1], F32), ("dst", [ROW, 3, 1, 1], F32)], &[0, 1]),
+        OpCode::CrossEntropyLoss => parts(&[("s0", x, F32), ("s1", x, F32), ("dst", [1; 4], F32)], &[]),
+        OpCode::CrossEntropyLossBack => {
+            parts(&[("s0", [1; 4], F32), ("s1", x, F32), ("s2", x, F32), ("dst", x, F32)], &[])
+        }
+        OpCode::OptStepAdamw => parts(
+            &[
+                ("s0", x, F32),
+                ("s1", x, F32),
+                ("s2", x, F32),
+                ("s3", x, F32),
+                ("s4", [7, 1, 1, 1], F32),
+                ("dst", x, F32),
+            ],
+            &[],
+        ),
+        OpCode::OptStepSgd => parts(&[("s0", x, F32), ("s1", x, F32), ("s2", [2, 1, 1, 1], F32), ("dst", x, F32)], &[]),
         OpCode::Sqr | OpCode::Sqrt | OpCode::Unary | OpCode::Scale | OpCode::Clamp | OpCode::Fill => {
             parts(&[("s0", x, F32), ("dst", x, F32)], &[0, 1])
         }
@@ -95,7 +134,7 @@ fn probe(code: OpCode) -> Probe {
             ],
             &[0, 1],
         ),
-        OpCode::Rope => {
+        OpCode::Rope | OpCode::RopeBack => {
             let x = [ROW, 2, 3, 1];
             parts(&[("s0", x, F32), ("s1", [3, 1, 1, 1], I32), ("s2", [ROW, 1, 1, 1], F32), ("dst", x, F32)], &[0, 3])
         }
@@ -230,7 +269,6 @@ fn probe(code: OpCode) -> Probe {
 fn op(code: OpCode) -> Op {
     let params = match code {
         OpCode::GroupNorm => OpParams::default().with_int(0, 1),
-        OpCode::Rope => OpParams::default().with_int(1, ROW as i32),
         OpCode::ConvTranspose1d => OpParams::default().with_int(0, 1).with_int(2, 1),
         OpCode::Conv2d | OpCode::Conv2dDw | OpCode::Im2col | OpCode::Im2colBack => {
             OpParams([1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
@@ -243,6 +281,9 @@ fn op(code: OpCode) -> Op {
         OpCode::WinPart => OpParams::default().with_int(0, 1).with_int(1, 1).with_int(2, 1),
         OpCode::SsmScan | OpCode::GatedDeltaNet => OpParams::default().with_int(0, 1),
         OpCode::Dsv4HcComb => OpParams::default().with_int(1, 1),
+        OpCode::Rope | OpCode::RopeBack => OpParams::default().with_int(1, ROW as i32),
+        OpCode::Arange => OpParams::default().with_float(1, ROW as f32).with_float(2, 1.0),
+        OpCode::TimestepEmbedding => OpParams::default().with_int(0, ROW as i32).with_int(1, 10_000),
         _ => OpParams::default(),
     };
     Op::decode(code, &params).unwrap().unwrap()
@@ -375,9 +416,9 @@ fn op_table([cpu, exact, cuda]: [&dyn Device; 3]) -> String {
         };
         let on_cpu = accepted_types(cpu, code);
         assert_eq!(accepted_types(exact, code), on_cpu, "{code}: the math modes accept different types");
-        let on_cuda = if family.cuda { accepted_types(cuda, code) } else { "not yet".to_owned() };
+        let on_cuda = if family.has_cuda(code) { accepted_types(cuda, code) } else { "not yet".to_owned() };
         let on_cuda = if on_cuda == on_cpu { "as CPU" } else { &on_cuda };
-        let devices = if family.cuda { "CPU, CUDA" } else { "CPU" };
+        let devices = if family.has_cuda(code) { "CPU, CUDA" } else { "CPU" };
         let link = format!("[`{stem}`](../src/ops/{stem}.rs)");
         let _ = writeln!(text, "| {code} | {} | {link} | {devices} | {on_cpu} | {on_cuda} |", code.to_wire());
     }
@@ -390,7 +431,9 @@ fn missing_ops() -> String {
     let mut text =
         "| number | op | | number | op | | number | op | |\n|---|---|---|---|---|---|---|---|---|\n".to_owned();
     for row in missing.chunks(3) {
-        let mut cells: Vec<_> = row.iter().map(|code| format!("{} | {code} | not yet", code.to_wire())).collect();
+        let why = |code: &OpCode| code.impossible().unwrap_or("not yet");
+        let cell = |code: &&OpCode| format!("{} | {code} | {}", code.to_wire(), why(code));
+        let mut cells: Vec<_> = row.iter().map(cell).collect();
         cells.resize(3, " | | ".to_owned());
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }

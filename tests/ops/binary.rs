@@ -1,4 +1,4 @@
-//! ADD, SUB, MUL, DIV and ADD_ID: results of every device against the formulas in f64, and invalid expert ids.
+//! ADD, ADD1, SUB, MUL, DIV and ADD_ID: results of every device against the formulas in f64, and invalid expert ids.
 
 use crate::devices::devices;
 use fanout::graph::TensorId;
@@ -121,6 +121,66 @@ fn quantised_sums_match_the_oracle() {
 }
 
 #[test]
+fn add1_adds_its_number_to_every_element() {
+    use DType::{BF16, F16, F32, Q4_0, Q8_0};
+    let ne = [64, 5, 2, 1];
+    for (ta, tb) in [(F32, F32), (F16, F16), (F16, F32), (BF16, BF16), (BF16, F32), (Q8_0, F32), (Q4_0, F32)] {
+        for in_place in [false, true] {
+            let mut case = Case::new();
+            let a = case.leaf(ta, ne, &normal(3, 640));
+            let b = case.leaf(tb, [1; 4], &[0.75]);
+            let srcs = [Some(a), Some(b)];
+            let dst = if in_place {
+                let onto = case.b.view(a, TensorDesc::contiguous(ta, ne).unwrap(), 0).unwrap();
+                case.b.node_into(Binary::Add1, &srcs, onto).unwrap()
+            } else {
+                case.b.node(Binary::Add1, &srcs).unwrap()
+            };
+            let case = case.build();
+            let want = requantised(ta, &case.values(a).iter().map(|x| x + 0.75).collect::<Vec<_>>());
+            for on in devices() {
+                let what = format!("{ta} {tb} in place {in_place} {}", on.name);
+                assert_close(&case.run(on).values(dst), &want, rounding(ta), 1e-6, &what);
+            }
+        }
+    }
+}
+
+/// The values after rounding to a type.
+fn requantised(dtype: DType, values: &[f64]) -> Vec<f64> {
+    let mut case = Case::new();
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    let id = case.leaf(dtype, [values.len(), 1, 1, 1], &values);
+    case.build().values(id)
+}
+
+/// A quantised first source: rows are dequantised, and quantised again if dst is.
+#[test]
+fn add_to_quantised_rows_matches_the_oracle() {
+    use DType::{BF16, F16, F32, Q4_K, Q5_1, Q8_0};
+    let ne = [1280, 3, 2, 1];
+    let strided = |dtype: DType| {
+        let row = dtype.row_bytes(1280).unwrap();
+        TensorDesc::strided(dtype, ne, [dtype.block_bytes(), 2 * row, row, 6 * row]).unwrap()
+    };
+    for (ta, td) in [(Q8_0, F32), (Q5_1, Q5_1), (Q4_K, F16), (Q8_0, Q4_K), (Q4_K, BF16), (DType::F8_E4M3, F32)] {
+        for desc in [TensorDesc::contiguous(ta, ne).unwrap(), strided(ta)] {
+            let mut case = Case::new();
+            let a = case.leaf_with_desc(desc, &normal(11, 7680));
+            let b = case.leaf(F32, ne, &normal(12, 7680));
+            let out = fanout::ops::OutputSpec { dtype: td, ne };
+            let dst = case.b.node_with_output(Binary::Add, &[Some(a), Some(b)], out).unwrap();
+            let case = case.build();
+            let want = oracle(|x, y| x + y, &case.values(a), ne, &case.values(b), ne);
+            let want = requantised(td, &want);
+            for on in devices() {
+                assert_close(&case.run(on).values(dst), &want, rounding(td), 1e-6, &format!("{ta} {td} {}", on.name));
+            }
+        }
+    }
+}
+
+#[test]
 fn quantised_sums_of_other_shapes_and_types_are_rejected() {
     use DType::{F16, F32, I32, Q4_0, Q8_0};
     let ne = [64, 4, 1, 1];
@@ -142,6 +202,31 @@ fn quantised_sums_of_other_shapes_and_types_are_rejected() {
         for on in devices() {
             assert!(case.try_run(on).is_err(), "{what} {}", on.name);
         }
+    }
+}
+
+#[test]
+fn invalid_additions_are_rejected() {
+    let built = |op, (ta, an): (DType, [usize; 4]), (tb, bn): (DType, [usize; 4]), td| {
+        let mut case = Case::new();
+        let (a, b) = (case.b.leaf(ta, an).unwrap(), case.b.leaf(tb, bn).unwrap());
+        case.b.node_with_output(op, &[Some(a), Some(b)], fanout::ops::OutputSpec { dtype: td, ne: an }).unwrap();
+        case.b.build()
+    };
+    use DType::{F16, F32, I32, Q8_0};
+    let (wide, ne) = ([64, 2, 1, 1], [32, 2, 1, 1]);
+    assert!(built(Binary::Add1, (F32, ne), (F32, [2, 1, 1, 1]), F32).is_err(), "two numbers");
+    assert!(built(Binary::Add1, (F32, ne), (F32, [1; 4]), F16).is_err(), "another type");
+    assert!(built(Binary::Add, (Q8_0, wide), (F32, ne), F32).is_err(), "a row of b that is shorter");
+    // Valid shapes without a kernel.
+    for (op, ta, tb, td) in [
+        (Binary::Sub, Q8_0, F32, F32),
+        (Binary::Add, Q8_0, F16, F32),
+        (Binary::Add, F32, F32, I32),
+        (Binary::Add1, I32, I32, I32),
+    ] {
+        let graph = built(op, (ta, ne), (tb, if op == Binary::Add1 { [1; 4] } else { ne }), td).unwrap();
+        assert!(devices()[0].device.prepare(std::sync::Arc::new(graph)).is_err(), "{op:?} {ta} {tb} {td}");
     }
 }
 

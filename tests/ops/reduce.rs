@@ -1,4 +1,4 @@
-//! SUM, SUM_ROWS, MEAN, CUMSUM and ARGMAX: results of every device against the formulas in f64, and the shape rules.
+//! SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX and COUNT_EQUAL: results of every device against the formulas in f64, and the shape rules.
 
 use crate::devices::devices;
 use fanout::device::DeviceKind;
@@ -8,7 +8,7 @@ use fanout::ops::reduce::Reduce;
 use fanout::ops::{Op, OpCode, OpParams, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::{assert_close, rounding};
-use fanout_testing::inputs::{normal, uniform};
+use fanout_testing::inputs::{index, normal, uniform};
 use fanout_testing::op_case::Case;
 
 const SHAPES: [[usize; 4]; 6] =
@@ -219,6 +219,46 @@ fn argmax_of_long_rows_returns_the_last_maximum() {
 }
 
 #[test]
+fn equal_integers_are_counted() {
+    for (ne, permuted) in
+        [([1, 1, 1, 1], false), ([1500, 3, 1, 1], false), ([40, 5, 3, 2], false), ([40, 5, 3, 2], true)]
+    {
+        let n: usize = ne.iter().product();
+        let values = |seed| normal(seed, n).iter().map(|v| v.round() as i64).collect::<Vec<_>>();
+        let (a, b) = (values(6), values(7));
+        let mut case = Case::new();
+        let (x, mut y) = (case.indices(DType::I32, ne, &a), case.indices(DType::I32, ne, &b));
+        let mut order: Vec<usize> = (0..n).collect();
+        if permuted {
+            // The elements of y with the last dimension first.
+            let strides = [4 * ne[1] * ne[2] * ne[3], 4, 4 * ne[1], 4 * ne[1] * ne[2]];
+            y = case.b.view(y, TensorDesc::strided(DType::I32, ne, strides).unwrap(), 0).unwrap();
+            for (k, place) in order.iter_mut().enumerate() {
+                let i = index(ne, k);
+                *place = (0..4).map(|d| i[d] * strides[d] / 4).sum();
+            }
+        }
+        let dst = case.b.node(Reduce::CountEqual, &[Some(x), Some(y)]).unwrap();
+        let case = case.build();
+        let want = (0..n).filter(|&k| a[k] == b[order[k]]).count() as f64;
+        for on in devices() {
+            assert_eq!(case.run(on).values(dst), [want], "{ne:?} {permuted} {}", on.name);
+        }
+    }
+    let refused = |ta: DType, tb: DType, bn: [usize; 4]| {
+        let mut case = Case::new();
+        let (x, y) = (case.b.leaf(ta, [4, 3, 1, 1]).unwrap(), case.b.leaf(tb, bn).unwrap());
+        case.b.node(Reduce::CountEqual, &[Some(x), Some(y)]).unwrap();
+        let graph = case.b.build();
+        graph.is_err() || devices()[0].device.prepare(graph.unwrap().into()).is_err()
+    };
+    assert!(!refused(DType::I32, DType::I32, [4, 3, 1, 1]));
+    assert!(refused(DType::I32, DType::I32, [12, 1, 1, 1]), "another shape");
+    assert!(refused(DType::F32, DType::F32, [4, 3, 1, 1]), "floats");
+    assert!(refused(DType::I32, DType::I64, [4, 3, 1, 1]), "two types");
+}
+
+#[test]
 fn invalid_nodes_are_rejected() {
     for (op, code) in [
         (Reduce::Sum, OpCode::Sum),
@@ -226,6 +266,7 @@ fn invalid_nodes_are_rejected() {
         (Reduce::Cumsum, OpCode::Cumsum),
         (Reduce::Mean, OpCode::Mean),
         (Reduce::Argmax, OpCode::Argmax),
+        (Reduce::CountEqual, OpCode::CountEqual),
     ] {
         assert_eq!(Op::decode(code, &OpParams::default()), Ok(Some(op.into())));
         assert_eq!((Op::from(op).code(), Op::from(op).encode()), (code, OpParams::default()));

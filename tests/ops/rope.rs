@@ -1,4 +1,4 @@
-//! ROPE: results of every device against the formula, parameters and shape rules.
+//! ROPE and ROPE_BACK: results of every device against the formula, parameters and shape rules.
 
 use crate::devices::devices;
 use fanout::graph::BuildError;
@@ -47,6 +47,8 @@ fn oracle(op: &Rope, x: &[f64], ne: [usize; 4], positions: &[i64], factors: Opti
             let theta = f64::from((0..exponent).fold(base, |theta, _| theta * step));
             let te = theta / factors.map_or(1.0, |f| f[j]);
             let ti = f64::from(op.freq_scale) * te;
+            let ti = if op.backward { -ti } else { ti };
+            let te = if op.backward { -te } else { te };
             let (theta, m) = if op.ext_factor == 0.0 {
                 (ti, 1.0)
             } else {
@@ -136,6 +138,8 @@ fn every_mode_matches_the_oracle() {
                 let onto = false;
                 check(plain, dtype, x, onto, false);
                 check(yarn, dtype, x, onto, true);
+                check(Rope { backward: true, ..plain }, dtype, x, true, false);
+                check(Rope { backward: true, ..yarn }, dtype, x, onto, true);
             }
         }
     }
@@ -210,6 +214,9 @@ fn parameters_round_trip() {
         let words = op.encode();
         assert_eq!((words.int(1), words.int(2), words.int(4), words.float(9)), (64, word, 4096, 32.0));
         assert_eq!(Op::decode(OpCode::Rope, &words), Ok(Some(op.into())));
+        let back = Rope { backward: true, ..op };
+        assert_eq!((back.code(), back.encode()), (OpCode::RopeBack, words));
+        assert_eq!(Op::decode(OpCode::RopeBack, &words), Ok(Some(back.into())));
     }
 }
 

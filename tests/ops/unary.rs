@@ -1,4 +1,4 @@
-//! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY: results of every device against the formulas in f64.
+//! SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL and the kinds of UNARY: results of every device against the formulas in f64.
 
 use crate::devices::devices;
 use fanout::ops::unary::{Unary, UnaryKind};
@@ -64,6 +64,10 @@ fn oracle(op: Unary, x: f64) -> f64 {
     match op {
         Unary::Sqr => x * x,
         Unary::Sqrt => x.sqrt(),
+        Unary::Log => x.ln(),
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::LeakyRelu { slope } => x.max(0.0) + f64::from(slope) * x.min(0.0),
         Unary::Kind(kind) => kind_oracle(kind, x),
         Unary::Scale { scale, bias } => x * f64::from(scale) + f64::from(bias),
         Unary::Clamp { min, max } => x.min(f64::from(max)).max(f64::from(min)),
@@ -77,6 +81,10 @@ fn ops() -> Vec<Unary> {
     all.extend([
         Unary::Sqr,
         Unary::Sqrt,
+        Unary::Log,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::LeakyRelu { slope: 0.1 },
         Unary::Scale { scale: 0.125, bias: 0.0 },
         Unary::Scale { scale: -1.5, bias: 2.25 },
         Unary::Clamp { min: -0.5, max: 1.5 },
@@ -112,7 +120,8 @@ fn contiguous(dtype: DType, ne: [usize; 4]) -> TensorDesc {
 fn every_op_matches_the_oracle_over_its_range() {
     for (n, spread) in [(1, 1.0), (999, 1.0), (6000, 12.0)] {
         let x = uniform(1, n, -spread, spread);
-        let (roots, others): (Vec<_>, Vec<_>) = ops().into_iter().partition(|op| *op == Unary::Sqrt);
+        let (roots, others): (Vec<_>, Vec<_>) =
+            ops().into_iter().partition(|op| matches!(op, Unary::Sqrt | Unary::Log));
         compare(contiguous(DType::F32, [n, 1, 1, 1]), &x, &others, |x| *x, false);
         let x: Vec<f32> = x.iter().map(|x| x.abs()).collect();
         compare(contiguous(DType::F32, [n, 1, 1, 1]), &x, &roots, |x| *x, false);
@@ -181,6 +190,10 @@ fn special_values_match_the_formula() {
         (Unary::Kind(UnaryKind::Gelu), [0.0, INF, NAN]),
         (Unary::Kind(UnaryKind::Silu), [NAN, INF, NAN]),
         (Unary::Clamp { min: -1.0, max: 2.0 }, [-1.0, 2.0, 2.0]),
+        (Unary::Log, [NAN, INF, NAN]),
+        (Unary::Sin, [NAN; 3]),
+        (Unary::Cos, [NAN; 3]),
+        (Unary::LeakyRelu { slope: 0.25 }, [-INF, INF, 0.0]),
         (Unary::Scale { scale: 2.0, bias: -1.0 }, ends),
         (Unary::Fill { value: INF }, [INF, INF, INF]),
     ];

@@ -91,6 +91,11 @@ impl Subject {
     /// Whether a run ended with the expected error for invalid data of `op`: [`DeviceError::Data`] of that op, or a lost
     /// connection ([`Subject::that_drops_connections`]).
     pub fn reported_bad_data(&self, error: &Option<DeviceError>, op: OpCode) -> bool {
+        let mut error = error.as_ref();
+        // A fallback names the device on which the node ran.
+        while let Some(DeviceError::OnDevice { source, .. }) = error {
+            error = Some(source.as_ref());
+        }
         match error {
             Some(DeviceError::ConnectionLost { .. }) => self.drops_connections,
             Some(DeviceError::Data { op: of, .. }) => *of == op && !self.drops_connections,
@@ -99,16 +104,17 @@ impl Subject {
     }
 }
 
-/// Whether the tables of op families and types have CUDA kernels for a node.
+/// Whether the tables of op families and types have CUDA kernels for a node. They say nothing of an ADD to a quantised tensor,
+/// which has none.
 fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
-    let family = FAMILIES.iter().find(|row| row.codes.contains(&node.op.code()));
+    let code = node.op.code();
+    let family = FAMILIES.iter().find(|row| row.codes.contains(&code));
+    let quantised_add = code == OpCode::Add && node.srcs.get(0).is_some_and(|a| a.dtype().is_block());
     let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
-    // The kernels of ADD take floats only.
-    let sum_of_codes = node.op.code() == OpCode::Add && node.srcs.get(0).is_some_and(|a| !a.dtype().is_float());
-    let reads_rows = matches!(node.op.code(), OpCode::GetRows | OpCode::Cpy) && node.dst.dtype().is_float();
+    let reads_rows = matches!(code, OpCode::GetRows | OpCode::Cpy) && node.dst.dtype().is_float();
     let needed = if reads_rows { Capability::Gather } else { Capability::Cuda };
     let lacks = |t: DType| t.can(Capability::Decode) && !t.can(needed);
-    family.is_some_and(|row| row.cuda) && !sum_of_codes && !tensors.any(|t| lacks(t.dtype()))
+    family.is_some_and(|row| row.has_cuda(code)) && !quantised_add && !tensors.any(|t| lacks(t.dtype()))
 }
 
 /// A graph under construction with the values of its leaves.
@@ -187,10 +193,13 @@ impl BuiltCase {
         let before = self.initial_memory();
         let mut written = vec![false; before.len()];
         for node in self.graph.nodes() {
-            let t = self.graph.tensor(node.dst).expect("a tensor of the graph");
-            for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
-                written[at..at + t.desc.dtype().block_bytes()].fill(true)
-            });
+            let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
+            for id in updated.chain([node.dst]) {
+                let t = self.graph.tensor(id).expect("a tensor of the graph");
+                for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
+                    written[at..at + t.desc.dtype().block_bytes()].fill(true)
+                });
+            }
         }
         for (i, (&was, &is)) in before.iter().zip(&outcome.memory).enumerate() {
             assert!(written[i] || was == is, "{}: byte {i} outside every destination changed", on.name);

@@ -249,6 +249,7 @@ impl Keys<'_> {
             }
         };
         Ok(Rope {
+            backward: false,
             n_ctx_orig: i32::try_from(context).unwrap_or(i32::MAX),
             freq_base: self.positive("rope.freq_base", Some(10000.0))?,
             freq_scale: 1.0 / factor,

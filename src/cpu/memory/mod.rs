@@ -9,6 +9,8 @@
 //!    [`KernelContext`](super::pool::KernelContext) are disjoint), and nodes are separated by barriers;
 //! 4. a node's destination lies in writable memory: `CpuProgram::check_bindings` refuses others before the program runs.
 //!
+//! A source that its op updates ([`OpFamily::updates`](crate::ops::OpFamily::updates)) follows the rules of a destination.
+//!
 //! Memory up to 256 KiB comes from slabs (`slab`); larger memory is a mapping of its own. `mapping_budget` bounds the mappings
 //! of the process and of each client.
 //!

@@ -47,6 +47,26 @@ impl<'a> View<'a> {
         View { start: self.start, desc, panels: self.panels, _memory: PhantomData }
     }
 
+    /// A part of the same memory, from byte `offset` on.
+    ///
+    /// # Panics
+    /// If it reaches beyond this view's extent: a bug in a kernel.
+    pub(crate) fn part<'b>(&self, offset: usize, desc: &'b TensorDesc) -> View<'b>
+    where
+        'a: 'b,
+    {
+        let end = offset.checked_add(desc.extent());
+        assert!(!self.panels && end.is_some_and(|end| end <= self.desc.extent()), "{desc:?} inside {:?}", self.desc);
+        // SAFETY: the offset is at most the extent, which lies inside the memory.
+        View { start: unsafe { self.start.add(offset) }, desc, panels: false, _memory: PhantomData }
+    }
+
+    /// Whether both views begin at the same byte. If they are operands of a node that may work in place, they then are the
+    /// same elements.
+    pub(crate) fn starts_with(&self, other: &View<'_>) -> bool {
+        std::ptr::eq(self.start, other.start)
+    }
+
     /// Type, shape and strides.
     pub(crate) fn desc(&self) -> &'a TensorDesc {
         self.desc

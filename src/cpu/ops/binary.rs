@@ -1,4 +1,4 @@
-//! ADD, SUB, MUL, DIV with broadcast, computed in f32; ADD_ID.
+//! ADD, SUB, MUL, DIV with broadcast, computed in f32, ADD and ADD1 also of quantised rows; ADD_ID.
 
 use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
@@ -9,6 +9,9 @@ use crate::ops::mul_mat::NO_EXPERT;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::F32;
 use crate::tensor::quant::{dequantiser, quantiser};
+
+/// Cost of an element of a quantised destination. The fits of the K types are the slowest.
+const QUANTISE_COST: usize = 16;
 
 pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let dtype = |i| node.srcs.get(i).map(|s| s.dtype());
@@ -21,10 +24,12 @@ pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     }
     // ggml's table lists equal types, and F16 or BF16 with F32. The other pairs of float types need no extra code here.
     let floats = a.is_float() && b.is_float() && dst.is_float();
-    let quantised = op == Binary::Add && dequantiser(a).is_some() && b == F32 && quantiser(dst).is_some();
-    if !(floats || quantised && !a.is_float()) {
+    let converts = !a.is_float() && dequantiser(a).is_some() && quantiser(dst).is_some();
+    if !(floats || converts && b == F32 && matches!(op, Binary::Add | Binary::Add1)) {
         return Err(unsupported_types(node));
     }
+    // Quantising an element takes several times as long as adding it.
+    let cost = if dst.is_float() { cost } else { cost.saturating_mul(QUANTISE_COST) };
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))
 }
 
@@ -43,7 +48,7 @@ impl Multiversion for BinaryLoop<'_> {
     fn run<L: SimdLevel>(self) {
         let BinaryLoop { op, out, x, y } = self;
         match op {
-            Binary::Add | Binary::AddId => math::zip(out, x, y, |x, y| x + y),
+            Binary::Add | Binary::Add1 | Binary::AddId => math::zip(out, x, y, |x, y| x + y),
             Binary::Sub => math::zip(out, x, y, |x, y| x - y),
             Binary::Mul => math::zip(out, x, y, |x, y| x * y),
             Binary::Div => math::zip(out, x, y, |x, y| x / y),
@@ -54,7 +59,8 @@ impl Multiversion for BinaryLoop<'_> {
 fn each(ctx: &mut KernelContext<'_>, op: Binary) {
     let (dst, a, b) = (ctx.dst(), ctx.src(0), ctx.src(1));
     let bne = b.ne();
-    // A row of b that is shorter than dst's repeats: no piece is longer than it.
+    // A row of b that is shorter than dst's repeats: no piece is longer than it. A piece of quantised rows is whole blocks,
+    // since b is as long as they are, or one element.
     let piece = if bne[0] == 1 { CHUNK } else { CHUNK.min(bne[0]) };
     let [x, y, out, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
     RowPieces::with_len(dst.desc(), piece).share(ctx, |i, n| {

@@ -44,6 +44,31 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
+/// `ln(x)` within 3 ulp; -inf for 0, NaN for negative numbers.
+#[inline(always)]
+pub(super) fn ln(x: f32) -> f32 {
+    /// The bits of sqrt(1/2).
+    const SQRT_HALF: i32 = 0x3f35_04f3;
+    // Subnormals have fewer bits; scaled by 2^23 they are normal.
+    let subnormal = x < f32::MIN_POSITIVE;
+    let scaled = if subnormal { x * 8_388_608.0 } else { x };
+    // x = 2^n m with sqrt(1/2) ≤ m < sqrt(2).
+    let n = scaled.to_bits().cast_signed().wrapping_sub(SQRT_HALF) >> 23;
+    let m = f32::from_bits(scaled.to_bits().wrapping_sub((n << 23).cast_unsigned()));
+    let n = n as f32 - if subnormal { 23.0 } else { 0.0 };
+    // ln m = 2 artanh(s), by its Taylor series.
+    let s = (m - 1.0) / (m + 1.0);
+    let s2 = s * s;
+    let mut p = 1.0 / 11.0;
+    for c in [1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0] {
+        p = p * s2 + c;
+    }
+    let y = n * LN2_HI + (2.0 * s + (2.0 * s * s2 * p + n * LN2_LO));
+    let y = if x < f32::INFINITY { y } else { x };
+    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
+    if x < 0.0 { f32::NAN } else { y }
+}
+
 /// Replaces each `x` by `f(x)`.
 #[inline(always)]
 pub(super) fn update(x: &mut [f32], f: impl Fn(f32) -> f32) {
@@ -216,6 +241,46 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     eight.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
+/// Above this angle the f64 reduction of [`cos_sin_of`] loses bits that f32 shows; positions of models are far smaller.
+const MAX_REDUCED_ANGLE: f32 = 1e8;
+
+/// Replaces each angle by its sine.
+#[inline(always)]
+pub(super) fn sin(x: &mut [f32]) {
+    if x.iter().any(|x| x.abs() > MAX_REDUCED_ANGLE) {
+        return update(x, f32::sin);
+    }
+    update(x, |x| cos_sin_of(x).1);
+}
+
+/// Replaces each angle by its cosine.
+#[inline(always)]
+pub(super) fn cos(x: &mut [f32]) {
+    if x.iter().any(|x| x.abs() > MAX_REDUCED_ANGLE) {
+        return update(x, f32::cos);
+    }
+    update(x, |x| cos_sin_of(x).0);
+}
+
+/// Sum in f64 of the f32 products `x y`.
+pub(super) fn sum_of_products(x: &[f32], y: &[f32]) -> f64 {
+    struct Products<'a>(&'a [f32], &'a [f32]);
+    impl Multiversion for Products<'_> {
+        type Out = f64;
+        #[inline(always)]
+        fn run<L: SimdLevel>(self) -> f64 {
+            let (mut total, mut products) = (0.0, [0.0; super::CHUNK]);
+            for (x, y) in self.0.chunks(super::CHUNK).zip(self.1.chunks(super::CHUNK)) {
+                let products = &mut products[..x.len()];
+                zip(products, x, y, |x, y| x * y);
+                total += total_of(products);
+            }
+            total
+        }
+    }
+    run_widest(Products(x, y))
+}
+
 /// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.
 pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut [f32]) {
     struct CosSin<'a>(&'a [f32], f32, &'a mut [f32], &'a mut [f32]);
@@ -229,8 +294,6 @@ pub(super) fn cos_sin(angles: &[f32], magnitude: f32, cos: &mut [f32], sin: &mut
             }
         }
     }
-    // Above this angle the f64 reduction loses bits that f32 shows; positions of models are far smaller.
-    const MAX_REDUCED_ANGLE: f32 = 1e8;
     run_widest(CosSin(angles, magnitude, cos, sin));
     for ((angle, cos), sin) in angles.iter().zip(cos).zip(sin) {
         if angle.abs() > MAX_REDUCED_ANGLE {
@@ -359,6 +422,17 @@ mod tests {
             let error = ulps(exp(x), f64::from(x).exp());
             assert!(error <= 2.0, "exp({x:e}) is off by {error} ulp");
         }
+    }
+
+    #[test]
+    fn ln_is_within_three_ulp_everywhere() {
+        let near_one = (0..4000).map(|i| 1.0 + (i - 2000) as f32 * f32::EPSILON);
+        for x in floats(f32::INFINITY, 20_011).filter(|&x| x > 0.0).chain(near_one) {
+            let (error, got) = (ulps(ln(x), f64::from(x).ln()), ln(x));
+            assert!(error <= 3.0 || got == 0.0 && x == 1.0, "ln({x:e}) is {got}, off by {error} ulp");
+        }
+        assert_eq!([0.0, -0.0, f32::INFINITY].map(ln), [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::INFINITY]);
+        assert!([f32::NAN, -1.0, -1e-42, f32::NEG_INFINITY].iter().all(|&x| ln(x).is_nan()));
     }
 
     #[test]

@@ -3,10 +3,13 @@
 //! A family's `select` decides whether a node is supported and returns its kernel. The device supports a node if `select`
 //! succeeds, so that the two cannot diverge. Start with [`Kernel`] and [`select`]; a family to read first is `unary`.
 
+mod assign;
+mod backward;
 mod binary;
 mod concat;
 mod conv;
 mod copy;
+mod diag;
 mod dsv4;
 mod flash_attn;
 mod glu;
@@ -15,16 +18,20 @@ mod linear_attn;
 mod math;
 mod mul_mat;
 pub(super) mod norm;
+mod out_prod;
+mod pad;
 mod pool;
 mod recurrence;
 mod reduce;
 pub(super) mod rope;
 mod rows;
+mod sequence;
 mod softmax;
 mod solve_tri;
 mod sort;
 mod ssm;
 mod topk_mask;
+mod training;
 mod unary;
 mod upscale;
 mod window;
@@ -193,6 +200,13 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
         Op::LinearAttn(op) => linear_attn::select(*op, node),
         Op::SolveTri(_) => solve_tri::select(node),
         Op::Dsv4(op) => dsv4::select(*op, node),
+        Op::Backward(op) => backward::select(*op, node),
+        Op::Assign(op) => assign::select(*op, node),
+        Op::Sequence(op) => sequence::select(*op, node),
+        Op::Diag(op) => diag::select(*op, node),
+        Op::Pad(op) => pad::select(*op, node),
+        Op::OutProd(_) => out_prod::select(node),
+        Op::Training(op) => training::select(*op, node),
     }
 }
 

@@ -1,13 +1,13 @@
-//! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with an f32 accumulator, as in ggml; ARGMAX.
+//! SUM, SUM_ROWS, MEAN with f64 accumulators; CUMSUM with an f32 accumulator, as in ggml; ARGMAX; COUNT_EQUAL.
 
 use super::{CHUNK, Kernel, RowPieces, for_each_piece, math, rows_per_chunk, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
 use crate::ops::NodeView;
 use crate::ops::reduce::Reduce;
-use crate::tensor::DType::{F32, I32};
+use crate::tensor::DType::{F32, I32, I64};
 
-/// Partial sums of a SUM: a fixed number, so that the result does not depend on the number of workers.
+/// Partial results of SUM and COUNT_EQUAL: a fixed number, so that the result does not depend on the number of workers.
 const PARTS: usize = 64;
 
 pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
@@ -24,6 +24,9 @@ pub(super) fn select(op: Reduce, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
         }
         (Reduce::Mean, F32, F32) => Kernel::new(cost, |w| sum_rows(w, |sum, n| sum as f32 / n as f32)),
         (Reduce::Argmax, F32, I32) => Kernel::new(cost, argmax),
+        (Reduce::CountEqual, I32, I64) if node.srcs.get(1).is_some_and(|y| y.dtype() == I32) => {
+            Kernel::new(cost.saturating_mul(2), count_equal).with_shared(PARTS * size_of::<i64>()).with_syncs(1)
+        }
         _ => return Err(unsupported_types(node)),
     })
 }
@@ -83,6 +86,29 @@ fn cumsum(ctx: &mut KernelContext<'_>) {
                 dst.store(i, x);
             });
         }
+    }
+}
+
+fn count_equal(ctx: &mut KernelContext<'_>) {
+    let (dst, x, y, parts) = (ctx.dst(), ctx.src(0), ctx.src(1), ctx.shared());
+    let pieces = RowPieces::new(x.desc());
+    let per_part = pieces.count().div_ceil(PARTS).max(1);
+    let (mut a, mut b) = ([0; CHUNK], [0; CHUNK]);
+    for range in ctx.chunks(pieces.count(), per_part) {
+        let part = range.start / per_part;
+        let mut equal = 0i64;
+        for k in range {
+            let (i, n) = pieces.get(k);
+            x.indices(i, &mut a[..n]);
+            y.indices(i, &mut b[..n]);
+            equal += a[..n].iter().zip(&b[..n]).filter(|(a, b)| a == b).count() as i64;
+        }
+        parts.write(part * size_of::<i64>(), &[equal]);
+    }
+    ctx.sync();
+    for _ in ctx.chunks(1, 1) {
+        let parts = parts.read::<i64>(0, pieces.count().div_ceil(per_part));
+        dst.store_raw([0; 4], &[parts.iter().sum::<i64>()]);
     }
 }
 

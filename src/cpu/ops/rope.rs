@@ -1,4 +1,4 @@
-//! ROPE: one table of angles per token, used for all its heads. Also ROPE fused with SET_ROWS.
+//! ROPE and ROPE_BACK: one table of angles per token, used for all its heads. Also ROPE fused with SET_ROWS.
 
 use super::rows::{IdPhases, check_row, owner};
 use super::{CHUNK, Kernel, math, rows_per_chunk, unsupported_types};
@@ -118,6 +118,9 @@ impl<'a> Rotator<'a> {
             }
             self.angles.fill(at, self.factors, self.angle);
             math::cos_sin(self.angle, self.angles.base.mscale, self.cos, self.sin);
+            if op.backward {
+                self.sin.iter_mut().for_each(|sin| *sin = -*sin);
+            }
             self.token = Some(i[1]);
         }
         let x = ctx.src(0).fetch([0, i[0], i[1], i[2]], self.row);

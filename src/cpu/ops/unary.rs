@@ -1,4 +1,4 @@
-//! SQR, SQRT, SCALE, CLAMP, FILL and the kinds of UNARY, computed in f32.
+//! SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL and the kinds of UNARY, computed in f32.
 
 use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
 use crate::cpu::pool::KernelContext;
@@ -25,7 +25,7 @@ fn cost(op: Unary) -> usize {
     use UnaryKind::{Elu, Exp, Expm1, Gelu, GeluErf, GeluQuick, Sigmoid, Silu, Softplus, Tanh, Xielu};
     match op {
         Unary::Kind(Tanh | Elu | Sigmoid | Gelu | GeluQuick | Silu | Exp | Expm1 | Softplus | GeluErf) => 4,
-        Unary::Kind(Xielu { .. }) => 4,
+        Unary::Kind(Xielu { .. }) | Unary::Log | Unary::Sin | Unary::Cos => 4,
         _ => 1,
     }
 }
@@ -46,6 +46,16 @@ impl Multiversion for UnaryLoop<'_> {
         let kind = match self.op {
             Unary::Sqr => return math::update(x, |x| x * x),
             Unary::Sqrt => return math::update(x, f32::sqrt),
+            Unary::Log => return math::update(x, math::ln),
+            Unary::Sin => return math::sin(x),
+            Unary::Cos => return math::cos(x),
+            Unary::LeakyRelu { slope } => {
+                // ggml's sum, in which a NaN is neither above nor below 0.
+                return math::update(x, |x| {
+                    let (above, below) = (if x > 0.0 { x } else { 0.0 }, if x < 0.0 { x } else { 0.0 });
+                    above + slope * below
+                });
+            }
             Unary::Scale { scale, bias: 0.0 } => return math::update(x, |x| x * scale),
             Unary::Scale { scale, bias } => return math::update(x, |x| x * scale + bias),
             Unary::Clamp { min, max } => {

@@ -43,6 +43,7 @@ pub(super) fn select(op: Binary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
         Binary::Mul => 2,
         Binary::Div => 3,
         Binary::AddId => return add_id(on),
+        Binary::Add1 => return Err(on.unsupported_types()),
     };
     let (a, b, d) = (on.src(0)?, on.src(1)?, on.dst());
     let types = [a.dtype(), b.dtype(), d.dtype()];

@@ -26,15 +26,19 @@ use super::driver::Gpu;
 use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::FusedOp;
-use crate::ops::{NodeView, Op, for_each_family};
+use crate::ops::{NodeView, Op, OpCode, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
 /// Calls `select` of the family of `$op`, or returns an error if the table of families lists no CUDA kernels for it.
 macro_rules! select_family {
-    ([$op:ident $on:ident] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?;)+) => {
-        match $op {
-            $(Op::$family(op) => select_family!(@ $stem op $on $($cuda)?),)+
+    ([$op:ident $on:ident] $($stem:ident: $family:ident [$($code:ident),+] on cpu $($cuda:ident)?
+        $(, [$($cpu_only:ident),+] on cpu)?;)+) => {
+        match $op.code() {
+            $($($(OpCode::$cpu_only)|+ => Err($on.unsupported("no CUDA kernels for this op")),)?)+
+            _ => match $op {
+                $(Op::$family(op) => select_family!(@ $stem op $on $($cuda)?),)+
+            }
         }
     };
     (@ $stem:ident $op:ident $on:ident cuda) => { $stem::select(*$op, &$on) };
@@ -184,10 +188,23 @@ fn blocks(n: usize, threads: u32, each: usize) -> u64 {
 /// Tests the macro on a table with a CPU-only family; the crate's own table may have none.
 #[cfg(test)]
 mod tests {
+    use crate::ops::OpCode;
+
     #[derive(Debug)]
     enum Op {
         Slow(u8),
         Fast(u8),
+    }
+
+    impl Op {
+        /// An even parameter stands for the family's op without CUDA kernels.
+        fn code(&self) -> OpCode {
+            match self {
+                Op::Slow(_) => OpCode::Sqr,
+                Op::Fast(n) if n % 2 == 0 => OpCode::Add1,
+                Op::Fast(_) => OpCode::Add,
+            }
+        }
     }
 
     struct NodeOnGpu;
@@ -207,7 +224,7 @@ mod tests {
     fn select(op: &Op, on: NodeOnGpu) -> Result<u8, &'static str> {
         select_family!([op on]
             slow: Slow [Sqr, Sqrt] on cpu;
-            fast: Fast [Add] on cpu cuda;
+            fast: Fast [Add] on cpu cuda, [Add1] on cpu;
         )
     }
 
@@ -215,5 +232,10 @@ mod tests {
     fn a_family_without_cuda_kernels_is_unsupported() {
         assert_eq!(select(&Op::Fast(7), NodeOnGpu), Ok(7));
         assert_eq!(select(&Op::Slow(7), NodeOnGpu), Err("no CUDA kernels for this op"));
+    }
+
+    #[test]
+    fn an_op_without_cuda_kernels_is_unsupported() {
+        assert_eq!(select(&Op::Fast(8), NodeOnGpu), Err("no CUDA kernels for this op"));
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn select(op: Unary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
     if !(x.dtype().is_float() && y.dtype().is_float()) {
         return Err(on.unsupported_types());
     }
-    let (op, n) = (params(op), y.elements());
+    let (op, n) = (params(op).ok_or_else(|| on.unsupported_types())?, y.elements());
     if x.dtype() == y.dtype() && x.is_contiguous() && y.is_contiguous() {
         let grid = Grid::line(blocks(n, THREADS, ELEMENTS_PER_THREAD), THREADS);
         let dense = UnaryPackedArgs { n: n as u64, op, dtype: x.dtype().to_wire() };
@@ -59,14 +59,16 @@ pub(super) fn select(op: Unary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
     on.single_launch(("unary", "unary_any"), grid, &[Ptr::Src(0), Ptr::Dst], &strided)
 }
 
-/// The number of a function in the kernel and its parameters. Numbers 0 to 21 are the kinds of UNARY on the wire.
-fn params(op: Unary) -> UnaryParams {
+/// The number of a function in the kernel and its parameters; `None` for a function that it lacks. Numbers 0 to 21 are the
+/// kinds of UNARY on the wire.
+fn params(op: Unary) -> Option<UnaryParams> {
     let (which, p) = match op {
         Unary::Sqr => (32, [0.0; 4]),
         Unary::Sqrt => (33, [0.0; 4]),
         Unary::Scale { scale, bias } => (34, [scale, bias, 0.0, 0.0]),
         Unary::Clamp { min, max } => (35, [min, max, 0.0, 0.0]),
         Unary::Fill { value } => (36, [value, 0.0, 0.0, 0.0]),
+        Unary::Log | Unary::Sin | Unary::Cos | Unary::LeakyRelu { .. } => return None,
         Unary::Kind(kind) => {
             let p = match kind {
                 UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => [alpha_n, alpha_p, beta, eps],
@@ -75,5 +77,5 @@ fn params(op: Unary) -> UnaryParams {
             (kind.wire_number() as u32, p)
         }
     };
-    UnaryParams { which, p }
+    Some(UnaryParams { which, p })
 }

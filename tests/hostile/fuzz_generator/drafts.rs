@@ -9,7 +9,9 @@ impl FuzzGenerator<'_> {
     /// If `op` has no generator here.
     pub(super) fn draft(&mut self, op: OpCode) -> NodeDraft {
         match op {
+            OpCode::Add if self.one_in(4) => self.quantised_add(),
             OpCode::Add | OpCode::Sub | OpCode::Mul | OpCode::Div => self.binary(),
+            OpCode::Add1 => self.add1(),
             OpCode::AddId => self.add_id(),
             OpCode::Glu => self.glu(),
             OpCode::Sum | OpCode::SumRows | OpCode::Cumsum | OpCode::Mean | OpCode::Argmax => self.reduction(op),
@@ -22,7 +24,23 @@ impl FuzzGenerator<'_> {
             OpCode::Argsort | OpCode::TopK => self.sort(op),
             OpCode::MulMat => self.mul_mat(),
             OpCode::MulMatId => self.mul_mat_id(),
-            OpCode::Rope => self.rope(),
+            OpCode::Rope | OpCode::RopeBack => self.rope(),
+            OpCode::CountEqual => self.count_equal(),
+            OpCode::Acc | OpCode::Set => self.assign(op),
+            OpCode::Arange => self.arange(),
+            OpCode::TimestepEmbedding => self.timestep_embedding(),
+            OpCode::Diag | OpCode::DiagMaskInf | OpCode::DiagMaskZero | OpCode::Tri => self.diag(op),
+            OpCode::Pad => self.pad(),
+            OpCode::PadReflect1d => self.pad_reflect_1d(),
+            OpCode::Roll => self.roll(),
+            OpCode::SiluBack | OpCode::RmsNormBack | OpCode::SoftMaxBack => self.row_gradient(op),
+            OpCode::RepeatBack => self.repeat_back(),
+            OpCode::GetRowsBack => self.get_rows_back(),
+            OpCode::OutProd => self.out_prod(),
+            OpCode::CrossEntropyLoss => self.cross_entropy_loss(),
+            OpCode::CrossEntropyLossBack => self.cross_entropy_loss_back(),
+            OpCode::OptStepAdamw | OpCode::OptStepSgd => self.opt_step(op),
+            OpCode::Log | OpCode::Sin | OpCode::Cos | OpCode::LeakyRelu => self.unary(op),
             OpCode::SoftMax => self.softmax(),
             OpCode::FlashAttnExt => self.flash_attn(),
             OpCode::TopKMask => self.topk_mask(),
@@ -50,6 +68,27 @@ impl FuzzGenerator<'_> {
         let bne = ne.map(|n| self.divisor(n));
         let (a, b) = (self.tensor(types[0], ne), self.tensor(types[1], bne));
         NodeDraft::new(types[2], ne, &[a, b])
+    }
+
+    pub(super) fn quantised_add(&mut self) -> NodeDraft {
+        let types = [self.weight_type(), F32, self.weight_type()];
+        let ne = self.shape(&types);
+        let bne = [ne[0], self.divisor(ne[1]), self.divisor(ne[2]), self.divisor(ne[3])];
+        let (a, b) = (self.tensor(types[0], ne), self.tensor(F32, bne));
+        NodeDraft::new(types[2], ne, &[a, b])
+    }
+
+    pub(super) fn add1(&mut self) -> NodeDraft {
+        let (ta, tb) = (self.weight_type(), self.pick(&[F32, F32, F16]));
+        let ne = self.shape(&[ta]);
+        let (a, b) = (self.tensor(ta, ne), self.tensor(tb, [1; 4]));
+        NodeDraft::new(ta, ne, &[a, b])
+    }
+
+    pub(super) fn count_equal(&mut self) -> NodeDraft {
+        let ne = self.shape(&[I32]);
+        let (a, b) = (self.index_tensor(I32, ne, 3), self.index_tensor(I32, ne, 3));
+        NodeDraft::new(I64, [1; 4], &[a, b])
     }
 
     pub(super) fn add_id(&mut self) -> NodeDraft {

@@ -3,7 +3,9 @@
 
 mod drafts;
 mod image_drafts;
+mod index_drafts;
 mod recurrent_drafts;
+mod training_drafts;
 
 use fanout::graph::SlotOffset;
 use fanout::graph::validate::UntrustedTensor;

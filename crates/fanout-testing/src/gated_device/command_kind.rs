@@ -39,7 +39,7 @@ impl CommandKind {
                 for node in graph.nodes() {
                     for (i, id) in node.srcs.iter().enumerate() {
                         if let Some(id) = id.filter(|_| !node.op.writes_onto(i)) {
-                            operand(false, id);
+                            operand(node.op.updates(i), id);
                         }
                     }
                     operand(true, node.dst);

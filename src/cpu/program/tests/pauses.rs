@@ -5,21 +5,28 @@ use crate::device::Buffer;
 use crate::graph::TensorId;
 use crate::ops::ConvAxis;
 use crate::ops::Op;
+use crate::ops::assign::Assign;
+use crate::ops::backward::Backward;
 use crate::ops::binary::Binary;
 use crate::ops::concat::Concat;
 use crate::ops::conv::Conv;
 use crate::ops::copy::CopyOp;
+use crate::ops::diag::{Diag, Triangle};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::glu::{Glu, GluKind};
 use crate::ops::im2col::Im2col;
 use crate::ops::mul_mat::MulMat;
+use crate::ops::out_prod::OutProd;
+use crate::ops::pad::Pad;
 use crate::ops::pool::{self, PoolAxis, PoolKind};
 use crate::ops::reduce::Reduce;
 use crate::ops::rope::{Rope, RopeMode};
 use crate::ops::rows::Rows;
+use crate::ops::sequence::Sequence;
 use crate::ops::softmax::SoftMax;
 use crate::ops::sort::Sort;
 use crate::ops::topk_mask::TopkMask;
+use crate::ops::training::Training;
 use crate::ops::unary::{Unary, UnaryKind};
 use crate::ops::upscale::{ScaleMode, Upscale};
 use crate::ops::window::Window;
@@ -207,6 +214,41 @@ const FAMILIES: &[Family] = &[
         let (scores, pw, ph) =
             (c.leaf(F32, [100, 200, 3, 1]), c.leaf(F32, [10, 20, 10, 3]), c.leaf(F32, [10, 20, 10, 3]));
         c.node_over(Window::AddRelPos, &[scores, pw, ph], scores);
+    }),
+    ("regions, paddings and sequences", |c| {
+        let (a, b) = (c.leaf(F32, [600, 50, 1, 1]), c.leaf(F32, [500, 40, 1, 1]));
+        let region = Assign { accumulate: true, nb: [2400, 0, 0], offset: 8, in_place: false };
+        c.node(region, &[a, b]);
+        c.node_over(Assign { accumulate: false, in_place: true, ..region }, &[a, b], a);
+        c.node_over(region, &[a, b], a);
+        c.node(Pad::Pad { before: [3, 1, 0, 0], after: [0, 2, 0, 0], circular: false }, &[a]);
+        c.node(Pad::Roll { shifts: [70, -3, 0, 0] }, &[a]);
+        c.node(Pad::Reflect { before: 70, after: 9 }, &[a]);
+        c.node_over(Diag::MaskInf { n_past: 9 }, &[a], a);
+        let square = c.leaf(F32, [150, 150, 1, 1]);
+        c.node(Diag::Tri(Triangle::Lower), &[square]);
+        let timesteps = c.leaf(F32, [60, 1, 1, 1]);
+        c.node(Sequence::TimestepEmbedding { dim: 320, max_period: 10_000 }, &[timesteps]);
+        let (x, y) = (c.ids([500, 40, 1, 1], 0..3), c.ids([500, 40, 1, 1], 0..3));
+        c.node(Reduce::CountEqual, &[x, y]);
+    }),
+    ("gradients, several in phases", |c| {
+        let (dy, x) = (c.leaf(F32, [700, 50, 1, 1]), c.leaf(F32, [700, 50, 1, 1]));
+        for op in [Backward::Silu, Backward::RmsNorm { eps: 0.1 }, Backward::SoftMax { scale: 0.5 }] {
+            c.node(op, &[dy, x]);
+        }
+        let long = c.leaf(F32, [3000, 200, 1, 1]);
+        c.node_as(Backward::Repeat, &[long], F32, [2, 1, 1, 1]);
+        let (rows, ids) = (c.leaf(F32, [90, 5000, 1, 1]), c.ids([5000, 1, 1, 1], 0..30));
+        c.node_as(Backward::GetRows, &[rows, ids], F32, [90, 30, 1, 1]);
+        let (a, b) = (c.leaf(F32, [300, 4200, 1, 1]), c.leaf(F32, [2, 4200, 1, 1]));
+        c.node(OutProd, &[a, b]);
+        c.node(Training::CrossEntropyLoss, &[dy, x]);
+        let one = c.leaf(F32, [1, 1, 1, 1]);
+        c.node(Training::CrossEntropyLossBack, &[one, dy, x]);
+        let (w, constants) = (c.leaf(F32, [700, 50, 1, 1]), c.leaf(F32, [7, 1, 1, 1]));
+        let v = c.leaf(F32, [700, 50, 1, 1]);
+        c.node_over(Training::OptStepAdamw, &[w, dy, x, v, constants], w);
     }),
     ("attention", |c| {
         let softmax = SoftMax { scale: 0.1, max_bias: 0.0 };

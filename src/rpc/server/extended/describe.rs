@@ -156,7 +156,7 @@ fn import_fault(error: &GraphError) -> DeviceFault {
     }
 }
 
-/// The error for an op that is newer than this server.
+/// The error for an op that this server does not run: a newer one, or one that no server can run.
 pub(super) fn unknown_op(op: OpCode) -> Unsupported {
-    Unsupported { op, reason: "this server does not know the op".to_owned() }
+    Unsupported { op, reason: op.impossible().unwrap_or("this server does not know the op").to_owned() }
 }
