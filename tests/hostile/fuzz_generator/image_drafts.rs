@@ -20,9 +20,10 @@ impl FuzzGenerator<'_> {
         })
     }
 
-    /// A kernel's extent.
-    fn kernel_extent(&mut self) -> usize {
-        self.pick(&[1, 1, 2, 3, 3, 4, 5, 14])
+    /// A kernel's extent for an image, mostly not larger than the image.
+    fn kernel_extent(&mut self, image: usize) -> usize {
+        let extent = self.pick(&[1, 1, 2, 3, 3, 4, 5, 14]);
+        if self.one_in(10) { extent } else { extent.min(image) }
     }
 
     /// Writes axes as op_params.
@@ -40,11 +41,12 @@ impl FuzzGenerator<'_> {
     }
 
     pub(super) fn im2col(&mut self, op: OpCode) -> NodeDraft {
-        let (kernel, kh, kd) = (self.kernel_extent(), self.kernel_extent(), self.kernel_extent());
         let (c, n) = (self.pick(&[1, 2, 3, 7]), self.pick(&[1, 1, 2]));
         if op == OpCode::Col2im1d {
+            let kernel = self.kernel_extent(14);
             let dtype = self.float_type();
-            let (stride, padding) = (self.pick(&[1, 2, 3, 8, 0, i32::MAX]), self.pick(&[0, 0, 1, 2, -1, i32::MAX]));
+            let (stride, padding) =
+                (self.pick(&[1, 1, 2, 3, 8, 8, 0, i32::MAX]), self.pick(&[0, 0, 0, 0, 1, 2, -1, i32::MAX]));
             let columns = self.dim();
             let length = (columns - 1).saturating_mul(stride.max(0) as usize) + kernel;
             let length = length.saturating_sub(2 * padding.max(0) as usize).clamp(1, 5000);
@@ -54,8 +56,9 @@ impl FuzzGenerator<'_> {
             return draft;
         }
         let image = [self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n];
-        let image = self.limit_elements(image, 2000);
+        let image = self.limit_elements(image, 600);
         let [w, h, c, n] = image;
+        let (kernel, kh, kd) = (self.kernel_extent(w), self.kernel_extent(h), self.kernel_extent(c));
         let axes: [ConvAxis; 3] = self.conv_axes();
         let (ow, oh) = (self.conv_output(axes[0], w, kernel), self.conv_output(axes[1], h, kh));
         let dtype = self.pick(&[F32, F16]);
@@ -91,19 +94,18 @@ impl FuzzGenerator<'_> {
     }
 
     pub(super) fn conv(&mut self, op: OpCode) -> NodeDraft {
-        let (kw, kh, kd) = (self.kernel_extent(), self.kernel_extent(), self.kernel_extent());
         let dtype = self.pick(&[F32, F16]);
         let (c, out, n) = (self.pick(&[1, 2, 3, 16, 17]), self.pick(&[1, 2, 5, 13]), self.pick(&[1, 1, 2]));
         let image = [self.pick(&[1, 5, 16, 33, 100]), self.dim(), c, n];
         let [w, h, c, n] = self.limit_elements(image, 2000);
+        let (kw, kh, kd) = (self.kernel_extent(w), self.kernel_extent(h), self.kernel_extent(c).min(3));
         let axes: [ConvAxis; 3] = self.conv_axes();
         let (ow, oh) = (self.conv_output(axes[0], w, kw), self.conv_output(axes[1], h, kh));
         match op {
             OpCode::Conv3d => {
                 let (depth, od) = (c, self.conv_output(axes[2], c, kd));
                 let channels = self.pick(&[1, 2, 3]);
-                let kernel = self.tensor(dtype, [kw, kh, kd.min(3), channels * out]);
-                let od = if kd > 3 { self.conv_output(axes[2], c, 3) } else { od };
+                let kernel = self.tensor(dtype, [kw, kh, kd, channels * out]);
                 let image = self.tensor(F32, [w, h, depth, channels * n]);
                 let mut draft = NodeDraft::new(F32, [ow, oh, od, out * n], &[kernel, image]);
                 Self::set_axes(&mut draft, &axes);
@@ -122,9 +124,9 @@ impl FuzzGenerator<'_> {
     }
 
     pub(super) fn conv_transpose(&mut self, op: OpCode) -> NodeDraft {
-        let (kw, kh, dtype) = (self.kernel_extent(), self.kernel_extent(), self.pick(&[F32, F16]));
+        let (kw, kh, dtype) = (self.kernel_extent(14), self.kernel_extent(14), self.pick(&[F32, F16]));
         let (c, out, n) = (self.pick(&[1, 2, 3, 16, 17]), self.pick(&[1, 2, 5]), self.pick(&[1, 1, 2]));
-        let stride = self.pick(&[1, 2, 3, 8, 20, 0, -1, i32::MAX]);
+        let stride = self.pick(&[1, 1, 2, 2, 3, 8, 20, 0, -1, i32::MAX]);
         let length = |input: usize, kernel: usize| {
             ((input - 1) as i64 * i64::from(stride) + kernel as i64).clamp(1, 5000) as usize
         };
@@ -146,7 +148,7 @@ impl FuzzGenerator<'_> {
         let image = self.shape(&[dtype]);
         let mut axis = |extent: usize| {
             let extreme = self.one_in(20).then(|| self.pick(&[0, -1, i32::MIN, i32::MAX, 1 << 20]));
-            let kernel = extreme.unwrap_or_else(|| self.pick(&[1, 2, 2, 3, 7, 100]));
+            let kernel = extreme.unwrap_or_else(|| self.pick(&[1, 2, 2, 3, 7, 100]).min(extent as i32));
             let (stride, padding) = (self.pick(&[1, 2, 2, 3, 50]), self.pick(&[0, 0, 1, 3, -1, 60]));
             let room = extent as i64 + 2 * i64::from(padding) - i64::from(kernel);
             ([kernel, stride, padding], (room.div_euclid(i64::from(stride)) + 1).clamp(1, 1 << 14) as usize)
