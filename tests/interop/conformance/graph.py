@@ -158,6 +158,9 @@ def run(build: Callable[[Graph], int | list[int]], seed: int, backend: int, allo
         if status != 0:
             raise ComputeError(f"graph_compute returned {status}")
         written = {t.view_src or address for address, t in tensors(context) if t.op and not is_view(t.op)}
+        for _, t in tensors(context):
+            if op_name(t.op) == "OPT_STEP_ADAMW":  # also updates the moments
+                written |= set(t.src[2:4])
         kept = {g.at(r).view_src or r for r in results} | set(guards)
         found = []
         for address, t in tensors(context):
@@ -166,7 +169,7 @@ def run(build: Callable[[Graph], int | list[int]], seed: int, backend: int, allo
             raw = np.empty(lib.ggml_nbytes(address), np.uint8)
             if raw.size:
                 lib.ggml_backend_tensor_get(address, raw.ctypes.data, 0, raw.size)
-            name = "guard" if address in guards else f"{lib.ggml_op_name(t.op).decode()} {list(t.ne)}"
+            name = "guard" if address in guards else f"{op_name(t.op)} {list(t.ne)}"
             found.append(Memory(name, names[t.type], raw, address in written))
         return found
     finally:
@@ -177,8 +180,12 @@ def run(build: Callable[[Graph], int | list[int]], seed: int, backend: int, allo
         lib.ggml_free(context)
 
 
+def op_name(op: int) -> str:
+    return load().ggml_op_name(op).decode()
+
+
 def is_view(op: int) -> bool:
-    return load().ggml_op_name(op).decode() in ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
+    return op_name(op) in ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
 
 
 def tensors(context: int):
@@ -198,7 +205,7 @@ def unsupported(build: Callable[[Graph], int | list[int]], seed: int, cpu: int) 
         build(Graph(np.random.default_rng(seed), context))
         for address, t in tensors(context):
             if not lib.ggml_backend_supports_op(cpu, address):
-                return lib.ggml_op_name(t.op).decode()
+                return op_name(t.op)
         return ""
     finally:
         lib.ggml_free(context)

@@ -3,6 +3,7 @@
 from ..compare import EXACT, nmse
 from ..data import FLOATS
 from ..table import QUANTISABLE, Maker, op
+from .copies import quantised_rule
 
 UNARY = "abs sgn neg step tanh elu relu sigmoid gelu gelu_quick silu hardswish hardsigmoid exp expm1 softplus gelu_erf".split()
 UNARY += "xielu floor ceil round trunc".split()
@@ -139,7 +140,7 @@ def binary(name: str, builder: str, lo: float, hi: float) -> None:
                         lambda g, kind=kind, ne=ne, to_f32=to_f32: (
                             g.add_cast(g.t(ne, kind), g.t(ne), 0) if to_f32 else g.add(g.t(ne, kind), g.t(ne))
                         ),
-                        EXACT if to_f32 else nmse(1e-3),
+                        EXACT if to_f32 else quantised_rule(kind),
                     )
 
 
@@ -173,7 +174,7 @@ def add1(m: Maker) -> None:
             )
     for kind in QUANTISABLE:
         ne = m.shape(kind, 3)
-        m.add(f"{kind} {ne}", lambda g, kind=kind, ne=ne: g.add1(g.t(ne, kind), g.t((1,))), nmse(1e-3))
+        m.add(f"{kind} {ne}", lambda g, kind=kind, ne=ne: g.add1(g.t(ne, kind), g.t((1,))), quantised_rule(kind))
 
 
 def region(m: Maker, name: str, kinds: tuple[str, ...]) -> None:
