@@ -157,8 +157,8 @@ macro_rules! for_each_family {
             pool: Pool [Pool1d, Pool2d, Pool2dBack] on cpu;
             upscale: Upscale [Upscale] on cpu;
             window: Window [WinPart, WinUnpart, GetRelPos, AddRelPos] on cpu;
-            ssm: Ssm [SsmConv, SsmScan] on cpu;
-            linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu;
+            ssm: Ssm [SsmConv, SsmScan] on cpu cuda;
+            linear_attn: LinearAttn [RwkvWkv6, GatedLinearAttn, RwkvWkv7, GatedDeltaNet] on cpu cuda;
             solve_tri: SolveTri [SolveTri] on cpu;
             dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
             backward: Backward [SiluBack, RmsNormBack, SoftMaxBack, RepeatBack, GetRowsBack] on cpu;

@@ -13,6 +13,7 @@ mod copy;
 mod elementwise;
 mod flash_attn;
 mod glu;
+mod linear_attn;
 mod mul_mat;
 mod norm;
 mod reduce;
@@ -20,6 +21,7 @@ mod rope;
 mod rows;
 mod softmax;
 mod sort;
+mod ssm;
 mod unary;
 
 use super::driver::Gpu;

@@ -6,6 +6,7 @@ mod concat;
 mod copy;
 mod flash_attn;
 mod glu;
+mod linear_attn;
 mod mul_mat;
 mod norm;
 mod reduce;
@@ -13,6 +14,7 @@ mod rope;
 mod rows;
 mod softmax;
 mod sort;
+mod ssm;
 mod unary;
 
 use cudaemu::test::Session;
@@ -33,6 +35,7 @@ const FAMILIES: &[Family] = &[
     ("copy", copy::run),
     ("flash_attn", flash_attn::run),
     ("glu", glu::run),
+    ("linear_attn", linear_attn::run),
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
     ("reduce", reduce::run),
@@ -40,6 +43,7 @@ const FAMILIES: &[Family] = &[
     ("rows", rows::run),
     ("softmax", softmax::run),
     ("sort", sort::run),
+    ("ssm", ssm::run),
     ("unary", unary::run),
 ];
 

@@ -1,0 +1,119 @@
+//! Launches of RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN and GATED_DELTA_NET: kernels/linear_attn.cu.
+
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use crate::ops::linear_attn::LinearAttn;
+use crate::tensor::DType::F32;
+use bytemuck::{Pod, Zeroable};
+
+/// Warps of a block: each has one value of a head.
+const WARPS: u32 = 4;
+/// Most keys of a head in the entries with two keys per lane, and in those with eight.
+const MAX_SMALL: u32 = 64;
+const MAX_LARGE: u32 = 256;
+
+/// `struct Vectors` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Vectors {
+    head: u64,
+    token: u64,
+    sequence: u64,
+    heads: u32,
+    shared_by: u32,
+}
+
+/// `struct LinearAttnArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct LinearAttnArgs {
+    q: Vectors,
+    k: Vectors,
+    v: Vectors,
+    key_step: u32,
+    value_step: u32,
+    size: u32,
+    heads: u32,
+    tokens: u32,
+    sequences: u32,
+    decays: u32,
+    snapshots: u32,
+    scale: f32,
+    values: u32,
+}
+
+/// The entry's name before the number of keys, and the positions of q, k, v, decay, a and b.
+fn operands(op: LinearAttn) -> (&'static str, [Option<u8>; 6]) {
+    match op {
+        LinearAttn::RwkvWkv6 => ("wkv6", [Some(2), Some(0), Some(1), Some(4), Some(3), None]),
+        LinearAttn::RwkvWkv7 => ("wkv7", [Some(0), Some(2), Some(3), Some(1), Some(4), Some(5)]),
+        LinearAttn::Gated { .. } => ("gated_linear_attn", [Some(2), Some(0), Some(1), Some(3), None, None]),
+        LinearAttn::DeltaNet { .. } => ("gated_delta_net", [Some(0), Some(1), Some(2), Some(3), Some(4), None]),
+    }
+}
+
+pub(super) fn select(op: LinearAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    for i in 0..=op.state() {
+        if on.src(i)?.dtype() != F32 {
+            return Err(on.unsupported_types());
+        }
+    }
+    if on.dst().dtype() != F32 {
+        return Err(on.unsupported_types());
+    }
+    let [size, heads, all_tokens, batch] = on.shape(on.src(op.values())?)?.ne;
+    let state = on.shape(on.src(op.state())?)?;
+    // The tokens of all sequences lie one after another, except in GATED_DELTA_NET.
+    let is_delta = matches!(op, LinearAttn::DeltaNet { .. });
+    let (tokens, sequences) =
+        if is_delta { (all_tokens, batch) } else { (all_tokens / state.ne[1].max(1), state.ne[1]) };
+    let (name, sources) = operands(op);
+    let vectors = |source: Option<u8>| {
+        let shape = on.shape(on.src(usize::from(source.unwrap_or_default()))?)?;
+        let ([_, head, token, sequence], [_, heads, _, shared]) = (shape.nb, shape.ne);
+        let vectors = if is_delta {
+            Vectors { head, token, sequence, heads, shared_by: sequences / shared.max(1) }
+        } else {
+            // Contiguous; strides of dimensions of one element are arbitrary.
+            let head = 4 * u64::from(size);
+            let token = head * u64::from(heads);
+            Vectors { head, token, sequence: token * u64::from(tokens), heads, shared_by: 1 }
+        };
+        Ok::<_, Unsupported>(vectors)
+    };
+    let keys_per_lane = match size {
+        _ if size <= MAX_SMALL => 2,
+        _ if size <= MAX_LARGE => 8,
+        _ => return Err(on.unsupported("heads of more than 256 elements")),
+    };
+    let entry = format!("{name}_{keys_per_lane}");
+    let values = [size, heads, sequences].iter().fold(1usize, |values, &n| values.saturating_mul(n as usize));
+    let values = i32::try_from(values).map_err(|_| on.unsupported("2^31 or more rows of states"))? as u32;
+    let by_key = matches!(op, LinearAttn::RwkvWkv6 | LinearAttn::Gated { .. });
+    let args = LinearAttnArgs {
+        q: vectors(sources[0])?,
+        k: vectors(sources[1])?,
+        v: vectors(sources[2])?,
+        key_step: if by_key { size } else { 1 },
+        value_step: if by_key { 1 } else { size },
+        size,
+        heads,
+        tokens,
+        sequences,
+        decays: if is_delta { on.shape(on.src(3)?)?.ne[0] } else { size },
+        snapshots: if let LinearAttn::DeltaNet { snapshots } = op { snapshots } else { 1 },
+        scale: match op {
+            LinearAttn::Gated { scale } => scale,
+            LinearAttn::DeltaNet { .. } => 1.0 / (size as f32).sqrt(),
+            _ => 1.0,
+        },
+        values,
+    };
+    let pointers: Vec<_> = sources
+        .iter()
+        .map(|source| source.map_or(Ptr::Null, Ptr::Src))
+        .chain([Ptr::Src(op.state() as u8), Ptr::Dst])
+        .collect();
+    let blocks = u64::from(values.div_ceil(WARPS));
+    let grid = Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 };
+    on.single_launch(("linear_attn", &entry), grid, &pointers, &args)
+}

@@ -1,0 +1,126 @@
+//! Launches of SSM_CONV and SSM_SCAN: kernels/ssm.cu.
+
+use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use crate::ops::ssm::Ssm;
+use crate::tensor::DType::F32;
+use bytemuck::{Pod, Zeroable};
+
+/// Channels and tokens of a block of ssm_conv.
+const TILE_CHANNELS: usize = 32;
+const TILE_TOKENS: usize = 64;
+/// Longest window of which ssm_conv keeps a tile in shared memory.
+const MAX_SHARED_WINDOW: usize = 64;
+/// Warps of a block.
+const WARPS: u32 = 4;
+/// Longest row of a state.
+const MAX_ROW: usize = 256;
+
+/// `struct ConvArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ConvArgs {
+    x_sequence: u64,
+    y_token: u64,
+    y_sequence: u64,
+    window: u32,
+    d_conv: u32,
+    channels: u32,
+    tokens: u32,
+}
+
+/// `struct ScanArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ScanArgs {
+    x: [u64; 2],
+    b: [u64; 2],
+    c: [u64; 2],
+    ids_step: u64,
+    n: u32,
+    hd: u32,
+    heads: u32,
+    heads_per_group: u32,
+    tokens: u32,
+    sequences: u32,
+    slots: u32,
+    snapshots: u32,
+    by_element: u32,
+    rows: u32,
+}
+
+pub(super) fn select(op: Ssm, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let floats = if op == Ssm::Conv { 2 } else { Ssm::IDS };
+    for i in 0..floats {
+        if on.src(i)?.dtype() != F32 {
+            return Err(on.unsupported_types());
+        }
+    }
+    if on.dst().dtype() != F32 {
+        return Err(on.unsupported_types());
+    }
+    match op {
+        Ssm::Conv => conv(on),
+        Ssm::Scan { snapshots } => scan(on, snapshots),
+    }
+}
+
+fn conv(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let (x, y) = (on.shape(on.src(0)?)?, on.shape(on.dst())?);
+    let d_conv = on.shape(on.src(1)?)?.ne[0];
+    let [channels, tokens, sequences, _] = y.ne;
+    let args = ConvArgs {
+        x_sequence: x.nb[2],
+        y_token: y.nb[1],
+        y_sequence: y.nb[2],
+        window: x.ne[0],
+        d_conv,
+        channels,
+        tokens,
+    };
+    let shared = match d_conv as usize {
+        window @ ..=MAX_SHARED_WINDOW => 4 * TILE_CHANNELS * (((TILE_TOKENS + window - 1) | 1) + (window | 1)),
+        _ => 0,
+    };
+    let across = u64::from(channels).div_ceil(TILE_CHANNELS as u64);
+    let along = u64::from(tokens).div_ceil(TILE_TOKENS as u64);
+    let grid = Grid { blocks: [across, along, u64::from(sequences)], threads: [32, WARPS, 1], shared: shared as u32 };
+    on.single_launch(("ssm", "ssm_conv"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args)
+}
+
+fn scan(on: &NodeOnGpu<'_>, snapshots: u32) -> Result<NodeLaunches, Unsupported> {
+    let [states, x, a, b, c, ids] = [Ssm::STATES, Ssm::X, Ssm::A, Ssm::B, Ssm::C, Ssm::IDS].map(|i| on.src(i));
+    let (states, x, a, b, c, ids) = (on.shape(states?)?, on.shape(x?)?, a?, on.shape(b?)?, on.shape(c?)?, ids?);
+    let ([n, hd, heads, slots], [_, _, tokens, sequences]) = (states.ne, x.ne);
+    let entry = match n as usize {
+        0..=32 => "ssm_scan_1",
+        33..=128 => "ssm_scan_4",
+        129..=MAX_ROW => "ssm_scan_8",
+        _ => return Err(on.unsupported("states with rows of more than 256 elements")),
+    };
+    let rows = [hd, heads, sequences].iter().fold(1usize, |rows, &n| rows.saturating_mul(n as usize));
+    let rows = i32::try_from(rows).map_err(|_| on.unsupported("2^31 or more rows of states"))? as u32;
+    let args = ScanArgs {
+        x: [x.nb[2], x.nb[3]],
+        b: [b.nb[2], b.nb[3]],
+        c: [c.nb[2], c.nb[3]],
+        ids_step: ids.nb()[0] as u64,
+        n,
+        hd,
+        heads,
+        heads_per_group: heads / b.ne[1].max(1),
+        tokens,
+        sequences,
+        slots,
+        snapshots,
+        by_element: u32::from(a.ne()[0] != 1),
+        rows,
+    };
+    let pointers: [Ptr; 9] = std::array::from_fn(|i| match i {
+        7 => Ptr::Dst,
+        8 => Ptr::ErrorWord,
+        source => Ptr::Src(source as u8),
+    });
+    let blocks = u64::from(rows.div_ceil(WARPS));
+    let grid = Grid { blocks: [blocks, 1, 1], threads: [32, WARPS, 1], shared: 0 };
+    on.single_launch(("ssm", entry), grid, &pointers, &args)
+}
