@@ -45,7 +45,7 @@ class Type:
         names = {
             "decode": ("float", "codec", "decoder"),
             "convert": ("float", "codec"),
-            "simd": ("float", "simd"),
+            "simd": ("float", "simd", "expanded"),
             "gather": ("gather", "cuda"),
         }.get(what, (what,))
         return any(name in self.declared for name in names)

@@ -462,13 +462,6 @@ impl BlockQ8K {
     }
 }
 
-/// The sign byte of the 7-bit index of IQ2_XXS, IQ2_XS and IQ3_XXS: bit k set means that element k is negative. The eighth bit
-/// makes the number of minus signs even.
-#[inline]
-pub const fn signs_of_index(index: u8) -> u8 {
-    index | (index.count_ones() as u8 & 1) << 7
-}
-
 impl BlockIq2Xxs {
     /// Of 32 elements, `b` below 8: the four grid indices, and the word with 7 bits of signs for each and 4 bits of scale.
     #[inline]

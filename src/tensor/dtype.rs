@@ -16,7 +16,8 @@ macro_rules! declared {
 macro_rules! dtypes {
     ([] $($name:ident = $number:literal, $block:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $codec:ident within $error:literal)? $(, decoder $decoder:ident)?
-        $(, simd $simd:ident)? $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
+        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         /// An element type. The discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // ggml's names: Q4_K, IQ2_XXS
@@ -79,7 +80,8 @@ macro_rules! dtypes {
                         _ => false,
                     },
                     Capability::Simd => match self {
-                        $($(DType::$name => declared!($float),)? $(DType::$name => declared!($simd),)?)*
+                        $($(DType::$name => declared!($float),)? $(DType::$name => declared!($simd),)?
+                            $(DType::$name => declared!($expanded),)?)*
                         _ => false,
                     },
                     Capability::Gather => match self {
@@ -118,7 +120,7 @@ pub enum Capability {
     /// Rows convert to f32: every CPU op that reads the type runs. The types without [`Capability::Convert`] are i-quants, whose
     /// codes only a program for making models computes.
     Decode,
-    /// The CPU has vector kernels for products with weights of the type, and a panel layout.
+    /// The CPU has vector kernels for products with weights of the type.
     Simd,
     /// The CUDA kernels convert rows of the type to floats: GET_ROWS, and copies to float types.
     Gather,

@@ -68,6 +68,10 @@ fn the_steps_for_a_type_are_those_of_the_table() {
         };
         for dtype in DType::with_capability(what).filter(|t| !t.is_float()) {
             let row = table.lines().find(|line| line.trim_start().starts_with(&format!("{dtype} "))).unwrap();
+            // Types whose rows are expanded have no row formats, and some no panel format.
+            if what == Capability::Simd && !row.contains(" simd ") {
+                continue;
+            }
             let block =
                 ["codec ", "decoder "].iter().find_map(|word| row.split_once(word)).map(|(_, rest)| rest).unwrap();
             let block = block.split([' ', ',', ';']).next().unwrap();
@@ -130,7 +134,7 @@ fn scripts_can_read_the_table_of_types() {
         let can = |what, words: &[&str]| assert_eq!(dtype.can(what), words.iter().any(|w| able.contains(w)), "{line}");
         can(Capability::Decode, &["float", "codec", "decoder"]);
         can(Capability::Convert, &["float", "codec"]);
-        can(Capability::Simd, &["float", "simd"]);
+        can(Capability::Simd, &["float", "simd", "expanded"]);
         can(Capability::Gather, &["gather", "cuda"]);
         can(Capability::Cuda, &["cuda"]);
         can(Capability::Cache, &["cache"]);

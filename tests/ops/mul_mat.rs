@@ -66,6 +66,34 @@ fn check_contiguous(ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4]) {
     check(&case, dst, &want, ta, &format!("{an:?} {tb} {bn:?}"));
 }
 
+/// Columns in the type in which ggml multiplies: their codes are used as they are.
+#[test]
+fn columns_of_the_partner_type_match_the_oracle() {
+    for t in blocks().filter(|t| t.is_block()) {
+        for (m, n) in [(21, 1), (5, 3), (33, 17)] {
+            check_contiguous(t, [512, m, 1, 1], t.partner(), [512, n, 1, 1]);
+        }
+        // More than a piece of packing, and part of a second one.
+        check_contiguous(t, [1280, 16, 1, 1], t.partner(), [1280, 6, 1, 1]);
+    }
+}
+
+/// Another quantised type than the partner of a is refused.
+#[test]
+fn columns_of_other_quantised_types_are_unsupported() {
+    use DType::{IQ2_XXS, Q4_0, Q4_1, Q4_K, Q8_0, Q8_1, Q8_K};
+    for (ta, tb) in [(Q4_0, Q8_1), (Q4_1, Q8_0), (Q4_K, Q8_0), (Q4_0, Q4_0), (F32, Q8_0), (IQ2_XXS, Q8_0), (Q8_0, Q8_K)]
+    {
+        let mut case = Case::new();
+        let (a, b) = (case.b.leaf(ta, [256, 4, 1, 1]).unwrap(), case.b.leaf(tb, [256, 2, 1, 1]).unwrap());
+        case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+        let case = case.build();
+        for on in devices() {
+            assert!(case.try_run(on).is_err(), "{ta} {tb} {}", on.name);
+        }
+    }
+}
+
 /// Row lengths: 1, 3 and 9 blocks of a block type; a short, an odd and a long row of a float type.
 fn lengths(dtype: DType) -> [usize; 3] {
     if dtype.is_block() { [1, 3, 9].map(|blocks| blocks * dtype.block_len()) } else { [1, 37, 300] }

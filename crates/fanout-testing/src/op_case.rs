@@ -111,10 +111,13 @@ fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
     let family = FAMILIES.iter().find(|row| row.codes.contains(&code));
     let quantised_add = code == OpCode::Add && node.srcs.get(0).is_some_and(|a| a.dtype().is_block());
     let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
+    // The kernels of products take codes only as the first source.
+    let rounded =
+        matches!(code, OpCode::MulMat | OpCode::MulMatId) && node.srcs.get(1).is_some_and(|t| !t.dtype().is_float());
     let reads_rows = matches!(code, OpCode::GetRows | OpCode::Cpy) && node.dst.dtype().is_float();
     let needed = if reads_rows { Capability::Gather } else { Capability::Cuda };
     let lacks = |t: DType| t.can(Capability::Decode) && !t.can(needed);
-    family.is_some_and(|row| row.has_cuda(code)) && !quantised_add && !tensors.any(|t| lacks(t.dtype()))
+    family.is_some_and(|row| row.has_cuda(code)) && !quantised_add && !rounded && !tensors.any(|t| lacks(t.dtype()))
 }
 
 /// A graph under construction with the values of its leaves.

@@ -15,6 +15,7 @@
 #[cfg(target_arch = "aarch64")]
 mod arm;
 pub(crate) mod attention_gemm;
+mod expanded;
 mod float_dot;
 mod i16_accumulate;
 mod multiversion;
@@ -32,7 +33,8 @@ pub(crate) use packing::{RHS_PIECE, RhsPacking};
 pub(crate) use panel_reads::{PanelReadClass, PanelReads};
 
 use super::panel::{self, Field, PANEL_ROWS};
-use crate::tensor::table::for_each_simd;
+use crate::tensor::quant::expand::expander;
+use crate::tensor::table::for_each_panel;
 use crate::tensor::{Capability, DType};
 use simd_ops::SimdOps;
 
@@ -134,6 +136,17 @@ macro_rules! with_row_format {
 }
 use with_row_format;
 
+/// `$of` of the expansion of `$dtype`; `None` for types without one.
+macro_rules! with_expansion {
+    ([$dtype:ident $of:ident] $($name:ident $block:ident $len:literal;)*) => {
+        match $dtype {
+            $($crate::tensor::DType::$name => Some($of::<$crate::tensor::blocks::$block, $len>),)*
+            _ => None,
+        }
+    };
+}
+use with_expansion;
+
 /// A module of micro-kernels for block types, over the instruction set `$ops`, called with `$panels` panels. The list gives the
 /// register tiles, largest first: columns `by` the panels for which the registers suffice at once. `$target` enables the
 /// instructions.
@@ -148,10 +161,13 @@ macro_rules! quant_tiles {
 
             /// The micro-kernel of a block type. It needs the instruction set.
             pub(in crate::cpu::simd) fn micro_kernel_of(dtype: DType) -> Option<MicroKernelFn> {
+                if $crate::cpu::simd::expands_panels(dtype) {
+                    return Some(micro_kernel::<$crate::cpu::simd::expanded::ExpandedPanels>);
+                }
                 // In this file the macro is in textual scope, elsewhere it needs this import.
                 #[allow(unused_imports)]
-                use $crate::{cpu::simd::with_panel_format, tensor::table::for_each_simd};
-                for_each_simd!(with_panel_format!(dtype micro_kernel))
+                use $crate::{cpu::simd::with_panel_format, tensor::table::for_each_panel};
+                for_each_panel!(with_panel_format!(dtype micro_kernel))
             }
 
             /// # Safety
@@ -260,15 +276,57 @@ macro_rules! row_kernels {
     ($module:ident, $dot:ident, $features:literal) => {
         mod $module {
             use super::row_format::{RowFormat, $dot};
+            use super::expanded::ExpandedRows;
+            use super::expansions;
             use super::quant_row_dot;
             use super::rows::*;
-            use $crate::cpu::simd::RowDotFn;
+            use $crate::cpu::simd::{RowDotFn, expanded};
+            use $crate::tensor::quant::expand::{Expand, Expanded};
             use $crate::tensor::DType;
 
             /// The row dot product of a block type. It needs the instruction set.
             pub(super) fn dot_of(dtype: DType) -> Option<RowDotFn> {
-                use $crate::{cpu::simd::with_row_format, tensor::table::for_each_simd};
-                for_each_simd!(with_row_format!(dtype dot))
+                use $crate::cpu::simd::{with_expansion, with_row_format};
+                use $crate::tensor::table::{for_each_expanded, for_each_simd};
+                let expanded: Option<RowDotFn> = for_each_expanded!(with_expansion!(dtype expanded_dot));
+                expanded.or(for_each_simd!(with_row_format!(dtype dot)))
+            }
+
+            /// # Safety
+            /// As [`expanded::dot`].
+            #[target_feature(enable = $features)]
+            unsafe fn expanded_dot<B: Expand<N>, const N: usize>(
+                rows: &[&[u8]],
+                columns: &[&[u8]],
+                padded: usize,
+                out: &mut [f32],
+            ) {
+                // SAFETY: as the caller vouches.
+                unsafe { any_expanded_dot(rows, columns, padded, out, (256 / N * B::DTYPE.block_bytes(), expand::<B, N>)) }
+            }
+
+            /// Not generic over the type, so that it is compiled once.
+            ///
+            /// # Safety
+            /// As [`expanded::dot`].
+            #[target_feature(enable = $features)]
+            unsafe fn any_expanded_dot(
+                rows: &[&[u8]],
+                columns: &[&[u8]],
+                padded: usize,
+                out: &mut [f32],
+                expansion: (usize, expanded::ExpandFn),
+            ) {
+                // SAFETY: as the caller vouches; this function has the instructions.
+                unsafe { expanded::dot::<ExpandedRows<$dot>>(rows, columns, padded, out, expansion) }
+            }
+
+            /// # Safety
+            /// The processor has the instruction set.
+            #[target_feature(enable = $features)]
+            unsafe fn expand<B: Expand<N>, const N: usize>(bytes: &[u8], out: &mut Expanded) {
+                // SAFETY: as the caller vouches; this function has the instructions.
+                unsafe { expansions::expand::<B, N>(bytes, out) }
             }
 
             /// # Safety
@@ -328,7 +386,12 @@ macro_rules! panel_fields_of {
 
 /// The fields of a block of `dtype` in panels; `None` for types without a panel format.
 pub(super) const fn panel_fields(dtype: DType) -> Option<&'static [Field]> {
-    for_each_simd!(panel_fields_of!(dtype))
+    for_each_panel!(panel_fields_of!(dtype))
+}
+
+/// Whether panels of `dtype` are made by an expansion ([`expanded`]), for each product: such rows have no panels in place.
+fn expands_panels(dtype: DType) -> bool {
+    expander(dtype).is_some() && panel_fields(dtype).is_none()
 }
 
 /// Name of the instruction set that quantised products use on this processor, for log lines.
@@ -429,7 +492,24 @@ impl GemmKernels {
 
     /// Bytes of a panel of rows of `k` elements.
     pub(crate) fn panel_bytes(&self, k: usize) -> usize {
+        if expands_panels(self.dtype) {
+            return expanded::panel_bytes(k);
+        }
         self.dtype.row_bytes(k).unwrap_or(0).saturating_mul(PANEL_ROWS)
+    }
+
+    /// Packs sixteen dense rows of `k` elements, which have a micro-kernel, into a panel of [`GemmKernels::panel_bytes`].
+    ///
+    /// # Panics
+    /// If lengths do not fit: a bug of the caller.
+    pub(crate) fn pack_panel(&self, rows: &[&[u8]; PANEL_ROWS], panel: &mut [u8]) {
+        match expander(self.dtype).filter(|_| expands_panels(self.dtype)) {
+            Some(expand) => {
+                let bytes = 256 / self.dtype.block_len() * self.dtype.block_bytes();
+                expanded::pack(expand, bytes, rows, panel);
+            }
+            None => panel::pack(self.dtype, rows, panel),
+        }
     }
 
     /// Whether the weights are blocks of codes, not floats.
@@ -440,13 +520,8 @@ impl GemmKernels {
     /// The micro-kernel for rows of `k` elements; `None` if such rows cannot be packed into panels.
     pub(crate) fn micro_kernel(&self, k: usize) -> Option<MicroKernel> {
         let (panel, column) = (self.panel_bytes(k), self.packing.column_bytes(k));
-        panel::can_pack(self.dtype, k).then_some(MicroKernel {
-            k,
-            panel,
-            column,
-            panels: self.panels,
-            micro_kernel: self.micro_kernel,
-        })
+        let packs = expands_panels(self.dtype) || panel::can_pack(self.dtype, k);
+        packs.then_some(MicroKernel { k, panel, column, panels: self.panels, micro_kernel: self.micro_kernel })
     }
 }
 

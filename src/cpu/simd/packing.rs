@@ -5,11 +5,13 @@
 //! a model gives the same results in both, up to the order of additions, and the routing of a mixture of experts does not
 //! change.
 
+use super::expanded::ExpandedPanels;
+use super::expands_panels;
 use super::multiversion::{Multiversion, SimdLevel, run_widest};
 use super::panel_format::{self, PanelFormat};
 use crate::tensor::DType;
 use crate::tensor::blocks::{self, BlockQ8_0, BlockQ8_1, BlockQ8K};
-use crate::tensor::table::{for_each_float, for_each_simd};
+use crate::tensor::table::{for_each_float, for_each_panel};
 use half::f16;
 
 /// Most elements that are packed at once: a whole number of blocks of every type.
@@ -132,7 +134,13 @@ impl RhsPacking {
     pub(super) fn of(dtype: DType, i32_dot: bool) -> Option<RhsPacking> {
         match for_each_float!(rounding_of!(dtype)) {
             Some(rounding) => Some(RhsPacking::Floats(rounding)),
-            None => for_each_simd!(codes_of!(dtype i32_dot)),
+            None if expands_panels(dtype) => {
+                let RhsPacking::Codes { sub, int_sums, .. } = RhsPacking::codes::<ExpandedPanels>(i32_dot) else {
+                    return None;
+                };
+                Some(RhsPacking::Codes { sub, shared_scale: dtype.partner() == DType::Q8_K, int_sums })
+            }
+            None => for_each_panel!(codes_of!(dtype i32_dot)),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::simd_ops::SimdOps;
 use crate::cpu::panel::{Field, FieldTransform, field, transformed_field};
 use crate::tensor::DType;
-use crate::tensor::blocks::{FP4_VALUES, IQ4_VALUES};
+use crate::tensor::blocks::{BlockNvfp4, FP4_VALUES, IQ4_VALUES};
 
 /// A block type in panels. Its elements are `scale * (code - zero) + bias`, with scale and bias per sub-block.
 ///
@@ -35,6 +35,9 @@ pub(super) trait PanelFormat {
     /// `block_len / (SUB * PARTS)` chunks of them.
     const PARTS: usize;
 
+    /// Whether sub-blocks have f32 scales and [`super::expanded::blocks`] multiplies them.
+    const EXPANDED: bool = false;
+
     /// The index of a part's sub-block in the block.
     fn sub(chunk: usize, part: usize) -> usize;
 
@@ -43,6 +46,14 @@ pub(super) trait PanelFormat {
 
     /// The scales of a block.
     unsafe fn scales<L: SimdOps>(p: *const u8) -> Scales<L>;
+
+    /// Scale and bias of a sub-block of a block with less than 256 elements.
+    #[inline(always)]
+    unsafe fn sub_scales<L: SimdOps>(p: *const u8, _sub: usize) -> (L::Float, L::Float) {
+        // SAFETY: as the caller vouches.
+        let scales = unsafe { Self::scales::<L>(p) };
+        (scales.d, scales.m)
+    }
 }
 
 /// Scales of a block. The scale of a sub-block is `d` times its byte in `scales`, its bias `m` times its byte in `mins`. Types
@@ -66,7 +77,7 @@ impl<L: SimdOps> Copy for Scales<L> {}
 
 impl<L: SimdOps> Scales<L> {
     #[inline(always)]
-    unsafe fn single(d: L::Float, m: L::Float) -> Scales<L> {
+    pub(super) unsafe fn single(d: L::Float, m: L::Float) -> Scales<L> {
         // SAFETY: registers only; the caller vouches for the instructions.
         unsafe { Scales { d, m, scales: [L::zero_int(); 4], mins: [L::zero_int(); 4] } }
     }
@@ -99,6 +110,79 @@ unsafe fn fifth_bits<L: SimdOps>(p: *const u8, g: usize) -> L::Int {
         L::and(bits, L::broadcast_u8(16))
     }
 }
+
+/// A type of one bit, two bits or FP4 per element, with blocks of 64 or 128 elements; `$sub` are those of a sub-block, `$scale` its
+/// scale.
+macro_rules! low_bit {
+    ($name:ident, fields [$($field:expr),*], sub $sub:literal, top $top:expr, zero $zero:expr,
+     |$p:ident, $chunk:ident, $g:ident| scale $scale:expr, codes $codes:expr) => {
+        #[allow(non_camel_case_types)] // ggml's name of the type
+        pub(super) struct $name;
+
+        impl PanelFormat for $name {
+            const DTYPE: DType = DType::$name;
+            const FIELDS: &'static [Field] = &[$($field),*];
+            const SUB: usize = $sub;
+            const TOP: i32 = $top;
+            const ZERO: i32 = $zero;
+            const BIASED: bool = false;
+            const PARTS: usize = 1;
+
+            #[inline(always)]
+            fn sub(chunk: usize, _: usize) -> usize {
+                chunk
+            }
+
+            #[inline(always)]
+            unsafe fn codes<L: SimdOps>($p: *const u8, $chunk: usize, _: usize, $g: usize) -> L::Int {
+                // SAFETY: a block lies at `p`; offsets are those of its fields, times sixteen rows.
+                unsafe { $codes }
+            }
+
+            #[inline(always)]
+            unsafe fn scales<L: SimdOps>(p: *const u8) -> Scales<L> {
+                // SAFETY: as above.
+                unsafe { Scales::single(Self::sub_scales::<L>(p, 0).0, L::zero_f32()) }
+            }
+
+            #[inline(always)]
+            unsafe fn sub_scales<L: SimdOps>($p: *const u8, $chunk: usize) -> (L::Float, L::Float) {
+                // SAFETY: as above.
+                unsafe { ($scale, L::zero_f32()) }
+            }
+        }
+    };
+}
+
+// Codes 0 and 2 for minus and plus. A word has the bits of 32 elements.
+low_bit!(Q1_0, fields [field(2, 1), transformed_field(4, 4, FieldTransform::GatherFifthBits)], sub 32, top 2, zero 1,
+|p, chunk, g|
+scale {
+    let _ = chunk;
+    L::load_f16(p)
+},
+codes {
+    let word = L::load_bytes(p.add(32 + 64 * chunk));
+    let bit = if g == 0 { L::shift_left(word, 1) } else { L::shift_right(word, g as u32 - 1) };
+    L::and(bit, L::broadcast_u8(2))
+});
+low_bit!(Q2_0, fields [field(2, 1), transformed_field(4, 4, FieldTransform::TransposePairs)], sub 32, top 3, zero 1,
+    |p, chunk, g|
+    scale {
+        let _ = chunk;
+        L::load_f16(p)
+    },
+    codes bits::<L>(p.add(32 + 64 * (2 * chunk + g / 4)), 2 * (g % 4), 3));
+low_bit!(NVFP4, fields [field(4, 1), field(4, 8)], sub 16, top 24, zero 12, |p, chunk, g|
+    scale {
+        let mut units = [0f32; 16];
+        for (r, unit) in units.iter_mut().enumerate() {
+            let four = u32::from_le_bytes(p.add(4 * r).cast::<[u8; 4]>().read());
+            *unit = BlockNvfp4::unit_of((four >> (8 * chunk)) as u8);
+        }
+        L::load_f32(units.as_ptr())
+    },
+    codes L::table_lookup(&FP4_CODES, nibbles::<L>(p.add(64 + 64 * (2 * chunk + g % 2)), g / 2)));
 
 /// A legacy quant type with blocks of 32 elements and one scale per block; `$fields`, `$scales` and `$codes` are its layout.
 macro_rules! legacy {
@@ -320,3 +404,42 @@ codes {
     let high = p.add(2048 + 64 * (8 * (chunk / 4) + 4 * (chunk % 2) + g));
     L::or(low, L::shift_left(bits::<L>(high, 4 * part + 2 * (chunk / 2 % 2), 3), 4))
 });
+
+superblock!(TQ2_0, fields [field(4, 16), field(2, 1)],
+    sub 32, parts 4, top 3, zero 1, biased false, |p, chunk, part, g|
+    number 4 * chunk + part,
+    scales Scales {
+        d: L::load_f16(p.add(1024)),
+        m: L::zero_f32(),
+        scales: [L::broadcast_u8(1); 4],
+        mins: [L::zero_int(); 4],
+    },
+    codes bits::<L>(p.add(64 * (8 * chunk + g)), 2 * part, 3));
+
+superblock!(IQ4_XS, fields [field(2, 2), field(4, 1), field(4, 32)],
+sub 32, parts 1, top 255, zero 128, biased false, |p, chunk, part, g|
+number chunk + part,
+scales {
+    let mut scales = [[0u32; 16]; 2];
+    for r in 0..16 {
+        let high = u32::from(u16::from_le_bytes(p.add(32 + 2 * r).cast::<[u8; 2]>().read()));
+        let low = u32::from_le_bytes(p.add(64 + 4 * r).cast::<[u8; 4]>().read());
+        scales[0][r] = spread_six_bits(low, high);
+        scales[1][r] = spread_six_bits(low >> 16, high >> 8);
+    }
+    let (none, zero) = (L::zero_int(), L::broadcast_u8(32));
+    let first = L::sub_bytes(L::load_bytes(scales[0].as_ptr().cast()), zero);
+    let second = L::sub_bytes(L::load_bytes(scales[1].as_ptr().cast()), zero);
+    Scales { d: L::load_f16(p), m: L::zero_f32(), scales: [first, second, none, none], mins: [none; 4] }
+},
+codes {
+    let _ = part;
+    L::table_lookup(&IQ4_CODES, nibbles::<L>(p.add(128 + 64 * (4 * chunk + g % 4)), g / 4))
+});
+
+/// Four numbers of six bits, one per byte, from four nibbles and four pairs of higher bits.
+#[inline(always)]
+fn spread_six_bits(low: u32, high: u32) -> u32 {
+    let low = low & 0xf | (low & 0xf0) << 4 | (low & 0xf00) << 8 | (low & 0xf000) << 12;
+    low | (high & 0x3) << 4 | (high & 0xc) << 10 | (high & 0x30) << 16 | (high & 0xc0) << 22
+}

@@ -6,7 +6,7 @@
 use super::packing::PackedColumn;
 use super::panel_format::{PanelFormat, Scales};
 use super::simd_ops::SimdOps;
-use super::{TileOutput, i16_accumulate, unroll};
+use super::{TileOutput, expanded, i16_accumulate, unroll};
 use std::hint::black_box;
 
 /// Position of a sub-block in a column and in a block of the panels.
@@ -43,9 +43,11 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: PanelFormat, const S: usize, co
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let totals = if F::DTYPE.block_len() == 32 {
-            legacy_blocks::<L, F, S, C>(panels, columns, k / 32, prefetch_distance)
-        } else if L::I32_DOT {
+        let totals = if F::EXPANDED {
+            expanded::blocks::<L, F, S, C>(panels, columns, k.div_ceil(256))
+        } else if F::DTYPE.block_len() < 256 {
+            small_blocks::<L, F, S, C>(panels, columns, k / F::DTYPE.block_len(), prefetch_distance)
+        } else if L::I32_DOT || F::TOP > 127 {
             superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch_distance)
         } else {
             i16_accumulate::superblocks::<L, F, S, C>(panels, columns, k / 256, prefetch_distance)
@@ -58,43 +60,49 @@ pub(super) unsafe fn micro_kernel<L: SimdOps, F: PanelFormat, const S: usize, co
     }
 }
 
-/// Dot products over `blocks` blocks of 32 elements, each with one scale (legacy quant types).
+/// Dot products over `blocks` blocks of less than 256 elements; a column has one scale for each 32 elements.
 ///
 /// # Safety
-/// As [`micro_kernel`], with `k = 32 * blocks`.
+/// As [`micro_kernel`], with `k` elements in these blocks.
 #[inline(always)]
-unsafe fn legacy_blocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
+unsafe fn small_blocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     mut panels: [*const u8; S],
     columns: [PackedColumn; C],
     blocks: usize,
     prefetch_distance: usize,
 ) -> [[L::Float; S]; C] {
-    // SAFETY: block b of the panels is multiplied by elements 32 b and following of the columns, which exist.
+    let subs = F::DTYPE.block_len() / F::SUB;
+    // SAFETY: block b of the panels is multiplied by its elements of the columns, which exist.
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..blocks {
-            if prefetch_distance > 0 {
-                prefetch_next::<L, F, S>(panels, prefetch_distance, 0);
-            }
-            if !L::I32_DOT || S * C > L::MAX_DOUBLE_ACC {
-                // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
-                black_box(&mut totals);
-            }
-            let place = SubBlock { k: 32 * b, number: b, chunk: 0, part: 0 };
-            let sums = if L::I32_DOT || F::TOP > 127 {
-                sub_block::<L, F, S, C>(panels, columns, place)
-            } else {
-                i16_accumulate::sub_block::<L, F, S, C>(panels, columns, place)
-            };
-            for s in 0..S {
-                let scales = F::scales::<L>(panels[s]);
-                for c in 0..C {
-                    let scale = L::mul(scales.d, L::broadcast_f32(columns[c].scales.add(b)));
-                    totals[c][s] = L::fma(L::int_to_f32(sums[c][s]), scale, totals[c][s]);
-                    if F::BIASED {
-                        totals[c][s] = L::fma(scales.m, L::broadcast_f32(columns[c].sums.add(b)), totals[c][s]);
+            for sub in 0..subs {
+                if prefetch_distance > 0 {
+                    prefetch_next::<L, F, S>(panels, prefetch_distance, sub);
+                }
+                if !L::I32_DOT || S * C > L::MAX_DOUBLE_ACC {
+                    // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
+                    black_box(&mut totals);
+                }
+                let number = subs * b + sub;
+                let place = SubBlock { k: F::SUB * number, number, chunk: sub, part: 0 };
+                let sums = if L::I32_DOT || F::TOP > 127 {
+                    sub_block::<L, F, S, C>(panels, columns, place)
+                } else {
+                    i16_accumulate::sub_block::<L, F, S, C>(panels, columns, place)
+                };
+                for s in 0..S {
+                    let (d, m) = F::sub_scales::<L>(panels[s], sub);
+                    for c in 0..C {
+                        let scale = L::mul(d, L::broadcast_f32(columns[c].scales.add(F::SUB * number / 32)));
+                        totals[c][s] = L::fma(L::int_to_f32(sums[c][s]), scale, totals[c][s]);
+                        if F::BIASED {
+                            totals[c][s] = L::fma(m, L::broadcast_f32(columns[c].sums.add(number)), totals[c][s]);
+                        }
                     }
                 }
+            }
+            for s in 0..S {
                 panels[s] = panels[s].add(F::BYTES);
             }
         }
@@ -206,7 +214,7 @@ pub(super) unsafe fn dot_minima<L: SimdOps>(scales: &Scales<L>, sums: *const u8,
 /// # Safety
 /// As [`micro_kernel`].
 #[inline(always)]
-unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
+pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const C: usize>(
     panels: [*const u8; S],
     columns: [PackedColumn; C],
     place: SubBlock,

@@ -2,7 +2,7 @@
 
 use super::packing::{RhsPacking, Rounding};
 use super::{GemmKernels, PanelReadClass, PanelReads, RHS_PIECE, TileOutput};
-use crate::cpu::panel::{self, PANEL_ROWS};
+use crate::cpu::panel::PANEL_ROWS;
 use crate::tensor::DType;
 use crate::tensor::quant::tests::oracle::half_offsets;
 use crate::tensor::quant::{dequantiser, quantiser};
@@ -22,7 +22,13 @@ fn values(rng: &mut fastrand::Rng, n: usize) -> Vec<f32> {
 /// A row of `k` random values in a type: its bytes, and their values.
 fn row(rng: &mut fastrand::Rng, dtype: DType, k: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut bytes, mut real) = (vec![0; dtype.row_bytes(k).unwrap()], vec![0.0; k]);
-    quantiser(dtype).unwrap()(&values(rng, k), &mut bytes);
+    match quantiser(dtype) {
+        Some(quantise) => quantise(&values(rng, k), &mut bytes),
+        None => {
+            rng.fill(&mut bytes);
+            set_unit_scales(dtype, &mut bytes);
+        }
+    }
     dequantiser(dtype).unwrap()(&bytes, &mut real);
     (bytes, real)
 }
@@ -76,7 +82,7 @@ fn the_ways_to_read_panels_give_the_same_bits() {
             .map(|_| {
                 let rows: Vec<Vec<u8>> = (0..PANEL_ROWS).map(|_| row(&mut rng, dtype, k).0).collect();
                 let mut bytes = vec![0; kernels.panel_bytes(k)];
-                panel::pack(dtype, &std::array::from_fn(|r| &rows[r][..]), &mut bytes);
+                kernels.pack_panel(&std::array::from_fn(|r| &rows[r][..]), &mut bytes);
                 bytes
             })
             .collect();
@@ -131,10 +137,10 @@ fn row_dots_match_f64_sums() {
     }
 }
 
-/// A panel of these rows.
-fn panel(dtype: DType, rows: &[&[u8]; PANEL_ROWS]) -> Vec<u8> {
-    let mut panel = vec![0; PANEL_ROWS * rows[0].len()];
-    panel::pack(dtype, rows, &mut panel);
+/// A panel of these rows of `k` elements.
+fn panel(kernels: &GemmKernels, k: usize, rows: &[&[u8]; PANEL_ROWS]) -> Vec<u8> {
+    let mut panel = vec![0; kernels.panel_bytes(k)];
+    kernels.pack_panel(rows, &mut panel);
     panel
 }
 
@@ -147,7 +153,7 @@ fn micro_kernels_match_row_dots() {
             let (rows, other_rows): (Vec<_>, Vec<_>) =
                 (0..PANEL_ROWS).map(|_| (row(&mut rng, t, k), row(&mut rng, t, k))).unzip();
             let rows = [rows, other_rows];
-            let panels = [0, 1].map(|s| panel(t, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
+            let panels = [0, 1].map(|s| panel(&kernels, k, &std::array::from_fn(|r| rows[s][r].0.as_slice())));
             for n in (1..=kernels.tile_columns()).chain([19]) {
                 let columns: Vec<_> = (0..n).map(|_| values(&mut rng, k)).collect();
                 let packed: Vec<_> = columns.iter().map(|c| pack(&kernels, c)).collect();
@@ -199,7 +205,7 @@ fn extreme_codes_do_not_overflow() {
                 let packed: &[u8] = bytemuck::cast_slice(&packed);
                 let (mut dot, mut out) = ([f32::NAN], vec![[f32::NAN; PANEL_ROWS]; kernels.panels()]);
                 kernels.dot(k, &[&bytes], &[packed], &mut dot);
-                let panel = panel(t, &[&bytes; PANEL_ROWS]);
+                let panel = panel(&kernels, k, &[&bytes; PANEL_ROWS]);
                 let into = TileOutput { sums: &mut out, stride: kernels.panels(), accumulate: false };
                 kernels.micro_kernel(k).unwrap().run(&vec![&panel[..]; kernels.panels()], &[packed], into);
                 let want = product(&real, &column);
@@ -220,8 +226,15 @@ fn set_unit_scales(dtype: DType, bytes: &mut [u8]) {
         for &at in half_offsets(dtype) {
             block[at..at + 2].copy_from_slice(&[0x00, 0x3c]);
         }
-        if dtype == DType::MXFP4 {
-            block[0] = 128;
+        match dtype {
+            DType::MXFP4 => block[0] = 128,
+            // The top nibbles of four words.
+            DType::IQ1_M => {
+                for (at, nibble) in [(49, 0x00), (51, 0x00), (53, 0xc0), (55, 0x30)] {
+                    block[at] = block[at] & 15 | nibble;
+                }
+            }
+            _ => {}
         }
     }
 }

@@ -10,8 +10,8 @@ const VALUES_2: [u8; 4] = [8, 25, 43, 0];
 const VALUES_3XXS: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// Magnitudes of IQ3_S.
 const VALUES_3S: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
-/// Numbers of IQ1_S and IQ1_M, as bytes of i8.
-const VALUES_1: [u8; 4] = [0xff, 0, 1, 0];
+/// Numbers -1, 0 and 1 of IQ1_S and IQ1_M: eight times the number, plus 0x88.
+const VALUES_1: [u8; 4] = [0x80, 0x88, 0x90, 0];
 
 /// Entries of eight magnitudes for IQ2_XXS.
 pub(crate) static IQ2_XXS: [[u8; 8]; 256] = expand(&CODES_2XXS, 2, &VALUES_2);
@@ -23,8 +23,29 @@ pub(crate) static IQ2_S: [[u8; 8]; 1024] = expand(&CODES_2S, 2, &VALUES_2);
 pub(crate) static IQ3_XXS: [[u8; 4]; 256] = expand(&CODES_3XXS, 3, &VALUES_3XXS);
 /// Entries of four magnitudes for IQ3_S.
 pub(crate) static IQ3_S: [[u8; 4]; 512] = expand(&CODES_3S, 3, &VALUES_3S);
-/// Entries of eight numbers of -1, 0 or 1 for IQ1_S and IQ1_M, as bytes of i8.
+/// Entries of eight numbers of -1, 0 or 1 for IQ1_S and IQ1_M: eight times the number, plus 0x88.
 pub(crate) static IQ1: [[u8; 8]; 2048] = expand(&CODES_1, 2, &VALUES_1);
+
+/// 0xFF in byte k for bit k of the index.
+pub(crate) static SIGNS: [u64; 256] = signs(false);
+/// As [`SIGNS`] for seven bits; the eighth makes the number of bytes that are set even.
+pub(crate) static EVEN_SIGNS: [u64; 128] = signs(true);
+
+/// 0xFF in byte k for bit k of the index; with `even`, the highest byte makes their number even.
+const fn signs<const ENTRIES: usize>(even: bool) -> [u64; ENTRIES] {
+    let mut masks = [0; ENTRIES];
+    let mut i = 0;
+    while i < ENTRIES {
+        let bits = if even { i | (i.count_ones() as usize & 1) << 7 } else { i };
+        let mut k = 0;
+        while k < 8 {
+            masks[i] |= (bits as u64 >> k & 1) * (0xff << (8 * k));
+            k += 1;
+        }
+        i += 1;
+    }
+    masks
+}
 
 /// Looks up `values` for each `bits` bits of a code.
 const fn expand<const LEN: usize, const ENTRIES: usize>(
@@ -436,7 +457,9 @@ mod tests {
         check("IQ2_S", &IQ2_S, two, 0x123e_dd38_a3b6_2b90);
         check("IQ3_XXS", &IQ3_XXS, &VALUES_3XXS, 0xdfa5_dc83_d6a1_55d5);
         check("IQ3_S", &IQ3_S, &VALUES_3S, 0xfa37_020c_25b4_4829);
-        check("IQ1", &IQ1, &VALUES_1[..3], 0x6703_ed86_3501_ae2e);
+        // ggml's table has the numbers themselves.
+        let numbers = IQ1.map(|entry| entry.map(|byte| (byte.wrapping_sub(0x88) as i8 / 8) as u8));
+        check("IQ1", &numbers, &[0xff, 0, 1], 0x6703_ed86_3501_ae2e);
     }
 
     /// Entries ascend as little-endian numbers, so a wrong digit would show; the grid of IQ1 has no order.

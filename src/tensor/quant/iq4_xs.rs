@@ -4,6 +4,7 @@
 //! multiples of a common one, and codes and common scale are improved in turn.
 
 use super::Codec;
+use super::expand::Expand;
 use crate::tensor::blocks::{BlockIq4Xs, F16Bits, IQ4_VALUES};
 
 /// Elements of a sub-block.
@@ -119,18 +120,21 @@ impl Fit {
     }
 }
 
+impl Expand<256> for BlockIq4Xs {
+    #[inline(always)]
+    fn expand(&self, codes: &mut [i8; 256], scales: &mut [f32]) {
+        let d = self.d.to_f32();
+        let subs = codes.as_chunks_mut::<LEN>().0.iter_mut().zip(scales.as_chunks_mut::<2>().0);
+        for (((codes, to), scale), qs) in subs.zip(self.scales()).zip(self.qs.as_chunks::<16>().0) {
+            *to = [d * f32::from(scale); 2];
+            *codes = std::array::from_fn(|l| IQ4_VALUES[usize::from(qs[l % 16] >> (l / 16 * 4) & 15)]);
+        }
+    }
+}
+
 impl Codec<256> for BlockIq4Xs {
     fn unpack(&self, values: &mut [f32; 256]) {
-        let (d, scales) = (self.d.to_f32(), self.scales());
-        for (b, values) in values.as_chunks_mut::<LEN>().0.iter_mut().enumerate() {
-            let unit = d * f32::from(scales[b]);
-            let value = |code: u8| f32::from(IQ4_VALUES[usize::from(code)]) * unit;
-            for l in 0..16 {
-                let both = self.qs[16 * b + l];
-                values[l] = value(both & 15);
-                values[l + 16] = value(both >> 4);
-            }
-        }
+        self.unpack_expanded(values);
     }
 
     fn pack(values: &[f32; 256]) -> Self {

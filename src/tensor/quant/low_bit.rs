@@ -1,10 +1,9 @@
 //! Types of one scale and one or two bits per element: Q1_0 (signs), TQ1_0 and TQ2_0 (ternary), Q2_0 (ternary, and 2).
 
 use super::Codec;
+use super::expand::Expand;
+use super::grids::SIGNS;
 use crate::tensor::blocks::{BlockQ1_0, BlockQ2_0, BlockTq1_0, BlockTq2_0, F16Bits};
-
-/// Powers of three up to 3^4: a product modulo 256 moves a digit of a TQ1_0 byte to its top.
-const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
 /// The largest magnitude.
 fn max_abs(values: &[f32]) -> f32 {
@@ -18,12 +17,20 @@ fn ternary<const N: usize>(values: &[f32; N]) -> (F16Bits, [u8; N]) {
     (F16Bits::from_f32(d), values.map(|x| 1 + u8::from(x * id >= 0.5) - u8::from(x * id <= -0.5)))
 }
 
+impl Expand<128> for BlockQ1_0 {
+    #[inline(always)]
+    fn expand(&self, codes: &mut [i8; 128], scales: &mut [f32]) {
+        scales.fill(self.d.to_f32());
+        for (codes, &bits) in codes.as_chunks_mut::<8>().0.iter_mut().zip(&self.qs) {
+            // 1 for a set bit, else -1.
+            *codes = bytemuck::cast((!SIGNS[usize::from(bits)] | 0x0101_0101_0101_0101).to_le_bytes());
+        }
+    }
+}
+
 impl Codec<128> for BlockQ1_0 {
     fn unpack(&self, values: &mut [f32; 128]) {
-        let d = self.d.to_f32();
-        for (values, &bits) in values.as_chunks_mut::<8>().0.iter_mut().zip(&self.qs) {
-            *values = std::array::from_fn(|j| if bits >> j & 1 == 1 { d } else { -d });
-        }
+        self.unpack_expanded(values);
     }
 
     /// The scale is the mean magnitude, summed in order of the elements as ggml does.
@@ -37,12 +44,19 @@ impl Codec<128> for BlockQ1_0 {
     }
 }
 
+impl Expand<64> for BlockQ2_0 {
+    #[inline(always)]
+    fn expand(&self, codes: &mut [i8; 64], scales: &mut [f32]) {
+        scales.fill(self.d.to_f32());
+        for (codes, &byte) in codes.as_chunks_mut::<4>().0.iter_mut().zip(&self.qs) {
+            *codes = std::array::from_fn(|j| (byte >> (2 * j) & 3) as i8 - 1);
+        }
+    }
+}
+
 impl Codec<64> for BlockQ2_0 {
     fn unpack(&self, values: &mut [f32; 64]) {
-        let d = self.d.to_f32();
-        for (values, &codes) in values.as_chunks_mut::<4>().0.iter_mut().zip(&self.qs) {
-            *values = std::array::from_fn(|j| (f32::from(codes >> (2 * j) & 3) - 1.0) * d);
-        }
+        self.unpack_expanded(values);
     }
 
     /// The scale is the largest magnitude, so that no value gets the code 3, which stands for 2: ggml's quantiser leaves it to
@@ -64,24 +78,37 @@ const fn tq1_elements(byte: usize) -> (usize, usize) {
     }
 }
 
+impl Expand<256> for BlockTq1_0 {
+    #[inline(always)]
+    fn expand(&self, codes: &mut [i8; 256], scales: &mut [f32]) {
+        scales.fill(self.d.to_f32());
+        // A byte is a fraction of 256, its first digit the integer part of three times that. Three times the byte, modulo 256,
+        // has the next digit first.
+        let code = |byte: u8| i8::from(byte > 85) + i8::from(byte > 170) - 1;
+        let next = |byte: u8| byte.wrapping_mul(3);
+        let (qs, rest) = codes.split_at_mut(240);
+        let (long, short) = qs.split_at_mut(160);
+        let mut bytes: [u8; 32] = std::array::from_fn(|m| self.qs[m]);
+        for codes in long.as_chunks_mut::<32>().0 {
+            *codes = bytes.map(code);
+            bytes = bytes.map(next);
+        }
+        let mut bytes: [u8; 16] = std::array::from_fn(|m| self.qs[32 + m]);
+        for codes in short.as_chunks_mut::<16>().0 {
+            *codes = bytes.map(code);
+            bytes = bytes.map(next);
+        }
+        let mut bytes = self.qh;
+        for codes in rest.as_chunks_mut::<4>().0 {
+            *codes = bytes.map(code);
+            bytes = bytes.map(next);
+        }
+    }
+}
+
 impl Codec<256> for BlockTq1_0 {
     fn unpack(&self, values: &mut [f32; 256]) {
-        let d = self.d.to_f32();
-        let value = |byte: u8, digit: usize| {
-            let digit = u16::from(byte.wrapping_mul(POWERS[digit])) * 3 >> 8;
-            (f32::from(digit) - 1.0) * d
-        };
-        let (qs, qh) = values.split_at_mut(240);
-        let (long, short) = qs.split_at_mut(160);
-        for (n, values) in long.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            *values = std::array::from_fn(|m| value(self.qs[m], n));
-        }
-        for (n, values) in short.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            *values = std::array::from_fn(|m| value(self.qs[32 + m], n));
-        }
-        for (n, values) in qh.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *values = self.qh.map(|byte| value(byte, n));
-        }
+        self.unpack_expanded(values);
     }
 
     fn pack(values: &[f32; 256]) -> Self {
@@ -99,13 +126,20 @@ impl Codec<256> for BlockTq1_0 {
     }
 }
 
+impl Expand<256> for BlockTq2_0 {
+    #[inline(always)]
+    fn expand(&self, codes: &mut [i8; 256], scales: &mut [f32]) {
+        scales.fill(self.d.to_f32());
+        for (i, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let shift = i % 4 * 2;
+            *codes = self.qs.as_chunks::<32>().0[i / 4].map(|byte| (byte >> shift & 3) as i8 - 1);
+        }
+    }
+}
+
 impl Codec<256> for BlockTq2_0 {
     fn unpack(&self, values: &mut [f32; 256]) {
-        let d = self.d.to_f32();
-        for (i, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (from, shift) = (i / 4 * 32, i % 4 * 2);
-            *values = std::array::from_fn(|m| (f32::from(self.qs[from + m] >> shift & 3) - 1.0) * d);
-        }
+        self.unpack_expanded(values);
     }
 
     fn pack(values: &[f32; 256]) -> Self {

@@ -5,6 +5,7 @@
 //! Quantisation gives the same codes and scales as ggml, except for the K types and IQ4_XS, which use different least-squares
 //! fits (`kquant_fit.rs`, `iq4_xs.rs`).
 
+pub(crate) mod expand;
 mod float_types;
 pub(crate) mod grids;
 mod iq4_xs;

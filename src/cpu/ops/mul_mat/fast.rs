@@ -4,7 +4,7 @@
 
 use super::rhs_groups::{Column, RhsGroups};
 use crate::cpu::memory::View;
-use crate::cpu::panel::{self, PANEL_ROWS};
+use crate::cpu::panel::PANEL_ROWS;
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{
     GemmKernels, MAX_DOT_COLUMNS, MAX_PANELS, MAX_TILE_COLUMNS, MicroKernel, PanelSums, RHS_PIECE, TileOutput,
@@ -77,9 +77,14 @@ pub(super) struct GemmPlan {
 impl GemmPlan {
     pub(super) fn new(kernels: GemmKernels, a: &TensorDesc, b: &TensorDesc, columns: usize) -> GemmPlan {
         let [k, m, ..] = a.ne();
-        let (bytes, max_rows) = if columns < MANY_COLUMNS { (FEW_BYTES, FEW_ROWS) } else { (MANY_BYTES, MANY_ROWS) };
+        let (bytes, max_rows, row) = if columns < MANY_COLUMNS {
+            (FEW_BYTES, FEW_ROWS, a.row_bytes())
+        } else {
+            // Panels of types that are expanded are larger than their rows.
+            (MANY_BYTES, MANY_ROWS, kernels.panel_bytes(k) / PANEL_ROWS)
+        };
         let step = kernels.panels() * PANEL_ROWS;
-        let unit = (bytes / a.row_bytes().max(1)).min(m) / step * step;
+        let unit = (bytes / row.max(1)).min(m) / step * step;
         let unit = unit.clamp(step, max_rows);
         let (micro_kernel, packing) = (kernels.micro_kernel(k), kernels.packing());
         let (column, stride) = (packing.column_bytes(k), packing.stride(k));
@@ -358,7 +363,7 @@ impl GemmRun<'_> {
             // Copies of the last row fill up the panel; the sums of the copies are not stored.
             *slice = self.a.row([(row + r).min(end - 1), i2, i3]);
         }
-        panel::pack(self.a.desc().dtype(), &slices, buffer);
+        self.plan.kernels.pack_panel(&slices, buffer);
         buffer
     }
 }

@@ -1,6 +1,8 @@
 //! GEMM kernels for AArch64: baseline NEON, the dot products of `dotprod`, and the matrix products of `i8mm`.
 
 mod dot_instructions;
+mod expanded;
+mod expansions;
 mod float_row_dot;
 mod i8mm;
 mod kquants;
@@ -84,7 +86,9 @@ float_tiles!(neon_floats, super::NeonOps<super::BaseNeon>, [F32: F32, F16: F16, 
 
 /// The micro-kernel of a block type. It needs `dotprod` and `i8mm`.
 fn i8mm_micro_kernel_of(dtype: DType) -> Option<MicroKernelFn> {
-    for_each_simd!(with_panel_format!(dtype i8mm_micro_kernel))
+    let of_format: Option<MicroKernelFn> = for_each_simd!(with_panel_format!(dtype i8mm_micro_kernel));
+    // Types whose rows are expanded have no form for `smmla`.
+    of_format.or_else(|| dotprod_quants::micro_kernel_of(dtype))
 }
 
 /// By `smmla`, or by dot products for fewer than [`MIN_I8MM_COLUMNS`] columns.

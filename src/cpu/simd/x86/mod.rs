@@ -1,5 +1,7 @@
 //! GEMM kernels for x86-64: AVX2 with FMA and F16C, AVX-VNNI, AVX-512 with VNNI or BF16.
 
+mod expanded;
+mod expansions;
 mod float_row_dot;
 mod kquants;
 mod legacy;
