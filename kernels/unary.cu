@@ -1,4 +1,5 @@
-// Element-wise ops of one tensor: y = f(x), computed in f32. SQR, SQRT, SCALE, CLAMP, FILL and the 22 kinds of UNARY.
+// Element-wise ops of one tensor: y = f(x), computed in f32. SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP,
+// LEAKY_RELU, FILL and the 22 kinds of UNARY.
 //
 // Variants: unary_packed for contiguous tensors of one type, 8 elements per thread, in coalesced 16-byte accesses if the
 //           addresses permit; unary_any for all other float types and layouts, one element per thread. Both select types when
@@ -43,9 +44,7 @@ __device__ __forceinline__ void map(float (&x)[N], F f) {
 }
 
 __device__ __forceinline__ float hard_sigmoid(float x) {
-    float y = (x + 3.0f) / 6.0f;
-    y = y < 0.0f ? 0.0f : y;
-    return y > 1.0f ? 1.0f : y;
+    return fminf(fmaxf((x + 3.0f) / 6.0f, 0.0f), 1.0f); // 0 for NaN
 }
 
 // The branch is taken once per N elements, and uniformly by all threads of a launch.
@@ -86,6 +85,11 @@ __device__ __forceinline__ void apply(const UnaryParams &op, float (&x)[N]) {
             return x > a ? x : a;
         });
     case FILL: return map(x, [=](float) { return a; });
+    case 37: return map(x, [](float x) { return logf(x); }); // LOG
+    case 38: return map(x, [](float x) { return sinf(x); }); // SIN
+    case 39: return map(x, [](float x) { return cosf(x); }); // COS
+    case 40: // LEAKY_RELU: a = slope; both sides are 0 for NaN
+        return map(x, [=](float x) { return (x > 0.0f ? x : 0.0f) + a * (x < 0.0f ? x : 0.0f); });
     }
 }
 

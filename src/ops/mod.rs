@@ -139,7 +139,7 @@ macro_rules! for_each_family {
     ($then:ident!($($args:tt)*)) => {
         $then! { [$($args)*]
             binary: Binary [Add, Sub, Mul, Div, AddId] on cpu cuda, [Add1] on cpu;
-            unary: Unary [Sqr, Sqrt, Unary, Scale, Clamp, Fill] on cpu cuda, [Log, Sin, Cos, LeakyRelu] on cpu;
+            unary: Unary [Sqr, Sqrt, Log, Sin, Cos, Unary, Scale, Clamp, LeakyRelu, Fill] on cpu cuda;
             glu: Glu [Glu] on cpu cuda;
             reduce: Reduce [Sum, SumRows, Cumsum, Mean, Argmax] on cpu cuda, [CountEqual] on cpu;
             norm: Norm [Norm, RmsNorm, GroupNorm, L2Norm] on cpu cuda;
@@ -162,10 +162,10 @@ macro_rules! for_each_family {
             solve_tri: SolveTri [SolveTri] on cpu;
             dsv4: Dsv4 [LightningIndexer, Dsv4HcComb, Dsv4HcPre, Dsv4HcPost] on cpu;
             backward: Backward [SiluBack, RmsNormBack, SoftMaxBack, RepeatBack, GetRowsBack] on cpu;
-            assign: Assign [Acc, Set] on cpu;
-            sequence: Sequence [Arange, TimestepEmbedding] on cpu;
-            diag: Diag [Diag, DiagMaskInf, DiagMaskZero, Tri] on cpu;
-            pad: Pad [Pad, PadReflect1d, Roll] on cpu;
+            assign: Assign [Acc, Set] on cpu cuda;
+            sequence: Sequence [Arange, TimestepEmbedding] on cpu cuda;
+            diag: Diag [Diag, DiagMaskInf, DiagMaskZero, Tri] on cpu cuda;
+            pad: Pad [Pad, PadReflect1d, Roll] on cpu cuda;
             out_prod: OutProd [OutProd] on cpu;
             training: Training [CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd] on cpu;
         }

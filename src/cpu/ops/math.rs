@@ -374,7 +374,8 @@ pub(super) fn gelu_quick(x: f32) -> f32 {
 /// GELU by the error function, `x/2 (1 + erf(x / sqrt 2))`.
 #[inline(always)]
 pub(super) fn gelu_erf(x: f32) -> f32 {
-    let tail = 0.5 * x * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
+    // The bound keeps the product with 0 from becoming NaN at +infinity.
+    let tail = 0.5 * x.min(64.0) * erfc(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
     if x > 0.0 { x - tail } else { tail }
 }
 
@@ -519,6 +520,12 @@ mod tests {
             n += 1.0;
         }
         std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * total
+    }
+
+    #[test]
+    fn gelu_erf_of_infinity_is_infinity() {
+        assert_eq!(gelu_erf(f32::INFINITY), f32::INFINITY);
+        assert_eq!(gelu_erf(-1e30), 0.0);
     }
 
     #[test]

@@ -42,7 +42,8 @@ impl Multiversion for UnaryLoop<'_> {
     #[inline(always)]
     fn run<L: SimdLevel>(self) {
         let x = self.x;
-        let hard_sigmoid = |x: f32| ((x + 3.0) / 6.0).clamp(0.0, 1.0);
+        // 0 for NaN, as in ggml.
+        let hard_sigmoid = |x: f32| if x > -3.0 { ((x + 3.0) / 6.0).min(1.0) } else { 0.0 };
         let kind = match self.op {
             Unary::Sqr => return math::update(x, |x| x * x),
             Unary::Sqrt => return math::update(x, f32::sqrt),

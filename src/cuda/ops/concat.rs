@@ -56,7 +56,12 @@ pub(super) fn select(op: Concat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
 
 /// The launch that fills `counts` blocks of dst from byte `at` on with source `i`, repeated as necessary. `None` if a count is
 /// 0.
-fn repeat_launch(on: &NodeOnGpu<'_>, i: u8, counts: [u64; DIMS], at: u64) -> Result<Option<KernelLaunch>, Unsupported> {
+pub(super) fn repeat_launch(
+    on: &NodeOnGpu<'_>,
+    i: u8,
+    counts: [u64; DIMS],
+    at: u64,
+) -> Result<Option<KernelLaunch>, Unsupported> {
     let (dst, src) = (on.dst(), on.src(usize::from(i))?);
     if counts.contains(&0) {
         return Ok(None);

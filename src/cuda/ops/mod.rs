@@ -7,18 +7,22 @@
 //! Each file declares the scalar arguments of its entries as `#[repr(C)]` structs with the names that the `.cu` file uses; the
 //! fields are documented there.
 
+mod assign;
 mod binary;
 mod concat;
 mod copy;
+mod diag;
 mod elementwise;
 mod flash_attn;
 mod glu;
 mod linear_attn;
 mod mul_mat;
 mod norm;
+mod pad;
 mod reduce;
 mod rope;
 mod rows;
+mod sequence;
 mod softmax;
 mod sort;
 mod ssm;
@@ -180,6 +184,18 @@ impl Shape {
 /// Name of a type within an entry's name, for example `f32` or `q4_0`.
 fn suffix(dtype: DType) -> String {
     dtype.name().to_ascii_lowercase()
+}
+
+/// The grid of a kernel with one thread per element of the destination, in blocks of pieces of rows and of rows; and the pieces
+/// per row.
+fn rows_grid(on: &NodeOnGpu<'_>, t: &TensorDesc) -> Result<(Grid, u32), Unsupported> {
+    let rows = t.rows() as u64;
+    if rows > i32::MAX as u64 {
+        return Err(on.unsupported("2^31 or more rows"));
+    }
+    let (threads, pieces) = elementwise::block_shape(t.ne()[0] as u64, rows);
+    let blocks = rows.div_ceil(u64::from(threads[1])).saturating_mul(pieces);
+    Ok((Grid { blocks: [blocks, 1, 1], threads, shared: 0 }, pieces as u32))
 }
 
 /// Number of blocks of `threads` threads for `n` items, with `each` items per thread.

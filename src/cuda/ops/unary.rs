@@ -1,4 +1,4 @@
-//! Launches of SQR, SQRT, SCALE, CLAMP, FILL and all kinds of UNARY: kernels/unary.cu.
+//! Launches of SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL and all kinds of UNARY: kernels/unary.cu.
 
 use super::elementwise::block_shape;
 use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks};
@@ -41,7 +41,7 @@ pub(super) fn select(op: Unary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
     if !(x.dtype().is_float() && y.dtype().is_float()) {
         return Err(on.unsupported_types());
     }
-    let (op, n) = (params(op).ok_or_else(|| on.unsupported_types())?, y.elements());
+    let (op, n) = (params(op), y.elements());
     if x.dtype() == y.dtype() && x.is_contiguous() && y.is_contiguous() {
         let grid = Grid::line(blocks(n, THREADS, ELEMENTS_PER_THREAD), THREADS);
         let dense = UnaryPackedArgs { n: n as u64, op, dtype: x.dtype().to_wire() };
@@ -59,16 +59,18 @@ pub(super) fn select(op: Unary, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
     on.single_launch(("unary", "unary_any"), grid, &[Ptr::Src(0), Ptr::Dst], &strided)
 }
 
-/// The number of a function in the kernel and its parameters; `None` for a function that it lacks. Numbers 0 to 21 are the
-/// kinds of UNARY on the wire.
-fn params(op: Unary) -> Option<UnaryParams> {
+/// The number of a function in the kernel and its parameters. Numbers 0 to 21 are the kinds of UNARY on the wire.
+fn params(op: Unary) -> UnaryParams {
     let (which, p) = match op {
         Unary::Sqr => (32, [0.0; 4]),
         Unary::Sqrt => (33, [0.0; 4]),
         Unary::Scale { scale, bias } => (34, [scale, bias, 0.0, 0.0]),
         Unary::Clamp { min, max } => (35, [min, max, 0.0, 0.0]),
         Unary::Fill { value } => (36, [value, 0.0, 0.0, 0.0]),
-        Unary::Log | Unary::Sin | Unary::Cos | Unary::LeakyRelu { .. } => return None,
+        Unary::Log => (37, [0.0; 4]),
+        Unary::Sin => (38, [0.0; 4]),
+        Unary::Cos => (39, [0.0; 4]),
+        Unary::LeakyRelu { slope } => (40, [slope, 0.0, 0.0, 0.0]),
         Unary::Kind(kind) => {
             let p = match kind {
                 UnaryKind::Xielu { alpha_n, alpha_p, beta, eps } => [alpha_n, alpha_p, beta, eps],
@@ -77,5 +79,5 @@ fn params(op: Unary) -> Option<UnaryParams> {
             (kind.wire_number() as u32, p)
         }
     };
-    Some(UnaryParams { which, p })
+    UnaryParams { which, p }
 }

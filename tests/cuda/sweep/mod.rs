@@ -1,17 +1,21 @@
 //! Sweep: every variant of every kernel over many shapes, compared with the CPU in exact mode, on an emulated GPU of each PTX
 //! target. The sweep fails if no case launches some entry of kernels/ptx. Each file has the cases of one op family.
 
+mod assign;
 mod binary;
 mod concat;
 mod copy;
+mod diag;
 mod flash_attn;
 mod glu;
 mod linear_attn;
 mod mul_mat;
 mod norm;
+mod pad;
 mod reduce;
 mod rope;
 mod rows;
+mod sequence;
 mod softmax;
 mod sort;
 mod ssm;
@@ -30,17 +34,21 @@ type Family = (&'static str, fn(&Sweep));
 
 /// The op families, with the function that runs their cases.
 const FAMILIES: &[Family] = &[
+    ("assign", assign::run),
     ("binary", binary::run),
     ("concat", concat::run),
     ("copy", copy::run),
+    ("diag", diag::run),
     ("flash_attn", flash_attn::run),
     ("glu", glu::run),
     ("linear_attn", linear_attn::run),
     ("mul_mat", mul_mat::run),
     ("norm", norm::run),
+    ("pad", pad::run),
     ("reduce", reduce::run),
     ("rope", rope::run),
     ("rows", rows::run),
+    ("sequence", sequence::run),
     ("softmax", softmax::run),
     ("sort", sort::run),
     ("ssm", ssm::run),

@@ -16,6 +16,9 @@ pub fn run(sweep: &Sweep) {
     let kinds = UnaryKind::ALL.map(|kind| if matches!(kind, UnaryKind::Xielu { .. }) { xielu } else { kind });
     let ops = kinds.into_iter().map(Unary::Kind).chain([
         Unary::Sqr,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::LeakyRelu { slope: 0.1 },
         Unary::Scale { scale: 0.5, bias: -1.0 },
         Unary::Clamp { min: -0.5, max: 1.0 },
         Unary::Fill { value: 3.0 },
@@ -25,6 +28,7 @@ pub fn run(sweep: &Sweep) {
             check_case(sweep, op, t, t, [1021, 3, 1, 1]);
         }
     }
+    logarithm(sweep);
     for from in [F32, F16, BF16] {
         for to in [F32, F16, BF16] {
             check_case(sweep, Unary::Kind(UnaryKind::Silu), from, to, [300, 2, 3, 2]);
@@ -39,6 +43,15 @@ pub fn run(sweep: &Sweep) {
     let op = Op::from(Unary::Sqr);
     let node = NodeView { op: &op, dst: &y, srcs: Sources::new(op.code(), &[Some(&x)]), aligned: true };
     assert_eq!(sweep.gpu.device.support(node), Support::Yes);
+}
+
+/// LOG of positive numbers: others are NaN on both sides, which no error bounds.
+fn logarithm(sweep: &Sweep) {
+    let mut case = Case::new();
+    let values: Vec<f32> = normal(3, 3000).iter().map(|x| x.exp()).collect();
+    let x = case.leaf(F32, [1000, 3, 1, 1], &values);
+    let y = case.b.node(Unary::Log, &[Some(x)]).unwrap();
+    sweep.check(&case.build(), &[y], 1e-12, "LOG");
 }
 
 /// Strided rows and elements, out of place and in place.
