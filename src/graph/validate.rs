@@ -292,9 +292,7 @@ pub fn check(graph: &Graph) -> Result<(), GraphError> {
         for (index, id) in node.srcs.iter().enumerate() {
             let Some(id) = *id else { continue };
             let src = graph.tensor(id).ok_or_else(unknown)?;
-            let may_be_empty =
-                matches!(op, OpCode::SetRows | OpCode::Concat | OpCode::Acc | OpCode::Set | OpCode::GetRowsBack);
-            if src.desc.is_empty() && !may_be_empty {
+            if src.desc.is_empty() && !node.op.may_be_empty(index) {
                 return Err(GraphError::EmptySource { op, index });
             }
             let size = in_buffer(graph, op, src, "a source")?;

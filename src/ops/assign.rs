@@ -61,12 +61,18 @@ impl OpFamily for Assign {
         ensure!(node, a.is_contiguous() && node.dst.is_contiguous(), "a and dst are contiguous");
         ensure!(node, a.dtype() == b.dtype(), "a and b have one type");
         ensure!(node, b.elements() <= a.elements(), "b has no more elements than a");
-        let end = self.region(b).and_then(|region| region.extent().checked_add(usize::try_from(self.offset).ok()?));
+        let region = self.region(b);
+        ensure!(node, region.is_some_and(|region| region.is_injective()), "places of the region do not overlap");
+        let end = region.and_then(|region| region.extent().checked_add(usize::try_from(self.offset).ok()?));
         ensure!(node, end.is_some_and(|end| end <= node.dst.extent()), "the region lies inside dst");
         Ok(())
     }
 
     fn in_place(&self, i: usize) -> bool {
         i == 0
+    }
+
+    fn may_be_empty(&self, _: usize) -> bool {
+        true
     }
 }

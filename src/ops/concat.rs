@@ -69,4 +69,8 @@ impl OpFamily for Concat {
     fn in_place(&self, _: usize) -> bool {
         false
     }
+
+    fn may_be_empty(&self, _: usize) -> bool {
+        matches!(self, Concat::Concat { .. })
+    }
 }

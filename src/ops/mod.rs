@@ -104,6 +104,11 @@ pub trait OpFamily: Sized {
         false
     }
 
+    /// Whether source `i` may have no elements although the destination has some.
+    fn may_be_empty(&self, _i: usize) -> bool {
+        false
+    }
+
     /// The batch size of a node, i.e. how often it reuses its operands: the columns of a matrix product, the tokens of ROPE,
     /// the rows of row-wise ops. The scheduler offloads only nodes with a large batch to another device. Copies and row lookups
     /// have batch 0: they only move bytes, so moving these bytes to another device first gains nothing.
@@ -272,6 +277,11 @@ macro_rules! families {
             /// Whether some elements of the destination keep the value that they had before the node.
             pub fn keeps_rest(&self) -> bool {
                 match self { $(Op::$family(f) => f.keeps_rest(),)+ }
+            }
+
+            /// Whether source `i` may have no elements although the destination has some.
+            pub fn may_be_empty(&self, i: usize) -> bool {
+                match self { $(Op::$family(f) => f.may_be_empty(i),)+ }
             }
 
             /// The batch size of a node: see [`OpFamily::batch`].

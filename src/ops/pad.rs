@@ -117,4 +117,8 @@ impl OpFamily for Pad {
     fn in_place(&self, _: usize) -> bool {
         false
     }
+
+    fn may_be_empty(&self, _: usize) -> bool {
+        matches!(self, Pad::Pad { circular: false, .. })
+    }
 }

@@ -78,4 +78,8 @@ impl OpFamily for Reduce {
     fn in_place(&self, _: usize) -> bool {
         false
     }
+
+    fn may_be_empty(&self, _: usize) -> bool {
+        matches!(self, Reduce::Sum | Reduce::SumRows | Reduce::Mean | Reduce::CountEqual)
+    }
 }

@@ -72,6 +72,10 @@ impl OpFamily for Rows {
         false
     }
 
+    fn may_be_empty(&self, _: usize) -> bool {
+        matches!(self, Rows::SetRows)
+    }
+
     fn writes_onto(&self, i: usize) -> bool {
         *self == Rows::SetRows && i == 2
     }

@@ -179,7 +179,7 @@ fn the_readme_names_the_ops_and_types_that_are_left_out() {
     for op in OpCode::ALL {
         assert_eq!(refused.contains(op.name()), op.stem().is_none(), "{op}");
     }
-    let stored = named(&types, "Only stored and copied: ");
+    let stored = named(&types, "No weights: ");
     for dtype in DType::ALL {
         assert_eq!(stored.contains(dtype.name()), !dtype.can(Capability::Decode), "{dtype}");
     }

@@ -242,7 +242,7 @@ fn invalid_nodes_are_rejected() {
     assert!(build(Backward::Repeat, f32(ne), None, [4, 4, 1, 1]).is_err(), "no multiple");
     assert!(build(Backward::GetRows, f32(ne), i32([4, 1, 1, 1]), [6, 9, 1, 1]).is_ok());
     for (dy, ids, ne, what) in [
-        (f32(ne), i32([3, 1, 1, 1]), [6, 9, 1, 1], "too few ids"),
+        (f32(ne), i32([5, 1, 1, 1]), [6, 9, 1, 1], "more ids than rows"),
         (f32(ne), i32([2, 2, 1, 1]), [6, 9, 1, 1], "a matrix of ids"),
         (f32(ne), i32([4, 1, 1, 1]), [5, 9, 1, 1], "shorter rows"),
         (f32([6, 4, 2, 1]), i32([4, 1, 1, 1]), [6, 9, 1, 1], "planes of gradients"),

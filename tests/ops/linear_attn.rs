@@ -219,7 +219,10 @@ fn parameters_are_decoded() {
     for op in [RwkvWkv6, RwkvWkv7, Gated { scale: -0.5 }, DeltaNet { snapshots: 3 }].map(Op::from) {
         assert_eq!(Op::decode(op.code(), &op.encode()).unwrap(), Some(op));
     }
-    for k in [0, -1, i32::MIN] {
+    // The word of clients before 7.0.
+    let old = Op::decode(OpCode::GatedDeltaNet, &OpParams::default()).unwrap();
+    assert_eq!(old, Some(DeltaNet { snapshots: 1 }.into()));
+    for k in [-1, i32::MIN] {
         assert!(Op::decode(OpCode::GatedDeltaNet, &OpParams::default().with_int(0, k)).is_err(), "{k}");
     }
 }

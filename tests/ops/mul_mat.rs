@@ -41,6 +41,8 @@ fn bound(on: &Subject, a: DType) -> f64 {
         _ if !on.fast => 1e-10,
         DType::F16 => 3e-7,
         DType::BF16 => 2e-5,
+        // Their test data are random bits, so that a few sums cancel more than those of normal values.
+        _ if a.is_block() && !a.can(Capability::Convert) => 1e-3,
         _ if a.is_block() => 1e-4,
         _ => 1e-10,
     }

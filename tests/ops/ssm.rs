@@ -192,7 +192,9 @@ fn parameters_are_decoded() {
     assert_eq!(decode(OpCode::SsmConv, 7).unwrap(), Some(Ssm::Conv.into()));
     assert_eq!(decode(OpCode::SsmScan, 7).unwrap(), Some(Ssm::Scan { snapshots: 7 }.into()));
     assert_eq!(Op::from(Ssm::Scan { snapshots: 7 }).encode(), OpParams::default().with_int(0, 7));
-    for k in [0, -1, i32::MIN] {
+    // The word of clients before 7.0.
+    assert_eq!(decode(OpCode::SsmScan, 0).unwrap(), Some(Ssm::Scan { snapshots: 1 }.into()));
+    for k in [-1, i32::MIN] {
         assert!(decode(OpCode::SsmScan, k).is_err(), "{k}");
     }
 }

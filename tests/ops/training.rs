@@ -6,6 +6,7 @@ use fanout::graph::validate::GraphError;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::training::Training;
 use fanout::ops::{Op, OpCode, OpParams};
+use fanout::sched::TaskBuilder;
 use fanout::tensor::{DType, TensorDesc};
 use fanout_testing::compare::assert_close;
 use fanout_testing::inputs::{normal, uniform};
@@ -176,6 +177,16 @@ fn invalid_nodes_are_rejected() {
     ] {
         assert_eq!(build(op, &sources).is_err(), what.is_some(), "{op:?} {what:?}");
     }
+}
+
+/// A plan has one destination for each node, and AdamW writes three tensors.
+#[test]
+fn a_task_cannot_contain_adamw() {
+    let mut task = TaskBuilder::new();
+    let mut inputs = [4, 4, 4, 4, 7].map(|n| Some(task.input("x", DType::F32, [n, 1, 1, 1]).unwrap()));
+    assert!(matches!(task.node(Training::OptStepAdamw, &inputs), Err(BuildError::Tensor(_))));
+    inputs[2] = Some(task.input("constants", DType::F32, [2, 1, 1, 1]).unwrap());
+    assert!(task.node(Training::OptStepSgd, &inputs[..3]).is_ok());
 }
 
 /// The moments are written, so they share no byte with another operand, nor with themselves.

@@ -18,9 +18,9 @@
 use crate::inputs::encode_row;
 use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use fanout::graph::{Builder, Graph, SlotOffset, TensorId};
-use fanout::ops::{FAMILIES, MAX_SRC, NodeView, OpCode};
+use fanout::ops::OpCode;
 use fanout::tensor::quant::dequantiser;
-use fanout::tensor::{Capability, DType, TensorDesc};
+use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ impl Subject {
         let is_supported = graph
             .nodes()
             .iter()
-            .all(|node| graph.node_view(node).is_none_or(|node| node.aligned && has_cuda_kernels(&node)));
+            .all(|node| graph.node_view(node).is_none_or(|node| node.aligned && self.device.support(node).runs()));
         Arc::clone(self.substitute.as_ref().filter(|_| !is_supported).unwrap_or(&self.device))
     }
 
@@ -102,22 +102,6 @@ impl Subject {
             _ => false,
         }
     }
-}
-
-/// Whether the tables of op families and types have CUDA kernels for a node. They say nothing of an ADD to a quantised tensor,
-/// which has none.
-fn has_cuda_kernels(node: &NodeView<'_>) -> bool {
-    let code = node.op.code();
-    let family = FAMILIES.iter().find(|row| row.codes.contains(&code));
-    let quantised_add = code == OpCode::Add && node.srcs.get(0).is_some_and(|a| a.dtype().is_block());
-    let mut tensors = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).chain([node.dst]);
-    // The kernels of products take codes only as the first source.
-    let rounded =
-        matches!(code, OpCode::MulMat | OpCode::MulMatId) && node.srcs.get(1).is_some_and(|t| !t.dtype().is_float());
-    let reads_rows = matches!(code, OpCode::GetRows | OpCode::Cpy) && node.dst.dtype().is_float();
-    let needed = if reads_rows { Capability::Gather } else { Capability::Cuda };
-    let lacks = |t: DType| t.can(Capability::Decode) && !t.can(needed);
-    family.is_some_and(|row| row.has_cuda(code)) && !quantised_add && !rounded && !tensors.any(|t| lacks(t.dtype()))
 }
 
 /// A graph under construction with the values of its leaves.

@@ -17,8 +17,6 @@ pub(super) fn select(op: Assign, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     let offset = usize::try_from(op.offset).map_err(|_| unsupported_types(node))?;
     let cost = node.dst.elements().saturating_add(b.elements());
     let kernel = Kernel::new(cost, move |w| assign(w, op.accumulate, offset, &region));
-    // Of overlapping places the last one counts (SET), or each adds to the one before (ACC): in order, on one worker.
-    let kernel = if region.is_injective() { kernel } else { kernel.with_parts(1) };
     Ok(kernel.with_local(3 * CHUNK).with_syncs(1))
 }
 

@@ -36,7 +36,8 @@ pub(super) fn select(op: Backward, node: &NodeView<'_>) -> Result<Kernel, Unsupp
                 .with_syncs(sum.phases.saturating_sub(1))
         }
         Backward::GetRows if matches!(dtype(0), Some(F32 | F16)) && dst == F32 => {
-            let phases = IdRuns::new(dy, node.dst);
+            let ids = node.srcs.get(1).map_or(0, |ids| ids.ne()[0]);
+            let phases = IdRuns::new(ids, node.dst);
             let cost = dy.elements().saturating_add(node.dst.elements());
             Kernel::new(cost, move |w| phases.run(w)).with_local(2 * CHUNK).with_syncs(phases.phases())
         }
@@ -98,7 +99,7 @@ fn rms_norm(ctx: &mut KernelContext<'_>, eps: f32) {
     let n = ctx.dst().ne()[0] as f32;
     by_rows(
         ctx,
-        |dy, x| [math::sum_of_products(x, x), math::sum_of_products(x, dy)],
+        |dy, x| [sum_of_products(x, x), sum_of_products(x, dy)],
         |[xx, x_dy]| {
             let (xx, x_dy) = (xx as f32, x_dy as f32);
             RowGradient::RmsNorm { factor: -x_dy / (xx + eps * n), scale: 1.0 / (xx / n + eps).sqrt() }
@@ -107,11 +108,7 @@ fn rms_norm(ctx: &mut KernelContext<'_>, eps: f32) {
 }
 
 fn softmax(ctx: &mut KernelContext<'_>, scale: f32) {
-    by_rows(
-        ctx,
-        |dy, y| [math::sum_of_products(y, dy), 0.0],
-        |[dot, _]| RowGradient::SoftMax { dot: dot as f32, scale },
-    );
+    by_rows(ctx, |dy, y| [sum_of_products(y, dy), 0.0], |[dot, _]| RowGradient::SoftMax { dot: dot as f32, scale });
 }
 
 /// Two passes over each row: `sums` adds up pieces of both sources, and `gradient` gives the formula of the row. Both sources
@@ -139,6 +136,25 @@ fn by_rows(
             });
         }
     }
+}
+
+/// Sum in f64 of the f32 products `x y`.
+fn sum_of_products(x: &[f32], y: &[f32]) -> f64 {
+    struct Products<'a>(&'a [f32], &'a [f32]);
+    impl Multiversion for Products<'_> {
+        type Out = f64;
+        #[inline(always)]
+        fn run<L: SimdLevel>(self) -> f64 {
+            let (mut total, mut products) = (0.0, [0.0; CHUNK]);
+            for (x, y) in self.0.chunks(CHUNK).zip(self.1.chunks(CHUNK)) {
+                let products = &mut products[..x.len()];
+                math::zip(products, x, y, |x, y| x * y);
+                total += math::total_of(products);
+            }
+            total
+        }
+    }
+    run_widest(Products(x, y))
 }
 
 /// The sums of REPEAT_BACK. A claim adds a bounded number of copies to one piece of dst, since a small dst may be the sum of
@@ -211,8 +227,7 @@ struct IdRuns {
 }
 
 impl IdRuns {
-    fn new(dy: &TensorDesc, dst: &TensorDesc) -> IdRuns {
-        let ids = dy.ne()[1];
+    fn new(ids: usize, dst: &TensorDesc) -> IdRuns {
         // A claim reads each id once, so few columns are not worth a claim.
         let columns = dst.ne()[0].div_ceil(8).clamp(64, CHUNK);
         IdRuns { ids, per_phase: ELEMENTS_PER_CLAIM / columns, columns }

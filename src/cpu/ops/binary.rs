@@ -1,6 +1,6 @@
 //! ADD, SUB, MUL, DIV with broadcast, computed in f32, ADD and ADD1 also of quantised rows; ADD_ID.
 
-use super::{CHUNK, Kernel, RowPieces, math, unsupported_types};
+use super::{CHUNK, Kernel, RowPieces, math, store_cost, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::cpu::simd::{Multiversion, SimdLevel, run_widest};
 use crate::device::{DeviceError, Unsupported};
@@ -9,9 +9,6 @@ use crate::ops::mul_mat::NO_EXPERT;
 use crate::ops::{NodeView, OpCode};
 use crate::tensor::DType::F32;
 use crate::tensor::quant::{dequantiser, quantiser};
-
-/// Cost of an element of a quantised destination. The fits of the K types are the slowest.
-const QUANTISE_COST: usize = 16;
 
 pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let dtype = |i| node.srcs.get(i).map(|s| s.dtype());
@@ -28,8 +25,7 @@ pub(super) fn select(op: Binary, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
     if !(floats || converts && b == F32 && matches!(op, Binary::Add | Binary::Add1)) {
         return Err(unsupported_types(node));
     }
-    // Quantising an element takes several times as long as adding it.
-    let cost = if dst.is_float() { cost } else { cost.saturating_mul(QUANTISE_COST) };
+    let cost = cost.saturating_mul(store_cost(dst));
     Ok(Kernel::new(cost, move |w| each(w, op)).with_local(3 * CHUNK))
 }
 

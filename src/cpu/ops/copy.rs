@@ -1,6 +1,6 @@
 //! DUP, CPY, CONT: one walk over both tensors for every pair of memory layouts, and one element copy for every pair of types.
 
-use super::{CHUNK, Kernel, unsupported_types};
+use super::{CHUNK, Kernel, store_cost, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
@@ -17,7 +17,8 @@ const TILE_SIDE: usize = 64;
 pub(super) fn select(node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let Some(src) = node.srcs.get(0) else { return Err(unsupported_types(node)) };
     let element_copy = ElementCopy::of(src.dtype(), node.dst.dtype()).ok_or_else(|| unsupported_types(node))?;
-    let cost = node.dst.elements();
+    let stored = if element_copy == ElementCopy::Raw { 1 } else { store_cost(node.dst.dtype()) };
+    let cost = node.dst.elements().saturating_mul(stored);
     if cost == 0 {
         return Ok(Kernel::new(0, |_| ()));
     }

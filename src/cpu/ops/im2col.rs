@@ -2,7 +2,7 @@
 //! copies of each element, by rows of the image.
 
 use super::conv::image::{ImageLayout, inside, position, steps_inside};
-use super::{CHUNK, Kernel, RowPieces, unsupported_types};
+use super::{CHUNK, Kernel, RowPieces, bounded, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
@@ -19,6 +19,9 @@ const DEPTH: usize = 512;
 
 /// Elements of an image's row that are read at a time.
 const SPAN: usize = 2048;
+
+/// Most outputs that a piece of an image tries in IM2COL_BACK, and most rows of its kernel.
+const MAX_REACH: usize = 1 << 16;
 
 pub(super) fn select(op: Im2col, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let (Some(first), dst) = (node.srcs.get(0), node.dst) else { return Err(unsupported_types(node)) };
@@ -55,8 +58,17 @@ pub(super) fn select(op: Im2col, node: &NodeView<'_>) -> Result<Kernel, Unsuppor
         Im2col::Im2colBack { axes, two_d } => {
             let kernel = node.srcs.get(1).map_or([1; 4], |t| t.ne());
             let kernel = [kernel[0], if two_d { kernel[1] } else { 1 }];
+            let reach = kernel[0].saturating_sub(1).saturating_mul(axes[0].dilation.unsigned_abs() as usize);
+            bounded(
+                node.op.code(),
+                "outputs within the reach of a kernel",
+                reach / axes[0].stride as usize,
+                MAX_REACH,
+            )?;
+            bounded(node.op.code(), "rows of a kernel", kernel[1], MAX_REACH)?;
             // Each gradient is added once; each row of the image looks for the outputs of each row of the kernel.
-            let search = RowPieces::new(dst).count().saturating_mul(kernel[1]);
+            let search =
+                RowPieces::new(dst).count().saturating_mul(kernel[1].saturating_add(reach / axes[0].stride as usize));
             let cost = first.elements().saturating_mul(4).saturating_add(dst.elements()).saturating_add(search);
             Kernel::new(cost, move |ctx| add_patches(ctx, &axes, kernel, two_d)).with_local(2 * CHUNK)
         }

@@ -187,7 +187,7 @@ pub(super) fn sum_of_squares(x: &[f32], shift: f32) -> f64 {
 /// Sum in f64 with many independent accumulators: with one, each addition would wait for the previous one. The loop only
 /// converts and adds: the compiler does not vectorise more than that.
 #[inline(always)]
-fn total_of(x: &[f32]) -> f64 {
+pub(super) fn total_of(x: &[f32]) -> f64 {
     let mut lanes = [0.0; 32];
     let (blocks, rest) = x.as_chunks::<32>();
     for block in blocks {
@@ -260,25 +260,6 @@ pub(super) fn cos(x: &mut [f32]) {
         return update(x, f32::cos);
     }
     update(x, |x| cos_sin_of(x).0);
-}
-
-/// Sum in f64 of the f32 products `x y`.
-pub(super) fn sum_of_products(x: &[f32], y: &[f32]) -> f64 {
-    struct Products<'a>(&'a [f32], &'a [f32]);
-    impl Multiversion for Products<'_> {
-        type Out = f64;
-        #[inline(always)]
-        fn run<L: SimdLevel>(self) -> f64 {
-            let (mut total, mut products) = (0.0, [0.0; super::CHUNK]);
-            for (x, y) in self.0.chunks(super::CHUNK).zip(self.1.chunks(super::CHUNK)) {
-                let products = &mut products[..x.len()];
-                zip(products, x, y, |x, y| x * y);
-                total += total_of(products);
-            }
-            total
-        }
-    }
-    run_widest(Products(x, y))
 }
 
 /// Cosines and sines of angles times `magnitude`, within an ulp or two: the reduction and the polynomials are in f64.

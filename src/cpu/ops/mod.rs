@@ -43,7 +43,7 @@ use crate::device::Unsupported;
 pub(super) use crate::device::unsupported_types;
 use crate::ops::softmax::Alibi;
 use crate::ops::{NodeView, Op, OpCode};
-use crate::tensor::TensorDesc;
+use crate::tensor::{DType, TensorDesc};
 
 /// Elements that element-wise kernels convert, compute and write at a time: a few such buffers fit the L1 cache and the stack.
 pub(super) const CHUNK: usize = 1024;
@@ -219,6 +219,22 @@ pub(super) fn packs_into_panels(weight: &TensorDesc, math_mode: MathMode) -> boo
 /// An [`Unsupported`] error with a reason (for wrong types see [`unsupported_types`]).
 pub(super) fn unsupported(op: OpCode, reason: impl Into<String>) -> Unsupported {
     Unsupported { op, reason: reason.into() }
+}
+
+/// Refuses a node in which `what` is more than `most`. A run can pause only between two elements of a destination, so the work for
+/// one must be bounded; the bounds are far above what models use.
+pub(super) fn bounded(op: OpCode, what: &str, got: usize, most: usize) -> Result<(), Unsupported> {
+    if got <= most { Ok(()) } else { Err(unsupported(op, format!("{got} {what}, of at most {most}"))) }
+}
+
+/// Cost of an element that is converted to this type. The searches of the quantisers take up to a tenth of a microsecond.
+pub(super) fn store_cost(dtype: DType) -> usize {
+    match dtype {
+        DType::IQ4_XS => 96,
+        _ if dtype.block_len() == 256 => 16,
+        _ if dtype.is_block() => 4,
+        _ => 1,
+    }
 }
 
 /// Splits the rows `rows` of `t` into pieces of at most `piece` elements and calls `each(i, n)`: `i` is the index of the first

@@ -1,7 +1,7 @@
 //! POOL_1D, POOL_2D: windows over rows of an image, by pieces of rows of the destination. POOL_2D_BACK: by pieces of rows of the
 //! image, from the windows that cover them.
 
-use super::{CHUNK, Kernel, RowPieces, unsupported_types};
+use super::{CHUNK, Kernel, RowPieces, bounded, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
@@ -9,6 +9,12 @@ use crate::ops::NodeView;
 use crate::ops::pool::{Pool, PoolAxis, PoolKind};
 use crate::tensor::DType::{F16, F32};
 use std::ops::Range;
+
+/// Most elements of a window.
+const MAX_WINDOW: usize = 1 << 20;
+
+/// Most elements of a window whose maximum POOL_2D_BACK searches, once for each element that it covers.
+const MAX_SEARCHED: usize = 1 << 11;
 
 pub(super) fn select(op: Pool, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let (dst, dtype) = (node.dst, |i| node.srcs.get(i).map(|t| t.dtype()));
@@ -23,20 +29,24 @@ pub(super) fn select(op: Pool, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
         return Ok(Kernel::new(0, |_| ()));
     }
     let [w, h, ..] = src.ne();
+    let (code, most) = (node.op.code(), MAX_WINDOW);
     Ok(match op {
         Pool::Pool1d { kind, axis } => {
             let window = axis.window(w);
+            bounded(code, "elements of a window", window, most)?;
             let pool = Forward { kind, axes: [axis, PoolAxis::SINGLE], whole: false };
             Kernel::new(dst.elements().saturating_mul(window), move |ctx| pool.run(ctx, window)).with_local(2 * CHUNK)
         }
         Pool::Pool2d { kind, axes } => {
             let window = axes[0].window(w).saturating_mul(axes[1].window(h));
+            bounded(code, "elements of a window", window, most)?;
             let pool = Forward { kind, axes, whole: true };
             Kernel::new(dst.elements().saturating_mul(window), move |ctx| pool.run(ctx, window)).with_local(2 * CHUNK)
         }
         Pool::Pool2dBack { kind, axes } => {
             let [w, h, ..] = dst.ne();
             let window = axes[0].window(w).saturating_mul(axes[1].window(h));
+            bounded(code, "elements of a window", window, if kind == PoolKind::Max { MAX_SEARCHED } else { most })?;
             // Each row of a window adds its part, and the maximum is searched for each row.
             let per_gradient = if kind == PoolKind::Max { window.saturating_mul(axes[1].window(h)) } else { window };
             let cost = src.elements().saturating_mul(per_gradient).saturating_add(dst.elements());

@@ -46,11 +46,14 @@ pub(super) struct RecurrenceClaim {
     pub(super) tokens: Range<usize>,
 }
 
+/// Cost of a token of a claim, beside its state.
+const TOKEN_COST: usize = 256;
+
 impl Recurrence {
     /// `states` states of `units` units of `unit_floats` floats each, and `tokens` tokens for each state.
     pub(super) fn new(states: usize, units: usize, unit_floats: usize, tokens: usize) -> Recurrence {
         let max_units = (CLAIM_STATE / unit_floats.max(1)).clamp(1, units.max(1));
-        let token_cost = max_units.saturating_mul(unit_floats).saturating_mul(STATE_COST).saturating_add(256);
+        let token_cost = max_units.saturating_mul(unit_floats).saturating_mul(STATE_COST).saturating_add(TOKEN_COST);
         Recurrence { states, units, max_units, tokens, tokens_per_phase: (CLAIM_COST / token_cost).max(1) }
     }
 
@@ -92,7 +95,7 @@ impl Recurrence {
 
 /// Cost of a recurrence for [`Kernel::new`](super::Kernel::new): `state` floats of all states, and the tokens of each.
 pub(super) fn cost(state: usize, tokens: usize) -> usize {
-    state.saturating_mul(tokens).saturating_mul(STATE_COST)
+    state.saturating_mul(STATE_COST).max(TOKEN_COST).saturating_mul(tokens)
 }
 
 /// Fills `out` with the elements of a vector from `start` on. Not [`View::fetch`]: the state is changed where it lies.

@@ -1,7 +1,7 @@
 //! GET_ROWS gathers the rows that ids name; SET_ROWS scatters rows to the rows that ids name.
 
 use super::copy::ElementCopy;
-use super::{CHUNK, Kernel, rows_per_chunk, unsupported_types};
+use super::{CHUNK, Kernel, rows_per_chunk, store_cost, unsupported_types};
 use crate::cpu::layout::fits_panels;
 use crate::cpu::pool::KernelContext;
 use crate::device::{DeviceError, Unsupported};
@@ -31,14 +31,16 @@ pub(super) fn select(op: Rows, node: &NodeView<'_>) -> Result<Kernel, Unsupporte
             }
             let element_copy = ElementCopy::of(src, dst).ok_or_else(|| unsupported_types(node))?;
             let Some(b) = node.srcs.get(0) else { return Err(unsupported_types(node)) };
-            let cost = b.elements().saturating_add(b.rows().saturating_mul(ROW_COST));
+            let stored = store_cost(dst);
+            let cost = b.elements().saturating_mul(stored).saturating_add(b.rows().saturating_mul(ROW_COST));
             // Rows of one element, as in a transposed KV cache, are written in batches of ids.
             if element_copy == ElementCopy::ViaF32 && node.dst.ne()[0] == 1 {
                 let columns = column(b).ok_or_else(|| unsupported_types(node))?;
                 let phases = IdPhases::new(b.rows(), ROWS_PER_PHASE);
                 return Ok(Kernel::new(cost, move |w| set_elements(w, &columns, phases)).with_syncs(phases.syncs()));
             }
-            let phases = IdPhases::new(b.rows(), (ROW_ELEMENTS_PER_PHASE / b.ne()[0].max(1)).min(ROWS_PER_PHASE));
+            let phases =
+                IdPhases::new(b.rows(), (ROW_ELEMENTS_PER_PHASE / stored / b.ne()[0].max(1)).min(ROWS_PER_PHASE));
             Ok(Kernel::new(cost, move |w| set_rows(w, element_copy, phases)).with_syncs(phases.syncs()))
         }
     }

@@ -1,7 +1,7 @@
 //! UPSCALE: for each piece of a row of the destination, a table of the elements along x that each value is interpolated from, and
 //! their weights; then the rows. With antialiasing, the weights of all elements under the filter.
 
-use super::{CHUNK, Kernel, RowPieces, unsupported_types};
+use super::{CHUNK, Kernel, RowPieces, bounded, unsupported_types};
 use crate::cpu::memory::View;
 use crate::cpu::pool::KernelContext;
 use crate::device::Unsupported;
@@ -11,7 +11,7 @@ use crate::tensor::DType::F32;
 use std::ops::Range;
 
 /// Values that are interpolated together.
-const PIECE: usize = 256;
+const VALUES: usize = 256;
 
 /// Elements of a row that are read at a time.
 const SPAN: usize = 2 * CHUNK;
@@ -19,8 +19,11 @@ const SPAN: usize = 2 * CHUNK;
 /// Most elements along a dimension from which a value is interpolated, without antialiasing.
 const MAX_TAPS: usize = 4;
 
+/// Most elements from which a value is interpolated, with antialiasing.
+const MAX_FILTERED: usize = 1 << 22;
+
 /// Floats of scratch for each worker: a row of the source for each tap along y, and values.
-const SCRATCH: usize = MAX_TAPS * SPAN + PIECE;
+const SCRATCH: usize = MAX_TAPS * SPAN + VALUES;
 
 pub(super) fn select(op: Upscale, node: &NodeView<'_>) -> Result<Kernel, Unsupported> {
     let Some(src) = node.srcs.get(0).filter(|t| t.dtype() == F32 && node.dst.dtype() == F32) else {
@@ -35,6 +38,7 @@ pub(super) fn select(op: Upscale, node: &NodeView<'_>) -> Result<Kernel, Unsuppo
     } else {
         taps(op.mode) * taps(op.mode) + 2
     };
+    bounded(node.op.code(), "elements for a value", per_value, MAX_FILTERED)?;
     let planes = [2, 3].map(|d| src.ne()[d]);
     let cost = node.dst.elements().saturating_mul(per_value);
     Ok(Kernel::new(cost, move |ctx| {
@@ -156,7 +160,7 @@ impl Scale {
         let (dst, src, count) = (ctx.dst(), ctx.src(0), taps(self.mode));
         let (rows, out) = ctx.take_local_scratch().split_at_mut(MAX_TAPS * SPAN);
         let mut table = TapTable::default();
-        RowPieces::with_cost(dst.desc(), cost, 1, PIECE).share(ctx, |i, n| {
+        RowPieces::with_cost(dst.desc(), cost, 1, VALUES).share(ctx, |i, n| {
             let [ax, ay] = &self.axes;
             table.select(self.mode, ax, i[0], n);
             let ([i2, i3], (ys, wy)) = (self.plane(&dst, [i[2], i[3]]), ay.taps(self.mode, i[1]));
@@ -189,7 +193,7 @@ impl Scale {
         let (dst, src) = (ctx.dst(), ctx.src(0));
         let (buffers, out) = ctx.take_local_scratch().split_at_mut(MAX_TAPS * SPAN);
         let (row, weights) = buffers.split_at_mut(SPAN);
-        RowPieces::with_cost(dst.desc(), cost, 1, PIECE).share(ctx, |i, n| {
+        RowPieces::with_cost(dst.desc(), cost, 1, VALUES).share(ctx, |i, n| {
             let ([ax, ay], [i2, i3]) = (&self.axes, self.plane(&dst, [i[2], i[3]]));
             let (ys, y) = ay.filtered(i[1]);
             for (k, out) in out[..n].iter_mut().enumerate() {
@@ -231,14 +235,14 @@ struct TapTable {
     /// Elements of a row that [`TapTable::read`] reads: if there are few between the first and the last, all of these.
     span: Option<Range<usize>>,
     /// For each value the elements, and their places in what [`TapTable::read`] returns.
-    elements: [[usize; MAX_TAPS]; PIECE],
-    places: [[usize; MAX_TAPS]; PIECE],
-    weights: [[f32; MAX_TAPS]; PIECE],
+    elements: [[usize; MAX_TAPS]; VALUES],
+    places: [[usize; MAX_TAPS]; VALUES],
+    weights: [[f32; MAX_TAPS]; VALUES],
 }
 
 impl Default for TapTable {
     fn default() -> TapTable {
-        let (elements, places, weights) = ([[0; MAX_TAPS]; PIECE], [[0; MAX_TAPS]; PIECE], [[0.0; MAX_TAPS]; PIECE]);
+        let (elements, places, weights) = ([[0; MAX_TAPS]; VALUES], [[0; MAX_TAPS]; VALUES], [[0.0; MAX_TAPS]; VALUES]);
         TapTable { values: (0, 0), span: None, elements, places, weights }
     }
 }

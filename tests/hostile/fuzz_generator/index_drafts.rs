@@ -53,7 +53,11 @@ impl FuzzGenerator<'_> {
         let from = if op == OpCode::Diag { [ne[0], 1, ne[2], ne[3]] } else { ne };
         let x = self.layout(dtype, from, op == OpCode::Tri);
         let mut draft = NodeDraft::new(dtype, ne, &[x]);
-        draft.params[0] = self.pick(&[0, 0, 1, 2, 3, 7, 1000, i32::MAX, -1, i32::MIN]);
+        draft.params[0] = if op == OpCode::Tri && !self.one_in(8) {
+            self.pick(&[0, 1, 2, 3])
+        } else {
+            self.pick(&[0, 0, 1, 2, 3, 7, 1000, i32::MAX, -1, i32::MIN])
+        };
         draft
     }
 

@@ -28,32 +28,36 @@ fn along_rows(ctx: &mut KernelContext<'_>, [ax, ay]: &[ConvAxis; 2]) {
     let (dst, kernel, image) = (ctx.dst(), ctx.src(Conv::KERNEL), ctx.src(Conv::IMAGE));
     let ([kw, kh, ..], [w, h, ..]) = (kernel.ne(), image.ne());
     let [sums, row, ..] = ctx.take_local_scratch().as_chunks_mut::<CHUNK>().0 else { return };
-    RowPieces::with_cost(dst.desc(), taps(kernel.desc()), 1, CHUNK).share(ctx, |[x, y, c, n], count| {
-        let sums = &mut sums[..count];
-        sums.fill(0.0);
-        for ky in 0..kh {
-            let Some(iy) = inside(ay, y, ky, h) else { continue };
-            for kx in 0..kw {
-                let (start, step) = (position(ax, x, kx), i64::from(ax.stride));
-                let range = steps_inside(start, step, count, w);
-                if range.is_empty() {
-                    continue;
+    // A tap of a short piece costs as much as some ten elements.
+    RowPieces::with_cost(dst.desc(), taps(kernel.desc()).saturating_mul(16), 1, CHUNK).share(
+        ctx,
+        |[x, y, c, n], count| {
+            let sums = &mut sums[..count];
+            sums.fill(0.0);
+            for ky in 0..kh {
+                let Some(iy) = inside(ay, y, ky, h) else { continue };
+                for kx in 0..kw {
+                    let (start, step) = (position(ax, x, kx), i64::from(ax.stride));
+                    let range = steps_inside(start, step, count, w);
+                    if range.is_empty() {
+                        continue;
+                    }
+                    let mut weight = [0.0];
+                    kernel.load([kx, ky, 0, c], &mut weight);
+                    let first = [(start + range.start as i64 * step) as usize, iy, c, n];
+                    let row = &mut row[..range.len()];
+                    let x = if step == 1 {
+                        image.fetch(first, row)
+                    } else {
+                        image.load_every(first, step as usize, row);
+                        row
+                    };
+                    run_widest(ScaledAdd { sums: &mut sums[range], x, weight: weight[0] });
                 }
-                let mut weight = [0.0];
-                kernel.load([kx, ky, 0, c], &mut weight);
-                let first = [(start + range.start as i64 * step) as usize, iy, c, n];
-                let row = &mut row[..range.len()];
-                let x = if step == 1 {
-                    image.fetch(first, row)
-                } else {
-                    image.load_every(first, step as usize, row);
-                    row
-                };
-                run_widest(ScaledAdd { sums: &mut sums[range], x, weight: weight[0] });
             }
-        }
-        dst.store([x, y, c, n], sums);
-    });
+            dst.store([x, y, c, n], sums);
+        },
+    );
 }
 
 /// `sums += x * weight`.

@@ -76,7 +76,10 @@ pub(super) fn kernel(
     // Cost: as in MUL_MAT, a multiplication costs a quarter of an element-wise op.
     let taps = plan.row() / plan.steps.iter().product::<usize>().max(1);
     let products = dst.elements().saturating_mul(taps.max(1)) / 4;
-    let cost = products.saturating_add(dst.elements()).saturating_add(kernel.elements());
+    // A tile of few outputs, as those of a transposed convolution with a large stride, costs as much as hundreds of them.
+    let phases = plan.phases(0) * plan.phases(1);
+    let tiles = dst.elements().div_ceil(TILE).max(phases.saturating_mul(plan.images)).saturating_mul(256);
+    let cost = products.saturating_add(dst.elements()).saturating_add(kernel.elements()).saturating_add(tiles);
     let shared = kernel.elements().saturating_mul(size_of::<f32>());
     Kernel::new(cost, move |ctx| plan.run(ctx)).with_local(SCRATCH).with_shared(shared).with_syncs(1)
 }

@@ -16,8 +16,8 @@ const COMB_TOKENS: usize = 16;
 /// Where the matrices begin in a token's mixes and in the base.
 const MATRIX: usize = 2 * STREAMS;
 
-/// Most products of a piece, which bounds a claim of a node with many streams.
-const PIECE_PRODUCTS: usize = 1 << 20;
+/// Cost of a stream in a piece: of short rows, finding the row costs more than its products.
+const STREAM_COST: usize = 16;
 
 type Matrix = [[f32; STREAMS]; STREAMS];
 
@@ -91,14 +91,10 @@ fn normalise_columns(matrix: &mut Matrix, eps: f32) {
     }
 }
 
-/// Elements of a piece of a row, whose elements are sums over `streams`.
-fn piece_len(streams: usize) -> usize {
-    (PIECE_PRODUCTS / streams.max(1)).clamp(1, CHUNK)
-}
-
 pub(super) fn pre(node: &NodeView<'_>, scale: f32, gated: bool) -> Option<Kernel> {
     let x = node.srcs.get(0)?;
-    let cost = x.elements().saturating_mul(if gated { 6 } else { 2 });
+    let cost =
+        x.elements().saturating_mul(if gated { 6 } else { 2 }).saturating_add(x.rows().saturating_mul(STREAM_COST));
     Some(Kernel::new(cost, move |w| run_pre(w, scale, gated)))
 }
 
@@ -109,7 +105,7 @@ fn run_pre(ctx: &mut KernelContext<'_>, scale: f32, gated: bool) {
         return;
     }
     let (mut x_buffer, mut gate_buffer, mut sums) = ([0.0; CHUNK], [0.0; CHUNK], [0.0; CHUNK]);
-    RowPieces::with_len(dst.desc(), piece_len(streams)).share(ctx, |[first, t, ..], n| {
+    RowPieces::with_cost(dst.desc(), streams.saturating_mul(STREAM_COST), 1, CHUNK).share(ctx, |[first, t, ..], n| {
         let sums = &mut sums[..n];
         sums.fill(0.0);
         for h in 0..streams {
@@ -142,8 +138,9 @@ fn run_post(ctx: &mut KernelContext<'_>) {
         return;
     }
     let (mut buffer, mut sums) = ([0.0; CHUNK], [0.0; CHUNK]);
-    let piece = piece_len(if comb.is_some() { streams } else { 1 });
-    RowPieces::with_len(dst.desc(), piece).share(ctx, |[first, d, t, _], n| {
+    let streams_read = if comb.is_some() { streams } else { 1 };
+    let cost = streams_read.saturating_add(2).saturating_mul(STREAM_COST);
+    RowPieces::with_cost(dst.desc(), cost, 1, CHUNK).share(ctx, |[first, d, t, _], n| {
         let (sums, buffer) = (&mut sums[..n], &mut buffer[..n]);
         let mut factor = [0.0];
         post.load([d, t, 0, 0], &mut factor);

@@ -2,7 +2,8 @@
 //!
 //! There are two forms. For few queries, the rows of K and V are read in place, as f16 or f32, each once for four queries
 //! ([`AttentionGemm::mul_transposed`], [`AttentionGemm::mul_add`]). For many queries, the block is converted to f32 and
-//! vectors run along the queries ([`AttentionGemm::mul_columns`]), so that no sum crosses vector lanes.
+//! vectors run along the queries ([`AttentionGemm::mul_columns`]), so that no sum crosses vector lanes. Convolutions and the
+//! lightning indexer use that form too.
 #![allow(unsafe_code)] // one of the modules that lib.rs and tests/layout list
 
 #[cfg(target_arch = "aarch64")]
