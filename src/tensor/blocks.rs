@@ -494,7 +494,7 @@ impl BlockIq4Xs {
         let high = u16::from_le_bytes(self.scales_h);
         std::array::from_fn(|b| {
             let low = self.scales_l[b / 2] >> (b % 2 * 4) & 15;
-            (low | (high >> (2 * b) & 3) as u8 * 16) as i8 - 32
+            (low | ((high >> (2 * b) & 3) as u8) << 4) as i8 - 32
         })
     }
 

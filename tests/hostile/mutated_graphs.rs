@@ -87,7 +87,8 @@ fn validated_graphs_run_and_write_only_their_destinations() {
             println!("{op:16} {count:?}");
         }
     }
-    let wanted = cases as usize / ops.len() / 7;
+    // OPT_STEP_ADAMW has five operands, of which three may overlap no other: few of its nodes are valid.
+    let wanted = cases as usize / ops.len() / 15;
     for op in ops {
         let count = counts[&op];
         assert!(count.succeeded >= wanted && count.rejected >= wanted, "{op}: too few cases of one outcome: {count:?}");

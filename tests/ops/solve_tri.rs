@@ -32,7 +32,7 @@ fn solutions_match_the_oracle() {
             match column.cmp(&row) {
                 // Small, so that the solution does not grow.
                 std::cmp::Ordering::Less => *a /= (n as f32).sqrt(),
-                std::cmp::Ordering::Equal => *a = 1.5 + *a,
+                std::cmp::Ordering::Equal => *a += 1.5,
                 std::cmp::Ordering::Greater => *a = f32::NAN,
             }
         }

@@ -33,7 +33,10 @@ pub fn encode_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
             values.iter().fold(0u64, |hash, x| hash.wrapping_mul(31).wrapping_add(u64::from(x.to_bits()))),
         );
         bytes.fill(0);
-        while wanted > 0.0 {
+        if wanted == 0.0 {
+            continue;
+        }
+        loop {
             rng.fill(bytes);
             convert(bytes, &mut back);
             // The largest of NaN and a number is the number, so all values are looked at.

@@ -46,7 +46,6 @@ impl<P: QuantDot> ExpandedDot for ExpandedRows<P> {
 
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch may have any address.
-        unsafe { prefetch(p) }
+        prefetch(p)
     }
 }
