@@ -32,7 +32,7 @@ use super::driver::Gpu;
 use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
 use crate::device::{Unsupported, unsupported_types};
 use crate::graph::fuse::FusedOp;
-use crate::ops::{MAX_SRC, NodeView, Op, OpCode, for_each_family};
+use crate::ops::{NodeView, Op, OpCode, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
@@ -66,10 +66,6 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<NodeLaunches, Uns
         return Ok(NodeLaunches::default());
     }
     let on = NodeOnGpu { node, gpu };
-    let empty_source = (0..MAX_SRC).filter_map(|i| node.srcs.get(i)).any(TensorDesc::is_empty);
-    if empty_source && matches!(node.op, Op::Reduce(_) | Op::Pad(_)) {
-        return Err(on.unsupported("a source without elements"));
-    }
     // Only the kernels of matrix products accept any address.
     if !node.aligned && !matches!(node.op, Op::MulMat(_)) {
         return Err(on.unsupported("a tensor that is not aligned to its elements"));
