@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from archs import linear
 from make_model import SIZES, Writer
 
 WIDTH, HEADS, FF, BLOCKS = 64, 4, 128, 3
@@ -33,11 +34,6 @@ def norm(w: Writer, name: str, n: int, bias: bool = True) -> None:
     w.vector(f"{name}.weight", n, 1.0)
     if bias:
         w.vector(f"{name}.bias", n, 0.0)
-
-
-def linear(w: Writer, name: str, rows: int, cols: int) -> None:
-    w.matrix(f"{name}.weight", rows, cols)
-    w.vector(f"{name}.bias", rows, 0.0)
 
 
 def plain_type(w: Writer) -> str:
