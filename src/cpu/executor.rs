@@ -1,13 +1,14 @@
 //! What runs the commands of a CPU queue: see [`CpuQueue`](super::queue::CpuQueue).
 
 use super::CpuDevice;
+use super::joined_groups::JoinedGroups;
 use super::layout::{CpuMemory, Locking};
 use super::memory::{HostMemory, charged_bytes};
-use super::program::{CpuProgram, RunLimits, RunPosition};
+use super::program::{CpuProgram, RunLimits, RunPosition, RunResources};
 use super::queue::MAX_INLINE_BYTES;
 use crate::device::{
-    Command, CommandOutcome, DeviceError, Executor, Lane, MemoryBudget, PendingReadSender, Program, Region,
-    Reservation, Timeline, TimelinePoint, Turn,
+    Command, CommandOutcome, DeviceError, Executor, GroupMember, Lane, MemoryBudget, PendingReadSender, Program,
+    Region, Reservation, Timeline, TimelinePoint, Turn,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +30,17 @@ pub(super) enum CpuCommand {
     Run { program: Program, bindings: Arc<[Region]>, position: RunPosition },
     Wait(TimelinePoint),
     Mark(u64),
+    Join { group: u32, member: GroupMember },
+}
+
+/// What a run has done of a program.
+pub(super) enum RunOutcome {
+    /// All steps have run.
+    Done,
+    /// It continues at the position.
+    Paused(RunPosition),
+    /// It continues at the position once the point is decided: other ranks have not published their parts of a collective.
+    AwaitsRanks(RunPosition, TimelinePoint),
 }
 
 impl Command for CpuCommand {
@@ -38,7 +50,7 @@ impl Command for CpuCommand {
 
     fn lane(&self) -> Lane {
         let is_short = match self {
-            CpuCommand::Upload { .. } | CpuCommand::Wait(_) | CpuCommand::Mark(_) => true,
+            CpuCommand::Upload { .. } | CpuCommand::Wait(_) | CpuCommand::Mark(_) | CpuCommand::Join { .. } => true,
             CpuCommand::Download { src: region, .. }
             | CpuCommand::Fill { dst: region, .. }
             | CpuCommand::Copy { dst: region, .. } => region.bytes() <= MAX_SHORT_BYTES,
@@ -53,7 +65,7 @@ impl CpuCommand {
     pub(super) fn runs_inline(&self) -> bool {
         let small = |region: &Region| region.bytes() <= MAX_INLINE_BYTES as u64;
         match self {
-            CpuCommand::Upload { .. } | CpuCommand::Mark(_) => true,
+            CpuCommand::Upload { .. } | CpuCommand::Mark(_) | CpuCommand::Join { .. } => true,
             CpuCommand::Download { src: region, .. } | CpuCommand::Fill { dst: region, .. } => small(region),
             CpuCommand::Copy { dst, after, .. } => small(dst) && after.as_ref().is_none_or(reached),
             CpuCommand::Run { .. } => false,
@@ -112,6 +124,7 @@ pub(super) struct CpuExecutor {
     shared: QueueScratch,
     /// How long the program under way has used the device.
     run_time: Duration,
+    groups: JoinedGroups,
 }
 
 impl Executor for CpuExecutor {
@@ -124,7 +137,7 @@ impl Executor for CpuExecutor {
             (Some(_), _) => {}
             (None, command) => match self.try_execute(command, turn) {
                 Ok(outcome) => return outcome,
-                Err(error) => self.timeline.fail(error),
+                Err(error) => self.fail(error),
             },
         }
         CommandOutcome::Done
@@ -139,7 +152,14 @@ impl CpuExecutor {
         abort: Arc<AtomicBool>,
     ) -> CpuExecutor {
         let (locals, shared) = (QueueScratch::default(), QueueScratch::default());
-        CpuExecutor { device, budget, timeline, abort, locals, shared, run_time: Duration::ZERO }
+        let (run_time, groups) = (Duration::ZERO, JoinedGroups::default());
+        CpuExecutor { device, budget, timeline, abort, locals, shared, run_time, groups }
+    }
+
+    /// Fails the queue's timeline and the groups that the queue has joined. The first failure of each stays.
+    pub(super) fn fail(&self, error: DeviceError) {
+        self.groups.fail(&error);
+        self.timeline.fail(error);
     }
 
     /// Records an error of `work` in the timeline, which stays failed from then on.
@@ -147,7 +167,7 @@ impl CpuExecutor {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        work(self).inspect_err(|error| self.timeline.fail(error.clone()))
+        work(self).inspect_err(|error| self.fail(error.clone()))
     }
 
     /// A turn for the submitting thread, which waits for it.
@@ -173,6 +193,10 @@ impl CpuExecutor {
                 self.timeline.advance(seq);
                 None
             }
+            CpuCommand::Join { group, member } => {
+                self.groups.join(group, member);
+                None
+            }
             command => {
                 let Some(turn) = self.try_begin(Lane::Short) else { return Some(command) };
                 match self.execute(command, &turn) {
@@ -195,6 +219,10 @@ impl CpuExecutor {
             && !point.poll()?
         {
             return Ok(CommandOutcome::AwaitPoint(point.clone(), command));
+        }
+        if let CpuCommand::Join { group, member } = command {
+            self.groups.join(group, member);
+            return Ok(CommandOutcome::Done);
         }
         // Whether a command that is not done had what it needs, and is to go on in the same lane.
         let mut may_go_on = turn.lane() == Lane::Long;
@@ -219,13 +247,21 @@ impl CpuExecutor {
                 *done == bytes
             }
             CpuCommand::Run { program, bindings, position } => {
-                let limits = RunLimits { pause: &pause, locking };
-                let next = self.run(program, bindings, *position, limits)?;
-                may_go_on |= next.is_some_and(|next| next != *position);
-                *position = next.unwrap_or(*position);
-                next.is_none()
+                let limits = RunLimits { pause: &pause, locking, polls_at_first_collective: true };
+                match self.run(program, bindings, *position, limits)? {
+                    RunOutcome::Done => true,
+                    RunOutcome::Paused(next) => {
+                        may_go_on |= next != *position;
+                        *position = next;
+                        false
+                    }
+                    RunOutcome::AwaitsRanks(next, point) => {
+                        *position = next;
+                        return Ok(CommandOutcome::AwaitPoint(point, command));
+                    }
+                }
             }
-            CpuCommand::Wait(_) => true,
+            CpuCommand::Wait(_) | CpuCommand::Join { .. } => true,
             CpuCommand::Mark(seq) => {
                 self.timeline.advance(*seq);
                 true
@@ -243,17 +279,24 @@ impl CpuExecutor {
         })
     }
 
-    /// Runs a program from a position on, within `limits`. Returns the position to continue at.
+    /// Runs a program from a position on, within `limits`.
     pub(super) fn run(
         &mut self,
         program: &Program,
         bindings: &[Region],
         position: RunPosition,
         limits: RunLimits<'_>,
-    ) -> Result<Option<RunPosition>, DeviceError> {
+    ) -> Result<RunOutcome, DeviceError> {
         let code = program
             .compiled::<CpuProgram>()
             .ok_or(DeviceError::Misuse("the program was compiled for another kind of device"))?;
+        if let Some(member) = self.awaited_rank(code, position)? {
+            while !member.poll_briefly(|| (limits.pause)())? {
+                if let Some(point) = member.await_point() {
+                    return Ok(RunOutcome::AwaitsRanks(position, point));
+                }
+            }
+        }
         // One pool for scratch and run: `set_threads` may replace the device's pool meanwhile.
         let pool = self.device.pool();
         let (locals, shared) = code.scratch(pool.workers())?;
@@ -266,17 +309,25 @@ impl CpuExecutor {
         let left = max.map(|max| max.saturating_sub(self.run_time));
         let pause = || (limits.pause)() || left.is_some_and(|left| began.elapsed() >= left);
         let limits = RunLimits { pause: &pause, ..limits };
-        let next = code.run(&pool, bindings, (locals, shared), &self.abort, position, limits)?;
+        let resources = RunResources { scratch: (locals, shared), groups: &self.groups, abort: &self.abort };
+        let next = code.run(&pool, bindings, resources, position, limits)?;
         self.run_time += began.elapsed();
         // An aborted run has left steps out.
         if self.abort.load(Ordering::Relaxed) {
             return Err(DeviceError::Ended);
         }
         // Also a run that has ended: its last part may have given no way for any time.
-        match max.filter(|&max| self.run_time >= max) {
-            Some(limit) => Err(DeviceError::RunTooLong { limit }),
-            None => Ok(next),
+        if let Some(limit) = max.filter(|&max| self.run_time >= max) {
+            return Err(DeviceError::RunTooLong { limit });
         }
+        let Some(next) = next else { return Ok(RunOutcome::Done) };
+        let point = self.awaited_rank(code, next)?.and_then(GroupMember::await_point);
+        Ok(point.map_or(RunOutcome::Paused(next), |point| RunOutcome::AwaitsRanks(next, point)))
+    }
+
+    /// The member of the group whose ranks must all have published before a run goes on at a position.
+    fn awaited_rank(&self, code: &CpuProgram, position: RunPosition) -> Result<Option<&GroupMember>, DeviceError> {
+        code.awaited_group(position).map(|group| self.groups.member(group)).transpose()
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `program` | a compiled graph: one kernel per node, and the loop that runs them; read it first |
 //! | `queue` | the command queue: checks commands, sends them to the device's threads, and runs small ones itself |
 //! | `executor` | runs the commands of a queue, each in turns of the device |
+//! | `joined_groups` | the groups in which a queue is a rank |
 //! | `pool` | worker threads, barriers, work sharing inside a node |
 //! | `ops` | kernels, one file per op family; GEMM in `ops/mul_mat` |
 //! | `simd` | micro-kernels and row dot products for each instruction set |
@@ -25,6 +26,7 @@ mod cgroup;
 mod executor;
 mod features;
 mod fuse;
+mod joined_groups;
 mod layout;
 mod memory;
 mod ops;

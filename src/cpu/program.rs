@@ -1,6 +1,7 @@
 //! A compiled graph: one kernel per node or fused step, and the loop in which the members of a team run them.
 
 use super::fuse;
+use super::joined_groups::JoinedGroups;
 use super::layout::{CpuMemory, LayoutAccess, LayoutGuard, LayoutRequirements, Locking, TensorUses, lock_order};
 use super::memory::{HostMemory, LocalScratch, SharedScratch, View};
 use super::ops::{self, Kernel, MathMode};
@@ -31,6 +32,9 @@ pub(super) struct RunLimits<'a> {
     /// No step runs before all memories are locked with the layouts that the steps need; [`Locking::Try`]: if that would take
     /// a wait for a lock or a conversion, [`Locking::GiveWay`]: if the conversion gives way.
     pub(super) locking: Locking<'a>,
+    /// Whether the run may poll for other ranks at its first collective. A submitting thread must not: the other ranks may wait
+    /// for this thread to submit their programs. At later collectives it may, because all ranks were in the first one.
+    pub(super) polls_at_first_collective: bool,
 }
 
 /// Where a run begins: at a step, of which earlier runs may have done a part. The default is the start of the program.
@@ -38,6 +42,17 @@ pub(super) struct RunLimits<'a> {
 pub(super) struct RunPosition {
     step: usize,
     progress: StepProgress,
+}
+
+/// What a run uses of its queue.
+#[derive(Clone, Copy)]
+pub(super) struct RunResources<'a> {
+    /// Scratch of the workers, and the scratch that they share: see [`CpuProgram::scratch`].
+    pub(super) scratch: (&'a HostMemory, &'a HostMemory),
+    /// The groups of the program's collectives.
+    pub(super) groups: &'a JoinedGroups,
+    /// Ends the run early.
+    pub(super) abort: &'a AtomicBool,
 }
 
 /// A graph compiled for the CPU: the backend-specific part of a [`Program`](crate::device::Program).
@@ -53,6 +68,8 @@ pub(super) struct CpuProgram {
     cost: usize,
     /// Layouts that the steps need, by slot.
     requirements: Vec<LayoutRequirements>,
+    /// The groups of the program's collectives.
+    groups: Vec<u32>,
     /// By slot: whether some node writes to it.
     written: Vec<bool>,
     /// By slot: the start of its region and the layout version of its memory in the last run. If both are unchanged, the
@@ -61,10 +78,14 @@ pub(super) struct CpuProgram {
 }
 
 /// A run, for its members.
-struct RunState {
+struct RunState<'a> {
     begins_at: RunPosition,
-    /// The leader has paused before a serial step.
-    paused_at_serial_step: AtomicBool,
+    /// The leader has paused before a serial step, or before a step that needs the parts of other ranks.
+    paused_by_leader: AtomicBool,
+    polls_at_first_collective: bool,
+    shared: SharedScratch<'a>,
+    bound: &'a BoundMemories<'a>,
+    groups: &'a JoinedGroups,
 }
 
 /// The memories of a run, with their layouts locked.
@@ -80,6 +101,8 @@ struct KernelStep {
     kernel: Kernel,
     /// Whether an earlier step left source 1 packed in shared scratch: see [`packed_rhs_reuse`].
     rhs_is_packed: bool,
+    /// The group whose ranks must all have published their parts before the step.
+    awaits: Option<u32>,
     /// Index of the destination in [`CpuProgram::operands`].
     dst: u32,
     /// Indices of the sources; `None` for an absent source.
@@ -116,8 +139,8 @@ impl CpuProgram {
             }))
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
-        let (mut floats, mut shared, mut cost) = (0, 0, 0usize);
-        select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, kernel, dst, srcs }| {
+        let (mut floats, mut shared, mut cost, mut groups) = (0, 0, 0usize, Vec::new());
+        select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, mut kernel, dst, srcs }| {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());
@@ -125,7 +148,13 @@ impl CpuProgram {
             let srcs = srcs.into_iter().enumerate();
             let srcs = srcs.map(|(i, id)| id.map(|id| operand(id, kernel.access(i))).transpose());
             let srcs = srcs.collect::<Result<Box<[_]>, _>>()?;
-            steps.push(KernelStep { code, kernel, rhs_is_packed: false, dst, srcs });
+            let awaits = kernel.take_publish().map(|(group, publish)| {
+                groups.push(group);
+                let srcs = srcs.clone();
+                steps.push(KernelStep { code, kernel: *publish, rhs_is_packed: false, awaits: None, dst, srcs });
+                group
+            });
+            steps.push(KernelStep { code, kernel, rhs_is_packed: false, awaits, dst, srcs });
             Ok::<_, DeviceError>(())
         })?;
         drop(numbers);
@@ -148,15 +177,30 @@ impl CpuProgram {
                 (Some(packing), Some(Some(b))) => {
                     step.rhs_is_packed = packed.after_product(packing, operand(&step.dst), operand(b));
                 }
-                _ => packed
-                    .after_other(step.kernel.shared() > 0, step.srcs.iter().flatten().chain([&step.dst]).map(operand)),
+                _ => packed.after_other(
+                    step.kernel.shared() > 0 || step.awaits.is_some(),
+                    step.srcs.iter().flatten().chain([&step.dst]).map(operand),
+                ),
             }
         }
         let known_versions = Mutex::new(vec![None; graph.slot_sizes().len()]);
         let requirements = uses.requirements();
-        let program = CpuProgram { steps, operands, floats, shared, cost, requirements, written, known_versions };
+        groups.sort_unstable();
+        groups.dedup();
+        let program =
+            CpuProgram { steps, operands, floats, shared, cost, requirements, groups, written, known_versions };
         program.scratch(workers)?;
         Ok(program)
+    }
+
+    /// The numbers of the groups that a queue must have joined to run the program.
+    pub(super) fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
+    /// The group for which a run waits before it goes on at a position: it must not begin there before all ranks have published.
+    pub(super) fn awaited_group(&self, position: RunPosition) -> Option<u32> {
+        self.steps.get(position.step)?.awaits
     }
 
     /// Whether a run takes about a millisecond at most, and no workers.
@@ -188,15 +232,18 @@ impl CpuProgram {
 
     /// Runs the steps from a position on, in order, within `limits`. Returns the position to continue at; `None` if all steps
     /// have run. The run that continues needs the same shared scratch, with the content that this run leaves.
+    ///
+    /// A run also ends at a collective for which other ranks are missing: then [`CpuProgram::awaited_group`] of the returned
+    /// position is the collective's group.
     pub(super) fn run(
         &self,
         pool: &Pool,
         bindings: &[Region],
-        scratch: (&HostMemory, &HostMemory),
-        abort: &AtomicBool,
+        resources: RunResources<'_>,
         position: RunPosition,
         limits: RunLimits<'_>,
     ) -> Result<Option<RunPosition>, DeviceError> {
+        let RunResources { scratch, groups, abort } = resources;
         let Some(bound) = self.bind(pool, bindings, limits.locking)? else { return Ok(Some(position)) };
         if position == RunPosition::default() {
             for (requirements, &(guard, base)) in self.requirements.iter().zip(&bound.slots) {
@@ -204,11 +251,18 @@ impl CpuProgram {
             }
         }
         let team = Team::new(abort, limits.pause);
-        let (locals, shared) = (LocalScratch::new(scratch.0, self.floats), SharedScratch::new(scratch.1));
-        let run = RunState { begins_at: position, paused_at_serial_step: AtomicBool::new(false) };
+        let locals = LocalScratch::new(scratch.0, self.floats);
+        let run = RunState {
+            begins_at: position,
+            paused_by_leader: AtomicBool::new(false),
+            polls_at_first_collective: limits.polls_at_first_collective,
+            shared: SharedScratch::new(scratch.1),
+            bound: &bound,
+            groups,
+        };
         let paused_at = AtomicUsize::new(self.steps.len());
         run_team(pool, !self.is_small(), &team, &locals, position.step, &|member, first, local| {
-            if let Some(step) = self.run_steps(member, first, local, shared, &bound, &run)
+            if let Some(step) = self.run_steps(member, first, local, &run)
                 && member.is_leader()
             {
                 paused_at.store(step, Ordering::Relaxed);
@@ -270,22 +324,29 @@ impl CpuProgram {
         member: &Member<'a>,
         first: usize,
         local: &mut [f32],
-        shared: SharedScratch<'a>,
-        bound: &'a BoundMemories<'a>,
-        run: &RunState,
+        run: &'a RunState<'a>,
     ) -> Option<usize> {
         let mut shared_before = false;
-        // The leader's, while it runs serial steps: their cost since the last check, and the step before which it has paused.
-        // It then skips the steps up to the next barrier, at which all members end the run.
+        // The leader's: the cost of its serial steps since the last check, and the step before which it has paused. It then
+        // skips the steps up to the next barrier, at which all members end the run.
         let (mut unchecked, mut paused_before) = (0usize, None);
+        let mut polls = run.polls_at_first_collective;
         for (at, step) in self.steps.iter().enumerate().skip(first) {
             let serial = step.kernel.runs_serially();
             // Between two steps that the leader runs serially no barrier is needed. A worker that joins has already passed the
             // barrier of its first step.
             let passed_by_join = at == first && !member.is_leader();
             let is_first = at == run.begins_at.step;
+            if let Some(group) = step.awaits.filter(|_| member.is_leader() && paused_before.is_none()) {
+                // The caller has checked the first step, to which no run comes back before all ranks have published.
+                if !is_first && !self.all_published(member, group, polls, run) {
+                    paused_before = Some(at);
+                    run.paused_by_leader.store(true, Ordering::Relaxed);
+                }
+                polls = true;
+            }
             // The first step of a run begins in any case, so that each turn of the device makes progress.
-            let pause = || run.paused_at_serial_step.load(Ordering::Relaxed) || (member.pause_is_due() && !is_first);
+            let pause = || run.paused_by_leader.load(Ordering::Relaxed) || (member.pause_is_due() && !is_first);
             if (!serial || shared_before) && !passed_by_join && !member.step_barrier(at, pause) {
                 return Some(paused_before.unwrap_or(at));
             }
@@ -295,7 +356,7 @@ impl CpuProgram {
                 if member.is_leader() && unchecked > PAUSE_CHECK_COST && paused_before.is_none() {
                     unchecked = 0;
                     paused_before = (member.pause_is_due() && !is_first).then_some(at);
-                    run.paused_at_serial_step.store(paused_before.is_some(), Ordering::Relaxed);
+                    run.paused_by_leader.store(paused_before.is_some(), Ordering::Relaxed);
                 }
                 if !member.is_leader() || paused_before.is_some() {
                     continue;
@@ -306,7 +367,7 @@ impl CpuProgram {
             let last = member.phase() + syncs;
             if !member.stopping() {
                 // A panic of a kernel is a bug that an input triggered. It must fail this queue only, not the server.
-                let run = AssertUnwindSafe(|| self.run_step(step, member, first_step, local, shared, bound));
+                let run = AssertUnwindSafe(|| self.run_step(step, member, first_step, local, run));
                 if let Err(panic) = catch_unwind(run) {
                     let text = panic.downcast_ref::<String>().map(String::as_str);
                     let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -320,6 +381,18 @@ impl CpuProgram {
             }
         }
         paused_before
+    }
+
+    /// Whether all ranks of a group have published, so that the step that combines their parts can begin. Also true if the group
+    /// has failed, since the run then ends with its error.
+    fn all_published(&self, member: &Member<'_>, group: u32, polls: bool, run: &RunState<'_>) -> bool {
+        let give_up = || member.stopping() || member.pause_is_due();
+        let rank = run.groups.member(group);
+        let published = rank.and_then(|rank| if polls { rank.poll_briefly(give_up) } else { rank.poll() });
+        published.unwrap_or_else(|error| {
+            member.fail(error);
+            true
+        })
     }
 
     /// An operand in the bound memories; `None` if it does not lie inside its binding.
@@ -336,9 +409,9 @@ impl CpuProgram {
         member: &Member<'a>,
         first_step: Option<StepProgress>,
         local: &mut [f32],
-        shared: SharedScratch<'a>,
-        bound: &'a BoundMemories<'a>,
+        run: &'a RunState<'a>,
     ) {
+        let bound = run.bound;
         let mut srcs = [None; MAX_SRC];
         for (i, (slot, operand)) in srcs.iter_mut().zip(&step.srcs).enumerate() {
             *slot = operand.and_then(|number| self.view(number, bound, step.kernel.access(i)));
@@ -358,7 +431,8 @@ impl CpuProgram {
             dst,
             srcs: &srcs,
             local,
-            shared,
+            shared: run.shared,
+            groups: run.groups,
         });
     }
 }

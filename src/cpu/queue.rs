@@ -6,14 +6,17 @@
 //! uploads, a short program, a small download) needs no thread switch.
 
 use super::CpuDevice;
-use super::executor::{CpuCommand, CpuExecutor, cpu_memory, is_small, writable_memory};
+use super::executor::{CpuCommand, CpuExecutor, RunOutcome, cpu_memory, is_small, writable_memory};
+use super::joined_groups::NOT_JOINED;
 use super::layout::{Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
-    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, Lane, MemoryBudget, PendingRead, Prefault, Program,
-    Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint, UploadSource,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, GroupMember, Lane, MemoryBudget,
+    PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline,
+    TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -36,6 +39,8 @@ pub(super) struct CpuQueue {
     last_mark: u64,
     /// Whether a command was sent to the threads since the last mark.
     sent_since_mark: bool,
+    /// The numbers of the groups that the queue has joined.
+    joined: BTreeSet<u32>,
 }
 
 impl CpuQueue {
@@ -54,6 +59,7 @@ impl CpuQueue {
             staging: Vec::new(),
             last_mark: 0,
             sent_since_mark: false,
+            joined: BTreeSet::new(),
         }
     }
 
@@ -85,8 +91,8 @@ impl CpuQueue {
         if self.abort.load(Ordering::Relaxed) {
             // No work runs while the submitter holds the executor. Otherwise the channel drops the executor, which fails the
             // timeline.
-            if self.executor.is_some() {
-                self.timeline.fail(DeviceError::Ended);
+            if let Some(executor) = &self.executor {
+                executor.fail(DeviceError::Ended);
             }
             return Err(DeviceError::Ended);
         }
@@ -99,13 +105,16 @@ impl CpuQueue {
         Ok(())
     }
 
-    fn check_bindings(program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
+    fn check_bindings(&self, program: &Program, bindings: &[Region]) -> Result<(), DeviceError> {
         let wrong_device = DeviceError::Misuse("the program was compiled for another kind of device");
         let compiled = program.compiled::<CpuProgram>().ok_or(wrong_device)?;
         let slots = program.graph().slot_sizes();
         let fits = bindings.len() == slots.len() && bindings.iter().zip(slots).all(|(r, &s)| r.bytes() >= s as u64);
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
+        }
+        if !compiled.groups().iter().all(|group| self.joined.contains(group)) {
+            return Err(NOT_JOINED);
         }
         compiled.check_bindings(bindings)
     }
@@ -213,7 +222,7 @@ impl Queue for CpuQueue {
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
-        CpuQueue::check_bindings(program, bindings)?;
+        self.check_bindings(program, bindings)?;
         let position = RunPosition::default();
         self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
     }
@@ -240,6 +249,10 @@ impl Queue for CpuQueue {
         Some(self)
     }
 
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        Some(self)
+    }
+
     /// The timeline fails when the channel or its thread drops the executor, or, if the submitter holds it, at the submitter's
     /// next call.
     fn aborter(&mut self) -> Option<QueueAborter> {
@@ -261,7 +274,7 @@ impl Prefault for CpuQueue {
 
 impl RunInline for CpuQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError> {
-        CpuQueue::check_bindings(program, bindings)?;
+        self.check_bindings(program, bindings)?;
         self.check_failure()?;
         let mut position = Some(RunPosition::default());
         // A small program takes about as long as handing it to another thread.
@@ -272,12 +285,26 @@ impl RunInline for CpuQueue {
         {
             let began = Instant::now();
             let pause = || turn.is_over() || began.elapsed() > budget;
-            let limits = RunLimits { pause: &pause, locking: Locking::Try };
+            let limits = RunLimits { pause: &pause, locking: Locking::Try, polls_at_first_collective: false };
             let start = RunPosition::default();
-            position = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;
+            let ran = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;
+            position = match ran {
+                RunOutcome::Done => None,
+                // This thread may have to submit the programs of the other ranks, so a thread of the device waits for them.
+                RunOutcome::Paused(next) | RunOutcome::AwaitsRanks(next, _) => Some(next),
+            };
         }
         let Some(position) = position else { return Ok(()) };
         self.submit(CpuCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), position })
+    }
+}
+
+impl Collectives for CpuQueue {
+    fn join(&mut self, group: u32, mut member: GroupMember) -> Result<(), DeviceError> {
+        member.set_device(&self.device.info().name);
+        self.submit(CpuCommand::Join { group, member })?;
+        self.joined.insert(group);
+        Ok(())
     }
 }
 
@@ -293,7 +320,6 @@ impl Drop for CpuQueue {
 mod tests {
     use super::*;
     use crate::cpu::MathMode;
-    use crate::device::Device;
 
     /// A mark behind completed work, placed after the abort: no thread would decide its point.
     #[test]

@@ -7,7 +7,10 @@
 //! [`Device::pinned_memory`]: super::Device::pinned_memory
 //! [`Queue::prefault`]: super::Queue::prefault
 
-use super::{Buffer, DeviceError, DeviceInfo, HostBuffer, MemoryBudget, PendingRead, Program, ReadOnlyMapping, Region};
+use super::{
+    Buffer, DeviceError, DeviceInfo, GroupMember, HostBuffer, MemoryBudget, PendingRead, Program, ReadOnlyMapping,
+    Region,
+};
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,4 +147,23 @@ pub trait RunInline {
     /// # Errors
     /// As [`Queue::run`](super::Queue::run), and failures of the program while it runs inline.
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, budget: Duration) -> Result<(), DeviceError>;
+}
+
+/// Collective nodes ([`ops::collective`](crate::ops::collective)): the queue runs programs as a rank of groups. Accessor:
+/// [`Queue::collectives`](super::Queue::collectives).
+///
+/// A program that reaches a collective before the other ranks waits for them, in order with the queue's other work. While it
+/// waits it uses neither the device's turn nor a thread. So programs of all ranks may be submitted one after another from one
+/// thread. But calls that wait for the queue's earlier work also wait for the other ranks: an upload larger than 256 KiB, the
+/// deadline of a point, and any submission while the queue's limit on pending work is reached.
+pub trait Collectives {
+    /// Makes the queue a rank of a group: later programs of this queue use `member` for the collective nodes with the number
+    /// `group`. The number has a meaning for this queue only. Joining a number again replaces the member, which then leaves its
+    /// group. Dropping the queue leaves all groups; a failure of the queue fails them.
+    ///
+    /// A program with a collective node whose number the queue has not joined is [`DeviceError::Misuse`].
+    ///
+    /// # Errors
+    /// The queue's sticky failure. The member then leaves its group.
+    fn join(&mut self, group: u32, member: GroupMember) -> Result<(), DeviceError>;
 }

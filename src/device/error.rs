@@ -143,6 +143,30 @@ pub enum DeviceError {
         /// Purpose of the resource, and the system's error.
         reason: String,
     },
+    /// The queue of a rank of a [`CollectiveGroup`](super::CollectiveGroup) has failed. All collectives of the group fail from
+    /// then on, on every rank.
+    #[error("rank {rank} ({device}) has failed: {source}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Name of the rank's device.
+        device: String,
+        /// Why its queue has failed.
+        source: Box<DeviceError>,
+    },
+    /// A rank of a [`CollectiveGroup`](super::CollectiveGroup) has left the group: its queue was dropped, or has joined another
+    /// group in its place. All collectives of the group fail from then on, on every rank.
+    #[error("rank {rank} ({device}) has left the group")]
+    RankLeft {
+        /// The rank.
+        rank: usize,
+        /// Name of the rank's device.
+        device: String,
+    },
+    /// The ranks of a [`CollectiveGroup`](super::CollectiveGroup) run collectives that do not belong together. All collectives
+    /// of the group fail from then on, on every rank.
+    #[error("the ranks of a group disagree: {0}")]
+    RanksDisagree(String),
     /// A bug in fanout: please report it.
     #[error("bug in fanout: {0}")]
     Bug(String),

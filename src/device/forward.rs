@@ -13,9 +13,9 @@
 //! - Return a capability only if the wrapped device or queue has it.
 
 use super::{
-    Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats, LoadByDigest,
-    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, QueueAborter, Region,
-    RunInline, Support, Timeline, TimelinePoint, UploadSource,
+    Buffer, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats,
+    LoadByDigest, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
+    QueueAborter, Region, RunInline, Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -150,6 +150,10 @@ pub trait ForwardQueue: Send {
         self.inner().ok()?.run_inline()
     }
 
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        self.inner().ok()?.collectives()
+    }
+
     fn aborter(&mut self) -> Option<QueueAborter> {
         self.inner().ok()?.aborter()
     }
@@ -261,6 +265,10 @@ impl<T: ForwardQueue> Queue for T {
 
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         ForwardQueue::run_inline(self)
+    }
+
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        ForwardQueue::collectives(self)
     }
 
     fn aborter(&mut self) -> Option<QueueAborter> {

@@ -7,7 +7,7 @@
 //! - The **core**, [`Device`] and [`Queue`]: memory, programs and in-order work. A minimal backend implements these two traits
 //!   and overrides none of their default methods.
 //! - **Capabilities** ([`PeerCopies`], [`ImportHost`], [`PinnedMemory`], [`HostThreads`]; [`Prefault`], [`LoadByDigest`],
-//!   [`RunInline`], [`QueueAborter`]): optional, reached through accessors of the core that return `None` by default. The
+//!   [`RunInline`], [`Collectives`], [`QueueAborter`]): optional, reached through accessors of the core that return `None` by default. The
 //!   accessor is the only place that states whether a device or queue has a capability.
 //! - **Wrappers** ([`ForwardDevice`], [`ForwardQueue`]): a device that wraps a device overrides the methods that it changes and
 //!   forwards all others, capabilities included.
@@ -57,7 +57,9 @@
 //! [`DeviceError::Driver`]), the network ([`DeviceError::ConnectionLost`]), or fanout ([`DeviceError::Bug`]).
 
 mod abort;
+mod adaptive_spin;
 mod capability;
+mod collectives;
 mod command_channel;
 mod error;
 mod fair_queue;
@@ -73,9 +75,12 @@ mod tensors;
 mod timeline;
 
 pub use abort::QueueAborter;
+pub(crate) use adaptive_spin::AdaptiveSpin;
 pub use capability::{
-    HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline, TensorDigest,
+    Collectives, HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline,
+    TensorDigest,
 };
+pub use collectives::{CollectiveGroup, CollectivePart, GroupMember, PartBytes};
 #[cfg(feature = "server")]
 pub(crate) use command_channel::MAX_PENDING_BYTES;
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
@@ -310,6 +315,12 @@ pub trait Queue: Send {
     /// Capability: run a program on the caller's thread. Callers for which submission will do as well use
     /// `run_inline_or_submit` of `dyn Queue`.
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
+        None
+    }
+
+    /// Capability: run collective nodes, as a rank of groups that the queue has joined. Without it, the device supports no such
+    /// nodes.
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
         None
     }
 

@@ -21,7 +21,7 @@ use crate::device::{
     Queue, Support, Unsupported,
 };
 use crate::graph::Graph;
-use crate::ops::{NodeView, OpCode};
+use crate::ops::{NodeView, Op, OpCode};
 use log::warn;
 use partition::PartitionedGraph;
 use std::collections::HashMap;
@@ -110,6 +110,10 @@ impl Fallback {
     /// [`Unsupported`] with the reasons of both devices.
     fn choose_side(&self, node: NodeView<'_>) -> Result<(Side, Option<Unsupported>), Unsupported> {
         let Support::No(unsupported) = self.primary.support(node) else { return Ok((Side::Primary, None)) };
+        if matches!(node.op, Op::Collective(_)) {
+            // The secondary's queue, of which the user knows nothing, is no rank of a group.
+            return Err(unsupported);
+        }
         match self.secondary.support(node) {
             Support::Yes | Support::Offload => Ok((Side::Secondary, Some(unsupported))),
             Support::No(also) => {

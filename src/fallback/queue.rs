@@ -9,9 +9,9 @@ use super::Fallback;
 use super::partition::PartitionedGraph;
 use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
-    CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome, MemoryBudget,
-    PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, TensorDigest,
-    Timeline, TimelinePoint, UploadSource,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, GroupMember, LoadByDigest,
+    LoadOutcome, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
+    TRANSFER_CHUNK_BYTES, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ struct PrimaryCapabilities {
     prefault: bool,
     load_by_digest: bool,
     run_inline: bool,
+    collectives: bool,
     aborter: bool,
 }
 
@@ -48,6 +49,7 @@ impl PrimaryCapabilities {
             prefault: queue.prefault().is_some(),
             load_by_digest: queue.load_by_digest().is_some(),
             run_inline: queue.run_inline().is_some(),
+            collectives: queue.collectives().is_some(),
             aborter: queue.aborter().is_some(),
         }
     }
@@ -277,6 +279,10 @@ impl ForwardQueue for FallbackQueue {
         if self.capabilities.run_inline { Some(self) } else { None }
     }
 
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        if self.capabilities.collectives { Some(self) } else { None }
+    }
+
     /// Aborts the queues of both devices and closes the thread's channel. The thread drops the worker, which fails the
     /// timeline, once its wait for a device has ended.
     fn aborter(&mut self) -> Option<QueueAborter> {
@@ -317,6 +323,14 @@ impl RunInline for FallbackQueue {
             Some(primary) if !falls_back => primary.run_inline_or_submit(program, bindings, budget),
             _ => self.send_program(program, bindings),
         }
+    }
+}
+
+impl Collectives for FallbackQueue {
+    /// Waits until the thread returns the primary's queue. Collectives never run on the secondary device.
+    fn join(&mut self, group: u32, member: GroupMember) -> Result<(), DeviceError> {
+        let missing = DeviceError::Misuse("the primary device runs no collectives");
+        self.wait_for_primary()?.collectives().ok_or(missing)?.join(group, member)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The definition of the ops: the op codes of protocol 8.0.1 (all 102), and for the ops that fanout runs their typed parameters,
-//! wire codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
+//! The definition of the ops: the op codes of protocol 8.0.1 (all 102) and of fanout's own ops, and for the ops that fanout runs
+//! their typed parameters, wire codec and shape rules. Shapes are written in the order of `ne`, fastest dimension first.
 //!
 //! Kernels are elsewhere. Related ops form a family, and one file name (the *stem*) is used for it everywhere: `ops/<stem>.rs`
 //! has parameters, shape rule and wire codec, `cpu/ops/<stem>.rs` the CPU kernels, and `tests/ops/<stem>.rs` the tests. The
@@ -18,6 +18,7 @@ mod table;
 pub mod assign;
 pub mod backward;
 pub mod binary;
+pub mod collective;
 pub mod concat;
 pub mod conv;
 pub mod copy;
@@ -173,6 +174,7 @@ macro_rules! for_each_family {
             pad: Pad [Pad, PadReflect1d, Roll] on cpu cuda;
             out_prod: OutProd [OutProd] on cpu;
             training: Training [CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd] on cpu;
+            collective: Collective [AllReduce, AllGather] on cpu;
         }
     };
 }

@@ -4,15 +4,13 @@
 //! - `transport` moves bytes and does not interpret them: TCP, deadlines, typed errors.
 //! - `connection` is shared by clients, servers and peer connections (server to server): handshake, buffered writer, reply reader,
 //!   heartbeat.
-//! - `fault` converts errors of devices to and from their form on the wire; `adaptive_spin` is the spin-then-park wait of both
-//!   ends.
+//! - `fault` converts errors of devices to and from their form on the wire.
 //! - `client` presents the devices of a server as devices of this process; `server` offers the devices of this process to
 //!   clients.
 //! - `relay` lets clients without TLS use servers that demand keys.
 //!
 //! `docs/protocol.md` specifies the extensions.
 
-mod adaptive_spin;
 #[cfg(feature = "client")]
 pub mod client;
 mod connection;

@@ -56,8 +56,8 @@ const TABLE: &[Row] = &[
     row("", Module, "core", "the crate `core` alone has this name; context"),
 
     // The RPC server.
-    row("src/rpc", Module, "hunch", "adaptive_spin"),
-    row("src/rpc", Type, "Hunch", "AdaptiveSpin"),
+    row("src/device", Module, "hunch", "adaptive_spin"),
+    row("src/device", Type, "Hunch", "AdaptiveSpin"),
     row("src/rpc/server", Module, "guests", "admission"),
     row("src/rpc/server", Type, "Guests", "Admission"),
     row("src/rpc/server", Type, "Guest", "SessionPermit"),

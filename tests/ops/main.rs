@@ -4,6 +4,7 @@
 mod assign;
 mod backward;
 mod binary;
+mod collective;
 mod concat;
 mod conv;
 mod copy;

@@ -6,6 +6,7 @@
 mod assign;
 mod backward;
 mod binary;
+mod collective;
 mod concat;
 mod conv;
 mod copy;
@@ -74,6 +75,7 @@ pub(super) struct Kernel {
     syncs: usize,
     src0_access: LayoutAccess,
     packed_rhs: Option<RhsPacking>,
+    publish: Option<(u32, Box<Kernel>)>,
 }
 
 impl Kernel {
@@ -90,6 +92,7 @@ impl Kernel {
             syncs: 0,
             src0_access: LayoutAccess::Rows,
             packed_rhs: None,
+            publish: None,
         }
     }
 
@@ -129,6 +132,18 @@ impl Kernel {
     pub(super) fn with_packed_rhs(mut self, packing: RhsPacking) -> Kernel {
         self.packed_rhs = Some(packing);
         self
+    }
+
+    /// The kernel reads the parts of all ranks of a group, of which the kernel `publish` publishes this rank's. The program runs
+    /// `publish` as a step of its own, with the same operands, and waits for the other ranks before this kernel.
+    pub(super) fn after_publishing(mut self, group: u32, publish: Kernel) -> Kernel {
+        self.publish = Some((group, Box::new(publish)));
+        self
+    }
+
+    /// The group and the kernel of [`Kernel::after_publishing`].
+    pub(super) fn take_publish(&mut self) -> Option<(u32, Box<Kernel>)> {
+        self.publish.take()
     }
 
     pub(super) fn packed_rhs(&self) -> Option<RhsPacking> {
@@ -207,6 +222,7 @@ pub(super) fn select(node: &NodeView<'_>, math_mode: MathMode) -> Result<Kernel,
         Op::Pad(op) => pad::select(*op, node),
         Op::OutProd(_) => out_prod::select(node),
         Op::Training(op) => training::select(*op, node),
+        Op::Collective(op) => collective::select(*op, node),
     }
 }
 

@@ -5,8 +5,9 @@
 //! up, and a worker that wakes too late costs nothing.
 
 use super::spin_until;
+use crate::cpu::joined_groups::JoinedGroups;
 use crate::cpu::memory::{SharedScratch, View};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, GroupMember};
 use crossbeam::utils::CachePadded;
 use std::cell::Cell;
 use std::cmp::Ordering as CmpOrdering;
@@ -232,6 +233,7 @@ pub(crate) struct KernelContext<'a> {
     pub(in crate::cpu) srcs: &'a [Option<View<'a>>],
     pub(in crate::cpu) local: &'a mut [f32],
     pub(in crate::cpu) shared: SharedScratch<'a>,
+    pub(in crate::cpu) groups: &'a JoinedGroups,
 }
 
 impl<'a> KernelContext<'a> {
@@ -274,6 +276,11 @@ impl<'a> KernelContext<'a> {
     /// Whether an earlier product of the same source 1 left it packed in shared scratch.
     pub(crate) fn rhs_is_packed(&self) -> bool {
         self.rhs_is_packed
+    }
+
+    /// The member by which the queue is a rank of a group.
+    pub(crate) fn member_of(&self, group: u32) -> Result<&'a GroupMember, DeviceError> {
+        self.groups.member(group)
     }
 
     /// Scratch that all workers of the node share.

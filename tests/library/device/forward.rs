@@ -3,10 +3,10 @@
 use super::{MEMORY, device as cpu, test_deadline};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
-    Buffer, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature, ForwardDevice, ForwardQueue, HostBuffer,
-    HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile, MemoryBudget, MemoryInfo, PeerCopies,
-    PendingRead, PinnedMemory, Prefault, Program, Queue, ReadOnlyMapping, Region, RunInline, Support, TensorDigest,
-    Timeline, TimelinePoint, UploadSource,
+    Buffer, CollectiveGroup, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature,
+    ForwardDevice, ForwardQueue, GroupMember, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest,
+    LoadOutcome, MappedFile, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
+    ReadOnlyMapping, Region, RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -184,6 +184,10 @@ impl Queue for CallProbeQueue {
     fn run_inline(&mut self) -> Option<&mut dyn RunInline> {
         if self.able { Some(self) } else { None }
     }
+
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        if self.able { Some(self) } else { None }
+    }
 }
 
 impl Prefault for CallProbeQueue {
@@ -207,6 +211,13 @@ impl LoadByDigest for CallProbeQueue {
 impl RunInline for CallProbeQueue {
     fn run_inline(&mut self, program: &Program, bindings: &Arc<[Region]>, _: Duration) -> Result<(), DeviceError> {
         self.record("run_inline").run(program, bindings)
+    }
+}
+
+impl Collectives for CallProbeQueue {
+    fn join(&mut self, _: u32, _: GroupMember) -> Result<(), DeviceError> {
+        self.record("join");
+        Ok(())
     }
 }
 
@@ -283,6 +294,9 @@ fn exercise(device: &dyn Device) {
         let outcome = loads.load_by_digest(buffer.whole(), None, wanted).unwrap().wait(test_deadline());
         assert_eq!(outcome, Ok(LoadOutcome::Found));
     }
+    if let Some(collectives) = queue.collectives() {
+        collectives.join(1, CollectiveGroup::new(1, &budget).unwrap().remove(0)).unwrap();
+    }
     queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(1)).unwrap();
 }
 
@@ -310,7 +324,7 @@ fn wrappers_forward_every_call_and_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 24 } else { 17 };
+            let count = if able { 25 } else { 17 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }
@@ -325,6 +339,7 @@ fn a_wrapper_without_an_inner_queue_fails_every_call() {
     assert_eq!(queue.fill(buffer.whole(), 0), Err(DeviceError::Ended));
     assert_eq!(queue.mark().wait(test_deadline()), Err(DeviceError::Ended));
     assert!(queue.prefault().is_none() && queue.load_by_digest().is_none() && queue.run_inline().is_none());
+    assert!(queue.collectives().is_none());
 }
 
 /// Two devices with the same name are distinguished.

@@ -74,8 +74,15 @@ fn barriers(graph: Graph) -> usize {
     let mut local = vec![0.0; program.floats];
     let team = Team::new(&abort, &pause);
     let leader = team.leader();
-    let run = RunState { begins_at: RunPosition::default(), paused_at_serial_step: AtomicBool::new(false) };
-    assert_eq!(program.run_steps(&leader, 0, &mut local, SharedScratch::new(&shared), &bound, &run), None);
+    let run = RunState {
+        begins_at: RunPosition::default(),
+        paused_by_leader: AtomicBool::new(false),
+        polls_at_first_collective: true,
+        shared: SharedScratch::new(&shared),
+        bound: &bound,
+        groups: &JoinedGroups::default(),
+    };
+    assert_eq!(program.run_steps(&leader, 0, &mut local, &run), None);
     assert!(team.failure().is_none(), "{:?}", team.failure());
     leader.phase()
 }

@@ -285,9 +285,11 @@ fn run(
     loop {
         let pool = &pools[turns % pools.len()];
         let locals = HostMemory::scratch(code.scratch(pool.workers()).unwrap().0, &budget).unwrap();
-        let limits = RunLimits { pause: is_due, locking: Locking::WAIT };
+        let limits = RunLimits { pause: is_due, locking: Locking::WAIT, polls_at_first_collective: true };
         let abort = AtomicBool::new(false);
-        let next = code.run(pool, &[buffer.whole()], (&locals, &shared), &abort, position, limits).unwrap();
+        let (scratch, groups) = ((&locals, &shared), &JoinedGroups::default());
+        let resources = RunResources { scratch, groups, abort: &abort };
+        let next = code.run(pool, &[buffer.whole()], resources, position, limits).unwrap();
         turns += 1;
         let Some(next) = next else { break };
         assert!(next != position, "turn {turns} makes no progress at {position:?}");
@@ -355,9 +357,10 @@ fn runs_without_pauses_pass_no_additional_barrier() {
     let device = CpuDevice::new("CPU", 2, MathMode::Exact, 1 << 20).unwrap();
     let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
     let scratch = HostMemory::scratch(0, &budget).unwrap();
-    let limits = RunLimits { pause: &|| false, locking: Locking::WAIT };
+    let limits = RunLimits { pause: &|| false, locking: Locking::WAIT, polls_at_first_collective: true };
     let (pool, abort, start) = (Pool::new(2).unwrap(), AtomicBool::new(false), RunPosition::default());
-    assert_eq!(code.run(&pool, &[buffer.whole()], (&scratch, &scratch), &abort, start, limits), Ok(None));
+    let resources = RunResources { scratch: (&scratch, &scratch), groups: &JoinedGroups::default(), abort: &abort };
+    assert_eq!(code.run(&pool, &[buffer.whole()], resources, start, limits), Ok(None));
     // Before steps 0, 1, 2, 4 and 5, and two inside step 4.
     assert_eq!(barriers.load(Ordering::Relaxed), 7);
 }

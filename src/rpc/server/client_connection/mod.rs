@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use pace::Pace;
 use thiserror::Error;
 
-use crate::rpc::adaptive_spin::AdaptiveSpin;
+use crate::device::AdaptiveSpin;
 use crate::rpc::connection::{ByteSource, MAX_UNREAD, ReadAhead};
 use crate::rpc::server::audit::SessionAudit;
 use crate::rpc::server::hangup_watch::SessionWatch;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::exchange::{ExchangeError, ExchangeLimits, Payload, exchange};
-use crate::rpc::adaptive_spin::AdaptiveSpin;
+use crate::device::AdaptiveSpin;
 use crate::rpc::transport::{Connection, Deadline, Duplex, Interest, PeerAddr, TransportError};
 
 /// Size of the capabilities that both ends send first, in bytes. All zero: TCP, without an upgrade.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::WATCH_INTERVAL;
+use crate::device::AdaptiveSpin;
 use crate::device::TRANSFER_CHUNK_BYTES;
-use crate::rpc::adaptive_spin::AdaptiveSpin;
 use crate::rpc::transport::{Deadline, Duplex, Interest, TransportError};
 
 /// Why an exchange with the peer failed. The connection is then useless: how many bytes were transferred is unknown.

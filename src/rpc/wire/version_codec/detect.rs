@@ -12,12 +12,13 @@ use crate::tensor::{DType, TensorDesc};
 /// an op with the same count. That op is one of training, which clients of a model do not send. Every model has a UNARY or a GLU.
 const TELLING_OPS: [OpCode; 4] = [OpCode::Unary, OpCode::Glu, OpCode::TopKMask, OpCode::FlashAttnExt];
 
-/// The fewest and the most sources of an op's nodes; `None` for ops that call a function of the client, which are never sent.
+/// The fewest and the most sources of an op's nodes; `None` for ops that are never sent: those that call a function of the
+/// client, and fanout's own.
 /// Where versions differ, the range covers all of them.
 const fn source_counts(op: OpCode) -> Option<(usize, usize)> {
     use OpCode as Op;
     Some(match op {
-        Op::MapCustom1 | Op::MapCustom2 | Op::MapCustom3 | Op::Custom => return None,
+        Op::MapCustom1 | Op::MapCustom2 | Op::MapCustom3 | Op::Custom | Op::AllReduce | Op::AllGather => return None,
         Op::None | Op::Arange => (0, 0),
         Op::Dup
         | Op::Sqr

@@ -435,7 +435,7 @@ impl VersionCodec {
     /// Number of an op; `None` if the version lacks it.
     pub(crate) fn op_number(&self, op: OpCode) -> Option<u32> {
         let later = &ADDED_OPS[..self.missing_ops];
-        if later.contains(&op) {
+        if later.contains(&op) || !op.is_in_protocol() {
             return None;
         }
         let (removed, next) = self.removed_ops();

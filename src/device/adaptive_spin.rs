@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Decides by the duration of the last wait whether the next one spins before it parks. The wake-up of a parked thread takes 45
 /// us, and more if its core sleeps, too. Many round trips are shorter.
 #[derive(Debug)]
-pub(super) struct AdaptiveSpin {
+pub(crate) struct AdaptiveSpin {
     /// After a wait of at least this many microseconds the next one parks at once.
     limit: u64,
     /// Duration of the last wait in microseconds.
@@ -15,12 +15,12 @@ pub(super) struct AdaptiveSpin {
 
 impl AdaptiveSpin {
     /// Creates a waiter that spins for at most `limit`. The first wait spins.
-    pub(super) fn new(limit: Duration) -> AdaptiveSpin {
+    pub(crate) fn new(limit: Duration) -> AdaptiveSpin {
         AdaptiveSpin { limit: limit.as_micros() as u64, last: AtomicU64::new(0) }
     }
 
     /// Spins until `ready` or the limit if the last wait was short, and then calls `park`, which may sleep.
-    pub(super) fn wait<T>(&self, ready: impl Fn() -> bool, park: impl FnOnce() -> T) -> T {
+    pub(crate) fn wait<T>(&self, ready: impl Fn() -> bool, park: impl FnOnce() -> T) -> T {
         let since = self.spin(ready);
         let result = park();
         self.record(since);
@@ -29,7 +29,7 @@ impl AdaptiveSpin {
 
     /// Begins a wait: spins until `ready` or the limit, and yields the core between two polls. Returns the start time of the
     /// wait, for [`AdaptiveSpin::record`].
-    pub(super) fn spin(&self, ready: impl Fn() -> bool) -> Instant {
+    pub(crate) fn spin(&self, ready: impl Fn() -> bool) -> Instant {
         let since = Instant::now();
         if self.last.load(Ordering::Relaxed) < self.limit {
             while !ready() && micros(since) < self.limit {
@@ -40,8 +40,13 @@ impl AdaptiveSpin {
     }
 
     /// Ends a wait that began at `since`.
-    pub(super) fn record(&self, since: Instant) {
-        self.last.store(micros(since), Ordering::Relaxed);
+    pub(crate) fn record(&self, since: Instant) {
+        self.record_duration(since.elapsed());
+    }
+
+    /// Ends a wait that took `duration`.
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        self.last.store(duration.as_micros() as u64, Ordering::Relaxed);
     }
 }
 
