@@ -95,6 +95,20 @@ struct BoundMemories<'a> {
     slots: Vec<(usize, usize)>,
 }
 
+impl RunState<'_> {
+    /// Whether all ranks of a group have published, so that the step that combines their parts can begin. Also true if the group
+    /// has failed, since the run then ends with its error.
+    fn all_published(&self, member: &Member<'_>, group: u32, polls: bool) -> bool {
+        let give_up = || member.stopping() || member.pause_is_due();
+        let rank = self.groups.member(group);
+        let published = rank.and_then(|rank| if polls { rank.poll_briefly(give_up) } else { rank.poll() });
+        published.unwrap_or_else(|error| {
+            member.fail(error);
+            true
+        })
+    }
+}
+
 /// A kernel with its operands. A fused step computes several nodes.
 struct KernelStep {
     code: OpCode,
@@ -339,7 +353,7 @@ impl CpuProgram {
             let is_first = at == run.begins_at.step;
             if let Some(group) = step.awaits.filter(|_| member.is_leader() && paused_before.is_none()) {
                 // The caller has checked the first step, to which no run comes back before all ranks have published.
-                if !is_first && !self.all_published(member, group, polls, run) {
+                if !is_first && !run.all_published(member, group, polls) {
                     paused_before = Some(at);
                     run.paused_by_leader.store(true, Ordering::Relaxed);
                 }
@@ -381,18 +395,6 @@ impl CpuProgram {
             }
         }
         paused_before
-    }
-
-    /// Whether all ranks of a group have published, so that the step that combines their parts can begin. Also true if the group
-    /// has failed, since the run then ends with its error.
-    fn all_published(&self, member: &Member<'_>, group: u32, polls: bool, run: &RunState<'_>) -> bool {
-        let give_up = || member.stopping() || member.pause_is_due();
-        let rank = run.groups.member(group);
-        let published = rank.and_then(|rank| if polls { rank.poll_briefly(give_up) } else { rank.poll() });
-        published.unwrap_or_else(|error| {
-            member.fail(error);
-            true
-        })
     }
 
     /// An operand in the bound memories; `None` if it does not lie inside its binding.

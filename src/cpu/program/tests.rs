@@ -1,6 +1,7 @@
 //! Runs that fail or pause; the barriers of a run.
 
 mod barriers;
+mod collectives;
 mod pauses;
 
 use super::*;

@@ -1,17 +1,5 @@
-//! Groups of ranks in one process, which exchange the parts of collective nodes.
-//!
-//! [`CollectiveGroup::new`] gives one [`GroupMember`] per rank. Each queue that joins the group owns one
-//! ([`Collectives::join`](super::Collectives::join)).
-//!
-//! # A round
-//! Each collective is a round of the group, in which every rank takes two steps:
-//! 1. It *publishes*: it copies its part into its exchange buffer ([`GroupMember::publish`]).
-//! 2. Once all ranks have published, it *combines*: it reads the parts of all ranks in order ([`GroupMember::part`]), and writes
-//!    its own destination.
-//!
-//! A rank that has published before the others polls for a short time, then waits for a point of the group's timeline
-//! ([`GroupMember::await_point`]). The last rank to publish advances the timeline only if a rank waits, because that takes a
-//! system call.
+//! Groups of ranks in one process, which exchange the parts of collective nodes: the protocol of a round is documented at
+//! [`CollectiveGroup`].
 //!
 //! # Two exchange buffers replace a second barrier
 //! Round k uses buffer k mod 2 of each rank. A rank publishes round k + 1 only after it has combined round k. Publishing round
@@ -19,10 +7,7 @@
 //! k + 1, so every rank has combined round k and reads its buffers no more. The locks of the buffers check that argument:
 //! a conflict is [`DeviceError::Bug`]. By the same argument at most one round is incomplete at a time.
 //!
-//! # Failures
-//! The group fails for good when a rank's queue fails, when a member is dropped, or when the ranks' collectives do not belong
-//! together. Ranks that wait, and all later rounds, get the error. A round in which all ranks had published before can still be
-//! combined: a rank that has finished its program may leave while the others read its last part.
+//! The last rank to publish advances the group's timeline only if a rank waits for a point, because that takes a system call.
 
 use super::{AdaptiveSpin, DeviceError, HostBuffer, MemoryBudget, Timeline, TimelinePoint};
 use crate::ops::collective::CollectiveKind;
@@ -36,7 +21,22 @@ use std::time::{Duration, Instant};
 /// How long a rank polls for the others before it gives its thread away.
 const MAX_SPIN: Duration = Duration::from_micros(50);
 
-/// A group of ranks in one process: see the section "A round" of the source file. It exists as long as one of its members.
+/// A group of ranks in one process. [`CollectiveGroup::new`] gives one [`GroupMember`] per rank, each of which a queue takes
+/// ([`Collectives::join`](super::Collectives::join)). The group exists as long as one of its members.
+///
+/// # A round
+/// Each collective is a round of the group, in which every rank takes two steps:
+/// 1. It *publishes*: it copies its part into its exchange buffer ([`GroupMember::publish`]).
+/// 2. Once all ranks have published, it *combines*: it reads the parts of all ranks in order ([`GroupMember::part`]), and writes
+///    its own destination.
+///
+/// A rank that has published before the others polls for a short time ([`GroupMember::poll_briefly`]), then waits for a point
+/// ([`GroupMember::await_point`]).
+///
+/// # Failures
+/// The group fails for good when a rank's queue fails, when a member is dropped, or when the ranks' collectives do not belong
+/// together. Ranks that wait, and all later rounds, get the error. A round in which all ranks had published before can still be
+/// combined: a rank that has finished its program may leave while the others read its last part.
 pub struct CollectiveGroup {
     /// By rank: the exchange buffers of even and odd rounds.
     exchange: Box<[[RwLock<ExchangeBuffer>; 2]]>,
@@ -244,8 +244,8 @@ impl fmt::Debug for CollectiveGroup {
 /// One rank of a [`CollectiveGroup`]. Dropping it leaves the group: rounds that are not complete by then fail on all ranks, with
 /// [`DeviceError::RankLeft`].
 ///
-/// The methods are for devices, which call them in the order of the section "A round" of the source file. One thread at a time
-/// publishes and waits; any number of threads read the parts.
+/// The methods are for devices, which call them in the order that [`CollectiveGroup`] describes. One thread at a time publishes
+/// and waits; any number of threads read the parts.
 pub struct GroupMember {
     group: Arc<CollectiveGroup>,
     rank: usize,

@@ -58,7 +58,7 @@ fn buffers_are_reused_in_any_order_of_ranks() {
             match *state {
                 (20, _) => {}
                 (round, false) => {
-                    publish(member, &reduce(bytes(round) / 4), 100 * rank as u8 + round).unwrap();
+                    publish(member, &reduce(bytes(round) / 4), (100 * rank) as u8 + round).unwrap();
                     state.1 = true;
                 }
                 (round, true) if member.poll().unwrap() => {

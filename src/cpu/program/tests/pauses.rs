@@ -1,13 +1,14 @@
 //! Each kernel in a run that pauses before every claim of work, against the same run without pauses.
 
 use super::*;
-use crate::device::Buffer;
+use crate::device::{Buffer, CollectiveGroup};
 use crate::graph::TensorId;
 use crate::ops::ConvAxis;
 use crate::ops::Op;
 use crate::ops::assign::Assign;
 use crate::ops::backward::Backward;
 use crate::ops::binary::Binary;
+use crate::ops::collective::{Collective, CollectiveKind};
 use crate::ops::concat::Concat;
 use crate::ops::conv::Conv;
 use crate::ops::copy::CopyOp;
@@ -250,6 +251,16 @@ const FAMILIES: &[Family] = &[
         let v = c.leaf(F32, [700, 50, 1, 1]);
         c.node_over(Training::OptStepAdamw, &[w, dy, x, v, constants], w);
     }),
+    ("collectives of a group of one rank", |c| {
+        let x = c.leaf(F32, [1000, 61, 1, 1]);
+        let reduce = Collective { kind: CollectiveKind::AllReduce, group: 0 };
+        let sum = c.node(reduce, &[x]);
+        c.node_over(reduce, &[sum], sum);
+        let gather = Collective { kind: CollectiveKind::AllGather { axis: 0 }, group: 0 };
+        c.node_as(gather, &[sum], F32, [1000, 61, 1, 1]);
+        let rows = c.leaf(F16, [3, 20_000, 5, 1]);
+        c.node_as(gather, &[rows], F16, [3, 20_000, 5, 1]);
+    }),
     ("attention", |c| {
         let softmax = SoftMax { scale: 0.1, max_bias: 0.0 };
         let x = c.leaf(F32, [400, 50, 4, 1]);
@@ -281,14 +292,14 @@ fn run(
     buffer.memory::<CpuMemory>().unwrap().write(0, memory, Locking::WAIT).unwrap();
     let pools: Vec<Pool> = workers.iter().map(|&n| Pool::new(n).unwrap()).collect();
     let shared = HostMemory::scratch(code.scratch(1).unwrap().1, &budget).unwrap();
-    let (mut position, mut turns) = (RunPosition::default(), 0);
+    let (mut position, mut turns, mut groups) = (RunPosition::default(), 0, JoinedGroups::default());
+    groups.join(0, CollectiveGroup::new(1, &budget).unwrap().remove(0));
     loop {
         let pool = &pools[turns % pools.len()];
         let locals = HostMemory::scratch(code.scratch(pool.workers()).unwrap().0, &budget).unwrap();
         let limits = RunLimits { pause: is_due, locking: Locking::WAIT, polls_at_first_collective: true };
         let abort = AtomicBool::new(false);
-        let (scratch, groups) = ((&locals, &shared), &JoinedGroups::default());
-        let resources = RunResources { scratch, groups, abort: &abort };
+        let resources = RunResources { scratch: (&locals, &shared), groups: &groups, abort: &abort };
         let next = code.run(pool, &[buffer.whole()], resources, position, limits).unwrap();
         turns += 1;
         let Some(next) = next else { break };
