@@ -132,7 +132,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::client_connection",
         &[
-            "rpc",
+            "device",
             "rpc::connection",
             "rpc::transport",
             "rpc::wire",
@@ -177,16 +177,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::collectives",
-        &[
-            "tensor",
-            "ops",
-            "graph",
-            "device",
-            "rpc",
-            "rpc::transport",
-            "rpc::server::peers::peer_allowlist",
-            "addresses",
-        ],
+        &["tensor", "ops", "graph", "device", "rpc::transport", "rpc::server::peers::peer_allowlist", "addresses"],
         &["rpc::keys", "rpc::transport::tls", "fastrand"],
     ),
     layer(
