@@ -23,7 +23,8 @@ pub struct KernelCounts {
     pub lanes: BTreeMap<Category, u64>,
     /// Memory traffic; zeros unless `CUDAEMU_COUNTS` is on.
     pub memory: MemoryCounts,
-    /// Distinct bytes of global memory read and written, summed over launches; zeros unless `CUDAEMU_COUNTS` is on.
+    /// Distinct bytes of global memory read and written, summed over launches; zeros unless `CUDAEMU_COUNTS` is on or kernels
+    /// are timed by their bytes.
     pub distinct: [u64; 2],
 }
 
@@ -97,6 +98,17 @@ pub fn reset_call_counts() {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
+/// Simulated time since the driver started, or since a test restarted it. Times are in picoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SimulatedTime {
+    /// Time until the end of all work.
+    pub makespan: u64,
+    /// For each device, the sum of the durations of its kernels, and of its copies and fills within the device.
+    pub busy: Vec<u64>,
+    /// Number of times that a host thread waited for the end of operations.
+    pub host_waits: u64,
+}
+
 /// Sums over all launches and copies since the driver started.
 #[derive(Debug, Default)]
 pub struct Totals {
@@ -113,9 +125,9 @@ impl Totals {
         }
     }
 
-    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "simulated_us": …}`. `simulated_us` is the
-    /// simulated time at which all work so far ends; the argument `simulated` is in picoseconds.
-    pub fn json(&self, calls: &BTreeMap<&'static str, u64>, simulated: u64) -> String {
+    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "host_waits": …, "simulated_busy_us": [device
+    /// 0, …], "simulated_us": …}`. `simulated_us` is the makespan.
+    pub fn json(&self, calls: &BTreeMap<&'static str, u64>, simulated: &SimulatedTime) -> String {
         let mut text = format!("{{\"host_device_bytes\": {}, \"kernels\": {{", self.host_bytes);
         for (index, (name, kernel)) in self.kernels.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -123,8 +135,16 @@ impl Totals {
             let _ = write!(text, "{comma}\n  \"{}\": {}", escaped(name), kernel.json());
         }
         let calls: Vec<_> = calls.iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
-        let _ =
-            write!(text, "\n}}, \"calls\": {{{}}}, \"simulated_us\": {}}}", calls.join(", "), simulated as f64 / 1e6);
+        let micros = |picos: u64| picos as f64 / 1e6;
+        let busy: Vec<String> = simulated.busy.iter().map(|&busy| micros(busy).to_string()).collect();
+        let _ = write!(
+            text,
+            "\n}}, \"calls\": {{{}}}, \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
+            calls.join(", "),
+            simulated.host_waits,
+            busy.join(", "),
+            micros(simulated.makespan)
+        );
         text
     }
 

@@ -12,11 +12,25 @@ use std::time::{Duration, Instant};
 pub struct Emulator {
     configure: extern "C" fn(*const c_char, *mut c_char, usize) -> u32,
     reset: extern "C" fn() -> u32,
+    settle_simulated_time: extern "C" fn(u32) -> u32,
     reports: TextFunction,
     counts: TextFunction,
 }
 
 type TextFunction = extern "C" fn(*mut c_char, usize) -> usize;
+
+/// Simulated time and waits since the start of the driver, or since the last [`Emulator::restart_simulated_time`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SimulatedTime {
+    /// Microseconds until the end of all work; 0 unless a rate is set.
+    pub makespan_us: f64,
+    /// For each device, microseconds of its kernels, and of its copies and fills within the device, summed.
+    pub busy_us: Vec<f64>,
+    /// Number of times that a thread of the program waited for the device: calls that block until operations have ended
+    /// (synchronisation, synchronous copies, copies to pageable memory, freeing of memory), and, if a rate is set, series of
+    /// queries that had to wait for simulated time to pass.
+    pub host_waits: u64,
+}
 
 /// Exclusive use of the emulator by one test, with its own settings.
 #[derive(Debug)]
@@ -101,9 +115,32 @@ impl Emulator {
         count.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
     }
 
-    /// Counts of all kernels since the start, as JSON.
+    /// Counts of all kernels since the start, as JSON. Only operations that the emulator has executed are included.
     pub fn counts_json(&self) -> String {
         fetch_text(self.counts)
+    }
+
+    /// Executes all submitted operations (except those that wait for the program), and returns the simulated time that they
+    /// take.
+    pub fn simulated_time(&self) -> SimulatedTime {
+        (self.settle_simulated_time)(0);
+        let counts = self.counts_json();
+        let value = |name: &str, end: char| {
+            let (_, rest) = counts.rsplit_once(&format!("\"{name}\": ")).unwrap_or_default();
+            rest.split(end).next().unwrap_or_default().to_owned()
+        };
+        let busy = value("simulated_busy_us", ']');
+        SimulatedTime {
+            makespan_us: value("simulated_us", '}').parse().unwrap_or_default(),
+            busy_us: busy.trim_start_matches('[').split(", ").filter_map(|busy| busy.parse().ok()).collect(),
+            host_waits: value("host_waits", ',').parse().unwrap_or_default(),
+        }
+    }
+
+    /// Executes all submitted operations as [`Emulator::simulated_time`] does, and begins a new measurement: what any thread
+    /// submits from now on starts at their end or later, and the numbers of [`SimulatedTime`] start at 0.
+    pub fn restart_simulated_time(&self) {
+        (self.settle_simulated_time)(1);
     }
 }
 
@@ -158,6 +195,7 @@ fn load_library() -> Result<Emulator, String> {
         }
     };
     let [configure, reset] = [symbol(c"cudaemu_configure")?, symbol(c"cudaemu_reset")?];
+    let settle_simulated_time = symbol(c"cudaemu_settle_simulated_time")?;
     let [reports, counts] = [symbol(c"cudaemu_reports")?, symbol(c"cudaemu_counts_json")?];
     // SAFETY: these are the functions of `extension`; the types here repeat their C signatures.
     unsafe {
@@ -166,6 +204,7 @@ fn load_library() -> Result<Emulator, String> {
                 configure,
             ),
             reset: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(reset),
+            settle_simulated_time: std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> u32>(settle_simulated_time),
             reports: std::mem::transmute::<*mut c_void, TextFunction>(reports),
             counts: std::mem::transmute::<*mut c_void, TextFunction>(counts),
         })

@@ -1,11 +1,10 @@
 //! Functions that exist only in the emulator, for tests: change settings, read reports and counts.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once};
 
 use super::ffi_guard::{Buffer, Text, api};
-use crate::counts::call_counts;
-use crate::driver::{Driver, configure, driver, reset};
+use crate::driver::{configure, driver, reset};
 
 // SAFETY of the symbol names: they start with `cudaemu_`, which no other library uses.
 api! {
@@ -22,6 +21,13 @@ api! {
         reset();
         Ok(())
     }
+
+    // Executes all operations that can execute, so that the counts include them. If `restart` is not 0, simulated time is
+    // measured from their end.
+    fn cudaemu_settle_simulated_time(restart: u32) {
+        driver()?.settle_simulated_time(restart != 0);
+        Ok(())
+    }
 }
 
 /// Copies the reports so far, separated by the record separator 0x1e, to `text`: as much as fits into `room` bytes with a
@@ -36,13 +42,7 @@ extern "C" fn cudaemu_reports(text: Buffer, room: usize) -> usize {
 // SAFETY: the symbol name starts with `cudaemu_`, which no other library uses.
 #[unsafe(no_mangle)]
 extern "C" fn cudaemu_counts_json(text: Buffer, room: usize) -> usize {
-    fill(text, room, || {
-        let json = |driver: Arc<Driver>| {
-            let state = driver.lock();
-            state.counts.json(&call_counts(), state.streams.time.end())
-        };
-        driver().map_or_else(|_| String::new(), json)
-    })
+    fill(text, room, || driver().map_or_else(|_| String::new(), |driver| driver.counts_json(&driver.lock())))
 }
 
 fn fill(buffer: Buffer, room: usize, text: impl FnOnce() -> String) -> usize {

@@ -194,11 +194,11 @@ api! {
     }
 
     fn cuEventElapsedTime(milliseconds: Out<f32>, from: EventId, to: EventId) {
-        milliseconds.write_with(|| with_state(|_, state| state.elapsed(from, to)))
+        milliseconds.write_with(|| driver()?.elapsed(from, to))
     }
 
     fn cuEventElapsedTime_v2(milliseconds: Out<f32>, from: EventId, to: EventId) {
-        milliseconds.write_with(|| with_state(|_, state| state.elapsed(from, to)))
+        milliseconds.write_with(|| driver()?.elapsed(from, to))
     }
 }
 

@@ -97,8 +97,13 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "CUDAEMU_KERNEL_US",
-        help: "simulated time: microseconds a kernel takes (off)",
+        help: "simulated time: microseconds a kernel takes, beside its bytes (off)",
         read: |raw, text| store_parsed(&mut raw.time.kernel_us, positive_float(text)),
+    },
+    Setting {
+        name: "CUDAEMU_KERNEL_GBPS",
+        help: "simulated time: gigabytes a second that a kernel moves between a device and its memory (off)",
+        read: |raw, text| store_parsed(&mut raw.time.kernel_gbps, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_KERNELS_AT_ONCE",
@@ -112,6 +117,11 @@ pub const SETTINGS: &[Setting] = &[
         name: "CUDAEMU_LAUNCH_US",
         help: "simulated time: microseconds that the launch of a kernel or graph takes the calling thread, before it can start (off)",
         read: |raw, text| store_parsed(&mut raw.time.launch_us, positive_float(text)),
+    },
+    Setting {
+        name: "CUDAEMU_COPY_US",
+        help: "simulated time: microseconds a copy or fill takes, beside its bytes (off)",
+        read: |raw, text| store_parsed(&mut raw.time.copy_us, positive_float(text)),
     },
     Setting {
         name: "CUDAEMU_HOST_GBPS",
@@ -156,10 +166,14 @@ pub enum CountsOutput {
 /// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimulatedRates {
-    /// Duration of a kernel in microseconds.
+    /// Fixed part of the duration of a kernel in microseconds.
     pub kernel_us: Option<f64>,
+    /// Bandwidth between a kernel and the memory of its device in gigabytes per second; `None`: its bytes take no time.
+    pub kernel_gbps: Option<f64>,
     /// Microseconds that a launch occupies the calling thread.
     pub launch_us: Option<f64>,
+    /// Fixed part of the duration of a copy or fill in microseconds.
+    pub copy_us: Option<f64>,
     /// Bandwidth between host and device in gigabytes per second.
     pub host_gbps: Option<f64>,
     /// Bandwidth between two devices in gigabytes per second.

@@ -200,6 +200,7 @@ impl Driver {
             max_instructions: config.max_instructions,
             report_only: config.report_only,
             counting: config.counts != config::CountsOutput::Off,
+            timed_by_bytes: config.time.kernel_gbps.is_some(),
             cooperative: Mutex::new(()),
             began: Instant::now(),
         };
@@ -279,8 +280,13 @@ impl Driver {
     }
 
     /// Executes one operation if one is ready; returns whether it made progress.
-    pub fn run_one_op<'a>(&'a self, mut state: StateGuard<'a>) -> (StateGuard<'a>, bool) {
+    pub fn run_one_op<'a>(&'a self, state: StateGuard<'a>) -> (StateGuard<'a>, bool) {
         let ready = state.streams.ready();
+        self.run_op_of(state, &ready)
+    }
+
+    /// Executes the first operation of one of these streams, which the seed chooses.
+    pub(super) fn run_op_of<'a>(&'a self, mut state: StateGuard<'a>, ready: &[StreamId]) -> (StateGuard<'a>, bool) {
         if ready.is_empty() {
             return (state, false);
         }
@@ -342,23 +348,25 @@ impl Driver {
             config::CountsOutput::Off | config::CountsOutput::On => {}
             config::CountsOutput::Table => console::log_stderr(state.counts.table().trim_end()),
             config::CountsOutput::File(path) => {
-                if let Err(error) =
-                    std::fs::write(path, state.counts.json(&counts::call_counts(), state.streams.time.end()))
-                {
+                if let Err(error) = std::fs::write(path, self.counts_json(&state)) {
                     console::log_stderr(format_args!("the counts cannot be written to {}: {error}", path.display()));
                 }
             }
         }
     }
 
+    /// The counts so far as JSON.
+    pub fn counts_json(&self, state: &DriverState) -> String {
+        state.counts.json(&counts::call_counts(), &state.streams.time.totals(self.config.devices.len()))
+    }
+
     fn reached(&self, state: &mut DriverState, event: EventId, stream: StreamId) {
         let index = state.streams.running_index(stream);
-        let simulated = state.streams.time.is_enabled();
         if let Ok(event) = state.events.get_mut(event)
             && let Some(point) = event.recorded
             && (point.stream, point.index) == (stream, index)
         {
-            event.time = Some(if simulated { point.time as f64 / 1e6 } else { self.machinery.now() });
+            event.time = Some(self.machinery.now());
         }
     }
 }
@@ -374,7 +382,7 @@ impl DriverState {
         }
         match done.retry {
             Some(work) => self.streams.requeue(stream, work),
-            None => self.streams.finish(stream),
+            None => self.streams.finish(stream, done.moved),
         }
     }
 

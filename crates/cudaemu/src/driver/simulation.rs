@@ -1,9 +1,11 @@
-//! Costs of operations in simulated time.
+//! Simulated time in the driver: costs of operations, and calls that need times.
 
-use super::{Driver, DriverState};
+use std::sync::PoisonError;
+
+use super::{Driver, DriverState, StateGuard};
 use crate::engine::{CopyEndpoint, OpCost, StreamOp, StreamPoint};
-use crate::error::Result;
-use crate::handle::{ContextId, StreamId};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, EventId, StreamId};
 use crate::mem::AllocationKind;
 
 impl Driver {
@@ -41,6 +43,59 @@ impl Driver {
             | StreamOp::WaitValue(..)
             | StreamOp::Batch(_) => OpCost::Nothing,
         }
+    }
+
+    /// Executes operations until the points are reached and their simulated times are known. Stops early if no operation can
+    /// execute before the host acts: then the points may be unreached.
+    pub(super) fn settle<'a>(&'a self, mut state: StateGuard<'a>, points: &[StreamPoint]) -> StateGuard<'a> {
+        while !state.streams.is_settled(points) {
+            let ready = state.streams.ready_to_finish();
+            let moved;
+            if !ready.is_empty() {
+                (state, _) = self.run_op_of(state, &ready);
+            } else if !state.performing.is_empty() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                (state, moved) = self.run_one_op(state);
+                if !moved {
+                    state.streams.time.resolve_executed();
+                    break;
+                }
+            }
+        }
+        state
+    }
+
+    /// Executes all operations that can execute. With `restart`, simulated time is measured from their end.
+    pub fn settle_simulated_time(&self, restart: bool) {
+        let state = self.lock();
+        let ends = state.streams.all_tails();
+        let mut state = self.settle(state, &ends);
+        if restart {
+            state.streams.time.restart();
+        }
+    }
+
+    /// `cuEventElapsedTime`, in milliseconds.
+    pub fn elapsed(&self, from: EventId, to: EventId) -> Result<f32> {
+        let mut state = self.lock();
+        let points = [from, to].map(|id| {
+            let event = state.events.get(id)?;
+            state.check_alive(event.context)?;
+            let point = event.recorded.filter(|_| event.timing).ok_or(Error::InvalidHandle)?;
+            if state.streams.is_reached(point) { Ok((point, event.time)) } else { Err(Error::NotReady) }
+        });
+        let [(from, from_time), (to, to_time)] = match points {
+            [Ok(from), Ok(to)] => [from, to],
+            [Err(error), _] | [_, Err(error)] => return Err(error),
+        };
+        if !state.streams.time.is_enabled() {
+            let [from, to] = [from_time, to_time].map(|time| time.ok_or(Error::NotReady));
+            return Ok(((to? - from?) / 1e3) as f32);
+        }
+        state = self.settle(state, &[from, to]);
+        let [from, to] = [from, to].map(|point| state.streams.time.end(point.entry).ok_or(Error::NotReady));
+        Ok(((to? as f64 - from? as f64) / 1e9) as f32)
     }
 
     /// The device that holds one side of a copy; `None` for host memory.

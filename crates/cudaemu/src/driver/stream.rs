@@ -71,21 +71,6 @@ impl DriverState {
         self.captures.forget(event);
         self.events.remove(event).map(drop)
     }
-
-    /// `cuEventElapsedTime`, in milliseconds.
-    pub fn elapsed(&self, from: EventId, to: EventId) -> Result<f32> {
-        let times = [from, to].map(|id| {
-            let event = self.events.get(id)?;
-            self.check_alive(event.context)?;
-            let point = event.recorded.filter(|_| event.timing).ok_or(Error::InvalidHandle)?;
-            match event.time {
-                Some(time) if self.streams.is_reached(point) => Ok(time),
-                _ => Err(Error::NotReady),
-            }
-        });
-        let [from, to] = times;
-        Ok(((to? - from?) / 1000.0) as f32)
-    }
 }
 
 impl Driver {
@@ -152,7 +137,11 @@ impl Driver {
 
     fn query<'a>(&'a self, state: StateGuard<'a>, context: ContextId, points: &[StreamPoint]) -> Result<()> {
         let reached = |state: &DriverState| points.iter().all(|&point| state.streams.is_reached(point));
-        let mut state = if reached(&state) { state } else { self.run_one_op(state).0 };
+        let mut state = match state.streams.time.is_enabled() {
+            true => self.settle(state, points),
+            false if reached(&state) => state,
+            false => self.run_one_op(state).0,
+        };
         state.check_alive(context)?;
         if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }

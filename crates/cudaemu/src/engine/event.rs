@@ -12,7 +12,7 @@ pub struct Event {
     pub timing: bool,
     /// Point of its last record.
     pub recorded: Option<StreamPoint>,
-    /// Time at which the point was reached, in microseconds since the driver started.
+    /// Real time at which the point was reached, in microseconds since the driver started.
     pub time: Option<f64>,
 }
 

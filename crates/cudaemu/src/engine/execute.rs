@@ -9,7 +9,7 @@ use crate::counts::KernelCounts;
 use crate::error::Error;
 use crate::exec;
 use crate::fault::{FaultKind, FaultReport};
-use crate::mem::{AddressSpace, MemorySnapshot};
+use crate::mem::{AddressSpace, MemorySnapshot, MovedBytes};
 
 /// Shared resources for executing operations; constant for the lifetime of a driver.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct OpExecutor {
     pub report_only: bool,
     /// Whether traffic and the distinct bytes that kernels touch are counted.
     pub counting: bool,
+    /// Whether kernels are timed by their bytes: then the distinct bytes are counted in any case.
+    pub timed_by_bytes: bool,
     /// Held while a cooperative kernel runs, because the cooperative kernels of a context share one workspace, and two threads
     /// of the program may execute operations at once.
     pub cooperative: Mutex<()>,
@@ -42,6 +44,8 @@ pub struct OpOutcome {
     pub reports: Vec<String>,
     /// Counts of a kernel, with its name.
     pub counts: Vec<(String, KernelCounts)>,
+    /// Bytes that a kernel moved.
+    pub moved: MovedBytes,
     /// Bytes copied between host and device.
     pub host_bytes: u64,
     /// The operation, if it must be retried later.
@@ -109,7 +113,7 @@ impl OpExecutor {
             report_only: self.report_only,
             local_bytes: work.local_bytes,
             counting: self.counting,
-            footprint: self.counting,
+            footprint: self.counting || self.timed_by_bytes,
             print: printer.sink(),
         };
         let cooperative_guard =
@@ -122,6 +126,7 @@ impl OpExecutor {
             done.reports.push(format!("… and {} more faults of that launch", outcome.more_warnings));
         }
         let name = launch.code.functions.get(launch.function).map_or_else(String::new, |f| f.name.to_string());
+        done.moved = outcome.moved;
         done.counts.push((name, KernelCounts::of(&launch, &outcome)));
         if let Err(report) = outcome.result {
             done.error = Some(hardware_error(&report.fault.kind));

@@ -28,6 +28,6 @@ pub use execute::{OpExecutor, OpOutcome};
 pub use graph::{Edge, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};
 pub use idle_runner::{IdleRunner, StepProgress};
 pub use schedule_rng::ScheduleRng;
-pub use simulated_time::{OpCost, Picos, Timeline};
+pub use simulated_time::{EntryId, OpCost, Picos, Timeline};
 pub use stream::{HIGHEST_PRIORITY, Stream, StreamKind, StreamPoint, Streams, default_stream_kind};
 pub use stream_op::{CopyEndpoint, HostCall, KernelLaunch, Memcpy, Memset, StreamOp, WaitCondition};

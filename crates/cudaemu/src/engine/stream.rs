@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::thread::{self, ThreadId};
 
 use super::StreamOp;
-use super::simulated_time::{OpCost, Picos, Timeline};
+use super::simulated_time::{EntryId, OpCost, Timeline};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle, HandleTable, StreamId};
+use crate::mem::MovedBytes;
 
 /// How a stream synchronises with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,8 @@ pub struct StreamPoint {
     pub stream: StreamId,
     /// Number of operations that must be done.
     pub index: u64,
-    /// The simulated time of the point; 0 without simulated time.
-    pub time: Picos,
+    /// The operation's entry of the simulated timeline.
+    pub entry: EntryId,
 }
 
 /// A queued operation.
@@ -39,6 +40,8 @@ struct Item {
     work: StreamOp,
     /// Points of other streams that must be reached first.
     after: Vec<StreamPoint>,
+    /// Its entry of the simulated timeline.
+    entry: EntryId,
 }
 
 /// A stream.
@@ -58,10 +61,10 @@ pub struct Stream {
     pending: Vec<StreamPoint>,
     submitted: u64,
     done: u64,
-    /// Simulated end of all submitted operations.
-    time: Picos,
-    /// Whether its first operation is executing.
-    running: bool,
+    /// Entry of the last submitted operation in the simulated timeline.
+    last: EntryId,
+    /// Entry of the operation that is executing, if one is.
+    running: Option<EntryId>,
     /// The program destroyed it; it is removed when its operations are done.
     destroyed: bool,
 }
@@ -73,8 +76,9 @@ pub struct Streams {
     made: u64,
     /// The simulated clock.
     pub time: Timeline,
-    /// Simulated ends of removed streams, which the default streams of their context must still wait for.
-    past: BTreeMap<ContextId, Picos>,
+    /// Entries that join the ends of removed streams: the default streams of their context must still wait for those in
+    /// simulated time.
+    past: BTreeMap<ContextId, EntryId>,
 }
 
 impl Streams {
@@ -95,8 +99,8 @@ impl Streams {
             pending: Vec::new(),
             submitted: 0,
             done: 0,
-            time: 0,
-            running: false,
+            last: EntryId::default(),
+            running: None,
             destroyed: false,
         })
     }
@@ -146,30 +150,19 @@ impl Streams {
     ) -> Result<StreamPoint> {
         let implied = self.implied(stream)?;
         after.append(&mut self.table.get_mut(stream)?.pending);
-        let ready = self.start(stream, after.iter().chain(&implied))?;
-        self.time.reset_polling(thread::current().id());
-        let time = if self.time.is_enabled() { self.time.schedule(cost, ready) } else { 0 };
         after.extend(implied);
+        let thread = thread::current().id();
+        self.time.reset_polling(thread);
+        let own = self.table.get(stream)?;
+        let past = self.past.get(&own.context).filter(|_| own.kind != StreamKind::NonBlocking);
+        let before = after.iter().map(|point| point.entry).chain(past.copied()).chain([own.last]).collect();
+        let entry = self.time.submit(cost, thread, before);
         after.retain(|&point| point.stream != stream && !self.is_reached(point));
         let target = self.table.get_mut(stream)?;
-        target.queue.push_back(Item { work, after });
+        target.queue.push_back(Item { work, after, entry });
         target.submitted += 1;
-        target.time = time;
-        Ok(StreamPoint { stream, index: target.submitted, time })
-    }
-
-    /// The earliest simulated start of an operation that is submitted now.
-    fn start<'a>(&self, stream: StreamId, after: impl Iterator<Item = &'a StreamPoint>) -> Result<Picos> {
-        if !self.time.is_enabled() {
-            return Ok(0);
-        }
-        let own = self.table.get(stream)?;
-        let past = match own.kind {
-            StreamKind::NonBlocking => 0,
-            _ => self.past.get(&own.context).copied().unwrap_or(0),
-        };
-        let host = self.time.now(thread::current().id());
-        Ok(after.map(|point| point.time).fold(own.time.max(past).max(host), Picos::max))
+        target.last = entry;
+        Ok(StreamPoint { stream, index: target.submitted, entry })
     }
 
     /// Advances the calling thread's clock by the duration of a launch.
@@ -179,14 +172,19 @@ impl Streams {
 
     /// Whether points that are reached are reached by the calling thread's simulated clock too.
     pub fn host_queried(&mut self, points: &[StreamPoint]) -> bool {
-        let latest = points.iter().map(|point| point.time).max();
-        self.time.poll(thread::current().id(), latest.unwrap_or(0))
+        self.time.poll(thread::current().id(), &entries(points))
     }
 
     /// Advances the calling thread's clock to the points.
     pub fn host_waited(&mut self, points: &[StreamPoint]) {
-        let latest = points.iter().map(|point| point.time).max();
-        self.time.advance_to(thread::current().id(), latest.unwrap_or(0));
+        self.time.wait(thread::current().id(), entries(points));
+    }
+
+    /// Whether the points are reached, and their simulated times and the calling thread's are known.
+    pub fn is_settled(&self, points: &[StreamPoint]) -> bool {
+        let clock = self.time.clock(thread::current().id());
+        points.iter().all(|&point| self.is_reached(point) && self.time.end(point.entry).is_some())
+            && self.time.end(clock).is_some()
     }
 
     /// Makes all later operations of the stream wait for the point.
@@ -202,8 +200,8 @@ impl Streams {
 
     /// The end of everything that the stream has queued by now.
     pub fn tail(&self, stream: StreamId) -> StreamPoint {
-        let (index, time) = self.table.get(stream).map_or((0, 0), |stream| (stream.submitted, stream.time));
-        StreamPoint { stream, index, time }
+        let (index, entry) = self.table.get(stream).map_or_else(|_| Default::default(), |s| (s.submitted, s.last));
+        StreamPoint { stream, index, entry }
     }
 
     /// The points that synchronising with the stream waits for; for the legacy stream these include all blocking streams.
@@ -232,16 +230,25 @@ impl Streams {
 
     /// Streams whose first operation can start, oldest first.
     pub fn ready(&self) -> Vec<StreamId> {
+        self.ready_where(|_| true)
+    }
+
+    /// Of the streams whose first operation can start, those in which it does not wait for a value, which it may do for ever.
+    pub fn ready_to_finish(&self) -> Vec<StreamId> {
+        self.ready_where(|op| !op.awaits_value())
+    }
+
+    fn ready_where(&self, wanted: impl Fn(&StreamOp) -> bool) -> Vec<StreamId> {
         let ready = |stream: &Stream| {
-            let first = stream.queue.front();
-            !stream.running && first.is_some_and(|item| item.after.iter().all(|&point| self.is_reached(point)))
+            let first = stream.queue.front().filter(|item| stream.running.is_none() && wanted(&item.work));
+            first.is_some_and(|item| item.after.iter().all(|&point| self.is_reached(point)))
         };
         self.table.iter().filter(|(_, stream)| ready(stream)).map(|(id, _)| id).collect()
     }
 
     /// Whether any operation is queued or executing.
     pub fn any_queued(&self) -> bool {
-        self.table.iter().any(|(_, stream)| stream.running || !stream.queue.is_empty())
+        self.table.iter().any(|(_, stream)| stream.running.is_some() || !stream.queue.is_empty())
     }
 
     /// All streams of a context.
@@ -258,15 +265,16 @@ impl Streams {
     pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, StreamOp)> {
         let stream = self.table.get_mut(stream).ok()?;
         let item = stream.queue.pop_front()?;
-        stream.running = true;
+        stream.running = Some(item.entry);
         Some((stream.context, item.work))
     }
 
     /// Puts an operation back that cannot execute yet (a wait for a value).
     pub fn requeue(&mut self, stream: StreamId, work: StreamOp) {
-        if let Ok(stream) = self.table.get_mut(stream) {
-            stream.running = false;
-            stream.queue.push_front(Item { work, after: Vec::new() });
+        if let Ok(stream) = self.table.get_mut(stream)
+            && let Some(entry) = stream.running.take()
+        {
+            stream.queue.push_front(Item { work, after: Vec::new(), entry });
         }
     }
 
@@ -275,23 +283,24 @@ impl Streams {
         self.table.get(stream).map_or(0, |stream| stream.done + 1)
     }
 
-    /// Marks the operation that [`Streams::begin`] returned as done.
-    pub fn finish(&mut self, stream: StreamId) {
+    /// Marks the operation that [`Streams::begin`] returned as done. `moved` are the bytes that it moved if it is a kernel.
+    pub fn finish(&mut self, stream: StreamId, moved: MovedBytes) {
         if let Ok(found) = self.table.get_mut(stream) {
-            found.running = false;
             found.done += 1;
+            let entry = found.running.take();
+            self.time.executed(entry.unwrap_or_default(), moved);
         }
         self.sweep(stream);
     }
 
     /// Invalidates the handle; queued operations still run.
     pub fn destroy(&mut self, stream: StreamId) -> Result<()> {
-        let (context, kind, time) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.time))?;
+        let (context, kind, last) = self.get(stream).map(|stream| (stream.context, stream.kind, stream.last))?;
         if kind != StreamKind::NonBlocking && self.time.is_enabled() {
             // When the stream is removed depends on the order of execution; the simulated times of streams that wait for it
             // must not.
             let past = self.past.entry(context).or_default();
-            *past = time.max(*past);
+            *past = self.time.join(vec![*past, last]);
         }
         self.table.get_mut(stream)?.destroyed = true;
         self.sweep(stream);
@@ -303,6 +312,12 @@ impl Streams {
     pub fn drop_context(&mut self, context: ContextId) -> Vec<StreamId> {
         self.past.remove(&context);
         let gone = self.table.remove_where(|_, stream| stream.context == context);
+        // They will not be executed, but later entries of the timeline wait for their durations.
+        for (_, stream) in &gone {
+            for entry in stream.running.into_iter().chain(stream.queue.iter().map(|item| item.entry)) {
+                self.time.executed(entry, MovedBytes::default());
+            }
+        }
         let left = |stream: &Stream| {
             !stream.destroyed && matches!(stream.kind, StreamKind::Blocking | StreamKind::NonBlocking)
         };
@@ -310,7 +325,7 @@ impl Streams {
     }
 
     fn sweep(&mut self, id: StreamId) {
-        let over = |stream: &Stream| stream.destroyed && !stream.running && stream.queue.is_empty();
+        let over = |stream: &Stream| stream.destroyed && stream.running.is_none() && stream.queue.is_empty();
         if self.table.get(id).is_ok_and(over) {
             // Cannot fail: the stream was found above.
             let _ = self.table.remove(id);
@@ -333,6 +348,10 @@ impl Streams {
             StreamKind::Blocking | StreamKind::PerThread(_) => others(|kind| kind == StreamKind::Legacy),
         })
     }
+}
+
+fn entries(points: &[StreamPoint]) -> Vec<EntryId> {
+    points.iter().map(|point| point.entry).collect()
 }
 
 /// The highest priority.
@@ -379,7 +398,7 @@ mod tests {
         while let Some(&stream) = streams.ready().first() {
             assert!(streams.begin(stream).is_some());
             assert!(!streams.ready().contains(&stream));
-            streams.finish(stream);
+            streams.finish(stream, MovedBytes::default());
             order.push(stream);
         }
         assert_eq!(order, [blocking, free, legacy, blocking]);
@@ -398,7 +417,7 @@ mod tests {
         assert_eq!(streams.ready(), [first]);
         assert!(!streams.is_reached(point));
         assert!(streams.begin(first).is_some());
-        streams.finish(first);
+        streams.finish(first, MovedBytes::default());
         assert!(streams.is_reached(point));
         assert_eq!(streams.ready(), [second]);
         assert_eq!(streams.drop_context(context), [second]);

@@ -110,6 +110,17 @@ pub struct HostCall {
     pub raw: [u64; 2],
 }
 
+impl StreamOp {
+    /// Whether the operation waits for a value in memory.
+    pub fn awaits_value(&self) -> bool {
+        match self {
+            Self::WaitValue(..) => true,
+            Self::Batch(ops) => ops.iter().any(Self::awaits_value),
+            _ => false,
+        }
+    }
+}
+
 impl Memcpy {
     /// Bytes that the copy moves.
     pub fn bytes(&self) -> u64 {

@@ -66,6 +66,7 @@ pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorC
         grid.work(0, workers as u64);
     });
     let footprint = grid.footprint.as_ref().map(|f| [f.read_bytes(), f.written_bytes()]);
+    let moved = grid.footprint.as_ref().map(|f| f.moved_bytes(launch.device)).unwrap_or_default();
     let mut sum = grid.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     sum.warnings.sort_by_key(|(block, _)| *block);
     LaunchOutcome {
@@ -75,6 +76,7 @@ pub fn run_grid(launch: &Launch, view: &Arc<MemorySnapshot>, machine: &ExecutorC
         profile: sum.profile,
         counts: sum.counts,
         footprint,
+        moved,
     }
 }
 

@@ -7,6 +7,7 @@ use crate::bytecode::{DecodedModule, Function};
 use crate::fault::FaultReport;
 
 use crate::exec_context::MemoryCounts;
+use crate::mem::MovedBytes;
 
 /// One validated kernel launch: the driver has checked limits and the size of the parameters.
 #[derive(Clone, Debug)]
@@ -115,6 +116,8 @@ pub struct LaunchOutcome {
     pub counts: MemoryCounts,
     /// Distinct bytes of global memory read and written, if counted.
     pub footprint: Option<[u64; 2]>,
+    /// Bytes that it moved; zeros if no distinct bytes were counted.
+    pub moved: MovedBytes,
 }
 
 /// Execution counts of each instruction of the module.

@@ -131,11 +131,6 @@ impl Bitmap {
         bits & mask(0, count)
     }
 
-    /// Number of bytes in the set.
-    pub fn len(&self) -> u64 {
-        self.words().iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
-    }
-
     /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words().iter().all(|word| word.load(Relaxed) == 0)

@@ -35,7 +35,7 @@ mod space;
 pub use allocation::{AccessRights, Allocation, AllocationKind};
 pub use bitmap::Bitmap;
 pub use error::Error;
-pub use footprint::Footprint;
+pub use footprint::{Footprint, MovedBytes};
 pub use host_pointer::HostMemory;
 pub use mapping::GRANULARITY;
 pub use physical::PhysicalMemory;

@@ -1,7 +1,7 @@
 #![allow(clippy::panic, reason = "a test")]
 use std::sync::Arc;
 
-use super::{AccessRights, AddressSpace, Error, GRANULARITY};
+use super::{AccessRights, AddressSpace, Error, Footprint, GRANULARITY, MovedBytes};
 use crate::fault::FaultKind;
 
 const SIZE: u64 = 4096;
@@ -283,4 +283,35 @@ fn threads_may_write_the_same_words() {
     let mut out = vec![0; SIZE as usize];
     view.read(base, &mut out).expect("inside");
     assert!(out.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn a_footprint_counts_moved_sectors_by_the_memory_that_holds_them() {
+    let space = space();
+    // Room, so that the large allocation's bitmap has words that are not touched.
+    let own = space.alloc(0, 1 << 20, "cuMemAlloc").expect("memory").base();
+    let peer = space.alloc(1, SIZE, "cuMemAlloc").expect("memory").base();
+    let host = space.alloc_host(0, SIZE, "cuMemAllocHost").expect("memory").base();
+    let managed = space.alloc_managed(1, SIZE, "cuMemAllocManaged").expect("memory").base();
+    let view = space.snapshot();
+    let footprint = Footprint::new(view.clone());
+    assert_eq!(footprint.moved_bytes(0), MovedBytes::default());
+    for (base, at, bytes, write) in [
+        // Two sectors, read twice; one of them is written.
+        (own, 70_000, 40, false),
+        (own, 70_016, 8, false),
+        (own, 70_000, 4, true),
+        // Across a word's boundary: two sectors.
+        (own, 128 - 1, 2, false),
+        (peer, 0, 100, false),
+        (peer, SIZE - 1, 1, true),
+        (host, 31, 1, true),
+        (managed, 0, 32, false),
+    ] {
+        let index = view.index_of(base, 1).expect("an allocation");
+        footprint.touch(index, at, bytes, write);
+    }
+    assert_eq!(footprint.moved_bytes(0), MovedBytes { device: 32 * (3 + 2 + 1), peer: 32 * (4 + 1), host: 32 });
+    assert_eq!((footprint.read_bytes(), footprint.written_bytes()), (40 + 2 + 100 + 32, 4 + 1 + 1));
+    assert_eq!(footprint.moved_bytes(1), MovedBytes { device: 32 * (4 + 1 + 1), peer: 32 * (3 + 2), host: 32 });
 }

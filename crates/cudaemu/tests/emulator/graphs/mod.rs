@@ -4,6 +4,7 @@
 mod order;
 mod support;
 mod time;
+mod time_by_bytes;
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode};
 use cudarc::driver::{CudaStream, DriverError};
