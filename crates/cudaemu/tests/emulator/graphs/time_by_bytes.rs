@@ -258,13 +258,13 @@ fn times_do_not_depend_on_the_order_in_which_threads_submit() {
     for seed in 0..20 {
         let emulator = emulator(&format!("{RATES}CUDAEMU_SEED={seed}"));
         {
-            let devices = [0, 1].map(OneDevice::new);
+            let mut devices = [0, 1].map(OneDevice::new);
             let order = random_order(ROUNDS, &mut fastrand::Rng::with_seed(seed));
             let turns = Turns { order, next: Mutex::new(0), changed: Condvar::new() };
             let events = [const { Mutex::new(Vec::new()) }; 2];
             emulator.restart_simulated_time();
             thread::scope(|scope| {
-                for (index, mut device) in devices.into_iter().enumerate() {
+                for (index, device) in devices.iter_mut().enumerate() {
                     let (turns, events) = (&turns, &events);
                     scope.spawn(move || {
                         for round in 0..ROUNDS {
@@ -278,7 +278,6 @@ fn times_do_not_depend_on_the_order_in_which_threads_submit() {
                             });
                         }
                         device.streams[0].synchronize().unwrap();
-                        device
                     });
                 }
             });
