@@ -11,7 +11,7 @@ use super::{
     Buffer, DeviceError, DeviceInfo, GroupMember, HostBuffer, MemoryBudget, PendingRead, Program, ReadOnlyMapping,
     Region,
 };
-use crate::tensor::TensorDesc;
+use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,26 +105,32 @@ pub trait Prefault {
 /// Loading of tensors from the device's own disk, identified by digest instead of uploaded. Accessor:
 /// [`Queue::load_by_digest`](super::Queue::load_by_digest).
 pub trait LoadByDigest {
-    /// Searches the device's disk for bytes with this digest, verifies them and writes them to a region. Ordered with the
-    /// queue's other work as an upload is; `tensor` as in [`Queue::upload`](super::Queue::upload). Several loads may be pending
-    /// at once.
+    /// Searches the device's disk for a tensor with this digest, verifies it, and writes the slice `runs` of it to a region
+    /// ([`ByteRuns::whole`]: all of it). Ordered with the queue's other work as an upload is; `tensor` as in
+    /// [`Queue::upload`](super::Queue::upload), the tensor that the slice is. Several loads may be pending at once.
+    ///
+    /// To verify a tensor the device reads and hashes all of it, also for a small slice.
     ///
     /// # Errors
-    /// As [`Queue::upload`](super::Queue::upload), from this call or from the pending read.
+    /// [`DeviceError::Misuse`] when the slice reaches past the tensor or differs from the region in length. Else as
+    /// [`Queue::upload`](super::Queue::upload), from this call or from the pending read.
     fn load_by_digest(
         &mut self,
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
+        runs: ByteRuns,
     ) -> Result<PendingRead<LoadOutcome>, DeviceError>;
 }
 
-/// Identifies the bytes of a tensor by their hash.
+/// Identifies a whole tensor in a model file by the hash of its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorDigest<'a> {
     /// BLAKE3 hash of the bytes.
     pub digest: [u8; 32],
-    /// The tensor's name in the model file. A hint: the device searches tensors of this name first.
+    /// Length in bytes.
+    pub bytes: u64,
+    /// The tensor's name in the model file, for the device's log.
     pub name: &'a str,
 }
 
@@ -132,9 +138,9 @@ pub struct TensorDigest<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum LoadOutcome {
-    /// The bytes were found and verified, and the region holds them.
+    /// The tensor was found and verified, and the region holds the slice.
     Found,
-    /// The device has no such bytes. The content of the region is unspecified: the caller has to upload.
+    /// The device has no such tensor. The content of the region is unspecified: the caller has to upload.
     Missing,
 }
 

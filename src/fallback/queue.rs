@@ -13,7 +13,7 @@ use crate::device::{
     LoadOutcome, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
     TRANSFER_CHUNK_BYTES, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
-use crate::tensor::TensorDesc;
+use crate::tensor::{ByteRuns, TensorDesc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -308,9 +308,10 @@ impl LoadByDigest for FallbackQueue {
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
+        runs: ByteRuns,
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         match self.wait_for_primary()?.load_by_digest() {
-            Some(disk) => disk.load_by_digest(dst, tensor, wanted),
+            Some(disk) => disk.load_by_digest(dst, tensor, wanted, runs),
             None => Ok(PendingRead::ready(LoadOutcome::Missing)),
         }
     }

@@ -22,7 +22,7 @@ use fanout_testing::protocol_relay::ProtocolRelay;
 use std::sync::Arc;
 
 /// A relay in front of a server, and an endpoint that is connected through it.
-fn connect_through_relay(server: &TestServer) -> (ProtocolRelay, Endpoint) {
+pub(crate) fn connect_through_relay(server: &TestServer) -> (ProtocolRelay, Endpoint) {
     let relay = ProtocolRelay::start(server.addr, false);
     let endpoint = Endpoint::connect(&relay.addr.to_string(), &options()).expect("a server");
     (relay, endpoint)

@@ -9,7 +9,7 @@ use fanout::rpc::server::{Config, MIN_MESSAGE};
 use fanout::rpc::wire::ext::{
     CloseQueue, CopySpan, DeviceFault, DeviceFaultKind, ExtCommand, ExtRequest, ExtResponse, Load, Ping, ServerState,
 };
-use fanout::tensor::DType;
+use fanout::tensor::{ByteRuns, DType};
 use fanout_testing::gated_device::Gate;
 use std::sync::Arc;
 
@@ -335,7 +335,8 @@ fn load_finds_nothing_without_a_models_folder() {
     let server = TestServer::start(Config::default());
     let mut client = Client::connect_with_queues(&server);
     let span = client.alloc_ext(0, 64).whole_span();
-    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape: None, digest: [0; 32], name: "a" }));
+    let (bytes, runs) = (64, ByteRuns::whole(64));
+    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape: None, digest: [0; 32], bytes, runs, name: "a" }));
     let body = client.next_ext_reply();
     assert_eq!(ExtResponse::decode(ExtCommand::Load, &body), Ok(ExtResponse::Load(false)));
 }

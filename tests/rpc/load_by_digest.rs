@@ -9,7 +9,7 @@ use fanout::gguf::{Gguf, Writer};
 use fanout::rpc::client::Endpoint;
 use fanout::rpc::server::{BindError, Config, Server};
 use fanout::rpc::wire::ext::{BufferSpan, ExtCommand, ExtRequest, ExtResponse, Load, TensorShape};
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{ByteRuns, DType, TensorDesc};
 use std::fs::{self, File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -60,7 +60,8 @@ pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
 
 pub(crate) fn send_load(client: &mut Client, span: BufferSpan, digest: [u8; 32], name: &str) {
     let shape = Some(TensorShape { dtype: DType::I8.to_wire(), ne: [span.len as u32, 1, 1, 1] });
-    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape, digest, name }));
+    let (bytes, runs) = (span.len, ByteRuns::whole(span.len));
+    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape, digest, bytes, runs, name }));
 }
 
 #[track_caller]
@@ -114,16 +115,12 @@ fn tensors_are_found_by_their_digests() {
     assert!(load(&mut client, memory.span(0, 500), digest(&[0; 500]), "zeros"));
     // An empty span is never found.
     assert!(!load(&mut client, memory.span(0, 0), digest(&[]), "s"));
-    client.send_ext(&ExtRequest::Load(Load {
-        queue: 0,
-        span: memory.whole_span(),
-        shape: None,
-        digest: [1; 32],
-        name: "s",
-    }));
+    let (span, bytes) = (memory.whole_span(), 4 << 20);
+    let (digest, runs, name) = ([1; 32], ByteRuns::whole(bytes), "s");
+    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape: None, digest, bytes, runs, name }));
     assert!(!next_load_result(&mut client));
     let shape = Some(TensorShape { dtype: DType::F32.to_wire(), ne: [1, 1, 1, 1] });
-    client.send_ext(&ExtRequest::Load(Load { queue: 0, span: memory.whole_span(), shape, digest: [1; 32], name: "s" }));
+    client.send_ext(&ExtRequest::Load(Load { queue: 0, span, shape, digest, bytes, runs, name }));
     client.expect_protocol_error(&["LOAD", "4"]);
 }
 
@@ -340,9 +337,10 @@ fn a_client_sends_digests_instead_of_weights() {
     let mut load_both = |seeds: [u64; 2]| {
         let mut pending_reads = Vec::new();
         for ((half, seed), name) in halves.iter().zip(seeds).zip(["a", "b"]) {
-            let wanted = TensorDigest { digest: digest(&random_bytes(seed, n)), name };
+            let wanted = TensorDigest { digest: digest(&random_bytes(seed, n)), bytes: n as u64, name };
             let loads = fixture.queue.load_by_digest().expect("a server with models");
-            pending_reads.push(loads.load_by_digest(half.clone(), Some(&desc), wanted).expect("a submitted request"));
+            let load = loads.load_by_digest(half.clone(), Some(&desc), wanted, ByteRuns::whole(n as u64));
+            pending_reads.push(load.expect("a submitted request"));
         }
         let answers = pending_reads.into_iter().map(|pending_read| pending_read.wait(deadline()).expect("an answer"));
         (answers.collect::<Vec<_>>(), fixture.device.link_stats().expect("a connection").sent)

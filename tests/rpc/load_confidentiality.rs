@@ -47,8 +47,8 @@ impl ForwardQueue for FailingQueue {
 }
 
 /// A server with one GGUF file, which has one tensor: `w`, random bytes of seed 1. The kept digests say that its bytes are
-/// those of seed 2, as if they had been forged, so LOAD of seed 2 finds and reads the file.
-fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::TempDir, TestServer) {
+/// those of seed 2, as if they had been forged, so LOAD of seed 2 finds and reads the file. Returns these bytes, too.
+pub(crate) fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::TempDir, TestServer, Vec<u8>) {
     let dir = tempfile::tempdir().expect("a folder");
     write_file(&dir.path().join("models/m.gguf"), &gguf_file(&[("w", 1, N)]), 9);
     let kept = dir.path().join("kept");
@@ -67,7 +67,21 @@ fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::TempDir, Te
     let checksum = digest(&bytes[..body]);
     bytes[body..].copy_from_slice(&checksum);
     std::fs::write(&path, bytes).expect("written");
-    (dir, TestServer::with_device_list(devices, config))
+    (dir, TestServer::with_device_list(devices, config), random_bytes(2, N))
+}
+
+/// Opens queue 2 of device 0 and lets it fail.
+pub(crate) fn fail_queue(client: &mut Client) {
+    client.open_queue(2, 0);
+    let small = client.alloc_ext(0, 64);
+    let tokens = TransferTokenList(&[[3; 16]]);
+    client.send_ext(&ExtRequest::SendToPeer(SendToPeer {
+        queue: 2,
+        span: small.whole_span(),
+        tokens,
+        address: "192.0.2.1:1",
+    }));
+    assert!(matches!(client.next_notification(), ReceivedNotification::QueueFailed(2, _)));
 }
 
 /// LOAD writes the bytes of a candidate before it has verified their digest, and overwrites them with zeros if the digest
@@ -76,25 +90,13 @@ fn server_with_one_file(devices: Vec<Arc<dyn Device>>) -> (tempfile::TempDir, Te
 #[test]
 fn mismatched_bytes_are_not_written_where_a_queue_could_read_them() {
     // Queue 0 executes LOAD; queue 2 fails.
-    let send = |client: &mut Client| {
-        client.open_queue(2, 0);
-        let small = client.alloc_ext(0, 64);
-        let tokens = TransferTokenList(&[[3; 16]]);
-        client.send_ext(&ExtRequest::SendToPeer(SendToPeer {
-            queue: 2,
-            span: small.whole_span(),
-            tokens,
-            address: "192.0.2.1:1",
-        }));
-        assert!(matches!(client.next_notification(), ReceivedNotification::QueueFailed(2, _)));
-    };
     let close = |client: &mut Client, queue| client.send_ext(&ExtRequest::CloseQueue(CloseQueue { queue }));
     type Before<'a> = &'a dyn Fn(&mut Client);
     let cases: [(&str, Before<'_>, u8); 5] = [
         ("nothing", &|_| {}, 0),
         ("closed when it was done", &|client| (client.open_queue(2, 0), close(client, 2)).1, 0),
-        ("failed", &send, 7),
-        ("failed and closed", &|client| (send(client), close(client, 2)).1, 7),
+        ("failed", &fail_queue, 7),
+        ("failed and closed", &|client| (fail_queue(client), close(client, 2)).1, 7),
         (
             "closed at its work",
             &|client| {
@@ -108,7 +110,7 @@ fn mismatched_bytes_are_not_written_where_a_queue_could_read_them() {
     ];
     for (case, before, left) in cases {
         let cpu = CpuDevice::new("CPU0", 1, Arithmetic::Exact, MEMORY).expect("a device");
-        let (_dir, server) = server_with_one_file(vec![cpu, HeldDevice::new("CPU1")]);
+        let (_dir, server, _) = server_with_one_file(vec![cpu, HeldDevice::new("CPU1")]);
         let mut client = Client::connect_extended(&server).0;
         client.open_queue(0, 0);
         before(&mut client);
@@ -134,7 +136,7 @@ fn a_buffer_that_cannot_be_overwritten_is_removed() {
         let inner = CpuDevice::new("CPU", 1, Arithmetic::Exact, MEMORY).expect("a device");
         let failing =
             ForwardingDevice::with_queues(inner, move |inner| Ok(Box::new(FailingQueue { inner, failing_call })));
-        let (_dir, server) = server_with_one_file(vec![failing]);
+        let (_dir, server, _) = server_with_one_file(vec![failing]);
         let mut client = Client::connect_with_queues(&server);
         client.open_queue(1, 0);
         let memory = client.alloc_ext(0, N as u64);

@@ -33,6 +33,7 @@ mod hostile;
 mod limits;
 mod load_by_digest;
 mod load_confidentiality;
+mod load_slices;
 mod log_floods;
 mod old_clients;
 mod old_servers;

@@ -10,7 +10,7 @@ use crate::support::*;
 use crate::tensor_cache::{files, fnv1a, is_cached, upload_cached};
 use fanout::device::{LoadOutcome, MemoryBudget, TensorDigest};
 use fanout::rpc::client::Endpoint;
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{ByteRuns, DType, TensorDesc};
 
 const SIZE: usize = 100_000;
 
@@ -105,9 +105,11 @@ fn a_server_in_the_sandbox_serves_caches_and_loads_models() {
         let desc = TensorDesc::contiguous(DType::I8, [SIZE, 1, 1, 1]).expect("a tensor");
         for seed in 1..=3 {
             let bytes = random_bytes(seed, SIZE);
-            let wanted = TensorDigest { digest: digest(&bytes), name: "t" };
+            let wanted = TensorDigest { digest: digest(&bytes), bytes: SIZE as u64, name: "t" };
             let loads = queue.load_by_digest().expect("a server with models");
-            let outcome = loads.load_by_digest(buffer.whole(), Some(&desc), wanted).expect("a submitted request");
+            let whole = ByteRuns::whole(SIZE as u64);
+            let outcome =
+                loads.load_by_digest(buffer.whole(), Some(&desc), wanted, whole).expect("a submitted request");
             assert_eq!(outcome.wait(deadline()).expect("an answer"), LoadOutcome::Found, "file {seed}");
             let there = queue.download(buffer.whole()).expect("a submitted request").wait(deadline()).expect("bytes");
             assert!(there == bytes, "file {seed}");

@@ -1,5 +1,5 @@
-//! A relay between one client and a server of ggml's RPC protocol. It records the bytes that the client sends, and can hide the
-//! server's protocol extension.
+//! A relay between one client and a server of ggml's RPC protocol. It records the bytes that the client sends, and can hide or
+//! change the server's offer of the protocol extension.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,6 +23,15 @@ impl ProtocolRelay {
     /// # Panics
     /// If the loopback interface has no free port.
     pub fn start(server: SocketAddr, hide_extension: bool) -> ProtocolRelay {
+        ProtocolRelay::with_offer(server, if hide_extension { |_| 0 } else { |offer| offer })
+    }
+
+    /// Accepts one connection and relays it to `server`. `edit` maps the byte with which the server offers the extension to the
+    /// one that the client receives.
+    ///
+    /// # Panics
+    /// If the loopback interface has no free port.
+    pub fn with_offer(server: SocketAddr, edit: fn(u8) -> u8) -> ProtocolRelay {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let addr = listener.local_addr().expect("bound");
         let sent = Arc::<Mutex<Vec<u8>>>::default();
@@ -37,9 +46,8 @@ impl ProtocolRelay {
             let upstream =
                 std::thread::spawn(move || relay(from, to, |_, bytes| record.lock().unwrap().extend(&*bytes)));
             relay(server, client, |before, bytes| {
-                let at = EXTENSION_BYTE.checked_sub(before).and_then(|at| bytes.get_mut(at));
-                if let Some(announced) = at.filter(|_| hide_extension) {
-                    *announced = 0;
+                if let Some(offer) = EXTENSION_BYTE.checked_sub(before).and_then(|at| bytes.get_mut(at)) {
+                    *offer = edit(*offer);
                 }
             });
             upstream.join().expect("a thread that ends");

@@ -8,7 +8,7 @@ use fanout::device::{
 };
 use fanout::graph::Graph;
 use fanout::ops::{NodeView, OpCode};
-use fanout::tensor::TensorDesc;
+use fanout::tensor::{ByteRuns, TensorDesc};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -250,12 +250,13 @@ impl Prefault for RecordingQueue {
 }
 
 impl LoadByDigest for RecordingQueue {
-    /// Finds every digest: fills the region with the first byte of the digest. Counts as an upload.
+    /// Finds every digest: fills the region with the first byte of the digest. Counts as an upload of the slice.
     fn load_by_digest(
         &mut self,
         dst: Region,
         _: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
+        _: ByteRuns,
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.count(&self.record.uploaded, dst.bytes());
         let bytes = vec![wanted.digest[0]; dst.bytes() as usize];

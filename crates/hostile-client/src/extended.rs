@@ -3,6 +3,7 @@
 use super::{Attacker, PAGE, encode};
 use fanout::rpc::wire::ext::*;
 use fanout::rpc::wire::{BufferGetBase, FreeBuffer, GetDeviceMemory, REQUEST_HEADER, Request};
+use fanout::tensor::ByteRuns;
 
 /// Queues that the attacker opens first, on the devices 0, 0 and 1.
 const OPEN_QUEUES: u32 = 3;
@@ -136,6 +137,22 @@ impl Attacker<'_> {
         }
     }
 
+    /// A LOAD, often of a slice that fits neither the tensor nor the span, or whose offsets overflow. The latter is no
+    /// [`ByteRuns`], so its bytes are written into the message.
+    fn load(&mut self, queue: u32, span: BufferSpan) -> Vec<u8> {
+        let (digest, name, whole) = ([1; 32], "../a", ByteRuns::whole(span.len));
+        let load = Load { queue, span, shape: None, digest, bytes: span.len, runs: whole, name };
+        let mut bytes = encode_ext(&ExtRequest::Load(load));
+        // The length of the tensor and the four numbers of the runs are in front of the name.
+        let end = bytes.len() - 4 - name.len();
+        for number in bytes[end - 5 * 8..end].chunks_exact_mut(8) {
+            if self.choices.below(3) == 0 {
+                number.copy_from_slice(&self.choices.extreme().to_le_bytes());
+            }
+        }
+        bytes
+    }
+
     /// A message that clients send rarely, or never.
     fn rare_message(&mut self, queue: u32, len: u64) -> Vec<u8> {
         let (span, tickets) = (self.span(len), [[7; TRANSFER_TOKEN_BYTES]; 3]);
@@ -144,7 +161,7 @@ impl Attacker<'_> {
             0 => encode_ext(&ExtRequest::CloseQueue(CloseQueue { queue })),
             1 => encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue: self.choices.word() as u32, device: 0 })),
             2 => encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })),
-            3 => encode_ext(&ExtRequest::Load(Load { queue, span, shape: None, digest: [1; 32], name: "../a" })),
+            3 => self.load(queue, span),
             4 => encode_ext(&ExtRequest::IssueTokens(IssueTokens { count: self.choices.extreme() as u32 })),
             5 => encode_ext(&ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, tokens: tickets })),
             6 => {

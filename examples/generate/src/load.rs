@@ -79,6 +79,11 @@ impl<'a> Weights<'a> {
 }
 
 impl Weight<'_> {
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
     /// BLAKE3 digest of the bytes, computed on the first call.
     pub fn digest(&self) -> [u8; 32] {
         *self.digest.get_or_init(|| *blake3::hash(self.bytes).as_bytes())

@@ -3,6 +3,7 @@
 
 use crate::load::WeightJob;
 use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, PendingRead, TensorDigest};
+use fanout::tensor::ByteRuns;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,8 +62,9 @@ pub fn load_weights_by_digest(
         let mut pending = VecDeque::new();
         for (number, digest) in hashed {
             let Some(job) = jobs.get(number) else { continue };
-            let wanted = TensorDigest { digest, name: job.name };
-            pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted)?));
+            let bytes = job.weight.bytes();
+            let (wanted, whole) = (TensorDigest { digest, bytes, name: job.name }, ByteRuns::whole(bytes));
+            pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted, whole)?));
             while let Some((number, reply)) = pending.pop_front_if(|(_, reply)| reply.is_ready()) {
                 await_reply(number, reply)?;
             }
@@ -138,12 +140,16 @@ mod tests {
             dst: Region,
             tensor: Option<&TensorDesc>,
             wanted: TensorDigest<'_>,
+            runs: ByteRuns,
         ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
             self.replies = self.replies.checked_sub(1).ok_or(DeviceError::Ended)?;
             let is_it = |bytes: &&Vec<u8>| *blake3::hash(bytes).as_bytes() == wanted.digest;
             let found = self.disk.iter().find(is_it).cloned();
             match &found {
-                Some(bytes) => self.inner.upload(dst, tensor, UploadSource::Borrowed(bytes))?,
+                Some(bytes) => {
+                    let mut reader = runs.reader(bytes).unwrap();
+                    self.inner.upload_from(dst, tensor, |to| reader.read(to)).unwrap();
+                }
                 None => self.inner.fill(dst, 0xee)?,
             }
             let (sender, reply) = PendingRead::new();

@@ -18,7 +18,7 @@ use crate::device::{
     PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, SourceError, TensorDigest, Timeline,
     TimelinePoint, Turn, UploadSource,
 };
-use crate::tensor::TensorDesc;
+use crate::tensor::{ByteRuns, TensorDesc};
 
 /// Staging limit: a queue with pending commands copies an upload of at most this size into its command. A larger upload waits
 /// for the pending commands instead.
@@ -125,11 +125,16 @@ impl ReadCompleter {
     }
 }
 
-/// A load by digest: the server searches its disk for a range of a file with this BLAKE3 digest.
+/// A load by digest: the server searches its disk for a tensor with this BLAKE3 digest, and fills the region with a slice of
+/// it.
 pub(super) struct DigestLoad {
     pub(super) dst: Region,
     pub(super) tensor: Option<TensorDesc>,
     pub(super) digest: [u8; 32],
+    /// Length of the whole tensor in bytes.
+    pub(super) bytes: u64,
+    /// The slice: within the tensor, and as long as `dst`.
+    pub(super) runs: ByteRuns,
     pub(super) name: String,
     pub(super) to: ReadCompleter,
 }
@@ -412,12 +417,21 @@ impl<S: QueueProtocol> LoadByDigest for RemoteQueue<S> {
         dst: Region,
         tensor: Option<&TensorDesc>,
         wanted: TensorDigest<'_>,
+        runs: ByteRuns,
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.own_buffer(&dst)?;
+        // The server would end the connection.
+        if runs.check_bounds(wanted.bytes).is_err() {
+            return Err(DeviceError::Misuse("a load of a slice that reaches past its tensor"));
+        }
+        if runs.bytes() != dst.bytes() {
+            return Err(DeviceError::Misuse("a load of a slice into a region of another length"));
+        }
         let (to, reply) = ReadCompleter::new(&self.remote);
         self.open_reads.add(&to);
-        let (digest, name) = (wanted.digest, wanted.name.to_owned());
-        self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor: tensor.copied(), digest, name, to }))?;
+        let TensorDigest { digest, bytes, name } = wanted;
+        let (tensor, name) = (tensor.copied(), name.to_owned());
+        self.submit(QueueCommand::LoadByDigest(DigestLoad { dst, tensor, digest, bytes, runs, name, to }))?;
         // The reply was validated on arrival: one byte, 0 or 1.
         let outcome = |reply: Vec<u8>| if reply == [1] { LoadOutcome::Found } else { LoadOutcome::Missing };
         Ok(PendingRead::on_demand(move |deadline| reply.wait(deadline).map(outcome)))

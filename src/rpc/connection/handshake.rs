@@ -179,7 +179,7 @@ mod tests {
         let hello = check(version(7, 0), caps, ready).unwrap();
         assert!(hello.codec.is_newest() && hello.supports_extensions());
         assert!(!check(version(7, 0), caps, 0).unwrap().codec.is_newest());
-        for other in [0, ready + 1] {
+        for other in [0, ready - 1, ready + 1] {
             assert!(!check(PROTOCOL_VERSION, caps, other).unwrap().supports_extensions());
         }
         for state in [ServerState::Ready, ServerState::Full, ServerState::Draining] {

@@ -12,7 +12,7 @@ use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
 use fanout::ops::NodeView;
 use fanout::ops::unary::Unary;
-use fanout::tensor::{DType, TensorDesc};
+use fanout::tensor::{ByteRuns, DType, TensorDesc};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -202,6 +202,7 @@ impl LoadByDigest for CallProbeQueue {
         _: Region,
         _: Option<&TensorDesc>,
         _: TensorDigest<'_>,
+        _: ByteRuns,
     ) -> Result<PendingRead<LoadOutcome>, DeviceError> {
         self.record("load_by_digest");
         Ok(PendingRead::ready(LoadOutcome::Found))
@@ -290,8 +291,9 @@ fn exercise(device: &dyn Device) {
         memory.prefault(&buffer.whole());
     }
     if let Some(loads) = queue.load_by_digest() {
-        let wanted = TensorDigest { digest: [0; 32], name: "w" };
-        let outcome = loads.load_by_digest(buffer.whole(), None, wanted).unwrap().wait(test_deadline());
+        let bytes = buffer.bytes();
+        let (wanted, runs) = (TensorDigest { digest: [0; 32], bytes, name: "w" }, ByteRuns::whole(bytes));
+        let outcome = loads.load_by_digest(buffer.whole(), None, wanted, runs).unwrap().wait(test_deadline());
         assert_eq!(outcome, Ok(LoadOutcome::Found));
     }
     if let Some(collectives) = queue.collectives() {

@@ -22,8 +22,8 @@ use crate::tensor::TensorDesc;
 /// Chunk size for tensors that are too large for staging: bytes that the writer produces at a time.
 const SOURCE_CHUNK_BYTES: u64 = 4 << 20;
 
-/// Bytes of a LOAD besides the name: queue, span, shape, digest, and the length of the name.
-const LOAD_HEAD_BYTES: u64 = 4 + 24 + 20 + 32 + 4;
+/// Bytes of a LOAD besides the name: queue, span, shape, digest, length, runs, and the length of the name.
+const LOAD_HEAD_BYTES: u64 = 4 + 24 + 20 + 32 + 8 + 32 + 4;
 
 impl WriteGuard<'_> {
     /// Coalescing: appends a request to the write buffer, which is sent with the next request that has to leave, or when it is
@@ -284,7 +284,7 @@ impl QueueProtocol for ExtendedProtocol {
     }
 
     fn load_by_digest(&mut self, load: DigestLoad) -> Result<(), DeviceError> {
-        let DigestLoad { dst, tensor, digest, name, to } = load;
+        let DigestLoad { dst, tensor, digest, bytes, runs, name, to } = load;
         let span = span(remote_buffer(&dst)?, dst.offset(), dst.bytes());
         let shape = tensor.filter(|tensor| is_whole_tensor(tensor, &dst)).map(|tensor| shape(&tensor));
         // The name is only a hint. It is left out if the message would exceed the server's limit.
@@ -300,7 +300,7 @@ impl QueueProtocol for ExtendedProtocol {
                 }
                 check
             };
-            let load = ExtRequest::Load(Load { queue, span, shape, digest, name });
+            let load = ExtRequest::Load(Load { queue, span, shape, digest, bytes, runs, name });
             guard.request_encoded(ExtCommand::Load.name(), 1..=1, ReplySink::Callback(Box::new(on_reply)), |out| {
                 load.encode(out)
             })

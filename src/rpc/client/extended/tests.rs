@@ -12,6 +12,7 @@ use super::extended_protocol::ExtendedProtocol;
 use crate::device::{Buffer, DeviceError, DeviceInfo, DeviceKind, PendingRead, Queue, Timeline, TimelinePoint};
 use crate::rpc::wire::VersionCodec;
 use crate::rpc::wire::ext::{DeviceFault, HelloExtReply, ServerCapabilities};
+use crate::tensor::ByteRuns;
 
 const WATCHDOG: Duration = Duration::from_secs(20);
 
@@ -65,7 +66,8 @@ fn loads_and_reads_on_a_lost_connection_fail_with_the_reason() {
     let (remote, mut queue, buffer) = silent_server();
     let lost = remote.connection.fail("a cable broke");
     let (to, found) = ReadCompleter::new(&remote);
-    let load = DigestLoad { dst: buffer.whole(), tensor: None, digest: [0; 32], name: String::new(), to };
+    let (bytes, runs, name) = (buffer.bytes(), ByteRuns::whole(buffer.bytes()), String::new());
+    let load = DigestLoad { dst: buffer.whole(), tensor: None, digest: [0; 32], bytes, runs, name, to };
     assert_eq!(queue.load_by_digest(load), Err(lost.clone()));
     assert_eq!(wait_error(found), lost);
     let (to, read) = ReadCompleter::new(&remote);

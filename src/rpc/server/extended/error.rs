@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::transfer_tokens::TokenError;
+use crate::tensor::ByteRunsError;
 
 /// A protocol error of the client: the request cannot be served, and the connection is closed.
 #[derive(Debug, Error)]
@@ -26,6 +27,10 @@ pub(super) enum ExtendedError {
     WriteLength { span: u64, data: u64 },
     #[error("malformed: the tensor has {tensor} bytes, the span {span}")]
     ShapeSize { tensor: u64, span: u64 },
+    #[error("malformed: the slice has {slice} bytes, the span {span}")]
+    SliceLength { slice: u64, span: u64 },
+    #[error("malformed: {0}")]
+    SliceOutOfBounds(#[from] ByteRunsError),
     #[error("malformed: copy from {src} bytes to {dst} bytes")]
     CopySizes { src: u64, dst: u64 },
     #[error("mark {number} comes after mark {last}: mark numbers must increase")]

@@ -1,7 +1,9 @@
-//! Handler for LOAD: fills a tensor from a GGUF file on the server's own disk, identified by the digest of its bytes.
+//! Handler for LOAD: fills a span with a slice of a tensor in a GGUF file on the server's own disk. The tensor is identified by
+//! the digest of all of its bytes.
 
 use std::time::Instant;
 
+use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use super::spans;
 use super::transfers::tensor_of_shape;
@@ -13,7 +15,7 @@ use crate::rpc::transport::PeerAddr;
 use crate::rpc::wire::ext::{ExtResponse, Load};
 use crate::tensor::TensorDesc;
 
-/// Host memory of a LOAD: the buffers through which a file is hashed and uploaded.
+/// Host memory of a LOAD: the buffer through which a file is hashed, and the staging buffer of a small upload.
 const READ_BYTES: u64 = 2 * TRANSFER_CHUNK_BYTES;
 
 /// Counts of a session's LOADs, for the log.
@@ -48,13 +50,20 @@ impl LoadCounts {
 }
 
 impl ExtendedSession<'_> {
+    /// Serves a LOAD. To verify the digest, all of the tensor is read and hashed, also for a small slice: its cost in time is
+    /// that of a LOAD of the whole tensor. Its cost in memory does not depend on the tensor.
     pub(super) fn load_by_digest(&mut self, request: &Load<'_>) -> Result<(), SessionError> {
         let bytes = request.span.len;
+        request.runs.check_bounds(request.bytes).map_err(ExtendedError::from)?;
+        if request.runs.bytes() != bytes {
+            return Err(ExtendedError::SliceLength { slice: request.runs.bytes(), span: bytes }.into());
+        }
         let (device, region) = spans::resolve_span(&self.resources.handles, &request.span)?;
         let tensor = request.shape.map(|shape| tensor_of_shape(&shape, bytes)).transpose()?;
         self.queues.get_on_device(request.queue, device)?;
         let found = match &self.resources.server.gguf_index {
-            Some(index) => match &index.find(bytes, &request.digest)[..] {
+            // Nothing is read for an empty slice.
+            Some(index) if bytes > 0 => match &index.find(request.bytes, &request.digest)[..] {
                 // Replied before anything is waited for: the time must not depend on the files that there are.
                 [] => false,
                 candidates => match self.resources.memory.wait(READ_BYTES) {
@@ -67,13 +76,13 @@ impl ExtendedSession<'_> {
                     }
                 },
             },
-            None => false,
+            _ => false,
         };
         self.load_counts.count(found, bytes);
         Ok(self.reply(&ExtResponse::Load(found))?)
     }
 
-    /// Loads the first of `candidates` that has the right bytes into `region`. Returns whether there is one.
+    /// Loads the slice of the first of `candidates` that has the right bytes into `region`. Returns whether there is one.
     ///
     /// Confidentiality: a client may read only bytes for which it has sent the right digest. If no other work of the
     /// session can run meanwhile (`unobserved`), candidates are written to the device while they are hashed, and bytes with a
@@ -89,7 +98,7 @@ impl ExtendedSession<'_> {
         let server = self.resources.server;
         let (timeout, watch) = (server.config.device_timeout, self.connection.watch());
         let unobserved = self.queues.wait_all_idle(Instant::now() + timeout)?;
-        let wanted = WantedTensor { name: request.name, digest: request.digest };
+        let wanted = WantedTensor { name: request.name, digest: request.digest, runs: request.runs };
         let mut exposed = false;
         let found = self.queues.get(request.queue)?.submit(|queue| {
             let mut target = LoadTarget { queue, region, tensor, unobserved, written: false };

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use log::{debug, info, warn};
 
-use super::TensorReader;
 use super::digest_file::{DigestFile, KnownDigests};
+use super::reader::TensorReader;
 use super::scan::{self, IndexSnapshot, MAX_TENSORS};
 
 /// Minimum interval between scans: the duration, or the multiple of the last scan's duration, whichever is longer. A LOAD that

@@ -2,46 +2,41 @@
 //! need not upload weights that the server has on disk.
 //!
 //! - The digests are computed in the background, by one thread of low priority, and kept from one start of the server to the
-//!   next. They belong to the identity of a file ([`FileIdentity`]): a file that has changed is hashed again.
+//!   next. They belong to the identity of a file (`FileIdentity`): a file that has changed is hashed again.
 //! - A client's request hashes nothing to search for a digest: a digest that is not in the index costs a look-up, whatever
 //!   files there are, so neither its time nor its cost tells a client about them. While the index is incomplete, clients
 //!   upload.
 //! - A tensor that is found is hashed while it is loaded, so a wrong entry of the index, or a file that changes meanwhile, does
-//!   not disclose other bytes.
+//!   not disclose other bytes. The digest covers the whole tensor, so all of it is read and hashed also where a slice is loaded.
 //! - Files are read, not memory-mapped: a file may change, shrink or be deleted at any time, and a mapped file would then raise
 //!   SIGBUS. A tensor that cannot be read counts as not found.
 //! - Clients send no paths. A wrong digest reveals nothing about the files.
 //!
-//! `scan.rs` lists the files and their tensors, `hashing.rs` computes their digests, `digest_file.rs` keeps them; this file
-//! finds and loads tensors. Start reading at [`GgufIndex::find`].
+//! `scan.rs` lists the files and their tensors, `hashing.rs` computes their digests, `digest_file.rs` keeps them, `reader.rs`
+//! reads tensors and slices; this file finds and loads tensors. Start reading at [`GgufIndex::find`].
 
 mod digest_file;
 mod file;
 mod hashing;
+mod reader;
 mod scan;
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use log::{debug, warn};
-use thiserror::Error;
 
 use crate::device::{DeviceError, Queue, Region, UploadError};
-use crate::rpc::server::folder::FileError;
-use crate::tensor::TensorDesc;
+use crate::tensor::{ByteRuns, TensorDesc};
 use digest_file::DigestFile;
-use file::FileIdentity;
 use hashing::{Hashing, INITIAL_SCAN_TIMEOUT};
+use reader::{SliceReader, TensorReadError, TensorReader};
 pub(super) use scan::IndexedTensor;
 pub use scan::model_link_targets;
 
 /// Limit of the tensors with the requested digest that are read for one LOAD: more than one if files have a tensor in common.
 const MAX_CANDIDATES: usize = 8;
-
-/// Size of the chunks in which a file is read: small enough that a chunk is still in the CPU's cache when it is hashed.
-const READ_CHUNK_BYTES: usize = 256 << 10;
 
 /// Index of a folder of GGUF files. All sessions share it.
 pub(super) struct GgufIndex {
@@ -54,37 +49,21 @@ pub(super) struct WantedTensor<'a> {
     pub(super) name: &'a str,
     /// BLAKE3 digest of its bytes.
     pub(super) digest: [u8; 32],
+    /// The slice of it to load, which lies in its bytes.
+    pub(super) runs: ByteRuns,
 }
 
-/// The region that a LOAD fills.
+/// The region that a LOAD fills, as long as the slice.
 pub(super) struct LoadTarget<'a> {
     pub(super) queue: &'a mut dyn Queue,
     pub(super) region: &'a Region,
-    /// The tensor in the region, for devices that repack weights.
+    /// The slice as a tensor, for devices that repack weights.
     pub(super) tensor: Option<&'a TensorDesc>,
     /// Whether no other work can read the region during the load. Bytes with a wrong digest may then be written, and the caller
     /// overwrites them afterwards.
     pub(super) unobserved: bool,
     /// Set when bytes may have been written to the region.
     pub(super) written: bool,
-}
-
-/// Why reading a tensor from its file was stopped.
-#[derive(Debug, Error)]
-enum TensorReadError {
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("the file has changed since it was indexed")]
-    Changed,
-    /// The caller aborts the load.
-    #[error("the load was aborted")]
-    Aborted,
-}
-
-impl From<io::Error> for TensorReadError {
-    fn from(e: io::Error) -> TensorReadError {
-        FileError::from(e).into()
-    }
 }
 
 /// Result of loading one candidate, if the device has not failed.
@@ -128,7 +107,7 @@ impl GgufIndex {
         found
     }
 
-    /// Fills `target` with the first of `candidates` whose bytes have the digest. Returns whether there is one.
+    /// Fills `target` with the slice of the first of `candidates` whose bytes have the digest. Returns whether there is one.
     /// `should_continue` is called between chunks; if it returns false, the load is aborted.
     ///
     /// # Errors
@@ -162,8 +141,8 @@ impl Drop for GgufIndex {
     }
 }
 
-/// Loads one candidate into `target` and compares its digest. If other work can read the region, the candidate is hashed
-/// before it is written.
+/// Loads the slice of one candidate into `target`, and compares the digest of the bytes that were read, which are those of the
+/// whole tensor. If other work can read the region, the candidate is hashed before the slice is written.
 fn try_load(
     candidate: &IndexedTensor,
     wanted: &WantedTensor<'_>,
@@ -179,14 +158,20 @@ fn try_load(
         }
     }
     let mut reader = match TensorReader::start(candidate, should_continue) {
-        Ok(reader) => reader,
+        Ok(reader) => SliceReader::new(reader, &wanted.runs),
         Err(e) => return Ok(abandon_attempt(candidate, &e)),
     };
     target.written = true;
     match target.queue.upload_from(target.region.clone(), target.tensor, |dst| reader.read(dst)) {
-        Ok(()) => Ok(if reader.digest() == wanted.digest { AttemptResult::Match } else { AttemptResult::Mismatch }),
-        Err(UploadError::Source(e)) => Ok(abandon_attempt(candidate, &e)),
-        Err(UploadError::Device(e)) => Err(e),
+        Ok(()) => {}
+        Err(UploadError::Source(e)) => return Ok(abandon_attempt(candidate, &e)),
+        Err(UploadError::Device(e)) => return Err(e),
+    }
+    // What lies behind the slice.
+    match reader.hash_rest() {
+        Ok(digest) if digest == wanted.digest => Ok(AttemptResult::Match),
+        Ok(_) => Ok(AttemptResult::Mismatch),
+        Err(e) => Ok(abandon_attempt(candidate, &e)),
     }
 }
 
@@ -197,67 +182,6 @@ fn abandon_attempt(candidate: &IndexedTensor, e: &TensorReadError) -> AttemptRes
     }
     debug!("models: {}: {e}", candidate.file().path().display());
     AttemptResult::Mismatch
-}
-
-/// Reads one tensor from its file and hashes its bytes.
-struct TensorReader<'a> {
-    candidate: &'a IndexedTensor,
-    should_continue: &'a dyn Fn() -> bool,
-    file: File,
-    hasher: blake3::Hasher,
-}
-
-impl<'a> TensorReader<'a> {
-    /// Opens the file at the tensor's first byte.
-    ///
-    /// # Errors
-    /// [`TensorReadError::Changed`] if the file is not the indexed one any more.
-    fn start(
-        candidate: &'a IndexedTensor,
-        should_continue: &'a dyn Fn() -> bool,
-    ) -> Result<TensorReader<'a>, TensorReadError> {
-        let (mut file, meta) = candidate.file().listed.open()?;
-        if FileIdentity::of(&meta) != candidate.file().identity {
-            return Err(TensorReadError::Changed);
-        }
-        file.seek(SeekFrom::Start(candidate.start()))?;
-        Ok(TensorReader { candidate, should_continue, file, hasher: blake3::Hasher::new() })
-    }
-
-    /// Reads the next bytes.
-    fn read(&mut self, dst: &mut [u8]) -> Result<(), TensorReadError> {
-        for chunk in dst.chunks_mut(READ_CHUNK_BYTES) {
-            if !(self.should_continue)() {
-                return Err(TensorReadError::Aborted);
-            }
-            self.file.read_exact(chunk)?;
-            self.hasher.update(chunk);
-        }
-        Ok(())
-    }
-
-    /// Reads the whole tensor and returns its digest.
-    ///
-    /// # Errors
-    /// [`TensorReadError::Changed`] if the file has changed during the read: the digest may not be that of its present bytes.
-    fn hash(mut self) -> Result<[u8; 32], TensorReadError> {
-        let mut chunk = vec![0; READ_CHUNK_BYTES.min(self.candidate.bytes() as usize)];
-        let mut remaining = self.candidate.bytes();
-        while remaining > 0 {
-            let len = chunk.len().min(remaining as usize);
-            self.read(&mut chunk[..len])?;
-            remaining -= len as u64;
-        }
-        if FileIdentity::of(&self.file.metadata()?) != self.candidate.file().identity {
-            return Err(TensorReadError::Changed);
-        }
-        Ok(self.digest())
-    }
-
-    /// The digest of all bytes that were read.
-    fn digest(&self) -> [u8; 32] {
-        *self.hasher.finalize().as_bytes()
-    }
 }
 
 #[cfg(all(test, unix))]

@@ -1,8 +1,9 @@
 use super::file::tests::OPENED;
+use super::reader::READ_CHUNK_BYTES;
 use super::*;
 use crate::device::noop::NoopDevice;
 use crate::device::{DeviceKind, MemoryBudget};
-use crate::gguf::Writer;
+use crate::gguf::{Gguf, Writer};
 use crate::tensor::DType;
 use std::fs;
 use std::time::Duration;
@@ -67,12 +68,66 @@ fn one_load_opens_at_most_eight_files() {
         assert_eq!(found.len(), MAX_CANDIDATES);
         // No candidate is the wanted tensor any more, so the load tries all of them.
         paths.iter().for_each(|path| fs::write(path, b"changed").expect("written"));
-        let wanted = WantedTensor { name: "t", digest: digest_of_zeros(64) };
+        let wanted = WantedTensor { name: "t", digest: digest_of_zeros(64), runs: ByteRuns::whole(64) };
         let mut target = LoadTarget { queue: &mut *queue, region: &region, tensor: None, unobserved, written: false };
         OPENED.set(0);
         assert_eq!(index.load(&found, &wanted, &mut target, &|| true), Ok(false));
         assert_eq!(OPENED.get(), MAX_CANDIDATES, "unobserved: {unobserved}");
     }
+}
+
+/// Runs that end within a chunk, at its end and behind it, read in pieces of any length: each has the bytes of the slice, and the
+/// digest is that of the whole tensor.
+#[test]
+fn slices_are_read_while_the_whole_tensor_is_hashed() {
+    let (dir, n) = (tempfile::tempdir().expect("a folder"), 3 * READ_CHUNK_BYTES + 1000);
+    let path = dir.path().join("m.gguf");
+    let file = Writer::new().tensor("a", &[50], DType::I8).tensor("t", &[n as u64], DType::I8);
+    let mut file = file.to_bytes().expect("a valid file");
+    let mut rng = fastrand::Rng::with_seed(71);
+    let tensor: Vec<u8> = (0..n).map(|_| rng.u8(..)).collect();
+    let at = Gguf::parse(&file).expect("a valid file").tensors[1].bytes.clone();
+    file[at].copy_from_slice(&tensor);
+    fs::write(&path, file).expect("written");
+    let index = GgufIndex::open(dir.path(), None).expect("an index");
+    await_complete(&index);
+    let digest = *blake3::hash(&tensor).as_bytes();
+    let found = index.find(n as u64, &digest);
+    let chunk = READ_CHUNK_BYTES as u64;
+    let mut cases = vec![
+        ByteRuns::whole(n as u64),
+        ByteRuns::new(0, chunk, chunk, 3).expect("valid runs"),
+        ByteRuns::new(chunk, chunk, 2 * chunk, 1).expect("valid runs"),
+        ByteRuns::new(chunk - 1, 2, chunk, 3).expect("valid runs"),
+        ByteRuns::new(n as u64 - 1, 1, 1, 1).expect("valid runs"),
+    ];
+    while cases.len() < 40 {
+        let [run_bits, gap_bits] = [0, 0].map(|_| rng.u32(0..20));
+        let (offset, run_bytes) = (rng.u64(0..2 * chunk), rng.u64(1..=1 << run_bits));
+        let stride = run_bytes + rng.u64(0..1 << gap_bits);
+        let count = (n as u64).saturating_sub(offset + run_bytes) / stride;
+        cases.extend((count > 0).then(|| ByteRuns::new(offset, run_bytes, stride, count).expect("valid runs")));
+    }
+    for runs in cases {
+        let mut reader = SliceReader::new(TensorReader::start(&found[0], &|| true).expect("a file"), &runs);
+        let mut slice = vec![0; runs.bytes() as usize];
+        let mut rest = &mut slice[..];
+        while !rest.is_empty() {
+            let bits = rng.u32(8..21);
+            let (now, later) = rest.split_at_mut(rng.usize(1..=1 << bits).min(rest.len()));
+            reader.read(now).expect("bytes");
+            rest = later;
+        }
+        let want = runs.slices(&tensor).expect("runs in the tensor").collect::<Vec<_>>().concat();
+        assert!(slice == want, "{runs:?}");
+        assert!(reader.read(&mut [0]).is_err(), "more bytes than the slice has");
+        assert_eq!(reader.hash_rest().expect("bytes"), digest, "{runs:?}");
+    }
+    // An aborted load ends at the next chunk.
+    let stop = || false;
+    let mut reader = SliceReader::new(TensorReader::start(&found[0], &stop).expect("a file"), &ByteRuns::whole(10));
+    assert!(matches!(reader.read(&mut [0; 10]), Err(TensorReadError::Aborted)));
+    assert!(matches!(reader.hash_rest(), Err(TensorReadError::Aborted)));
 }
 
 #[test]

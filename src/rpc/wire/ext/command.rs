@@ -87,7 +87,7 @@ commands! {
     /// Queries whether a device supports a node.
     SupportsOp = 140, "SUPPORTS_OP", 12, Buffered;
     /// Fills a span from a model file of the server, by digest.
-    Load = 141, "LOAD", 4 + 24 + 20 + 32 + 4, Buffered;
+    Load = 141, "LOAD", 4 + 24 + 20 + 32 + 8 + 32 + 4, Buffered;
     /// Requests transfer tokens.
     IssueTokens = 142, "ISSUE_TOKENS", 4, Fixed;
     /// Assigns a destination to the bytes that peers send for tokens.

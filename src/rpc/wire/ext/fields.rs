@@ -6,6 +6,7 @@ use super::super::graph::GraphCompute;
 use super::super::request::Body;
 use super::command::TRANSFER_TOKEN_BYTES;
 use super::{text, text_size, write_text};
+use crate::tensor::{ByteRuns, ByteRunsError};
 
 /// A transfer token: 16 random bytes that entitle another server to one PEER_WRITE into memory of the session that issued it.
 pub type TransferToken = [u8; TRANSFER_TOKEN_BYTES];
@@ -60,6 +61,26 @@ impl Field for Option<TensorShape> {
         let TensorShape { dtype, ne } = self.unwrap_or(TensorShape { dtype: NO_TENSOR, ne: [0; 4] });
         dtype.write(out);
         ne.iter().for_each(|n| n.write(out));
+    }
+}
+
+/// Offset, length of a run, stride and number of the runs. The decoder checks that they do not overlap and that no offset
+/// overflows. The receiver compares them with the tensor.
+impl Field for ByteRuns {
+    const SIZE: u64 = 32;
+
+    fn read(r: &mut Reader<'_>, what: &'static str) -> Result<Self, WireError> {
+        let (offset, run_bytes, stride, count) = (r.u64(what)?, r.u64(what)?, r.u64(what)?, r.u64(what)?);
+        ByteRuns::new(offset, run_bytes, stride, count).map_err(|e| match e {
+            ByteRunsError::Overlap { stride: have, .. } => {
+                WireError::BadValue { what, expected: "a stride of at least the bytes of a run", have }
+            }
+            _ => WireError::BadValue { what, expected: "a number of runs that end below 2^64 bytes", have: count },
+        })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        [self.offset(), self.run_bytes(), self.stride(), self.count()].iter().for_each(|n| n.write(out));
     }
 }
 
@@ -133,7 +154,7 @@ macro_rules! fixed_size_fields {
     )*};
 }
 
-fixed_size_fields! { u32 u64 BufferSpan Option<TensorShape> [u8; 32] TransferToken }
+fixed_size_fields! { u32 u64 BufferSpan Option<TensorShape> [u8; 32] ByteRuns TransferToken }
 
 impl<'a> MessageField<'a> for GraphCompute<'a> {
     fn decode(r: &mut Reader<'a>, _: &'static str, limits: &Limits) -> Result<Self, WireError> {

@@ -6,6 +6,7 @@ use super::super::graph::GraphCompute;
 use super::super::request::Body;
 use super::command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
 use super::fields::{BufferSpan, BufferSpans, MessageField, TensorShape, TransferToken, TransferTokenList};
+use crate::tensor::ByteRuns;
 
 /// Length in bytes of a WRITE before its data.
 pub const WRITE_HEAD: usize = 4 + 24 + 20;
@@ -187,19 +188,23 @@ variable! {
         graph: GraphCompute<'a>,
     }
 
-    /// Fills a span with the bytes of a tensor that the server finds in its own model files, by their digest. Reply:
-    /// [`super::ExtResponse::Load`], in the order of the requests. If no such tensor is found, the span keeps its bytes or
-    /// holds zeros.
+    /// Fills a span with a slice of a tensor that the server finds in its own model files, by the digest of the whole tensor.
+    /// Reply: [`super::ExtResponse::Load`], in the order of the requests. If no such tensor is found, the span keeps its bytes
+    /// or holds zeros.
     Load<'a> {
         /// Queue, on the device of the buffer.
         queue: u32,
-        /// Destination.
+        /// Destination, as long as the slice.
         span: BufferSpan,
-        /// The tensor that the bytes are, if it is contiguous and fills the span.
+        /// The tensor that the slice is, if it is contiguous and fills the span.
         shape: Option<TensorShape>,
-        /// BLAKE3 digest of the bytes.
+        /// BLAKE3 digest of the bytes of the whole tensor in the file.
         digest: [u8; 32],
-        /// Name of the tensor in its file. The server tries tensors with this name first.
+        /// Length of the whole tensor in bytes.
+        bytes: u64,
+        /// The slice, as bytes of the whole tensor.
+        runs: ByteRuns,
+        /// Name of the tensor in its file, for the server's log.
         name: &'a str,
     }
 

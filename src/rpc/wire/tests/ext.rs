@@ -2,6 +2,7 @@
 
 use crate::rpc::wire::ext::*;
 use crate::rpc::wire::{GraphCompute, REQUEST_HEADER, TENSOR_RECORD, WireError};
+use crate::tensor::ByteRuns;
 use fastrand::Rng;
 
 use super::inputs::{LIMITS, RequestBuffers, mutate};
@@ -31,6 +32,11 @@ fn shape(rng: &mut Rng) -> Option<TensorShape> {
     rng.bool().then(|| TensorShape { dtype: rng.u32(..NO_TENSOR), ne: std::array::from_fn(|_| rng.u32(..)) })
 }
 
+fn runs(rng: &mut Rng) -> ByteRuns {
+    let run_bytes = rng.u64(..1 << 30);
+    ByteRuns::new(rng.u64(..1 << 63), run_bytes, run_bytes + rng.u64(..1 << 30), rng.u64(..1 << 30)).expect("63 bits")
+}
+
 fn request<'a>(
     command: ExtCommand,
     rng: &mut Rng,
@@ -58,7 +64,15 @@ fn request<'a>(
         ExtCommand::SupportsOp => ExtRequest::SupportsOp(SupportsOp { graph }),
         ExtCommand::Load => {
             let digest = std::array::from_fn(|_| rng.u8(..));
-            ExtRequest::Load(Load { queue, span, shape: shape(rng), digest, name: text })
+            ExtRequest::Load(Load {
+                queue,
+                span,
+                shape: shape(rng),
+                digest,
+                bytes: number,
+                runs: runs(rng),
+                name: text,
+            })
         }
         ExtCommand::IssueTokens => ExtRequest::IssueTokens(IssueTokens { count: rng.u32(..) }),
         ExtCommand::ReceiveFromPeer => ExtRequest::ReceiveFromPeer(ReceiveFromPeer { queue, span, tokens: tickets }),
@@ -314,6 +328,17 @@ fn invalid_values_are_errors() {
     assert_eq!(ExtResponse::decode(ExtCommand::Load, &[2]), Err(bad("found", "0 or 1", 2)));
     assert_eq!(ExtResponse::decode(ExtCommand::Ping, &[3, 0, 0, 0, 0]), Err(bad("state", "0 to 2", 3)));
     assert_eq!(ExtResponse::decode(ExtCommand::Mark, &[]), Err(WireError::UnknownCommand(137)));
+    let load = |runs: [u64; 4]| {
+        let runs = runs.map(u64::to_le_bytes);
+        let body = [&[0; 4 + 24 + 20 + 32 + 8][..], runs.as_flattened(), &[0; 4]].concat();
+        ExtRequest::decode(ExtCommand::Load, &body, &LIMITS).map(drop)
+    };
+    let (stride, number) = ("a stride of at least the bytes of a run", "a number of runs that end below 2^64 bytes");
+    assert_eq!(load([9, 8, 7, 2]), Err(bad("runs", stride, 7)));
+    assert_eq!(load([9, 8, 0, u64::MAX]), Err(bad("runs", stride, 0)));
+    assert_eq!(load([0, 1 << 31, 1 << 32, 1 << 32]), Err(bad("runs", number, 1 << 32)));
+    assert_eq!(load([u64::MAX, 1, 1, 1]), Err(bad("runs", number, 1)));
+    assert_eq!(load([u64::MAX - 1, 1, 1, 1]), Ok(()));
     let text = [&[1, 2, 0, 0, 0][..], &[b'a', 0xff]].concat();
     assert_eq!(ExtResponse::decode(ExtCommand::ProbePeer, &text), Err(bad("reason", "UTF-8", 0xff)));
     assert_eq!(
@@ -336,7 +361,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (4, 0x24));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (5, 0x25));
 }
 
 /// An accepted message encodes to the same bytes.

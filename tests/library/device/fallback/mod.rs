@@ -15,7 +15,7 @@ use fanout::ops::OpCode::{self, Add, Mul, Sqr};
 use fanout::ops::binary::Binary;
 use fanout::ops::rows::Rows;
 use fanout::ops::unary::Unary;
-use fanout::tensor::DType;
+use fanout::tensor::{ByteRuns, DType};
 use fanout_testing::recording_device::RecordingDevice;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -103,8 +103,8 @@ fn capabilities_of_the_primary_are_forwarded() {
     let (program, bindings) = (device.prepare(graph).unwrap(), Arc::from([memory.whole()]));
     let parts = [(0, 16), (16, 48)].map(|(offset, bytes)| buffer.region(offset, bytes).unwrap());
     for turn in 1..3 {
-        let wanted = TensorDigest { digest: [turn; 32], name: "w" };
-        let found = queue.load_by_digest().unwrap().load_by_digest(buffer.whole(), None, wanted).unwrap();
+        let (wanted, runs) = (TensorDigest { digest: [turn; 32], bytes: 64, name: "w" }, ByteRuns::whole(64));
+        let found = queue.load_by_digest().unwrap().load_by_digest(buffer.whole(), None, wanted, runs).unwrap();
         assert_eq!(found.wait(test_deadline()), Ok(LoadOutcome::Found), "turn {turn}");
         queue.prefault().unwrap().prefault(&buffer.whole());
         let read = queue.download_all(&parts).unwrap();
