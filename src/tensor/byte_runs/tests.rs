@@ -131,7 +131,7 @@ fn ranges_and_readers_return_the_runs_in_order() {
         let mut want: Vec<Range<u64>> = starts.map(|start| start..start + run_bytes).collect();
         want.retain(|range| !range.is_empty());
         if runs.stride() == run_bytes && !runs.is_empty() {
-            want = vec![offset..offset + runs.bytes()];
+            want = Vec::from([Range { start: offset, end: offset + runs.bytes() }]);
         }
         assert_eq!(runs.ranges().collect::<Vec<_>>(), want, "{runs:?}");
         assert_eq!(want.last().map_or(0, |last| last.end), runs.end());
