@@ -4,6 +4,7 @@
 //!
 //! | pass | input | output |
 //! |---|---|---|
+//! | [`tensor_group`] (optional) | a task for groups of devices | the task of all devices, with collectives |
 //! | `assign` | a [`Task`] and the ops that each device supports | a device for each node, and the reason |
 //! | `split` | the assignment | splits (consecutive nodes on one device), and the replicas of remote tensors that they read |
 //! | `memory` | lifetimes | an allocation in an arena for each tensor; a ring with `depth` copies for replicas |
@@ -25,6 +26,11 @@
 //! Therefore the earliest unfinished step can always proceed. This holds wherever a queue waits: in the device, in the staging
 //! thread of a queue, or in the host when a full queue applies backpressure. A staging thread delays only steps that were
 //! submitted after the step that it waits for.
+//!
+//! A program with collective nodes also waits for the programs of other ranks, which are submitted later. It cannot deadlock:
+//! all ranks run the collectives of a group in one order, which `verify` checks, and a program that waits at a collective holds
+//! neither its device nor a thread. For the same reason [`Scheduler::run`] executes no node on the calling thread if the task has
+//! groups.
 //!
 //! # Memory
 //! Each slot of a task's graph is one memory. A stored slot lies in its region on its device. A computed slot lies in an arena
@@ -70,6 +76,7 @@ mod plan;
 mod plan_report;
 mod split;
 mod task;
+pub mod tensor_group;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -187,6 +194,9 @@ pub enum SchedError {
     /// An earlier run stopped before all of its steps were submitted, so the state of its tensors is unknown.
     #[error("an earlier run failed or was aborted before all of its steps were submitted: call Scheduler::reset")]
     RunIncomplete,
+    /// A node by node run of a task with collective nodes: each of them would wait for the other ranks, which run later.
+    #[error("a task with collective nodes cannot run node by node: see TensorSplit::with_copied_collectives")]
+    ObservedCollectives,
     /// The abort flag was raised.
     #[error("the run was aborted")]
     Aborted,

@@ -160,8 +160,11 @@ impl SplitPass<'_> {
                 let number = self.split_graph.replicas.len() as u32;
                 let origin = match (self.split_graph.homes[slot as usize], experts) {
                     (None, _) => ReplicaOrigin::Host,
-                    (Some(home), None) => ReplicaOrigin::Device(home),
-                    (Some(home), Some(ids)) => ReplicaOrigin::Experts { home, ids },
+                    // Not beside collective nodes: the submitter would wait for the ids, and so for ranks that it has yet to submit.
+                    (Some(home), Some(ids)) if self.task.collective_groups().is_empty() => {
+                        ReplicaOrigin::Experts { home, ids }
+                    }
+                    (Some(home), _) => ReplicaOrigin::Device(home),
                 };
                 if experts.is_none() {
                     self.live[slot as usize].push(number);

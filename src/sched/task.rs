@@ -20,6 +20,8 @@ pub struct Task {
     pins: BTreeMap<usize, usize>,
     /// By slot: whether it can be read after a run.
     outputs: Vec<bool>,
+    /// By number of a collective group, which collective nodes name: the device of each rank.
+    collective_groups: Vec<Vec<usize>>,
 }
 
 /// Storage class of a slot. Devices are indices in the scheduler's list.
@@ -63,6 +65,12 @@ impl Task {
             }
         }
         copy
+    }
+
+    /// By number of a collective group: the device of each rank. If there are any, `Scheduler::run` executes no program on the
+    /// calling thread, because the programs of all ranks must be submitted before one of them waits.
+    pub(crate) fn collective_groups(&self) -> &[Vec<usize>] {
+        &self.collective_groups
     }
 
     /// The device that a node is pinned to.
@@ -119,6 +127,7 @@ pub struct TaskBuilder {
     names: Vec<String>,
     pins: BTreeMap<usize, usize>,
     outputs: Vec<TensorId>,
+    collective_groups: Vec<Vec<usize>>,
     nodes: usize,
 }
 
@@ -278,6 +287,12 @@ impl TaskBuilder {
         Ok(())
     }
 
+    /// Declares a collective group and returns its number, for collective nodes. `devices` has the device of each rank.
+    pub(crate) fn add_collective_group(&mut self, devices: Vec<usize>) -> u32 {
+        self.collective_groups.push(devices);
+        (self.collective_groups.len() - 1) as u32
+    }
+
     /// Finishes the task. The graph passes the same validation as a graph received from a client.
     ///
     /// # Errors
@@ -293,7 +308,14 @@ impl TaskBuilder {
             }
         }
         let graph = self.inner.build_with_use_counts(&seen)?;
-        Ok(Task { graph: Arc::new(graph), storage: self.storage, names: self.names, pins: self.pins, outputs })
+        Ok(Task {
+            graph: Arc::new(graph),
+            storage: self.storage,
+            names: self.names,
+            pins: self.pins,
+            outputs,
+            collective_groups: self.collective_groups,
+        })
     }
 
     /// Checks that the sources are tensors of this task, and that a source which only names the memory to write is in the
@@ -301,6 +323,11 @@ impl TaskBuilder {
     fn check_sources(&self, op: &Op, srcs: &[Option<TensorId>], slot: Option<usize>) -> Result<(), BuildError> {
         if srcs.len() > MAX_SRC {
             return Err(BuildError::Tensor("a node has at most 10 sources"));
+        }
+        if let Op::Collective(collective) = op
+            && collective.group as usize >= self.collective_groups.len()
+        {
+            return Err(BuildError::Tensor("a collective node of a group that the task does not have"));
         }
         if (0..srcs.len()).any(|i| op.updates(i)) {
             return Err(BuildError::Tensor("the op changes a source, and a plan has one destination for each node"));

@@ -201,7 +201,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::gguf_index",
         &["tensor", "gguf", "device", "rpc::wire", "rpc::server::folder", "blake3", "rustix", "files", "io"],
-        &["processes"],
+        &["processes", "fastrand"],
     ),
     layer(
         "rpc::server::admission",
@@ -384,6 +384,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         &[],
     ),
     layer("sched::task", &["tensor", "ops", "graph", "device"], &[]),
+    layer("sched::tensor_group", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &[]),
     layer("sched::tests", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["files"]),
     layer(
         "sched::split",
@@ -397,7 +398,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["graph", "device", "sched", "sched::task", "sched::copy_paths"],
         &["sched::tests", "sched::verify", "fastrand", "ops", "tensor"],
     ),
-    layer("sched::verify", &["ops", "graph", "device", "sched", "sched::task"], &["sched::tests", "fastrand"]),
+    layer(
+        "sched::verify",
+        &["tensor", "ops", "graph", "device", "sched", "sched::task"],
+        &["sched::tests", "fastrand"],
+    ),
     layer(
         "sched::plan",
         &[

@@ -2,7 +2,7 @@
 //!
 //! Start with `domains`, which runs a small network over several devices. `interleavings` and `pipeline` use devices with
 //! controlled order and virtual time; `test_devices` tests these devices. `rpc_servers`, `slow_links` and `server_loss` use
-//! servers. The cost of scheduling is measured in `tests/sched_cost`.
+//! servers. `tensor_group` splits transformers over groups of devices. The cost of scheduling is measured in `tests/sched_cost`.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod domains;
@@ -13,4 +13,5 @@ mod pipeline;
 mod rpc_servers;
 mod server_loss;
 mod slow_links;
+mod tensor_group;
 mod test_devices;

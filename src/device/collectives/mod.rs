@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-/// How long a rank polls for the others before it gives its thread away.
+/// How long a rank polls for the others before its program suspends.
 const MAX_SPIN: Duration = Duration::from_micros(50);
 
 /// A group of ranks in one process. [`CollectiveGroup::new`] gives one [`GroupMember`] per rank, each of which a queue takes
@@ -272,6 +272,20 @@ impl GroupMember {
         if let Some(device) = self.group.lock().devices.get_mut(self.rank) {
             name.clone_into(device);
         }
+    }
+
+    /// Allocates the rank's two exchange buffers for parts of up to `bytes` bytes, so that no round allocates. Call it before the
+    /// rank publishes anything.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the budget or the system has fewer bytes available.
+    pub fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
+        for round in 0..2 {
+            let in_use = |_| DeviceError::Misuse("exchange memory is reserved before the first round");
+            let mut buffer = self.buffer(self.rank, round)?.try_write().map_err(in_use)?;
+            buffer.memory = HostBuffer::zeroed(bytes, &self.group.budget)?;
+        }
+        Ok(())
     }
 
     /// Begins the next round: `write` fills the exchange buffer with the rank's part. The caller has combined all earlier rounds.

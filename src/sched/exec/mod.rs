@@ -18,6 +18,7 @@ use arenas::Arenas;
 pub use observer::{ObservedNode, Observer};
 use programs::SplitPrograms;
 use queues::QueueSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -52,6 +53,9 @@ pub struct Scheduler {
     in_flight: Vec<Vec<(usize, TimelinePoint)>>,
     /// By queue of the current plan: its index in `queues`.
     queue_numbers: Vec<usize>,
+    /// By number of a collective group that the compute queues have joined: its devices by rank, and the bytes of the largest part
+    /// that its exchange memory has room for.
+    joined_groups: BTreeMap<u32, (Vec<usize>, u64)>,
     /// Host-staged downloads of the run that is being submitted.
     staged: Vec<StagedDownload>,
     abort: Arc<AtomicBool>,
@@ -130,6 +134,7 @@ impl Scheduler {
             history: Vec::new(),
             in_flight: vec![Vec::new(); if depth > 1 { depth * devices.len() } else { 1 }],
             queue_numbers: Vec::new(),
+            joined_groups: BTreeMap::new(),
             staged: Vec::new(),
             abort: Arc::default(),
             counts: TransferCounts {
@@ -179,7 +184,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Prepares a plan: allocates arenas, prepares a program for each split and binds it to memory.
+    /// Prepares a plan: allocates arenas, prepares a program for each split and binds it to memory. Waits for all runs if the queues
+    /// have to join other groups for its collective nodes, or groups with more exchange memory.
     ///
     /// # Errors
     /// As [`Scheduler::reserve`]; [`SchedError::StoredWithoutRegion`] for a stored tensor without a region;
@@ -189,7 +195,9 @@ impl Scheduler {
         self.reserve(&plan)?;
         let plan = Arc::new(plan);
         let programs = SplitPrograms::new(&plan, &self.devices, &self.arenas)?;
-        Ok(PreparedPlan { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs })
+        let prepared = PreparedPlan { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), owner: self.id, plan, programs };
+        self.join_groups(&prepared)?;
+        Ok(prepared)
     }
 
     /// Checks that the region of each stored tensor is on the device that the task declares.
@@ -260,8 +268,13 @@ impl Scheduler {
     /// Waits until all submitted work is done. Without a deadline, waits for at most ten minutes.
     ///
     /// # Errors
-    /// The first failure; [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when the deadline passes.
+    /// The first failure; [`SchedError::RunIncomplete`] after a run with collective nodes that stopped half way;
+    /// [`SchedError::Aborted`]; [`crate::device::DeviceError::Deadline`] when the deadline passes.
     pub fn synchronize(&mut self, deadline: Option<Instant>) -> Result<(), SchedError> {
+        // The program of a rank waits for ranks whose programs were not submitted.
+        if self.incomplete && !self.joined_groups.is_empty() {
+            return Err(SchedError::RunIncomplete);
+        }
         let deadline = deadline.unwrap_or_else(|| Instant::now() + DEVICE_TIMEOUT);
         for (id, point) in self.queues.last_points() {
             let name = &self.devices[id.device].info().name;
@@ -284,6 +297,7 @@ impl Scheduler {
         self.history.clear();
         self.in_flight.iter_mut().for_each(Vec::clear);
         self.staged.clear();
+        self.joined_groups.clear();
         (self.current_plan, self.readable_plan, self.incomplete) = (0, 0, false);
     }
 

@@ -43,13 +43,16 @@ impl Scheduler {
     /// written so far, and there are no outputs to read.
     ///
     /// # Errors
-    /// As [`Scheduler::run`].
+    /// As [`Scheduler::run`]; [`SchedError::ObservedCollectives`] for a task with collective nodes.
     pub fn run_observed(
         &mut self,
         prepared: &mut PreparedPlan,
         inputs: &[(TensorId, &[u8])],
         observer: &mut dyn Observer,
     ) -> Result<ControlFlow<()>, SchedError> {
+        if !prepared.programs.largest_parts.is_empty() {
+            return Err(SchedError::ObservedCollectives);
+        }
         let readers = prepared.plan.task.graph().reader_counts();
         let mut run = ObservedRun { observer, readers, flow: ControlFlow::Continue(()) };
         self.submit_steps(prepared, inputs, &mut run)?;

@@ -5,7 +5,9 @@ use super::super::{Devices, Plan, ReplicaOrigin, SchedError, StepAction};
 use super::arenas::Arenas;
 use crate::device::{Program, Region};
 use crate::graph::{Graph, SlotOffset, Tensor};
+use crate::ops::Op;
 use crate::tensor::TensorDesc;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,6 +24,8 @@ pub(super) struct SplitPrograms {
     pub(super) mark_devices: Vec<usize>,
     /// Slots that the host writes before each run.
     pub(super) inputs: Vec<u32>,
+    /// By number of a collective group: bytes of the largest part that a rank has in a collective node.
+    pub(super) largest_parts: BTreeMap<u32, u64>,
 }
 
 #[derive(Debug)]
@@ -86,8 +90,24 @@ impl SplitPrograms {
         }
         inputs.sort_unstable();
         inputs.dedup();
-        let mut programs =
-            SplitPrograms { generation: 0, splits, replicas: Vec::new(), touched_devices, mark_devices, inputs };
+        let mut largest_parts: BTreeMap<u32, u64> = BTreeMap::new();
+        for node in plan.task.graph().nodes() {
+            if let Op::Collective(op) = &node.op {
+                let part = node.srcs[0].and_then(|id| plan.task.graph().tensor(id));
+                let bytes = part.map_or(0, |part| part.desc.dense_bytes() as u64);
+                let largest = largest_parts.entry(op.group).or_default();
+                *largest = bytes.max(*largest);
+            }
+        }
+        let mut programs = SplitPrograms {
+            generation: 0,
+            splits,
+            replicas: Vec::new(),
+            touched_devices,
+            mark_devices,
+            inputs,
+            largest_parts,
+        };
         programs.bind(plan, arenas)?;
         Ok(programs)
     }

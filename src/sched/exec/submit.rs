@@ -1,11 +1,11 @@
 //! Submission of a run: sends each step's waits, action and mark to its queue, in the order of the plan.
 
-use super::super::{Plan, ReplicaOrigin, SchedError, StepAction, Storage};
+use super::super::{Plan, QueueId, QueueRole, ReplicaOrigin, SchedError, StepAction, Storage};
 use super::host_staging_queue;
 use super::programs::ExpertWeights;
 use super::queues::QueueBackend;
 use super::{PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abort};
-use crate::device::{DEVICE_TIMEOUT, DeviceError, Region, TimelinePoint};
+use crate::device::{CollectiveGroup, DEVICE_TIMEOUT, DeviceError, Region, TimelinePoint};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use crate::ops::mul_mat::NO_EXPERT;
@@ -63,7 +63,8 @@ impl SplitRunner for WholeSplits {
         let running = scheduler.queues.by_index(context.queue)?;
         let device = running.id.device;
         let queue = running.queue();
-        let done = if self.inline {
+        // Executed by this thread, the nodes of the first rank would delay the submission of the others.
+        let done = if self.inline && prepared.plan.task.collective_groups().is_empty() {
             queue.run_inline_or_submit(program, bindings, INLINE_BUDGET)
         } else {
             queue.run(program, bindings)
@@ -112,6 +113,8 @@ impl Scheduler {
         self.ensure_arenas(&plan)?;
         prepared.programs.rebind_if_moved(&plan, &self.arenas)?;
         if self.current_plan != prepared.id {
+            // First: once the plan is current, the next run would not repeat a join that failed.
+            self.join_groups(prepared)?;
             self.switch_plan(prepared)?;
         }
         self.limit_runs_in_flight()?;
@@ -195,6 +198,40 @@ impl Scheduler {
         self.history = vec![vec![None; plan.marks as usize]; plan.depth + 1];
         self.in_flight.iter_mut().for_each(|ends| ends.reserve(plan.queues.len()));
         self.current_plan = prepared.id;
+        Ok(())
+    }
+
+    /// Makes the queues of a plan ranks of its groups, unless they are already, with exchange memory for its largest parts.
+    pub(super) fn join_groups(&mut self, prepared: &PreparedPlan) -> Result<(), SchedError> {
+        for (&number, &largest_part) in &prepared.programs.largest_parts {
+            let missing = SchedError::Bug("a collective node of a group that its task does not have");
+            let devices = prepared.plan.task.collective_groups().get(number as usize).ok_or(missing)?;
+            if self
+                .joined_groups
+                .get(&number)
+                .is_some_and(|(joined, bytes)| joined == devices && *bytes >= largest_part)
+            {
+                continue;
+            }
+            // Queues that leave a group fail it, so programs of other plans must be done.
+            self.synchronize(None)?;
+            // If this fails half way, no plan is current, and the next run joins again.
+            (self.current_plan, _) = (0, self.joined_groups.remove(&number));
+            let of = |device: usize| {
+                let name = self.devices[device].info().name.clone();
+                move |e| SchedError::from_device(&name, e)
+            };
+            let members = CollectiveGroup::new(devices.len(), &self.budget).map_err(of(devices[0]))?;
+            for (&device, member) in devices.iter().zip(members) {
+                let (id, of) = (QueueId { device, role: QueueRole::Compute }, of(device));
+                member.reserve(largest_part).map_err(&of)?;
+                let running = self.queues.get_or_open(&self.devices, id)?;
+                let refused = DeviceError::Bug("a device that runs collective nodes has no groups".to_owned());
+                let joined = running.queue().collectives().ok_or(refused).and_then(|to| to.join(number, member));
+                joined.map_err(of)?;
+            }
+            self.joined_groups.insert(number, (devices.clone(), largest_part));
+        }
         Ok(())
     }
 

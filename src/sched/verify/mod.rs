@@ -7,6 +7,7 @@
 //! - `replay` also detects races with vector clocks. Two steps on different queues that touch the same bytes, at least one of
 //!   them writing, must be ordered by queue order and waits. Without races, every interleaving of the queues has the outcome of
 //!   the replay.
+//! - `collectives` checks that the ranks of a group run the same collectives, and that no rank waits for ever.
 //! - `reads` lists what each node reads, and the host after a run.
 //! - `byte_map` is the interval map that both executions store their bytes in.
 //!
@@ -14,6 +15,7 @@
 //! planning pass would otherwise hide itself.
 
 mod byte_map;
+mod collectives;
 #[cfg(test)]
 mod mutations;
 mod reads;
@@ -55,6 +57,7 @@ pub(crate) enum PlanFault {
 /// The first [`PlanFault`] found.
 pub(crate) fn verify(plan: &Plan, devices: &Devices) -> Result<(), PlanFault> {
     structure::check(plan, devices)?;
+    collectives::check(plan)?;
     let runs = 2 * plan.depth + 2;
     replay::replay(plan, runs)
 }

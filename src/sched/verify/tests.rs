@@ -1,6 +1,11 @@
 use super::*;
+use crate::graph::BuildError;
+use crate::ops::collective::{Collective, CollectiveKind};
+use crate::ops::unary::Unary;
+use crate::ops::{Op, OutputSpec};
 use crate::sched::tests::graphs::{self, TaskMaker};
-use crate::sched::{Allocation, Options, ReplicaOrigin, StepWait};
+use crate::sched::{Allocation, Options, ReplicaOrigin, StepWait, Task, TaskBuilder};
+use crate::tensor::DType;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -85,4 +90,58 @@ fn verifying_a_plan_of_1500_nodes_takes_less_than_10_seconds() {
     verify(&plan, &devices).unwrap();
     let took = start.elapsed();
     assert!(took.as_secs() < 10, "{took:?}");
+}
+
+/// A task of two ranks, each with the given nodes: a number is an all-reduce of the group with that number, `None` a node of
+/// another op.
+fn ranks(nodes: [&[Option<u32>]; 2]) -> Result<Task, BuildError> {
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, [8, 1, 1, 1])?;
+    for _ in 0..2 {
+        b.add_collective_group(vec![0, 1]);
+    }
+    for (device, nodes) in nodes.into_iter().enumerate() {
+        let mut last = x;
+        for node in nodes {
+            let op = match node {
+                Some(group) => Op::from(Collective { kind: CollectiveKind::AllReduce, group: *group }),
+                None => Op::from(Unary::Sqr),
+            };
+            last = b.node_as(op, &[Some(last)], OutputSpec { dtype: DType::F32, ne: [8, 1, 1, 1] })?;
+            b.pin(device)?;
+        }
+        b.output(last)?;
+    }
+    b.build()
+}
+
+#[test]
+fn ranks_with_other_collectives_and_endless_waits_are_found() {
+    let devices = graphs::devices(2, true);
+    let plan = |task: Task| Plan::new(Arc::new(task), &devices, &Options::default());
+    let fault = |task: Task| plan(task).map(drop).unwrap_err().to_string();
+    let (a, b, other) = (Some(0), Some(1), None);
+    plan(ranks([&[other, a, other, b, a], &[a, other, b, a, other]]).unwrap()).unwrap();
+    let missing = fault(ranks([&[a, other, a], &[other, a]]).unwrap());
+    assert!(missing.contains("the collectives of group 0 on"), "{missing}");
+    let crossed = fault(ranks([&[a, b], &[b, a]]).unwrap());
+    assert!(crossed.contains("that every step ends"), "{crossed}");
+    // The program of rank 1 waits for a mark behind the collective of rank 0.
+    let mut late = plan(ranks([&[a], &[a]]).unwrap()).unwrap();
+    let first = late.steps.iter().find_map(|step| matches!(step.action, StepAction::RunSplit(0)).then_some(step.mark));
+    let mark = first.flatten().unwrap();
+    let second = late.steps.iter_mut().find(|step| matches!(step.action, StepAction::RunSplit(1))).unwrap();
+    second.waits.push(StepWait { mark, runs_ago: 0 });
+    let late = verify(&late, &devices).unwrap_err().to_string();
+    assert!(late.contains("that every step ends"), "{late}");
+    // A group that the device is not in.
+    let mut b = TaskBuilder::new();
+    let x = b.input("x", DType::F32, [8, 1, 1, 1]).unwrap();
+    b.add_collective_group(vec![1]);
+    let op = Collective { kind: CollectiveKind::AllReduce, group: 0 };
+    let y = b.node_as(op, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [8, 1, 1, 1] }).unwrap();
+    b.pin(0).unwrap();
+    b.output(y).unwrap();
+    let outside = fault(b.build().unwrap());
+    assert!(outside.contains("one that the device is in"), "{outside}");
 }
