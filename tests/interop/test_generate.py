@@ -68,6 +68,12 @@ def cases(full: bool) -> list[Case]:
         rows.append(Case(f"{arch} f32 CUDA 0,1 depth 4 ubatch 16", model, on_gpus, emulated=2, generate=8))
         flash = ("--device", "CPU,CPU", "--flash-attn")
         rows.append(Case(f"{arch} f32 CPU,CPU flash-attn", model, flash, client=("--flash-attn",)))
+        # Tensor groups, whose ranks compute parts of each layer.
+        for devices, split in (("CPU,CPU", "tensor"), ("CPU,CPU,CPU", "tensor=1,2/1")):
+            options = ("--device", devices, "--split", split, "--threads", "1")
+            rows.append(Case(f"{arch} f32 {devices} --split {split}", model, options))
+        on_servers = ("--rpc", "{},{}", "--split", "tensor")
+        rows.append(Case(f"{arch} f32 servers --split tensor", model, on_servers, servers=("ours", "ours")))
     llama = Model("f32")
     for size in ("tiny", "1b") if full else ("tiny",):
         model, generate = Model("f32", size=size), GENERATE if size == "tiny" else 8
@@ -78,6 +84,8 @@ def cases(full: bool) -> list[Case]:
                 name = f"llama {size} f32 {where} depth {depth}"
                 rows.append(Case(name, model, options, generate=generate, servers=servers))
     rows.append(Case("llama f32 CUDA and CPU", llama, ("--device", "0,CPU", "--split", "1,1"), emulated=1, generate=8))
+    gpus = ("--device", "0,1", "--split", "tensor")
+    rows.append(Case("llama f32 CUDA 0,1 --split tensor", llama, gpus, emulated=2, generate=8))
     rows.append(Case("llama f32 --split 3,1 of CPU,CPU", llama, ("--device", "CPU,CPU", "--split", "3,1")))
     rows.append(Case("llama f32 --weights mapped", llama, ("--device", "CPU", "--weights", "mapped"), mapped=True))
     # Too little memory for packed weights.

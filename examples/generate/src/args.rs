@@ -8,6 +8,7 @@ use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::client::ConnectError;
 use fanout::rpc::keys::PublicKey;
+use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::DType;
 use log::LevelFilter;
 use thiserror::Error;
@@ -84,9 +85,12 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub rpc_timeout: u32,
 
-    /// Shares of the layers, one for each device, separated by commas [default: by free memory].
-    #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
-    pub split: Option<Vec<f32>>,
+    /// How the model is split over the devices. SHARES: each device has whole layers, and its share of their number, one share
+    /// for each device, separated by commas. tensor or tensor=SHARES: all devices have a part of every layer, and compute at the
+    /// same time (tensor parallelism). tensor=SHARES/SHARES: the devices form several groups, each of which has whole layers,
+    /// split over its devices [default: whole layers, by free memory].
+    #[arg(long, value_name = "SPLIT", value_parser = split)]
+    pub split: Option<Split>,
 
     /// Memory limit of this machine's devices: one size per device of the list, separated by commas, or one size for all
     /// [default: the free memory]. A server's limit is set when the server is started; sizes at its positions are ignored.
@@ -106,7 +110,8 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub ubatch: u32,
 
-    /// Pipeline depth: micro-batches in flight at a time, each on another device [default: 1 with one device, else 4].
+    /// Pipeline depth: micro-batches in flight at a time, each on another device or group of devices [default: 1 with one of them,
+    /// else 4].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub depth: Option<u32>,
 
@@ -167,6 +172,9 @@ pub enum KvType {
     F32,
     /// Half precision.
     F16,
+    /// Blocks of 8-bit codes; needs --flash-attn.
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 impl KvType {
@@ -175,8 +183,19 @@ impl KvType {
         match self {
             KvType::F32 => DType::F32,
             KvType::F16 => DType::F16,
+            KvType::Q8_0 => DType::Q8_0,
         }
     }
+}
+
+/// How a model is split over devices.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Split {
+    /// Whole layers: each device's share of them.
+    Layers(Vec<f32>),
+    /// Groups of devices that each have a part of every layer of the group: the devices' shares, by group. Empty: one group of all
+    /// devices with equal shares.
+    Tensor(Vec<Vec<f32>>),
 }
 
 /// How CPU devices hold the weights.
@@ -199,6 +218,9 @@ pub enum ArgsError {
         /// Number of devices.
         devices: usize,
     },
+    /// A group with a share of 0, or too many devices.
+    #[error("--split tensor: {0}")]
+    Group(String),
     /// All shares are 0.
     #[error("--split gives every device a share of 0: at least one must be above 0")]
     NoShare,
@@ -247,17 +269,30 @@ impl Args {
         if remote && !self.mem.is_empty() { Err(ArgsError::Memory) } else { Ok((!names.is_empty()).then_some(list)) }
     }
 
-    /// Each device's share of the layers, normalised to a sum of 1; `None` without `--split`.
+    /// The groups of devices, and each group's share of the layers, normalised to a sum of 1; `None` to place layers by memory.
     ///
     /// # Errors
     /// [`ArgsError`] if the number of shares differs from `devices`, or all shares are 0.
-    pub fn shares(&self, devices: usize) -> Result<Option<Vec<f32>>, ArgsError> {
-        let Some(shares) = &self.split else { return Ok(None) };
-        if shares.len() != devices {
-            return Err(ArgsError::Shares { shares: shares.len(), devices });
+    pub fn groups(&self, devices: usize) -> Result<(Vec<TensorGroup>, Option<Vec<f32>>), ArgsError> {
+        let all = || vec![vec![1.0; devices]];
+        let (groups, shares) = match &self.split {
+            None => (vec![vec![1.0]; devices], None),
+            Some(Split::Layers(shares)) => (vec![vec![1.0]; shares.len()], Some(shares)),
+            Some(Split::Tensor(groups)) => (if groups.is_empty() { all() } else { groups.clone() }, None),
+        };
+        let named = groups.iter().map(Vec::len).sum();
+        if named != devices {
+            return Err(ArgsError::Shares { shares: named, devices });
         }
-        let total: f32 = shares.iter().sum();
-        if total > 0.0 { Ok(Some(shares.iter().map(|share| share / total).collect())) } else { Err(ArgsError::NoShare) }
+        let total = shares.map_or(1.0, |shares| shares.iter().sum::<f32>());
+        if total <= 0.0 {
+            return Err(ArgsError::NoShare);
+        }
+        let mut next = 0..;
+        let group = |shares: Vec<f32>| TensorGroup::new(next.by_ref().take(shares.len()).collect(), shares);
+        let groups =
+            groups.into_iter().map(group).collect::<Result<_, _>>().map_err(|e| ArgsError::Group(e.to_string()))?;
+        Ok((groups, shares.map(|shares| shares.iter().map(|share| share / total).collect())))
     }
 
     /// The retry budget of a lost server; `None` without `--retry`.
@@ -271,8 +306,8 @@ impl Args {
     }
 
     /// The pipeline depth: micro-batches in flight at a time, and so copies of a graph's inputs.
-    pub fn depth(&self, devices: usize) -> u32 {
-        self.depth.unwrap_or(if devices > 1 { 4 } else { 1 })
+    pub fn depth(&self, groups: usize) -> u32 {
+        self.depth.unwrap_or(if groups > 1 { 4 } else { 1 })
     }
 
     /// The capacity of the KV cache in tokens, for a prompt of `prompt` tokens.
@@ -312,8 +347,21 @@ fn server(text: &str) -> Result<String, String> {
     name.rsplit_once(':').is_some_and(is_one).then(|| name.to_owned()).ok_or_else(wrong)
 }
 
-fn share(text: &str) -> Result<f32, String> {
-    number(text, "a share, 0 or more", |x| x >= 0.0)
+fn split(text: &str) -> Result<Split, String> {
+    let Some(rest) = text.strip_prefix("tensor") else {
+        return text
+            .split(',')
+            .map(|text| number(text, "a share, 0 or more", |x| x >= 0.0))
+            .collect::<Result<_, _>>()
+            .map(Split::Layers);
+    };
+    let groups = match rest.strip_prefix('=') {
+        None if rest.is_empty() => return Ok(Split::Tensor(Vec::new())),
+        None => return Err("expected tensor, tensor=SHARES or shares".to_owned()),
+        Some(groups) => groups.split('/'),
+    };
+    let shares = |group: &str| group.split(',').map(|text| number(text, "a share above 0", |x| x > 0.0)).collect();
+    groups.map(shares).collect::<Result<_, _>>().map(Split::Tensor)
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
@@ -349,7 +397,8 @@ mod tests {
         let args = parse("-p Once").unwrap();
         assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, 64, KvType::F16, 0.0));
         assert_eq!((args.depth(1), args.depth(2)), (1, 4));
-        assert_eq!(args.shares(2), Ok(None));
+        let one = |device| TensorGroup::new(vec![device], vec![1.0]).unwrap();
+        assert_eq!(args.groups(2), Ok((vec![one(0), one(1)], None)));
         assert_eq!(args.context(10), Ok(74));
         assert_eq!(args.kv_type.dtype(), DType::F16);
     }
@@ -360,7 +409,7 @@ mod tests {
             parse("--tokens 1,5,9 -n 8 -d CPU,CPU --split 3,1 --ubatch 4 --depth 2 --ctx 32 --kv-type f32 --mem 1G,2G");
         let args = args.unwrap();
         assert_eq!(args.tokens, Some(vec![1, 5, 9]));
-        assert_eq!(args.shares(2), Ok(Some(vec![0.75, 0.25])));
+        assert_eq!(args.groups(2).unwrap().1, Some(vec![0.75, 0.25]));
         assert_eq!((args.ubatch, args.depth(2), args.context(24)), (4, 2, Ok(32)));
         assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
         let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
@@ -369,6 +418,19 @@ mod tests {
         assert_eq!(seconds("-p x"), Ok((None, 60)));
         assert_eq!(seconds("-p x --rpc a:1,b:2 --retry --json"), Ok((Some(60), 60)));
         assert_eq!(seconds("-p x --retry 7 --rpc-timeout 2"), Ok((Some(7), 2)));
+    }
+
+    #[test]
+    fn tensor_splits_make_groups_of_consecutive_devices() {
+        let groups = |line: &str, devices| {
+            let (groups, shares) = parse(line).unwrap().groups(devices).unwrap();
+            assert_eq!(shares, None);
+            groups.iter().map(|group| (group.devices().to_vec(), group.shares().to_vec())).collect::<Vec<_>>()
+        };
+        assert_eq!(groups("-p x --split tensor", 3), [(vec![0, 1, 2], vec![1.0; 3])]);
+        assert_eq!(groups("-p x --split tensor=3,1", 2), [(vec![0, 1], vec![3.0, 1.0])]);
+        let two = [(vec![0, 1], vec![1.0, 2.0]), (vec![2, 3], vec![1.0, 1.0])];
+        assert_eq!(groups("-p x --split tensor=1,2/1,1", 4), two);
     }
 
     #[test]
@@ -385,7 +447,10 @@ mod tests {
             ("-p x --split 3,-1", "expected a share, 0 or more"),
             ("-p x --ubatch 0", "0 is not in 1..=65536"),
             ("-p x --depth 17", "17 is not in 1..=16"),
-            ("-p x --kv-type q8_0", "[possible values: f32, f16]"),
+            ("-p x --kv-type q4_0", "[possible values: f32, f16, q8_0]"),
+            ("-p x --split tensors", "expected tensor, tensor=SHARES or shares"),
+            ("-p x --split tensor=1,0", "expected a share above 0"),
+            ("-p x --split tensor=1/", "expected a share above 0"),
             ("-p x --rpc CPU", "expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got \"CPU\""),
             ("-p x --rpc 0", "for '--rpc <LIST>': expected an endpoint"),
             ("-p x --rpc 127.0.0.1", "the port is missing, as in 127.0.0.1:50052"),
@@ -425,8 +490,12 @@ mod tests {
     #[test]
     fn arguments_that_do_not_match_devices_or_model_are_rejected() {
         let args = parse("-p x --split 3,1 --ctx 70").unwrap();
-        assert_eq!(args.shares(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
-        assert_eq!(parse("-p x --split 0,0").unwrap().shares(2), Err(ArgsError::NoShare));
+        assert_eq!(args.groups(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
+        assert_eq!(parse("-p x --split 0,0").unwrap().groups(2), Err(ArgsError::NoShare));
+        assert_eq!(
+            parse("-p x --split tensor=1,1").unwrap().groups(3),
+            Err(ArgsError::Shares { shares: 2, devices: 3 })
+        );
         let error = args.context(10).unwrap_err().to_string();
         assert_eq!(error, "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed");
         assert_eq!(args.check_prompt(vec![], 8), Err(ArgsError::NoPrompt));

@@ -7,6 +7,7 @@ use crate::model::{Batch, GraphShape, Inputs, KV_PAD, Model, ModelError, Outputs
 use crate::report::GraphStats;
 use fanout::device::{Device, DeviceError, MemoryBudget, PendingRead};
 use fanout::graph::TensorId;
+use fanout::sched::tensor_group::{RankTask, TensorGroup, TensorSplit, TensorSplitError};
 use fanout::sched::{self, CompareReporter, Options, Plan, PreparedPlan, SchedError, Scheduler, TransferCounts};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +26,9 @@ pub enum EngineError {
     /// The graph could not be built.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The graph could not be split over the devices of a group.
+    #[error(transparent)]
+    Split(#[from] TensorSplitError),
     /// The scheduler or a device failed.
     #[error(transparent)]
     Sched(#[from] SchedError),
@@ -47,6 +51,7 @@ impl EngineError {
 pub struct Engine {
     scheduler: Scheduler,
     model: Model,
+    split: TensorSplit,
     /// Tokens per micro-batch.
     ubatch: usize,
     /// Pipeline depth: micro-batches in flight at a time.
@@ -63,6 +68,39 @@ struct ReadyGraph {
     prepared: PreparedPlan,
     inputs: Inputs,
     logits: Option<TensorId>,
+    /// The graph of all ranks, with its own tensors for the inputs and the parts of the logits.
+    rank_task: RankTask,
+}
+
+impl ReadyGraph {
+    /// The bytes of the inputs, for the graph of all ranks.
+    fn inputs<'b>(&self, bytes: &'b [(TensorId, Vec<u8>); 4]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
+        let input = |(id, bytes): &'b (TensorId, Vec<u8>)| {
+            self.rank_task
+                .input(*id)
+                .map(|id| (id, &**bytes))
+                .ok_or(EngineError::Split(TensorSplitError::Bug("an input was lost")))
+        };
+        bytes.iter().map(input).collect()
+    }
+}
+
+/// The graph of all ranks for a graph of groups, with the memory of the model's tensors.
+fn apply_split(
+    (model, split): (&Model, &TensorSplit),
+    devices: &[Arc<dyn Device>],
+    task: &sched::Task,
+) -> Result<RankTask, TensorSplitError> {
+    split.apply(task, devices, &|name, rank| model.stored(name)?.regions.get(rank)?.clone())
+}
+
+/// Decides how the tensors of a model are split over the devices of each group.
+///
+/// # Errors
+/// [`EngineError::Model`], [`EngineError::Split`].
+pub fn split_model(model: &Model, groups: Vec<TensorGroup>) -> Result<TensorSplit, EngineError> {
+    let [_, token] = largest_shapes(model, 1);
+    Ok(TensorSplit::new(&model.graph(token)?.task, groups)?)
 }
 
 /// Admission check: verifies, before anything is loaded, that the devices have memory for the weights, the KV cache and the
@@ -71,7 +109,7 @@ struct ReadyGraph {
 /// # Errors
 /// [`SchedError::NotEnoughMemory`], which lists required and free memory of all devices; otherwise as [`Engine::new`].
 pub fn check_memory(
-    model: &Model,
+    (model, split): (&Model, &TensorSplit),
     devices: &[Arc<dyn Device>],
     ubatch: usize,
     depth: usize,
@@ -79,7 +117,8 @@ pub fn check_memory(
     let options = Options::default().with_depth(depth);
     // The single-token graph first: if even that does not fit, the error shows that the weights themselves are too large.
     for shape in largest_shapes(model, ubatch).into_iter().rev() {
-        Plan::new(Arc::new(model.graph(shape)?.task), devices, &options)?.check_memory(devices)?;
+        let rank_task = apply_split((model, split), devices, &model.graph(shape)?.task)?;
+        Plan::new(Arc::clone(rank_task.task()), devices, &options)?.check_memory(devices)?;
     }
     Ok(())
 }
@@ -96,7 +135,7 @@ impl Engine {
     /// # Errors
     /// A graph that cannot be built, or a device without enough memory.
     pub fn new(
-        model: Model,
+        (model, split): (Model, TensorSplit),
         devices: Vec<Arc<dyn Device>>,
         budget: &Arc<MemoryBudget>,
         ubatch: usize,
@@ -104,10 +143,16 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), budget)?;
         let (ready, graph_stats) = (HashMap::new(), [GraphStats::default(); 2]);
-        let mut engine = Engine { scheduler, model, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats };
+        let mut engine =
+            Engine { scheduler, model, split, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats };
         for (at, shape) in largest_shapes(&engine.model, engine.ubatch).into_iter().enumerate() {
-            let task = Arc::new(engine.model.graph(shape)?.task);
-            let plan = engine.scheduler.plan(&task)?;
+            let rank_task = apply_split(
+                (&engine.model, &engine.split),
+                engine.scheduler.devices(),
+                &engine.model.graph(shape)?.task,
+            )?;
+            let task = rank_task.task();
+            let plan = engine.scheduler.plan(task)?;
             engine.scheduler.reserve(&plan)?;
             let nodes = task.graph().nodes().len();
             engine.graph_stats[at] = GraphStats { nodes, splits: plan.splits(), copies: plan.copies() };
@@ -189,7 +234,7 @@ impl Engine {
         let Engine { scheduler, ready, .. } = self;
         let Some(ready) = ready.get_mut(&shape) else { return Err(EngineError::NoTokens) };
         let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
-        let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
+        let inputs = ready.inputs(&bytes)?;
         sched::compare((scheduler, &mut ready.prepared), reference, budget, &inputs, report)?;
         self.length = start;
         Ok(())
@@ -226,7 +271,7 @@ impl Engine {
         self.prepare(shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(None) };
         let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
-        let inputs = bytes.each_ref().map(|(id, bytes)| (*id, &**bytes));
+        let inputs = ready.inputs(&bytes)?;
         let Some(logits) = ready.logits else {
             self.scheduler.submit(&mut ready.prepared, &inputs)?;
             self.length += tokens.len();
@@ -242,8 +287,12 @@ impl Engine {
             self.scheduler.run(&mut ready.prepared, &inputs)?;
         }
         self.length += tokens.len();
-        let ticket: PendingRead = self.scheduler.read(&ready.prepared, logits)?;
-        let bytes = ticket.wait(None)?;
+        let parts = ready.rank_task.output(logits).unwrap_or_default();
+        let reads = parts.iter().map(|part| self.scheduler.read(&ready.prepared, part.tensor));
+        let reads = reads.collect::<Result<Vec<PendingRead>, _>>()?;
+        let parts = reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()?;
+        let bytes =
+            ready.rank_task.join_output(logits, &parts).ok_or(TensorSplitError::Bug("logits of another size"))?;
         Ok(Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
     }
 
@@ -269,9 +318,10 @@ impl Engine {
             self.ready.clear();
         }
         let graph = self.model.graph(shape)?;
-        let prepared = self.scheduler.build(&Arc::new(graph.task))?;
+        let rank_task = apply_split((&self.model, &self.split), self.scheduler.devices(), &graph.task)?;
+        let prepared = self.scheduler.build(rank_task.task())?;
         log::debug!("built a graph for {shape:?}:\n{}", prepared.plan());
-        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits });
+        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits, rank_task });
         Ok(())
     }
 }

@@ -5,13 +5,14 @@
 
 use crate::hparams::HParams;
 use crate::load_by_digest;
-use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor};
+use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor, cache_names};
 use crate::placement::{PlacedWeight, Placement};
 use crate::progress::{LoadStats, Progress};
 use fanout::device::{
     Device, DeviceError, MappedFile, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource,
 };
 use fanout::gguf::Gguf;
+use fanout::sched::tensor_group::{StoredPart, TensorGroup, TensorSplit, TensorSplitError};
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -39,6 +40,9 @@ pub enum LoadError {
     /// The KV cache has an invalid layout for the model.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The model cannot be split over the devices of a group.
+    #[error(transparent)]
+    Split(#[from] TensorSplitError),
     /// The placement names a tensor that the file lacks.
     #[error("tensor {0:?} is not in the file")]
     NoTensor(String),
@@ -98,11 +102,13 @@ pub fn model_without_memory(
     hparams: &HParams,
     cache_options: CacheOptions,
     placement: &Placement,
+    groups: &[TensorGroup],
 ) -> Result<Model, LoadError> {
-    let stored = |desc: TensorDesc, device: usize| StoredTensor { desc, device, region: None };
-    let weights = placement.weights.iter().map(|placed| (placed.name.clone(), stored(placed.desc, placed.device)));
+    let ranks = |group: usize| groups.get(group).map_or(1, TensorGroup::ranks);
+    let stored = |desc: TensorDesc, group: usize| StoredTensor { desc, group, regions: vec![None; ranks(group)] };
+    let weights = placement.weights.iter().map(|placed| (placed.name.clone(), stored(placed.desc, placed.group)));
     let (keys, values) = (cache_options.keys(hparams)?, cache_options.values(hparams)?);
-    let block = |&device: &usize| LayerCache { keys: stored(keys, device), values: stored(values, device) };
+    let block = |&group: &usize| LayerCache { keys: stored(keys, group), values: stored(values, group) };
     Ok(Model {
         hparams: hparams.clone(),
         weights: weights.collect(),
@@ -111,14 +117,15 @@ pub fn model_without_memory(
     })
 }
 
-/// Allocates every tensor that has no memory yet, and loads the weights among them from the file, with one thread per device.
+/// Allocates every tensor, or part of one, that has no memory yet, and loads the weights among them from the file, with one
+/// thread per device.
 ///
 /// Returns one result per device. A failed device is unloaded again: all of its tensors are left without memory, so that a
 /// later call starts over for that device only.
 pub fn load(
     model: &mut Model,
     weights: &Weights<'_>,
-    placement: &Placement,
+    (placement, split): (&Placement, &TensorSplit),
     devices: &[Arc<dyn Device>],
     budget: &Arc<MemoryBudget>,
     progress: &Progress,
@@ -126,7 +133,7 @@ pub fn load(
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
     let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
     let jobs = devices.iter().enumerate().map(|at| {
-        let jobs = allocate(model, weights, placement, at, budget)?;
+        let jobs = allocate(model, weights, (placement, split), at, budget)?;
         // A device that has nothing to load needs no queue.
         let queue =
             if jobs.is_empty() { None } else { Some(at.1.queue(budget).map_err(|source| failed(at.1, source))?) };
@@ -150,13 +157,13 @@ pub fn load(
         threads.into_iter().zip(devices).map(join).collect()
     });
     let failed = loaded.iter().enumerate().filter(|(_, loaded)| loaded.is_err());
-    failed.for_each(|(device, _)| unload(model, device));
+    failed.for_each(|(device, _)| unload(model, split, device));
     loaded
 }
 
 /// Gives the weights of a device the pages of the mapped file as their memory, read-only: see [`ImportHost::import_read_only`].
-/// Nothing is read or copied. Returns the bytes of the device's weights; 0 for a device that cannot use the host's memory, whose
-/// weights are left to [`load`].
+/// Nothing is read or copied. Returns the bytes of the device's weights; 0 for a device that cannot use the host's memory. The
+/// weights of such devices, and parts that are not consecutive bytes of the file, are left to [`load`].
 ///
 /// [`ImportHost::import_read_only`]: fanout::device::ImportHost::import_read_only
 ///
@@ -165,7 +172,7 @@ pub fn load(
 pub fn map_weights(
     model: &mut Model,
     weights: &Weights<'_>,
-    placement: &Placement,
+    (placement, split): (&Placement, &TensorSplit),
     file: &MappedFile,
     (number, device): (usize, &dyn Device),
 ) -> Result<u64, LoadError> {
@@ -173,63 +180,95 @@ pub fn map_weights(
     let Some(import) = device.import_host() else { return Ok(0) };
     let buffer = import.import_read_only(file.map_read_only(0..file.len())?).map_err(failed)?;
     let mut bytes = 0;
-    for placed in placement.weights.iter().filter(|placed| placed.device == number) {
+    for placed in &placement.weights {
+        let Some(rank) = rank_of(split, placed.group, number) else { continue };
         let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-        if let Some(stored) = model.weights.get_mut(&placed.name) {
-            stored.region = Some(buffer.region(weight.offset, weight.bytes.len() as u64).map_err(failed)?);
-            bytes += weight.bytes.len() as u64;
+        let part = part(split, &placed.name, rank)?;
+        if let Some(stored) = model.weights.get_mut(&placed.name)
+            && part.runs.count() == 1
+        {
+            let (offset, part_bytes) = (weight.offset + part.runs.offset(), part.runs.bytes());
+            stored.regions[rank] = Some(buffer.region(offset, part_bytes).map_err(failed)?);
+            bytes += part_bytes;
         }
     }
     Ok(bytes)
 }
 
 /// Releases the memory of a device's tensors. The next [`load`] allocates and loads them again.
-pub fn unload(model: &mut Model, device: usize) {
+pub fn unload(model: &mut Model, split: &TensorSplit, device: usize) {
     let stored = model.weights.values_mut().chain(model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]));
-    stored.filter(|stored| stored.device == device).for_each(|stored| stored.region = None);
+    for stored in stored {
+        if let Some(rank) = rank_of(split, stored.group, device) {
+            stored.regions[rank] = None;
+        }
+    }
+}
+
+/// The rank of a device in a group, if it is in the group.
+fn rank_of(split: &TensorSplit, group: usize, device: usize) -> Option<usize> {
+    split.groups().get(group)?.devices().iter().position(|&other| other == device)
+}
+
+/// The part of a stored tensor that a rank has.
+fn part(split: &TensorSplit, name: &str, rank: usize) -> Result<StoredPart, LoadError> {
+    let part = split.parts(name).and_then(|parts| parts.get(rank)).cloned();
+    part.ok_or_else(|| LoadError::NoTensor(name.to_owned()))
 }
 
 /// Allocates the tensors of a device that have no memory, and returns the weights among them, which must be loaded.
 fn allocate<'a>(
     model: &mut Model,
     weights: &'a Weights<'_>,
-    placement: &'a Placement,
+    (placement, split): (&'a Placement, &TensorSplit),
     (number, device): (usize, &Arc<dyn Device>),
     budget: &Arc<MemoryBudget>,
 ) -> Result<Vec<WeightJob<'a>>, LoadError> {
-    let lacks = |stored: &StoredTensor| stored.device == number && stored.region.is_none();
-    let placed = placement.weights.iter().filter(|placed| model.weights.get(&placed.name).is_some_and(lacks));
-    let placed: Vec<&PlacedWeight> = placed.collect();
-    let mut caches: Vec<&mut StoredTensor> =
-        model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]).collect();
-    caches.retain(|stored| lacks(stored));
+    let lacks = |stored: &StoredTensor| {
+        rank_of(split, stored.group, number).filter(|&rank| stored.regions.get(rank).is_some_and(Option::is_none))
+    };
+    let mut placed: Vec<(&PlacedWeight, usize, StoredPart)> = Vec::new();
+    for weight in &placement.weights {
+        if let Some(rank) = model.weights.get(&weight.name).and_then(lacks) {
+            placed.push((weight, rank, part(split, &weight.name, rank)?));
+        }
+    }
+    let mut caches: Vec<(&mut StoredTensor, usize, StoredPart)> = Vec::new();
+    for (layer, cache) in model.cache.iter_mut().enumerate() {
+        for (name, stored) in cache_names(layer).iter().zip([&mut cache.keys, &mut cache.values]) {
+            if let Some(rank) = lacks(stored) {
+                caches.push((stored, rank, part(split, name, rank)?));
+            }
+        }
+    }
     if placed.is_empty() && caches.is_empty() {
         return Ok(Vec::new());
     }
-    let descs = placed.iter().map(|placed| placed.desc).chain(caches.iter().map(|stored| stored.desc));
+    let parts = placed.iter().map(|(_, _, part)| part).chain(caches.iter().map(|(_, _, part)| part));
+    let descs: Vec<TensorDesc> = parts.map(|part| part.desc).collect();
     let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
     let memory = TensorMemory::new(&**device, descs, budget).map_err(failed)?;
     let (of_weights, of_caches) = memory.regions().split_at(placed.len());
-    for (stored, region) in caches.iter_mut().zip(of_caches) {
-        stored.region = Some(region.clone());
+    for ((stored, rank, _), region) in caches.iter_mut().zip(of_caches) {
+        stored.regions[*rank] = Some(region.clone());
     }
     let mut jobs = Vec::with_capacity(placed.len());
-    for (placed, region) in placed.iter().zip(of_weights) {
+    for ((placed, rank, part), region) in placed.into_iter().zip(of_weights) {
         let weight = weights.get(&placed.source).ok_or_else(|| LoadError::NoTensor(placed.source.clone()))?;
-        jobs.push(WeightJob { name: &placed.source, desc: placed.desc, region: region.clone(), weight });
+        jobs.push(WeightJob { name: &placed.source, part, region: region.clone(), weight });
         if let Some(stored) = model.weights.get_mut(&placed.name) {
-            stored.region = Some(region.clone());
+            stored.regions[rank] = Some(region.clone());
         }
     }
     Ok(jobs)
 }
 
-/// A weight to load into device memory.
+/// A weight, or a part of one, to load into device memory.
 pub struct WeightJob<'a> {
     /// Name in the file.
     pub name: &'a str,
-    /// Type and shape.
-    pub desc: TensorDesc,
+    /// The part of the weight, with its type and shape.
+    pub part: StoredPart,
     /// Destination on the device.
     pub region: Region,
     /// Source in the file.
@@ -256,23 +295,24 @@ pub fn load_device_weights(
     let is_found = |number: usize| found.get(number).copied().unwrap_or(false);
     let from_disk = jobs.iter().enumerate().filter(|&(number, _)| is_found(number));
     let from_disk = from_disk.map(|(_, job)| job.region.bytes()).sum();
-    for (_, WeightJob { desc, region, weight, .. }) in jobs.iter().enumerate().filter(|&(number, _)| !is_found(number))
-    {
+    for (_, job) in jobs.iter().enumerate().filter(|&(number, _)| !is_found(number)) {
+        let (region, desc) = (&job.region, &job.part.desc);
         // Zero copy: a connection sends directly from the mapped file, so this thread does not copy the bytes first.
-        if device.link_stats().is_some() && weight.bytes.len() as u64 == region.bytes() {
-            queue.upload(region.clone(), Some(desc), UploadSource::Borrowed(weight.bytes))?;
+        let runs = &job.part.runs;
+        if device.link_stats().is_some()
+            && runs.count() == 1
+            && let Some(bytes) = job.weight.bytes.get(runs.offset() as usize..runs.end() as usize)
+        {
+            queue.upload(region.clone(), Some(desc), UploadSource::Borrowed(bytes))?;
             bar.add(region.bytes());
             continue;
         }
-        let mut rest = weight.bytes;
+        let mut reader = runs.reader(job.weight.bytes).map_err(|_| DeviceError::Misuse("the file is too short"))?;
         // Copies from the mapped file into the device's memory or staging buffer, without a buffer in between.
         let mut write = |to: &mut [u8]| {
             for chunk in to.chunks_mut(COPY_CHUNK_BYTES as usize) {
-                let (now, later) =
-                    rest.split_at_checked(chunk.len()).ok_or_else(|| SourceError::new("the file is too short"))?;
-                chunk.copy_from_slice(now);
-                rest = later;
-                bar.add(now.len() as u64);
+                reader.read(chunk).map_err(SourceError::new)?;
+                bar.add(chunk.len() as u64);
             }
             Ok(())
         };

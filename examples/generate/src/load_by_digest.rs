@@ -3,7 +3,6 @@
 
 use crate::load::WeightJob;
 use fanout::device::{DeviceError, LoadByDigest, LoadOutcome, PendingRead, TensorDigest};
-use fanout::tensor::ByteRuns;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,9 +61,9 @@ pub fn load_weights_by_digest(
         let mut pending = VecDeque::new();
         for (number, digest) in hashed {
             let Some(job) = jobs.get(number) else { continue };
-            let bytes = job.weight.bytes();
-            let (wanted, whole) = (TensorDigest { digest, bytes, name: job.name }, ByteRuns::whole(bytes));
-            pending.push_back((number, device.load_by_digest(job.region.clone(), Some(&job.desc), wanted, whole)?));
+            let wanted = TensorDigest { digest, bytes: job.weight.bytes(), name: job.name };
+            let (region, part) = (job.region.clone(), &job.part);
+            pending.push_back((number, device.load_by_digest(region, Some(&part.desc), wanted, part.runs)?));
             while let Some((number, reply)) = pending.pop_front_if(|(_, reply)| reply.is_ready()) {
                 await_reply(number, reply)?;
             }
@@ -92,11 +91,10 @@ mod tests {
     use crate::load::{Weights, load_device_weights};
     use crate::progress::{LoadStats, Progress};
     use fanout::cpu::{CpuDevice, MathMode};
-    use fanout::device::{
-        Device, ForwardDevice, ForwardQueue, MemoryBudget, Queue, Region, TensorMemory, UploadSource,
-    };
+    use fanout::device::{Device, ForwardDevice, ForwardQueue, MemoryBudget, Queue, Region, TensorMemory};
     use fanout::gguf::{Gguf, Writer};
-    use fanout::tensor::{DType, TensorDesc};
+    use fanout::sched::tensor_group::StoredPart;
+    use fanout::tensor::{ByteRuns, DType, TensorDesc};
     use std::sync::Arc;
 
     /// A CPU device that loads by digest from a simulated disk.
@@ -185,7 +183,7 @@ mod tests {
         let memory = TensorMemory::new(&device, names.iter().map(|_| desc), &budget).unwrap();
         let jobs = names.iter().zip(memory.regions()).map(|(name, region)| WeightJob {
             name,
-            desc,
+            part: StoredPart { device: 0, desc, runs: ByteRuns::whole(n as u64) },
             region: region.clone(),
             weight: weights.get(name).unwrap(),
         });

@@ -1,20 +1,21 @@
-//! Placement: assigns each transformer block, and with it its weights and KV cache, to a device.
+//! Placement: assigns each transformer block, and with it its weights and KV cache, to a tensor group. A group has one device,
+//! or several that each have a part of the block: see [`fanout::sched::tensor_group`].
 
 use crate::hparams::HParams;
 use crate::model::{CacheOptions, ModelError, copy_name};
 use fanout::tensor::TensorDesc;
 use thiserror::Error;
 
-/// The assignment of a model's tensors to devices. A device is its index in the list of devices.
+/// The assignment of a model's tensors to groups. A group is its index in the list of groups.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// The weights to load from the file. A tensor that several devices need is listed once for each.
+    /// The weights to load from the file. A tensor that several groups need is listed once for each.
     pub weights: Vec<PlacedWeight>,
-    /// By block: the device of its weights and its KV cache.
+    /// By block: the group of its weights and its KV cache.
     pub blocks: Vec<usize>,
 }
 
-/// A weight on a device.
+/// A weight on a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlacedWeight {
     /// Name in the model; differs from `source` for copies and tied weights.
@@ -23,8 +24,8 @@ pub struct PlacedWeight {
     pub source: String,
     /// Type and shape.
     pub desc: TensorDesc,
-    /// Index of the device.
-    pub device: usize,
+    /// Index of the group.
+    pub group: usize,
 }
 
 /// A model cannot be placed.
@@ -46,8 +47,8 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// Partitions the blocks over the devices, in order: each device gets its share of the number of blocks (`shares`) or,
-    /// without shares, bytes in proportion to its `free` memory. The first device with a share gets the embedding. The last one
+    /// Partitions the blocks over the groups, in order: each group gets its share of the number of blocks (`shares`) or,
+    /// without shares, bytes in proportion to its `free` memory. The first group with a share gets the embedding. The last one
     /// gets the output weights, as a copy of the embedding if the model ties the two.
     ///
     /// # Errors
@@ -62,8 +63,8 @@ impl Placement {
         let cache_bytes = cache.keys(hparams)?.extent() + cache.values(hparams)?.extent();
         let spread = spread(tensors, hparams, cache_bytes, free, shares)?;
         let mut weights = Vec::new();
-        let mut add = |name: &str, (source, desc): &(String, TensorDesc), device: usize| {
-            weights.push(PlacedWeight { name: name.to_owned(), source: source.clone(), desc: *desc, device });
+        let mut add = |name: &str, (source, desc): &(String, TensorDesc), group: usize| {
+            weights.push(PlacedWeight { name: name.to_owned(), source: source.clone(), desc: *desc, group });
         };
         let tied = !tensors.iter().any(|(name, _)| name == "output.weight");
         for tensor in tensors {
@@ -78,9 +79,9 @@ impl Placement {
                 Some(ModelPart::Block(i)) => add(name, tensor, spread.blocks[i]),
                 Some(ModelPart::Output) => add(name, tensor, spread.last),
                 Some(ModelPart::EveryBlock) => {
-                    let mut devices = spread.blocks.clone();
-                    devices.dedup();
-                    devices.into_iter().for_each(|device| add(&copy_name(name, device), tensor, device));
+                    let mut groups = spread.blocks.clone();
+                    groups.dedup();
+                    groups.into_iter().for_each(|group| add(&copy_name(name, group), tensor, group));
                 }
                 None => log::info!("tensor {name:?} is not used"),
             }
@@ -112,8 +113,8 @@ impl ModelPart {
     }
 }
 
-/// The devices of the embedding, of each block, and of the output.
-struct DeviceSpread {
+/// The groups of the embedding, of each block, and of the output.
+struct GroupSpread {
     first: usize,
     blocks: Vec<usize>,
     last: usize,
@@ -125,7 +126,7 @@ fn spread(
     cache_bytes: usize,
     free: &[u64],
     shares: Option<&[f32]>,
-) -> Result<DeviceSpread, PlacementError> {
+) -> Result<GroupSpread, PlacementError> {
     // The weight of each part in the partition: the embedding, each block, the output.
     let mut sizes = vec![0.0; hparams.layers + 2];
     let shares: Vec<f64> = match shares {
@@ -164,7 +165,7 @@ fn spread(
         before += size;
         device
     });
-    Ok(DeviceSpread { first, blocks: blocks.collect(), last })
+    Ok(GroupSpread { first, blocks: blocks.collect(), last })
 }
 
 #[cfg(test)]
@@ -221,7 +222,7 @@ mod tests {
         let ends = [("token_embd.weight", 1152), ("output.weight", 1152)];
         let placement = place(4, &ends, &[1, 1], None).unwrap();
         assert_eq!(placement.blocks, [0, 0, 1, 1]);
-        let device = |name: &str| placement.weights.iter().find(|w| w.name == name).unwrap().device;
+        let device = |name: &str| placement.weights.iter().find(|w| w.name == name).unwrap().group;
         assert_eq!((device("token_embd.weight"), device("output.weight")), (0, 1));
         assert_eq!(place(4, &ends[..1], &[1, 1], None).unwrap().blocks, [0, 1, 1, 1]);
     }
@@ -231,7 +232,7 @@ mod tests {
         let more = [("token_embd.weight", 8), ("rope_freqs.weight", 4), ("output_norm.weight", 8), ("blk.9.extra", 1)];
         let names = |free: &[u64]| -> Vec<(String, usize)> {
             let placement = place(2, &more, free, None).unwrap();
-            placement.weights.into_iter().filter(|w| !w.name.starts_with("blk")).map(|w| (w.name, w.device)).collect()
+            placement.weights.into_iter().filter(|w| !w.name.starts_with("blk")).map(|w| (w.name, w.group)).collect()
         };
         let named = |list: &[(&str, usize)]| list.iter().map(|&(n, d)| (n.to_owned(), d)).collect::<Vec<_>>();
         let two = [

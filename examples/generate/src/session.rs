@@ -9,7 +9,7 @@ use crate::engine::{self, Engine};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
-use crate::model::{CacheOptions, KV_PAD, Model};
+use crate::model::{CacheOptions, KV_PAD, Model, cache_names};
 use crate::placement::Placement;
 use crate::progress::{LoadStats, Progress};
 use crate::recover::{Loss, RetryBudgets, endpoint, find_loss};
@@ -21,6 +21,7 @@ use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry};
 use fanout::rpc::client;
 use fanout::rpc::keys::{Certificate, SecretKey};
+use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +81,7 @@ pub struct Session<'a> {
     budget: Arc<MemoryBudget>,
     placement: Placement,
     model: Model,
+    split: TensorSplit,
     depth: usize,
     /// Whether the memory check has passed. It runs once, before the first load.
     fits: bool,
@@ -131,17 +133,23 @@ impl<'a> Session<'a> {
             gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
-        let shares = args.shares(devices.len())?;
+        let (groups, shares) = args.groups(devices.len())?;
+        let sum =
+            |group: &TensorGroup| group.devices().iter().fold(0, |sum: u64, &device| sum.saturating_add(free[device]));
+        let free: Vec<u64> = groups.iter().map(sum).collect();
         let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
+        let model = load::model_without_memory(hparams, cache, &placement, &groups)?;
+        let depth = args.depth(groups.len()) as usize;
         Ok(Session {
             args,
             file,
             weights: Weights::new(file.bytes(), gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
-            model: load::model_without_memory(hparams, cache, &placement)?,
+            split: engine::split_model(&model, groups)?.with_copied_collectives(args.compare),
+            model,
             placement,
-            depth: args.depth(devices.len()) as usize,
+            depth,
             fits: false,
             mapped: vec![0; devices.len()],
             engine: None,
@@ -191,8 +199,8 @@ impl<'a> Session<'a> {
                 self.fits = true;
             }
             let progress = Progress::new(!self.args.json);
-            let (model, placement) = (&mut self.model, &self.placement);
-            let all = load::load(model, &self.weights, placement, &devices, &self.budget, &progress);
+            let (model, placed) = (&mut self.model, (&self.placement, &self.split));
+            let all = load::load(model, &self.weights, placed, &devices, &self.budget, &progress);
             let mut failed = None;
             for (stats, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
@@ -205,7 +213,8 @@ impl<'a> Session<'a> {
                 }
             }
             failed.map_or(Ok(()), Err)?;
-            let engine = Engine::new(self.model.clone(), devices, &self.budget, ubatch, self.depth)?;
+            let engine =
+                Engine::new((self.model.clone(), self.split.clone()), devices, &self.budget, ubatch, self.depth)?;
             self.graph_stats = engine.graph_stats();
             self.engine = Some(engine);
         }
@@ -218,7 +227,7 @@ impl<'a> Session<'a> {
         let ubatch = self.args.ubatch as usize;
         let storage = self.args.weights;
         if storage != Some(WeightStorage::Mapped) {
-            let fits = engine::check_memory(&self.model, devices, ubatch, self.depth);
+            let fits = engine::check_memory((&self.model, &self.split), devices, ubatch, self.depth);
             let cpu = devices.iter().any(|device| device.import_host().is_some());
             match fits {
                 Err(error) if storage.is_none() && cpu && error.is_out_of_memory() => {
@@ -229,12 +238,13 @@ impl<'a> Session<'a> {
         }
         for (number, device) in devices.iter().enumerate() {
             let at = (number, &**device);
-            self.mapped[number] = load::map_weights(&mut self.model, &self.weights, &self.placement, self.file, at)?;
+            let placed = (&self.placement, &self.split);
+            self.mapped[number] = load::map_weights(&mut self.model, &self.weights, placed, self.file, at)?;
         }
         if self.mapped.iter().all(|&bytes| bytes == 0) {
             log::warn!("no weights are mapped: only CPU devices of this machine can read them from the file");
         }
-        Ok(engine::check_memory(&self.model, devices, ubatch, self.depth)?)
+        Ok(engine::check_memory((&self.model, &self.split), devices, ubatch, self.depth)?)
     }
 
     /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is
@@ -333,7 +343,7 @@ impl<'a> Session<'a> {
         let is_lost = |device: &TimedDevice| endpoint(device) == Some(lost.endpoint());
         let numbers: Vec<usize> = (0..self.timed_devices.len()).filter(|&i| is_lost(&self.timed_devices[i])).collect();
         let names = numbers.iter().map(|&i| self.timed_devices[i].info().name.clone()).collect::<Vec<_>>().join(",");
-        numbers.iter().for_each(|&i| load::unload(&mut self.model, i));
+        numbers.iter().for_each(|&i| load::unload(&mut self.model, &self.split, i));
         let devices = waits.retry(&lost, |left| self.opener.reopen(&names, left))?;
         eprintln!("generate: {} is back after {:.1} s", lost.endpoint(), start.elapsed().as_secs_f64());
         self.links.reconnected(lost.endpoint());
@@ -381,16 +391,21 @@ impl<'a> Session<'a> {
         let compute = self.engine.as_ref().map_or_else(Vec::new, Engine::compute_bytes);
         let depth = self.depth;
         self.drop_engine();
-        let (cache, hparams) = (&self.model.cache_options, &self.model.hparams);
-        let block = (cache.keys(hparams)?.extent() + cache.values(hparams)?.extent()) as u64;
         let stats = |(number, device): (usize, &Arc<TimedDevice>)| {
-            let layers = self.placement.blocks.iter().filter(|&&device| device == number).count();
+            let has = |&(_, group): &(usize, &usize)| self.split.groups()[*group].devices().contains(&number);
+            let layers = self.placement.blocks.iter().enumerate().filter(has);
+            let of_device = |name: &String| {
+                let parts = self.split.parts(name).unwrap_or_default();
+                parts.iter().filter(|part| part.device == number).map(|part| part.desc.extent() as u64).sum::<u64>()
+            };
+            let cache_bytes = layers.clone().map(|(layer, _)| cache_names(layer).iter().map(of_device).sum::<u64>());
+            let (cache_bytes, layers) = (cache_bytes.sum(), layers.count());
             report::DeviceStats {
                 name: device.info().name.clone(),
                 layers,
                 weights: self.loaded[number],
                 mapped_bytes: self.mapped[number],
-                cache_bytes: layers as u64 * block,
+                cache_bytes,
                 compute_bytes: compute.get(number).copied().unwrap_or(0),
                 copied_bytes: self.copied[number],
                 ..report::DeviceStats::default()
@@ -398,7 +413,7 @@ impl<'a> Session<'a> {
         };
         let [prompt_graph, decode_graph] = self.graph_stats;
         Ok(Report {
-            model: format!("{} {}", hparams.arch, self.args.model.display()),
+            model: format!("{} {}", self.model.hparams.arch, self.args.model.display()),
             ubatch: self.args.ubatch as usize,
             depth,
             prompt_graph,

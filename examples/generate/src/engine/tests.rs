@@ -12,6 +12,7 @@ use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::gguf::Gguf;
 use fanout::sched::ObservedNode;
+use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
 
@@ -20,6 +21,9 @@ use std::ops::ControlFlow;
 struct TestConfig {
     devices: usize,
     shares: Option<&'static [f32]>,
+    /// By tensor group: the shares of its devices. Empty: each device is a group.
+    groups: &'static [&'static [f32]],
+    cache: DType,
     ubatch: usize,
     depth: usize,
     flash_attn: bool,
@@ -27,8 +31,28 @@ struct TestConfig {
     memory: u64,
 }
 
-const PLAIN: TestConfig =
-    TestConfig { devices: 1, shares: None, ubatch: 512, depth: 1, flash_attn: false, memory: 1 << 30 };
+const PLAIN: TestConfig = TestConfig {
+    devices: 1,
+    shares: None,
+    groups: &[],
+    cache: DType::F32,
+    ubatch: 512,
+    depth: 1,
+    flash_attn: false,
+    memory: 1 << 30,
+};
+
+impl TestConfig {
+    fn groups(&self) -> Vec<TensorGroup> {
+        let mut next = 0..;
+        let mut group =
+            |shares: &[f32]| TensorGroup::new(next.by_ref().take(shares.len()).collect(), shares.to_vec()).unwrap();
+        if self.groups.is_empty() {
+            return (0..self.devices).map(|_| group(&[1.0])).collect();
+        }
+        self.groups.iter().map(|shares| group(shares)).collect()
+    }
+}
 
 fn devices(config: TestConfig) -> Vec<Arc<dyn Device>> {
     let device = |i| CpuDevice::new(&format!("CPU{i}"), 1, MathMode::Exact, config.memory).unwrap() as Arc<dyn Device>;
@@ -43,20 +67,24 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let describe =
         |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
-    let cache = CacheOptions { context: 512, dtype: DType::F32, flash_attn: config.flash_attn };
+    let cache = CacheOptions { context: 512, dtype: config.cache, flash_attn: config.flash_attn };
     let devices = devices(config);
-    let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().free).collect();
+    let groups = config.groups();
+    let free = |group: &TensorGroup| group.devices().iter().map(|&d| devices[d].memory().unwrap().free).sum();
+    let free: Vec<u64> = groups.iter().map(free).collect();
     let placement = Placement::new(&tensors, &hparams, &cache, &free, config.shares).unwrap();
     let engine = || {
-        let mut model = load::model_without_memory(&hparams, cache, &placement)?;
-        check_memory(&model, &devices, config.ubatch, config.depth)?;
+        let mut model = load::model_without_memory(&hparams, cache, &placement, &groups)?;
+        let split = split_model(&model, groups)?;
+        check_memory((&model, &split), &devices, config.ubatch, config.depth)?;
         let budget = MemoryBudget::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
-        let loaded = load::load(&mut model, &weights, &placement, &devices, &budget, &Progress::new(false));
+        let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, &Progress::new(false));
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let bytes: usize = placement.weights.iter().map(|placed| placed.desc.extent()).sum();
+        let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());
+        let bytes: usize = parts.map(|part| part.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
-        Ok(Engine::new(model, devices.clone(), &budget, config.ubatch, config.depth)?)
+        Ok(Engine::new((model, split), devices.clone(), &budget, config.ubatch, config.depth)?)
     };
     (engine(), devices)
 }
@@ -86,6 +114,54 @@ fn logits_do_not_depend_on_placement_batching_or_depth() {
             let mut engine = start(&toy, config).0.unwrap();
             assert_close(&sequence(&mut engine, &tokens, 14), &want, 1e-10, &format!("{arch}, {config:?}"));
             assert_eq!(engine.length(), 17);
+        }
+    }
+}
+
+#[test]
+fn logits_do_not_depend_on_tensor_groups() {
+    let tokens = prompt(17);
+    for arch in ARCHS {
+        let toy = ToyModel::new(arch);
+        let want = oracle::logits(&toy, &tokens).split_off(13);
+        let two = TestConfig { devices: 2, groups: &[&[1.0, 1.0]], ..PLAIN };
+        for config in [
+            two,
+            TestConfig { flash_attn: true, ..two },
+            TestConfig { groups: &[&[3.0, 1.0]], ubatch: 4, flash_attn: true, ..two },
+            TestConfig { devices: 3, groups: &[&[1.0, 1.0, 1.0]], ..two },
+            TestConfig { devices: 3, groups: &[&[1.0, 1.0], &[1.0]], depth: 2, ubatch: 4, ..two },
+            TestConfig {
+                devices: 4,
+                groups: &[&[1.0, 1.0], &[1.0, 1.0]],
+                depth: 4,
+                ubatch: 4,
+                flash_attn: true,
+                ..two
+            },
+        ] {
+            let mut engine = start(&toy, config).0.unwrap();
+            let logits = sequence(&mut engine, &tokens, 14);
+            assert_close(&logits, &want, 1e-10, &format!("{arch}, {config:?}"));
+            let mut again = start(&toy, config).0.unwrap();
+            assert_eq!(sequence(&mut again, &tokens, 14), logits, "{arch}, {config:?}: the bits of another run");
+        }
+    }
+}
+
+/// Caches that are rounded: the ranks round the same numbers, so that the logits are close to those of one device.
+#[test]
+fn rounded_caches_give_close_logits_on_tensor_groups() {
+    let tokens = prompt(17);
+    for arch in ARCHS {
+        let toy = ToyModel::new(arch);
+        for (cache, flash_attn) in [(DType::F16, false), (DType::F16, true)] {
+            let one = TestConfig { cache, flash_attn, ..PLAIN };
+            let want = sequence(&mut start(&toy, one).0.unwrap(), &tokens, 14);
+            let want: Vec<Vec<f64>> = want.iter().map(|row| row.iter().map(|&x| x.into()).collect()).collect();
+            let two = TestConfig { devices: 2, groups: &[&[1.0, 1.0]], ..one };
+            let got = sequence(&mut start(&toy, two).0.unwrap(), &tokens, 14);
+            assert_close(&got, &want, 1e-6, &format!("{arch}, {two:?}"));
         }
     }
 }
@@ -168,7 +244,9 @@ fn empty_and_too_long_batches_are_rejected() {
 fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     let toy = ToyModel::new(Arch::Qwen3Moe);
     let tokens = prompt(9);
-    let mut engine = start(&toy, TestConfig { devices: 2, ubatch: 4, ..PLAIN }).0.unwrap();
+    let config = TestConfig { devices: 3, groups: &[&[1.0, 1.0], &[1.0]], ubatch: 4, ..PLAIN };
+    let mut engine = start(&toy, config).0.unwrap();
+    engine.split = engine.split.clone().with_copied_collectives(true);
     let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, MathMode::Exact, 1 << 30).unwrap();
     let mut names = Vec::new();
     let mut report = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
@@ -177,7 +255,7 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
         ControlFlow::Continue(())
     };
     engine.compare(&tokens, &reference, &MemoryBudget::new(1 << 30), &mut report).unwrap();
-    assert_eq!(names.len(), engine.graph_stats()[1].nodes);
+    assert_eq!(names.len(), engine.graph_stats()[1].nodes, "the nodes of all ranks");
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
     assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after the comparison");

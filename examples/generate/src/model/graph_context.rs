@@ -18,13 +18,13 @@ pub(super) struct GraphContext<'a> {
     stored_ids: HashMap<String, TensorId>,
     /// Prefix of the current block such as `blk.3.`; empty outside blocks.
     prefix: String,
-    /// Device of the most recent norm.
-    device: Option<usize>,
+    /// Tensor group of the most recent norm.
+    group: Option<usize>,
 }
 
 impl<'a> GraphContext<'a> {
     pub(super) fn new(model: &'a Model) -> GraphContext<'a> {
-        GraphContext { b: TaskBuilder::new(), model, stored_ids: HashMap::new(), prefix: String::new(), device: None }
+        GraphContext { b: TaskBuilder::new(), model, stored_ids: HashMap::new(), prefix: String::new(), group: None }
     }
 
     pub(super) fn block(&mut self, layer: Option<usize>) {
@@ -68,7 +68,7 @@ impl<'a> GraphContext<'a> {
         if let Some(&id) = self.stored_ids.get(&name) {
             return Ok(id);
         }
-        let made = self.b.stored(name.clone(), stored.desc, stored.device, stored.region.clone());
+        let made = self.b.stored(name.clone(), stored.desc, stored.group, None);
         let id = made.map_err(|source| ModelError::Build { node: name.clone(), source })?;
         self.stored_ids.insert(name, id);
         Ok(id)
@@ -123,18 +123,18 @@ impl<'a> GraphContext<'a> {
         self.b.desc(id).map_err(|source| ModelError::Build { node: self.prefix.clone(), source })
     }
 
-    /// RMS norm of each row, times a weight. Pinned to the device of the weight where the device changes.
+    /// RMS norm of each row, times a weight. Pinned to the group of the weight where the group changes.
     pub(super) fn norm(&mut self, name: &str, x: TensorId, weight: &str) -> Result<TensorId, ModelError> {
         let width = self.desc(x)?.ne()[0];
         let weight_id = self.weight(weight, &[width])?;
         let scaled = self.node("norm", Norm::RmsNorm { eps: self.model.hparams.rms_epsilon }, &[x])?;
         // RMS_NORM reads no weight, so the scheduler would leave it on the device of the previous block. The next device would
         // then need two copies: the norm's result, and x for the residual. Pinning the norm makes it one.
-        let device = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.device);
-        if self.device.is_some() && self.device != device {
-            device.map_or(Ok(()), |device| self.b.pin(device)).map_err(|source| self.build_error("norm", source))?;
+        let group = self.model.weights.get(&format!("{}{weight}", self.prefix)).map(|w| w.group);
+        if self.group.is_some() && self.group != group {
+            group.map_or(Ok(()), |group| self.b.pin(group)).map_err(|source| self.build_error("norm", source))?;
         }
-        self.device = device;
+        self.group = group;
         self.node(name, Binary::Mul, &[scaled, weight_id])
     }
 

@@ -2,7 +2,7 @@
 
 use super::cache::{LayerCache, columns, keys_view, values_view};
 use super::graph_context::GraphContext;
-use super::{GraphShape, Model, ModelError, moe};
+use super::{GraphShape, Model, ModelError, cache_names, moe};
 use crate::hparams::HParams;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
@@ -87,7 +87,8 @@ impl BlockContext<'_> {
     fn cache(&self, ctx: &mut GraphContext<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
         let LayerCache { keys, values } =
             self.model.cache.get(i).ok_or_else(|| ModelError::Cache(format!("block {i} has no cache")))?;
-        Ok([ctx.stored(format!("cache_k_l{i}"), keys)?, ctx.stored(format!("cache_v_l{i}"), values)?])
+        let [keys_name, values_name] = cache_names(i);
+        Ok([ctx.stored(keys_name, keys)?, ctx.stored(values_name, values)?])
     }
 
     /// Heads after the optional per-head norm and the rotary position embedding.

@@ -33,7 +33,7 @@ use thiserror::Error;
 pub struct Model {
     /// Hyperparameters from the file.
     pub hparams: HParams,
-    /// Weights by name. A tensor that is copied to several devices is named `<name>@<device>`, see [`copy_name`].
+    /// Weights by name. A tensor that is copied to several groups is named `<name>@<group>`, see [`copy_name`].
     pub weights: HashMap<String, StoredTensor>,
     /// The KV cache, by block.
     pub cache: Vec<LayerCache>,
@@ -46,10 +46,10 @@ pub struct Model {
 pub struct StoredTensor {
     /// Type and shape.
     pub desc: TensorDesc,
-    /// Index of the device.
-    pub device: usize,
-    /// Memory on the device; `None` until it is allocated.
-    pub region: Option<Region>,
+    /// Index of the tensor group: one device, or several that each have a part.
+    pub group: usize,
+    /// By rank of the group: memory of the part; `None` until it is allocated.
+    pub regions: Vec<Option<Region>>,
 }
 
 /// Consecutive tokens of the sequence.
@@ -143,13 +143,33 @@ pub enum ModelError {
     },
 }
 
-/// The name of the copy of a tensor on a device.
-pub fn copy_name(name: &str, device: usize) -> String {
-    format!("{name}@{device}")
+/// The name of the copy of a tensor on a tensor group.
+pub fn copy_name(name: &str, group: usize) -> String {
+    format!("{name}@{group}")
 }
 
+/// The names of a block's keys and values in the KV cache.
+pub fn cache_names(layer: usize) -> [String; 2] {
+    [KEYS_PREFIX, VALUES_PREFIX].map(|prefix| format!("{prefix}{layer}"))
+}
+
+const KEYS_PREFIX: &str = "cache_k_l";
+const VALUES_PREFIX: &str = "cache_v_l";
+
 impl Model {
-    /// Builds the graph for batches of `shape`.
+    /// The weight or cache tensor with a name of the graph.
+    pub fn stored(&self, name: &str) -> Option<&StoredTensor> {
+        self.weights.get(name).or_else(|| {
+            let (is_keys, layer) = match name.strip_prefix(KEYS_PREFIX) {
+                Some(layer) => (true, layer),
+                None => (false, name.strip_prefix(VALUES_PREFIX)?),
+            };
+            let cache = self.cache.get(layer.parse::<usize>().ok()?)?;
+            Some(if is_keys { &cache.keys } else { &cache.values })
+        })
+    }
+
+    /// Builds the graph for batches of `shape`. Devices in it are the numbers of tensor groups.
     ///
     /// # Errors
     /// A missing tensor, or a tensor shape that contradicts the hyperparameters.
@@ -197,7 +217,7 @@ impl Model {
     /// The RoPE frequency factors for a block: the copy on the block's device if there is one, else the original.
     fn rope_factors(&self, layer: usize) -> Option<(String, &StoredTensor)> {
         let name = "rope_freqs.weight";
-        let own = copy_name(name, self.cache.get(layer)?.keys.device);
+        let own = copy_name(name, self.cache.get(layer)?.keys.group);
         [own, name.to_owned()].into_iter().find_map(|name| self.weights.get(&name).map(|stored| (name, stored)))
     }
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::hparams::Arch;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MemoryBudget, UploadSource};
+use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::sched::{Options, Scheduler};
 use std::sync::Arc;
 use toy::{ARCHS, ToyModel, assert_close, prompt};
@@ -29,7 +30,7 @@ impl Loaded {
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 queue.upload(memory.whole(), None, UploadSource::Borrowed(&bytes)).unwrap();
             }
-            StoredTensor { desc: *desc, device: 0, region: Some(memory.whole()) }
+            StoredTensor { desc: *desc, group: 0, regions: vec![Some(memory.whole())] }
         };
         let weights = toy.tensors.iter().map(|(name, (desc, values))| (name.clone(), stored(desc, values))).collect();
         let cache_options = CacheOptions { context: 512, dtype, flash_attn };
@@ -47,10 +48,15 @@ impl Loaded {
         let seen = self.model.cache_options.padded_positions(batch.start + tokens).unwrap();
         let ModelGraph { task, inputs, logits } =
             self.model.graph(GraphShape { tokens, kv_positions: seen, outputs }).unwrap();
-        let mut prepared = self.scheduler.build(&Arc::new(task)).unwrap();
+        let split = TensorSplit::new(&task, vec![TensorGroup::new(vec![0], vec![1.0]).unwrap()]).unwrap();
+        let region = |name: &str, rank: usize| self.model.stored(name)?.regions[rank].clone();
+        let task = split.apply(&task, self.scheduler.devices(), &region).unwrap();
+        let mut prepared = self.scheduler.build(task.task()).unwrap();
         let bytes = inputs.of(&batch, seen, self.model.cache_options.flash_attn);
-        self.scheduler.run(&mut prepared, &bytes.each_ref().map(|(id, bytes)| (*id, &**bytes))).unwrap();
+        let inputs = bytes.each_ref().map(|(id, bytes)| (task.input(*id).unwrap(), &**bytes));
+        self.scheduler.run(&mut prepared, &inputs).unwrap();
         let Some(logits) = logits else { return Vec::new() };
+        let logits = task.output(logits).unwrap()[0].tensor;
         let bytes = self.scheduler.read(&prepared, logits).unwrap().wait(None).unwrap();
         let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         values.chunks(self.model.hparams.vocab).map(<[f32]>::to_vec).collect()
