@@ -11,10 +11,13 @@ impl VersionCodec {
     /// # Errors
     /// [`NotExpressible`] names the op, type, parameter or source that the version lacks.
     pub(crate) fn check_expressible(&self, node: &NodeView<'_>) -> Result<(), NotExpressible> {
+        let code = node.op.code();
+        if !code.is_in_protocol() {
+            return Err(self.not_expressible(code.name()));
+        }
         if self.newest {
             return Ok(());
         }
-        let code = node.op.code();
         let require =
             |ok: bool, what: &str| if ok { Ok(()) } else { Err(self.not_expressible(format!("{code} {what}"))) };
         self.op_number(code).ok_or_else(|| self.not_expressible(code.name()))?;
