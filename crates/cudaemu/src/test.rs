@@ -120,8 +120,8 @@ impl Emulator {
         fetch_text(self.counts)
     }
 
-    /// Executes all submitted operations (except those that wait for the program), and returns the simulated time that they
-    /// take.
+    /// Executes all submitted operations, and returns their simulated time. Operations that wait for a value which the program has
+    /// yet to write stay pending and do not count.
     pub fn simulated_time(&self) -> SimulatedTime {
         (self.settle_simulated_time)(0);
         let counts = self.counts_json();

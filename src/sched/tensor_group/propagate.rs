@@ -267,8 +267,9 @@ impl<'a> Propagation<'a> {
         Ok(())
     }
 
-    /// The group of a node: its pin, else that of the stored tensor that it writes, else that of its largest stored source, else
-    /// that of the previous node.
+    /// The group of a node: that of the stored tensor that it writes, or of the computed slot that an earlier node has written; else
+    /// its pin; else the group of its largest stored source; else that of the previous node. A pin to another group than that of
+    /// the written tensor is an error.
     fn group_of(&self, number: usize, node: &Node) -> Result<usize, TensorSplitError> {
         let pin = self.task.pin(number);
         let stored = |id: &TensorId| {

@@ -1,8 +1,8 @@
 //! Collectives: the ranks of a group run the same collectives in the same order, and every program finishes.
 //!
-//! A program waits at a collective until the other ranks' programs have come to it. A deadlock is possible if two groups have
-//! collectives in another order on one queue than on another, or if a rank's program waits for a step that follows the
-//! collective of another rank.
+//! A program waits at a collective until the programs of all other ranks have reached the same collective. Two mistakes of a plan
+//! deadlock. Two queues run the collectives of two groups in different orders: each waits for the other at another collective. Or
+//! a rank's program waits for a mark of another rank's program, which waits for the first at a collective before the mark.
 
 use super::{PlanFault, step_name};
 use crate::ops::Op;

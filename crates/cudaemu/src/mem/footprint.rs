@@ -24,9 +24,9 @@ struct Touched {
     to: AtomicU64,
 }
 
-/// Bytes that a launch moves: those of the distinct 32-byte sectors that it reads, and of those that it writes, by the memory
-/// that holds them. The nearest count to DRAM traffic that needs no model of the caches: it is exact if they keep everything
-/// that the launch touches again, and nothing of earlier launches.
+/// Bytes of the distinct 32-byte sectors that a launch reads, plus bytes of the distinct sectors that it writes, for each memory
+/// that holds sectors. They approximate DRAM traffic without a model of the caches: the number is exact for caches that keep all
+/// data of the running launch and none of earlier launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovedBytes {
     /// Memory of the launch's device, and managed memory.
