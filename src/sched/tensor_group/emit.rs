@@ -79,8 +79,8 @@ fn segments<'a>(
     // change what the ranks after it copy.
     let mut copied = vec![0; program.slots.len()];
     let written_by = |node: usize| {
-        let place = task.graph().nodes().get(node).and_then(|node| task.graph().tensor(node.dst)?.place);
-        place.map(|place| place.slot as usize).ok_or(TensorSplitError::Bug("a node of another task"))
+        let written = task.graph().nodes().get(node).and_then(|node| task.write_range(node));
+        written.map(|(slot, _)| slot as usize).ok_or(TensorSplitError::Bug("a node of another task"))
     };
     for step in &program.steps {
         let (group, needs) = match *step {
@@ -138,8 +138,7 @@ impl Emitter<'_> {
                 let out = OutputSpec { dtype: desc.dtype(), ne: desc.ne() };
                 let op = Collective { kind, group: self.collective_groups[group].unwrap_or_default() };
                 let whole = self.b.node_as(op, &[Some(part)], out)?;
-                self.b.name(whole, self.task.slot_name(slot));
-                self.b.pin(self.groups[group].devices()[rank])?;
+                self.name_and_pin(whole, self.task.slot_name(slot), group, rank)?;
                 self.whole.insert((slot, rank), whole);
                 Ok(())
             }
@@ -154,8 +153,7 @@ impl Emitter<'_> {
                         CollectiveKind::AllReduce => self.b.node(Binary::Add, &srcs)?,
                         CollectiveKind::AllGather { axis } => self.b.node(Concat::Concat { dim: axis }, &srcs)?,
                     };
-                    self.b.name(all, self.task.slot_name(slot));
-                    self.b.pin(self.groups[group].devices()[rank])?;
+                    self.name_and_pin(all, self.task.slot_name(slot), group, rank)?;
                 }
                 self.whole.insert((slot, rank), all);
                 Ok(())
@@ -191,20 +189,26 @@ impl Emitter<'_> {
             let to = self.local_part(node.dst, rank)?;
             self.b.node_onto(node.op.clone(), &srcs[..count], to)?
         };
-        self.b.name(dst, task.name(node.dst));
         // Without larger groups the scheduler places nodes. With one, it must not: a node that joined the program of another
         // group's rank could wait for what follows that rank's collectives.
         if self.groups.iter().any(|group| group.ranks() > 1) || task.pin(number).is_some() {
-            self.b.pin(self.groups[group].devices()[rank])?;
+            return self.name_and_pin(dst, task.name(node.dst), group, rank);
         }
+        self.b.name(dst, task.name(node.dst));
         Ok(())
+    }
+
+    /// Names the node that was added last by its result, and pins it to a rank's device.
+    fn name_and_pin(&mut self, dst: TensorId, name: &str, group: usize, rank: usize) -> Result<(), TensorSplitError> {
+        self.b.name(dst, name);
+        Ok(self.b.pin(self.groups[group].devices()[rank])?)
     }
 
     /// Layout, slot and offset of a tensor of the task.
     fn placed(&self, id: TensorId) -> Result<(TensorDesc, u32, usize), TensorSplitError> {
         let tensor = self.task.graph().tensor(id).ok_or(TensorSplitError::Bug("a node of another task"))?;
-        let place = tensor.place.ok_or(TensorSplitError::Bug("a tensor of a task without a slot"))?;
-        Ok((tensor.desc, place.slot, place.offset))
+        let (slot, bytes) = self.task.span(id).ok_or(TensorSplitError::Bug("a tensor of a task without a slot"))?;
+        Ok((tensor.desc, slot, bytes.start))
     }
 
     /// What a rank reads of a source.

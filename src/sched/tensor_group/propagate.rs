@@ -303,14 +303,13 @@ impl<'a> Propagation<'a> {
     }
 
     pub(super) fn slot_of(&self, id: TensorId) -> Result<u32, TensorSplitError> {
-        let place = self.task.graph().tensor(id).and_then(|tensor| tensor.place);
-        place.map(|place| place.slot).ok_or(TensorSplitError::Bug("a tensor of a task without a slot"))
+        let span = self.task.span(id);
+        span.map(|(slot, _)| slot).ok_or(TensorSplitError::Bug("a tensor of a task without a slot"))
     }
 
     /// Whether a node writes a whole slot that was made for its result.
     pub(super) fn is_own_slot(&self, node: &Node) -> bool {
-        let place = self.task.graph().tensor(node.dst).and_then(|tensor| tensor.place);
-        let slot = place.map_or(usize::MAX, |place| place.slot as usize);
+        let slot = self.task.span(node.dst).map_or(usize::MAX, |(slot, _)| slot as usize);
         let computed = matches!(self.task.storage().get(slot), Some(Storage::Computed));
         computed && self.desc(node.dst).ok() == self.slots.get(slot).map(|entry| entry.desc)
     }
@@ -347,7 +346,7 @@ impl<'a> Propagation<'a> {
     }
 
     fn carried(&self, id: TensorId, slot: &TensorDesc, axis: usize) -> Result<Option<CarriedSplit>, TensorSplitError> {
-        let offset = self.task.graph().tensor(id).and_then(|t| t.place).map_or(0, |place| place.offset);
+        let offset = self.task.span(id).map_or(0, |(_, bytes)| bytes.start);
         Ok(carried_split(slot, axis, &self.desc(id)?, offset))
     }
 
