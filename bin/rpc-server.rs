@@ -257,11 +257,11 @@ struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     max_run: Option<Duration>,
 
-    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, and the
-    /// collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
+    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor
+    /// groups, and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
     /// for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must name the server
-    /// as here, or by its IP address. =KEY behind it: copies go over TLS; the other server must prove this public key, and have
-    /// that of --key in its --allow-keys. =cert: the same with a certificate of this server's CA. Without either, copies need an address of the other server without TLS.
+    /// as here, or by its IP address. =KEY behind it: copies and tensor groups go over TLS; the other server must prove this
+    /// public key, and have that of --key in its --allow-keys. =cert: the same with a certificate of this server's CA. Without either, copies need an address of the other server without TLS.
     /// =plain-collectives: only collectives, which are never encrypted; a server with keys refuses them without this, except
     /// on loopback [default: none].
     #[arg(long = "peer", value_name = "ADDRESS[=KEY]", value_delimiter = ',')]

@@ -11,7 +11,7 @@ use super::joined_groups::NOT_JOINED;
 use super::layout::{Locking, PieceSource};
 use super::program::{CpuProgram, RunLimits, RunPosition};
 use crate::device::{
-    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, GroupMember, Lane, MemoryBudget,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, Device, DeviceError, Lane, Membership, MemoryBudget,
     PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline, TRANSFER_CHUNK_BYTES, Timeline,
     TimelinePoint, UploadSource,
 };
@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// Largest transfer in bytes that runs inline on the submitting thread. A larger upload waits for earlier commands and is then
 /// written in place; a smaller one is copied into its command.
 pub(super) const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
+
+/// Limit of the groups of which a queue is a rank.
+const MAX_JOINED_GROUPS: usize = 64;
 
 /// A command queue of the CPU device.
 pub(super) struct CpuQueue {
@@ -300,7 +303,13 @@ impl RunInline for CpuQueue {
 }
 
 impl Collectives for CpuQueue {
-    fn join(&mut self, group: u32, mut member: GroupMember) -> Result<(), DeviceError> {
+    fn join(&mut self, group: u32, member: Membership) -> Result<(), DeviceError> {
+        let Membership::InProcess(mut member) = member else {
+            return Err(DeviceError::Misuse("a queue of a device of this process cannot join a group of servers"));
+        };
+        if self.joined.len() >= MAX_JOINED_GROUPS && !self.joined.contains(&group) {
+            return Err(DeviceError::Misuse("a queue is a rank of at most 64 groups"));
+        }
         member.set_device(&self.device.info().name);
         self.submit(CpuCommand::Join { group, member })?;
         self.joined.insert(group);

@@ -8,7 +8,7 @@
 //! [`Queue::prefault`]: super::Queue::prefault
 
 use super::{
-    Buffer, DeviceError, DeviceInfo, GroupMember, HostBuffer, MemoryBudget, PendingRead, Program, ReadOnlyMapping,
+    Buffer, DeviceError, DeviceInfo, HostBuffer, Membership, MemoryBudget, PendingRead, Program, ReadOnlyMapping,
     Region,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
@@ -165,11 +165,15 @@ pub trait RunInline {
 pub trait Collectives {
     /// Makes the queue a rank of a group: later programs of this queue use `member` for the collective nodes with the number
     /// `group`. The number has a meaning for this queue only. Joining a number again replaces the member, which then leaves its
-    /// group. Dropping the queue leaves all groups; a failure of the queue fails them.
+    /// group. Dropping the queue leaves all groups; a failure of the queue fails them. On a remote device this only sends the
+    /// request: what the server refuses (a device without collectives, no memory, a server that cannot be connected to) fails
+    /// the queue later. Every rank must join; a [`Membership`] of servers that is dropped without joining leaves the other ranks
+    /// waiting until the servers' timeout.
     ///
     /// A program with a collective node whose number the queue has not joined is [`DeviceError::Misuse`].
     ///
     /// # Errors
-    /// The queue's sticky failure. The member then leaves its group.
-    fn join(&mut self, group: u32, member: GroupMember) -> Result<(), DeviceError>;
+    /// The queue's sticky failure; [`DeviceError::Misuse`] for a [`Membership`] of another kind of device, or if the queue is a
+    /// rank of 64 groups. The member then leaves its group.
+    fn join(&mut self, group: u32, member: Membership) -> Result<(), DeviceError>;
 }

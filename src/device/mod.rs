@@ -80,7 +80,12 @@ pub use capability::{
     Collectives, HostThreads, ImportHost, LoadByDigest, LoadOutcome, PeerCopies, PinnedMemory, Prefault, RunInline,
     TensorDigest,
 };
-pub use collectives::{CollectiveGroup, CollectivePart, GroupMember, PartBytes};
+pub use collectives::{CollectiveGroup, CollectivePart, GroupMember, Membership, PartBytes, ServerMember};
+#[cfg(feature = "server")]
+pub(crate) use collectives::{
+    RemoteRanks,
+    remote::{GroupHandle, ReceiveError},
+};
 #[cfg(feature = "server")]
 pub(crate) use command_channel::MAX_PENDING_BYTES;
 pub(crate) use command_channel::{Command, CommandChannel, CommandOutcome, Executor};
@@ -319,7 +324,7 @@ pub trait Queue: Send {
     }
 
     /// Capability: run collective nodes, as a rank of groups that the queue has joined. Without it, the device supports no such
-    /// nodes.
+    /// nodes; with it, [`Device::support`] has the answer.
     fn collectives(&mut self) -> Option<&mut dyn Collectives> {
         None
     }

@@ -9,8 +9,8 @@ use super::Fallback;
 use super::partition::PartitionedGraph;
 use super::worker::{FallbackCommand, ParkedQueues, Worker};
 use crate::device::{
-    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, GroupMember, LoadByDigest,
-    LoadOutcome, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
+    Collectives, CommandChannel, CopyOutcome, DEVICE_TIMEOUT, DeviceError, ForwardQueue, LoadByDigest, LoadOutcome,
+    Membership, MemoryBudget, PendingRead, Prefault, Program, Queue, QueueAborter, Region, RunInline,
     TRANSFER_CHUNK_BYTES, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
@@ -329,7 +329,7 @@ impl RunInline for FallbackQueue {
 
 impl Collectives for FallbackQueue {
     /// Waits until the thread returns the primary's queue. Collectives never run on the secondary device.
-    fn join(&mut self, group: u32, member: GroupMember) -> Result<(), DeviceError> {
+    fn join(&mut self, group: u32, member: Membership) -> Result<(), DeviceError> {
         let missing = DeviceError::Misuse("the primary device runs no collectives");
         self.wait_for_primary()?.collectives().ok_or(missing)?.join(group, member)
     }

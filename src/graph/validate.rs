@@ -145,13 +145,36 @@ pub enum GraphError {
     },
 }
 
+/// The ops that the graphs of a peer may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpSet {
+    /// Those of ggml's protocol.
+    Protocol,
+    /// Also fanout's own: those of its extension.
+    Extension,
+}
+
+impl OpSet {
+    fn op(self, number: u32) -> Option<OpCode> {
+        match self {
+            OpSet::Protocol => OpCode::from_wire(number),
+            OpSet::Extension => OpCode::from_extension_wire(number),
+        }
+    }
+}
+
 /// Imports and checks a graph from a peer's records. `listed` are the keys of the nodes in execution order, and `slots` the
 /// sizes of the buffers that the places refer to. Listed nodes that compute nothing (views, empty nodes, nodes without the
-/// compute flag) are dropped, and so are tensors that no remaining node uses.
+/// compute flag) are dropped, and so are tensors that no remaining node uses. The nodes have ops of `ops`.
 ///
 /// # Errors
 /// [`GraphError`] names the violated rule.
-pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<usize>) -> Result<Graph, GraphError> {
+pub fn import_untrusted(
+    listed: &[u64],
+    records: &[UntrustedTensor],
+    slots: Vec<usize>,
+    ops: OpSet,
+) -> Result<Graph, GraphError> {
     let mut by_id = HashMap::with_capacity(records.len());
     for (i, t) in records.iter().enumerate() {
         if by_id.insert(t.id, i).is_some() {
@@ -159,7 +182,8 @@ pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<
         }
     }
     let mut seen = vec![false; records.len()];
-    let mut import = GraphImport { records, by_id: &by_id, ids: vec![None; records.len()], graph: Graph::default() };
+    let mut import =
+        GraphImport { ops, records, by_id: &by_id, ids: vec![None; records.len()], graph: Graph::default() };
     import.graph.slots = slots;
     for &id in listed {
         let index = import.find("node", id)?;
@@ -174,6 +198,7 @@ pub fn import_untrusted(listed: &[u64], records: &[UntrustedTensor], slots: Vec<
 
 /// A graph while it is imported.
 struct GraphImport<'a> {
+    ops: OpSet,
     records: &'a [UntrustedTensor],
     /// Index of each record by its key.
     by_id: &'a HashMap<u64, usize>,
@@ -191,7 +216,7 @@ impl GraphImport<'_> {
     /// Adds a listed node; skips nodes that compute nothing.
     fn node(&mut self, index: usize) -> Result<(), GraphError> {
         let record = &self.records[index];
-        let code = OpCode::from_wire(record.op).ok_or(GraphError::UnknownOp(record.op))?;
+        let code = self.ops.op(record.op).ok_or(GraphError::UnknownOp(record.op))?;
         if code.is_view() || record.flags & FLAG_COMPUTE == 0 || record.ne.contains(&0) {
             return Ok(());
         }

@@ -174,7 +174,7 @@ macro_rules! for_each_family {
             pad: Pad [Pad, PadReflect1d, Roll] on cpu cuda;
             out_prod: OutProd [OutProd] on cpu;
             training: Training [CrossEntropyLoss, CrossEntropyLossBack, OptStepAdamw, OptStepSgd] on cpu;
-            collective: Collective [AllReduce, AllGather] on cpu;
+            collective: Collective [AllReduce, AllGather, ReduceScatter] on cpu;
         }
     };
 }

@@ -31,6 +31,14 @@ macro_rules! ops {
                 }
             }
 
+            /// The op with this number on the wire of fanout's extension, which has all ops.
+            pub const fn from_extension_wire(number: u32) -> Option<OpCode> {
+                match number {
+                    $($own_number => Some(OpCode::$own),)*
+                    _ => OpCode::from_wire(number),
+                }
+            }
+
             /// The op's name, for example `MUL_MAT`: ggml's, if ggml has the op.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -150,11 +158,12 @@ ops! {
     fanout {
         0x4000 AllReduce "ALL_REDUCE";
         0x4001 AllGather "ALL_GATHER";
+        0x4002 ReduceScatter "REDUCE_SCATTER";
     }
 }
 
 impl OpCode {
-    /// The op's number on the wire of protocol 8.0.1. The numbers of [`OpCode::OWN`] are in no message:
+    /// The op's number on the wire of protocol 8.0.1. The numbers of [`OpCode::OWN`] are in messages of fanout's extension only:
     /// [`OpCode::is_in_protocol`].
     pub const fn to_wire(self) -> u32 {
         self as u32
@@ -208,6 +217,8 @@ mod tests {
         assert_eq!(OpCode::from_wire(102), None);
         assert!(OpCode::ALL.iter().all(|op| op.is_in_protocol()));
         assert!(OpCode::OWN.iter().all(|op| !op.is_in_protocol() && OpCode::from_wire(op.to_wire()).is_none()));
+        let every = OpCode::ALL.iter().chain(OpCode::OWN);
+        assert!(every.into_iter().all(|&op| OpCode::from_extension_wire(op.to_wire()) == Some(op)));
         assert_eq!((OpCode::MulMat.to_wire(), OpCode::TopKMask.to_wire(), OpCode::Glu.to_wire()), (29, 91, 101));
     }
 }

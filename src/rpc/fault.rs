@@ -33,8 +33,10 @@ pub(super) fn device_error(fault: DeviceFault, device: &str) -> DeviceError {
         DeviceFaultKind::OutOfMemory { requested, available, limit } => {
             DeviceError::OutOfMemory { requested, available, limit }
         }
-        DeviceFaultKind::Unsupported(op) if let Some(op) = OpCode::from_wire(op) => Unsupported { op, reason }.into(),
-        DeviceFaultKind::Data(op) if let Some(op) = OpCode::from_wire(op) => DeviceError::Data { op, reason },
+        DeviceFaultKind::Unsupported(op) if let Some(op) = OpCode::from_extension_wire(op) => {
+            Unsupported { op, reason }.into()
+        }
+        DeviceFaultKind::Data(op) if let Some(op) = OpCode::from_extension_wire(op) => DeviceError::Data { op, reason },
         _ => DeviceError::Remote { device: device.to_owned(), reason },
     }
 }

@@ -11,7 +11,7 @@ use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice};
 use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
 use fanout::fallback::Fallback;
-use fanout::graph::validate::import_untrusted;
+use fanout::graph::validate::{OpSet, import_untrusted};
 use fanout::graph::{Graph, Tensor};
 use fanout::ops::OpCode;
 use fanout::tensor::DType;
@@ -71,7 +71,12 @@ fn validated_graphs_run_and_write_only_their_destinations() {
             mutate(&mut generated, &mut rng);
         }
         let count = counts.entry(op).or_default();
-        let graph = match import_untrusted(&generated.listed, &generated.records, vec![generated.size; SLOTS]) {
+        let graph = match import_untrusted(
+            &generated.listed,
+            &generated.records,
+            vec![generated.size; SLOTS],
+            OpSet::Extension,
+        ) {
             Ok(graph) => Arc::new(graph),
             Err(e) => {
                 assert!(!e.to_string().is_empty());

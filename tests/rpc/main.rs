@@ -42,6 +42,7 @@ mod prefault;
 mod protocol_8;
 mod protocol_versions;
 mod recorded_commands;
+mod server_groups;
 mod server_program;
 #[cfg(target_os = "linux")]
 mod server_program_allow;

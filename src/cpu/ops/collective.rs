@@ -1,4 +1,4 @@
-//! ALL_REDUCE, ALL_GATHER: each rank publishes its part, and combines the parts of all ranks once they are there.
+//! ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER: each rank publishes its part, and combines the parts of all ranks once they are there.
 //!
 //! A node is two steps of the program: the leader copies the part into the group's exchange memory; then, after a wait in which
 //! the run may end (see `CpuProgram::run`), the members write the destination. The second step reads no source, so it may
@@ -8,7 +8,7 @@ use super::{CHUNK, Kernel, RowPieces, unsupported, unsupported_types};
 use crate::cpu::pool::KernelContext;
 use crate::device::{CollectivePart, DeviceError, GroupMember, Unsupported};
 use crate::ops::NodeView;
-use crate::ops::collective::{Collective, CollectiveKind};
+use crate::ops::collective::{Collective, CollectiveKind, piece};
 use crate::tensor::{DType, TensorDesc};
 use std::ops::Range;
 
@@ -18,9 +18,20 @@ pub(super) fn select(op: Collective, node: &NodeView<'_>) -> Result<Kernel, Unsu
     let (part_bytes, dst_bytes) = (flat_bytes(part).map_err(too_large)?, flat_bytes(node.dst).map_err(too_large)?);
     let publish = Kernel::new(part.dense_bytes() / 16, move |ctx| publish(ctx, op, &part_bytes)).with_parts(1);
     let combine = match op.kind {
-        CollectiveKind::AllReduce => {
+        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter { .. } => {
             let floats = TensorDesc::contiguous(DType::F32, [node.dst.elements(), 1, 1, 1]).map_err(too_large)?;
-            Kernel::new(floats.elements(), move |ctx| all_reduce(ctx, op, &floats))
+            // Of REDUCE_SCATTER: the extent of the part along the axis, and the elements per step along it.
+            let (extent, stride) = match op.kind {
+                CollectiveKind::ReduceScatter { axis } => {
+                    let extent = part.ne().get(usize::from(axis)).copied().unwrap_or(1);
+                    (extent, part.elements() / extent.max(1))
+                }
+                _ => (0, 0),
+            };
+            let add = if part.dtype() == DType::BF16 { add_bf16 } else { add_f32 };
+            Kernel::new(floats.elements(), move |ctx| {
+                reduce(ctx, op, &floats, add, |rank, ranks| piece(extent, rank, ranks).start * stride);
+            })
         }
         CollectiveKind::AllGather { axis } => {
             let inner =
@@ -48,18 +59,49 @@ fn publish(ctx: &mut KernelContext<'_>, op: Collective, bytes: &TensorDesc) {
     }
 }
 
-/// Writes the sums of pieces of the tensor. The pieces are the same on all ranks and for any number of workers: so each element
+/// Adds elements of a part from `first` on to the sums, or sets them for the first rank. `None` if the part is too short.
+type AddPart = fn(part: &[u8], first: usize, sum: &mut [f32], is_first: bool) -> Option<()>;
+
+fn add_f32(part: &[u8], first: usize, sum: &mut [f32], is_first: bool) -> Option<()> {
+    let floats = bytemuck::try_cast_slice::<u8, f32>(part).ok()?.get(first..first + sum.len())?;
+    if is_first {
+        sum.copy_from_slice(floats);
+    } else {
+        sum.iter_mut().zip(floats).for_each(|(sum, x)| *sum += x);
+    }
+    Some(())
+}
+
+fn add_bf16(part: &[u8], first: usize, sum: &mut [f32], is_first: bool) -> Option<()> {
+    let halves = bytemuck::try_cast_slice::<u8, u16>(part).ok()?.get(first..first + sum.len())?;
+    let float = |half: u16| f32::from_bits(u32::from(half) << 16);
+    if is_first {
+        sum.iter_mut().zip(halves).for_each(|(sum, &half)| *sum = float(half));
+    } else {
+        sum.iter_mut().zip(halves).for_each(|(sum, &half)| *sum += float(half));
+    }
+    Some(())
+}
+
+/// Writes the sums of pieces of the tensor, whose first element is the part's element `first_of(rank, ranks)`. The pieces are the same on all ranks and for any number of workers: so each element
 /// is computed by the same instructions, and even the bits of a NaN are equal.
-fn all_reduce(ctx: &mut KernelContext<'_>, op: Collective, floats: &TensorDesc) {
+fn reduce(
+    ctx: &mut KernelContext<'_>,
+    op: Collective,
+    floats: &TensorDesc,
+    add: AddPart,
+    first_of: impl Fn(usize, usize) -> usize,
+) {
     let member = match ctx.member_of(op.group) {
         Ok(member) => member,
         Err(error) => return ctx.fail(error),
     };
+    let first = first_of(member.rank(), member.ranks());
     let (dst, mut sum) = (ctx.dst(), [0.0; CHUNK]);
     let dst = dst.with_desc(floats);
     RowPieces::new(floats).share(ctx, |i, n| {
         let sum = &mut sum[..n];
-        match sum_parts(member, i[0], sum) {
+        match sum_parts(member, first + i[0], sum, add) {
             Ok(()) => dst.store(i, sum),
             Err(error) => ctx.fail(error),
         }
@@ -67,17 +109,11 @@ fn all_reduce(ctx: &mut KernelContext<'_>, op: Collective, floats: &TensorDesc) 
 }
 
 /// The sum over the ranks, in their order, of `sum.len()` elements from `first` on.
-fn sum_parts(member: &GroupMember, first: usize, sum: &mut [f32]) -> Result<(), DeviceError> {
+fn sum_parts(member: &GroupMember, first: usize, sum: &mut [f32], add: AddPart) -> Result<(), DeviceError> {
     for rank in 0..member.ranks() {
         let part = member.part(rank)?;
-        let floats = bytemuck::try_cast_slice::<u8, f32>(&part).ok();
         let too_short = || DeviceError::Bug(format!("the part of rank {rank} is too short"));
-        let floats = floats.and_then(|part| part.get(first..first + sum.len())).ok_or_else(too_short)?;
-        if rank == 0 {
-            sum.copy_from_slice(floats);
-        } else {
-            sum.iter_mut().zip(floats).for_each(|(sum, x)| *sum += x);
-        }
+        add(&part, first, sum, rank == 0).ok_or_else(too_short)?;
     }
     Ok(())
 }

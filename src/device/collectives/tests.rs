@@ -1,6 +1,8 @@
 //! Rounds of a group: failures, members that leave, ranks that disagree, and the reuse of the exchange buffers.
 
 use super::*;
+use crate::ops::collective::CollectiveKind;
+use crate::tensor::{DType, TensorDesc};
 use std::sync::mpsc;
 
 const REDUCE: CollectiveKind = CollectiveKind::AllReduce;
@@ -10,7 +12,7 @@ fn desc(n: usize) -> TensorDesc {
 }
 
 /// The part of an ALL_REDUCE of `n` floats.
-fn reduce(n: usize) -> CollectivePart {
+pub(super) fn reduce(n: usize) -> CollectivePart {
     CollectivePart::new(REDUCE, &desc(n), &desc(n))
 }
 
@@ -20,24 +22,24 @@ fn gather(part: usize, whole: usize) -> CollectivePart {
 }
 
 fn group<const N: usize>() -> [GroupMember; N] {
-    let mut members = CollectiveGroup::new(N, &MemoryBudget::new(1 << 20)).unwrap();
+    let mut members = CollectiveGroup::members(N, 4096, &MemoryBudget::new(1 << 20)).unwrap();
     members.iter_mut().enumerate().for_each(|(rank, member)| member.set_device(&format!("CPU{rank}")));
     members.try_into().unwrap()
 }
 
-fn publish(member: &GroupMember, part: &CollectivePart, value: u8) -> Result<(), DeviceError> {
+pub(super) fn publish(member: &GroupMember, part: &CollectivePart, value: u8) -> Result<(), DeviceError> {
     member.publish(part, |bytes| bytes.fill(value))
 }
 
-fn text(result: Result<impl fmt::Debug, DeviceError>) -> String {
+pub(super) fn text(result: Result<impl fmt::Debug, DeviceError>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
 fn a_group_has_1_to_64_ranks() {
-    let budget = MemoryBudget::new(0);
+    let budget = MemoryBudget::new(1 << 20);
     for (ranks, valid) in [(0, false), (1, true), (64, true), (65, false)] {
-        assert_eq!(CollectiveGroup::new(ranks, &budget).is_ok(), valid, "{ranks}");
+        assert_eq!(CollectiveGroup::members(ranks, 4096, &budget).is_ok(), valid, "{ranks}");
     }
 }
 
@@ -48,7 +50,7 @@ fn buffers_are_reused_in_any_order_of_ranks() {
     for seed in 0..100 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let ranks = rng.usize(1..6);
-        let members = CollectiveGroup::new(ranks, &MemoryBudget::new(1 << 20)).unwrap();
+        let members = CollectiveGroup::members(ranks, 4096, &MemoryBudget::new(1 << 20)).unwrap();
         // By rank: the rounds combined, and whether the next round is published.
         let mut states = vec![(0u8, false); ranks];
         let bytes = |round: u8| 4 * (1 + usize::from(round) % 7);
@@ -155,15 +157,33 @@ fn ranks_that_disagree_fail_with_both_collectives() {
 }
 
 #[test]
-fn exchange_memory_is_reserved_and_grows() {
-    let budget = MemoryBudget::new(100);
-    let members = CollectiveGroup::new(2, &budget).unwrap();
-    assert_eq!(budget.used(), 0);
-    for (n, used) in [(2, 16), (1, 24), (5, 48), (3, 64)] {
-        members.iter().for_each(|member| publish(member, &reduce(n), 0).unwrap());
-        assert_eq!(budget.used(), used, "{n} floats");
+fn a_piece_of_another_extent_fails_the_group() {
+    let scatter = |piece| CollectivePart::new(CollectiveKind::ReduceScatter { axis: 0 }, &desc(5), &desc(piece));
+    let [a, b] = group();
+    publish(&a, &scatter(2), 0).unwrap();
+    publish(&b, &scatter(3), 0).unwrap();
+    assert_eq!(a.poll(), Ok(true));
+    let [a, _b] = group();
+    let error = text(publish(&a, &scatter(3), 0));
+    assert!(error.contains("rank 0 has 3 elements along the axis, not 2"), "{error}");
+}
+
+#[test]
+fn exchange_memory_is_reserved_for_the_largest_part() {
+    let budget = MemoryBudget::new(1 << 16);
+    for (part_bytes, pages) in [(0, 0), (1, 1), (4096, 1), (4097, 2)] {
+        let members = CollectiveGroup::members(2, part_bytes, &budget).unwrap();
+        assert_eq!(budget.used(), 4 * 4096 * pages, "{part_bytes}");
+        let largest = 1024 * pages as usize;
+        if pages > 0 {
+            members.iter().for_each(|member| publish(member, &reduce(largest), 0).unwrap());
+        }
+        assert!(matches!(publish(&members[0], &reduce(largest + 1), 0), Err(DeviceError::Misuse(_))));
+        assert_eq!(budget.used(), 4 * 4096 * pages, "{part_bytes}");
+        drop(members);
+        assert_eq!(budget.used(), 0);
     }
-    assert!(matches!(publish(&members[0], &reduce(100), 0), Err(DeviceError::OutOfMemory { .. })));
-    drop(members);
-    assert_eq!(budget.used(), 0);
+    for part_bytes in [20_000, u64::MAX] {
+        assert!(matches!(CollectiveGroup::members(2, part_bytes, &budget), Err(DeviceError::OutOfMemory { .. })));
+    }
 }

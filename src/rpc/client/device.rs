@@ -303,7 +303,7 @@ impl Device for GgmlDevice {
     /// 7.0 has no request for supported ops. fanout's and llama.cpp's servers run on a CPU backend what their devices do not
     /// support, so every node that the wire format can express counts as supported.
     fn support(&self, node: NodeView<'_>) -> Support {
-        not_expressible(&node, self.remote.connection.codec).map_or(Support::Yes, Support::No)
+        not_expressible(&node, &self.remote.connection).map_or(Support::Yes, Support::No)
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {

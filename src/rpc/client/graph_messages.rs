@@ -13,7 +13,7 @@ use super::extended::MIN_MESSAGE_LIMIT_BYTES;
 use crate::device::{DeviceError, Region, Unsupported};
 use crate::graph::{Graph, Node, Tensor, TensorId};
 use crate::ops::{MAX_SRC, NodeView, OpCode};
-use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord, VersionCodec};
+use crate::rpc::wire::{GraphCompute, Request, TENSOR_RECORD, TensorRecord};
 use crate::tensor::TensorDesc;
 
 /// Largest number of nodes in one message. A message with this many nodes and their sources stays below the size limits of
@@ -68,10 +68,12 @@ pub(super) struct RemoteProgram {
 /// Ids of the buffers, which are never reused, and offsets of the bound regions.
 type BindingKey = Vec<(u64, u64)>;
 
-/// Why a node cannot be expressed in the server's version of the protocol; `None` if it can.
-pub(super) fn not_expressible(node: &NodeView<'_>, codec: &VersionCodec) -> Option<Unsupported> {
-    if let Err(unsupported) = codec.check_expressible(node) {
-        return Some(Unsupported { op: node.op.code(), reason: unsupported.to_string() });
+/// Why a node cannot be expressed in the server's version of the protocol; `None` if it can. The extensions have all ops.
+pub(super) fn not_expressible(node: &NodeView<'_>, connection: &Connection) -> Option<Unsupported> {
+    let op = node.op.code();
+    let is_own_of_extension = !op.is_in_protocol() && connection.session.is_some();
+    if !is_own_of_extension && let Err(unsupported) = connection.codec.check_expressible(node) {
+        return Some(Unsupported { op, reason: unsupported.to_string() });
     }
     let srcs = (0..MAX_SRC).filter_map(|i| node.srcs.get(i));
     let large = srcs.chain([node.dst]).find(|desc| !fits_wire(desc))?;
@@ -86,7 +88,7 @@ impl RemoteProgram {
             let view = graph
                 .node_view(node)
                 .ok_or(DeviceError::Misuse("a graph with a node whose tensors it does not contain"))?;
-            if let Some(unsupported) = not_expressible(&view, remote.connection.codec) {
+            if let Some(unsupported) = not_expressible(&view, &remote.connection) {
                 return Err(unsupported.into());
             }
         }

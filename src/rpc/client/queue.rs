@@ -14,9 +14,9 @@ use super::connection::lock;
 use super::device::{RemoteBuffer, RemoteDevice, remote_buffer};
 use super::graph_messages::{GraphMessage, RemoteProgram};
 use crate::device::{
-    Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest, LoadOutcome,
-    PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, SourceError, TensorDigest, Timeline,
-    TimelinePoint, Turn, UploadSource,
+    Collectives, Command, CommandChannel, CommandOutcome, CopyOutcome, DeviceError, Executor, Lane, LoadByDigest,
+    LoadOutcome, Membership, PendingRead, PendingReadSender, Program, Queue, QueueAborter, Region, ServerMember,
+    SourceError, TensorDigest, Timeline, TimelinePoint, Turn, UploadSource,
 };
 use crate::tensor::{ByteRuns, TensorDesc};
 
@@ -57,6 +57,11 @@ pub(super) trait QueueProtocol: Send + 'static {
     fn run_graph(&mut self, messages: &[GraphMessage]) -> Result<(), DeviceError>;
 
     fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError>;
+
+    /// Joins a group, if the protocol has groups.
+    fn join(&mut self, _group: u32, _member: &ServerMember) -> Result<(), DeviceError> {
+        Err(DeviceError::Misuse("the protocol of the server has no groups"))
+    }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError>;
 
@@ -167,6 +172,10 @@ pub(super) enum QueueCommand {
     },
     Wait(TimelinePoint),
     Mark(u64),
+    Join {
+        group: u32,
+        member: ServerMember,
+    },
 }
 
 impl Command for QueueCommand {
@@ -387,6 +396,10 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
         self.submit(QueueCommand::Wait(point.clone()))
     }
 
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        if self.remote.connection.session.is_some() { Some(self) } else { None }
+    }
+
     fn load_by_digest(&mut self) -> Option<&mut dyn LoadByDigest> {
         let session = self.remote.connection.session.as_ref();
         if session.is_some_and(|session| session.server().capabilities.load_by_digest) { Some(self) } else { None }
@@ -408,6 +421,17 @@ impl<S: QueueProtocol> Queue for RemoteQueue<S> {
                 channel.close();
             }
         }))
+    }
+}
+
+impl<S: QueueProtocol> Collectives for RemoteQueue<S> {
+    fn join(&mut self, group: u32, member: Membership) -> Result<(), DeviceError> {
+        match member {
+            Membership::OnServer(member) => self.submit(QueueCommand::Join { group, member }),
+            Membership::InProcess(_) => {
+                Err(DeviceError::Misuse("a queue of a remote device cannot join a group of this process"))
+            }
+        }
     }
 }
 
@@ -503,6 +527,7 @@ fn send_command(protocol: &mut impl QueueProtocol, command: QueueCommand) -> Res
         }
         QueueCommand::Wait(point) => protocol.wait(&point),
         QueueCommand::Mark(seq) => protocol.mark(seq),
+        QueueCommand::Join { group, member } => protocol.join(group, &member),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::collectives::Rendezvous;
 use super::gguf_index::GgufIndex;
+use super::groups::GroupTable;
 use super::hangup_watch::HangupWatch;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
@@ -33,6 +34,9 @@ pub(super) struct ServerContext {
     /// Tokens for transfers from other servers. One table for all sessions: a token that one session issues arrives on the
     /// connection of another session.
     pub(super) transfer_tokens: Arc<TokenTable>,
+    /// Groups for collectives. One table for all sessions: a group that one session joins is attached on the connection of
+    /// another.
+    pub(super) groups: Arc<GroupTable>,
     /// Allow-list of the servers that this server may connect to.
     pub(super) peers: Arc<PeerAllowlist>,
     /// Index of the GGUF files for load by digest. `None`: disabled.

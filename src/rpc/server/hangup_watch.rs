@@ -151,6 +151,11 @@ impl SessionWatch {
         CancellerGuard { session: Arc::clone(self), key }
     }
 
+    /// Ends the connection, so that the session ends when it reads or writes next.
+    pub(super) fn end_connection(&self) {
+        self.connection.abort();
+    }
+
     /// Cancels the session's work if it served a request at this poll and at the last one, and its client has hung up. The
     /// requests may differ: a client may have sent any number of short ones before it left.
     fn poll(&self) {

@@ -47,6 +47,7 @@ mod extended;
 mod folder;
 mod ggml;
 mod gguf_index;
+mod groups;
 mod handshake;
 mod hangup_watch;
 mod host_memory;
@@ -244,6 +245,7 @@ impl Server {
             listeners: listeners.iter().map(info).collect(),
             tensor_cache,
             transfer_tokens: Arc::default(),
+            groups: Arc::default(),
             peers: Arc::new(peers),
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),

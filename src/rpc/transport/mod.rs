@@ -309,6 +309,25 @@ impl Sender {
         self.write_all(&[bytes], left)
     }
 
+    /// Sends as many bytes of `parts`, from the front, as there is room for. Returns their number, and whether all bytes that
+    /// were accepted have left this process: if not, a later write sends the rest.
+    pub(crate) fn write_available(&mut self, parts: &[&[u8]]) -> Result<(usize, bool), TransportError> {
+        let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let (mut rest, mut sent) = (&mut slices[..], 0);
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let Some(n) = self.0.try_write(rest)? else { return Ok((sent, false)) };
+            IoSlice::advance_slices(&mut rest, n);
+            sent += n;
+        }
+        Ok((sent, self.0.try_flush()?))
+    }
+
+    /// Waits until there is room for a write, or for the deadline.
+    pub(crate) fn wait_for_room(&self, deadline: &Deadline) -> Result<(), TransportError> {
+        self.0.wait(Interest::Write, deadline).map(drop)
+    }
+
     fn write_slices(&mut self, mut parts: &mut [IoSlice<'_>], stall: Duration) -> Result<(), TransportError> {
         // A write of only empty slices returns 0, which would look like the end of the connection.
         IoSlice::advance_slices(&mut parts, 0);

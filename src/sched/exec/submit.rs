@@ -5,7 +5,7 @@ use super::host_staging_queue;
 use super::programs::ExpertWeights;
 use super::queues::QueueBackend;
 use super::{PreparedPlan, Scheduler, StagedDownload, wait_for_bytes, wait_or_abort};
-use crate::device::{CollectiveGroup, DEVICE_TIMEOUT, DeviceError, Region, TimelinePoint};
+use crate::device::{DEVICE_TIMEOUT, DeviceError, Membership, Region, TimelinePoint};
 use crate::graph::TensorId;
 use crate::ops::OpCode;
 use crate::ops::mul_mat::NO_EXPERT;
@@ -213,6 +213,8 @@ impl Scheduler {
             {
                 continue;
             }
+            // Rounded up, so that plans for more and more tokens do not each make a new group.
+            let part_bytes = largest_part.checked_next_power_of_two().unwrap_or(largest_part);
             // Queues that leave a group fail it, so programs of other plans must be done.
             self.synchronize(None)?;
             // If this fails half way, no plan is current, and the next run joins again.
@@ -221,16 +223,16 @@ impl Scheduler {
                 let name = self.devices[device].info().name.clone();
                 move |e| SchedError::from_device(&name, e)
             };
-            let members = CollectiveGroup::new(devices.len(), &self.budget).map_err(of(devices[0]))?;
+            let ranks: Vec<_> = devices.iter().map(|&device| &*self.devices[device]).collect();
+            let members = Membership::group(&ranks, part_bytes, &self.budget).map_err(of(devices[0]))?;
             for (&device, member) in devices.iter().zip(members) {
                 let (id, of) = (QueueId { device, role: QueueRole::Compute }, of(device));
-                member.reserve(largest_part).map_err(&of)?;
                 let running = self.queues.get_or_open(&self.devices, id)?;
                 let refused = DeviceError::Bug("a device that runs collective nodes has no groups".to_owned());
                 let joined = running.queue().collectives().ok_or(refused).and_then(|to| to.join(number, member));
                 joined.map_err(of)?;
             }
-            self.joined_groups.insert(number, (devices.clone(), largest_part));
+            self.joined_groups.insert(number, (devices.clone(), part_bytes));
         }
         Ok(())
     }

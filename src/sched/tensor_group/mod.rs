@@ -34,11 +34,12 @@ mod split_class;
 mod views;
 
 use super::{Devices, Storage, Task};
-use crate::device::{CollectiveGroup, Device, Region, Support};
+use crate::device::{CollectiveGroup, Device, Membership, Region, Support};
 use crate::graph::{BuildError, TensorId};
 use crate::ops::collective::{Collective, CollectiveKind};
 use crate::ops::{MAX_SRC, NodeView, Op, OpCode, Sources};
 use crate::tensor::{ByteRuns, DIMS, DType, TensorDesc};
+use emit::SumExchange;
 use propagate::{Decisions, SlotState};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -123,6 +124,7 @@ pub struct TensorSplit {
     groups: Vec<TensorGroup>,
     stored: BTreeMap<String, StoredSplit>,
     copied_collectives: bool,
+    sums: SumExchange,
 }
 
 #[derive(Clone, Debug)]
@@ -247,7 +249,22 @@ impl TensorSplit {
                 return Err(TensorSplitError::StoredName(name));
             }
         }
-        Ok(TensorSplit { groups, stored, copied_collectives: false })
+        Ok(TensorSplit { groups, stored, copied_collectives: false, sums: SumExchange::default() })
+    }
+
+    /// Whether ranks round partial sums to BF16 before they exchange them, which halves the bytes. The sums are still added in
+    /// F32 and in the order of ranks, and are equal on all ranks; where they are scattered
+    /// ([`TensorSplit::with_scattered_sums`]), the sums are rounded, too. Groups whose collectives are copies do not round.
+    #[must_use]
+    pub fn with_bf16_sums(self, bf16: bool) -> TensorSplit {
+        TensorSplit { sums: SumExchange { bf16, ..self.sums }, ..self }
+    }
+
+    /// Size in bytes of a partial sum from which on three or more ranks each add a piece of it, and then gather the pieces,
+    /// instead of each adding all of it: 64 KiB by default. The sums have the same bits either way.
+    #[must_use]
+    pub fn with_scattered_sums(self, bytes: usize) -> TensorSplit {
+        TensorSplit { sums: SumExchange { scatter_bytes: bytes, ..self.sums }, ..self }
     }
 
     /// Whether collectives are copies and additions also on devices that run collective nodes. Needed to run a task node by node
@@ -294,7 +311,7 @@ impl TensorSplit {
             let members =
                 group.devices().iter().map(|&device| devices.get(device).ok_or(TensorSplitError::Group(NO_DEVICE)));
             let members = members.collect::<Result<Vec<_>, _>>()?;
-            has_collectives.push(!self.copied_collectives && members.iter().all(|device| runs_collectives(&***device)));
+            has_collectives.push(!self.copied_collectives && form_group(&members));
         }
         let mut decisions = Decisions::default();
         for (slot, desc) in stored_slots(task) {
@@ -304,7 +321,7 @@ impl TensorSplit {
             decisions.known.insert(slot, known.distribution.clone());
         }
         let program = propagate::propagate(task, &self.groups, decisions, SMALL_WEIGHT_BYTES)?;
-        emit::emit(task, &self.groups, &has_collectives, &program, region)
+        emit::emit(task, &self.groups, &has_collectives, self.sums, &program, region)
     }
 }
 
@@ -329,6 +346,12 @@ fn stored_parts(
 }
 
 const NO_DEVICE: &str = "a group has a device that is not in the scheduler's list";
+
+/// Whether devices run collective nodes as a group.
+fn form_group(devices: &[&Arc<dyn Device>]) -> bool {
+    let devices: Vec<_> = devices.iter().map(|device| &***device).collect();
+    devices.iter().all(|device| runs_collectives(*device)) && Membership::can_form_group(&devices)
+}
 
 /// Whether a device runs collective nodes.
 fn runs_collectives(device: &dyn Device) -> bool {

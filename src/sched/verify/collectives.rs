@@ -16,7 +16,9 @@ use std::collections::BTreeMap;
 struct PlannedCollective {
     group: usize,
     kind: CollectiveKind,
+    /// Type of the parts.
     dtype: DType,
+    /// Shape of what all ranks have together.
     ne: [usize; DIMS],
 }
 
@@ -36,8 +38,10 @@ fn of_step(plan: &Plan, step: usize) -> Vec<PlannedCollective> {
     let nodes = graph.nodes().get(plan.split_graph.splits[split as usize].nodes.clone()).unwrap_or_default();
     let planned = nodes.iter().filter_map(|node| {
         let Op::Collective(op) = &node.op else { return None };
-        let dst = graph.tensor(node.dst)?.desc;
-        Some(PlannedCollective { group: op.group as usize, kind: op.kind, dtype: dst.dtype(), ne: dst.ne() })
+        let (part, dst) = (graph.tensor(node.srcs[0]?)?.desc, graph.tensor(node.dst)?.desc);
+        let is_scattered = matches!(op.kind, CollectiveKind::ReduceScatter { .. });
+        let ne = if is_scattered { part.ne() } else { dst.ne() };
+        Some(PlannedCollective { group: op.group as usize, kind: op.kind, dtype: part.dtype(), ne })
     });
     planned.collect()
 }

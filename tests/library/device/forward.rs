@@ -3,10 +3,10 @@
 use super::{MEMORY, device as cpu, test_deadline};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
-    Buffer, CollectiveGroup, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature,
-    ForwardDevice, ForwardQueue, GroupMember, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest,
-    LoadOutcome, MappedFile, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
-    ReadOnlyMapping, Region, RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
+    Buffer, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature, ForwardDevice,
+    ForwardQueue, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile, Membership,
+    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, ReadOnlyMapping, Region,
+    RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -216,7 +216,7 @@ impl RunInline for CallProbeQueue {
 }
 
 impl Collectives for CallProbeQueue {
-    fn join(&mut self, _: u32, _: GroupMember) -> Result<(), DeviceError> {
+    fn join(&mut self, _: u32, _: Membership) -> Result<(), DeviceError> {
         self.record("join");
         Ok(())
     }
@@ -297,7 +297,7 @@ fn exercise(device: &dyn Device) {
         assert_eq!(outcome, Ok(LoadOutcome::Found));
     }
     if let Some(collectives) = queue.collectives() {
-        collectives.join(1, CollectiveGroup::new(1, &budget).unwrap().remove(0)).unwrap();
+        collectives.join(1, Membership::group(&[&*cpu(1)], 64, &budget).unwrap().remove(0)).unwrap();
     }
     queue.run_inline_or_submit(&program, &bindings, Duration::from_secs(1)).unwrap();
 }

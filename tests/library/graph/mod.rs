@@ -1,5 +1,5 @@
 //! Validation of graphs from peers: accepted graphs, and a graph for every reason of rejection.
-use fanout::graph::validate::{GraphError, UntrustedTensor, import_untrusted, widen_strides};
+use fanout::graph::validate::{GraphError, OpSet, UntrustedTensor, import_untrusted, widen_strides};
 use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::OpCode;
 use fanout::tensor::DType;
@@ -39,7 +39,7 @@ fn addition() -> Vec<UntrustedTensor> {
 }
 
 fn validate(listed: &[u64], records: &[UntrustedTensor]) -> Result<Graph, GraphError> {
-    import_untrusted(listed, records, vec![SLOT])
+    import_untrusted(listed, records, vec![SLOT], OpSet::Protocol)
 }
 
 #[test]

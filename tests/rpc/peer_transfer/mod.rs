@@ -6,4 +6,4 @@ mod receiving;
 mod sending;
 mod support;
 
-pub(crate) use support::config_with_peers;
+pub(crate) use support::{FakeServer, FakeServerConnection, config_with_peers};

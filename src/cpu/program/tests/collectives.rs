@@ -1,11 +1,11 @@
 //! Programs of several ranks on CPU devices of this process.
 
 use super::*;
-use crate::device::{Buffer, CollectiveGroup, GroupMember, Queue, TimelinePoint, UploadSource};
+use crate::device::{Buffer, CollectiveGroup, GroupMember, Membership, Queue, TimelinePoint, UploadSource};
 use crate::graph::TensorId;
 use crate::ops::OutputSpec;
 use crate::ops::binary::Binary;
-use crate::ops::collective::{Collective, CollectiveKind};
+use crate::ops::collective::{Collective, CollectiveKind, piece};
 use crate::ops::rows::Rows;
 use crate::ops::unary::Unary;
 
@@ -22,7 +22,7 @@ fn budget() -> Arc<MemoryBudget> {
 }
 
 fn group(ranks: usize) -> Vec<GroupMember> {
-    CollectiveGroup::new(ranks, &budget()).unwrap()
+    CollectiveGroup::members(ranks, 1 << 24, &budget()).unwrap()
 }
 
 /// A queue with a program, and the memory of its graph.
@@ -38,7 +38,7 @@ impl Rank {
     fn new(device: &Arc<CpuDevice>, graph: &Arc<Graph>, member: GroupMember) -> Rank {
         let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget()).unwrap();
         let (program, mut queue) = (device.prepare(Arc::clone(graph)).unwrap(), device.queue(&budget()).unwrap());
-        queue.collectives().unwrap().join(1, member).unwrap();
+        queue.collectives().unwrap().join(1, Membership::InProcess(member)).unwrap();
         Rank { queue, graph: Arc::clone(graph), program, buffer }
     }
 
@@ -171,6 +171,50 @@ fn every_rank_has_the_sum_in_the_order_of_ranks() {
     }
 }
 
+/// The pieces of a sum have the bits of the whole sum. Parts of BF16 are added in F32.
+#[test]
+fn pieces_have_the_bits_of_the_sum() {
+    for (ranks, ne, dtype) in [
+        (1, [5, 7, 1, 1], DType::F32),
+        (2, [5, 7, 1, 1], DType::BF16),
+        (3, [1, 7, 1, 1], DType::F32),
+        (3, [2050, 64, 1, 1], DType::BF16),
+        (7, [300, 7, 1, 1], DType::F32),
+        (5, [40_000, 1, 1, 1], DType::BF16),
+    ] {
+        let axis = u8::from(ne[1] > 1);
+        let (n, along) = (ne[0] * ne[1], ne[usize::from(axis)]);
+        let parts: Vec<Vec<f32>> = (0..ranks).map(|rank| values(n, n + rank)).collect();
+        let rounded = |x: &f32| if dtype == DType::BF16 { half::bf16::from_f32(*x).to_f32() } else { *x };
+        let want = sum_of_ranks(&parts.iter().map(|part| part.iter().map(rounded).collect()).collect::<Vec<_>>());
+        let mut queues = Vec::new();
+        for (rank, member) in group(ranks).into_iter().enumerate() {
+            let mut b = Builder::new();
+            let part = b.leaf(dtype, ne).unwrap();
+            let mut piece_ne = ne;
+            piece_ne[usize::from(axis)] = piece(along, rank, ranks).len();
+            let op = Collective { kind: CollectiveKind::ReduceScatter { axis }, group: 1 };
+            let spec = OutputSpec { dtype: DType::F32, ne: piece_ne };
+            let dst = b.node_with_output(op, &[Some(part)], spec).unwrap();
+            let on = device(&format!("CPU{rank}"), 1 + rank % 2, MathMode::Exact);
+            let mut queue = Rank::new(&on, &Arc::new(b.build().unwrap()), member);
+            let bytes: Vec<u8> = match dtype {
+                DType::BF16 => parts[rank].iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+                _ => parts[rank].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            };
+            queue.queue.upload(queue.region(part), None, UploadSource::Borrowed(&bytes)).unwrap();
+            queue.submit(false);
+            queues.push((queue, dst));
+        }
+        let stride = n / along;
+        for (rank, (queue, dst)) in queues.iter_mut().enumerate() {
+            let range = piece(along, rank, ranks);
+            let want = bits(&want[range.start * stride..range.end * stride]);
+            assert!(bits(&queue.download(*dst)) == want, "rank {rank} of {ranks}, {dtype} {ne:?}");
+        }
+    }
+}
+
 /// A graph of `rounds` in-place sums of `n` elements, and the tensor.
 fn sums(n: usize, rounds: usize) -> (Arc<Graph>, TensorId) {
     let mut b = Builder::new();
@@ -281,7 +325,7 @@ fn a_rank_that_is_missing_fails_the_others_by_name() {
         ),
         (
             |mut rank| {
-                rank.queue.collectives().unwrap().join(1, group(1).remove(0)).unwrap();
+                rank.queue.collectives().unwrap().join(1, Membership::InProcess(group(1).remove(0))).unwrap();
                 Some(rank)
             },
             "rank 1 (CPU1) has left the group",

@@ -293,7 +293,7 @@ fn run(
     let pools: Vec<Pool> = workers.iter().map(|&n| Pool::new(n).unwrap()).collect();
     let shared = HostMemory::scratch(code.scratch(1).unwrap().1, &budget).unwrap();
     let (mut position, mut turns, mut groups) = (RunPosition::default(), 0, JoinedGroups::default());
-    groups.join(0, CollectiveGroup::new(1, &budget).unwrap().remove(0));
+    groups.join(0, CollectiveGroup::members(1, 1 << 20, &budget).unwrap().remove(0));
     loop {
         let pool = &pools[turns % pools.len()];
         let locals = HostMemory::scratch(code.scratch(pool.workers()).unwrap().0, &budget).unwrap();

@@ -168,7 +168,7 @@ impl Device for ExtendedDevice {
 
     fn support(&self, node: NodeView<'_>) -> Support {
         let lost = |e: DeviceError| Support::No(Unsupported { op: node.op.code(), reason: e.to_string() });
-        match not_expressible(&node, self.remote.connection.codec) {
+        match not_expressible(&node, &self.remote.connection) {
             Some(unsupported) => Support::No(unsupported),
             None => self.request_support(&node).unwrap_or_else(lost),
         }
@@ -193,7 +193,7 @@ impl Device for ExtendedDevice {
 impl PeerCopies for ExtendedDevice {
     fn copies_from(&self, other: &DeviceInfo) -> bool {
         let other_server =
-            || peer_copies::connection_of(other).is_some_and(|source| self.remote.can_receive_from(&source));
+            || peer_copies::connection_of(&other.domain).is_some_and(|source| self.remote.can_receive_from(&source));
         self.remote.info.domain == other.domain || other_server()
     }
 }

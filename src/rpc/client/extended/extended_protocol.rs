@@ -10,12 +10,14 @@ use super::super::queue::{
     DigestLoad, MAX_STAGED_UPLOAD_BYTES, PlacementWaker, QueueCommand, QueueProtocol, ReadCompleter,
 };
 use super::mark_tracker::{FailureScope, MarkTracker};
-use super::peer_copies::SendingQueues;
-use crate::device::{DeviceError, Region, SourceError, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
+use super::peer_copies::{SendingQueues, connection_of};
+use crate::device::{
+    DeviceError, Domain, Region, ServerMember, SourceError, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint,
+};
 use crate::rpc::wire::WireError;
 use crate::rpc::wire::ext::{
-    BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtCommand, ExtRequest, ExtResponse, Fill, Load, Mark,
-    NotifyReached, OpenQueue, Ping, ReadSpans, TensorShape, WriteHead,
+    BufferSpan, BufferSpans, CloseQueue, CopySpan, ExtCommand, ExtRequest, ExtResponse, Fill, GroupSecret, JoinGroup,
+    Load, Mark, NotifyReached, OpenQueue, Ping, RankAddresses, ReadSpans, TensorShape, WriteHead,
 };
 use crate::tensor::TensorDesc;
 
@@ -357,6 +359,34 @@ impl QueueProtocol for ExtendedProtocol {
             }
         }
         point.wait(None)
+    }
+
+    /// Sent at once: the servers connect when all ranks have joined, while the client goes on.
+    fn join(&mut self, group: u32, member: &ServerMember) -> Result<(), DeviceError> {
+        let mut random = GroupSecret::default();
+        let failed = |e: getrandom::Error| DeviceError::Exhausted { resource: "random bytes", reason: e.to_string() };
+        getrandom::fill(&mut random).map_err(failed)?;
+        let (secret, own) = (member.secret(random), &self.remote.connection);
+        let address = |domain: &Domain| {
+            if *domain == own.domain() {
+                return Ok(String::new());
+            }
+            let other = connection_of(domain).map(|other| other.endpoint().to_owned());
+            other.ok_or(DeviceError::Misuse("the connection to a server of the group is closed"))
+        };
+        let addresses = member.domains().iter().map(address).collect::<Result<Vec<_>, _>>()?;
+        // The servers tell each other's sessions apart by address.
+        let ranks = || addresses.iter().zip(member.domains()).filter(|(address, _)| !address.is_empty());
+        let is_ambiguous = |(address, domain): (&String, &Domain)| ranks().any(|(a, d)| a == address && d != domain);
+        if ranks().any(is_ambiguous) {
+            return Err(DeviceError::Misuse("a group of three or more ranks has two connections to one server"));
+        }
+        let addresses = RankAddresses::encode(addresses.iter().map(String::as_str));
+        let (rank, part_bytes) = (member.rank() as u32, member.part_bytes());
+        let addresses = RankAddresses::new(&addresses);
+        self.with_writer(|guard, queue| {
+            guard.send_ext(&ExtRequest::JoinGroup(JoinGroup { queue, group, secret, rank, part_bytes, addresses }))
+        })
     }
 
     fn mark(&mut self, seq: u64) -> Result<(), DeviceError> {

@@ -9,7 +9,7 @@ use super::super::device::remote_buffer;
 use super::extended_protocol::{close_queue, open_queue, region_connection, span};
 use super::mark_tracker::MarkTracker;
 use super::transfer_tokens::{TOKEN_BATCH, TransferTokens};
-use crate::device::{DeviceError, DeviceInfo, Domain, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
+use crate::device::{DeviceError, Domain, Region, TRANSFER_CHUNK_BYTES, Timeline, TimelinePoint};
 use crate::rpc::wire::ext::{
     ExtCommand, ExtRequest, ExtResponse, ProbePeer, ReceiveFromPeer, SendToPeer, TRANSFER_TOKEN_BYTES,
     TransferTokenList, Wait,
@@ -29,9 +29,9 @@ pub(in super::super) fn register_connection(connection: &Arc<Connection>) {
     live.insert(connection.domain(), Arc::downgrade(connection));
 }
 
-/// The connection of a device; `None` if it is no longer open or does not have the extensions.
-pub(super) fn connection_of(info: &DeviceInfo) -> Option<Arc<Connection>> {
-    lock(&LIVE_CONNECTIONS).as_ref()?.get(&info.domain)?.upgrade()
+/// The connection of the devices of a domain; `None` if it is no longer open or does not have the extensions.
+pub(super) fn connection_of(domain: &Domain) -> Option<Arc<Connection>> {
+    lock(&LIVE_CONNECTIONS).as_ref()?.get(domain)?.upgrade()
 }
 
 /// Peer copy state of a connection.

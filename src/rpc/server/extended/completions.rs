@@ -11,7 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notifier::NotifierShared;
-use crate::device::{DeviceError, PendingRead, TimelinePoint};
+use crate::device::{DeviceError, GroupHandle, PendingRead, TimelinePoint};
+use crate::rpc::fault::device_error;
 use crate::rpc::server::byte_semaphore::BytePermit;
 use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::transport::TransportError;
@@ -27,6 +28,8 @@ struct CompletionWriter {
     queue: u32,
     writer: Arc<ClientWriter>,
     closed: AtomicBool,
+    /// The groups that the queue has joined, with its ranks: they fail with the queue.
+    groups: Mutex<Vec<(GroupHandle, usize)>>,
 }
 
 impl CompletionWriter {
@@ -60,6 +63,11 @@ impl CompletionWriter {
 
     /// Sends QUEUE_FAILED, the last notification of the queue.
     fn send_failed(&self, fault: DeviceFault) -> Result<(), TransportError> {
+        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        for (group, rank) in groups {
+            // The device's queue may be well, as after a refused upload, and does not fail its groups then.
+            group.fail_rank(rank, &device_error(fault.clone(), "its queue"));
+        }
         let last = |out: &mut Vec<u8>| {
             if !self.closed.swap(true, Ordering::AcqRel) {
                 Notification::QueueFailed { queue: self.queue, fault }.encode(out);
@@ -215,7 +223,12 @@ impl Completions {
         notifier: &Arc<NotifierShared>,
         timeout: Duration,
     ) -> Completions {
-        let notifications = CompletionWriter { queue, writer: Arc::clone(writer), closed: AtomicBool::new(false) };
+        let notifications = CompletionWriter {
+            queue,
+            writer: Arc::clone(writer),
+            closed: AtomicBool::new(false),
+            groups: Mutex::default(),
+        };
         let queue = QueueCompletions { notifications, timeout, pending: Mutex::default(), sent: Condvar::new() };
         let queue = Arc::new(queue);
         notifier.add_queue(&queue);
@@ -241,6 +254,14 @@ impl Completions {
         } else {
             self.enqueue(PendingCompletion::Failed(fault))
         }
+    }
+
+    /// Adds a group that the queue has joined as rank `rank`.
+    pub(super) fn add_group(&self, group: GroupHandle, rank: usize) {
+        // Poisoning is ignored: each change is a single call.
+        let mut groups = self.queue.notifications.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|(group, _)| group.failure().is_none());
+        groups.push((group, rank));
     }
 
     /// Callback that fails the queue from any thread, without waiting for pending completions.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceError, DeviceKind, Support, Unsupported};
-use crate::graph::validate::{self, GraphError, UntrustedTensor, widen_strides};
+use crate::graph::validate::{self, GraphError, OpSet, UntrustedTensor, widen_strides};
 use crate::graph::{Graph, SlotOffset};
 use crate::ops::OpCode;
 use crate::rpc::server::context::ServerContext;
@@ -145,7 +145,7 @@ fn import_unallocated(graph: &GraphCompute<'_>) -> Result<Graph, GraphError> {
         tensors.push(tensor);
     }
     let listed: Vec<u64> = graph.nodes().iter().collect();
-    validate::import_untrusted(&listed, &tensors, slots)
+    validate::import_untrusted(&listed, &tensors, slots, OpSet::Extension)
 }
 
 /// The error of a graph that was sent with SUPPORTS_OP. An unsupported graph is a regular reply, and not a protocol error.

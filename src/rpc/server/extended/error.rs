@@ -45,6 +45,20 @@ pub(super) enum ExtendedError {
     NoSuchGraph(u64),
     #[error("queue {queue} is of device {device}, graph {graph} of device {graph_device}")]
     WrongGraphDevice { queue: u32, device: u32, graph: u64, graph_device: u32 },
+    #[error("rank {rank} of a group of {ranks}: a group has 1 to 64 ranks, and the queue is one of them")]
+    GroupRanks { rank: u32, ranks: usize },
+    #[error("the connection is bound to a group already")]
+    AttachedAlready,
+    #[error("the connection is not bound to a group: ATTACH_GROUP comes first")]
+    NotAttached,
+    #[error("rank {0} is not one of those for which the connection was bound to the group")]
+    NotARankOfSender(u32),
+    #[error("the group has no rank {0}")]
+    NoSuchRank(u32),
+    #[error("malformed: there is no such collective")]
+    InvalidPart,
+    #[error("malformed: the part has {part} bytes, with {data} bytes of data")]
+    PartLength { part: u64, data: u64 },
 }
 
 impl From<ExtendedError> for SessionError {

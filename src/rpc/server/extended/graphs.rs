@@ -6,7 +6,7 @@ use super::describe;
 use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use crate::device::DeviceError;
-use crate::graph::validate::GraphError;
+use crate::graph::validate::{GraphError, OpSet};
 use crate::rpc::server::host_memory::{HostCharge, HostMemoryError};
 use crate::rpc::server::log_limits::LogKind;
 use crate::rpc::server::session::failure::SessionError;
@@ -35,7 +35,7 @@ impl ExtendedSession<'_> {
             self.resources.programs.release_evicted();
         }
         let (prepared, charge) = match self.charge_program(cost)? {
-            Ok(charge) => match import_graph(graph, &self.resources.handles, &**device) {
+            Ok(charge) => match import_graph(graph, &self.resources.handles, &**device, OpSet::Extension) {
                 Ok(imported) => (Ok(imported.program), charge),
                 Err(SessionError::Device(e)) => (Err(e), self.resources.memory.empty()),
                 Err(SessionError::Request(RequestError::InvalidGraph(GraphError::UnsupportedOp(op)))) => {

@@ -8,6 +8,7 @@
 //!   PING. Once a second the notifier then sends SERVER_STATE. If that fails, the session's thread may be blocked on bytes from
 //!   another server that will never arrive, so the notifier closes the session's receives.
 //! - **Deadlines.** A completion that has been the first one of its queue for longer than the device timeout fails the queue.
+//!   Groups that are late fail, too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use super::completions::QueueCompletions;
 use crate::device::{DeviceError, POLL_INTERVAL, SPIN_BEFORE_SLEEP, TimelinePoint};
 use crate::rpc::server::client_connection::ClientWriter;
+use crate::rpc::server::groups::SessionGroups;
 use crate::rpc::server::hangup_watch::SessionWatch;
 use crate::rpc::server::lifecycle::Lifecycle;
 use crate::rpc::server::log_limits::{LogKind, LogLimits};
@@ -50,6 +52,8 @@ struct Heartbeat {
     lifecycle: Arc<Lifecycle>,
     writer: Arc<ClientWriter>,
     pending_receives: Arc<PendingReceives>,
+    /// Whose deadlines are checked. Weak: the session's end drops them.
+    groups: Weak<SessionGroups>,
     /// [`SessionWatch::boundaries`] at the last heartbeat.
     last: u64,
 }
@@ -64,6 +68,7 @@ impl Notifier {
         writer: &Arc<ClientWriter>,
         watch: &Arc<SessionWatch>,
         pending_receives: &Arc<PendingReceives>,
+        groups: &Arc<SessionGroups>,
     ) -> Result<Notifier, DeviceError> {
         let shared = Arc::new(NotifierShared { state: Mutex::default(), changed: Condvar::new() });
         let heartbeat = Heartbeat {
@@ -71,6 +76,7 @@ impl Notifier {
             lifecycle: Arc::clone(lifecycle),
             writer: Arc::clone(writer),
             pending_receives: Arc::clone(pending_receives),
+            groups: Arc::downgrade(groups),
             last: 0,
         };
         let (thread, writer, logs) = (Arc::clone(&shared), Arc::clone(writer), Arc::clone(logs));
@@ -129,7 +135,11 @@ impl NotifierShared {
                 next_interval = now + INTERVAL;
                 let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
                 drop(state);
-                queues.iter().for_each(|queue| queue.check_deadline(now));
+                // A group that fails is the reason for which its queues are late: their failure is about to name the rank.
+                let has_failed = heartbeat.groups.upgrade().is_some_and(|groups| groups.check());
+                if !has_failed {
+                    queues.iter().for_each(|queue| queue.check_deadline(now));
+                }
                 heartbeat.beat();
                 state = self.lock();
             }

@@ -13,6 +13,7 @@ use super::queues::Queues;
 use crate::rpc::server::byte_semaphore::ByteSemaphore;
 use crate::rpc::server::client_connection::{BodyBuffer, ClientConnection, ClientWriter};
 use crate::rpc::server::context::ServerContext;
+use crate::rpc::server::groups::{GroupTimeouts, IncomingLink, SessionGroups};
 use crate::rpc::server::handshake::HelloError;
 use crate::rpc::server::hangup_watch::{CancelOrder, CancellerGuard};
 use crate::rpc::server::host_memory::BASE_REPLY_BYTES;
@@ -39,6 +40,9 @@ pub(super) struct ExtendedSession<'a> {
     pub(super) queues: Queues,
     /// Device queues of the session itself, by device, that read the source of host-staged copies.
     pub(super) staging_queues: HashMap<u32, WatchedQueue>,
+    /// The group to which another server has bound the connection.
+    pub(super) incoming_link: Option<IncomingLink>,
+    pub(super) groups: Arc<SessionGroups>,
     pub(super) tokens: TokenLedger,
     pub(super) peer_pool: PeerPool,
     /// Limits the memory of replies that are not sent yet.
@@ -66,7 +70,11 @@ pub(in crate::rpc::server) fn serve_session(
     let threads = server.tenants.transfer_threads(peer);
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
-    let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, tokens.pending_receives());
+    // Shorter than the deadlines of queues, so that their failure names the rank that is late.
+    let timeouts = GroupTimeouts { join: server.config.stall_timeout, part: server.config.device_timeout.mul_f32(0.9) };
+    let groups = SessionGroups::new(&server.groups, &resources.budget, connection.memory(), timeouts);
+    let receives = tokens.pending_receives();
+    let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, receives, &groups);
     let notifier = notifier.map_err(|e| SessionFailure::new(Some(ExtCommand::HelloExt.name()), e))?;
     let log = PeerLog::new(&server.logs, peer);
     let peer_pool = PeerPool::new(&server.peers, &server.config, &threads, connection.memory(), log);
@@ -82,6 +90,8 @@ pub(in crate::rpc::server) fn serve_session(
     let mut session = ExtendedSession {
         queues: Queues::default(),
         staging_queues: HashMap::new(),
+        incoming_link: None,
+        groups,
         tokens,
         peer_pool,
         reply_memory,
@@ -98,7 +108,9 @@ pub(in crate::rpc::server) fn serve_session(
     let served = session.serve_requests(&mut body);
     session.load_counts.log(&server.logs, peer);
     // Frees all of the client's memory before the client is notified how its session ended.
+    let groups = Arc::clone(&session.groups);
     drop(session);
+    groups.end_all();
     SessionFailure::end_of_session(writer, served)
 }
 
@@ -175,6 +187,9 @@ impl ExtendedSession<'_> {
         if header.command == ExtCommand::Write {
             return self.write(len);
         }
+        if header.command == ExtCommand::PublishPart {
+            return self.publish_part(len);
+        }
         let message = self.connection.read_body(len, body)?;
         match ExtRequest::decode(header.command, message, limits)? {
             ExtRequest::HelloExt(_) => Err(HelloError::MisplacedHelloExt.into()),
@@ -201,7 +216,10 @@ impl ExtendedSession<'_> {
             ExtRequest::SendToPeer(request) => self.send_to_peer(&request),
             ExtRequest::ProbePeer(request) => self.probe_peer(&request),
             ExtRequest::PeerWrite(request) => self.peer_write(&request),
-            ExtRequest::WriteHead(_) => Err(decoder_bug()),
+            ExtRequest::JoinGroup(request) => self.join_group(&request),
+            ExtRequest::AttachGroup(request) => self.attach_group(&request),
+            ExtRequest::FailGroup(request) => self.fail_group(&request),
+            ExtRequest::WriteHead(_) | ExtRequest::PublishPartHead(_) => Err(decoder_bug()),
         }
     }
 

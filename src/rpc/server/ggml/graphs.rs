@@ -9,6 +9,7 @@ use log::debug;
 
 use super::error::GgmlError;
 use super::session::GgmlSession;
+use crate::graph::validate::OpSet;
 use crate::rpc::server::client_connection::BodyBuffer;
 use crate::rpc::server::host_memory::HostCharge;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
@@ -101,7 +102,11 @@ impl GgmlSession<'_> {
             self.resources.programs.release_evicted();
         }
         let charge = self.charge_program(cost)?;
-        Ok(CostedGraph { cost, charge, graph: import_graph(&graph, &self.resources.handles, &**target)? })
+        Ok(CostedGraph {
+            cost,
+            charge,
+            graph: import_graph(&graph, &self.resources.handles, &**target, OpSet::Protocol)?,
+        })
     }
 
     /// Charges a program of `cost` bytes. The protocol has no reply for a refusal: if host memory is short, the session first

@@ -77,8 +77,8 @@ fn describe_handshake_error(e: &HandshakeError) -> String {
     }
 }
 
-/// As [`describe_handshake_error`], once the connection is established too.
-pub(super) fn describe_transport_error(e: &TransportError) -> String {
+/// A text for the client about a connection to another server that has failed. It quotes nothing that was read.
+pub(in crate::rpc::server) fn describe_transport_error(e: &TransportError) -> String {
     match e {
         TransportError::Tls(e) => describe_tls_error(e).to_owned(),
         TransportError::Reset(e) | TransportError::Io(e) => e.to_string(),

@@ -19,7 +19,8 @@ mod peer_allowlist;
 mod peer_connection;
 mod peer_trust;
 
-pub(super) use peer_allowlist::{COMM_PORT_OFFSET, PeerAllowlist, UNENCRYPTED};
+pub(super) use dial::describe_transport_error;
+pub(super) use peer_allowlist::{COMM_PORT_OFFSET, MAX_ADDRESS_BYTES, PeerAllowlist, UNENCRYPTED};
 pub use peer_allowlist::{ParsePeerError, Peer};
 
 use std::collections::HashMap;
@@ -35,8 +36,10 @@ use super::limits::Config;
 use super::log_limits::{LogKind, LogLimits};
 use super::thread_budget::ThreadBudget;
 use crate::device::{self, DeviceError, MemoryBudget, Queue, Region, Reservation, TRANSFER_CHUNK_BYTES};
-use crate::rpc::transport::PeerAddr;
+use crate::rpc::connection::Handshake;
+use crate::rpc::transport::{Deadline, PeerAddr};
 use crate::rpc::wire::ext::TransferToken;
+use peer_allowlist::PeerTargets;
 use peer_connection::PeerConnection;
 
 /// Limit of connections to other servers per session.
@@ -93,7 +96,7 @@ impl PeerLog {
     /// The client gets a fixed text instead.
     fn untrusted(&self, address: &str, why: &str) {
         let client = self.client;
-        self.logs.log(client, LogKind::UntrustedPeer, format_args!("{client}: cannot copy to {address}: {why}"));
+        self.logs.log(client, LogKind::UntrustedPeer, format_args!("{client}: cannot connect to {address}: {why}"));
     }
 }
 
@@ -151,6 +154,20 @@ impl PeerPool {
         &self.in_flight
     }
 
+    /// A dialer for a connection to `address`.
+    ///
+    /// # Errors
+    /// The reason, as a text for the client.
+    pub(super) fn dialer(&self, address: &str) -> Result<PeerDialer, String> {
+        Ok(PeerDialer {
+            address: address.to_owned(),
+            targets: self.allowlist.transfer_targets(address)?,
+            timeouts: self.timeouts,
+            log: self.log.clone(),
+            _thread: self.threads.reserve().map_err(|e| e.to_string())?,
+        })
+    }
+
     /// The connection to `address`. Starts dialling unless a connection exists.
     fn connection(&mut self, address: &str) -> Result<&Arc<PeerConnection>, String> {
         self.connections.retain(|_, connection| !connection.is_closed());
@@ -158,12 +175,45 @@ impl PeerPool {
             if self.connections.len() >= MAX_PEER_CONNECTIONS {
                 return Err(format!("the session has connections to {MAX_PEER_CONNECTIONS} servers already"));
             }
-            let targets = self.allowlist.transfer_targets(address)?;
-            let thread = self.threads.reserve().map_err(|e| e.to_string())?;
-            let connection = PeerConnection::start(address, targets, self.timeouts, thread, self.log.clone())?;
+            let connection = PeerConnection::start(self.dialer(address)?)?;
             self.connections.insert(address.to_owned(), connection);
         }
         self.connections.get(address).ok_or_else(|| "the connection is lost".to_owned())
+    }
+}
+
+/// A server that may be dialled for a connection of its own, with the reservation of the connection's thread.
+pub(super) struct PeerDialer {
+    /// As the client sent it.
+    address: String,
+    targets: PeerTargets,
+    timeouts: PeerTimeouts,
+    log: PeerLog,
+    _thread: Reservation,
+}
+
+impl PeerDialer {
+    /// Limit of the time to connect, including HELLO and HELLO_EXT.
+    pub(super) fn handshake_timeout(&self) -> Duration {
+        self.timeouts.handshake
+    }
+
+    /// Limit of the time without progress of a write, and without a reply.
+    pub(super) fn stall_timeout(&self) -> Duration {
+        self.timeouts.stall
+    }
+
+    /// Connects, over TLS if the list demands it, and completes HELLO and HELLO_EXT.
+    ///
+    /// # Errors
+    /// The reason, as a text for the client.
+    pub(super) fn dial(&self) -> Result<Handshake, String> {
+        dial::dial(&self.targets, &Deadline::after(self.timeouts.handshake)).map_err(|failure| {
+            if let Some(distrust) = failure.distrust {
+                self.log.untrusted(&self.address, &distrust);
+            }
+            failure.why
+        })
     }
 }
 

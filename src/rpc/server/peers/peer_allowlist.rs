@@ -19,7 +19,7 @@ use crate::rpc::transport::tls::{ClientTls, Proof};
 use crate::rpc::transport::{Address, ResolveError, resolve};
 
 /// Limit of the length of an address that a client may send: a host name of 253 bytes, a colon and a port.
-const MAX_ADDRESS_BYTES: usize = 253 + 6;
+pub(in crate::rpc::server) const MAX_ADDRESS_BYTES: usize = 253 + 6;
 
 /// Difference between the port of rank 0's endpoint and the port on which it listens for rank 1: llama.cpp's clients compute
 /// it.

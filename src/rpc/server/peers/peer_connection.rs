@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::dial::{describe_transport_error, dial};
-use super::peer_allowlist::PeerTargets;
-use super::{FailQueue, PeerLog, PeerTimeouts};
-use crate::device::Reservation;
+use super::dial::describe_transport_error;
+use super::{FailQueue, PeerDialer, PeerTimeouts};
 use crate::rpc::connection::{
     DueReplies, DueReply, Handshake, MessageWriter, Poisoned, ReadError, ReplyReader, Requester, Timeouts, WriteSlot,
 };
@@ -52,32 +50,24 @@ enum PeerConnectionState {
 }
 
 impl PeerConnection {
-    /// Starts the connection's thread, which dials `targets`, the permitted addresses of `address`. `permit` is the reservation
-    /// of the thread, which keeps it until it ends: an attempt to connect may outlive the session. `log` gets a line if the
-    /// peer is not trusted. Does not wait for the connection.
+    /// Starts the connection's thread, which dials. The thread keeps the dialer, with its reservation, until it ends: an attempt
+    /// to connect may outlive the session. Does not wait for the connection.
     ///
     /// # Errors
     /// That the thread cannot be started.
-    pub(super) fn start(
-        address: &str,
-        targets: PeerTargets,
-        timeouts: PeerTimeouts,
-        permit: Reservation,
-        log: PeerLog,
-    ) -> Result<Arc<PeerConnection>, String> {
+    pub(super) fn start(dialer: PeerDialer) -> Result<Arc<PeerConnection>, String> {
+        let address = dialer.address.clone();
         let connection = Arc::new(PeerConnection {
-            address: address.to_owned(),
-            timeouts,
+            address: address.clone(),
+            timeouts: dialer.timeouts,
             state: Mutex::new(PeerConnectionState::Dialling),
             changed: Condvar::new(),
             writer: WriteSlot::new(None),
             replies: DueReplies::new(),
         });
         let thread_connection = Arc::clone(&connection);
-        let started = std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            let _permit = permit;
-            thread_connection.dial_and_read(&targets, &log);
-        });
+        let run = move || thread_connection.dial_and_read(&dialer);
+        let started = std::thread::Builder::new().name("peer".to_owned()).spawn(run);
         started.map_err(|e| format!("{address}: cannot start a thread for the connection: {e}"))?;
         Ok(connection)
     }
@@ -177,15 +167,11 @@ impl PeerConnection {
     }
 
     /// The connection's thread: dials, then reads notifications until the connection ends.
-    fn dial_and_read(self: Arc<PeerConnection>, targets: &PeerTargets, log: &PeerLog) {
-        let deadline = Deadline::after(self.timeouts.handshake);
-        let Handshake { aborter, receiver, sender, .. } = match dial(targets, &deadline) {
+    fn dial_and_read(self: Arc<PeerConnection>, dialer: &PeerDialer) {
+        let Handshake { aborter, receiver, sender, .. } = match dialer.dial() {
             Ok(handshake) => handshake,
-            Err(failure) => {
-                if let Some(distrust) = failure.distrust {
-                    log.untrusted(&self.address, &distrust);
-                }
-                self.fail(&failure.why);
+            Err(why) => {
+                self.fail(&why);
                 return;
             }
         };

@@ -9,7 +9,7 @@ use super::program_cache::BoundProgram;
 use super::request_error::RequestError;
 use crate::device::{Device, Region};
 use crate::graph::SlotOffset;
-use crate::graph::validate::{self, GraphError, UntrustedTensor};
+use crate::graph::validate::{self, GraphError, OpSet, UntrustedTensor};
 use crate::ops::OpCode;
 use crate::rpc::wire::{GraphCompute, TensorRecord};
 
@@ -27,6 +27,7 @@ pub(in crate::rpc::server) fn import_graph(
     graph: &GraphCompute<'_>,
     handles: &HandleTable,
     device: &dyn Device,
+    ops: OpSet,
 ) -> Result<ImportedGraph, SessionError> {
     let index = graph.device();
     let mut slots = BufferSlots { handles, device: index, by_handle: HashMap::new(), bindings: Vec::new() };
@@ -59,7 +60,7 @@ pub(in crate::rpc::server) fn import_graph(
     }
     let listed: Vec<u64> = graph.nodes().iter().collect();
     let sizes = slots.bindings.iter().map(|region| region.bytes() as usize).collect();
-    let valid = validate::import_untrusted(&listed, &tensors, sizes).map_err(|e| match e {
+    let valid = validate::import_untrusted(&listed, &tensors, sizes, ops).map_err(|e| match e {
         GraphError::Unplaced { .. } => slots.first_placement_error(graph).unwrap_or(RequestError::InvalidGraph(e)),
         e => RequestError::InvalidGraph(e),
     })?;

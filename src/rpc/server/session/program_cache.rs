@@ -271,7 +271,9 @@ mod tests {
     fn bound_program() -> BoundProgram {
         let device = CpuDevice::new("CPU", 1, MathMode::Exact, 1 << 20).unwrap();
         let buffer = device.alloc(64, &MemoryBudget::new(1 << 20)).unwrap();
-        let graph = crate::graph::validate::import_untrusted(&[], &[], vec![64]).unwrap();
+        let graph =
+            crate::graph::validate::import_untrusted(&[], &[], vec![64], crate::graph::validate::OpSet::Protocol)
+                .unwrap();
         BoundProgram { program: device.prepare(Arc::new(graph)).unwrap(), bindings: Arc::from([buffer.whole()]) }
     }
 

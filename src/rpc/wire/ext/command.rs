@@ -5,6 +5,9 @@ use super::super::command::Limits;
 use super::super::frame::REQUEST_HEADER;
 use std::fmt;
 
+/// Length of the secret of a group in bytes.
+pub const GROUP_SECRET_BYTES: usize = 16;
+
 /// Length of a transfer token in bytes.
 pub const TRANSFER_TOKEN_BYTES: usize = 16;
 
@@ -100,6 +103,14 @@ commands! {
     PeerWrite = 146, "PEER_WRITE", TRANSFER_TOKEN_BYTES as u64, Extra(256 << 10);
     /// Heartbeat: checks that the server is alive, and queries its state.
     Ping = 147, "PING", 0, Fixed;
+    /// Makes a queue a rank of a group for collectives.
+    JoinGroup = 148, "JOIN_GROUP", 4 + 4 + GROUP_SECRET_BYTES as u64 + 4 + 8, Buffered;
+    /// Binds a connection between two servers to a group, of which the sender has ranks.
+    AttachGroup = 149, "ATTACH_GROUP", GROUP_SECRET_BYTES as u64 + 8 + 4, Fixed;
+    /// Publishes a part of a collective, from server to server.
+    PublishPart = 150, "PUBLISH_PART", 4 + 8 + 4 + 4 + 20 + 4 + 8, Streamed;
+    /// Reports that a group has failed, from server to server.
+    FailGroup = 151, "FAIL_GROUP", 4 + 4, Extra(4 << 10);
 }
 
 impl fmt::Display for ExtCommand {

@@ -4,12 +4,15 @@ use super::super::codec::{Field, Reader, WireError};
 use super::super::command::Limits;
 use super::super::graph::GraphCompute;
 use super::super::request::Body;
-use super::command::TRANSFER_TOKEN_BYTES;
+use super::command::{GROUP_SECRET_BYTES, TRANSFER_TOKEN_BYTES};
 use super::{text, text_size, write_text};
 use crate::tensor::{ByteRuns, ByteRunsError};
 
 /// A transfer token: 16 random bytes that entitle another server to one PEER_WRITE into memory of the session that issued it.
 pub type TransferToken = [u8; TRANSFER_TOKEN_BYTES];
+
+/// The secret of a group: 16 random bytes, which authorise a server to attach to the group.
+pub type GroupSecret = [u8; GROUP_SECRET_BYTES];
 
 /// Type number that stands for a missing [`TensorShape`].
 pub const NO_TENSOR: u32 = u32::MAX;
@@ -129,6 +132,30 @@ impl<'a> BufferSpans<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferTokenList<'a>(pub &'a [TransferToken]);
 
+/// The addresses of the servers of a group's ranks, by rank, borrowed from the encoded message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankAddresses<'a>(&'a [u8]);
+
+impl<'a> RankAddresses<'a> {
+    /// Encodes the addresses of a list to send.
+    pub fn encode<'b>(addresses: impl IntoIterator<Item = &'b str>) -> Vec<u8> {
+        let mut out = Vec::new();
+        addresses.into_iter().for_each(|address| write_text(address, &mut out));
+        out
+    }
+
+    /// A list to send, of addresses that [`RankAddresses::encode`] has encoded.
+    pub const fn new(encoded: &'a [u8]) -> RankAddresses<'a> {
+        RankAddresses(encoded)
+    }
+
+    /// The addresses in order. Empty: the receiving server itself.
+    pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let mut r = Reader::new(self.0);
+        std::iter::from_fn(move || text(&mut r, "address").ok())
+    }
+}
+
 /// A field of a message, of fixed or variable length. `what` names the field in errors.
 pub(super) trait MessageField<'a>: Sized {
     fn decode(r: &mut Reader<'a>, what: &'static str, limits: &Limits) -> Result<Self, WireError>;
@@ -186,6 +213,26 @@ impl<'a> MessageField<'a> for BufferSpans<'a> {
 
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.0.as_flattened());
+    }
+}
+
+/// Last field of its message: all remaining bytes are texts.
+impl<'a> MessageField<'a> for RankAddresses<'a> {
+    fn decode(r: &mut Reader<'a>, what: &'static str, _: &Limits) -> Result<Self, WireError> {
+        let encoded = r.rest();
+        let mut texts = Reader::new(encoded);
+        while texts.remaining() > 0 {
+            text(&mut texts, what)?;
+        }
+        Ok(RankAddresses(encoded))
+    }
+
+    fn encoded_len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.0);
     }
 }
 

@@ -13,18 +13,20 @@ mod notification;
 mod request;
 mod response;
 
-pub use command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
+pub use command::{ExtCommand, ExtHeader, GROUP_SECRET_BYTES, TRANSFER_TOKEN_BYTES};
 pub use fault::{DeviceFault, DeviceFaultKind};
-pub use fields::{BufferSpan, BufferSpans, NO_TENSOR, TensorShape, TransferToken, TransferTokenList};
+pub use fields::{
+    BufferSpan, BufferSpans, GroupSecret, NO_TENSOR, RankAddresses, TensorShape, TransferToken, TransferTokenList,
+};
 pub use hello_ext::{
     DeviceRecord, ExtensionOffer, HelloExtReply, ListenerRecord, REVISION, ServerCapabilities, ServerState,
     TenantRecord,
 };
 pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, NotificationKind};
 pub use request::{
-    CloseQueue, CopySpan, ExtRequest, Fill, HelloExt, IssueTokens, Load, Mark, NotifyReached, OpenQueue,
-    PEER_WRITE_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer, ReadSpans, ReceiveFromPeer, RunGraph, SendToPeer,
-    SupportsOp, WRITE_HEAD, Wait, WriteHead,
+    AttachGroup, CloseQueue, CopySpan, ExtRequest, FailGroup, Fill, HelloExt, IssueTokens, JoinGroup, Load, Mark,
+    NotifyReached, OpenQueue, PEER_WRITE_HEAD, PUBLISH_PART_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer,
+    PublishPartHead, ReadSpans, ReceiveFromPeer, RunGraph, SendToPeer, SupportsOp, WRITE_HEAD, Wait, WriteHead,
 };
 pub use response::ExtResponse;
 

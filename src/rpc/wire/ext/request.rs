@@ -5,7 +5,9 @@ use super::super::command::Limits;
 use super::super::graph::GraphCompute;
 use super::super::request::Body;
 use super::command::{ExtCommand, ExtHeader, TRANSFER_TOKEN_BYTES};
-use super::fields::{BufferSpan, BufferSpans, MessageField, TensorShape, TransferToken, TransferTokenList};
+use super::fields::{
+    BufferSpan, BufferSpans, GroupSecret, MessageField, RankAddresses, TensorShape, TransferToken, TransferTokenList,
+};
 use crate::tensor::ByteRuns;
 
 /// Length in bytes of a WRITE before its data.
@@ -13,6 +15,9 @@ pub const WRITE_HEAD: usize = 4 + 24 + 20;
 
 /// Length in bytes of a PEER_WRITE before its data.
 pub const PEER_WRITE_HEAD: usize = TRANSFER_TOKEN_BYTES;
+
+/// Length in bytes of a PUBLISH_PART before its data.
+pub const PUBLISH_PART_HEAD: usize = 4 + 8 + 4 + 4 + 20 + 4 + 8;
 
 /// Generates requests with fields of fixed size only.
 macro_rules! fixed {
@@ -134,6 +139,36 @@ fixed! {
 
     /// Checks that the server is alive. Reply: [`super::ExtResponse::Ping`].
     Ping {}
+
+    /// Binds this connection to a group, as the one on which the sender sends the parts of its ranks. Sent by one server to
+    /// another. Reply, once the ranks of the receiving server have joined: [`super::ExtResponse::AttachGroup`].
+    AttachGroup {
+        /// Secret of the group.
+        secret: GroupSecret,
+        /// The sender's ranks, as a bit set.
+        ranks: u64,
+        /// The first of the receiver's ranks.
+        to: u32,
+    }
+
+    /// Head of a PUBLISH_PART, which publishes the part of one of the sender's ranks in the group of the connection. The bytes
+    /// of the part follow the head. No reply.
+    PublishPartHead {
+        /// The rank.
+        rank: u32,
+        /// Number of the collective in the group, from 0.
+        round: u64,
+        /// Number of the op.
+        op: u32,
+        /// Axis of ALL_GATHER and REDUCE_SCATTER, else 0.
+        axis: u32,
+        /// Type of the part, and shape of what all ranks have together.
+        whole: Option<TensorShape>,
+        /// Extent along the axis: of ALL_GATHER that of the part, of REDUCE_SCATTER that of the rank's piece. Else 0.
+        extent: u32,
+        /// Length of the bytes that follow: of REDUCE_SCATTER those that the receiver's ranks need, else the whole part.
+        len: u64,
+    }
 }
 
 /// Generates requests with fields of variable length. The trait [`MessageField`] decodes, measures and encodes each field.
@@ -238,6 +273,32 @@ variable! {
         address: &'a str,
     }
 
+    /// Makes a queue a rank of a group: programs that it runs later use the group for the collective nodes with this number.
+    /// When the queues of all ranks on this server have joined, the server connects to those of the other ranks. Later work of
+    /// the queue waits until they are connected. No reply.
+    JoinGroup<'a> {
+        /// Queue.
+        queue: u32,
+        /// Number of the group in the queue.
+        group: u32,
+        /// Secret of the group.
+        secret: GroupSecret,
+        /// The queue's rank.
+        rank: u32,
+        /// Length of the largest part: the exchange memory that the server reserves.
+        part_bytes: u64,
+        /// By rank: address of its server, `host:port`. Empty for ranks of this server.
+        addresses: RankAddresses<'a>,
+    }
+
+    /// Reports that the group of the connection has failed, because of a rank. Sent by one server to another. No reply.
+    FailGroup<'a> {
+        /// The rank, which may be one of any server. 2^32 - 1: no rank in particular.
+        rank: u32,
+        /// Why. Empty: it has left the group.
+        reason: &'a str,
+    }
+
     /// Writes bytes into the memory of another session, which the token entitles the sender to. Sent by one server to another.
     /// No reply.
     PeerWrite<'a> {
@@ -250,7 +311,7 @@ variable! {
 
 macro_rules! requests {
     ($($name:ident $(<$life:lifetime>)? = $command:ident)*) => {
-        /// A request of the extensions. Of a WRITE it holds only the head, [`WriteHead`], because the data is streamed.
+        /// A request of the extensions. Of a WRITE and a PUBLISH_PART it holds only the head, because the data is streamed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)] // each variant is the struct of its name
         #[non_exhaustive]
@@ -259,7 +320,7 @@ macro_rules! requests {
         }
 
         impl<'a> ExtRequest<'a> {
-            /// Decodes the body of a request; of a WRITE, the head. The caller has checked the length of the body with
+            /// Decodes the body of a request; of a WRITE and a PUBLISH_PART, the head. The caller has checked the length of the body with
             /// [`ExtHeader::body_len`].
             ///
             /// # Errors
@@ -278,11 +339,15 @@ macro_rules! requests {
                 match self { $(ExtRequest::$name(_) => ExtCommand::$command,)* }
             }
 
-            /// Appends the frame: header and body. Of a WRITE, everything before the data.
+            /// Appends the frame: header and body. Of a WRITE and a PUBLISH_PART, everything before the data.
             pub fn encode(&self, out: &mut Vec<u8>) {
                 match self {
                     $(ExtRequest::$name(body) => {
-                        let data = if let ExtRequest::WriteHead(head) = self { head.span.len } else { 0 };
+                        let data = match self {
+                            ExtRequest::WriteHead(head) => head.span.len,
+                            ExtRequest::PublishPartHead(head) => head.len,
+                            _ => 0,
+                        };
                         let size = body.size().saturating_add(data); // saturates: no buffer is that large
                         let header = ExtHeader { command: ExtCommand::$command, size };
                         out.extend_from_slice(&header.encode());
@@ -299,4 +364,5 @@ requests! {
     WriteHead = Write ReadSpans<'a> = Read Fill = Fill CopySpan = Copy Mark = Mark Wait = Wait NotifyReached = NotifyReached
     SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer<'a> = ReceiveFromPeer
     SendToPeer<'a> = SendToPeer ProbePeer<'a> = ProbePeer PeerWrite<'a> = PeerWrite Ping = Ping
+    JoinGroup<'a> = JoinGroup AttachGroup = AttachGroup PublishPartHead = PublishPart FailGroup<'a> = FailGroup
 }

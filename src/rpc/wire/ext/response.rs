@@ -21,6 +21,8 @@ pub enum ExtResponse<'a> {
     IssueTokens(TransferTokenList<'a>),
     /// Reply to PROBE_PEER. `Err`: why the server does not reach the peer.
     ProbePeer(Result<(), &'a str>),
+    /// Reply to ATTACH_GROUP. `Err`: why the connection is not bound to the group.
+    AttachGroup(Result<(), &'a str>),
     /// Reply to PING: state of the server and number of its sessions.
     Ping(ServerState, u32),
 }
@@ -46,11 +48,8 @@ impl<'a> ExtResponse<'a> {
                 let count = r.u32("tokens")?;
                 ExtResponse::IssueTokens(TransferTokenList(r.arrays("tokens", count)?))
             }
-            ExtCommand::ProbePeer => {
-                let reachable: bool = Field::read(&mut r, "reachable")?;
-                let reason = text(&mut r, "reason")?;
-                ExtResponse::ProbePeer(if reachable { Ok(()) } else { Err(reason) })
-            }
+            ExtCommand::ProbePeer => ExtResponse::ProbePeer(read_success(&mut r, "reachable")?),
+            ExtCommand::AttachGroup => ExtResponse::AttachGroup(read_success(&mut r, "attached")?),
             ExtCommand::Ping => ExtResponse::Ping(ServerState::read(&mut r)?, r.u32("sessions")?),
             no_reply => return Err(WireError::UnknownCommand(no_reply as u8)),
         };
@@ -70,9 +69,9 @@ impl<'a> ExtResponse<'a> {
             }
             ExtResponse::Load(found) => found.write(out),
             ExtResponse::IssueTokens(tokens) => tokens.encode(out),
-            ExtResponse::ProbePeer(reachable) => {
-                reachable.is_ok().write(out);
-                write_text(reachable.err().unwrap_or_default(), out);
+            ExtResponse::ProbePeer(success) | ExtResponse::AttachGroup(success) => {
+                success.is_ok().write(out);
+                write_text(success.err().unwrap_or_default(), out);
             }
             ExtResponse::Ping(state, sessions) => {
                 out.push(*state as u8);
@@ -80,4 +79,11 @@ impl<'a> ExtResponse<'a> {
             }
         }
     }
+}
+
+/// Decodes whether a request succeeded, and the reason if not.
+fn read_success<'a>(r: &mut Reader<'a>, what: &'static str) -> Result<Result<(), &'a str>, WireError> {
+    let success: bool = Field::read(r, what)?;
+    let reason = text(r, "reason")?;
+    Ok(if success { Ok(()) } else { Err(reason) })
 }

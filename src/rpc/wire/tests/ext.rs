@@ -12,6 +12,7 @@ struct ExtRequestBuffers {
     spans: Vec<[u8; 24]>,
     tickets: Vec<TransferToken>,
     text: String,
+    addresses: Vec<u8>,
 }
 
 impl ExtRequestBuffers {
@@ -19,6 +20,7 @@ impl ExtRequestBuffers {
         ExtRequestBuffers {
             spans: (0..n).map(|_| BufferSpans::encode(&span(rng))).collect(),
             tickets: (0..n).map(|_| std::array::from_fn(|_| rng.u8(..))).collect(),
+            addresses: RankAddresses::encode((0..n).map(|i| ["", "a:1", "gpu-2:50052"][i % 3])),
             text: (0..n).map(|_| ['a', '0', 'é', '/', '東'][rng.usize(0..5)]).collect(),
         }
     }
@@ -83,6 +85,31 @@ fn request<'a>(
             ExtRequest::PeerWrite(PeerWrite { token: ticket, data: &buffers.data })
         }
         ExtCommand::Ping => ExtRequest::Ping(Ping {}),
+        ExtCommand::JoinGroup => {
+            let (secret, addresses) = (std::array::from_fn(|_| rng.u8(..)), RankAddresses::new(&ext_buffers.addresses));
+            ExtRequest::JoinGroup(JoinGroup {
+                queue,
+                group: device,
+                secret,
+                rank: rng.u32(..),
+                part_bytes: number,
+                addresses,
+            })
+        }
+        ExtCommand::AttachGroup => {
+            let secret = std::array::from_fn(|_| rng.u8(..));
+            ExtRequest::AttachGroup(AttachGroup { secret, ranks: rng.u64(..), to: rng.u32(..) })
+        }
+        ExtCommand::PublishPart => ExtRequest::PublishPartHead(PublishPartHead {
+            rank: rng.u32(..),
+            round: number,
+            op: rng.u32(..),
+            axis: rng.u32(..),
+            whole: shape(rng),
+            extent: rng.u32(..),
+            len: rng.u64(..1 << 40),
+        }),
+        ExtCommand::FailGroup => ExtRequest::FailGroup(FailGroup { rank: device, reason: text }),
     }
 }
 
@@ -149,6 +176,7 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
         (ExtCommand::Load, ExtResponse::Load(rng.bool())),
         (ExtCommand::IssueTokens, ExtResponse::IssueTokens(TransferTokenList(&ext_buffers.tickets))),
         (ExtCommand::ProbePeer, ExtResponse::ProbePeer(reach)),
+        (ExtCommand::AttachGroup, ExtResponse::AttachGroup(reach)),
         (ExtCommand::Ping, ExtResponse::Ping(state(rng), rng.u32(..))),
     ]
 }
@@ -196,7 +224,11 @@ fn round_trip() {
             let (header, body) = frame(&sent);
             assert!(ExtHeader::is_extension(&header));
             let header = ExtHeader::decode(&header).expect("a command");
-            let streamed = if let ExtRequest::WriteHead(head) = &sent { head.span.len } else { 0 };
+            let streamed = match &sent {
+                ExtRequest::WriteHead(head) => head.span.len,
+                ExtRequest::PublishPartHead(head) => head.len,
+                _ => 0,
+            };
             assert_eq!(header, ExtHeader { command, size: body.len() as u64 + streamed });
             assert_eq!(header.body_len(&LIMITS), Ok(header.size as usize), "{command}");
             assert_eq!(sent.command(), command);
@@ -229,6 +261,9 @@ fn truncated_or_trailing_bytes_are_errors() {
                     (Ok(ExtRequest::ReadSpans(read)), ExtRequest::ReadSpans(_)) => {
                         assert_eq!(read.spans.len(), (len - 12) / 24)
                     }
+                    (Ok(ExtRequest::JoinGroup(join)), ExtRequest::JoinGroup(sent)) => {
+                        assert!(sent.addresses.iter().zip(join.addresses.iter()).all(|(sent, got)| sent == got))
+                    }
                     (Err(WireError::Truncated { .. }), _) => {}
                     (other, _) => panic!("{command} at {len}: {other:?}"),
                 }
@@ -237,6 +272,7 @@ fn truncated_or_trailing_bytes_are_errors() {
             match ExtRequest::decode(command, &body, &LIMITS) {
                 Ok(ExtRequest::PeerWrite(write)) => assert_eq!(write.data.len(), buffers.data.len() + 1),
                 Err(WireError::Truncated { what: "spans", need: 24, have: 1 }) if command == ExtCommand::Read => {}
+                Err(WireError::Truncated { what: "addresses", .. }) if command == ExtCommand::JoinGroup => {}
                 other => assert_eq!(other, Err(WireError::Trailing { what: command.name(), extra: 1 })),
             }
         }
@@ -284,12 +320,16 @@ fn sizes_are_checked_before_a_body_is_read() {
         (ExtCommand::Write, 47, truncated("WRITE", 48, 47)),
         (ExtCommand::Write, 1 << 40, Ok(1 << 40)),
         (ExtCommand::Write, u64::MAX, too_large("WRITE", u64::MAX, isize::MAX as u64)),
+        (ExtCommand::PublishPart, 51, truncated("PUBLISH_PART", 52, 51)),
+        (ExtCommand::PublishPart, 1 << 40, Ok(1 << 40)),
+        (ExtCommand::AttachGroup, 29, too_large("ATTACH_GROUP", 29, 28)),
+        (ExtCommand::FailGroup, 4105, too_large("FAIL_GROUP", 4105, 4104)),
         (ExtCommand::PeerWrite, (256 << 10) + 16, Ok((256 << 10) + 16)),
         (ExtCommand::PeerWrite, (256 << 10) + 17, too_large("PEER_WRITE", (256 << 10) + 17, (256 << 10) + 16)),
     ] {
         assert_eq!(ExtHeader { command, size }.body_len(&LIMITS), want, "{command} {size}");
     }
-    for number in (0..128).chain(148..=255) {
+    for number in (0..128).chain(152..=255) {
         assert_eq!(ExtHeader::decode(&[number; REQUEST_HEADER]), Err(WireError::UnknownCommand(number)));
     }
 }
@@ -385,14 +425,14 @@ fn mutated_messages_are_rejected_or_canonical() {
             mutate(&mut body, &mut rng);
             let again = ExtRequest::decode(command, &body, &LIMITS).map(|request| frame(&request).1);
             // The dimensions of a missing shape are ignored, so they may differ.
-            let shaped = matches!(command, ExtCommand::Write | ExtCommand::Load);
+            let shaped = matches!(command, ExtCommand::Write | ExtCommand::Load | ExtCommand::PublishPart);
             count(again.ok().map(|again| again == body || (shaped && again.len() == body.len())));
         }
         for (command, sent) in responses(&mut rng, &ext_buffers) {
             let mut body = encoded(&sent);
             mutate(&mut body, &mut rng);
             // The reason of a positive reply is ignored, so it may differ.
-            let has_ignored_text = command == ExtCommand::ProbePeer;
+            let has_ignored_text = matches!(command, ExtCommand::ProbePeer | ExtCommand::AttachGroup);
             count(
                 ExtResponse::decode(command, &body).ok().map(|response| encoded(&response) == body || has_ignored_text),
             );

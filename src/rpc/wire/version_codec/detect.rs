@@ -18,7 +18,13 @@ const TELLING_OPS: [OpCode; 4] = [OpCode::Unary, OpCode::Glu, OpCode::TopKMask, 
 const fn source_counts(op: OpCode) -> Option<(usize, usize)> {
     use OpCode as Op;
     Some(match op {
-        Op::MapCustom1 | Op::MapCustom2 | Op::MapCustom3 | Op::Custom | Op::AllReduce | Op::AllGather => return None,
+        Op::MapCustom1
+        | Op::MapCustom2
+        | Op::MapCustom3
+        | Op::Custom
+        | Op::AllReduce
+        | Op::AllGather
+        | Op::ReduceScatter => return None,
         Op::None | Op::Arange => (0, 0),
         Op::Dup
         | Op::Sqr

@@ -3,7 +3,7 @@
 use super::super::{MEMORY, test_deadline};
 use super::pair;
 use fanout::device::{Device, MemoryBudget, UploadSource};
-use fanout::graph::validate::{UntrustedTensor, import_untrusted};
+use fanout::graph::validate::{OpSet, UntrustedTensor, import_untrusted};
 use fanout::graph::{Graph, SlotOffset};
 use fanout::ops::binary::Binary;
 use fanout::ops::norm::Norm;
@@ -93,7 +93,7 @@ impl RandomGraph {
     }
 
     fn graph(&self) -> Option<Graph> {
-        import_untrusted(&self.listed, &self.records, vec![SLOT; 2]).ok()
+        import_untrusted(&self.listed, &self.records, vec![SLOT; 2], OpSet::Protocol).ok()
     }
 
     /// Adds a node, unless the graph would become invalid.

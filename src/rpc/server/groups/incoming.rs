@@ -1,0 +1,90 @@
+//! A connection of another server that is bound to a group: the parts of its ranks arrive on it.
+
+use std::ops::{Range, RangeInclusive};
+
+use super::NO_RANK;
+use super::attach::displayable_reason;
+use super::table::GroupInstance;
+use crate::device::{CollectivePart, DeviceError, GroupHandle, GroupMember};
+
+/// A connection of another server that is bound to a group. Dropping it fails the group, because the connection has ended.
+pub(in crate::rpc::server) struct IncomingLink {
+    group: GroupHandle,
+    /// Ranks of the group.
+    ranks: usize,
+    /// From the first rank of this session to the last one.
+    own: RangeInclusive<usize>,
+    /// Of the other server, as the client of this one named it.
+    address: String,
+    /// The ranks of the other server.
+    members: Vec<GroupMember>,
+}
+
+impl IncomingLink {
+    /// Binds a connection to a group, for the `ranks` (a bit set) of the other server.
+    ///
+    /// # Errors
+    /// The reason, as a text for the other server's client.
+    pub(super) fn new(group: &GroupInstance, ranks: u64) -> Result<IncomingLink, String> {
+        let claimed = |rank: &usize| ranks >> rank & 1 == 1;
+        let ranks: Vec<_> = (0..u64::BITS as usize).filter(claimed).collect();
+        let address = |&rank: &usize| group.addresses.get(rank).filter(|address| !address.is_empty());
+        let mut addresses = ranks.iter().map(address);
+        let first = addresses.next().flatten().ok_or("the sender has no rank in the group")?;
+        if addresses.any(|address| address != Some(first)) {
+            return Err("the sender's ranks are not all of one other server".to_owned());
+        }
+        let mut members = group.lock_members();
+        if ranks.iter().any(|&rank| !members.get(rank).is_some_and(Option::is_some)) {
+            return Err("another connection has attached the ranks".to_owned());
+        }
+        let members = ranks.iter().filter_map(|&rank| members.get_mut(rank)?.take()).collect();
+        let last = group.addresses.iter().rposition(String::is_empty).unwrap_or(group.key.1);
+        Ok(IncomingLink {
+            group: group.group.clone(),
+            ranks: group.addresses.len(),
+            own: group.key.1..=last,
+            address: first.clone(),
+            members,
+        })
+    }
+
+    /// The address of the other server.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The bytes of a part that are sent to this session.
+    pub(in crate::rpc::server) fn bytes_of(&self, part: &CollectivePart) -> Range<usize> {
+        part.bytes_for(&self.own, self.ranks)
+    }
+
+    /// The member of a rank of the other server.
+    pub(in crate::rpc::server) fn member(&self, rank: u32) -> Option<&GroupMember> {
+        self.members.iter().find(|member| member.rank() == rank as usize)
+    }
+
+    /// Fails the group, as the other server reports: because of any rank, or of [`NO_RANK`] in particular. An empty reason means
+    /// that the rank has left. Returns whether the group has the rank.
+    pub(in crate::rpc::server) fn fail(&self, rank: u32, reason: &str) -> bool {
+        let reported = || DeviceError::Remote { device: self.address.clone(), reason: displayable_reason(reason) };
+        match rank {
+            NO_RANK => self.group.fail(DeviceError::Remote {
+                device: self.address.clone(),
+                reason: format!("{} reports: {}", self.address, displayable_reason(reason)),
+            }),
+            rank if rank as usize >= self.ranks => return false,
+            rank if reason.is_empty() => self.group.fail_rank(rank as usize, &DeviceError::Ended),
+            rank => self.group.fail_rank(rank as usize, &reported()),
+        }
+        true
+    }
+}
+
+impl Drop for IncomingLink {
+    fn drop(&mut self) {
+        let reason = "its connection to this server has ended; the logs of both servers have the reason".to_owned();
+        let error = DeviceError::ConnectionLost { endpoint: self.address.clone(), reason };
+        self.members.iter().for_each(|member| member.fail(&error));
+    }
+}
