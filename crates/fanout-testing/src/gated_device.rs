@@ -7,18 +7,24 @@
 //! The gate also detects errors in orders that did not occur. It records the bytes that each command reads and writes, and the
 //! commands that are ordered before it: by its queue, by waits, and by the host's waiting. Two unordered accesses to the same
 //! bytes, one of them a write, are a data race ([`Gate::races`]), whether or not this order gave a wrong result.
+//!
+//! A program with collective nodes waits for programs of other queues, so the gate goes on with others while it runs
+//! (`collectives.rs`).
 
+mod collectives;
 mod command_kind;
 
 #[cfg(test)]
 mod tests;
 
 use crate::races::{MemoryAccess, RaceDetector, VectorClock};
+use collectives::RunningProgram;
 use command_kind::CommandKind;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{
-    Buffer, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain, MemoryBudget, MemoryInfo,
-    PeerCopies, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint, UploadSource,
+    Buffer, Collectives, CompletionSource, CopyOutcome, Device, DeviceError, DeviceId, DeviceInfo, Domain,
+    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, Program, Queue, Region, Support, Timeline, TimelinePoint,
+    UploadSource,
 };
 use fanout::graph::Graph;
 use fanout::ops::NodeView;
@@ -75,6 +81,8 @@ struct QueueState {
     clocks: Vec<VectorClock>,
     /// Priority: of the queues with a ready command, the queue with the highest rank runs.
     rank: u32,
+    /// The program with collective nodes that runs.
+    running: Option<RunningProgram>,
 }
 
 struct GatedCommand {
@@ -135,6 +143,11 @@ impl Gate {
         self.lock().order.clone()
     }
 
+    /// Continues with another seed.
+    pub fn reseed(&self, seed: u64) {
+        self.lock().rng = fastrand::Rng::with_seed(seed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap()
     }
@@ -143,13 +156,17 @@ impl Gate {
 impl GateState {
     /// Runs one ready command. False if no command is ready.
     fn run_next(&mut self, gate: &Gate) -> bool {
-        let heads = self.queues.iter().enumerate().filter_map(|(at, queue)| Some((at, queue.commands.front()?)));
+        self.finish_programs();
+        let queues = self.queues.iter().enumerate().filter(|(_, queue)| queue.running.is_none());
+        let heads = queues.filter_map(|(at, queue)| Some((at, queue.commands.front()?)));
         let reached = heads.map(|(at, head)| (at, head.after.as_ref().map_or(Ok(true), |p| self.reached(gate, p))));
         let ready: Vec<_> = reached.filter(|(_, reached)| *reached != Ok(false)).collect();
         if self.rng.u32(0..self.rank_period) == 0 {
             self.queues.iter_mut().for_each(|queue| queue.rank = self.rng.u32(..));
         }
-        let Some((at, reached)) = ready.into_iter().max_by_key(|(at, _)| self.queues[*at].rank) else { return false };
+        let Some((at, reached)) = ready.into_iter().max_by_key(|(at, _)| self.queues[*at].rank) else {
+            return self.wait_for_programs();
+        };
         self.order.push(at);
         let done = reached.and_then(|_| self.run_head(gate, at));
         if let Err(failure) = done {
@@ -185,9 +202,11 @@ impl GateState {
             self.races.record(region.buffer(), MemoryAccess { range, writes, queue: at, seq, what }, &clock);
         });
         let queue = &mut self.queues[at];
+        if command.has_collectives() {
+            return queue.start(command, clock);
+        }
         queue.process(command)?;
-        queue.clocks.push(clock.clone());
-        (queue.done, queue.clock) = (seq, clock);
+        queue.complete(clock);
         Ok(())
     }
 
@@ -227,6 +246,12 @@ impl QueueState {
             CommandKind::Wait => {}
         }
         inner.mark().wait(Some(by))
+    }
+
+    /// Records that the next command has completed, with the commands that are ordered before its end.
+    fn complete(&mut self, clock: VectorClock) {
+        self.clocks.push(clock.clone());
+        (self.done, self.clock) = (self.done + 1, clock);
     }
 
     fn fail(&mut self, failure: DeviceError) {
@@ -379,6 +404,7 @@ impl Device for GatedDevice {
             clock: VectorClock::default(),
             clocks: Vec::new(),
             rank,
+            running: None,
         });
         let gate = Arc::clone(&self.gate);
         let timeline = Timeline::with_source(Arc::new(QueueProgress { gate: Arc::clone(&gate), queue }));
@@ -480,6 +506,10 @@ impl Queue for GatedQueue {
 
     fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
         self.submit(Some(point), CommandKind::Wait)
+    }
+
+    fn collectives(&mut self) -> Option<&mut dyn Collectives> {
+        Some(self)
     }
 }
 

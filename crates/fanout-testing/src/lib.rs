@@ -16,7 +16,7 @@
 //! sends and can hide a server's protocol extension.
 //!
 //! Values: [`op_case`] runs a graph on any device and checks that bytes outside of its destinations do not change; [`inputs`]
-//! makes random values from a seed; [`compare`] measures errors.
+//! makes random values from a seed; [`compare`] measures errors; [`transformer`] is a model that runs on groups of devices.
 //!
 //! Helpers panic on errors on which a test could only fail.
 //!
@@ -35,3 +35,4 @@ pub mod protocol_relay;
 mod races;
 pub mod recording_device;
 pub mod slow_link;
+pub mod transformer;

@@ -2,6 +2,7 @@
 
 use fanout::device::{Program, Region};
 use fanout::graph::TensorId;
+use fanout::ops::OpCode;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +17,16 @@ pub(super) enum CommandKind {
 }
 
 impl CommandKind {
+    /// Whether the command is a program that waits for programs of other queues.
+    pub(super) fn has_collectives(&self) -> bool {
+        match self {
+            CommandKind::Run { program, .. } => {
+                program.graph().nodes().iter().any(|node| OpCode::OWN.contains(&node.op.code()))
+            }
+            _ => false,
+        }
+    }
+
     /// Calls `visit` with each access of the command: the command's kind, whether it writes, the region, and which bytes of it.
     pub(super) fn accesses(&self, mut visit: impl FnMut(&'static str, bool, &Region, Range<u64>)) {
         let all = |region: &Region| 0..region.bytes();
