@@ -16,4 +16,5 @@ mod sched;
 mod segments;
 mod sweep;
 mod teardown;
+mod tensor_group;
 mod turns;
