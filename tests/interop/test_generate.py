@@ -21,7 +21,7 @@ from pathlib import Path
 
 from clients import ClientError, Client, Model, tail
 from make_model import SIZES
-from servers import ROOT, ServerError, ours, peer
+from servers import ROOT, Server, ServerError, ours, peer
 from test_server_loss import ServerLossRows
 
 PROMPT = 64
@@ -42,9 +42,16 @@ class Case:
     generate: int = GENERATE
     prompt: int = PROMPT
     client: tuple[str, ...] = ()  # options of the reference, llama_client.py
-    servers: tuple[str, ...] = ()  # "ours" or "peer"; the options name their endpoints {0}, {1}
+    servers: tuple[str, ...] = ()  # keys of SERVERS; the options name their endpoints {0}, {1}
     mapped: bool = False  # whether the first device must read the weights from the mapped file
 
+
+# "linked" servers may connect to each other.
+SERVERS: dict[str, Callable[[Path | None], Server]] = {
+    "ours": lambda binary: ours(2, binary=binary),
+    "linked": lambda binary: ours(2, binary=binary, options=("--peer", "127.0.0.0/8:*")),
+    "peer": lambda _: peer(2),
+}
 
 # An option, its value with placeholders for the endpoints, and the kinds of the servers.
 REMOTE = (
@@ -73,8 +80,14 @@ def cases(full: bool) -> list[Case]:
             options = ("--device", devices, "--split", split, "--threads", "1")
             rows.append(Case(f"{arch} f32 {devices} --split {split}", model, options))
         on_servers = ("--rpc", "{},{}", "--split", "tensor")
-        rows.append(Case(f"{arch} f32 servers --split tensor", model, on_servers, servers=("ours", "ours")))
+        rows.append(Case(f"{arch} f32 linked servers --split tensor", model, on_servers, servers=("linked",) * 2))
     llama = Model("f32")
+    rows.append(Case("llama f32 3 CPUs --bf16-sums", llama, ("--device", "CPU,CPU,CPU", "--split", "tensor", "--bf16-sums")))
+    on_servers = ("--rpc", "{},{}", "--split", "tensor=1,2")
+    rows.append(Case("llama f32 servers --split tensor=1,2", llama, on_servers, servers=("ours", "ours")))
+    on_servers = ("--rpc", "{},{},{}", "--split", "tensor", "--flash-attn", "--kv-type", "q8_0")
+    client = ("--flash-attn", "--kv-type", "q8_0")
+    rows.append(Case("llama f32 3 linked servers q8_0 cache", llama, on_servers, client=client, servers=("linked",) * 3))
     for size in ("tiny", "1b") if full else ("tiny",):
         model, generate = Model("f32", size=size), GENERATE if size == "tiny" else 8
         for option, devices, servers in REMOTE:
@@ -130,7 +143,7 @@ class Bench:
     def run(self, case: Case) -> str:
         """Run a case. Returns the failure, or an empty text."""
         with ExitStack() as stack:
-            servers = [peer(2) if kind == "peer" else ours(2, binary=self.server) for kind in case.servers]
+            servers = [SERVERS[kind](self.server) for kind in case.servers]
             endpoints = [stack.enter_context(server).endpoint for server in servers]
             return self.compare(case, [option.format(*endpoints) for option in case.options])
 

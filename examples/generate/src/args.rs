@@ -92,6 +92,11 @@ pub struct Args {
     #[arg(long, value_name = "SPLIT", value_parser = split)]
     pub split: Option<Split>,
 
+    /// With --split tensor: round the partial sums of the devices to BF16 before they are exchanged, which halves the bytes between
+    /// servers. Results change slightly, and stay the same in every run.
+    #[arg(long, requires = "split")]
+    pub bf16_sums: bool,
+
     /// Memory limit of this machine's devices: one size per device of the list, separated by commas, or one size for all
     /// [default: the free memory]. A server's limit is set when the server is started; sizes at its positions are ignored.
     #[arg(long, value_name = "SIZES", value_parser = parse_nonzero_bytes, value_delimiter = ',')]

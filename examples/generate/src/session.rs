@@ -146,7 +146,9 @@ impl<'a> Session<'a> {
             weights: Weights::new(file.bytes(), gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
-            split: engine::split_model(&model, groups)?.with_copied_collectives(args.compare),
+            split: engine::split_model(&model, groups)?
+                .with_copied_collectives(args.compare)
+                .with_bf16_sums(args.bf16_sums),
             model,
             placement,
             depth,
