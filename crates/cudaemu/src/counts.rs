@@ -109,6 +109,15 @@ pub struct SimulatedTime {
     pub host_waits: u64,
 }
 
+/// Counts of the driver's own work since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverCounts {
+    /// Launches that hang now.
+    pub hung_launches: u64,
+    /// Devices whose primary context is retained now.
+    pub primary_contexts: u64,
+}
+
 /// Sums over all launches and copies since the driver started.
 #[derive(Debug, Default)]
 pub struct Totals {
@@ -125,9 +134,14 @@ impl Totals {
         }
     }
 
-    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "host_waits": …, "simulated_busy_us": [device
-    /// 0, …], "simulated_us": …}`. `simulated_us` is the makespan.
-    pub fn json(&self, calls: &BTreeMap<&'static str, u64>, simulated: &SimulatedTime) -> String {
+    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "hung_launches": …, "primary_contexts": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
+    /// `simulated_us` is the makespan.
+    pub fn json(
+        &self,
+        calls: &BTreeMap<&'static str, u64>,
+        driver: &DriverCounts,
+        simulated: &SimulatedTime,
+    ) -> String {
         let mut text = format!("{{\"host_device_bytes\": {}, \"kernels\": {{", self.host_bytes);
         for (index, (name, kernel)) in self.kernels.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -139,8 +153,11 @@ impl Totals {
         let busy: Vec<String> = simulated.busy.iter().map(|&busy| micros(busy).to_string()).collect();
         let _ = write!(
             text,
-            "\n}}, \"calls\": {{{}}}, \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
+            "\n}}, \"calls\": {{{}}}, \"hung_launches\": {}, \"primary_contexts\": {}, \
+             \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
             calls.join(", "),
+            driver.hung_launches,
+            driver.primary_contexts,
             simulated.host_waits,
             busy.join(", "),
             micros(simulated.makespan)

@@ -13,6 +13,7 @@ pub struct Emulator {
     configure: extern "C" fn(*const c_char, *mut c_char, usize) -> u32,
     reset: extern "C" fn() -> u32,
     settle_simulated_time: extern "C" fn(u32) -> u32,
+    end_hung_launches: extern "C" fn() -> u32,
     reports: TextFunction,
     counts: TextFunction,
 }
@@ -47,7 +48,7 @@ pub fn load() -> Result<Emulator, String> {
 }
 
 /// Loads the library, waits for exclusive use, and starts a fresh driver with these settings (lines `NAME=value`). The test
-/// must release its contexts before it drops the session.
+/// must release its contexts before it drops the session. Dropping the session ends launches that hang (`CUDAEMU_HANG_AT`).
 pub fn start(settings: &str) -> Result<Session, String> {
     static ALONE: Mutex<()> = Mutex::new(());
     let emulator = load()?;
@@ -68,7 +69,7 @@ impl Session {
     #[must_use]
     pub fn wait_contexts_released(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
-        while self.calls("cuDevicePrimaryCtxRelease_v2") < self.calls("cuDevicePrimaryCtxRetain") {
+        while self.driver_count("primary_contexts") > 0 {
             if Instant::now() > until {
                 return false;
             }
@@ -113,6 +114,23 @@ impl Emulator {
         let calls = counts.rsplit_once("\"calls\": ").map_or("", |(_, calls)| calls);
         let count = calls.split_once(&format!("\"{function}\": ")).map_or("", |(_, count)| count);
         count.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
+
+    /// Number of launches that hang now (`CUDAEMU_HANG_AT`).
+    pub fn hung_launches(&self) -> u64 {
+        self.driver_count("hung_launches")
+    }
+
+    /// Ends all launches that hang, with CUDA_ERROR_LAUNCH_TIMEOUT for their contexts: calls that wait for them return. From
+    /// then on, no launch hangs.
+    pub fn end_hung_launches(&self) {
+        (self.end_hung_launches)();
+    }
+
+    fn driver_count(&self, name: &str) -> u64 {
+        let counts = self.counts_json();
+        let (_, rest) = counts.rsplit_once(&format!("\"{name}\": ")).unwrap_or_default();
+        rest.split(',').next().and_then(|count| count.parse().ok()).unwrap_or(0)
     }
 
     /// Counts of all kernels since the start, as JSON. Only operations that the emulator has executed are included.
@@ -196,6 +214,7 @@ fn load_library() -> Result<Emulator, String> {
     };
     let [configure, reset] = [symbol(c"cudaemu_configure")?, symbol(c"cudaemu_reset")?];
     let settle_simulated_time = symbol(c"cudaemu_settle_simulated_time")?;
+    let end_hung_launches = symbol(c"cudaemu_end_hung_launches")?;
     let [reports, counts] = [symbol(c"cudaemu_reports")?, symbol(c"cudaemu_counts_json")?];
     // SAFETY: these are the functions of `extension`; the types here repeat their C signatures.
     unsafe {
@@ -205,6 +224,7 @@ fn load_library() -> Result<Emulator, String> {
             ),
             reset: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(reset),
             settle_simulated_time: std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> u32>(settle_simulated_time),
+            end_hung_launches: std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(end_hung_launches),
             reports: std::mem::transmute::<*mut c_void, TextFunction>(reports),
             counts: std::mem::transmute::<*mut c_void, TextFunction>(counts),
         })

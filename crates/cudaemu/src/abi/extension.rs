@@ -22,6 +22,12 @@ api! {
         Ok(())
     }
 
+    // Ends all hung launches with CUDA_ERROR_LAUNCH_TIMEOUT. From then on, no launch hangs.
+    fn cudaemu_end_hung_launches() {
+        driver()?.end_hung_launches();
+        Ok(())
+    }
+
     // Executes all operations that can execute, so that the counts include them. If `restart` is not 0, simulated time is
     // measured from their end.
     fn cudaemu_settle_simulated_time(restart: u32) {

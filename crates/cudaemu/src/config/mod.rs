@@ -3,12 +3,14 @@
 //! A value that cannot be parsed is reported on stderr, and `cuInit` returns CUDA_ERROR_INVALID_VALUE. Lists are separated by
 //! commas, one value per device; a single value applies to all devices. [`SETTINGS`] lists every variable with its help text.
 
+mod hardware;
 mod parse_values;
 mod settings;
 pub mod spec;
 
 use std::path::PathBuf;
 
+pub use hardware::{HardwareModel, InjectedFault, LaunchNumber};
 pub use settings::{SETTINGS, Setting};
 use spec::Spec;
 
@@ -65,6 +67,7 @@ struct Raw {
     threads: Option<u64>,
     driver_version: Option<u32>,
     time: SimulatedRates,
+    hardware: HardwareModel,
     visible: Option<String>,
 }
 
@@ -122,6 +125,8 @@ pub struct Config {
     pub driver_version: u32,
     /// Rates of simulated time.
     pub time: SimulatedRates,
+    /// What a real GPU does that an ideal one does not.
+    pub hardware: HardwareModel,
 }
 
 impl Config {
@@ -179,6 +184,7 @@ impl Raw {
             },
             driver_version: self.driver_version.unwrap_or(12090),
             time: self.time,
+            hardware: self.hardware,
         })
     }
 
@@ -280,6 +286,7 @@ impl Pci {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     fn read(text: &str) -> Result<Config, String> {
         let pair = |setting: &str| setting.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned()));
@@ -314,6 +321,17 @@ mod tests {
     }
 
     #[test]
+    fn launches_of_faults_and_hangs() {
+        let at = |device, number| LaunchNumber { device, number };
+        let config = read("CUDAEMU_FAULT_AT=3,7:ecc@1,2:lost CUDAEMU_HANG_AT=4@2").unwrap();
+        let faults: Vec<_> = config.hardware.faults.iter().map(|fault| (fault.at, fault.error)).collect();
+        let expected =
+            [(at(0, 3), Error::IllegalAddress), (at(1, 7), Error::EccUncorrectable), (at(0, 2), Error::Unknown)];
+        assert_eq!(faults, expected);
+        assert_eq!(config.hardware.hangs, [at(2, 4)]);
+    }
+
+    #[test]
     fn wrong_values_say_what_is_wrong() {
         for (text, part) in [
             ("CUDAEMU_DEVICES=many", "no whole number"),
@@ -326,6 +344,10 @@ mod tests {
             ("CUDAEMU_KERNEL_US=-1", "no positive number"),
             ("CUDAEMU_PCI=zz", "no PCI address"),
             ("CUDAEMU_SPEED=9", "is no setting"),
+            ("CUDAEMU_FAULT_AT=0", "not within 1 to"),
+            ("CUDAEMU_FAULT_AT=3:fire", "none of the choices"),
+            ("CUDAEMU_HANG_AT=3@64", "not within 0 to 63"),
+            ("CUDAEMU_POISON=yes", "none of the choices"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

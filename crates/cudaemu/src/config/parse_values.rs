@@ -1,6 +1,7 @@
 //! Parsers for the values of settings: numbers, sizes, lists, PCI addresses.
 
-use super::{Pci, Peers};
+use super::{InjectedFault, LaunchNumber, Pci, Peers};
+use crate::error::Error;
 
 pub(super) fn store_parsed<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
     *place = Some(value?);
@@ -50,12 +51,42 @@ pub(super) fn peers(text: &str) -> Result<Peers, String> {
     match text {
         "all" => Ok(Peers::All),
         "none" | "" => Ok(Peers::Pairs(Vec::new())),
-        pairs => list(pairs, |pair| {
-            let (a, b) = pair.split_once('-').ok_or_else(|| format!("{pair:?} is no pair"))?;
-            Ok((number(a, 0, 63)? as usize, number(b, 0, 63)? as usize))
-        })
-        .map(Peers::Pairs),
+        text => pairs(text).map(Peers::Pairs),
     }
+}
+
+pub(super) fn pairs(text: &str) -> Result<Vec<(usize, usize)>, String> {
+    list(text, |pair| {
+        let (a, b) = pair.split_once('-').ok_or_else(|| format!("{pair:?} is no pair"))?;
+        Ok((device(a)?, device(b)?))
+    })
+}
+
+fn device(text: &str) -> Result<usize, String> {
+    Ok(number(text, 0, 63)? as usize)
+}
+
+/// `NUMBER@DEVICE`; the device is 0 if omitted.
+pub(super) fn launch_number(text: &str) -> Result<LaunchNumber, String> {
+    let (launch, on) = text.split_once('@').unwrap_or((text, "0"));
+    Ok(LaunchNumber { device: device(on)?, number: number(launch, 1, u64::MAX)? })
+}
+
+/// `NUMBER:KIND@DEVICE`; kind and device may be omitted.
+pub(super) fn fault_at(text: &str) -> Result<InjectedFault, String> {
+    let (launch, on) = text.split_once('@').unwrap_or((text, "0"));
+    let (launch, kind) = launch.split_once(':').unwrap_or((launch, "address"));
+    let error = choice(
+        kind,
+        &[
+            ("address", Error::IllegalAddress),
+            ("ecc", Error::EccUncorrectable),
+            ("launch", Error::LaunchFailed),
+            // What programs got from GPUs that had fallen off the bus (Xid 79).
+            ("lost", Error::Unknown),
+        ],
+    )?;
+    Ok(InjectedFault { at: LaunchNumber { device: device(on)?, number: number(launch, 1, u64::MAX)? }, error })
 }
 
 pub(super) fn driver_version(text: &str) -> Result<u32, String> {

@@ -1,6 +1,8 @@
 //! The list of settings: names, help texts, parsers.
 
-use super::parse_values::{bytes, choice, driver_version, list, number, pci, peers, positive_float, store_parsed};
+use super::parse_values::{
+    bytes, choice, driver_version, fault_at, launch_number, list, number, pci, peers, positive_float, store_parsed,
+};
 use super::spec::Spec;
 use super::{CountsOutput, Raw};
 
@@ -130,6 +132,30 @@ pub const SETTINGS: &[Setting] = &[
         name: "CUDAEMU_DEVICE_GBPS",
         help: "simulated time: gigabytes a second of copies and fills within a device (off)",
         read: |raw, text| store_parsed(&mut raw.time.device_gbps, positive_float(text)),
+    },
+    Setting {
+        name: "CUDAEMU_POISON",
+        help: "whether a fault makes its device unusable for the rest of the process: on or off (off)",
+        read: |raw, text| {
+            raw.hardware.poison = choice(text, &[("off", false), ("on", true)])?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_FAULT_AT",
+        help: "launches that fail and make their device unusable, as NUMBER:KIND@DEVICE, counted from 1 on each device; KIND is address (assumed), ecc, launch or lost, DEVICE 0 if omitted (none)",
+        read: |raw, text| {
+            raw.hardware.faults = list(text, fault_at)?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_HANG_AT",
+        help: "launches that never end, as NUMBER@DEVICE, counted as for CUDAEMU_FAULT_AT (none)",
+        read: |raw, text| {
+            raw.hardware.hangs = list(text, launch_number)?;
+            Ok(())
+        },
     },
     Setting {
         name: "CUDA_VISIBLE_DEVICES",

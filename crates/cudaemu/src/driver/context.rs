@@ -128,6 +128,7 @@ impl DriverState {
 
     /// `cuDevicePrimaryCtxRetain`
     pub fn retain_primary(&mut self, device: usize) -> Result<ContextId> {
+        self.check_device(device)?;
         let flags = self.devices[device].primary_flags;
         if let Some(primary) = &mut self.devices[device].primary {
             primary.retained += 1;
@@ -155,6 +156,7 @@ impl DriverState {
         if flags & !FLAGS != 0 {
             return Err(Error::InvalidValue);
         }
+        self.check_device(device)?;
         let context = self.new_context(device, false, flags);
         if let Err(error) = stack(|stack| stack.push(context)) {
             self.contexts.remove(context)?;
@@ -306,37 +308,38 @@ impl Driver {
         self.wait_quiescent(state, |running| all || running == context)
     }
 
-    /// `cuDevicePrimaryCtxRelease`
+    /// `cuDevicePrimaryCtxRelease`: of an unusable device, releases the context and returns the device's error.
     pub fn release_primary(&self, device: usize) -> Result<()> {
         let mut state = self.lock();
         let primary = state.devices[device].primary.as_mut().ok_or(Error::InvalidContext)?;
         primary.retained = primary.retained.checked_sub(1).ok_or(Error::InvalidContext)?;
         match primary.retained {
             0 => self.end_primary(state, device, |primary| primary.retained == 0),
-            _ => Ok(()),
+            _ => state.check_device(device),
         }
     }
 
-    /// `cuDevicePrimaryCtxReset`
+    /// `cuDevicePrimaryCtxReset`: does not make an unusable device usable.
     pub fn reset_primary(&self, device: usize) -> Result<()> {
         self.end_primary(self.lock(), device, |_| true)
     }
 
     /// Runs the primary context's operations and then ends it if `still` holds: other threads may retain or end it meanwhile.
     fn end_primary(&self, state: StateGuard<'_>, device: usize, still: fn(&Primary) -> bool) -> Result<()> {
-        let Some(Primary { context, .. }) = state.devices[device].primary else { return Ok(()) };
+        let Some(Primary { context, .. }) = state.devices[device].primary else { return state.check_device(device) };
         let mut state = self.still_context(state, context);
         if state.devices[device].primary.is_some_and(|primary| primary.context == context && still(&primary)) {
             state.devices[device].primary = None;
             state.end_context(self, context);
         }
-        Ok(())
+        state.check_device(device)
     }
 
     /// `cuCtxDestroy`: fails for a primary context, which `cuDevicePrimaryCtxRelease` releases.
     pub fn destroy_context(&self, context: ContextId) -> Result<()> {
         let state = self.lock();
-        if state.contexts.get(context)?.primary {
+        let &Context { primary, device, .. } = state.contexts.get(context)?;
+        if primary {
             return Err(Error::InvalidContext);
         }
         let mut state = self.still_context(state, context);
@@ -344,6 +347,6 @@ impl Driver {
         if current_handle() == Some(context) {
             stack(Vec::pop)?;
         }
-        Ok(())
+        state.check_device(device)
     }
 }

@@ -3,13 +3,14 @@
 //!
 //! One [`Driver`] holds the machine that the settings describe; one lock guards its [`DriverState`]. A call takes the lock,
 //! looks up its handles, checks its arguments, and either returns a result or submits work to the engine. A call that waits
-//! runs the engine meanwhile ([`Driver::run_until`]); the lock is released while an operation executes.
+//! runs the engine meanwhile ([`Driver::run_until_reached`]); the lock is released while an operation executes.
 
 pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod function;
 pub mod graph;
+mod hardware;
 mod host_callbacks;
 pub mod launch;
 pub mod memory;
@@ -84,6 +85,8 @@ pub struct DriverState {
     pub reports: Vec<String>,
     /// Counts of all kernels so far.
     pub counts: counts::Totals,
+    /// State of the hardware model.
+    pub hardware: hardware::HardwareState,
     /// Contexts with an operation that a thread is executing outside of the lock, one entry per operation.
     performing: Vec<ContextId>,
     order: ScheduleRng,
@@ -100,6 +103,8 @@ pub struct Device {
     pub default_pool: PoolId,
     /// The pool from which `cuMemAllocAsync` allocates.
     pub pool: PoolId,
+    /// The fault that made it unusable: every later call that needs one of its contexts returns this error.
+    pub poisoned: Option<Error>,
 }
 
 /// The locked state.
@@ -158,7 +163,10 @@ pub fn configure(text: &str) -> std::result::Result<(), String> {
 /// Drops the driver with everything that it holds.
 pub fn reset() {
     let gone = DRIVER.lock().unwrap_or_else(PoisonError::into_inner).take();
-    drop(gone);
+    if let Some(gone) = gone {
+        // Threads that wait for a hung launch hold the driver, and would wait for ever.
+        gone.end_hung_launches();
+    }
     counts::reset_call_counts();
 }
 
@@ -172,7 +180,7 @@ impl Driver {
         let mut pools = HandleTable::default();
         let devices = (0..limits.len()).map(|device| {
             let pool = pools.insert(pool::Pool::new(device as u32, true));
-            Device { primary: None, primary_flags: 0, default_pool: pool, pool }
+            Device { primary: None, primary_flags: 0, default_pool: pool, pool, poisoned: None }
         });
         let state = DriverState {
             devices: devices.collect(),
@@ -190,6 +198,7 @@ impl Driver {
             memory: memory::Ledger::default(),
             reports: Vec::new(),
             counts: counts::Totals::default(),
+            hardware: hardware::HardwareState::new(limits.len(), config.hardware.poison),
             performing: Vec::new(),
             order: ScheduleRng::new(config.seed),
         };
@@ -249,9 +258,9 @@ impl Driver {
         usize::try_from(device).ok().filter(|&device| device < self.config.devices.len()).ok_or(Error::InvalidDevice)
     }
 
-    /// Executes operations, in an order that the seed chooses, until `goal` holds.
-    pub fn run_until<'a>(&'a self, mut state: StateGuard<'a>, goal: impl Fn(&DriverState) -> bool) -> StateGuard<'a> {
-        while !goal(&state) {
+    /// Executes operations, in an order that the seed chooses, until all points are reached.
+    pub fn run_until_reached<'a>(&'a self, mut state: StateGuard<'a>, points: &[StreamPoint]) -> StateGuard<'a> {
+        while !points.iter().all(|&point| state.streams.is_reached(point)) {
             let moved;
             (state, moved) = self.run_one_op(state);
             if !moved {
@@ -261,12 +270,6 @@ impl Driver {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
-        state
-    }
-
-    /// Executes operations until all points are reached.
-    pub fn run_until_reached<'a>(&'a self, state: StateGuard<'a>, points: &[StreamPoint]) -> StateGuard<'a> {
-        let mut state = self.run_until(state, |state| points.iter().all(|&point| state.streams.is_reached(point)));
         state.streams.host_waited(points);
         state
     }
@@ -308,6 +311,11 @@ impl Driver {
             _ if lost.is_some() => OpOutcome::default(),
             // The memory was freed with its context, while another context's stream still held this operation.
             StreamOp::Free(address) if !state.memory.remove(address) => OpOutcome::default(),
+            StreamOp::Hang(text) => {
+                self.begin_hung_launch(&mut state, context, stream, text);
+                self.changed.notify_all();
+                return (state, true);
+            }
             work => {
                 state.performing.push(context);
                 drop(state);
@@ -357,7 +365,11 @@ impl Driver {
 
     /// The counts so far as JSON.
     pub fn counts_json(&self, state: &DriverState) -> String {
-        state.counts.json(&counts::call_counts(), &state.streams.time.totals(self.config.devices.len()))
+        let driver = counts::DriverCounts {
+            hung_launches: state.hardware.hung_launches() as u64,
+            primary_contexts: state.devices.iter().filter(|device| device.primary.is_some()).count() as u64,
+        };
+        state.counts.json(&counts::call_counts(), &driver, &state.streams.time.totals(self.config.devices.len()))
     }
 
     fn reached(&self, state: &mut DriverState, event: EventId, stream: StreamId) {
@@ -377,8 +389,8 @@ impl DriverState {
             self.report(report.clone());
         }
         self.counts.add(done.counts, done.host_bytes);
-        if let (Some(error), Ok(context)) = (done.error, self.contexts.get_mut(context)) {
-            context.failed.get_or_insert(error);
+        if let Some(error) = done.error {
+            self.fail(context, error, done.poisons);
         }
         match done.retry {
             Some(work) => self.streams.requeue(stream, work),

@@ -6,7 +6,6 @@ use super::{Driver, DriverState, StateGuard};
 use crate::engine::{CopyEndpoint, OpCost, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, StreamId};
-use crate::mem::AllocationKind;
 
 impl Driver {
     /// Appends an operation with its cost to a stream.
@@ -16,6 +15,7 @@ impl Driver {
         }
         let context = state.streams.get(stream)?.context;
         let cost = self.cost(state, context, &work);
+        let work = self.apply_hardware_model(state, work);
         state.streams.submit_costing(stream, work, Vec::new(), cost)
     }
 
@@ -27,6 +27,7 @@ impl Driver {
         let device = state.contexts.get(context).map_or(0, |context| context.device as u32);
         match work {
             StreamOp::Launch(launch) => OpCost::Kernel(launch.launch.device),
+            StreamOp::Fault(..) | StreamOp::Hang(_) => OpCost::Nothing,
             StreamOp::Memcpy(copy) => match (self.place(&copy.from), self.place(&copy.to)) {
                 (None, None) => OpCost::Nothing,
                 (None, Some(to)) => OpCost::ToDevice(to, copy.bytes()),
@@ -101,8 +102,6 @@ impl Driver {
     /// The device that holds one side of a copy; `None` for host memory.
     fn place(&self, side: &CopyEndpoint) -> Option<u32> {
         let CopyEndpoint::Known { address, .. } = side else { return None };
-        let allocation = self.space().find(*address)?;
-        let host = matches!(allocation.kind(), AllocationKind::PinnedHost | AllocationKind::RegisteredHost);
-        (!host).then(|| allocation.device())
+        self.device_of(*address).map(|device| device as u32)
     }
 }

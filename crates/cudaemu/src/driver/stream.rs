@@ -69,15 +69,21 @@ impl DriverState {
     /// `cuEventDestroy`
     pub fn destroy_event(&mut self, event: EventId) -> Result<()> {
         self.captures.forget(event);
-        self.events.remove(event).map(drop)
+        let context = self.events.remove(event)?.context;
+        self.check_device_of(context)
     }
 }
 
 impl Driver {
     /// `cuStreamDestroy`
     pub fn end_stream(&self, stream: StreamId) -> Result<()> {
-        let lost = self.lock().destroy_stream(stream)?;
-        lost.map_or(Ok(()), |graph| self.destroy_graph(graph))
+        let mut state = self.lock();
+        let context = state.streams.context_of(stream);
+        let lost = state.destroy_stream(stream)?;
+        let usable = context.map_or(Ok(()), |context| state.check_device_of(context));
+        drop(state);
+        lost.map_or(Ok(()), |graph| self.destroy_graph(graph))?;
+        usable
     }
 
     /// Appends an operation to a stream. The seed also chooses whether some queued operations run at once: CUDA may start a

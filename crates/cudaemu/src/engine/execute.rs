@@ -48,6 +48,8 @@ pub struct OpOutcome {
     pub moved: MovedBytes,
     /// Bytes copied between host and device.
     pub host_bytes: u64,
+    /// Whether the error makes the device unusable, and not only the context.
+    pub poisons: bool,
     /// The operation, if it must be retried later.
     pub retry: Option<StreamOp>,
 }
@@ -67,6 +69,14 @@ impl OpExecutor {
             StreamOp::Memset(fill) => fill.perform(&self.space.snapshot()),
             // Callbacks run on the driver's callback thread and never get here.
             StreamOp::Call(_) => Err(FaultKind::Internal("a host function reached the device executor".into())),
+            StreamOp::Fault(error, launch) => {
+                done.error = Some(error);
+                done.poisons = true;
+                done.reports.push(format!("injected fault: {launch} ends with {error}"));
+                Ok(())
+            }
+            // The driver keeps hung launches and never executes them.
+            StreamOp::Hang(_) => Err(FaultKind::Internal("a hung launch reached the device executor".into())),
             StreamOp::Record(_) | StreamOp::Wait => Ok(()),
             // The submission checked that this is an allocation. If it no longer is one, the program has freed it twice.
             StreamOp::Free(address) => {

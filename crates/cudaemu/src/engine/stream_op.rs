@@ -31,6 +31,10 @@ pub enum StreamOp {
     WaitValue(u64, u64, u32, WaitCondition),
     /// Several operations that execute without others in between.
     Batch(Vec<StreamOp>),
+    /// A launch that fails with this error instead of running. The text describes the launch.
+    Fault(Error, String),
+    /// A launch that never ends. The text describes the launch.
+    Hang(String),
 }
 
 /// A kernel launch ready to run.

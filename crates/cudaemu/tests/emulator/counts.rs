@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cudaemu::counts::{KernelCounts, SimulatedTime, Totals};
+use cudaemu::counts::{DriverCounts, KernelCounts, SimulatedTime, Totals};
 use cudaemu::decode::decode;
 use cudaemu::exec::{self, ExecutorConfig};
 use cudaemu::isa::Category;
@@ -196,7 +196,7 @@ fn table_and_json_are_deterministic() {
     let totals = run(1);
     for threads in [1, 2, 7] {
         let again = run(threads);
-        let json = |totals: &Totals| totals.json(&BTreeMap::new(), &SimulatedTime::default());
+        let json = |totals: &Totals| totals.json(&BTreeMap::new(), &DriverCounts::default(), &SimulatedTime::default());
         assert_eq!((json(&again), again.table()), (json(&totals), totals.table()), "{threads} threads");
     }
     let table = totals.table();

@@ -14,6 +14,7 @@ mod driver;
 mod faults;
 mod gpu;
 mod graphs;
+mod hardware;
 mod kernels;
 mod manual;
 mod memory;

@@ -264,6 +264,7 @@ impl Driver {
                 owner.launches += 1;
             }
             let cost = self.cost(state, own, &work);
+            let work = self.apply_hardware_model(state, work);
             let point = state.streams.submit_costing(hidden, work, after, cost)?;
             if let Some(GraphNode::Record(event)) = payload
                 && let Ok(event) = state.events.get_mut(*event)

@@ -67,7 +67,11 @@ impl DriverState {
             StreamOp::Free(address) => self.free_node(address),
             StreamOp::Wait => Ok(GraphNode::Empty),
             // These nodes also keep the program's request, so other functions make them.
-            StreamOp::Launch(_) | StreamOp::Memcpy(_) | StreamOp::Record(_) => Err(Error::StreamCaptureUnsupported),
+            StreamOp::Launch(_)
+            | StreamOp::Memcpy(_)
+            | StreamOp::Record(_)
+            | StreamOp::Fault(..)
+            | StreamOp::Hang(_) => Err(Error::StreamCaptureUnsupported),
         }
     }
 }

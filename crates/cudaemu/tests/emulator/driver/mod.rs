@@ -10,4 +10,4 @@ mod modules;
 mod peers;
 mod printing;
 mod streams;
-mod support;
+pub(crate) mod support;

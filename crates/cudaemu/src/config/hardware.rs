@@ -1,0 +1,33 @@
+//! What a real GPU and its driver do that an ideal GPU does not: faults, hangs. All of it
+//! is off by default.
+
+use crate::error::Error;
+
+/// The settings of these behaviours. Devices are numbered as before `CUDA_VISIBLE_DEVICES` selects among them.
+#[derive(Clone, Debug, Default)]
+pub struct HardwareModel {
+    /// A fault of a kernel makes its device unusable until the driver is reset, not only its context.
+    pub poison: bool,
+    /// Launches that fail and make their device unusable.
+    pub faults: Vec<InjectedFault>,
+    /// Launches that never end.
+    pub hangs: Vec<LaunchNumber>,
+}
+
+/// A launch of a device, in the order of submission. The launch of a graph counts each of its kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchNumber {
+    /// The device.
+    pub device: usize,
+    /// Number of the launch, from 1.
+    pub number: u64,
+}
+
+/// A fault that a launch causes instead of running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InjectedFault {
+    /// The launch.
+    pub at: LaunchNumber,
+    /// The error that every later call for the device returns.
+    pub error: Error,
+}

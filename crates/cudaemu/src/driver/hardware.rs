@@ -1,0 +1,153 @@
+//! What a real GPU does that an ideal one does not ([`HardwareModel`](crate::config::HardwareModel)): injected faults,
+//! unusable devices, launches that never end.
+
+use super::{Driver, DriverState};
+use crate::console;
+use crate::engine::{KernelLaunch, OpOutcome, StreamOp};
+use crate::error::{Error, Result};
+use crate::handle::{ContextId, StreamId};
+
+/// State of the hardware model.
+#[derive(Debug, Default)]
+pub struct HardwareState {
+    /// Number of launches submitted to each device.
+    launches: Vec<u64>,
+    /// Launches that never end.
+    hung: Vec<HungLaunch>,
+    /// A test has ended the hung launches: from then on none hangs.
+    hangs_ended: bool,
+    /// Whether every fault makes its device unusable.
+    poison: bool,
+}
+
+/// A launch that has started and never ends.
+#[derive(Debug)]
+struct HungLaunch {
+    context: ContextId,
+    stream: StreamId,
+    text: String,
+}
+
+impl HardwareState {
+    /// No launches yet, on this many devices.
+    pub fn new(devices: usize, poison: bool) -> Self {
+        Self { launches: vec![0; devices], poison, ..Self::default() }
+    }
+
+    /// Number of launches that hang now.
+    pub fn hung_launches(&self) -> usize {
+        self.hung.len()
+    }
+}
+
+impl Driver {
+    /// The operation that the hardware model makes of a submitted one: a launch may fail or hang, a copy may write wrong bytes.
+    pub(super) fn apply_hardware_model(&self, state: &mut DriverState, work: StreamOp) -> StreamOp {
+        match work {
+            StreamOp::Launch(launch) => self.apply_to_launch(state, launch),
+            work => work,
+        }
+    }
+
+    fn apply_to_launch(&self, state: &mut DriverState, launch: Box<KernelLaunch>) -> StreamOp {
+        let device = launch.launch.device as usize;
+        let Some(launches) = state.hardware.launches.get_mut(device) else { return StreamOp::Launch(launch) };
+        *launches += 1;
+        let model = &self.config.hardware;
+        let here = |at: &crate::config::LaunchNumber| (at.device, at.number) == (self.config_index(device), *launches);
+        let text = || format!("launch {launches} of device {device} (kernel {})", launch.launch.kernel().name);
+        if let Some(fault) = model.faults.iter().find(|fault| here(&fault.at)) {
+            return StreamOp::Fault(fault.error, text());
+        }
+        match model.hangs.iter().any(here) {
+            true => StreamOp::Hang(text()),
+            false => StreamOp::Launch(launch),
+        }
+    }
+
+    /// The device that holds the memory at an address; `None` for host memory.
+    pub(super) fn device_of(&self, address: u64) -> Option<usize> {
+        let allocation = self.space().find(address)?;
+        (!super::memory::is_host_memory(&allocation)).then(|| allocation.device() as usize)
+    }
+
+    /// A device's number before `CUDA_VISIBLE_DEVICES` selected among the devices.
+    fn config_index(&self, device: usize) -> usize {
+        self.config.devices.get(device).map_or(usize::MAX, |device| device.index)
+    }
+
+    /// Starts a launch that never ends: its stream stays busy.
+    pub(super) fn begin_hung_launch(
+        &self,
+        state: &mut DriverState,
+        context: ContextId,
+        stream: StreamId,
+        text: String,
+    ) {
+        console::log_stderr(format_args!("{text} never ends, because CUDAEMU_HANG_AT names it"));
+        state.hardware.hung.push(HungLaunch { context, stream, text });
+        if state.hardware.hangs_ended {
+            state.end_hung_launches();
+        }
+    }
+
+    /// Ends all hung launches with CUDA_ERROR_LAUNCH_TIMEOUT, as a watchdog does. From now on, no launch hangs.
+    pub fn end_hung_launches(&self) {
+        let mut state = self.state();
+        state.hardware.hangs_ended = true;
+        state.end_hung_launches();
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl DriverState {
+    /// Handles an operation's error: its context fails, and its device too if so configured or if the fault was injected.
+    pub(super) fn fail(&mut self, context: ContextId, error: Error, poisons: bool) {
+        let Ok(owner) = self.contexts.get_mut(context) else { return };
+        let error = *owner.failed.get_or_insert(error);
+        let device = owner.device;
+        if poisons || self.hardware.poison {
+            self.poison(device, error);
+        }
+    }
+
+    /// Makes a device unusable: all its contexts fail, and no new one can be made. Its hung launches end.
+    fn poison(&mut self, device: usize, error: Error) {
+        let Some(found) = self.devices.get_mut(device) else { return };
+        let error = *found.poisoned.get_or_insert(error);
+        let mut contexts = Vec::new();
+        for (id, context) in self.contexts.iter_mut().filter(|(_, context)| context.device == device) {
+            context.failed.get_or_insert(error);
+            contexts.push(id);
+        }
+        let (ended, hung) =
+            std::mem::take(&mut self.hardware.hung).into_iter().partition(|hung| contexts.contains(&hung.context));
+        self.hardware.hung = hung;
+        let ended: Vec<HungLaunch> = ended;
+        for hung in ended {
+            self.streams.finish(hung.stream, Default::default());
+        }
+    }
+
+    /// Fails with the device's error if a fault has made the device unusable.
+    pub fn check_device(&self, device: usize) -> Result<()> {
+        self.devices.get(device).and_then(|device| device.poisoned).map_or(Ok(()), Err)
+    }
+
+    /// As [`DriverState::check_device`], for the device of a context.
+    pub(super) fn check_device_of(&self, context: ContextId) -> Result<()> {
+        self.contexts.get(context).map_or(Ok(()), |context| self.check_device(context.device))
+    }
+
+    fn end_hung_launches(&mut self) {
+        for HungLaunch { context, stream, text } in std::mem::take(&mut self.hardware.hung) {
+            let reports = vec![format!("{text} has hung until it was ended")];
+            self.finish(
+                context,
+                stream,
+                OpOutcome { error: Some(Error::LaunchTimeout), reports, ..OpOutcome::default() },
+            );
+        }
+    }
+}
