@@ -1,10 +1,10 @@
-//! What a real GPU and its driver do that an ideal GPU does not: faults, hangs. All of it
+//! What a real GPU and its driver do that an ideal GPU does not: faults, hangs, shared connections, corrupted copies. All of it
 //! is off by default.
 
 use crate::error::Error;
 
 /// The settings of these behaviours. Devices are numbered as before `CUDA_VISIBLE_DEVICES` selects among them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct HardwareModel {
     /// A fault of a kernel makes its device unusable until the driver is reset, not only its context.
     pub poison: bool,
@@ -12,6 +12,16 @@ pub struct HardwareModel {
     pub faults: Vec<InjectedFault>,
     /// Launches that never end.
     pub hangs: Vec<LaunchNumber>,
+    /// Hardware connections of a context; `None`: each stream has its own.
+    pub connections: Option<u32>,
+    /// Milliseconds of real time without progress after which a deadlock of a connection is reported.
+    pub deadlock_ms: u64,
+}
+
+impl Default for HardwareModel {
+    fn default() -> Self {
+        Self { poison: false, faults: Vec::new(), hangs: Vec::new(), connections: None, deadlock_ms: 1000 }
+    }
 }
 
 /// A launch of a device, in the order of submission. The launch of a graph counts each of its kernels.

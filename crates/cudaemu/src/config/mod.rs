@@ -347,6 +347,7 @@ mod tests {
             ("CUDAEMU_FAULT_AT=0", "not within 1 to"),
             ("CUDAEMU_FAULT_AT=3:fire", "none of the choices"),
             ("CUDAEMU_HANG_AT=3@64", "not within 0 to 63"),
+            ("CUDAEMU_CONNECTIONS=0", "not within 1 to 128"),
             ("CUDAEMU_POISON=yes", "none of the choices"),
         ] {
             let error = read(text).unwrap_err();

@@ -158,6 +158,22 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "CUDAEMU_CONNECTIONS",
+        help: "hardware connections of each context, 1 to 128: its streams share them in turn (unlimited)",
+        read: |raw, text| {
+            raw.hardware.connections = Some(number(text, 1, 128)? as u32);
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_DEADLOCK_MS",
+        help: "real milliseconds without progress after which a deadlock of streams that share a connection is reported (1000)",
+        read: |raw, text| {
+            raw.hardware.deadlock_ms = number(text, 1, 3_600_000)?;
+            Ok(())
+        },
+    },
+    Setting {
         name: "CUDA_VISIBLE_DEVICES",
         help: "which devices a program sees, and in which order: numbers or UUIDs (all), as with the real driver",
         read: |raw, text| {

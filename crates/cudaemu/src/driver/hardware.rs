@@ -1,11 +1,13 @@
 //! What a real GPU does that an ideal one does not ([`HardwareModel`](crate::config::HardwareModel)): injected faults,
-//! unusable devices, launches that never end.
+//! unusable devices, launches that never end, corrupted copies, deadlocks of hardware connections.
+
+use std::time::{Duration, Instant};
 
 use super::{Driver, DriverState};
 use crate::console;
-use crate::engine::{KernelLaunch, OpOutcome, StreamOp};
+use crate::engine::{KernelLaunch, OpOutcome, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
-use crate::handle::{ContextId, StreamId};
+use crate::handle::{ContextId, Handle, StreamId};
 
 /// State of the hardware model.
 #[derive(Debug, Default)]
@@ -16,6 +18,8 @@ pub struct HardwareState {
     hung: Vec<HungLaunch>,
     /// A test has ended the hung launches: from then on none hangs.
     hangs_ended: bool,
+    /// When a deadlocked connection was first found, since the last progress of any stream.
+    deadlocked_since: Option<Instant>,
     /// Whether every fault makes its device unusable.
     poison: bool,
 }
@@ -37,6 +41,11 @@ impl HardwareState {
     /// Number of launches that hang now.
     pub fn hung_launches(&self) -> usize {
         self.hung.len()
+    }
+
+    /// An operation was executed.
+    pub(super) fn note_progress(&mut self) {
+        self.deadlocked_since = None;
     }
 }
 
@@ -97,6 +106,40 @@ impl Driver {
         state.hardware.hangs_ended = true;
         state.end_hung_launches();
         drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Reports a deadlock if one of these points, for which the program waits, depends through a hardware connection on a value
+    /// that is not written, and no stream has made progress for `CUDAEMU_DEADLOCK_MS`. The context then fails, which ends
+    /// all its waits.
+    pub(super) fn check_deadlock(&self, state: &mut DriverState, points: &[StreamPoint]) {
+        if self.config.hardware.connections.is_none() {
+            return;
+        }
+        let Some(found) = state.streams.connection_deadlock(points) else { return };
+        let since = *state.hardware.deadlocked_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < Duration::from_millis(self.config.hardware.deadlock_ms) {
+            return;
+        }
+        state.hardware.note_progress();
+        let Some(context) = state.streams.context_of(found.waiting) else { return };
+        let Ok(owner) = state.contexts.get_mut(context) else { return };
+        owner.failed.get_or_insert(Error::LaunchTimeout);
+        let device = owner.device;
+        let name = |stream: StreamId| format!("stream {:#x}", stream.raw());
+        let waiting = match found.behind == found.waiting {
+            true => "which waits".to_owned(),
+            false => format!("which depends on {}, which waits", name(found.waiting)),
+        };
+        state.report(format!(
+            "deadlock: {} of device {device} cannot start behind {} on hardware connection {}, {waiting} for a value at {:#x} \
+             that nothing has written for {} ms; submit such a wait only after all that the value depends on",
+            name(found.blocked),
+            name(found.behind),
+            found.connection,
+            found.address,
+            self.config.hardware.deadlock_ms,
+        ));
         self.changed.notify_all();
     }
 }

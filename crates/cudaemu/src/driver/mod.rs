@@ -189,7 +189,7 @@ impl Driver {
             functions: HandleTable::default(),
             libraries: HandleTable::default(),
             kernels: HandleTable::default(),
-            streams: Streams::new(Timeline::new(config.time)),
+            streams: Streams::new(Timeline::new(config.time), config.hardware.connections),
             captures: Captures::default(),
             graphs: graph::Graphs::default(),
             events: HandleTable::default(),
@@ -243,7 +243,12 @@ impl Driver {
     fn idle_step(&self) -> StepProgress {
         match self.run_one_op(self.state()) {
             (_, true) => StepProgress::Moved,
-            (state, false) if state.streams.any_queued() => StepProgress::Blocked,
+            (mut state, false) if state.streams.any_queued() => {
+                // The program may wait in another way than by a call of the driver, such as for a host function.
+                let ends = state.streams.all_tails();
+                self.check_deadlock(&mut state, &ends);
+                StepProgress::Blocked
+            }
             _ => StepProgress::Idle,
         }
     }
@@ -264,6 +269,7 @@ impl Driver {
             let moved;
             (state, moved) = self.run_one_op(state);
             if !moved {
+                self.check_deadlock(&mut state, points);
                 // Another thread executes the operation, or a wait for a value depends on a write that sends no notification:
                 // so wait with a timeout.
                 let waited = self.changed.wait_timeout(state, Duration::from_micros(200));
@@ -332,6 +338,9 @@ impl Driver {
             }
         };
         let moved = done.retry.is_none();
+        if moved {
+            state.hardware.note_progress();
+        }
         if let Some(event) = event {
             self.reached(&mut state, event, stream);
         }

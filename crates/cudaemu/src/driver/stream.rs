@@ -148,6 +148,9 @@ impl Driver {
             false if reached(&state) => state,
             false => self.run_one_op(state).0,
         };
+        if !reached(&state) {
+            self.check_deadlock(&mut state, points);
+        }
         state.check_alive(context)?;
         if reached(&state) && state.streams.host_queried(points) { Ok(()) } else { Err(Error::NotReady) }
     }

@@ -13,6 +13,7 @@
 //! or on the idle runner's thread, and host functions on a thread of their own.
 
 mod capture;
+mod connections;
 mod event;
 mod execute;
 mod graph;
@@ -23,6 +24,7 @@ mod stream;
 mod stream_op;
 
 pub use capture::{Capture, CaptureMode, Captures, EndedCapture, EventWait};
+pub use connections::ConnectionDeadlock;
 pub use event::Event;
 pub use execute::{OpExecutor, OpOutcome};
 pub use graph::{Edge, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::thread::{self, ThreadId};
 
 use super::StreamOp;
+use super::connections::ConnectionCounter;
 use super::simulated_time::{EntryId, OpCost, Timeline};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, Handle, HandleTable, StreamId};
@@ -35,13 +36,24 @@ pub struct StreamPoint {
 
 /// A queued operation.
 #[derive(Debug)]
-struct Item {
+pub(super) struct Item {
     /// The operation.
-    work: StreamOp,
+    pub(super) work: StreamOp,
     /// Points of other streams that must be reached first.
-    after: Vec<StreamPoint>,
+    pub(super) after: Vec<StreamPoint>,
     /// Its entry of the simulated timeline.
     entry: EntryId,
+    /// Number of the submission among those of all streams.
+    pub(super) order: u64,
+}
+
+/// The operation that a stream is executing.
+#[derive(Debug)]
+pub(super) struct Running {
+    entry: EntryId,
+    pub(super) order: u64,
+    /// Whether it waits for a value in memory, and so may have to be retried.
+    pub(super) awaits_value: bool,
 }
 
 /// A stream.
@@ -55,8 +67,10 @@ pub struct Stream {
     pub priority: i32,
     /// `cuStreamGetId`
     pub id: u64,
+    /// The hardware connection that it shares with other streams of the context, if connections are limited.
+    pub(super) connection: Option<u32>,
     /// Operations that have not started.
-    queue: VecDeque<Item>,
+    pub(super) queue: VecDeque<Item>,
     /// Points that the next operation must wait for.
     pending: Vec<StreamPoint>,
     submitted: u64,
@@ -64,7 +78,7 @@ pub struct Stream {
     /// Entry of the last submitted operation in the simulated timeline.
     last: EntryId,
     /// Entry of the operation that is executing, if one is.
-    running: Option<EntryId>,
+    pub(super) running: Option<Running>,
     /// The program destroyed it; it is removed when its operations are done.
     destroyed: bool,
 }
@@ -72,8 +86,11 @@ pub struct Stream {
 /// All streams.
 #[derive(Debug, Default)]
 pub struct Streams {
-    table: HandleTable<StreamId, Stream>,
+    pub(super) table: HandleTable<StreamId, Stream>,
     made: u64,
+    /// Number of submissions so far.
+    submissions: u64,
+    pub(super) connections: ConnectionCounter,
     /// The simulated clock.
     pub time: Timeline,
     /// Entries that join the ends of removed streams: the default streams of their context must still wait for those in
@@ -82,19 +99,25 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// No streams, with this clock.
-    pub fn new(time: Timeline) -> Self {
-        Self { time, ..Self::default() }
+    /// No streams, with this clock. Streams of a context share this many hardware connections; `None`: each has its own.
+    pub fn new(time: Timeline, connections: Option<u32>) -> Self {
+        Self { time, connections: ConnectionCounter::new(connections), ..Self::default() }
     }
 
     /// Creates a stream.
     pub fn create(&mut self, context: ContextId, kind: StreamKind, priority: i32) -> StreamId {
+        let connection = self.connections.next(context);
+        self.insert(context, kind, priority, connection)
+    }
+
+    fn insert(&mut self, context: ContextId, kind: StreamKind, priority: i32, connection: Option<u32>) -> StreamId {
         self.made += 1;
         self.table.insert(Stream {
             context,
             kind,
             priority: priority.clamp(super::stream::HIGHEST_PRIORITY, 0),
             id: self.made,
+            connection,
             queue: VecDeque::new(),
             pending: Vec::new(),
             submitted: 0,
@@ -106,9 +129,9 @@ impl Streams {
     }
 
     /// Creates a hidden stream: programs cannot name it, no other stream waits for it implicitly, and it is removed when its
-    /// operations are done.
+    /// operations are done. It has a connection of its own.
     pub fn create_internal(&mut self, context: ContextId) -> StreamId {
-        let id = self.create(context, StreamKind::NonBlocking, 0);
+        let id = self.insert(context, StreamKind::NonBlocking, 0, None);
         if let Ok(stream) = self.table.get_mut(id) {
             stream.destroyed = true;
         }
@@ -158,8 +181,10 @@ impl Streams {
         let before = after.iter().map(|point| point.entry).chain(past.copied()).chain([own.last]).collect();
         let entry = self.time.submit(cost, thread, before);
         after.retain(|&point| point.stream != stream && !self.is_reached(point));
+        self.submissions += 1;
+        let order = self.submissions;
         let target = self.table.get_mut(stream)?;
-        target.queue.push_back(Item { work, after, entry });
+        target.queue.push_back(Item { work, after, entry, order });
         target.submitted += 1;
         target.last = entry;
         Ok(StreamPoint { stream, index: target.submitted, entry })
@@ -242,6 +267,7 @@ impl Streams {
         let ready = |stream: &Stream| {
             let first = stream.queue.front().filter(|item| stream.running.is_none() && wanted(&item.work));
             first.is_some_and(|item| item.after.iter().all(|&point| self.is_reached(point)))
+                && self.blocker(stream).is_none()
         };
         self.table.iter().filter(|(_, stream)| ready(stream)).map(|(id, _)| id).collect()
     }
@@ -265,16 +291,16 @@ impl Streams {
     pub fn begin(&mut self, stream: StreamId) -> Option<(ContextId, StreamOp)> {
         let stream = self.table.get_mut(stream).ok()?;
         let item = stream.queue.pop_front()?;
-        stream.running = Some(item.entry);
+        stream.running = Some(Running { entry: item.entry, order: item.order, awaits_value: item.work.awaits_value() });
         Some((stream.context, item.work))
     }
 
     /// Puts an operation back that cannot execute yet (a wait for a value).
     pub fn requeue(&mut self, stream: StreamId, work: StreamOp) {
         if let Ok(stream) = self.table.get_mut(stream)
-            && let Some(entry) = stream.running.take()
+            && let Some(Running { entry, order, .. }) = stream.running.take()
         {
-            stream.queue.push_front(Item { work, after: Vec::new(), entry });
+            stream.queue.push_front(Item { work, after: Vec::new(), entry, order });
         }
     }
 
@@ -287,7 +313,7 @@ impl Streams {
     pub fn finish(&mut self, stream: StreamId, moved: MovedBytes) {
         if let Ok(found) = self.table.get_mut(stream) {
             found.done += 1;
-            let entry = found.running.take();
+            let entry = found.running.take().map(|running| running.entry);
             self.time.executed(entry.unwrap_or_default(), moved);
         }
         self.sweep(stream);
@@ -311,10 +337,12 @@ impl Streams {
     /// destroyed.
     pub fn drop_context(&mut self, context: ContextId) -> Vec<StreamId> {
         self.past.remove(&context);
+        self.connections.forget(context);
         let gone = self.table.remove_where(|_, stream| stream.context == context);
         // They will not be executed, but later entries of the timeline wait for their durations.
         for (_, stream) in &gone {
-            for entry in stream.running.into_iter().chain(stream.queue.iter().map(|item| item.entry)) {
+            let running = stream.running.as_ref().map(|running| running.entry);
+            for entry in running.into_iter().chain(stream.queue.iter().map(|item| item.entry)) {
                 self.time.executed(entry, MovedBytes::default());
             }
         }

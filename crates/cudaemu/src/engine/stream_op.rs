@@ -117,10 +117,15 @@ pub struct HostCall {
 impl StreamOp {
     /// Whether the operation waits for a value in memory.
     pub fn awaits_value(&self) -> bool {
+        self.awaited_address().is_some()
+    }
+
+    /// Address of the first value in memory that the operation waits for.
+    pub fn awaited_address(&self) -> Option<u64> {
         match self {
-            Self::WaitValue(..) => true,
-            Self::Batch(ops) => ops.iter().any(Self::awaits_value),
-            _ => false,
+            Self::WaitValue(address, ..) => Some(*address),
+            Self::Batch(ops) => ops.iter().find_map(Self::awaited_address),
+            _ => None,
         }
     }
 }
