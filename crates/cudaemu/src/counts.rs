@@ -112,6 +112,10 @@ pub struct SimulatedTime {
 /// Counts of the driver's own work since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverCounts {
+    /// Calls that allocate or free device memory or pinned memory, and synchronise on a GPU.
+    pub alloc_syncs: u64,
+    /// Compilations of a module or library.
+    pub compilations: u64,
     /// Launches that hang now.
     pub hung_launches: u64,
     /// Devices whose primary context is retained now.
@@ -134,7 +138,8 @@ impl Totals {
         }
     }
 
-    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "hung_launches": …, "primary_contexts": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
+    /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "alloc_syncs": …, "compilations": …,
+    /// "hung_launches": …, "primary_contexts": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
     /// `simulated_us` is the makespan.
     pub fn json(
         &self,
@@ -153,9 +158,11 @@ impl Totals {
         let busy: Vec<String> = simulated.busy.iter().map(|&busy| micros(busy).to_string()).collect();
         let _ = write!(
             text,
-            "\n}}, \"calls\": {{{}}}, \"hung_launches\": {}, \"primary_contexts\": {}, \
+            "\n}}, \"calls\": {{{}}}, \"alloc_syncs\": {}, \"compilations\": {}, \"hung_launches\": {}, \"primary_contexts\": {}, \
              \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
             calls.join(", "),
+            driver.alloc_syncs,
+            driver.compilations,
             driver.hung_launches,
             driver.primary_contexts,
             simulated.host_waits,

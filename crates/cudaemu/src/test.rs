@@ -116,6 +116,18 @@ impl Emulator {
         count.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
     }
 
+    /// Number of calls since the start that allocate or free device memory, or pinned memory, in a way that synchronises on a
+    /// GPU: `cuMemAlloc`, `cuMemFree`, `cuMemHostAlloc`, `cuMemFreeHost`, `cuMemHostRegister`, and similar calls, but not
+    /// `cuMemAllocAsync` and `cuMemFreeAsync`.
+    pub fn alloc_syncs(&self) -> u64 {
+        self.driver_count("alloc_syncs")
+    }
+
+    /// Number of compilations since the start: loads of modules and libraries.
+    pub fn compilations(&self) -> u64 {
+        self.driver_count("compilations")
+    }
+
     /// Number of launches that hang now (`CUDAEMU_HANG_AT`).
     pub fn hung_launches(&self) -> u64 {
         self.driver_count("hung_launches")

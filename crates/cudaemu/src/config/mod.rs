@@ -48,6 +48,11 @@ pub struct SimulatedRates {
     pub device_gbps: Option<f64>,
     /// Kernels that a device runs concurrently; 0 counts as 1.
     pub kernels_at_once: u32,
+    /// Microseconds that a synchronising allocation or free holds the driver's lock, after it has waited for the context's
+    /// operations; `None`: allocations wait for nothing, and take no time.
+    pub alloc_sync_us: Option<f64>,
+    /// Milliseconds that the compilation of a module takes the calling thread.
+    pub compile_ms: Option<f64>,
 }
 
 /// The parsed settings, before defaults are filled in.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Driver, DriverState};
+use super::{Driver, DriverState, StateGuard};
 use crate::console;
 use crate::engine::{KernelLaunch, OpOutcome, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
@@ -22,6 +22,10 @@ pub struct HardwareState {
     deadlocked_since: Option<Instant>,
     /// Whether every fault makes its device unusable.
     poison: bool,
+    /// Number of calls that allocate or free memory synchronously on a GPU.
+    pub alloc_syncs: u64,
+    /// Number of compilations of a module or library.
+    pub compilations: u64,
 }
 
 /// A launch that has started and never ends.
@@ -142,9 +146,36 @@ impl Driver {
         ));
         self.changed.notify_all();
     }
+
+    /// Waits for the context's operations before a synchronising allocation, if `CUDAEMU_ALLOC_SYNC_US` is set.
+    pub(super) fn synchronize_allocation<'a>(
+        &'a self,
+        mut state: StateGuard<'a>,
+        context: ContextId,
+    ) -> Result<StateGuard<'a>> {
+        if state.streams.time.allocations_synchronise() {
+            let result;
+            (state, result) = self.synchronize_context(state, context);
+            result?;
+        }
+        state.note_synchronous_allocation();
+        Ok(state)
+    }
 }
 
 impl DriverState {
+    /// Counts a synchronising allocation or free, which holds the driver's lock for its simulated duration.
+    pub(super) fn note_synchronous_allocation(&mut self) {
+        self.hardware.alloc_syncs += 1;
+        self.streams.host_allocated();
+    }
+
+    /// Counts a compilation, which takes the calling thread its simulated duration.
+    pub(super) fn note_compilation(&mut self) {
+        self.hardware.compilations += 1;
+        self.streams.host_compiled();
+    }
+
     /// Handles an operation's error: its context fails, and its device too if so configured or if the fault was injected.
     pub(super) fn fail(&mut self, context: ContextId, error: Error, poisons: bool) {
         let Ok(owner) = self.contexts.get_mut(context) else { return };

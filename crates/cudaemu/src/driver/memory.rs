@@ -125,6 +125,7 @@ impl Driver {
         if bytes == 0 {
             return Err(Error::InvalidValue);
         }
+        let state = self.synchronize_allocation(state, context)?;
         let device = device as u32;
         let make = || match kind {
             MemoryKind::Device => self.space().alloc(device, bytes, origin),
@@ -166,6 +167,7 @@ impl Driver {
         if let Some(last) = state.graphs.free_from_host(address) {
             let context = state.current()?;
             let (mut state, result) = self.synchronize_context(state, context);
+            state.note_synchronous_allocation();
             if last {
                 state.memory.remove(address);
                 self.space().free(address).map_err(|error| memory_error(&error))?;
@@ -184,6 +186,9 @@ impl Driver {
             }
             _ => self.synchronize_context(state, context).0,
         };
+        if !matches!(how, AllocationOrigin::Pool(_)) {
+            state.note_synchronous_allocation();
+        }
         // Another thread may have freed the memory while the lock was released.
         if state.memory.get(address).is_none_or(|owner| owner.free_pending) {
             return Err(wrong);
@@ -219,11 +224,12 @@ impl Driver {
         flags: u32,
         make: impl FnOnce(u32) -> std::result::Result<Arc<Allocation>, mem::Error>,
     ) -> Result<()> {
-        let mut state = self.lock();
+        let state = self.lock();
         let (context, device) = state.current_device()?;
         if bytes == 0 || flags & !REGISTER_FLAGS != 0 {
             return Err(Error::InvalidValue);
         }
+        let mut state = self.synchronize_allocation(state, context)?;
         let allocation = make(device as u32).map_err(|error| match error {
             // The range overlaps memory that is already registered.
             mem::Error::Invalid(_) => Error::HostMemoryAlreadyRegistered,

@@ -375,6 +375,8 @@ impl Driver {
     /// The counts so far as JSON.
     pub fn counts_json(&self, state: &DriverState) -> String {
         let driver = counts::DriverCounts {
+            alloc_syncs: state.hardware.alloc_syncs,
+            compilations: state.hardware.compilations,
             hung_launches: state.hardware.hung_launches() as u64,
             primary_contexts: state.devices.iter().filter(|device| device.primary.is_some()).count() as u64,
         };

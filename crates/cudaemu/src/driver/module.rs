@@ -127,6 +127,7 @@ impl Driver {
         let code = self.translate(image, Some(self.config.devices[device].spec.sm()))?;
         let mut state = self.lock();
         state.check_alive(context)?;
+        state.note_compilation();
         Ok(state.place(self, context, code, None)?)
     }
 
@@ -134,6 +135,7 @@ impl Driver {
     pub fn load_library(&self, image: &ModuleImage) -> std::result::Result<LibraryId, LoadError> {
         let code = self.translate(image, None)?;
         let mut state = self.lock();
+        state.note_compilation();
         let id = state.libraries.reserve();
         let mut kernels = Vec::new();
         for function in code.functions.iter().filter(|function| function.entry) {

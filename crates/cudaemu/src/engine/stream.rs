@@ -195,6 +195,16 @@ impl Streams {
         self.time.launch(thread::current().id());
     }
 
+    /// Advances the calling thread's clock by the duration of a module's compilation.
+    pub fn host_compiled(&mut self) {
+        self.time.compile(thread::current().id());
+    }
+
+    /// The calling thread holds the driver's lock for the duration of a synchronising allocation.
+    pub fn host_allocated(&mut self) {
+        self.time.hold_driver_lock(thread::current().id());
+    }
+
     /// Whether points that are reached are reached by the calling thread's simulated clock too.
     pub fn host_queried(&mut self, points: &[StreamPoint]) -> bool {
         self.time.poll(thread::current().id(), &entries(points))

@@ -7,8 +7,8 @@
 //! - the ends of its dependencies (events, predecessors in a graph).
 //!
 //! Resources are: a device's multiprocessors (kernels, and copies and fills within the device; several slots if so configured),
-//! one copy engine from the host and one to the host per device, and one link per direction between two devices. Everything
-//! else (events, host functions, allocations, awaited values) takes no time.
+//! one copy engine from the host and one to the host per device, one link per direction between two devices, and the driver's
+//! lock, if `CUDAEMU_ALLOC_SYNC_US` is set. Everything else (events, host functions, allocations, awaited values) takes no time.
 //!
 //! # Order
 //!
@@ -22,7 +22,9 @@
 //! # Host threads
 //!
 //! Each host thread has its own clock, which starts at 0. Launching a kernel or a graph keeps the thread busy for
-//! `CUDAEMU_LAUNCH_US`; waiting for a point advances the thread's clock to at least that point's time. A query whether a point
+//! `CUDAEMU_LAUNCH_US`, loading a module for `CUDAEMU_COMPILE_MS`. A synchronising allocation waits for its context's operations
+//! and then holds the driver's lock for `CUDAEMU_ALLOC_SYNC_US`; a thread that submits an operation meanwhile waits for the lock.
+//! The order of submission decides: an operation that was submitted before an allocation is not delayed by it. Waiting for a point advances the thread's clock to at least that point's time. A query whether a point
 //! is reached compares with the thread's clock and advances it: by 1 µs, and by twice as much at each further query that
 //! follows directly, but never beyond the point. Synchronisation between threads by other means than streams and events does
 //! not advance clocks; [`Timeline::restart`] advances all of them.
@@ -112,7 +114,8 @@ impl Timeline {
     pub fn is_enabled(&self) -> bool {
         let SimulatedRates { kernel_us, kernel_gbps, launch_us, copy_us, host_gbps, peer_gbps, device_gbps, .. } =
             self.rates;
-        [kernel_us, kernel_gbps, launch_us, copy_us, host_gbps, peer_gbps, device_gbps].iter().any(Option::is_some)
+        let rates = [kernel_us, kernel_gbps, launch_us, copy_us, host_gbps, peer_gbps, device_gbps];
+        rates.into_iter().chain([self.rates.alloc_sync_us, self.rates.compile_ms]).any(|rate| rate.is_some())
     }
 
     /// The time at which an entry ends; `None` if it is not known yet.
@@ -134,6 +137,7 @@ impl Timeline {
         if !self.is_enabled() {
             return EntryId::default();
         }
+        self.wait_driver_lock(thread);
         after.push(self.clock(thread));
         let (resource, duration) = self.needs(cost);
         self.append(after, resource, duration)
@@ -149,10 +153,41 @@ impl Timeline {
 
     /// Advances a thread's clock by the duration of a launch.
     pub fn launch(&mut self, thread: ThreadId) {
+        self.wait_driver_lock(thread);
         if self.rates.launch_us.is_some() {
-            let entry = self.append(vec![self.clock(thread)], None, Some(micros(self.rates.launch_us)));
-            self.threads.insert(thread, entry);
+            self.occupy_thread(thread, None, micros(self.rates.launch_us));
         }
+    }
+
+    /// Advances a thread's clock by the duration of a module's compilation. Threads compile concurrently.
+    pub fn compile(&mut self, thread: ThreadId) {
+        if self.rates.compile_ms.is_some() {
+            self.occupy_thread(thread, None, micros(self.rates.compile_ms.map(|millis| millis * 1e3)));
+        }
+    }
+
+    /// Whether allocations synchronise.
+    pub fn allocations_synchronise(&self) -> bool {
+        self.rates.alloc_sync_us.is_some()
+    }
+
+    /// A thread holds the driver's lock for the duration of a synchronising allocation.
+    pub fn hold_driver_lock(&mut self, thread: ThreadId) {
+        if self.allocations_synchronise() {
+            self.occupy_thread(thread, Some(Resource::DriverLock), micros(self.rates.alloc_sync_us));
+        }
+    }
+
+    /// Advances a thread's clock to the time at which no other thread holds the driver's lock.
+    fn wait_driver_lock(&mut self, thread: ThreadId) {
+        if self.allocations_synchronise() {
+            self.occupy_thread(thread, Some(Resource::DriverLock), 0);
+        }
+    }
+
+    fn occupy_thread(&mut self, thread: ThreadId, resource: Option<Resource>, duration: Picos) {
+        let entry = self.append(vec![self.clock(thread)], resource, Some(duration));
+        self.threads.insert(thread, entry);
     }
 
     /// Advances a thread's clock to at least the ends of these entries, because it waited for them.

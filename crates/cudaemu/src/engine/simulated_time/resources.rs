@@ -15,6 +15,8 @@ pub(super) enum Resource {
     ToHost(u32),
     /// The link from the first device to the second.
     Link(u32, u32),
+    /// The driver's lock. Work without a duration waits until the lock is free.
+    DriverLock,
 }
 
 /// Maximum gaps remembered per slot; older ones count as busy.
@@ -43,6 +45,7 @@ impl Resources {
     pub(super) fn end_of(&mut self, resource: Option<Resource>, duration: Picos, ready: Picos) -> Picos {
         match resource {
             Some(resource) if duration > 0 => self.occupy(resource, duration, ready),
+            Some(Resource::DriverLock) => self.free_from(Resource::DriverLock, ready),
             _ => ready + duration,
         }
     }
@@ -59,6 +62,11 @@ impl Resources {
         let Some((which, start)) = starts.enumerate().min_by_key(|&(_, start)| start) else { return ready };
         slots[which].take(start, start + duration);
         start + duration
+    }
+
+    /// The first time from `ready` on at which a resource with one slot is free.
+    fn free_from(&self, resource: Resource, ready: Picos) -> Picos {
+        self.busy.get(&resource).and_then(|slots| slots.first()).map_or(ready, |slot| slot.free_from(ready))
     }
 
     /// The time from which on all resources are idle.
@@ -91,6 +99,12 @@ impl BusyIntervals {
             start = start.max(to);
         }
         start
+    }
+
+    /// The first free time from `ready` on. At the start of a busy interval it is not free: the work that came first has it.
+    fn free_from(&self, ready: Picos) -> Picos {
+        let first = self.0.partition_point(|&(_, end)| end <= ready);
+        self.0.get(first).filter(|&&(from, _)| from <= ready).map_or(ready, |&(_, to)| to)
     }
 
     /// Marks an interval as busy; it must be a gap.
@@ -136,6 +150,16 @@ mod tests {
         assert_eq!((resources.idle_from(), resources.compute(0), resources.compute(1)), (45, 45, 0));
         resources.clear();
         assert_eq!((resources.idle_from(), resources.compute(0)), (0, 0));
+    }
+
+    #[test]
+    fn a_thread_waits_for_the_lock_while_another_holds_it() {
+        let mut resources = Resources::new(1);
+        assert_eq!(resources.end_of(Some(Resource::DriverLock), 0, 7), 7);
+        assert_eq!(resources.end_of(Some(Resource::DriverLock), 10, 20), 30);
+        for (ready, end) in [(0, 0), (19, 19), (20, 30), (21, 30), (30, 30), (31, 31)] {
+            assert_eq!(resources.end_of(Some(Resource::DriverLock), 0, ready), end, "{ready}");
+        }
     }
 
     #[test]

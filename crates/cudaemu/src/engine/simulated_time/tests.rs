@@ -13,6 +13,8 @@ const RATES: SimulatedRates = SimulatedRates {
     peer_gbps: Some(50.0),
     device_gbps: Some(1000.0),
     kernels_at_once: 1,
+    alloc_sync_us: None,
+    compile_ms: None,
 };
 
 /// Kernels take 10 µs, and 1 µs per 100,000 bytes.

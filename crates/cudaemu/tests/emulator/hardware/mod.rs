@@ -1,6 +1,8 @@
-//! What a real GPU does that an ideal one does not: unusable devices, launches that never end, shared connections. Each is off by default.
+//! What a real GPU does that an ideal one does not: unusable devices, launches that never end, shared connections, allocations
+//! that synchronise, compilation times. Each is off by default.
 #![allow(unsafe_code, reason = "the driver's C functions are unsafe")]
 
+mod allocations;
 mod connections;
 mod faults;
 mod hangs;
