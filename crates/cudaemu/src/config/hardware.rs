@@ -16,11 +16,27 @@ pub struct HardwareModel {
     pub connections: Option<u32>,
     /// Milliseconds of real time without progress after which a deadlock of a connection is reported.
     pub deadlock_ms: u64,
+    /// Pairs of devices between which copies with peer access write wrong bytes, in both directions.
+    pub corrupt: Vec<(usize, usize)>,
 }
 
 impl Default for HardwareModel {
     fn default() -> Self {
-        Self { poison: false, faults: Vec::new(), hangs: Vec::new(), connections: None, deadlock_ms: 1000 }
+        Self {
+            poison: false,
+            faults: Vec::new(),
+            hangs: Vec::new(),
+            connections: None,
+            deadlock_ms: 1000,
+            corrupt: Vec::new(),
+        }
+    }
+}
+
+impl HardwareModel {
+    /// Whether copies between these devices write wrong bytes.
+    pub fn corrupts(&self, a: usize, b: usize) -> bool {
+        self.corrupt.iter().any(|&pair| pair == (a, b) || pair == (b, a))
     }
 }
 

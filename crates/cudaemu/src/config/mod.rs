@@ -334,6 +334,8 @@ mod tests {
             [(at(0, 3), Error::IllegalAddress), (at(1, 7), Error::EccUncorrectable), (at(0, 2), Error::Unknown)];
         assert_eq!(faults, expected);
         assert_eq!(config.hardware.hangs, [at(2, 4)]);
+        let config = read("CUDAEMU_PEER_CORRUPT=0-1").unwrap();
+        assert!(config.hardware.corrupts(1, 0) && config.hardware.corrupts(0, 1) && !config.hardware.corrupts(0, 2));
     }
 
     #[test]
@@ -353,6 +355,7 @@ mod tests {
             ("CUDAEMU_FAULT_AT=3:fire", "none of the choices"),
             ("CUDAEMU_HANG_AT=3@64", "not within 0 to 63"),
             ("CUDAEMU_CONNECTIONS=0", "not within 1 to 128"),
+            ("CUDAEMU_PEER_CORRUPT=1", "is no pair"),
             ("CUDAEMU_POISON=yes", "none of the choices"),
         ] {
             let error = read(text).unwrap_err();

@@ -1,7 +1,8 @@
 //! The list of settings: names, help texts, parsers.
 
 use super::parse_values::{
-    bytes, choice, driver_version, fault_at, launch_number, list, number, pci, peers, positive_float, store_parsed,
+    bytes, choice, driver_version, fault_at, launch_number, list, number, pairs, pci, peers, positive_float,
+    store_parsed,
 };
 use super::spec::Spec;
 use super::{CountsOutput, Raw};
@@ -180,6 +181,14 @@ pub const SETTINGS: &[Setting] = &[
         help: "real milliseconds without progress after which a deadlock of streams that share a connection is reported (1000)",
         read: |raw, text| {
             raw.hardware.deadlock_ms = number(text, 1, 3_600_000)?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "CUDAEMU_PEER_CORRUPT",
+        help: "pairs of devices between which copies with peer access write wrong bytes, such as 0-1,2-3 (none)",
+        read: |raw, text| {
+            raw.hardware.corrupt = pairs(text)?;
             Ok(())
         },
     },

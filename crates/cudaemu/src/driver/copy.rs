@@ -127,6 +127,7 @@ impl Driver {
             width: extent.width,
             height: extent.height,
             depth: extent.depth,
+            corrupt: false,
         }));
         match wait {
             true => self.submit_and_wait(state, stream, work),

@@ -58,6 +58,14 @@ impl Driver {
     pub(super) fn apply_hardware_model(&self, state: &mut DriverState, work: StreamOp) -> StreamOp {
         match work {
             StreamOp::Launch(launch) => self.apply_to_launch(state, launch),
+            StreamOp::Memcpy(mut copy) if !self.config.hardware.corrupt.is_empty() => {
+                let devices = copy.addresses().and_then(|(from, to)| self.device_of(from).zip(self.device_of(to)));
+                copy.corrupt = devices.is_some_and(|(from, to)| {
+                    self.config.hardware.corrupts(self.config_index(from), self.config_index(to))
+                        && (state.has_peer_access(from, to) || state.has_peer_access(to, from))
+                });
+                StreamOp::Memcpy(copy)
+            }
             work => work,
         }
     }
@@ -223,5 +231,11 @@ impl DriverState {
                 OpOutcome { error: Some(Error::LaunchTimeout), reports, ..OpOutcome::default() },
             );
         }
+    }
+
+    /// Whether a context of the first device has access to memory of the second.
+    fn has_peer_access(&self, from: usize, to: usize) -> bool {
+        let own = self.contexts.iter().filter(|(_, context)| context.device == from);
+        from != to && own.filter_map(|(id, _)| self.accessible_devices(id).ok()).any(|devices| devices >> to & 1 != 0)
     }
 }

@@ -198,7 +198,11 @@ impl Memcpy {
         let width = self.width as usize;
         match (&self.from, &self.to) {
             (CopyEndpoint::Known { .. }, CopyEndpoint::Known { .. }) => {
-                view.copy(self.to.address(slice, row), self.from.address(slice, row), self.width)
+                view.copy(self.to.address(slice, row), self.from.address(slice, row), self.width)?;
+                match self.corrupt {
+                    true => corrupt(view, self.to.address(slice, row), self.width),
+                    false => Ok(()),
+                }
             }
             (CopyEndpoint::Known { .. }, CopyEndpoint::Host { memory, .. }) => {
                 let mut bytes = vec![0; width];
@@ -237,6 +241,18 @@ impl Memcpy {
             CopyEndpoint::Staged(_) => Err(FaultKind::Internal("a copy into staged bytes".into())),
         }
     }
+}
+
+/// Distance in bytes between the wrong bytes of a corrupted copy.
+const CORRUPT_DISTANCE: usize = 4096;
+
+/// Inverts the first byte of each [`CORRUPT_DISTANCE`] bytes, so that also the shortest copy is wrong.
+fn corrupt(view: &MemorySnapshot, address: u64, width: u64) -> Result<(), FaultKind> {
+    (0..width).step_by(CORRUPT_DISTANCE).try_for_each(|offset| {
+        let mut byte = [0];
+        view.read(address + offset, &mut byte)?;
+        view.write(address + offset, &[!byte[0]])
+    })
 }
 
 impl CopyEndpoint {

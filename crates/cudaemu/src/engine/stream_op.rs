@@ -59,6 +59,8 @@ pub struct Memcpy {
     pub height: u64,
     /// Number of slices.
     pub depth: u64,
+    /// Whether the copy writes wrong bytes, as copies over a broken link do.
+    pub corrupt: bool,
 }
 
 /// One side of a copy. Rows are `pitch` bytes apart, slices `slice` bytes.
@@ -131,6 +133,14 @@ impl StreamOp {
 }
 
 impl Memcpy {
+    /// Addresses of the first bytes of source and destination, if both are in the address space.
+    pub fn addresses(&self) -> Option<(u64, u64)> {
+        match (&self.from, &self.to) {
+            (CopyEndpoint::Known { address: from, .. }, CopyEndpoint::Known { address: to, .. }) => Some((*from, *to)),
+            _ => None,
+        }
+    }
+
     /// Bytes that the copy moves.
     pub fn bytes(&self) -> u64 {
         self.width * self.height * self.depth

@@ -36,7 +36,7 @@ impl Driver {
         let to = self.resolve_endpoint(to, to_pitch, span(to_pitch)?)?;
         let from = self.resolve_endpoint(from, from_pitch, span(from_pitch)?)?;
         let Extent { width, height, depth } = extent;
-        let copy = Memcpy { from, to, width, height, depth };
+        let copy = Memcpy { from, to, width, height, depth, corrupt: false };
         Ok(GraphNode::Memcpy(Box::new(CopyNode { request, copy, context })))
     }
 
