@@ -222,7 +222,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = Config::default().max_large_buffers as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_large_buffers: u32,
 
-    /// Maximum number of threads for transfers between servers, of which one key or address may have a quarter.
+    /// Maximum number of threads for transfers and tensor groups between servers, of which one key or address may have a quarter.
     #[arg(long, value_name = "N", default_value_t = Config::default().max_transfer_threads as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_transfer_threads: u32,
 
@@ -242,12 +242,14 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     handshake_timeout: Duration,
 
-    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive.
+    /// Maximum seconds within which 256 KiB of a message, or its end, must arrive. Also the time in which all queues of a tensor
+    /// group must join, and a server of it must reply to a heartbeat.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     stall_timeout: Duration,
 
     /// Maximum seconds between two requests of a client, also while its queues have work; the heartbeat of fanout's clients
-    /// counts as requests [default: no limit].
+    /// counts as requests. Above 10 with tensor groups of servers, whose connections send a heartbeat every 10 s [default: no
+    /// limit].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     idle_timeout: Option<Duration>,
 
@@ -257,13 +259,14 @@ struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     max_run: Option<Duration>,
 
-    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor
-    /// groups, and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not 50052, or :*
-    /// for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must name the server
-    /// as here, or by its IP address. =KEY behind it: copies and tensor groups go over TLS; the other server must prove this
-    /// public key, and have that of --key in its --allow-keys. =cert: the same with a certificate of this server's CA. Without either, copies need an address of the other server without TLS.
-    /// =plain-collectives: only collectives, which are never encrypted; a server with keys refuses them without this, except
-    /// on loopback [default: none].
+    /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor groups,
+    /// and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not
+    /// 50052, or :* for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must
+    /// name the server as here, or by its IP address. =KEY behind it: copies and tensor groups go over TLS; the other server
+    /// must prove this public key, and have that of --key in its --allow-keys. =cert: the same with a certificate of this
+    /// server's CA. Without either, copies need an address of the other server without TLS. =plain-collectives: only
+    /// collectives, which are never encrypted; a server with keys refuses them without this, except on loopback [default:
+    /// none].
     #[arg(long = "peer", value_name = "ADDRESS[=KEY]", value_delimiter = ',')]
     peers: Vec<Peer>,
 

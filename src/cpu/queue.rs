@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// written in place; a smaller one is copied into its command.
 pub(super) const MAX_INLINE_BYTES: usize = TRANSFER_CHUNK_BYTES as usize;
 
-/// Limit of the groups of which a queue is a rank.
+/// Limit of the group numbers that a queue has joined, including those of groups that have failed.
 const MAX_JOINED_GROUPS: usize = 64;
 
 /// A command queue of the CPU device.
@@ -308,7 +308,7 @@ impl Collectives for CpuQueue {
             return Err(DeviceError::Misuse("a queue of a device of this process cannot join a group of servers"));
         };
         if self.joined.len() >= MAX_JOINED_GROUPS && !self.joined.contains(&group) {
-            return Err(DeviceError::Misuse("a queue is a rank of at most 64 groups"));
+            return Err(DeviceError::Misuse("a queue joins at most 64 group numbers"));
         }
         member.set_device(&self.device.info().name);
         self.submit(CpuCommand::Join { group, member })?;

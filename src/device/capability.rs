@@ -173,7 +173,7 @@ pub trait Collectives {
     /// A program with a collective node whose number the queue has not joined is [`DeviceError::Misuse`].
     ///
     /// # Errors
-    /// The queue's sticky failure; [`DeviceError::Misuse`] for a [`Membership`] of another kind of device, or if the queue is a
-    /// rank of 64 groups. The member then leaves its group.
+    /// The queue's sticky failure; [`DeviceError::Misuse`] for a [`Membership`] of another kind of device, or if the queue has
+    /// joined 64 other numbers. The member then leaves its group.
     fn join(&mut self, group: u32, member: Membership) -> Result<(), DeviceError>;
 }

@@ -148,9 +148,9 @@ pub enum GraphError {
 /// The ops that the graphs of a peer may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpSet {
-    /// Those of ggml's protocol.
+    /// The ops of ggml's protocol.
     Protocol,
-    /// Also fanout's own: those of its extension.
+    /// The ops of ggml's protocol and fanout's own: the ops of its extension.
     Extension,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
 //! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
-//! how programs are cut by time, `turns` how sessions take turns; `pipeline` and `sched` test several devices. Open `fixture`
-//! first.
+//! how programs are cut by time, `turns` how sessions take turns; `pipeline`, `sched` and `tensor_group` test several devices.
+//! Open `fixture` first.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod abort;

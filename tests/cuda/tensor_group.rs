@@ -25,7 +25,7 @@ const DECODE: Shape = Shape {
 const SETTINGS: &str = "CUDAEMU_DEVICES=2\nCUDAEMU_KERNEL_US=2\nCUDAEMU_KERNEL_GBPS=16\nCUDAEMU_COPY_US=4\n\
                         CUDAEMU_PEER_GBPS=50\nCUDAEMU_HOST_GBPS=25\nCUDAEMU_DEVICE_GBPS=16";
 
-/// Driver calls in which the calling thread waits for a device.
+/// Driver calls in which the calling thread waits for a device. The emulator reports unknown names as 0 calls.
 const WAITS: [&str; 5] =
     ["cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"];
 

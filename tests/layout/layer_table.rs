@@ -197,6 +197,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::wire",
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
+            "rpc::server::log_limits",
             "rpc::server::peers",
             "rpc::server::peers::peer_allowlist",
         ],

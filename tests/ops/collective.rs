@@ -1,5 +1,5 @@
-//! ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER: in a group of one rank they are the identity, on every device that runs them; the shape rules, and
-//! the devices that refuse them. Groups of several ranks: `src/cpu/program/tests/collectives.rs`.
+//! ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER: in a group of one rank they are the identity, on every device that runs them; the
+//! shape rules, and the devices that refuse them. Groups of several ranks: `src/cpu/program/tests/collectives.rs`.
 
 use crate::devices::devices;
 use fanout::device::{DeviceError, Membership, MemoryBudget, Support, UploadSource};

@@ -2,7 +2,7 @@
 //!
 //! `support` starts servers and sends requests of protocol 7.0; `extended_support` adds the extended protocol. `commands`,
 //! `graphs`, `sessions`, `limits`, `tensor_cache` and `hostile` test the server through protocol 7.0, and `extended*`,
-//! `load_*`, `peer_transfer` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
+//! `load_*`, `peer_transfer`, `server_groups` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
 //! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
 //! `client*` and `old_servers` test the client.
 //! `server_program*`, `connect_program` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.

@@ -318,7 +318,7 @@ fn late_ranks_fail_their_group() {
     assert!(text.contains("rank 1") && text.contains("a part of a collective"), "{text}");
 }
 
-/// The memory of groups that fail one after another is bounded, whoever still holds their ranks.
+/// The memory of groups that fail one after another is bounded, also while queues still hold ranks of them.
 #[test]
 fn a_session_has_a_limited_number_of_groups() {
     let server = TestServer::with_devices(2, config_with_peers(&["127.0.0.0/8:*"]));

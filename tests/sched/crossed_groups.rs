@@ -17,7 +17,7 @@ fn groups(order: [usize; 2]) -> Vec<TensorGroup> {
 }
 
 /// The gate starts the programs of both clients in random orders. The devices have one thread each, so a program that kept its
-/// device while it waits would wait for ever.
+/// device while it waits would wait for ever. A seed makes the choices of the gate, not the times at which programs end.
 #[test]
 fn crossed_groups_finish_in_any_order() {
     let model = model(TINY, &[0, 0]);

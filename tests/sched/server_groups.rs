@@ -60,7 +60,8 @@ fn other_groups_copy_and_add() {
     }
 }
 
-/// Per run and rank, the client sends the inputs and one RUN_GRAPH, and requests no transfers.
+/// Per run, the client sends each of two ranks less than 800 bytes: the inputs and one RUN_GRAPH. With copied collectives it sends
+/// at least 200 bytes more, since every copy and every program between two copies is a request.
 #[test]
 fn a_run_is_one_message_per_rank() {
     let model = model(SMALL, &[0, 0]);
@@ -68,17 +69,18 @@ fn a_run_is_one_message_per_rank() {
     let (_endpoints, remote) = connect(&servers);
     let sent_per_run = |copied| {
         let mut loaded = LoadedModel::new(&model, remote.clone(), vec![group(0..2, &[1.0, 1.0])], 0, copied);
-        let sent = || remote[0].link_stats().unwrap().sent;
+        let sent = || remote.iter().map(|device| device.link_stats().unwrap().sent).sum::<u64>();
         (0..3).for_each(|_| drop(loaded.run().unwrap()));
         let before = sent();
         (0..5).for_each(|_| drop(loaded.run().unwrap()));
         (sent() - before) / 5
     };
     let [joined, copied] = [false, true].map(sent_per_run);
-    assert!(joined < 800 && copied > joined + 200, "{joined} and {copied} bytes");
+    assert!(joined < 1600 && copied > joined + 400, "{joined} and {copied} bytes");
 }
 
-/// Every rank of the group gets an error that names the lost server, and the servers that are left serve a new group.
+/// The run fails with an error that names the lost server, and the servers that are left serve a new group. (What each rank's queue
+/// is told: `tests/rpc/server_groups.rs`.)
 #[test]
 fn a_lost_server_fails_the_group() {
     let model = model(SMALL, &[0, 0]);

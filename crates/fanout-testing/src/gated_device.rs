@@ -2,7 +2,8 @@
 //!
 //! Each queue stores its commands until the host waits for a point or a download. The gate then runs one command at a time,
 //! until the awaited work is done. It chooses a queue whose first command does not wait, or waits for a point that is reached.
-//! Every order that the waits allow is possible, and a seed reproduces it.
+//! Every order that the waits allow is possible. A seed reproduces it, unless programs have collective nodes: these run on
+//! threads, so the times at which they end, and the commands that are ready then, also depend on the machine.
 //!
 //! The gate also detects errors in orders that did not occur. It records the bytes that each command reads and writes, and the
 //! commands that are ordered before it: by its queue, by waits, and by the host's waiting. Two unordered accesses to the same
@@ -36,6 +37,10 @@ use std::time::{Duration, Instant};
 
 /// Memory of each device, in bytes.
 const MEMORY: u64 = 1 << 30;
+
+/// Average numbers of commands between two draws of ranks: rare draws delay single queues for long, frequent ones interleave all
+/// queues.
+const RANK_PERIODS: [u32; 3] = [1, 4, 32];
 
 /// Longest time that a command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -107,8 +112,7 @@ impl Gate {
 
     fn seeded(seed: u64, threads: bool) -> Arc<Gate> {
         let mut rng = fastrand::Rng::with_seed(seed);
-        // Rare draws delay single queues for long; frequent draws interleave all queues.
-        let rank_period = [1, 4, 32][rng.usize(0..3)];
+        let rank_period = RANK_PERIODS[rng.usize(0..RANK_PERIODS.len())];
         let state = GateState {
             rng,
             waits_for_threads: threads,
@@ -143,9 +147,13 @@ impl Gate {
         self.lock().order.clone()
     }
 
-    /// Continues with another seed.
+    /// Draws the choices of the gate, and the ranks of all queues, from another seed.
     pub fn reseed(&self, seed: u64) {
-        self.lock().rng = fastrand::Rng::with_seed(seed);
+        let mut state = self.lock();
+        state.rng = fastrand::Rng::with_seed(seed);
+        state.rank_period = RANK_PERIODS[state.rng.usize(0..RANK_PERIODS.len())];
+        let GateState { rng, queues, .. } = &mut *state;
+        queues.iter_mut().for_each(|queue| queue.rank = rng.u32(..));
     }
 
     fn lock(&self) -> MutexGuard<'_, GateState> {

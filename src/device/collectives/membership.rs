@@ -16,8 +16,9 @@ pub enum Membership {
 
 impl Membership {
     /// Whether the queues of these devices can be the ranks of a group: all devices belong to this process, or all belong to
-    /// servers of which each can send to each other one. Whether a device runs collective nodes is asked with
-    /// [`Device::support`].
+    /// servers, each of which can send to every other one. Not checked: in a group of three or more ranks, two connections to one
+    /// server make [`Collectives::join`](crate::device::Collectives::join) fail. [`Device::support`] says whether a device runs
+    /// collective nodes.
     pub fn can_form_group(devices: &[&dyn Device]) -> bool {
         let is_remote = |device: &&dyn Device| device.link_stats().is_some();
         let reach = |a: &&dyn Device| devices.iter().all(|b| a.copies_from(b.info()));
@@ -37,7 +38,9 @@ impl Membership {
         budget: &Arc<MemoryBudget>,
     ) -> Result<Vec<Membership>, DeviceError> {
         if !Membership::can_form_group(devices) {
-            return Err(DeviceError::Misuse("a group has devices of this process and of servers, or of servers apart"));
+            return Err(DeviceError::Misuse(
+                "the devices of a group are neither all of this process nor all of servers that can connect to each other",
+            ));
         }
         if devices.first().is_some_and(|device| device.link_stats().is_some()) {
             let domains = devices.iter().map(|device| device.info().domain.clone()).collect();

@@ -12,6 +12,7 @@
 //! server: the part of round k + 1 may arrive while round k is still incomplete here. So up to two rounds are incomplete at a
 //! time. A rank that sends a part before all ranks of this server have published the round before violates the protocol.
 //!
+//! # The timeline
 //! The last rank to publish advances the group's timeline only if a rank waits for a point, because that takes a system call.
 
 mod exchange;

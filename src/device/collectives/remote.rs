@@ -88,9 +88,8 @@ impl GroupHandle {
 
 impl GroupMember {
     /// Publishes a part of round `round` that has arrived from the process of this rank; `fill` reads the `range` of its bytes that
-    /// the ranks of this process need. A part that
-    /// violates the order of rounds, does not fit those of the other ranks, or is larger than the exchange memory, fails the group
-    /// with an error that names this rank.
+    /// the ranks of this process need. A part that violates the order of rounds, does not fit those of the other ranks, or is
+    /// larger than the exchange memory, fails the group with an error that names this rank.
     ///
     /// # Errors
     /// [`ReceiveError`]. Unless `fill` was called, none of the bytes are read.

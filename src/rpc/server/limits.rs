@@ -47,7 +47,7 @@ pub struct Config {
     /// graphs, replies, staged uploads, transfers, bookkeeping. A session may hold as much as stays free, so at most half of
     /// it.
     pub max_host_memory: u64,
-    /// Maximum number of threads for transfers between servers; a quarter of it for one key or address. A session from loopback may
+    /// Maximum number of threads for transfers and groups between servers; a quarter of it for one key or address. A session from loopback may
     /// have a quarter.
     pub max_transfer_threads: usize,
     /// Maximum number of buffers of one session.
@@ -66,12 +66,14 @@ pub struct Config {
     pub limits: Limits,
     /// Maximum time from the accepted connection to a complete HELLO.
     pub handshake_timeout: Duration,
-    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply.
+    /// Maximum time within which 256 KiB of a message, or its end, must arrive, and maximum pause of a reply. Also the
+    /// time in which all queues of a group must join, and a server of it must reply to a heartbeat.
     pub stall_timeout: Duration,
     /// Maximum pause before a request. A client that pauses longer is closed, also while its queues have work; the heartbeat of
     /// fanout's clients counts as requests. `None`: without limit.
     pub idle_timeout: Option<Duration>,
-    /// Maximum time that a reply waits for the device that computes its data.
+    /// Maximum time that a reply waits for the device that computes its data. A part of a collective that is missing for nine
+    /// tenths of this time fails its group.
     pub device_timeout: Duration,
     /// Maximum time for which one graph may use a CPU device, without the turns of others; a graph beyond it fails its queue.
     /// A wait for memory that another queue uses counts; the conversion of a weight before its first use is not ended. `None`:

@@ -13,7 +13,7 @@
 //!   ↓
 //! context          shared by all sessions: devices, limits, lifecycle, versions, tensor_cache, gguf_index,
 //!                  transfer_tokens (transfers from other servers), peers (transfers to other servers),
-//!                  collectives (sums with another server)
+//!                  collectives (sums with another server, protocol 8.0), groups (collectives of the extension)
 //!   ↓
 //! client_connection, byte_semaphore   framed I/O with one client, with deadlines; limit of host memory in flight
 //! log_limits                          limits the log lines that clients cause

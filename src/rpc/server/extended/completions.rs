@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use super::notifier::NotifierShared;
 use crate::device::{DeviceError, GroupHandle, PendingRead, TimelinePoint};
-use crate::rpc::fault::device_error;
 use crate::rpc::server::byte_semaphore::BytePermit;
 use crate::rpc::server::client_connection::ClientWriter;
 use crate::rpc::transport::TransportError;
@@ -64,9 +63,12 @@ impl CompletionWriter {
     /// Sends QUEUE_FAILED, the last notification of the queue.
     fn send_failed(&self, fault: DeviceFault) -> Result<(), TransportError> {
         let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        let no_text = || "its queue has failed, for lack of memory".to_owned();
+        let reason = Some(fault.text.clone()).filter(|text| !text.is_empty()).unwrap_or_else(no_text);
         for (group, rank) in groups {
             // The device's queue may be well, as after a refused upload, and does not fail its groups then.
-            group.fail_rank(rank, &device_error(fault.clone(), "its queue"));
+            let device = format!("queue {}", self.queue);
+            group.fail_rank(rank, &DeviceError::Remote { device, reason: reason.clone() });
         }
         let last = |out: &mut Vec<u8>| {
             if !self.closed.swap(true, Ordering::AcqRel) {

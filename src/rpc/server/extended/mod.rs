@@ -6,7 +6,7 @@
 //!                          ─► transfers, graphs        WRITE, READ, FILL, COPY, PREPARE_GRAPH, RUN_GRAPH
 //!                          ─► load_by_digest           LOAD
 //!                          ─► peer_transfer            ISSUE_TOKENS, RECEIVE_FROM_PEER, SEND_TO_PEER, PROBE_PEER, PEER_WRITE
-//!                          ─► groups                    JOIN_GROUP, ATTACH_GROUP, PUBLISH_PART, FAIL_GROUP
+//!                          ─► groups                   JOIN_GROUP, ATTACH_GROUP, PUBLISH_PART, FAIL_GROUP
 //!                          ─► describe                 reply to HELLO_EXT, SUPPORTS_OP
 //! notifier (a second thread) ─► completions            MARK_REACHED, READ_DATA, QUEUE_FAILED
 //!                            ─► heartbeat              SERVER_STATE

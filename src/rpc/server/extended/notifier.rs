@@ -52,7 +52,7 @@ struct Heartbeat {
     lifecycle: Arc<Lifecycle>,
     writer: Arc<ClientWriter>,
     pending_receives: Arc<PendingReceives>,
-    /// Whose deadlines are checked. Weak: the session's end drops them.
+    /// The session's groups, whose deadlines the notifier checks. Weak, so that the end of the session drops the groups.
     groups: Weak<SessionGroups>,
     /// [`SessionWatch::boundaries`] at the last heartbeat.
     last: u64,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::MAX_REASON_BYTES;
+use crate::rpc::server::log_limits::breaks_lines;
 use crate::rpc::server::peers::describe_transport_error;
 use crate::rpc::transport::{Deadline, Receiver, Sender, TransportError};
 use crate::rpc::wire::ext::{
@@ -100,9 +101,7 @@ pub(super) fn attach(
 /// The reason of another server, of limited length and on one line.
 pub(super) fn displayable_reason(reason: &str) -> String {
     let end = reason.floor_char_boundary(MAX_REASON_BYTES);
-    // Also the separators of lines and the marks of direction.
-    let is_printable = |c: char| !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let printable = |c: char| if is_printable(c) { c } else { ' ' };
+    let printable = |c: char| if breaks_lines(c) { ' ' } else { c };
     reason.get(..end).unwrap_or_default().chars().map(printable).collect()
 }
 
@@ -173,5 +172,16 @@ impl Heartbeat {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_one_short_line() {
+        assert_eq!(displayable_reason("a\u{200f}\u{feff}\nb"), "a   b");
+        assert_eq!(displayable_reason(&"é".repeat(2000)).len(), MAX_REASON_BYTES);
     }
 }

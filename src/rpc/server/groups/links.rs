@@ -30,7 +30,7 @@ pub(super) struct GroupLinks {
     _charge: HostCharge,
 }
 
-/// What the links of a group are for.
+/// What the links of a group are started with.
 pub(super) struct LinkPlan<'a> {
     pub(super) secret: GroupSecret,
     /// By rank: the address of its server; empty for ranks of this server.

@@ -50,7 +50,7 @@ const MAX_BACKLOG_PARTS: usize = 4;
 /// After a group has failed, limit of the time to send the reason, and after which connections of other servers end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest reason of a failure that is sent or accepted.
+/// Longest reason of a failure, in bytes, that is sent or shown. A received one may have 4 KiB, and is cut to this length.
 const MAX_REASON_BYTES: usize = 2 << 10;
 
 /// In FAIL_GROUP: no rank in particular.

@@ -1,4 +1,4 @@
-//! Connections to other servers: the sending side of copies between servers (SEND_TO_PEER, PROBE_PEER).
+//! Connections to other servers: the sending side of copies between servers (SEND_TO_PEER, PROBE_PEER), and the dialer of groups.
 //!
 //! ```text
 //! session's thread:    PeerSender::send → submits downloads to the queue;  PeerPool::probe → starts a PeerConnection
@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - A session has one [`PeerConnection`] per address. This server dials only addresses on its [`PeerAllowlist`].
+//! - A group dials a connection of its own to each server ([`PeerPool::dialer`]), beyond [`MAX_PEER_CONNECTIONS`].
 //! - Each sending queue has a [`PeerSender`], which sends the queue's bytes in the order of the queue's work. Queues do not
 //!   wait for each other: their messages interleave on a shared connection.
 //! - A peer with a key is dialled over TLS: this server proves its own key, and demands that of the peer.
