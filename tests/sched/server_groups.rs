@@ -79,8 +79,8 @@ fn a_run_is_one_message_per_rank() {
     assert!(joined < 1600 && copied > joined + 400, "{joined} and {copied} bytes");
 }
 
-/// The run fails with an error that names the lost server, and the servers that are left serve a new group. (What each rank's queue
-/// is told: `tests/rpc/server_groups.rs`.)
+/// The run fails with an error that names the lost server, and the servers that are left serve a new group. The errors of single
+/// queues are tested in `tests/rpc/server_groups.rs`.
 #[test]
 fn a_lost_server_fails_the_group() {
     let model = model(SMALL, &[0, 0]);

@@ -9,7 +9,7 @@
 //! commands that are ordered before it: by its queue, by waits, and by the host's waiting. Two unordered accesses to the same
 //! bytes, one of them a write, are a data race ([`Gate::races`]), whether or not this order gave a wrong result.
 //!
-//! A program with collective nodes waits for programs of other queues, so the gate goes on with others while it runs
+//! A program with collective nodes waits for programs of other queues. While it runs, the gate runs the commands of other queues
 //! (`collectives.rs`).
 
 mod collectives;

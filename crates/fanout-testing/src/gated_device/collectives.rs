@@ -1,5 +1,5 @@
-//! Programs with collective nodes: they end only when programs of other queues run, too. So the gate starts such a program and
-//! goes on with the commands of other queues; the seed determines the order in which programs start.
+//! Programs with collective nodes: such a program ends only when the programs of the other ranks run, too. The gate starts it on
+//! the CPU device and then runs commands of other queues. The seed determines the order in which programs start.
 
 use super::command_kind::CommandKind;
 use super::{COMMAND_TIMEOUT, GateState, GatedQueue, QueueState};
@@ -45,7 +45,8 @@ impl GateState {
         }
     }
 
-    /// Waits until a program ends. False if none does: no program runs, or those that run wait for each other.
+    /// Waits until one of the started programs ends. Returns false if no program was started, or if all of them wait for ranks
+    /// whose programs cannot start.
     pub(super) fn wait_for_programs(&mut self) -> bool {
         let until = Instant::now() + COMMAND_TIMEOUT;
         let running = |state: &GateState| state.queues.iter().filter(|queue| queue.running.is_some()).count();

@@ -8,7 +8,7 @@
 //! device's thread: GroupMember::publish → GroupLinks::send → PUBLISH_PART on each link
 //! PUBLISH_PART → IncomingLink          publishes the part on behalf of the sender's rank
 //! FAIL_GROUP   → IncomingLink          fails the group because of a rank
-//! notifier:    SessionGroups::check    fails groups that are late, and ends the connections of those that have failed
+//! notifier:    SessionGroups::check    fails groups of which a JOIN_GROUP or a part is late; closes the connections of failed groups
 //! ```
 //!
 //! - Each server has an instance of the group with all ranks. The parts of its own ranks go to every other server; those of the

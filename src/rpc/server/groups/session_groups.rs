@@ -151,8 +151,8 @@ impl SessionGroups {
         Ok(group)
     }
 
-    /// Fails groups that are late, and ends those that failed a while ago. Called at least every few seconds. Returns whether a
-    /// group failed.
+    /// Fails the groups of which a JOIN_GROUP or a part is late, and ends those that failed more than [`CLOSE_TIMEOUT`] ago. The
+    /// notifier calls it once a second. Returns whether a group failed.
     pub(in crate::rpc::server) fn check(&self) -> bool {
         let (groups, mut has_failed) = (self.lock().groups.clone(), false);
         for group in &groups {

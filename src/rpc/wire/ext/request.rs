@@ -166,7 +166,7 @@ fixed! {
         whole: Option<TensorShape>,
         /// Extent along the axis: of ALL_GATHER that of the part, of REDUCE_SCATTER that of the rank's piece. Else 0.
         extent: u32,
-        /// Length of the bytes that follow: of REDUCE_SCATTER those that the receiver's ranks need, else the whole part.
+        /// Number of bytes that follow. For REDUCE_SCATTER these are the pieces of the receiver's ranks, otherwise the whole part.
         len: u64,
     }
 }
