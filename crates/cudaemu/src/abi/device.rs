@@ -64,7 +64,11 @@ api! {
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, device: c_int) {
         value.write_with(|| {
             let driver = driver()?;
-            spec::device_attribute(&driver.config.devices[driver.device(device)?], attribute)
+            let spec = &driver.config.devices[driver.device(device)?];
+            if attribute == spec::MEMORY_POOLS && !driver.config.hardware.pools {
+                return Ok(0);
+            }
+            spec::device_attribute(spec, attribute)
         })
     }
 

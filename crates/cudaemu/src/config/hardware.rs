@@ -16,6 +16,8 @@ pub struct HardwareModel {
     pub connections: Option<u32>,
     /// Milliseconds of real time without progress after which a deadlock of a connection is reported.
     pub deadlock_ms: u64,
+    /// Whether devices have memory pools.
+    pub pools: bool,
     /// Pairs of devices between which copies with peer access write wrong bytes, in both directions.
     pub corrupt: Vec<(usize, usize)>,
 }
@@ -28,6 +30,7 @@ impl Default for HardwareModel {
             hangs: Vec::new(),
             connections: None,
             deadlock_ms: 1000,
+            pools: true,
             corrupt: Vec::new(),
         }
     }

@@ -145,6 +145,14 @@ pub const SETTINGS: &[Setting] = &[
         read: |raw, text| store_parsed(&mut raw.time.compile_ms, positive_float(text)),
     },
     Setting {
+        name: "CUDAEMU_POOLS",
+        help: "whether devices have memory pools, as all but some virtual ones do: on or off (on)",
+        read: |raw, text| {
+            raw.hardware.pools = choice(text, &[("off", false), ("on", true)])?;
+            Ok(())
+        },
+    },
+    Setting {
         name: "CUDAEMU_POISON",
         help: "whether a fault makes its device unusable for the rest of the process: on or off (off)",
         read: |raw, text| {

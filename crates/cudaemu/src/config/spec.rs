@@ -23,6 +23,8 @@ pub struct Spec {
     pub bus_bits: u32,
 }
 
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`
+pub const MEMORY_POOLS: u32 = 115;
 /// Maximum number of threads in a block.
 pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
 /// Maximum extents of a block in x, y, z.
@@ -197,7 +199,7 @@ pub fn device_attribute(device: &DeviceConfig, attribute: u32) -> Result<i32> {
         110 => 0,
         111 => spec.shared_reserved,
         112..=114 => 0,
-        115 => 1,       // memory pools
+        MEMORY_POOLS => 1,
         116..=119 => 0, // no direct access of other devices, no handles of pools
         120 => since(9),
         121 => 0,

@@ -46,6 +46,9 @@ impl Driver {
     /// `cuMemPoolCreate`
     pub fn create_pool(&self, device: i32, most: u64) -> Result<PoolId> {
         let device = self.device(device)? as u32;
+        if !self.config.hardware.pools {
+            return Err(Error::NotSupported);
+        }
         let mut pool = Pool::new(device, false);
         pool.most = most;
         Ok(self.lock().pools.insert(pool))
