@@ -4,11 +4,13 @@
 use clap::Parser;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::cuda::{self, CudaDevice, Gpu};
-use fanout::device::{Device, DeviceError, MemoryBudget, Queue, Region, TimelinePoint};
+use fanout::device::{Device, MemoryBudget, Queue, Region};
 use fanout::graph::{Graph, TensorId};
 use fanout::tensor::DType;
 use fanout::tensor::quant::dequantiser;
 use fanout_bench::cases::{self, Case, Draft, Kind, Sizes, fill};
+use fanout_bench::gpu_rates::gpu_rates;
+use fanout_bench::timing::{TIMEOUT, finish, quantile, sample};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::path::PathBuf;
@@ -50,9 +52,6 @@ struct Args {
 
 /// Size in bytes of the copy that measures the bandwidth.
 const COPY_BYTES: u64 = 1 << 30;
-
-/// Deadline of a run or a download on the GPU.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -124,10 +123,20 @@ struct Bench {
 struct Roofs {
     /// Bytes read plus written per second by a device-to-device copy.
     copy: f64,
-    /// f32 multiplications and additions per second, without tensor cores.
+    /// Limits of the multiprocessors at peak frequency; None for an architecture without a row in the table of rates.
+    arithmetic: Option<ArithmeticRoofs>,
+}
+
+/// Multiplications and additions per second.
+struct ArithmeticRoofs {
+    /// f32 without tensor cores.
     f32: f64,
-    /// tf32 multiplications and additions per second, with tensor cores.
-    tensor: f64,
+    /// Tensor cores: f16 with f32 sums.
+    f16: f64,
+    /// Tensor cores: tf32 with f32 sums, if the GPU has them.
+    tf32: Option<f64>,
+    /// Tensor cores: int8 with 32-bit sums.
+    int8: f64,
 }
 
 impl Roofs {
@@ -139,68 +148,57 @@ impl Roofs {
             let _submitted = queue.copy_from(from.whole(), to.whole(), None)?;
             finish(&queue.mark())
         })?;
-        let per_second = f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;
-        // Multiplications and additions per multiprocessor and clock, by compute capability (source: NVIDIA's architecture
-        // white papers).
-        let tensor = match gpu.capability {
-            90.. => 2048.0,
-            80 => 1024.0,
-            81.. => 512.0,
-            _ => 256.0,
-        };
-        let f32_ops = if matches!(gpu.capability, 75 | 80) { 128.0 } else { 256.0 };
-        Ok(Roofs {
-            copy: 2.0 * bytes as f64 / times[times.len() / 2],
-            f32: f32_ops * per_second,
-            tensor: tensor * per_second,
+        Ok(Roofs { copy: 2.0 * bytes as f64 / times[times.len() / 2], arithmetic: Roofs::arithmetic(gpu) })
+    }
+
+    fn arithmetic(gpu: &Gpu) -> Option<ArithmeticRoofs> {
+        let rates = gpu_rates(gpu.capability, &gpu.name)?;
+        // A multiply-add is two operations.
+        let per_second =
+            |rate: u32| 2.0 * f64::from(rate) * f64::from(gpu.multiprocessors) * f64::from(gpu.clock_khz) * 1e3;
+        Some(ArithmeticRoofs {
+            f32: per_second(rates.f32),
+            f16: per_second(rates.f16),
+            tf32: rates.tf32.map(per_second),
+            int8: per_second(rates.int8),
         })
     }
 
     fn line(&self) -> String {
-        let giga = |rate: f64| rate / 1e9;
-        let (copy, f32, tensor) = (giga(self.copy), giga(self.f32), giga(self.tensor));
+        let giga = |rate: f64| format!("{:.0}", rate / 1e9);
+        let copy = format!("copy {} GB/s (measured)", giga(self.copy));
+        let Some(ArithmeticRoofs { f32, f16, tf32, int8 }) = self.arithmetic else {
+            return format!("{copy}; arithmetic unknown: bench/gpu_rates.rs has no row for this capability");
+        };
+        let tf32 = tf32.map_or("none".to_owned(), giga);
         format!(
-            "copy {copy:.0} GB/s (measured); f32 {f32:.0} and tf32 {tensor:.0} Gop/s (multiprocessors at peak frequency)"
+            "{copy}; f32 {}, tensor cores f16 {}, tf32 {tf32}, int8 {} Gop/s (multiprocessors at peak frequency)",
+            giga(f32),
+            giga(f16),
+            giga(int8)
         )
     }
 
     fn json(&self) -> Value {
-        json!({"copy_bytes_per_s": self.copy, "f32_ops_per_s": self.f32, "tf32_ops_per_s": self.tensor})
+        let arithmetic = self.arithmetic.as_ref();
+        json!({
+            "copy_bytes_per_s": self.copy,
+            "f32_ops_per_s": arithmetic.map(|roofs| roofs.f32),
+            "f16_ops_per_s": arithmetic.map(|roofs| roofs.f16),
+            "tf32_ops_per_s": arithmetic.and_then(|roofs| roofs.tf32),
+            "int8_ops_per_s": arithmetic.map(|roofs| roofs.int8),
+        })
     }
 
-    /// The minimum time of a case in seconds, and the roof that bounds it.
+    /// The minimum time of a case in seconds, and the roof that bounds it. The arithmetic roof is that of the instructions of
+    /// the kernels: tf32, or f32 on a GPU without it.
     fn floor(&self, case: &Case) -> (f64, &'static str) {
         let bytes = (case.read + case.written) as f64 / self.copy;
-        let ops = case.ops as f64 / self.tensor;
-        if ops > bytes { (ops, "tf32") } else { (bytes, "copy") }
+        let Some(arithmetic) = &self.arithmetic else { return (bytes, "copy") };
+        let (rate, roof) = arithmetic.tf32.map_or((arithmetic.f32, "f32"), |rate| (rate, "tf32"));
+        let ops = case.ops as f64 / rate;
+        if ops > bytes { (ops, roof) } else { (bytes, "copy") }
     }
-}
-
-/// Waits by spinning. [`TimelinePoint::wait`] would distort the measurement: after 200 us it sleeps between polls, and notices
-/// the end up to 100 us late.
-fn finish(point: &TimelinePoint) -> Result<(), DeviceError> {
-    let until = Instant::now() + TIMEOUT;
-    while !point.poll()? {
-        if Instant::now() > until {
-            return Err(DeviceError::Deadline("a run"));
-        }
-        std::hint::spin_loop();
-    }
-    Ok(())
-}
-
-/// Sorted times of `run`, in seconds: two warm-up runs, then samples for about `time`, at least 5 and at most 5000.
-fn sample(time: Duration, mut run: impl FnMut() -> Result<(), DeviceError>) -> Result<Vec<f64>, DeviceError> {
-    run()?;
-    run()?;
-    let (start, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || (start.elapsed() < time && times.len() < 5000) {
-        let begin = Instant::now();
-        run()?;
-        times.push(begin.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times)
 }
 
 /// A graph with its memory on a device and its leaves filled.
@@ -346,8 +344,7 @@ impl Row {
     }
 
     fn quantile(&self, share: f64) -> f64 {
-        let last = self.times.len().saturating_sub(1) as f64;
-        self.times.get((last * share).round() as usize).copied().unwrap_or(0.0)
+        quantile(&self.times, share)
     }
 
     fn header() -> String {

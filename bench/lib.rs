@@ -1,4 +1,7 @@
-//! Shared code of fanout's benchmarks: the timed cases and their inputs. `ops/` benchmarks the CPU device, `kernel-bench.rs`
-//! checks and benchmarks the CUDA device.
+//! Shared code of fanout's benchmarks: the timed cases with their inputs, the peak rates of GPUs, and measured times. `ops/`
+//! benchmarks the CPU device, `kernel-bench.rs` checks and benchmarks the kernels of the CUDA device, `gpu-probes.rs` measures
+//! what else only a GPU can tell.
 
 pub mod cases;
+pub mod gpu_rates;
+pub mod timing;

@@ -4,6 +4,7 @@ import argparse
 import datetime
 import importlib.util
 import json
+import lzma
 import os
 import re
 import shutil
@@ -14,97 +15,213 @@ import tempfile
 import time
 from pathlib import Path
 
-# Time limits in seconds: for each part, and for each tool of the sanitizer. Less than nine minutes in total.
-OPS, SANITIZER, BENCH, MODELS = 120, 40, 150, 140
-TOOLS = ("memcheck", "racecheck", "synccheck")
-# The op tests that run under the sanitizer, which slows kernels down a hundredfold.
-SAMPLE = "norm"
+import nvidia_smi
+
+# Time limit of each part, in seconds: each is below ten minutes, all together below 25.
+LIMITS = {"ops": 120, "sweep": 300, "sanitizer": 520, "bench": 270, "probes": 100, "models": 140}
+# compute-sanitizer slows kernels down a hundredfold, so it gets a share of the cases of each family. The sweep itself ends after
+# SOFT seconds, because a killed sanitizer reports nothing; HARD is the limit if it does not.
+FAMILIES = ("flash_attn", "mul_mat", "rows", "sort", "norm")
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SOFT, HARD, EVERY = 22, 60, 4
 MODEL_TYPES = ("f32", "f16", "q4_0", "q4_k_m")
 
 
-class Part:
-    """Result of one part: its command, exit status, and output."""
-
-    def __init__(self, name, command, seconds, environment=None):
-        self.name, self.command = name, " ".join(map(str, command))
-        began = time.monotonic()
+def run(name, command, seconds, environment=None):
+    """Runs a program; returns its row in the report, with the whole output as `output`."""
+    command = list(map(str, command))
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as log:
         try:
-            done = subprocess.run(
-                list(map(str, command)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                env={**os.environ, **(environment or {})},
-            )
-            self.status, self.output = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as late:
-            self.status, self.output = "timeout", (late.stdout or b"").decode(errors="replace")
-        self.seconds = time.monotonic() - began
-        print(f"{name}: {'ok' if self.ok() else f'FAILED ({self.status})'} in {self.seconds:.0f} s", flush=True)
-        if not self.ok():
-            print("\n".join(self.output.splitlines()[-30:]), flush=True)
-
-    def ok(self):
-        return self.status == 0
-
-    def json(self):
-        tail = self.output.splitlines()[-12:]
-        return {"part": self.name, "command": self.command, "status": self.status, "seconds": round(self.seconds, 1), "tail": tail}
+            status = run_to_file(command, log, max(1, seconds), {**os.environ, **(environment or {})})
+        except OSError as error:
+            status = f"not started: {error}"
+        log.seek(0)
+        output = log.read().decode(errors="replace")
+    row = {"name": name, "command": " ".join(command), "status": status, "seconds": round(time.monotonic() - began, 1)}
+    print(f"{name}: {'ok' if status == 0 else f'FAILED ({status})'} in {row['seconds']:.0f} s", flush=True)
+    if status != 0:
+        print("\n".join(output.splitlines()[-30:]), flush=True)
+    return {**row, "tail": output.splitlines()[-12 if status == 0 else -200 :], "output": output}
 
 
-def device_facts(kit, device):
-    """Returns the GPU as the server lists it, and the driver's version if nvidia-smi reports it."""
-    listed = subprocess.run([kit / "bin/rpc-server", "--list-devices"], capture_output=True, text=True)
-    name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
-    gpu = next((line for line in listed.stdout.splitlines() if name.match(line)), None)
-    if gpu is None:
-        sys.exit(f"gpu.py: the server lists no GPU {device}:\n{listed.stdout}{listed.stderr}")
-    driver = "unknown"
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()[:1]
-        driver = driver[0] if driver else "unknown"
-    return gpu.split(":", 1)[1].strip(), driver
+def run_to_file(command, log, seconds, environment):
+    """The exit status, or what went wrong. The program gets a process group of its own: compute-sanitizer starts others, which
+    would use the GPU during the next measurement if they outlived it."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(10)
+        return f"killed after {seconds:.0f} s"
+    except subprocess.TimeoutExpired:
+        # It waits in the driver, which SIGKILL does not interrupt.
+        return f"killed after {seconds:.0f} s, but it does not end"
 
 
-def end_to_end(kit, device, a):
-    """Runs a model of each type on the GPU and on the client's CPU: NMSE of the logits, tokens, speed."""
-    rows, left = [], time.monotonic() + MODELS
+def left_out(name, why):
+    print(f"{name}: left out, {why}", flush=True)
+    return {"name": name, "status": "left out", "seconds": 0, "why": why}
+
+
+def unpack(kit, folder):
+    """Unpacks the programs of a kit. They are compressed because all of them together are too large for some transfers."""
+    for packed in (kit / "bin").iterdir():
+        program = folder / packed.name.removesuffix(".xz")
+        with lzma.open(packed) if packed.suffix == ".xz" else packed.open("rb") as source, program.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        program.chmod(0o755)
+    return folder
+
+
+class Run:
+    """The machine and the options that all parts use."""
+
+    def __init__(self, kit, programs, arguments):
+        device = str(arguments.device)
+        self.kit, self.programs, self.device, self.arguments = kit, programs, device, arguments
+        listed = run("list devices", [programs / "rpc-server", "--list-devices"], 60)["output"]
+        name = re.compile(rf"\s*CUDA{re.escape(device)}\b")
+        gpu = next((line for line in listed.splitlines() if name.match(line)), None)
+        if gpu is None:
+            sys.exit(f"gpu.py: the server lists no GPU {device}:\n{listed}")
+        self.gpu = gpu.split(":", 1)[1].strip()
+        capability = re.search(r"capability (\d+)\.(\d)", self.gpu)
+        self.capability = int(capability[1] + capability[2]) if capability else 0
+        pci = re.search(r"PCI (\S+?),", self.gpu)
+        self.pci = pci[1] if pci else None
+        # The tests use the first GPU that is visible. Numbers count the GPUs that are visible to this script.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        first = visible.split(",")[arguments.device] if visible else device
+        self.real = {"FANOUT_TEST_GPU": "1", "CUDA_VISIBLE_DEVICES": first}
+
+
+def ops(r):
+    """The op tests: every op against its formula."""
+    return {"rows": [run("op tests", [r.programs / "ops"], LIMITS["ops"], r.real)]}
+
+
+def json_lines(output, key):
+    """The objects in lines of JSON that have a key."""
+    found = []
+    for line in output.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and key in row:
+            found.append(row)
+    return found
+
+
+def sweep_row(row):
+    """A row of a sweep with the lines of its families. A sweep that compared nothing, because a test was renamed, has failed."""
+    families = json_lines(row["output"], "family")
+    if row["status"] == 0 and not any(family["compared"] for family in families):
+        row = {**row, "status": "compared nothing"}
+    return {**row, "families": families}
+
+
+def sweep(r):
+    """Every variant of every kernel, for each PTX target, against the CPU."""
+    command = [r.programs / "cuda", "sweep", "--nocapture", "--test-threads", "1"]
+    return {"rows": [sweep_row(run("sweep", command, LIMITS["sweep"], r.real))]}
+
+
+def sanitizer(r):
+    """compute-sanitizer, one tool and one family at a time."""
+    program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if program is None:
+        return {"rows": [left_out("sanitizer", "compute-sanitizer is not installed")]}
+    # The kernels of the newest target: those of older targets are used where it has none.
+    target = "8_0" if r.capability >= 80 else "7_5"
+    rows, until = [], time.monotonic() + LIMITS["sanitizer"]
+    for tool in r.arguments.tools:
+        for family in r.arguments.families:
+            left = until - time.monotonic()
+            if left < SOFT + 8:
+                rows.append({**left_out(f"{tool} {family}", "no time left"), "tool": tool, "family": family})
+                continue
+            limits = {"FANOUT_TEST_FAMILY": family, "FANOUT_TEST_EVERY": str(EVERY), "FANOUT_TEST_SECONDS": str(SOFT)}
+            test = [r.programs / "cuda", f"sweep::every_variant_on_capability_{target}", "--exact", "--nocapture"]
+            command = [program, "--tool", tool, "--error-exitcode", "9", *test]
+            row = sweep_row(run(f"{tool} {family}", command, min(HARD, left), {**r.real, **limits}))
+            summary = [line.strip("= ") for line in row["output"].splitlines() if "SUMMARY" in line]
+            rows.append({**row, "tool": tool, "family": family, "summary": summary})
+    return {"rows": rows}
+
+
+def bench(r):
+    """kernel-bench: the time of each kernel, and its share of the roofline."""
     with tempfile.TemporaryDirectory() as folder:
-        for size in a.models.split(","):
+        files = [Path(folder) / name for name in ("bench.json", "bench.md")]
+        options = ["--device", r.device, "--filter", r.arguments.bench, "--json", files[0], "--markdown", files[1]]
+        row = run("kernel-bench", [r.programs / "kernel-bench", *options], LIMITS["bench"])
+        kernels = json.loads(files[0].read_text()) if files[0].exists() else None
+        # kernel-bench writes the files when it ends; until then, it prints the rows.
+        table = files[1].read_text() if files[1].exists() else f"```text\n{row['output']}\n```\n"
+    return {"rows": [row], "kernels": kernels, "table": table}
+
+
+def probes(r):
+    """gpu-probes, with an empty cache of compiled kernels; then once more the probe of modules, with the cache filled."""
+    program, rows, answers = r.programs / "gpu-probes", [], []
+    with tempfile.TemporaryDirectory() as cache:
+        for name, options, share in (("probes", (), 0.8), ("probes, warm cache", ("--probes", "modules"), 0.2)):
+            command = [program, "--device", r.device, *options]
+            row = run(name, command, share * LIMITS["probes"], {"CUDA_CACHE_PATH": cache})
+            rows.append(row)
+            for line in json_lines(row["output"], "probe"):
+                answers.append({**line, "probe": line["probe"] + name.removeprefix("probes")})
+    return {"rows": rows, "answers": answers}
+
+
+def models(r):
+    """A model of each type on the GPU and on the client's CPU: NMSE of the logits, tokens, speed."""
+    if not all(importlib.util.find_spec(module) for module in ("llama_cpp", "numpy", "gguf")):
+        return {"rows": [left_out("models", "llama-cpp-python with numpy and gguf is not installed")]}
+    rows, until = [], time.monotonic() + LIMITS["models"]
+    with tempfile.TemporaryDirectory() as folder:
+        for size in filter(None, r.arguments.models.split(",")):
             for kind in MODEL_TYPES if size == "tiny" else ("q4_k_m",):
-                if time.monotonic() > left - 10:
-                    rows.append({"model": f"{size} {kind}", "skipped": "no time left"})
+                name = f"model {size} {kind}"
+                if time.monotonic() > until - 10:
+                    rows.append(left_out(name, "no time left"))
                     continue
                 model = Path(folder) / f"{size}-{kind}.gguf"
-                made = Part(f"make {size} {kind}", [sys.executable, kit / "interop/make_model.py", model, "--size", size, "--type", kind], left - time.monotonic())
-                if made.ok():
-                    rows.append(serve_and_ask(kit, device, model, f"{size} {kind}", left))
-                else:
-                    rows.append({"model": f"{size} {kind}", "ok": False, "error": "it was not made"})
+                make = [sys.executable, r.kit / "interop/make_model.py", model, "--size", size, "--type", kind]
+                made = run(f"make {name}", make, until - time.monotonic())
+                rows.append(serve_and_ask(r, model, name, until) if made["status"] == 0 else made)
                 model.unlink(missing_ok=True)
-    return rows
+    return {"rows": rows}
 
 
-def serve_and_ask(kit, device, model, name, left):
-    """Measures a server on the GPU until `left`. The server writes its output to a file, because an unread pipe would block it."""
+def serve_and_ask(r, model, name, until):
+    """Measures a server on the GPU. The server writes its output to a file, because an unread pipe would block it."""
     log = model.with_suffix(".log")
     with log.open("wb") as said:
-        server = subprocess.Popen([kit / "bin/rpc-server", "--device", device, "--listen", "0=7"], stdout=said, stderr=said)
+        server = subprocess.Popen(
+            [r.programs / "rpc-server", "--device", r.device, "--listen", "0=7"], stdout=said, stderr=said
+        )
         try:
             at = None
             while at is None:
-                if server.poll() is not None or time.monotonic() > left:
-                    text = log.read_text(errors="replace")[-2000:]
-                    return {"model": name, "ok": False, "error": "the server did not start", "said": text}
+                if server.poll() is not None or time.monotonic() > until:
+                    tail = log.read_text(errors="replace").splitlines()[-12:]
+                    return {"name": name, "status": "the server did not start", "seconds": 0, "tail": tail}
                 time.sleep(0.05)
                 at = re.search(r"^listening on (\S+)\s", log.read_text(errors="replace"), re.MULTILINE)
-            ask = [sys.executable, kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
-            done = Part(f"model {name}", ask, max(1, left - time.monotonic()))
-            lines = [line for line in done.output.splitlines() if line.startswith("{")]
-            return {"model": name, **(json.loads(lines[-1]) if lines else {}), "ok": done.ok()}
+            ask = [sys.executable, r.kit / "interop/llama_client.py", model, "--rpc", at[1], "--compare"]
+            row = run(name, ask, until - time.monotonic())
+            lines = [line for line in row["output"].splitlines() if line.startswith("{")]
+            return {**row, "result": json.loads(lines[-1]) if lines else None}
         finally:
             server.send_signal(signal.SIGTERM)
             try:
@@ -114,57 +231,127 @@ def serve_and_ask(kit, device, model, name, left):
                 server.wait()
 
 
+PARTS = {"ops": ops, "sweep": sweep, "sanitizer": sanitizer, "bench": bench, "probes": probes, "models": models}
+
+
+def state_cell(part):
+    """Clock, temperature and causes of low clocks before and after a part, for the table."""
+
+    def one(state):
+        reasons = state["clocks lowered by"]
+        reasons = ", ".join(reasons) or "nothing" if isinstance(reasons, list) else reasons
+        return f"{state['sm clock']}, {state['temperature']}, lowered by {reasons}"
+
+    return f"{one(part['before'])} → {one(part['after'])}"
+
+
+def cell(text):
+    """A text within one cell of a table."""
+    return re.sub(r"\s+", " ", str(text).replace("|", "/")).strip()
+
+
+def markdown(report):
+    """The report for people."""
+    lines = [f"# {report['gpu']}", "", f"{report['date']}, `{report['command']}`", ""]
+    lines += ["| part | result | seconds |", "|---|---|---|"]
+    for part in report["parts"].values():
+        for row in part["rows"]:
+            result = "ok" if row["status"] == 0 else row["status"]
+            notes = row.get("summary") or ([row["why"]] if "why" in row else [])
+            if "tool" in row and "families" in row:
+                early = any(family.get("ended_early") for family in row["families"])
+                notes = [*notes, f"{sum(family['compared'] for family in row['families'])} compared"]
+                notes += ["ended early by its time limit"] if early else []
+            if row.get("result"):
+                notes = [json.dumps({key: value for key, value in row["result"].items() if key != "tokens"})]
+            lines.append(f"| {row['name']} | {cell('; '.join([str(result), *notes]))} | {row['seconds']:.0f} |")
+    lines += ["", "| part | SM clock, temperature and causes of low clocks, before → after |", "|---|---|"]
+    lines += [f"| {name} | {state_cell(part)} |" for name, part in report["parts"].items()]
+    lines += ["", "## Machine", "", "| property | value |", "|---|---|"]
+    for name, value in report["facts"].items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {text}" for key, text in value.items() if text not in ("0", "N/A")) or "none"
+        lines.append(f"| {name} | {cell('; '.join(value) if isinstance(value, list) else value)} |")
+    families = [family for row in report["parts"].get("sweep", {"rows": []})["rows"] for family in row["families"]]
+    if families:
+        lines += ["", "## Sweep", "", "| target | family | compared | failed | left out | worst NMSE | its bound | case |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
+        for row in families:
+            worst = row["worst"] or {"nmse": "", "bound": "", "case": ""}
+            counts = f"{row['compared']} | {row['failed']} | {row['left_out']}"
+            worst = f"{worst['nmse']} | {worst['bound']} | {cell(worst['case'])}"
+            lines.append(f"| {row['capability']} | {row['family']} | {counts} | {worst} |")
+            lines += [f"| | | | | | | | FAILED: {cell(failure)} |" for failure in row["first_failures"]]
+    if "probes" in report["parts"]:
+        lines += ["", "## Probes", "", "| probe | answer |", "|---|---|"]
+        for line in report["parts"]["probes"]["answers"]:
+            lines.append(f"| {line['probe']} | {cell(json.dumps(line.get('answer', line.get('error'))))} |")
+    if "bench" in report["parts"]:
+        lines += ["", "## Kernels", "", report["parts"]["bench"]["table"]]
+    return "\n".join(lines) + "\n"
+
+
+def listed(allowed):
+    """The parser of a comma-separated list of words."""
+
+    def parse(text):
+        words = text.split(",")
+        unknown = [word for word in words if word not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
 def main():
-    p = argparse.ArgumentParser(prog="gpu.sh run")
+    limits = ", ".join(f"{name} {seconds} s" for name, seconds in LIMITS.items())
+    p = argparse.ArgumentParser(prog="gpu.sh run", epilog=f"Time limits: {limits}.")
     p.add_argument("--kit", type=Path, required=True, help=argparse.SUPPRESS)
-    p.add_argument("--device", default="0", help="number of the GPU, as the driver counts")
-    p.add_argument("--models", default="tiny,1b", help="sizes of models, comma-separated; may be empty")
+    p.add_argument("--device", type=int, default=0, help="number of the GPU, as the driver counts")
+    p.add_argument(
+        "--parts", type=listed(PARTS), default=list(PARTS), metavar="LIST", help=f"of {','.join(PARTS)} (default: all)"
+    )
+    p.add_argument("--tools", type=listed(TOOLS), default=TOOLS, metavar="LIST", help="tools of compute-sanitizer")
+    p.add_argument(
+        "--families", type=listed(FAMILIES), default=FAMILIES, metavar="LIST", help="op families under compute-sanitizer"
+    )
+    p.add_argument("--models", default="tiny,1b", help="sizes of models, comma-separated")
     p.add_argument("--bench", default="", help="only kernels whose `op type shape` contains this")
     p.add_argument("--out", type=Path, default=Path("bench/results"), help="folder of the results")
     a = p.parse_args()
-    kit = a.kit.resolve()
-    gpu, driver = device_facts(kit, a.device)
-    print(f"{gpu}; driver {driver}", flush=True)
-    real = {"FANOUT_TEST_GPU": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", a.device)}
-    parts = [Part("op tests", [kit / "bin/ops"], OPS, real)]
-    sanitizer = shutil.which("compute-sanitizer")
-    for tool in TOOLS if sanitizer else ():
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", kit / "bin/ops", SAMPLE]
-        parts.append(Part(tool, command, SANITIZER, real))
-    if not sanitizer:
-        print("compute-sanitizer: not installed on this machine", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("bench.json", "bench.md")]
-        bench = [kit / "bin/kernel-bench", "--device", a.device, "--filter", a.bench, "--json", files[0], "--markdown", files[1]]
-        parts.append(Part("kernel-bench", bench, BENCH))
-        kernels = json.loads(files[0].read_text()) if files[0].exists() else None
-        table = files[1].read_text() if files[1].exists() else "kernel-bench wrote nothing\n"
-    models = []
-    if a.models and all(importlib.util.find_spec(m) for m in ("llama_cpp", "numpy", "gguf")):
-        models = end_to_end(kit, a.device, a)
-    elif a.models:
-        print("models: llama-cpp-python with numpy and gguf is not installed on this machine", flush=True)
+        measure(Run(a.kit.resolve(), unpack(a.kit.resolve(), Path(folder)), a))
+
+
+def measure(r):
+    """Runs the parts and writes the report; exits with status 1 if anything failed."""
+    a = r.arguments
     date = datetime.date.today().isoformat()
-    everything = {
+    report = {
         "date": date,
-        "gpu": gpu,
-        "driver": driver,
+        "gpu": r.gpu,
         "command": "scripts/gpu.sh run " + " ".join(sys.argv[3:]),
-        "parts": [part.json() for part in parts],
-        "sanitizer": bool(sanitizer),
-        "kernels": kernels,
-        "models": models,
+        "facts": nvidia_smi.facts(r.pci),
+        "parts": {},
     }
+    print(f"{r.gpu}; driver {report['facts']['driver']}", flush=True)
     a.out.mkdir(parents=True, exist_ok=True)
-    stem = a.out / f"{date}-{re.sub(r'[^A-Za-z0-9]+', '-', gpu.split(',')[0]).strip('-')}"
-    stem.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
-    lines = [f"# {gpu}", "", f"{date}, driver {driver}, `{everything['command']}`", "", "| part | result | seconds |", "|---|---|---|"]
-    lines += [f"| {part.name} | {'ok' if part.ok() else part.status} | {part.seconds:.0f} |" for part in parts]
-    for row in models:
-        lines.append(f"| model {row['model']} | {json.dumps({k: v for k, v in row.items() if k not in ('model', 'tokens')})} | |")
-    stem.with_suffix(".md").write_text("\n".join(lines) + "\n\n## Kernels\n\n" + table)
-    print(f"wrote {stem}.json and .md")
-    failed = [part.name for part in parts if not part.ok()] + [row["model"] for row in models if not row.get("ok", True)]
+    stem = f"{date}-{re.sub(r'[^A-Za-z0-9]+', '-', r.gpu.split(',')[0]).strip('-')}"
+    # A run of some parts has a name of its own, so that it does not replace another run of the day.
+    stem += "".join(f"-{name}" for name in a.parts) if a.parts != list(PARTS) else ""
+    failed = []
+    for name in a.parts:
+        before = nvidia_smi.state(r.pci)
+        part = {**PARTS[name](r), "before": before, "after": nvidia_smi.state(r.pci)}
+        for row in part["rows"]:
+            row.pop("output", None)
+        failed += [row["name"] for row in part["rows"] if row["status"] not in (0, "left out")]
+        report["parts"][name] = part
+        # After each part: what has been measured is kept if the machine goes away.
+        (a.out / f"{stem}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (a.out / f"{stem}.md").write_text(markdown(report))
+    print(f"wrote {a.out / stem}.json and .md")
     if failed:
         sys.exit(f"gpu.py: failed: {', '.join(failed)}")
 

@@ -7,6 +7,7 @@ use fanout::graph::{Builder, Graph};
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::unary::{Unary, UnaryKind};
 use fanout::tensor::DType;
+use fanout_testing::real_gpu;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,10 @@ pub struct CudaFixture {
 }
 
 impl CudaFixture {
+    /// # Panics
+    /// When the tests run on a real GPU, which has no settings and no counters: only the sweep runs there.
     pub fn new(settings: &str) -> CudaFixture {
+        assert!(!real_gpu::requested(), "this test needs the emulator; on a real GPU, run only `--test cuda sweep`");
         let emulator = cudaemu::test::start(settings).unwrap();
         let gpus = cuda::detect().unwrap();
         let device = |(i, gpu): (usize, &cuda::Gpu)| CudaDevice::new(&format!("CUDA{i}"), gpu, MEMORY).unwrap();

@@ -8,6 +8,7 @@ use fanout::rpc::client::{Endpoint, Options};
 use fanout::rpc::server::{Config, Server};
 use fanout_testing::op_case::Subject;
 use fanout_testing::protocol_relay::ProtocolRelay;
+use fanout_testing::real_gpu;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -61,7 +62,7 @@ fn remote_ggml_protocol(name: &'static str, device: Arc<dyn Device>) -> Subject 
 
 /// The first GPU: an emulated GPU, or with FANOUT_TEST_GPU=1 a GPU of this machine.
 fn cuda_with(cpu: Arc<dyn Device>) -> Subject {
-    if std::env::var("FANOUT_TEST_GPU").as_deref() != Ok("1") {
+    if !real_gpu::requested() {
         cudaemu::test::load().expect("the emulator is built with the tests");
     }
     let gpus = cuda::detect().expect("a GPU");

@@ -1,5 +1,8 @@
 //! Sweep: every variant of every kernel over many shapes, compared with the CPU in exact mode, on an emulated GPU of each PTX
 //! target. The sweep fails if no case launches some entry of kernels/ptx. Each file has the cases of one op family.
+//!
+//! With FANOUT_TEST_GPU=1, the sweep runs on the first GPU of this machine, with each target that it can execute. There, the
+//! checks that need the emulator's counters are left out, and each family prints what it compared (`tally`).
 
 mod assign;
 mod binary;
@@ -19,16 +22,22 @@ mod sequence;
 mod softmax;
 mod sort;
 mod ssm;
+mod tally;
 mod unary;
 
 use cudaemu::test::Session;
 use fanout::cpu::{CpuDevice, MathMode};
-use fanout::cuda::{self, CudaDevice};
+use fanout::cuda::{self, CudaDevice, Gpu};
 use fanout::graph::TensorId;
 use fanout_testing::compare::nmse;
 use fanout_testing::op_case::{BuiltCase, Subject};
+use fanout_testing::real_gpu;
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+use tally::{Tally, TimeIsUp};
 
 type Family = (&'static str, fn(&Sweep));
 
@@ -59,35 +68,70 @@ const FAMILIES: &[Family] = &[
 pub struct Sweep {
     cpu: Subject,
     gpu: Subject,
-    emulator: Session,
+    tally: Tally,
+    /// None on a real GPU.
+    emulator: Option<Session>,
 }
 
 impl Sweep {
+    fn new(gpu: &Gpu, tally: Tally, emulator: Option<Session>) -> Sweep {
+        let gpu = CudaDevice::new("CUDA0", gpu, 4 << 30).unwrap();
+        let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, 4 << 30).unwrap();
+        Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), tally, emulator }
+    }
+
     /// Runs a graph on both devices. The results `dsts` must agree within the NMSE `bound`, and no other memory may be written.
     #[track_caller]
     pub fn check(&self, case: &BuiltCase, dsts: &[TensorId], bound: f64, what: &str) {
+        if !self.tally.begin(what) {
+            return;
+        }
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
-            let error = nmse(&got.values(dst), &want.values(dst));
-            assert!(error <= bound, "{what}: the NMSE to the CPU is {error:e}, allowed is {bound:e}");
+            self.tally.compare(nmse(&got.values(dst), &want.values(dst)), bound, what);
         }
     }
 
     /// As [`Sweep::check`], but results must agree bit for bit.
     #[track_caller]
     pub fn check_bytes(&self, case: &BuiltCase, dsts: &[TensorId], what: &str) {
+        if !self.tally.begin(what) {
+            return;
+        }
         let (want, got) = (case.run(&self.cpu), case.run(&self.gpu));
         for &dst in dsts {
-            assert!(got.bytes(dst) == want.bytes(dst), "{what}: the bytes differ from the CPU's");
+            self.tally.compare_bytes(got.bytes(dst) == want.bytes(dst), what);
         }
     }
 
-    /// Number of kernel launches since the start.
-    fn launches(&self) -> u64 {
-        let counts = self.emulator.counts_json();
-        let number = |rest: &str| rest.split([',', '}']).next()?.trim().parse::<u64>().ok();
-        counts.split("\"launches\":").skip(1).filter_map(number).sum()
+    /// Calls `run`, which must launch `expected` kernels. Only the emulator counts launches.
+    #[track_caller]
+    pub fn check_launches<T>(&self, expected: u64, what: &str, run: impl FnOnce() -> T) -> T {
+        let Some(emulator) = &self.emulator else {
+            self.tally.skip_launches();
+            return run();
+        };
+        let before = launches(emulator);
+        let result = run();
+        assert_eq!(launches(emulator) - before, expected, "{what}: launches");
+        result
     }
+}
+
+/// Number of kernel launches since the start of an emulator session.
+fn launches(emulator: &Session) -> u64 {
+    let counts = emulator.counts_json();
+    let number = |rest: &str| rest.split([',', '}']).next()?.trim().parse::<u64>().ok();
+    counts.split("\"launches\":").skip(1).filter_map(number).sum()
+}
+
+/// The families of a run: all, or the one that FANOUT_TEST_FAMILY names.
+fn selected_families() -> Vec<Family> {
+    let only = std::env::var("FANOUT_TEST_FAMILY").ok();
+    let selected = FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name));
+    let selected: Vec<_> = selected.copied().collect();
+    assert!(!selected.is_empty(), "FANOUT_TEST_FAMILY={} names no family with kernels", only.unwrap_or_default());
+    selected
 }
 
 /// Names of all entries in the PTX files for a target.
@@ -114,6 +158,9 @@ fn every_family_on_cuda_has_cases() {
 }
 
 fn sweep(target: u32) {
+    if real_gpu::requested() {
+        return sweep_real_gpu(target);
+    }
     let wanted = entries(target);
     if wanted.is_empty() {
         return;
@@ -122,20 +169,58 @@ fn sweep(target: u32) {
     let emulator = cudaemu::test::start(&settings).unwrap();
     let emulator = {
         let gpus = cuda::detect().unwrap();
-        let gpu = CudaDevice::new("CUDA0", &gpus[0], 4 << 30).unwrap();
-        let cpu = CpuDevice::new("CPU", 1, MathMode::Exact, 4 << 30).unwrap();
-        let sweep = Sweep { cpu: Subject::new("CPU", cpu, false), gpu: Subject::new("GPU", gpu, true), emulator };
-        // FANOUT_TEST_FAMILY selects one family during development; then not all entries are launched.
-        let only = std::env::var("FANOUT_TEST_FAMILY").ok();
-        for (_, run) in FAMILIES.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+        let sweep = Sweep::new(&gpus[0], Tally::strict(), Some(emulator));
+        let families = selected_families();
+        for (_, run) in &families {
             run(&sweep);
         }
-        let counts = sweep.emulator.counts_json();
+        let emulator = sweep.emulator.unwrap();
+        let counts = emulator.counts_json();
         let missing: Vec<_> = wanted.iter().filter(|name| !counts.contains(&format!("\"{name}\""))).collect();
-        assert!(only.is_some() || missing.is_empty(), "no case launches {missing:?} for capability {target}");
-        sweep.emulator
+        // One family alone does not launch all entries.
+        let is_partial = families.len() < FAMILIES.len();
+        assert!(is_partial || missing.is_empty(), "no case launches {missing:?} for capability {target}");
+        emulator
     };
     assert_eq!(emulator.reports(), Vec::<String>::new());
+}
+
+/// The sweep on the first GPU of this machine, as if it had the capability `target`: the device then selects the PTX and the
+/// kernels of that target, which every later GPU executes. Prints a line of JSON per family.
+fn sweep_real_gpu(target: u32) {
+    // One target at a time, so that memory and time limits of a sweep do not depend on the others.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gpu = cuda::detect().unwrap().swap_remove(0);
+    if gpu.capability < target {
+        println!("\nsweep of target {target} left out: the GPU has capability {}", gpu.capability);
+        return;
+    }
+    gpu.capability = target;
+    let ptx = format!("sm_{target}");
+    let mut failed = Vec::new();
+    for (family, run) in selected_families() {
+        let sweep = Sweep::new(&gpu, Tally::lenient(), None);
+        let features = sweep.gpu.device.features();
+        if !features.iter().any(|feature| feature.name == "ptx" && feature.value.split(' ').any(|name| name == ptx)) {
+            println!("\nsweep of target {target} left out: no kernel has PTX for it");
+            return;
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| run(&sweep)));
+        if let Some(panic) = ended.err().filter(|panic| !panic.is::<TimeIsUp>()) {
+            sweep.tally.fail_by_panic(panic_message(&*panic));
+        }
+        println!("\n{}", sweep.tally.line(target, family));
+        if sweep.tally.failures() > 0 {
+            failed.push(family);
+        }
+    }
+    assert!(failed.is_empty(), "target {target}: the GPU differs from the CPU in {failed:?}; see the lines of JSON");
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text")
 }
 
 #[test]

@@ -96,15 +96,11 @@ fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
         let what = format!("{op:?} {ne:?} add {add} mul {mul} plus {plus} by {repeated:?}");
         let (case, dsts) = neighbours(op, ne, repeated, [add, mul, plus], true);
         sweep.check(&case, &dsts, 1e-12, &what);
-        let before = sweep.launches();
-        let got = case.run(&sweep.gpu);
-        assert_eq!(sweep.launches() - before, 1, "{what}: launches");
+        let got = sweep.check_launches(1, &what, || case.run(&sweep.gpu));
         // Prevent fusion: another node reads the sum, and intermediate results are not declared dead.
         let (single, alone) = neighbours(op, ne, repeated, [add, mul, plus], false);
-        let before = sweep.launches();
-        let want = single.run(&sweep.gpu);
         let nodes = 1 + 2 * u64::from(add) + u64::from(mul) + u64::from(plus);
-        assert_eq!(sweep.launches() - before, nodes, "{what}: launches without fusion");
+        let want = sweep.check_launches(nodes, &format!("{what}, not fused"), || single.run(&sweep.gpu));
         for (dst, alone) in dsts.into_iter().zip(alone) {
             assert!(got.bytes(dst) == want.bytes(alone), "{what}: the bytes differ from those without fusion");
         }
