@@ -4,13 +4,16 @@
 
 #[cfg(unix)]
 mod backoff;
+mod compute_cache;
 mod connect;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
 mod hangup;
 mod keys;
+mod list_devices;
 mod log_writer;
+mod lost_device;
 mod open_files;
 mod sandbox;
 mod serve;
@@ -21,7 +24,7 @@ mod supervisor;
 #[cfg(unix)]
 mod worker;
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +50,9 @@ Exit status:
   1    cannot serve: address in use, no such GPU, folder not usable; the worker died while it drained, or had to be
        killed 15 s after the time of --drain; --status: the server accepts no clients
   2    wrong arguments
+  75   a device is lost, and only a new process can use it again: an uncorrectable memory error, an illegal access, a GPU
+       that fell off the bus or hangs. The server has served what other devices run for up to 10 s. With a supervisor, this
+       is the exit code of the worker, which is replaced
   128 + N
        ended by a second signal N, or the worker was killed by signal N before it served
 A worker that has served and then ends in any way is replaced.
@@ -259,6 +265,15 @@ struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     max_run: Option<Duration>,
 
+    /// Seconds without any progress after which a GPU counts as hung, at least 1. Its sessions fail, and the process ends with
+    /// status 75, because only a new one can use the GPU again.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = at_least_a_second)]
+    device_timeout: Duration,
+
+    /// Waits for each kernel launch, to name the kernel at fault (slow).
+    #[arg(long)]
+    launch_check: bool,
+
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor groups,
     /// and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not
     /// 50052, or :* for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must
@@ -314,6 +329,11 @@ struct Args {
     #[arg(long)]
     list_devices: bool,
 
+    /// With --list-devices: also load all kernels of each GPU, and print the time of each module and whether it was in the
+    /// driver's cache (loaded in less than 5 ms). Compiling all takes seconds.
+    #[arg(long, requires = "list_devices")]
+    verbose: bool,
+
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
     #[arg(long, global = true, value_name = "LEVEL", value_parser = parse_log_level)]
     log_level: Option<LevelFilter>,
@@ -342,6 +362,15 @@ fn message_size(text: &str) -> Result<u64, String> {
 fn seconds(text: &str) -> Result<Duration, String> {
     let value = seconds_or_none(text)?;
     if value.is_zero() { Err("must be more than 0 seconds, up to a day (86400)".to_owned()) } else { Ok(value) }
+}
+
+fn at_least_a_second(text: &str) -> Result<Duration, String> {
+    let value = seconds_or_none(text)?;
+    if value < Duration::from_secs(1) {
+        Err("must be at least 1 second, up to a day (86400)".to_owned())
+    } else {
+        Ok(value)
+    }
 }
 
 fn seconds_or_none(text: &str) -> Result<Duration, String> {
@@ -375,7 +404,7 @@ fn run(args: Args) -> ExitCode {
         };
     }
     if args.list_devices {
-        return print_or_fail(&list_devices(&Registry::detect()), ExitCode::SUCCESS);
+        return print_or_fail(&list_devices::text(&Registry::detect(), args.verbose), ExitCode::SUCCESS);
     }
     if let Err(e) = keys::check_options(&args) {
         usage(&e);
@@ -412,19 +441,6 @@ fn start_log(level: Option<LevelFilter>) {
         log.write_style(WriteStyle::Always);
     }
     log.format_target(false).init();
-}
-
-fn list_devices(registry: &Registry) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    for entry in registry.entries() {
-        let unusable = entry.unusable.as_ref().map_or(String::new(), |why| format!("; not usable: {why}"));
-        let _ = writeln!(text, "{}: {}{unusable}", entry.name, entry.description);
-    }
-    if let Some(why) = registry.no_gpu_reason() {
-        let _ = writeln!(text, "no GPU: {why}");
-    }
-    text
 }
 
 /// Prints all of `text` in one write: a script that waits for the first line may close the pipe after it.
@@ -505,5 +521,7 @@ mod tests {
         let (given, default) = (configuration(&args), Config::default());
         assert_eq!(format!("{given:?}"), format!("{default:?}"));
         assert_eq!(args.cache_size, CacheConfig::DEFAULT_BYTES);
+        let devices = fanout::registry::Options::default();
+        assert_eq!((args.device_timeout, args.launch_check), (devices.device_timeout, devices.launch_check));
     }
 }

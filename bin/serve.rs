@@ -8,14 +8,17 @@ use std::sync::Arc;
 use fanout::device::{Device, DeviceKind};
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::keys::Certificate;
-use fanout::rpc::server::{BindError, CacheConfig, Config, ListenerInfo, Server, ServerKeys};
+use fanout::rpc::server::{BindError, CacheConfig, Config, Ended, ListenerInfo, Server, ServerKeys};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
 use super::sandbox::{self, Access};
 use super::signals::{SecondSignal, end_on_signals, reread_on_hangup};
 #[cfg(unix)]
 use super::worker::SupervisorLink;
-use super::{Args, VERSION, configuration, fail, listen_addresses, log_writer, open_files, print, usage};
+use super::{
+    Args, VERSION, compute_cache, configuration, fail, listen_addresses, log_writer, lost_device, open_files, print,
+    usage,
+};
 
 /// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
@@ -41,6 +44,9 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
     let options = Options::default()
         .with_threads(args.threads.map(usize::from))
         .with_memory(args.mem.clone())
+        .with_device_timeout(args.device_timeout)
+        .with_launch_check(args.launch_check)
+        .with_precompile(true)
         .with_host_memory(host_memory);
     let config = match configuration_with_files(&args) {
         Ok(config) => config,
@@ -56,6 +62,9 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
     };
     if let Err(e) = log_writer::start() {
         return fail(&format!("cannot start the thread that writes the log: {e}"));
+    }
+    if uses_gpu(&registry, &list) {
+        compute_cache::warn_if_missing();
     }
     let devices = match registry.open(&list, &options) {
         Ok(devices) => devices,
@@ -124,6 +133,7 @@ fn serve(
     let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
     let (handle, drain) = (server.handle(), args.drain);
     end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })?;
+    lost_device::exit_after_drain(server.handle())?;
     if let Some(keys) = config.keys.as_ref().filter(|_| args.allow_keys.is_some()) {
         reread_on_hangup(server.handle(), keys.clone())?;
     }
@@ -142,8 +152,10 @@ fn serve(
     if !is_printed {
         banner.lines().for_each(|line| log::info!("{line}"));
     }
-    server.run();
-    log::info!("server ended");
+    match server.run() {
+        Ended::DeviceLost(error) => lost_device::exit(&error),
+        _ => log::info!("server ended"),
+    }
     Ok(())
 }
 

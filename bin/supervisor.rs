@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
 use super::backoff::Backoff;
-use super::{control, fail, hangup, log_writer};
+use super::{control, fail, hangup, log_writer, lost_device};
 
 /// How long the supervisor waits for the end of a worker that it has killed: a worker may be blocked in a device driver.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -385,6 +385,9 @@ impl Death {
 impl Display for Death {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.0.exit_status(), self.0.terminating_signal()) {
+            (Some(code), _) if code == i32::from(lost_device::EXIT_CODE) => {
+                write!(f, "ended with exit code {code}, because a device is lost (its own lines name it)")
+            }
             (Some(code), _) => write!(f, "ended with exit code {code}"),
             (None, Some(signal)) => {
                 write!(f, "was killed by {} (signal {signal})", signal_name(signal).unwrap_or("an unnamed signal"))

@@ -27,7 +27,7 @@ pub use crate::size::{ParseSizeError, parse_bytes, parse_nonzero_bytes};
 pub use error::RegistryError;
 pub use open::Options;
 
-use crate::device::{Device, DeviceError, DeviceKind};
+use crate::device::{Device, DeviceError, DeviceKind, ModuleLoad};
 use backend::{Backend, DeviceOpener, backends};
 use open::open_list;
 use std::borrow::Cow;
@@ -304,6 +304,18 @@ impl DeviceEntry {
             DeviceOrigin::Registered(device) | DeviceOrigin::Remote(device) => {
                 device.memory().map(|memory| memory.free)
             }
+        }
+    }
+
+    /// Opens a GPU of this machine, loads all its kernels, and returns the time of each module: of compiling it, or of reading
+    /// it from the driver's cache. Empty for other devices.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn load_modules(&self) -> Result<Vec<ModuleLoad>, DeviceError> {
+        match &self.origin {
+            DeviceOrigin::Local { opener, .. } => opener.load_modules(&self.name),
+            DeviceOrigin::Registered(_) | DeviceOrigin::Remote(_) => Ok(Vec::new()),
         }
     }
 }

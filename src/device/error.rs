@@ -109,7 +109,16 @@ pub enum DeviceError {
         device: String,
         /// The driver call that reported the error.
         call: &'static str,
-        /// The driver's error, and the kernel that was launched last.
+        /// The driver's error.
+        reason: String,
+    },
+    /// The device is unusable until the process that has opened it is started again. See
+    /// [`Device::lost`](super::Device::lost).
+    #[error("{device} is lost until its process is started again: {reason}")]
+    Lost {
+        /// The device's name.
+        device: String,
+        /// The driver's error and what ran then, or how long a kernel has not ended.
         reason: String,
     },
     /// The queue was dropped, or its thread ended, before the work was done.

@@ -62,6 +62,10 @@ pub trait ForwardDevice: Send + Sync + Debug {
         self.inner().queue(budget)
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.inner().lost()
+    }
+
     fn link_stats(&self) -> Option<LinkStats> {
         self.inner().link_stats()
     }
@@ -193,6 +197,10 @@ impl<T: ForwardDevice> Device for T {
 
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
         ForwardDevice::queue(self, budget)
+    }
+
+    fn lost(&self) -> Option<DeviceError> {
+        ForwardDevice::lost(self)
     }
 
     fn link_stats(&self) -> Option<LinkStats> {

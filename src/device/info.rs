@@ -4,6 +4,7 @@ use crate::setters::setters;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A device's identity within this process.
 ///
@@ -180,4 +181,23 @@ pub struct MemoryInfo {
     pub free: u64,
     /// Bytes in total.
     pub total: u64,
+}
+
+/// Time to load a module of kernels of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleLoad {
+    /// Name of the module: `mul_mat_q4_k.sm_80`.
+    pub name: String,
+    /// Time until it was loaded.
+    pub time: Duration,
+}
+
+impl ModuleLoad {
+    /// A module that loads faster than this was in the driver's cache: compiling a small one takes longer.
+    pub const MAX_CACHED_TIME: Duration = Duration::from_millis(5);
+
+    /// Whether the driver had the module's code in its cache. Drivers do not tell, so this is judged by the time.
+    pub fn was_cached(&self) -> bool {
+        self.time < ModuleLoad::MAX_CACHED_TIME
+    }
 }

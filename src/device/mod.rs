@@ -52,9 +52,11 @@
 //! A failure of submitted work sticks to the queue: the next submission or wait returns it, and no work submitted after that
 //! runs (work submitted before may have run). The host waits for [`PendingRead`]s and [`TimelinePoint`]s with a deadline.
 //!
+//! Some failures of a GPU make the whole device unusable, and only a new process can use it again: [`Device::lost`].
+//!
 //! The variant of [`DeviceError`] states which side is at fault: the caller ([`DeviceError::Misuse`], [`DeviceError::Source`]),
 //! the data ([`DeviceError::Data`]), the machine ([`DeviceError::OutOfMemory`], [`DeviceError::Exhausted`],
-//! [`DeviceError::Driver`]), the network ([`DeviceError::ConnectionLost`]), or fanout ([`DeviceError::Bug`]).
+//! [`DeviceError::Driver`], [`DeviceError::Lost`]), the network ([`DeviceError::ConnectionLost`]), or fanout ([`DeviceError::Bug`]).
 
 mod abort;
 mod adaptive_spin;
@@ -96,7 +98,7 @@ pub(crate) use fair_queue::DEFAULT_SHARE;
 pub(crate) use fair_queue::{FairQueue, FlowKeys, RECENT, SLICE};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
-pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo};
+pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo, ModuleLoad};
 pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
@@ -119,6 +121,9 @@ pub(crate) const TRANSFER_CHUNK_BYTES: u64 = 256 << 10;
 
 /// How long fanout itself waits for a device before it fails the operation with [`DeviceError::Deadline`].
 pub(crate) const DEVICE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Default of the time without any progress after which a GPU counts as hung.
+pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes of an upload: a slice, or a closure that writes them into memory of the device.
 pub enum UploadSource<'a> {
@@ -193,6 +198,14 @@ pub trait Device: Send + Sync + Debug {
     /// # Errors
     /// The driver's or the connection's error; [`DeviceError::Exhausted`] when the host cannot start a thread for the queue.
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError>;
+
+    /// Why the device is unusable until this process is started again, if it is: a GPU that fell off the bus, an uncorrectable
+    /// memory error, an illegal access, a kernel that does not end. It never becomes usable again. All work of its queues fails,
+    /// and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
+    /// that a server may poll it.
+    fn lost(&self) -> Option<DeviceError> {
+        None
+    }
 
     /// Traffic counters of the connection, if the device is remote.
     fn link_stats(&self) -> Option<LinkStats> {

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// How long a waiter polls without a pause before it sleeps between two polls. Shorter work is awaited without a sleep's delay.
 pub(crate) const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(200);
 
+/// Longest sleep before the expected end: a failure or an abort is noticed by polling.
+const MAX_PAUSE: Duration = Duration::from_millis(1);
+
 /// The sleep between two polls of a device that does not notify completion.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -45,6 +48,12 @@ pub trait CompletionSource: Send + Sync + fmt::Debug {
         let _ = seq;
         self.poll(timeline);
         false
+    }
+
+    /// When point `seq` is expected to be reached, if the source can tell. A waiting thread sleeps until shortly before.
+    fn expected_end(&self, seq: u64) -> Option<Instant> {
+        let _ = seq;
+        None
     }
 
     /// For [`TimelinePoint::completion_source`], which downcasts to the device's own type.
@@ -177,12 +186,6 @@ impl TimelinePoint {
         Arc::ptr_eq(&self.timeline, &other.timeline)
     }
 
-    /// Whether the timeline has no completion source, so that callbacks of [`TimelinePoint::on_reached`] run without polling.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn needs_no_polling(&self) -> bool {
-        self.timeline.source.is_none()
-    }
-
     /// For devices: the completion source of the point's timeline if it has type `T`. By it a device recognises points of its
     /// own queues, which it can order without the host.
     pub fn completion_source<T: 'static>(&self) -> Option<&T> {
@@ -252,13 +255,27 @@ impl TimelinePoint {
             if deadline.is_some_and(|at| now >= at) {
                 return Err(DeviceError::Deadline("a point on a queue"));
             }
-            if now - began < SPIN_BEFORE_SLEEP {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(POLL_INTERVAL);
+            let expected = self.timeline.source.as_ref().and_then(|source| source.expected_end(self.seq));
+            match pause_before_poll(now, began, expected) {
+                Some(pause) => std::thread::sleep(deadline.map_or(pause, |at| pause.min(at - now))),
+                None => std::hint::spin_loop(),
             }
         }
         Ok(())
+    }
+}
+
+/// How long a thread that began to wait at `began` sleeps before its next poll; `None`: it polls at once. It does so around the
+/// expected end, or without one in the beginning.
+fn pause_before_poll(now: Instant, began: Instant, expected: Option<Instant>) -> Option<Duration> {
+    let spin_from = expected.and_then(|end| end.checked_sub(SPIN_BEFORE_SLEEP)).unwrap_or(began);
+    let spin_until = expected.unwrap_or(began) + SPIN_BEFORE_SLEEP;
+    if now < spin_from {
+        Some((spin_from - now).min(MAX_PAUSE))
+    } else if now < spin_until {
+        None
+    } else {
+        Some(POLL_INTERVAL)
     }
 }
 
@@ -383,6 +400,28 @@ impl<T> PendingReadSender<T> {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn a_waiter_sleeps_until_shortly_before_the_expected_end() {
+        let began = Instant::now();
+        let pause = |now: u64, expected: Option<u64>| {
+            let after = |micros| began + Duration::from_micros(micros);
+            pause_before_poll(after(now), began, expected.map(after)).map(|pause| pause.as_micros())
+        };
+        for (now, expected, want) in [
+            (0, None, None),
+            (199, None, None),
+            (200, None, Some(50)),
+            (0, Some(10_000), Some(1000)),
+            (9_300, Some(10_000), Some(500)),
+            (9_800, Some(10_000), None),
+            (10_199, Some(10_000), None),
+            (10_200, Some(10_000), Some(50)),
+            (0, Some(100), None),
+        ] {
+            assert_eq!(pause(now, expected), want, "{now} {expected:?}");
+        }
+    }
 
     #[test]
     fn points_are_reached_in_order_and_fail_with_their_queue() {

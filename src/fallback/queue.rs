@@ -341,7 +341,7 @@ impl Drop for FallbackQueue {
         self.timeline.fail(DeviceError::Ended);
         thread.close();
         if self.worker.is_none() {
-            // The thread may be blocked in a call of a device's queue, for example for space in a full staging ring.
+            // The thread may be blocked in a call of a device's queue, for example for what that queue holds back.
             self.parked.abort();
         }
         // Drops the devices' queues if the thread waits for them: the devices stop their work, which ends the wait.

@@ -8,8 +8,8 @@ mod cuda_disabled;
 
 #[cfg(not(feature = "cuda"))]
 use self::cuda_disabled as cuda;
-use super::{DeviceEntry, DeviceOrigin, RegistryError};
-use crate::device::{Device, DeviceError, DeviceKind, MemoryBudget};
+use super::{DeviceEntry, DeviceOrigin, Options, RegistryError};
+use crate::device::{Device, DeviceError, DeviceKind, MemoryBudget, ModuleLoad};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -60,6 +60,14 @@ pub(super) trait DeviceOpener: Debug + Send + Sync {
     /// Bytes of memory that the device has in all, used or free; `None` where the system does not report it.
     fn total(&self) -> Option<u64>;
 
+    /// Opens the device as `name`, loads all its kernels and returns the time of each module. Empty for devices without modules.
+    ///
+    /// # Errors
+    /// The driver's error.
+    fn load_modules(&self, _name: &str) -> Result<Vec<ModuleLoad>, DeviceError> {
+        Ok(Vec::new())
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -79,8 +87,8 @@ pub(super) struct OpenRequest<'a> {
     pub(super) share: u64,
     /// Sum of `memory` over the entries of the list that are the same device; `None` if `memory` is `None`.
     pub(super) shared_limit: Option<u64>,
-    /// Host memory in bytes that the default limit of a CPU device leaves to the process.
-    pub(super) host_memory: u64,
+    /// Options of all devices of the list.
+    pub(super) options: &'a Options,
     /// Counts the memory of all CPU devices of the list.
     pub(super) cpu_memory: &'a Arc<MemoryBudget>,
 }

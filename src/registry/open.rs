@@ -3,13 +3,14 @@
 use super::backend::cpu::Cpu;
 use super::backend::{DeviceOpener, OpenRequest};
 use super::{DeviceEntry, DeviceOrigin, RegistryError};
-use crate::device::{Device, DeviceKind, MemoryBudget};
+use crate::device::{Device, DeviceKind, HANG_TIMEOUT, MemoryBudget};
 use crate::fallback::Fallback;
 #[cfg(feature = "client")]
 use crate::rpc::client;
 use crate::setters::setters;
 use std::num::NonZero;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Options for opening devices.
 #[derive(Clone, Debug)]
@@ -26,6 +27,12 @@ pub struct Options {
     /// Whether a CPU device runs the nodes that a local GPU does not support ([`Fallback`]). Without it the GPU reports such
     /// nodes as unsupported. Set this to false for a scheduler, which places them on a better device.
     pub fallback: bool,
+    /// Time without any progress after which a GPU of this machine counts as hung: 60 s.
+    pub device_timeout: Duration,
+    /// Whether a GPU waits for each kernel launch, so that an error names the kernel at fault. Slow.
+    pub launch_check: bool,
+    /// Whether a GPU compiles the kernels that clients are likely to need in the background, from its first allocation on.
+    pub precompile: bool,
     /// Options for connections to servers.
     #[cfg(feature = "client")]
     pub rpc: client::Options,
@@ -36,6 +43,9 @@ setters!(Options {
     with_memory memory: Vec<u64>,
     with_host_memory host_memory: u64,
     with_fallback fallback: bool,
+    with_device_timeout device_timeout: Duration,
+    with_launch_check launch_check: bool,
+    with_precompile precompile: bool,
     #[cfg(feature = "client")]
     with_rpc rpc: client::Options,
 });
@@ -47,6 +57,9 @@ impl Default for Options {
             memory: Vec::new(),
             host_memory: 0,
             fallback: true,
+            device_timeout: HANG_TIMEOUT,
+            launch_check: false,
+            precompile: false,
             #[cfg(feature = "client")]
             rpc: client::Options::default(),
         }
@@ -72,7 +85,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
     // The CPU devices first: the first of them is the secondary device of each fallback.
     let mut cpus = Vec::new();
     for device in requested.iter().filter(|device| device.is_local_cpu()) {
-        cpus.push(device.open(threads, options.host_memory, &cpu_memory)?);
+        cpus.push(device.open(threads, options, &cpu_memory)?);
     }
     let secondary = match cpus.first() {
         _ if !options.fallback || !requested.iter().any(OpenSpec::may_need_fallback) => None,
@@ -84,7 +97,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
             memory: None,
             share: 1,
             shared_limit: None,
-            host_memory: options.host_memory,
+            options,
             cpu_memory: &cpu_memory,
         })?),
     };
@@ -95,7 +108,7 @@ pub(super) fn open_list(entries: &[&DeviceEntry], options: &Options) -> Result<V
             devices.extend(cpus.next());
             continue;
         }
-        let opened = device.open(threads, options.host_memory, &cpu_memory)?;
+        let opened = device.open(threads, options, &cpu_memory)?;
         devices.push(match &secondary {
             Some(secondary) if device.may_need_fallback() => Fallback::new(opened, Arc::clone(secondary)),
             _ => opened,
@@ -167,7 +180,7 @@ impl<'a> OpenSpec<'a> {
     fn open(
         &self,
         threads: usize,
-        host_memory: u64,
+        options: &Options,
         cpu_memory: &Arc<MemoryBudget>,
     ) -> Result<Arc<dyn Device>, RegistryError> {
         match &self.entry.origin {
@@ -178,7 +191,7 @@ impl<'a> OpenSpec<'a> {
                 memory: self.memory,
                 share: self.share,
                 shared_limit: self.shared_limit,
-                host_memory,
+                options,
                 cpu_memory,
             }),
         }

@@ -4,7 +4,7 @@
 mod keys;
 
 use super::client::{ConnectError, Endpoint, Options};
-use super::server::{Config, Server, ServerHandle};
+use super::server::{Config, Ended, Server, ServerHandle};
 use super::transport::memory::{LinkConditions, listen_for};
 use super::transport::{Deadline, dial, resolve};
 use super::wire::*;
@@ -24,7 +24,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 struct MemoryServer {
     endpoint: String,
     handle: ServerHandle,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<Ended>>,
 }
 
 impl MemoryServer {
@@ -50,7 +50,7 @@ impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.handle.shutdown();
         let ended = self.thread.take().map(std::thread::JoinHandle::join);
-        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
+        assert!(matches!(ended, Some(Ok(_))) || std::thread::panicking());
     }
 }
 

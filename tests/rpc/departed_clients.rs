@@ -120,7 +120,8 @@ fn leave(server: &TestServer, client: Client, reset: bool, state: &str) {
     drop(client);
     eventually(&format!("{state}: the session ends"), || server.handle.connections() == 0);
     // The running step of a graph ends after the session.
-    eventually(&format!("{state}: its memory is freed"), || server.used_bytes(0) == 0);
+    // The code of the device's kernels stays.
+    eventually(&format!("{state}: its memory is freed"), || server.used_bytes(0) < MATRIX);
 }
 
 /// What the session's thread waits for when the client of a GPU leaves. The queues of the GPU wait for a point that is never
@@ -131,8 +132,8 @@ enum GpuPending {
     GetTensor,
     /// A READ beyond the memory for replies.
     Replies,
-    /// Space in the staging ring of the queue, for a WRITE.
-    StagingRing,
+    /// What the queue holds back, before a large WRITE.
+    LargeWrite,
     /// The data of a WRITE.
     WriteData,
 }
@@ -162,14 +163,14 @@ fn client_with_held_queue(server: &TestServer, pending: GpuPending) -> Client {
     let whole = memory.whole_span();
     match pending {
         GpuPending::Replies => (0..20).for_each(|id| client.read_spans(0, id, &[whole])),
-        // More than the ring holds, and less than the connection's buffers hold.
-        GpuPending::StagingRing => client.write_span(0, whole, None, &vec![1; 3 << 20]),
+        // More than the queue holds back, and less than the connection's buffers hold.
+        GpuPending::LargeWrite => client.write_span(0, whole, None, &vec![1; 3 << 20]),
         _ => client.write_span(0, whole, None, &[]),
     }
     client
 }
 
-/// As above, on an emulated GPU with its fallback: an abort releases the streams.
+/// As above, on an emulated GPU with its fallback: an abort drops what the queues hold back.
 #[test]
 fn the_work_of_a_client_that_leaves_ends_on_a_gpu() {
     use GpuPending::*;
@@ -177,7 +178,7 @@ fn the_work_of_a_client_that_leaves_ends_on_a_gpu() {
     let options = Options::default().with_threads(Some(2)).with_memory(vec![512 << 20]);
     let gpu = Registry::detect().open("0", &options).expect("a device").remove(0);
     let mut server = TestServer::with_device_list(vec![HeldDevice::wrap(gpu) as Arc<dyn Device>], Config::default());
-    let states = [Nothing, GetTensor, Replies, StagingRing, WriteData];
+    let states = [Nothing, GetTensor, Replies, LargeWrite, WriteData];
     for (pending, reset) in states.into_iter().flat_map(|pending| [(pending, false), (pending, true)]) {
         let client = client_with_held_queue(&server, pending);
         leave(&server, client, reset, &format!("{pending:?}, reset {reset}"));

@@ -5,7 +5,7 @@
 //! `load_*`, `peer_transfer`, `server_groups` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
 //! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
 //! `client*` and `old_servers` test the client.
-//! `server_program*`, `connect_program` and `gpus` run the program. Recorded sessions are replayed by `tests/replay`.
+//! `server_program*`, `connect_program`, `gpus` and `lost_device` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
 
 mod audit;
@@ -35,6 +35,8 @@ mod load_by_digest;
 mod load_confidentiality;
 mod load_slices;
 mod log_floods;
+#[cfg(target_os = "linux")]
+mod lost_device;
 mod old_clients;
 mod old_servers;
 mod peer_transfer;

@@ -312,7 +312,7 @@ fn late_ranks_fail_their_group() {
     };
     let text = failure(&mut client);
     assert!(text.contains("rank 0") && text.contains("JOIN_GROUP"), "{text}");
-    let mut group = Group::with_config(config().with_device_timeout(SHORT_TIMEOUT));
+    let mut group = Group::with_config(config().with_reply_timeout(SHORT_TIMEOUT));
     group.run(1, &[0.0; 3]);
     let text = failure(&mut group.client);
     assert!(text.contains("rank 1") && text.contains("a part of a collective"), "{text}");

@@ -3,7 +3,7 @@
 
 use crate::server_program::{ServerProcess, run_server_program, spawn_server};
 use crate::support::{WATCHDOG, eventually};
-use fanout::device::{Buffer, DeviceError, MemoryBudget, Queue, UploadSource};
+use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Queue, UploadSource};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::wire::ext::REVISION;
 use std::net::TcpListener;
@@ -58,7 +58,11 @@ pub(crate) struct QueueWork {
 
 impl QueueWork {
     pub(crate) fn on(endpoint: &Endpoint) -> QueueWork {
-        let (device, budget) = (&endpoint.devices()[0], MemoryBudget::new(1 << 20));
+        QueueWork::on_device(&*endpoint.devices()[0])
+    }
+
+    pub(crate) fn on_device(device: &dyn Device) -> QueueWork {
+        let budget = MemoryBudget::new(1 << 20);
         let (queue, buffer) = (device.queue(&budget).unwrap(), device.alloc(64, &budget).unwrap());
         let mut work = QueueWork { queue, buffer };
         assert_eq!(work.run(), Ok(vec![7; 64]));

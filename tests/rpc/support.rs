@@ -3,7 +3,7 @@
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::Device;
 use fanout::ops::OpCode;
-use fanout::rpc::server::{Config, ListenAddress, ListenerInfo, ServedVersion, Server, ServerHandle};
+use fanout::rpc::server::{Config, Ended, ListenAddress, ListenerInfo, ServedVersion, Server, ServerHandle};
 use fanout::rpc::wire::ext::{ExtensionOffer, REVISION, ServerState};
 use fanout::rpc::wire::*;
 use fanout::tensor::{DType, TensorDesc};
@@ -34,7 +34,7 @@ pub(crate) struct TestServer {
     pub(crate) listeners: Vec<ListenerInfo>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) handle: ServerHandle,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Ended>>,
 }
 
 impl TestServer {
@@ -76,6 +76,11 @@ impl TestServer {
     pub(crate) fn used_bytes(&self, device: usize) -> u64 {
         let memory = self.devices[device].memory().expect("memory");
         memory.total - memory.free
+    }
+
+    /// Waits until the server has ended by itself.
+    pub(crate) fn wait_until_ended(&mut self) -> Ended {
+        self.thread.take().expect("it runs").join().expect("the server thread ends without a panic")
     }
 
     /// Shuts the server down and joins its thread.

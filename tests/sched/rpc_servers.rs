@@ -3,7 +3,7 @@
 
 use super::domains::{LayeredNetwork, MEMORY, cpus, expected_results};
 use fanout::rpc::client::{Endpoint, Options};
-use fanout::rpc::server::{Config, Server, ServerHandle};
+use fanout::rpc::server::{Config, Ended, Server, ServerHandle};
 use fanout_testing::protocol_relay::ProtocolRelay;
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -14,7 +14,7 @@ pub(super) struct TestServer {
     pub(super) handle: ServerHandle,
     /// Number of devices, and whether the server may copy to peers.
     config: (usize, bool),
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Ended>>,
 }
 
 impl TestServer {

@@ -376,6 +376,10 @@ impl Device for GatedDevice {
         self.inner.memory()
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.inner.lost()
+    }
+
     fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
         self.inner.alloc(bytes, budget)
     }

@@ -114,6 +114,10 @@ impl Device for RecordingDevice {
         self.inner.memory()
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.inner.lost()
+    }
+
     fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
         self.inner.alloc(bytes, budget)
     }

@@ -46,7 +46,7 @@ impl DeviceOpener {
         let (threads, memory) = (args.threads.map(usize::from), args.mem.clone());
         Ok(DeviceOpener {
             registry: Registry::detect(),
-            options: Options::default().with_threads(threads).with_memory(memory).with_rpc(rpc),
+            options: Options::default().with_threads(threads).with_memory(memory).with_precompile(true).with_rpc(rpc),
         })
     }
 

@@ -46,7 +46,8 @@ impl DeviceOpener for Cpu {
     }
 
     fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
-        let memory = request.memory.unwrap_or_else(|| default_memory(free(), request.host_memory) / request.share);
+        let memory =
+            request.memory.unwrap_or_else(|| default_memory(free(), request.options.host_memory) / request.share);
         let limit = request.shared_limit.unwrap_or(memory.saturating_mul(request.share));
         let siblings = SiblingMemory { used: Arc::clone(request.cpu_memory), limit };
         match CpuDevice::with_siblings(request.name, request.threads, MathMode::Fast, memory, siblings) {

@@ -1,13 +1,13 @@
 //! The CUDA backend: the GPUs of the CUDA driver.
 
-use super::super::RegistryError;
+use super::super::{Options, RegistryError};
 use super::{Backend, DeviceOpener, FoundDevice, OpenRequest};
-use crate::cuda::{self, CudaDevice, CudaUnavailable, Gpu};
-use crate::device::{Device, DeviceError, DeviceKind};
+use crate::cuda::{self, CudaDevice, CudaOptions, CudaUnavailable, Gpu};
+use crate::device::{Device, DeviceError, DeviceKind, ModuleLoad};
 use std::sync::Arc;
 
 /// GPU memory in bytes that is left for uses other than buffers, out of the free memory after the context was created; less on
-/// small GPUs, see `open`. It holds loaded kernels (tens of MiB for a model), the driver's CUDA graphs of repeated programs,
+/// small GPUs, see `open`. It holds what loaded kernels take beyond their estimate, the driver's CUDA graphs of repeated programs,
 /// and the rounding of each buffer to 2 MiB (a client has some tens of buffers).
 const GPU_MARGIN_BYTES: u64 = 512 << 20;
 
@@ -53,8 +53,15 @@ impl DeviceOpener for Gpu {
         Some(self.memory)
     }
 
+    fn load_modules(&self, name: &str) -> Result<Vec<ModuleLoad>, DeviceError> {
+        CudaDevice::new(name, self, u64::MAX)?.load_modules()
+    }
+
     fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
         let share = |free: u64| (free - (free / 16).min(GPU_MARGIN_BYTES)) / request.share;
-        Ok(CudaDevice::with_free(request.name, self, |free| request.memory.unwrap_or_else(|| share(free)))?)
+        let memory = |free| request.memory.unwrap_or_else(|| share(free));
+        let Options { device_timeout, launch_check, precompile, .. } = *request.options;
+        let options = CudaOptions { device_timeout, launch_check, precompile };
+        Ok(CudaDevice::with_options(request.name, self, memory, options)?)
     }
 }

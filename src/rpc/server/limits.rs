@@ -74,7 +74,7 @@ pub struct Config {
     pub idle_timeout: Option<Duration>,
     /// Maximum time that a reply waits for the device that computes its data. A part of a collective that is missing for nine
     /// tenths of this time fails its group.
-    pub device_timeout: Duration,
+    pub reply_timeout: Duration,
     /// Maximum time for which one graph may use a CPU device, without the turns of others; a graph beyond it fails its queue.
     /// A wait for memory that another queue uses counts; the conversion of a weight before its first use is not ended. `None`:
     /// without limit.
@@ -127,7 +127,7 @@ impl Default for Config {
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
             idle_timeout: None,
-            device_timeout: Duration::from_secs(600),
+            reply_timeout: Duration::from_secs(600),
             max_run: None,
             cache: None,
             peers: Vec::new(),
@@ -162,7 +162,7 @@ setters!(Config {
     with_handshake_timeout handshake_timeout: Duration,
     with_stall_timeout stall_timeout: Duration,
     with_idle_timeout idle_timeout: Option<Duration>,
-    with_device_timeout device_timeout: Duration,
+    with_reply_timeout reply_timeout: Duration,
     with_max_run max_run: Option<Duration>,
     with_cache cache: Option<CacheConfig>,
     with_peers peers: Vec<Peer>,

@@ -1,7 +1,7 @@
 //! RPC server: offers the devices of this process to clients over the network, both fanout's and llama.cpp's.
 //!
 //! ```text
-//! this file: listen → admission, tenants (limits of connections; reject: replies "full" or "draining") → one thread per connection
+//! this file: listen → accept → admission, tenants (limits of connections; reject: replies "full" or "draining") → one thread per connection
 //!   ↓
 //! serve            chooses the front end, logs the end of the session (audit)
 //!   ↓
@@ -21,6 +21,7 @@
 //! host_memory                         budget of the host memory that clients cause
 //! thread_budget                       limit of the threads of transfers
 //! hangup_watch                        aborts the work of clients that have gone
+//! device_watch                        ends the server when a device is lost
 //! ```
 //!
 //! Not here: the messages (`rpc::wire`), sockets (`rpc::transport`), and the execution of graphs (`device`). Read this file
@@ -36,6 +37,7 @@
 //!   others are constants. docs/ARCHITECTURE.md lists all of them.
 //! - Without [`Config::keys`] there is no authentication and no encryption. Bind to addresses of trusted networks only.
 
+mod accept;
 mod admission;
 mod allowed_keys;
 mod audit;
@@ -43,6 +45,7 @@ mod byte_semaphore;
 mod client_connection;
 mod collectives;
 mod context;
+mod device_watch;
 mod extended;
 mod folder;
 mod ggml;
@@ -78,40 +81,46 @@ pub(crate) use log_limits::{LogKind, LogLimits};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, error, info, warn};
+use log::{error, info, warn};
 
-use crate::device::Device;
+use crate::device::{Device, DeviceError};
+#[cfg(test)]
+use crate::rpc::transport::Listen;
 use crate::rpc::transport::tls::Proof;
-use crate::rpc::transport::{Address, Connection, Deadline, Listen, PeerAddr};
-use crate::rpc::wire::ext::ServerState;
-use admission::{Admission, Rejection};
+use crate::rpc::transport::{Address, PeerAddr};
+use accept::AcceptLoop;
+use admission::Admission;
 use collectives::Rendezvous;
 use context::ServerContext;
+use device_watch::DeviceWatch;
 use gguf_index::GgufIndex;
 use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
 use lifecycle::Lifecycle;
-use listen::{AllowedClients, ServedListener};
+#[cfg(test)]
+use listen::AllowedClients;
+use listen::ServedListener;
 use peers::PeerAllowlist;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
-use versions::{VersionChoice, VersionPolicy, VersionProbe};
+#[cfg(test)]
+use versions::VersionPolicy;
+use versions::VersionProbe;
 
 /// How long a shutdown waits for sessions to end: a session may be blocked on a device.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest wait for the next connection before the accept loop checks for a shutdown. A shutdown also wakes the loop at once
-/// ([`ServerControl::wake`]); the timeout is a fallback.
-const ACCEPT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the server drains when a device is lost, before it closes all connections: sessions on other devices can finish
+/// what they run.
+pub const LOST_DEVICE_DRAIN: Duration = Duration::from_secs(10);
 
-/// Pause after the system ran out of file descriptors or threads for a connection, so that the accept loop does not spin.
-const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+/// How long the shutdown after [`LOST_DEVICE_DRAIN`] waits for sessions to end. Those on the lost device may never end.
+const LOST_DEVICE_SHUTDOWN: Duration = Duration::from_secs(1);
 
 /// A listening server. [`Server::run`] accepts and serves connections.
 pub struct Server {
@@ -119,6 +128,17 @@ pub struct Server {
     listeners: Vec<ServedListener>,
     control: Arc<ServerControl>,
     context: Arc<ServerContext>,
+}
+
+/// Why [`Server::run`] has returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ended {
+    /// [`ServerHandle::shutdown`] or [`ServerHandle::drain`] was called, or a thread of the server could not be started.
+    Shutdown,
+    /// A device is lost, with its error. The process must be started again to use the device. It should exit without running
+    /// destructors (`_exit`): the release of a device's resources may wait for a kernel that never ends.
+    DeviceLost(DeviceError),
 }
 
 /// Stops or drains a server from another thread. Clones control the same server.
@@ -135,6 +155,7 @@ struct ServerControl {
     lifecycle: Arc<Lifecycle>,
     host_memory: Arc<HostMemory>,
     tenants: Arc<Tenants>,
+    device_watch: DeviceWatch,
     keys: Option<ServerKeys>,
     device_count: usize,
 }
@@ -256,7 +277,18 @@ impl Server {
             logs,
             config,
         };
-        let control = ServerControl { addr, wakers, admission, lifecycle, host_memory, tenants, keys, device_count };
+        let device_watch = DeviceWatch::default();
+        let control = ServerControl {
+            addr,
+            wakers,
+            admission,
+            lifecycle,
+            host_memory,
+            tenants,
+            device_watch,
+            keys,
+            device_count,
+        };
         Ok(Server { listeners, control: Arc::new(control), context: Arc::new(context) })
     }
 
@@ -284,7 +316,17 @@ impl Server {
 
     /// Serves until [`ServerHandle::shutdown`]. Then closes every connection, and returns when all sessions have ended, or
     /// after 10 seconds if a session is still blocked on a device.
-    pub fn run(self) {
+    ///
+    /// When a device is lost ([`Device::lost`]), the server drains by itself for at most [`LOST_DEVICE_DRAIN`], as by
+    /// [`ServerHandle::drain`]; [`ServerHandle::wait_for_lost_device`] returns when that begins.
+    pub fn run(self) -> Ended {
+        let control = Arc::clone(&self.control);
+        self.serve();
+        control.device_watch.end();
+        control.device_watch.lost().map_or(Ended::Shutdown, Ended::DeviceLost)
+    }
+
+    fn serve(self) {
         let Server { listeners, control, context } = self;
         let watch = {
             let context = Arc::clone(&context);
@@ -294,6 +336,14 @@ impl Server {
             Ok(watch) => watch,
             Err(e) => return error!("cannot start the thread that watches for clients that have gone: {e}"),
         };
+        let drain_if_lost = {
+            let (handle, context) = (ServerHandle(Arc::clone(&control)), Arc::clone(&context));
+            move || handle.drain_if_lost(&context.all_devices)
+        };
+        if let Err(e) = std::thread::Builder::new().name("device-watch".to_owned()).spawn(drain_if_lost) {
+            error!("cannot start the thread that watches for devices that are lost: {e}; the server ends");
+            ServerHandle(Arc::clone(&control)).shutdown();
+        }
         let accept_loop = |ServedListener { listener, policy, clients, .. }| AcceptLoop {
             listener,
             policy,
@@ -317,11 +367,12 @@ impl Server {
             }
         });
         control.admission.abort_connections();
-        match control.admission.wait_until_empty(Instant::now() + SHUTDOWN_TIMEOUT) {
+        let timeout = control.device_watch.lost().map_or(SHUTDOWN_TIMEOUT, |_| LOST_DEVICE_SHUTDOWN);
+        match control.admission.wait_until_empty(Instant::now() + timeout) {
             0 => {}
-            left => warn!(
-                "{left} sessions still wait for a device after {SHUTDOWN_TIMEOUT:?}; the shutdown does not wait for them"
-            ),
+            left => {
+                warn!("{left} sessions still wait for a device after {timeout:?}; the shutdown does not wait for them")
+            }
         }
         context.hangup_watch.end();
         // A panic of the thread was reported when it happened.
@@ -333,99 +384,6 @@ impl Server {
 /// The IP address and port of a listener; 0.0.0.0:0 for a transport without IP addresses.
 fn ip_address(addr: &Address) -> SocketAddr {
     addr.ip().unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into())
-}
-
-/// Accepts the connections of one listener.
-struct AcceptLoop {
-    listener: Box<dyn Listen>,
-    policy: VersionPolicy,
-    clients: AllowedClients,
-    control: Arc<ServerControl>,
-    context: Arc<ServerContext>,
-}
-
-impl AcceptLoop {
-    /// Accepts connections until the shutdown, and then closes the listener.
-    fn run(self) {
-        while !self.control.lifecycle.is_stopping() {
-            self.context.logs.report_left_out();
-            match self.listener.accept(&Deadline::after(ACCEPT_TIMEOUT)) {
-                Ok(_) if self.control.lifecycle.is_stopping() => break,
-                Ok(Some(connection)) => self.admit(connection),
-                Ok(None) => {}
-                Err(e) => {
-                    let text = format_args!("cannot accept a connection: {e}");
-                    self.context.logs.log_server(LogKind::AcceptError, text);
-                    std::thread::sleep(EXHAUSTED_PAUSE);
-                }
-            }
-        }
-    }
-
-    /// Starts the session of a new connection, or rejects the connection if the server is full or draining. Never blocks on the
-    /// client.
-    fn admit(&self, connection: Connection) {
-        let peer = connection.peer();
-        if !self.clients.permits(peer) {
-            let text = format_args!("{peer}: its address is not allowed here (--allow); connection closed");
-            return self.context.logs.log(peer, LogKind::RejectedAddress, text);
-        }
-        let (permit, handshake, memory) = match self.control.admission.admit(peer, connection.aborter()) {
-            Ok(permits) => permits,
-            Err(rejection) => return self.reject(connection, &rejection),
-        };
-        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
-        self.spawn_connection_thread("session", peer, move || {
-            serve::serve(&context, connection, &permit, handshake, memory, &policy);
-        });
-    }
-
-    /// Logs why the client is not accepted, and sends the reason from another thread.
-    fn reject(&self, connection: Connection, rejection: &Rejection) {
-        let peer = connection.peer();
-        let logs = &self.context.logs;
-        let log_rejection = |kind, reason: fmt::Arguments<'_>| {
-            logs.log(peer, kind, format_args!("{peer}: rejected: {reason}; connection closed"));
-        };
-        let state = match rejection {
-            Rejection::Draining => {
-                let reason = format_args!("this server is draining and accepts no more clients");
-                log_rejection(LogKind::RejectedDraining, reason);
-                ServerState::Draining
-            }
-            Rejection::Full(reason) => {
-                log_rejection(LogKind::RejectedFull, format_args!("{reason}"));
-                ServerState::Full
-            }
-            Rejection::FullMemory(reason) => {
-                log_rejection(LogKind::RejectedMemory, format_args!("{reason}"));
-                ServerState::Full
-            }
-            Rejection::TooManyHandshakes(reason) => {
-                let text = format_args!("{peer}: closed without a reply: {reason}");
-                return logs.log(peer, LogKind::RejectedHandshake, text);
-            }
-        };
-        let Some(permit) = self.control.admission.reserve_rejection() else { return };
-        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
-        self.spawn_connection_thread("reject", peer, move || {
-            let _permit = permit;
-            let versions = VersionChoice::new(&policy, &context.version_probe, peer);
-            if let Err(e) = reject::reply_with_state(connection, &versions, state) {
-                debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}");
-            }
-        });
-    }
-
-    /// Runs `work` for the connection of `peer` on a new thread. If no thread can be started, `work` is dropped, which closes the
-    /// connection.
-    fn spawn_connection_thread(&self, name: &str, peer: PeerAddr, work: impl FnOnce() + Send + 'static) {
-        if let Err(e) = std::thread::Builder::new().name(name.to_owned()).spawn(work) {
-            let text = format_args!("{peer}: cannot start the {name} thread: {e}; connection closed");
-            self.context.logs.log(peer, LogKind::ThreadStart, text);
-            std::thread::sleep(EXHAUSTED_PAUSE);
-        }
-    }
 }
 
 impl ServerHandle {
@@ -476,6 +434,20 @@ impl ServerHandle {
             left => warn!("{left} clients are still connected after {grace_period:?}; their connections are closed"),
         }
         self.shutdown();
+    }
+
+    /// Blocks until the server drains because a device is lost ([`Device::lost`]), and returns the device's error. `None` when
+    /// [`Server::run`] returns without that.
+    pub fn wait_for_lost_device(&self) -> Option<DeviceError> {
+        self.0.device_watch.wait()
+    }
+
+    /// Drains the server when a device is lost. Returns when the drain is over, or [`Server::run`] ends.
+    fn drain_if_lost(&self, devices: &[Arc<dyn Device>]) {
+        if let Some(error) = self.0.device_watch.run(devices) {
+            error!("{error}; the server drains for at most {LOST_DEVICE_DRAIN:?} and ends");
+            self.drain(LOST_DEVICE_DRAIN);
+        }
     }
 
     /// The host memory that clients use, and its limit.

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::cpu::{CpuDevice, MathMode};
-use crate::rpc::transport::TransportError;
 use crate::rpc::transport::memory::LinkConditions;
+use crate::rpc::transport::{Connection, Deadline, TransportError};
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A listener without file descriptors: each `accept` fails, and the last one stops the server.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rpc::keys::{PublicKey, SecretKey};
-use crate::rpc::server::{CacheConfig, ServerKeys};
+use crate::rpc::server::{CacheConfig, Ended, ServerKeys};
 use crate::rpc::transport::tls::{ClientTls, Credentials};
 use crate::rpc::transport::{Address, Receiver, Sender, dial_with};
 use std::path::Path;
@@ -15,7 +15,7 @@ struct KeyServer {
     own: PublicKey,
     addr: SocketAddr,
     handle: ServerHandle,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<Ended>>,
 }
 
 impl KeyServer {
@@ -57,7 +57,7 @@ impl Drop for KeyServer {
     fn drop(&mut self) {
         self.handle.shutdown();
         let ended = self.thread.take().map(std::thread::JoinHandle::join);
-        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
+        assert!(matches!(ended, Some(Ok(_))) || std::thread::panicking());
     }
 }
 

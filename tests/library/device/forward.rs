@@ -72,6 +72,10 @@ impl Device for CallProbe {
         self.record("queue", Ok(Box::new(CallProbeQueue { inner, able: self.able, calls: Arc::clone(&self.calls) })))
     }
 
+    fn lost(&self) -> Option<DeviceError> {
+        self.record("lost", self.able.then_some(DeviceError::Ended))
+    }
+
     fn link_stats(&self) -> Option<LinkStats> {
         let stats = LinkStats::new("probe:1").with_sent(1).with_received(2).with_waits(3);
         self.record("link_stats", self.able.then_some(stats))
@@ -265,7 +269,7 @@ fn exercise(device: &dyn Device) {
     assert_eq!(buffer.device(), device.info().id);
     device.alloc_size(&graph.tensor(x).unwrap().desc);
     assert_eq!(device.support(graph.node_view(&graph.nodes()[0]).unwrap()), Support::Yes);
-    let _ = device.link_stats();
+    let _ = (device.lost(), device.link_stats());
     device.copies_from(cpu(1).info());
     if let Some(import) = device.import_host() {
         import.import(HostBuffer::zeroed(64, &budget).unwrap(), &budget).unwrap();
@@ -326,7 +330,7 @@ fn wrappers_forward_every_call_and_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 25 } else { 17 };
+            let count = if able { 26 } else { 18 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }

@@ -293,7 +293,7 @@ fn bytes_of_a_wrong_length_fail_the_receiving_queue() {
 
 #[test]
 fn transfer_tokens_expire() {
-    let server = TestServer::start(with_short_device_timeout(Config::default()));
+    let server = TestServer::start(with_short_reply_timeout(Config::default()));
     let (mut dst, mut src) = (Client::connect_with_queues(&server), Client::connect_with_queues(&server));
     let span = dst.alloc_span(BYTES_PER_TOKEN + 1);
     let tokens = dst.request_tokens(2);

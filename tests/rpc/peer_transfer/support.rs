@@ -233,6 +233,6 @@ pub(crate) fn with_short_stall_timeout(config: Config) -> Config {
 }
 
 /// Sets a device timeout that a test can let expire, for transfers whose bytes never arrive.
-pub(crate) fn with_short_device_timeout(config: Config) -> Config {
-    config.with_device_timeout(Duration::from_millis(300))
+pub(crate) fn with_short_reply_timeout(config: Config) -> Config {
+    config.with_reply_timeout(Duration::from_millis(300))
 }

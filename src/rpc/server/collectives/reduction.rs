@@ -66,7 +66,7 @@ pub(in crate::rpc::server) struct ReductionTarget<'a> {
     /// Maximum time without a byte in either direction, once the peer has begun to send.
     pub(in crate::rpc::server) stall_timeout: Duration,
     /// Maximum time of a wait for the device, and of the whole exchange.
-    pub(in crate::rpc::server) device_timeout: Duration,
+    pub(in crate::rpc::server) reply_timeout: Duration,
     /// Whether the client has closed its connection.
     pub(in crate::rpc::server) hung_up: &'a dyn Fn() -> bool,
 }
@@ -182,12 +182,12 @@ impl Reducer {
         };
         let limits = ExchangeLimits {
             stall: target.stall_timeout,
-            deadline: Deadline::after(target.device_timeout),
+            deadline: Deadline::after(target.reply_timeout),
             hung_up: target.hung_up,
         };
         let mut payload = TensorPayload {
             queue: &mut *target.queue,
-            device_timeout: target.device_timeout,
+            reply_timeout: target.reply_timeout,
             outgoing,
             requested: 0,
             downloads: VecDeque::new(),
@@ -234,7 +234,7 @@ impl Scratch {
 /// The elements of a reduction: downloads those to send, and uploads those received.
 struct TensorPayload<'a> {
     queue: &'a mut dyn Queue,
-    device_timeout: Duration,
+    reply_timeout: Duration,
     outgoing: Region,
     /// Bytes of `outgoing` whose download was requested.
     requested: u64,
@@ -254,7 +254,7 @@ impl Payload for TensorPayload<'_> {
             self.requested += bytes;
         }
         let Some(download) = self.downloads.pop_front() else { return Ok(None) };
-        Ok(Some(download.wait(Some(Instant::now() + self.device_timeout))?))
+        Ok(Some(download.wait(Some(Instant::now() + self.reply_timeout))?))
     }
 
     fn receive(&mut self, bytes: &[u8]) -> Result<(), ReduceError> {

@@ -69,7 +69,7 @@ impl ExtendedSession<'_> {
 
     /// Waits until the work of all queues is done.
     fn wait_idle(&mut self) -> Result<(), TransportError> {
-        let until = Instant::now() + self.resources.server.config.device_timeout;
+        let until = Instant::now() + self.resources.server.config.reply_timeout;
         self.queues.iter_mut().try_for_each(|queue| queue.wait_idle(until))
     }
 

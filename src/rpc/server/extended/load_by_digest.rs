@@ -96,7 +96,7 @@ impl ExtendedSession<'_> {
         tensor: Option<&TensorDesc>,
     ) -> Result<bool, SessionError> {
         let server = self.resources.server;
-        let (timeout, watch) = (server.config.device_timeout, self.connection.watch());
+        let (timeout, watch) = (server.config.reply_timeout, self.connection.watch());
         let unobserved = self.queues.wait_all_idle(Instant::now() + timeout)?;
         let wanted = WantedTensor { name: request.name, digest: request.digest, runs: request.runs };
         let mut exposed = false;

@@ -23,7 +23,7 @@ impl ExtendedSession<'_> {
         ledger.check_unused(region.bytes(), tokens)?;
         let receiver = match open_queue.receiver.take() {
             Some(receiver) => receiver,
-            None => ledger.new_receiver(self.resources.device(device)?, self.resources.server.config.device_timeout),
+            None => ledger.new_receiver(self.resources.device(device)?, self.resources.server.config.reply_timeout),
         };
         let received = open_queue.submit(|queue| ledger.receive(&receiver, queue, region, tokens))?;
         open_queue.receiver = Some(receiver);

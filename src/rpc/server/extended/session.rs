@@ -71,7 +71,7 @@ pub(in crate::rpc::server) fn serve_session(
     let tokens = TokenLedger::new(&server.transfer_tokens, &resources.budget, connection.memory(), &threads);
     let watch = connection.watch();
     // Shorter than the deadlines of queues, so that their failure names the rank that is late.
-    let timeouts = GroupTimeouts { join: server.config.stall_timeout, part: server.config.device_timeout.mul_f32(0.9) };
+    let timeouts = GroupTimeouts { join: server.config.stall_timeout, part: server.config.reply_timeout.mul_f32(0.9) };
     let groups = SessionGroups::new(&server.groups, &resources.budget, connection.memory(), timeouts);
     let receives = tokens.pending_receives();
     let notifier = Notifier::start((&server.lifecycle, &server.logs), &writer, watch, receives, &groups);

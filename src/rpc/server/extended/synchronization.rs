@@ -32,7 +32,7 @@ impl ExtendedSession<'_> {
                 Err(DeviceFault::new(reason.to_string()))
             }
         };
-        let completions = Completions::new(number, &self.writer, self.notifier.shared(), server.config.device_timeout);
+        let completions = Completions::new(number, &self.writer, self.notifier.shared(), server.config.reply_timeout);
         Ok(self.queues.insert(number, device, created, completions)?)
     }
 

@@ -42,7 +42,7 @@ impl ExtendedSession<'_> {
         let tensor = shape.map(|shape| tensor_of_shape(&shape, data)).transpose()?;
         let (open_queue, connection) = (self.queues.get_on_device(queue, device)?, &mut self.connection);
         let mut remaining = data;
-        if data > 0 && open_queue.charge_upload(data, self.resources.server.config.device_timeout)? {
+        if data > 0 && open_queue.charge_upload(data, self.resources.server.config.reply_timeout)? {
             let received = open_queue.submit(|queue| {
                 let received = |piece: &[u8]| remaining = remaining.saturating_sub(piece.len() as u64);
                 match upload::upload_from_client(connection, queue, region, tensor.as_ref(), received) {
@@ -83,7 +83,7 @@ impl ExtendedSession<'_> {
             }
         }
         let cost = requested.saturating_add(READ_OVERHEAD_BYTES + SPAN_OVERHEAD_BYTES * request.spans.len() as u64);
-        let until = Instant::now() + self.resources.server.config.device_timeout;
+        let until = Instant::now() + self.resources.server.config.reply_timeout;
         let reply_memory = &self.reply_memory;
         let data = open_queue.submit(|queue| {
             let permit = reply_memory.acquire(cost, until)?;
@@ -121,7 +121,7 @@ impl ExtendedSession<'_> {
             return Ok(());
         }
         let source = self.resources.device(src_device)?;
-        let timeout = self.resources.server.config.device_timeout;
+        let timeout = self.resources.server.config.reply_timeout;
         let (budget, staging_queues) = (&self.resources.budget, &mut self.staging_queues);
         let (watch, memory) = (self.connection.watch(), self.connection.memory());
         let copied = open_queue.submit(|queue| {

@@ -155,7 +155,7 @@ impl GgmlSession<'_> {
             inline,
             budget: &self.resources.budget,
             stall_timeout: config.stall_timeout,
-            device_timeout: config.device_timeout,
+            reply_timeout: config.reply_timeout,
             hung_up: &hung_up,
         };
         let _host = self.resources.memory.wait(MAX_HOST_BYTES.min(2 * region.bytes()))?;

@@ -98,7 +98,7 @@ impl GgmlSession<'_> {
         let target = self.resources.device(graph.device())?;
         let cost = graph_cost(message.len() as u64, &graph);
         if self.resources.programs.evict_for(cost) {
-            self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
+            self.queues.wait_idle(Instant::now() + self.resources.server.config.reply_timeout)?;
             self.resources.programs.release_evicted();
         }
         let charge = self.charge_program(cost)?;
@@ -116,7 +116,7 @@ impl GgmlSession<'_> {
             return Ok(charge);
         }
         self.resources.programs.evict_all();
-        self.queues.wait_idle(Instant::now() + self.resources.server.config.device_timeout)?;
+        self.queues.wait_idle(Instant::now() + self.resources.server.config.reply_timeout)?;
         self.resources.programs.release_evicted();
         Ok(self.resources.memory.wait(cost)?)
     }

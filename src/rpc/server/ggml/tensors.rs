@@ -68,7 +68,7 @@ impl GgmlSession<'_> {
         let whole = (head.offset == 0 && len == desc.extent() as u64).then_some(&desc);
         self.prefault.record_upload(device, &region)?;
         let queue = self.queues.get_watched(device)?;
-        queue.charge_upload(len, self.resources.server.config.device_timeout)?;
+        queue.charge_upload(len, self.resources.server.config.reply_timeout)?;
         upload::upload_from_client(&mut self.connection, &mut **queue, region, whole, |chunk| {
             if let Some(writer) = &mut cache_writer {
                 writer.update(chunk);
@@ -118,7 +118,7 @@ impl GgmlSession<'_> {
         let key = EntryKey { owner: self.cache_owner, fnv: hash };
         let Some(cached) = cache.lookup(key, region.bytes()) else { return Ok(false) };
         let queue = self.queues.get_watched(device)?;
-        queue.charge_upload(region.bytes(), self.resources.server.config.device_timeout)?;
+        queue.charge_upload(region.bytes(), self.resources.server.config.reply_timeout)?;
         let found = upload_cached(cache, key, cached, &mut **queue, region, tensor)?;
         if found {
             debug!("{}: tensor data {hash:016x} loaded from the cache", self.resources.peer);
@@ -134,7 +134,7 @@ impl GgmlSession<'_> {
         if request.size == 0 {
             return self.reply(&Response::GetTensor(&[]));
         }
-        let timeout = self.resources.server.config.device_timeout;
+        let timeout = self.resources.server.config.reply_timeout;
         let (queue, connection) = (self.queues.get(device)?, &mut self.connection);
         let (piece, _charge) = self.resources.memory.reply_piece(request.size, DOWNLOAD_CHUNK_BYTES);
         let mut download = |at: u64| queue.download(region.subregion(at, piece.min(request.size - at))?);
@@ -179,7 +179,7 @@ impl GgmlSession<'_> {
                 let read = queue.mark();
                 self.queues.get(src_device)?.wait(&read)?;
             } else {
-                let timeout = self.resources.server.config.device_timeout;
+                let timeout = self.resources.server.config.reply_timeout;
                 let [src_queue, dst_queue] = self.queues.get_pair(src_device, dst_device)?;
                 host_staged_copy::copy((src_queue, &from), (dst_queue, &to), &self.resources.memory, timeout)?;
             }

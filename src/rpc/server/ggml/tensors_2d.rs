@@ -85,7 +85,7 @@ impl GgmlSession<'_> {
         if rows.total() != have {
             return Err(GgmlError::RowBytes { expected: rows.total(), have }.into());
         }
-        let timeout = self.resources.server.config.device_timeout;
+        let timeout = self.resources.server.config.reply_timeout;
         let queue = self.queues.get_watched(device)?;
         if let Some(region) = rows.contiguous()? {
             queue.charge_upload(region.bytes(), timeout)?;
@@ -119,7 +119,7 @@ impl GgmlSession<'_> {
         if rows.count > 1 && rows.stride < rows.size {
             return Err(GgmlError::OverlappingRows { size: rows.size, stride: rows.stride }.into());
         }
-        let timeout = self.resources.server.config.device_timeout;
+        let timeout = self.resources.server.config.reply_timeout;
         let queue = self.queues.get(device)?;
         let (piece, _charge) = self.resources.memory.reply_piece(rows.total(), CHUNK_BYTES);
         self.connection.begin_response(rows.total(), &[])?;

@@ -125,7 +125,7 @@ impl PeerPool {
         let timeouts = PeerTimeouts {
             handshake: config.handshake_timeout,
             stall: config.stall_timeout,
-            device: config.device_timeout,
+            device: config.reply_timeout,
         };
         let in_flight = config.limits.max_body.saturating_mul(MAX_UNDELIVERED_MESSAGES);
         let in_flight = ByteSemaphore::new(in_flight, memory, 0);

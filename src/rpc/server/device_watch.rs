@@ -1,0 +1,67 @@
+//! Device watch: a thread of the server that polls whether a device is lost ([`Device::lost`]), that is, unusable until this
+//! process is started again.
+//!
+//! Sessions that use such a device get the error from their queues. The server as a whole has to end, so that a new process can
+//! open the device again, but a session may notice the loss late, or not at all while a kernel hangs. So a thread of its own
+//! polls the devices, and begins the drain.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::device::{Device, DeviceError};
+
+/// Time between two polls of the devices.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whether a device of the server is lost, shared by the watch's thread, the server and its handles.
+#[derive(Default)]
+pub(super) struct DeviceWatch {
+    state: Mutex<WatchState>,
+    /// A device is lost, or the watch has ended.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WatchState {
+    lost: Option<DeviceError>,
+    ended: bool,
+}
+
+impl DeviceWatch {
+    /// The watch's thread: polls the devices. Returns the error of the first device that is lost, or `None` after
+    /// [`DeviceWatch::end`].
+    pub(super) fn run(&self, devices: &[Arc<dyn Device>]) -> Option<DeviceError> {
+        let mut state = self.lock();
+        while !state.ended {
+            if let Some(error) = devices.iter().find_map(|device| device.lost()) {
+                state.lost = Some(error.clone());
+                self.changed.notify_all();
+                return Some(error);
+            }
+            state = self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Ends the thread and all waits for a device that is lost.
+    pub(super) fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// The error of the device that the watch has found to be lost.
+    pub(super) fn lost(&self) -> Option<DeviceError> {
+        self.lock().lost.clone()
+    }
+
+    /// Blocks until a device is lost, and returns its error; `None` after [`DeviceWatch::end`].
+    pub(super) fn wait(&self) -> Option<DeviceError> {
+        let waits = |state: &mut WatchState| state.lost.is_none() && !state.ended;
+        self.changed.wait_while(self.lock(), waits).unwrap_or_else(PoisonError::into_inner).lost.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WatchState> {
+        // Ignores poisoning: each change is a single assignment, so a panic cannot leave the state half updated.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
