@@ -1,62 +1,33 @@
-//! Device context: the state that all queues and buffers of one device share. Holds the CUDA context, the loaded modules, the
-//! memory budget, an event pool and a pool of pinned blocks.
+//! Contexts: the primary CUDA context of a GPU, and the state that all queues and buffers of a device share.
 
+use super::CudaOptions;
 use super::deferred_drop::DeferredDrops;
-use super::driver::{Gpu, driver_error};
+use super::driver::{Gpu, describe, poisons};
 use super::events::{Event, Stream};
-use super::kernel::Modules;
-use super::memory::PinnedBuffer;
+use super::launch_log::LaunchLog;
+use super::memory::MemorySource;
+use super::modules::Modules;
+use super::peer::Peers;
+use super::pinned::{PinnedArena, PinnedBlock};
+use super::precompile::Precompiler;
 use super::turns::GpuTurns;
-use crate::device::{DeviceError, MemoryBudget, Reservation};
+use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline};
 use cudarc::driver::{CudaContext, DriverError, result};
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-/// Largest pinned block that the pool keeps, in bytes: the size of the pieces in which servers download tensors.
-const MAX_POOLED_BLOCK: usize = 1 << 20;
+/// Pinned memory of a device, in bytes: for uploads and copies through the host, and for downloads; and the least of it with which
+/// a device can work.
+const TRANSFER_BYTES: usize = 16 << 20;
+const MIN_TRANSFER_BYTES: usize = 2 << 20;
 
-/// Smallest pinned block, in bytes: a page.
-const MIN_BLOCK: usize = 4 << 10;
+/// Pinned memory for the error words of a device's queues: of 4096 queues.
+const ERROR_WORD_BYTES: usize = 1 << 20;
 
-/// Limit of pooled pinned blocks of each size.
-const MAX_POOLED_PER_SIZE: usize = 16;
-
-/// Limit of the pinned memory in bytes that pending downloads of a device hold together. The pool has at most 32 MiB more. A
-/// queue may hold as much of it as stays free.
-const MAX_PINNED_DOWNLOADS: u64 = 256 << 20;
-
-/// Size of the pinned block for a request of `bytes` bytes. Rounds up to a power of two, so that few sizes exist and blocks can
-/// be reused; at most half of a block is wasted.
-fn pooled_size(bytes: usize) -> usize {
-    if bytes > MAX_POOLED_BLOCK { bytes } else { bytes.next_power_of_two().max(MIN_BLOCK) }
-}
-
-pub(super) struct DeviceContext {
-    pub(super) gpu: Gpu,
-    /// Name of the device, for example `CUDA0`.
-    pub(super) name: String,
-    pub(super) modules: Modules,
-    /// Memory budget of all buffers and queues of the device.
-    pub(super) budget: Arc<MemoryBudget>,
-    event_pool: Mutex<Vec<Event>>,
-    /// Pinned blocks for reuse, by size.
-    pinned_pool: Mutex<HashMap<usize, Vec<PinnedBuffer>>>,
-    /// Budget of the pinned blocks of pending downloads, the parent of each queue's.
-    pub(super) pinned_budget: Arc<MemoryBudget>,
-    /// Stream for work outside of any queue: clearing new memory. Created on first use.
-    service_stream: Mutex<Option<Stream>>,
-    pub(super) deferred_drops: DeferredDrops,
-    /// The order in which sessions submit programs.
-    pub(super) turns: GpuTurns,
-    cuda_context: Arc<CudaContext>,
-}
-
-impl fmt::Debug for DeviceContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.gpu)
-    }
-}
+/// Work of the service stream may take as many times the device timeout while queues make progress.
+const SERVICE_TIMEOUTS: u32 = 10;
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A poisoned lock is safe to use: the guarded values are collections that each critical section changes by single calls, so
@@ -64,13 +35,174 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the primary context of a GPU and makes it current on the calling thread. Returns the context and the bytes of free
-/// memory.
-pub(super) fn open_context(gpu: &Gpu, name: &str) -> Result<(Arc<CudaContext>, u64), DeviceError> {
-    let cuda_context = CudaContext::new(gpu.ordinal).map_err(|e| driver_error(name, "cuDevicePrimaryCtxRetain", e))?;
-    cuda_context.bind_to_thread().map_err(|e| driver_error(name, "cuCtxSetCurrent", e))?;
-    let (free, _) = result::mem_get_info().map_err(|e| driver_error(name, "cuMemGetInfo", e))?;
-    Ok((cuda_context, free as u64))
+/// The primary CUDA context of a GPU. Every driver object holds a reference, so that the context is released after its last
+/// object, on any thread and in any order of drops.
+#[derive(Debug)]
+pub(super) struct PrimaryContext {
+    /// Name of the device, for example `CUDA0`.
+    pub(super) name: String,
+    cuda: Arc<CudaContext>,
+    /// Why the device is unusable until the process is started again.
+    lost: OnceLock<DeviceError>,
+    /// A kernel does not end: calls that release something may wait for it.
+    hung: AtomicBool,
+    /// What the queues of the device have launched, for the messages of failures.
+    launch_logs: Mutex<Vec<Weak<LaunchLog>>>,
+}
+
+impl PrimaryContext {
+    /// Opens the primary context of a GPU and makes it current on the calling thread. Returns the context and the bytes of free
+    /// memory.
+    pub(super) fn open(gpu: &Gpu, name: &str) -> Result<(Arc<PrimaryContext>, u64), DeviceError> {
+        let failed = |call| move |e| super::driver::driver_error(name, call, e);
+        let cuda = CudaContext::new(gpu.ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let primary = Arc::new(PrimaryContext {
+            name: name.to_owned(),
+            cuda,
+            lost: OnceLock::new(),
+            hung: AtomicBool::new(false),
+            launch_logs: Mutex::default(),
+        });
+        primary.bind()?;
+        let (free, _) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
+        Ok((primary, free as u64))
+    }
+
+    pub(super) fn cuda(&self) -> &CudaContext {
+        &self.cuda
+    }
+
+    /// Makes the context current on the calling thread. Required before each driver call for this device.
+    pub(super) fn bind(&self) -> Result<(), DeviceError> {
+        self.cuda.bind_to_thread().map_err(|e| self.driver_error("cuCtxSetCurrent", e))
+    }
+
+    /// As `bind`, before a call that releases a driver object. Returns false if the call must not be made: the context is unusable,
+    /// or the call could wait for a kernel that never ends. The object then lives until the process ends.
+    pub(super) fn bind_for_release(&self) -> bool {
+        !self.is_hung() && self.cuda.bind_to_thread().is_ok()
+    }
+
+    /// The error of a failed driver call on this device. If it makes the context unusable, the device is lost.
+    pub(super) fn driver_error(&self, call: &'static str, e: DriverError) -> DeviceError {
+        let error = super::driver::driver_error(&self.name, call, e);
+        if poisons(e.0) { self.mark_lost(&format!("{call} failed: {}", describe(e))) } else { error }
+    }
+
+    /// Marks the device as lost because a kernel does not end, and returns the error. From now on, nothing of the device is
+    /// released.
+    pub(super) fn mark_hung(&self, timeout: Duration) -> DeviceError {
+        if !self.hung.swap(true, Ordering::SeqCst) {
+            // Releasing the context would wait for the kernel.
+            std::mem::forget(Arc::clone(&self.cuda));
+        }
+        self.mark_lost(&format!("no progress for {} s (the device timeout)", timeout.as_secs_f32()))
+    }
+
+    /// Marks the device as lost, and returns the error, that of the first time.
+    fn mark_lost(&self, reason: &str) -> DeviceError {
+        let error = self.lost.get_or_init(|| {
+            let running = LaunchLog::describe_running(&lock(&self.launch_logs));
+            let error = DeviceError::Lost { device: self.name.clone(), reason: format!("{reason}; {running}") };
+            log::error!("{error}");
+            error
+        });
+        error.clone()
+    }
+
+    /// Why the device is unusable until the process is started again, if it is.
+    pub(super) fn lost(&self) -> Option<&DeviceError> {
+        self.lost.get()
+    }
+
+    /// Fails if the device is lost.
+    pub(super) fn check_lost(&self) -> Result<(), DeviceError> {
+        self.lost().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    pub(super) fn is_hung(&self) -> bool {
+        self.hung.load(Ordering::SeqCst)
+    }
+
+    /// Adds the log of a queue.
+    pub(super) fn add_launch_log(&self, log: &Arc<LaunchLog>) {
+        let mut logs = lock(&self.launch_logs);
+        logs.retain(|log| log.strong_count() > 0);
+        logs.push(Arc::downgrade(log));
+    }
+}
+
+/// The state that all queues and buffers of a device share.
+pub(super) struct DeviceContext {
+    pub(super) gpu: Gpu,
+    pub(super) options: CudaOptions,
+    pub(super) modules: Modules,
+    pub(super) precompiler: Precompiler,
+    /// Memory budget of all buffers and queues of the device.
+    pub(super) budget: Arc<MemoryBudget>,
+    event_pool: Mutex<Vec<Event>>,
+    /// Pinned memory of uploads, and of copies between devices through the host.
+    pub(super) upload_memory: TransferMemory,
+    /// Pinned memory of pending downloads.
+    pub(super) download_memory: TransferMemory,
+    /// Pinned memory of the queues' error words.
+    error_words: Arc<PinnedArena>,
+    pub(super) memory_source: MemorySource,
+    /// Stream for work outside of any queue: allocating, clearing and freeing memory.
+    service_stream: Stream,
+    pub(super) deferred_drops: DeferredDrops,
+    /// The order in which sessions submit programs.
+    pub(super) turns: GpuTurns,
+    /// The threads that submit what queues hold back.
+    pub(super) queue_threads: QueueThreads,
+    /// All queues of the device.
+    queues: Mutex<Vec<Weak<Timeline>>>,
+    /// How bytes are copied from other GPUs.
+    pub(super) peers: Peers,
+    // Last field: dropped after all driver objects above.
+    primary: Arc<PrimaryContext>,
+}
+
+impl fmt::Debug for DeviceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.primary.name, self.gpu)
+    }
+}
+
+/// An arena of pinned memory, and the budget that its users share.
+#[derive(Debug)]
+pub(super) struct TransferMemory {
+    arena: Arc<PinnedArena>,
+    pub(super) budget: Arc<MemoryBudget>,
+}
+
+/// A block of transfer memory. The owner must not drop it while submitted work still uses it.
+#[derive(Debug)]
+pub(super) struct TransferBlock {
+    pub(super) block: PinnedBlock,
+    _reservation: Reservation,
+}
+
+impl TransferMemory {
+    fn new(primary: &Arc<PrimaryContext>) -> Result<TransferMemory, DeviceError> {
+        let arena = PinnedArena::new(primary, TRANSFER_BYTES, MIN_TRANSFER_BYTES)?;
+        let budget = MemoryBudget::new(arena.bytes() as u64);
+        Ok(TransferMemory { arena, budget })
+    }
+
+    /// A block of at least `bytes` bytes, counted in the budget of a queue, which lies within `budget`. `None` if that or the arena
+    /// has no room.
+    pub(super) fn acquire(&self, of_queue: &Arc<MemoryBudget>, bytes: usize) -> Option<TransferBlock> {
+        let _reservation = of_queue.reserve(bytes as u64).ok()?;
+        Some(TransferBlock { block: self.arena.acquire(bytes)?, _reservation })
+    }
+
+    /// As `acquire`, but at most as much as stays free, so that one client cannot take what all others need.
+    pub(super) fn acquire_share(&self, of_queue: &Arc<MemoryBudget>, bytes: usize) -> Option<TransferBlock> {
+        let left = self.budget.available().checked_sub(bytes as u64)?;
+        let is_alone = self.budget.used() == 0;
+        if is_alone || of_queue.used() + bytes as u64 <= left { self.acquire(of_queue, bytes) } else { None }
+    }
 }
 
 impl DeviceContext {
@@ -78,52 +210,68 @@ impl DeviceContext {
     pub(super) fn new(
         gpu: &Gpu,
         name: &str,
+        options: CudaOptions,
         limit: impl FnOnce(u64) -> u64,
     ) -> Result<Arc<DeviceContext>, DeviceError> {
-        let (cuda_context, free) = open_context(gpu, name)?;
-        Ok(Arc::new(DeviceContext {
+        let (primary, free) = PrimaryContext::open(gpu, name)?;
+        let ordinal = i32::try_from(gpu.ordinal).map_err(|_| DeviceError::Bug("a GPU's number".to_owned()))?;
+        let context = Arc::new(DeviceContext {
             gpu: gpu.clone(),
-            name: name.to_owned(),
-            cuda_context,
+            options,
             modules: Modules::default(),
+            precompiler: Precompiler::default(),
             budget: MemoryBudget::new(limit(free)),
             event_pool: Mutex::default(),
-            pinned_pool: Mutex::default(),
-            pinned_budget: MemoryBudget::new(MAX_PINNED_DOWNLOADS),
-            service_stream: Mutex::default(),
+            upload_memory: TransferMemory::new(&primary)?,
+            download_memory: TransferMemory::new(&primary)?,
+            error_words: PinnedArena::new(&primary, ERROR_WORD_BYTES, ERROR_WORD_BYTES)?,
+            memory_source: MemorySource::new(&primary, ordinal)
+                .map_err(|e| primary.driver_error("cuMemPoolCreate", e))?,
+            service_stream: Stream::new(&primary)?,
             deferred_drops: DeferredDrops::default(),
             turns: GpuTurns::default(),
-        }))
+            // One thread for commands that may block, one for others.
+            queue_threads: QueueThreads::start("cuda-queue", 1)
+                .map_err(|e| DeviceError::thread_spawn_failed("for a GPU", &e))?,
+            queues: Mutex::default(),
+            peers: Peers::default(),
+            primary,
+        });
+        super::peer::connect(&context)?;
+        Ok(context)
     }
 
-    /// Makes the CUDA context current on the calling thread. Required before each driver call for this device.
     pub(super) fn bind(&self) -> Result<(), DeviceError> {
-        self.cuda_context.bind_to_thread().map_err(|e| self.driver_error("cuCtxSetCurrent", e))
+        self.primary.bind()
     }
 
-    /// The CUDA context. Every driver object holds a reference, so that the context is released after its last object, on any
-    /// thread and in any order of drops.
-    pub(super) fn cuda_context(&self) -> &Arc<CudaContext> {
-        &self.cuda_context
+    pub(super) fn primary(&self) -> &Arc<PrimaryContext> {
+        &self.primary
     }
 
-    /// Free and total bytes of the GPU's memory at this moment.
+    pub(super) fn service_stream(&self) -> &Stream {
+        &self.service_stream
+    }
+
+    /// Free and total bytes of the GPU's memory at this moment. Memory that the pools of its devices keep is free.
     pub(super) fn memory_info(&self) -> Result<(u64, u64), DeviceError> {
+        self.primary.check_lost()?;
         self.bind()?;
-        let info = result::mem_get_info().map_err(|e| self.driver_error("cuMemGetInfo", e))?;
-        Ok((info.0 as u64, info.1 as u64))
+        let (free, total) = result::mem_get_info().map_err(|e| self.driver_error("cuMemGetInfo", e))?;
+        let kept: u64 =
+            super::peer::devices_of(self.gpu.ordinal).iter().map(|device| device.memory_source.kept()).sum();
+        Ok((free as u64 + kept, total as u64))
     }
 
-    /// The error of a failed driver call on this device.
     pub(super) fn driver_error(&self, call: &'static str, e: DriverError) -> DeviceError {
-        driver_error(&self.name, call, e)
+        self.primary.driver_error(call, e)
     }
 
     /// Acquires an event from the event pool, or creates one.
     pub(super) fn acquire_event(&self) -> Result<Event, DeviceError> {
         match lock(&self.event_pool).pop() {
             Some(event) => Ok(event),
-            None => Event::new(self),
+            None => Event::new(&self.primary),
         }
     }
 
@@ -132,71 +280,53 @@ impl DeviceContext {
         lock(&self.event_pool).push(event);
     }
 
-    /// Reserves pinned memory for a download in the budget of its queue, which lies within `pinned_budget`. `None` if the queue
-    /// would hold more than stays free, so that one client cannot take what all others need. A download of any size is accepted
-    /// while no other one is pending.
-    pub(super) fn reserve_pinned(&self, of_queue: &Arc<MemoryBudget>, bytes: usize) -> Option<Reservation> {
-        let bytes = (pooled_size(bytes) as u64).min(MAX_PINNED_DOWNLOADS);
-        let left = self.pinned_budget.available().checked_sub(bytes)?;
-        let is_alone = self.pinned_budget.used() == 0;
-        if is_alone || of_queue.used() + bytes <= left { of_queue.reserve(bytes).ok() } else { None }
+    /// The error word of a queue, 0.
+    pub(super) fn acquire_error_word(&self) -> Result<PinnedBlock, DeviceError> {
+        let word = self.error_words.acquire(4).ok_or_else(|| DeviceError::Exhausted {
+            resource: "pinned memory",
+            reason: format!("{} has {ERROR_WORD_BYTES} bytes for the error words of queues", self.primary.name),
+        })?;
+        word.first_word().store(0, Ordering::Release);
+        Ok(word)
     }
 
-    /// Acquires a pinned block of at least `bytes` bytes from the pool, or allocates one. [`DeviceContext::recycle_pinned`]
-    /// returns it.
-    pub(super) fn acquire_pinned(&self, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        let size = pooled_size(bytes);
-        let pooled = lock(&self.pinned_pool).get_mut(&size).and_then(Vec::pop);
-        pooled.map_or_else(|| PinnedBuffer::new(self, size), Ok)
+    /// Adds a queue to those that `poll_queues` polls.
+    pub(super) fn add_queue(&self, timeline: &Arc<Timeline>) {
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(timeline));
     }
 
-    /// Returns a pinned block to the pool, or frees it if it is too large or the pool is full.
-    pub(super) fn recycle_pinned(&self, block: PinnedBuffer) {
-        if block.bytes() <= MAX_POOLED_BLOCK {
-            let mut blocks = lock(&self.pinned_pool);
-            let blocks = blocks.entry(block.bytes()).or_default();
-            if blocks.len() < MAX_POOLED_PER_SIZE {
-                blocks.push(block);
-            }
-        }
+    /// Polls all queues of the device, which releases what work that is done no longer uses.
+    pub(super) fn poll_queues(&self) {
+        let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        queues.iter().for_each(|queue| queue.poll());
     }
 
     /// Submits `work` to the device's service stream and blocks until it is done. Other threads submit to the stream meanwhile.
     pub(super) fn run_blocking(
-        &self,
+        self: &Arc<Self>,
         work: impl FnOnce(&Stream) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
+        self.primary.check_lost()?;
         self.bind()?;
         let end = self.acquire_event()?;
-        let mut stream = lock(&self.service_stream);
-        let shared = match &mut *stream {
-            Some(stream) => stream,
-            none => none.insert(Stream::new(self)?),
-        };
-        work(shared)?;
-        end.record(self, shared)?;
-        drop(stream);
-        end.wait(self, "new memory to be cleared", || Ok(()))?;
+        work(&self.service_stream)?;
+        end.record(&self.service_stream)?;
+        // The work is short, but it may run behind that of queues, which count as hung first.
+        let (timeout, began) = (self.options.device_timeout, Instant::now());
+        while !end.is_reached()? {
+            if began.elapsed() > timeout {
+                self.poll_queues();
+                self.bind()?;
+                self.primary.check_lost()?;
+                if began.elapsed() > SERVICE_TIMEOUTS * timeout {
+                    return Err(self.primary.mark_hung(SERVICE_TIMEOUTS * timeout));
+                }
+            }
+            std::thread::sleep(super::events::POLL_INTERVAL);
+        }
         self.recycle_event(end);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pinned_blocks_have_power_of_two_sizes_up_to_the_pool_limit() {
-        for (bytes, want) in [
-            (1, MIN_BLOCK),
-            (MIN_BLOCK, MIN_BLOCK),
-            (MIN_BLOCK + 1, 2 * MIN_BLOCK),
-            (MAX_POOLED_BLOCK - 1, MAX_POOLED_BLOCK),
-            (MAX_POOLED_BLOCK, MAX_POOLED_BLOCK),
-            (MAX_POOLED_BLOCK + 1, MAX_POOLED_BLOCK + 1),
-        ] {
-            assert_eq!(pooled_size(bytes), want, "{bytes} bytes");
-        }
     }
 }

@@ -1,18 +1,24 @@
-//! Deferred drop: keeps the resources of dropped queues until the device has done their work, on one thread per device.
+//! Deferred drop: one thread per device does what must not happen on a thread that submits work. It keeps the resources of dropped
+//! queues until the device has done their work, frees memory where that waits for the GPU, and returns unused memory to the system.
 
 use super::context::{DeviceContext, lock};
-use super::events::{Event, EventTimeline};
+use super::event_timeline::EventTimeline;
+use super::events::Event;
+use super::memory::DirectMemory;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 /// The sleep between two polls of the kept queues.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// How long freed memory stays in the pool of the device, for the next allocation.
+const KEEP_FREED_MEMORY: Duration = Duration::from_secs(1);
+
 /// Resources of a dropped queue that its submitted work still uses.
 pub(super) struct DeferredDrop {
-    /// The stream, staging memory, scratch memory and copy paths.
+    /// The stream, staging memory and scratch memory.
     _resources: Box<dyn Any + Send>,
     events: Arc<EventTimeline>,
     /// Behind all work of the queue.
@@ -20,15 +26,26 @@ pub(super) struct DeferredDrop {
     context: Arc<DeviceContext>,
 }
 
-/// The dropped queues of a device whose work is not done.
+/// What the thread of a device has to do.
 #[derive(Default)]
 pub(super) struct DeferredDrops(Mutex<DeferredState>);
 
 #[derive(Default)]
 struct DeferredState {
+    /// The dropped queues whose work is not done.
     pending: Vec<DeferredDrop>,
-    /// Whether the thread runs. It ends when nothing is pending.
+    /// Memory to free, each with the context that it belongs to.
+    direct: Vec<(Arc<DeviceContext>, DirectMemory)>,
+    /// When unused memory is returned to the system.
+    trim_at: Option<Instant>,
+    /// Whether the thread runs. It ends when nothing is to be done.
     has_thread: bool,
+}
+
+impl DeferredState {
+    fn has_work(&self) -> bool {
+        !self.pending.is_empty() || !self.direct.is_empty() || self.trim_at.is_some()
+    }
 }
 
 impl DeferredDrop {
@@ -44,30 +61,18 @@ impl DeferredDrop {
 
     /// Whether the device no longer uses the resources: the last event is reached, or the device has failed.
     fn is_complete(&self) -> bool {
-        self.context.bind().is_err() || self.end.is_reached(&self.context) != Ok(false)
+        self.context.bind().is_err() || self.end.is_reached() != Ok(false)
     }
 
     /// Drops the resources at once if their work is done, else on the device's thread. Does not block.
     pub(super) fn drop_when_complete(self) {
-        if self.is_complete() {
-            return;
-        }
-        let context = Arc::clone(&self.context);
-        let mut state = lock(&context.deferred_drops.0);
-        state.pending.push(self);
-        if state.has_thread {
-            return;
-        }
-        let of_thread = Arc::clone(&context);
-        let spawned = std::thread::Builder::new()
-            .name("cuda-deferred-drop".to_owned())
-            .spawn(move || of_thread.deferred_drops.run());
-        state.has_thread = spawned.is_ok();
-        if spawned.is_err() {
-            // The driver blocks until the work is done before it frees memory.
-            let pending = std::mem::take(&mut state.pending);
-            drop(state);
-            drop(pending);
+        if self.context.primary().is_hung() {
+            // A kernel that never ends may still use them, and releasing them may wait for it.
+            std::mem::forget(self);
+        } else if !self.is_complete() {
+            let context = Arc::clone(&self.context);
+            // Without a thread, the driver defers the release of what it can, and blocks for the rest.
+            drop(DeferredDrops::add(&context, |state| state.pending.push(self)));
         }
     }
 }
@@ -80,22 +85,70 @@ impl Drop for DeferredDrop {
 }
 
 impl DeferredDrops {
-    fn run(&self) {
-        // A panic is a bug of one queue's resources. The queues of all others are freed all the same.
-        while catch_unwind(AssertUnwindSafe(|| self.drop_complete())).unwrap_or(true) {
+    /// Returns the memory that the device's pool keeps to the system in a while.
+    pub(super) fn trim_later(context: &Arc<DeviceContext>) {
+        let trim_at = Instant::now() + KEEP_FREED_MEMORY;
+        let _ = DeferredDrops::add(context, |state| state.trim_at = Some(trim_at));
+    }
+
+    /// Frees memory on the device's thread.
+    pub(super) fn free_later(context: &Arc<DeviceContext>, memory: DirectMemory) {
+        let left = DeferredDrops::add(context, |state| state.direct.push((Arc::clone(context), memory)));
+        left.into_iter().flat_map(|state| state.direct).for_each(|(_, memory)| memory.free());
+    }
+
+    /// Adds work for the thread, and starts it if it does not run. Returns all work if the system starts no thread.
+    fn add(context: &Arc<DeviceContext>, add: impl FnOnce(&mut DeferredState)) -> Option<DeferredState> {
+        let mut state = lock(&context.deferred_drops.0);
+        add(&mut state);
+        if state.has_thread {
+            return None;
+        }
+        // Weak: work that may be left undone does not keep the context alive.
+        let of_thread = Arc::downgrade(context);
+        let thread = std::thread::Builder::new().name("cuda-deferred-drop".to_owned());
+        state.has_thread = thread.spawn(move || DeferredDrops::run(&of_thread)).is_ok();
+        if state.has_thread { None } else { Some(std::mem::take(&mut *state)) }
+    }
+
+    fn run(context: &Weak<DeviceContext>) {
+        loop {
+            let Some(context) = context.upgrade() else { return };
+            // A panic is a bug of one queue's resources. The queues of all others are freed all the same.
+            let goes_on = catch_unwind(AssertUnwindSafe(|| context.deferred_drops.work(&context))).unwrap_or(true);
+            if !goes_on {
+                return;
+            }
+            drop(context);
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Drops the resources whose work is done. Returns false if nothing is pending: the thread must end.
-    fn drop_complete(&self) -> bool {
+    /// Does what can be done now. Returns false if nothing is left: the thread must end.
+    fn work(&self, context: &DeviceContext) -> bool {
         let mut state = lock(&self.0);
+        if context.primary().is_hung() {
+            // See `drop_when_complete`.
+            std::mem::forget((std::mem::take(&mut state.pending), std::mem::take(&mut state.direct)));
+            state.trim_at = None;
+        }
         let complete: Vec<_> = state.pending.extract_if(.., |pending| pending.is_complete()).collect();
-        state.has_thread = !complete.is_empty() || !state.pending.is_empty();
+        let direct = std::mem::take(&mut state.direct);
+        let trims = state.trim_at.take_if(|at| *at <= Instant::now()).is_some();
+        let did_something = !complete.is_empty() || !direct.is_empty();
+        state.has_thread = did_something || state.has_work();
         let goes_on = state.has_thread;
         drop(state);
         // Outside of the lock: the resources of a queue may include the last handle of another device.
         drop(complete);
+        for (context, memory) in direct {
+            if context.bind().is_ok() {
+                memory.free();
+            }
+        }
+        if trims {
+            context.memory_source.trim();
+        }
         goes_on
     }
 }

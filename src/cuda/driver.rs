@@ -40,8 +40,6 @@ pub struct Gpu {
     pub clock_khz: u32,
     /// CUDA version of the driver in the notation of cuDriverGetVersion: 12040 is 12.4.
     pub driver: u32,
-    /// Whether a stream can wait for a 32-bit value in memory (cuStreamWaitValue32).
-    pub(super) stream_wait_value: bool,
     /// Peak frequency of the memory in kHz; 0 if the driver does not report it. It transfers twice per cycle.
     pub(super) memory_clock_khz: u32,
     /// Width of the memory bus in bits; 0 if the driver does not report it.
@@ -123,10 +121,6 @@ fn query_gpu(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
         memory: unsafe { result::device::total_mem(device)? } as u64,
         clock_khz: number(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
         driver: u32::try_from(driver).unwrap_or(0),
-        // CUDA 12.0 always supports 32-bit stream memory operations where it supports 64-bit ones, and has an attribute only
-        // for the latter. The attribute of the older API reports whether the kernel module was loaded with
-        // NVreg_EnableStreamMemOPs=1, which the newer API does not need.
-        stream_wait_value: number(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS).is_ok_and(|v| v != 0),
         memory_clock_khz: number(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
         memory_bus_bits: number(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
     })
@@ -187,6 +181,37 @@ pub fn emulated_counts() -> Option<String> {
     }
 }
 
+/// Whether this error of a driver call means that the context is unusable from now on, for all that use it, and that the
+/// driver's documentation asks for the process to be started again. Calls report such an error later than it happens.
+pub(super) fn poisons(error: sys::CUresult) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        error,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | R::CUDA_ERROR_EXTERNAL_DEVICE
+            | R::CUDA_ERROR_MPS_CONNECTION_FAILED
+            | R::CUDA_ERROR_MPS_RPC_FAILURE
+            | R::CUDA_ERROR_MPS_SERVER_NOT_READY
+            | R::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
+            | R::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED
+            | R::CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | R::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            // What the driver reports for a GPU that fell off the bus (Xid 79).
+            | R::CUDA_ERROR_UNKNOWN
+    )
+}
+
 /// Name and text of a driver error.
 pub(super) fn describe(e: DriverError) -> String {
     let text = |r: Result<&std::ffi::CStr, DriverError>| {
@@ -198,4 +223,32 @@ pub(super) fn describe(e: DriverError) -> String {
 /// The error of a failed driver call on `device`.
 pub(super) fn driver_error(device: &str, call: &'static str, e: DriverError) -> DeviceError {
     DeviceError::Driver { device: device.to_owned(), call, reason: describe(e) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_call_do_not_poison_the_context_and_errors_of_a_kernel_or_the_hardware_do() {
+        use sys::CUresult as R;
+        for (error, want) in [
+            (R::CUDA_ERROR_INVALID_VALUE, false),
+            (R::CUDA_ERROR_OUT_OF_MEMORY, false),
+            (R::CUDA_ERROR_INVALID_PTX, false),
+            (R::CUDA_ERROR_NOT_READY, false),
+            (R::CUDA_ERROR_NOT_FOUND, false),
+            (R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, false),
+            (R::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, false),
+            (R::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, false),
+            (R::CUDA_ERROR_ILLEGAL_ADDRESS, true),
+            (R::CUDA_ERROR_LAUNCH_FAILED, true),
+            (R::CUDA_ERROR_LAUNCH_TIMEOUT, true),
+            (R::CUDA_ERROR_ECC_UNCORRECTABLE, true),
+            (R::CUDA_ERROR_MPS_RPC_FAILURE, true),
+            (R::CUDA_ERROR_UNKNOWN, true),
+        ] {
+            assert_eq!(poisons(error), want, "{error:?}");
+        }
+    }
 }

@@ -133,7 +133,6 @@ mod tests {
             memory: 80 << 30,
             clock_khz: 1_980_000,
             driver: 12_000,
-            stream_wait_value: true,
             memory_clock_khz: 2_619_000,
             memory_bus_bits: 5120,
         }

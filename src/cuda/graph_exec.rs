@@ -1,52 +1,117 @@
-//! CUDA graphs: captures the launches of a program once and replays them as a single launch (graph capture, graph replay).
+//! CUDA graphs: builds the launches of a program node by node, and replays them as a single launch.
 //!
-//! Capture and replay of one graph replaces a driver call per kernel, whose cost dominates small models.
+//! One launch replaces a driver call per kernel, whose cost dominates small models. The graph is built from its nodes rather than
+//! captured from a stream: a capture fails if another thread makes certain calls meanwhile.
 #![allow(unsafe_code)]
 
-use super::context::DeviceContext;
+use super::context::{DeviceContext, PrimaryContext};
 use super::events::Stream;
+use super::kernel::{ArgumentBuffer, LaunchAddresses, LoadedLaunch};
 use crate::device::DeviceError;
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{result, sys};
+use std::ffi::c_void;
 use std::sync::Arc;
 
-/// An executable CUDA graph (cuGraphExec).
+/// An executable CUDA graph, a chain of kernels.
 #[derive(Debug)]
 pub(super) struct GraphExec {
     raw: sys::CUgraphExec,
-    cuda_context: Arc<CudaContext>,
+    /// The graph from which it was instantiated owns the nodes, which updates of the executable graph name.
+    _graph: Graph,
+    nodes: Vec<sys::CUgraphNode>,
+    context: Arc<PrimaryContext>,
 }
 
-// SAFETY: an executable graph may be used from any thread, but not concurrently; the lock of its program serialises launches.
+// SAFETY: an executable graph may be used from any thread, but not concurrently; the lock of its program serialises its uses.
 unsafe impl Send for GraphExec {}
 
+/// A CUDA graph (CUgraph), which owns its nodes.
+#[derive(Debug)]
+struct Graph(sys::CUgraph);
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the graph is destroyed once. It is an object of the host, independent of contexts.
+        let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
+
+/// Calls `make` with the parameters of a kernel node for a launch at these addresses.
+fn with_parameters<T>(
+    launch: &LoadedLaunch,
+    at: &LaunchAddresses,
+    make: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T,
+) -> T {
+    let mut arguments: ArgumentBuffer = launch.arguments(at);
+    let mut list = [(&raw mut arguments).cast::<c_void>()];
+    let ([x, y, z], [tx, ty, tz], shared) = launch.shape();
+    make(&sys::CUDA_KERNEL_NODE_PARAMS {
+        func: launch.function(),
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: tx,
+        blockDimY: ty,
+        blockDimZ: tz,
+        sharedMemBytes: shared,
+        kernelParams: list.as_mut_ptr(),
+        extra: std::ptr::null_mut(),
+        kern: std::ptr::null_mut(),
+        ctx: std::ptr::null_mut(),
+    })
+}
+
 impl GraphExec {
-    /// Captures what `work` submits to `stream` into a graph. The work is recorded, not executed.
-    pub(super) fn capture(
+    /// Builds a graph of these launches, in order. The context must be current.
+    pub(super) fn build<'a>(
         context: &DeviceContext,
-        stream: &Stream,
-        work: impl FnOnce() -> Result<(), DeviceError>,
+        launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
     ) -> Result<GraphExec, DeviceError> {
-        // Thread-local capture: with the global mode, unsafe calls of other threads (such as allocations) would fail meanwhile.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive and not being captured, because only the calling queue uses it.
-        unsafe { result::stream::begin_capture(stream.raw(), mode) }
-            .map_err(|e| context.driver_error("cuStreamBeginCapture", e))?;
-        let done = work();
-        // SAFETY: as above. A capture that began must end here, even if the work failed.
-        let graph = unsafe { result::stream::end_capture(stream.raw()) };
-        let graph = match graph {
-            Ok(graph) => graph,
-            // The error of the work is more specific than the error of the invalidated capture.
-            Err(e) => return Err(done.err().unwrap_or_else(|| context.driver_error("cuStreamEndCapture", e))),
-        };
-        // SAFETY: the graph came from the capture and is destroyed once; the executable graph does not refer to it.
-        let made = unsafe {
-            let made = done.map(|()| result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)));
-            let _ = result::graph::destroy(graph);
-            made?
-        };
-        made.map(|raw| GraphExec { raw, cuda_context: Arc::clone(context.cuda_context()) })
-            .map_err(|e| context.driver_error("cuGraphInstantiate", e))
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the function writes one handle.
+        unsafe { sys::cuGraphCreate(&raw mut raw, 0) }
+            .result()
+            .map_err(|e| context.driver_error("cuGraphCreate", e))?;
+        let (graph, mut nodes) = (Graph(raw), Vec::<sys::CUgraphNode>::new());
+        for (launch, at) in launches {
+            let mut node = std::ptr::null_mut();
+            let before = nodes.last().map_or(&[][..], std::slice::from_ref);
+            // SAFETY: the graph and the node before are alive. The parameters are those of a launch (see `LoadedLaunch::launch`);
+            // the driver copies the arguments. The program keeps the function loaded for longer than this graph.
+            with_parameters(launch, &at, |parameters| unsafe {
+                sys::cuGraphAddKernelNode_v2(&raw mut node, graph.0, before.as_ptr(), before.len(), parameters)
+            })
+            .result()
+            .map_err(|e| context.driver_error("cuGraphAddKernelNode", e))?;
+            nodes.push(node);
+        }
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the graph is alive; the function writes one handle.
+        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, graph.0, 0) }
+            .result()
+            .map_err(|e| context.driver_error("cuGraphInstantiate", e))?;
+        Ok(GraphExec { raw, _graph: graph, nodes, context: Arc::clone(context.primary()) })
+    }
+
+    /// Changes the addresses of all kernels, for later launches. The launches must be those from which the graph was built. After
+    /// an error, the graph must not be launched any more.
+    pub(super) fn update<'a>(
+        &mut self,
+        context: &DeviceContext,
+        launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
+    ) -> Result<(), DeviceError> {
+        let mut nodes = self.nodes.iter();
+        for (launch, at) in launches {
+            let &node = nodes.next().ok_or_else(|| DeviceError::Bug("a graph of other launches".to_owned()))?;
+            // SAFETY: the executable graph and the node are alive, since `_graph` owns the node; the parameters are as in `build`.
+            // Launches that were submitted before keep their parameters.
+            with_parameters(launch, &at, |parameters| unsafe {
+                sys::cuGraphExecKernelNodeSetParams_v2(self.raw, node, parameters)
+            })
+            .result()
+            .map_err(|e| context.driver_error("cuGraphExecKernelNodeSetParams", e))?;
+        }
+        Ok(())
     }
 
     /// Replays the graph: submits all its kernels with one launch.
@@ -59,7 +124,7 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        if self.cuda_context.bind_to_thread().is_ok() {
+        if self.context.bind_for_release() {
             // SAFETY: the handle is destroyed once; the driver defers the release until running launches are done.
             let _ = unsafe { result::graph::exec_destroy(self.raw) };
         }

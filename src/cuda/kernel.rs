@@ -1,22 +1,20 @@
-//! Kernels: the embedded PTX, the modules that the driver compiles from it, and kernel launches.
+//! Kernels: the embedded PTX, and kernel launches. `modules` loads the PTX.
 //!
 //! Every kernel entry takes one struct by value: first its pointers, then its scalar arguments. [`KernelLaunch::new`] builds
 //! this struct for a node. It compares the size of the struct with the size of the entry's parameter in the PTX, so that a
 //! mismatch of the Rust and the CUDA definition is found when the node is selected, not when it runs.
 #![allow(unsafe_code)]
 
-use super::context::{DeviceContext, lock};
+use super::context::DeviceContext;
 use super::driver::Gpu;
 use super::events::Stream;
+use super::modules::Function;
 use crate::device::{DeviceError, Unsupported};
 use crate::ops::{MAX_SRC, NodeView};
 use bytemuck::NoUninit;
-use cudarc::driver::{CudaContext, result, sys};
-use flate2::read::ZlibDecoder;
+use cudarc::driver::{result, sys};
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CString, c_void};
-use std::io::Read;
-use std::sync::{Arc, Mutex};
+use std::ffi::c_void;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
@@ -25,25 +23,25 @@ const MAX_ARGUMENT_BYTES: usize = 768;
 
 /// A PTX file embedded in this build by `build.rs`.
 pub(super) struct PtxImage {
-    stem: &'static str,
+    pub(super) stem: &'static str,
     /// Lowest compute capability that runs it, times ten.
-    target: u32,
+    pub(super) target: u32,
     /// The text, compressed by zlib.
-    packed: &'static [u8],
+    pub(super) packed: &'static [u8],
     /// Names of the entries and the sizes of their arguments in bytes.
-    entries: &'static [(&'static str, u32)],
+    pub(super) entries: &'static [(&'static str, u32)],
 }
 
 /// A kernel entry, and the image that contains it.
 #[derive(Clone, Copy)]
-struct KernelEntry {
-    image: &'static PtxImage,
-    name: &'static str,
+pub(super) struct KernelEntry {
+    pub(super) image: &'static PtxImage,
+    pub(super) name: &'static str,
     arguments: u32,
 }
 
 /// Finds an entry in the image with the highest target that a device of this capability supports.
-fn find_entry(capability: u32, stem: &str, name: &str) -> Option<KernelEntry> {
+pub(super) fn find_entry(capability: u32, stem: &str, name: &str) -> Option<KernelEntry> {
     let fitting = IMAGES.iter().filter(|image| image.stem == stem && image.target <= capability);
     let entries = fitting
         .flat_map(|image| image.entries.iter().map(move |&(name, arguments)| KernelEntry { image, name, arguments }));
@@ -162,6 +160,11 @@ impl KernelLaunch {
         self.blocks.iter().fold(1, |all, &n| all.saturating_mul(u64::from(n)))
     }
 
+    /// The kernel's entry.
+    pub(super) fn entry(&self) -> KernelEntry {
+        self.entry
+    }
+
     /// Loads the kernel into the device's context.
     pub(super) fn load(self, context: &DeviceContext) -> Result<LoadedLaunch, DeviceError> {
         let function = context.modules.load_function(context, self.entry)?;
@@ -190,16 +193,16 @@ pub(super) struct LoadedLaunch {
 }
 
 /// Addresses for the symbolic pointers of a launch in one run.
-pub(super) struct LaunchAddresses<'a> {
+pub(super) struct LaunchAddresses {
     pub(super) dst: u64,
-    pub(super) srcs: &'a [u64; MAX_SRC],
+    pub(super) srcs: [u64; MAX_SRC],
     pub(super) scratch: u64,
     pub(super) error_word: u64,
 }
 
 /// The argument struct of a launch, as the driver reads it.
 #[repr(C, align(16))]
-struct ArgumentBuffer([u8; MAX_ARGUMENT_BYTES]);
+pub(super) struct ArgumentBuffer([u8; MAX_ARGUMENT_BYTES]);
 
 impl LoadedLaunch {
     /// Name of the entry.
@@ -207,14 +210,19 @@ impl LoadedLaunch {
         self.launch.entry.name
     }
 
-    /// Launches the kernel on a stream, or records the launch if the stream is being captured.
-    pub(super) fn launch(
-        &self,
-        context: &DeviceContext,
-        stream: &Stream,
-        at: &LaunchAddresses<'_>,
-    ) -> Result<(), DeviceError> {
-        let KernelLaunch { blocks, threads, shared, pointers, scalars, .. } = &self.launch;
+    /// Blocks, threads of a block, and bytes of dynamic shared memory.
+    pub(super) fn shape(&self) -> ([u32; 3], [u32; 3], u32) {
+        (self.launch.blocks, self.launch.threads, self.launch.shared)
+    }
+
+    /// The kernel, alive as long as this value.
+    pub(super) fn function(&self) -> sys::CUfunction {
+        self.function.raw()
+    }
+
+    /// The argument struct for a launch at these addresses.
+    pub(super) fn arguments(&self, at: &LaunchAddresses) -> ArgumentBuffer {
+        let KernelLaunch { pointers, scalars, .. } = &self.launch;
         let mut arguments = ArgumentBuffer([0; MAX_ARGUMENT_BYTES]);
         let (head, tail) = arguments.0.split_at_mut(8 * pointers.len());
         for (to, pointer) in head.as_chunks_mut::<8>().0.iter_mut().zip(pointers) {
@@ -228,17 +236,29 @@ impl LoadedLaunch {
             *to = address.to_le_bytes();
         }
         tail[..scalars.len()].copy_from_slice(scalars);
+        arguments
+    }
+
+    /// Launches the kernel on a stream.
+    pub(super) fn launch(
+        &self,
+        context: &DeviceContext,
+        stream: &Stream,
+        at: &LaunchAddresses,
+    ) -> Result<(), DeviceError> {
+        let (blocks, threads, shared) = self.shape();
+        let mut arguments = self.arguments(at);
         let mut list = [(&raw mut arguments).cast::<c_void>()];
-        // SAFETY: the function is alive, because `function` owns its module. It takes one struct, whose size
+        // SAFETY: the function is alive, because `function` keeps its module loaded. It takes one struct, whose size
         // `KernelLaunch::new` has compared; the driver copies the struct before it returns. The kernel stays within the memory
         // behind the pointers: graph validation (extents, overlaps) and the op family's choice of the grid establish this, and
         // the emulator checks it in tests. The queue retains that memory until the work is done.
         unsafe {
             result::launch_kernel(
-                self.function.raw,
+                self.function.raw(),
                 (blocks[0], blocks[1], blocks[2]),
                 (threads[0], threads[1], threads[2]),
-                *shared,
+                shared,
                 stream.raw(),
                 &mut list,
             )
@@ -250,91 +270,4 @@ impl LoadedLaunch {
             e => e,
         })
     }
-}
-
-/// A loaded kernel, which keeps its module loaded.
-#[derive(Clone)]
-struct Function {
-    raw: sys::CUfunction,
-    _module: Arc<Module>,
-}
-
-// SAFETY: the driver allows the use of a function handle from any thread.
-unsafe impl Send for Function {}
-// SAFETY: as above.
-unsafe impl Sync for Function {}
-
-struct Module {
-    raw: sys::CUmodule,
-    cuda_context: Arc<CudaContext>,
-}
-
-// SAFETY: the driver allows the use of a module handle from any thread.
-unsafe impl Send for Module {}
-// SAFETY: as above.
-unsafe impl Sync for Module {}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if self.cuda_context.bind_to_thread().is_ok() {
-            // SAFETY: the module is unloaded once, after the last `Function` of it was dropped.
-            let _ = unsafe { result::module::unload(self.raw) };
-        }
-    }
-}
-
-/// Loaded modules of a device, by file stem and target. Modules are loaded on first use, because the driver compiles (JIT)
-/// their PTX then.
-#[derive(Default)]
-pub(super) struct Modules {
-    loaded: Mutex<HashMap<(&'static str, u32), Arc<Module>>>,
-}
-
-impl Modules {
-    fn load_function(&self, context: &DeviceContext, entry: KernelEntry) -> Result<Function, DeviceError> {
-        context.bind()?;
-        let mut loaded = lock(&self.loaded);
-        let key = (entry.image.stem, entry.image.target);
-        let module = match loaded.get(&key) {
-            Some(module) => Arc::clone(module),
-            None => {
-                let module = Arc::new(load_module(context, entry.image)?);
-                loaded.insert(key, Arc::clone(&module));
-                module
-            }
-        };
-        drop(loaded);
-        let name = CString::new(entry.name).map_err(|e| DeviceError::Bug(e.to_string()))?;
-        // SAFETY: the module is alive.
-        let raw = unsafe { result::module::get_function(module.raw, name) };
-        Ok(Function { raw: raw.map_err(|e| context.driver_error("cuModuleGetFunction", e))?, _module: module })
-    }
-}
-
-fn load_module(context: &DeviceContext, image: &PtxImage) -> Result<Module, DeviceError> {
-    let mut text = Vec::new();
-    let unpacked = ZlibDecoder::new(image.packed).read_to_end(&mut text);
-    unpacked.map_err(|e| DeviceError::Bug(format!("the PTX of {} cannot be unpacked: {e}", image.stem)))?;
-    text.push(0);
-    let mut log = vec![0u8; 4096];
-    let mut options =
-        [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(log.len())];
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: the text ends with a zero byte, as the driver requires for PTX. The options are a log buffer and its size, which
-    // the driver reads as a number.
-    let loaded = unsafe {
-        sys::cuModuleLoadDataEx(&raw mut raw, text.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
-    };
-    loaded.result().map_err(|e| match context.driver_error("cuModuleLoadData", e) {
-        DeviceError::Driver { device, call, reason } => {
-            let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
-            let message = String::from_utf8_lossy(&log[..end]);
-            let reason = format!("{reason} for {}.sm_{}.ptx: {}", image.stem, image.target, message.trim());
-            DeviceError::Driver { device, call, reason }
-        }
-        e => e,
-    })?;
-    log::debug!("{}: loaded {}.sm_{}", context.name, image.stem, image.target);
-    Ok(Module { raw, cuda_context: Arc::clone(context.cuda_context()) })
 }

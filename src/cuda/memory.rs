@@ -1,17 +1,141 @@
-//! Memory allocations: device memory, and pinned (page-locked) memory of the host.
+//! Device memory: a stream-ordered pool of the device, from which buffers and scratch memory are allocated.
+//!
+//! cuMemAlloc and cuMemFree wait for all work of the GPU, so one session's free would wait for another's prompt. A pool does
+//! neither: its allocations and frees are operations of a stream. GPUs without pools (some virtual ones) allocate directly, and
+//! free on a thread of the device.
 #![allow(unsafe_code)]
 
-use super::context::{DeviceContext, lock};
+use super::context::{DeviceContext, PrimaryContext};
+use super::deferred_drop::DeferredDrops;
 use super::events::Stream;
-use crate::device::{DeviceError, HostBuffer, Reservation};
-use cudarc::driver::{CudaContext, DriverError, result, sys};
-use std::collections::BTreeMap;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use crate::device::DeviceError;
+use cudarc::driver::{DriverError, result, sys};
+use std::sync::Arc;
 
-/// An allocation of device memory, freed on drop. The owner must not drop it while submitted work still uses it; queues retain
-/// it until the event behind that work is reached.
+/// Where a device's memory comes from.
+#[derive(Debug)]
+pub(super) enum MemorySource {
+    Pool(MemoryPool),
+    /// cuMemAlloc, for GPUs without pools.
+    Direct,
+}
+
+/// A stream-ordered memory pool (CUmemoryPool).
+#[derive(Debug)]
+pub(super) struct MemoryPool {
+    raw: sys::CUmemoryPool,
+    context: Arc<PrimaryContext>,
+}
+
+// SAFETY: the driver allows the use of a pool handle from any thread; it locks internally.
+unsafe impl Send for MemoryPool {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryPool {}
+
+/// The part of a pool's description that names a GPU.
+fn location(ordinal: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}
+
+impl MemorySource {
+    /// A pool on the GPU `ordinal`, if it has pools. The context must be current.
+    pub(super) fn new(context: &Arc<PrimaryContext>, ordinal: i32) -> Result<MemorySource, DriverError> {
+        let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        let device = result::device::get(ordinal)?;
+        // SAFETY: the driver returned the device.
+        if unsafe { result::device::get_attribute(device, supported)? } == 0 {
+            return Ok(MemorySource::Direct);
+        }
+        // SAFETY: all fields are integers, enums with a variant 0, or pointers, for which zeros are valid.
+        let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+        properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = location(ordinal);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the description is valid for the call, which writes one handle.
+        unsafe { sys::cuMemPoolCreate(&raw mut raw, &raw const properties) }.result()?;
+        let pool = MemoryPool { raw, context: Arc::clone(context) };
+        // Otherwise the driver would return freed memory to the system at the next synchronising call of any thread, which that
+        // thread would wait for. `trim` returns it.
+        let mut keep = u64::MAX;
+        let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: the pool is alive, and the attribute is a 64-bit integer.
+        unsafe { sys::cuMemPoolSetAttribute(pool.raw, threshold, (&raw mut keep).cast()) }.result()?;
+        Ok(MemorySource::Pool(pool))
+    }
+
+    /// Allocates at least one byte, for use on `stream`, and on other streams behind an event of it.
+    fn allocate(&self, bytes: usize, stream: &Stream) -> Result<sys::CUdeviceptr, DriverError> {
+        match self {
+            // SAFETY: the caller has made the context current; the returned value owns the memory.
+            MemorySource::Direct => unsafe { result::malloc_sync(bytes) },
+            MemorySource::Pool(pool) => {
+                let mut address = 0;
+                // SAFETY: pool and stream are alive; the function writes one address.
+                unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool.raw, stream.raw()) }
+                    .result()
+                    .map(|()| address)
+            }
+        }
+    }
+
+    /// The driver call that allocates.
+    fn call(&self) -> &'static str {
+        match self {
+            MemorySource::Direct => "cuMemAlloc",
+            MemorySource::Pool(_) => "cuMemAllocFromPoolAsync",
+        }
+    }
+
+    /// Lets the GPU `ordinal` access the pool's memory. Peer access between contexts does not include pools.
+    pub(super) fn allow_peer(&self, ordinal: i32) -> Result<(), DriverError> {
+        let MemorySource::Pool(pool) = self else { return Ok(()) };
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location: location(ordinal), flags };
+        // SAFETY: the pool is alive, and the function reads one description.
+        unsafe { sys::cuMemPoolSetAccess(pool.raw, &raw const access, 1) }.result()
+    }
+
+    /// Returns the memory that the pool keeps to the system.
+    pub(super) fn trim(&self) {
+        if let MemorySource::Pool(pool) = self {
+            pool.trim();
+        }
+    }
+
+    /// Bytes that the pool keeps although no allocation uses them.
+    pub(super) fn kept(&self) -> u64 {
+        let MemorySource::Pool(pool) = self else { return 0 };
+        let attribute = |attribute| {
+            let mut value = 0u64;
+            // SAFETY: the pool is alive, and both attributes are 64-bit integers.
+            let read = unsafe { sys::cuMemPoolGetAttribute(pool.raw, attribute, (&raw mut value).cast()) };
+            read.result().map_or(0, |()| value)
+        };
+        attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+            .saturating_sub(attribute(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT))
+    }
+}
+
+impl MemoryPool {
+    fn trim(&self) {
+        if self.context.bind_for_release() {
+            // SAFETY: the pool is alive. The driver keeps memory that submitted work may still use.
+            let _ = unsafe { sys::cuMemPoolTrimTo(self.raw, 0) };
+        }
+    }
+}
+
+impl Drop for MemoryPool {
+    fn drop(&mut self) {
+        if self.context.bind_for_release() {
+            // SAFETY: the pool is destroyed once, after its last allocation was freed: allocations own the device's context.
+            let _ = unsafe { sys::cuMemPoolDestroy(self.raw) };
+        }
+    }
+}
+
+/// An allocation of device memory, freed on drop without waiting. The owner must not drop it while submitted work still uses it;
+/// queues retain it until the event behind that work is reached.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     context: Arc<DeviceContext>,
@@ -20,38 +144,49 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates zeroed memory. No padding is added, because kernels access no byte outside of a tensor's extent.
+    /// Allocates zeroed memory. No padding is added, because kernels access no byte outside of a tensor's extent. Blocks until the
+    /// memory is zeroed, since any stream may use it then.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] if the device has fewer free bytes.
     pub(super) fn zeroed(context: &Arc<DeviceContext>, bytes: u64) -> Result<DeviceMemory, DeviceError> {
         context.bind()?;
-        let memory = DeviceMemory::allocate(context, bytes)?;
-        if bytes > 0 {
+        let mut memory = None;
+        context.run_blocking(|stream| {
+            let memory = memory.insert(DeviceMemory::uninitialized(context, bytes, stream)?);
             // The memory may hold another process's or session's data.
-            context.run_blocking(|stream| memory.fill(stream, 0, bytes, 0))?;
-        }
-        Ok(memory)
+            memory.fill(stream, 0, bytes, 0)
+        })?;
+        memory.ok_or_else(|| DeviceError::Bug("memory was not allocated".to_owned()))
     }
 
-    /// Allocates uninitialised memory, for scratch that is written before it is read.
-    pub(super) fn uninitialized(context: &Arc<DeviceContext>, bytes: u64) -> Result<DeviceMemory, DeviceError> {
-        context.bind()?;
-        DeviceMemory::allocate(context, bytes)
-    }
-
-    fn allocate(context: &Arc<DeviceContext>, bytes: u64) -> Result<DeviceMemory, DeviceError> {
+    /// Allocates uninitialised memory, for scratch that is written before it is read, by later work of `stream`. The context must
+    /// be current.
+    pub(super) fn uninitialized(
+        context: &Arc<DeviceContext>,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<DeviceMemory, DeviceError> {
         let size =
             usize::try_from(bytes.max(1)).map_err(|_| DeviceError::Misuse("a buffer beyond the address space"))?;
-        // SAFETY: the caller has made the context current; the returned value owns the memory.
-        match unsafe { result::malloc_sync(size) } {
+        let allocate = || context.memory_source.allocate(size, stream);
+        let is_out_of_memory = |e: &DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let allocated = allocate().or_else(|e| {
+            if is_out_of_memory(&e) {
+                // The pools of the GPU's devices keep what was freed.
+                super::peer::devices_of(context.gpu.ordinal).iter().for_each(|device| device.memory_source.trim());
+                context.primary().cuda().bind_to_thread()?;
+                return allocate();
+            }
+            Err(e)
+        });
+        match allocated {
             Ok(address) => Ok(DeviceMemory { context: Arc::clone(context), address, bytes }),
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                let (left, limit) =
-                    result::mem_get_info().map_or((0, context.gpu.memory), |(f, t)| (f as u64, t as u64));
+            Err(e) if is_out_of_memory(&e) => {
+                let (left, limit) = context.memory_info().unwrap_or((0, context.gpu.memory));
                 Err(DeviceError::OutOfMemory { requested: bytes, available: left, limit })
             }
-            Err(e) => Err(context.driver_error("cuMemAlloc", e)),
+            Err(e) => Err(context.driver_error(context.memory_source.call(), e)),
         }
     }
 
@@ -87,136 +222,30 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: the address came from cuMemAlloc and is freed once. After a device fault the call fails; the driver then
-            // frees the memory with the context.
-            let _ = unsafe { result::free_sync(self.address) };
+        let context = &self.context;
+        if !context.primary().bind_for_release() {
+            return;
+        }
+        match &context.memory_source {
+            // The service stream only allocates, zeroes and frees, so nothing delays the free. After a device fault the call
+            // fails; the driver then frees the memory with the context.
+            MemorySource::Pool(_) => {
+                // SAFETY: the address came from the pool and is freed once. No work uses it (see the type).
+                let _ = unsafe { sys::cuMemFreeAsync(self.address, context.service_stream().raw()) };
+                DeferredDrops::trim_later(context);
+            }
+            MemorySource::Direct => DeferredDrops::free_later(context, DirectMemory(self.address)),
         }
     }
 }
 
-/// Pinned (page-locked) host memory, mapped for all devices. Copies to and from it run asynchronously, and kernels can write
-/// it.
-#[derive(Debug)]
-pub(super) struct PinnedBuffer {
-    host: *mut u8,
-    device_base: sys::CUdeviceptr,
-    bytes: usize,
-    cuda_context: Arc<CudaContext>,
-}
+/// Memory of cuMemAlloc that is to be freed. Dropping it waits for all work of the GPU.
+pub(super) struct DirectMemory(sys::CUdeviceptr);
 
-// SAFETY: the buffer exclusively owns its memory; shared access is atomic (`word`) or only reads (`slice`, whose caller ensures
-// that no device writes the range).
-unsafe impl Send for PinnedBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedBuffer {}
-
-impl PinnedBuffer {
-    /// Allocates zeroed pinned memory that every device can access.
-    pub(super) fn new(context: &DeviceContext, bytes: usize) -> Result<PinnedBuffer, DeviceError> {
-        let out_of_memory =
-            || context.driver_error("cuMemHostAlloc", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-        PinnedBuffer::try_new(context, bytes)?.ok_or_else(out_of_memory)
+impl DirectMemory {
+    /// Frees the memory. The context must be current.
+    pub(super) fn free(self) {
+        // SAFETY: the address came from cuMemAlloc and is freed once.
+        let _ = unsafe { result::free_sync(self.0) };
     }
-
-    /// As [`PinnedBuffer::new`], but returns `None` if the driver cannot pin more memory. The context stays usable after that.
-    pub(super) fn try_new(context: &DeviceContext, bytes: usize) -> Result<Option<PinnedBuffer>, DeviceError> {
-        context.bind()?;
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: `bind` has made the context current; the returned value owns the memory. Not write-combined, which is slow to
-        // read.
-        let host = unsafe { result::malloc_host(bytes, flags) };
-        let host = match host {
-            Ok(host) => host.cast::<u8>(),
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Ok(None),
-            Err(e) => return Err(context.driver_error("cuMemHostAlloc", e)),
-        };
-        // SAFETY: the driver returned `bytes` bytes of host memory, to which no other pointer exists yet.
-        unsafe { host.write_bytes(0, bytes) };
-        let mut device_base = 0;
-        // SAFETY: `host` points to memory that was allocated with DEVICEMAP; the function writes one address.
-        let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device_base, host.cast(), 0) }.result();
-        let pinned = PinnedBuffer { host, device_base, bytes, cuda_context: Arc::clone(context.cuda_context()) };
-        mapped.map_err(|e| context.driver_error("cuMemHostGetDevicePointer", e))?;
-        Ok(Some(pinned))
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Device address of byte `offset`.
-    pub(super) fn device_address(&self, offset: usize) -> u64 {
-        self.device_base + offset as u64
-    }
-
-    /// A range for the host to write. The caller guarantees that no submitted work accesses it.
-    pub(super) fn slice_mut(&mut self, offset: usize, bytes: usize) -> Option<&mut [u8]> {
-        let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes)?;
-        // SAFETY: the range lies in the allocation, which is initialised. `&mut self` excludes other accesses by the host, and
-        // the caller guarantees that no device accesses the range.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.host.add(offset), end - offset) })
-    }
-
-    /// The first `bytes` bytes, for the host to read. The caller guarantees that no submitted work writes them.
-    pub(super) fn slice(&self, bytes: usize) -> Option<&[u8]> {
-        // SAFETY: as in `slice_mut`, for reading.
-        (bytes <= self.bytes).then(|| unsafe { std::slice::from_raw_parts(self.host, bytes) })
-    }
-
-    /// Word `index`, for concurrent access by host and device.
-    pub(super) fn word(&self, index: usize) -> Option<&AtomicU32> {
-        let offset = index.checked_mul(4).filter(|&o| o + 4 <= self.bytes)?;
-        // SAFETY: pinned memory is page-aligned, so the word is aligned, and it lies in the allocation. The device writes whole
-        // aligned words, which do not tear under concurrent atomic reads.
-        Some(unsafe { AtomicU32::from_ptr(self.host.add(offset).cast()) })
-    }
-
-    /// Reads word `index`, which the device may write concurrently.
-    pub(super) fn read_word(&self, index: usize) -> u32 {
-        self.word(index).map_or(0, |word| word.load(Ordering::Acquire))
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        // The thread may have no current context, or that of a failed device, with which the driver would reject the call.
-        if self.cuda_context.bind_to_thread().is_ok() {
-            // SAFETY: the pointer came from cuMemHostAlloc and is freed once; the owner guarantees that no copy uses it any
-            // more. After a device fault the call may fail, which leaks the memory.
-            let _ = unsafe { result::free_host(self.host.cast()) };
-        }
-    }
-}
-
-/// Pinned host buffers that the application holds: length by first address. `is_pinned` searches this table.
-static EXPOSED_BUFFERS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
-
-/// Pinned memory that the application holds as a [`HostBuffer`]; removes itself from the table on drop.
-struct ExposedBuffer(PinnedBuffer);
-
-impl Drop for ExposedBuffer {
-    fn drop(&mut self) {
-        lock(&EXPOSED_BUFFERS).remove(&self.0.host.addr());
-    }
-}
-
-impl PinnedBuffer {
-    /// Converts the buffer into a [`HostBuffer`] of `bytes` bytes for the application. `reservation` is released with it.
-    pub(super) fn into_host_buffer(self, bytes: usize, reservation: Reservation) -> Result<HostBuffer, DeviceError> {
-        let start = NonNull::new(self.host).filter(|_| bytes <= self.bytes);
-        let start = start.ok_or(DeviceError::Misuse("a host buffer beyond its pinned memory"))?;
-        lock(&EXPOSED_BUFFERS).insert(start.addr().get(), bytes);
-        // SAFETY: the bytes are initialised, do not move, and are freed with `ExposedBuffer`, to which only the buffer has
-        // access. Devices copy from them only while an upload borrows them.
-        Ok(unsafe { HostBuffer::from_raw(start, bytes, Box::new(ExposedBuffer(self)), Some(reservation)) })
-    }
-}
-
-/// Whether `bytes` lies in a pinned buffer that the application holds. Its device does not matter: pinned memory is mapped for
-/// all.
-pub(super) fn is_pinned(bytes: &[u8]) -> bool {
-    let start = bytes.as_ptr().addr();
-    let found = lock(&EXPOSED_BUFFERS).range(..=start).next_back().map(|(&first, &len)| (first, len));
-    found.is_some_and(|(first, len)| start - first <= len && bytes.len() <= len - (start - first))
 }

@@ -4,31 +4,50 @@
 //! |---|---|
 //! | `driver` | detection of the driver and the GPUs, properties of a GPU, driver errors |
 //! | `context` | state shared by the queues and buffers of a device: CUDA context, event pool, pinned memory pool, modules |
-//! | `memory`, `events`, `copy`, `graph_exec`, `kernel` | RAII wrappers of driver objects, with all `unsafe` code but `driver`'s |
+//! | `memory`, `pinned`, `events`, `copy`, `graph_exec`, `kernel`, `modules` | RAII wrappers of driver objects, with most `unsafe` code |
+//! | `precompile` | compiles modules in the background, ahead of their use |
+//! | `peer` | connections between GPUs: peer access, and a check of what peer copies write |
+//! | `event_timeline` | the CUDA events behind a queue's points; notices hung and lost devices |
+//! | `prediction` | when the work of a queue ends, for waiting threads |
+//! | `launch_log` | what was running when a device failed |
 //! | `deferred_drop` | keeps the resources of dropped queues until their work is done |
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
-//! | `program`, `queue` | compiled graphs (CUDA graph capture and replay), and the stream that executes them |
+//! | `queue`, `executor` | the queue: submits commands at once, or holds them back until what they wait for is submitted |
+//! | `program` | compiled graphs, replayed as CUDA graphs |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
 //! The kernels are in `kernels/`. Nodes without a kernel run on the CPU (`src/fallback`).
 //!
-//! Submitting work does not block on the GPU, except for large uploads, which wait for space in the staging ring, for downloads
-//! while those before hold too much pinned memory, and for programs while several sessions use the GPU, which wait for turns and
-//! until they are done. An abort of the queue ends these waits. Otherwise the host blocks only in
-//! [`PendingRead`](crate::device::PendingRead) and in [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points of CUDA
-//! queues order each other on the devices, by CUDA events.
+//! Submitting work does not block on the GPU, except for large uploads, which wait for pinned memory, for downloads while those
+//! before hold too much of it, and for programs while several sessions use the GPU, which wait for turns and until they are done.
+//! An abort of the queue ends these waits. Otherwise the host blocks only in [`PendingRead`](crate::device::PendingRead) and in
+//! [`TimelinePoint::wait`](crate::device::TimelinePoint::wait). Points of CUDA queues order each other on the devices, by CUDA
+//! events.
+//!
+//! The device relies on what CUDA documents. No call on a path that other sessions wait for synchronises: memory comes from a
+//! stream-ordered pool, pinned memory from an arena, and graphs are built from nodes. Every wait polls, and a stream without progress
+//! for [`CudaOptions::device_timeout`] means that the device is lost, as after a fault of a kernel or of the hardware.
 
+mod commands;
 mod context;
 mod copy;
 mod deferred_drop;
 mod driver;
 mod estimate;
+mod event_timeline;
 mod events;
+mod executor;
 mod graph_exec;
 mod kernel;
+mod launch_log;
 mod memory;
+mod modules;
 mod ops;
+mod peer;
+mod pinned;
+mod precompile;
+mod prediction;
 mod program;
 mod queue;
 mod turns;
@@ -36,15 +55,17 @@ mod turns;
 pub use driver::{CudaUnavailable, Gpu, detect, emulated_counts};
 
 use crate::device::{
-    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, MemoryBudget, MemoryInfo,
-    PinnedMemory, Program, Queue, Support,
+    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HANG_TIMEOUT, HostBuffer, MemoryBudget,
+    MemoryInfo, ModuleLoad, PinnedMemory, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
 use crate::tensor::TensorDesc;
 use context::DeviceContext;
-use memory::{DeviceMemory, PinnedBuffer};
+use memory::DeviceMemory;
+use pinned::PinnedBuffer;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Alignment of tensors in bytes: a cache line of the GPU.
 const ALIGNMENT: u64 = 128;
@@ -52,6 +73,25 @@ const ALIGNMENT: u64 = 128;
 /// Smallest batch for which copying the weights to the GPU pays off against computing on the CPU. The value is that of
 /// llama.cpp's CUDA backend, so that both offload the same nodes.
 const OFFLOAD_BATCH: usize = 32;
+
+/// Options of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Time without any progress after which the GPU counts as hung: 60 s. The device is then lost
+    /// ([`Device::lost`]).
+    pub device_timeout: Duration,
+    /// Whether to wait for each kernel launch, so that an error names the kernel at fault. Slow.
+    pub launch_check: bool,
+    /// Whether threads in the background compile the kernels that clients are likely to need, from the first allocation on, so
+    /// that the first token waits for no compilation. Off by default.
+    pub precompile: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> CudaOptions {
+        CudaOptions { device_timeout: HANG_TIMEOUT, launch_check: false, precompile: false }
+    }
+}
 
 /// A device on one GPU. Several devices may share a GPU.
 #[derive(Debug)]
@@ -67,18 +107,23 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`] when the GPU cannot be used.
     pub fn new(name: &str, gpu: &Gpu, memory: u64) -> Result<Arc<CudaDevice>, DeviceError> {
-        CudaDevice::with_free(name, gpu, |_| memory)
+        CudaDevice::with_options(name, gpu, |_| memory, CudaOptions::default())
     }
 
-    /// As [`CudaDevice::new`], but `memory` chooses the limit from the number of bytes that are free once the CUDA context
-    /// exists.
+    /// As [`CudaDevice::new`], with options. `memory` chooses the limit from the number of bytes that are free once the CUDA
+    /// context exists.
     ///
     /// # Errors
     /// As [`CudaDevice::new`].
-    pub fn with_free(name: &str, gpu: &Gpu, memory: impl FnOnce(u64) -> u64) -> Result<Arc<CudaDevice>, DeviceError> {
+    pub fn with_options(
+        name: &str,
+        gpu: &Gpu,
+        memory: impl FnOnce(u64) -> u64,
+        options: CudaOptions,
+    ) -> Result<Arc<CudaDevice>, DeviceError> {
         let not = |reason| DeviceError::Driver { device: name.to_owned(), call: "choosing a GPU", reason };
         gpu.check_supported().map_err(not)?;
-        let context = DeviceContext::new(gpu, name, memory)?;
+        let context = DeviceContext::new(gpu, name, options, memory)?;
         let info = DeviceInfo {
             description: gpu.to_string(),
             alignment: ALIGNMENT,
@@ -95,12 +140,33 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`] when the GPU cannot be used.
     pub fn free(gpu: &Gpu) -> Result<u64, DeviceError> {
-        context::open_context(gpu, &gpu.name).map(|(_, free)| free)
+        context::PrimaryContext::open(gpu, &gpu.name).map(|(_, free)| free)
+    }
+
+    /// Number of modules of kernels that are being compiled in the background ([`CudaOptions::precompile`]). Once it is 0, a
+    /// model whose weights have arrived compiles nothing more.
+    pub fn pending_modules(&self) -> usize {
+        self.context.precompiler.pending()
+    }
+
+    /// Loads all modules of kernels, one after the other, and returns the time of each that was not loaded. Takes seconds if the
+    /// driver's cache does not have them.
+    ///
+    /// # Errors
+    /// The driver's error; [`DeviceError::OutOfMemory`] if the device's limit leaves too little for them.
+    pub fn load_modules(&self) -> Result<Vec<ModuleLoad>, DeviceError> {
+        modules::measure_loads(&self.context)
     }
 
     /// The GPU of this device.
     pub fn gpu(&self) -> &Gpu {
         &self.context.gpu
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.context.precompiler.end();
     }
 }
 
@@ -110,7 +176,7 @@ impl Device for CudaDevice {
     }
 
     fn features(&self) -> Vec<Feature> {
-        let gpu = &self.context.gpu;
+        let (gpu, options) = (&self.context.gpu, &self.context.options);
         let targets: Vec<_> = kernel::targets(gpu.capability).iter().map(|target| format!("sm_{target}")).collect();
         vec![
             Feature::new("capability", format_args!("{}.{}", gpu.capability / 10, gpu.capability % 10)),
@@ -118,11 +184,13 @@ impl Device for CudaDevice {
             Feature::new("driver", format_args!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10)),
             Feature::new("pci", &gpu.pci),
             Feature::new("multiprocessors", gpu.multiprocessors),
-            Feature::new("waits for memory", if gpu.stream_wait_value { "yes" } else { "no" }),
+            Feature::new("timeout", format_args!("{} s", options.device_timeout.as_secs_f64())),
+            Feature::new("launch check", if options.launch_check { "on" } else { "off" }),
         ]
     }
 
     fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        self.context.primary().check_lost()?;
         let (free, total) = self.context.memory_info()?;
         let budget = &self.context.budget;
         let left = budget.limit().saturating_sub(budget.used());
@@ -130,12 +198,15 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<Buffer, DeviceError> {
+        self.context.primary().check_lost()?;
         let reservations = (budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
         let memory = DeviceMemory::zeroed(&self.context, bytes)?;
+        self.context.precompiler.start(&self.context);
         Ok(Buffer::new(&self.info, bytes, Box::new(memory), Box::new(reservations)))
     }
 
     fn alloc_size(&self, tensor: &TensorDesc) -> u64 {
+        self.context.precompiler.add_type(&self.context, tensor.dtype());
         tensor.extent() as u64
     }
 
@@ -148,12 +219,18 @@ impl Device for CudaDevice {
     }
 
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
+        self.context.primary().check_lost()?;
         let compiled = program::CudaProgram::new(&graph, &self.context)?;
         Ok(Program::new(graph, Box::new(compiled)))
     }
 
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {
+        self.context.primary().check_lost()?;
         Ok(Box::new(queue::CudaQueue::new(&self.context, budget)?))
+    }
+
+    fn lost(&self) -> Option<DeviceError> {
+        self.context.primary().lost().cloned()
     }
 
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
@@ -163,10 +240,13 @@ impl Device for CudaDevice {
 
 impl PinnedMemory for CudaDevice {
     fn alloc_pinned(&self, bytes: u64, budget: &Arc<MemoryBudget>) -> Result<HostBuffer, DeviceError> {
+        self.context.primary().check_lost()?;
         let reservation = budget.reserve(bytes)?;
         let refused = || HostBuffer::out_of_memory(bytes, budget);
         let size = usize::try_from(bytes).map_err(|_| refused())?;
         // The driver rejects allocations of 0 bytes.
-        PinnedBuffer::try_new(&self.context, size.max(1))?.ok_or_else(refused)?.into_host_buffer(size, reservation)
+        PinnedBuffer::try_new(self.context.primary(), size.max(1))?
+            .ok_or_else(refused)?
+            .into_host_buffer(size, reservation)
     }
 }

@@ -1,29 +1,38 @@
 //! A graph compiled for a GPU: a list of kernel launches in segments of at most one slice of time by estimate. Repeated runs
 //! replay each segment as one CUDA graph, so that a program below a slice is one launch.
 
+use super::commands::EventNumbers;
 use super::context::{DeviceContext, lock};
 use super::estimate::{LAUNCH_TIME, Segment, cut_into_segments, kernel_time};
-use super::events::{EventTimeline, Stream, poll_until};
+use super::event_timeline::EventTimeline;
+use super::events::Stream;
 use super::graph_exec::GraphExec;
 use super::kernel::{KernelLaunch, LaunchAddresses, LoadedLaunch};
+use super::launch_log::LaunchSpan;
 use super::memory::DeviceMemory;
+use super::modules;
 use super::ops;
-use super::turns::{MAX_STREAM_WAIT, StreamStatus, StreamWaits};
-use crate::device::{DeviceError, MemoryBudget, Region, SLICE};
+use super::turns::StreamStatus;
+use crate::device::{DeviceError, MemoryBudget, Region, Reservation, SLICE};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::Duration;
 
-/// Limit of sets of addresses per program for which CUDA graphs are captured. Callers alternate between few sets, for example
-/// between the copies of a pipelined activation. The graphs of the oldest set are evicted.
+/// Limit of sets of addresses per program for which CUDA graphs are built. Callers alternate between few sets, for example
+/// between the copies of a pipelined activation. The graphs of the oldest set are changed to the next one.
 const MAX_CACHED_GRAPHS: usize = 8;
 
-/// Limit of the segments of a program that are captured: a captured graph takes memory that no budget pays for. Further segments
-/// are launched kernel by kernel; a segment takes milliseconds, beside which launches cost little.
-const MAX_CAPTURED_SEGMENTS: usize = 64;
+/// Limit of the segments of a program for which graphs are built. Further segments are launched kernel by kernel; a segment takes
+/// milliseconds, beside which launches cost little.
+const MAX_GRAPH_SEGMENTS: usize = 64;
+
+/// Device memory that is charged for a graph and for each of its kernels, in bytes. The driver does not tell what it needs: it
+/// uploads the parameters of each kernel.
+const GRAPH_BYTES: u64 = 64 << 10;
+const GRAPH_NODE_BYTES: u64 = 1 << 10;
 
 /// Required alignment in bytes of regions that are bound to slots: the size of the widest element. Tensors are aligned within
 /// slots.
@@ -36,7 +45,7 @@ pub(super) struct CudaProgram {
     /// Bytes of scratch memory.
     scratch: u64,
     slots: usize,
-    cached_graphs: Mutex<VecDeque<Arc<CachedGraph>>>,
+    cached_graphs: Mutex<VecDeque<Arc<CachedGraphs>>>,
     /// Ordinal of the GPU for which the kernels were loaded.
     ordinal: usize,
 }
@@ -47,12 +56,24 @@ struct ProgramLaunch {
     srcs: [Option<SlotOffset>; MAX_SRC],
 }
 
-/// A set of addresses on which the program has run, and the graphs that later runs have captured, one per segment. A set
+/// A set of addresses on which the program has run, and the graphs that later runs have built, one per segment. A set
 /// includes the addresses of the queue, so only runs of one queue share it.
-struct CachedGraph {
+struct CachedGraphs {
     addresses: Box<[u64]>,
-    /// Graphs of the first segments. All of them, unless a capture has failed or a run was aborted.
-    graphs: Mutex<Vec<GraphExec>>,
+    graphs: Mutex<GraphState>,
+}
+
+#[derive(Default)]
+struct GraphState {
+    /// Graphs of the first segments. All of them, unless a run has ended early.
+    graphs: Vec<ChargedGraph>,
+    /// Graphs of a set that is no longer used, which may be changed to these addresses.
+    unused: Vec<ChargedGraph>,
+}
+
+struct ChargedGraph {
+    graph: GraphExec,
+    _reservations: (Reservation, Reservation),
 }
 
 /// Parameters of one run of a program.
@@ -60,50 +81,38 @@ pub(super) struct ProgramRun<'a> {
     pub(super) context: &'a DeviceContext,
     pub(super) stream: &'a Stream,
     pub(super) events: &'a Arc<EventTimeline>,
+    pub(super) numbers: &'a mut EventNumbers,
     /// The session whose turns the run takes.
-    pub(super) session: &'a MemoryBudget,
-    pub(super) stream_waits: &'a StreamWaits,
+    pub(super) session: &'a Arc<MemoryBudget>,
     pub(super) scratch: u64,
 }
 
 impl ProgramRun<'_> {
-    /// Submits a segment. While other sessions use the GPU, this happens in a turn, which the session holds until the segment is
-    /// done: see `turns`. Returns false if the stream waits for another queue, so that the segment was submitted without a turn.
-    fn submit_segment(&self, submit: impl FnOnce() -> Result<(), DeviceError>) -> Result<bool, DeviceError> {
-        let events: Weak<dyn StreamStatus> = Arc::downgrade(self.events) as _;
-        let Some(request) = self.context.turns.request(self.session, &events) else { return submit().map(|()| true) };
-        if !self.drain_stream()? {
-            return submit().map(|()| false);
-        }
-        let mut turn = Some(request.begin(|| self.events.check_aborted())?);
-        submit()?;
-        let end = self.context.acquire_event()?;
-        end.record(self.context, self.stream)?;
-        end.wait(self.context, "a segment of a program", || {
-            drop(turn.take_if(|turn| turn.is_over()));
-            self.events.check_aborted()
+    /// Records an event behind the work so far and blocks until it is reached.
+    fn wait_for_stream(&mut self, mut check: impl FnMut()) -> Result<(), DeviceError> {
+        let seq = self.numbers.record(self.events, self.stream)?;
+        let events = self.events;
+        events.wait_reached(seq, || {
+            check();
+            events.check()
         })?;
-        self.context.recycle_event(end);
-        Ok(true)
+        self.context.bind()
     }
 
-    /// Waits until the earlier work of the stream is done. Returns false after [`MAX_STREAM_WAIT`] if the stream waits for another
-    /// queue: that may need the calling thread.
-    fn drain_stream(&self) -> Result<bool, DeviceError> {
-        let began = Instant::now();
-        poll_until(
-            "the earlier work of a queue",
-            || self.stream.is_idle(self.context),
-            || {
-                self.events.check_aborted()?;
-                if began.elapsed() < MAX_STREAM_WAIT {
-                    return Ok(true);
-                }
-                let goes_on = !self.stream_waits.are_pending();
-                // Polling a queue of another device made that device's context current.
-                self.context.bind().map(|()| goes_on)
-            },
-        )
+    /// Submits a segment. While other sessions use the GPU, this happens in a turn, which the session holds until the segment is
+    /// done: see `turns`. Returns whether it was in a turn.
+    fn submit_segment(
+        &mut self,
+        submit: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
+    ) -> Result<bool, DeviceError> {
+        let (events, context, session) = (Arc::clone(self.events), self.context, self.session);
+        let status: Weak<dyn StreamStatus> = Arc::downgrade(&events) as _;
+        let Some(request) = context.turns.request(session, &status) else { return submit(self).map(|()| false) };
+        self.wait_for_stream(|| {})?;
+        let mut turn = Some(request.begin(|| events.check())?);
+        submit(self)?;
+        self.wait_for_stream(|| drop(turn.take_if(|turn| turn.is_over())))?;
+        Ok(true)
     }
 }
 
@@ -113,7 +122,7 @@ impl CudaProgram {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
         };
-        let (mut loaded, mut times, mut scratch) = (Vec::new(), Vec::new(), 0);
+        let (mut all, mut places, mut times, mut scratch) = (Vec::new(), Vec::new(), Vec::new(), 0);
         select_kernels(
             graph,
             FUSION_PATTERNS,
@@ -135,14 +144,16 @@ impl CudaProgram {
                 let time = time.unwrap_or_default() / u32::try_from(launches.len().max(1)).unwrap_or(1);
                 let time = time.max(LAUNCH_TIME);
                 for launch in launches {
-                    loaded.push(ProgramLaunch { launch: launch.load(context)?, dst, srcs });
+                    all.push(launch);
+                    places.push((dst, srcs));
                     times.push(time);
                 }
                 Ok::<_, DeviceError>(())
             },
         )?;
+        let loaded = modules::load_all(context, all)?.into_iter().zip(places);
         Ok(CudaProgram {
-            launches: loaded,
+            launches: loaded.map(|(launch, (dst, srcs))| ProgramLaunch { launch, dst, srcs }).collect(),
             segments: cut_into_segments(times, SLICE),
             scratch,
             slots: graph.slot_sizes().len(),
@@ -161,93 +172,175 @@ impl CudaProgram {
         self.scratch
     }
 
-    /// Submits the program, segment by segment, in turns if other sessions use the GPU. The first run on a set of addresses
-    /// launches kernel by kernel. The second run captures the launches of each segment as a CUDA graph (a program that runs once
-    /// is not worth a capture). It and all later runs replay each segment with one launch. An abort of the queue ends the
-    /// submission before the next launch.
-    pub(super) fn run(&self, run: &ProgramRun<'_>, bindings: &[Region]) -> Result<(), DeviceError> {
+    /// Checks that the program can run on regions.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`]: one lies on another device, or is not aligned.
+    pub(super) fn check_bindings(&self, context: &DeviceContext, bindings: &[Region]) -> Result<(), DeviceError> {
+        // An empty program uses none.
         if self.launches.is_empty() {
-            return Ok(());
+            Ok(())
+        } else {
+            bindings.iter().try_for_each(|region| binding_address(context, region).map(drop))
+        }
+    }
+
+    /// Submits the program from segment `from` on, segment by segment, in turns if other sessions use the GPU. Returns the next
+    /// segment if `yields` holds after a turn and the program is not done.
+    ///
+    /// The first run on a set of addresses launches kernel by kernel. The second run builds a CUDA graph of each segment (a program
+    /// that runs once is not worth it). It and all later runs replay each segment with one launch. An abort of the queue ends the
+    /// submission before the next launch.
+    pub(super) fn run(
+        &self,
+        run: &mut ProgramRun<'_>,
+        bindings: &[Region],
+        from: usize,
+        yields: impl Fn() -> bool,
+    ) -> Result<Option<usize>, DeviceError> {
+        if self.launches.is_empty() {
+            return Ok(None);
         }
         let mut addresses = Vec::with_capacity(self.slots + 2);
         for region in bindings {
-            if !region.offset().is_multiple_of(BINDING_ALIGNMENT) {
-                return Err(DeviceError::Misuse("a binding is not aligned to 8 bytes"));
-            }
-            let memory = region.buffer().memory::<DeviceMemory>();
-            let memory = memory.filter(|m| m.context().gpu.ordinal == run.context.gpu.ordinal);
-            let memory = memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?;
-            addresses.push(memory.address() + region.offset());
+            addresses.push(binding_address(run.context, region)?);
         }
-        addresses.extend([run.scratch, run.events.shared_words.device_address(0)]);
-        let cached = self.find_or_insert(&addresses);
-        let mut takes_turns = true;
-        for (index, segment) in self.segments.iter().enumerate() {
-            let launches = self.launches.get(segment.launches.clone()).unwrap_or_default();
-            let submit = || match &cached {
-                Some(cached) if index < MAX_CAPTURED_SEGMENTS => CudaProgram::replay(run, (index, launches), cached),
-                _ => CudaProgram::launch_each(run, launches, &addresses),
-            };
-            if takes_turns {
-                takes_turns = run.submit_segment(submit)?;
-            } else {
-                submit()?;
+        addresses.extend([run.scratch, run.events.error_word()]);
+        let cached = if run.context.options.launch_check { None } else { self.find_or_insert(&addresses) };
+        // An event at least every tenth of the timeout, so that a long program does not look like one that hangs.
+        let (longest, mut unrecorded) = (run.context.options.device_timeout / 10, Duration::ZERO);
+        for (index, segment) in self.segments.iter().enumerate().skip(from) {
+            let launches = segment.launches.clone();
+            let in_turn = run.submit_segment(|run| match &cached {
+                Some(cached) if index < MAX_GRAPH_SEGMENTS => self.replay(run, (index, launches), cached),
+                _ => self.launch_each(run, launches, &addresses),
+            })?;
+            unrecorded = if in_turn { Duration::ZERO } else { unrecorded + segment.time };
+            if unrecorded > longest {
+                run.numbers.record(run.events, run.stream)?;
+                unrecorded = Duration::ZERO;
+            }
+            if in_turn && index + 1 < self.segments.len() && yields() {
+                return Ok(Some(index + 1));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The graphs for a set of addresses; `None` and a new entry for a set on which the program has not run.
-    fn find_or_insert(&self, addresses: &[u64]) -> Option<Arc<CachedGraph>> {
+    fn find_or_insert(&self, addresses: &[u64]) -> Option<Arc<CachedGraphs>> {
         let mut cached_graphs = lock(&self.cached_graphs);
-        let found = cached_graphs.iter().find(|c| *c.addresses == *addresses).cloned();
-        let evicted = if found.is_none() {
-            let full = cached_graphs.len() == MAX_CACHED_GRAPHS;
-            let evicted = if full { cached_graphs.pop_front() } else { None };
-            cached_graphs.push_back(Arc::new(CachedGraph { addresses: addresses.into(), graphs: Mutex::default() }));
-            evicted
-        } else {
-            None
-        };
-        drop(cached_graphs);
-        // Outside of the lock: this destroys driver objects.
-        drop(evicted);
-        found
+        if let Some(found) = cached_graphs.iter().find(|c| *c.addresses == *addresses) {
+            return Some(Arc::clone(found));
+        }
+        let evicted = if cached_graphs.len() == MAX_CACHED_GRAPHS { cached_graphs.pop_front() } else { None };
+        let unused = evicted.and_then(Arc::into_inner).map(|evicted| evicted.graphs.into_inner());
+        // A graph that was being changed when a thread panicked is not used again.
+        let unused = unused.and_then(Result::ok).map_or_else(Vec::new, |state| state.graphs);
+        let graphs = Mutex::new(GraphState { graphs: Vec::new(), unused });
+        cached_graphs.push_back(Arc::new(CachedGraphs { addresses: addresses.into(), graphs }));
+        None
     }
 
-    /// Replays segment `index`, and first captures it if no run has done so. Replays are in the order of the segments, so the
+    /// Replays segment `index`, and first builds its graph if no run has done so. Replays are in the order of the segments, so the
     /// graphs of all earlier segments exist.
     fn replay(
-        run: &ProgramRun<'_>,
-        (index, launches): (usize, &[ProgramLaunch]),
-        cached: &CachedGraph,
+        &self,
+        run: &mut ProgramRun<'_>,
+        (index, launches): (usize, std::ops::Range<usize>),
+        cached: &CachedGraphs,
     ) -> Result<(), DeviceError> {
-        let mut graphs = lock(&cached.graphs);
-        if graphs.len() == index {
-            let capture = || CudaProgram::launch_each(run, launches, &cached.addresses);
-            graphs.push(GraphExec::capture(run.context, run.stream, capture)?);
+        let mut state = lock(&cached.graphs);
+        if state.graphs.len() <= index {
+            let unused = (!state.unused.is_empty()).then(|| state.unused.remove(0));
+            match self.build(run, launches.clone(), &cached.addresses, unused)? {
+                Some(graph) if state.graphs.len() == index => state.graphs.push(graph),
+                // No memory for the graph of this or of an earlier segment.
+                _ => {
+                    drop(state);
+                    return self.launch_each(run, launches, &cached.addresses);
+                }
+            }
         }
-        run.events.check_aborted()?;
-        if let Some(step) = launches.last() {
-            run.events.record_launch(step.launch.name());
-        }
-        let graph = graphs.get(index).ok_or_else(|| DeviceError::Bug("a segment without a graph".to_owned()))?;
-        graph.launch(run.context, run.stream)
+        run.events.check()?;
+        self.log_launches(run, launches);
+        let graph = state.graphs.get(index).ok_or_else(|| DeviceError::Bug("a segment without a graph".to_owned()))?;
+        graph.graph.launch(run.context, run.stream)
     }
 
-    fn launch_each(run: &ProgramRun<'_>, launches: &[ProgramLaunch], addresses: &[u64]) -> Result<(), DeviceError> {
-        let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
-        for step in launches {
-            run.events.check_aborted()?;
-            let mut srcs = [0; MAX_SRC];
-            for (to, place) in srcs.iter_mut().zip(&step.srcs) {
-                *to = place.as_ref().map_or(0, at);
+    /// The graph of a segment, made from that of other addresses if there is one. `None` if there is no memory for it.
+    fn build(
+        &self,
+        run: &ProgramRun<'_>,
+        launches: std::ops::Range<usize>,
+        addresses: &[u64],
+        unused: Option<ChargedGraph>,
+    ) -> Result<Option<ChargedGraph>, DeviceError> {
+        let steps = self.launches.get(launches).unwrap_or_default();
+        let at = || steps.iter().map(|step| (&step.launch, step.addresses(run, addresses)));
+        if let Some(mut unused) = unused {
+            unused.graph.update(run.context, at())?;
+            return Ok(Some(unused));
+        }
+        let bytes = GRAPH_BYTES + GRAPH_NODE_BYTES * steps.len() as u64;
+        let (Ok(of_session), Ok(of_device)) = (run.session.reserve(bytes), run.context.budget.reserve(bytes)) else {
+            return Ok(None);
+        };
+        let graph = GraphExec::build(run.context, at())?;
+        Ok(Some(ChargedGraph { graph, _reservations: (of_session, of_device) }))
+    }
+
+    fn log_launches(&self, run: &ProgramRun<'_>, launches: std::ops::Range<usize>) {
+        let Some(steps) = self.launches.get(launches.clone()) else { return };
+        if let (Some(first), Some(last)) = (steps.first(), steps.last()) {
+            let span = LaunchSpan {
+                first: launches.start,
+                last: launches.end - 1,
+                first_kernel: first.launch.name(),
+                last_kernel: last.launch.name(),
+                of: self.launches.len(),
+            };
+            run.events.launch_log.push(run.numbers.next(), span);
+        }
+    }
+
+    fn launch_each(
+        &self,
+        run: &mut ProgramRun<'_>,
+        launches: std::ops::Range<usize>,
+        addresses: &[u64],
+    ) -> Result<(), DeviceError> {
+        for index in launches {
+            let Some(step) = self.launches.get(index) else { break };
+            run.events.check()?;
+            self.log_launches(run, index..index + 1);
+            step.launch.launch(run.context, run.stream, &step.addresses(run, addresses))?;
+            if run.context.options.launch_check {
+                run.wait_for_stream(|| {})?;
             }
-            let error_word = run.events.shared_words.device_address(0);
-            let all = LaunchAddresses { dst: at(&step.dst), srcs: &srcs, scratch: run.scratch, error_word };
-            run.events.record_launch(step.launch.name());
-            step.launch.launch(run.context, run.stream, &all)?;
         }
         Ok(())
+    }
+}
+
+/// Device address of a region that is bound to a slot.
+fn binding_address(context: &DeviceContext, region: &Region) -> Result<u64, DeviceError> {
+    if !region.offset().is_multiple_of(BINDING_ALIGNMENT) {
+        return Err(DeviceError::Misuse("a binding is not aligned to 8 bytes"));
+    }
+    let memory = region.buffer().memory::<DeviceMemory>();
+    let memory = memory.filter(|m| m.context().gpu.ordinal == context.gpu.ordinal);
+    let memory = memory.ok_or(DeviceError::Misuse("a binding lies on another device"))?;
+    Ok(memory.address() + region.offset())
+}
+
+impl ProgramLaunch {
+    fn addresses(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> LaunchAddresses {
+        let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
+        let mut srcs = [0; MAX_SRC];
+        for (to, place) in srcs.iter_mut().zip(&self.srcs) {
+            *to = place.as_ref().map_or(0, at);
+        }
+        LaunchAddresses { dst: at(&self.dst), srcs, scratch: run.scratch, error_word: run.events.error_word() }
     }
 }

@@ -1,148 +1,111 @@
-//! CUDA queue: submits work to one stream, in order. Each call reaches the driver at once.
+//! CUDA queue: submits work to one stream, in order, at once or from a thread of the device.
+//!
+//! A stream may wait only for work that is submitted: for a recorded event. So if a queue has to wait for anything else (a point of a
+//! CPU queue, or of a CUDA queue that itself waits), the wait and all later commands are held back, in a [`CommandChannel`]. A thread
+//! of the device submits them when the point is reached or submitted. While nothing is held back, the queue has the executor and
+//! each call reaches the driver at once.
 //!
 //! Life cycle of a submission: check for an earlier failure, retain the operands until the event behind the work is reached,
 //! submit. Timeline points are CUDA events that are recorded on demand. Dropping a queue does not block (see `deferred_drop`).
 
+use super::commands::{CudaCommand, Download, Downloaded};
 use super::context::DeviceContext;
-use super::copy::{self, DownloadBuffer, HostStagedCopy, SEGMENT, StagingRing, TransferStream};
-use super::deferred_drop::DeferredDrop;
-use super::events::{ABORT_CHECK_INTERVAL, EventTimeline, Stream, WAIT_WORDS};
-use super::memory::{DeviceMemory, is_pinned};
-use super::program::{CudaProgram, ProgramRun};
-use super::turns::StreamWaits;
+use super::copy::QUEUE_UPLOAD_BYTES;
+use super::event_timeline::{EventTimeline, point_seq};
+use super::events::Stream;
+use super::executor::{CudaExecutor, Waited, memory};
+use super::memory::DeviceMemory;
+use super::program::CudaProgram;
 use crate::device::{
-    CallbackRegistration, CopyOutcome, DEVICE_TIMEOUT, DeviceError, MemoryBudget, PendingRead, Program, Queue,
-    QueueAborter, Region, Reservation, Timeline, TimelinePoint, UploadSource,
+    CommandChannel, CopyOutcome, DeviceError, MemoryBudget, PendingRead, Program, Queue, QueueAborter, Region,
+    Timeline, TimelinePoint, UploadSource,
 };
 use crate::tensor::TensorDesc;
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-/// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
-const MAX_UNRECORDED: usize = 64;
+/// How often a submitter that waits for held commands checks whether the queue has failed.
+const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct CudaQueue {
+    context: Arc<DeviceContext>,
     budget: Arc<MemoryBudget>,
-    stream: Option<Arc<Stream>>,
     events: Arc<EventTimeline>,
     timeline: Arc<Timeline>,
-    /// Sequence number of the last recorded event.
-    last_recorded: u64,
-    /// Whether work was submitted since the last recorded event.
-    dirty: bool,
-    /// Number of objects retained since the last recorded event.
-    unrecorded: usize,
-    /// The callbacks that release the latest waits on host points, newest first. Dropped with the queue, because their points
-    /// may never be reached.
-    host_wait_callbacks: VecDeque<CallbackRegistration>,
-    stream_waits: StreamWaits,
-    staging: Option<StagingRing>,
-    /// Counts the pinned memory of the queue's pending downloads.
-    downloads: Arc<MemoryBudget>,
-    scratch: Option<QueueScratch>,
-    /// Copy paths from other devices, by the ordinal of their GPU.
-    copy_paths: HashMap<usize, CopyPath>,
-    context: Arc<DeviceContext>,
-}
-
-/// Scratch memory of the queue, shared by all its programs; grows on demand.
-struct QueueScratch {
-    memory: DeviceMemory,
-    /// Released together with the memory.
-    _reservations: (Reservation, Reservation),
-}
-
-/// How bytes are copied from another device to this one.
-enum CopyPath {
-    Peer,
-    HostStaged(HostStagedCopy),
-}
-
-fn memory(region: &Region) -> Result<&DeviceMemory, DeviceError> {
-    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+    channel: Arc<CommandChannel<CudaExecutor>>,
+    /// `Some` while nothing is held back.
+    executor: Option<Box<CudaExecutor>>,
+    /// Number of points so far.
+    points: u64,
+    /// Whether a command was held back since the last point.
+    held_since_point: bool,
 }
 
 impl CudaQueue {
     pub(super) fn new(context: &Arc<DeviceContext>, budget: &Arc<MemoryBudget>) -> Result<CudaQueue, DeviceError> {
-        context.bind()?;
-        let stream = Arc::new(Stream::new(context)?);
+        context.primary().check_lost()?;
+        let stream = Arc::new(Stream::new(context.primary())?);
         let events = Arc::new(EventTimeline::new(context, &stream)?);
-        let progress = Arc::clone(&events);
+        let source = Arc::clone(&events);
+        let timeline = Timeline::with_source(source);
+        context.add_queue(&timeline);
+        let executor = CudaExecutor::new(context, budget, stream, &events, &timeline);
+        // The order of sessions is that of their turns on the GPU (`turns`), so the channel takes turns of its own.
+        let channel = CommandChannel::new(&context.queue_threads, &MemoryBudget::new(0));
         Ok(CudaQueue {
             context: Arc::clone(context),
             budget: Arc::clone(budget),
-            stream: Some(stream),
             events,
-            timeline: Timeline::with_source(progress),
-            last_recorded: 0,
-            dirty: false,
-            unrecorded: 0,
-            host_wait_callbacks: VecDeque::new(),
-            stream_waits: StreamWaits::default(),
-            staging: None,
-            downloads: MemoryBudget::within(&context.pinned_budget, u64::MAX),
-            scratch: None,
-            copy_paths: HashMap::new(),
+            timeline,
+            channel,
+            executor: Some(Box::new(executor)),
+            points: 0,
+            held_since_point: false,
         })
     }
 
-    /// Runs `work`, which submits to the stream. Fails if the queue has failed or was aborted. A driver error or a timeout fails
-    /// the queue for good.
-    fn submit<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-        let events = Arc::clone(&self.events);
-        let _submission = events.lock_submission();
+    /// The executor, if all commands that were held back are submitted.
+    fn executor_if_idle(&mut self) -> Option<&mut CudaExecutor> {
+        if self.executor.is_none() {
+            self.executor = self.channel.take_executor_if_idle();
+        }
+        self.executor.as_deref_mut()
+    }
+
+    /// The executor; blocks until all commands that were held back are submitted.
+    fn wait_for_executor(&mut self) -> Result<&mut CudaExecutor, DeviceError> {
+        if self.executor.is_none() {
+            self.executor = loop {
+                match self.channel.wait_idle(Instant::now() + FAILURE_CHECK_INTERVAL) {
+                    Ok(executor) => break Some(executor),
+                    // A CPU may work on what the commands wait for for any time. A failure or an abort ends the wait.
+                    Err(e) => match (self.check_failure(), e) {
+                        (Ok(()), DeviceError::Deadline(_)) => {}
+                        (failed, e) => return Err(failed.err().unwrap_or(e)),
+                    },
+                }
+            };
+        }
+        self.executor.as_deref_mut().ok_or(DeviceError::Ended)
+    }
+
+    /// Holds a command back, behind a wait.
+    fn hold(&mut self, command: CudaCommand) -> Result<(), DeviceError> {
         self.check_failure()?;
-        self.dirty = true;
-        let done = self.context.bind().and_then(|()| work(self)).map_err(|e| self.events.add_last_kernel(e));
-        if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Deadline(_))) = &done {
-            self.timeline.fail(e.clone());
-        }
-        done
-    }
-
-    /// Fails if the queue has failed or was aborted, or one of its kernels has reported an error.
-    fn check_failure(&self) -> Result<(), DeviceError> {
-        if let Some(e) = self.events.data_error() {
-            self.timeline.fail(e);
-        }
-        self.timeline.failure().map_or_else(|| self.events.check_aborted(), Err)
-    }
-
-    fn stream(&self) -> Result<&Stream, DeviceError> {
-        self.stream.as_deref().ok_or(DeviceError::Ended)
-    }
-
-    fn transfer_stream(&self) -> Result<TransferStream<'_>, DeviceError> {
-        Ok(TransferStream { stream: self.stream()?, events: &self.events })
-    }
-
-    /// Retains an object until the work that is submitted next is done. Must be called before that work is submitted, because
-    /// the submission may fail half-way.
-    fn retain(&mut self, what: impl std::any::Any + Send) -> Result<(), DeviceError> {
-        if self.unrecorded >= MAX_UNRECORDED {
-            self.record_event()?;
-            self.dirty = true;
-        }
-        self.unrecorded += 1;
-        self.events.retain_until(self.last_recorded + 1, Box::new(what));
+        self.held_since_point |= self.executor.as_ref().is_none_or(|executor| executor.dirty);
+        let sent = self.channel.send(command, &mut self.executor);
+        sent.map_err(|e| self.check_failure().err().unwrap_or(e))?;
+        self.held_since_point = true;
         Ok(())
     }
 
-    /// Records an event behind all work so far and returns its sequence number.
-    fn record_event(&mut self) -> Result<u64, DeviceError> {
-        let seq = self.last_recorded + 1;
-        self.events.record(self.stream()?, seq)?;
-        self.last_recorded = seq;
-        self.dirty = false;
-        self.unrecorded = 0;
-        // Poll here, so that retained memory is freed even if the caller never waits for its points.
-        self.timeline.poll();
-        // Polling may have dropped memory of another device, which made that device's context current.
-        self.context.bind()?;
-        Ok(seq)
+    /// Fails if the queue has failed or was aborted.
+    fn check_failure(&self) -> Result<(), DeviceError> {
+        match &self.executor {
+            Some(executor) => executor.check_failure(),
+            None => self.timeline.failure().map_or_else(|| self.events.check(), Err),
+        }
     }
 
     /// The memory behind a region; fails unless it belongs to this queue's device.
@@ -152,180 +115,45 @@ impl CudaQueue {
         if same { Ok(memory) } else { Err(DeviceError::Misuse("a region of another device")) }
     }
 
-    /// Ensures that the scratch memory has `bytes` bytes and returns its address. The old memory is retained for submitted
-    /// work.
-    fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
-        let enough = |scratch: &QueueScratch| scratch.memory.address_of(0, bytes).is_ok();
-        if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
-            let size = bytes.next_power_of_two().max(1 << 20);
-            let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
-            let memory = DeviceMemory::uninitialized(&self.context, size)?;
-            if let Some(old) = self.scratch.replace(QueueScratch { memory, _reservations }) {
-                self.events.retain_until(self.last_recorded + 1, Box::new(old));
+    /// Makes later work wait for a point, at once or when it may.
+    fn wait_or_hold(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
+        if let Some(executor) = self.executor_if_idle() {
+            match executor.submit(|executor| executor.wait_point(point))? {
+                Waited::Done => return Ok(()),
+                Waited::NotSubmitted(_) => {}
             }
         }
-        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
-    }
-
-    /// Reserves pinned memory for a download. If the device's pending downloads hold too much, first waits for the earlier work of
-    /// this queue, behind which reads that were dropped, or that another thread takes, release theirs. `None` if they still do.
-    fn reserve_download(&mut self, bytes: usize) -> Result<Option<Reservation>, DeviceError> {
-        if let Some(reservation) = self.context.reserve_pinned(&self.downloads, bytes) {
-            return Ok(Some(reservation));
-        }
-        let earlier = self.record_event()?;
-        self.wait_on_host(&TimelinePoint::new(&self.timeline, earlier))?;
-        self.context.bind()?;
-        Ok(self.context.reserve_pinned(&self.downloads, bytes))
-    }
-
-    /// Downloads through the staging ring, for which no memory is shared, and blocks. Earlier work of the queue must be done.
-    fn download_staged(&mut self, srcs: &[Region]) -> Result<Vec<PendingRead>, DeviceError> {
-        let (mut staging, from) = (self.take_staging()?, self.transfer_stream()?);
-        let mut read = |src: &Region| staging.download(from, (memory(src)?, src.offset()), src.bytes());
-        let reads = srcs.iter().map(|src| read(src).map(PendingRead::ready)).collect();
-        self.staging = Some(staging);
-        reads
-    }
-
-    fn take_staging(&mut self) -> Result<StagingRing, DeviceError> {
-        self.staging.take().map_or_else(|| StagingRing::new(&self.context, &self.budget), Ok)
-    }
-
-    /// Makes the stream wait for a host point, that is, a point of a queue that is not a CUDA queue. The stream waits for a
-    /// pinned word (cuStreamWaitValue32), which a callback of the point writes. Blocks the host instead if the device has no
-    /// such waits, if the next word is still in use, or if the point is reached only when a thread polls it.
-    fn wait_host_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        // A point that needs polling cannot write the word by itself: a thread that waits for this stream polls only this
-        // stream, so the wait would never end.
-        let can_wait = self.context.gpu.stream_wait_value && point.needs_no_polling();
-        let Some((index, value)) = self.events.next_host_wait().filter(|_| can_wait) else {
-            self.wait_on_host(point)?;
-            // See `wait_point` for the reason.
-            return self.context.bind();
-        };
-        let (events, timeline) = (Arc::clone(&self.events), Arc::clone(&self.timeline));
-        self.events.submit_host_wait(self.stream()?, index, value)?;
-        let callback = point.on_reached(move |outcome| {
-            if let Err(e) = outcome {
-                timeline.fail(e);
-            }
-            events.release_host_wait(index, value);
-        });
-        // A word is used again only after its callback was called, so the oldest registration is no longer needed.
-        self.host_wait_callbacks.truncate(WAIT_WORDS as usize - 1);
-        self.host_wait_callbacks.push_front(callback);
-        Ok(())
-    }
-
-    /// Blocks until a point is reached, for up to the device timeout. An abort of this queue ends the wait.
-    fn wait_on_host(&self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        let until = Instant::now() + DEVICE_TIMEOUT;
-        loop {
-            let now = Instant::now();
-            match point.wait(Some(until.min(now + ABORT_CHECK_INTERVAL))) {
-                Err(DeviceError::Deadline(_)) if now < until => self.events.check_aborted()?,
-                decided => return decided,
-            }
-        }
-    }
-
-    /// Makes the stream wait for a point of any queue.
-    fn wait_point(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        let events = point.completion_source::<EventTimeline>();
-        // The stream is in order anyway.
-        if events.is_some_and(|events| std::ptr::eq(events, &*self.events)) {
-            return point.poll().map(drop);
-        }
-        let reached = point.poll()?;
-        if !reached {
-            self.stream_waits.push(point);
-        }
-        // Polling a queue of another device made that device's context current.
-        self.context.bind()?;
-        if reached {
-            return Ok(());
-        }
-        match events {
-            Some(events) => {
-                self.events.record_wait(self.last_recorded + 1, point);
-                let (context, stream) = (&self.context, self.stream()?);
-                events.with_event_from(point.seq(), |event| stream.wait_event(context, event))
-            }
-            None => self.wait_host_point(point),
-        }
-    }
-
-    /// Submits a copy between CUDA regions. Overlapping ranges go through temporary memory.
-    fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
-        let (from, to) = ((memory(src)?, src.offset()), (self.own_memory(dst)?, dst.offset()));
-        let bytes = src.bytes();
-        if from.0.context().gpu.ordinal != self.context.gpu.ordinal {
-            return self.copy_from_peer(from, to, bytes);
-        }
-        let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
-        if !overlap {
-            return copy::copy_within_device(self.stream()?, from, to, bytes);
-        }
-        if from.1 == to.1 {
-            return Ok(());
-        }
-        let reservations = (self.budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
-        let temporary = DeviceMemory::uninitialized(&self.context, bytes)?;
-        // If the second copy fails, dropping `temporary` is safe: cuMemFree waits for the first.
-        copy::copy_within_device(self.stream()?, from, (&temporary, 0), bytes)?;
-        copy::copy_within_device(self.stream()?, (&temporary, 0), to, bytes)?;
-        self.events.retain_until(self.last_recorded + 1, Box::new((temporary, reservations)));
-        Ok(())
-    }
-
-    /// Submits a copy from another device, by a peer copy or staged through host memory. The path is set up on first use.
-    fn copy_from_peer(
-        &mut self,
-        from: (&DeviceMemory, u64),
-        to: (&DeviceMemory, u64),
-        bytes: u64,
-    ) -> Result<(), DeviceError> {
-        let source = from.0.context();
-        let stream = self.stream.as_deref().ok_or(DeviceError::Ended)?;
-        let path = match self.copy_paths.entry(source.gpu.ordinal) {
-            Entry::Occupied(path) => path.into_mut(),
-            Entry::Vacant(none) => none.insert(if copy::enable_peer_access(&self.context, source)? {
-                CopyPath::Peer
-            } else {
-                CopyPath::HostStaged(HostStagedCopy::new(&self.context, source, &self.budget)?)
-            }),
-        };
-        match path {
-            CopyPath::Peer => copy::copy_peer(stream, from, to, bytes),
-            CopyPath::HostStaged(staged) => staged.copy(stream, from, to, bytes),
-        }
+        self.hold(CudaCommand::Wait(point.clone()))
     }
 }
 
 impl Queue for CudaQueue {
-    fn upload(&mut self, dst: Region, _: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
+    fn upload(&mut self, dst: Region, tensor: Option<&TensorDesc>, src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.own_memory(&dst)?;
+        tensor.into_iter().for_each(|tensor| self.context.precompiler.add_type(&self.context, tensor.dtype()));
         if let UploadSource::Borrowed(bytes) = &src
             && bytes.len() as u64 != dst.bytes()
         {
             return Err(DeviceError::Misuse("an upload and its region differ in size"));
         }
-        self.submit(|queue| {
-            queue.retain(dst.clone())?;
-            // Uploads of at most one segment are staged even from pinned memory: the host copy is faster than waiting for the
-            // stream.
-            if let UploadSource::Borrowed(bytes) = &src
-                && bytes.len() > SEGMENT
-                && is_pinned(bytes)
-            {
-                return copy::upload_pinned(queue.transfer_stream()?, memory(&dst)?, dst.offset(), bytes);
+        if let Some(executor) = self.executor_if_idle() {
+            return executor.submit(|executor| executor.upload(&dst, src));
+        }
+        self.check_failure()?;
+        // The bytes of a held upload are copied. Large ones wait for the held commands instead.
+        let reservation = self.budget.reserve(dst.bytes());
+        let (Ok(_reservation), true) = (reservation, dst.bytes() <= QUEUE_UPLOAD_BYTES) else {
+            return self.wait_for_executor()?.submit(|executor| executor.upload(&dst, src));
+        };
+        let bytes = match src {
+            UploadSource::Borrowed(bytes) => bytes.to_vec(),
+            UploadSource::Writer(fill) => {
+                let mut bytes = vec![0; dst.bytes() as usize];
+                fill(&mut bytes)?;
+                bytes
             }
-            let mut staging = queue.take_staging()?;
-            let done = copy::upload_in_segments(queue.transfer_stream()?, &mut staging, memory(&dst)?, &dst, src);
-            queue.staging = Some(staging);
-            done
-        })
+        };
+        self.hold(CudaCommand::Upload { dst, bytes, _reservation })
     }
 
     fn download(&mut self, src: Region) -> Result<PendingRead, DeviceError> {
@@ -343,43 +171,46 @@ impl Queue for CudaQueue {
             end = range.end;
             ranges.push(range);
         }
+        self.executor_if_idle();
+        self.check_failure()?;
         if end == 0 {
-            return self.submit(|_| Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect()));
+            return Ok(ranges.iter().map(|_| PendingRead::ready(Vec::new())).collect());
         }
-        self.submit(|queue| {
-            queue.retain(srcs.to_vec())?;
-            let Some(reservation) = queue.reserve_download(end)? else { return queue.download_staged(srcs) };
-            let mut download = DownloadBuffer::new(&queue.context, end, reservation)?;
-            let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
-            let copied = parts.try_for_each(|(src, range)| {
-                download.copy_from_device(queue.stream()?, (memory(src)?, src.offset()), range.clone())
-            });
-            let download = Arc::new(download);
-            // Retain the block even if a copy failed: earlier copies into it may be running.
-            queue.events.retain_until(queue.last_recorded + 1, Box::new(Arc::clone(&download)));
-            copied?;
-            let seq = queue.record_event()?;
-            let point = TimelinePoint::new(&queue.timeline, seq);
-            let pending_read = |range: Range<usize>| {
-                let (point, download) = (point.clone(), Arc::clone(&download));
-                PendingRead::on_demand(move |deadline| {
-                    point.wait(deadline).map_err(|e| match e {
-                        DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
-                        e => e,
-                    })?;
-                    download.bytes(range)
-                })
-            };
-            Ok(ranges.into_iter().map(pending_read).collect())
-        })
+        self.points += 1;
+        let (result, point) = (Arc::new(OnceLock::new()), self.points);
+        let download = Download { srcs: srcs.to_vec(), ranges: ranges.clone(), result: Arc::clone(&result), point };
+        match self.executor_if_idle() {
+            Some(executor) => executor.submit(|executor| executor.download(download))?,
+            None => {
+                self.hold(CudaCommand::Download(download))?;
+                self.held_since_point = false;
+            }
+        }
+        let point = TimelinePoint::new(&self.timeline, point_seq(point));
+        let pending_read = |(index, range): (usize, Range<usize>)| {
+            let (point, result) = (point.clone(), Arc::clone(&result));
+            PendingRead::on_demand(move |deadline| {
+                point.wait(deadline).map_err(|e| match e {
+                    DeviceError::Deadline(_) => DeviceError::Deadline("a download"),
+                    e => e,
+                })?;
+                let bytes = match result.get() {
+                    Some(Downloaded::Block(block)) => block.block.slice(range.end).and_then(|block| block.get(range)),
+                    Some(Downloaded::Bytes(all)) => all.get(index).map(Vec::as_slice),
+                    None => None,
+                };
+                bytes.map(<[u8]>::to_vec).ok_or(DeviceError::Misuse("a download beyond its block"))
+            })
+        };
+        Ok(ranges.into_iter().enumerate().map(pending_read).collect())
     }
 
     fn fill(&mut self, dst: Region, value: u8) -> Result<(), DeviceError> {
         self.own_memory(&dst)?;
-        self.submit(|queue| {
-            queue.retain(dst.clone())?;
-            memory(&dst)?.fill(queue.stream()?, dst.offset(), dst.bytes(), value)
-        })
+        match self.executor_if_idle() {
+            Some(executor) => executor.submit(|executor| executor.fill(&dst, value)),
+            None => self.hold(CudaCommand::Fill { dst, value }),
+        }
     }
 
     fn copy_from(
@@ -395,16 +226,14 @@ impl Queue for CudaQueue {
         if memory(&src).is_err() {
             return Ok(CopyOutcome::Unreachable);
         }
-        self.submit(|queue| {
-            if let Some(point) = after {
-                queue.wait_point(point)?;
-            }
-            if src.bytes() > 0 {
-                queue.retain((src.clone(), dst.clone()))?;
-                queue.copy(&src, &dst)?;
-            }
-            Ok(CopyOutcome::Submitted)
-        })
+        if let Some(point) = after {
+            self.wait_or_hold(point)?;
+        }
+        match self.executor_if_idle() {
+            Some(executor) => executor.submit(|executor| executor.copy(&src, &dst))?,
+            None => self.hold(CudaCommand::Copy { src, dst })?,
+        }
+        Ok(CopyOutcome::Submitted)
     }
 
     fn run(&mut self, program: &Program, bindings: &Arc<[Region]>) -> Result<(), DeviceError> {
@@ -415,70 +244,61 @@ impl Queue for CudaQueue {
         if !fits {
             return Err(DeviceError::Misuse("the bindings do not fit the program's slots"));
         }
-        self.submit(|queue| {
-            let scratch = queue.ensure_scratch(compiled.scratch())?;
-            queue.retain((program.clone(), Arc::clone(bindings)))?;
-            let run = ProgramRun {
-                context: &queue.context,
-                stream: queue.stream()?,
-                events: &queue.events,
-                session: &queue.budget,
-                stream_waits: &queue.stream_waits,
-                scratch,
-            };
-            compiled.run(&run, bindings)
-        })
+        compiled.check_bindings(&self.context, bindings)?;
+        match self.executor_if_idle() {
+            Some(executor) => executor.submit(|executor| executor.run(program, bindings, 0, || false)).map(|_| ()),
+            None => self.hold(CudaCommand::Run { program: program.clone(), bindings: Arc::clone(bindings), from: 0 }),
+        }
     }
 
     fn mark(&mut self) -> TimelinePoint {
+        self.executor_if_idle();
         // A failed queue records no event, and a queue without new work needs no new event.
-        if self.check_failure().is_ok() && self.dirty {
-            let _ = self.submit(|queue| queue.record_event());
-            self.dirty = false;
+        if self.check_failure().is_ok() && self.executor.as_ref().map_or(self.held_since_point, |x| x.dirty) {
+            self.points += 1;
+            let point = self.points;
+            // A failure fails the timeline, and the point with it.
+            let _ = match self.executor_if_idle() {
+                Some(executor) => executor.submit(|executor| executor.mark(point)),
+                None => self.hold(CudaCommand::Mark(point)),
+            };
+            self.held_since_point = false;
         }
-        let seq = if self.check_failure().is_err() { self.last_recorded + 1 } else { self.last_recorded };
-        TimelinePoint::new(&self.timeline, seq)
+        let count = if self.check_failure().is_err() { self.points + 1 } else { self.points };
+        TimelinePoint::new(&self.timeline, point_seq(count))
     }
 
     fn wait(&mut self, point: &TimelinePoint) -> Result<(), DeviceError> {
-        self.submit(|queue| {
-            let waited = queue.wait_point(point);
-            // The timeline of an aborted queue fails once its work is done.
-            waited.inspect_err(|e| {
-                if queue.events.check_aborted().is_ok() {
-                    queue.timeline.fail(e.clone())
-                }
-            })
+        let waited = self.wait_or_hold(point);
+        // The timeline of an aborted queue fails once its work is done.
+        waited.inspect_err(|e| {
+            if !self.events.is_aborted() {
+                self.events.fail(&self.timeline, e.clone());
+            }
         })
     }
 
     /// Work that the stream has got already runs to its end; then the timeline fails. Everything else ends at once: the
-    /// submission of a program at its next launch, and the waits of the stream and of the host for other work.
+    /// submission of a program at its next launch, the commands that were held back, and the waits of the host.
     fn aborter(&mut self) -> Option<QueueAborter> {
-        let events = Arc::downgrade(&self.events);
+        let (events, channel) = (Arc::downgrade(&self.events), Arc::downgrade(&self.channel));
         Some(QueueAborter::new(move || {
             if let Some(events) = events.upgrade() {
                 events.abort();
+            }
+            if let Some(channel) = channel.upgrade() {
+                channel.close();
             }
         }))
     }
 }
 
 impl Drop for CudaQueue {
-    /// Does not block: the resources that the device still uses are kept until the submitted work is done.
+    /// Does not block: dropping the executor keeps what the device still uses. If a thread has it, that happens after the command
+    /// that it runs, which the abort ends.
     fn drop(&mut self) {
-        self.timeline.fail(DeviceError::Ended);
-        self.events.forget_waits_until(u64::MAX);
-        self.events.release_host_waits();
-        let (Some(stream), Ok(end)) =
-            (self.stream.take(), self.context.bind().and_then(|()| self.context.acquire_event()))
-        else {
-            return;
-        };
-        if end.record(&self.context, &stream).is_err() {
-            return;
-        }
-        let resources = (stream, self.staging.take(), self.scratch.take(), std::mem::take(&mut self.copy_paths));
-        DeferredDrop::new(&self.context, &self.events, end, Box::new(resources)).drop_when_complete();
+        self.events.fail(&self.timeline, DeviceError::Ended);
+        self.events.abort();
+        self.channel.close();
     }
 }

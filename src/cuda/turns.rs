@@ -14,24 +14,19 @@
 //!
 //! # No deadlock
 //! A turn lasts only while the GPU executes: it is requested when the stream has no earlier work, and a segment contains no waits.
-//! A stream that waits for a point of another queue therefore has no turn. If that takes longer than [`MAX_STREAM_WAIT`], the
-//! point may need the submitting thread itself, and the rest of the program is submitted behind the wait without turns. A thread
-//! that waits for a turn checks whether its queue was aborted; a failed driver call ends its turn, and the next one.
+//! The earlier work may wait for other queues, whose work is submitted, so it ends by itself. A thread that waits for a turn checks
+//! whether its queue was aborted; a failed driver call ends its turn, and the next one.
 
 use super::context::lock;
-use super::events::ABORT_CHECK_INTERVAL;
-use crate::device::{DEVICE_TIMEOUT, DeviceError, FairQueue, FlowKeys, MemoryBudget, RECENT, SLICE, TimelinePoint};
+use crate::device::{DeviceError, FairQueue, FlowKeys, MemoryBudget, RECENT, SLICE};
 use std::sync::{Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Limit of a turn, in which a segment of any length is submitted. The segment then runs on without it.
 const MAX_TURN: Duration = Duration::from_secs(1);
 
-/// How long a program is held back because its stream waits for another queue.
-pub(super) const MAX_STREAM_WAIT: Duration = Duration::from_millis(200);
-
-/// Limit of remembered waits before those that are over are looked for.
-const MAX_STREAM_WAITS: usize = 16;
+/// How often a thread that waits for a turn checks whether its queue was aborted.
+const ABORT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The stream of a queue, for other queues.
 pub(super) trait StreamStatus: Send + Sync {
@@ -95,6 +90,11 @@ pub(super) struct GpuTurn<'a> {
 }
 
 impl GpuTurns {
+    /// Whether no other session uses the GPU.
+    pub(super) fn is_alone(&self, session: &MemoryBudget) -> bool {
+        lock(&self.state).is_alone(session.flow_keys(), Instant::now())
+    }
+
     /// Records that a queue of `session` is about to submit a segment. `None` if the session is alone: it may submit at once.
     pub(super) fn request<'a>(
         &'a self,
@@ -157,12 +157,8 @@ impl GpuUser {
 
 impl TurnRequest<'_> {
     /// Waits for a turn. The stream must have no work. Ends with the error of `check`, which is called now and then.
-    ///
-    /// # Errors
-    /// [`DeviceError::Deadline`] after the device timeout.
     pub(super) fn begin(&self, check: impl Fn() -> Result<(), DeviceError>) -> Result<GpuTurn<'_>, DeviceError> {
         let (keys, mut now) = (self.session.flow_keys(), Instant::now());
-        let until = now + DEVICE_TIMEOUT;
         let mut state = lock(&self.turns.state);
         state.set_phase(keys, self.stream, Phase::TakingTurn, now);
         state.last_ticket += 1;
@@ -175,8 +171,7 @@ impl TurnRequest<'_> {
                 let is_shared = state.is_shared(keys);
                 return Ok(GpuTurn { request: self, began: Instant::now(), is_shared });
             }
-            let late = || if now < until { Ok(()) } else { Err(DeviceError::Deadline("a turn on a GPU")) };
-            if let Err(e) = check().and_then(|()| late()) {
+            if let Err(e) = check() {
                 state.waiting.remove(keys, |other| *other == ticket);
                 return Err(e);
             }
@@ -223,35 +218,9 @@ impl Drop for GpuTurn<'_> {
     }
 }
 
-/// Points of other queues that a stream may still wait for: the latest of each timeline.
-#[derive(Debug, Default)]
-pub(super) struct StreamWaits(Vec<TimelinePoint>);
-
-impl StreamWaits {
-    /// Adds a point that the stream waits for.
-    pub(super) fn push(&mut self, point: &TimelinePoint) {
-        match self.0.iter_mut().find(|other| other.is_same_timeline(point)) {
-            Some(other) if other.seq() >= point.seq() => {}
-            Some(other) => *other = point.clone(),
-            None => {
-                if self.0.len() >= MAX_STREAM_WAITS {
-                    self.0.retain(|other| other.poll() == Ok(false));
-                }
-                self.0.push(point.clone());
-            }
-        }
-    }
-
-    /// Whether the stream waits for any of the points.
-    pub(super) fn are_pending(&self) -> bool {
-        self.0.iter().any(|point| point.poll() == Ok(false))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Timeline;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
@@ -491,24 +460,5 @@ mod tests {
             let request = next.request(&turns);
             assert_eq!(request.begin(|| Ok(())).unwrap().is_shared, is_running);
         }
-    }
-
-    #[test]
-    fn stream_waits_keep_the_latest_point_of_each_timeline() {
-        let (mut waits, gates) = (StreamWaits::default(), [(); 3 * MAX_STREAM_WAITS].map(|()| Timeline::new()));
-        assert!(!waits.are_pending());
-        for seq in [2, 1] {
-            waits.push(&TimelinePoint::new(&gates[0], seq));
-        }
-        gates[0].advance(1);
-        assert!(waits.are_pending());
-        gates[0].advance(2);
-        assert!(!waits.are_pending());
-        for gate in &gates[1..] {
-            waits.push(&TimelinePoint::new(gate, 1));
-            gate.fail(DeviceError::Ended);
-        }
-        assert!(!waits.are_pending(), "a failed point holds no stream back");
-        assert!(waits.0.len() <= MAX_STREAM_WAITS);
     }
 }

@@ -61,7 +61,7 @@ fn pinned_memory_beyond_a_limit_is_an_out_of_memory_error() {
     }
 }
 
-/// An unstaged upload behind blocked work returns only after that work and the copy are done, because the bytes are borrowed.
+/// A large unstaged upload behind blocked work returns only after that work and the copy are done, because the bytes are borrowed.
 #[test]
 fn a_pinned_upload_waits_for_earlier_work() {
     let fixture = CudaFixture::new("");
@@ -71,9 +71,9 @@ fn a_pinned_upload_waits_for_earlier_work() {
     std::thread::scope(|scope| {
         let (fixture, budget, blocked) = (&fixture, &budget, TimelinePoint::new(&gate, 1));
         scope.spawn(move || {
-            let mut host = fixture.devices[0].alloc_pinned(1 << 20, budget).unwrap();
+            let mut host = fixture.devices[0].alloc_pinned(3 << 20, budget).unwrap();
             host.fill(5);
-            let (buffer, mut queue) = (fixture.buffer(0, 1 << 20), fixture.queue(0));
+            let (buffer, mut queue) = (fixture.buffer(0, 3 << 20), fixture.queue(0));
             queue.wait(&blocked).unwrap();
             tx.send(()).unwrap();
             queue.upload(buffer.whole(), None, UploadSource::Borrowed(&host)).unwrap();

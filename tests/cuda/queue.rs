@@ -15,7 +15,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The first run launches kernel by kernel, the second captures a CUDA graph, and every later run replays it with one call.
+/// The first run launches kernel by kernel, the second builds a CUDA graph, and every later run replays it with one call.
 #[test]
 fn a_repeated_program_is_one_graph_launch() {
     let fixture = CudaFixture::new("");
@@ -29,17 +29,17 @@ fn a_repeated_program_is_one_graph_launch() {
         assert_eq!((fixture.driver_calls("cuLaunchKernel"), fixture.driver_calls("cuGraphLaunch")), (10, 0));
         for round in 1..=6 {
             queue.run(&program, &bindings).unwrap();
-            // The capture made the last ten kernel launches.
-            assert_eq!((fixture.driver_calls("cuLaunchKernel"), fixture.driver_calls("cuGraphLaunch")), (20, round));
+            assert_eq!((fixture.driver_calls("cuLaunchKernel"), fixture.driver_calls("cuGraphLaunch")), (10, round));
         }
         assert_eq!(read(&mut *queue, &buffer.whole(), 2).unwrap(), [70.0; 2]);
-        // Other addresses have a separate captured graph; the two graphs do not affect each other.
+        assert_eq!(fixture.driver_calls("cuGraphAddKernelNode_v2"), 10);
+        // Other addresses have a separate graph; the two graphs do not affect each other.
         for round in 1..=4 {
             queue.run(&program, &others).unwrap();
             queue.run(&program, &bindings).unwrap();
             assert_eq!(read(&mut *queue, &other.whole(), 1).unwrap(), [10.0 * round as f32]);
         }
-        assert_eq!((fixture.driver_calls("cuLaunchKernel"), fixture.driver_calls("cuGraphLaunch")), (40, 6 + 4 + 3));
+        assert_eq!((fixture.driver_calls("cuLaunchKernel"), fixture.driver_calls("cuGraphLaunch")), (20, 6 + 4 + 3));
         assert_eq!(read(&mut *queue, &buffer.whole(), 1).unwrap(), [110.0]);
     }
     let mut fixture = fixture;
@@ -94,9 +94,9 @@ impl CompletionSource for ReachedOnSecondPoll {
     }
 }
 
-/// A point that is reached only by polling cannot release a stream by itself, so the host waits for it.
+/// A thread of the device polls a point that notifies nobody.
 #[test]
-fn points_that_need_polling_are_waited_for_on_the_host() {
+fn points_that_need_polling_are_polled() {
     let fixture = CudaFixture::new("");
     let (mut queue, buffer) = (fixture.queue(0), fixture.buffer(0, 64));
     queue.wait(&TimelinePoint::new(&Timeline::with_source(Arc::<ReachedOnSecondPoll>::default()), 1)).unwrap();
@@ -104,7 +104,7 @@ fn points_that_need_polling_are_waited_for_on_the_host() {
     assert_eq!(queue.download(buffer.whole()).unwrap().wait(test_deadline()), Ok(vec![3; 64]));
 }
 
-/// Many consecutive uploads: each lap of the staging ring waits for the copies of the previous lap.
+/// Many consecutive uploads: pinned memory is used again only after the copies out of it.
 #[test]
 fn staging_memory_is_reused_only_after_its_copy() {
     for seed in 0..10 {
@@ -153,14 +153,13 @@ fn fills_and_copies_keep_their_order() {
     }
 }
 
-/// The stream waits for a point of another kind of queue on the device; the submitting thread does not block.
+/// Work behind a point of another kind of queue is held back; the submitting thread does not block.
 #[test]
 fn a_stream_waits_for_host_points() {
     let fixture = CudaFixture::new("");
     let (program, buffer) = (fixture.program(0, &chain(16, &[DOUBLE])), fixture.buffer(0, 256));
     let (bindings, region) = (whole_buffer(&buffer), buffer.whole());
     let mut queue = fixture.queue(0);
-    // More waits than there are wait words.
     for round in 0..1100 {
         let gate = Timeline::new();
         upload(&mut *queue, &region, &[1.0]).unwrap();
@@ -194,39 +193,39 @@ fn a_stream_waits_for_host_points() {
 }
 
 /// Reads that are not taken hold pinned memory. A queue may hold as much of it as stays free; a further read, of any queue, goes
-/// through the queue's staging ring.
+/// through other pinned memory in pieces.
 #[test]
 fn the_pinned_memory_of_pending_downloads_is_shared() {
     const MIB: u64 = 1 << 20;
     let fixture = CudaFixture::new("");
     let (mut holder, mut other) = (fixture.queue(0), fixture.queue(0));
-    let buffer = fixture.buffer(0, 300 * MIB);
+    let buffer = fixture.buffer(0, 32 * MIB);
     holder.fill(buffer.whole(), 7).unwrap();
     holder.mark().wait(test_deadline()).unwrap();
     let copies = || fixture.driver_calls("cuMemcpyDtoHAsync_v2");
-    // Beyond the limit, but alone.
-    let whole = holder.download(buffer.whole()).unwrap();
-    for (of_other, bytes, staged_copies) in [(true, 64, 1), (false, 64, 1), (true, 4 * MIB + 1, 3)] {
+    // All of it, since no other download is pending.
+    let whole = holder.download(buffer.region(0, 16 * MIB).unwrap()).unwrap();
+    assert_eq!(copies(), 1);
+    for (of_other, bytes, pieces) in [(true, 64, 1), (false, 64, 1), (true, 4 * MIB + 1, 9), (false, 32 * MIB, 64)] {
         let queue = if of_other { &mut other } else { &mut holder };
         let before = copies();
         let regions = [(0, bytes), (5, 0)].map(|(at, n)| buffer.region(at, n).unwrap());
         let reads = queue.download_all(&regions).unwrap();
-        assert!(reads.iter().all(|read| read.is_ready()), "{bytes} bytes");
         let read: Vec<_> = reads.into_iter().map(|read| read.wait(test_deadline()).unwrap()).collect();
         assert!(read == [vec![7; bytes as usize], Vec::new()], "{bytes} bytes");
-        assert_eq!(copies() - before, staged_copies, "{bytes} bytes");
+        assert_eq!(copies() - before, pieces, "{bytes} bytes");
     }
     drop(whole);
     holder.mark().wait(test_deadline()).unwrap();
-    // One copy each while they are in pinned memory.
-    let part = buffer.region(0, 32 * MIB).unwrap();
-    let pinned = |queue: &mut dyn Queue| {
+    // One copy each while they are in one block.
+    let part = buffer.region(0, 4 * MIB).unwrap();
+    let in_one_block = |queue: &mut dyn Queue| {
         let before = copies();
         (queue.download(part.clone()).unwrap(), copies() - before == 1)
     };
-    let held: Vec<_> = (0..6).map(|_| pinned(&mut *holder)).collect();
-    assert_eq!(held.iter().map(|(_, pinned)| *pinned).collect::<Vec<_>>(), [true, true, true, true, false, false]);
-    assert!(pinned(&mut *other).1, "another queue gets a share");
+    let held: Vec<_> = (0..3).map(|_| in_one_block(&mut *holder)).collect();
+    assert_eq!(held.iter().map(|(_, one)| *one).collect::<Vec<_>>(), [true, true, false]);
+    assert!(in_one_block(&mut *other).1, "another queue gets a share");
 }
 
 #[test]
@@ -254,38 +253,40 @@ fn memory_is_charged_zeroed_and_released() {
         assert_eq!(budget.used(), 1 << 19);
         gate.advance(1);
         queue.mark().wait(test_deadline()).unwrap();
-        assert_eq!(budget.used(), 0);
+        // The thread that has submitted the held work may be dropping it.
+        while budget.used() > 0 {
+            std::thread::yield_now();
+        }
         let again = device.alloc(1 << 19, &budget).unwrap();
         assert_eq!(queue.download(again.whole()).unwrap().wait(test_deadline()).unwrap(), vec![0; 1 << 19]);
     }
     assert_eq!((budget.used(), device.memory().unwrap().free), (0, before.free));
 }
 
-/// Pinned memory for uploads, and for copies between devices without peer access, is charged to the queue's budget.
+/// Uploads of many queues, and copies between devices without peer access, share a fixed amount of pinned memory.
 #[test]
-fn staging_memory_is_charged() {
+fn queues_share_the_pinned_memory_of_uploads() {
+    const BYTES: usize = 1 << 20;
     let fixture = CudaFixture::new("CUDAEMU_DEVICES=2\nCUDAEMU_PEERS=none");
-    let (near, far) = (fixture.buffer(0, 64), fixture.buffer(1, 64));
-    let upload = |queue: &mut dyn Queue| queue.upload(near.whole(), None, UploadSource::Borrowed(&[1; 64]));
-    let budget = MemoryBudget::new(3 << 20);
-    let mut queue = fixture.devices[0].queue(&budget).unwrap();
-    assert_eq!(budget.used(), 0);
-    for _ in 0..2 {
-        upload(&mut *queue).unwrap();
-        assert_eq!(budget.used(), 2 << 20);
+    let allocated = fixture.driver_calls("cuMemHostAlloc");
+    let (near, far) = (fixture.buffer(0, 40 * BYTES as u64), fixture.buffer(1, 40 * BYTES as u64));
+    let part = |buffer: &fanout::device::Buffer, index: u8| {
+        buffer.region(u64::from(index) * BYTES as u64, BYTES as u64).unwrap()
+    };
+    let mut queues: Vec<_> = (0..40u8).map(|index| (index, fixture.queue(0), fixture.queue(1))).collect();
+    let budget = fixture.budget.used();
+    for (index, first, second) in &mut queues {
+        first.upload(part(&near, *index), None, UploadSource::Borrowed(&vec![*index; BYTES])).unwrap();
+        let point = first.mark();
+        let copied = second.copy_from(part(&near, *index), part(&far, *index), Some(&point));
+        assert_eq!(copied, Ok(CopyOutcome::Submitted));
     }
-    assert_eq!(queue.copy_from(far.whole(), near.whole(), None), Ok(CopyOutcome::Submitted));
-    assert_eq!(budget.used(), 3 << 20);
-    let mut other = fixture.devices[0].queue(&budget).unwrap();
-    assert!(matches!(upload(&mut *other), Err(DeviceError::OutOfMemory { requested: 0x20_0000, .. })));
-    queue.mark().wait(test_deadline()).unwrap();
-    drop(queue);
-    let until = test_deadline();
-    while budget.used() > 0 {
-        assert!(until.is_some_and(|until| std::time::Instant::now() < until), "the memory was not released in time");
-        std::thread::yield_now();
+    assert_eq!(fixture.budget.used(), budget);
+    for (index, _, second) in &mut queues {
+        let read = second.download(part(&far, *index)).unwrap().wait(test_deadline()).unwrap();
+        assert!(read.iter().all(|byte| byte == index), "{index}");
     }
-    assert_eq!(upload(&mut *other), Ok(()));
+    assert_eq!(fixture.driver_calls("cuMemHostAlloc"), allocated, "allocating pinned memory waits for the GPU");
 }
 
 /// The temporary memory of an overlapping copy is charged to the device's limit; an out-of-memory error does not fail the
@@ -404,10 +405,19 @@ fn a_fault_fails_one_device_only() {
     bad.run(&fixture.program(0, &endless), &whole_buffer(&long)).unwrap();
     let error = bad.mark().wait(test_deadline()).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, DeviceError::Driver { .. }), "{text}");
-    assert!(["CUDA0: cu", "LAUNCH_TIMEOUT", "launched last is norm_"].iter().all(|part| text.contains(part)), "{text}");
+    assert!(matches!(error, DeviceError::Lost { .. }), "{text}");
+    assert!(
+        [
+            "CUDA0 is lost",
+            "cuEventQuery failed: CUDA_ERROR_LAUNCH_TIMEOUT",
+            "running: launches 1 to 2 of 2 of a graph, norm_"
+        ]
+        .iter()
+        .all(|part| text.contains(part)),
+        "{text}"
+    );
     assert_eq!(bad.fill(a.whole(), 0), Err(error), "the failure must persist");
-    assert!(matches!(bystander.fill(a.whole(), 0), Err(DeviceError::Driver { .. })));
+    assert!(matches!(bystander.fill(a.whole(), 0), Err(DeviceError::Lost { .. })));
     assert!(fixture.devices[0].alloc(64, &fixture.budget).is_err());
     good.run(&fixture.program(1, &light), &whole_buffer(&b)).unwrap();
     assert_eq!(read(&mut *good, &b.whole(), 1), Ok(vec![4.0]));

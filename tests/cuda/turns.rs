@@ -35,27 +35,42 @@ impl Session {
     }
 }
 
-/// A session whose stream has work that is not done before the gate is at 1: all others are not alone.
-fn busy_session(fixture: &CudaFixture) -> (Session, Arc<Timeline>) {
-    let (mut session, gate) = (Session::new(fixture, 256), Timeline::new());
-    session.queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
-    session.run(fixture, &chain(16, &[DOUBLE])).unwrap();
-    (session, gate)
+/// Settings for [`HungGpu`].
+const HANG: &str = "CUDAEMU_DEVICES=2\nCUDAEMU_HANG_AT=1@1";
+
+/// A kernel on the second device that ends when this is dropped. That device is lost then.
+struct HungGpu<'a> {
+    fixture: &'a CudaFixture,
+    /// Behind the kernel.
+    point: TimelinePoint,
+    _queue: Box<dyn Queue>,
 }
 
-/// Opens a gate when a test ends or fails. Declared after the sessions: memory is freed when no work is left.
-struct OpenOnDrop<'a>(&'a Timeline);
+impl HungGpu<'_> {
+    fn new(fixture: &CudaFixture) -> HungGpu<'_> {
+        let mut queue = fixture.queue(1);
+        queue.run(&fixture.program(1, &chain(16, &[DOUBLE])), &whole_buffer(&fixture.buffer(1, 256))).unwrap();
+        HungGpu { point: queue.mark(), _queue: queue, fixture }
+    }
 
-impl Drop for OpenOnDrop<'_> {
+    /// A session whose stream on the first device waits for the kernel: all others are not alone.
+    fn busy_session(&self) -> Session {
+        let mut session = Session::new(self.fixture, 256);
+        session.queue.wait(&self.point).unwrap();
+        session.run(self.fixture, &chain(16, &[DOUBLE])).unwrap();
+        session
+    }
+}
+
+impl Drop for HungGpu<'_> {
     fn drop(&mut self) {
-        self.0.advance(1);
+        self.fixture.emulator.end_hung_launches();
     }
 }
 
 fn end(mut fixture: CudaFixture, sessions: impl IntoIterator<Item = Session>) {
     sessions.into_iter().for_each(drop);
     assert!(fixture.drop_devices(), "a context was not released in time");
-    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
 }
 
 #[test]
@@ -67,7 +82,6 @@ fn a_session_that_is_alone_waits_for_nothing() {
     // Queues of one session do not take turns.
     let mut second = fixture.devices[0].queue(&session.budget).unwrap();
     let gate = Timeline::new();
-    let _open = OpenOnDrop(&gate);
     let buffers = [session.buffer.clone(), fixture.devices[0].alloc(bytes, &session.budget).unwrap()];
     session.queue.wait(&TimelinePoint::new(&gate, 1)).unwrap();
     let waits = || {
@@ -80,8 +94,8 @@ fn a_session_that_is_alone_waits_for_nothing() {
         }
     }
     assert_eq!(waits(), before);
-    // All segments are submitted although the gate is closed.
-    assert_eq!(fixture.driver_calls("cuGraphLaunch"), 2 * 2 * SEGMENTS);
+    // The queue that waits holds its programs back; the other one has submitted all segments.
+    assert_eq!(fixture.driver_calls("cuGraphLaunch"), 2 * SEGMENTS);
     assert_eq!(session.budget.device_time(), Duration::ZERO);
     gate.advance(1);
     session.queue.mark().wait(test_deadline()).unwrap();
@@ -93,13 +107,13 @@ fn a_session_that_is_alone_waits_for_nothing() {
 #[test]
 fn sessions_that_share_a_gpu_run_in_turns_and_pay_for_them() {
     const RUNS: u64 = 3;
-    let fixture = CudaFixture::new(SETTINGS);
+    let fixture = CudaFixture::new(&format!("{SETTINGS}\n{HANG}"));
     let graph = long_node();
     let bytes = graph.slot_sizes()[0] as u64;
-    let (busy, gate) = busy_session(&fixture);
+    let hung = HungGpu::new(&fixture);
+    let busy = hung.busy_session();
     let mut sessions = [Session::new(&fixture, bytes), Session::new(&fixture, bytes)];
     let program = fixture.program(0, &graph);
-    let _open = OpenOnDrop(&gate);
     std::thread::scope(|scope| {
         for session in &mut sessions {
             let program = &program;
@@ -117,80 +131,77 @@ fn sessions_that_share_a_gpu_run_in_turns_and_pay_for_them() {
         assert!(session.budget.device_time() > Duration::ZERO);
     }
     assert_eq!(busy.budget.device_time(), Duration::ZERO, "it was alone");
-    gate.advance(1);
-    drop(program);
+    drop((hung, program));
     end(fixture, sessions.into_iter().chain([busy]));
 }
 
 /// A stream that waits for another queue has no turn, so other sessions go on.
 #[test]
 fn a_stream_that_waits_for_another_queue_holds_no_turn() {
-    let fixture = CudaFixture::new("");
-    let ((mut busy, gate), graph) = (busy_session(&fixture), chain(16, &[INCREMENT; 4]));
+    let fixture = CudaFixture::new(HANG);
+    let graph = chain(16, &[INCREMENT; 4]);
+    let hung = HungGpu::new(&fixture);
+    let mut busy = hung.busy_session();
     let (mut waits, mut goes_on) = (Session::new(&fixture, 256), Session::new(&fixture, 256));
-    let _open = OpenOnDrop(&gate);
-    for session in [&mut waits, &mut goes_on] {
-        upload(&mut *session.queue, &session.buffer.whole(), &[1.0]).unwrap();
-    }
-    // A host point, and a queue that waits for one.
+    upload(&mut *goes_on.queue, &goes_on.buffer.whole(), &[1.0]).unwrap();
     waits.queue.wait(&busy.queue.mark()).unwrap();
     std::thread::scope(|scope| {
         let run = scope.spawn(|| waits.run(&fixture, &graph));
         (0..3).for_each(|_| goes_on.run(&fixture, &graph).unwrap());
         assert_eq!(read(&mut *goes_on.queue, &goes_on.buffer.whole(), 1), Ok(vec![13.0]));
-        gate.advance(1);
-        run.join().unwrap().unwrap();
+        drop(hung);
+        // The second device is lost, and what waits for it fails.
+        let _ = run.join().unwrap();
     });
-    assert_eq!(read(&mut *waits.queue, &waits.buffer.whole(), 1), Ok(vec![5.0]));
+    assert!(waits.queue.mark().wait(test_deadline()).is_err());
     end(fixture, [busy, waits, goes_on]);
 }
 
 /// The thread that submits a program behind a wait is the one that ends the wait later.
 #[test]
 fn a_program_behind_a_wait_of_its_own_thread_is_submitted() {
-    let fixture = CudaFixture::new(SETTINGS);
-    let (busy, gate) = busy_session(&fixture);
-    let graph = long_node();
+    let fixture = CudaFixture::new(&format!("{SETTINGS}\n{HANG}"));
+    let hung = HungGpu::new(&fixture);
+    let (busy, graph) = (hung.busy_session(), long_node());
     let mut session = Session::new(&fixture, graph.slot_sizes()[0] as u64);
     let own = Timeline::new();
-    let _open = [OpenOnDrop(&gate), OpenOnDrop(&own)];
     session.queue.wait(&TimelinePoint::new(&own, 1)).unwrap();
     session.run(&fixture, &graph).unwrap();
     let point = session.queue.mark();
     assert_eq!(point.poll(), Ok(false));
     own.advance(1);
     point.wait(test_deadline()).unwrap();
-    drop(point);
-    gate.advance(1);
+    drop((point, hung));
     end(fixture, [busy, session]);
 }
 
 #[test]
 fn an_abort_ends_a_program_that_waits() {
-    let fixture = CudaFixture::new("");
-    let ((busy, gate), never) = (busy_session(&fixture), Timeline::new());
+    let fixture = CudaFixture::new(HANG);
+    let hung = HungGpu::new(&fixture);
+    let (busy, graph) = (hung.busy_session(), chain(16, &[COSTLY]));
     let mut session = Session::new(&fixture, 256);
-    let _open = [OpenOnDrop(&gate), OpenOnDrop(&never)];
-    session.queue.wait(&TimelinePoint::new(&never, 1)).unwrap();
+    session.queue.wait(&hung.point).unwrap();
     let aborter = session.queue.aborter().unwrap();
-    let graph = chain(16, &[COSTLY]);
     std::thread::scope(|scope| {
-        let queries = fixture.driver_calls("cuStreamQuery");
+        let queries = fixture.driver_calls("cuEventQuery");
         let run = scope.spawn(|| session.run(&fixture, &graph));
-        while fixture.driver_calls("cuStreamQuery") == queries {
+        while fixture.driver_calls("cuEventQuery") == queries {
             std::thread::yield_now();
         }
         aborter.abort();
-        // It may have been submitted behind the wait before the abort.
-        assert!(matches!(run.join().unwrap(), Ok(()) | Err(DeviceError::Ended)));
+        assert_eq!(run.join().unwrap(), Err(DeviceError::Ended));
     });
     assert_eq!(session.run(&fixture, &graph), Err(DeviceError::Ended));
-    assert_eq!(session.queue.mark().wait(test_deadline()), Err(DeviceError::Ended));
     // Other sessions go on.
     let mut other = Session::new(&fixture, 256);
     other.run(&fixture, &graph).unwrap();
-    gate.advance(1);
     other.queue.mark().wait(test_deadline()).unwrap();
+    let point = session.queue.mark();
+    assert_eq!(point.poll(), Ok(false), "the stream is not done");
+    drop(hung);
+    assert!(point.wait(test_deadline()).is_err());
+    drop(point);
     end(fixture, [busy, session, other]);
 }
 
@@ -198,7 +209,6 @@ fn an_abort_ends_a_program_that_waits() {
 #[test]
 fn a_failed_context_ends_all_waits() {
     let fixture = CudaFixture::new("CUDAEMU_MAX_INSTRUCTIONS=10K");
-    let (_busy, gate) = busy_session(&fixture);
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [1 << 20, 1, 1, 1]).unwrap();
     b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)]).unwrap();
@@ -206,20 +216,21 @@ fn a_failed_context_ends_all_waits() {
     let light = chain(16, &[DOUBLE]);
     let mut bad = Session::new(&fixture, endless.slot_sizes()[0] as u64);
     let mut others: Vec<_> = (0..3).map(|_| Session::new(&fixture, 256)).collect();
-    let _open = OpenOnDrop(&gate);
     std::thread::scope(|scope| {
         for other in &mut others {
             let (fixture, light) = (&fixture, &light);
             scope.spawn(move || {
-                let program = fixture.program(0, light);
+                // The device may be lost by now.
+                let Ok(program) = fixture.devices[0].prepare(Arc::clone(light)) else { return };
                 let bindings = whole_buffer(&other.buffer);
                 while other.queue.run(&program, &bindings).is_ok() {}
             });
         }
-        assert!(matches!(bad.run(&fixture, &endless), Err(DeviceError::Driver { .. })));
+        // Alone, it is submitted before it fails.
+        let _ = bad.run(&fixture, &endless);
+        assert!(matches!(bad.queue.mark().wait(test_deadline()), Err(DeviceError::Lost { .. })));
     });
     for other in &mut others {
-        assert!(matches!(other.queue.mark().wait(test_deadline()), Err(DeviceError::Driver { .. })));
+        assert!(matches!(other.queue.mark().wait(test_deadline()), Err(DeviceError::Lost { .. })));
     }
-    gate.advance(1);
 }

@@ -1,10 +1,12 @@
 //! Checks of the repository that the compiler does not make: layers (`layer_table`, `layers`), tables of types and ops that
-//! match the tree (`contributing_steps`), file sizes, private names, and scripts with help texts (`scripts`).
+//! match the tree (`contributing_steps`), file sizes, private names, scripts with help texts (`scripts`), and the script that
+//! tests on a real GPU, with stubs in place of its programs (`gpu_script`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
 
 mod attributes;
 mod backends;
 mod contributing_steps;
+mod gpu_script;
 mod layer_table;
 mod layers;
 mod private_names;
@@ -77,10 +79,13 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cpu/pool",
         "src/cpu/simd",
         "src/cuda/memory",
+        "src/cuda/pinned",
+        "src/cuda/peer",
         "src/cuda/events",
         "src/cuda/copy",
         "src/cuda/graph_exec",
         "src/cuda/kernel",
+        "src/cuda/modules",
         "bench/ops/peaks",
         "bin/hangup",
         "tests/sched_cost/counting",

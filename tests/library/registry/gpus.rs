@@ -98,6 +98,9 @@ fn memory_sizes_apply_to_each_device_or_to_all() {
         let other = both[1].alloc(30 * M, &budget).unwrap();
         assert!(memory().iter().all(|of| of.free <= 4 * M), "both devices share one GPU: {:?}", memory());
         drop((held, other));
-        assert_eq!(memory()[1].free, 32 * M);
+        // Memory is freed in the order of a stream.
+        while memory()[1].free < 32 * M {
+            std::thread::yield_now();
+        }
     });
 }

@@ -87,7 +87,10 @@ fn the_best_device_is_the_gpu_with_most_free_memory() {
         assert_eq!(registry.best().name, "CUDA1", "CUDA0 has less free memory now");
         assert!(registry.entries()[0].free_memory().unwrap() <= 24 * M);
         drop(held);
-        assert_eq!(registry.best().name, "CUDA0");
+        // Memory is freed in the order of a stream, and goes back to the system after a while.
+        while registry.best().name != "CUDA0" {
+            std::thread::yield_now();
+        }
     });
     emulated("CUDAEMU_DEVICES=0", |registry| {
         assert!(registry.best().free_memory().unwrap() > 0);

@@ -1,0 +1,549 @@
+//! The executor of a CUDA queue: submits its commands to one stream, in order. Held by the queue while it submits at once, and by a
+//! thread of the device while commands wait for something that is not submitted yet: see `queue`.
+
+use super::commands::{CudaCommand, Download, Downloaded, EventNumbers};
+use super::context::{DeviceContext, TransferBlock};
+use super::copy::{self, QUEUE_UPLOAD_BYTES, SEGMENT, SHARED_SEGMENT, UploadSegment};
+use super::deferred_drop::DeferredDrop;
+use super::event_timeline::{EventTimeline, point_seq};
+use super::events::{POLL_INTERVAL, Stream};
+use super::memory::DeviceMemory;
+use super::pinned::is_pinned;
+use super::program::{CudaProgram, ProgramRun};
+use crate::device::{
+    CommandOutcome, DeviceError, Executor, MemoryBudget, Program, Region, Reservation, Timeline, TimelinePoint, Turn,
+    UploadSource,
+};
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Limit of retained objects without an event behind their work. Beyond it an event is recorded, so that they can be dropped.
+const MAX_UNRECORDED: usize = 64;
+
+/// What became of a wait for a point.
+pub(super) enum Waited {
+    /// The stream waits, or need not wait.
+    Done,
+    /// The stream may wait only once this point is reached.
+    NotSubmitted(TimelinePoint),
+}
+
+pub(super) struct CudaExecutor {
+    context: Arc<DeviceContext>,
+    budget: Arc<MemoryBudget>,
+    stream: Option<Arc<Stream>>,
+    events: Arc<EventTimeline>,
+    timeline: Arc<Timeline>,
+    numbers: EventNumbers,
+    /// Whether work was submitted since the event of the last point.
+    pub(super) dirty: bool,
+    /// Number of objects retained since the last recorded event.
+    unrecorded: usize,
+    /// The event behind the work for which a held command waits.
+    awaited: Option<u64>,
+    /// The block that small uploads fill.
+    segment: Option<UploadSegment>,
+    /// Count the pinned memory of the queue's transfers.
+    uploads: Arc<MemoryBudget>,
+    downloads: Arc<MemoryBudget>,
+    scratch: Option<QueueScratch>,
+    /// Streams of other devices for copies from there through the host, by the ordinal of their GPU.
+    source_streams: HashMap<usize, Arc<Stream>>,
+}
+
+/// Scratch memory of the queue, shared by all its programs; grows on demand.
+struct QueueScratch {
+    memory: DeviceMemory,
+    /// Released together with the memory.
+    _reservations: (Reservation, Reservation),
+}
+
+/// The memory behind a region of a CUDA device.
+pub(super) fn memory(region: &Region) -> Result<&DeviceMemory, DeviceError> {
+    region.buffer().memory().ok_or(DeviceError::Misuse("a region of another kind of device"))
+}
+
+impl CudaExecutor {
+    pub(super) fn new(
+        context: &Arc<DeviceContext>,
+        budget: &Arc<MemoryBudget>,
+        stream: Arc<Stream>,
+        events: &Arc<EventTimeline>,
+        timeline: &Arc<Timeline>,
+    ) -> CudaExecutor {
+        CudaExecutor {
+            context: Arc::clone(context),
+            budget: Arc::clone(budget),
+            stream: Some(stream),
+            events: Arc::clone(events),
+            timeline: Arc::clone(timeline),
+            numbers: EventNumbers::default(),
+            dirty: false,
+            unrecorded: 0,
+            awaited: None,
+            segment: None,
+            uploads: MemoryBudget::within(&context.upload_memory.budget, QUEUE_UPLOAD_BYTES),
+            downloads: MemoryBudget::within(&context.download_memory.budget, u64::MAX),
+            scratch: None,
+            source_streams: HashMap::new(),
+        }
+    }
+
+    /// Runs `work`, which submits to the stream. Fails if the queue has failed or was aborted. A driver error fails the queue for
+    /// good.
+    pub(super) fn submit<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let events = Arc::clone(&self.events);
+        let _submission = events.lock_submission();
+        self.check_failure()?;
+        self.dirty = true;
+        let done = self.context.bind().and_then(|()| work(self));
+        if let Err(e @ (DeviceError::Driver { .. } | DeviceError::Lost { .. })) = &done {
+            self.events.fail(&self.timeline, e.clone());
+        }
+        done
+    }
+
+    /// Fails if the queue has failed or was aborted, or one of its kernels has reported an error.
+    pub(super) fn check_failure(&self) -> Result<(), DeviceError> {
+        if let Some(e) = self.events.data_error() {
+            self.events.fail(&self.timeline, e);
+        }
+        self.timeline.failure().map_or_else(|| self.events.check(), Err)
+    }
+
+    fn stream(&self) -> Result<Arc<Stream>, DeviceError> {
+        self.stream.clone().ok_or(DeviceError::Ended)
+    }
+
+    /// Retains an object until the work that is submitted next is done. Must be called before that work is submitted, because
+    /// the submission may fail half-way.
+    fn retain(&mut self, what: impl Any + Send) -> Result<(), DeviceError> {
+        let recorded = if self.unrecorded >= MAX_UNRECORDED { self.record().map(drop) } else { Ok(()) };
+        self.unrecorded += 1;
+        // Also after a failure: earlier work may use it.
+        self.events.retain_until(self.numbers.next(), Box::new(what));
+        recorded
+    }
+
+    /// Records an event behind all work so far and returns its sequence number.
+    fn record(&mut self) -> Result<u64, DeviceError> {
+        let seq = self.numbers.record(&self.events, &*self.stream()?)?;
+        self.after_record()?;
+        Ok(seq)
+    }
+
+    /// Records the event of a point.
+    pub(super) fn mark(&mut self, point: u64) -> Result<(), DeviceError> {
+        // Its copies may be running until that event.
+        if let Some(segment) = self.segment.take() {
+            self.events.retain_until(self.numbers.next(), Box::new(segment));
+        }
+        self.events.record(&*self.stream()?, point_seq(point))?;
+        self.numbers.set_last(point_seq(point));
+        self.after_record()?;
+        self.dirty = false;
+        Ok(())
+    }
+
+    fn after_record(&mut self) -> Result<(), DeviceError> {
+        self.unrecorded = 0;
+        // Poll here, so that retained memory is freed even if the caller never waits for its points.
+        self.timeline.poll();
+        // Polling may have dropped memory of another device, which made that device's context current.
+        self.context.bind()
+    }
+
+    /// Blocks until all work so far is done.
+    fn wait_for_stream(&mut self) -> Result<(), DeviceError> {
+        let (seq, events) = (self.record()?, Arc::clone(&self.events));
+        events.wait_reached(seq, || events.check())?;
+        self.context.bind()
+    }
+
+    /// Ensures that the scratch memory has `bytes` bytes and returns its address. The old memory is retained for submitted
+    /// work.
+    fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        let enough = |scratch: &QueueScratch| scratch.memory.address_of(0, bytes).is_ok();
+        if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
+            let size = bytes.next_power_of_two().max(1 << 20);
+            let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
+            let memory = DeviceMemory::uninitialized(&self.context, size, &*self.stream()?)?;
+            if let Some(old) = self.scratch.replace(QueueScratch { memory, _reservations }) {
+                self.events.retain_until(self.numbers.next(), Box::new(old));
+            }
+        }
+        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
+    }
+
+    /// A block of pinned memory for uploads and copies through the host. Blocks while the queue has its share, or others have all:
+    /// until copies that run are done.
+    fn upload_block(&mut self, bytes: usize) -> Result<TransferBlock, DeviceError> {
+        let (context, events, uploads) =
+            (Arc::clone(&self.context), Arc::clone(&self.events), Arc::clone(&self.uploads));
+        if let Some(block) = context.upload_memory.acquire(&uploads, bytes) {
+            return Ok(block);
+        }
+        // Blocks are released behind an event.
+        self.record()?;
+        let mut block = None;
+        let acquire = || {
+            self.timeline.poll();
+            block = context.upload_memory.acquire(&uploads, bytes);
+            if block.is_none() {
+                // The queue's own copies are done, so others have all.
+                context.poll_queues();
+                block = context.upload_memory.acquire(&uploads, bytes);
+            }
+            Ok(block.is_some())
+        };
+        let check = || self.timeline.failure().map_or_else(|| events.check(), Err);
+        events.wait_until(acquire, check)?;
+        context.bind()?;
+        block.ok_or_else(|| DeviceError::Bug("no block of pinned memory".to_owned()))
+    }
+
+    /// Uploads a region.
+    pub(super) fn upload(&mut self, dst: &Region, mut src: UploadSource<'_>) -> Result<(), DeviceError> {
+        self.retain(dst.clone())?;
+        let stream = self.stream()?;
+        // Uploads of at most one segment are staged even from pinned memory: the host copy is faster than waiting for the stream.
+        if let UploadSource::Borrowed(bytes) = &src
+            && bytes.len() > SEGMENT
+            && is_pinned(bytes)
+        {
+            return self.upload_pinned(dst, bytes);
+        }
+        let mut at = 0;
+        while at < dst.bytes() {
+            let n = (dst.bytes() - at).min(SEGMENT as u64) as usize;
+            let mut segment = match self.segment.take() {
+                Some(shared) if shared.has_room(n) => shared,
+                full => {
+                    if let Some(full) = full {
+                        self.retain_block(full)?;
+                    }
+                    let size = n.max(SHARED_SEGMENT);
+                    UploadSegment::new(self.upload_block(size)?, size)
+                }
+            };
+            let copied = segment.upload(&stream, (memory(dst)?, dst.offset() + at), n, |piece| match &mut src {
+                UploadSource::Borrowed(bytes) => {
+                    let (next, rest) = bytes.split_at(piece.len());
+                    piece.copy_from_slice(next);
+                    *bytes = rest;
+                    Ok(())
+                }
+                UploadSource::Writer(fill) => fill(piece).map_err(DeviceError::from),
+            });
+            if segment.is_shared() {
+                self.segment = Some(segment);
+            } else {
+                self.retain_block(segment)?;
+            }
+            copied?;
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Retains pinned memory until the work so far is done, and records the event behind it: other queues wait for that memory,
+    /// and this one may have no point for long.
+    fn retain_block(&mut self, block: impl Any + Send) -> Result<(), DeviceError> {
+        self.events.retain_until(self.numbers.next(), Box::new(block));
+        self.record().map(drop)
+    }
+
+    /// Copies pinned bytes without staging, and blocks until the copy is done, because the bytes are only borrowed.
+    fn upload_pinned(&mut self, dst: &Region, bytes: &[u8]) -> Result<(), DeviceError> {
+        // An abort or a failure of earlier work ends this wait, before any copy reads the bytes.
+        self.wait_for_stream()?;
+        // The bytes are borrowed until the wait below ends: with the copy, or with a lost device. Then pinned memory is not released
+        // any more (`bind_for_release`) while the device may read it.
+        copy::upload_pinned(&*self.stream()?, memory(dst)?, dst.offset(), bytes)?;
+        let seq = match self.record() {
+            Ok(seq) => seq,
+            Err(e) => {
+                while self.stream()?.is_idle() == Ok(false) {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+                return Err(e);
+            }
+        };
+        self.events.wait_reached(seq, || Ok(()))?;
+        self.context.bind()
+    }
+
+    /// Downloads regions into one block with one event behind all copies, that of a point. Without pinned memory for all, downloads
+    /// them in pieces and blocks.
+    pub(super) fn download(&mut self, download: Download) -> Result<(), DeviceError> {
+        let Download { srcs, ranges, result, point } = download;
+        self.retain(srcs.clone())?;
+        let end = ranges.last().map_or(0, |range| range.end);
+        let (context, downloads) = (Arc::clone(&self.context), Arc::clone(&self.downloads));
+        let mut block = context.download_memory.acquire_share(&downloads, end);
+        if block.is_none() && (end as u64) <= context.download_memory.budget.limit() {
+            // Behind the earlier work of this queue, reads that were dropped, or that another thread takes, release theirs.
+            self.wait_for_stream()?;
+            block = context.download_memory.acquire_share(&downloads, end);
+        }
+        let Some(mut block) = block else {
+            let bytes = srcs.iter().map(|src| self.download_in_pieces(src)).collect::<Result<_, _>>()?;
+            let _ = result.set(Downloaded::Bytes(bytes));
+            return self.mark(point);
+        };
+        let stream = self.stream()?;
+        let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
+        let copied = parts.try_for_each(|(src, range)| {
+            copy::download(&stream, (memory(src)?, src.offset()), &mut block, range.clone())
+        });
+        let _ = result.set(Downloaded::Block(block));
+        // Retain the block even if a copy failed: earlier copies into it may be running.
+        self.events.retain_until(self.numbers.next(), Box::new(result));
+        copied?;
+        self.mark(point)
+    }
+
+    /// Downloads a region through blocks for uploads: one piece arrives while the one before is copied to the result.
+    fn download_in_pieces(&mut self, src: &Region) -> Result<Vec<u8>, DeviceError> {
+        let (mut out, mut pieces) = (Vec::new(), VecDeque::with_capacity(2));
+        for at in (0..src.bytes()).step_by(SEGMENT) {
+            let n = (src.bytes() - at).min(SEGMENT as u64) as usize;
+            let mut block = self.upload_block(n)?;
+            let copied = copy::download(&*self.stream()?, (memory(src)?, src.offset() + at), &mut block, 0..n);
+            let block = Arc::new(block);
+            self.events.retain_until(self.numbers.next(), Box::new(Arc::clone(&block)));
+            copied?;
+            pieces.push_back((self.record()?, block, n));
+            if pieces.len() == 2 {
+                self.finish_piece(&mut pieces, &mut out)?;
+            }
+        }
+        while !pieces.is_empty() {
+            self.finish_piece(&mut pieces, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    /// Waits for the oldest piece of a download.
+    fn finish_piece(
+        &mut self,
+        pieces: &mut VecDeque<(u64, Arc<TransferBlock>, usize)>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), DeviceError> {
+        let Some((seq, block, n)) = pieces.pop_front() else { return Ok(()) };
+        self.events.wait_reached(seq, || self.events.check())?;
+        out.extend_from_slice(block.block.slice(n).unwrap_or_default());
+        self.context.bind()
+    }
+
+    pub(super) fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
+        self.retain(dst.clone())?;
+        memory(dst)?.fill(&*self.stream()?, dst.offset(), dst.bytes(), value)
+    }
+
+    /// Submits a copy between CUDA regions. Overlapping ranges go through temporary memory.
+    pub(super) fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
+        if src.bytes() == 0 {
+            return Ok(());
+        }
+        self.retain((src.clone(), dst.clone()))?;
+        let (from, to) = ((memory(src)?, src.offset()), (memory(dst)?, dst.offset()));
+        let (bytes, stream) = (src.bytes(), self.stream()?);
+        let source = from.0.context();
+        if source.gpu.ordinal != self.context.gpu.ordinal {
+            if self.context.peers.has(source.gpu.ordinal) {
+                return copy::copy_peer(&stream, from, to, bytes);
+            }
+            return self.copy_through_host(from, to, bytes);
+        }
+        let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
+        if !overlap {
+            return copy::copy_within_device(&stream, from, to, bytes);
+        }
+        if from.1 == to.1 {
+            return Ok(());
+        }
+        let reservations = (self.budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
+        let temporary = Arc::new((DeviceMemory::uninitialized(&self.context, bytes, &stream)?, reservations));
+        self.events.retain_until(self.numbers.next(), Box::new(Arc::clone(&temporary)));
+        copy::copy_within_device(&stream, from, (&temporary.0, 0), bytes)?;
+        copy::copy_within_device(&stream, (&temporary.0, 0), to, bytes)
+    }
+
+    fn copy_through_host(
+        &mut self,
+        from: (&DeviceMemory, u64),
+        to: (&DeviceMemory, u64),
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        let source = from.0.context();
+        let from_stream = match self.source_streams.get(&source.gpu.ordinal) {
+            Some(stream) => Arc::clone(stream),
+            None => {
+                let stream = Arc::new(Stream::new(source.primary())?);
+                self.source_streams.insert(source.gpu.ordinal, Arc::clone(&stream));
+                self.context.bind()?;
+                stream
+            }
+        };
+        let mut blocks = Vec::with_capacity(2);
+        for _ in 0..bytes.div_ceil(SEGMENT as u64).min(2) {
+            blocks.push(self.upload_block((bytes as usize).min(SEGMENT))?);
+        }
+        let (retained, done) = copy::copy_through_host((&from_stream, &*self.stream()?), from, to, bytes, blocks);
+        self.retain_block(retained)?;
+        done
+    }
+
+    /// Submits a program from a segment on. Returns the next segment if `yields` holds before it is done.
+    pub(super) fn run(
+        &mut self,
+        program: &Program,
+        bindings: &Arc<[Region]>,
+        from: usize,
+        yields: impl Fn() -> bool,
+    ) -> Result<Option<usize>, DeviceError> {
+        let compiled = program.compiled::<CudaProgram>();
+        let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
+        let scratch = self.ensure_scratch(compiled.scratch())?;
+        self.retain((program.clone(), Arc::clone(bindings)))?;
+        let stream = self.stream()?;
+        let mut run = ProgramRun {
+            context: &self.context,
+            stream: &stream,
+            events: &self.events,
+            numbers: &mut self.numbers,
+            session: &self.budget,
+            scratch,
+        };
+        compiled.run(&mut run, bindings, from, yields)
+    }
+
+    /// Makes the stream wait for a point of any queue, if what it waits for is submitted. Streams share hardware queues and a stream
+    /// in front blocks others, so a wait for work that is submitted later may never end.
+    pub(super) fn wait_point(&mut self, point: &TimelinePoint) -> Result<Waited, DeviceError> {
+        let events = point.completion_source::<EventTimeline>();
+        // The stream is in order anyway.
+        if events.is_some_and(|events| std::ptr::eq(events, &*self.events)) {
+            return point.poll().map(|_| Waited::Done);
+        }
+        let reached = point.poll()?;
+        // Polling a queue of another device made that device's context current.
+        self.context.bind()?;
+        if reached {
+            return Ok(Waited::Done);
+        }
+        let Some(events) = events else { return Ok(Waited::NotSubmitted(point.clone())) };
+        let submission = events.submission_of(point.seq());
+        if !submission.poll()? {
+            return Ok(Waited::NotSubmitted(submission));
+        }
+        self.events.record_wait(self.numbers.next(), point);
+        let stream = self.stream()?;
+        events.with_event_from(point.seq(), |event| stream.wait_event(event))?;
+        Ok(Waited::Done)
+    }
+
+    /// The point behind the work of the stream, if it is not done. A held command that would wait for it is tried again then: the
+    /// stream may wait for another device, and other queues' commands wait for this thread.
+    fn unfinished_work(&mut self) -> Result<Option<TimelinePoint>, DeviceError> {
+        if self.stream()?.is_idle()? {
+            self.awaited = None;
+            return Ok(None);
+        }
+        // The command is tried again and again, and submits nothing meanwhile: one event is enough.
+        let seq = match self.awaited {
+            Some(seq) => seq,
+            None => self.record()?,
+        };
+        self.awaited = Some(seq);
+        Ok(Some(TimelinePoint::new(&self.timeline, seq)))
+    }
+
+    /// Whether a held command would wait for earlier work of the stream.
+    fn waits_for_stream(&self, command: &CudaCommand) -> bool {
+        let context = &self.context;
+        match command {
+            CudaCommand::Run { .. } => !context.turns.is_alone(&self.budget),
+            CudaCommand::Download(download) => {
+                let bytes = download.ranges.last().map_or(0, |range| range.end);
+                context.download_memory.acquire_share(&self.downloads, bytes).is_none()
+            }
+            CudaCommand::Upload { .. } | CudaCommand::Copy { .. } => {
+                context.upload_memory.acquire(&self.uploads, SEGMENT).is_none()
+            }
+            CudaCommand::Fill { .. } | CudaCommand::Wait(_) | CudaCommand::Mark(_) => false,
+        }
+    }
+
+    /// Runs a held command.
+    fn execute_command(
+        &mut self,
+        command: CudaCommand,
+        turn: &Turn,
+    ) -> Result<CommandOutcome<CudaCommand>, DeviceError> {
+        if self.waits_for_stream(&command)
+            && let Some(point) = self.unfinished_work()?
+        {
+            return Ok(CommandOutcome::AwaitPoint(point, command));
+        }
+        match command {
+            CudaCommand::Upload { dst, bytes, .. } => self.upload(&dst, UploadSource::Borrowed(&bytes))?,
+            CudaCommand::Download(download) => self.download(download)?,
+            CudaCommand::Fill { dst, value } => self.fill(&dst, value)?,
+            CudaCommand::Copy { src, dst } => self.copy(&src, &dst)?,
+            CudaCommand::Run { program, bindings, from } => {
+                if let Some(from) = self.run(&program, &bindings, from, || turn.is_over())? {
+                    return Ok(CommandOutcome::TurnOver(CudaCommand::Run { program, bindings, from }));
+                }
+            }
+            CudaCommand::Wait(point) => {
+                if let Waited::NotSubmitted(until) = self.wait_point(&point)? {
+                    return Ok(CommandOutcome::AwaitPoint(until, CudaCommand::Wait(point)));
+                }
+            }
+            CudaCommand::Mark(point) => self.mark(point)?,
+        }
+        Ok(CommandOutcome::Done)
+    }
+}
+
+impl Executor for CudaExecutor {
+    type Command = CudaCommand;
+
+    /// Runs a held command. Its failure fails the queue, since nobody is left to return it to.
+    fn execute(&mut self, command: CudaCommand, turn: &Turn) -> CommandOutcome<CudaCommand> {
+        self.submit(|executor| executor.execute_command(command, turn)).unwrap_or_else(|e| {
+            // The timeline of an aborted queue fails once its work is done.
+            if !self.events.is_aborted() {
+                self.events.fail(&self.timeline, e);
+            }
+            CommandOutcome::Done
+        })
+    }
+}
+
+impl Drop for CudaExecutor {
+    /// Does not block: the resources that the device still uses are kept until the submitted work is done.
+    fn drop(&mut self) {
+        // After a panic of a command. Otherwise the queue has failed the timeline, or does so once its work is done.
+        if !self.events.is_aborted() {
+            self.events.fail(&self.timeline, DeviceError::Ended);
+        }
+        self.events.forget_waits_until(u64::MAX);
+        let (Some(stream), Ok(end)) =
+            (self.stream.take(), self.context.bind().and_then(|()| self.context.acquire_event()))
+        else {
+            return;
+        };
+        if end.record(&stream).is_err() && !self.context.primary().is_hung() {
+            return;
+        }
+        let resources = (stream, self.segment.take(), self.scratch.take(), std::mem::take(&mut self.source_streams));
+        DeferredDrop::new(&self.context, &self.events, end, Box::new(resources)).drop_when_complete();
+    }
+}

@@ -1,0 +1,151 @@
+//! Connections between the GPUs of the process: peer access, and a check that peer copies arrive as they were sent.
+//!
+//! Two devices are connected when the second one is opened, before either has work. With an IOMMU or PCIe access control in the way,
+//! the driver grants peer access and the copies write wrong bytes. So a pattern is copied in each direction; if it comes back wrong,
+//! copies between the two go through the host.
+#![allow(unsafe_code)]
+
+use super::context::{DeviceContext, lock};
+use super::copy::copy_peer;
+use super::driver::describe;
+use super::memory::DeviceMemory;
+use super::pinned::PinnedArena;
+use crate::device::DeviceError;
+use cudarc::driver::{DriverError, result, sys};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Bytes of the pattern: several pages of every size that an IOMMU maps, up to 64 KiB.
+const PATTERN_BYTES: usize = 256 << 10;
+
+/// The GPUs from which a device can copy by peer copies, by ordinal. From others, copies go through the host.
+#[derive(Debug, Default)]
+pub(super) struct Peers(Mutex<HashMap<usize, bool>>);
+
+impl Peers {
+    /// Whether peer copies from the GPU `ordinal` work.
+    pub(super) fn has(&self, ordinal: usize) -> bool {
+        lock(&self.0).get(&ordinal).copied().unwrap_or(false)
+    }
+
+    fn set(&self, ordinal: usize, works: bool) {
+        lock(&self.0).insert(ordinal, works);
+    }
+}
+
+/// Held while a device is connected.
+static CONNECTING: Mutex<()> = Mutex::new(());
+
+/// The open devices of the process.
+static DEVICES: Mutex<Vec<Weak<DeviceContext>>> = Mutex::new(Vec::new());
+
+/// The open devices on the GPU `ordinal`.
+pub(super) fn devices_of(ordinal: usize) -> Vec<Arc<DeviceContext>> {
+    let devices: Vec<_> = lock(&DEVICES).iter().filter_map(Weak::upgrade).collect();
+    devices.into_iter().filter(|device| device.gpu.ordinal == ordinal).collect()
+}
+
+/// Connects a new device with all others.
+pub(super) fn connect(context: &Arc<DeviceContext>) -> Result<(), DeviceError> {
+    // Held meanwhile: of two devices that are opened at a time, one connects them.
+    let _connecting = lock(&CONNECTING);
+    let mut devices = lock(&DEVICES);
+    devices.retain(|device| device.strong_count() > 0);
+    let others: Vec<_> = devices.iter().filter_map(Weak::upgrade).collect();
+    drop(devices);
+    for other in others.iter().filter(|other| other.primary().lost().is_none()) {
+        if other.gpu.ordinal == context.gpu.ordinal || other.peers.has(context.gpu.ordinal) {
+            continue;
+        }
+        let works = connect_pair(context, other)?;
+        context.peers.set(other.gpu.ordinal, works);
+        other.peers.set(context.gpu.ordinal, works);
+    }
+    lock(&DEVICES).push(Arc::downgrade(context));
+    context.bind()
+}
+
+/// Whether peer copies between two devices work, in both directions.
+fn connect_pair(a: &Arc<DeviceContext>, b: &Arc<DeviceContext>) -> Result<bool, DeviceError> {
+    let names = || format!("between {} and {}", a.primary().name, b.primary().name);
+    match enable_access(a, b) {
+        Ok(true) => {}
+        Ok(false) => return Ok(false),
+        // The limit of peer connections is reached, for example.
+        Err(e) => {
+            log::info!("no peer copies {}: {}; copies go through the host", names(), describe(e));
+            return Ok(false);
+        }
+    }
+    for (from, to) in [(a, b), (b, a)] {
+        if !pattern_arrives(from, to)? {
+            log::warn!(
+                "peer copies {} write wrong bytes, as with an IOMMU or PCIe access control (ACS) in the way; copies go through the \
+                 host",
+                names()
+            );
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Enables peer access in both directions. Returns false if the devices have no link.
+fn enable_access(a: &DeviceContext, b: &DeviceContext) -> Result<bool, DriverError> {
+    let ordinal = |context: &DeviceContext| i32::try_from(context.gpu.ordinal).unwrap_or(-1);
+    for (from, to) in [(a, b), (b, a)] {
+        let mut can = 0;
+        let (from, to) = (result::device::get(ordinal(from))?, result::device::get(ordinal(to))?);
+        // SAFETY: both handles were returned by the driver; the function writes one int.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) }.result()?;
+        if can == 0 {
+            return Ok(false);
+        }
+    }
+    for (from, to) in [(a, b), (b, a)] {
+        from.primary().cuda().bind_to_thread()?;
+        // SAFETY: the context of `from` is current; the context of `to` is borrowed, so it is alive.
+        match unsafe { sys::cuCtxEnablePeerAccess(to.primary().cuda().cu_ctx(), 0) }.result() {
+            Err(e) if e.0 != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => return Err(e),
+            _ => {}
+        }
+        to.memory_source.allow_peer(ordinal(from))?;
+    }
+    Ok(true)
+}
+
+/// Copies a pattern from one device to the other, and from there to the host. Returns whether it arrives.
+fn pattern_arrives(from: &Arc<DeviceContext>, to: &Arc<DeviceContext>) -> Result<bool, DeviceError> {
+    let mut pattern = vec![0u8; PATTERN_BYTES];
+    fill_pattern(&mut pattern);
+    let arena = PinnedArena::new(from.primary(), 2 * PATTERN_BYTES, 2 * PATTERN_BYTES)?;
+    let (Some(mut sent), Some(mut received)) = (arena.acquire(PATTERN_BYTES), arena.acquire(PATTERN_BYTES)) else {
+        return Err(DeviceError::Bug("an arena without its two blocks".to_owned()));
+    };
+    let source = DeviceMemory::zeroed(from, PATTERN_BYTES as u64)?;
+    let target = DeviceMemory::zeroed(to, PATTERN_BYTES as u64)?;
+    let beyond = || DeviceError::Misuse("a pattern beyond its block");
+    let bytes = sent.slice_mut(0, PATTERN_BYTES).ok_or_else(beyond)?;
+    bytes.copy_from_slice(&pattern);
+    from.run_blocking(|stream| {
+        // SAFETY: the block and the memory live until the copy is done: the wait ends with it, or with a device that is lost, after
+        // which neither is reused.
+        unsafe { result::memcpy_htod_async(source.address(), bytes, stream.raw()) }
+            .map_err(|e| from.driver_error("cuMemcpyHtoDAsync", e))
+    })?;
+    to.run_blocking(|stream| copy_peer(stream, (&source, 0), (&target, 0), PATTERN_BYTES as u64))?;
+    let bytes = received.slice_mut(0, PATTERN_BYTES).ok_or_else(beyond)?;
+    to.run_blocking(|stream| {
+        // SAFETY: as above.
+        unsafe { result::memcpy_dtoh_async(bytes, target.address(), stream.raw()) }
+            .map_err(|e| to.driver_error("cuMemcpyDtoHAsync", e))
+    })?;
+    Ok(received.slice(PATTERN_BYTES).ok_or_else(beyond)? == pattern)
+}
+
+/// Writes words that all differ.
+fn fill_pattern(bytes: &mut [u8]) {
+    for (word, n) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(1u32..) {
+        *word = n.wrapping_mul(0x9e37_79b9).to_le_bytes();
+    }
+}
