@@ -1,6 +1,6 @@
 //! Emulated GPUs in lists of devices: names, shares of memory, and error messages on machines without a usable GPU.
 
-use super::{M, emulated, small};
+use super::{M, emulated, small, until};
 use fanout::cuda::{self, CudaDevice, CudaUnavailable};
 use fanout::device::{DeviceKind, MemoryBudget};
 use fanout::registry::Registry;
@@ -99,8 +99,6 @@ fn memory_sizes_apply_to_each_device_or_to_all() {
         assert!(memory().iter().all(|of| of.free <= 4 * M), "both devices share one GPU: {:?}", memory());
         drop((held, other));
         // Memory is freed in the order of a stream.
-        while memory()[1].free < 32 * M {
-            std::thread::yield_now();
-        }
+        until(|| memory()[1].free == 32 * M);
     });
 }

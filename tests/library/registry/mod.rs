@@ -22,6 +22,15 @@ fn test_deadline() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(60))
 }
 
+/// Polls until a condition holds.
+fn until(mut holds: impl FnMut() -> bool) {
+    let deadline = test_deadline().unwrap();
+    while !holds() {
+        assert!(Instant::now() < deadline, "the condition does not hold in time");
+        std::thread::yield_now();
+    }
+}
+
 /// Options for devices with 1 MiB of memory, and CPU devices with one thread.
 fn small() -> Options {
     Options::default().with_threads(Some(1)).with_memory(vec![M])
@@ -87,10 +96,8 @@ fn the_best_device_is_the_gpu_with_most_free_memory() {
         assert_eq!(registry.best().name, "CUDA1", "CUDA0 has less free memory now");
         assert!(registry.entries()[0].free_memory().unwrap() <= 24 * M);
         drop(held);
-        // Memory is freed in the order of a stream, and goes back to the system after a while.
-        while registry.best().name != "CUDA0" {
-            std::thread::yield_now();
-        }
+        // Memory is freed in the order of a stream.
+        until(|| registry.best().name == "CUDA0");
     });
     emulated("CUDAEMU_DEVICES=0", |registry| {
         assert!(registry.best().free_memory().unwrap() > 0);

@@ -1,15 +1,19 @@
 //! Idle runner: a background thread that executes queued operations while the program makes no calls.
 //!
 //! Operations normally execute on the threads that wait for them. A program may also wait by other means, such as for the
-//! effect of a host function or for a value in pinned memory. For these cases the idle runner executes ready operations when no
-//! call arrived for a while. The first submission starts the thread. It sleeps without a timeout while nothing is queued, and
-//! ends with the driver; process exit does not wait for it.
+//! effect of a host function, for a value in pinned memory or for freed memory. For these cases the idle runner executes ready
+//! operations when no call arrived for a while, and now and then while calls arrive without a pause: a program may call until it
+//! sees an effect that no call waits for. The first submission starts the thread. It sleeps without a timeout while nothing is
+//! queued, and ends with the driver; process exit does not wait for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::console::log_stderr;
+
+/// After as many periods with calls, the thread executes an operation all the same.
+const BUSY_PERIODS: u32 = 10;
 
 /// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ impl IdleRunner {
     }
 
     /// Wakes the thread after a submission. The first submission starts it: the thread calls the function that `step` returns
-    /// when no API call arrived for `quiet`.
+    /// when no API call arrived for `quiet`, and once in ten such periods with calls.
     pub fn notify_submitted<S: FnMut() -> StepProgress + Send + 'static>(
         &self,
         quiet: Duration,
@@ -101,6 +105,7 @@ impl Shared {
 
     fn run(&self, quiet: Duration, mut step: impl FnMut() -> StepProgress) {
         let mut state = self.lock();
+        let mut busy = 0;
         loop {
             while !state.queued && !state.ended {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -113,8 +118,12 @@ impl Shared {
                 return;
             }
             if self.calls.load(Ordering::Relaxed) != before {
-                continue;
+                busy += 1;
+                if busy < BUSY_PERIODS {
+                    continue;
+                }
             }
+            busy = 0;
             // A submission from here on sets the flag again, so none is lost.
             state.queued = false;
             drop(state);
@@ -172,6 +181,23 @@ mod tests {
         drop(runner);
         // The thread ends without another step and drops its end of the channel.
         assert_eq!(seen.recv_timeout(TIMEOUT), Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn queued_operations_run_although_calls_never_pause() {
+        let runner = IdleRunner::default();
+        let (steps, seen) = mpsc::channel();
+        runner.notify_submitted(QUIET, || {
+            move || {
+                steps.send(()).unwrap();
+                StepProgress::Gone
+            }
+        });
+        let ends = std::time::Instant::now() + TIMEOUT;
+        while seen.try_recv().is_err() {
+            assert!(std::time::Instant::now() < ends, "no operation runs");
+            runner.note_call();
+        }
     }
 
     #[test]
