@@ -3,6 +3,7 @@
 use super::CudaOptions;
 use super::deferred_drop::DeferredDrops;
 use super::driver::{Gpu, describe, poisons};
+use super::event_timeline::EventTimeline;
 use super::events::{Event, Stream};
 use super::launch_log::LaunchLog;
 use super::memory::MemorySource;
@@ -11,7 +12,7 @@ use super::peer::Peers;
 use super::pinned::{PinnedArena, PinnedBlock};
 use super::precompile::Precompiler;
 use super::turns::GpuTurns;
-use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline};
+use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline, TimelinePoint};
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -298,9 +299,19 @@ impl DeviceContext {
     }
 
     /// Polls all queues of the device, which releases what work that is done no longer uses.
-    pub(super) fn poll_queues(&self) {
+    pub(super) fn poll_queues(self: &Arc<Self>) {
+        DeferredDrops::retry(self);
         let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
         queues.iter().for_each(|queue| queue.poll());
+    }
+
+    /// Whether the stream of a queue waits for another device.
+    pub(super) fn waits_for_other_device(&self) -> bool {
+        let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        queues.iter().any(|queue| {
+            let point = TimelinePoint::new(queue, 1);
+            point.completion_source::<EventTimeline>().is_some_and(EventTimeline::waits_for_other_device)
+        })
     }
 
     /// Submits `work` to the device's service stream and blocks until it is done. Other threads submit to the stream meanwhile.
@@ -314,10 +325,13 @@ impl DeviceContext {
         work(&self.service_stream)?;
         end.record(&self.service_stream)?;
         // The work is short, but it may run behind that of queues, which count as hung first.
-        let (timeout, began) = (self.options.device_timeout, Instant::now());
+        let (timeout, mut began) = (self.options.device_timeout, Instant::now());
         while !end.is_reached()? {
             if began.elapsed() > timeout {
                 self.poll_queues();
+                if self.waits_for_other_device() {
+                    began = Instant::now();
+                }
                 self.bind()?;
                 self.primary.check_lost()?;
                 if began.elapsed() > SERVICE_TIMEOUTS * timeout {

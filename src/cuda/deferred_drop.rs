@@ -26,7 +26,8 @@ pub(super) struct DeferredDrop {
     context: Arc<DeviceContext>,
 }
 
-/// What the thread of a device has to do.
+/// What the thread of a device has to do. Work for which the system started no thread stays, and the next work, or a poll of the
+/// device's queues, tries again.
 #[derive(Default)]
 pub(super) struct DeferredDrops(Mutex<DeferredState>);
 
@@ -36,6 +37,8 @@ struct DeferredState {
     pending: Vec<DeferredDrop>,
     /// Memory to free, each with the context that it belongs to.
     direct: Vec<(Arc<DeviceContext>, DirectMemory)>,
+    /// Number of memories in `direct`, and of those that the thread is freeing.
+    unfreed: usize,
     /// When unused memory is returned to the system.
     trim_at: Option<Instant>,
     /// Whether the thread runs. It ends when nothing is to be done.
@@ -59,20 +62,28 @@ impl DeferredDrop {
         DeferredDrop { _resources: resources, events: Arc::clone(events), end, context: Arc::clone(context) }
     }
 
-    /// Whether the device no longer uses the resources: the last event is reached, or the device has failed.
+    /// Whether the device no longer uses the resources: the last event is reached, or the device has failed or hangs.
     fn is_complete(&self) -> bool {
-        self.context.bind().is_err() || self.end.is_reached() != Ok(false)
+        // Notices that the GPU hangs: nobody waits for the points of a dropped queue.
+        let _ = self.events.poll_events();
+        self.context.primary().is_hung() || self.context.bind().is_err() || self.end.is_reached() != Ok(false)
+    }
+
+    /// Drops the resources, whose work is done unless the GPU hangs.
+    fn end(self) {
+        if self.context.primary().is_hung() {
+            // A kernel that never ends may still use them, and releasing them may wait for it.
+            std::mem::forget(self);
+        }
     }
 
     /// Drops the resources at once if their work is done, else on the device's thread. Does not block.
     pub(super) fn drop_when_complete(self) {
-        if self.context.primary().is_hung() {
-            // A kernel that never ends may still use them, and releasing them may wait for it.
-            std::mem::forget(self);
-        } else if !self.is_complete() {
+        if self.is_complete() {
+            self.end();
+        } else {
             let context = Arc::clone(&self.context);
-            // Without a thread, the driver defers the release of what it can, and blocks for the rest.
-            drop(DeferredDrops::add(&context, |state| state.pending.push(self)));
+            DeferredDrops::add(&context, |state| state.pending.push(self));
         }
     }
 }
@@ -88,27 +99,38 @@ impl DeferredDrops {
     /// Returns the memory that the device's pool keeps to the system in a while.
     pub(super) fn trim_later(context: &Arc<DeviceContext>) {
         let trim_at = Instant::now() + KEEP_FREED_MEMORY;
-        let _ = DeferredDrops::add(context, |state| state.trim_at = Some(trim_at));
+        DeferredDrops::add(context, |state| state.trim_at = state.trim_at.or(Some(trim_at)));
     }
 
     /// Frees memory on the device's thread.
     pub(super) fn free_later(context: &Arc<DeviceContext>, memory: DirectMemory) {
-        let left = DeferredDrops::add(context, |state| state.direct.push((Arc::clone(context), memory)));
-        left.into_iter().flat_map(|state| state.direct).for_each(|(_, memory)| memory.free());
+        DeferredDrops::add(context, |state| {
+            state.unfreed += 1;
+            state.direct.push((Arc::clone(context), memory));
+        });
     }
 
-    /// Adds work for the thread, and starts it if it does not run. Returns all work if the system starts no thread.
-    fn add(context: &Arc<DeviceContext>, add: impl FnOnce(&mut DeferredState)) -> Option<DeferredState> {
+    /// Whether memory is waiting to be freed by the thread.
+    pub(super) fn has_unfreed(context: &Arc<DeviceContext>) -> bool {
+        DeferredDrops::add(context, |_| {});
+        lock(&context.deferred_drops.0).unfreed > 0
+    }
+
+    /// Adds work for the thread, and starts it if it does not run.
+    fn add(context: &Arc<DeviceContext>, add: impl FnOnce(&mut DeferredState)) {
         let mut state = lock(&context.deferred_drops.0);
         add(&mut state);
-        if state.has_thread {
-            return None;
+        if !state.has_thread && state.has_work() {
+            // Weak: work that may be left undone does not keep the context alive.
+            let of_thread = Arc::downgrade(context);
+            let thread = std::thread::Builder::new().name("cuda-deferred-drop".to_owned());
+            state.has_thread = thread.spawn(move || DeferredDrops::run(&of_thread)).is_ok();
         }
-        // Weak: work that may be left undone does not keep the context alive.
-        let of_thread = Arc::downgrade(context);
-        let thread = std::thread::Builder::new().name("cuda-deferred-drop".to_owned());
-        state.has_thread = thread.spawn(move || DeferredDrops::run(&of_thread)).is_ok();
-        if state.has_thread { None } else { Some(std::mem::take(&mut *state)) }
+    }
+
+    /// Starts the thread if there is work and the system started none before.
+    pub(super) fn retry(context: &Arc<DeviceContext>) {
+        DeferredDrops::add(context, |_| {});
     }
 
     fn run(context: &Weak<DeviceContext>) {
@@ -127,28 +149,38 @@ impl DeferredDrops {
     /// Does what can be done now. Returns false if nothing is left: the thread must end.
     fn work(&self, context: &DeviceContext) -> bool {
         let mut state = lock(&self.0);
-        if context.primary().is_hung() {
-            // See `drop_when_complete`.
-            std::mem::forget((std::mem::take(&mut state.pending), std::mem::take(&mut state.direct)));
-            state.trim_at = None;
-        }
-        let complete: Vec<_> = state.pending.extract_if(.., |pending| pending.is_complete()).collect();
-        let direct = std::mem::take(&mut state.direct);
-        let trims = state.trim_at.take_if(|at| *at <= Instant::now()).is_some();
-        let did_something = !complete.is_empty() || !direct.is_empty();
-        state.has_thread = did_something || state.has_work();
-        let goes_on = state.has_thread;
+        let (pending, direct) = (std::mem::take(&mut state.pending), std::mem::take(&mut state.direct));
+        let is_due = state.trim_at.is_some_and(|at| at <= Instant::now());
         drop(state);
-        // Outside of the lock: the resources of a queue may include the last handle of another device.
-        drop(complete);
+        // Outside of the lock: polling may release the memory of other queues, and the resources of a queue may include the last
+        // handle of another device.
+        let freed = direct.len();
+        let mut kept = Vec::new();
+        for pending in pending {
+            if pending.is_complete() {
+                pending.end();
+            } else {
+                kept.push(pending);
+            }
+        }
         for (context, memory) in direct {
-            if context.bind().is_ok() {
+            if context.primary().bind_for_release() {
                 memory.free();
             }
         }
+        // The driver keeps memory whose free nobody has seen done.
+        let trims = is_due && context.bind().is_ok() && context.service_stream().is_idle() != Ok(false);
         if trims {
             context.memory_source.trim();
         }
-        goes_on
+        let is_hung = context.primary().is_hung();
+        let mut state = lock(&self.0);
+        state.unfreed = state.unfreed.saturating_sub(freed);
+        if trims || is_hung {
+            state.trim_at = None;
+        }
+        state.pending.append(&mut kept);
+        state.has_thread = state.has_work();
+        state.has_thread
     }
 }

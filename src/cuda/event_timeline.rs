@@ -24,6 +24,9 @@ const SPINS: u32 = 1000;
 /// How often the queues are polled that a stream waits for.
 const DEPENDENCY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// If nobody has polled a queue for longer, its progress counts from the next poll on.
+const MAX_POLL_GAP: Duration = Duration::from_secs(2);
+
 /// The sequence number of a queue's `count`th point.
 pub(super) fn point_seq(count: u64) -> u64 {
     count * NUMBERS_PER_POINT
@@ -70,6 +73,8 @@ struct RecordedEvents {
     times: WorkTimes,
     /// When the queues that the stream waits for were last polled.
     dependencies_checked: Instant,
+    /// When the events were last polled. What happened long before is not known.
+    polled: Instant,
 }
 
 impl fmt::Debug for EventTimeline {
@@ -90,6 +95,7 @@ impl EventTimeline {
                 last_progress: now,
                 times: WorkTimes::new(now),
                 dependencies_checked: now,
+                polled: now,
             }),
             submitted: Timeline::new(),
             advanced_to: AtomicU64::new(0),
@@ -194,6 +200,15 @@ impl EventTimeline {
         drop(expired);
     }
 
+    /// Whether the stream waits for another device, or may do so: for a point of it that is not reached.
+    pub(super) fn waits_for_other_device(&self) -> bool {
+        let ordinal = self.context.gpu.ordinal;
+        self.awaited_until(u64::MAX).iter().any(|(_, point)| {
+            let source = point.completion_source::<EventTimeline>();
+            source.is_none_or(|events| events.context.gpu.ordinal != ordinal) && point.poll() == Ok(false)
+        })
+    }
+
     fn awaited_until(&self, seq: u64) -> Vec<(u64, TimelinePoint)> {
         lock(&self.awaited_points).iter().filter(|(until, _)| *until <= seq).cloned().collect()
     }
@@ -224,10 +239,13 @@ impl EventTimeline {
     /// # Errors
     /// The device is lost, also if the stream has made no progress for the device timeout; or a queue has failed for which the
     /// stream waits.
-    fn poll_events(&self) -> Result<u64, DeviceError> {
+    pub(super) fn poll_events(&self) -> Result<u64, DeviceError> {
         self.context.primary().check_lost()?;
         self.context.bind()?;
         let (mut recorded, now, mut progressed) = (lock(&self.recorded), Instant::now(), false);
+        if now.duration_since(std::mem::replace(&mut recorded.polled, now)) > MAX_POLL_GAP {
+            recorded.last_progress = now;
+        }
         while let Some((seq, event)) = recorded.events.front() {
             if !event.is_reached()? {
                 break;
@@ -271,6 +289,9 @@ impl EventTimeline {
         // Polling a queue of another device made that device's context current.
         self.context.bind()?;
         let timeout = self.context.options.device_timeout;
+        // Streams share the hardware's connections, so one that waits for another device may be in front.
+        waits = waits || (idle > timeout && self.context.waits_for_other_device());
+        self.context.bind()?;
         if waits {
             lock(&self.recorded).last_progress = Instant::now();
             Ok(())

@@ -1,6 +1,8 @@
 //! The executor of a CUDA queue: submits its commands to one stream, in order. Held by the queue while it submits at once, and by a
 //! thread of the device while commands wait for something that is not submitted yet: see `queue`.
 
+mod copies;
+
 use super::commands::{CudaCommand, Download, Downloaded, EventNumbers};
 use super::context::{DeviceContext, TransferBlock};
 use super::copy::{self, QUEUE_UPLOAD_BYTES, SEGMENT, SHARED_SEGMENT, UploadSegment};
@@ -179,12 +181,17 @@ impl CudaExecutor {
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
     }
 
+    /// As `upload_block`, but never blocks. Whoever has a block must not wait for another: all blocks could be with such queues.
+    fn try_upload_block(&self, bytes: usize) -> Option<TransferBlock> {
+        self.context.upload_memory.acquire_share(&self.uploads, bytes)
+    }
+
     /// A block of pinned memory for uploads and copies through the host. Blocks while the queue has its share, or others have all:
     /// until copies that run are done.
     fn upload_block(&mut self, bytes: usize) -> Result<TransferBlock, DeviceError> {
         let (context, events, uploads) =
             (Arc::clone(&self.context), Arc::clone(&self.events), Arc::clone(&self.uploads));
-        if let Some(block) = context.upload_memory.acquire(&uploads, bytes) {
+        if let Some(block) = context.upload_memory.acquire_share(&uploads, bytes) {
             return Ok(block);
         }
         // Blocks are released behind an event.
@@ -192,11 +199,11 @@ impl CudaExecutor {
         let mut block = None;
         let acquire = || {
             self.timeline.poll();
-            block = context.upload_memory.acquire(&uploads, bytes);
+            block = context.upload_memory.acquire_share(&uploads, bytes);
             if block.is_none() {
                 // The queue's own copies are done, so others have all.
                 context.poll_queues();
-                block = context.upload_memory.acquire(&uploads, bytes);
+                block = context.upload_memory.acquire_share(&uploads, bytes);
             }
             Ok(block.is_some())
         };
@@ -312,7 +319,13 @@ impl CudaExecutor {
         let (mut out, mut pieces) = (Vec::new(), VecDeque::with_capacity(2));
         for at in (0..src.bytes()).step_by(SEGMENT) {
             let n = (src.bytes() - at).min(SEGMENT as u64) as usize;
-            let mut block = self.upload_block(n)?;
+            let mut free = self.try_upload_block(n);
+            while free.is_none() && !pieces.is_empty() {
+                self.finish_piece(&mut pieces, &mut out)?;
+                self.timeline.poll();
+                free = self.try_upload_block(n);
+            }
+            let mut block = free.map_or_else(|| self.upload_block(n), Ok)?;
             let copied = copy::download(&*self.stream()?, (memory(src)?, src.offset() + at), &mut block, 0..n);
             let block = Arc::new(block);
             self.events.retain_until(self.numbers.next(), Box::new(Arc::clone(&block)));
@@ -343,60 +356,6 @@ impl CudaExecutor {
     pub(super) fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
         self.retain(dst.clone())?;
         memory(dst)?.fill(&*self.stream()?, dst.offset(), dst.bytes(), value)
-    }
-
-    /// Submits a copy between CUDA regions. Overlapping ranges go through temporary memory.
-    pub(super) fn copy(&mut self, src: &Region, dst: &Region) -> Result<(), DeviceError> {
-        if src.bytes() == 0 {
-            return Ok(());
-        }
-        self.retain((src.clone(), dst.clone()))?;
-        let (from, to) = ((memory(src)?, src.offset()), (memory(dst)?, dst.offset()));
-        let (bytes, stream) = (src.bytes(), self.stream()?);
-        let source = from.0.context();
-        if source.gpu.ordinal != self.context.gpu.ordinal {
-            if self.context.peers.has(source.gpu.ordinal) {
-                return copy::copy_peer(&stream, from, to, bytes);
-            }
-            return self.copy_through_host(from, to, bytes);
-        }
-        let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
-        if !overlap {
-            return copy::copy_within_device(&stream, from, to, bytes);
-        }
-        if from.1 == to.1 {
-            return Ok(());
-        }
-        let reservations = (self.budget.reserve(bytes)?, self.context.budget.reserve(bytes)?);
-        let temporary = Arc::new((DeviceMemory::uninitialized(&self.context, bytes, &stream)?, reservations));
-        self.events.retain_until(self.numbers.next(), Box::new(Arc::clone(&temporary)));
-        copy::copy_within_device(&stream, from, (&temporary.0, 0), bytes)?;
-        copy::copy_within_device(&stream, (&temporary.0, 0), to, bytes)
-    }
-
-    fn copy_through_host(
-        &mut self,
-        from: (&DeviceMemory, u64),
-        to: (&DeviceMemory, u64),
-        bytes: u64,
-    ) -> Result<(), DeviceError> {
-        let source = from.0.context();
-        let from_stream = match self.source_streams.get(&source.gpu.ordinal) {
-            Some(stream) => Arc::clone(stream),
-            None => {
-                let stream = Arc::new(Stream::new(source.primary())?);
-                self.source_streams.insert(source.gpu.ordinal, Arc::clone(&stream));
-                self.context.bind()?;
-                stream
-            }
-        };
-        let mut blocks = Vec::with_capacity(2);
-        for _ in 0..bytes.div_ceil(SEGMENT as u64).min(2) {
-            blocks.push(self.upload_block((bytes as usize).min(SEGMENT))?);
-        }
-        let (retained, done) = copy::copy_through_host((&from_stream, &*self.stream()?), from, to, bytes, blocks);
-        self.retain_block(retained)?;
-        done
     }
 
     /// Submits a program from a segment on. Returns the next segment if `yields` holds before it is done.
@@ -473,9 +432,12 @@ impl CudaExecutor {
                 let bytes = download.ranges.last().map_or(0, |range| range.end);
                 context.download_memory.acquire_share(&self.downloads, bytes).is_none()
             }
-            CudaCommand::Upload { .. } | CudaCommand::Copy { .. } => {
-                context.upload_memory.acquire(&self.uploads, SEGMENT).is_none()
+            CudaCommand::Upload { bytes, .. } => {
+                let blocks = bytes.len().div_ceil(SEGMENT).max(1);
+                let free: Vec<_> = (0..blocks).map_while(|_| self.try_upload_block(SEGMENT)).collect();
+                free.len() < blocks
             }
+            CudaCommand::Copy { .. } => self.try_upload_block(SEGMENT).is_none(),
             CudaCommand::Fill { .. } | CudaCommand::Wait(_) | CudaCommand::Mark(_) => false,
         }
     }
@@ -491,6 +453,8 @@ impl CudaExecutor {
         {
             return Ok(CommandOutcome::AwaitPoint(point, command));
         }
+        // The command adds work, behind which the next one waits.
+        self.awaited = None;
         match command {
             CudaCommand::Upload { dst, bytes, .. } => self.upload(&dst, UploadSource::Borrowed(&bytes))?,
             CudaCommand::Download(download) => self.download(download)?,
@@ -535,15 +499,18 @@ impl Drop for CudaExecutor {
             self.events.fail(&self.timeline, DeviceError::Ended);
         }
         self.events.forget_waits_until(u64::MAX);
-        let (Some(stream), Ok(end)) =
-            (self.stream.take(), self.context.bind().and_then(|()| self.context.acquire_event()))
-        else {
-            return;
-        };
-        if end.record(&stream).is_err() && !self.context.primary().is_hung() {
-            return;
-        }
+        let Some(stream) = self.stream.take() else { return };
+        let end = self.context.bind().and_then(|()| self.context.acquire_event());
+        let end = end.and_then(|end| end.record(&stream).map(|()| end));
+        // The events of the timeline show whether the GPU hangs.
+        let _ = self.numbers.record(&self.events, &stream);
         let resources = (stream, self.segment.take(), self.scratch.take(), std::mem::take(&mut self.source_streams));
-        DeferredDrop::new(&self.context, &self.events, end, Box::new(resources)).drop_when_complete();
+        match end {
+            Ok(end) => DeferredDrop::new(&self.context, &self.events, end, Box::new(resources)).drop_when_complete(),
+            // The driver has ended the work of a lost device.
+            Err(_) if self.context.primary().lost().is_some() && !self.context.primary().is_hung() => {}
+            // Nothing tells when the work is done that uses them.
+            Err(_) => std::mem::forget((resources, Arc::clone(&self.events))),
+        }
     }
 }

@@ -7,10 +7,14 @@
 
 use super::context::{DeviceContext, PrimaryContext};
 use super::deferred_drop::DeferredDrops;
-use super::events::Stream;
+use super::events::{POLL_INTERVAL, Stream};
 use crate::device::DeviceError;
 use cudarc::driver::{DriverError, result, sys};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an allocation waits for memory that is being freed.
+const FREE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where a device's memory comes from.
 #[derive(Debug)]
@@ -143,6 +147,19 @@ pub(super) struct DeviceMemory {
     bytes: u64,
 }
 
+/// Waits until what a device has freed is free, but not for long: other work may be in front. Then returns it to the system.
+fn release_freed(device: &Arc<DeviceContext>) {
+    let began = Instant::now();
+    let is_freeing = || {
+        let by_stream = device.bind().is_ok() && device.service_stream().is_idle() == Ok(false);
+        by_stream || DeferredDrops::has_unfreed(device)
+    };
+    while is_freeing() && !device.primary().is_hung() && began.elapsed() < FREE_TIMEOUT {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    device.memory_source.trim();
+}
+
 impl DeviceMemory {
     /// Allocates zeroed memory. No padding is added, because kernels access no byte outside of a tensor's extent. Blocks until the
     /// memory is zeroed, since any stream may use it then.
@@ -173,8 +190,8 @@ impl DeviceMemory {
         let is_out_of_memory = |e: &DriverError| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let allocated = allocate().or_else(|e| {
             if is_out_of_memory(&e) {
-                // The pools of the GPU's devices keep what was freed.
-                super::peer::devices_of(context.gpu.ordinal).iter().for_each(|device| device.memory_source.trim());
+                // The devices of the GPU may be freeing memory, and their pools keep what was freed.
+                super::peer::devices_of(context.gpu.ordinal).iter().for_each(release_freed);
                 context.primary().cuda().bind_to_thread()?;
                 return allocate();
             }

@@ -229,7 +229,9 @@ impl Device for CudaDevice {
         Ok(Box::new(queue::CudaQueue::new(&self.context, budget)?))
     }
 
+    /// Polls the queues, so that a hung GPU is noticed although nobody waits for it.
     fn lost(&self) -> Option<DeviceError> {
+        self.context.poll_queues();
         self.context.primary().lost().cloned()
     }
 

@@ -54,9 +54,10 @@ pub(super) fn connect(context: &Arc<DeviceContext>) -> Result<(), DeviceError> {
     let others: Vec<_> = devices.iter().filter_map(Weak::upgrade).collect();
     drop(devices);
     for other in others.iter().filter(|other| other.primary().lost().is_none()) {
-        if other.gpu.ordinal == context.gpu.ordinal || other.peers.has(context.gpu.ordinal) {
+        if other.gpu.ordinal == context.gpu.ordinal {
             continue;
         }
+        // Also if another device of one of the two GPUs is connected: each device has a pool of its own.
         let works = connect_pair(context, other)?;
         context.peers.set(other.gpu.ordinal, works);
         other.peers.set(context.gpu.ordinal, works);

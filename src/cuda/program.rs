@@ -29,6 +29,10 @@ const MAX_CACHED_GRAPHS: usize = 8;
 /// milliseconds, beside which launches cost little.
 const MAX_GRAPH_SEGMENTS: usize = 64;
 
+/// Launches without an event behind them: the driver accepts about a thousand ahead of the GPU and then blocks, and a GPU that hangs
+/// is noticed by an event that is not reached.
+const MAX_UNRECORDED_LAUNCHES: usize = 256;
+
 /// Device memory that is charged for a graph and for each of its kernels, in bytes. The driver does not tell what it needs: it
 /// uploads the parameters of each kernel.
 const GRAPH_BYTES: u64 = 64 << 10;
@@ -242,8 +246,7 @@ impl CudaProgram {
         None
     }
 
-    /// Replays segment `index`, and first builds its graph if no run has done so. Replays are in the order of the segments, so the
-    /// graphs of all earlier segments exist.
+    /// Replays segment `index`, and first builds its graph if no run has done so.
     fn replay(
         &self,
         run: &mut ProgramRun<'_>,
@@ -251,12 +254,17 @@ impl CudaProgram {
         cached: &CachedGraphs,
     ) -> Result<(), DeviceError> {
         let mut state = lock(&cached.graphs);
-        if state.graphs.len() <= index {
+        if state.graphs.len() < index {
+            // The run that created the set launched the segments before kernel by kernel, and goes on here.
+            drop(state);
+            return self.launch_each(run, launches, &cached.addresses);
+        }
+        if state.graphs.len() == index {
             let unused = (!state.unused.is_empty()).then(|| state.unused.remove(0));
             match self.build(run, launches.clone(), &cached.addresses, unused)? {
-                Some(graph) if state.graphs.len() == index => state.graphs.push(graph),
-                // No memory for the graph of this or of an earlier segment.
-                _ => {
+                Some(graph) => state.graphs.push(graph),
+                // No memory for the graph.
+                None => {
                     drop(state);
                     return self.launch_each(run, launches, &cached.addresses);
                 }
@@ -310,8 +318,11 @@ impl CudaProgram {
         launches: std::ops::Range<usize>,
         addresses: &[u64],
     ) -> Result<(), DeviceError> {
-        for index in launches {
+        for (count, index) in launches.enumerate() {
             let Some(step) = self.launches.get(index) else { break };
+            if count > 0 && count.is_multiple_of(MAX_UNRECORDED_LAUNCHES) {
+                run.numbers.record(run.events, run.stream)?;
+            }
             run.events.check()?;
             self.log_launches(run, index..index + 1);
             step.launch.launch(run.context, run.stream, &step.addresses(run, addresses))?;

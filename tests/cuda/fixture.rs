@@ -91,11 +91,19 @@ pub fn chain(n: usize, ops: &[Unary]) -> Arc<Graph> {
 /// A softmax of one row, which one block computes, between two short nodes: three segments on a GPU with 1024
 /// multiprocessors, because one block has little of the bandwidth.
 pub fn long_node() -> Arc<Graph> {
+    long_node_before(1)
+}
+
+/// As [`long_node`], with so many short nodes at the end, in the third segment.
+pub fn long_node_before(short: usize) -> Arc<Graph> {
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [1 << 19, 1, 1, 1]).unwrap();
     let doubled = b.node(DOUBLE, &[Some(x)]).unwrap();
     let long = b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(doubled)]).unwrap();
-    b.node(DOUBLE, &[Some(long)]).unwrap();
+    let mut last = long;
+    for _ in 0..short {
+        last = b.node(DOUBLE, &[Some(last)]).unwrap();
+    }
     Arc::new(b.build().unwrap())
 }
 

@@ -371,12 +371,11 @@ fn memory_of_other_sessions_does_not_delay_a_token() {
     assert!(times[1] - times[0] <= KERNEL_US, "{times:?} us of a token alone and beside another session");
 }
 
-/// Copies random bytes from the first GPU to the second and back. Returns the number of peer copies.
-fn copy_and_back(settings: &str) -> u64 {
+/// Copies random bytes from one device to another and back. Returns the number of peer copies.
+fn copy_and_back(fixture: &CudaFixture, [one, other]: [usize; 2]) -> u64 {
     const BYTES: usize = 3 << 20;
-    let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=2\n{settings}"));
-    let [first, second, back] = [0, 1, 0].map(|device| fixture.buffer(device, BYTES as u64));
-    let [mut at_first, mut at_second] = [fixture.queue(0), fixture.queue(1)];
+    let [first, second, back] = [one, other, one].map(|device| fixture.buffer(device, BYTES as u64));
+    let [mut at_first, mut at_second] = [fixture.queue(one), fixture.queue(other)];
     let mut bytes = vec![0; BYTES];
     fastrand::Rng::with_seed(3).fill(&mut bytes);
     let before = fixture.driver_calls("cuMemcpyPeerAsync");
@@ -386,16 +385,27 @@ fn copy_and_back(settings: &str) -> u64 {
     let arrived = at_second.mark();
     assert_eq!(at_first.copy_from(second.whole(), back.whole(), Some(&arrived)), Ok(CopyOutcome::Submitted));
     let got = at_first.download(back.whole()).unwrap().wait(test_deadline()).unwrap();
-    assert!(got == bytes, "{settings}");
+    assert!(got == bytes);
     fixture.driver_calls("cuMemcpyPeerAsync") - before
 }
 
 #[test]
 fn peer_copies_that_write_wrong_bytes_are_replaced() {
-    assert_eq!(copy_and_back(""), 2);
-    for through_host in ["CUDAEMU_PEER_CORRUPT=0-1", "CUDAEMU_PEERS=none"] {
-        assert_eq!(copy_and_back(through_host), 0, "{through_host}");
+    for (settings, copies) in [("", 2), ("CUDAEMU_PEER_CORRUPT=0-1", 0), ("CUDAEMU_PEERS=none", 0)] {
+        let fixture = CudaFixture::new(&format!("CUDAEMU_DEVICES=2\n{settings}"));
+        assert_eq!(copy_and_back(&fixture, [0, 1]), copies, "{settings}");
     }
+}
+
+/// Each device has a pool of its own, to which other GPUs need access.
+#[test]
+fn a_second_device_on_a_gpu_is_connected_too() {
+    let mut fixture = CudaFixture::new("CUDAEMU_DEVICES=2");
+    let connected = fixture.driver_calls("cuMemPoolSetAccess");
+    fixture.devices.push(CudaDevice::new("CUDA0.1", &cuda::detect().unwrap()[0], MEMORY).unwrap());
+    assert_eq!(fixture.driver_calls("cuMemPoolSetAccess"), 2 * connected);
+    assert_eq!(copy_and_back(&fixture, [2, 1]), 2);
+    assert_eq!(copy_and_back(&fixture, [0, 2]), 0, "of one GPU");
 }
 
 /// A program on more sets of addresses than it keeps graphs for changes the graphs of the oldest set.

@@ -1,7 +1,8 @@
 //! Turns: sessions that share a GPU submit programs segment by segment; a session that is alone waits for nothing.
 
 use crate::fixture::{
-    COSTLY, CudaFixture, DOUBLE, INCREMENT, chain, long_node, read, test_deadline, upload, whole_buffer,
+    COSTLY, CudaFixture, DOUBLE, INCREMENT, chain, long_node, long_node_before, read, test_deadline, upload,
+    whole_buffer,
 };
 use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Queue, Timeline, TimelinePoint};
 use fanout::graph::{Builder, Graph};
@@ -132,6 +133,39 @@ fn sessions_that_share_a_gpu_run_in_turns_and_pay_for_them() {
     }
     assert_eq!(busy.budget.device_time(), Duration::ZERO, "it was alone");
     drop((hung, program));
+    end(fixture, sessions.into_iter().chain([busy]));
+}
+
+/// A held run on new addresses gives way after each segment. When it goes on, it must not use the graphs of the addresses that it
+/// replaces for other segments.
+#[test]
+fn a_run_on_new_addresses_goes_on_after_it_gave_way() {
+    /// More than a program keeps graphs for.
+    const SETS: usize = 9;
+    let fixture = CudaFixture::new(&format!("{SETTINGS}\n{HANG}"));
+    // Its segments have different numbers of launches.
+    let graph = long_node_before(2);
+    let bytes = graph.slot_sizes()[0] as u64;
+    let programs = [fixture.program(0, &graph), fixture.program(0, &graph)];
+    let hung = HungGpu::new(&fixture);
+    let busy = hung.busy_session();
+    let mut sessions: Vec<_> = programs.iter().map(|_| Session::new(&fixture, bytes)).collect();
+    let gate = Timeline::new();
+    for set in 1..=SETS as u64 {
+        for (session, program) in sessions.iter_mut().zip(&programs) {
+            session.buffer = fixture.devices[0].alloc(bytes, &session.budget).unwrap();
+            // Both are held, and contend for the device's thread.
+            session.queue.wait(&TimelinePoint::new(&gate, set)).unwrap();
+            for _ in 0..if set < SETS as u64 { 2 } else { 1 } {
+                session.queue.run(program, &whole_buffer(&session.buffer)).unwrap();
+            }
+        }
+        gate.advance(set);
+        for session in &mut sessions {
+            assert_eq!(session.queue.mark().wait(test_deadline()), Ok(()), "set {set}");
+        }
+    }
+    drop((hung, programs));
     end(fixture, sessions.into_iter().chain([busy]));
 }
 
