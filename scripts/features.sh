@@ -9,7 +9,8 @@ Usage: scripts/features.sh [--counts]
 Builds the crate `fanout` without features and with each feature of Cargo.toml alone (cuda, server, client, cli). Checks that
   - `cargo tree` lists no crate of a disabled feature,
   - clippy accepts every target, with warnings as errors,
-  - the unit tests of code that depends on features (cuda, registry, rpc) pass. `cargo test` in scripts/test.sh covers the rest.
+  - without features, the unit tests of code that depends on features (cuda, registry) pass. `cargo test` in scripts/test.sh runs
+    all tests with all features.
 The default enables all features; scripts/test.sh checks it.
 
   --counts    only print the number of dependencies of each combination, for the README
@@ -76,11 +77,13 @@ for features in "${combinations[@]}"; do
     done
     select=(--locked -p fanout --no-default-features --features "$features")
     cargo clippy "${plain[@]}" "${select[@]}" --all-targets -- -D warnings
+    # Building the tests takes longer than clippy, and with one feature they are a part of those of all features.
+    [[ -z $features ]] || continue
     output=$(cargo test "${plain[@]}" "${select[@]}" --lib -- cuda:: registry:: rpc:: 2>&1) || { echo "$output"; exit 1; }
     grep '^test result' <<<"$output"
     # A development dependency on a crate that depends on fanout could enable features unnoticed.
-    if [[ $features != cuda ]] && ! grep -q 'a_build_without_cuda_reports_that ... ok' <<<"$output"; then
-        echo "features.sh: with '$features' the tests were built with cuda" >&2
+    if ! grep -q 'a_build_without_cuda_reports_that ... ok' <<<"$output"; then
+        echo "features.sh: without features, the tests were built with cuda" >&2
         exit 1
     fi
 done
