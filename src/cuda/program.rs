@@ -29,10 +29,6 @@ const MAX_CACHED_GRAPHS: usize = 8;
 /// milliseconds, beside which launches cost little.
 const MAX_GRAPH_SEGMENTS: usize = 64;
 
-/// Launches without an event behind them: the driver accepts about a thousand ahead of the GPU and then blocks, and a GPU that hangs
-/// is noticed by an event that is not reached.
-const MAX_UNRECORDED_LAUNCHES: usize = 256;
-
 /// Device memory that is charged for a graph and for each of its kernels, in bytes. The driver does not tell what it needs: it
 /// uploads the parameters of each kernel.
 const GRAPH_BYTES: u64 = 64 << 10;
@@ -318,11 +314,8 @@ impl CudaProgram {
         launches: std::ops::Range<usize>,
         addresses: &[u64],
     ) -> Result<(), DeviceError> {
-        for (count, index) in launches.enumerate() {
+        for index in launches {
             let Some(step) = self.launches.get(index) else { break };
-            if count > 0 && count.is_multiple_of(MAX_UNRECORDED_LAUNCHES) {
-                run.numbers.record(run.events, run.stream)?;
-            }
             run.events.check()?;
             self.log_launches(run, index..index + 1);
             step.launch.launch(run.context, run.stream, &step.addresses(run, addresses))?;
