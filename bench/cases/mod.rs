@@ -19,9 +19,11 @@ use fanout::ops::softmax::SoftMax;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_0, Q6_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
+mod canonical;
 mod content;
 mod vision;
 
+pub use canonical::canonical;
 pub use content::fill;
 
 /// The kind of products of a case, which determines its arithmetic roof.

@@ -13,12 +13,17 @@ use crate::isa::{self, Category, Row};
 pub struct KernelCounts {
     /// Number of launches.
     pub launches: u64,
+    /// Blocks started.
+    pub blocks: u64,
     /// Threads started.
     pub threads: u64,
     /// Elements stored to global memory: each element of a vector store and each atomic counts as one.
     pub elements: u64,
     /// Instructions executed by warps.
     pub warps: u64,
+    /// Instructions executed by warps, by line of the PTX text; empty unless distinct bytes are counted. Tools that compile the
+    /// PTX with line numbers (scripts/roofline.sh) transfer them to machine code.
+    pub lines: BTreeMap<u32, u64>,
     /// Instructions executed by lanes whose guard was true, by category.
     pub lanes: BTreeMap<Category, u64>,
     /// Memory traffic; zeros unless `CUDAEMU_COUNTS` is on.
@@ -39,8 +44,17 @@ impl KernelCounts {
                 elements += count * u64::from(inst.args.vector.max(1));
             }
         }
+        let mut lines = BTreeMap::new();
+        if outcome.footprint.is_some() {
+            for (inst, &count) in launch.code.insts.iter().zip(&outcome.profile.warps).filter(|(_, count)| **count > 0)
+            {
+                *lines.entry(inst.line).or_default() += count;
+            }
+        }
         Self {
             launches: 1,
+            blocks: launch.blocks(),
+            lines,
             threads: u64::from(launch.threads()) * launch.blocks(),
             elements,
             warps: outcome.profile.warps.iter().sum(),
@@ -52,11 +66,15 @@ impl KernelCounts {
 
     fn add(&mut self, other: &Self) {
         self.launches += other.launches;
+        self.blocks += other.blocks;
         self.threads += other.threads;
         self.elements += other.elements;
         self.warps += other.warps;
         for (&category, count) in &other.lanes {
             *self.lanes.entry(category).or_default() += count;
+        }
+        for (&line, count) in &other.lines {
+            *self.lines.entry(line).or_default() += count;
         }
         self.memory.add(&other.memory);
         self.distinct = [0, 1].map(|i| self.distinct[i] + other.distinct[i]);
@@ -232,6 +250,7 @@ impl KernelCounts {
     fn json(&self) -> String {
         let classes: Vec<String> =
             self.lanes.iter().map(|(category, count)| format!("\"{}\": {count}", class_name(*category))).collect();
+        let lines: Vec<String> = self.lines.iter().map(|(line, count)| format!("\"{line}\": {count}")).collect();
         let memory = &self.memory;
         let traffic = |traffic: &Traffic| {
             format!(
@@ -240,11 +259,13 @@ impl KernelCounts {
             )
         };
         format!(
-            "{{\"launches\": {}, \"threads\": {}, \"output_elements\": {}, \"warp_instructions\": {}, \
+            "{{\"launches\": {}, \"blocks\": {}, \"threads\": {}, \"output_elements\": {}, \"warp_instructions\": {}, \
              \"lane_instructions\": {}, \"lane_instructions_per_element\": {:.3}, \"classes\": {{{}}}, \
              \"global_read\": {}, \"global_read_distinct_bytes\": {}, \"global_written\": {}, \"global_written_distinct_bytes\": {}, \
-             \"shared_read\": {}, \"shared_written\": {}, \"bank_conflicts\": {}, \"local_read\": {}, \"local_written\": {}}}",
+             \"shared_read\": {}, \"shared_written\": {}, \"bank_conflicts\": {}, \"local_read\": {}, \"local_written\": {}, \
+             \"warp_instructions_by_line\": {{{}}}}}",
             self.launches,
+            self.blocks,
             self.threads,
             self.elements,
             self.warps,
@@ -260,6 +281,7 @@ impl KernelCounts {
             memory.bank_conflicts,
             traffic(&memory.local_read),
             traffic(&memory.local_written),
+            lines.join(", "),
         )
     }
 }

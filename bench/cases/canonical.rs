@@ -1,0 +1,104 @@
+//! The canonical cases of the static roofline (scripts/roofline.sh): the sizes of [`Sizes::MODEL`], one node each, and layers of
+//! a llama model that decodes one token.
+
+use super::*;
+
+/// Columns of the products: those of the vector kernels, then one number for each height of the tile kernels.
+const COLUMNS: [usize; 6] = [1, 2, 4, 8, 64, 512];
+
+/// Columns with which one type of weights is enough, because the products differ only in the decoder of the weights.
+const MANY: usize = 512;
+
+/// The canonical cases. A new kernel needs a case here that launches it; the roofline then finds it by the name of its entry.
+pub fn canonical() -> Vec<Case> {
+    let s = &Sizes::MODEL;
+    let types: Vec<DType> = weights().into_iter().filter(|t| t.can(Capability::Cuda)).collect();
+    let mut cases = Vec::new();
+    for n in COLUMNS {
+        let types = types.iter().filter(|&&t| n < MANY || [F16, Q8_0, DType::Q4_K].contains(&t));
+        cases.extend(types.map(|&t| mul_mat(s, t, n)));
+    }
+    cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
+    cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
+    cases.extend(passes(s, 1));
+    cases.extend([F16, DType::Q4_K].map(|t| layer(s, t)));
+    cases
+}
+
+/// A layer of a llama model that decodes one token, with its nodes in llama.cpp's order.
+fn layer(s: &Sizes, t: DType) -> Case {
+    let &Sizes { width, ff, heads, kv_heads, head, context, .. } = s;
+    let kv_width = kv_heads * head;
+    let products = width * (2 * width + 2 * kv_width + 3 * ff);
+    let cache = bytes(F16, 2 * kv_width * context);
+    Case {
+        op: "LLAMA_LAYER",
+        dtype: t.to_string(),
+        shape: format!("{width}, {ff}, {heads}/{kv_heads} heads of {head}, {context} positions"),
+        read: bytes(t, products) + cache,
+        written: 4 * width,
+        ops: 2 * products + 4 * heads * head * context,
+        kind: kind(t),
+        cold: true,
+        sets: 1,
+        build: Box::new(move |d| {
+            let x = d.values(F32, [width, 1, 1, 1])?;
+            let positions = d.leaf(I32, [1, 1, 1, 1], Content::Indices(vec![context - 1]))?;
+            let cache_rows = d.leaf(I64, [1, 1, 1, 1], Content::Indices(vec![context - 1]))?;
+            let mask = d.leaf(F16, [context, 1, 1, 1], Content::Mask)?;
+            let h = norm(d, width, x)?;
+            let q = linear(d, t, [width, width], h)?;
+            let q = rotated(d, q, [head, heads], positions)?;
+            let v = linear(d, t, [width, kv_width], h)?;
+            let k = linear(d, t, [width, kv_width], h)?;
+            let k = rotated(d, k, [head, kv_heads], positions)?;
+            let k = reshaped(d, k, [kv_width, 1, 1, 1])?;
+            let mut cached = [k, v];
+            for new in &mut cached {
+                let cache = d.values(F16, [kv_width, context, 1, 1])?;
+                let into = d.b.view(cache, TensorDesc::contiguous(F16, [kv_width, context, 1, 1])?, 0)?;
+                d.b.node_into(Rows::SetRows, &[Some(*new), Some(cache_rows), Some(cache)], into)?;
+                let row = bytes(F16, head);
+                let nb = [F16.block_bytes(), kv_heads * row, row, context * kv_heads * row];
+                *new = d.b.view(cache, TensorDesc::strided(F16, [head, context, kv_heads, 1], nb)?, 0)?;
+            }
+            let nb = [4, 4 * width, 4 * head, 4 * width];
+            let q = d.b.view(q, TensorDesc::strided(F32, [head, 1, heads, 1], nb)?, 0)?;
+            let scale = (head as f32).powf(-0.5);
+            let op = FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
+            let attended = d.b.node(op, &[Some(q), Some(cached[0]), Some(cached[1]), Some(mask)])?;
+            let attended = reshaped(d, attended, [width, 1, 1, 1])?;
+            let attended = linear(d, t, [width, width], attended)?;
+            let x = d.b.node(Binary::Add, &[Some(attended), Some(x)])?;
+            let h = norm(d, width, x)?;
+            let (gate, up) = (linear(d, t, [width, ff], h)?, linear(d, t, [width, ff], h)?);
+            let gated = d.b.node(Glu { kind: glu::GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)])?;
+            let down = linear(d, t, [ff, width], gated)?;
+            d.b.node(Binary::Add, &[Some(down), Some(x)]).map(drop)
+        }),
+    }
+}
+
+/// A product with a new weight matrix.
+fn linear(d: &mut Draft, t: DType, [k, m]: [usize; 2], x: TensorId) -> Result<TensorId, BuildError> {
+    let w = d.values(t, [k, m, 1, 1])?;
+    d.b.node(MulMat::PLAIN, &[Some(w), Some(x)])
+}
+
+/// A norm with its weights.
+fn norm(d: &mut Draft, width: usize, x: TensorId) -> Result<TensorId, BuildError> {
+    let h = d.b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)])?;
+    let w = d.values(F32, [width, 1, 1, 1])?;
+    d.b.node(Binary::Mul, &[Some(h), Some(w)])
+}
+
+/// Positional encoding of the heads of one token.
+fn rotated(d: &mut Draft, x: TensorId, heads: [usize; 2], positions: TensorId) -> Result<TensorId, BuildError> {
+    let x = reshaped(d, x, [heads[0], heads[1], 1, 1])?;
+    d.b.node(Rope::new(RopeMode::Normal, heads[0] as u32), &[Some(x), Some(positions)])
+}
+
+/// The same values in another shape.
+fn reshaped(d: &mut Draft, x: TensorId, ne: [usize; 4]) -> Result<TensorId, BuildError> {
+    d.b.view(x, TensorDesc::contiguous(F32, ne)?, 0)
+}

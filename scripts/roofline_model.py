@@ -1,0 +1,117 @@
+"""The time model of the static roofline (scripts/roofline.py): GPUs, occupancy, and the modelled time of a launch.
+
+The constants are set once and change only from the report of a GPU (scripts/gpu.sh run). Until one has confirmed them, times
+are information: compare two kernels by their counts.
+"""
+
+import dataclasses
+import math
+
+# Shares of the peak rates that kernels reach.
+ISSUE_SHARE, SHARED_SHARE, TENSOR_SHARE, MEMORY_SHARE = 0.45, 0.45, 0.65, 0.9
+# Seconds between the end of a kernel and the start of the next one in a CUDA graph.
+LAUNCH_SECONDS = 1.3e-6
+# A multiprocessor has 4 schedulers; each issues one warp instruction per cycle.
+SCHEDULERS = 4
+# Cycles for which a warp instruction occupies its pipe, per scheduler. `lsu` is shared by the 4 schedulers.
+PIPE_CYCLES = {"alu": 2, "fma": 1, "fma_heavy": 2, "xu": 8, "lsu": 4, "uniform": 2}
+REGISTERS, REGISTER_UNIT, RESERVED_SHARED = 65536, 256, 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A product that represents its architecture."""
+
+    name: str
+    multiprocessors: int
+    hertz: float
+    bytes_per_second: float
+    latency: float  # seconds of a load from memory under load
+    warps: int  # limit per multiprocessor
+    blocks: int  # limit per multiprocessor
+    shared: int  # bytes of shared memory per multiprocessor
+    tensor: dict  # multiply-adds per cycle and multiprocessor by type: bench/gpu_rates.rs
+    fp64_cycles: int  # of a warp instruction, per scheduler
+
+
+GPUS = {
+    "86": Gpu("A40", 84, 1.74e9, 696e9, 0.6e-6, 48, 16, 100 << 10, {"f16": 512, "tf32": 256, "int8": 1024}, 64),
+    "90": Gpu("H200", 132, 1.98e9, 4.8e12, 0.7e-6, 64, 32, 228 << 10, {"f16": 2048, "tf32": 1024, "int8": 4096}, 2),
+    "100": Gpu("B200", 148, 1.965e9, 8e12, 0.8e-6, 64, 32, 228 << 10, {"f16": 4096, "tf32": 2048, "int8": 8192}, 2),
+}
+
+
+def blocks_per_multiprocessor(gpu, threads, registers, shared):
+    """Blocks that a multiprocessor holds at once."""
+    warps = math.ceil(threads / 32)
+    per_warp = math.ceil(max(registers, 1) * 32 / REGISTER_UNIT) * REGISTER_UNIT
+    limits = [
+        gpu.blocks,
+        gpu.warps // warps,
+        REGISTERS // per_warp // warps,
+        gpu.shared // (shared + RESERVED_SHARED),
+    ]
+    return max(0, min(limits))
+
+
+def tensor_seconds(gpu, instructions):
+    """Time of tensor-core instructions on one multiprocessor at its peak rate. Names are as of roofline_sass.tensor_shape."""
+    cycles = 0.0
+    for name, count in instructions.items():
+        words = name.split(".")
+        # 16816 is m16n8k16; 16832 m16n8k32; 1688 m16n8k8; 884 and 8816 are smaller shapes.
+        shape = {"884": (8, 8, 4), "8816": (8, 8, 16), "1684": (16, 8, 4), "1688": (16, 8, 8)}
+        m, n, k = shape.get(words[1]) or (16, 8, int(words[1][3:]))
+        kind = "int8" if words[0] == "IMMA" else "tf32" if "TF32" in words else "f16"
+        cycles += count * m * n * k / gpu.tensor[kind]
+    return cycles / gpu.hertz
+
+
+def occupancy(gpu, launch, used):
+    """Occupancy and waves of a launch: {"blocks_per_sm", "warps_per_sm", "occupancy", "waves", "tail"}.
+
+    `tail` is the share of the last wave that has blocks.
+    """
+    threads = launch["threads"] // launch["blocks"]
+    resident = blocks_per_multiprocessor(gpu, threads, used.registers, used.shared_bytes)
+    if resident == 0:
+        return {"blocks_per_sm": 0, "warps_per_sm": 0, "occupancy": 0.0, "waves": 0.0, "tail": 0.0}
+    warps = resident * math.ceil(threads / 32)
+    waves = launch["blocks"] / launch["launches"] / (resident * gpu.multiprocessors)
+    return {
+        "blocks_per_sm": resident,
+        "warps_per_sm": warps,
+        "occupancy": round(warps / gpu.warps, 3),
+        "waves": round(waves, 3),
+        "tail": round(waves - math.ceil(waves) + 1, 3),
+    }
+
+
+def seconds(gpu, launch, facts, held):
+    """Modelled time of the launches of a kernel, and the name of its bound.
+
+    t = max(issue, busiest pipe, shared memory, tensor cores, memory), each divided by the share that kernels reach, plus the
+    launches. A grid with fewer blocks than multiprocessors uses as many of them.
+    """
+    blocks = launch["blocks"] / launch["launches"]
+    busy = min(gpu.multiprocessors, blocks)
+    lanes = busy * SCHEDULERS * gpu.hertz
+    cycles = PIPE_CYCLES | {"fp64": gpu.fp64_cycles}
+    pipes = {pipe: facts["body_pipes"].get(pipe, 0) * cost / lanes for pipe, cost in cycles.items()}
+    # Both kinds of multiplication use the FMA pipe.
+    pipes["fma"] += facts["body_pipes"].get("fma_heavy", 0) / lanes
+    shared = sum(launch.get(side, {}).get("requests", 0) for side in ("shared_read", "shared_written")) + launch.get("bank_conflicts", 0)
+    bytes_moved = launch.get("global_read_distinct_bytes", 0) + launch.get("global_written_distinct_bytes", 0)
+    resident = min(held["blocks_per_sm"], math.ceil(blocks / gpu.multiprocessors))
+    threads = launch["threads"] / launch["blocks"]
+    in_flight = facts["per_pass"]["global_load_bytes"] * threads * resident * busy
+    rate = min(gpu.bytes_per_second, in_flight / gpu.latency) if in_flight else gpu.bytes_per_second
+    bounds = {
+        "issue": facts["body_executed"] / lanes / ISSUE_SHARE,
+        **{pipe: time / ISSUE_SHARE for pipe, time in pipes.items()},
+        "shared": shared / (busy * gpu.hertz) / SHARED_SHARE,
+        "tensor": tensor_seconds(gpu, facts["body_tensor"]) / busy / TENSOR_SHARE,
+        "bandwidth" if rate == gpu.bytes_per_second else "latency": bytes_moved / (MEMORY_SHARE * rate),
+    }
+    bound = max(bounds, key=bounds.get)
+    return bounds[bound] + launch["launches"] * LAUNCH_SECONDS, bound
