@@ -9,7 +9,7 @@ other kernels of a decoder, and a layer of a llama model. A row of the table is 
   time          modelled from both (scripts/roofline_model.py), as information; it is not compared
 
 The PTX line of each machine instruction gives its number of executions. The main loop is the shortest loop that executes at
-least half of the kernel's machine instructions; without one, the whole body counts. Grids are those chosen for 132
+least a third of the kernel's machine instructions; without one, the whole body counts. Grids are those chosen for 132
 multiprocessors. For a target that another PTX file of the kernel serves than the counted one, a row has no figures.
 """
 
@@ -19,7 +19,6 @@ import concurrent.futures
 import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -27,6 +26,7 @@ import subprocess
 import sys
 
 import build_ptx
+import roofline_figures
 import roofline_model as model
 import roofline_sass as sass
 
@@ -39,12 +39,10 @@ CAPABILITY, MULTIPROCESSORS = "9.0", 132
 # Layers of the 8B model whose layer is a canonical case.
 LAYERS = 32
 LAYER = "LLAMA_LAYER"
-# What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma.
-UNITS = (
-    (r"mul_mat_(round|widen)", "element"),
-    (r"mul_mat_", "weight"),
-    (r"flash_attn_(?!merge)", "multiply-add"),
-    (r"", "element"),
+# Columns of the table; docs/cuda.md explains them.
+COLUMNS = (
+    "case", "kernel", "unit", "main", "instr", "ggml", "all", "alu", "fma", "heavy", "lsu", "xu", "tensor", "stalls", "waits", "loads",
+    "in flight KB", "regs", "spills", "smem", "warps", "waves", "sectors", "moved", "conflicts", "barriers", "us", "bound",
 )
 Failure = build_ptx.Failure
 
@@ -61,15 +59,6 @@ def encode_lines(lines):
         else:
             runs.append([line, line, count])
     return " ".join(f"{a}:{count}" if a == b else f"{a}-{b}:{count}" for a, b, count in runs)
-
-
-def decode_lines(text):
-    lines = {}
-    for run in text.split():
-        span, count = run.split(":")
-        first, _, last = span.partition("-")
-        lines.update((line, int(count)) for line in range(int(first), int(last or first) + 1))
-    return lines
 
 
 @functools.lru_cache(None)
@@ -94,22 +83,19 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def count_on_emulator():
-    """Runs the canonical cases on the emulated GPU."""
+def count_on_emulator(only=()):
+    """Runs the canonical cases on the emulated GPU, or those whose name contains one of the given texts."""
     built = os.environ.get("FANOUT_BUILT")
-    emulate = [ROOT / "scripts/emulate.sh", "-c", CAPABILITY]
-    if not built:
+    emulate = [ROOT / "scripts/emulate.sh", "-c", CAPABILITY, *([] if built else ["--debug"])]
+    program = pathlib.Path(built or "").absolute() / "roofline-counts"
+    if not (built and program.is_file()):
         command = ["cargo", "build", "--locked", "-p", "fanout-bench", "--bin", "roofline-counts"]
         if subprocess.run(command, cwd=ROOT).returncode != 0:
             raise Failure("cargo could not build roofline-counts, which runs the kernels on the emulated GPU")
-        built = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug"
-        emulate.append("--debug")
-    program = pathlib.Path(built).absolute() / "roofline-counts"
-    if not program.is_file():
-        raise Failure(f"{program} does not exist: run `cargo build -p fanout-bench --bin roofline-counts`, or unset FANOUT_BUILT")
+        program = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug/roofline-counts"
     environment = os.environ | {"CUDAEMU_COUNTS": "on", "CUDAEMU_SMS": str(MULTIPROCESSORS)}
     print("roofline: running the canonical cases on the emulated GPU (minutes)", file=sys.stderr)
-    done = subprocess.run([*emulate, program], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*emulate, program, *only], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise Failure(f"roofline-counts failed with status {done.returncode}; its message is above")
     cases = json.loads(done.stdout)
@@ -125,7 +111,7 @@ def count_on_emulator():
 def barriers(path, lines):
     """Executions of block barriers by warps."""
     text = path.read_text().splitlines()
-    return sum(count for line, count in lines.items() if re.search(r"\bbar(rier)?\.", text[int(line) - 1]) and "warp" not in text[int(line) - 1])
+    return sum(count for line, count in lines.items() if re.search(r"\bbar(rier)?\.(?!warp)", text[int(line) - 1]))
 
 
 def recorded_counts():
@@ -145,77 +131,38 @@ def stale(cases):
     })
 
 
-# ---- figures
+# ---- rows
 
 
-def columns(case):
-    found = re.search(r" by (\d+)$", case)
-    return int(found[1]) if found else 1
+@functools.lru_cache(None)
+def tools():
+    """Digest of the scripts that compute figures, and of the versions of the tools."""
+    scripts = [pathlib.Path(module.__file__) for module in (roofline_figures, sass, model)]
+    return "".join([*map(digest, scripts), build_ptx.NVRTC, sass.NVDISASM])
 
 
-def work(case, counted, entry, kernel, facts):
-    """The unit of a kernel's work, and the number of units of all launches."""
-    tensor = sum(facts["body_tensor"].values())
-    if tensor:
-        return "mma", 32 * tensor
-    unit = next(unit for pattern, unit in UNITS if re.match(pattern, entry))
-    if unit == "weight":
-        return unit, counted["ops"] / 2 / columns(case)
-    if unit == "multiply-add":
-        return unit, counted["ops"] / 2
-    return unit, kernel["output_elements"]
+def key_of(row, kernel, path, target):
+    """Digest of a row's figures and of all that they depend on."""
+    figures = {name: value for name, value in row.items() if name != "key"}
+    text = json.dumps([figures, kernel, digest(path), target, tools()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def figures(case, counted, entry, kernel, compiled, target):
-    """All figures of a row."""
-    function, used = compiled
-    gpu = model.GPUS[target]
-    facts = sass.facts(function, decode_lines(kernel["lines"]))
-    if facts["unknown"]:
-        raise Failure(f"{entry} for sm_{target}: add {', '.join(facts['unknown'])} to a pipe in scripts/roofline_sass.py")
-    unit, units = work(case, counted, entry, kernel, facts)
-    each = lambda count: round(32 * count / units, 4)
-    held = model.occupancy(gpu, kernel, used)
-    threads = kernel["threads"] // kernel["blocks"]
-    traffic = {side: kernel.get(side, {}) for side in ("global_read", "global_written")}
-    requests, sectors, moved = (sum(side.get(field, 0) for side in traffic.values()) for field in ("requests", "sectors", "bytes"))
-    distinct = kernel.get("global_read_distinct_bytes", 0) + kernel.get("global_written_distinct_bytes", 0)
-    time, bound = model.seconds(gpu, kernel, facts, held)
-    return {
-        "unit": unit,
-        "main": "loop" if facts["loop"] else "body",
-        "instructions_per_unit": each(facts["executed"]),
-        "pipes_per_unit": {pipe: each(count) for pipe, count in facts["pipes"].items()},
-        "all_instructions_per_unit": each(facts["body_executed"]),
-        "per_pass": facts["per_pass"],
-        "loads_per_pass": facts["loads"],
-        "bytes_in_flight_per_sm": round(facts["per_pass"]["global_load_bytes"] * threads * held["blocks_per_sm"]),
-        "registers": used.registers,
-        "spill_bytes": used.spill_bytes,
-        "shared_bytes": used.shared_bytes,
-        **held,
-        "emulator": {
-            "launches": kernel["launches"],
-            "blocks": kernel["blocks"],
-            "threads_per_block": threads,
-            "warp_instructions": kernel["warp_instructions"],
-            "sectors_per_request": round(sectors / max(requests, 1), 3),
-            "moved_per_distinct_byte": round(moved / max(distinct, 1), 3),
-            "distinct_bytes": distinct,
-            "bank_conflicts": kernel.get("bank_conflicts", 0),
-            "barriers_per_warp": round(kernel["barriers"] / (kernel["blocks"] * math.ceil(threads / 32)), 3),
-        },
-        "model": {"us": round(time * 1e6, 2), "bound": bound},
-    }
-
-
-def rows_of(cases, target, wanted):
-    """{case | entry: figures} for a target."""
-    rows, jobs = {}, []
+def rows_of(cases, target, wanted, known):
+    """{case | entry: figures} for a target. Rows of `known` are taken if what they depend on has not changed."""
+    rows, jobs, seen = {}, [], set()
     for case, counted in cases.items():
         for entry, kernel in counted["kernels"].items():
-            if wanted.search(f"{case} | {entry}"):
-                jobs.append((case, counted, entry, kernel, file_for(entry, int(target))))
+            # mul_mat_round does the same in the products of each type: one row is enough.
+            same = (entry, kernel["lines"], kernel["blocks"])
+            if not wanted.search(f"{case} | {entry}") or (same in seen and not case.startswith(LAYER)):
+                continue
+            seen.add(same)
+            path, row = file_for(entry, int(target)), known.get(f"{case} | {entry}")
+            if path and row and row.get("key") == key_of(row, kernel, path, target):
+                rows[f"{case} | {entry}"] = row
+            else:
+                jobs.append((case, counted, entry, kernel, path))
     entries = collections.defaultdict(set)
     for *_, entry, _, path in jobs:
         if path:
@@ -225,10 +172,12 @@ def rows_of(cases, target, wanted):
         compiled = dict(zip(entries, pool.map(compile_file, entries.items())))
     for case, counted, entry, kernel, path in jobs:
         if path is None or path.name != kernel["ptx"]:
-            print(f"roofline: {entry} for sm_{target} comes from another file than the counted {kernel['ptx']}: no figures", file=sys.stderr)
+            reason = f"comes from another file than the counted {kernel['ptx']}"
+            print(f"roofline: no figures of {entry} for sm_{target}: it {reason}", file=sys.stderr)
             continue
-        rows[f"{case} | {entry}"] = figures(case, counted, entry, kernel, compiled[path][entry], target)
-    return rows
+        row = roofline_figures.figures(case, counted, entry, kernel, compiled[path][entry], target)
+        rows[f"{case} | {entry}"] = row | {"key": key_of(row, kernel, path, target)}
+    return dict(sorted(rows.items()))
 
 
 # ---- output
@@ -237,8 +186,7 @@ def rows_of(cases, target, wanted):
 def table(target, rows, ggml):
     gpu = model.GPUS[target]
     text = [f"## sm_{target} ({gpu.name})\n"]
-    head = "case | kernel | unit | main | instr/unit | of ggml | all/unit | alu | fma | heavy | lsu | xu | tensor | stalls/pass | waits/pass | loads/pass | in flight KB/SM | regs | spills | smem | warps/SM | waves | sect/req | moved | conflicts | barriers | model us | bound"
-    text += [f"| {head} |", "|" + " --- |" * (head.count("|") + 1)]
+    text += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     for key, row in rows.items():
         if key.startswith(LAYER):
             continue
@@ -249,7 +197,8 @@ def table(target, rows, ggml):
         cells = [
             case, entry, row["unit"], row["main"], f"{row['instructions_per_unit']:.3g}", str(ggml.get(entry, {}).get(target, "")),
             f"{row['all_instructions_per_unit']:.3g}", *map(pipe, ("alu", "fma", "fma_heavy", "lsu", "xu", "tensor")),
-            f"{row['per_pass']['stall_cycles']:g}", f"{row['per_pass']['scoreboard_waits']:g}", loads, f"{row['bytes_in_flight_per_sm'] / 1024:.1f}",
+            f"{row['per_pass']['stall_cycles']:g}", f"{row['per_pass']['scoreboard_waits']:g}", loads,
+            f"{row['bytes_in_flight_per_sm'] / 1024:.1f}",
             row["registers"], row["spill_bytes"], row["shared_bytes"], row["warps_per_sm"], f"{row['waves']:.2f}",
             f"{emulator['sectors_per_request']:.2f}", f"{emulator['moved_per_distinct_byte']:.2f}", emulator["bank_conflicts"],
             f"{emulator['barriers_per_warp']:g}", f"{row['model']['us']:.1f}", row["model"]["bound"],
@@ -267,7 +216,8 @@ def layers(rows):
     for case, kernels in found.items():
         launches = sum(row["emulator"]["launches"] for _, row in kernels)
         time = sum(row["model"]["us"] for _, row in kernels)
-        yield f"\n{case}: {launches} launches, {time:.0f} us by the model; {LAYERS} layers {LAYERS * launches} launches, {LAYERS * time / 1e3:.2f} ms.\n\n"
+        yield f"\n{case}: {launches} launches, {time:.0f} us by the model; "
+        yield f"{LAYERS} layers {LAYERS * launches} launches, {LAYERS * time / 1e3:.2f} ms.\n\n"
         yield "| kernel | launches | model us | bound |\n| --- | --- | --- | --- |\n"
         for entry, row in sorted(kernels, key=lambda pair: -pair[1]["model"]["us"]):
             yield f"| {entry} | {row['emulator']['launches']} | {row['model']['us']:.1f} | {row['model']['bound']} |\n"
@@ -280,10 +230,10 @@ def ggml_figures():
 
 
 def flat(value, name=""):
-    """All figures of a row by name. The model is left out: it is information."""
+    """The compared figures of a row by name: all but the model, which is information."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            if not (name == "" and key == "model"):
+            if name or key not in ("model", "key"):
                 yield from flat(inner, f"{name}.{key}" if name else key)
     else:
         yield name, value
@@ -320,23 +270,33 @@ def dump(value):
 def fail_if(differences, what):
     if differences:
         shown = differences[:40] + ([f"... {len(differences) - 40} more"] if len(differences) > 40 else [])
-        raise Failure("\n".join(shown) + f"\n{len(differences)} {what}. If that is intended, run scripts/roofline.sh --write, and explain worse figures in the commit")
+        advice = "If that is intended, run scripts/roofline.sh --write, and explain worse figures in the commit message"
+        raise Failure("\n".join(shown) + f"\n{len(differences)} {what}. {advice}")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="roofline.sh", description="Prints the static roofline of the CUDA kernels.", epilog=__doc__.split("\n\n", 1)[1], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="roofline.sh",
+        description="Prints the static roofline of the CUDA kernels.",
+        epilog=__doc__.split("\n\n", 1)[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--write", action="store_true", help="count again on the emulated GPU, and renew bench/roofline")
     group.add_argument("--write-static", action="store_true", help="renew all of bench/roofline but the emulator's counts")
     group.add_argument("--check", action="store_true", help="fail if a figure differs from the recorded one by more than 2 %%")
     group.add_argument("--check-counts", action="store_true", help="fail if the emulator's counts differ from the recorded ones")
     group.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="only compare two files as --check does")
+    parser.add_argument("--cases", metavar="TEXT", action="append", default=[], help="with --write: count only cases with this text")
     parser.add_argument("--filter", metavar="REGEX", default="", help="only rows whose `case | kernel` matches")
     parser.add_argument("--target", choices=model.GPUS, action="append", help="only this target (default: all)")
+    parser.add_argument("--all", action="store_true", help="compile all kernels, also those whose row in bench/roofline is up to date")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args()
     if (options.write or options.write_static) and (options.filter or options.target):
         parser.error("--write renews all rows: leave out --filter and --target")
+    if options.cases and not options.write:
+        parser.error("--cases goes with --write")
     return options
 
 
@@ -352,18 +312,22 @@ def main():
         fail_if([f"{case}: the counts differ from bench/roofline/counts.json" for case in names], "cases differ")
         return
     if options.write:
-        cases = count_on_emulator()
+        cases = count_on_emulator(options.cases)
+        if options.cases:
+            cases = dict(sorted((recorded_counts() | cases).items()))
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / "counts.json").write_text(dump(cases))
     cases = recorded_counts()
     if changed := stale(cases):
         raise Failure(f"the PTX of {', '.join(changed)} has changed since it was counted: run scripts/roofline.sh --write")
     wanted = re.compile(options.filter)
-    rows = {target: rows_of(cases, target, wanted) for target in options.target or model.GPUS}
+    known = lambda target: {} if options.all else recorded(target)
+    rows = {target: rows_of(cases, target, wanted, known(target)) for target in options.target or model.GPUS}
     if not any(rows.values()):
         raise Failure(f"no row matches `{options.filter}`: scripts/roofline.sh without --filter prints all rows")
     if options.check:
-        fail_if([line for target, new in rows.items() for line in compare(target, recorded(target), new, not options.filter)], "figures differ by more than 2 %")
+        pairs = [(target, recorded(target), new) for target, new in rows.items()]
+        fail_if([line for pair in pairs for line in compare(*pair, not options.filter)], "figures differ by more than 2 %")
         print(f"roofline: {sum(map(len, rows.values()))} rows equal the recorded ones")
         return
     if options.json:
@@ -373,7 +337,8 @@ def main():
     if options.write or options.write_static:
         for target, found in rows.items():
             (FOLDER / f"sm_{target}.json").write_text(dump(found))
-        (FOLDER / "README.md").write_text("# Static roofline\n\nMade by `scripts/roofline.sh --write`; docs/cuda.md explains the columns.\n\n" + text)
+        head = "# Static roofline\n\nMade by `scripts/roofline.sh --write`; docs/cuda.md explains the columns.\n\n"
+        (FOLDER / "README.md").write_text(head + text)
         print(f"roofline: wrote {FOLDER}")
         return
     print(text)

@@ -28,8 +28,8 @@ NVDISASM = "nvidia-cuda-nvdisasm==13.5.37"
 
 # The pipe of each opcode on 8.6 to 10.0. `fma_heavy` is the half of the FMA pipe that multiplies integers.
 PIPES = {
-    "alu": "BMSK CS2R F2FP FADD3 FCHK FMNMX FMNMX3 FSEL FSET FSETP I2FP IABS IADD IADD3 IMNMX ISETP LEA LEPC LOP LOP3 MOV P2R PLOP3 "
-    "PRMT R2P SEL SGXT SHF SHL SHR VABSDIFF VABSDIFF4 VIADD VIADDMNMX VIMNMX VIMNMX3 VOTE HMNMX2 HSET2 HSETP2",
+    "alu": "BMSK CS2R F2FP FADD3 FCHK FMNMX FMNMX3 FSEL FSET FSETP I2FP IABS IADD IADD3 IMNMX ISETP LEA LEPC LOP LOP3 MOV P2R "
+    "PLOP3 PRMT R2P SEL SGXT SHF SHL SHR VABSDIFF VABSDIFF4 VIADD VIADDMNMX VIMNMX VIMNMX3 VOTE HMNMX2 HSET2 HSETP2",
     "fma_heavy": "IMAD IDP",
     "fma": "FADD FADD2 FFMA FFMA2 FMUL FMUL2 HADD2 HFMA2 HMUL2",
     "fp64": "DADD DFMA DMUL DSETP",
@@ -37,15 +37,13 @@ PIPES = {
     "lsu": "ATOM ATOMG ATOMS LD LDC LDG LDGSTS LDL LDS LDSM MATCH QSPC RED REDG REDUX SHFL ST STG STL STS STSM",
     "tensor": "DMMA HMMA IMMA QMMA",
     "uniform": "LDCU R2UR S2UR ULDC VOTEU",
-    "control": "ARRIVES B2R BAR BMOV BRA BREAK BRX BRXU BSSY BSYNC BPT CALL CCTL DEPBAR ELECT ENDCOLLECTIVE ERRBAR EXIT KILL LDGDEPBAR MEMBAR NANOSLEEP NOP "
-    "RET S2R WARPSYNC YIELD ACQBULK PREEXIT SYNCS",
+    "control": "ACQBULK ARRIVES B2R BAR BMOV BPT BRA BREAK BRX BRXU BSSY BSYNC CALL CCTL DEPBAR ELECT ENDCOLLECTIVE ERRBAR EXIT "
+    "KILL LDGDEPBAR MEMBAR NANOSLEEP NOP PREEXIT RET S2R SYNCS WARPSYNC YIELD",
 }
 PIPE = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes.split()}
-# Opcodes whose number of copies shows that a block was duplicated would be these alone, but short blocks have none of them:
-# so all opcodes count, by the median.
 LOADS = ("LDG", "LDS", "LDSM", "LDL", "LDGSTS", "LD")
-# A loop is the main loop if it executes at least this share of the kernel's instructions.
-MAIN_SHARE = 0.5
+# The main loop executes at least this share of the kernel's instructions.
+MAIN_SHARE = 1 / 3
 
 
 @dataclasses.dataclass
@@ -176,6 +174,12 @@ def block_starts(function):
     return sorted(starts)
 
 
+def target_of(function, i):
+    """Index of the target of a branch; None for other instructions."""
+    found = re.search(r"`\(([^)]+)\)", function.code[i].text) if function.code[i].head == "BRA" else None
+    return function.labels.get(found[1]) if found else None
+
+
 def execution_counts(function, lines):
     """Executions of each instruction by warps, from the executions of each PTX line."""
     code = function.code
@@ -184,6 +188,8 @@ def execution_counts(function, lines):
     counts = []
     for start, end in zip(starts, [*starts[1:], len(code)]):
         estimates = [lines.get(each.line, 0) / copies[each.line, each.opcode] for each in code[start:end]]
+        if target_of(function, start) == start:
+            estimates = [0]  # padding behind the end of the code: a branch to itself, and no-ops
         counts += [statistics.median(estimates)] * (end - start)
     return counts
 
@@ -191,16 +197,15 @@ def execution_counts(function, lines):
 def loops(function):
     """Loops as ranges of instructions, from the target of a backward branch to the last branch to it."""
     ends = {}
-    for i, each in enumerate(function.code):
-        if each.head == "BRA" and (match := re.search(r"`\(([^)]+)\)", each.text)):
-            target = function.labels.get(match[1], i)
-            if target < i:
-                ends[target] = i
+    for i in range(len(function.code)):
+        target = target_of(function, i)
+        if target is not None and target < i:
+            ends[target] = i
     return sorted(ends.items())
 
 
 def main_loop(function, counts):
-    """The shortest loop that executes at least half of the kernel's instructions, or the whole body."""
+    """The shortest loop that executes at least a third of the kernel's instructions, or the whole body."""
     total = sum(counts)
     main = [(end - start, start, end) for start, end in loops(function) if sum(counts[start : end + 1]) >= MAIN_SHARE * total]
     if total and main:
@@ -210,15 +215,15 @@ def main_loop(function, counts):
 
 
 def facts(function, lines):
-    """Counts of an entry: of a pass through the main loop, and executions in the loop and in the whole kernel.
+    """Counts of an entry: of a pass through the main loop (or the body), and executions in the loop and in the whole kernel.
 
-    Instructions of a loop that warps execute in a part of the passes count with this part. `executed`, `pipes` and
-    `tensor_ops` are warp instructions of all passes; `body_…` those of the whole kernel.
+    Instructions that warps execute in a part of the passes, or several times in a pass, count accordingly. `executed`, and
+    `pipes` are warp instructions of all passes; `body_…` those of the whole kernel.
     """
     counts = execution_counts(function, lines)
     start, end, is_loop = main_loop(function, counts)
     code, main = function.code[start : end + 1], counts[start : end + 1]
-    passes = max(main, default=0)
+    passes = main[0] or max(main)
     shares = [count / passes if passes else 0.0 for count in main]
     per_pass = lambda value: round(sum(share * value(each) for share, each in zip(shares, code)), 2)
     return {

@@ -9,6 +9,7 @@ Usage: scripts/verified.sh [--renew|--hash] CHECK
 Runs CHECK unless the hash of all its inputs is the one in .ci/verified/CHECK, which was recorded when it passed.
 
   aarch64  the tests of the vector kernels on an emulated AArch64 processor (scripts/aarch64.sh test)
+  roofline whether the emulator's counts of the kernels are those in bench/roofline/counts.json (scripts/roofline.sh --check-counts)
   ptx      whether the committed PTX matches its sources, and whether four releases of ptxas accept it without spills
 
   --renew     always run the check and, if it passes, record the hash in .ci/verified/CHECK (commit that file)
@@ -22,7 +23,7 @@ while (($#)); do
     case $1 in
         --renew) renew=true ;;
         --hash) only_hash=true ;;
-        aarch64|ptx) check=$1 ;;
+        aarch64|ptx|roofline) check=$1 ;;
         -h|--help) usage; exit 0 ;;
         *) echo "verified.sh: unknown argument $1" >&2; usage >&2; exit 2 ;;
     esac
@@ -35,6 +36,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # layers and with the scripts. The AArch64 tests run the CPU device, so its layer and all lower layers are inputs.
 aarch64=(src/cpu src/device src/graph src/lib.rs src/ops src/setters.rs src/tensor Cargo.lock Cargo.toml build.rs scripts/aarch64.sh scripts/verified.sh)
 ptx=(kernels crates/cudaemu/kernels src/tensor/table.rs src/tensor/quant/grids.rs scripts/build-ptx.sh scripts/build_ptx.py scripts/type_table.py scripts/verified.sh)
+# Of the device, only the code that chooses kernels, grids and fusions.
+roofline=(kernels/ptx src/cuda/ops src/graph/fuse.rs src/tensor/table.rs bench/cases bench/roofline-counts.rs bench/roofline/counts.json crates/cudaemu/src scripts/roofline.sh scripts/roofline.py scripts/roofline_figures.py scripts/roofline_sass.py scripts/roofline_model.py scripts/build_ptx.py scripts/type_table.py scripts/emulate.sh scripts/verified.sh)
 
 # Versions of the tools that the repository does not pin. build_ptx.py pins those of NVRTC and ptxas.
 tools() {
@@ -44,7 +47,7 @@ tools() {
             aarch64-linux-gnu-gcc -dumpfullversion 2>/dev/null || echo "no gcc"
             { qemu-aarch64 --version 2>/dev/null || echo "no qemu"; } | head -n 1
             ;;
-        ptx) ;;
+        ptx | roofline) ;;
     esac
 }
 
@@ -65,6 +68,7 @@ hash() {
 run() {
     case $check in
         aarch64) scripts/aarch64.sh test ;;
+        roofline) scripts/roofline.sh --check-counts ;;
         ptx)
             scripts/build-ptx.sh --check
             scripts/build-ptx.sh --check --all-ptxas --no-spills kernels

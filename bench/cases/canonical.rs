@@ -25,7 +25,9 @@ pub fn canonical() -> Vec<Case> {
     cases
 }
 
-/// A layer of a llama model that decodes one token, with its nodes in llama.cpp's order.
+/// A layer of a llama model that decodes one token, with its nodes in llama.cpp's order. It begins with
+/// the residual addition that ends the previous layer, because the device fuses that with the norm. Numbers of readers are those
+/// of llama.cpp's graphs, so that the device fuses the same nodes.
 fn layer(s: &Sizes, t: DType) -> Case {
     let &Sizes { width, ff, heads, kv_heads, head, context, .. } = s;
     let kv_width = kv_heads * head;
@@ -42,7 +44,8 @@ fn layer(s: &Sizes, t: DType) -> Case {
         cold: true,
         sets: 1,
         build: Box::new(move |d| {
-            let x = d.values(F32, [width, 1, 1, 1])?;
+            let (x, previous) = (d.values(F32, [width, 1, 1, 1])?, d.values(F32, [width, 1, 1, 1])?);
+            let x = d.b.node(Binary::Add, &[Some(previous), Some(x)])?;
             let positions = d.leaf(I32, [1, 1, 1, 1], Content::Indices(vec![context - 1]))?;
             let cache_rows = d.leaf(I64, [1, 1, 1, 1], Content::Indices(vec![context - 1]))?;
             let mask = d.leaf(F16, [context, 1, 1, 1], Content::Mask)?;
@@ -52,7 +55,9 @@ fn layer(s: &Sizes, t: DType) -> Case {
             let v = linear(d, t, [width, kv_width], h)?;
             let k = linear(d, t, [width, kv_width], h)?;
             let k = rotated(d, k, [head, kv_heads], positions)?;
+            d.b.set_use_count(k, 1)?;
             let k = reshaped(d, k, [kv_width, 1, 1, 1])?;
+            d.b.set_use_count(k, 1)?;
             let mut cached = [k, v];
             for new in &mut cached {
                 let cache = d.values(F16, [kv_width, context, 1, 1])?;
@@ -73,8 +78,7 @@ fn layer(s: &Sizes, t: DType) -> Case {
             let h = norm(d, width, x)?;
             let (gate, up) = (linear(d, t, [width, ff], h)?, linear(d, t, [width, ff], h)?);
             let gated = d.b.node(Glu { kind: glu::GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)])?;
-            let down = linear(d, t, [ff, width], gated)?;
-            d.b.node(Binary::Add, &[Some(down), Some(x)]).map(drop)
+            linear(d, t, [ff, width], gated).map(drop)
         }),
     }
 }
@@ -88,6 +92,7 @@ fn linear(d: &mut Draft, t: DType, [k, m]: [usize; 2], x: TensorId) -> Result<Te
 /// A norm with its weights.
 fn norm(d: &mut Draft, width: usize, x: TensorId) -> Result<TensorId, BuildError> {
     let h = d.b.node(Norm::RmsNorm { eps: 1e-5 }, &[Some(x)])?;
+    d.b.set_use_count(h, 1)?;
     let w = d.values(F32, [width, 1, 1, 1])?;
     d.b.node(Binary::Mul, &[Some(h), Some(w)])
 }

@@ -10,6 +10,7 @@ mod gpu_script;
 mod layer_table;
 mod layers;
 mod private_names;
+mod roofline;
 mod scripts;
 mod source_paths;
 

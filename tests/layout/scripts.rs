@@ -31,9 +31,10 @@ fn scripts_print_help_and_start_nothing() {
     }
     let scripts = scripts();
     assert!(scripts.len() >= 10);
-    // build-ptx.sh passes its options to Python. These tests must also run without Python, and then skip it.
+    // These scripts pass their options to Python. The tests must also run without Python, and then skip them.
     let python = Command::new("python3").arg("--version").output().is_ok();
-    for script in scripts.into_iter().filter(|script| python || !script.ends_with("build-ptx.sh")) {
+    let needs_python = |script: &Path| script.ends_with("build-ptx.sh") || script.ends_with("roofline.sh");
+    for script in scripts.into_iter().filter(|script| python || !needs_python(script)) {
         let name = script.display();
         for option in ["--help", "-h"] {
             let output = run(&script, option, trap.path());
@@ -135,6 +136,20 @@ fn with_imports(script: &str) -> BTreeSet<String> {
         found.insert(script);
     }
     found
+}
+
+/// Inputs of the roofline's counts: the PTX, its launches, the cases, the emulator, and the scripts.
+#[test]
+fn the_hash_of_the_roofline_covers_its_inputs() {
+    let listed = listed_inputs("roofline");
+    let mut needed = with_imports("scripts/roofline.py");
+    let others = ["kernels/ptx", "src/cuda/ops", "src/graph/fuse.rs", "bench/cases", "bench/roofline-counts.rs"];
+    needed.extend(others.map(str::to_owned));
+    needed.extend(["bench/roofline/counts.json", "crates/cudaemu/src", "scripts/emulate.sh"].map(str::to_owned));
+    for path in needed {
+        assert!(listed.contains(&path), "scripts/verified.sh does not list {path}, an input of the roofline's counts");
+        assert!(root().join(&path).exists(), "{path} does not exist");
+    }
 }
 
 /// Inputs of the PTX: the Python driver of the compiler, its imports, every repository file that they name, and the kernels.

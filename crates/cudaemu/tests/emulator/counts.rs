@@ -193,12 +193,17 @@ fn table_and_json_are_deterministic() {
         totals.add(vec![("transpose_tiled".to_owned(), KernelCounts::of(&launch, &outcome))], 32768);
         totals
     };
+    let json_of = |totals: &Totals| totals.json(&BTreeMap::new(), &DriverCounts::default(), &SimulatedTime::default());
     let totals = run(1);
     for threads in [1, 2, 7] {
         let again = run(threads);
-        let json = |totals: &Totals| totals.json(&BTreeMap::new(), &DriverCounts::default(), &SimulatedTime::default());
-        assert_eq!((json(&again), again.table()), (json(&totals), totals.table()), "{threads} threads");
+        assert_eq!((json_of(&again), again.table()), (json_of(&totals), totals.table()), "{threads} threads");
     }
+    let json = json_of(&totals);
+    let lines = json.split_once("\"warp_instructions_by_line\": {").unwrap().1.split_once('}').unwrap().0;
+    let executed: u64 = lines.split(", ").map(|line| line.split_once(": ").unwrap().1.parse::<u64>().unwrap()).sum();
+    assert!(json.contains(&format!("\"warp_instructions\": {executed}, ")), "each warp instruction has a line: {json}");
+    assert!(json.contains("\"launches\": 1, \"blocks\": 4, "), "{json}");
     let table = totals.table();
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["bytes", "between", "host", "and", "devices:", "32768"]);
