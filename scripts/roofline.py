@@ -38,11 +38,11 @@ TOLERANCE = 0.02
 CAPABILITY, MULTIPROCESSORS = "9.0", 132
 # Layers of the 8B model whose layer is a canonical case.
 LAYERS = 32
-LAYER = "LLAMA_LAYER"
+LAYER = roofline_figures.LAYER
 # Columns of the table; docs/cuda.md explains them.
 COLUMNS = (
-    "case", "kernel", "unit", "main", "instr", "ggml", "all", "alu", "fma", "heavy", "lsu", "xu", "tensor", "stalls", "waits", "loads",
-    "in flight KB", "regs", "spills", "smem", "warps", "waves", "sectors", "moved", "conflicts", "barriers", "us", "bound",
+    "case", "kernel", "unit", "main", "instr", "ggml", "all", "alu", "fma", "heavy", "lsu", "xu", "tensor", "stalls", "waits",
+    "loads", "in flight KB", "regs", "spills", "smem", "warps", "waves", "sectors", "moved", "conflicts", "barriers", "us", "bound",
 )
 Failure = build_ptx.Failure
 
@@ -287,10 +287,10 @@ def arguments():
     group.add_argument("--check", action="store_true", help="fail if a figure differs from the recorded one by more than 2 %%")
     group.add_argument("--check-counts", action="store_true", help="fail if the emulator's counts differ from the recorded ones")
     group.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="only compare two files as --check does")
-    parser.add_argument("--cases", metavar="TEXT", action="append", default=[], help="with --write: count only cases with this text")
+    parser.add_argument("--cases", metavar="TEXT", action="append", default=[], help="with --write: count only these cases")
     parser.add_argument("--filter", metavar="REGEX", default="", help="only rows whose `case | kernel` matches")
     parser.add_argument("--target", choices=model.GPUS, action="append", help="only this target (default: all)")
-    parser.add_argument("--all", action="store_true", help="compile all kernels, also those whose row in bench/roofline is up to date")
+    parser.add_argument("--all", action="store_true", help="compile all kernels, also those whose recorded row is up to date")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     options = parser.parse_args()
     if (options.write or options.write_static) and (options.filter or options.target):

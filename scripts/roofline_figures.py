@@ -7,6 +7,8 @@ import build_ptx
 import roofline_model as model
 import roofline_sass as sass
 
+# The case that is a layer of a model.
+LAYER = "LLAMA_LAYER"
 # What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma.
 UNITS = (
     (r"mul_mat_(round|widen)", "element"),
@@ -36,7 +38,8 @@ def work(case, counted, entry, kernel, facts):
     tensor = sum(facts["body_tensor"].values())
     if tensor:
         return "mma", 32 * tensor
-    unit = next(unit for pattern, unit in UNITS if re.match(pattern, entry))
+    # A layer has several products of different sizes.
+    unit = "element" if case.startswith(LAYER) else next(unit for pattern, unit in UNITS if re.match(pattern, entry))
     products = counted["ops"] / 2 * kernel["launches"]
     if unit == "weight":
         return unit, products / columns(case)
@@ -51,13 +54,15 @@ def figures(case, counted, entry, kernel, compiled, target):
     gpu = model.GPUS[target]
     facts = sass.facts(function, decode_lines(kernel["lines"]))
     if facts["unknown"]:
-        raise build_ptx.Failure(f"{entry} for sm_{target}: add {', '.join(facts['unknown'])} to a pipe in scripts/roofline_sass.py")
+        unknown = ", ".join(facts["unknown"])
+        raise build_ptx.Failure(f"{entry} for sm_{target}: add {unknown} to a pipe in scripts/roofline_sass.py")
     unit, units = work(case, counted, entry, kernel, facts)
     each = lambda count: round(32 * count / units, 4)
     held = model.occupancy(gpu, kernel, used)
     threads = kernel["threads"] // kernel["blocks"]
     traffic = {side: kernel.get(side, {}) for side in ("global_read", "global_written")}
-    requests, sectors, moved = (sum(side.get(field, 0) for side in traffic.values()) for field in ("requests", "sectors", "bytes"))
+    both = lambda field: sum(side.get(field, 0) for side in traffic.values())
+    requests, sectors, moved = both("requests"), both("sectors"), both("bytes")
     distinct = kernel.get("global_read_distinct_bytes", 0) + kernel.get("global_written_distinct_bytes", 0)
     time, bound = model.seconds(gpu, kernel, facts, held)
     return {

@@ -100,7 +100,8 @@ def seconds(gpu, launch, facts, held):
     pipes = {pipe: facts["body_pipes"].get(pipe, 0) * cost / lanes for pipe, cost in cycles.items()}
     # Both kinds of multiplication use the FMA pipe.
     pipes["fma"] += facts["body_pipes"].get("fma_heavy", 0) / lanes
-    shared = sum(launch.get(side, {}).get("requests", 0) for side in ("shared_read", "shared_written")) + launch.get("bank_conflicts", 0)
+    shared = launch.get("bank_conflicts", 0)
+    shared += sum(launch.get(side, {}).get("requests", 0) for side in ("shared_read", "shared_written"))
     bytes_moved = launch.get("global_read_distinct_bytes", 0) + launch.get("global_written_distinct_bytes", 0)
     resident = min(held["blocks_per_sm"], math.ceil(blocks / gpu.multiprocessors))
     threads = launch["threads"] / launch["blocks"]

@@ -1,7 +1,17 @@
 //! The canonical cases of the static roofline (scripts/roofline.sh): the sizes of [`Sizes::MODEL`], one node each, and layers of
 //! a llama model that decodes one token.
 
-use super::*;
+use super::{Case, Content, Draft, Sizes, attention, bytes, kind, mul_mat, mul_mat_id, passes, weights};
+use fanout::graph::{BuildError, TensorId};
+use fanout::ops::binary::Binary;
+use fanout::ops::flash_attn::FlashAttn;
+use fanout::ops::glu::{self, Glu};
+use fanout::ops::mul_mat::MulMat;
+use fanout::ops::norm::Norm;
+use fanout::ops::rope::{Rope, RopeMode};
+use fanout::ops::rows::Rows;
+use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_K, Q8_0};
+use fanout::tensor::{Capability, TensorDesc};
 
 /// Columns of the products: those of the vector kernels, then one number for each height of the tile kernels.
 const COLUMNS: [usize; 6] = [1, 2, 4, 8, 64, 512];
@@ -15,13 +25,13 @@ pub fn canonical() -> Vec<Case> {
     let types: Vec<DType> = weights().into_iter().filter(|t| t.can(Capability::Cuda)).collect();
     let mut cases = Vec::new();
     for n in COLUMNS {
-        let types = types.iter().filter(|&&t| n < MANY || [F16, Q8_0, DType::Q4_K].contains(&t));
+        let types = types.iter().filter(|&&t| n < MANY || [F16, Q8_0, Q4_K].contains(&t));
         cases.extend(types.map(|&t| mul_mat(s, t, n)));
     }
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(passes(s, 1));
-    cases.extend([F16, DType::Q4_K].map(|t| layer(s, t)));
+    cases.extend([F16, Q4_K].map(|t| layer(s, t)));
     cases
 }
 
