@@ -369,8 +369,9 @@ impl CudaExecutor {
         let compiled = program.compiled::<CudaProgram>();
         let compiled = compiled.ok_or(DeviceError::Misuse("a program of another device"))?;
         let scratch = self.ensure_scratch(compiled.scratch())?;
-        self.retain((program.clone(), Arc::clone(bindings)))?;
-        let stream = self.stream()?;
+        let used = (program.clone(), Arc::clone(bindings));
+        self.retain(used.clone())?;
+        let (stream, until) = (self.stream()?, self.numbers.next());
         let mut run = ProgramRun {
             context: &self.context,
             stream: &stream,
@@ -379,7 +380,12 @@ impl CudaExecutor {
             session: &self.budget,
             scratch,
         };
-        compiled.run(&mut run, bindings, from, yields)
+        let done = compiled.run(&mut run, bindings, from, yields);
+        // Turns and long programs record events, and the first of them ends what was retained above.
+        if self.numbers.next() != until {
+            self.events.retain_until(self.numbers.next(), Box::new(used));
+        }
+        done
     }
 
     /// Makes the stream wait for a point of any queue, if what it waits for is submitted. Streams share hardware queues and a stream

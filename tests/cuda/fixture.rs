@@ -1,7 +1,7 @@
 //! Fixture of the CUDA tests: an emulator session with its devices, small graphs, and access to the emulator's counters.
 
 use cudaemu::test::Session;
-use fanout::cuda::{self, CudaDevice};
+use fanout::cuda::{self, CudaDevice, CudaOptions};
 use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Program, Queue, Region, UploadSource};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::softmax::SoftMax;
@@ -25,10 +25,17 @@ impl CudaFixture {
     /// # Panics
     /// When the tests run on a real GPU, which has no settings and no counters: only the sweep runs there.
     pub fn new(settings: &str) -> CudaFixture {
+        CudaFixture::with_options(settings, CudaOptions::default())
+    }
+
+    /// As [`CudaFixture::new`], with options of the devices.
+    pub fn with_options(settings: &str, options: CudaOptions) -> CudaFixture {
         assert!(!real_gpu::requested(), "this test needs the emulator; on a real GPU, run only `--test cuda sweep`");
         let emulator = cudaemu::test::start(settings).unwrap();
         let gpus = cuda::detect().unwrap();
-        let device = |(i, gpu): (usize, &cuda::Gpu)| CudaDevice::new(&format!("CUDA{i}"), gpu, MEMORY).unwrap();
+        let device = |(i, gpu): (usize, &cuda::Gpu)| {
+            CudaDevice::with_options(&format!("CUDA{i}"), gpu, |_| MEMORY, options).unwrap()
+        };
         CudaFixture {
             devices: gpus.iter().enumerate().map(device).collect(),
             budget: MemoryBudget::new(4 * MEMORY),

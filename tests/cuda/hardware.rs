@@ -18,19 +18,6 @@ use std::time::{Duration, Instant};
 /// Floats of a buffer.
 const N: usize = 64;
 
-impl CudaFixture {
-    /// Opens the devices again, with options.
-    fn with_options(settings: &str, options: CudaOptions) -> CudaFixture {
-        let mut fixture = CudaFixture::new(settings);
-        assert!(fixture.drop_devices());
-        let open = |(i, gpu): (usize, &cuda::Gpu)| {
-            CudaDevice::with_options(&format!("CUDA{i}"), gpu, |_| MEMORY, options).unwrap()
-        };
-        fixture.devices = cuda::detect().unwrap().iter().enumerate().map(open).collect();
-        fixture
-    }
-}
-
 /// A session that decodes: a program, its buffer, and the number of runs so far.
 struct Decoder {
     queue: Box<dyn Queue>,

@@ -3,17 +3,19 @@
 use crate::fixture::{
     COSTLY, CudaFixture, DOUBLE, INCREMENT, MEMORY, chain, read, test_deadline, upload, whole_buffer,
 };
-use fanout::cuda::CudaDevice;
+use fanout::cuda::{CudaDevice, CudaOptions};
 use fanout::device::{
-    CompletionSource, CopyOutcome, Device, DeviceError, MemoryBudget, Queue, SourceError, Timeline, TimelinePoint,
-    UploadSource,
+    Buffer, CompletionSource, CopyOutcome, Device, DeviceError, MemoryBudget, Queue, SourceError, Timeline,
+    TimelinePoint, UploadSource,
 };
 use fanout::graph::Builder;
+use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::tensor::{DType, TensorDesc};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// The first run launches kernel by kernel, the second builds a CUDA graph, and every later run replays it with one call.
 #[test]
@@ -329,6 +331,45 @@ fn a_dropped_queue_keeps_its_resources_until_its_work_is_done() {
         fixture.devices[0].memory().unwrap();
         assert!(until.is_some_and(|until| std::time::Instant::now() < until), "the memory was not released in time");
         std::thread::yield_now();
+    }
+    assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
+}
+
+/// Long programs record events in their midst. What the run retains stays until its last launch is done.
+#[test]
+fn a_long_run_keeps_its_buffers() {
+    // With so many multiprocessors, one block has little of the bandwidth: 75 ms for each product, by estimate.
+    let options = CudaOptions { device_timeout: Duration::from_secs(10), ..CudaOptions::default() };
+    let fixture = CudaFixture::with_options("CUDAEMU_SMS=1024", options);
+    let mut b = Builder::new();
+    let [weight, column] = [(); 2].map(|()| b.leaf(DType::F32, [1 << 24, 1, 1, 1]).unwrap());
+    let ids = b.leaf(DType::I32, [1, 1, 1, 1]).unwrap();
+    for _ in 0..20 {
+        b.node(MulMat::BY_ID, &[Some(weight), Some(column), Some(ids)]).unwrap();
+    }
+    let mut last = b.leaf(DType::F32, [1 << 16, 1, 1, 1]).unwrap();
+    for _ in 0..20 {
+        last = b.node(COSTLY, &[Some(last)]).unwrap();
+    }
+    let graph = Arc::new(b.build().unwrap());
+    let bytes: Vec<_> = graph.slot_sizes().iter().map(|&bytes| bytes as u64).collect();
+    let (program, budget) = (fixture.program(0, &graph), MemoryBudget::new(MEMORY));
+    let buffers: Vec<_> = bytes.iter().map(|&bytes| fixture.devices[0].alloc(bytes, &budget).unwrap()).collect();
+    let bindings: Arc<[_]> = buffers.iter().map(Buffer::whole).collect();
+    let mut queue = fixture.queue(0);
+    for buffer in &buffers {
+        // All bits: no expert, so the products read nothing.
+        queue.fill(buffer.whole(), 0xFF).unwrap();
+    }
+    queue.run(&program, &bindings).unwrap();
+    drop((buffers, bindings, program));
+    let point = queue.mark();
+    loop {
+        let used = budget.used();
+        if point.poll().unwrap() {
+            break;
+        }
+        assert_eq!(used, bytes.iter().sum::<u64>());
     }
     assert_eq!(fixture.emulator.reports(), Vec::<String>::new());
 }
