@@ -1,6 +1,6 @@
 // Tiled GEMM on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory as tf32.
 // F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy. Included by
-// mul_mat.cu.
+// mul_mat.cu and mul_mat_packed.cu.
 //
 // A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
 // mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
@@ -8,6 +8,7 @@
 // conflicts.
 #pragma once
 #include "common/mma.cuh"
+#include "mul_mat_bytes.cuh"
 
 constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
 
@@ -15,7 +16,7 @@ constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
 __device__ __forceinline__ u32 swizzled_index(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
 
 // Computes a tile of 16 * WARPS rows and 64 columns with 4 or 8 warps; each warp computes 32 x 32.
-template <class T, int WARPS>
+template <class T, int WARPS, bool PACKED = false>
 __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) {
     constexpr u32 HEIGHT = 16 * WARPS;
     constexpr u32 SHARE = 8 / WARPS;                     // half rows of columns per thread; of rows it has two
@@ -28,13 +29,19 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     const u32 slab_of_column = r / COLUMNS; // used if SHARE is 1
     const bool whole = aligned && of.k % 8 == 0;
     const u8 *row_of_a = of.a + min(first + r, of.m - 1) * of.a1, *column = of.b + min(c, of.n - 1) * of.b1;
+    PackedBlock<T> packed_row;
+    if constexpr (PACKED) packed_row = packed_block<T>(of.a, of.a1, min(first + r, of.m - 1), 0);
     float w[2][8], x[SHARE][8];
     auto fetch = [&](u32 k) {
 #pragma unroll
         for (u32 slab = 0; slab < 2; slab++) {
             const u32 inside = SLAB * slab + 8 * half, at = k + inside;
-            if constexpr (T::LEN > 1) {
-                load_weights<T, true>(row_of_a + (u64)(k / T::LEN) * T::BYTES, k % T::LEN + inside, w[slab]);
+            if constexpr (PACKED) {
+                PackedBlock<T> block = packed_row;
+                block.index += k / T::LEN;
+                decode_block<T>(block, k % T::LEN + inside, w[slab]);
+            } else if constexpr (T::LEN > 1) {
+                T::template decode8<T::template align<true>()>(row_of_a + (u64)(k / T::LEN) * T::BYTES, k % T::LEN + inside, w[slab]);
             } else if (whole && at < of.k) {
                 T::template load8<true>(row_of_a, at, w[slab]);
             } else {
@@ -155,6 +162,6 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 template <class T, int WARPS>
 __device__ __forceinline__ void mat_tile(const MulMatArgs &args) {
     const Access how = access<T>(args);
-    if (how == BYTES) for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes<T>(of, 16 * WARPS, COLUMNS); });
+    if (how == BYTES) for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes(of, 16 * WARPS, COLUMNS, dot_of_bytes<T>); });
     else for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });
 }

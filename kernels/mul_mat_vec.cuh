@@ -1,131 +1,17 @@
-// Matrix-vector kernels, for products with few columns: each weight is dequantised in registers by one thread, directly before
-// the multiplication. Included by mul_mat.cu.
+// Matrix-vector kernels for plain weights (F32, F16, BF16). Included by mul_mat.cu.
 //
-// Split-K within a block: a group of `lanes` neighbouring threads shares ROWS rows of a and N columns, 8 elements of k at a
-// time, and reduces its partial sums at the end. Short rows use few lanes; long rows use up to a whole block if the grid would
-// otherwise have too few warps.
+// Each weight is converted to f32 in registers by one thread, directly before the multiplication, 8 elements of k at a time.
 #pragma once
-
-constexpr u32 THREADS = 128, ROWS = 4;
-
-struct MulMatArgs {
-    const u8 *a, *b;
-    u8 *dst;
-    u32 k, m, n;          // elements per row; rows of a per plane; rows of b per plane
-    u32 log2_lanes;       // 2 to 7; 8 << log2_lanes elements are a multiple of a's block
-    u32 planes, b2;       // planes of b; planes in dimension 2
-    u32 r2, r3;           // planes of b per plane of a, in dimensions 2 and 3
-    u64 as[3], bs[3];     // byte strides of rows and planes
-    u64 ds[4];
-};
-
-struct MulMatIdArgs {
-    const u8 *a, *b;
-    u8 *dst;
-    const u8 *ids;
-    u32 *error_word;
-    u32 k, m, experts;
-    u32 log2_lanes;
-    u32 used, tokens, nb; // experts for each token, tokens, rows of b for each token
-    u32 padding;
-    u64 as[2], bs[2];
-    u64 ds[3];
-    u64 is[2];            // byte strides of the ids
-};
-
-// Operands of one product: a matrix, columns, and the destination.
-struct Matrices {
-    const u8 *a, *b;
-    u8 *dst;
-    u64 a1, b1, d0, d1;
-    u32 k, m, n;
-};
-
-// Alignment class of the rows: ALIGNED permits the widest loads, NATURAL loads of elements or blocks, BYTES only single bytes.
-enum Access { ALIGNED, NATURAL, BYTES };
-
-template <class T>
-__device__ __forceinline__ Access access(u64 a, u64 b, u64 dst) {
-    const u64 natural = T::LEN > 1 ? alignment_of(T::BYTES) : T::BYTES;
-    if (a % natural || (b | dst) % 4) return BYTES;
-    if constexpr (T::LEN > 1) return b % 16 ? BYTES : ALIGNED;
-    return (a | b) % 16 ? NATURAL : ALIGNED;
-}
-
-// Loads eight weights: elements j to j + 7 of the block `at`, or the elements at `at` for plain types.
-template <class T, bool ALIGNED>
-__device__ __forceinline__ void load_weights(const u8 *at, u32 j, float (&out)[8]) {
-    if constexpr (T::LEN > 1) T::template decode8<T::template align<ALIGNED>()>(at, j, out);
-    else T::template load8<ALIGNED>(at, 0, out);
-}
-
-// ---- rows at any address
-
-__device__ __forceinline__ u32 load_word(const u8 *at) {
-    u32 words[1];
-    load_words<1>(at, words);
-    return words[0];
-}
-
-// The dot product of a row and a column, computed by a warp; all lanes receive the result.
-template <class T>
-__device__ __noinline__ float dot_of_bytes(const u8 *row, const u8 *column, u32 k) {
-    const u32 lane = threadIdx.x % 32;
-    float sum = 0.0f;
-    if constexpr (T::LEN > 1) {
-#pragma unroll 1
-        for (u32 i = 8 * lane; i < k; i += 256) {
-            float w[8];
-            u32 x[8];
-            T::template decode8<1>(T::block_of(row, i), i % T::LEN, w);
-            load_words<1>(column + 4ull * i, x);
-#pragma unroll
-            for (u32 e = 0; e < 8; e++) sum += w[e] * __uint_as_float(x[e]);
-        }
-    } else {
-#pragma unroll 1
-        for (u32 i = lane; i < k; i += 32) {
-            const u8 *at = row + (u64)i * T::BYTES;
-            u32 word;
-            if constexpr (T::BYTES == 4) word = load_word(at);
-            else word = at[0] | at[1] << 8;
-            sum += T::load1((const u8 *)&word, 0) * __uint_as_float(load_word(column + 4ull * i));
-        }
-    }
-#pragma unroll
-    for (u32 offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
-    return sum;
-}
-
-// Computes the block's rows for up to `most` columns, with one warp per dot product.
-template <class T>
-__device__ __forceinline__ void products_of_bytes(const Matrices &of, u32 rows, u32 most) {
-    const u64 first = (u64)blockIdx.x * rows;
-    if (first >= of.m) return;
-    const u32 count = min(rows, of.m - (u32)first), columns = min(of.n, most);
-#pragma unroll 1
-    for (u32 i = threadIdx.x / 32; i < count * columns; i += blockDim.x / 32) {
-        const u32 r = (u32)first + i % count, c = i / count;
-        const float sum = dot_of_bytes<T>(of.a + r * of.a1, of.b + c * of.b1, of.k);
-        const u32 byte = threadIdx.x % 32;
-        if (byte < 4) (of.dst + r * of.d0 + c * of.d1)[byte] = __float_as_uint(sum) >> (8 * byte);
-    }
-}
-
-// ---- aligned rows
+#include "mul_mat_bytes.cuh"
 
 template <class T, int N, bool ALIGNED>
 __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *const (&columns)[N], u32 k, u32 lane, u32 lanes,
                                      float (&sums)[ROWS][N]) {
-    // A step covers whole blocks, so that a thread's offset within its block is constant.
-    const u32 first = 8 * lane, j = first % T::LEN, step = 8 * lanes;
-    u64 offset = (u64)(first / T::LEN) * T::BYTES;
-    const u64 bytes = (u64)(step / T::LEN) * T::BYTES;
 #pragma unroll 1
-    for (u32 i = first; i + 8 <= k; i += step) {
+    for (u32 i = 8 * lane; i + 8 <= k; i += 8 * lanes) {
         float w[ROWS][8];
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) load_weights<T, ALIGNED>(rows[r] + offset, j, w[r]);
+        for (u32 r = 0; r < ROWS; r++) T::template load8<ALIGNED>(rows[r], i, w[r]);
 #pragma unroll
         for (int c = 0; c < N; c++) {
             float x[8];
@@ -136,20 +22,17 @@ __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *co
                 for (int e = 0; e < 8; e++) sums[r][c] = __fmaf_rn(w[r][e], x[e], sums[r][c]);
             }
         }
-        offset += bytes;
     }
-    if constexpr (T::LEN == 1) {
 #pragma unroll 1
-        for (u32 i = k / 8 * 8 + lane; i < k; i += lanes) {
-            float w[ROWS];
+    for (u32 i = k / 8 * 8 + lane; i < k; i += lanes) {
+        float w[ROWS];
 #pragma unroll
-            for (u32 r = 0; r < ROWS; r++) w[r] = T::load1(rows[r], i);
+        for (u32 r = 0; r < ROWS; r++) w[r] = T::load1(rows[r], i);
 #pragma unroll
-            for (int c = 0; c < N; c++) {
-                const float x = F32::load1(columns[c], i);
+        for (int c = 0; c < N; c++) {
+            const float x = F32::load1(columns[c], i);
 #pragma unroll
-                for (u32 r = 0; r < ROWS; r++) sums[r][c] = __fmaf_rn(w[r], x, sums[r][c]);
-            }
+            for (u32 r = 0; r < ROWS; r++) sums[r][c] = __fmaf_rn(w[r], x, sums[r][c]);
         }
     }
 }
@@ -158,8 +41,7 @@ __device__ __forceinline__ void dots(const u8 *const (&rows)[ROWS], const u8 *co
 template <class T, int N>
 __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, bool aligned) {
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
-    const u32 log2_all = 9 - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
-    const u32 row = (blockIdx.x * groups + (threadIdx.x >> log2_lanes)) * ROWS;
+    const u32 row = first_row(log2_lanes);
     // Rows and columns beyond the end load the last one again; their results are not stored.
     const u8 *rows[ROWS], *columns[N];
 #pragma unroll
@@ -167,61 +49,9 @@ __device__ __forceinline__ void multiply(const Matrices &of, u32 log2_lanes, boo
 #pragma unroll
     for (u32 c = 0; c < N; c++) columns[c] = of.b + min(c, of.n - 1) * of.b1;
     float sums[ROWS][N] = {};
-    if (T::LEN > 1 || aligned) dots<T, N, true>(rows, columns, of.k, lane, lanes, sums);
+    if (aligned) dots<T, N, true>(rows, columns, of.k, lane, lanes, sums);
     else dots<T, N, false>(rows, columns, of.k, lane, lanes, sums);
-
-    const u32 together = min(lanes, 32u);
-#pragma unroll 1
-    for (u32 offset = together / 2; offset > 0; offset /= 2) {
-#pragma unroll
-        for (u32 i = 0; i < ROWS * N; i++) sums[i % ROWS][i / ROWS] += __shfl_xor_sync(0xffffffff, sums[i % ROWS][i / ROWS], offset);
-    }
-    // Sums of up to 32 lanes, through shared memory, so that neighbouring threads store neighbouring rows (coalesced).
-    __shared__ __align__(16) float parts[THREADS / 4][N][ROWS];
-    if (threadIdx.x % together == 0) {
-        const u32 part = threadIdx.x / together;
-#pragma unroll
-        for (int c = 0; c < N; c++) *(float4 *)parts[part][c] = make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
-    }
-    __syncthreads();
-    const u32 all = groups * ROWS, per_group = lanes / together;
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < all * N; i += THREADS) {
-        const u32 c = i >> log2_all, local = i & (all - 1), r = blockIdx.x * all + local;
-        if (r >= of.m || c >= of.n) continue;
-        float sum = 0.0f;
-#pragma unroll 1
-        for (u32 p = 0; p < per_group; p++) sum += parts[local / ROWS * per_group + p][c][local % ROWS];
-        *(float *)(of.dst + r * of.d0 + c * of.d1) = sum;
-    }
-    // The next columns reuse the shared memory.
-    __syncthreads();
-}
-
-// Calls f for each group of N columns of each plane that this block handles: column groups in y, planes in z, as a grid-stride
-// loop.
-template <int N, class F>
-__device__ __forceinline__ void for_columns(const MulMatArgs &args, F f) {
-#pragma unroll 1
-    for (u32 plane = blockIdx.z; plane < args.planes; plane += gridDim.z) {
-        const u32 i2 = plane % args.b2, i3 = plane / args.b2;
-        const u8 *a = args.a + i2 / args.r2 * args.as[1] + i3 / args.r3 * args.as[2];
-        const u8 *b = args.b + i2 * args.bs[1] + i3 * args.bs[2];
-        u8 *dst = args.dst + i2 * args.ds[2] + i3 * args.ds[3];
-#pragma unroll 1
-        for (u64 c = (u64)blockIdx.y * N; c < args.n; c += (u64)gridDim.y * N) {
-            const u8 *columns = b + c * args.bs[0];
-            u8 *to = dst + c * args.ds[1];
-            f({a, columns, to, args.as[0], args.bs[0], args.ds[0], args.ds[1], args.k, args.m, (u32)(args.n - c)});
-        }
-    }
-}
-
-template <class T>
-__device__ __forceinline__ Access access(const MulMatArgs &args) {
-    const u64 as = args.as[0] | args.as[1] | args.as[2], bs = args.bs[0] | args.bs[1] | args.bs[2];
-    const u64 ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
-    return access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
+    reduce_and_store<N>(of, log2_lanes, sums);
 }
 
 // Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
@@ -229,30 +59,8 @@ template <class T, int N>
 __device__ __forceinline__ void mat_vec(const MulMatArgs &args) {
     const Access how = access<T>(args);
     const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
-    if (how == BYTES) for_columns<N>(args, [=](const Matrices &of) { products_of_bytes<T>(of, rows, N); });
+    if (how == BYTES) for_columns<N>(args, [=](const Matrices &of) { products_of_bytes(of, rows, N, dot_of_bytes<T>); });
     else for_columns<N>(args, [=](const Matrices &of) { multiply<T, N>(of, log2_lanes, how == ALIGNED); });
-}
-
-// As for_columns, but for MUL_MAT_ID: calls f with the matrix of the expert for each row of b that this block handles.
-template <class F>
-__device__ __forceinline__ void for_slots(const MulMatIdArgs &args, F f) {
-#pragma unroll 1
-    for (u32 t = blockIdx.z; t < args.tokens; t += gridDim.z) {
-#pragma unroll 1
-        for (u32 e = blockIdx.y; e < args.used; e += gridDim.y) {
-            const u32 id = load_word(args.ids + e * args.is[0] + t * args.is[1]);
-            // No expert: the products of rows without elements are zeros.
-            const bool none = id == 0xffffffff;
-            if (id >= args.experts && !none) {
-                report_bad_index(args.error_word, 30);
-                continue;
-            }
-            const u8 *a = none ? args.a : args.a + id * args.as[1];
-            const u8 *b = args.b + e % args.nb * args.bs[0] + t * args.bs[1];
-            u8 *dst = args.dst + e * args.ds[1] + t * args.ds[2];
-            f({a, b, dst, args.as[0], 0, args.ds[0], 0, none ? 0 : args.k, args.m, 1});
-        }
-    }
 }
 
 // Grid: x = groups of rows as above, y = used experts, z = tokens.
@@ -261,6 +69,6 @@ __device__ __forceinline__ void routed(const MulMatIdArgs &args) {
     const u64 as = args.as[0] | args.as[1], bs = args.bs[0] | args.bs[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
     const Access how = access<T>((u64)args.a | as, (u64)args.b | bs, (u64)args.dst | ds);
     const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
-    if (how == BYTES) for_slots(args, [=](const Matrices &of) { products_of_bytes<T>(of, rows, 1); });
+    if (how == BYTES) for_slots(args, [=](const Matrices &of) { products_of_bytes(of, rows, 1, dot_of_bytes<T>); });
     else for_slots(args, [=](const Matrices &of) { multiply<T, 1>(of, log2_lanes, how == ALIGNED); });
 }

@@ -7,7 +7,8 @@ A folder of kernels contains a file MANIFEST with lines of the form `FILE TARGET
 
 FILE is relative to the folder, or `*.cu` for every file of the folder that no other line lists. Each TARGET produces
 ptx/<stem>.sm_<target>.ptx. `as=` sets another stem, so that one file can be compiled in several ways; `version=` raises the PTX
-version for kernels that use newer features than their target requires; options that start with a dash are passed to NVRTC.
+version for kernels that use newer features than their target requires; `compact` leaves out comments and indentation; options
+that start with a dash are passed to NVRTC.
 
 `each=CAPABILITY` expands a line to one line per element type with that capability (scripts/type_table.py: cuda, cache,
 block-cuda ...). In its options, `{name}` is the type's name in lower case and `{TYPE}` its struct on the device. Kernels include
@@ -76,6 +77,7 @@ class Unit:
     target: str
     version: str
     options: tuple
+    compact: bool = False
 
     @property
     def output(self):
@@ -233,7 +235,7 @@ def parse_manifest(folder):
     units = []
     for number, words in lines_of(folder, manifest):
         where = f"{manifest}:{number}"
-        source, targets, stem, version, options = words[0], [], None, None, []
+        source, targets, stem, version, options, compact = words[0], [], None, None, [], False
         if not (folder / source).is_file():
             raise Failure(f"{where}: {folder} has no file {source}")
         for word in words[1:]:
@@ -243,17 +245,19 @@ def parse_manifest(folder):
                 stem = word[3:]
             elif re.fullmatch(r"version=\d+\.\d", word):
                 version = word[8:]
+            elif word == "compact":
+                compact = True
             elif word in LEAST_VERSION:
                 targets.append(word)
             else:
                 known = " ".join(LEAST_VERSION)
-                raise Failure(f"{where}: '{word}' is not a target ({known}), as=STEM, version=N.N, each=CAPABILITY or -option")
+                raise Failure(f"{where}: '{word}' is not a target ({known}), as=STEM, version=N.N, each=CAPABILITY, compact or -option")
         if not targets:
             raise Failure(f"{where}: {source} names no target")
         stem = stem or pathlib.PurePath(source).stem
         for target in targets:
             least = LEAST_VERSION[target]
-            units.append(Unit(folder, source, stem, target, max((least, version or least), key=version_key), tuple(options)))
+            units.append(Unit(folder, source, stem, target, max((least, version or least), key=version_key), tuple(options), compact))
     counts = collections.Counter(unit.output for unit in units)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
@@ -297,6 +301,14 @@ def finish(unit, ptx):
     if version_key(unit.version) < (8, 3):
         # Only a hint (it marks bytes of a load that are not padding), which needs a newer PTX version: drop it.
         text = re.sub(r'^\s*\.pragma "used_bytes_mask [^"]*";\n', "", text, flags=re.M)
+    if unit.compact:
+        # A seventh of the text: the two comments around each statement of inline assembly, indentation, empty lines, and the
+        # constants of the sources, to which no instruction refers.
+        text = re.sub(r"^\s*// (?:begin|end) inline asm\n", "", text, flags=re.M)
+        text = re.sub(r"^[ \t]+|\n(?=\n)", "", text, flags=re.M)
+        text = re.sub(r"[ \t]*\t[ \t]*", " ", text)
+        used = collections.Counter(re.findall(r"[\w$]+", text))
+        text = re.sub(r"^\.global \.align \d+ \.[us]\d+ (\w+)(?: = \d+)?;\n", lambda m: m[0] * (used[m[1]] > 1), text, flags=re.M)
     options = " ".join(("", *unit.options)) if unit.options else ""
     header = f"// {unit.source} for sm_{unit.target}{options}, by NVRTC {NVRTC}. Made by scripts/build-ptx.sh: do not edit.\n"
     return header + "\n" + text.strip("\n") + "\n"

@@ -153,7 +153,7 @@ def rows_of(cases, target, wanted, known):
     rows, jobs, seen = {}, [], set()
     for case, counted in cases.items():
         for entry, kernel in counted["kernels"].items():
-            # mul_mat_round does the same in the products of each type: one row is enough.
+            # mul_mat_quantize and mul_mat_round do the same in the products of each type: one row is enough.
             same = (entry, kernel["lines"], kernel["blocks"])
             if not wanted.search(f"{case} | {entry}") or (same in seen and not case.startswith(LAYER)):
                 continue
@@ -195,7 +195,7 @@ def table(target, rows, ggml):
         emulator = row["emulator"]
         loads = " ".join(f"{count:g}x{name}" for name, count in row["loads_per_pass"].items())
         cells = [
-            case, entry, row["unit"], row["main"], f"{row['instructions_per_unit']:.3g}", str(ggml.get(entry, {}).get(target, "")),
+            case, entry, row["unit"], row["main"], f"{row['instructions_per_unit']:.3g}", str(ggml.get(entry.replace("_packed_", "_"), {}).get(target, "")),
             f"{row['all_instructions_per_unit']:.3g}", *map(pipe, ("alu", "fma", "fma_heavy", "lsu", "xu", "tensor")),
             f"{row['per_pass']['stall_cycles']:g}", f"{row['per_pass']['scoreboard_waits']:g}", loads,
             f"{row['bytes_in_flight_per_sm'] / 1024:.1f}",

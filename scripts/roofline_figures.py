@@ -11,7 +11,7 @@ import roofline_sass as sass
 LAYER = "LLAMA_LAYER"
 # What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma.
 UNITS = (
-    (r"mul_mat_(round|widen)", "element"),
+    (r"mul_mat_(round|widen|quantize|pack$|packed_rows)", "element"),
     (r"mul_mat_", "weight"),
     (r"flash_attn_(?!merge)", "multiply-add"),
     (r"", "element"),

@@ -5,7 +5,7 @@
     type_table.py --list cuda       # names of the types with a capability, one per line:
                                     # decode, convert, simd, gather, cuda or cache
 
-`block` in front of a capability (`--list block-cuda`) leaves the plain types out.
+`block` in front of a capability (`--list block-cuda`) leaves the plain types out, and `plain` the block types.
 """
 
 import argparse
@@ -40,8 +40,10 @@ class Type:
         """Whether the type has a capability, as `DType::can` defines it."""
         if what.startswith("block-"):
             return self.block_len > 1 and self.can(what.removeprefix("block-"))
+        if what.startswith("plain-"):
+            return self.block_len == 1 and self.can(what.removeprefix("plain-"))
         if what not in CAPABILITIES:
-            raise ValueError(f"'{what}' is no capability ({', '.join(CAPABILITIES)}, or block- and one of these)")
+            raise ValueError(f"'{what}' is no capability ({', '.join(CAPABILITIES)}, or block- or plain- and one of these)")
         names = {
             "decode": ("float", "codec", "decoder"),
             "convert": ("float", "codec"),

@@ -13,7 +13,7 @@ use fanout::ops::rows::Rows;
 use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
-/// Columns of the products: those of the vector kernels, then one number for each height of the tile kernels.
+/// Columns of the products: the widths of the vector kernels, then one number for each height of the tile kernels.
 const COLUMNS: [usize; 6] = [1, 2, 4, 8, 64, 512];
 
 /// Columns with which one type of weights is enough, because the products differ only in the decoder of the weights.
@@ -29,10 +29,41 @@ pub fn canonical() -> Vec<Case> {
         cases.extend(types.map(|&t| mul_mat(s, t, n)));
     }
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));
+    cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| unpacked(s, t)));
+    cases.extend(types.iter().filter(|t| t.is_block()).map(|&t| tied(s, t)));
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layer(s, t)));
     cases
+}
+
+/// A product that reads weights in ggml's layout: every second row of a tensor, which is not repacked.
+fn unpacked(s: &Sizes, t: DType) -> Case {
+    let width = s.width;
+    let mut case = mul_mat(s, t, 1);
+    case.op = "MUL_MAT, rows with gaps";
+    case.build = Box::new(move |d| {
+        let (all, step) = (d.values(t, [width, 2 * width, 1, 1])?, 2 * bytes(t, width));
+        let nb = [t.block_bytes(), step, step * width, step * width];
+        let a = d.b.view(all, TensorDesc::strided(t, [width, width, 1, 1], nb)?, 0)?;
+        let x = d.values(F32, [width, 1, 1, 1])?;
+        d.b.node(MulMat::PLAIN, &[Some(a), Some(x)]).map(drop)
+    });
+    case
+}
+
+/// GET_ROWS of a table that is also the weight of a product, as tied embeddings.
+fn tied(s: &Sizes, t: DType) -> Case {
+    let width = s.width;
+    let mut case = mul_mat(s, t, 1);
+    case.op = "GET_ROWS and MUL_MAT";
+    case.build = Box::new(move |d| {
+        let table = d.values(t, [width, width, 1, 1])?;
+        let ids = d.leaf(I32, [1, 1, 1, 1], Content::Indices(vec![width - 1]))?;
+        let x = d.b.node(Rows::GetRows, &[Some(table), Some(ids)])?;
+        d.b.node(MulMat::PLAIN, &[Some(table), Some(x)]).map(drop)
+    });
+    case
 }
 
 /// A layer of a llama model that decodes one token, with its nodes in llama.cpp's order. It begins with

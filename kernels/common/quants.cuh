@@ -9,11 +9,22 @@
 //     ZERO                             the code of the value 0
 //     scale8<ALIGN>(block, j)          the scale of these eight elements: Symmetric or Affine
 //
-// where the block's address is a multiple of ALIGN bytes. Integer products can use the codes directly. For files that define
-// MAKES_BLOCKS before their first #include, each type with the capability `cuda` also defines
+// where the block's address is a multiple of ALIGN bytes. Integer products can use the codes directly. The types with the
+// capability `cuda` define instead
+//
+//     Fields                           the fields of the block, in packed order (see below)
+//     read_codes(from, j, codes)       as codes8, and
+//     read_scale(from, j)              as scale8, from a block in either layout: RowBlock or PackedBlock
+//
+// and, for files that define MAKES_BLOCKS before their first #include,
 //
 //     pack(T, x, block)                one thread quantises one block, byte for byte as the CPU's quantiser; x(i) is
 //                                      element i of the T::LEN elements, in f32; the block's address is even (MXFP4: any)
+//
+// Packed layout of weights: groups of consecutive rows, whose bytes are permuted in place so that each field is a plane of its
+// own. With B blocks in the group, numbered through its rows, field f of block i is at byte B * (bytes of the fields before f) +
+// i * (bytes of f) of the group. The fields are ordered by decreasing alignment, so that codes can be read by 16-byte loads. A
+// group has the smallest power of two of rows whose bytes are a multiple of 16.
 //
 // `x` is called several times per element; the K types call it dozens of times, one sub-block at a time. Values that are not
 // finite, or too large for the type's scale, give unspecified codes. Sums and products that the CPU rounds separately are
@@ -104,6 +115,142 @@ struct Blocks {
         T::template codes8<align<false>()>(block, j & ~7, codes);
         unsigned code = (j & 4 ? codes[1] : codes[0]) >> (8 * (j & 3)) & 255;
         return T::template scale8<align<false>()>(block, j & ~7).of(float_of_code<T::ZERO>(code));
+    }
+};
+
+// ---- fields of blocks, in both layouts
+
+// A field: its offset in ggml's block, and its bytes.
+template <int AT, int SIZE>
+struct Field {
+    enum : int { OFFSET = AT, BYTES = SIZE }; // static members would be variables of the PTX
+};
+
+template <class T>
+struct PackedPointers;
+
+template <class... F>
+struct FieldList {
+    enum : int { COUNT = sizeof...(F) };
+
+    template <class G>
+    static __device__ constexpr int index() {
+        int index = 0;
+        bool found = false;
+        ((found = found || F::OFFSET == G::OFFSET, index += found ? 0 : 1), ...);
+        return index;
+    }
+
+    // Bytes of field number `f`.
+    static __device__ constexpr int bytes(int f) {
+        int index = 0, result = 0;
+        ((result = index++ == f ? F::BYTES : result), ...);
+        return result;
+    }
+
+    // Bytes of the fields before field G, per block.
+    template <class G>
+    static __device__ constexpr int before() {
+        int sum = 0;
+        for (int f = 0; f < index<G>(); f++) sum += bytes(f);
+        return sum;
+    }
+
+    // The addresses of all fields of a block of the type T.
+    template <template <class> class Block, class T>
+    static __device__ __forceinline__ PackedPointers<T> pointers(const Block<T>& block) {
+        return {{block.template field<F>()...}};
+    }
+};
+
+// A block in ggml's layout, at a multiple of ALIGN bytes.
+template <int ALIGN>
+struct RowBlock {
+    enum : bool { PACKED = false };
+    const unsigned char* block;
+
+    template <class F>
+    __device__ __forceinline__ const unsigned char* field() const {
+        return block + F::OFFSET;
+    }
+
+    // Alignment of the field in bytes.
+    template <class F>
+    static __device__ constexpr int align() {
+        return alignment_of(ALIGN | F::OFFSET);
+    }
+};
+
+// Block `index` of a group of `blocks` blocks of type T in the packed layout.
+template <class T>
+struct PackedBlock {
+    enum : bool { PACKED = true };
+    const unsigned char* group;
+    unsigned blocks, index;
+
+    template <class F>
+    __device__ __forceinline__ const unsigned char* field() const {
+        constexpr int BEFORE = T::Fields::template before<F>();
+        return group + (unsigned long long)blocks * BEFORE + (unsigned long long)index * F::BYTES;
+    }
+
+    template <class F>
+    static __device__ constexpr int align() {
+        return alignment_of(F::BYTES);
+    }
+};
+
+// A block in the packed layout, by the addresses of its fields.
+template <class T>
+struct PackedPointers {
+    enum : bool { PACKED = true };
+    const unsigned char* at[T::Fields::COUNT];
+
+    template <class F>
+    __device__ __forceinline__ const unsigned char* field() const {
+        return at[T::Fields::template index<F>()];
+    }
+
+    template <class F>
+    static __device__ constexpr int align() {
+        return alignment_of(F::BYTES);
+    }
+};
+
+// Binary logarithm of the rows per group of the packed layout, for rows of `row_bytes`.
+__device__ __forceinline__ unsigned log2_group_rows(unsigned long long row_bytes) {
+    return 5 - __ffs((unsigned)row_bytes | 16);
+}
+
+// Block `block` of row `row` of a packed matrix, whose rows have `row_bytes`.
+template <class T>
+__device__ __forceinline__ PackedBlock<T> packed_block(const unsigned char* matrix, unsigned long long row_bytes, unsigned row,
+                                                       unsigned block) {
+    const unsigned blocks = row_bytes / T::BYTES, log2 = log2_group_rows(row_bytes);
+    return {matrix + (row >> log2 << log2) * row_bytes, blocks << log2, (row & ((1 << log2) - 1)) * blocks + block};
+}
+
+// Dequantises elements j to j + 7 of one block in either layout.
+template <class T, class From>
+__device__ __forceinline__ void decode_block(const From& from, int j, float (&out)[8]) {
+    unsigned codes[2];
+    T::read_codes(from, j, codes);
+    auto scale = T::read_scale(from, j);
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = scale.of(float_of_byte<T::ZERO>(codes[i / 4], i % 4));
+}
+
+// Base class of the block types with fields: derives codes8 and scale8 from T's read_codes and read_scale.
+template <class T>
+struct FieldBlocks : Blocks<T> {
+    template <int ALIGN>
+    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
+        T::read_codes(RowBlock<ALIGN>{block}, j, codes);
+    }
+
+    template <int ALIGN>
+    static __device__ __forceinline__ auto scale8(const unsigned char* block, int j) {
+        return T::read_scale(RowBlock<ALIGN>{block}, j);
     }
 };
 

@@ -2,22 +2,26 @@
 // members. Comments on the layout of codes arrange the elements in rows of 32: element j is element j % 32 of row j / 32.
 #pragma once
 
-// Scale and minimum of row j / 32 of Q4_K and Q5_K. The block starts with d, dmin and twelve bytes of 6-bit numbers.
-template <int ALIGN>
-__device__ __forceinline__ Affine load_scale_min(const unsigned char* block, int j) {
+// Scale and minimum of row j / 32 of T, which is Q4_K or Q5_K, from d, dmin and twelve bytes of 6-bit numbers.
+template <class T, class From>
+__device__ __forceinline__ Affine load_scale_min(const From& from, int j) {
+    using DM = typename T::DM;
+    using Scales = typename T::Scales;
     int row = j / 32, s = row & 3;
     float d, dmin;
     unsigned a, b, c;
-    if constexpr (ALIGN >= 16) {
+    if constexpr (!From::PACKED && From::template align<DM>() >= 16) {
+        // The twelve bytes follow d and dmin.
         unsigned head[4];
-        load_words<16>(block, head);
+        load_words<16>(from.template field<DM>(), head);
         unsigned short halves[2];
         halves_of_word(head[0], halves[0], halves[1]);
         d = float_of_half(halves[0]), dmin = float_of_half(halves[1]);
         a = head[1] >> (8 * s) & 255, b = head[2] >> (8 * s) & 255, c = head[3] >> (8 * s) & 255;
     } else {
-        load_halves<ALIGN>(block, d, dmin);
-        a = block[4 + s], b = block[8 + s], c = block[12 + s];
+        load_halves<From::template align<DM>()>(from.template field<DM>(), d, dmin);
+        const unsigned char* scales = from.template field<Scales>();
+        a = scales[s], b = scales[4 + s], c = scales[8 + s];
     }
     unsigned scale = row < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
     unsigned min = row < 4 ? b & 63 : c >> 4 | (b >> 2 & 48);
@@ -52,87 +56,98 @@ __device__ __forceinline__ void add_row_bits(const unsigned char* bytes, int j, 
     codes[1] |= (bits[1] >> row & 0x01010101) << TO;
 }
 
-struct Q2_K : Blocks<Q2_K> {
+struct Q2_K : FieldBlocks<Q2_K> {
     static constexpr int LEN = 256, BYTES = 84, ZERO = 0;
+    using Codes = Field<16, 64>; using Scales = Field<0, 16>; using DM = Field<80, 4>;
+    using Fields = FieldList<Codes, Scales, DM>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_bit_pairs<ALIGN>(block + 16, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_bit_pairs<alignment_of(From::template align<Codes>() | 8)>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Affine scale8(const unsigned char* block, int j) {
-        unsigned scale_min = block[j / 16];
+    template <class From>
+    static __device__ __forceinline__ Affine read_scale(const From& from, int j) {
+        unsigned scale_min = from.template field<Scales>()[j / 16];
         float d, dmin;
-        load_halves<ALIGN>(block + 80, d, dmin);
+        load_halves<From::template align<DM>()>(from.template field<DM>(), d, dmin);
         return {__fmul_rn(d, float_of_code(scale_min & 15)), -__fmul_rn(dmin, float_of_code(scale_min >> 4))};
     }
 };
 
-struct Q3_K : Blocks<Q3_K> {
+struct Q3_K : FieldBlocks<Q3_K> {
     static constexpr int LEN = 256, BYTES = 110, ZERO = 4;
+    using Codes = Field<32, 64>; using Third = Field<0, 32>; using Scales = Field<96, 12>; using D = Field<108, 2>;
+    using Fields = FieldList<Codes, Third, Scales, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_bit_pairs<ALIGN>(block + 32, j, codes);
-        add_row_bits<ALIGN, 2>(block, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_bit_pairs<alignment_of(From::template align<Codes>() | 8)>(from.template field<Codes>(), j, codes);
+        add_row_bits<alignment_of(From::template align<Third>() | 8), 2>(from.template field<Third>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int j) {
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int j) {
         int s = j / 16;
-        unsigned low = block[96 + s % 8] >> (s / 8 * 4) & 15, high = block[104 + s % 4] >> (s / 4 * 2) & 3;
-        return {__fmul_rn(load_half<ALIGN>(block + 108), float_of_code<32>(low | high << 4))};
+        const unsigned char* scales = from.template field<Scales>();
+        unsigned low = scales[s % 8] >> (s / 8 * 4) & 15, high = scales[8 + s % 4] >> (s / 4 * 2) & 3;
+        return {__fmul_rn(load_half<From::template align<D>()>(from.template field<D>()), float_of_code<32>(low | high << 4))};
     }
 };
 
-struct Q4_K : Blocks<Q4_K> {
+struct Q4_K : FieldBlocks<Q4_K> {
     static constexpr int LEN = 256, BYTES = 144, ZERO = 0;
+    using Codes = Field<16, 128>; using Scales = Field<4, 12>; using DM = Field<0, 4>;
+    using Fields = FieldList<Codes, Scales, DM>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_row_nibbles<ALIGN>(block + 16, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_row_nibbles<alignment_of(From::template align<Codes>() | 8)>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Affine scale8(const unsigned char* block, int j) {
-        return load_scale_min<ALIGN>(block, j);
+    template <class From>
+    static __device__ __forceinline__ Affine read_scale(const From& from, int j) {
+        return load_scale_min<Q4_K>(from, j);
     }
 };
 
-struct Q5_K : Blocks<Q5_K> {
+struct Q5_K : FieldBlocks<Q5_K> {
     static constexpr int LEN = 256, BYTES = 176, ZERO = 0;
+    using Codes = Field<48, 128>; using Fifth = Field<16, 32>; using Scales = Field<4, 12>; using DM = Field<0, 4>;
+    using Fields = FieldList<Codes, Fifth, Scales, DM>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_row_nibbles<ALIGN>(block + 48, j, codes);
-        add_row_bits<ALIGN, 4>(block + 16, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_row_nibbles<alignment_of(From::template align<Codes>() | 8)>(from.template field<Codes>(), j, codes);
+        add_row_bits<alignment_of(From::template align<Fifth>() | 8), 4>(from.template field<Fifth>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Affine scale8(const unsigned char* block, int j) {
-        return load_scale_min<ALIGN>(block, j);
+    template <class From>
+    static __device__ __forceinline__ Affine read_scale(const From& from, int j) {
+        return load_scale_min<Q5_K>(from, j);
     }
 };
 
-struct Q6_K : Blocks<Q6_K> {
+struct Q6_K : FieldBlocks<Q6_K> {
     static constexpr int LEN = 256, BYTES = 210, ZERO = 32;
+    using Low = Field<0, 128>; using High = Field<128, 64>; using Scales = Field<192, 16>; using D = Field<208, 2>;
+    using Fields = FieldList<Low, High, Scales, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
         // Rows that are two apart share the bytes of their low four bits; the high two bits have the layout of Q2_K.
         unsigned low[2];
-        load_words<ALIGN>(block + 64 * (j / 128) + j % 64, low);
+        load_words<alignment_of(From::template align<Low>() | 8)>(from.template field<Low>() + 64 * (j / 128) + j % 64, low);
         int shift = (j & 64) / 16;
-        load_bit_pairs<ALIGN>(block + 128, j, codes);
+        load_bit_pairs<alignment_of(From::template align<High>() | 8)>(from.template field<High>(), j, codes);
         codes[0] = codes[0] << 4 | (low[0] >> shift & 0x0f0f0f0f);
         codes[1] = codes[1] << 4 | (low[1] >> shift & 0x0f0f0f0f);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int j) {
-        unsigned scale = block[192 + j / 16] ^ 128;
-        return {__fmul_rn(load_half<ALIGN>(block + 208), float_of_code<128>(scale))};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int j) {
+        unsigned scale = from.template field<Scales>()[j / 16] ^ 128;
+        return {__fmul_rn(load_half<From::template align<D>()>(from.template field<D>()), float_of_code<128>(scale))};
     }
 };
 

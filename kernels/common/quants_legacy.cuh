@@ -34,117 +34,133 @@ __device__ __forceinline__ void load_by_table(const unsigned char* bytes, int j,
     codes[1] = __byte_perm(first, second, 0x7531);
 }
 
-struct Q4_0 : Blocks<Q4_0> {
+struct Q4_0 : FieldBlocks<Q4_0> {
     static constexpr int LEN = 32, BYTES = 18, ZERO = 8;
+    using Codes = Field<2, 16>; using D = Field<0, 2>;
+    using Fields = FieldList<Codes, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_nibbles<alignment_of(ALIGN | 2)>(block + 2, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_nibbles<From::template align<Codes>()>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half<ALIGN>(block)};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int) {
+        return {load_half<From::template align<D>()>(from.template field<D>())};
     }
 };
 
-struct Q4_1 : Blocks<Q4_1> {
+struct Q4_1 : FieldBlocks<Q4_1> {
     static constexpr int LEN = 32, BYTES = 20, ZERO = 0;
+    using Codes = Field<4, 16>; using DM = Field<0, 4>;
+    using Fields = FieldList<Codes, DM>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_nibbles<alignment_of(ALIGN | 4)>(block + 4, j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_nibbles<From::template align<Codes>()>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Affine scale8(const unsigned char* block, int) {
+    template <class From>
+    static __device__ __forceinline__ Affine read_scale(const From& from, int) {
         Affine scale;
-        load_halves<ALIGN>(block, scale.d, scale.m);
+        load_halves<From::template align<DM>()>(from.template field<DM>(), scale.d, scale.m);
         return scale;
     }
 };
 
-struct Q5_0 : Blocks<Q5_0> {
+struct Q5_0 : FieldBlocks<Q5_0> {
     static constexpr int LEN = 32, BYTES = 22, ZERO = 16;
+    using Codes = Field<6, 16>; using Fifth = Field<2, 4>; using D = Field<0, 2>;
+    using Fields = FieldList<Codes, Fifth, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_nibbles<alignment_of(ALIGN | 2)>(block + 6, j, codes);
-        add_fifth_bits(block[2 + j / 8], codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_nibbles<From::template align<Codes>()>(from.template field<Codes>(), j, codes);
+        add_fifth_bits(from.template field<Fifth>()[j / 8], codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half<ALIGN>(block)};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int) {
+        return {load_half<From::template align<D>()>(from.template field<D>())};
     }
 };
 
-struct Q5_1 : Blocks<Q5_1> {
+struct Q5_1 : FieldBlocks<Q5_1> {
     static constexpr int LEN = 32, BYTES = 24, ZERO = 0;
+    using Codes = Field<8, 16>; using Fifth = Field<4, 4>; using DM = Field<0, 4>;
+    using Fields = FieldList<Codes, Fifth, DM>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_nibbles<alignment_of(ALIGN | 8)>(block + 8, j, codes);
-        add_fifth_bits(block[4 + j / 8], codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_nibbles<From::template align<Codes>()>(from.template field<Codes>(), j, codes);
+        add_fifth_bits(from.template field<Fifth>()[j / 8], codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Affine scale8(const unsigned char* block, int) {
+    template <class From>
+    static __device__ __forceinline__ Affine read_scale(const From& from, int) {
         Affine scale;
-        load_halves<ALIGN>(block, scale.d, scale.m);
+        load_halves<From::template align<DM>()>(from.template field<DM>(), scale.d, scale.m);
         return scale;
     }
 };
 
-struct Q8_0 : Blocks<Q8_0> {
+struct Q8_0 : FieldBlocks<Q8_0> {
     static constexpr int LEN = 32, BYTES = 34, ZERO = 128;
+    using Codes = Field<2, 32>; using D = Field<0, 2>;
+    using Fields = FieldList<Codes, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
-        load_words<alignment_of(ALIGN | 2)>(block + 2 + j, codes);
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
+        load_words<alignment_of(From::template align<Codes>() | 8)>(from.template field<Codes>() + j, codes);
         codes[0] ^= 0x80808080, codes[1] ^= 0x80808080;
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half<ALIGN>(block)};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int) {
+        return {load_half<From::template align<D>()>(from.template field<D>())};
     }
 };
 
 // The codes are the values of the format's table plus 128.
-struct IQ4_NL : Blocks<IQ4_NL> {
+struct IQ4_NL : FieldBlocks<IQ4_NL> {
     static constexpr int LEN = 32, BYTES = 18, ZERO = 128;
+    using Codes = Field<2, 16>; using D = Field<0, 2>;
+    using Fields = FieldList<Codes, D>;
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
         // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-        load_by_table<alignment_of(ALIGN | 2), 0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(block + 2, j, codes);
+        constexpr int ALIGN = From::template align<Codes>();
+        load_by_table<ALIGN, 0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {load_half<ALIGN>(block)};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int) {
+        return {load_half<From::template align<D>()>(from.template field<D>())};
     }
 };
 
 // The codes are the doubled values of E2M1 plus 128.
-struct MXFP4 : Blocks<MXFP4> {
+struct MXFP4 : FieldBlocks<MXFP4> {
     static constexpr int LEN = 32, BYTES = 17, ZERO = 128;
+    using Codes = Field<1, 16>; using Exponent = Field<0, 1>;
+    using Fields = FieldList<Codes, Exponent>;
 
     // Value of one unit of the codes: 2^(e - 128), which is subnormal for `e` below 2.
     static __device__ __forceinline__ float unit(unsigned e) {
         return __uint_as_float(e < 2 ? 0x200000 << e : (e - 1) << 23);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ void codes8(const unsigned char* block, int j, unsigned (&codes)[2]) {
+    template <class From>
+    static __device__ __forceinline__ void read_codes(const From& from, int j, unsigned (&codes)[2]) {
         // 0 1 2 3, 4 6 8 12, then the same values negated
-        load_by_table<1, 0x83828180, 0x8c888684, 0x7d7e7f80, 0x74787a7c>(block + 1, j, codes);
+        constexpr int ALIGN = From::template align<Codes>();
+        load_by_table<ALIGN, 0x83828180, 0x8c888684, 0x7d7e7f80, 0x74787a7c>(from.template field<Codes>(), j, codes);
     }
 
-    template <int ALIGN>
-    static __device__ __forceinline__ Symmetric scale8(const unsigned char* block, int) {
-        return {unit(block[0])};
+    template <class From>
+    static __device__ __forceinline__ Symmetric read_scale(const From& from, int) {
+        return {unit(from.template field<Exponent>()[0])};
     }
 };
 

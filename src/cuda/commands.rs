@@ -90,9 +90,9 @@ impl Command for CudaCommand {
     fn lane(&self) -> Lane {
         use CudaCommand::{Copy, Download, Fill, Mark, Run, Upload, Wait};
         match self {
-            // These wait for pinned memory or a turn.
-            Upload { .. } | Download(_) | Copy { .. } | Run { .. } => Lane::Long,
-            Fill { .. } | Wait(_) | Mark(_) => Lane::Short,
+            // These wait for pinned memory, a turn, or the layout of a memory.
+            Upload { .. } | Download(_) | Copy { .. } | Fill { .. } | Run { .. } => Lane::Long,
+            Wait(_) | Mark(_) => Lane::Short,
         }
     }
 }

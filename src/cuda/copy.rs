@@ -43,26 +43,31 @@ impl UploadSegment {
         self.used + bytes <= self.bytes
     }
 
-    /// Calls `fill` to write `bytes` bytes into the segment, and submits their copy to byte `offset` of `dst`. The caller retains
+    /// Calls `fill` to write the next `bytes` bytes of the segment.
+    pub(super) fn fill(
+        &mut self,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let piece = self.block.block.slice_mut(self.used, bytes);
+        fill(piece.ok_or(DeviceError::Misuse("an upload beyond its staging memory"))?)
+    }
+
+    /// Submits the copy of the bytes that `fill` has written to byte `offset` of `dst`, whose context is current. The caller retains
     /// the segment until the copy is done.
-    pub(super) fn upload(
+    pub(super) fn submit(
         &mut self,
         stream: &Stream,
         (dst, offset): (&DeviceMemory, u64),
         bytes: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let context = dst.context();
         let piece = self.block.block.slice_mut(self.used, bytes);
         let piece = piece.ok_or(DeviceError::Misuse("an upload beyond its staging memory"))?;
-        fill(piece)?;
-        // The source of the bytes may have read them from another GPU, which made that GPU's context current.
-        context.bind()?;
         let address = dst.address_of(offset, bytes as u64)?;
         // SAFETY: the source lies in pinned memory that is retained and not rewritten until the copy is done. The destination lies in
         // its allocation, which the queue retains until then.
         unsafe { result::memcpy_htod_async(address, piece, stream.raw()) }
-            .map_err(|e| context.driver_error("cuMemcpyHtoDAsync", e))?;
+            .map_err(|e| dst.context().driver_error("cuMemcpyHtoDAsync", e))?;
         // Align the next piece to a cache line.
         self.used += bytes.next_multiple_of(64);
         Ok(())

@@ -35,6 +35,11 @@ impl Stream {
         self.raw
     }
 
+    /// The context of its device.
+    pub(super) fn context(&self) -> &Arc<PrimaryContext> {
+        &self.context
+    }
+
     /// Makes later work on this stream wait until `event` is reached. The event may belong to another device. It must have been
     /// recorded: streams share the hardware's queues, so a stream that waits for work that is submitted later may be in front of
     /// that work.
@@ -92,6 +97,11 @@ impl Event {
         // SAFETY: both handles are alive.
         unsafe { result::event::record(self.raw, stream.raw()) }
             .map_err(|e| self.context.driver_error("cuEventRecord", e))
+    }
+
+    /// The context of its device.
+    pub(super) fn context(&self) -> &Arc<PrimaryContext> {
+        &self.context
     }
 
     /// Queries whether all work before the event is done. Does not block. The event's context must be current.

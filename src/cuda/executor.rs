@@ -2,6 +2,7 @@
 //! thread of the device while commands wait for something that is not submitted yet: see `queue`.
 
 mod copies;
+mod layouts;
 
 use super::commands::{CudaCommand, Download, Downloaded, EventNumbers};
 use super::context::{DeviceContext, TransferBlock};
@@ -216,6 +217,9 @@ impl CudaExecutor {
     /// Uploads a region.
     pub(super) fn upload(&mut self, dst: &Region, mut src: UploadSource<'_>) -> Result<(), DeviceError> {
         self.retain(dst.clone())?;
+        self.forget_overwritten(dst)?;
+        // Before a block of pinned memory is taken: whoever has one must not wait for long.
+        drop(self.lock_rows(&[self.row_access(dst, 0..dst.bytes(), true)?])?);
         let stream = self.stream()?;
         // Uploads of at most one segment are staged even from pinned memory: the host copy is faster than waiting for the stream.
         if let UploadSource::Borrowed(bytes) = &src
@@ -237,7 +241,7 @@ impl CudaExecutor {
                     UploadSegment::new(self.upload_block(size)?, size)
                 }
             };
-            let copied = segment.upload(&stream, (memory(dst)?, dst.offset() + at), n, |piece| match &mut src {
+            let filled = segment.fill(n, |piece| match &mut src {
                 UploadSource::Borrowed(bytes) => {
                     let (next, rest) = bytes.split_at(piece.len());
                     piece.copy_from_slice(next);
@@ -246,10 +250,17 @@ impl CudaExecutor {
                 }
                 UploadSource::Writer(fill) => fill(piece).map_err(DeviceError::from),
             });
+            // The source of the bytes may have read them from another GPU, which made that GPU's context current.
+            let copied = filled.and_then(|()| self.context.bind()).and_then(|()| {
+                // Again: a wait for pinned memory ends with an event, until which the region was retained.
+                self.retain(dst.clone())?;
+                let _rows = self.lock_rows(&[self.row_access(dst, at..at + n as u64, true)?])?;
+                segment.submit(&stream, (memory(dst)?, dst.offset() + at), n)
+            });
             if segment.is_shared() {
                 self.segment = Some(segment);
             } else {
-                self.retain_block(segment)?;
+                self.retain_block((segment, dst.clone()))?;
             }
             copied?;
             at += n as u64;
@@ -270,7 +281,9 @@ impl CudaExecutor {
         self.wait_for_stream()?;
         // The bytes are borrowed until the wait below ends: with the copy, or with a lost device. Then pinned memory is not released
         // any more (`bind_for_release`) while the device may read it.
+        let rows = self.lock_rows(&[self.row_access(dst, 0..dst.bytes(), true)?])?;
         copy::upload_pinned(&*self.stream()?, memory(dst)?, dst.offset(), bytes)?;
+        drop(rows);
         let seq = match self.record() {
             Ok(seq) => seq,
             Err(e) => {
@@ -289,6 +302,9 @@ impl CudaExecutor {
     pub(super) fn download(&mut self, download: Download) -> Result<(), DeviceError> {
         let Download { srcs, ranges, result, point } = download;
         self.retain(srcs.clone())?;
+        let rows = srcs.iter().map(|src| self.row_access(src, 0..src.bytes(), false)).collect::<Result<Vec<_>, _>>()?;
+        // Before a block of pinned memory is taken.
+        drop(self.lock_rows(&rows)?);
         let end = ranges.last().map_or(0, |range| range.end);
         let (context, downloads) = (Arc::clone(&self.context), Arc::clone(&self.downloads));
         let mut block = context.download_memory.acquire_share(&downloads, end);
@@ -303,10 +319,14 @@ impl CudaExecutor {
             return self.mark(point);
         };
         let stream = self.stream()?;
+        // Again: a conversion, or a wait, ends with an event, until which the regions were retained.
+        self.retain(srcs.clone())?;
+        let rows = self.lock_rows(&rows)?;
         let mut parts = srcs.iter().zip(&ranges).filter(|(_, range)| !range.is_empty());
         let copied = parts.try_for_each(|(src, range)| {
             copy::download(&stream, (memory(src)?, src.offset()), &mut block, range.clone())
         });
+        drop(rows);
         let _ = result.set(Downloaded::Block(block));
         // Retain the block even if a copy failed: earlier copies into it may be running.
         self.events.retain_until(self.numbers.next(), Box::new(result));
@@ -326,7 +346,9 @@ impl CudaExecutor {
                 free = self.try_upload_block(n);
             }
             let mut block = free.map_or_else(|| self.upload_block(n), Ok)?;
+            let rows = self.lock_rows(&[self.row_access(src, at..at + n as u64, false)?])?;
             let copied = copy::download(&*self.stream()?, (memory(src)?, src.offset() + at), &mut block, 0..n);
+            drop(rows);
             let block = Arc::new(block);
             self.events.retain_until(self.numbers.next(), Box::new(Arc::clone(&block)));
             copied?;
@@ -355,6 +377,7 @@ impl CudaExecutor {
 
     pub(super) fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {
         self.retain(dst.clone())?;
+        let _rows = self.lock_rows(&[self.row_access(dst, 0..dst.bytes(), true)?])?;
         memory(dst)?.fill(&*self.stream()?, dst.offset(), dst.bytes(), value)
     }
 
@@ -372,6 +395,7 @@ impl CudaExecutor {
         let used = (program.clone(), Arc::clone(bindings));
         self.retain(used.clone())?;
         let (stream, until) = (self.stream()?, self.numbers.next());
+        let layouts = self.lock_layouts(compiled, bindings)?;
         let mut run = ProgramRun {
             context: &self.context,
             stream: &stream,
@@ -379,9 +403,10 @@ impl CudaExecutor {
             numbers: &mut self.numbers,
             session: &self.budget,
             scratch,
+            packed: Arc::clone(&layouts.packed),
         };
         let done = compiled.run(&mut run, bindings, from, yields);
-        // Turns and long programs record events, and the first of them ends what was retained above.
+        // Conversions, turns and long programs record events, and the first of them ends what was retained above.
         if self.numbers.next() != until {
             self.events.retain_until(self.numbers.next(), Box::new(used));
         }

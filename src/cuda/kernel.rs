@@ -8,9 +8,10 @@
 use super::context::DeviceContext;
 use super::driver::Gpu;
 use super::events::Stream;
+use super::layout::PackedSpan;
 use super::modules::Function;
 use crate::device::{DeviceError, Unsupported};
-use crate::ops::{MAX_SRC, NodeView};
+use crate::ops::{MAX_SRC, OpCode};
 use bytemuck::NoUninit;
 use cudarc::driver::{result, sys};
 use std::collections::{BTreeSet, HashMap};
@@ -102,6 +103,7 @@ impl Grid {
 }
 
 /// A kernel launch: the entry, the grid and the arguments. The pointers are symbolic until the launch.
+#[derive(Clone)]
 pub(super) struct KernelLaunch {
     entry: KernelEntry,
     blocks: [u32; 3],
@@ -119,14 +121,14 @@ impl KernelLaunch {
     /// # Errors
     /// [`Unsupported`] if this build has no such kernel for the device, or the grid exceeds the limits of a launch.
     pub(super) fn new(
-        node: &NodeView<'_>,
+        op: OpCode,
         gpu: &Gpu,
         (stem, name): (&str, &str),
         grid: Grid,
         pointers: &[Ptr],
         scalars: &impl NoUninit,
     ) -> Result<KernelLaunch, Unsupported> {
-        let no = |reason: String| Unsupported { op: node.op.code(), reason };
+        let no = |reason: String| Unsupported { op, reason };
         let entry = find_entry(gpu.capability, stem, name)
             .ok_or_else(|| no(format!("no kernel {stem}/{name} for capability {}", gpu.capability)))?;
         let scalars = bytemuck::bytes_of(scalars);
@@ -178,11 +180,28 @@ pub(super) struct NodeLaunches {
     pub(super) launches: Vec<KernelLaunch>,
     /// Bytes of scratch memory, addressed by [`Ptr::Scratch`].
     pub(super) scratch: u64,
+    /// What is launched instead while source 0 is packed.
+    pub(super) packed: Option<PackedLaunches>,
+}
+
+/// The launches of a node whose source 0 is packed (see `layout`): as many as for the same source in rows, with as much scratch
+/// memory at most.
+pub(super) struct PackedLaunches {
+    pub(super) launches: Vec<KernelLaunch>,
+    /// Source 0, at byte 0.
+    pub(super) span: PackedSpan,
+    /// Whether the node is a reason to pack: a product. Others read what is packed.
+    pub(super) packs: bool,
 }
 
 impl NodeLaunches {
     pub(super) fn one(launch: KernelLaunch) -> NodeLaunches {
-        NodeLaunches { launches: vec![launch], scratch: 0 }
+        NodeLaunches::new(vec![launch], 0)
+    }
+
+    /// Launches with `scratch` bytes of scratch memory.
+    pub(super) fn new(launches: Vec<KernelLaunch>, scratch: u64) -> NodeLaunches {
+        NodeLaunches { launches, scratch, packed: None }
     }
 }
 

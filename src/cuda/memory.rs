@@ -8,6 +8,7 @@
 use super::context::{DeviceContext, PrimaryContext};
 use super::deferred_drop::DeferredDrops;
 use super::events::{POLL_INTERVAL, Stream};
+use super::layout::MemoryLayout;
 use crate::device::DeviceError;
 use cudarc::driver::{DriverError, result, sys};
 use std::sync::Arc;
@@ -145,6 +146,8 @@ pub(super) struct DeviceMemory {
     context: Arc<DeviceContext>,
     address: sys::CUdeviceptr,
     bytes: u64,
+    /// Which ranges hold repacked weights.
+    pub(super) layout: MemoryLayout,
 }
 
 /// Waits until what a device has freed is free, but not for long: other work may be in front. Then returns it to the system.
@@ -198,7 +201,9 @@ impl DeviceMemory {
             Err(e)
         });
         match allocated {
-            Ok(address) => Ok(DeviceMemory { context: Arc::clone(context), address, bytes }),
+            Ok(address) => {
+                Ok(DeviceMemory { context: Arc::clone(context), address, bytes, layout: MemoryLayout::default() })
+            }
             Err(e) if is_out_of_memory(&e) => {
                 let (left, limit) = context.memory_info().unwrap_or((0, context.gpu.memory));
                 Err(DeviceError::OutOfMemory { requested: bytes, available: left, limit })

@@ -14,6 +14,7 @@
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `queue`, `executor` | the queue: submits commands at once, or holds them back until what they wait for is submitted |
 //! | `program` | compiled graphs, replayed as CUDA graphs |
+//! | `layout`, `program_layout` | which weights of a memory are repacked, and which layouts a program can read |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
 //!
@@ -41,6 +42,7 @@ mod executor;
 mod graph_exec;
 mod kernel;
 mod launch_log;
+mod layout;
 mod memory;
 mod modules;
 mod ops;
@@ -49,6 +51,7 @@ mod pinned;
 mod precompile;
 mod prediction;
 mod program;
+mod program_layout;
 mod queue;
 mod turns;
 

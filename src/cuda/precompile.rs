@@ -8,6 +8,7 @@
 
 use super::context::{DeviceContext, lock};
 use super::kernel::PtxImage;
+use super::ops::can_pack;
 use crate::tensor::DType;
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZero;
@@ -42,8 +43,8 @@ const UNTYPED: &[&str] = &[
 /// Types of caches that are used most. No tensor of a cache is announced.
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
-/// The files of `kernels/` for a type of a cache.
-const OF_CACHE: [&str; 4] = ["copy_to", "flash_attn", "copy_from", "mul_mat"];
+/// The files of `kernels/` for a type of a cache, which may also be that of weights.
+const OF_CACHE: [&str; 5] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;
@@ -95,10 +96,13 @@ impl Precompiler {
             let name = dtype.name().to_ascii_lowercase();
             let images =
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
+            // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
+            let (product, later): (_, &[_]) =
+                if can_pack(dtype) { ("mul_mat_packed", &["mul_mat"]) } else { ("mul_mat", &[]) };
             // The product is used before the conversion, of which models have one, in the look-up of embeddings.
-            ["copy_from", "mul_mat"].into_iter().flat_map(images).for_each(|image| state.waiting.push_front(image));
+            ["copy_from", product].into_iter().flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
-            state.waiting.extend(["flash_attn", "copy_to"].into_iter().flat_map(images));
+            state.waiting.extend(later.iter().chain(&["flash_attn", "copy_to"]).flat_map(|stem| images(stem)));
             start_threads(&mut state, context);
         }
     }

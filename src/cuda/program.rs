@@ -12,13 +12,14 @@ use super::launch_log::LaunchSpan;
 use super::memory::DeviceMemory;
 use super::modules;
 use super::ops;
+use super::program_layout::ProgramLayout;
 use super::turns::StreamStatus;
 use crate::device::{DeviceError, MemoryBudget, Region, Reservation, SLICE};
 use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
 use crate::graph::{Graph, SlotOffset, TensorId};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 /// Limit of sets of addresses per program for which CUDA graphs are built. Callers alternate between few sets, for example
@@ -40,6 +41,7 @@ const BINDING_ALIGNMENT: u64 = 8;
 
 pub(super) struct CudaProgram {
     launches: Vec<ProgramLaunch>,
+    pub(super) layout: ProgramLayout,
     /// Parts of `launches`, in order, between which other clients may have the GPU.
     segments: Vec<Segment>,
     /// Bytes of scratch memory.
@@ -51,13 +53,50 @@ pub(super) struct CudaProgram {
 }
 
 struct ProgramLaunch {
-    launch: LoadedLaunch,
+    rows: LazyLaunch,
+    /// What is launched instead while a packable span, by its number, is packed.
+    packed: Option<(usize, LazyLaunch)>,
     dst: SlotOffset,
     srcs: [Option<SlotOffset>; MAX_SRC],
 }
 
+/// A launch whose kernel is loaded when it is first needed.
+struct LazyLaunch {
+    launch: KernelLaunch,
+    loaded: OnceLock<LoadedLaunch>,
+}
+
+/// A launch for weights in rows, and one for packed weights: the number of the packable span, and whether the program packs it.
+struct LaunchPair {
+    rows: KernelLaunch,
+    packed: Option<(usize, KernelLaunch, bool)>,
+}
+
+impl LaunchPair {
+    /// The launch that runs are expected to need.
+    fn expected(&self) -> &KernelLaunch {
+        match &self.packed {
+            Some((_, packed, true)) => packed,
+            _ => &self.rows,
+        }
+    }
+
+    /// The pair with its expected launch loaded.
+    fn with_loaded(self, loaded: LoadedLaunch, dst: SlotOffset, srcs: [Option<SlotOffset>; MAX_SRC]) -> ProgramLaunch {
+        let LaunchPair { rows, packed } = self;
+        let packs = matches!(packed, Some((_, _, true)));
+        let (of_rows, of_packed) = if packs { (None, Some(loaded)) } else { (Some(loaded), None) };
+        let lazy = |launch, loaded: Option<LoadedLaunch>| LazyLaunch {
+            launch,
+            loaded: loaded.map_or_else(OnceLock::new, OnceLock::from),
+        };
+        let packed = packed.map(|(number, launch, _)| (number, lazy(launch, of_packed)));
+        ProgramLaunch { rows: lazy(rows, of_rows), packed, dst, srcs }
+    }
+}
+
 /// A set of addresses on which the program has run, and the graphs that later runs have built, one per segment. A set
-/// includes the addresses of the queue, so only runs of one queue share it.
+/// includes the addresses of the queue, so only runs of one queue share it, and which weights are packed.
 struct CachedGraphs {
     addresses: Box<[u64]>,
     graphs: Mutex<GraphState>,
@@ -85,6 +124,8 @@ pub(super) struct ProgramRun<'a> {
     /// The session whose turns the run takes.
     pub(super) session: &'a Arc<MemoryBudget>,
     pub(super) scratch: u64,
+    /// Which packable spans of the program are packed: see `ProgramLayout`.
+    pub(super) packed: Arc<[bool]>,
 }
 
 impl ProgramRun<'_> {
@@ -122,7 +163,9 @@ impl CudaProgram {
             let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
             tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
         };
-        let (mut all, mut places, mut times, mut scratch) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let (mut all, mut packed, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut times, mut scratch) = (Vec::new(), 0);
+        let mut layout = ProgramLayout::new(graph.slot_sizes().len());
         select_kernels(
             graph,
             FUSION_PATTERNS,
@@ -143,17 +186,48 @@ impl CudaProgram {
                 // The launches of a node share its time: rounding and merging take little of it.
                 let time = time.unwrap_or_default() / u32::try_from(launches.len().max(1)).unwrap_or(1);
                 let time = time.max(LAUNCH_TIME);
+                // The layout of source 0, if the launches can read it packed; everything else is in rows.
+                let for_packed = step.kernel.packed.filter(|kernel| kernel.launches.len() == launches.len());
+                let for_packed = for_packed.and_then(|kernel| {
+                    let place = srcs[0]?;
+                    let number = layout.add_packable(byte_of(&place), &kernel.span, kernel.packs)?;
+                    Some((number, kernel.launches))
+                });
+                let first = usize::from(for_packed.is_some());
+                let in_rows = srcs.iter().zip(&operands).skip(first).map(|(&place, &desc)| (place, desc));
+                for (place, desc) in in_rows.chain([(Some(dst), desc(step.dst))]) {
+                    if let (Some(place), Some(desc)) = (place, desc) {
+                        let (slot, start) = byte_of(&place);
+                        layout.add_rows(slot, start..start + desc.extent() as u64);
+                    }
+                }
+                let (number, for_packed) = for_packed.map_or((0, Vec::new()), |(number, list)| (number, list));
+                let mut for_packed = for_packed.into_iter();
                 for launch in launches {
                     all.push(launch);
+                    packed.push(for_packed.next().map(|launch| (number, launch)));
                     places.push((dst, srcs));
                     times.push(time);
                 }
                 Ok::<_, DeviceError>(())
             },
         )?;
-        let loaded = modules::load_all(context, all)?.into_iter().zip(places);
+        let packs = layout.finish();
+        // Of the launches for both layouts, that which a run is expected to need is loaded now: weights are packed before the first run.
+        let pairs: Vec<_> = all
+            .into_iter()
+            .zip(packed)
+            .map(|(rows, packed)| {
+                let packed = packed.and_then(|(number, launch)| Some((number, launch, packs.get(number).copied()??)));
+                LaunchPair { rows, packed }
+            })
+            .collect();
+        let loaded = modules::load_all(context, pairs.iter().map(|pair| pair.expected().clone()).collect())?;
+        let launches = pairs.into_iter().zip(loaded).zip(places);
+        let launches = launches.map(|((pair, loaded), (dst, srcs))| pair.with_loaded(loaded, dst, srcs));
         Ok(CudaProgram {
-            launches: loaded.map(|(launch, (dst, srcs))| ProgramLaunch { launch, dst, srcs }).collect(),
+            launches: launches.collect(),
+            layout,
             segments: cut_into_segments(times, SLICE),
             scratch,
             slots: graph.slot_sizes().len(),
@@ -201,11 +275,16 @@ impl CudaProgram {
         if self.launches.is_empty() {
             return Ok(None);
         }
+        // Before any turn: a kernel for ggml's layout may have to be compiled.
+        self.launches.iter().try_for_each(|step| step.load(run).map(drop))?;
         let mut addresses = Vec::with_capacity(self.slots + 2);
         for region in bindings {
             addresses.push(binding_address(run.context, region)?);
         }
         addresses.extend([run.scratch, run.events.error_word()]);
+        // Graphs have the kernels of one layout.
+        let bits = |chunk: &[bool]| chunk.iter().fold(0, |bits, &packed| bits << 1 | u64::from(packed));
+        addresses.extend(run.packed.chunks(64).map(bits));
         let cached = if run.context.options.launch_check { None } else { self.find_or_insert(&addresses) };
         // An event at least every tenth of the timeout, so that a long program does not look like one that hangs.
         let (longest, mut unrecorded) = (run.context.options.device_timeout / 10, Duration::ZERO);
@@ -281,7 +360,8 @@ impl CudaProgram {
         unused: Option<ChargedGraph>,
     ) -> Result<Option<ChargedGraph>, DeviceError> {
         let steps = self.launches.get(launches).unwrap_or_default();
-        let at = || steps.iter().map(|step| (&step.launch, step.addresses(run, addresses)));
+        let chosen = steps.iter().map(|step| step.load(run)).collect::<Result<Vec<_>, _>>()?;
+        let at = || chosen.iter().zip(steps).map(|(&launch, step)| (launch, step.addresses(run, addresses)));
         if let Some(mut unused) = unused {
             unused.graph.update(run.context, at())?;
             return Ok(Some(unused));
@@ -300,8 +380,8 @@ impl CudaProgram {
             let span = LaunchSpan {
                 first: launches.start,
                 last: launches.end - 1,
-                first_kernel: first.launch.name(),
-                last_kernel: last.launch.name(),
+                first_kernel: first.kernel(run),
+                last_kernel: last.kernel(run),
                 of: self.launches.len(),
             };
             run.events.launch_log.push(run.numbers.next(), span);
@@ -318,7 +398,7 @@ impl CudaProgram {
             let Some(step) = self.launches.get(index) else { break };
             run.events.check()?;
             self.log_launches(run, index..index + 1);
-            step.launch.launch(run.context, run.stream, &step.addresses(run, addresses))?;
+            step.load(run)?.launch(run.context, run.stream, &step.addresses(run, addresses))?;
             if run.context.options.launch_check {
                 run.wait_for_stream(|| {})?;
             }
@@ -338,7 +418,33 @@ fn binding_address(context: &DeviceContext, region: &Region) -> Result<u64, Devi
     Ok(memory.address() + region.offset())
 }
 
+/// The slot of a place and the byte within it.
+fn byte_of(place: &SlotOffset) -> (usize, u64) {
+    (place.slot as usize, place.offset as u64)
+}
+
 impl ProgramLaunch {
+    /// The launch for the layout of the run.
+    fn chosen(&self, run: &ProgramRun<'_>) -> &LazyLaunch {
+        let packed = self.packed.as_ref().filter(|(number, _)| run.packed.get(*number) == Some(&true));
+        packed.map_or(&self.rows, |(_, launch)| launch)
+    }
+
+    /// That launch, loaded.
+    fn load(&self, run: &ProgramRun<'_>) -> Result<&LoadedLaunch, DeviceError> {
+        let LazyLaunch { launch, loaded } = self.chosen(run);
+        if let Some(launch) = loaded.get() {
+            return Ok(launch);
+        }
+        let launch = launch.clone().load(run.context)?;
+        Ok(loaded.get_or_init(|| launch))
+    }
+
+    /// Name of its kernel.
+    fn kernel(&self, run: &ProgramRun<'_>) -> &'static str {
+        self.chosen(run).launch.entry().name
+    }
+
     fn addresses(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> LaunchAddresses {
         let at = |place: &SlotOffset| addresses.get(place.slot as usize).map_or(0, |base| base + place.offset as u64);
         let mut srcs = [0; MAX_SRC];

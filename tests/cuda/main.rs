@@ -2,7 +2,7 @@
 //!
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
 //! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
-//! how programs are cut by time, `modules` their compilation, `hardware` what a real GPU does and an ideal one does not, `turns`
+//! how programs are cut by time, `modules` their compilation, `packed` repacked weights, `hardware` what a real GPU does and an ideal one does not, `turns`
 //! how sessions take turns; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
 //! `FANOUT_TEST_GPU=1 cargo test --test cuda sweep -- --nocapture` runs the sweep on a real GPU; the other tests need the
 //! emulator's settings and counters.
@@ -13,6 +13,7 @@ mod counts;
 mod fixture;
 mod hardware;
 mod modules;
+mod packed;
 mod pinned;
 mod pipeline;
 mod queue;

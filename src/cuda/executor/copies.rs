@@ -1,7 +1,7 @@
 //! Copies between CUDA regions, of one device or two.
 
 use super::{CudaExecutor, memory};
-use crate::cuda::context::DeviceContext;
+use crate::cuda::context::{DeviceContext, TransferBlock};
 use crate::cuda::copy::{self, SEGMENT};
 use crate::cuda::events::Stream;
 use crate::cuda::memory::DeviceMemory;
@@ -14,15 +14,29 @@ impl CudaExecutor {
         if src.bytes() == 0 {
             return Ok(());
         }
-        self.retain((src.clone(), dst.clone()))?;
         let (from, to) = ((memory(src)?, src.offset()), (memory(dst)?, dst.offset()));
         let (bytes, stream) = (src.bytes(), self.stream()?);
         let source = from.0.context();
-        if source.gpu.ordinal != self.context.gpu.ordinal {
-            if self.context.peers.has(source.gpu.ordinal) {
-                return copy::copy_peer(&stream, from, to, bytes);
-            }
-            return self.copy_through_host(from, to, bytes);
+        let is_local = source.gpu.ordinal == self.context.gpu.ordinal;
+        let is_peer = !is_local && self.context.peers.has(source.gpu.ordinal);
+        let mut read = self.row_access(src, 0..bytes, false)?;
+        if !is_local {
+            // Weights of another device are converted there, and copies through the host read them there.
+            read.stream = self.source_stream(source)?;
+        }
+        // Whoever has a lock must not wait for pinned memory: others wait for the lock with blocks of it.
+        let through_host = !is_local && !is_peer;
+        let blocks = if through_host { self.staging_blocks(bytes)? } else { Vec::new() };
+        // Behind that wait, which ends with an event.
+        self.retain((src.clone(), dst.clone()))?;
+        let _rows = self.lock_rows(&[read, self.row_access(dst, 0..bytes, true)?])?;
+        if is_peer {
+            // The copy is on this device's stream, behind the conversion.
+            self.wait_for_conversion(from.0, &stream)?;
+            return copy::copy_peer(&stream, from, to, bytes);
+        }
+        if !is_local {
+            return self.copy_through_host(from, to, bytes, blocks);
         }
         let overlap = from.0.address() == to.0.address() && from.1 < to.1 + bytes && to.1 < from.1 + bytes;
         if !overlap {
@@ -38,18 +52,24 @@ impl CudaExecutor {
         copy::copy_within_device(&stream, (&temporary.0, 0), to, bytes)
     }
 
+    /// One block of pinned memory, or two if there is a second one.
+    fn staging_blocks(&mut self, bytes: u64) -> Result<Vec<TransferBlock>, DeviceError> {
+        let size = bytes.min(SEGMENT as u64) as usize;
+        let mut blocks = vec![self.upload_block(size)?];
+        if bytes > SEGMENT as u64 {
+            blocks.extend(self.try_upload_block(size));
+        }
+        Ok(blocks)
+    }
+
     fn copy_through_host(
         &mut self,
         from: (&DeviceMemory, u64),
         to: (&DeviceMemory, u64),
         bytes: u64,
+        blocks: Vec<TransferBlock>,
     ) -> Result<(), DeviceError> {
         let from_stream = self.source_stream(from.0.context())?;
-        let size = (bytes as usize).min(SEGMENT);
-        let mut blocks = vec![self.upload_block(size)?];
-        if bytes > SEGMENT as u64 {
-            blocks.extend(self.try_upload_block(size));
-        }
         let (retained, done) = copy::copy_through_host((&from_stream, &*self.stream()?), from, to, bytes, blocks);
         self.retain_block(retained)?;
         done

@@ -38,5 +38,5 @@ pub(super) fn select(op: Assign, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
         };
         launches.push(on.launch(("assign", "assign_region"), grid, &[Ptr::Src(1), Ptr::Dst], &args)?);
     }
-    Ok(NodeLaunches { launches, scratch: 0 })
+    Ok(NodeLaunches::new(launches, 0))
 }

@@ -37,10 +37,7 @@ struct ConcatArgs {
 pub(super) fn select(op: Concat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (dst, first) = (on.dst(), on.src(0)?);
     let Concat::Concat { dim } = op else {
-        return Ok(NodeLaunches {
-            launches: repeat_launch(on, 0, block_counts(dst), 0)?.into_iter().collect(),
-            scratch: 0,
-        });
+        return Ok(NodeLaunches::new(repeat_launch(on, 0, block_counts(dst), 0)?.into_iter().collect(), 0));
     };
     let d = usize::from(dim);
     if d >= DIMS {
@@ -51,7 +48,7 @@ pub(super) fn select(op: Concat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     for (i, at) in [(0, 0), (1, behind)] {
         launches.extend(repeat_launch(on, i, block_counts(on.src(usize::from(i))?), at)?);
     }
-    Ok(NodeLaunches { launches, scratch: 0 })
+    Ok(NodeLaunches::new(launches, 0))
 }
 
 /// The launch that fills `counts` blocks of dst from byte `at` on with source `i`, repeated as necessary. `None` if a count is

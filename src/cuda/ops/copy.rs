@@ -3,6 +3,8 @@
 
 use super::rows::Ids;
 use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use crate::cuda::kernel::PackedLaunches;
+use crate::cuda::layout::PackedSpan;
 use crate::ops::copy::CopyOp;
 use crate::tensor::DType::{F32, I32};
 use crate::tensor::{Capability, CopyLoop, DIMS, DType, TensorDesc, common_loop_nest};
@@ -16,7 +18,7 @@ pub(super) fn select(_: CopyOp, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsu
     } else if from.is_float() && has_blocks(to) {
         let ys = if y.is_contiguous() { BlockTarget::Dense } else { BlockTarget::Strided(on.shape(y)?) };
         let launch = to_blocks(on, flattened_shape(on, x, to.block_len())?, ys, [Ptr::Src(0), Ptr::Null, Ptr::Null])?;
-        Ok(NodeLaunches { launches: vec![launch], scratch: 0 })
+        Ok(NodeLaunches::new(vec![launch], 0))
     } else if reads_blocks(from) && to.is_float() {
         let block = from.block_len();
         from_blocks(on, flattened_shape(on, x, block)?, flattened_shape(on, y, block)?, None)
@@ -276,7 +278,19 @@ pub(super) fn from_blocks(
     let (list, dtype) = (list.unwrap_or(Ids::zeroed()), on.dst().dtype().to_wire());
     let args = CopyFromBlocksArgs { x: xs, y: ys, list, n: n as u64, dtype, named };
     let pointers = [Ptr::Src(0), ids, Ptr::Dst, Ptr::ErrorWord];
-    on.single_launch((&name, &name), Grid::line(blocks(n, THREADS, 1), THREADS), &pointers, &args)
+    let grid = Grid::line(blocks(n, THREADS, 1), THREADS);
+    let mut kernel = on.single_launch((&name, &name), grid, &pointers, &args)?;
+    // A table of embeddings may also be the weight of the last product, which packs it.
+    if let Some(span) = PackedSpan::of(on.src(0)?).filter(|_| named == 1) {
+        let suffix = suffix(on.src(0)?.dtype());
+        let entry = (&*format!("mul_mat_packed_{suffix}"), &*format!("mul_mat_packed_rows_{suffix}"));
+        let mut args = args;
+        // The stride of a single row is arbitrary, and the kernel derives the length of rows from it.
+        args.x.nb[1] = on.src(0)?.row_bytes() as u64;
+        let launch = on.launch(entry, grid, &pointers, &args)?;
+        kernel.packed = Some(PackedLaunches { launches: vec![launch], span, packs: false });
+    }
+    Ok(kernel)
 }
 
 /// The shape of a contiguous tensor as one row, or as rows of `block` elements if one row would be too long. Other tensors keep

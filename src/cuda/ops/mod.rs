@@ -20,6 +20,7 @@ mod mul_mat;
 mod norm;
 mod pad;
 mod reduce;
+mod repack;
 mod rope;
 mod rows;
 mod sequence;
@@ -27,6 +28,8 @@ mod softmax;
 mod sort;
 mod ssm;
 mod unary;
+
+pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::driver::Gpu;
 use super::kernel::{Grid, KernelLaunch, NodeLaunches, Ptr};
@@ -108,7 +111,7 @@ impl<'a> NodeOnGpu<'a> {
         pointers: &[Ptr],
         args: &impl NoUninit,
     ) -> Result<KernelLaunch, Unsupported> {
-        KernelLaunch::new(self.node, self.gpu, entry, grid, pointers, args)
+        KernelLaunch::new(self.node.op.code(), self.gpu, entry, grid, pointers, args)
     }
 
     /// As `launch`, for a node that needs a single launch and no scratch memory.

@@ -1,8 +1,12 @@
 //! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, one module per type of the weights a.
 //!
-//! Few columns of b (decoding) use the vector kernels, many columns use tiles on tensor cores.
+//! Few columns of b (decoding) use the vector kernels, many columns use tiles on tensor cores. For block types, the vector kernels
+//! multiply 8-bit codes: a launch before them quantises b.
 
+use super::repack::unit_len;
 use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use crate::cuda::kernel::PackedLaunches;
+use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
@@ -19,8 +23,12 @@ const MAX_GRID_YZ: u64 = 65535;
 /// block).
 const WARPS_TO_HIDE_LATENCY: u64 = 16;
 
-/// Limit of columns per block of the vector kernels.
+/// Most columns for the vector kernels, if there are tensor cores.
 const MAX_VEC_COLUMNS: u32 = 8;
+
+/// Columns per block of the vector kernels of block types over ggml's layout, if there is more than one. Weights in that layout are the
+/// exception, so two widths keep their modules small.
+const UNPACKED_VEC_COLUMNS: u32 = 4;
 
 /// Lowest compute capability with the tensor-core instructions (tf32) of the tiled kernels, times ten.
 const MIN_TF32_CAPABILITY: u32 = 80;
@@ -60,13 +68,14 @@ struct MulMatIdArgs {
     ids: [u64; 2],
 }
 
-/// `struct WidenArgs` and `struct RoundArgs` of the file.
+/// `struct WidenArgs`, `struct RoundArgs` and `struct QuantizeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PackArgs {
+struct ConvertColumnsArgs {
     b: Shape,
+    /// From one packed row to the next: elements, or bytes of QuantizeArgs.
     stride: u64,
-    /// WidenArgs: the type of b; RoundArgs: the elements per group.
+    /// WidenArgs: the type of b; RoundArgs and QuantizeArgs: the elements per group.
     number: u32,
     padding: u32,
 }
@@ -79,75 +88,143 @@ pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     }
     let mut kernel = NodeLaunches::default();
     let columns = if b.dtype() == DType::F32 && !a.dtype().is_block() {
-        F32Columns { at: Ptr::Src(1), shape: on.shape(b)? }
+        Columns { at: Ptr::Src(1), shape: on.shape(b)? }
     } else {
-        let (launch, columns, bytes) = convert_columns(a, b, on)?;
+        let form = if !a.dtype().is_block() {
+            ColumnForm::Widened
+        } else if !op.by_id && uses_tiles(a, b, on)? {
+            ColumnForm::Rounded
+        } else {
+            ColumnForm::Quantized
+        };
+        let (launch, columns, bytes) = convert_columns(a, b, form, on)?;
         kernel.launches.push(launch);
         kernel.scratch = bytes;
         columns
     };
-    kernel.launches.push(if op.by_id { mul_mat_id_launch(a, &columns, on)? } else { mul_mat_launch(a, &columns, on)? });
+    let product = |layout| {
+        if op.by_id { mul_mat_id_launch(a, &columns, layout, on) } else { mul_mat_launch(a, &columns, layout, on) }
+    };
+    // The kernels for packed weights store results as words.
+    if let Some(span) = PackedSpan::of(a).filter(|_| on.node.aligned) {
+        let mut launches = kernel.launches.clone();
+        launches.push(product(WeightLayout::Packed)?);
+        kernel.packed = Some(PackedLaunches { launches, span, packs: true });
+    }
+    kernel.launches.push(product(WeightLayout::Ggml)?);
     Ok(kernel)
 }
 
-/// The columns of the product: rows of b in F32.
-struct F32Columns {
+/// The layout of the weights a: ggml's, or packed (`layout`).
+#[derive(Clone, Copy, PartialEq)]
+enum WeightLayout {
+    Ggml,
+    Packed,
+}
+
+/// The columns of the product: rows of b, in F32 or quantised. Byte strides are in dimensions 1 to 3 of the shape.
+struct Columns {
     at: Ptr,
     shape: Shape,
 }
 
-/// A launch that writes b to scratch memory as F32, the result, and the bytes of scratch. Converts F16 and BF16. For quantised
-/// weights it rounds b to 8 bits, as llama.cpp does on the CPU, so that a model generates the same tokens on both.
+/// What a launch before the product makes of b. Both forms for quantised weights have values rounded to 8 bits, as llama.cpp
+/// does on the CPU, so that a model generates the same tokens on both.
+#[derive(Clone, Copy, PartialEq)]
+enum ColumnForm {
+    /// F32, from F16 or BF16.
+    Widened,
+    /// Values rounded to 8 bits, as F32, for the tiled kernels.
+    Rounded,
+    /// 8-bit codes, scales and sums, for the vector kernels.
+    Quantized,
+}
+
+/// Elements of b that share a scale, for weights of a block type.
+fn group_len(a: &TensorDesc) -> usize {
+    if a.dtype().block_len() == 256 { 256 } else { 32 }
+}
+
+/// Bytes of a column of `k` elements in scratch memory; columns start at multiples of 16 bytes. The layout of quantised columns
+/// is documented at `struct QuantizeArgs`.
+fn column_bytes(form: ColumnForm, k: usize, group: usize) -> u64 {
+    let bytes = match (form, group) {
+        (ColumnForm::Quantized, 256) => k + k / 8 + k / 64,
+        (ColumnForm::Quantized, _) => k + k / 4,
+        (ColumnForm::Widened | ColumnForm::Rounded, _) => 4 * k,
+    };
+    bytes.next_multiple_of(16) as u64
+}
+
+/// The shape of columns of `bytes` that lie one after the other in scratch memory.
+fn scratch_shape(b: &Shape, bytes: u64) -> Shape {
+    let [_, n, b2, _] = b.ne.map(u64::from);
+    Shape { nb: [4, bytes, bytes * n, bytes * n * b2], ..*b }
+}
+
+/// A launch that writes b to scratch memory in another form, the result, and the bytes of scratch.
 fn convert_columns(
     a: &TensorDesc,
     b: &TensorDesc,
+    form: ColumnForm,
     on: &NodeOnGpu<'_>,
-) -> Result<(KernelLaunch, F32Columns, u64), Unsupported> {
+) -> Result<(KernelLaunch, Columns, u64), Unsupported> {
     let [k, n, b2, b3] = b.ne();
-    // Rows start at multiples of 16 bytes.
-    let stride = k.next_multiple_of(4) as u64;
-    let row = 4 * stride;
-    let bytes = row.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large in F32"))?;
-    let nb = [4, row, row * n as u64, row * (n * b2) as u64];
+    let group = group_len(a);
+    let column = column_bytes(form, k, group);
+    let bytes = column.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large in F32"))?;
+    // The kernels count the bytes of the quantised columns of a block of threads by 32 bits.
+    if form == ColumnForm::Quantized && column > u64::from(u32::MAX / MAX_VEC_COLUMNS) {
+        return Err(on.unsupported("columns of 512 MiB or more"));
+    }
     let shape = on.shape(b)?;
-    let (name, number, pieces) = if a.dtype().is_block() {
+    let (name, stride, number, pieces) = match form {
+        ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), blocks(k, THREADS, 1)),
         // One warp per group.
-        let group = if a.dtype().block_len() == 256 { 256 } else { 32 };
-        ("mul_mat_round", group, blocks(k / group as usize, THREADS / 32, 1))
-    } else {
-        ("mul_mat_widen", b.dtype().to_wire(), blocks(k, THREADS, 1))
+        ColumnForm::Rounded => ("mul_mat_round", column / 4, group as u32, blocks(k / group, THREADS / 32, 1)),
+        ColumnForm::Quantized => {
+            ("mul_mat_quantize", column, group as u32, blocks(k, THREADS, if group == 256 { 8 } else { 4 }))
+        }
     };
     let grid = Grid::of([(n * b2 * b3) as u64, pieces.min(MAX_GRID_YZ), 1], THREADS);
-    let args = PackArgs { b: shape, stride, number, padding: 0 };
+    let args = ConvertColumnsArgs { b: shape, stride, number, padding: 0 };
     let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &args)?;
-    Ok((launch, F32Columns { at: Ptr::Scratch(0), shape: Shape { nb, ..shape } }, bytes))
+    Ok((launch, Columns { at: Ptr::Scratch(0), shape: scratch_shape(&shape, column) }, bytes))
 }
 
-fn mul_mat_launch(a: &TensorDesc, columns: &F32Columns, on: &NodeOnGpu<'_>) -> Result<KernelLaunch, Unsupported> {
-    let (shape, b, dst) = (on.shape(a)?, &columns.shape, on.shape(on.dst())?);
-    let [k, m, a2, a3] = shape.ne;
-    let [_, n, b2, b3] = b.ne;
-    let mut planes = Planes {
-        n,
-        counts: [b2, b3],
-        shared: [b2 / a2, b3 / a3],
-        b: [1, 2, 3].map(|dim| stride(b, dim)),
-        dst: [1, 2, 3].map(|dim| stride(&dst, dim)),
-    };
-    planes.fold(0);
-    if planes.counts[0] == 1 {
-        planes.fold(1);
-    }
+/// Whether the product of a block type, whose columns are in scratch memory, uses the tiled kernels.
+fn uses_tiles(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<bool, Unsupported> {
+    let planes = Planes::of(a, &scratch_shape(&on.shape(b)?, 16), on)?;
+    Ok(tiled(planes.n, on))
+}
+
+/// Whether products of `n` columns use the tiled kernels.
+fn tiled(n: u32, on: &NodeOnGpu<'_>) -> bool {
+    n > MAX_VEC_COLUMNS && on.gpu.capability >= MIN_TF32_CAPABILITY
+}
+
+fn mul_mat_launch(
+    a: &TensorDesc,
+    columns: &Columns,
+    layout: WeightLayout,
+    on: &NodeOnGpu<'_>,
+) -> Result<KernelLaunch, Unsupported> {
+    let (shape, dst) = (on.shape(a)?, on.shape(on.dst())?);
+    let [k, m, ..] = shape.ne;
+    let planes = Planes::of(a, &columns.shape, on)?;
     let Planes { n, counts: [b2, b3], shared: [r2, r3], .. } = planes;
     let count = b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))?;
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
-    let (entry, width, in_x, log2_lanes, threads) = if n > MAX_VEC_COLUMNS && on.gpu.capability >= MIN_TF32_CAPABILITY {
+    let (entry, width, in_x, log2_lanes, threads) = if tiled(n, on) {
         let large = u64::from(m.div_ceil(128)) * counted(64).0;
         let large = large.saturating_mul(counted(64).1);
         let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
         (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
     } else {
-        let width = if n <= 2 { n } else { n.next_power_of_two().min(MAX_VEC_COLUMNS) };
+        let width = match layout {
+            WeightLayout::Ggml if a.dtype().is_block() && n > 1 => UNPACKED_VEC_COLUMNS,
+            _ => n.next_power_of_two().min(MAX_VEC_COLUMNS),
+        };
         let log2_lanes = log2_lanes(a, counted(width).0 * counted(width).1, on);
         (
             format!("vec{width}"),
@@ -159,6 +236,7 @@ fn mul_mat_launch(a: &TensorDesc, columns: &F32Columns, on: &NodeOnGpu<'_>) -> R
     };
     let (in_y, in_z) = counted(width);
     let [d1, d2, d3] = planes.dst;
+    let [_, a1, a2, a3] = weight_strides(a, &shape, layout);
     let args = MulMatArgs {
         k,
         m,
@@ -168,12 +246,12 @@ fn mul_mat_launch(a: &TensorDesc, columns: &F32Columns, on: &NodeOnGpu<'_>) -> R
         b2,
         r2,
         r3,
-        a: [1, 2, 3].map(|dim| stride(&shape, dim)),
+        a: [a1, a2, a3],
         b: planes.b,
         dst: [stride(&dst, 0), d1, d2, d3],
     };
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
-    let (stem, name) = names(&entry, a);
+    let (stem, name) = names(&entry, layout, a);
     on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &args)
 }
 
@@ -183,9 +261,24 @@ fn stride(shape: &Shape, dim: usize) -> u64 {
     if shape.ne[dim] == 1 { 0 } else { shape.nb[dim] }
 }
 
-fn mul_mat_id_launch(a: &TensorDesc, columns: &F32Columns, on: &NodeOnGpu<'_>) -> Result<KernelLaunch, Unsupported> {
+/// Strides of the weights. Kernels for packed weights derive the length of rows from that of dimension 1.
+fn weight_strides(a: &TensorDesc, shape: &Shape, layout: WeightLayout) -> [u64; 4] {
+    let row = match layout {
+        WeightLayout::Packed => a.row_bytes() as u64,
+        WeightLayout::Ggml => stride(shape, 1),
+    };
+    [stride(shape, 0), row, stride(shape, 2), stride(shape, 3)]
+}
+
+fn mul_mat_id_launch(
+    a: &TensorDesc,
+    columns: &Columns,
+    layout: WeightLayout,
+    on: &NodeOnGpu<'_>,
+) -> Result<KernelLaunch, Unsupported> {
     let (shape, b, ids, dst) = (on.shape(a)?, &columns.shape, on.shape(on.src(2)?)?, on.shape(on.dst())?);
     let ([k, m, experts, _], [used, tokens, ..]) = (shape.ne, ids.ne);
+    let [_, a1, a2, _] = weight_strides(a, &shape, layout);
     let log2_lanes = log2_lanes(a, u64::from(used) * u64::from(tokens), on);
     let args = MulMatIdArgs {
         k,
@@ -196,14 +289,14 @@ fn mul_mat_id_launch(a: &TensorDesc, columns: &F32Columns, on: &NodeOnGpu<'_>) -
         tokens,
         nb: b.ne[1],
         padding: 0,
-        a: [1, 2].map(|dim| stride(&shape, dim)),
+        a: [a1, a2],
         b: [1, 2].map(|dim| stride(b, dim)),
         dst: [0, 1, 2].map(|dim| stride(&dst, dim)),
         ids: [ids.nb[0], ids.nb[1]],
     };
     let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, ROWS_PER_GROUP);
     let grid = Grid::of([in_x, u64::from(used).min(MAX_GRID_YZ), u64::from(tokens).min(MAX_GRID_YZ)], VEC_THREADS);
-    let (stem, name) = names("id", a);
+    let (stem, name) = names("id", layout, a);
     let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, Ptr::Src(2), Ptr::ErrorWord];
     on.launch((&stem, &name), grid, &pointers, &args)
 }
@@ -219,6 +312,24 @@ struct Planes {
 }
 
 impl Planes {
+    /// Planes of columns `b`, folded as far as possible.
+    fn of(a: &TensorDesc, b: &Shape, on: &NodeOnGpu<'_>) -> Result<Planes, Unsupported> {
+        let (dst, [_, _, a2, a3]) = (on.shape(on.dst())?, on.shape(a)?.ne);
+        let [_, n, b2, b3] = b.ne;
+        let mut planes = Planes {
+            n,
+            counts: [b2, b3],
+            shared: [b2 / a2, b3 / a3],
+            b: [1, 2, 3].map(|dim| stride(b, dim)),
+            dst: [1, 2, 3].map(|dim| stride(&dst, dim)),
+        };
+        planes.fold(0);
+        if planes.counts[0] == 1 {
+            planes.fold(1);
+        }
+        Ok(planes)
+    }
+
     /// Folds the planes that share a plane of a into more columns of one plane, if their strides are even. a is then read once
     /// for more columns.
     fn fold(&mut self, dim: usize) {
@@ -243,17 +354,19 @@ impl Planes {
 fn log2_lanes(a: &TensorDesc, others: u64, on: &NodeOnGpu<'_>) -> u32 {
     let [k, m, ..] = a.ne();
     let least = if a.dtype().block_len() > 32 { 5 } else { 2 };
+    let unit = unit_len(a.dtype());
     let mut log2 = (k / 32).max(1).ilog2().clamp(least, 5);
     let groups = m.div_ceil(ROWS_PER_GROUP) as u64;
     let wanted = u64::from(on.gpu.multiprocessors) * WARPS_TO_HIDE_LATENCY * 32;
-    while log2 < VEC_THREADS.ilog2() && (8 << log2) < k && groups.saturating_mul(others) << log2 < wanted {
+    while log2 < VEC_THREADS.ilog2() && (unit << log2) < k && groups.saturating_mul(others) << log2 < wanted {
         log2 += 1;
     }
     log2
 }
 
 /// Names of the module for the type of a and of one of its entries.
-fn names(entry: &str, a: &TensorDesc) -> (String, String) {
+fn names(entry: &str, layout: WeightLayout, a: &TensorDesc) -> (String, String) {
     let suffix = suffix(a.dtype());
-    (format!("mul_mat_{suffix}"), format!("mul_mat_{entry}_{suffix}"))
+    let packed = if layout == WeightLayout::Packed { "packed_" } else { "" };
+    (format!("mul_mat_{packed}{suffix}"), format!("mul_mat_{packed}{entry}_{suffix}"))
 }

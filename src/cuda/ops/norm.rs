@@ -183,10 +183,10 @@ fn long_launches(
     let grid = Grid::line(parts.number.saturating_mul(pieces), threads);
     let pointers = [Ptr::Src(0), Ptr::Dst, Ptr::Scratch(0)];
     let launch = |name| on.launch(("norm", name), grid, &pointers, &long);
-    Ok(NodeLaunches {
-        launches: vec![launch("norm_stats")?, launch("norm_apply")?],
-        scratch: parts.number * pieces * 2 * size_of::<f64>() as u64,
-    })
+    Ok(NodeLaunches::new(
+        vec![launch("norm_stats")?, launch("norm_apply")?],
+        parts.number * pieces * 2 * size_of::<f64>() as u64,
+    ))
 }
 
 fn kind(op: Norm) -> (u32, f32) {

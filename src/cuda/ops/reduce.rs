@@ -84,13 +84,13 @@ fn sum(on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let grid = Grid::line(blocks, THREADS);
     let y = on.shape(on.dst())?;
     let merge = ReduceMergeArgs { y, kind: 0, dtype: on.dst().dtype().to_wire(), pieces: blocks as u32, n: 1 };
-    Ok(NodeLaunches {
-        launches: vec![
+    Ok(NodeLaunches::new(
+        vec![
             on.launch(("reduce", "reduce_sum"), grid, &[Ptr::Src(0), Ptr::Scratch(0)], &sum)?,
             merge_launch(on, 1, &merge)?,
         ],
-        scratch: blocks * size_of::<f64>() as u64,
-    })
+        blocks * size_of::<f64>() as u64,
+    ))
 }
 
 /// SUM_ROWS, MEAN or ARGMAX, by its number in the file.
@@ -117,7 +117,7 @@ fn rows_launches(on: &NodeOnGpu<'_>, kind: u32) -> Result<NodeLaunches, Unsuppor
     }
     let merge = ReduceMergeArgs { y, kind, dtype: F32.to_wire(), pieces, n: n as u32 };
     let scratch = number as u64 * u64::from(pieces) * size_of::<f64>() as u64;
-    Ok(NodeLaunches { launches: vec![launch, merge_launch(on, number as u64, &merge)?], scratch })
+    Ok(NodeLaunches::new(vec![launch, merge_launch(on, number as u64, &merge)?], scratch))
 }
 
 /// The launch that merges the pieces of each of `rows` rows, or of a SUM.

@@ -66,7 +66,7 @@ pub(super) fn select(op: Sort, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     }
     let per_batch = (BATCH_KEYS / sorter.x.ne[0]).max(1);
     let piece = 8 * u64::from(per_batch.min(rows)) * u64::from(sorter.x.ne[0]);
-    let mut kernel = NodeLaunches { launches: Vec::new(), scratch: 2 * piece };
+    let mut kernel = NodeLaunches::new(Vec::new(), 2 * piece);
     let pieces = [ScratchPiece::At(0), ScratchPiece::At(piece)];
     for first in (0..rows).step_by(per_batch as usize) {
         let all = SortInput::elements(&sorter, first, per_batch.min(rows - first));

@@ -5,6 +5,7 @@ use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
 use fanout::ops::mul_mat::{MulMat, NO_EXPERT};
+use fanout::ops::rows::Rows;
 use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_0, Q6_K};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::normal;
@@ -34,11 +35,18 @@ pub fn run(sweep: &Sweep) {
         // Rows that are shared by several warps.
         contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
         contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
-        // Enough planes for large tiles, with one partial tile.
-        permuted(sweep, t, [one, 130, 110], [one, 9, 110]);
+        // Enough planes for large tiles, with one partial tile; gaps between rows keep weights in ggml's layout.
+        permuted(sweep, t, [one, 144, 110], 0, [one, 9, 110]);
+        permuted(sweep, t, [one, 130, 110], t.block_bytes(), [one, 9, 110]);
         unaligned_rows(sweep, t);
         experts(sweep, t);
         expert_id_out_of_range(sweep, t);
+    }
+    for t in blocks() {
+        for n in [1, 2, 3, 7, 9, 70] {
+            packed(sweep, t, n);
+        }
+        packed_experts(sweep, t);
     }
     for t in floats() {
         // Lengths that are not multiples of 8, and rows that are not multiples of 16 bytes.
@@ -57,11 +65,11 @@ pub fn run(sweep: &Sweep) {
                 contiguous(sweep, t, [k, 10, planes_a[0], planes_a[1]], F32, [k, n, planes_b[0], planes_b[1]]);
             }
         }
-        permuted(sweep, t, [k, 10, 2], [k, 3, 6]);
+        permuted(sweep, t, [k, 10, 2], 0, [k, 3, 6]);
     }
     // Short rows in such number that four lanes per row suffice.
-    permuted(sweep, Q4_0, [128, 130, 1], [128, 2, 500]);
-    permuted(sweep, F16, [44, 130, 1], [44, 2, 500]);
+    permuted(sweep, Q4_0, [128, 130, 1], 0, [128, 2, 500]);
+    permuted(sweep, F16, [44, 130, 1], 0, [44, 2, 500]);
     // More planes than a grid permits.
     contiguous(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
 }
@@ -96,18 +104,54 @@ fn contiguous(sweep: &Sweep, ta: DType, an: [usize; 4], tb: DType, bn: [usize; 4
     sweep.check(&case.build(), &[dst], bound(ta, n), &format!("{ta} {an:?} x {tb} {bn:?}"));
 }
 
-/// `b` with neighbouring planes interleaved by row, as heads are in a batch.
+/// A length of rows, and a number of rows that the device packs: 16 KiB in whole groups, but no multiple of four rows if groups
+/// permit that.
+fn packable(t: DType) -> (usize, usize) {
+    let k = 3 * t.block_len().max(128);
+    let row = t.row_bytes(k).unwrap();
+    let group = 16 >> row.trailing_zeros().min(4);
+    (k, ((16usize << 10).div_ceil(row).next_multiple_of(4) + 1).next_multiple_of(group))
+}
+
+/// A weight that the product packs, and that GET_ROWS reads too.
 #[track_caller]
-fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], bn: [usize; 3]) {
+fn packed(sweep: &Sweep, t: DType, n: usize) {
+    let (k, m) = packable(t);
     let mut case = Case::new();
-    let a = case.leaf(t, [an[0], an[1], an[2], 1], &normal(3, an.iter().product()));
+    let a = case.leaf(t, [k, m, 2, 1], &normal(9, 2 * k * m));
+    let b = case.leaf(F32, [k, n, 2, 1], &activations(t, 10, 2 * k * n));
+    let ids = case.indices(I32, [3, 2, 1, 1], &[m as i64 - 1, 0, 5, 1, 2, 3]);
+    let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
+    let rows = case.b.node(Rows::GetRows, &[Some(a), Some(ids)]).unwrap();
+    let what = format!("{t}, packed, {k} x {m}, {n} columns");
+    let case = case.build();
+    sweep.check(&case, &[dst], bound(t, n), &what);
+    sweep.check(&case, &[rows], IN_F32, &what);
+}
+
+/// Experts that the product packs.
+#[track_caller]
+fn packed_experts(sweep: &Sweep, t: DType) {
+    let (k, m) = packable(t);
+    let (case, dst) = by_id(t, [k, m, 2], 2, &[0, 4, NO_EXPERT, 2, 1, 1]);
+    sweep.check(&case, &[dst], IN_F32, &format!("{t}, packed experts"));
+}
+
+/// `b` with neighbouring planes interleaved by row, as heads are in a batch; `a` with `gap` bytes between rows.
+#[track_caller]
+fn permuted(sweep: &Sweep, t: DType, an: [usize; 3], gap: usize, bn: [usize; 3]) {
+    let mut case = Case::new();
+    let stride = t.row_bytes(an[0]).unwrap() + gap;
+    let (plane, ne) = (stride * an[1], [an[0], an[1], an[2], 1]);
+    let desc = TensorDesc::strided(t, ne, [t.block_bytes(), stride, plane, plane * an[2]]).unwrap();
+    let a = case.leaf_with_desc(desc, &normal(3, an.iter().product()));
     let (row, plane) = (4 * bn[0] * bn[2], 4 * bn[0]);
     let desc = TensorDesc::strided(F32, [bn[0], bn[1], bn[2], 1], [4, row, plane, row * bn[1]]).unwrap();
     let b = case.leaf_with_desc(desc, &activations(t, 4, bn.iter().product()));
     let dst = case.b.node(MulMat::PLAIN, &[Some(a), Some(b)]).unwrap();
     // Rounded rows are contiguous, so planes that share a plane of a are folded into columns.
     let n = if t.is_block() { bn[1] * bn[2] / an[2] } else { bn[1] };
-    sweep.check(&case.build(), &[dst], bound(t, n), &format!("{t} {an:?} x {bn:?}"));
+    sweep.check(&case.build(), &[dst], bound(t, n), &format!("{t} {an:?} x {bn:?}, a gap of {gap}"));
 }
 
 /// Rows of `a` with gaps, aligned and unaligned; a destination at an odd address.

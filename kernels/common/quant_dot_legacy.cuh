@@ -1,0 +1,257 @@
+// QuantDot of the types with blocks of 32: a unit is a block, or half a block of Q8_0. Included by quant_dot.cuh.
+#pragma once
+
+// The activations of a block: codes, their scale and their sum.
+struct Column32 {
+    unsigned x[8];
+    float scale;
+    int sum;
+
+    __device__ __forceinline__ Column32(const ColumnBlock& from, int) {
+        load_words<16>(from.codes, x);
+        unsigned words[2];
+        load_words<8>(from.scale, words);
+        scale = __uint_as_float(words[0]), sum = words[1];
+    }
+};
+
+// Codes of 4 bits: words 0 to 3 are the low nibbles, words 4 to 7 the upper nibbles in place, that is, times 16.
+template <class T>
+struct Nibbles {
+    unsigned codes[8];
+
+    template <class From>
+    __device__ __forceinline__ explicit Nibbles(const From& from) {
+        unsigned words[4];
+        load_field<typename T::Codes>(from, 0, words);
+#pragma unroll
+        for (int w = 0; w < 4; w++) codes[w] = words[w] & 0x0f0f0f0f, codes[4 + w] = words[w] & 0xf0f0f0f0;
+    }
+
+    __device__ __forceinline__ int dot(const Column32& column, int sum) const {
+        int upper = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            sum = dot4(codes[w], column.x[w], sum);
+            upper = dot4(codes[4 + w], column.x[4 + w], upper);
+        }
+        return sum + (upper >> 4);
+    }
+};
+
+// Codes of 5 bits, in words of four elements.
+template <class T>
+struct FifthBits {
+    unsigned codes[8];
+
+    template <class From>
+    __device__ __forceinline__ explicit FifthBits(const From& from) {
+        unsigned words[4], fifth[1];
+        load_field<typename T::Codes>(from, 0, words);
+        load_field<typename T::Fifth>(from, 0, fifth);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            // As in add_fifth_bits().
+            const unsigned bits = (fifth[0] >> (4 * w) & 15) * 0x02040810 & 0x10101010;
+            codes[w] = (words[w % 4] >> (w / 4 * 4) & 0x0f0f0f0f) | bits;
+        }
+    }
+
+    __device__ __forceinline__ int dot(const Column32& column, int sum) const {
+#pragma unroll
+        for (int w = 0; w < 8; w++) sum = dot4(codes[w], column.x[w], sum);
+        return sum;
+    }
+};
+
+// d * (q - ZERO)
+template <class T, class Codes>
+struct SymmetricDot {
+    static constexpr int UNIT = 32;
+    using Column = Column32;
+
+    struct Weights : Codes {
+        float d;
+
+        template <class From>
+        __device__ __forceinline__ Weights(const From& from, int) : Codes(from), d(load_scale<typename T::D>(from)) {}
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        const int dot = weights.dot(column, -T::ZERO * column.sum);
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};
+
+// d * q + m
+template <class T, class Codes>
+struct AffineDot {
+    static constexpr int UNIT = 32;
+
+    struct Column : Column32 {
+        float scaled_sum;
+
+        __device__ __forceinline__ Column(const ColumnBlock& from, int unit) : Column32(from, unit) {
+            scaled_sum = scale * (float)sum;
+        }
+    };
+
+    struct Weights : Codes {
+        float d, m;
+
+        template <class From>
+        __device__ __forceinline__ Weights(const From& from, int) : Codes(from) {
+            load_scales<typename T::DM>(from, d, m);
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        sum = __fmaf_rn(weights.d * column.scale, (float)weights.dot(column, 0), sum);
+        sum = __fmaf_rn(weights.m, column.scaled_sum, sum);
+    }
+};
+
+template <>
+struct QuantDot<Q4_0> : SymmetricDot<Q4_0, Nibbles<Q4_0>> {};
+template <>
+struct QuantDot<Q5_0> : SymmetricDot<Q5_0, FifthBits<Q5_0>> {};
+template <>
+struct QuantDot<Q4_1> : AffineDot<Q4_1, Nibbles<Q4_1>> {};
+template <>
+struct QuantDot<Q5_1> : AffineDot<Q5_1, FifthBits<Q5_1>> {};
+
+// Neighbouring lanes handle the halves of a block, so that their loads are contiguous.
+template <>
+struct QuantDot<Q8_0> {
+    static constexpr int UNIT = 16;
+
+    struct Column {
+        unsigned x[4];
+        float scale;
+
+        __device__ __forceinline__ Column(const ColumnBlock& from, int unit) {
+            load_words<16>(from.codes + 16 * unit, x);
+            scale = *(const float*)from.scale;
+        }
+    };
+
+    struct Weights {
+        unsigned codes[4];
+        float d;
+
+        template <class From>
+        __device__ __forceinline__ Weights(const From& from, int unit) : d(load_scale<Q8_0::D>(from)) {
+            load_field<Q8_0::Codes>(from, 16 * unit, codes);
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        int dot = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) dot = dot4_signed(weights.codes[w], column.x[w], dot);
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};
+
+// The activations of a block whose nibbles are looked up: the nibbles of a byte belong to elements that are 16 apart, so these
+// elements are neighbours in `x`. This costs less than sorting the looked-up values of each row.
+struct InterleavedColumn : Column32 {
+    __device__ __forceinline__ InterleavedColumn(const ColumnBlock& from, int unit) : Column32(from, unit) {
+        unsigned y[8];
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            y[2 * w] = __byte_perm(x[w], x[4 + w], 0x5140);
+            y[2 * w + 1] = __byte_perm(x[w], x[4 + w], 0x7362);
+        }
+#pragma unroll
+        for (int w = 0; w < 8; w++) x[w] = y[w];
+    }
+};
+
+// Looks up four nibbles, the lower half of a word, in tables of eight bytes. Bit 3 of a selector of the byte permutation means
+// to replicate the sign bit of the selected byte: a nibble of 8 to 15 gives 0 from a table without sign bits, and 255 from one
+// of negative values.
+__device__ __forceinline__ unsigned look_up(unsigned first, unsigned second, unsigned nibbles) {
+    unsigned result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(nibbles));
+    return result;
+}
+
+// Flips bit 3 of each nibble. As assembly, because the compiler would flip the bits of both halves of a word separately.
+__device__ __forceinline__ void flip_upper_bits(const unsigned (&words)[4], unsigned (&flipped)[4]) {
+#pragma unroll
+    for (int w = 0; w < 4; w++) asm("xor.b32 %0, %1, 0x88888888;" : "=r"(flipped[w]) : "r"(words[w]));
+}
+
+// The tables hold the values plus 12, which have no sign bit. So each nibble is found in one table and gives 0 in the other.
+template <>
+struct QuantDot<MXFP4> {
+    static constexpr int UNIT = 32, BIAS = 12;
+    using Column = InterleavedColumn;
+
+    struct Weights {
+        unsigned codes[8];
+        float d;
+
+        template <class From>
+        __device__ __forceinline__ Weights(const From& from, const Unit& unit) {
+            unsigned words[4], flipped[4];
+            load_field<MXFP4::Codes>(from, 0, words);
+            flip_upper_bits(words, flipped);
+            // As MXFP4::unit(), without a branch.
+            const int e = from.template field<MXFP4::Exponent>()[0];
+            d = __int_as_float(max((e << 23) - 0x800000, (e << 21) + 0x200000));
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
+                // 0 1 2 3, 4 6 8 12, then the same values negated
+                codes[w] = look_up(0x0f0e0d0c + unit.zero, 0x18141210 + unit.zero, nibbles) |
+                           look_up(0x090a0b0c + unit.zero, 0x00040608 + unit.zero, upper);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        int dot = -BIAS * column.sum;
+#pragma unroll
+        for (int w = 0; w < 8; w++) dot = dot4(weights.codes[w], column.x[w], dot);
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};
+
+// Nibbles of 8 to 15 give -1 from the table of the negative values. The table of the positive ones holds them plus 1, and gives
+// 0 for nibbles below 8. So the sum of both is the value; it is formed in the dot product.
+template <>
+struct QuantDot<IQ4_NL> {
+    static constexpr int UNIT = 32;
+    using Column = InterleavedColumn;
+
+    struct Weights {
+        unsigned negative[8], positive[8];
+        float d;
+
+        template <class From>
+        __device__ __forceinline__ Weights(const From& from, const Unit& unit) : d(load_scale<IQ4_NL::D>(from)) {
+            unsigned words[4], flipped[4];
+            load_field<IQ4_NL::Codes>(from, 0, words);
+            flip_upper_bits(words, flipped);
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
+                // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+                negative[w] = look_up(0xbfad9881 + unit.zero, 0xf6eaddcf + unit.zero, nibbles);
+                positive[w] = look_up(0x271a0e02 + unit.zero, 0x725a4636 + unit.zero, upper);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        int dot = 0;
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            dot = dot4_signed(weights.negative[w], column.x[w], dot);
+            dot = dot4_signed(weights.positive[w], column.x[w], dot);
+        }
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};

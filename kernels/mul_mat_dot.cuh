@@ -1,0 +1,159 @@
+// Matrix-vector kernels for block types: integer dot products (dp4a) of rows in either layout with quantised activations, see
+// common/quant_dot.cuh and struct QuantizeArgs. Included by mul_mat.cu and mul_mat_packed.cu.
+//
+// A lane handles the same unit of ROWS rows at a time; neighbouring lanes handle neighbouring units, so that their loads are
+// contiguous. The activations of a unit are loaded once for these rows.
+#pragma once
+#include "common/quant_dot.cuh"
+#include "mul_mat_bytes.cuh"
+
+// Hides how a pointer was computed. Otherwise the compiler computes addresses from their parts in each step of a loop.
+__device__ __forceinline__ void keep(const u8 *&pointer) {
+    size_t address = __cvta_generic_to_global(pointer); // so that the compiler still knows the address space
+    asm("" : "+l"(address));
+    pointer = (const u8 *)__cvta_global_to_generic(address);
+}
+
+// The planes of a quantised column at one block.
+template <class T>
+__device__ __forceinline__ ColumnBlock column_block(const u8 *column, u32 k, u32 block) {
+    if constexpr (T::LEN == 256) {
+        return {column + (u64)block * 256, column + k + (u64)block * 32, column + k + k / 8 + (u64)block * 4};
+    } else {
+        const u8 *scale = column + k + (u64)block * 8;
+        return {column + (u64)block * 32, scale + 4, scale};
+    }
+}
+
+// As dot_of_bytes, for quantised columns.
+template <class T>
+__device__ __noinline__ float quant_dot_of_bytes(const u8 *row, const u8 *column, u32 k) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (u32 i = 8 * (threadIdx.x % 32); i < k; i += 256) {
+        float w[8], part = 0.0f;
+        u32 x[2];
+        T::template decode8<1>(T::block_of(row, i), i % T::LEN, w);
+        const ColumnBlock at = column_block<T>(column, k, i / T::LEN);
+        load_words<8>(at.codes + i % T::LEN, x);
+#pragma unroll
+        for (u32 e = 0; e < 8; e++) part += w[e] * float_of_byte<128>(x[e / 4] ^ 0x80808080, e % 4);
+        sum += part * *(const float *)at.scale;
+    }
+#pragma unroll
+    for (u32 offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+    return sum;
+}
+
+// A lane's block of ROWS neighbouring rows in ggml's layout, from `row` on. Rows beyond the end are the last one again.
+template <class T>
+struct RowCursor {
+    const u8 *rows[ROWS];
+
+    __device__ __forceinline__ RowCursor(const Matrices &of, u32 row, u32 block) {
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) rows[r] = of.a + min(row + r, of.m - 1) * of.a1 + (u64)block * T::BYTES;
+    }
+
+    __device__ __forceinline__ RowBlock<T::template align<true>()> at(u32 r) const { return {rows[r]}; }
+
+    __device__ __forceinline__ void advance(u32 blocks) {
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) rows[r] += blocks * T::BYTES;
+    }
+};
+
+// As RowCursor, in the packed layout: the addresses of the fields in the first row, and how far the other rows are from it.
+template <class T>
+struct PackedCursor {
+    const u8 *fields[T::Fields::COUNT];
+    u32 distances[ROWS][T::Fields::COUNT];
+
+    __device__ __forceinline__ PackedCursor(const Matrices &of, u32 row, u32 block) {
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++) {
+            const PackedPointers<T> all = T::Fields::pointers(packed_block<T>(of.a, of.a1, min(row + r, of.m - 1), block));
+#pragma unroll
+            for (int f = 0; f < T::Fields::COUNT; f++) {
+                if (r == 0) fields[f] = all.at[f];
+                distances[r][f] = all.at[f] - fields[f];
+            }
+        }
+    }
+
+    __device__ __forceinline__ PackedPointers<T> at(u32 r) const {
+        PackedPointers<T> all;
+#pragma unroll
+        for (int f = 0; f < T::Fields::COUNT; f++) all.at[f] = fields[f] + distances[r][f];
+        return all;
+    }
+
+    __device__ __forceinline__ void advance(u32 blocks) {
+#pragma unroll
+        for (int f = 0; f < T::Fields::COUNT; f++) fields[f] += blocks * T::Fields::bytes(f);
+    }
+};
+
+// Computes the block's rows for up to N columns. All threads of the block must call this function.
+template <class T, int N, class Cursor>
+__device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lanes) {
+    using Dot = QuantDot<T>;
+    using Weights = typename Dot::Weights;
+    constexpr u32 UNITS = T::LEN / Dot::UNIT;
+    static_assert(UNITS <= (T::LEN > 32 ? 32 : 4), "the fewest lanes of src/cuda/ops/mul_mat.rs do not cover a block");
+    // A step covers whole blocks, so that a lane's unit within its block is constant.
+    const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), blocks = of.k / T::LEN;
+    const Unit unit = {(int)(lane % UNITS), log2_lanes >> 3};
+    Cursor rows(of, first_row(log2_lanes), lane / UNITS);
+    // Eight addresses would cost registers that are then spilled.
+    u32 distances[N];
+    const u8 *first = of.b;
+    keep(first);
+#pragma unroll
+    for (u32 c = 0; c < N; c++) distances[c] = min(c, of.n - 1) * (u32)of.b1;
+    float sums[ROWS][N] = {};
+#pragma unroll 1
+    for (u32 block = lane / UNITS; block < blocks; block += lanes / UNITS) {
+        static_assert(ROWS == 4);
+        const Weights weights[ROWS] = {Weights(rows.at(0), unit), Weights(rows.at(1), unit), Weights(rows.at(2), unit),
+                                       Weights(rows.at(3), unit)};
+#pragma unroll
+        for (int c = 0; c < N; c++) {
+            const typename Dot::Column column(column_block<T>(first + distances[c], of.k, block), unit);
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) Dot::add(weights[r], column, sums[r][c]);
+        }
+        rows.advance(lanes / UNITS);
+    }
+    reduce_and_store<N>(of, log2_lanes, sums);
+}
+
+// Whether the rows of a and the elements of dst are at their natural alignment, so that no access must be split into bytes.
+template <class T>
+__device__ __forceinline__ bool aligned_rows(u64 a, u64 dst) {
+    return a % alignment_of(T::BYTES) == 0 && dst % 4 == 0;
+}
+
+// Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
+template <class T, int N>
+__device__ __forceinline__ void quant_mat_vec(const MulMatArgs &args) {
+    const u64 as = args.as[0] | args.as[1] | args.as[2], ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
+        for_columns<N>(args, [=](const Matrices &of) { quant_multiply<T, N, RowCursor<T>>(of, log2_lanes); });
+    } else {
+        for_columns<N>(args, [=](const Matrices &of) { products_of_bytes(of, rows, N, quant_dot_of_bytes<T>); });
+    }
+}
+
+// Grid: x = groups of rows as above, y = used experts, z = tokens.
+template <class T>
+__device__ __forceinline__ void quant_routed(const MulMatIdArgs &args) {
+    const u64 as = args.as[0] | args.as[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
+        for_slots(args, [=](const Matrices &of) { quant_multiply<T, 1, RowCursor<T>>(of, log2_lanes); });
+    } else {
+        for_slots(args, [=](const Matrices &of) { products_of_bytes(of, rows, 1, quant_dot_of_bytes<T>); });
+    }
+}

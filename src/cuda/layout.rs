@@ -1,0 +1,486 @@
+//! Layout of a device memory: which ranges hold repacked weights.
+//!
+//! Block types put scales and codes of a few weights side by side, so a thread would read a block by loads of one or two bytes.
+//! Products are fast if the codes of a row lie side by side, and its scales behind them. Repacking permutes the
+//! bytes of a weight in this way, in place: the groups of rows of [`PackedLayout`] keep their size and place.
+//!
+//! The layout is invisible outside of the device:
+//! - The first product that reads a weight packs it, in the order of its stream.
+//! - Products, and GET_ROWS, read both layouts. A program with another use of a packed weight, a download or a write to a part of it
+//!   unpacks the weight first. It then stays unpacked for the next 16 runs that could pack it, and for twice as many after each
+//!   further time (1024 at most), so that two uses of one weight do not convert it back and forth. An upload over the whole weight
+//!   ends that.
+//!
+//! # Order and locks
+//! Queues may share a memory and read it at the same time, without points that order them. A conversion writes what all of them
+//! read, so each memory has a lock over its layout ([`MemoryLayout`]): accesses hold it shared while they are submitted, and a
+//! conversion exclusively. On the device, a conversion is behind all earlier accesses: weights are packed only while no other
+//! stream that uses the memory has work, and before one is unpacked the host waits for that work. Later accesses of other streams
+//! are submitted once the conversion is done.
+//!
+//! A thread locks several memories in the order of their addresses, holds the locks while it waits for a turn, and waits for no
+//! lock while it has a turn, and for no pinned memory while it has a lock. Packing never waits for a lock: without it, products read
+//! the weight as it is.
+
+use super::context::lock;
+use super::events::{Event, Stream};
+use super::ops::can_pack;
+use crate::device::DeviceError;
+use crate::tensor::{DType, TensorDesc};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
+
+/// Smallest weight worth packing, in bytes. Packed weights share no byte, so the maps of a memory have at most one entry per this
+/// many bytes.
+const MIN_PACKED_BYTES: u64 = 16 << 10;
+
+/// Loads of packed weights are this wide, in bytes: groups of rows are multiples of it.
+const LOAD_BYTES: u64 = 16;
+
+/// Largest group in bytes: it is converted within the shared memory of one block of threads (PACK_SHARED_BYTES of kernels/mul_mat.cu).
+const MAX_GROUP_BYTES: u64 = 48 << 10;
+
+/// Runs in which a weight stays unpacked after its first conversion from packed to rows, and the most of later ones.
+const FIRST_REPACK_DELAY: u32 = 16;
+const MAX_REPACK_DELAY: u32 = 1024;
+
+/// How rows of a type and length are packed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PackedLayout {
+    pub(super) dtype: DType,
+    pub(super) row_bytes: u64,
+}
+
+impl PackedLayout {
+    /// Rows that are packed together: as few as make a multiple of the widest load.
+    pub(super) fn group_rows(self) -> u64 {
+        (0..)
+            .map(|log2| 1 << log2)
+            .find(|rows| (rows * self.row_bytes).is_multiple_of(LOAD_BYTES))
+            .unwrap_or(LOAD_BYTES)
+    }
+
+    fn group_bytes(self) -> u64 {
+        self.group_rows() * self.row_bytes
+    }
+}
+
+/// A range of a memory, in bytes, that consists of whole groups of rows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct PackedSpan {
+    pub(super) range: Range<u64>,
+    pub(super) layout: PackedLayout,
+}
+
+impl PackedSpan {
+    /// The span of a tensor at byte 0; `None` if it cannot be packed. What can be packed is a contiguous tensor of a block type with
+    /// products on the GPU, and each of its matrices has whole groups of rows.
+    pub(super) fn of(tensor: &TensorDesc) -> Option<PackedSpan> {
+        let dtype = tensor.dtype();
+        if !can_pack(dtype) || tensor.is_empty() || !tensor.is_contiguous() {
+            return None;
+        }
+        let layout = PackedLayout { dtype, row_bytes: tensor.row_bytes() as u64 };
+        let bytes = tensor.extent() as u64;
+        let fits = bytes >= MIN_PACKED_BYTES
+            && layout.group_bytes() <= MAX_GROUP_BYTES
+            && (tensor.ne()[1] as u64).is_multiple_of(layout.group_rows());
+        fits.then_some(PackedSpan { range: 0..bytes, layout })
+    }
+
+    /// The same span, `by` bytes further. `None` if groups would not be aligned there.
+    pub(super) fn shifted(&self, by: u64) -> Option<PackedSpan> {
+        let range = self.range.start.checked_add(by)?..self.range.end.checked_add(by)?;
+        range.start.is_multiple_of(LOAD_BYTES).then_some(PackedSpan { range, layout: self.layout })
+    }
+
+    /// Number of groups of rows.
+    pub(super) fn groups(&self) -> u64 {
+        (self.range.end - self.range.start) / self.layout.group_bytes()
+    }
+
+    /// Whether `inner` consists of groups of this span.
+    fn contains(&self, inner: &PackedSpan) -> bool {
+        self.range.start <= inner.range.start
+            && inner.range.end <= self.range.end
+            && self.layout == inner.layout
+            && (inner.range.start - self.range.start).is_multiple_of(self.layout.group_bytes())
+    }
+}
+
+/// A range that was unpacked: for the next runs it is not packed.
+#[derive(Debug)]
+struct RepackDelay {
+    end: u64,
+    /// Runs of the delay; the next one is twice as long.
+    runs: u32,
+    /// Runs that are left.
+    left: u32,
+}
+
+/// Which ranges of a memory are packed, and which may not be packed for now. Plain data.
+#[derive(Debug)]
+pub(super) struct LayoutMap {
+    /// Packed spans by their first byte; disjoint.
+    packed: BTreeMap<u64, PackedSpan>,
+    /// By their first byte; disjoint.
+    delays: BTreeMap<u64, RepackDelay>,
+    /// Changes with the map, and is unique in the process.
+    version: u64,
+}
+
+impl Default for LayoutMap {
+    fn default() -> LayoutMap {
+        LayoutMap { packed: BTreeMap::new(), delays: BTreeMap::new(), version: next_version() }
+    }
+}
+
+fn next_version() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// The keys of a map of disjoint ranges that overlap `range`; `end` returns the end of a value's range.
+fn overlapping<T>(map: &BTreeMap<u64, T>, range: &Range<u64>, end: impl Fn(&T) -> u64) -> Vec<u64> {
+    let before = map.range(..range.start).next_back().filter(|(_, value)| end(value) > range.start);
+    before.into_iter().chain(map.range(range.clone())).map(|(&start, _)| start).collect()
+}
+
+impl LayoutMap {
+    /// Changes whenever the map does. No two memories have the same version.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether the span holds packed weights of its layout.
+    pub(super) fn is_packed(&self, span: &PackedSpan) -> bool {
+        let at = self.packed.range(..=span.range.start).next_back();
+        at.is_some_and(|(_, packed)| packed.contains(span))
+    }
+
+    /// The packed spans that overlap a range.
+    pub(super) fn packed_in(&self, range: &Range<u64>) -> Vec<PackedSpan> {
+        if self.packed.is_empty() || range.is_empty() {
+            return Vec::new();
+        }
+        let keys = overlapping(&self.packed, range, |span| span.range.end);
+        keys.iter().filter_map(|key| self.packed.get(key).cloned()).collect()
+    }
+
+    /// Whether a span may be packed now: nothing in it is packed, and no delay is left. Counts the run, which wants it packed.
+    pub(super) fn try_begin_pack(&mut self, span: &PackedSpan) -> bool {
+        let mut is_delayed = false;
+        for key in overlapping(&self.delays, &span.range, |delay| delay.end) {
+            if let Some(delay) = self.delays.get_mut(&key)
+                && delay.left > 0
+            {
+                delay.left -= 1;
+                is_delayed = true;
+            }
+        }
+        !is_delayed && self.packed_in(&span.range).is_empty()
+    }
+
+    /// Records that a span is packed now.
+    pub(super) fn set_packed(&mut self, span: PackedSpan) {
+        self.version = next_version();
+        self.packed.insert(span.range.start, span);
+    }
+
+    /// Records that a packed span holds rows now, because something needed rows.
+    pub(super) fn set_unpacked(&mut self, span: &PackedSpan) {
+        self.version = next_version();
+        self.packed.remove(&span.range.start);
+        let Range { start, end } = span.range;
+        let earlier = overlapping(&self.delays, &span.range, |delay| delay.end);
+        let runs = earlier.iter().filter_map(|key| self.delays.remove(key)).map(|delay| delay.runs).max();
+        let runs = runs.map_or(FIRST_REPACK_DELAY, |runs| runs.saturating_mul(2).min(MAX_REPACK_DELAY));
+        self.delays.insert(start, RepackDelay { end, runs, left: runs });
+    }
+
+    /// Forgets what was within a range, whose bytes are all written. Spans and delays that reach beyond it stay.
+    pub(super) fn overwrite(&mut self, range: &Range<u64>) {
+        let inside = |start: u64, end: u64| range.start <= start && end <= range.end;
+        let before = self.packed.len();
+        for key in overlapping(&self.packed, range, |span| span.range.end) {
+            if self.packed.get(&key).is_some_and(|span| inside(key, span.range.end)) {
+                self.packed.remove(&key);
+            }
+        }
+        if self.packed.len() != before {
+            self.version = next_version();
+        }
+        for key in overlapping(&self.delays, range, |delay| delay.end) {
+            if self.delays.get(&key).is_some_and(|delay| inside(key, delay.end)) {
+                self.delays.remove(&key);
+            }
+        }
+    }
+
+    /// Whether nothing is packed and nothing delayed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.packed.is_empty() && self.delays.is_empty()
+    }
+}
+
+/// The layout of a memory, and the streams that use the memory.
+#[derive(Debug, Default)]
+pub(super) struct MemoryLayout {
+    map: RwLock<LayoutMap>,
+    users: Mutex<LayoutUsers>,
+}
+
+/// The last conversion, and the streams with accesses.
+#[derive(Debug, Default)]
+struct LayoutUsers {
+    conversion: Option<Arc<Conversion>>,
+    /// Each with the number of the last conversion that it is behind.
+    streams: Vec<(Weak<Stream>, u64)>,
+}
+
+/// A conversion that was submitted.
+#[derive(Debug)]
+pub(super) struct Conversion {
+    /// Counts the conversions of a memory.
+    number: u64,
+    /// Behind the conversion.
+    pub(super) event: Event,
+}
+
+impl LayoutUsers {
+    /// Number of the last conversion.
+    fn last(&self) -> u64 {
+        self.conversion.as_ref().map_or(0, |conversion| conversion.number)
+    }
+
+    /// Records that a stream is behind the last conversion. Returns whether it was so before.
+    fn mark_behind(&mut self, stream: &Arc<Stream>) -> bool {
+        let number = self.last();
+        let same = |user: &Weak<Stream>| std::ptr::eq(user.as_ptr(), Arc::as_ptr(stream));
+        if let Some((_, behind)) = self.streams.iter_mut().find(|(user, _)| same(user)) {
+            return std::mem::replace(behind, number) == number;
+        }
+        self.streams.retain(|(user, _)| user.strong_count() > 0);
+        self.streams.push((Arc::downgrade(stream), number));
+        number == 0
+    }
+}
+
+impl MemoryLayout {
+    /// The map, for an access that is submitted while the guard is held.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, LayoutMap> {
+        // A panic leaves the map whole: each change is one call.
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The map, for a conversion. Waits for the accesses that other threads are submitting.
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, LayoutMap> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As `write`, if no other thread has the lock.
+    pub(super) fn try_write(&self) -> Option<RwLockWriteGuard<'_, LayoutMap>> {
+        match self.map.try_write() {
+            Ok(map) => Some(map),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Records that a stream accesses the memory. Returns the last conversion if the stream is not known to be behind it: whoever
+    /// submits the access waits for it. The caller has the lock of the map.
+    pub(super) fn begin_access(&self, stream: &Arc<Stream>) -> Option<Arc<Conversion>> {
+        let mut users = lock(&self.users);
+        if users.mark_behind(stream) { None } else { users.conversion.clone() }
+    }
+
+    /// The other streams that have accessed the memory.
+    pub(super) fn other_streams(&self, stream: &Arc<Stream>) -> Vec<Arc<Stream>> {
+        let users = lock(&self.users);
+        users.streams.iter().filter_map(|(user, _)| user.upgrade()).filter(|user| !Arc::ptr_eq(user, stream)).collect()
+    }
+
+    /// Records a conversion on a stream, with the event behind it. The caller has the map for writing. Dropping the event before it
+    /// may make another context current.
+    pub(super) fn set_conversion(&self, stream: &Arc<Stream>, event: Event) {
+        let mut users = lock(&self.users);
+        let number = users.last() + 1;
+        let before = users.conversion.replace(Arc::new(Conversion { number, event }));
+        // The stream is behind its own conversion.
+        users.mark_behind(stream);
+        drop(users);
+        drop(before);
+    }
+
+    /// Whether no other stream that uses the memory has work.
+    pub(super) fn is_unused_by_others(&self, stream: &Arc<Stream>) -> Result<bool, DeviceError> {
+        for other in self.other_streams(stream) {
+            if !other.is_idle()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn tensor(dtype: DType, ne: [usize; 4]) -> TensorDesc {
+        TensorDesc::contiguous(dtype, ne).unwrap()
+    }
+
+    fn span(dtype: DType, ne: [usize; 4], at: u64) -> PackedSpan {
+        PackedSpan::of(&tensor(dtype, ne)).unwrap().shifted(at).unwrap()
+    }
+
+    #[test]
+    fn groups_are_multiples_of_the_widest_load() {
+        use DType::{MXFP4, Q2_K, Q3_K, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+        for (dtype, k, rows) in [
+            (Q4_0, 256, 1),
+            (Q4_0, 32, 8),
+            (Q8_0, 256, 1),
+            (Q8_0, 4096, 1),
+            (Q8_0, 96, 8),
+            (MXFP4, 512, 1),
+            (MXFP4, 32, 16),
+            (Q4_K, 256, 1),
+            (Q5_K, 3584, 1),
+            (Q6_K, 2048, 1),
+            (Q6_K, 3584, 4),
+            (Q3_K, 256, 8),
+            (Q2_K, 256, 4),
+        ] {
+            let layout = PackedLayout { dtype, row_bytes: dtype.row_bytes(k).unwrap() as u64 };
+            assert_eq!(layout.group_rows(), rows, "{dtype}, {k}");
+        }
+    }
+
+    #[test]
+    fn only_whole_weights_of_block_types_are_packed() {
+        use DType::{F16, IQ2_XXS, Q4_K, Q6_K};
+        let of = |dtype, ne| PackedSpan::of(&tensor(dtype, ne)).map(|span| (span.range.end, span.groups()));
+        assert_eq!(of(Q4_K, [256, 128, 1, 1]), Some((18432, 128)));
+        assert_eq!(of(Q4_K, [256, 64, 3, 2]), Some((144 * 384, 384)));
+        assert_eq!(of(Q4_K, [256, 113, 1, 1]), None, "below 16 KiB");
+        assert_eq!(of(Q6_K, [256, 127, 1, 1]), None, "a part of a group");
+        assert_eq!(of(Q6_K, [256, 4, 40, 1]), None, "a matrix with a part of a group");
+        assert_eq!(of(Q6_K, [256, 128, 1, 1]), Some((26880, 16)));
+        assert_eq!(of(F16, [256, 128, 1, 1]), None);
+        assert_eq!(of(IQ2_XXS, [256, 512, 1, 1]), None, "no products on the GPU");
+        assert_eq!(of(Q6_K, [1 << 20, 16, 1, 1]), None, "a group beyond the shared memory");
+        assert_eq!(PackedSpan::of(&tensor(Q4_K, [256, 128, 1, 1])).unwrap().shifted(8), None);
+    }
+
+    #[test]
+    fn parts_of_a_packed_weight_are_packed_if_they_are_groups() {
+        let mut map = LayoutMap::default();
+        let whole = span(DType::Q6_K, [256, 128, 1, 1], 64);
+        assert!(map.try_begin_pack(&whole));
+        let before = map.version();
+        map.set_packed(whole.clone());
+        assert_ne!(map.version(), before);
+        assert!(map.is_packed(&whole));
+        let part = |row: u64| PackedSpan { range: 64 + 210 * row..64 + 210 * (row + 16), layout: whole.layout };
+        assert!(map.is_packed(&part(8)) && map.is_packed(&part(112)));
+        assert!(!map.is_packed(&part(4)), "not a group");
+        assert!(!map.is_packed(&part(120)), "beyond the end");
+        let other = PackedLayout { dtype: DType::Q6_K, row_bytes: 420 };
+        assert!(!map.is_packed(&PackedSpan { range: part(8).range, layout: other }));
+        for (range, count) in
+            [(0..64, 0), (0..65, 1), (64 + 26880..1 << 30, 0), (64 + 26879..1 << 30, 1), (100..101, 1)]
+        {
+            assert_eq!(map.packed_in(&range).len(), count, "{range:?}");
+        }
+        assert!(!map.try_begin_pack(&part(4)), "it would overlap");
+    }
+
+    #[test]
+    fn what_was_unpacked_stays_so_for_a_while() {
+        let mut map = LayoutMap::default();
+        let weight = span(DType::Q4_K, [256, 128, 1, 1], 0);
+        let mut delay = FIRST_REPACK_DELAY;
+        for _ in 0..10 {
+            assert!(map.try_begin_pack(&weight));
+            map.set_packed(weight.clone());
+            map.set_unpacked(&weight);
+            for run in 0..delay {
+                assert!(!map.try_begin_pack(&weight), "run {run} of {delay}");
+            }
+            delay = (2 * delay).min(MAX_REPACK_DELAY);
+        }
+        map.set_packed(weight.clone());
+        map.set_unpacked(&weight);
+        map.overwrite(&(1..weight.range.end));
+        assert!(!map.try_begin_pack(&weight), "a part was overwritten");
+        map.overwrite(&weight.range);
+        assert!(map.try_begin_pack(&weight), "an upload ends the delay");
+        assert!(map.is_empty());
+    }
+
+    #[test]
+    fn an_upload_over_a_packed_weight_removes_it() {
+        let mut map = LayoutMap::default();
+        let [first, second] = [0, 18432].map(|at| span(DType::Q4_K, [256, 128, 1, 1], at));
+        map.set_packed(first.clone());
+        map.set_packed(second.clone());
+        let before = map.version();
+        map.overwrite(&(0..20000));
+        assert_ne!(map.version(), before);
+        assert_eq!(map.packed_in(&(0..40000)), [second]);
+    }
+
+    /// The map against a model with one entry per byte, in random orders.
+    #[test]
+    fn random_changes_agree_with_a_model() {
+        const BYTES: u64 = 4 * 18432;
+        // A linear congruential generator; its upper bits.
+        let mut state = 7u64;
+        let mut below = |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        let mut map = LayoutMap::default();
+        let mut model = vec![None; BYTES as usize];
+        for step in 0..2000 {
+            let rows = 114 + below(64);
+            let bytes = rows * 144;
+            let at = below(BYTES - bytes + 1) / 16 * 16;
+            let layout = PackedLayout { dtype: DType::Q4_K, row_bytes: 144 };
+            let span = PackedSpan { range: at..at + bytes, layout };
+            let bytes = at as usize..(at + bytes) as usize;
+            match below(3) {
+                0 if map.try_begin_pack(&span) => {
+                    assert!(model[bytes.clone()].iter().all(Option::is_none), "step {step}");
+                    map.set_packed(span);
+                    model[bytes].fill(Some(step));
+                }
+                1 => {
+                    for packed in map.packed_in(&span.range) {
+                        map.set_unpacked(&packed);
+                        model[packed.range.start as usize..packed.range.end as usize].fill(None);
+                    }
+                    assert!(model[bytes].iter().all(Option::is_none), "step {step}");
+                }
+                _ => {
+                    map.overwrite(&span.range);
+                    let inside: BTreeSet<u32> = model[bytes.clone()].iter().flatten().copied().collect();
+                    for packed in inside {
+                        let count = |part: &[Option<u32>]| part.iter().filter(|&&b| b == Some(packed)).count();
+                        if count(&model[bytes.clone()]) == count(&model) {
+                            model.iter_mut().filter(|b| **b == Some(packed)).for_each(|b| *b = None);
+                        }
+                    }
+                }
+            }
+            let all = map.packed_in(&(0..BYTES));
+            let packed: u64 = all.iter().map(|span| span.range.end - span.range.start).sum();
+            assert_eq!(packed as usize, model.iter().flatten().count(), "step {step}");
+        }
+    }
+}
