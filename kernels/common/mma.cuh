@@ -1,6 +1,7 @@
 // Matrix multiply-accumulate on tensor cores (compute capability 8.0 or later): the registers of a warp hold fragments of three
 // matrices; the product of two is added to the third.
 #pragma once
+#include "types.cuh"
 
 // Converts to tf32, a float with an 11-bit significand in the upper bits of a word. Rounds to nearest, ties away from zero.
 __device__ __forceinline__ unsigned tf32_of_float(float value) {
@@ -23,6 +24,34 @@ __device__ __forceinline__ void split_tf32(float value, unsigned& big, unsigned&
 //     sums  columns 2 t and 2 t + 1 of row g, then of row g + 8
 __device__ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two floats rounded to a word of two F16 or BF16, `low` first in memory.
+__device__ __forceinline__ unsigned pair_of_floats(F16, float low, float high) {
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+__device__ __forceinline__ unsigned pair_of_floats(BF16, float low, float high) {
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+// sums[16 x 8] += a[16 x 16] * b[16 x 8] in F16 or BF16. With g = lane / 4 and t = lane % 4, the words of a lane hold
+//
+//     a     columns 2 t and 2 t + 1 of rows g and g + 8, then columns 2 t + 8 and 2 t + 9 of these rows
+//     b     rows 2 t and 2 t + 1 of column g, then rows 2 t + 8 and 2 t + 9
+//     sums  as for mma_tf32
+__device__ __forceinline__ void mma_halves(F16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_halves(BF16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

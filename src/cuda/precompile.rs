@@ -21,6 +21,7 @@ const UNTYPED: &[&str] = &[
     "norm",
     "mul_mat",
     "mul_mat_f16",
+    "mul_mat_half_f16",
     "rope",
     "flash_attn",
     "flash_attn_f16",
@@ -97,10 +98,11 @@ impl Precompiler {
             let images =
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
             // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
-            let (product, later): (_, &[_]) =
-                if can_pack(dtype) { ("mul_mat_packed", &["mul_mat"]) } else { ("mul_mat", &[]) };
-            // The product is used before the conversion, of which models have one, in the look-up of embeddings.
-            ["copy_from", product].into_iter().flat_map(images).for_each(|image| state.waiting.push_front(image));
+            let (products, later): (&[_], &[_]) =
+                if can_pack(dtype) { (&["mul_mat_packed"], &["mul_mat"]) } else { (&["mul_mat", "mul_mat_half"], &[]) };
+            // Products are used before the conversion, of which models have one, in the look-up of embeddings.
+            let stems = ["copy_from"].iter().chain(products);
+            stems.flat_map(|stem| images(stem)).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
             state.waiting.extend(later.iter().chain(&["flash_attn", "copy_to"]).flat_map(|stem| images(stem)));
             start_threads(&mut state, context);

@@ -30,8 +30,14 @@ const MAX_VEC_COLUMNS: u32 = 8;
 /// exception, so two widths keep their modules small.
 const UNPACKED_VEC_COLUMNS: u32 = 4;
 
-/// Lowest compute capability with the tensor-core instructions (tf32) of the tiled kernels, times ten.
-const MIN_TF32_CAPABILITY: u32 = 80;
+/// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
+const MIN_MMA_CAPABILITY: u32 = 80;
+
+/// Rows of a per block of the kernels for few columns on tensor cores.
+const MMA_ROWS: u32 = 16;
+
+/// Warps per multiprocessor that hide the latency of loads in these kernels, which load much more at a time than the vector kernels.
+const MMA_WARPS_TO_HIDE_LATENCY: u64 = 8;
 
 /// `struct MulMatArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -200,7 +206,7 @@ fn uses_tiles(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<bool
 
 /// Whether products of `n` columns use the tiled kernels.
 fn tiled(n: u32, on: &NodeOnGpu<'_>) -> bool {
-    n > MAX_VEC_COLUMNS && on.gpu.capability >= MIN_TF32_CAPABILITY
+    n > MAX_VEC_COLUMNS && on.gpu.capability >= MIN_MMA_CAPABILITY
 }
 
 fn mul_mat_launch(
@@ -215,7 +221,13 @@ fn mul_mat_launch(
     let Planes { n, counts: [b2, b3], shared: [r2, r3], .. } = planes;
     let count = b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))?;
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
-    let (entry, width, in_x, log2_lanes, threads) = if tiled(n, on) {
+    let halves = matches!(a.dtype(), DType::F16 | DType::BF16) && on.gpu.capability >= MIN_MMA_CAPABILITY;
+    let (entry, width, in_x, log2_lanes, threads) = if halves && n <= MAX_VEC_COLUMNS {
+        let width = if n <= 4 { 4 } else { 8 };
+        let in_x = u64::from(m.div_ceil(MMA_ROWS));
+        let others = counted(width).0 * counted(width).1;
+        (format!("half{width}"), width, in_x, 0, 32 * mma_warps(k, in_x.saturating_mul(others), on))
+    } else if tiled(n, on) {
         let large = u64::from(m.div_ceil(128)) * counted(64).0;
         let large = large.saturating_mul(counted(64).1);
         let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
@@ -253,6 +265,13 @@ fn mul_mat_launch(
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
     let (stem, name) = names(&entry, layout, a);
     on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &args)
+}
+
+/// Warps per block of the kernels for few columns on tensor cores, which split k: enough to hide the latency of loads with this many
+/// blocks, but no more than have work.
+fn mma_warps(k: u32, blocks: u64, on: &NodeOnGpu<'_>) -> u32 {
+    let wanted = u64::from(on.gpu.multiprocessors) * MMA_WARPS_TO_HIDE_LATENCY;
+    [4, 8].into_iter().find(|&warps| u64::from(warps) * blocks >= wanted || k <= 128 * warps).unwrap_or(16)
 }
 
 /// Stride of a dimension in bytes; 0 if the dimension has one element, whose stride is arbitrary. The kernel derives the
@@ -367,6 +386,10 @@ fn log2_lanes(a: &TensorDesc, others: u64, on: &NodeOnGpu<'_>) -> u32 {
 /// Names of the module for the type of a and of one of its entries.
 fn names(entry: &str, layout: WeightLayout, a: &TensorDesc) -> (String, String) {
     let suffix = suffix(a.dtype());
-    let packed = if layout == WeightLayout::Packed { "packed_" } else { "" };
-    (format!("mul_mat_{packed}{suffix}"), format!("mul_mat_{packed}{entry}_{suffix}"))
+    let (module, prefix) = match layout {
+        WeightLayout::Packed => ("packed_", "packed_"),
+        WeightLayout::Ggml if entry.starts_with("half") => ("half_", ""),
+        WeightLayout::Ggml => ("", ""),
+    };
+    (format!("mul_mat_{module}{suffix}"), format!("mul_mat_{prefix}{entry}_{suffix}"))
 }

@@ -82,11 +82,11 @@ fn bound(a: DType, n: usize) -> f64 {
     }
 }
 
-/// Values for `b`. With quantised weights, `b` is rounded to 8 bits in groups of 32 or 256. Integers with a maximum of 127 in
-/// each group are not changed by the rounding, so the exact result can be required.
+/// Values for `b`. With quantised weights, `b` is rounded to 8 bits in groups of 32 or 256; with F16 and BF16, to their type. Integers
+/// with a maximum of 127 in each group are not changed by the rounding, so the exact result can be required.
 fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
     let values = normal(seed, n);
-    if !a.is_block() {
+    if a == F32 {
         return values;
     }
     let whole = |(i, v): (usize, f32)| if i % 32 == 7 { 127.0 } else { (v * 40.0).round().clamp(-127.0, 126.0) };
