@@ -1,17 +1,18 @@
 // MUL_MAT: dst[i3, i2, n, m] = sum over k of a[i3 / r3, i2 / r2, m, k] * b[i3, i2, n, k]; and MUL_MAT_ID, where a table of ids
 // selects the plane of a (the expert) for each row of b. Sums are in f32. With quantised weights, activations are rounded to 8 bits
 // first, as in llama.cpp on the CPU. One module per type of a: TYPE is its struct, NAME its part of the entries' names, BLOCKS is
-// defined if it is a block type. mul_mat_packed.cu has the same kernels for packed weights.
+// defined if it is a block type. mul_mat_packed.cu and mul_mat_mma.cu have kernels for packed weights, mul_mat_half.cu for F16 and BF16.
 //
 // Variants: mul_mat_vec1, _vec4, and for plain types _vec2, _vec8: as many columns (rows of b) per block. For plain types, products
 //                 are in f32, see mul_mat_vec.cuh; for block types, of 8-bit codes, see mul_mat_dot.cuh;
 //           mul_mat_id: one row of b with the matrix of its expert;
-//           mul_mat_tile64, _tile128: as many rows and 64 columns per block, on tensor cores (tf32), see mul_mat_tile.cuh.
+//           mul_mat_tile64, _tile128: as many rows and 64 columns per block, on tensor cores (tf32), for plain types, see
+//                 mul_mat_tile.cuh.
 //           In the module without a TYPE:
 //           mul_mat_widen: converts rows of b from F16 or BF16 to dense f32, for plain types;
 //           mul_mat_quantize: rounds rows of b to 8-bit codes in groups of 32 or 256 with a common scale, for the vector kernels of
 //                 block types and mul_mat_id;
-//           mul_mat_round: as mul_mat_quantize, but stores the rounded values as dense f32, for the tiled kernels;
+//           mul_mat_quantize_tiles: the same, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
 //           aligned to the natural alignment of their size, and rows of plain elements to 16 bytes. The quantised columns of a
@@ -51,6 +52,7 @@ ENTRY(mul_mat_id, 128, 1)(MulMatIdArgs args) { routed<TYPE>(args); }
 #endif
 
 #else
+#include "common/tiles.cuh"
 
 struct WidenArgs {
     const u8 *b;
@@ -71,63 +73,13 @@ extern "C" __global__ void mul_mat_widen(WidenArgs args) {
     }
 }
 
-struct RoundArgs {
-    const u8 *b;
-    float *packed;
-    Shape shape;
-    u64 stride; // elements from one packed row to the next
-    u32 group;  // elements per scale: 32 or 256
-    u32 padding;
-};
-
 __device__ __forceinline__ float load_float_anywhere(const u8 *at) {
     if (((u64)at & 3) == 0) return *(const float *)at;
     return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24);
 }
 
-// One warp rounds one group, with N values per lane. Groups with values that are not finite stay unchanged.
-template <int N>
-__device__ __forceinline__ void round_group(const u8 *from, float *to, u32 lane) {
-    float x[N], most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        x[i] = load_float_anywhere(from + 4 * (lane + 32 * i));
-        // Once `most` is NaN, it stays NaN.
-        if (most == most && !(fabsf(x[i]) <= fabsf(most))) most = x[i];
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const float other = __shfl_xor_sync(0xffffffff, most, step);
-        const bool takes = !(fabsf(other) <= fabsf(most)) || (fabsf(other) == fabsf(most) && other > most);
-        if (takes && most == most) most = other;
-    }
-    const bool finite = fabsf(most) <= 3.4028235e38f;
-    // Groups of 32 use the scale of Q8_0, a half. Groups of 256 use that of Q8_K, which maps the value of largest magnitude to
-    // -127.
-    const float inverse = N == 1 ? 127.0f / fabsf(most) : -127.0f / most;
-    const float scale = N == 1 ? float_of_half(half_of_float(fabsf(most) / 127.0f)) : 1.0f / inverse;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float code = N == 1 ? roundf(x[i] * inverse) : fminf(rintf(x[i] * inverse), 127.0f);
-        to[lane + 32 * i] = !finite ? x[i] : most == 0.0f ? 0.0f : code * scale;
-    }
-}
-
-// Grid: x = rows, y = groups, one warp per group.
-extern "C" __global__ void mul_mat_round(RoundArgs args) {
-    const u32 lane = threadIdx.x % 32, groups = args.shape.ne[0] / args.group;
-    u32 i1, i2, i3;
-    args.shape.split(blockIdx.x, i1, i2, i3);
-    for (u32 g = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32; g < groups; g += gridDim.y * (blockDim.x / 32)) {
-        const u8 *from = args.b + args.shape.at(g * args.group, i1, i2, i3);
-        float *to = args.packed + blockIdx.x * args.stride + g * args.group;
-        if (args.group == 32) round_group<1>(from, to, lane);
-        else round_group<8>(from, to, lane);
-    }
-}
-
-// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements, rounded as by
-// mul_mat_round. A quantised column starts at a multiple of 16 bytes, and has one after the other
+// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use the scale of
+// Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column starts at a multiple of 16 bytes, and has one after the other
 //
 //     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes
 //     groups of 256 (K types)           i8 codes[k], i16 sums[k / 16] of the codes of 16 elements, f32 scales[k / 256]
@@ -156,54 +108,72 @@ __device__ __forceinline__ u32 codes_of(const float (&x)[4], float inverse) {
     return __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
 }
 
-// One warp quantises 128 elements, in groups of 32, or 256 elements, one group. Q8_K gives its scale
-// the sign opposite to that of the largest element. Rounding to even is symmetric, so the sign changes no product: it is always
-// negative here.
+// A lane's part of the elements that a warp quantises at a time: 128 in groups of 32, or 256 in one group (LARGE). Vector v has the
+// codes of elements 128 v + 4 lane to 128 v + 4 lane + 3.
+template <bool LARGE>
+struct QuantizedPiece {
+    static constexpr int VECTORS = LARGE ? 2 : 1;
+    u32 codes[VECTORS];
+    int sums[VECTORS]; // of the codes of 16 elements (LARGE) or 32
+    float scale;
+
+    // Quantises elements from `first` on of a row of k. Those beyond the end are zeros. Q8_K gives its scale the sign opposite to that
+    // of the largest element. Rounding to even is symmetric, so the sign changes no product: it is always negative here.
+    __device__ __forceinline__ QuantizedPiece(const u8 *row, u32 k, u32 first, u32 lane) {
+        constexpr int LANES = LARGE ? 32 : 8; // per group
+        const bool inside = first + 4 * lane < k;
+        float x[VECTORS][4] = {};
+        u32 most = 0; // as bits, whose order is that of magnitudes; infinity and NaN are the largest
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const u8 *from = row + 4ull * (first + 128 * v + 4 * lane);
+            if (inside) {
+                if ((u64)row % 16 == 0) {
+                    const float4 four = *(const float4 *)from;
+                    x[v][0] = four.x, x[v][1] = four.y, x[v][2] = four.z, x[v][3] = four.w;
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[v][i] = load_float_anywhere(from + 4 * i);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffff);
+        }
+#pragma unroll
+        for (int step = LANES / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
+        const bool finite = most < 0x7f800000, zero = most == 0 || !finite;
+        const float peak = __uint_as_float(most);
+        const float inverse = zero ? 0.0f : LARGE ? -127.0f / peak : 127.0f / peak;
+        scale = LARGE ? 1.0f / inverse : float_of_half(half_of_float(peak / 127.0f));
+        if (zero) scale = finite ? 0.0f : __uint_as_float(0x7fc00000);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            // Zeros also where the values are not finite.
+            codes[v] = zero ? 0 : codes_of<LARGE>(x[v], inverse);
+            sums[v] = __dp4a((int)codes[v], 0x01010101, 0);
+#pragma unroll
+            for (int step = LARGE ? 2 : 4; step > 0; step /= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], step);
+        }
+    }
+};
+
+// One warp quantises 128 or 256 elements of a row to a column.
 template <bool LARGE>
 __device__ __forceinline__ void quantize_piece(const QuantizeArgs &args, const u8 *row, u8 *column, u32 first, u32 lane) {
-    constexpr int VECTORS = LARGE ? 2 : 1, LANES = LARGE ? 32 : 8; // vectors of four elements per lane; lanes per group
     const u32 k = args.shape.ne[0];
     const bool inside = first + 4 * lane < k;
-    float x[VECTORS][4] = {};
-    u32 most = 0; // as bits, whose order is that of magnitudes; infinity and NaN are the largest
+    const QuantizedPiece<LARGE> piece(row, k, first, lane);
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        const u8 *from = row + 4ull * (first + 128 * v + 4 * lane);
-        if (inside) {
-            if ((u64)row % 16 == 0) {
-                const float4 four = *(const float4 *)from;
-                x[v][0] = four.x, x[v][1] = four.y, x[v][2] = four.z, x[v][3] = four.w;
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; i++) x[v][i] = load_float_anywhere(from + 4 * i);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffff);
-    }
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
-    const bool finite = most < 0x7f800000, zero = most == 0 || !finite;
-    const float peak = __uint_as_float(most);
-    const float inverse = zero ? 0.0f : LARGE ? -127.0f / peak : 127.0f / peak;
-    float scale = LARGE ? 1.0f / inverse : float_of_half(half_of_float(peak / 127.0f));
-    if (zero) scale = finite ? 0.0f : __uint_as_float(0x7fc00000);
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        // Zeros also where the values are not finite.
-        const u32 codes = zero ? 0 : codes_of<LARGE>(x[v], inverse);
-        if (inside) *(u32 *)(column + first + 128 * v + 4 * lane) = codes;
-        int sum = __dp4a((int)codes, 0x01010101, 0);
-#pragma unroll
-        for (int step = LARGE ? 2 : 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    for (int v = 0; v < piece.VECTORS; v++) {
+        if (inside) *(u32 *)(column + first + 128 * v + 4 * lane) = piece.codes[v];
         if (LARGE) {
             const u32 s = lane / 4;
-            if (lane % 4 == 0) ((short *)(column + k))[first / 16 + 8 * v + s % 2 * 4 + s / 2] = sum;
+            if (lane % 4 == 0) ((short *)(column + k))[first / 16 + 8 * v + s % 2 * 4 + s / 2] = piece.sums[v];
         } else if (inside && lane % 8 == 0) {
-            *(uint2 *)(column + k + (first / 32 + lane / 8) * 8ull) = make_uint2(__float_as_uint(scale), sum);
+            *(uint2 *)(column + k + (first / 32 + lane / 8) * 8ull) = make_uint2(__float_as_uint(piece.scale), piece.sums[v]);
         }
     }
-    if (LARGE && lane == 0) ((float *)(column + k + k / 8))[first / 256] = scale;
+    if (LARGE && lane == 0) ((float *)(column + k + k / 8))[first / 256] = piece.scale;
 }
 
 // Grid: x = rows, y = pieces of 1024 (groups of 32) or 2048 (groups of 256) elements, by 8 warps.
@@ -218,6 +188,74 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
         for (u64 first = 128ull * warp; first < k; first += 128ull * warps) quantize_piece<false>(args, row, column, first, lane);
     } else {
         for (u64 first = 256ull * warp; first < k; first += 256ull * warps) quantize_piece<true>(args, row, column, first, lane);
+    }
+}
+
+// As QuantizeArgs, for tiles of 8 columns (mul_mat_mma.cuh).
+struct QuantizeTilesArgs {
+    const u8 *b;
+    u8 *quantized;
+    Shape shape;
+    u32 group;   // 32 or 256
+    u32 pairs;   // 1: a lane's fragment has neighbouring words
+    u32 columns; // per plane: as many consecutive rows of b
+    u32 tiles;   // per plane
+};
+
+// Address of the word of codes of column `c` of a tile for elements 4 * word to 4 * word + 3 of 64.
+__device__ __forceinline__ u32 fragment_at(u32 c, u32 word, u32 pairs) {
+    const u32 w = word % 8, t = pairs ? w / 2 : w % 4, second = pairs ? w % 2 : w / 4;
+    return 16 * (4 * c + t) + word / 8 * 8 + second * 4;
+}
+
+// One warp quantises 128 or 256 elements of a row to column `c` of its tiles, of which the first is `tile`. A missing row is zeros.
+template <bool LARGE>
+__device__ __forceinline__ void quantize_tile(const QuantizeTilesArgs &args, const u8 *row, bool missing, u8 *tile, u32 c, u32 first,
+                                              u32 lane) {
+    const u32 k = args.shape.ne[0];
+    const QuantizedPiece<LARGE> piece(row, missing ? 0 : k, first, lane);
+    if (LARGE) {
+        u8 *to = tile + (u64)(first / 256) * args.tiles * TILE256_BYTES, *behind = to + 4 * FRAGMENT_BYTES;
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            const u32 word = 32 * v + lane; // of 64, in four fragments
+            *(u32 *)(to + word / 16 * FRAGMENT_BYTES + fragment_at(c, word % 16, args.pairs)) = piece.codes[v];
+            const u32 s = lane / 4; // number of the sum among eight
+            if (lane % 4 == 0) ((short *)behind)[(4 * c + s / 2) * 4 + 2 * v + s % 2] = piece.sums[v];
+        }
+        if (lane == 0) ((float *)(behind + 256))[c] = piece.scale;
+    } else {
+        // The tile may be only half as long as the warp's elements.
+        const u32 chunk = first / 64 + lane / 16, half = lane / 8 % 2;
+        if (chunk >= (k + 63) / 64) return;
+        u8 *to = tile + (u64)chunk * args.tiles * TILE32_BYTES, *behind = to + FRAGMENT_BYTES;
+        *(u32 *)(to + fragment_at(c, lane % 16, args.pairs)) = piece.codes[0];
+        if (lane % 8 == 0) {
+            ((float2 *)(behind + 64 * half))[c] = make_float2(piece.scale, -MAGIC * piece.scale);
+            ((float *)(behind + 128 + 32 * half))[c] = piece.scale * (float)piece.sums[0];
+        }
+    }
+}
+
+// Grid: x = columns of whole tiles, y as mul_mat_quantize.
+extern "C" __global__ void mul_mat_quantize_tiles(QuantizeTilesArgs args) {
+    const u32 plane = blockIdx.x / (8 * args.tiles), column = blockIdx.x % (8 * args.tiles), k = args.shape.ne[0];
+    const bool missing = column >= args.columns;
+    u32 i1, i2, i3;
+    args.shape.split(plane * args.columns + (missing ? 0 : column), i1, i2, i3);
+    const u8 *row = args.b + args.shape.row(i1, i2, i3);
+    const u64 steps = args.group == 32 ? (k + 63) / 64 : k / 256, bytes = args.group == 32 ? TILE32_BYTES : TILE256_BYTES;
+    u8 *tile = args.quantized + (plane * steps * args.tiles + column / 8) * bytes;
+    const u32 lane = threadIdx.x % 32, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+    const u32 warps = gridDim.y * (blockDim.x / 32);
+    if (args.group == 32) {
+        for (u64 first = 128ull * warp; first < k; first += 128ull * warps) {
+            quantize_tile<false>(args, row, missing, tile, column % 8, first, lane);
+        }
+    } else {
+        for (u64 first = 256ull * warp; first < k; first += 256ull * warps) {
+            quantize_tile<true>(args, row, missing, tile, column % 8, first, lane);
+        }
     }
 }
 

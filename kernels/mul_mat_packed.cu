@@ -3,30 +3,16 @@
 // block type of a: TYPE is its struct, NAME its part of the entries' names.
 //
 // Variants: mul_mat_packed_vec1, _vec2, _vec4, _vec8, mul_mat_packed_id: see mul_mat_dot.cuh;
-//           mul_mat_packed_tile64, _tile128: see mul_mat_tile.cuh;
 //           mul_mat_packed_rows: GET_ROWS.
 // Limits:   a starts at a multiple of 16 bytes, and so do its planes; its rows are dense; a plane has whole groups of rows, of
 //           which four have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
-// Floor:    a is read once per 8 columns (64 in the tiled kernels), b once per 4 rows of a (64 or 128).
+// Floor:    a is read once per 8 columns, b once per 4 rows of a.
+#include "common/copy_blocks.cuh"
 #include "mul_mat_dot.cuh"
 
 #define ENTRY3(prefix, name) prefix##_##name
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
 #define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
-
-#if __CUDA_ARCH__ >= 800
-#include "mul_mat_tile.cuh"
-
-// Grid: x = tiles of 16 * WARPS rows, y = tiles of 64 columns, z = planes.
-template <int WARPS>
-__device__ __forceinline__ void packed_mat_tile(const MulMatArgs &args) {
-    for_columns<COLUMNS>(args, [](const Matrices &of) { multiply_tile<TYPE, WARPS, true>(of, true); });
-}
-
-ENTRY(mul_mat_packed_tile64, 128, 1)(MulMatArgs args) { packed_mat_tile<4>(args); }
-ENTRY(mul_mat_packed_tile128, 256, 1)(MulMatArgs args) { packed_mat_tile<8>(args); }
-#else // the same on all targets
-#include "common/copy_blocks.cuh"
 
 // Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
 template <int N>
@@ -53,4 +39,3 @@ ENTRY(mul_mat_packed_rows, 1024)(CopyFromBlocksArgs args) {
         decode_block<TYPE>(packed_block<TYPE>(plane, args.xs.nb[1], i.i[1], i.i[0] / TYPE::LEN), i.i[0] % TYPE::LEN, values);
     });
 }
-#endif

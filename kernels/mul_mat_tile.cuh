@@ -1,6 +1,5 @@
-// Tiled GEMM on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory as tf32.
-// F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy. Included by
-// mul_mat.cu and mul_mat_packed.cu.
+// Tiled GEMM of plain types on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory as tf32.
+// F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy. Included by mul_mat.cu.
 //
 // A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
 // mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
@@ -16,11 +15,11 @@ constexpr u32 DEPTH = 32, SLAB = 16, COLUMNS = 64;
 __device__ __forceinline__ u32 swizzled_index(u32 row, u32 group) { return row * SLAB + 4 * (group ^ (row >> 1 & 1)); }
 
 // Computes a tile of 16 * WARPS rows and 64 columns with 4 or 8 warps; each warp computes 32 x 32.
-template <class T, int WARPS, bool PACKED = false>
+template <class T, int WARPS>
 __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) {
     constexpr u32 HEIGHT = 16 * WARPS;
     constexpr u32 SHARE = 8 / WARPS;                     // half rows of columns per thread; of rows it has two
-    constexpr bool EXACT = T::LEN == 1 && T::BYTES == 4; // weights of f32
+    constexpr bool EXACT = T::BYTES == 4;                // weights of f32
     __shared__ __align__(16) float tiles[2][2][(HEIGHT + COLUMNS) * SLAB];
 
     // A thread loads eight elements, half a row of a slab, at a time. Rows beyond the last one load the last row again; their
@@ -29,29 +28,18 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     const u32 slab_of_column = r / COLUMNS; // used if SHARE is 1
     const bool whole = aligned && of.k % 8 == 0;
     const u8 *row_of_a = of.a + min(first + r, of.m - 1) * of.a1, *column = of.b + min(c, of.n - 1) * of.b1;
-    PackedBlock<T> packed_row;
-    if constexpr (PACKED) packed_row = packed_block<T>(of.a, of.a1, min(first + r, of.m - 1), 0);
     float w[2][8], x[SHARE][8];
     auto fetch = [&](u32 k) {
 #pragma unroll
         for (u32 slab = 0; slab < 2; slab++) {
-            const u32 inside = SLAB * slab + 8 * half, at = k + inside;
-            if constexpr (PACKED) {
-                PackedBlock<T> block = packed_row;
-                block.index += k / T::LEN;
-                decode_block<T>(block, k % T::LEN + inside, w[slab]);
-            } else if constexpr (T::LEN > 1) {
-                T::template decode8<T::template align<true>()>(row_of_a + (u64)(k / T::LEN) * T::BYTES, k % T::LEN + inside, w[slab]);
-            } else if (whole && at < of.k) {
-                T::template load8<true>(row_of_a, at, w[slab]);
-            } else {
-                load_some<T>(row_of_a, at, of.k, w[slab]);
-            }
+            const u32 at = k + SLAB * slab + 8 * half;
+            if (whole && at < of.k) T::template load8<true>(row_of_a, at, w[slab]);
+            else load_some<T>(row_of_a, at, of.k, w[slab]);
         }
 #pragma unroll
         for (u32 share = 0; share < SHARE; share++) {
             const u32 at = k + SLAB * (share + slab_of_column) + 8 * half;
-            if (T::LEN > 1 || (whole && at < of.k)) F32::load8<true>(column, at, x[share]);
+            if (whole && at < of.k) F32::load8<true>(column, at, x[share]);
             else load_some<F32>(column, at, of.k, x[share]);
         }
     };
@@ -69,7 +57,7 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
     auto stage_all = [&](u32 stage) {
         // F16 and BF16 are exact in tf32 and need no rounding.
 #pragma unroll
-        for (u32 slab = 0; slab < 2; slab++) stage_rows(tiles[stage][slab], r, w[slab], T::LEN > 1);
+        for (u32 slab = 0; slab < 2; slab++) stage_rows(tiles[stage][slab], r, w[slab], false);
 #pragma unroll
         for (u32 share = 0; share < SHARE; share++) {
             stage_rows(tiles[stage][share + slab_of_column], HEIGHT + c, x[share], !EXACT);

@@ -55,3 +55,30 @@ __device__ __forceinline__ void mma_halves(BF16, float (&sums)[4], const unsigne
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// Integer products: sums[16 x 8] = a[16 x 32] * b[32 x 8] + start. A and B are bytes, `u8` or `s8`. With g = lane / 4 and t = lane % 4,
+// the words of a lane hold
+//
+//     a     bytes 4 t to 4 t + 3 of rows g and g + 8, then bytes 4 t + 16 to 4 t + 19 of these rows
+//     b     bytes 4 t to 4 t + 3 of column g, then bytes 4 t + 16 to 4 t + 19
+//     sums  as for mma_tf32
+#define MMA_BYTES(name, a_type, b_type)                                                                                           \
+    __device__ __forceinline__ void name(int (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&start)[4]) { \
+        asm("mma.sync.aligned.m16n8k32.row.col.s32." a_type "." b_type ".s32 "                                                     \
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                                                  \
+            : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])                                                           \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start[0]), "r"(start[1]), "r"(start[2]),       \
+              "r"(start[3]));                                                                                                      \
+    }
+MMA_BYTES(mma_u8_s8, "u8", "s8")
+MMA_BYTES(mma_s8_s8, "s8", "s8")
+MMA_BYTES(mma_u8_u8, "u8", "u8")
+MMA_BYTES(mma_s8_u8, "s8", "u8")
+#undef MMA_BYTES
+
+// As mma_u8_s8, of half as many bytes: the first two words of a and the first word of b.
+__device__ __forceinline__ void mma_half_u8_s8(int (&sums)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}

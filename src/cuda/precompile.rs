@@ -45,7 +45,7 @@ const UNTYPED: &[&str] = &[
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
-const OF_CACHE: [&str; 5] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed"];
+const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;
@@ -99,7 +99,7 @@ impl Precompiler {
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
             // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
             let (products, later): (&[_], &[_]) =
-                if can_pack(dtype) { (&["mul_mat_packed"], &["mul_mat"]) } else { (&["mul_mat", "mul_mat_half"], &[]) };
+                if can_pack(dtype) { (&["mul_mat_mma", "mul_mat_packed"], &["mul_mat"]) } else { (&["mul_mat", "mul_mat_half"], &[]) };
             // Products are used before the conversion, of which models have one, in the look-up of embeddings.
             let stems = ["copy_from"].iter().chain(products);
             stems.flat_map(|stem| images(stem)).for_each(|image| state.waiting.push_front(image));

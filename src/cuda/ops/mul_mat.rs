@@ -33,11 +33,26 @@ const UNPACKED_VEC_COLUMNS: u32 = 4;
 /// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
 const MIN_MMA_CAPABILITY: u32 = 80;
 
-/// Rows of a per block of the kernels for few columns on tensor cores.
+/// Rows of a of a warp (of a block for F16 and BF16) in the kernels for few columns on tensor cores.
 const MMA_ROWS: u32 = 16;
 
-/// Warps per multiprocessor that hide the latency of loads in these kernels, which load much more at a time than the vector kernels.
-const MMA_WARPS_TO_HIDE_LATENCY: u64 = 8;
+/// Warps per multiprocessor that hide the latency of loads in the kernels for F16 and BF16, which load more at a time than the vector
+/// kernels.
+const HALF_WARPS_TO_HIDE_LATENCY: u64 = 8;
+
+/// Most columns for which packed weights use the vector kernels, if there are tensor cores.
+const MAX_DOT_COLUMNS: u32 = 2;
+
+/// Columns of a tile of the tensor cores, and the most per block.
+const MMA_TILE_COLUMNS: u32 = 8;
+const MAX_MMA_COLUMNS: u32 = 64;
+
+/// Warps per block of the kernels for packed weights on tensor cores.
+const MMA_WARPS: u32 = 8;
+
+/// Bytes of a tile of 64 and of 256 elements: kernels/common/tiles.cuh.
+const TILE32_BYTES: u64 = 704;
+const TILE256_BYTES: u64 = 2336;
 
 /// `struct MulMatArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -74,16 +89,27 @@ struct MulMatIdArgs {
     ids: [u64; 2],
 }
 
-/// `struct WidenArgs`, `struct RoundArgs` and `struct QuantizeArgs` of the file.
+/// `struct WidenArgs` and `struct QuantizeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ConvertColumnsArgs {
     b: Shape,
     /// From one packed row to the next: elements, or bytes of QuantizeArgs.
     stride: u64,
-    /// WidenArgs: the type of b; RoundArgs and QuantizeArgs: the elements per group.
+    /// WidenArgs: the type of b; QuantizeArgs: the elements per group.
     number: u32,
     padding: u32,
+}
+
+/// `struct QuantizeTilesArgs` of the file.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct QuantizeTilesArgs {
+    b: Shape,
+    group: u32,
+    pairs: u32,
+    columns: u32,
+    tiles: u32,
 }
 
 pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -92,32 +118,13 @@ pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     if !a.dtype().can(Capability::Cuda) || !(b.dtype() == DType::F32 || rounded) {
         return Err(on.unsupported_types());
     }
-    let mut kernel = NodeLaunches::default();
-    let columns = if b.dtype() == DType::F32 && !a.dtype().is_block() {
-        Columns { at: Ptr::Src(1), shape: on.shape(b)? }
-    } else {
-        let form = if !a.dtype().is_block() {
-            ColumnForm::Widened
-        } else if !op.by_id && uses_tiles(a, b, on)? {
-            ColumnForm::Rounded
-        } else {
-            ColumnForm::Quantized
-        };
-        let (launch, columns, bytes) = convert_columns(a, b, form, on)?;
-        kernel.launches.push(launch);
-        kernel.scratch = bytes;
-        columns
-    };
-    let product = |layout| {
-        if op.by_id { mul_mat_id_launch(a, &columns, layout, on) } else { mul_mat_launch(a, &columns, layout, on) }
-    };
+    let mut kernel = product(op, WeightLayout::Ggml, on)?;
     // The kernels for packed weights store results as words.
     if let Some(span) = PackedSpan::of(a).filter(|_| on.node.aligned) {
-        let mut launches = kernel.launches.clone();
-        launches.push(product(WeightLayout::Packed)?);
+        let NodeLaunches { launches, scratch, .. } = product(op, WeightLayout::Packed, on)?;
         kernel.packed = Some(PackedLaunches { launches, span, packs: true });
+        kernel.scratch = kernel.scratch.max(scratch);
     }
-    kernel.launches.push(product(WeightLayout::Ggml)?);
     Ok(kernel)
 }
 
@@ -128,21 +135,79 @@ enum WeightLayout {
     Packed,
 }
 
+/// The launches for weights in a layout.
+fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
+    let (a, b) = (on.src(0)?, on.src(1)?);
+    let shape = on.shape(b)?;
+    if !op.by_id {
+        // Converted columns are contiguous, so their planes are folded as those of this shape.
+        let planes = Planes::of(a, &scratch_shape(&shape, 16), on)?;
+        if let ProductKernel::Mma { tiles } = ProductKernel::of(a, planes.n, layout, on) {
+            let (launch, planes, bytes) = quantize_tiles(a, planes, tiles, on)?;
+            return Ok(NodeLaunches::new(vec![launch, mma_launch(a, &planes, tiles, on)?], bytes));
+        }
+    }
+    let form = match b.dtype() {
+        _ if a.dtype().is_block() => Some(ColumnForm::Quantized),
+        DType::F32 => None,
+        _ => Some(ColumnForm::Widened),
+    };
+    let (mut launches, columns, scratch) = match form {
+        None => (Vec::new(), Columns { at: Ptr::Src(1), shape }, 0),
+        Some(form) => {
+            let (launch, columns, bytes) = convert_columns(a, b, form, on)?;
+            (vec![launch], columns, bytes)
+        }
+    };
+    let product = if op.by_id { mul_mat_id_launch } else { mul_mat_launch };
+    launches.push(product(a, &columns, layout, on)?);
+    Ok(NodeLaunches::new(launches, scratch))
+}
+
+/// The kernels of a product.
+#[derive(Clone, Copy)]
+enum ProductKernel {
+    /// Vector kernels: columns per block.
+    Vec { width: u32 },
+    /// F16 and BF16 on tensor cores, few columns: columns per block.
+    Half { width: u32 },
+    /// Plain types on tensor cores, many columns.
+    Tile,
+    /// Packed weights on tensor cores: tiles of 8 columns per block.
+    Mma { tiles: u32 },
+}
+
+impl ProductKernel {
+    /// The kernel for `n` columns of each plane.
+    fn of(a: &TensorDesc, n: u32, layout: WeightLayout, on: &NodeOnGpu<'_>) -> ProductKernel {
+        let (dtype, mma) = (a.dtype(), on.gpu.capability >= MIN_MMA_CAPABILITY);
+        let width = n.next_power_of_two();
+        match (dtype.is_block(), layout) {
+            (true, WeightLayout::Packed) if mma && n > MAX_DOT_COLUMNS => {
+                ProductKernel::Mma { tiles: width.clamp(8, MAX_MMA_COLUMNS) / MMA_TILE_COLUMNS }
+            }
+            (true, WeightLayout::Packed) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
+            (true, WeightLayout::Ggml) => ProductKernel::Vec { width: if n > 1 { UNPACKED_VEC_COLUMNS } else { 1 } },
+            (false, _) if mma && n > MAX_VEC_COLUMNS => ProductKernel::Tile,
+            (false, _) if mma && dtype != DType::F32 => ProductKernel::Half { width: width.clamp(4, 8) },
+            (false, _) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
+        }
+    }
+}
+
 /// The columns of the product: rows of b, in F32 or quantised. Byte strides are in dimensions 1 to 3 of the shape.
 struct Columns {
     at: Ptr,
     shape: Shape,
 }
 
-/// What a launch before the product makes of b. Both forms for quantised weights have values rounded to 8 bits, as llama.cpp
+/// What a launch before the vector kernels makes of b. The values for quantised weights are rounded to 8 bits, as llama.cpp
 /// does on the CPU, so that a model generates the same tokens on both.
 #[derive(Clone, Copy, PartialEq)]
 enum ColumnForm {
     /// F32, from F16 or BF16.
     Widened,
-    /// Values rounded to 8 bits, as F32, for the tiled kernels.
-    Rounded,
-    /// 8-bit codes, scales and sums, for the vector kernels.
+    /// 8-bit codes, scales and sums.
     Quantized,
 }
 
@@ -155,9 +220,9 @@ fn group_len(a: &TensorDesc) -> usize {
 /// is documented at `struct QuantizeArgs`.
 fn column_bytes(form: ColumnForm, k: usize, group: usize) -> u64 {
     let bytes = match (form, group) {
-        (ColumnForm::Quantized, 256) => k + k / 8 + k / 64,
-        (ColumnForm::Quantized, _) => k + k / 4,
-        (ColumnForm::Widened | ColumnForm::Rounded, _) => 4 * k,
+        (ColumnForm::Widened, _) => 4 * k,
+        (_, 256) => k + k / 8 + k / 64,
+        _ => k + k / 4,
     };
     bytes.next_multiple_of(16) as u64
 }
@@ -175,7 +240,7 @@ fn convert_columns(
     form: ColumnForm,
     on: &NodeOnGpu<'_>,
 ) -> Result<(KernelLaunch, Columns, u64), Unsupported> {
-    let [k, n, b2, b3] = b.ne();
+    let k = b.ne()[0];
     let group = group_len(a);
     let column = column_bytes(form, k, group);
     let bytes = column.checked_mul(b.rows() as u64).ok_or_else(|| on.unsupported("b is too large in F32"))?;
@@ -184,29 +249,88 @@ fn convert_columns(
         return Err(on.unsupported("columns of 512 MiB or more"));
     }
     let shape = on.shape(b)?;
-    let (name, stride, number, pieces) = match form {
-        ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), blocks(k, THREADS, 1)),
-        // One warp per group.
-        ColumnForm::Rounded => ("mul_mat_round", column / 4, group as u32, blocks(k / group, THREADS / 32, 1)),
-        ColumnForm::Quantized => {
-            ("mul_mat_quantize", column, group as u32, blocks(k, THREADS, if group == 256 { 8 } else { 4 }))
-        }
+    let (name, stride, number, grid) = if form == ColumnForm::Widened {
+        let pieces = blocks(k, THREADS, 1).min(MAX_GRID_YZ);
+        ("mul_mat_widen", column / 4, b.dtype().to_wire(), Grid::of([b.rows() as u64, pieces, 1], THREADS))
+    } else {
+        ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group))
     };
-    let grid = Grid::of([(n * b2 * b3) as u64, pieces.min(MAX_GRID_YZ), 1], THREADS);
     let args = ConvertColumnsArgs { b: shape, stride, number, padding: 0 };
     let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &args)?;
     Ok((launch, Columns { at: Ptr::Scratch(0), shape: scratch_shape(&shape, column) }, bytes))
 }
 
-/// Whether the product of a block type, whose columns are in scratch memory, uses the tiled kernels.
-fn uses_tiles(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<bool, Unsupported> {
-    let planes = Planes::of(a, &scratch_shape(&on.shape(b)?, 16), on)?;
-    Ok(tiled(planes.n, on))
+/// The grid of the kernels that quantise columns of `k` elements: a warp handles 128 elements in groups of 32, or a group of 256.
+fn quantize_grid(columns: u64, k: usize, group: usize) -> Grid {
+    let pieces = blocks(k, THREADS, if group == 256 { 8 } else { 4 });
+    Grid::of([columns, pieces.min(MAX_GRID_YZ), 1], THREADS)
 }
 
-/// Whether products of `n` columns use the tiled kernels.
-fn tiled(n: u32, on: &NodeOnGpu<'_>) -> bool {
-    n > MAX_VEC_COLUMNS && on.gpu.capability >= MIN_MMA_CAPABILITY
+/// A launch that quantises b to tiles of columns in scratch memory, the planes with their strides there, and the bytes of scratch. The
+/// layout is documented in kernels/mul_mat_mma.cuh.
+fn quantize_tiles(
+    a: &TensorDesc,
+    planes: Planes,
+    tiles: u32,
+    on: &NodeOnGpu<'_>,
+) -> Result<(KernelLaunch, Planes, u64), Unsupported> {
+    let (b, group) = (on.src(1)?, group_len(a));
+    let k = b.ne()[0];
+    let (steps, tile_bytes) = if group == 256 { (k / 256, TILE256_BYTES) } else { (k.div_ceil(64), TILE32_BYTES) };
+    // The product reads whole groups of tiles; missing columns are zeros.
+    let per_plane = planes.n.div_ceil(MMA_TILE_COLUMNS).next_multiple_of(tiles);
+    let plane = (steps as u64 * tile_bytes).checked_mul(u64::from(per_plane));
+    let [b2, b3] = planes.counts.map(u64::from);
+    let bytes = plane.and_then(|plane| plane.checked_mul(b2)?.checked_mul(b3));
+    let (plane, bytes) = plane.zip(bytes).ok_or_else(|| on.unsupported("b is too large"))?;
+    let args = QuantizeTilesArgs {
+        b: on.shape(b)?,
+        group: group as u32,
+        pairs: u32::from(matches!(a.dtype(), DType::Q8_0 | DType::Q4_K | DType::Q5_K)),
+        columns: planes.n,
+        tiles: per_plane,
+    };
+    let pointers = [Ptr::Src(1), Ptr::Scratch(0)];
+    let columns = (b2 * b3).saturating_mul(u64::from(per_plane * MMA_TILE_COLUMNS));
+    let grid = quantize_grid(columns, k, group);
+    let launch = on.launch(("mul_mat", "mul_mat_quantize_tiles"), grid, &pointers, &args)?;
+    let b = [tile_bytes / u64::from(MMA_TILE_COLUMNS), plane, plane * b2];
+    Ok((launch, Planes { b, ..planes }, bytes))
+}
+
+/// The product of packed weights with tiles of columns.
+fn mma_launch(a: &TensorDesc, planes: &Planes, tiles: u32, on: &NodeOnGpu<'_>) -> Result<KernelLaunch, Unsupported> {
+    let [k, m, ..] = on.shape(a)?.ne;
+    let groups = u64::from(planes.n.div_ceil(tiles * MMA_TILE_COLUMNS));
+    let in_z = planes.count(on)?;
+    let rows = u64::from(m.div_ceil(MMA_ROWS));
+    let others = groups.saturating_mul(u64::from(in_z));
+    // As few parts of k as give each multiprocessor a block, but no more than k has steps.
+    let in_x = |log2: u32| rows.div_ceil(u64::from(MMA_WARPS >> log2));
+    let most = (k / 256).max(1).ilog2().min(MMA_WARPS.ilog2());
+    let enough = |&log2: &u32| in_x(log2).saturating_mul(others) >= u64::from(on.gpu.multiprocessors);
+    let log2_split = (0..most).find(enough).unwrap_or(most);
+    let args = mul_mat_args(a, planes, WeightLayout::Packed, log2_split, on)?;
+    let grid = Grid::of([in_x(log2_split), groups.min(MAX_GRID_YZ), u64::from(in_z).min(MAX_GRID_YZ)], 32 * MMA_WARPS);
+    let suffix = suffix(a.dtype());
+    let (stem, name) = (format!("mul_mat_mma_{suffix}"), format!("mul_mat_mma{tiles}_{suffix}"));
+    on.launch((&stem, &name), grid, &[Ptr::Src(0), Ptr::Scratch(0), Ptr::Dst], &args)
+}
+
+/// The arguments of a product.
+fn mul_mat_args(
+    a: &TensorDesc,
+    planes: &Planes,
+    layout: WeightLayout,
+    log2_lanes: u32,
+    on: &NodeOnGpu<'_>,
+) -> Result<MulMatArgs, Unsupported> {
+    let (shape, dst) = (on.shape(a)?, on.shape(on.dst())?);
+    let [k, m, ..] = shape.ne;
+    let Planes { n, counts: [b2, _], shared: [r2, r3], b, dst: [d1, d2, d3] } = *planes;
+    let [_, a1, a2, a3] = weight_strides(a, &shape, layout);
+    let dst = [stride(&dst, 0), d1, d2, d3];
+    Ok(MulMatArgs { k, m, n, log2_lanes, planes: planes.count(on)?, b2, r2, r3, a: [a1, a2, a3], b, dst })
 }
 
 fn mul_mat_launch(
@@ -215,62 +339,39 @@ fn mul_mat_launch(
     layout: WeightLayout,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
-    let (shape, dst) = (on.shape(a)?, on.shape(on.dst())?);
-    let [k, m, ..] = shape.ne;
+    let [k, m, ..] = on.shape(a)?.ne;
     let planes = Planes::of(a, &columns.shape, on)?;
-    let Planes { n, counts: [b2, b3], shared: [r2, r3], .. } = planes;
-    let count = b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))?;
+    let (n, count) = (planes.n, planes.count(on)?);
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
-    let halves = matches!(a.dtype(), DType::F16 | DType::BF16) && on.gpu.capability >= MIN_MMA_CAPABILITY;
-    let (entry, width, in_x, log2_lanes, threads) = if halves && n <= MAX_VEC_COLUMNS {
-        let width = if n <= 4 { 4 } else { 8 };
-        let in_x = u64::from(m.div_ceil(MMA_ROWS));
-        let others = counted(width).0 * counted(width).1;
-        (format!("half{width}"), width, in_x, 0, 32 * mma_warps(k, in_x.saturating_mul(others), on))
-    } else if tiled(n, on) {
-        let large = u64::from(m.div_ceil(128)) * counted(64).0;
-        let large = large.saturating_mul(counted(64).1);
-        let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
-        (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
-    } else {
-        let width = match layout {
-            WeightLayout::Ggml if a.dtype().is_block() && n > 1 => UNPACKED_VEC_COLUMNS,
-            _ => n.next_power_of_two().min(MAX_VEC_COLUMNS),
-        };
-        let log2_lanes = log2_lanes(a, counted(width).0 * counted(width).1, on);
-        (
-            format!("vec{width}"),
-            width,
-            blocks(a.ne()[1], VEC_THREADS >> log2_lanes, ROWS_PER_GROUP),
-            log2_lanes,
-            VEC_THREADS,
-        )
+    let others = |width: u32| counted(width).0.saturating_mul(counted(width).1);
+    let (entry, width, in_x, log2_lanes, threads) = match ProductKernel::of(a, n, layout, on) {
+        ProductKernel::Half { width } => {
+            let in_x = u64::from(m.div_ceil(MMA_ROWS));
+            let threads = 32 * half_warps(k, in_x.saturating_mul(others(width)), on);
+            (format!("half{width}"), width, in_x, 0, threads)
+        }
+        ProductKernel::Vec { width } => {
+            let log2_lanes = log2_lanes(a, others(width), on);
+            let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, ROWS_PER_GROUP);
+            (format!("vec{width}"), width, in_x, log2_lanes, VEC_THREADS)
+        }
+        ProductKernel::Tile | ProductKernel::Mma { .. } => {
+            let large = u64::from(m.div_ceil(128)).saturating_mul(others(64));
+            let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
+            (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
+        }
     };
     let (in_y, in_z) = counted(width);
-    let [d1, d2, d3] = planes.dst;
-    let [_, a1, a2, a3] = weight_strides(a, &shape, layout);
-    let args = MulMatArgs {
-        k,
-        m,
-        n,
-        log2_lanes,
-        planes: count,
-        b2,
-        r2,
-        r3,
-        a: [a1, a2, a3],
-        b: planes.b,
-        dst: [stride(&dst, 0), d1, d2, d3],
-    };
+    let args = mul_mat_args(a, &planes, layout, log2_lanes, on)?;
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
     let (stem, name) = names(&entry, layout, a);
     on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &args)
 }
 
-/// Warps per block of the kernels for few columns on tensor cores, which split k: enough to hide the latency of loads with this many
-/// blocks, but no more than have work.
-fn mma_warps(k: u32, blocks: u64, on: &NodeOnGpu<'_>) -> u32 {
-    let wanted = u64::from(on.gpu.multiprocessors) * MMA_WARPS_TO_HIDE_LATENCY;
+/// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
+/// more than have work.
+fn half_warps(k: u32, blocks: u64, on: &NodeOnGpu<'_>) -> u32 {
+    let wanted = u64::from(on.gpu.multiprocessors) * HALF_WARPS_TO_HIDE_LATENCY;
     [4, 8].into_iter().find(|&warps| u64::from(warps) * blocks >= wanted || k <= 128 * warps).unwrap_or(16)
 }
 
@@ -347,6 +448,12 @@ impl Planes {
             planes.fold(1);
         }
         Ok(planes)
+    }
+
+    /// Number of planes.
+    fn count(&self, on: &NodeOnGpu<'_>) -> Result<u32, Unsupported> {
+        let [b2, b3] = self.counts;
+        b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))
     }
 
     /// Folds the planes that share a plane of a into more columns of one plane, if their strides are even. a is then read once

@@ -41,8 +41,8 @@ use tally::{Tally, TimeIsUp};
 
 type Family = (&'static str, fn(&Sweep));
 
-/// The lowest target with the tiled matrix products; `mul_mat_round` is launched only before them.
-const MIN_TILES: u32 = 80;
+/// The lowest target with integer products on tensor cores; `mul_mat_quantize_tiles` is launched only before them.
+const MIN_MMA: u32 = 80;
 
 /// The op families, with the function that runs their cases.
 const FAMILIES: &[Family] = &[
@@ -168,8 +168,8 @@ fn sweep(target: u32) {
     if wanted.is_empty() {
         return;
     }
-    if target < MIN_TILES {
-        wanted.remove("mul_mat_round");
+    if target < MIN_MMA {
+        wanted.remove("mul_mat_quantize_tiles");
     }
     let settings = format!("CUDAEMU_CAPABILITY={}.{}\nCUDAEMU_COUNTS=on", target / 10, target % 10);
     let emulator = cudaemu::test::start(&settings).unwrap();
