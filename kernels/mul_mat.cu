@@ -12,7 +12,8 @@
 //           mul_mat_widen: converts rows of b from F16 or BF16 to dense f32, for plain types;
 //           mul_mat_quantize: rounds rows of b to 8-bit codes in groups of 32 or 256 with a common scale, for the vector kernels of
 //                 block types and mul_mat_id;
-//           mul_mat_quantize_tiles: the same, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
+//           mul_mat_round: as mul_mat_quantize, but stores the rounded values as dense f32, for the tiled kernels;
+//           mul_mat_quantize_tiles: as mul_mat_quantize, but stores fragments of tiles of 8 columns, for mul_mat_mma.cu;
 //           mul_mat_pack: converts rows of a block type in place to the packed layout, or back.
 // Limits:   b is F32, or quantised. Rows of a and of f32 columns are dense and may start at any address. They are fast if blocks are
 //           aligned to the natural alignment of their size, and rows of plain elements to 16 bytes. The quantised columns of a
@@ -78,8 +79,9 @@ __device__ __forceinline__ float load_float_anywhere(const u8 *at) {
     return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24);
 }
 
-// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use the scale of
-// Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column starts at a multiple of 16 bytes, and has one after the other
+// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use the
+// scale of Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column starts at
+// a multiple of 16 bytes, and has one after the other
 //
 //     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes
 //     groups of 256 (K types)           i8 codes[k], i16 sums[k / 16] of the codes of 16 elements, f32 scales[k / 256]
@@ -188,6 +190,45 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
         for (u64 first = 128ull * warp; first < k; first += 128ull * warps) quantize_piece<false>(args, row, column, first, lane);
     } else {
         for (u64 first = 256ull * warp; first < k; first += 256ull * warps) quantize_piece<true>(args, row, column, first, lane);
+    }
+}
+
+// As QuantizeArgs, but `quantized` are floats, and `stride` counts them.
+struct RoundArgs {
+    const u8 *b;
+    float *rounded;
+    Shape shape;
+    u64 stride;
+    u32 group;
+    u32 padding;
+};
+
+// One warp rounds 128 or 256 elements of a row.
+template <bool LARGE>
+__device__ __forceinline__ void round_piece(const u8 *row, float *to, u32 k, u32 first, u32 lane) {
+    const QuantizedPiece<LARGE> piece(row, k, first, lane);
+    if (first + 4 * lane >= k) return;
+#pragma unroll
+    for (int v = 0; v < piece.VECTORS; v++) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = (float)(signed char)(piece.codes[v] >> 8 * i) * piece.scale;
+        *(float4 *)(to + first + 128 * v + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+// Grid: as mul_mat_quantize.
+extern "C" __global__ void mul_mat_round(RoundArgs args) {
+    u32 i1, i2, i3;
+    args.shape.split(blockIdx.x, i1, i2, i3);
+    const u8 *row = args.b + args.shape.row(i1, i2, i3);
+    float *to = args.rounded + blockIdx.x * args.stride;
+    const u32 lane = threadIdx.x % 32, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+    const u32 warps = gridDim.y * (blockDim.x / 32), k = args.shape.ne[0];
+    if (args.group == 32) {
+        for (u64 first = 128ull * warp; first < k; first += 128ull * warps) round_piece<false>(row, to, k, first, lane);
+    } else {
+        for (u64 first = 256ull * warp; first < k; first += 256ull * warps) round_piece<true>(row, to, k, first, lane);
     }
 }
 

@@ -8,7 +8,12 @@
 #include "common/abi.cuh"
 #include "common/quants.cuh"
 
-constexpr u32 THREADS = 128, ROWS = 4;
+// 4 or 2; see rows_per_group() of src/cuda/ops/mul_mat.rs.
+#ifndef ROWS_PER_GROUP
+#define ROWS_PER_GROUP 4
+#endif
+constexpr u32 THREADS = 128, ROWS = ROWS_PER_GROUP, LOG2_ROWS = ROWS / 2;
+static_assert(1 << LOG2_ROWS == ROWS);
 
 struct MulMatArgs {
     const u8 *a, *b;
@@ -120,7 +125,7 @@ __device__ __forceinline__ u32 first_row(u32 log2_lanes) {
 template <int N>
 __device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_lanes, float (&sums)[ROWS][N]) {
     const u32 lanes = 1 << log2_lanes;
-    const u32 log2_all = 9 - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
+    const u32 log2_all = 7 + LOG2_ROWS - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
     const u32 together = min(lanes, 32u);
 #pragma unroll 1
     for (u32 offset = together / 2; offset > 0; offset /= 2) {
@@ -132,7 +137,10 @@ __device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_la
     if (threadIdx.x % together == 0) {
         const u32 part = threadIdx.x / together;
 #pragma unroll
-        for (int c = 0; c < N; c++) *(float4 *)parts[part][c] = make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
+        for (int c = 0; c < N; c++) {
+            if constexpr (ROWS == 4) *(float4 *)parts[part][c] = make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
+            else *(float2 *)parts[part][c] = make_float2(sums[0][c], sums[1][c]);
+        }
     }
     __syncthreads();
     const u32 all = groups * ROWS, per_group = lanes / together;

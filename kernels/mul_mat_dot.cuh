@@ -20,8 +20,8 @@ __device__ __forceinline__ ColumnBlock column_block(const u8 *column, u32 k, u32
     if constexpr (T::LEN == 256) {
         return {column + (u64)block * 256, column + k + (u64)block * 32, column + k + k / 8 + (u64)block * 4};
     } else {
-        const u8 *scale = column + k + (u64)block * 8;
-        return {column + (u64)block * 32, scale + 4, scale};
+        const u8 *scale = column + k + (u64)block * (T::LEN / 4);
+        return {column + (u64)block * T::LEN, scale + 4, scale};
     }
 }
 
@@ -38,15 +38,16 @@ __device__ __noinline__ float quant_dot_of_bytes(const u8 *row, const u8 *column
         load_words<8>(at.codes + i % T::LEN, x);
 #pragma unroll
         for (u32 e = 0; e < 8; e++) part += w[e] * float_of_byte<128>(x[e / 4] ^ 0x80808080, e % 4);
-        sum += part * *(const float *)at.scale;
+        sum += part * at.template scale_at<T>(i % T::LEN);
     }
 #pragma unroll
     for (u32 offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
     return sum;
 }
 
-// A lane's block of ROWS neighbouring rows in ggml's layout, from `row` on. Rows beyond the end are the last one again.
-template <class T>
+// A lane's block of ROWS neighbouring rows in ggml's layout, from `row` on. Rows beyond the end are the last one again. Blocks are at
+// multiples of ALIGN bytes.
+template <class T, int ALIGN = T::template align<true>()>
 struct RowCursor {
     const u8 *rows[ROWS];
 
@@ -55,7 +56,7 @@ struct RowCursor {
         for (u32 r = 0; r < ROWS; r++) rows[r] = of.a + min(row + r, of.m - 1) * of.a1 + (u64)block * T::BYTES;
     }
 
-    __device__ __forceinline__ RowBlock<T::template align<true>()> at(u32 r) const { return {rows[r]}; }
+    __device__ __forceinline__ RowBlock<ALIGN> at(u32 r) const { return {rows[r]}; }
 
     __device__ __forceinline__ void advance(u32 blocks) {
 #pragma unroll
@@ -95,9 +96,8 @@ struct PackedCursor {
 };
 
 // Computes the block's rows for up to N columns. All threads of the block must call this function.
-template <class T, int N, class Cursor>
+template <class T, int N, class Cursor, class Dot = QuantDot<T>>
 __device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lanes) {
-    using Dot = QuantDot<T>;
     using Weights = typename Dot::Weights;
     constexpr u32 UNITS = T::LEN / Dot::UNIT;
     static_assert(UNITS <= (T::LEN > 32 ? 32 : 4), "the fewest lanes of src/cuda/ops/mul_mat.rs do not cover a block");
@@ -114,15 +114,17 @@ __device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lane
     float sums[ROWS][N] = {};
 #pragma unroll 1
     for (u32 block = lane / UNITS; block < blocks; block += lanes / UNITS) {
-        static_assert(ROWS == 4);
-        const Weights weights[ROWS] = {Weights(rows.at(0), unit), Weights(rows.at(1), unit), Weights(rows.at(2), unit),
-                                       Weights(rows.at(3), unit)};
+        auto multiply = [&](const Weights(&weights)[ROWS]) {
 #pragma unroll
-        for (int c = 0; c < N; c++) {
-            const typename Dot::Column column(column_block<T>(first + distances[c], of.k, block), unit);
+            for (int c = 0; c < N; c++) {
+                const typename Dot::Column column(column_block<T>(first + distances[c], of.k, block), unit);
 #pragma unroll
-            for (u32 r = 0; r < ROWS; r++) Dot::add(weights[r], column, sums[r][c]);
-        }
+                for (u32 r = 0; r < ROWS; r++) Dot::add(weights[r], column, sums[r][c]);
+            }
+        };
+        auto weights = [&](u32 r) { return Weights(rows.at(r), unit); };
+        if constexpr (ROWS == 4) multiply({weights(0), weights(1), weights(2), weights(3)});
+        else multiply({weights(0), weights(1)});
         rows.advance(lanes / UNITS);
     }
     reduce_and_store<N>(of, log2_lanes, sums);

@@ -3,9 +3,10 @@
 
     type_table.py                   # all rows
     type_table.py --list cuda       # names of the types with a capability, one per line:
-                                    # decode, convert, simd, gather, cuda or cache
+                                    # decode, convert, simd, cuda_read, cuda or cache
 
-`block` in front of a capability (`--list block-cuda`) leaves the plain types out, and `plain` the block types.
+`block` in front of a capability (`--list block-cuda`) leaves the plain types out, and `plain` the block types. `read_only` lists the
+types with `cuda_read` in place of `cuda`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BESIDE = HERE / "table.rs"
 SOURCE = BESIDE if BESIDE.is_file() else HERE.parent / "src/tensor/table.rs"
 ROW = re.compile(r" +(\w+) += +(\d+), +(\d+) elements in +(\d+) bytes, aligned (\d+)((?:, \w+ [^,;]+)*);")
-CAPABILITIES = ("decode", "convert", "simd", "gather", "cuda", "cache")
+CAPABILITIES = ("decode", "convert", "simd", "cuda_read", "cuda", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Type:
 
     def on_device(self):
         """The struct of kernels/common."""
-        return self.declared.get("cuda") or self.declared["gather"]
+        return self.declared.get("cuda") or self.declared["cuda_read"]
 
     def can(self, what):
         """Whether the type has a capability, as `DType::can` defines it."""
@@ -42,13 +43,15 @@ class Type:
             return self.block_len > 1 and self.can(what.removeprefix("block-"))
         if what.startswith("plain-"):
             return self.block_len == 1 and self.can(what.removeprefix("plain-"))
+        if what == "read_only":
+            return self.can("cuda_read") and not self.can("cuda")
         if what not in CAPABILITIES:
             raise ValueError(f"'{what}' is no capability ({', '.join(CAPABILITIES)}, or block- or plain- and one of these)")
         names = {
             "decode": ("float", "codec", "decoder"),
             "convert": ("float", "codec"),
             "simd": ("float", "simd", "expanded"),
-            "gather": ("gather", "cuda"),
+            "cuda_read": ("cuda_read", "cuda"),
         }.get(what, (what,))
         return any(name in self.declared for name in names)
 
@@ -71,19 +74,31 @@ def that_can(what):
     return [row for row in rows() if row.can(what)]
 
 
+def selectors(name, code):
+    """Returns an entry of a grid in the form that kernels/common/quants_i.cuh describes: its elements' indices in four nibbles."""
+    if name.startswith("3"):
+        return sum((code >> 3 * n & 7) << 4 * n for n in range(4))
+    return sum((code >> 2 * n & 3 | (code >> 2 * n + 8 & 3) << 2) << 4 * n for n in range(4))
+
+
 def grids():
-    """Returns the grids of the i-quants, src/tensor/quant/grids.rs, as functions in CUDA C++ from an index to an entry's code."""
+    """Returns the grids of the i-quants, src/tensor/quant/grids.rs, as functions in CUDA C++ from an index to an entry."""
     source = HERE.parent / "src/tensor/quant/grids.rs"
-    text = source.read_text().replace("0o", "0")  # octal numbers of C++
-    found = re.findall(r"const CODES_(\w+): \[u16; (\d+)\] = \[(.*?)\];", text, re.DOTALL)
+    found = re.findall(r"const CODES_(\w+): \[u16; (\d+)\] = \[(.*?)\];", source.read_text(), re.DOTALL)
     if not found:
         raise ValueError(f"{source} has no grids")
-    # The tables are local to templates, so that PTX that does not use them does not contain them.
-    return "".join(
-        f"template <int> __device__ __forceinline__ unsigned grid_{name.lower()}(unsigned i) {{\n"
-        f"static __device__ const unsigned short codes[{n}] = {{{codes}}};\nreturn codes[i];\n}}\n"
-        for name, n, codes in found
-    )
+    text = ""
+    for name, n, numbers in found:
+        codes = [int(number, 0) for number in numbers.replace(",", " ").split()]
+        if len(codes) != int(n):
+            raise ValueError(f"{source}: CODES_{name} has {len(codes)} entries, not {n}")
+        entries = ", ".join(str(selectors(name, code)) for code in codes)
+        # The tables are local to templates, so that PTX that does not use them does not contain them.
+        text += (
+            f"template <int> __device__ __forceinline__ unsigned grid_{name.lower()}(unsigned i) {{\n"
+            f"static __device__ const unsigned short entries[{n}] = {{{entries}}};\nreturn entries[i];\n}}\n"
+        )
+    return text
 
 
 def main():

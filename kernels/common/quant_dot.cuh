@@ -74,8 +74,14 @@ __device__ __forceinline__ void load_scales(const From& from, float& d, float& m
 // The parts of a quantised column that belong to one block.
 struct ColumnBlock {
     const unsigned char* codes;
-    const unsigned char* sums;  // of K types; elsewhere scales have the sum behind them
-    const unsigned char* scale;
+    const unsigned char* sums;  // of blocks of 256; elsewhere scales have the sum behind them
+    const unsigned char* scale; // the first one, if a block has several groups of 32
+
+    // The scale of element j of the block, which is of type T.
+    template <class T>
+    __device__ __forceinline__ float scale_at(int j) const {
+        return *(const float*)(scale + (T::LEN == 256 ? 0 : j / 32 * 8));
+    }
 };
 
 // Number of a unit in its block, the same in all steps of a lane. `zero` is 0, which the compiler does not know: a constant plus
@@ -87,8 +93,49 @@ struct Unit {
     __device__ __forceinline__ operator int() const { return number; }
 };
 
+// For any type, by codes8 and scale8. A unit is LEN elements with a common scale, in ggml's layout.
+template <class T, int LEN>
+struct CodesDot {
+    static constexpr int UNIT = LEN;
+
+    struct Column {
+        unsigned x[LEN / 4];
+        float scale;
+
+        __device__ __forceinline__ Column(const ColumnBlock& from, int unit) {
+            load_words<16>(from.codes + LEN * unit, x);
+            scale = from.template scale_at<T>(LEN * unit);
+        }
+    };
+
+    struct Weights {
+        unsigned codes[LEN / 4]; // signed bytes
+        float d;
+
+        template <int ALIGN>
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, int unit) {
+            d = T::template scale8<ALIGN>(from.block, LEN * unit).d;
+#pragma unroll
+            for (int w = 0; w < LEN / 4; w += 2) {
+                unsigned eight[2];
+                T::template codes8<ALIGN>(from.block, LEN * unit + 4 * w, eight);
+                // Codes minus ZERO. Bit 7 keeps the bytes from borrowing of the next one, and is inverted again.
+#pragma unroll
+                for (int i = 0; i < 2; i++) codes[w + i] = (eight[i] + (128 - T::ZERO) * 0x01010101u) ^ 0x80808080;
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        int dot = 0;
+#pragma unroll
+        for (int w = 0; w < LEN / 4; w++) dot = dot4_signed(weights.codes[w], column.x[w], dot);
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};
+
 template <class T>
-struct QuantDot;
+struct QuantDot : CodesDot<T, 32> {};
 
 #include "quant_dot_legacy.cuh"
 #include "quant_dot_k.cuh"

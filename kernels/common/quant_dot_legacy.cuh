@@ -153,19 +153,24 @@ struct QuantDot<Q8_0> {
     }
 };
 
-// The activations of a block whose nibbles are looked up: the nibbles of a byte belong to elements that are 16 apart, so these
-// elements are neighbours in `x`. This costs less than sorting the looked-up values of each row.
-struct InterleavedColumn : Column32 {
-    __device__ __forceinline__ InterleavedColumn(const ColumnBlock& from, int unit) : Column32(from, unit) {
-        unsigned y[8];
+// Interleaves activations whose weights are nibbles that are looked up: the nibbles of a byte belong to elements that are N words
+// apart, so these elements become neighbours. This costs less than sorting the looked-up values of each row.
+template <int N>
+__device__ __forceinline__ void interleave(unsigned (&x)[8]) {
+    unsigned y[8];
 #pragma unroll
-        for (int w = 0; w < 4; w++) {
-            y[2 * w] = __byte_perm(x[w], x[4 + w], 0x5140);
-            y[2 * w + 1] = __byte_perm(x[w], x[4 + w], 0x7362);
-        }
-#pragma unroll
-        for (int w = 0; w < 8; w++) x[w] = y[w];
+    for (int w = 0; w < 4; w++) {
+        const int at = w / N * 2 * N + w % N;
+        y[2 * w] = __byte_perm(x[at], x[at + N], 0x5140);
+        y[2 * w + 1] = __byte_perm(x[at], x[at + N], 0x7362);
     }
+#pragma unroll
+    for (int w = 0; w < 8; w++) x[w] = y[w];
+}
+
+// The activations of a block of 32 nibbles.
+struct InterleavedColumn : Column32 {
+    __device__ __forceinline__ InterleavedColumn(const ColumnBlock& from, int unit) : Column32(from, unit) { interleave<4>(x); }
 };
 
 // Looks up four nibbles, the lower half of a word, in tables of eight bytes. Bit 3 of a selector of the byte permutation means
@@ -183,10 +188,23 @@ __device__ __forceinline__ void flip_upper_bits(const unsigned (&words)[4], unsi
     for (int w = 0; w < 4; w++) asm("xor.b32 %0, %1, 0x88888888;" : "=r"(flipped[w]) : "r"(words[w]));
 }
 
-// The tables hold the values plus 12, which have no sign bit. So each nibble is found in one table and gives 0 in the other.
+// The doubled values of E2M1 for 32 nibbles, plus BIAS. The tables hold values without a sign bit, so each nibble is found in one
+// table and gives 0 in the other.
+__device__ __forceinline__ void look_up_fp4(const unsigned (&words)[4], unsigned zero, unsigned (&codes)[8]) {
+    unsigned flipped[4];
+    flip_upper_bits(words, flipped);
+#pragma unroll
+    for (int w = 0; w < 8; w++) {
+        const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
+        // 0 1 2 3, 4 6 8 12, then the same values negated
+        codes[w] = look_up(0x0f0e0d0c + zero, 0x18141210 + zero, nibbles) | look_up(0x090a0b0c + zero, 0x00040608 + zero, upper);
+    }
+}
+constexpr int FP4_BIAS = 12;
+
 template <>
 struct QuantDot<MXFP4> {
-    static constexpr int UNIT = 32, BIAS = 12;
+    static constexpr int UNIT = 32;
     using Column = InterleavedColumn;
 
     struct Weights {
@@ -195,63 +213,65 @@ struct QuantDot<MXFP4> {
 
         template <class From>
         __device__ __forceinline__ Weights(const From& from, const Unit& unit) {
-            unsigned words[4], flipped[4];
+            unsigned words[4];
             load_field<MXFP4::Codes>(from, 0, words);
-            flip_upper_bits(words, flipped);
             // As MXFP4::unit(), without a branch.
             const int e = from.template field<MXFP4::Exponent>()[0];
             d = __int_as_float(max((e << 23) - 0x800000, (e << 21) + 0x200000));
-#pragma unroll
-            for (int w = 0; w < 8; w++) {
-                const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
-                // 0 1 2 3, 4 6 8 12, then the same values negated
-                codes[w] = look_up(0x0f0e0d0c + unit.zero, 0x18141210 + unit.zero, nibbles) |
-                           look_up(0x090a0b0c + unit.zero, 0x00040608 + unit.zero, upper);
-            }
+            look_up_fp4(words, unit.zero, codes);
         }
     };
 
     static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
-        int dot = -BIAS * column.sum;
+        int dot = -FP4_BIAS * column.sum;
 #pragma unroll
         for (int w = 0; w < 8; w++) dot = dot4(weights.codes[w], column.x[w], dot);
         sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
     }
 };
 
-// Nibbles of 8 to 15 give -1 from the table of the negative values. The table of the positive ones holds them plus 1, and gives
-// 0 for nibbles below 8. So the sum of both is the value; it is formed in the dot product.
+// The values of IQ4_NL's table for 32 nibbles, as the sums of two numbers, which are formed in the dot product. Nibbles of 8 to 15
+// give -1 from the table of the negative values. The table of the positive ones holds them plus 1, and gives 0 for nibbles below 8.
+struct Iq4Codes {
+    unsigned negative[8], positive[8];
+
+    __device__ __forceinline__ void look_up_all(const unsigned (&words)[4], unsigned zero) {
+        unsigned flipped[4];
+        flip_upper_bits(words, flipped);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
+            // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+            negative[w] = look_up(0xbfad9881 + zero, 0xf6eaddcf + zero, nibbles);
+            positive[w] = look_up(0x271a0e02 + zero, 0x725a4636 + zero, upper);
+        }
+    }
+
+    __device__ __forceinline__ int dot(const unsigned (&x)[8]) const {
+        int dot = 0;
+#pragma unroll
+        for (int w = 0; w < 8; w++) dot = dot4_signed(positive[w], x[w], dot4_signed(negative[w], x[w], dot));
+        return dot;
+    }
+};
+
 template <>
 struct QuantDot<IQ4_NL> {
     static constexpr int UNIT = 32;
     using Column = InterleavedColumn;
 
-    struct Weights {
-        unsigned negative[8], positive[8];
+    struct Weights : Iq4Codes {
         float d;
 
         template <class From>
         __device__ __forceinline__ Weights(const From& from, const Unit& unit) : d(load_scale<IQ4_NL::D>(from)) {
-            unsigned words[4], flipped[4];
+            unsigned words[4];
             load_field<IQ4_NL::Codes>(from, 0, words);
-            flip_upper_bits(words, flipped);
-#pragma unroll
-            for (int w = 0; w < 8; w++) {
-                const unsigned nibbles = words[w / 2] >> (w % 2 * 16), upper = flipped[w / 2] >> (w % 2 * 16);
-                // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-                negative[w] = look_up(0xbfad9881 + unit.zero, 0xf6eaddcf + unit.zero, nibbles);
-                positive[w] = look_up(0x271a0e02 + unit.zero, 0x725a4636 + unit.zero, upper);
-            }
+            look_up_all(words, unit.zero);
         }
     };
 
     static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
-        int dot = 0;
-#pragma unroll
-        for (int w = 0; w < 8; w++) {
-            dot = dot4_signed(weights.negative[w], column.x[w], dot);
-            dot = dot4_signed(weights.positive[w], column.x[w], dot);
-        }
-        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+        sum = __fmaf_rn(weights.d * column.scale, (float)weights.dot(column.x), sum);
     }
 };

@@ -3,7 +3,7 @@
 // Blocks are the interface that types.cuh describes.
 //
 // The types are in quants_legacy.cuh (blocks of 32) and quants_k.cuh (the K types). quants_low_bit.cuh and quants_i.cuh have the
-// types without products on CUDA; a file that decodes them includes them. Each type defines
+// types that CUDA only reads; a file that decodes them includes them. Each type defines
 //
 //     codes8<ALIGN>(block, j, codes)   the codes of elements j to j + 7 of the block, one byte each; j is a multiple of 8
 //     ZERO                             the code of the value 0
@@ -71,11 +71,17 @@ __device__ __forceinline__ void load_halves(const unsigned char* from, float& fi
     first = float_of_half(halves[0]), second = float_of_half(halves[1]);
 }
 
+// Loads an unsigned number of two bytes from a multiple of ALIGN bytes.
+template <int ALIGN>
+__device__ __forceinline__ unsigned load_short(const unsigned char* from) {
+    if constexpr (ALIGN >= 2) return *(const unsigned short*)from;
+    else return from[0] | from[1] << 8;
+}
+
 // Loads a half from a multiple of ALIGN bytes.
 template <int ALIGN>
 __device__ __forceinline__ float load_half(const unsigned char* from) {
-    if constexpr (ALIGN >= 2) return float_of_half(*(const unsigned short*)from);
-    else return float_of_half(from[0] | from[1] << 8);
+    return float_of_half(load_short<ALIGN>(from));
 }
 
 // Base class of each block type T: derives load8 and load1 from T's codes8, scale8 and ZERO.

@@ -10,6 +10,17 @@ __device__ __forceinline__ unsigned bytes_of_pairs(unsigned pairs) {
 // Spreads four bits to the bytes of a word. The product places copies of them seven bits apart, and no two bits overlap.
 __device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) { return bits * 0x00204081 & 0x01010101; }
 
+// Replicates the highest bit of each byte.
+__device__ __forceinline__ unsigned masks_of_sign_bits(unsigned word) {
+    unsigned masks;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(masks) : "r"(word));
+    return masks;
+}
+
+// Spreads four bits to the bytes of a word as 0 or 255. The product places them in the bytes' highest bits; it has no carries for
+// numbers of up to seven bits, so that bits 4 to 6 need not be 0.
+__device__ __forceinline__ unsigned masks_of_bits(unsigned bits) { return masks_of_sign_bits(bits * 0x10204080); }
+
 // A bit is the sign: the codes are 0 and 2.
 struct Q1_0 : Blocks<Q1_0> {
     static constexpr int LEN = 128, BYTES = 18, ZERO = 1;

@@ -127,6 +127,23 @@ fn query_gpu(ordinal: i32, driver: i32) -> Result<Gpu, DriverError> {
 }
 
 impl Gpu {
+    /// A GPU with the figures of an H100 and another compute capability, for tests of launches.
+    #[cfg(test)]
+    pub(super) fn with_capability(capability: u32) -> Gpu {
+        Gpu {
+            ordinal: 0,
+            name: "H100".to_owned(),
+            pci: String::new(),
+            capability,
+            multiprocessors: 132,
+            memory: 80 << 30,
+            clock_khz: 1_980_000,
+            driver: 12_000,
+            memory_clock_khz: 2_619_000,
+            memory_bus_bits: 5120,
+        }
+    }
+
     /// Peak bandwidth of the memory in bytes per second.
     pub(super) fn bandwidth(&self) -> u64 {
         match u64::from(self.memory_clock_khz) * 1000 * 2 * u64::from(self.memory_bus_bits) / 8 {

@@ -124,18 +124,7 @@ mod tests {
     use crate::tensor::DType::{self, F16, F32, I32, Q4_0};
 
     fn h100() -> Gpu {
-        Gpu {
-            ordinal: 0,
-            name: "H100".to_owned(),
-            pci: String::new(),
-            capability: 90,
-            multiprocessors: 132,
-            memory: 80 << 30,
-            clock_khz: 1_980_000,
-            driver: 12_000,
-            memory_clock_khz: 2_619_000,
-            memory_bus_bits: 5120,
-        }
+        Gpu::with_capability(90)
     }
 
     fn tensor(dtype: DType, ne: [usize; 4]) -> TensorDesc {

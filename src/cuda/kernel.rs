@@ -66,8 +66,12 @@ pub(super) enum Ptr {
     Null,
     /// First byte of the destination.
     Dst,
+    /// A byte offset in the destination.
+    DstAt(u64),
     /// First byte of a source; null if the node has no such source.
     Src(u8),
+    /// A byte offset in a source, which the node has.
+    SrcAt(u8, u64),
     /// A byte offset in the scratch memory of the queue.
     Scratch(u64),
     /// The queue's error word. A kernel that meets an index outside its table stores 1 + the op's number in it.
@@ -248,7 +252,9 @@ impl LoadedLaunch {
             let address = match *pointer {
                 Ptr::Null => 0,
                 Ptr::Dst => at.dst,
+                Ptr::DstAt(offset) => at.dst + offset,
                 Ptr::Src(i) => at.srcs.get(usize::from(i)).copied().unwrap_or(0),
+                Ptr::SrcAt(i, offset) => at.srcs.get(usize::from(i)).copied().unwrap_or(0) + offset,
                 Ptr::Scratch(offset) => at.scratch + offset,
                 Ptr::ErrorWord => at.error_word,
             };

@@ -98,8 +98,11 @@ impl Precompiler {
             let images =
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
             // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
-            let (products, later): (&[_], &[_]) =
-                if can_pack(dtype) { (&["mul_mat_mma", "mul_mat_packed"], &["mul_mat"]) } else { (&["mul_mat", "mul_mat_half"], &[]) };
+            let (products, later): (&[_], &[_]) = if can_pack(dtype) {
+                (&["mul_mat_mma", "mul_mat_packed"], &["mul_mat"])
+            } else {
+                (&["mul_mat", "mul_mat_half"], &[])
+            };
             // Products are used before the conversion, of which models have one, in the look-up of embeddings.
             let stems = ["copy_from"].iter().chain(products);
             stems.flat_map(|stem| images(stem)).for_each(|image| state.waiting.push_front(image));

@@ -17,7 +17,7 @@ macro_rules! dtypes {
     ([] $($name:ident = $number:literal, $block:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $codec:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         /// An element type. The discriminant is its number on the wire.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // ggml's names: Q4_K, IQ2_XXS
@@ -84,8 +84,8 @@ macro_rules! dtypes {
                             $(DType::$name => declared!($expanded),)?)*
                         _ => false,
                     },
-                    Capability::Gather => match self {
-                        $($(DType::$name => declared!($gather),)? $(DType::$name => declared!($cuda),)?)*
+                    Capability::CudaRead => match self {
+                        $($(DType::$name => declared!($cuda_read),)? $(DType::$name => declared!($cuda),)?)*
                         _ => false,
                     },
                     Capability::Cuda => match self { $($(DType::$name => declared!($cuda),)?)* _ => false },
@@ -122,9 +122,9 @@ pub enum Capability {
     Decode,
     /// The CPU has vector kernels for products with weights of the type.
     Simd,
-    /// The CUDA kernels convert rows of the type to floats: GET_ROWS, and copies to float types.
-    Gather,
-    /// The CUDA kernels read and write the type: copies, rows by index, products and attention.
+    /// The CUDA kernels read the type: GET_ROWS, copies to float types, and products.
+    CudaRead,
+    /// The CUDA kernels read and write the type: copies, rows by index, products of repacked weights, and attention.
     Cuda,
     /// FLASH_ATTN_EXT has a CUDA entry point of its own for K and V of the type.
     Cache,
@@ -198,13 +198,14 @@ mod tests {
         }
     }
 
-    /// Vector kernels and GET_ROWS on CUDA require conversion to f32; other CUDA kernels and cache entries conversion both ways.
+    /// Vector kernels and CUDA kernels that read a type require conversion to f32; other CUDA kernels and cache entries conversion both
+    /// ways.
     #[test]
     fn capabilities_build_on_conversion() {
         for &t in DType::ALL {
             assert!(!t.can(Capability::Cache) || t.can(Capability::Cuda), "{t}");
             assert!(!t.can(Capability::Cuda) || t.can(Capability::Convert), "{t}");
-            assert!(!t.can(Capability::Gather) || t.can(Capability::Decode), "{t}");
+            assert!(!t.can(Capability::CudaRead) || t.can(Capability::Decode), "{t}");
             assert!(!(t.can(Capability::Convert) || t.can(Capability::Simd)) || t.can(Capability::Decode), "{t}");
             assert!(!t.is_float() || t.can(Capability::Convert), "{t}");
             assert_eq!(t.round_trip_error().is_some(), !t.is_float() && t.can(Capability::Convert), "{t}");

@@ -18,8 +18,8 @@
 //! | `simd S` | the `PanelFormat` and the `RowFormat`s of that name in `cpu/simd` (repacked panels; rows in place, per instruction set); without it products convert to f32 |
 //! | `expanded B` | as `simd`, by an expansion of the struct `B` to 8-bit codes with a scale per sixteen (`Expand` in `tensor/quant`), for each product again; no panels in device memory unless the row has `panel` too |
 //! | `panel S` | the `PanelFormat` of that name in `cpu/simd`, for a type whose rows in place are expanded |
-//! | `gather G` | struct of `kernels/common` with the device-side decoder; the manifest compiles the kernels that convert rows of the type: GET_ROWS, and copies to floats |
-//! | `cuda C` | struct of `kernels/common` with the device-side codec; the manifest compiles its kernels |
+//! | `cuda_read C` | struct of `kernels/common` with the device-side decoder; the manifest compiles the kernels that read rows of the type in ggml's layout: GET_ROWS, copies to floats, and products |
+//! | `cuda C` | struct of `kernels/common` with the device-side codec; the manifest compiles its kernels, also those that write the type, and the products of repacked weights |
 //! | `cache C` | as `cuda`, and FLASH_ATTN_EXT has an entry of its own for K and V of this type |
 //!
 //! [`DType::round_trip_error`]: super::DType::round_trip_error
@@ -42,27 +42,27 @@ macro_rules! for_each_type {
             Q5_K    = 13, 256 elements in 176 bytes, aligned 2, codec BlockQ5K within 0.0014, simd Q5_K, cuda Q5_K;
             Q6_K    = 14, 256 elements in 210 bytes, aligned 2, codec BlockQ6K within 0.00035, simd Q6_K, cuda Q6_K;
             Q8_K    = 15, 256 elements in 292 bytes, aligned 2, codec BlockQ8K within 6e-5;
-            IQ2_XXS = 16, 256 elements in  66 bytes, aligned 2, decoder BlockIq2Xxs, expanded BlockIq2Xxs, gather IQ2_XXS;
-            IQ2_XS  = 17, 256 elements in  74 bytes, aligned 2, decoder BlockIq2Xs, expanded BlockIq2Xs, gather IQ2_XS;
-            IQ3_XXS = 18, 256 elements in  98 bytes, aligned 2, decoder BlockIq3Xxs, expanded BlockIq3Xxs, gather IQ3_XXS;
-            IQ1_S   = 19, 256 elements in  50 bytes, aligned 2, decoder BlockIq1S, expanded BlockIq1S, gather IQ1_S;
+            IQ2_XXS = 16, 256 elements in  66 bytes, aligned 2, decoder BlockIq2Xxs, expanded BlockIq2Xxs, cuda_read IQ2_XXS;
+            IQ2_XS  = 17, 256 elements in  74 bytes, aligned 2, decoder BlockIq2Xs, expanded BlockIq2Xs, cuda_read IQ2_XS;
+            IQ3_XXS = 18, 256 elements in  98 bytes, aligned 2, decoder BlockIq3Xxs, expanded BlockIq3Xxs, cuda_read IQ3_XXS;
+            IQ1_S   = 19, 256 elements in  50 bytes, aligned 2, decoder BlockIq1S, expanded BlockIq1S, cuda_read IQ1_S;
             IQ4_NL  = 20,  32 elements in  18 bytes, aligned 2, codec BlockIq4Nl within 0.0075, simd IQ4_NL, cuda IQ4_NL, cache IQ4_NL;
-            IQ3_S   = 21, 256 elements in 110 bytes, aligned 2, decoder BlockIq3S, expanded BlockIq3S, gather IQ3_S;
-            IQ2_S   = 22, 256 elements in  82 bytes, aligned 2, decoder BlockIq2S, expanded BlockIq2S, gather IQ2_S;
-            IQ4_XS  = 23, 256 elements in 136 bytes, aligned 2, codec BlockIq4Xs within 0.007, expanded BlockIq4Xs, panel IQ4_XS, gather IQ4_XS;
+            IQ3_S   = 21, 256 elements in 110 bytes, aligned 2, decoder BlockIq3S, expanded BlockIq3S, cuda_read IQ3_S;
+            IQ2_S   = 22, 256 elements in  82 bytes, aligned 2, decoder BlockIq2S, expanded BlockIq2S, cuda_read IQ2_S;
+            IQ4_XS  = 23, 256 elements in 136 bytes, aligned 2, codec BlockIq4Xs within 0.007, expanded BlockIq4Xs, panel IQ4_XS, cuda_read IQ4_XS;
             I8      = 24,   1 elements in   1 bytes, aligned 1;
             I16     = 25,   1 elements in   2 bytes, aligned 2;
             I32     = 26,   1 elements in   4 bytes, aligned 4;
             I64     = 27,   1 elements in   8 bytes, aligned 8;
             F64     = 28,   1 elements in   8 bytes, aligned 8;
-            IQ1_M   = 29, 256 elements in  56 bytes, aligned 2, decoder BlockIq1M, expanded BlockIq1M, gather IQ1_M;
+            IQ1_M   = 29, 256 elements in  56 bytes, aligned 2, decoder BlockIq1M, expanded BlockIq1M, cuda_read IQ1_M;
             BF16    = 30,   1 elements in   2 bytes, aligned 2, float BF16, cuda BF16, cache BF16;
-            TQ1_0   = 34, 256 elements in  54 bytes, aligned 2, codec BlockTq1_0 within 0.8, expanded BlockTq1_0, gather TQ1_0;
-            TQ2_0   = 35, 256 elements in  66 bytes, aligned 2, codec BlockTq2_0 within 0.8, expanded BlockTq2_0, panel TQ2_0, gather TQ2_0;
+            TQ1_0   = 34, 256 elements in  54 bytes, aligned 2, codec BlockTq1_0 within 0.8, expanded BlockTq1_0, cuda_read TQ1_0;
+            TQ2_0   = 35, 256 elements in  66 bytes, aligned 2, codec BlockTq2_0 within 0.8, expanded BlockTq2_0, panel TQ2_0, cuda_read TQ2_0;
             MXFP4   = 39,  32 elements in  17 bytes, aligned 1, codec BlockMxfp4 within 0.015, simd MXFP4, cuda MXFP4;
-            NVFP4   = 40,  64 elements in  36 bytes, aligned 2, codec BlockNvfp4 within 0.011, expanded BlockNvfp4, panel NVFP4, gather NVFP4;
-            Q1_0    = 41, 128 elements in  18 bytes, aligned 2, codec BlockQ1_0 within 0.5, expanded BlockQ1_0, panel Q1_0, gather Q1_0;
-            Q2_0    = 42,  64 elements in  18 bytes, aligned 2, codec BlockQ2_0 within 0.65, expanded BlockQ2_0, panel Q2_0, gather Q2_0;
+            NVFP4   = 40,  64 elements in  36 bytes, aligned 2, codec BlockNvfp4 within 0.011, expanded BlockNvfp4, panel NVFP4, cuda_read NVFP4;
+            Q1_0    = 41, 128 elements in  18 bytes, aligned 2, codec BlockQ1_0 within 0.5, expanded BlockQ1_0, panel Q1_0, cuda_read Q1_0;
+            Q2_0    = 42,  64 elements in  18 bytes, aligned 2, codec BlockQ2_0 within 0.65, expanded BlockQ2_0, panel Q2_0, cuda_read Q2_0;
             F8_E4M3 = 43,   1 elements in   1 bytes, aligned 1, codec BlockF8E4M3 within 0.0013;
         }
     };
@@ -74,7 +74,7 @@ macro_rules! for_each_codec {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $block $len;)?)* }
     };
 }
@@ -85,7 +85,7 @@ macro_rules! for_each_decoder {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $block $len;)? $($name $decoder $len;)?)* }
     };
 }
@@ -96,7 +96,7 @@ macro_rules! for_each_float {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $float;)?)* }
     };
 }
@@ -107,7 +107,7 @@ macro_rules! for_each_panel {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $simd;)? $($name $panel;)?)* }
     };
 }
@@ -118,7 +118,7 @@ macro_rules! for_each_expanded {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $expanded $len;)?)* }
     };
 }
@@ -129,7 +129,7 @@ macro_rules! for_each_simd {
     ([$then:ident $args:tt] $($name:ident = $number:literal, $len:literal elements in $bytes:literal bytes, aligned $align:literal
         $(, float $float:ident)? $(, codec $block:ident within $error:literal)? $(, decoder $decoder:ident)?
         $(, simd $simd:ident)? $(, expanded $expanded:ident)? $(, panel $panel:ident)?
-        $(, gather $gather:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
+        $(, cuda_read $cuda_read:ident)? $(, cuda $cuda:ident)? $(, cache $cache:ident)?;)*) => {
         $then! { $args $($($name $simd;)?)* }
     };
 }

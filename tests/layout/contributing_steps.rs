@@ -135,7 +135,7 @@ fn scripts_can_read_the_table_of_types() {
         can(Capability::Decode, &["float", "codec", "decoder"]);
         can(Capability::Convert, &["float", "codec"]);
         can(Capability::Simd, &["float", "simd", "expanded"]);
-        can(Capability::Gather, &["gather", "cuda"]);
+        can(Capability::CudaRead, &["cuda_read", "cuda"]);
         can(Capability::Cuda, &["cuda"]);
         can(Capability::Cache, &["cache"]);
     }
@@ -147,11 +147,13 @@ fn kernels_of_types_are_built() {
     let folder = fs::read_dir(root().join("kernels/ptx")).unwrap();
     let files: BTreeSet<_> = folder.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
     for &dtype in DType::ALL {
-        let (name, cuda) = (dtype.name().to_ascii_lowercase(), dtype.can(Capability::Cuda));
+        let name = dtype.name().to_ascii_lowercase();
+        let [read, cuda] = [Capability::CudaRead, Capability::Cuda].map(|what| dtype.can(what));
         for (stem, there) in [
-            ("mul_mat", cuda),
+            ("mul_mat", read),
+            ("mul_mat_packed", cuda && dtype.is_block()),
             ("copy_to", cuda && dtype.is_block()),
-            ("copy_from", dtype.can(Capability::Gather) && dtype.is_block()),
+            ("copy_from", read && dtype.is_block()),
             ("flash_attn", dtype.can(Capability::Cache)),
         ] {
             let file = format!("{stem}_{name}.sm_75.ptx");

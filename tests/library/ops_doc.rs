@@ -347,13 +347,15 @@ fn set(types: &BTreeSet<DType>) -> String {
         return "any".to_owned();
     }
     let floats = DType::ALL.iter().copied().filter(|t| t.is_float()).collect::<BTreeSet<_>>();
-    let [quantised, writable, cuda] = [Capability::Decode, Capability::Convert, Capability::Cuda]
-        .map(|what| DType::with_capability(what).filter(|t| t.is_block()).collect::<BTreeSet<_>>());
+    let [quantised, writable, read, cuda] =
+        [Capability::Decode, Capability::Convert, Capability::CudaRead, Capability::Cuda]
+            .map(|what| DType::with_capability(what).filter(|t| t.is_block()).collect::<BTreeSet<_>>());
     let (mut rest, mut words) = (types.clone(), Vec::new());
     let groups = [
         ("float", &floats),
         ("quantised", &quantised),
         ("quantised (convert)", &writable),
+        ("quantised (cuda_read)", &read),
         ("quantised (cuda)", &cuda),
     ];
     for (name, group) in groups {
@@ -446,7 +448,7 @@ fn type_table() -> String {
         (Capability::Decode, "decode"),
         (Capability::Convert, "convert"),
         (Capability::Simd, "simd"),
-        (Capability::Gather, "gather"),
+        (Capability::CudaRead, "cuda_read"),
         (Capability::Cuda, "cuda"),
         (Capability::Cache, "cache"),
     ];

@@ -2,7 +2,7 @@
 //! quantises and kernels/copy_from_blocks.cu dequantises.
 
 use super::rows::Ids;
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
 use crate::cuda::kernel::PackedLaunches;
 use crate::cuda::layout::PackedSpan;
 use crate::ops::copy::CopyOp;
@@ -34,7 +34,7 @@ fn can_convert(from: DType, to: DType) -> bool {
 
 /// Whether kernels can dequantise this type.
 pub(super) fn reads_blocks(dtype: DType) -> bool {
-    dtype.is_block() && dtype.can(Capability::Gather)
+    dtype.is_block() && dtype.can(Capability::CudaRead)
 }
 
 /// Whether kernels can quantise to and dequantise from this type.
@@ -237,7 +237,7 @@ pub(super) fn to_blocks(
     xs: Shape,
     target: BlockTarget,
     [x, ids, claims]: [Ptr; 3],
-) -> Result<super::KernelLaunch, Unsupported> {
+) -> Result<KernelLaunch, Unsupported> {
     let (src, dtype) = (on.src(0)?, on.dst().dtype());
     let (mode, y, list) = match target {
         BlockTarget::Dense => (0, Shape::zeroed(), Ids::zeroed()),
@@ -291,6 +291,29 @@ pub(super) fn from_blocks(
         kernel.packed = Some(PackedLaunches { launches: vec![launch], span, packs: false });
     }
     Ok(kernel)
+}
+
+/// The launch that dequantises rows of a matrix, source 0, from row `first` on, to a dense matrix of some rows.
+pub(super) fn dequantize_rows(
+    on: &NodeOnGpu<'_>,
+    a: &TensorDesc,
+    first: usize,
+    (to, piece): (Ptr, &TensorDesc),
+) -> Result<KernelLaunch, Unsupported> {
+    let n = piece.elements() / 8;
+    let mut x = on.shape(a)?;
+    x.ne[1] = piece.ne()[1] as u32;
+    let args = CopyFromBlocksArgs {
+        x,
+        y: on.shape(piece)?,
+        list: Ids::zeroed(),
+        n: n as u64,
+        dtype: piece.dtype().to_wire(),
+        named: 0,
+    };
+    let name = format!("copy_from_{}", suffix(a.dtype()));
+    let pointers = [Ptr::SrcAt(0, (first * a.nb()[1]) as u64), Ptr::Null, to, Ptr::ErrorWord];
+    on.launch((&name, &name), Grid::line(blocks(n, THREADS, 1), THREADS), &pointers, &args)
 }
 
 /// The shape of a contiguous tensor as one row, or as rows of `block` elements if one row would be too long. Other tensors keep

@@ -17,6 +17,7 @@ mod flash_attn;
 mod glu;
 mod linear_attn;
 mod mul_mat;
+mod mul_mat_dequantized;
 mod norm;
 mod pad;
 mod reduce;

@@ -1,10 +1,13 @@
-//! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, one module per type of the weights a.
+//! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, or kernels/mul_mat_unpacked.cu for types that are never repacked; one
+//! module per type of the weights a.
 //!
 //! Few columns of b (decoding) use the vector kernels, many columns use tiles on tensor cores. For block types, the vector kernels
 //! multiply 8-bit codes: a launch before them quantises b.
 
 use super::repack::unit_len;
-use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, suffix};
+use super::{
+    Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, mul_mat_dequantized, suffix,
+};
 use crate::cuda::kernel::PackedLaunches;
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
@@ -13,8 +16,10 @@ use bytemuck::{Pod, Zeroable};
 
 /// Threads per block of the vector kernels.
 const VEC_THREADS: u32 = 128;
-/// Rows of a per group of lanes in the vector kernels.
-const ROWS_PER_GROUP: usize = 4;
+/// Rows of a per group of lanes in the vector kernels: `ROWS_PER_GROUP` of kernels/mul_mat_common.cuh.
+fn rows_per_group(a: &TensorDesc) -> usize {
+    if a.dtype().can(Capability::Cuda) { 4 } else { 2 }
+}
 
 /// Limit of blocks in y and z; beyond it, the kernels loop.
 const MAX_GRID_YZ: u64 = 65535;
@@ -31,7 +36,7 @@ const MAX_VEC_COLUMNS: u32 = 8;
 const UNPACKED_VEC_COLUMNS: u32 = 4;
 
 /// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
-const MIN_MMA_CAPABILITY: u32 = 80;
+pub(super) const MIN_MMA_CAPABILITY: u32 = 80;
 
 /// Rows of a of a warp (of a block for F16 and BF16) in the kernels for few columns on tensor cores.
 const MMA_ROWS: u32 = 16;
@@ -115,8 +120,15 @@ struct QuantizeTilesArgs {
 pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
     let rounded = a.dtype().is_float() && b.dtype().is_float();
-    if !a.dtype().can(Capability::Cuda) || !(b.dtype() == DType::F32 || rounded) {
+    if !a.dtype().can(Capability::CudaRead) || !(b.dtype() == DType::F32 || rounded) {
         return Err(on.unsupported_types());
+    }
+    // Loads of single bytes would double the kernels of types that are never packed.
+    if !on.node.aligned && !a.dtype().can(Capability::Cuda) {
+        return Err(on.unsupported("a tensor that is not aligned to its elements"));
+    }
+    if !op.by_id && mul_mat_dequantized::applies(a, b, on)? {
+        return mul_mat_dequantized::select(a, b, on);
     }
     let mut kernel = product(op, WeightLayout::Ggml, on)?;
     // The kernels for packed weights store results as words.
@@ -130,9 +142,16 @@ pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
 
 /// The layout of the weights a: ggml's, or packed (`layout`).
 #[derive(Clone, Copy, PartialEq)]
-enum WeightLayout {
+pub(super) enum WeightLayout {
     Ggml,
     Packed,
+}
+
+/// The weights a of MUL_MAT.
+pub(super) struct Weights<'a> {
+    pub(super) desc: &'a TensorDesc,
+    pub(super) at: Ptr,
+    pub(super) layout: WeightLayout,
 }
 
 /// The launches for weights in a layout.
@@ -140,8 +159,7 @@ fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeL
     let (a, b) = (on.src(0)?, on.src(1)?);
     let shape = on.shape(b)?;
     if !op.by_id {
-        // Converted columns are contiguous, so their planes are folded as those of this shape.
-        let planes = Planes::of(a, &scratch_shape(&shape, 16), on)?;
+        let planes = Planes::of_scratch(a, b, on)?;
         if let ProductKernel::Mma { tiles } = ProductKernel::of(a, planes.n, layout, on) {
             let (launch, planes, bytes) = quantize_tiles(a, planes, tiles, on)?;
             return Ok(NodeLaunches::new(vec![launch, mma_launch(a, &planes, tiles, on)?], bytes));
@@ -159,8 +177,11 @@ fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeL
             (vec![launch], columns, bytes)
         }
     };
-    let product = if op.by_id { mul_mat_id_launch } else { mul_mat_launch };
-    launches.push(product(a, &columns, layout, on)?);
+    launches.push(if op.by_id {
+        mul_mat_id_launch(a, &columns, layout, on)?
+    } else {
+        mul_mat_launch(&Weights { desc: a, at: Ptr::Src(0), layout }, &columns, Ptr::Dst, on)?
+    });
     Ok(NodeLaunches::new(launches, scratch))
 }
 
@@ -196,17 +217,19 @@ impl ProductKernel {
 }
 
 /// The columns of the product: rows of b, in F32 or quantised. Byte strides are in dimensions 1 to 3 of the shape.
-struct Columns {
+pub(super) struct Columns {
     at: Ptr,
     shape: Shape,
 }
 
-/// What a launch before the vector kernels makes of b. The values for quantised weights are rounded to 8 bits, as llama.cpp
+/// What a launch before the product makes of b. The values for quantised weights are rounded to 8 bits, as llama.cpp
 /// does on the CPU, so that a model generates the same tokens on both.
 #[derive(Clone, Copy, PartialEq)]
-enum ColumnForm {
+pub(super) enum ColumnForm {
     /// F32, from F16 or BF16.
     Widened,
+    /// Values rounded to 8 bits, as F32, for the tiled kernels.
+    Rounded,
     /// 8-bit codes, scales and sums.
     Quantized,
 }
@@ -220,7 +243,7 @@ fn group_len(a: &TensorDesc) -> usize {
 /// is documented at `struct QuantizeArgs`.
 fn column_bytes(form: ColumnForm, k: usize, group: usize) -> u64 {
     let bytes = match (form, group) {
-        (ColumnForm::Widened, _) => 4 * k,
+        (ColumnForm::Widened | ColumnForm::Rounded, _) => 4 * k,
         (_, 256) => k + k / 8 + k / 64,
         _ => k + k / 4,
     };
@@ -234,7 +257,7 @@ fn scratch_shape(b: &Shape, bytes: u64) -> Shape {
 }
 
 /// A launch that writes b to scratch memory in another form, the result, and the bytes of scratch.
-fn convert_columns(
+pub(super) fn convert_columns(
     a: &TensorDesc,
     b: &TensorDesc,
     form: ColumnForm,
@@ -249,11 +272,11 @@ fn convert_columns(
         return Err(on.unsupported("columns of 512 MiB or more"));
     }
     let shape = on.shape(b)?;
-    let (name, stride, number, grid) = if form == ColumnForm::Widened {
-        let pieces = blocks(k, THREADS, 1).min(MAX_GRID_YZ);
-        ("mul_mat_widen", column / 4, b.dtype().to_wire(), Grid::of([b.rows() as u64, pieces, 1], THREADS))
-    } else {
-        ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group))
+    let grid = |pieces: u64| Grid::of([b.rows() as u64, pieces.min(MAX_GRID_YZ), 1], THREADS);
+    let (name, stride, number, grid) = match form {
+        ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), grid(blocks(k, THREADS, 1))),
+        ColumnForm::Rounded => ("mul_mat_round", column / 4, group as u32, quantize_grid(b.rows() as u64, k, group)),
+        ColumnForm::Quantized => ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group)),
     };
     let args = ConvertColumnsArgs { b: shape, stride, number, padding: 0 };
     let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &args)?;
@@ -333,10 +356,11 @@ fn mul_mat_args(
     Ok(MulMatArgs { k, m, n, log2_lanes, planes: planes.count(on)?, b2, r2, r3, a: [a1, a2, a3], b, dst })
 }
 
-fn mul_mat_launch(
-    a: &TensorDesc,
+/// The launch that multiplies weights and columns into the rows from `to` on of the destination.
+pub(super) fn mul_mat_launch(
+    &Weights { desc: a, at, layout }: &Weights<'_>,
     columns: &Columns,
-    layout: WeightLayout,
+    to: Ptr,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
     let [k, m, ..] = on.shape(a)?.ne;
@@ -352,7 +376,7 @@ fn mul_mat_launch(
         }
         ProductKernel::Vec { width } => {
             let log2_lanes = log2_lanes(a, others(width), on);
-            let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, ROWS_PER_GROUP);
+            let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
             (format!("vec{width}"), width, in_x, log2_lanes, VEC_THREADS)
         }
         ProductKernel::Tile | ProductKernel::Mma { .. } => {
@@ -365,7 +389,7 @@ fn mul_mat_launch(
     let args = mul_mat_args(a, &planes, layout, log2_lanes, on)?;
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
     let (stem, name) = names(&entry, layout, a);
-    on.launch((&stem, &name), grid, &[Ptr::Src(0), columns.at, Ptr::Dst], &args)
+    on.launch((&stem, &name), grid, &[at, columns.at, to], &args)
 }
 
 /// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
@@ -414,7 +438,7 @@ fn mul_mat_id_launch(
         dst: [0, 1, 2].map(|dim| stride(&dst, dim)),
         ids: [ids.nb[0], ids.nb[1]],
     };
-    let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, ROWS_PER_GROUP);
+    let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
     let grid = Grid::of([in_x, u64::from(used).min(MAX_GRID_YZ), u64::from(tokens).min(MAX_GRID_YZ)], VEC_THREADS);
     let (stem, name) = names("id", layout, a);
     let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, Ptr::Src(2), Ptr::ErrorWord];
@@ -422,8 +446,8 @@ fn mul_mat_id_launch(
 }
 
 /// Columns and planes of b. `shared` consecutive planes use the same plane of a (grouped queries).
-struct Planes {
-    n: u32,
+pub(super) struct Planes {
+    pub(super) n: u32,
     counts: [u32; 2],
     shared: [u32; 2],
     /// Strides in bytes of columns, planes of dimension 2, and planes of dimension 3.
@@ -432,6 +456,11 @@ struct Planes {
 }
 
 impl Planes {
+    /// Planes of `b`, once it is in scratch memory: converted columns are contiguous.
+    pub(super) fn of_scratch(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<Planes, Unsupported> {
+        Planes::of(a, &scratch_shape(&on.shape(b)?, 16), on)
+    }
+
     /// Planes of columns `b`, folded as far as possible.
     fn of(a: &TensorDesc, b: &Shape, on: &NodeOnGpu<'_>) -> Result<Planes, Unsupported> {
         let (dst, [_, _, a2, a3]) = (on.shape(on.dst())?, on.shape(a)?.ne);
@@ -482,7 +511,7 @@ fn log2_lanes(a: &TensorDesc, others: u64, on: &NodeOnGpu<'_>) -> u32 {
     let least = if a.dtype().block_len() > 32 { 5 } else { 2 };
     let unit = unit_len(a.dtype());
     let mut log2 = (k / 32).max(1).ilog2().clamp(least, 5);
-    let groups = m.div_ceil(ROWS_PER_GROUP) as u64;
+    let groups = m.div_ceil(rows_per_group(a)) as u64;
     let wanted = u64::from(on.gpu.multiprocessors) * WARPS_TO_HIDE_LATENCY * 32;
     while log2 < VEC_THREADS.ilog2() && (unit << log2) < k && groups.saturating_mul(others) << log2 < wanted {
         log2 += 1;

@@ -57,9 +57,9 @@ const fn fields(dtype: DType) -> &'static [(u32, u32)] {
 
 /// Elements that a lane of the vector kernels handles at a time: `UNIT` of the type's `QuantDot`, or eight of plain types.
 pub(super) const fn unit_len(dtype: DType) -> usize {
-    use DType::{Q2_K, Q3_K, Q4_K, Q5_K, Q8_0};
+    use DType::{Q2_K, Q3_K, Q4_K, Q5_K, Q8_0, TQ2_0};
     match dtype {
-        Q2_K | Q3_K | Q4_K | Q5_K => 64,
+        Q2_K | Q3_K | Q4_K | Q5_K | TQ2_0 => 64,
         Q8_0 => 16,
         _ if dtype.is_block() => 32,
         _ => 8,

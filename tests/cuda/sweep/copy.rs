@@ -16,7 +16,7 @@ pub fn block_types() -> impl Iterator<Item = DType> {
 
 /// The block types with dequantising kernels.
 pub fn readable_block_types() -> impl Iterator<Item = DType> {
-    DType::with_capability(Capability::Gather).filter(|t| t.is_block())
+    DType::with_capability(Capability::CudaRead).filter(|t| t.is_block())
 }
 
 /// A permuted layout: dimension `order[0]` has the smallest stride, then `order[1]` and so on, with `gap` unused blocks behind
