@@ -1,7 +1,8 @@
 // MUL_MAT: dst[i3, i2, n, m] = sum over k of a[i3 / r3, i2 / r2, m, k] * b[i3, i2, n, k]; and MUL_MAT_ID, where a table of ids
-// selects the plane of a (the expert) for each row of b. Sums are in f32. With quantised weights, activations are rounded to 8 bits
-// first, as in llama.cpp on the CPU. One module per type of a: TYPE is its struct, NAME its part of the entries' names, BLOCKS is
-// defined if it is a block type. mul_mat_packed.cu and mul_mat_mma.cu have kernels for packed weights, mul_mat_half.cu for F16 and BF16.
+// selects the plane of a (the expert) for each row of b. Sums are in f32. With quantised weights, activations are rounded to 8
+// bits first, as in llama.cpp on the CPU. One module per type of a: TYPE is its struct, NAME its part of the entries' names,
+// BLOCKS is defined if it is a block type. mul_mat_packed.cu and mul_mat_mma.cu have kernels for packed weights, mul_mat_half.cu
+// for F16 and BF16.
 //
 // Variants: mul_mat_vec1, _vec4, and for plain types _vec2, _vec8: as many columns (rows of b) per block. For plain types, products
 //                 are in f32, see mul_mat_vec.cuh; for block types, of 8-bit codes, see mul_mat_dot.cuh;
@@ -79,9 +80,9 @@ __device__ __forceinline__ float load_float_anywhere(const u8 *at) {
     return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24);
 }
 
-// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use the
-// scale of Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column starts at
-// a multiple of 16 bytes, and has one after the other
+// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use
+// the scale of Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column
+// starts at a multiple of 16 bytes, and has one after the other
 //
 //     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes
 //     groups of 256 (K types)           i8 codes[k], i16 sums[k / 16] of the codes of 16 elements, f32 scales[k / 256]
@@ -119,8 +120,8 @@ struct QuantizedPiece {
     int sums[VECTORS]; // of the codes of 16 elements (LARGE) or 32
     float scale;
 
-    // Quantises elements from `first` on of a row of k. Those beyond the end are zeros. Q8_K gives its scale the sign opposite to that
-    // of the largest element. Rounding to even is symmetric, so the sign changes no product: it is always negative here.
+    // Quantises elements from `first` on of a row of k. Those beyond the end are zeros. Q8_K gives its scale the sign opposite
+    // to that of the largest element. Rounding to even is symmetric, so the sign changes no product: it is always negative here.
     __device__ __forceinline__ QuantizedPiece(const u8 *row, u32 k, u32 first, u32 lane) {
         constexpr int LANES = LARGE ? 32 : 8; // per group
         const bool inside = first + 4 * lane < k;

@@ -1,16 +1,17 @@
-// MUL_MAT of F16 and BF16 weights on tensor cores (m16n8k16), compute capability 8.0 or later, for few columns. Columns are rounded to
-// the type of the weights, as by ggml's CPU backend; products are exact, and sums are in f32. One module per type of a: TYPE is its
-// struct, NAME its part of the entries' names.
+// MUL_MAT of F16 and BF16 weights on tensor cores (m16n8k16), compute capability 8.0 or later, for few columns. Columns are
+// rounded to the type of the weights, as by ggml's CPU backend; products are exact, and sums are in f32. One module per type of
+// a: TYPE is its struct, NAME its part of the entries' names.
 //
 // Variants: mul_mat_half4, _half8: as many columns per block.
 // Limits:   as mul_mat.cu. Rows and columns are fast if they are at multiples of 16 bytes.
 // Floor:    a is read once per 4 or 8 columns, b once per 16 rows of a.
 //
-// A block has 16 rows; its warps split k and add up their sums in the end. Lane 4 g + t loads elements 8 t to 8 t + 7 of each 32 of
-// rows g and g + 8, by 16 bytes. These four registers are a fragment as they are: words 0 and 2 belong to row g of the mma, words 1
-// and 3 to row g + 8. So both rows of the mma are parts of one row of a, and meet different elements of b: columns 0 to 3 of the mma
-// have those for words 0 and 2 of four columns of b, columns 4 to 7 those for words 1 and 3. Half of the results are of no use; the
-// tensor cores are idle otherwise. Two rows of a in one fragment would cost as many moves between registers as there are weights.
+// A block has 16 rows; its warps split k and add up their sums in the end. Lane 4 g + t loads elements 8 t to 8 t + 7 of each 32
+// of rows g and g + 8, by 16 bytes. These four registers are a fragment as they are: words 0 and 2 belong to row g of the mma,
+// words 1 and 3 to row g + 8. So both rows of the mma are parts of one row of a, and meet different elements of b: columns 0 to
+// 3 of the mma have those for words 0 and 2 of four columns of b, columns 4 to 7 those for words 1 and 3. Half of the results
+// are of no use; the tensor cores are idle otherwise. Two rows of a in one fragment would cost as many moves between registers
+// as there are weights.
 #include "common/mma.cuh"
 #include "mul_mat_bytes.cuh"
 
@@ -83,8 +84,8 @@ __device__ __forceinline__ void multiply_halves(const HalfCursor<N> &at, u32 beg
     }
 }
 
-// Computes the block's rows for up to N columns. `whole`: rows are at multiples of 16 bytes. All threads of the block must call this
-// function.
+// Computes the block's rows for up to N columns. `whole`: rows are at multiples of 16 bytes. All threads of the block must call
+// this function.
 template <class T, int N>
 __device__ __forceinline__ void half_multiply(const Matrices &of, bool whole) {
     constexpr u32 PIECES = 16 / N; // as many as registers permit

@@ -1,14 +1,15 @@
-// MUL_MAT of packed weights (common/quants.cuh) with quantised columns on tensor cores: products of 8-bit codes (m16n8k32), compute
-// capability 8.0 or later. mul_mat_quantize_tiles prepares the columns. One module per block type of a: TYPE is its struct, NAME its
-// part of the entries' names.
+// MUL_MAT of packed weights (common/quants.cuh) with quantised columns on tensor cores: products of 8-bit codes (m16n8k32),
+// compute capability 8.0 or later. mul_mat_quantize_tiles prepares the columns. One module per block type of a: TYPE is its
+// struct, NAME its part of the entries' names.
 //
 // Variants: mul_mat_mma1, _mma2, _mma4, _mma8: as many tiles of 8 columns per block.
 // Limits:   as mul_mat_packed.cu.
 // Floor:    a is read once per 8 to 64 columns, b once per 16 rows of a.
 //
-// A warp computes 16 rows. The warps of a block have other rows, or other parts of k (split-K, added up in the end). Nothing is staged
-// in shared memory: codes of weights are loaded by the lanes whose fragments need them, columns are stored as fragments, and the
-// level-1 cache serves the warps with the same columns. Products of codes are exact in int32; f32 begins at the scale of the block.
+// A warp computes 16 rows. The warps of a block have other rows, or other parts of k (split-K, added up in the end). Nothing is
+// staged in shared memory: codes of weights are loaded by the lanes whose fragments need them, columns are stored as fragments,
+// and the level-1 cache serves the warps with the same columns. Products of codes are exact in int32; f32 begins at the scale of
+// the block.
 #include "mul_mat_mma_k.cuh"
 #include "mul_mat_mma_legacy.cuh"
 

@@ -1,11 +1,11 @@
 // Shared by the integer products on tensor cores (mul_mat_mma.cu): the layout of the columns, and the fields of a lane's rows.
 //
-// MmaDot<T>::multiply<TILES>(of, row, step_bytes, part, split, sums) adds the products of rows `row` and `row + 8` with TILES tiles of
-// columns: of each `split`th step of k, beginning with step `part`. `sums` are as of mma_tf32 (common/mma.cuh).
+// MmaDot<T>::multiply<TILES>(of, row, step_bytes, part, split, sums) adds the products of rows `row` and `row + 8` with TILES
+// tiles of columns: of each `split`th step of k, beginning with step `part`. `sums` are as of mma_tf32 (common/mma.cuh).
 //
-// Columns are stored in tiles of 8, as fragments: a load of 16 bytes per lane serves two mma steps, each of 32 elements of k. The tiles
-// of all columns of a plane follow each other for the first elements of k, then for the next ones, so that the distance between tiles
-// is a constant. A tile of 64 elements of types with blocks of 32 (TILE32_BYTES) has one after the other
+// Columns are stored in tiles of 8, as fragments: a load of 16 bytes per lane serves two mma steps, each of 32 elements of k.
+// The tiles of all columns of a plane follow each other for the first elements of k, then for the next ones, so that the
+// distance between tiles is a constant. A tile of 64 elements of types with blocks of 32 (TILE32_BYTES) has one after the other
 //
 //     512 bytes of codes
 //     64 bytes for each of two groups of 32 elements: for each column the f32 scale, and MAGIC times the negated scale
@@ -18,7 +18,8 @@
 //     32 bytes: for each column the f32 scale
 //
 // Codes: for lane 4 g + t, four words of column g: words t and t + 4 of the eight words of codes of the first 32 elements (or words
-// 2 t and 2 t + 1, `PAIRS`), and of the next 32. Missing elements and columns are zeros.
+// 2 t and 2 t + 1: `pairs` of QuantizeTilesArgs, for Q8_0, Q4_K and Q5_K), and of the next 32. Missing elements and columns are
+// zeros.
 #pragma once
 #include "common/mma.cuh"
 #include "common/quant_dot.cuh"

@@ -1,15 +1,17 @@
-// MmaDot of the types with blocks of 256, the K types. Included by mul_mat_mma.cu. As in quants_k.cuh, element j is element j % 32 of
-// row j / 32 of the block.
+// MmaDot of the types with blocks of 256, the K types. Included by mul_mat_mma.cu. As in quants_k.cuh, element j is element j %
+// 32 of row j / 32 of the block.
 //
-// Each product of a sub-block is multiplied with its scale as an integer. Minima and zero points are taken out by two more mma steps:
-// the matrix of minima (or of scales) times the sums of the columns' codes, 16 for each column. A sum is two bytes, which are neighbours
-// in the fragment of b; minima meet the lower bytes, which are unsigned, in the first step, and the upper ones in the second.
+// Each product of a sub-block is multiplied with its scale as an integer. Minima and zero points are taken out by two more mma
+// steps: the matrix of minima (or of scales) times the sums of the columns' codes, 16 for each column. A sum is two bytes, which
+// are neighbours in the fragment of b; minima meet the lower bytes, which are unsigned, in the first step, and the upper ones in
+// the second.
 #pragma once
 #include "mul_mat_mma.cuh"
 
 // A lane's part of a block of two rows: Super<T>(rows, t).
 //
-//     codes[i]    the A fragment of elements 32 i to 32 i + 31; words 0 and 1 are those of the first 16 elements, unless PAIRS
+//     codes[i]    the A fragment of elements 32 i to 32 i + 31; words 0 and 1 are those of the first 16 elements, but for
+//                 Q4_K and Q5_K
 //     scales[s]   of sub-block s of both rows; none if they are part of the codes
 //     offsets     the A fragment of the minima, or of the scales of symmetric types, with a zero behind each byte
 //     d, dmin     of both rows; symmetric types have the zero point ZERO instead of dmin
@@ -29,7 +31,7 @@ __device__ __forceinline__ void offsets_of(const u32 (&bytes)[4], u32 t, u32 &fi
 
 template <class T>
 struct RowPairSuper {
-    static constexpr bool PAIRS = true, SIGNED_OFFSETS = false;
+    static constexpr bool SIGNED_OFFSETS = false;
     static constexpr int SUB_BLOCKS = 8, ZERO = 0;
     u32 codes[8][4], offsets[4];
     int scales[8][2];
@@ -82,7 +84,8 @@ struct Super<Q5_K> : RowPairSuper<Q5_K> {
             for (u32 i = 0; i < 4; i++) {
                 const uint2 two = *(const uint2 *)(rows.at<Q5_K::Codes>(r) + 32 * i + 8 * t);
                 // The fifth bits of both rows as bits 4 and 5.
-                const u32 first = __funnelshift_l(fifth.x, fifth.x, 4 - 2 * (int)i), second = __funnelshift_l(fifth.y, fifth.y, 4 - 2 * (int)i);
+                const u32 first = __funnelshift_l(fifth.x, fifth.x, 4 - 2 * (int)i);
+                const u32 second = __funnelshift_l(fifth.y, fifth.y, 4 - 2 * (int)i);
                 codes[2 * i][r] = (two.x & 0x0f0f0f0f) | (first & 0x10101010);
                 codes[2 * i][2 + r] = (two.y & 0x0f0f0f0f) | (second & 0x10101010);
                 codes[2 * i + 1][r] = (two.x >> 3 & 0x1e1e1e1e) | (first & 0x20202020);
@@ -98,7 +101,7 @@ struct Super<Q5_K> : RowPairSuper<Q5_K> {
 // Scales up to 15 times codes up to 3 are bytes, too.
 template <>
 struct Super<Q2_K> {
-    static constexpr bool PAIRS = false, SIGNED_OFFSETS = false;
+    static constexpr bool SIGNED_OFFSETS = false;
     static constexpr int SUB_BLOCKS = 0, ZERO = 0;
     u32 codes[8][4], offsets[4];
     float d[2], dmin[2];
@@ -127,7 +130,7 @@ struct Super<Q2_K> {
 
 template <class T>
 struct SymmetricSuper {
-    static constexpr bool PAIRS = false, SIGNED_OFFSETS = true;
+    static constexpr bool SIGNED_OFFSETS = true;
     static constexpr int SUB_BLOCKS = 16, ZERO = T::ZERO;
     u32 codes[8][4], offsets[4];
     int scales[16][2];
@@ -149,8 +152,10 @@ struct Super<Q3_K> : SymmetricSuper<Q3_K> {
             u32 words[3], bytes[4];
             load_words<4>(rows.at<Q3_K::Scales>(r), words);
             // Four bits of each scale, and the upper two.
-            bytes[0] = (words[0] & 0x0f0f0f0f) | (words[2] << 4 & 0x30303030), bytes[1] = (words[1] & 0x0f0f0f0f) | (words[2] << 2 & 0x30303030);
-            bytes[2] = (words[0] >> 4 & 0x0f0f0f0f) | (words[2] & 0x30303030), bytes[3] = (words[1] >> 4 & 0x0f0f0f0f) | (words[2] >> 2 & 0x30303030);
+            bytes[0] = (words[0] & 0x0f0f0f0f) | (words[2] << 4 & 0x30303030);
+            bytes[1] = (words[1] & 0x0f0f0f0f) | (words[2] << 2 & 0x30303030);
+            bytes[2] = (words[0] >> 4 & 0x0f0f0f0f) | (words[2] & 0x30303030);
+            bytes[3] = (words[1] >> 4 & 0x0f0f0f0f) | (words[2] >> 2 & 0x30303030);
             // The bytes minus 32. Bit 7 keeps the subtraction from borrowing of the next byte, and is removed again.
 #pragma unroll
             for (u32 i = 0; i < 4; i++) bytes[i] = ((bytes[i] | 0x80808080) - 0x20202020) ^ 0x80808080;

@@ -3,14 +3,17 @@
 #include "mul_mat_mma.cuh"
 
 // The A fragment of a block: Fragment<T>(rows, block, t), of the block number `block` from `rows` on.
+//
+//     SIGNED  whether codes are signed bytes
+//     UNIT    value of code 1; minima are added to products without it, so it is 1 in types that have them
 template <class T>
 struct Fragment;
 
 // Codes of 4 bits: byte i of 16 has elements i and i + 16.
 template <class T>
 struct NibbleFragment {
-    static constexpr bool SIGNED = T::ZERO != 0, PAIRS = false;
-    static constexpr float UNIT = SIGNED ? 0.0625f : 1.0f; // value of code 1
+    static constexpr bool SIGNED = T::ZERO != 0;
+    static constexpr float UNIT = SIGNED ? 0.0625f : 1.0f;
     u32 a[4];
 
     __device__ __forceinline__ NibbleFragment(const RowPair<T> &rows, u32 block, u32 t) {
@@ -27,7 +30,7 @@ struct NibbleFragment {
 // As NibbleFragment, with fifth bits.
 template <class T>
 struct FifthFragment {
-    static constexpr bool SIGNED = T::ZERO != 0, PAIRS = false;
+    static constexpr bool SIGNED = T::ZERO != 0;
     static constexpr float UNIT = SIGNED ? 0.125f : 1.0f;
     u32 a[4];
 
@@ -48,7 +51,7 @@ struct FifthFragment {
 // Nibbles that are looked up in a table of 16 bytes, given as four words.
 template <class T, u32 T0, u32 T1, u32 T2, u32 T3>
 struct TableFragment {
-    static constexpr bool SIGNED = true, PAIRS = false;
+    static constexpr bool SIGNED = true;
     static constexpr float UNIT = 1.0f;
     u32 a[4];
 
@@ -66,22 +69,34 @@ struct TableFragment {
 };
 
 template <>
-struct Fragment<Q4_0> : NibbleFragment<Q4_0> { using NibbleFragment::NibbleFragment; };
+struct Fragment<Q4_0> : NibbleFragment<Q4_0> {
+    using NibbleFragment::NibbleFragment;
+};
 template <>
-struct Fragment<Q4_1> : NibbleFragment<Q4_1> { using NibbleFragment::NibbleFragment; };
+struct Fragment<Q4_1> : NibbleFragment<Q4_1> {
+    using NibbleFragment::NibbleFragment;
+};
 template <>
-struct Fragment<Q5_0> : FifthFragment<Q5_0> { using FifthFragment::FifthFragment; };
+struct Fragment<Q5_0> : FifthFragment<Q5_0> {
+    using FifthFragment::FifthFragment;
+};
 template <>
-struct Fragment<Q5_1> : FifthFragment<Q5_1> { using FifthFragment::FifthFragment; };
+struct Fragment<Q5_1> : FifthFragment<Q5_1> {
+    using FifthFragment::FifthFragment;
+};
 // The values of both tables are those of quants_legacy.cuh, without their bias.
 template <>
-struct Fragment<IQ4_NL> : TableFragment<IQ4_NL, 0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535> { using TableFragment::TableFragment; };
+struct Fragment<IQ4_NL> : TableFragment<IQ4_NL, 0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535> {
+    using TableFragment::TableFragment;
+};
 template <>
-struct Fragment<MXFP4> : TableFragment<MXFP4, 0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc> { using TableFragment::TableFragment; };
+struct Fragment<MXFP4> : TableFragment<MXFP4, 0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc> {
+    using TableFragment::TableFragment;
+};
 
 template <>
 struct Fragment<Q8_0> {
-    static constexpr bool SIGNED = true, PAIRS = true;
+    static constexpr bool SIGNED = true;
     static constexpr float UNIT = 1.0f;
     u32 a[4];
 
@@ -118,9 +133,13 @@ struct MmaMinima {
 };
 
 template <>
-struct MmaScales<Q4_1> : MmaMinima<Q4_1> { using MmaMinima::MmaMinima; };
+struct MmaScales<Q4_1> : MmaMinima<Q4_1> {
+    using MmaMinima::MmaMinima;
+};
 template <>
-struct MmaScales<Q5_1> : MmaMinima<Q5_1> { using MmaMinima::MmaMinima; };
+struct MmaScales<Q5_1> : MmaMinima<Q5_1> {
+    using MmaMinima::MmaMinima;
+};
 template <>
 struct MmaScales<MXFP4> {
     static constexpr bool AFFINE = false;

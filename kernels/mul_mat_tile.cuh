@@ -1,5 +1,6 @@
-// Tiled GEMM of plain types on tensor cores, for products with many columns: a block stages tiles of both matrices in shared memory as tf32.
-// F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy. Included by mul_mat.cu.
+// Tiled GEMM of plain types on tensor cores, for products with many columns: a block stages tiles of both matrices in shared
+// memory as tf32. F32 weights are staged as f32 and multiplied as three tf32 products (split_tf32), which keeps f32 accuracy.
+// Included by mul_mat.cu.
 //
 // A tile spans 32 elements of k, in two slabs of 16: 64 bytes per row. A lane needs elements 4 t to 4 t + 3 of its row for two
 // mma steps, which is a single load of 16 bytes. (The assignment of elements to steps is arbitrary, as long as both matrices
@@ -150,6 +151,9 @@ __device__ __forceinline__ void multiply_tile(const Matrices &of, bool aligned) 
 template <class T, int WARPS>
 __device__ __forceinline__ void mat_tile(const MulMatArgs &args) {
     const Access how = access<T>(args);
-    if (how == BYTES) for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes(of, 16 * WARPS, COLUMNS, dot_of_bytes<T>); });
-    else for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });
+    if (how == BYTES) {
+        for_columns<COLUMNS>(args, [](const Matrices &of) { products_of_bytes(of, 16 * WARPS, COLUMNS, dot_of_bytes<T>); });
+    } else {
+        for_columns<COLUMNS>(args, [=](const Matrices &of) { multiply_tile<T, WARPS>(of, how == ALIGNED); });
+    }
 }

@@ -153,7 +153,7 @@ def rows_of(cases, target, wanted, known):
     rows, jobs, seen = {}, [], set()
     for case, counted in cases.items():
         for entry, kernel in counted["kernels"].items():
-            # mul_mat_quantize and mul_mat_round do the same in the products of each type: one row is enough.
+            # mul_mat_quantize does the same in the products of each type: one row is enough.
             same = (entry, kernel["lines"], kernel["blocks"])
             if not wanted.search(f"{case} | {entry}") or (same in seen and not case.startswith(LAYER)):
                 continue

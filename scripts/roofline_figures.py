@@ -9,9 +9,10 @@ import roofline_sass as sass
 
 # The case that is a layer of a model.
 LAYER = "LLAMA_LAYER"
-# What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma.
+# What a kernel works on, by its entry; the first match counts. Kernels that use tensor cores count per mma, but those of products with
+# few columns per weight.
 UNITS = (
-    (r"mul_mat_(round|widen|quantize|pack$|packed_rows)", "element"),
+    (r"mul_mat_(widen|quantize|pack$|packed_rows)", "element"),
     (r"mul_mat_", "weight"),
     (r"flash_attn_(?!merge)", "multiply-add"),
     (r"", "element"),
@@ -36,7 +37,7 @@ def columns(case):
 def work(case, counted, entry, kernel, facts):
     """The unit of a kernel's work, and the number of units of all launches."""
     tensor = sum(facts["body_tensor"].values())
-    if tensor:
+    if tensor and not re.match(r"mul_mat_(half|mma)", entry):
         return "mma", 32 * tensor
     # A layer has several products of different sizes.
     unit = "element" if case.startswith(LAYER) else next(unit for pattern, unit in UNITS if re.match(pattern, entry))

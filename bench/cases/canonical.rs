@@ -13,11 +13,12 @@ use fanout::ops::rows::Rows;
 use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
-/// Columns of the products: the widths of the vector kernels, then one number for each height of the tile kernels.
-const COLUMNS: [usize; 6] = [1, 2, 4, 8, 64, 512];
+/// Columns of the products: the widths of the vector kernels, of the kernels on tensor cores, and one number for each height of the tile
+/// kernels.
+const COLUMNS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
 
-/// Columns with which one type of weights is enough, because the products differ only in the decoder of the weights.
-const MANY: usize = 512;
+/// Columns with which a few types of weights are enough, because the products differ only in the decoder of the weights.
+const FEW_TYPES: [usize; 3] = [16, 32, 512];
 
 /// The canonical cases. A new kernel needs a case here that launches it; the roofline then finds it by the name of its entry.
 pub fn canonical() -> Vec<Case> {
@@ -25,7 +26,7 @@ pub fn canonical() -> Vec<Case> {
     let types: Vec<DType> = weights().into_iter().filter(|t| t.can(Capability::Cuda)).collect();
     let mut cases = Vec::new();
     for n in COLUMNS {
-        let types = types.iter().filter(|&&t| n < MANY || [F16, Q8_0, Q4_K].contains(&t));
+        let types = types.iter().filter(|&&t| !FEW_TYPES.contains(&n) || [F16, Q8_0, Q4_K].contains(&t));
         cases.extend(types.map(|&t| mul_mat(s, t, n)));
     }
     cases.extend(types.iter().map(|&t| mul_mat_id(s, t, 1)));

@@ -56,8 +56,8 @@ __device__ __forceinline__ void mma_halves(BF16, float (&sums)[4], const unsigne
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Integer products: sums[16 x 8] = a[16 x 32] * b[32 x 8] + start. A and B are bytes, `u8` or `s8`. With g = lane / 4 and t = lane % 4,
-// the words of a lane hold
+// Integer products: sums[16 x 8] = a[16 x 32] * b[32 x 8] + start. A and B are bytes, `u8` or `s8`. With g = lane / 4 and t =
+// lane % 4, the words of a lane hold
 //
 //     a     bytes 4 t to 4 t + 3 of rows g and g + 8, then bytes 4 t + 16 to 4 t + 19 of these rows
 //     b     bytes 4 t to 4 t + 3 of column g, then bytes 4 t + 16 to 4 t + 19

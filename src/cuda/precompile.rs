@@ -8,7 +8,7 @@
 
 use super::context::{DeviceContext, lock};
 use super::kernel::PtxImage;
-use super::ops::can_pack;
+use super::ops::{MIN_MMA_CAPABILITY, can_pack};
 use crate::tensor::DType;
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZero;
@@ -45,7 +45,7 @@ const UNTYPED: &[&str] = &[
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
-const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
+const OF_CACHE: [&str; 5] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;
@@ -98,16 +98,15 @@ impl Precompiler {
             let images =
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
             // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
-            let (products, later): (&[_], &[_]) = if can_pack(dtype) {
-                (&["mul_mat_mma", "mul_mat_packed"], &["mul_mat"])
-            } else {
-                (&["mul_mat", "mul_mat_half"], &[])
-            };
+            let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
+            let packs = can_pack(dtype);
+            let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };
             // Products are used before the conversion, of which models have one, in the look-up of embeddings.
-            let stems = ["copy_from"].iter().chain(products);
-            stems.flat_map(|stem| images(stem)).for_each(|image| state.waiting.push_front(image));
+            let first = ["copy_from"].into_iter().chain(products);
+            first.flat_map(images).for_each(|image| state.waiting.push_front(image));
             // A cache of this type is rare.
-            state.waiting.extend(later.iter().chain(&["flash_attn", "copy_to"]).flat_map(|stem| images(stem)));
+            let later = packs.then_some("mul_mat").into_iter().chain(["flash_attn", "copy_to"]);
+            state.waiting.extend(later.flat_map(images));
             start_threads(&mut state, context);
         }
     }

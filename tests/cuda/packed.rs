@@ -18,7 +18,7 @@ fn types() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::Cuda).filter(|t| t.is_block())
 }
 
-/// Both devices round the columns to the same 8 bits. What remains is the order of the sums, and tf32 for many columns.
+/// Both devices round the columns to the same 8 bits. What remains is the order of the sums.
 const MAX_NMSE: f64 = 1e-6;
 
 /// Shape of the weight of most tests. Its rows of Q6_K are packed in pairs.

@@ -30,6 +30,7 @@ mod sort;
 mod ssm;
 mod unary;
 
+pub(super) use mul_mat::MIN_MMA_CAPABILITY;
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::driver::Gpu;

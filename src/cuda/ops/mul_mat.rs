@@ -1,8 +1,10 @@
 //! Launches of MUL_MAT and MUL_MAT_ID: kernels/mul_mat.cu, or kernels/mul_mat_unpacked.cu for types that are never repacked; one
 //! module per type of the weights a.
 //!
-//! Few columns of b (decoding) use the vector kernels, many columns use tiles on tensor cores. For block types, the vector kernels
+//! Few columns of b (decoding) use the vector kernels, more columns tensor cores, from compute capability 8.0 on. For block types, both
 //! multiply 8-bit codes: a launch before them quantises b.
+
+pub(super) mod planes;
 
 use super::repack::unit_len;
 use super::{
@@ -12,7 +14,8 @@ use crate::cuda::kernel::PackedLaunches;
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{NoUninit, Pod, Zeroable};
+use planes::{Planes, stride};
 
 /// Threads per block of the vector kernels.
 const VEC_THREADS: u32 = 128;
@@ -36,7 +39,7 @@ const MAX_VEC_COLUMNS: u32 = 8;
 const UNPACKED_VEC_COLUMNS: u32 = 4;
 
 /// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
-pub(super) const MIN_MMA_CAPABILITY: u32 = 80;
+pub(in crate::cuda) const MIN_MMA_CAPABILITY: u32 = 80;
 
 /// Rows of a of a warp (of a block for F16 and BF16) in the kernels for few columns on tensor cores.
 const MMA_ROWS: u32 = 16;
@@ -44,6 +47,10 @@ const MMA_ROWS: u32 = 16;
 /// Warps per multiprocessor that hide the latency of loads in the kernels for F16 and BF16, which load more at a time than the vector
 /// kernels.
 const HALF_WARPS_TO_HIDE_LATENCY: u64 = 8;
+
+/// Most columns for which F16 and BF16 use the kernels without tiles in shared memory: they read the weights once per 8 columns, from
+/// the level-2 cache but for the first time, and take a fifth of the instructions.
+const MAX_HALF_COLUMNS: u32 = 32;
 
 /// Most columns for which packed weights use the vector kernels, if there are tensor cores.
 const MAX_DOT_COLUMNS: u32 = 2;
@@ -209,8 +216,10 @@ impl ProductKernel {
             }
             (true, WeightLayout::Packed) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
             (true, WeightLayout::Ggml) => ProductKernel::Vec { width: if n > 1 { UNPACKED_VEC_COLUMNS } else { 1 } },
+            (false, _) if mma && dtype != DType::F32 && n <= MAX_HALF_COLUMNS => {
+                ProductKernel::Half { width: width.clamp(4, 8) }
+            }
             (false, _) if mma && n > MAX_VEC_COLUMNS => ProductKernel::Tile,
-            (false, _) if mma && dtype != DType::F32 => ProductKernel::Half { width: width.clamp(4, 8) },
             (false, _) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
         }
     }
@@ -335,9 +344,7 @@ fn mma_launch(a: &TensorDesc, planes: &Planes, tiles: u32, on: &NodeOnGpu<'_>) -
     let log2_split = (0..most).find(enough).unwrap_or(most);
     let args = mul_mat_args(a, planes, WeightLayout::Packed, log2_split, on)?;
     let grid = Grid::of([in_x(log2_split), groups.min(MAX_GRID_YZ), u64::from(in_z).min(MAX_GRID_YZ)], 32 * MMA_WARPS);
-    let suffix = suffix(a.dtype());
-    let (stem, name) = (format!("mul_mat_mma_{suffix}"), format!("mul_mat_mma{tiles}_{suffix}"));
-    on.launch((&stem, &name), grid, &[Ptr::Src(0), Ptr::Scratch(0), Ptr::Dst], &args)
+    launch_typed("mma_", &format!("mma{tiles}"), a, grid, &[Ptr::Src(0), Ptr::Scratch(0), Ptr::Dst], &args, on)
 }
 
 /// The arguments of a product.
@@ -368,28 +375,32 @@ pub(super) fn mul_mat_launch(
     let (n, count) = (planes.n, planes.count(on)?);
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
     let others = |width: u32| counted(width).0.saturating_mul(counted(width).1);
-    let (entry, width, in_x, log2_lanes, threads) = match ProductKernel::of(a, n, layout, on) {
+    let (module, entry, width, in_x, log2_lanes, threads) = match ProductKernel::of(a, n, layout, on) {
         ProductKernel::Half { width } => {
             let in_x = u64::from(m.div_ceil(MMA_ROWS));
             let threads = 32 * half_warps(k, in_x.saturating_mul(others(width)), on);
-            (format!("half{width}"), width, in_x, 0, threads)
+            ("half_", format!("half{width}"), width, in_x, 0, threads)
         }
         ProductKernel::Vec { width } => {
             let log2_lanes = log2_lanes(a, others(width), on);
             let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
-            (format!("vec{width}"), width, in_x, log2_lanes, VEC_THREADS)
+            let (module, entry) = match layout {
+                WeightLayout::Ggml => ("", format!("vec{width}")),
+                WeightLayout::Packed if width <= MAX_DOT_COLUMNS => ("packed_", format!("packed_vec{width}")),
+                WeightLayout::Packed => ("packed_wide_", format!("packed_vec{width}")),
+            };
+            (module, entry, width, in_x, log2_lanes, VEC_THREADS)
         }
         ProductKernel::Tile | ProductKernel::Mma { .. } => {
             let large = u64::from(m.div_ceil(128)).saturating_mul(others(64));
             let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
-            (format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
+            ("", format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
         }
     };
     let (in_y, in_z) = counted(width);
     let args = mul_mat_args(a, &planes, layout, log2_lanes, on)?;
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
-    let (stem, name) = names(&entry, layout, a);
-    on.launch((&stem, &name), grid, &[at, columns.at, to], &args)
+    launch_typed(module, &entry, a, grid, &[at, columns.at, to], &args, on)
 }
 
 /// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
@@ -397,12 +408,6 @@ pub(super) fn mul_mat_launch(
 fn half_warps(k: u32, blocks: u64, on: &NodeOnGpu<'_>) -> u32 {
     let wanted = u64::from(on.gpu.multiprocessors) * HALF_WARPS_TO_HIDE_LATENCY;
     [4, 8].into_iter().find(|&warps| u64::from(warps) * blocks >= wanted || k <= 128 * warps).unwrap_or(16)
-}
-
-/// Stride of a dimension in bytes; 0 if the dimension has one element, whose stride is arbitrary. The kernel derives the
-/// alignment of rows from the strides.
-fn stride(shape: &Shape, dim: usize) -> u64 {
-    if shape.ne[dim] == 1 { 0 } else { shape.nb[dim] }
 }
 
 /// Strides of the weights. Kernels for packed weights derive the length of rows from that of dimension 1.
@@ -440,68 +445,9 @@ fn mul_mat_id_launch(
     };
     let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
     let grid = Grid::of([in_x, u64::from(used).min(MAX_GRID_YZ), u64::from(tokens).min(MAX_GRID_YZ)], VEC_THREADS);
-    let (stem, name) = names("id", layout, a);
+    let (module, entry) = if layout == WeightLayout::Packed { ("packed_", "packed_id") } else { ("", "id") };
     let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, Ptr::Src(2), Ptr::ErrorWord];
-    on.launch((&stem, &name), grid, &pointers, &args)
-}
-
-/// Columns and planes of b. `shared` consecutive planes use the same plane of a (grouped queries).
-pub(super) struct Planes {
-    pub(super) n: u32,
-    counts: [u32; 2],
-    shared: [u32; 2],
-    /// Strides in bytes of columns, planes of dimension 2, and planes of dimension 3.
-    b: [u64; 3],
-    dst: [u64; 3],
-}
-
-impl Planes {
-    /// Planes of `b`, once it is in scratch memory: converted columns are contiguous.
-    pub(super) fn of_scratch(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<Planes, Unsupported> {
-        Planes::of(a, &scratch_shape(&on.shape(b)?, 16), on)
-    }
-
-    /// Planes of columns `b`, folded as far as possible.
-    fn of(a: &TensorDesc, b: &Shape, on: &NodeOnGpu<'_>) -> Result<Planes, Unsupported> {
-        let (dst, [_, _, a2, a3]) = (on.shape(on.dst())?, on.shape(a)?.ne);
-        let [_, n, b2, b3] = b.ne;
-        let mut planes = Planes {
-            n,
-            counts: [b2, b3],
-            shared: [b2 / a2, b3 / a3],
-            b: [1, 2, 3].map(|dim| stride(b, dim)),
-            dst: [1, 2, 3].map(|dim| stride(&dst, dim)),
-        };
-        planes.fold(0);
-        if planes.counts[0] == 1 {
-            planes.fold(1);
-        }
-        Ok(planes)
-    }
-
-    /// Number of planes.
-    fn count(&self, on: &NodeOnGpu<'_>) -> Result<u32, Unsupported> {
-        let [b2, b3] = self.counts;
-        b2.checked_mul(b3).ok_or_else(|| on.unsupported("2^32 or more planes"))
-    }
-
-    /// Folds the planes that share a plane of a into more columns of one plane, if their strides are even. a is then read once
-    /// for more columns.
-    fn fold(&mut self, dim: usize) {
-        let shared = self.shared[dim];
-        let even = |nb: &[u64; 3]| nb[dim + 1] == u64::from(self.n) * nb[0];
-        let folded = self.n.checked_mul(shared).filter(|&n| i32::try_from(n).is_ok());
-        let (Some(n), true) = (folded, self.n == 1 || (even(&self.b) && even(&self.dst))) else { return };
-        for nb in [&mut self.b, &mut self.dst] {
-            if self.n == 1 {
-                nb[0] = nb[dim + 1];
-            }
-            nb[dim + 1] *= u64::from(shared);
-        }
-        self.counts[dim] /= shared;
-        self.shared[dim] = 1;
-        self.n = n;
-    }
+    launch_typed(module, entry, a, grid, &pointers, &args, on)
 }
 
 /// Binary logarithm of the number of lanes that share a row of a, if `others` blocks use each row. As few lanes as possible, so
@@ -519,13 +465,16 @@ fn log2_lanes(a: &TensorDesc, others: u64, on: &NodeOnGpu<'_>) -> u32 {
     log2
 }
 
-/// Names of the module for the type of a and of one of its entries.
-fn names(entry: &str, layout: WeightLayout, a: &TensorDesc) -> (String, String) {
+/// A launch of an entry of the module for the type of a.
+fn launch_typed(
+    module: &str,
+    entry: &str,
+    a: &TensorDesc,
+    grid: Grid,
+    pointers: &[Ptr],
+    args: &impl NoUninit,
+    on: &NodeOnGpu<'_>,
+) -> Result<KernelLaunch, Unsupported> {
     let suffix = suffix(a.dtype());
-    let (module, prefix) = match layout {
-        WeightLayout::Packed => ("packed_", "packed_"),
-        WeightLayout::Ggml if entry.starts_with("half") => ("half_", ""),
-        WeightLayout::Ggml => ("", ""),
-    };
-    (format!("mul_mat_{module}{suffix}"), format!("mul_mat_{prefix}{entry}_{suffix}"))
+    on.launch((&format!("mul_mat_{module}{suffix}"), &format!("mul_mat_{entry}_{suffix}")), grid, pointers, args)
 }

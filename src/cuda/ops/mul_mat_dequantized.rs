@@ -5,7 +5,8 @@
 //! beyond the range of F16 (65504) becomes infinite.
 
 use super::copy::dequantize_rows;
-use super::mul_mat::{ColumnForm, MIN_MMA_CAPABILITY, Planes, WeightLayout, Weights, convert_columns, mul_mat_launch};
+use super::mul_mat::planes::Planes;
+use super::mul_mat::{ColumnForm, MIN_MMA_CAPABILITY, WeightLayout, Weights, convert_columns, mul_mat_launch};
 use super::{NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use crate::tensor::{Capability, DType, TensorDesc};
 
@@ -16,8 +17,8 @@ const PIECE_BYTES: usize = 32 << 20;
 const TILE_ROWS: usize = 128;
 
 /// Fewest columns. Writing and reading the dequantised weights, and a pass of the tiled kernels, cost about as much as this many columns
-/// in the vector kernels.
-const MIN_COLUMNS: u32 = 32;
+/// in the vector kernels. Fewer columns of F16 do not use the tiles, and round the activations again.
+const MIN_COLUMNS: u32 = 33;
 
 /// Whether the product of `a` and `b` takes this path. Several matrices (batches) do not: their products rarely have many columns each.
 pub(super) fn applies(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<bool, Unsupported> {
@@ -80,12 +81,12 @@ mod tests {
         let row = 14336 / 256 * 136;
         let (dequantize, product) = ("copy_from_iq4_xs", "mul_mat_tile64_f16");
         let want = [("mul_mat_round", 0), (dequantize, 0), (product, 0), (dequantize, 1152 * row), (product, 4 * 1152)];
-        assert_eq!(launches(90, [14336, 1200, 32]), want);
+        assert_eq!(launches(90, [14336, 1200, 33]), want);
     }
 
     #[test]
     fn few_columns_and_old_gpus_use_the_vector_kernels() {
-        for (capability, n) in [(90, 31), (75, 512)] {
+        for (capability, n) in [(90, 32), (75, 512)] {
             assert_eq!(launches(capability, [1024, 64, n]), [("mul_mat_quantize", 0), ("mul_mat_vec4_iq4_xs", 0)]);
         }
     }

@@ -40,9 +40,10 @@ pub fn run(sweep: &Sweep) {
         // Rows that are shared by several warps.
         contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 1, 1, 1]);
         contiguous(sweep, t, [1536, 11, 1, 1], F32, [1536, 6, 1, 1]);
-        // Enough planes for large tiles, with one partial tile; gaps between rows keep weights in ggml's layout.
-        permuted(sweep, t, [one, 144, 110], 0, [one, 9, 110]);
-        permuted(sweep, t, [one, 130, 110], t.block_bytes(), [one, 9, 110]);
+        // Enough planes for large tiles of plain types, with one partial tile; gaps between rows keep weights in ggml's layout.
+        let n = if t.is_block() { 9 } else { 33 };
+        permuted(sweep, t, [one, 144, 110], 0, [one, n, 110]);
+        permuted(sweep, t, [one, 130, 110], t.block_bytes(), [one, n, 110]);
         unaligned_rows(sweep, t);
         experts(sweep, t);
         expert_id_out_of_range(sweep, t);
@@ -83,11 +84,11 @@ pub fn run(sweep: &Sweep) {
     contiguous(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
 }
 
-/// The bound for `n` columns of F32 weights on tensor cores, and for all others, of which [`activations`] are not rounded.
+/// The bound for `n` columns of F32 weights on tensor cores, and for all other products, whose [`activations`] are not rounded.
 fn bound(a: DType, n: usize) -> f64 {
     match n {
         9.. if a == F32 => IN_THREE,
-        32.. if a.is_block() && !packs(a) => IN_TF32,
+        33.. if a.is_block() && !packs(a) => IN_TF32,
         _ => IN_F32,
     }
 }
