@@ -7,7 +7,7 @@ A folder of kernels contains a file MANIFEST with lines of the form `FILE TARGET
 
 FILE is relative to the folder, or `*.cu` for every file of the folder that no other line lists. Each TARGET produces
 ptx/<stem>.sm_<target>.ptx. `as=` sets another stem, so that one file can be compiled in several ways; `version=` raises the PTX
-version for kernels that use newer features than their target requires; `compact` leaves out comments and indentation; options
+version for kernels that use newer features than their target requires; `compact` leaves out comments, indentation and spaces; options
 that start with a dash are passed to NVRTC.
 
 `each=CAPABILITY` expands a line to one line per element type with that capability (scripts/type_table.py: cuda, cache,
@@ -302,9 +302,10 @@ def finish(unit, ptx):
         # Only a hint (it marks bytes of a load that are not padding), which needs a newer PTX version: drop it.
         text = re.sub(r'^\s*\.pragma "used_bytes_mask [^"]*";\n', "", text, flags=re.M)
     if unit.compact:
-        # A seventh of the text: the two comments around each statement of inline assembly, indentation, empty lines, and the
-        # constants of the sources, to which no instruction refers.
-        text = re.sub(r"^\s*// (?:begin|end) inline asm\n", "", text, flags=re.M)
+        # A fifth of the text: comments (two around each statement of inline assembly), indentation, empty lines, spaces behind commas,
+        # and the constants of the sources, to which no instruction refers.
+        text = re.sub(r"^\s*//[^\n]*\n", "", text, flags=re.M)
+        text = text.replace(", ", ",")
         text = re.sub(r"^[ \t]+|\n(?=\n)", "", text, flags=re.M)
         text = re.sub(r"[ \t]*\t[ \t]*", " ", text)
         used = collections.Counter(re.findall(r"[\w$]+", text))
