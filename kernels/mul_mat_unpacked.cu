@@ -6,7 +6,6 @@
 // Limits:   blocks of a are at multiples of 2 bytes, and fast at the natural alignment of their size; b is quantised by mul_mat_quantize.
 // Floor:    a is read once per 4 columns, b once per 2 rows of a.
 #define ROWS_PER_GROUP 2 // decoding takes most of the time, so sharing the activations of more rows would save little
-#include "common/quant_dot_low_bit.cuh"
 #include "common/quant_dot_i.cuh"
 #include "mul_mat_dot.cuh"
 

@@ -1,7 +1,7 @@
-// QuantDot of the i-quants, and the base of others whose scale is an integer times d. A unit is 32 elements; codes are decoded to
-// signed bytes. See quant_dot.cuh. As in quants_i.cuh, blocks are at multiples of 2 bytes.
+// QuantDot of the i-quants of quants_i.cuh. A unit is a row of 32 elements; codes are decoded to signed bytes. See quant_dot.cuh. Blocks
+// are at multiples of 2 bytes.
 #pragma once
-#include "quant_dot.cuh"
+#include "quant_dot_low_bit.cuh"
 #include "quants_i.cuh"
 
 // d * scale * code, with SCALES scales in a unit.
@@ -9,14 +9,7 @@ template <int SCALES>
 struct GridDot {
     static constexpr int UNIT = 32;
 
-    struct Column {
-        unsigned x[8];
-        float scale;
-
-        __device__ __forceinline__ Column(const ColumnBlock& from, unsigned unit) : scale(*(const float*)from.scale) {
-            load_words<16>(from.codes + 32 * unit, x);
-        }
-    };
+    using Column = RowColumn;
 
     struct Codes {
         unsigned codes[8];
@@ -38,8 +31,8 @@ struct GridDot {
     }
 };
 
-// 255 in the bytes of negative elements, of four in each of two words. For even_masks, the number has seven bits, and the number of
-// minus signs is even.
+// 255 in the bytes of negative elements, of four in each word. A bit of the number stands for each of the first seven elements; the
+// number of minus signs is even.
 __device__ __forceinline__ void even_masks(unsigned number, unsigned (&masks)[2]) {
     masks[0] = masks_of_bits(number);
     masks[1] = masks_of_sign_bits((number >> 4) * 0x10204080 + (__popc(number) << 31));
@@ -49,9 +42,9 @@ __device__ __forceinline__ void even_masks(unsigned number, unsigned (&masks)[2]
 __device__ __forceinline__ void negate(unsigned mask, unsigned& codes) { codes = (codes ^ mask) + (mask & 0x01010101); }
 
 // The magnitudes of eight elements of an IQ2 type.
-__device__ __forceinline__ void load_magnitudes(unsigned entry, const Unit& of, unsigned& first, unsigned& second) {
+__device__ __forceinline__ void load_magnitudes(unsigned entry, const Unit& lane, unsigned& first, unsigned& second) {
     unsigned codes[2];
-    by_pairs(entry, 0x2b1908 + of.zero, codes);
+    by_pairs(entry, 0x2b1908 + lane.zero, codes);
     first = codes[0], second = codes[1];
 }
 
@@ -59,15 +52,15 @@ template <>
 struct QuantDot<IQ2_XXS> : GridDot<1> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             unsigned words[2]; // four indices; four times seven bits of signs, and the scale
             load_words<2>(from.block + 2 + 8 * unit, words);
             d = load_half<2>(from.block) * 0.125f, scales[0] = words[1] >> 28 << 1 | 1;
 #pragma unroll
             for (int o = 0; o < 4; o++) {
                 unsigned masks[2];
-                load_magnitudes(grid_2xxs<0>(byte_of(words[0], o)), of, codes[2 * o], codes[2 * o + 1]);
+                load_magnitudes(grid_2xxs<0>(byte_of(words[0], o)), lane, codes[2 * o], codes[2 * o + 1]);
                 even_masks(words[1] >> (7 * o) & 127, masks);
                 negate(masks[0], codes[2 * o]), negate(masks[1], codes[2 * o + 1]);
             }
@@ -84,15 +77,15 @@ template <>
 struct QuantDot<IQ2_XS> : GridDot<2> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             d = load_half<2>(from.block) * 0.125f;
             nibble_scales(from.block[66 + unit], scales);
 #pragma unroll
             for (int o = 0; o < 4; o++) {
                 unsigned masks[2];
                 const unsigned word = load_short<2>(from.block + 2 + 8 * unit + 2 * o); // nine bits of index, seven of signs
-                load_magnitudes(grid_2xs<0>(word & 511), of, codes[2 * o], codes[2 * o + 1]);
+                load_magnitudes(grid_2xs<0>(word & 511), lane, codes[2 * o], codes[2 * o + 1]);
                 even_masks(word >> 9, masks);
                 negate(masks[0], codes[2 * o]), negate(masks[1], codes[2 * o + 1]);
             }
@@ -114,8 +107,8 @@ template <>
 struct QuantDot<IQ2_S> : GridDot<2> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             unsigned indices[1], signs[1];
             load_words<2>(from.block + 2 + 4 * unit, indices);
             load_words<2>(from.block + 34 + 4 * unit, signs);
@@ -126,7 +119,7 @@ struct QuantDot<IQ2_S> : GridDot<2> {
 #pragma unroll
             for (int o = 0; o < 4; o++) {
                 const unsigned index = byte_of(indices[0], o) | (high << (8 - 2 * o) & 0x300);
-                load_magnitudes(grid_2s<0>(index), of, codes[2 * o], codes[2 * o + 1]);
+                load_magnitudes(grid_2s<0>(index), lane, codes[2 * o], codes[2 * o + 1]);
                 negate(masks.mask(2 * o), codes[2 * o]), negate(masks.mask(2 * o + 1), codes[2 * o + 1]);
             }
         }
@@ -137,8 +130,8 @@ template <>
 struct QuantDot<IQ3_XXS> : GridDot<1> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             unsigned indices[2], word[1]; // four times seven bits of signs, and the scale
             load_words<2>(from.block + 2 + 8 * unit, indices);
             load_words<2>(from.block + 66 + 4 * unit, word);
@@ -149,7 +142,7 @@ struct QuantDot<IQ3_XXS> : GridDot<1> {
                 even_masks(word[0] >> (7 * o) & 127, masks);
 #pragma unroll
                 for (int w = 2 * o; w < 2 * o + 2; w++) {
-                    codes[w] = __byte_perm(0x1c140c04 + of.zero, 0x3e342c24 + of.zero, grid_3xxs<0>(byte_of(indices[w / 4], w % 4)));
+                    codes[w] = __byte_perm(0x1c140c04 + lane.zero, 0x3e342c24 + lane.zero, grid_3xxs<0>(byte_of(indices[w / 4], w % 4)));
                     negate(masks[w % 2], codes[w]);
                 }
             }
@@ -162,15 +155,7 @@ struct QuantDot<IQ3_XXS> : GridDot<1> {
 template <>
 struct QuantDot<IQ3_S> {
     static constexpr int UNIT = 32;
-
-    struct Column : GridDot<1>::Column {
-        int sum;
-
-        __device__ __forceinline__ Column(const ColumnBlock& from, unsigned unit) : GridDot<1>::Column(from, unit) {
-            const short* sums = (const short*)from.sums + unit / 4 * 8 + unit % 4;
-            sum = sums[0] + sums[4];
-        }
-    };
+    using Column = SummedRowColumn;
 
     struct Weights {
         unsigned codes[8];
@@ -178,8 +163,8 @@ struct QuantDot<IQ3_S> {
         float d;
 
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) : d(load_half<2>(from.block)) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) : d(load_half<2>(from.block)) {
+            const unsigned unit = lane.number;
             unsigned indices[2], signs[1];
             load_words<2>(from.block + 2 + 8 * unit, indices);
             load_words<2>(from.block + 74 + 4 * unit, signs);
@@ -189,7 +174,7 @@ struct QuantDot<IQ3_S> {
 #pragma unroll
             for (int w = 0; w < 8; w++) {
                 const unsigned entry = grid_3s<0>(byte_of(indices[w / 4], w % 4) | (high << (8 - w) & 256));
-                codes[w] = __byte_perm(0x03020100 + of.zero, 0x07060504 + of.zero, entry) ^ masks.mask(w);
+                codes[w] = __byte_perm(0x03020100 + lane.zero, 0x07060504 + lane.zero, entry) ^ masks.mask(w);
             }
         }
     };
@@ -213,8 +198,8 @@ template <>
 struct QuantDot<IQ1_S> : GridDot<1> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             unsigned indices[1];
             load_words<2>(from.block + 2 + 4 * unit, indices);
             const unsigned bits = load_short<2>(from.block + 34 + 2 * unit); // four times three bits of index, scale, sign
@@ -232,8 +217,8 @@ template <>
 struct QuantDot<IQ1_M> : GridDot<2> {
     struct Weights : Codes {
         template <int ALIGN>
-        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& of) {
-            const unsigned unit = of.number;
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) {
+            const unsigned unit = lane.number;
             unsigned indices[1], words[2]; // words of four scales of three bits; their upper four bits are d
             load_words<2>(from.block + 4 * unit, indices);
             load_words<2>(from.block + 48, words);

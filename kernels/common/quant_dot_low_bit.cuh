@@ -1,21 +1,34 @@
-// QuantDot of types of quants_low_bit.cuh: IQ4_XS and NVFP4, with units of 32 elements, and TQ2_0. The others have that of all types
-// with codes8. See quant_dot.cuh.
+// QuantDot of types of quants_low_bit.cuh: IQ4_XS, NVFP4, TQ1_0 and TQ2_0. The others have that of all types with codes8. See
+// quant_dot.cuh.
 #pragma once
 #include "quant_dot.cuh"
 #include "quants_low_bit.cuh"
+
+// The activations of row `unit` of a block of 256: 32 elements.
+struct RowColumn {
+    unsigned x[8];
+    float scale;
+
+    __device__ __forceinline__ RowColumn(const ColumnBlock& from, unsigned unit) : scale(*(const float*)from.scale) {
+        load_words<16>(from.codes + 32 * unit, x);
+    }
+};
+
+struct SummedRowColumn : RowColumn {
+    int sum;
+
+    __device__ __forceinline__ SummedRowColumn(const ColumnBlock& from, unsigned unit) : RowColumn(from, unit) {
+        const short* halves = (const short*)from.sums + unit / 4 * 8 + unit % 4;
+        sum = halves[0] + halves[4];
+    }
+};
 
 template <>
 struct QuantDot<IQ4_XS> {
     static constexpr int UNIT = 32;
 
-    struct Column {
-        unsigned x[8];
-        float scale;
-
-        __device__ __forceinline__ Column(const ColumnBlock& from, int unit) : scale(*(const float*)from.scale) {
-            load_words<16>(from.codes + 32 * unit, x);
-            interleave<4>(x);
-        }
+    struct Column : RowColumn {
+        __device__ __forceinline__ Column(const ColumnBlock& from, unsigned unit) : RowColumn(from, unit) { interleave<4>(x); }
     };
 
     struct Weights : Iq4Codes {
@@ -116,6 +129,45 @@ struct QuantDot<TQ2_0> {
 #pragma unroll
         for (int i = 0; i < 16; i++) dots[i / 4] = dot4(weights.codes[i], column.x[i], dots[i / 4]);
         const int dot = column.zero + dots[0] + (dots[1] >> 2) + (dots[2] >> 4) + (dots[3] >> 6);
+        sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
+    }
+};
+
+// A unit is a row. Which bytes and digits it has is constant in a lane.
+template <>
+struct QuantDot<TQ1_0> {
+    static constexpr int UNIT = 32;
+    using Column = SummedRowColumn;
+
+    struct Weights {
+        unsigned codes[8];
+        float d;
+
+        template <int ALIGN>
+        __device__ __forceinline__ Weights(const RowBlock<ALIGN>& from, const Unit& lane) : d(load_half<2>(from.block + 52)) {
+            // Rows 0 to 4 are digits of bytes 0 to 31. The halves of rows 5 to 7 are digits of bytes 32 to 47, but for the last half:
+            // each four elements of it are a digit of bytes 48 to 51.
+            const unsigned row = lane.number;
+            const bool last = row == 7;
+#pragma unroll
+            for (unsigned half = 0; half < 2; half++) {
+                const bool word_digits = last && half == 1;
+                const unsigned char* at = from.block + (row < 5 ? 16 * half : word_digits ? 48 : 32);
+                const unsigned digit = row < 5 ? row : last ? 4 : 2 * (row - 5) + half;
+#pragma unroll
+                for (unsigned w = 0; w < 4; w++) {
+                    unsigned word[1];
+                    load_words<2>(at + (word_digits ? 0 : 4 * w), word);
+                    codes[4 * half + w] = TQ1_0::digits(word[0], word_digits ? w : digit);
+                }
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void add(const Weights& weights, const Column& column, float& sum) {
+        int dot = -column.sum;
+#pragma unroll
+        for (int w = 0; w < 8; w++) dot = dot4(weights.codes[w], column.x[w], dot);
         sum = __fmaf_rn(weights.d * column.scale, (float)dot, sum);
     }
 };

@@ -1,8 +1,8 @@
 //! MUL_MAT of many columns with weights that are never repacked: rows are dequantised to F16 in scratch memory, a piece at a time, and
 //! multiplied by the tiled kernels of F16.
 //!
-//! Tiled kernels of each of these types would take more PTX than all of their other kernels. As in llama.cpp's CUDA backend, a weight
-//! beyond the range of F16 (65504) becomes infinite.
+//! Tiled kernels of each of these types would take more PTX than all of their other kernels. F16 has as many bits as tf32, to which
+//! the tiles of other types round weights; but as in llama.cpp's CUDA backend, a weight beyond its range (65504) becomes infinite.
 
 use super::copy::dequantize_rows;
 use super::mul_mat::planes::Planes;
