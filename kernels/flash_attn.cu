@@ -15,7 +15,7 @@
 // Limits:   any row sizes and strides; q F32, mask F16 with dense rows. The wider v, the smaller the tile: 32 queries up to 128
 //           channels, 4 queries from 512 channels on; beyond 1024 channels, scores are computed once per span of channels.
 // Floor:    2 products per query, position and channel; k and v are read once per tile.
-#include "common/abi.cuh"
+#include "flash_attn_common.cuh"
 #include "common/load8.cuh"
 
 constexpr u32 THREADS = 128;
@@ -26,69 +26,6 @@ constexpr u32 LOG_CHUNK = 3, CHUNK = 1 << LOG_CHUNK; // octets of channels of q 
 constexpr u32 PITCH4 = 2 * CHUNK + 1; // float4s per staged row: odd, so that 8 rows use different banks
 
 constexpr u32 BIAS_PITCH = POSITIONS + 2; // halves per row: neighbouring rows are shifted by one bank
-
-constexpr u16 HIDDEN = 0xfc00; // -infinity: mask value of a hidden position
-constexpr float LOG2E = 1.44269504f;
-
-__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000); }
-
-// 2^x. Scores are kept in units of ln 2, so that no other exponential is needed.
-__device__ __forceinline__ float exp2_approximately(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// 2^(x - top). If `top` is -infinity, all positions so far are hidden: their weights are 0, and NaN is preserved.
-__device__ __forceinline__ float weight(float x, float top) {
-    return exp2_approximately(x - (top == minus_infinity() ? 0.0f : top));
-}
-
-// Factor that rescales sums relative to the maximum `old` when the maximum becomes `top`.
-__device__ __forceinline__ float rescaling(float old, float top) {
-    return old == minus_infinity() ? 1.0f : exp2_approximately(old - top);
-}
-
-// Factor that normalises the weighted sums to the result: 1 / total, where the total includes the weight of the sink.
-__device__ __forceinline__ float normalisation(float top, float total, const float *sink) {
-    if (total == 0.0f) return 0.0f;
-    if (!sink) return 1.0f / total;
-    const float s = *sink * LOG2E, both = fmaxf(top, s), factor = rescaling(top, both);
-    return factor / (total * factor + exp2_approximately(s - both));
-}
-
-struct FlashAttnArgs {
-    const u8 *q, *k, *v, *mask;
-    const float *sinks;
-    float *dst;
-    float *sums;  // weighted sums of each part: [part][query][channels in whole octets]
-    float *stats; // statistics of each part: [part][query][maximum, total]
-    u64 qb[3], kb[3], vb[3], mb[3]; // byte strides of dimensions 1 to 3
-    u32 dk, dv;
-    u32 tokens, heads, batches, positions;
-    u32 per_k, per_v; // heads of q per head of k, and of v
-    u32 group;        // number of consecutive heads of q that share k and v
-    u32 mask_heads, mask_batches;
-    u32 log_quads;     // queries per tile: 4 << log_quads
-    u32 tiles;         // tiles per group
-    u32 spans, octets; // spans of the channels of v, one per block; octets per span, at most 128
-    u32 part;          // positions per part (split-K)
-    u32 types[2];      // types of k and v, for flash_attn_any
-    u32 slope_steps;   // ALiBi: heads with slope slope_bases[0]^(h + 1); the rest have odd powers of slope_bases[1]
-    float slope_bases[2];
-    float scale, cap;
-    u32 padding;
-};
-
-// x^n
-__device__ __forceinline__ float power(float x, u32 n) {
-    float y = 1.0f;
-#pragma unroll 1
-    for (; n; n >>= 1, x *= x) {
-        if (n & 1) y *= x;
-    }
-    return y;
-}
 
 // Rows staged in shared memory: `octets` octets from channel `k` on of rows [0, count), with a pitch of `pitch` float4s. A row
 // has the lower halves of all octets first, then the upper halves, so that neighbouring lanes cause no bank conflicts.
@@ -149,16 +86,14 @@ __device__ __forceinline__ void add_products(float (&acc)[4][8], const float4 &p
     const float ps[4] = {p.x, p.y, p.z, p.w}, vs[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (CAREFUL && ps[i] == 0.0f) continue;
 #pragma unroll
-        for (int d = 0; d < 8; d++) {
-            acc[i][d] = fmaf(ps[i], CAREFUL && ps[i] == 0.0f ? 0.0f : vs[d], acc[i][d]);
-        }
+        for (int d = 0; d < 8; d++) acc[i][d] = fmaf(ps[i], vs[d], acc[i][d]);
     }
 }
 
-// Grid: x = tiles, spans, groups, batches, with tiles fastest and the last tile first, because a causal mask gives it the most
-// work; y = parts. A quad is four queries. Query `slot` of a tile is row slot % 4 * 8 + slot / 4 of the staged queries, so that
-// neighbouring quads use neighbouring rows; in a row of scores, the four slots of a quad are neighbours.
+// Grid: x = block_place; y = parts. A quad is four queries. Query `slot` of a tile is row slot % 4 * 8 + slot / 4 of the staged
+// queries, so that neighbouring quads use neighbouring rows; in a row of scores, the four slots of a quad are neighbours.
 template <class L>
 __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
     __shared__ float4 tile[(POSITIONS + QUERIES) * PITCH4]; // keys and queries, then values, then sums
@@ -172,12 +107,8 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
 
     const u32 t = threadIdx.x, lane = t % 32, warp = t / 32;
     const u32 log_quads = args.log_quads, quads = 1 << log_quads, slots = 4 * quads;
-    u32 x = blockIdx.x;
-    const u32 first = (args.tiles - 1 - x % args.tiles) * slots;
-    x /= args.tiles;
-    const u32 span = x % args.spans;
-    x /= args.spans;
-    const u32 groups = args.heads / args.group, head0 = x % groups * args.group, b = x / groups;
+    const BlockPlace place_of_block = block_place(args);
+    const u32 first = place_of_block.first, span = place_of_block.span, head0 = place_of_block.head0, b = place_of_block.batch;
     const u32 rows = args.tokens * args.group;
 
     const u32 channel = span * args.octets * 8;
@@ -205,11 +136,7 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
             const u64 at = r / args.group * args.mb[0] + m * args.mb[1] + b % args.mask_batches * args.mb[2];
             masks[slot] = (const u16 *)(args.mask + at);
         }
-        if (args.slope_steps) {
-            const u32 steps = args.slope_steps;
-            const bool late = head >= steps;
-            slope *= power(args.slope_bases[late], late ? 2 * (head - steps) + 1 : head + 1);
-        }
+        slope *= alibi_slope(args, head);
     }
     __syncthreads();
 
@@ -266,22 +193,20 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
 #pragma unroll 1
             for (u32 r = t / CHUNK; r < QUERIES; r += THREADS / CHUNK) {
                 if (r % 8 >= quads || t % CHUNK >= wide) break;
-                float x[8];
                 const u64 at = places[r];
-                if (at == ~0ull) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) x[i] = 0.0f;
-                } else if (q_whole) {
-                    F32::load8<true>(args.q + at, k + 8 * (t % CHUNK), x);
-                } else {
-                    load_some<F32>(args.q + at, k + 8 * (t % CHUNK), args.dk, x);
-                }
+                const float *const from = (const float *)(args.q + at) + k + 8 * (t % CHUNK);
                 float4 *const lower = queries + r * PITCH4 + t % CHUNK;
-                lower[0] = make_float4(x[0], x[1], x[2], x[3]), lower[wide] = make_float4(x[4], x[5], x[6], x[7]);
+                if (q_whole && at != ~0ull) {
+                    lower[0] = ((const float4 *)from)[0], lower[wide] = ((const float4 *)from)[1];
+                    continue;
+                }
+                const u32 count = at == ~0ull ? 0 : args.dk - k - 8 * (t % CHUNK);
+#pragma unroll 1
+                for (u32 i = 0; i < 8; i++) ((float *)(lower + i / 4 * wide))[i % 4] = i < count ? from[i] : 0.0f;
             }
             __syncthreads();
             const float4 *key_at = tile + place * PITCH4 + split, *query_at = queries + quad * PITCH4 + split;
-#pragma unroll 2
+#pragma unroll 1
             for (u32 d = split; d < 2 * wide; d += splits, key_at += splits, query_at += splits) {
                 float4 key[4], query[4];
 #pragma unroll
@@ -316,7 +241,7 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
 #pragma unroll 1
                 for (u32 i = 0; i < splits; i++) z += mine[i * POSITIONS * slots];
                 z *= args.scale;
-                if (args.cap != 0.0f) z = args.cap * tanhf(z);
+                if (args.cap != 0.0f) z = args.cap * tanh_approximately(z);
                 z = fmaf(slope, float_of_half(bias), z * LOG2E);
             }
             *mine = z;
@@ -365,7 +290,7 @@ __device__ __forceinline__ void attend(const FlashAttnArgs &args) {
 #pragma unroll 1
                 for (; p < p_end; p += p_step, v += v_step) add_products<true>(acc, *p, v[0], v[octets]);
             } else {
-#pragma unroll 2
+#pragma unroll 1
                 for (; p < p_end; p += p_step, v += v_step) add_products<false>(acc, *p, v[0], v[octets]);
             }
         }

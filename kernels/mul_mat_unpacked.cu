@@ -3,7 +3,8 @@
 //
 // Variants: mul_mat_vec1, mul_mat_vec4: as many columns (rows of b) per block; mul_mat_id: one row of b with the matrix of its
 //           expert. See mul_mat_dot.cuh. vec1 and id call one function, so that a module contains the loop over k once.
-// Limits:   blocks of a are at multiples of 2 bytes, and fast at the natural alignment of their size; b is quantised by mul_mat_quantize.
+// Limits:   blocks of a are at multiples of 2 bytes, and fast at the natural alignment of their size; elements of dst are aligned; b
+//           is quantised by mul_mat_quantize.
 // Floor:    a is read once per 4 columns, b once per 2 rows of a.
 #define ROWS_PER_GROUP 2 // decoding takes most of the time, so sharing the activations of more rows would save little
 #include "common/quant_dot_i.cuh"

@@ -46,17 +46,31 @@ struct RuntimeType {
         else load_some<T>(row, k, rows.n, x);
     }
 
-    template <bool>
-    static __device__ __forceinline__ void load8(const RowSource &rows, const u8 *row, u32 k, float (&x)[8]) {
+    struct Octet {
+        float x[8];
+    };
+
+    // A function of its own, because it is most of the code of a kernel.
+    static __device__ __noinline__ Octet load_octet(const u8 *row, u32 k, u32 n, u32 type, bool whole) {
+        Octet octet;
+        const RowSource rows = {nullptr, 0, n, type, whole};
         // Type numbers as on the wire.
         switch (rows.type) {
-        case 0: return plain<F32>(rows, row, k, x);
-        case 1: return plain<F16>(rows, row, k, x);
+        case 0: plain<F32>(rows, row, k, octet.x); break;
+        case 1: plain<F16>(rows, row, k, octet.x); break;
 #define LOAD_BLOCK(number, type) \
-    case number: return type::load8(row, k, x);
+    case number: type::load8(row, k, octet.x); break;
             EACH_BLOCK_TYPE(LOAD_BLOCK)
 #undef LOAD_BLOCK
-        default: return plain<BF16>(rows, row, k, x);
+        default: plain<BF16>(rows, row, k, octet.x);
         }
+        return octet;
+    }
+
+    template <bool>
+    static __device__ __forceinline__ void load8(const RowSource &rows, const u8 *row, u32 k, float (&x)[8]) {
+        const Octet octet = load_octet(row, k, rows.n, rows.type, rows.whole);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = octet.x[i];
     }
 };

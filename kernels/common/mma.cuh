@@ -1,7 +1,7 @@
 // Matrix multiply-accumulate on tensor cores (compute capability 8.0 or later): the registers of a warp hold fragments of three
 // matrices; the product of two is added to the third.
 #pragma once
-#include "types.cuh"
+#include "vector.cuh"
 
 // Converts to tf32, a float with an 11-bit significand in the upper bits of a word. Rounds to nearest, ties away from zero.
 __device__ __forceinline__ unsigned tf32_of_float(float value) {
@@ -38,6 +38,15 @@ __device__ __forceinline__ unsigned pair_of_floats(BF16, float low, float high) 
     unsigned word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
+}
+
+// Splits two floats into sums `big + small` of two values of T, which keep 22 bits (F16) or 16 bits (BF16).
+template <class T>
+__device__ __forceinline__ void split_pair(float low, float high, unsigned &big, unsigned &small) {
+    big = pair_of_floats(T(), low, high);
+    float big_low, big_high;
+    floats_of_word(T(), big, big_low, big_high);
+    small = pair_of_floats(T(), low - big_low, high - big_high);
 }
 
 // sums[16 x 8] += a[16 x 16] * b[16 x 8] in F16 or BF16. With g = lane / 4 and t = lane % 4, the words of a lane hold

@@ -45,7 +45,7 @@ const UNTYPED: &[&str] = &[
 const CACHE_TYPES: [&str; 2] = ["q8_0", "q4_0"];
 
 /// The files of `kernels/` for a type of a cache, which may also be that of weights.
-const OF_CACHE: [&str; 5] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed"];
+const OF_CACHE: [&str; 6] = ["copy_to", "flash_attn", "copy_from", "mul_mat", "mul_mat_packed", "mul_mat_mma"];
 
 /// Limit of the threads of one device. Half of the cores at most: the others prepare and upload the weights meanwhile.
 const MAX_THREADS: usize = 4;

@@ -1,4 +1,5 @@
-//! Launches of FLASH_ATTN_EXT: kernels/flash_attn.cu, with split-K over the KV positions for decoding (as in flash-decoding).
+//! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding): kernels/flash_attn_mma.cu on
+//! tensor cores, kernels/flash_attn.cu for GPUs without them and for other types and sizes.
 
 use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
@@ -6,22 +7,34 @@ use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{Pod, Zeroable};
 
-/// Threads per block, as in the file.
-const THREADS: u32 = 128;
-
 /// Limit of octets (groups of 8 channels) of v per block. With the smallest tile, four queries, each thread then has one octet.
 const MAX_OCTETS: u32 = 128;
 
-/// Split-K: positions are split into parts while the grid has fewer blocks than this per multiprocessor; as many run there at
-/// once.
-const BLOCKS_AT_ONCE: u64 = 4;
 /// Minimum number of positions per part. Merging shorter parts costs more than the parallelism gains.
 const MIN_PART: u32 = 128;
 /// Limit of parts, as in flash_attn_merge.
 const MAX_PARTS: u64 = 256;
 
-/// Positions per inner step of the kernel, as in the file.
+/// Positions per inner step of the kernel without tensor cores, as in the file.
 const POSITIONS: u32 = 64;
+
+/// Lowest compute capability with the instructions of the kernels for tensor cores, times ten.
+const MIN_MMA_CAPABILITY: u32 = 80;
+/// Kernels for tensor cores: positions and queries per warp, octets of v per block, and warps per block at most, as in the file.
+const MMA_TILE: u32 = 16;
+const MMA_QUERIES: u32 = 8;
+const MMA_OCTETS: u32 = 16;
+const MMA_WARPS: u32 = 4;
+/// Kernels for tensor cores: bytes of shared memory for each channel of k and tile of queries, and for the sums of a warp; the limit of
+/// the former for which a block takes more than one tile.
+const MMA_QUERY_BYTES: u32 = 32;
+const MMA_SUM_BYTES: u32 = 4096;
+const MAX_MMA_QUERY_BYTES: u32 = 16 << 10;
+/// Kernels for tensor cores: rows of k and v are multiples of so many channels, those of k up to a limit, which shared memory sets.
+const MMA_CHANNELS: usize = 64;
+const MAX_MMA_KEY_CHANNELS: usize = 960;
+/// Kernels for tensor cores: fewest positions per part.
+const MMA_MIN_PART: u32 = 32;
 
 /// `struct FlashAttnArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -80,14 +93,19 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let queries = tokens.checked_mul(group).filter(|&n| n <= i32::MAX as u32);
     let queries = queries.ok_or_else(|| on.unsupported("2^31 or more queries of a head"))?;
 
+    // Blocks of a tile of queries and a span of channels.
+    let groups = u64::from(heads / group) * u64::from(batches);
+    let kernel = Kernel::of(k, v, on.gpu.capability);
+    let Blocks { log_quads, octets, threads, shared, step, min_part, at_once } = match kernel {
+        Kernel::Mma => Blocks::mma(queries, dk, dv, positions, groups, on.gpu.multiprocessors),
+        Kernel::OfType | Kernel::AnyType => Blocks::without_mma(queries, dv),
+    };
     let all_octets = dv.div_ceil(8);
-    let spans = all_octets.div_ceil(MAX_OCTETS);
-    let octets = all_octets.div_ceil(spans);
-    // The largest tile whose accumulators fit a block's registers, but not larger than the number of queries.
-    let log_quads = (0..3).find(|&n| 4 << n >= queries || octets << (n + 1) > MAX_OCTETS).unwrap_or(3);
+    let spans = all_octets.div_ceil(octets);
     let tiles = queries.div_ceil(4 << log_quads);
-    let columns = u64::from(tiles) * u64::from(spans) * u64::from(heads / group) * u64::from(batches);
-    let (parts, part) = split_positions(columns, positions, on.gpu.multiprocessors);
+    let columns = u64::from(tiles) * u64::from(spans) * groups;
+    let room = at_once * u64::from(on.gpu.multiprocessors);
+    let (parts, part) = split_positions(columns, room, positions, min_part, step);
 
     let strides = |t: &TensorDesc| [1, 2, 3].map(|i| t.nb()[i] as u64);
     let (mask_heads, mask_batches) = mask.map_or((1, 1), |mask| (mask.ne()[2] as u32, mask.ne()[3] as u32));
@@ -126,14 +144,14 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     let (sums, stats) = if parts == 1 { (0, 0) } else { (rows * parts * u64::from(pitch) * 4, rows * parts * 8) };
     let at = if parts == 1 { [Ptr::Null; 2] } else { [Ptr::Scratch(0), Ptr::Scratch(sums)] };
     let pointers = [Ptr::Src(0), Ptr::Src(1), Ptr::Src(2), Ptr::Src(3), Ptr::Src(4), Ptr::Dst, at[0], at[1]];
-    let grid = Grid::of([columns, parts, 1], THREADS);
-    let name = format!("flash_attn_{}", suffix(k.dtype()));
-    let entry = if k.dtype() == v.dtype() && k.dtype().can(Capability::Cache) {
-        (name.as_str(), name.as_str())
-    } else {
-        ("flash_attn", "flash_attn_any")
+    let grid = Grid::of([columns, parts, 1], threads).with_shared(shared);
+    let name = suffix(k.dtype());
+    let (stem, name) = match kernel {
+        Kernel::Mma => (format!("flash_attn_{name}"), format!("flash_attn_mma_{name}")),
+        Kernel::OfType => (format!("flash_attn_{name}"), format!("flash_attn_{name}")),
+        Kernel::AnyType => ("flash_attn".to_owned(), "flash_attn_any".to_owned()),
     };
-    let mut kernel = on.single_launch(entry, grid, &pointers, &args)?;
+    let mut kernel = on.single_launch((&stem, &name), grid, &pointers, &args)?;
     if parts > 1 {
         let merge = FlashAttnMergeArgs { dv, pitch, heads, parts: parts as u32 };
         // One warp per two parts, eight warps at most.
@@ -146,12 +164,89 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     Ok(kernel)
 }
 
-/// Split-K: the number of parts of the positions, and the positions per part, for a grid of `columns` blocks without a split.
-fn split_positions(columns: u64, positions: u32, multiprocessors: u32) -> (u64, u32) {
-    let room = BLOCKS_AT_ONCE * u64::from(multiprocessors);
-    let worth = u64::from(positions / MIN_PART);
+/// The kernels that compute attention.
+#[derive(Clone, Copy, PartialEq)]
+enum Kernel {
+    /// `flash_attn_mma_<type>`, on tensor cores.
+    Mma,
+    /// `flash_attn_<type>`.
+    OfType,
+    /// `flash_attn_any`.
+    AnyType,
+}
+
+impl Kernel {
+    fn of(k: &TensorDesc, v: &TensorDesc, capability: u32) -> Kernel {
+        let (dtype, [dk, ..], [dv, ..]) = (k.dtype(), k.ne(), v.ne());
+        if dtype != v.dtype() || !dtype.can(Capability::Cache) {
+            return Kernel::AnyType;
+        }
+        let has_mma = matches!(dtype, DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0);
+        let are_whole = [dk, dv].iter().all(|n| n.is_multiple_of(MMA_CHANNELS)) && dk <= MAX_MMA_KEY_CHANNELS;
+        // The kernels take the strides of positions as 32 bits.
+        let are_near = [k, v].iter().all(|t| u32::try_from(t.nb()[1]).is_ok());
+        if has_mma && are_whole && are_near && capability >= MIN_MMA_CAPABILITY { Kernel::Mma } else { Kernel::OfType }
+    }
+}
+
+/// The shape of a kernel's blocks.
+struct Blocks {
+    /// Queries per block: 4 << `log_quads`.
+    log_quads: u32,
+    /// Octets of v per block.
+    octets: u32,
+    threads: u32,
+    /// Bytes of dynamic shared memory.
+    shared: u32,
+    /// Positions per inner step; parts are multiples of it.
+    step: u32,
+    /// Fewest positions of a part.
+    min_part: u32,
+    /// Blocks that a multiprocessor executes at once. Positions are split while the grid has fewer.
+    at_once: u64,
+}
+
+impl Blocks {
+    fn without_mma(queries: u32, dv: u32) -> Blocks {
+        let all_octets = dv.div_ceil(8);
+        let octets = all_octets.div_ceil(all_octets.div_ceil(MAX_OCTETS));
+        // The largest tile whose accumulators fit a block's registers, but not larger than the number of queries.
+        let log_quads = (0..3).find(|&n| 4 << n >= queries || octets << (n + 1) > MAX_OCTETS).unwrap_or(3);
+        Blocks { log_quads, octets, threads: 128, shared: 0, step: POSITIONS, min_part: MIN_PART, at_once: 4 }
+    }
+
+    /// `groups`: blocks of the grid for a tile of queries and a span of channels, without a split.
+    fn mma(queries: u32, dk: u32, dv: u32, positions: u32, groups: u64, multiprocessors: u32) -> Blocks {
+        // Tiles of queries per block: 1 << log_tiles, at most one per warp.
+        let query_bytes = MMA_QUERY_BYTES * dk;
+        let fits =
+            |n: u32| 1 << n <= MMA_WARPS && MMA_QUERIES << (n - 1) < queries && query_bytes << n <= MAX_MMA_QUERY_BYTES;
+        let log_tiles = (1..).take_while(|&n| fits(n)).last().unwrap_or(0);
+        let tiles = queries.div_ceil(MMA_QUERIES << log_tiles);
+        let columns = u64::from(tiles) * u64::from(dv.div_ceil(8 * MMA_OCTETS)) * groups;
+        let step = |warps: u32| (MMA_TILE * warps) >> log_tiles;
+        // Blocks of half the size if whole ones would leave half of the GPU idle.
+        let blocks = u64::from(positions.div_ceil(step(MMA_WARPS))) * columns;
+        let is_small = 2 * blocks <= u64::from(multiprocessors) && log_tiles < 2;
+        let warps = if is_small { MMA_WARPS / 2 } else { MMA_WARPS };
+        Blocks {
+            log_quads: log_tiles + 1,
+            octets: MMA_OCTETS,
+            threads: 32 * warps,
+            shared: (query_bytes << log_tiles) + warps * MMA_SUM_BYTES,
+            step: step(warps),
+            min_part: step(warps).max(MMA_MIN_PART),
+            at_once: 2,
+        }
+    }
+}
+
+/// Split-K: the number of parts of the positions, and the positions per part, for a grid of `columns` blocks without a split on a
+/// GPU with room for `room` blocks.
+fn split_positions(columns: u64, room: u64, positions: u32, min_part: u32, step: u32) -> (u64, u32) {
+    let worth = u64::from(positions / min_part);
     let parts = (room / columns.max(1)).min(worth).clamp(1, MAX_PARTS) as u32;
-    let part = positions.div_ceil(parts).next_multiple_of(POSITIONS).max(POSITIONS);
+    let part = positions.div_ceil(parts).next_multiple_of(step).max(step);
     (u64::from(positions.div_ceil(part).max(1)), part)
 }
 

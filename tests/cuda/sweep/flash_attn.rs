@@ -2,7 +2,7 @@
 
 use super::Sweep;
 use fanout::ops::flash_attn::FlashAttn;
-use fanout::tensor::DType::{self, BF16, F16, F32, Q4_1};
+use fanout::tensor::DType::{self, BF16, F16, F32, Q4_0, Q4_1, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 use fanout_testing::inputs::{normal, uniform};
 use fanout_testing::op_case::Case;
@@ -17,6 +17,9 @@ fn types() -> Vec<(DType, DType)> {
     types.extend(all.chunks(2).map(|pair| (pair[0], pair[pair.len() - 1])));
     types
 }
+
+/// Types with kernels for tensor cores.
+const MMA_TYPES: [DType; 4] = [F16, BF16, Q8_0, Q4_0];
 
 /// Layout of k and v.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -99,6 +102,7 @@ pub fn run(sweep: &Sweep) {
             check_case(sweep, Setting { heads, k_heads, v_heads, n, kv, mask, dk: 32, dv: 40, ..USUAL });
         }
     }
+    check_tensor_cores(sweep);
     // Split-K with more parts than a merging block has warps, up to the limit of parts
     check_case(sweep, Setting { dk: 8, dv: 8, n: 1, kv: 40_000, heads: 1, k_heads: 1, v_heads: 1, ..USUAL });
     // All modifiers of scores, with and without split-K
@@ -113,6 +117,49 @@ pub fn run(sweep: &Sweep) {
             }
         }
     }
+}
+
+/// The kernels for tensor cores: tiles of 16 positions and 8 queries, spans of 128 channels, parts of positions.
+fn check_tensor_cores(sweep: &Sweep) {
+    for dtype in MMA_TYPES {
+        let usual =
+            Setting { types: (dtype, dtype), dk: 128, dv: 128, n: 1, heads: 8, k_heads: 2, v_heads: 2, ..USUAL };
+        for kv in [1, 15, 17, 63, 64, 65, 512] {
+            for (wide, layout) in [(64, Layout::Packed), (128, Layout::Cache)] {
+                check_case(sweep, Setting { dk: wide, dv: wide, kv, layout, ..usual });
+            }
+        }
+        // Groups of heads, and tiles of queries: one, two or four per block, and more
+        for (heads, kv_heads) in [(2, 2), (7, 1), (16, 2), (33, 1)] {
+            for (n, kv, mask) in
+                [(1, 65, Mask::Causal), (2, 300, Mask::Window), (8, 200, Mask::None), (19, 70, Mask::Causal)]
+            {
+                check_case(
+                    sweep,
+                    Setting { heads, k_heads: kv_heads, v_heads: kv_heads, n, kv, mask, dv: 64, ..usual },
+                );
+            }
+        }
+        // Several groups of channels of k, spans of v, and different heads of k and v; sizes for the other kernels
+        for (dk, dv) in [(64, 192), (192, 128), (256, 256), (576, 512), (960, 64), (1024, 64), (96, 96)] {
+            check_case(sweep, Setting { dk, dv, kv: 100, k_heads: 4, v_heads: 1, batches: 2, ..usual });
+        }
+        check_case(sweep, Setting { n: 3, dk: 64, dv: 64, layout: Layout::Shifted, batches: 2, ..usual });
+        for sinks in [false, true] {
+            for (softcap, max_bias) in [(2.0, 0.0), (0.0, 8.0), (1.5, 4.0)] {
+                let op = FlashAttn { softcap, max_bias, ..PLAIN };
+                check_case(sweep, Setting { op, sinks, kv: 520, mask: Mask::Window, ..usual });
+                check_case(sweep, Setting { op, sinks, mask: Mask::All, dk: 64, dv: 64, ..usual });
+            }
+        }
+    }
+    // More positions than one wave of blocks takes at a step each
+    check_case(sweep, Setting { dk: 128, dv: 128, n: 1, kv: 4099, heads: 8, k_heads: 2, v_heads: 2, ..USUAL });
+}
+
+/// The largest NMSE: products with tensor cores keep 22 bits with F16, 16 with BF16, and so do sums of blocks.
+fn bound(types: (DType, DType)) -> f64 {
+    if types.0 == types.1 && types.0 != F16 && MMA_TYPES.contains(&types.0) { 1e-9 } else { 1e-11 }
 }
 
 /// Runs a setting on both devices.
@@ -157,5 +204,5 @@ fn check_case(sweep: &Sweep, s: Setting) {
     let mask = (s.mask != Mask::None).then(|| case.leaf(F16, ne, &values));
     let sinks = s.sinks.then(|| case.leaf(F32, [s.heads, 1, 1, 1], &normal(5, s.heads)));
     let dst = case.b.node(s.op, &[Some(q), Some(k), Some(v), mask, sinks]).unwrap();
-    sweep.check(&case.build(), &[dst], 1e-11, &format!("{s:?}"));
+    sweep.check(&case.build(), &[dst], bound(s.types), &format!("{s:?}"));
 }
