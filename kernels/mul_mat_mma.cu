@@ -2,9 +2,9 @@
 // compute capability 8.0 or later. mul_mat_quantize_tiles prepares the columns. One module per block type of a: TYPE is its
 // struct, NAME its part of the entries' names.
 //
-// Variants: mul_mat_mma1, _mma2, _mma4, _mma8: as many tiles of 8 columns per block.
+// Variants: mul_mat_mma1, _mma2, _mma4, and for types with blocks of 32 _mma8: as many tiles of 8 columns per block.
 // Limits:   as mul_mat_packed.cu.
-// Floor:    a is read once per 8 to 64 columns, b once per 16 rows of a.
+// Floor:    a is read once per 8 to 64 columns (32 of K types), b once per 16 rows of a.
 //
 // A warp computes 16 rows. The warps of a block have other rows, or other parts of k (split-K, added up in the end). Nothing is
 // staged in shared memory: codes of weights are loaded by the lanes whose fragments need them, columns are stored as fragments,
@@ -61,4 +61,12 @@ __device__ __forceinline__ void mma_mat_mul(const MulMatArgs &args) {
 ENTRY(mul_mat_mma1, MMA_THREADS, 2)(MulMatArgs args) { mma_mat_mul<1>(args); }
 ENTRY(mul_mat_mma2, MMA_THREADS, TYPE::LEN == 32 ? 2 : 1)(MulMatArgs args) { mma_mat_mul<2>(args); }
 ENTRY(mul_mat_mma4, MMA_THREADS, 1)(MulMatArgs args) { mma_mat_mul<4>(args); }
+// With 8 tiles, some targets would spill registers of K types.
+#define K_TYPE_q2_k 1
+#define K_TYPE_q3_k 1
+#define K_TYPE_q4_k 1
+#define K_TYPE_q5_k 1
+#define K_TYPE_q6_k 1
+#if !ENTRY2(K_TYPE, NAME)
 ENTRY(mul_mat_mma8, MMA_THREADS, 1)(MulMatArgs args) { mma_mat_mul<8>(args); }
+#endif

@@ -55,9 +55,10 @@ const MAX_HALF_COLUMNS: u32 = 32;
 /// Most columns for which packed weights use the vector kernels, if there are tensor cores.
 const MAX_DOT_COLUMNS: u32 = 2;
 
-/// Columns of a tile of the tensor cores, and the most per block.
+/// Columns of a tile of the tensor cores, and the most per block: of types with blocks of 32, and of K types, which need more registers.
 const MMA_TILE_COLUMNS: u32 = 8;
 const MAX_MMA_COLUMNS: u32 = 64;
+const MAX_MMA_COLUMNS_K: u32 = 32;
 
 /// Warps per block of the kernels for packed weights on tensor cores.
 const MMA_WARPS: u32 = 8;
@@ -212,7 +213,8 @@ impl ProductKernel {
         let width = n.next_power_of_two();
         match (dtype.is_block(), layout) {
             (true, WeightLayout::Packed) if mma && n > MAX_DOT_COLUMNS => {
-                ProductKernel::Mma { tiles: width.clamp(8, MAX_MMA_COLUMNS) / MMA_TILE_COLUMNS }
+                let most = if dtype.block_len() == 256 { MAX_MMA_COLUMNS_K } else { MAX_MMA_COLUMNS };
+                ProductKernel::Mma { tiles: width.clamp(MMA_TILE_COLUMNS, most) / MMA_TILE_COLUMNS }
             }
             (true, WeightLayout::Packed) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
             (true, WeightLayout::Ggml) => ProductKernel::Vec { width: if n > 1 { UNPACKED_VEC_COLUMNS } else { 1 } },
