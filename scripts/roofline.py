@@ -9,7 +9,7 @@ other kernels of a decoder, and a layer of a llama model. A row of the table is 
   time          modelled from both (scripts/roofline_model.py), as information; it is not compared
 
 The PTX line of each machine instruction gives its number of executions. The main loop is the shortest loop that executes at
-least a third of the kernel's machine instructions; without one, the whole body counts. Grids are those chosen for 132
+least a quarter of the kernel's machine instructions; without one, the whole body counts. Grids are those chosen for 132
 multiprocessors. For a target that another PTX file of the kernel serves than the counted one, a row has no figures.
 """
 

@@ -43,7 +43,7 @@ PIPES = {
 PIPE = {opcode: pipe for pipe, opcodes in PIPES.items() for opcode in opcodes.split()}
 LOADS = ("LDG", "LDS", "LDSM", "LDL", "LDGSTS", "LD")
 # The main loop executes at least this share of the kernel's instructions.
-MAIN_SHARE = 1 / 3
+MAIN_SHARE = 1 / 4
 
 
 @dataclasses.dataclass
@@ -205,7 +205,7 @@ def loops(function):
 
 
 def main_loop(function, counts):
-    """The shortest loop that executes at least a third of the kernel's instructions, or the whole body."""
+    """The shortest loop that executes at least a quarter of the kernel's instructions, or the whole body."""
     total = sum(counts)
     main = [(end - start, start, end) for start, end in loops(function) if sum(counts[start : end + 1]) >= MAIN_SHARE * total]
     if total and main:

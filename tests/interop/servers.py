@@ -101,6 +101,10 @@ class Server:
         """The faults that the CUDA emulator has reported so far."""
         return [line for line in self.log.splitlines() if line.startswith("cudaemu:")]
 
+    def fallbacks(self) -> list[str]:
+        """The server's messages about ops that a GPU does not support and that run on the CPU."""
+        return [line for line in self.log.splitlines() if " does not support " in line]
+
     def alive(self) -> bool:
         return self._process.poll() is None
 

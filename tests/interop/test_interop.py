@@ -109,8 +109,11 @@ def cases(full: bool) -> list[Case]:
     for encoder, dtype in encoders:
         rows.append(Case(f"vision {encoder} {dtype}", Model("f16"), vision=Vision(encoder, dtype)))
     rows.append(Case("vision lfm2 f16 flash-attn", Model("f16"), fa, vision=Vision("lfm2", "f16")))
+    on_gpus = ("f32", "f16", "q4_0", "q4_k_m")
+    for dtype in sorted(DIRECT.keys() - set(on_gpus)):
+        rows.append(Case(f"llama {dtype} CUDA 0", Model(dtype), devices="0", seconds=EMULATED_S))
     for devices in ("0", "0,1"):
-        for dtype in ("f32", "f16", "q4_0", "q4_k_m"):
+        for dtype in on_gpus:
             on = partial(Case, model=Model(dtype), devices=devices, seconds=EMULATED_S)
             rows.append(on(f"llama {dtype} CUDA {devices}"))
             rows.append(on(f"llama {dtype} CUDA {devices} flash-attn", options=fa))
@@ -181,6 +184,8 @@ class Bench:
                 result.ok, result.note = False, "the server died"
             elif faults := server.faults():
                 result.ok, result.note = False, f"the CUDA emulator reports: {faults[0]}"
+            elif fallbacks := server.fallbacks():
+                result.ok, result.note = False, f"not all ran on the GPU: {fallbacks[0]}"
         result.seconds = time.monotonic() - start
         if not result.ok:
             result.detail += "".join(f"\n  server {s.endpoint}:\n{tail(s.log)}" for s in servers)
