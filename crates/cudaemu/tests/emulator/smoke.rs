@@ -54,7 +54,7 @@ fn a_kernel_runs_from_device_selection_to_result() {
         let back = stream.clone_dtoh(&data).unwrap();
         assert_eq!(back, host.iter().map(|x| x * 3).collect::<Vec<_>>());
         let counts = emulator.counts_json();
-        assert!(counts.contains("\"scale\": {\"launches\": 1, \"threads\": 1024,"), "{counts}");
+        assert!(counts.contains("\"scale\": {\"launches\": 1, \"blocks\": 1, \"threads\": 1024,"), "{counts}");
         assert!(counts.contains("\"global_read\": {\"requests\": 32, \"bytes\": 4000, \"sectors\": 125}"), "{counts}");
         assert!(counts.contains("\"cuLaunchKernel\": 1"), "{counts}");
         assert_eq!((emulator.calls("cuLaunchKernel"), emulator.calls("cuGraphLaunch")), (1, 0));
