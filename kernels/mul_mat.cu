@@ -160,6 +160,14 @@ struct QuantizedPiece {
     }
 };
 
+// Shares the pieces of a row of k elements among the warps in y of the grid: calls `piece` with the first element of each one of this
+// warp.
+template <class Piece>
+__device__ __forceinline__ void for_each_piece(u32 k, u32 length, Piece piece) {
+    const u32 warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, warps = gridDim.y * (blockDim.x / 32);
+    for (u64 first = (u64)length * warp; first < k; first += (u64)length * warps) piece((u32)first);
+}
+
 // One warp quantises 128 or 256 elements of a row to a column.
 template <bool LARGE>
 __device__ __forceinline__ void quantize_piece(const QuantizeArgs &args, const u8 *row, u8 *column, u32 first, u32 lane) {
@@ -185,12 +193,11 @@ extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
     args.shape.split(blockIdx.x, i1, i2, i3);
     const u8 *row = args.b + args.shape.row(i1, i2, i3);
     u8 *column = args.quantized + blockIdx.x * args.stride;
-    const u32 lane = threadIdx.x % 32, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    const u32 warps = gridDim.y * (blockDim.x / 32), k = args.shape.ne[0];
+    const u32 lane = threadIdx.x % 32, k = args.shape.ne[0];
     if (args.group == 32) {
-        for (u64 first = 128ull * warp; first < k; first += 128ull * warps) quantize_piece<false>(args, row, column, first, lane);
+        for_each_piece(k, 128, [&](u32 first) { quantize_piece<false>(args, row, column, first, lane); });
     } else {
-        for (u64 first = 256ull * warp; first < k; first += 256ull * warps) quantize_piece<true>(args, row, column, first, lane);
+        for_each_piece(k, 256, [&](u32 first) { quantize_piece<true>(args, row, column, first, lane); });
     }
 }
 
@@ -224,12 +231,11 @@ extern "C" __global__ void mul_mat_round(RoundArgs args) {
     args.shape.split(blockIdx.x, i1, i2, i3);
     const u8 *row = args.b + args.shape.row(i1, i2, i3);
     float *to = args.rounded + blockIdx.x * args.stride;
-    const u32 lane = threadIdx.x % 32, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    const u32 warps = gridDim.y * (blockDim.x / 32), k = args.shape.ne[0];
+    const u32 lane = threadIdx.x % 32, k = args.shape.ne[0];
     if (args.group == 32) {
-        for (u64 first = 128ull * warp; first < k; first += 128ull * warps) round_piece<false>(row, to, k, first, lane);
+        for_each_piece(k, 128, [&](u32 first) { round_piece<false>(row, to, k, first, lane); });
     } else {
-        for (u64 first = 256ull * warp; first < k; first += 256ull * warps) round_piece<true>(row, to, k, first, lane);
+        for_each_piece(k, 256, [&](u32 first) { round_piece<true>(row, to, k, first, lane); });
     }
 }
 
@@ -288,16 +294,11 @@ extern "C" __global__ void mul_mat_quantize_tiles(QuantizeTilesArgs args) {
     const u8 *row = args.b + args.shape.row(i1, i2, i3);
     const u64 steps = args.group == 32 ? (k + 63) / 64 : k / 256, bytes = args.group == 32 ? TILE32_BYTES : TILE256_BYTES;
     u8 *tile = args.quantized + (plane * steps * args.tiles + column / 8) * bytes;
-    const u32 lane = threadIdx.x % 32, warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
-    const u32 warps = gridDim.y * (blockDim.x / 32);
+    const u32 lane = threadIdx.x % 32;
     if (args.group == 32) {
-        for (u64 first = 128ull * warp; first < k; first += 128ull * warps) {
-            quantize_tile<false>(args, row, missing, tile, column % 8, first, lane);
-        }
+        for_each_piece(k, 128, [&](u32 first) { quantize_tile<false>(args, row, missing, tile, column % 8, first, lane); });
     } else {
-        for (u64 first = 256ull * warp; first < k; first += 256ull * warps) {
-            quantize_tile<true>(args, row, missing, tile, column % 8, first, lane);
-        }
+        for_each_piece(k, 256, [&](u32 first) { quantize_tile<true>(args, row, missing, tile, column % 8, first, lane); });
     }
 }
 

@@ -289,8 +289,8 @@ impl MemoryLayout {
         }
     }
 
-    /// Records that a stream accesses the memory. Returns the last conversion if the stream is not known to be behind it: whoever
-    /// submits the access waits for it. The caller has the lock of the map.
+    /// Records that a stream accesses the memory. If nothing orders the stream behind the last conversion, returns that conversion,
+    /// for which the caller waits before it submits the access. The caller has the lock of the map.
     pub(super) fn begin_access(&self, stream: &Arc<Stream>) -> Option<Arc<Conversion>> {
         let mut users = lock(&self.users);
         if users.mark_behind(stream) { None } else { users.conversion.clone() }

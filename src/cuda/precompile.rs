@@ -97,7 +97,8 @@ impl Precompiler {
             let name = dtype.name().to_ascii_lowercase();
             let images =
                 |stem: &str| PtxImage::of_file(context.gpu.capability, &format!("{stem}_{name}")).collect::<Vec<_>>();
-            // Weights are packed before their first product. The kernel for ggml's layout is for those that cannot be.
+            // The kernels for packed weights come first: the first product of a weight packs it. `mul_mat` multiplies weights that
+            // cannot be packed.
             let wide = if context.gpu.capability < MIN_MMA_CAPABILITY { "mul_mat_packed_wide" } else { "mul_mat_mma" };
             let packs = can_pack(dtype);
             let products = if packs { [wide, "mul_mat_packed"] } else { ["mul_mat_half", "mul_mat"] };

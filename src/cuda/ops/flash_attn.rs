@@ -1,7 +1,7 @@
 //! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding): kernels/flash_attn_mma.cu on
 //! tensor cores, kernels/flash_attn.cu for GPUs without them and for other types and sizes.
 
-use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use super::{Grid, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
@@ -18,8 +18,6 @@ const MAX_PARTS: u64 = 256;
 /// Positions per inner step of the kernel without tensor cores, as in the file.
 const POSITIONS: u32 = 64;
 
-/// Lowest compute capability with the instructions of the kernels for tensor cores, times ten.
-const MIN_MMA_CAPABILITY: u32 = 80;
 /// Kernels for tensor cores: positions and queries per warp, octets of v per block, and warps per block at most, as in the file.
 const MMA_TILE: u32 = 16;
 const MMA_QUERIES: u32 = 8;

@@ -30,7 +30,6 @@ mod sort;
 mod ssm;
 mod unary;
 
-pub(super) use mul_mat::MIN_MMA_CAPABILITY;
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
 use super::driver::Gpu;
@@ -40,6 +39,9 @@ use crate::graph::fuse::FusedOp;
 use crate::ops::{NodeView, Op, OpCode, for_each_family};
 use crate::tensor::{DIMS, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
+
+/// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
+pub(super) const MIN_MMA_CAPABILITY: u32 = 80;
 
 /// Calls `select` of the family of `$op`, or returns an error if the table of families lists no CUDA kernels for it.
 macro_rules! select_family {

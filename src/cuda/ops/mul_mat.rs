@@ -8,7 +8,8 @@ pub(super) mod planes;
 
 use super::repack::unit_len;
 use super::{
-    Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks, mul_mat_dequantized, suffix,
+    Grid, KernelLaunch, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks,
+    mul_mat_dequantized, suffix,
 };
 use crate::cuda::kernel::PackedLaunches;
 use crate::cuda::layout::PackedSpan;
@@ -37,9 +38,6 @@ const MAX_VEC_COLUMNS: u32 = 8;
 /// Columns per block of the vector kernels of block types over ggml's layout, if there is more than one. Weights in that layout are the
 /// exception, so two widths keep their modules small.
 const UNPACKED_VEC_COLUMNS: u32 = 4;
-
-/// Lowest compute capability with the tensor-core instructions of our kernels, times ten.
-pub(in crate::cuda) const MIN_MMA_CAPABILITY: u32 = 80;
 
 /// Rows of a of a warp (of a block for F16 and BF16) in the kernels for few columns on tensor cores.
 const MMA_ROWS: u32 = 16;

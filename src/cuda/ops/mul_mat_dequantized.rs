@@ -6,8 +6,8 @@
 
 use super::copy::dequantize_rows;
 use super::mul_mat::planes::Planes;
-use super::mul_mat::{ColumnForm, MIN_MMA_CAPABILITY, WeightLayout, Weights, convert_columns, mul_mat_launch};
-use super::{NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::mul_mat::{ColumnForm, WeightLayout, Weights, convert_columns, mul_mat_launch};
+use super::{MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use crate::tensor::{Capability, DType, TensorDesc};
 
 /// Bytes of dequantised weights in scratch memory, unless 128 rows are larger: they stay in the L2 cache of a server GPU.
