@@ -17,6 +17,7 @@
 // Floor:    2 products per query, position and channel; k and v are read once per tile.
 #include "flash_attn_common.cuh"
 #include "common/load8.cuh"
+#include "common/quantize.cuh"
 
 constexpr u32 THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
@@ -366,13 +367,19 @@ struct FlashAttnMergeArgs {
     const float *sums, *stats;
     const float *sinks;
     float *dst;
+    u8 *quantized;               // destination of quantised columns, or null
+    u32 *counters;               // zeros, also afterwards: one for each group of 256 elements
     u32 dv, pitch, heads, parts; // parts: at most PARTS
+    u64 stride;                  // bytes from one quantised column to the next
+    u32 group;                   // of their scales: 32 or 256
+    u32 padding;
 };
 
 constexpr u32 PARTS = 256;
 
 // Combines the parts of split-K. Grid: x = queries, y = pieces of 128 channels. Each of up to eight warps sums some of the
-// parts.
+// parts. The results of all heads of a token are also written as a quantised column (common/quantize.cuh), for a matrix product that
+// follows. Then, dv is a multiple of 128, and two blocks share a group of 256.
 extern "C" __global__ void flash_attn_merge(FlashAttnMergeArgs args) {
     __shared__ float weights[PARTS];
     __shared__ float4 partial[8][32];
@@ -413,6 +420,17 @@ extern "C" __global__ void flash_attn_merge(FlashAttnMergeArgs args) {
 #pragma unroll 1
         for (u32 w = 0; w < warps; w++) result += ((const float *)partial[w])[i];
         out[i] = result * factor;
+    }
+    if (args.quantized == nullptr) return;
+    const u32 k = args.heads * args.dv, first = query % args.heads * args.dv + blockIdx.y * 128;
+    const u64 token = query / args.heads;
+    const u8 *const row = (const u8 *)(args.dst + token * k);
+    u8 *const column = args.quantized + token * args.stride;
+    if (args.group == 32) {
+        __syncthreads();
+        if (warp == 0) quantize_piece<false>(row, column, k, first, lane);
+    } else if (is_last_block(args.counters + token * (k / 256) + first / 256, 2) && warp == 0) {
+        quantize_piece<true>(row, column, k, first / 256 * 256, lane);
     }
 }
 

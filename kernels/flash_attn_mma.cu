@@ -6,8 +6,8 @@
 // Tiles of positions that the mask hides from all 8 queries are skipped.
 //
 // Accuracy: an mma has 16 rows. A query is split into two values of the type of k, a big and a small one, in rows g and g + 8,
-// and so are its weights. Products thus have 22 bits of F16, or 16 of BF16, and sums are in f32: the second half of the rows,
-// which a tile of 8 queries would leave unused, gives the accuracy of f32.
+// and so are its weights. Products thus have 22 bits of F16 (about the accuracy of f32), or 16 of BF16, and sums are in f32: the
+// accuracy costs only the second half of the rows, which a tile of 8 queries would leave unused.
 //
 // The warps of a block form groups. Each group takes every n-th tile of positions; its warps take the block's tiles of queries, and
 // share their loads of k and v through the L1 cache. The groups' sums are added in shared memory, and those of the parts of

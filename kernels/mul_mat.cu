@@ -21,6 +21,7 @@
 //           block have fewer than 2^32 bytes. An expert id of -1 gives a row of zeros; another invalid id is reported as an error.
 // Floor:    a is read once per 8 columns (4 for block types, 64 in the tiled kernels), b once per 4 rows of a (64 or 128).
 #include "common/abi.cuh"
+#include "common/quantize.cuh"
 #include "common/quants.cuh"
 
 #ifdef TYPE
@@ -75,20 +76,7 @@ extern "C" __global__ void mul_mat_widen(WidenArgs args) {
     }
 }
 
-__device__ __forceinline__ float load_float_anywhere(const u8 *at) {
-    if (((u64)at & 3) == 0) return *(const float *)at;
-    return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24);
-}
-
-// Activations for the matrix-vector kernels of block types: 8-bit codes with a scale per 32 or 256 elements. Groups of 32 use
-// the scale of Q8_0, a half; groups of 256 that of Q8_K, which maps the value of largest magnitude to -127. A quantised column
-// starts at a multiple of 16 bytes, and has one after the other
-//
-//     groups of 32 (blocks of 32)       i8 codes[k], then for each group the f32 scale and the i32 sum of its codes
-//     groups of 256 (K types)           i8 codes[k], i16 sums[k / 16] of the codes of 16 elements, f32 scales[k / 256]
-//
-// The sums of 128 elements are ordered as K types use them: those of elements 0, 32, 64, 96, then those of 16, 48, 80, 112. A
-// group with a value that is not finite has the scale NaN and zeros elsewhere.
+// Quantised columns: see common/quantize.cuh.
 struct QuantizeArgs {
     const u8 *b;
     u8 *quantized;
@@ -98,107 +86,20 @@ struct QuantizeArgs {
     u32 padding;
 };
 
-// Rounds four values to codes, the bytes of a word. Groups of 32 round halves away from zero, groups of 256 to even.
-template <bool LARGE>
-__device__ __forceinline__ u32 codes_of(const float (&x)[4], float inverse) {
-    u32 bytes[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float scaled = x[i] * inverse;
-        // The largest float below 0.5: with 0.5 itself, the sum could round up to an integer that is not nearest to the value.
-        bytes[i] = LARGE ? __float2int_rn(scaled) : __float2int_rz(scaled + copysignf(0.49999997f, scaled));
-    }
-    return __byte_perm(__byte_perm(bytes[0], bytes[1], 0x0040), __byte_perm(bytes[2], bytes[3], 0x0040), 0x5410);
-}
-
-// A lane's part of the elements that a warp quantises at a time: 128 in groups of 32, or 256 in one group (LARGE). Vector v has the
-// codes of elements 128 v + 4 lane to 128 v + 4 lane + 3.
-template <bool LARGE>
-struct QuantizedPiece {
-    static constexpr int VECTORS = LARGE ? 2 : 1;
-    u32 codes[VECTORS];
-    int sums[VECTORS]; // of the codes of 16 elements (LARGE) or 32
-    float scale;
-
-    // Quantises elements from `first` on of a row of k. Those beyond the end are zeros. Q8_K gives its scale the sign opposite
-    // to that of the largest element. Rounding to even is symmetric, so the sign changes no product: it is always negative here.
-    __device__ __forceinline__ QuantizedPiece(const u8 *row, u32 k, u32 first, u32 lane) {
-        constexpr int LANES = LARGE ? 32 : 8; // per group
-        const bool inside = first + 4 * lane < k;
-        float x[VECTORS][4] = {};
-        u32 most = 0; // as bits, whose order is that of magnitudes; infinity and NaN are the largest
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const u8 *from = row + 4ull * (first + 128 * v + 4 * lane);
-            if (inside) {
-                if ((u64)row % 16 == 0) {
-                    const float4 four = *(const float4 *)from;
-                    x[v][0] = four.x, x[v][1] = four.y, x[v][2] = four.z, x[v][3] = four.w;
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) x[v][i] = load_float_anywhere(from + 4 * i);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffff);
-        }
-#pragma unroll
-        for (int step = LANES / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
-        const bool finite = most < 0x7f800000, zero = most == 0 || !finite;
-        const float peak = __uint_as_float(most);
-        const float inverse = zero ? 0.0f : LARGE ? -127.0f / peak : 127.0f / peak;
-        scale = LARGE ? 1.0f / inverse : float_of_half(half_of_float(peak / 127.0f));
-        if (zero) scale = finite ? 0.0f : __uint_as_float(0x7fc00000);
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            // Zeros also where the values are not finite.
-            codes[v] = zero ? 0 : codes_of<LARGE>(x[v], inverse);
-            sums[v] = __dp4a((int)codes[v], 0x01010101, 0);
-#pragma unroll
-            for (int step = LARGE ? 2 : 4; step > 0; step /= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], step);
-        }
-    }
-};
-
-// Shares the pieces of a row of k elements among the warps in y of the grid: calls `piece` with the first element of each one of this
-// warp.
+// As for_each_piece, with all warps in y of the grid.
 template <class Piece>
-__device__ __forceinline__ void for_each_piece(u32 k, u32 length, Piece piece) {
-    const u32 warp = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, warps = gridDim.y * (blockDim.x / 32);
-    for (u64 first = (u64)length * warp; first < k; first += (u64)length * warps) piece((u32)first);
-}
-
-// One warp quantises 128 or 256 elements of a row to a column.
-template <bool LARGE>
-__device__ __forceinline__ void quantize_piece(const QuantizeArgs &args, const u8 *row, u8 *column, u32 first, u32 lane) {
-    const u32 k = args.shape.ne[0];
-    const bool inside = first + 4 * lane < k;
-    const QuantizedPiece<LARGE> piece(row, k, first, lane);
-#pragma unroll
-    for (int v = 0; v < piece.VECTORS; v++) {
-        if (inside) *(u32 *)(column + first + 128 * v + 4 * lane) = piece.codes[v];
-        if (LARGE) {
-            const u32 s = lane / 4;
-            if (lane % 4 == 0) ((short *)(column + k))[first / 16 + 8 * v + s % 2 * 4 + s / 2] = piece.sums[v];
-        } else if (inside && lane % 8 == 0) {
-            *(uint2 *)(column + k + (first / 32 + lane / 8) * 8ull) = make_uint2(__float_as_uint(piece.scale), piece.sums[v]);
-        }
-    }
-    if (LARGE && lane == 0) ((float *)(column + k + k / 8))[first / 256] = piece.scale;
+__device__ __forceinline__ void for_each_piece_of_grid(u32 k, u32 length, Piece piece) {
+    const u32 warps = blockDim.x / 32;
+    for_each_piece(k, length, blockIdx.y * warps + threadIdx.x / 32, gridDim.y * warps, piece);
 }
 
 // Grid: x = rows, y = pieces of 1024 (groups of 32) or 2048 (groups of 256) elements, by 8 warps.
 extern "C" __global__ void mul_mat_quantize(QuantizeArgs args) {
     u32 i1, i2, i3;
     args.shape.split(blockIdx.x, i1, i2, i3);
-    const u8 *row = args.b + args.shape.row(i1, i2, i3);
-    u8 *column = args.quantized + blockIdx.x * args.stride;
-    const u32 lane = threadIdx.x % 32, k = args.shape.ne[0];
-    if (args.group == 32) {
-        for_each_piece(k, 128, [&](u32 first) { quantize_piece<false>(args, row, column, first, lane); });
-    } else {
-        for_each_piece(k, 256, [&](u32 first) { quantize_piece<true>(args, row, column, first, lane); });
-    }
+    const u32 warps = blockDim.x / 32;
+    quantize_row(args.b + args.shape.row(i1, i2, i3), args.quantized + blockIdx.x * args.stride, args.shape.ne[0], args.group,
+                 blockIdx.y * warps + threadIdx.x / 32, gridDim.y * warps);
 }
 
 // As QuantizeArgs, but `quantized` are floats, and `stride` counts them.
@@ -233,9 +134,9 @@ extern "C" __global__ void mul_mat_round(RoundArgs args) {
     float *to = args.rounded + blockIdx.x * args.stride;
     const u32 lane = threadIdx.x % 32, k = args.shape.ne[0];
     if (args.group == 32) {
-        for_each_piece(k, 128, [&](u32 first) { round_piece<false>(row, to, k, first, lane); });
+        for_each_piece_of_grid(k, 128, [&](u32 first) { round_piece<false>(row, to, k, first, lane); });
     } else {
-        for_each_piece(k, 256, [&](u32 first) { round_piece<true>(row, to, k, first, lane); });
+        for_each_piece_of_grid(k, 256, [&](u32 first) { round_piece<true>(row, to, k, first, lane); });
     }
 }
 
@@ -296,9 +197,9 @@ extern "C" __global__ void mul_mat_quantize_tiles(QuantizeTilesArgs args) {
     u8 *tile = args.quantized + (plane * steps * args.tiles + column / 8) * bytes;
     const u32 lane = threadIdx.x % 32;
     if (args.group == 32) {
-        for_each_piece(k, 128, [&](u32 first) { quantize_tile<false>(args, row, missing, tile, column % 8, first, lane); });
+        for_each_piece_of_grid(k, 128, [&](u32 first) { quantize_tile<false>(args, row, missing, tile, column % 8, first, lane); });
     } else {
-        for_each_piece(k, 256, [&](u32 first) { quantize_tile<true>(args, row, missing, tile, column % 8, first, lane); });
+        for_each_piece_of_grid(k, 256, [&](u32 first) { quantize_tile<true>(args, row, missing, tile, column % 8, first, lane); });
     }
 }
 

@@ -115,15 +115,15 @@ __device__ __forceinline__ void for_slots(const MulMatIdArgs &args, F f) {
 
 // ---- split-K
 
-// The first of the ROWS rows of this thread.
-__device__ __forceinline__ u32 first_row(u32 log2_lanes) {
-    return ((blockIdx.x << (7 - log2_lanes)) + (threadIdx.x >> log2_lanes)) * ROWS;
+// The first of the ROWS rows of this thread in block number `block` of the matrix.
+__device__ __forceinline__ u32 first_row(u32 log2_lanes, u32 block = blockIdx.x) {
+    return ((block << (7 - log2_lanes)) + (threadIdx.x >> log2_lanes)) * ROWS;
 }
 
-// Sums the partial sums of each group of `lanes` threads, and stores the block's rows for up to N columns. All threads of the
-// block must call this function.
-template <int N>
-__device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_lanes, float (&sums)[ROWS][N]) {
+// Sums the partial sums of each group of `lanes` threads, and calls `store` with the address and the sum of each element of the
+// block's rows, for up to N columns. All threads of the block must call this function.
+template <int N, class Store>
+__device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 block, float (&sums)[ROWS][N], Store store) {
     const u32 lanes = 1 << log2_lanes;
     const u32 log2_all = 7 + LOG2_ROWS - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
     const u32 together = min(lanes, 32u);
@@ -146,13 +146,19 @@ __device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_la
     const u32 all = groups * ROWS, per_group = lanes / together;
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < all * N; i += THREADS) {
-        const u32 c = i >> log2_all, local = i & (all - 1), r = blockIdx.x * all + local;
+        const u32 c = i >> log2_all, local = i & (all - 1), r = block * all + local;
         if (r >= of.m || c >= of.n) continue;
         float sum = 0.0f;
 #pragma unroll 1
         for (u32 p = 0; p < per_group; p++) sum += parts[local / ROWS * per_group + p][c][local % ROWS];
-        *(float *)(of.dst + r * of.d0 + c * of.d1) = sum;
+        store((float *)(of.dst + r * of.d0 + c * of.d1), sum);
     }
     // The next columns reuse the shared memory.
     __syncthreads();
+}
+
+// As reduce; stores the sums.
+template <int N>
+__device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_lanes, float (&sums)[ROWS][N]) {
+    reduce<N>(of, log2_lanes, blockIdx.x, sums, [](float *to, float sum) { *to = sum; });
 }

@@ -1,5 +1,5 @@
 // Matrix-vector kernels for block types: integer dot products (dp4a) of rows in either layout with quantised activations, see
-// common/quant_dot.cuh and struct QuantizeArgs. Included by mul_mat.cu and mul_mat_packed.cu.
+// common/quant_dot.cuh and common/quantize.cuh. Included by mul_mat.cu and mul_mat_packed.cu.
 //
 // A lane handles the same unit of ROWS rows at a time; neighbouring lanes handle neighbouring units, so that their loads are
 // contiguous. The activations of a unit are loaded once for these rows.
@@ -95,23 +95,22 @@ struct PackedCursor {
     }
 };
 
-// Computes the block's rows for up to N columns. All threads of the block must call this function.
+// Computes the partial sums of this thread's rows in a block of rows of the matrix, for up to N columns.
 template <class T, int N, class Cursor, class Dot = QuantDot<T>>
-__device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lanes) {
+__device__ __forceinline__ void quant_sums(const Matrices &of, u32 log2_lanes, u32 block_of_rows, float (&sums)[ROWS][N]) {
     using Weights = typename Dot::Weights;
     constexpr u32 UNITS = T::LEN / Dot::UNIT;
     static_assert(UNITS <= (T::LEN > 32 ? 32 : 4), "the fewest lanes of src/cuda/ops/mul_mat.rs do not cover a block");
     // A step covers whole blocks, so that a lane's unit within its block is constant.
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), blocks = of.k / T::LEN;
     const Unit unit = {(int)(lane % UNITS), log2_lanes >> 3};
-    Cursor rows(of, first_row(log2_lanes), lane / UNITS);
+    Cursor rows(of, first_row(log2_lanes, block_of_rows), lane / UNITS);
     // Eight addresses would cost registers that are then spilled.
     u32 distances[N];
     const u8 *first = of.b;
     keep(first);
 #pragma unroll
     for (u32 c = 0; c < N; c++) distances[c] = min(c, of.n - 1) * (u32)of.b1;
-    float sums[ROWS][N] = {};
 #pragma unroll 1
     for (u32 block = lane / UNITS; block < blocks; block += lanes / UNITS) {
         auto multiply = [&](const Weights(&weights)[ROWS]) {
@@ -127,6 +126,13 @@ __device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lane
         else multiply({weights(0), weights(1)});
         rows.advance(lanes / UNITS);
     }
+}
+
+// Computes the block's rows for up to N columns. All threads of the block must call this function.
+template <class T, int N, class Cursor, class Dot = QuantDot<T>>
+__device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lanes) {
+    float sums[ROWS][N] = {};
+    quant_sums<T, N, Cursor, Dot>(of, log2_lanes, blockIdx.x, sums);
     reduce_and_store<N>(of, log2_lanes, sums);
 }
 

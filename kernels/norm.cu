@@ -5,7 +5,8 @@
 //     L2_NORM           y = x / max(sqrt(sum(x^2)), eps)
 //
 // Fusion, for norms of rows. Before the norm: x = a + b (residual), which is also stored. Epilogue fusion: y is multiplied by
-// weights, and a bias is added to the product. Each step is rounded as if it ran alone.
+// weights, and a bias is added to the product. Each step is rounded as if it ran alone. The result is also written as
+// quantised columns (common/quantize.cuh), for a matrix product that follows.
 //
 // Variants: norm_kept_N  keeps rows of up to 1024 N elements (768 N for N = 16) in the registers of a warp (several rows per
 //                        block) or of a block, N elements per thread, in 16-byte accesses where addresses and strides permit;
@@ -19,6 +20,7 @@
 // Floor:    norm_kept_N reads and writes each tensor once (broadcast weights are read from the cache after the first time); the
 //           pair norm_stats and norm_apply reads x twice.
 #include "common/abi.cuh"
+#include "common/quantize.cuh"
 #include "common/reduce.cuh"
 
 enum Kind : u32 { NORM = 0, RMS_NORM = 1, L2_NORM = 2 };
@@ -47,9 +49,13 @@ struct NormKeptArgs {
     const u8 *w;     // weights that multiply the norm, or null
     const u8 *plus;  // bias added to the product, or null
     u8 *y;
+    u8 *quantized;   // destination of quantised columns, or null
     Operand xs, bs, ss, ws, ps, ys;
     u32 kind;
     float eps;
+    u64 stride; // bytes from one quantised column to the next
+    u32 group;  // of their scales: 32 or 256
+    u32 padding;
 };
 
 __device__ __forceinline__ float scale_of(u32 kind, float eps, float squares, float n) {
@@ -107,6 +113,11 @@ __device__ __forceinline__ void kept(const NormKeptArgs &args, u32 i1, u32 i2, u
     store_kept<VECTOR>(args.y + args.ys.row(i1, i2, i3), args.ys.shape.nb[0], n, t, team, x);
 }
 
+// One function for all entries, which keeps the PTX small.
+__device__ __noinline__ void quantize(const u8 *row, u8 *column, u32 n, u32 group) {
+    quantize_row(row, column, n, group, threadIdx.x / 32, blockDim.x / 32);
+}
+
 // One row per blockIdx.x and threadIdx.y, N elements per thread. A block has several rows only if each row is handled by one
 // warp.
 template <int N>
@@ -120,6 +131,11 @@ __device__ __forceinline__ void kept(const NormKeptArgs &args) {
                       args.ps.wide(args.plus) && args.ys.wide(args.y);
     if (wide) kept<N, true>(args, i1, i2, i3);
     else kept<N, false>(args, i1, i2, i3);
+    if (args.quantized == nullptr) return;
+    // The team reads what it has stored: its threads hold other elements of a group than quantisation needs.
+    if (blockDim.x == 32) __syncwarp();
+    else __syncthreads();
+    quantize(args.y + ys.row(i1, i2, i3), args.quantized + row * args.stride, ys.ne[0], args.group);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) norm_kept_4(NormKeptArgs args) { kept<4>(args); }

@@ -4,7 +4,8 @@
 // of src/cpu/ops/rope.rs bit for bit.
 //
 // Variants: rope_f32, rope_f16; rope_set_rows: ROPE fused with SET_ROWS, writes the F32 result to rows of an F32, F16 or BF16
-//           cache; rope_factors: copies the factors to scratch memory if y aliases them. A block handles up to CHUNK pairs of
+//           cache; rope_cache: ROPE of queries, rope_set_rows of keys and SET_ROWS of values in one grid, with RMS_NORM of the heads
+//           of queries and keys before; rope_factors: copies the factors to scratch memory if y aliases them. A block handles up to CHUNK pairs of
 //           one token for several heads, and computes cosines and sines once, in shared memory. Accesses are 16 bytes if all
 //           rows and parts of rows start at multiples of 16, otherwise one element.
 // Limits:   dimensions below 2^31; rows of x and y dense. y may be x.
@@ -169,8 +170,7 @@ __device__ __forceinline__ void rotate_pair(float &a, float &b, float cos, float
 struct Part {
     u32 token, batch, part, chunk;
 
-    __device__ explicit Part(const RopeParams &args) {
-        u32 i = blockIdx.x;
+    __device__ Part(const RopeParams &args, u32 i) {
         chunk = i % args.chunks, i /= args.chunks;
         part = i % args.parts, i /= args.parts;
         batch = i % args.xs.ne[3], token = i / args.xs.ne[3];
@@ -189,11 +189,17 @@ __device__ __forceinline__ void angles(const RopeParams &args, const u8 *positio
     __syncthreads();
 }
 
+// RMS_NORM of each head, before the rotation: the scales of the block's heads, and the weights; null without a norm.
+struct HeadNorm {
+    const float *scales;
+    const u8 *weights;
+};
+
 // Rotates the part. `x` and `y` point to head 0 of the token; `x_step` and `y_step` are the byte strides of heads. Channels
-// outside of the pairs are written only with `copy`.
+// outside of the pairs are written only with `copy`, and never with a norm.
 template <class Load>
 __device__ __forceinline__ void rotate(const RopeParams &args, const Part &at, const u8 *x, u8 *y, u64 x_step, u64 y_step,
-                                       u32 type, bool copy, const float *cos, const float *sin) {
+                                       u32 type, bool copy, const float *cos, const float *sin, HeadNorm norm = {}) {
     constexpr u32 N = Load::N;
     const u32 start = at.chunk * CHUNK, pairs = min(args.pairs - start, (u32)CHUNK);
     const u32 heads = (args.xs.ne[1] + args.parts - 1) / args.parts, across = N * blockDim.x;
@@ -221,6 +227,14 @@ __device__ __forceinline__ void rotate(const RopeParams &args, const Part &at, c
             float v[N], w[N];
             Load::load(from, a, v);
             Load::load(from, b, w);
+            if (norm.weights != nullptr) {
+                float first[N], second[N];
+                Load::load(norm.weights, a, first);
+                Load::load(norm.weights, b, second);
+                const float scale = norm.scales[r - at.part * heads];
+#pragma unroll
+                for (u32 i = 0; i < N; i++) v[i] = v[i] * scale * first[i], w[i] = w[i] * scale * second[i];
+            }
             if (!neighbours || N == 1) {
 #pragma unroll
                 for (u32 i = 0; i < N; i++) rotate_pair(v[i], w[i], c[i], s[i]);
@@ -254,7 +268,7 @@ template <class T>
 __device__ __forceinline__ void rope(const RopeArgs &args, u32 type) {
     __shared__ float cos[CHUNK], sin[CHUNK];
     const RopeParams &params = args.params;
-    const Part at(params);
+    const Part at(params, blockIdx.x);
     angles(params, args.positions, args.factors, at, cos, sin);
     const u8 *x = args.x + params.xs.row(0, at.token, at.batch);
     u8 *y = args.y + params.ys.row(0, at.token, at.batch);
@@ -268,25 +282,40 @@ __device__ __forceinline__ void rope(const RopeArgs &args, u32 type) {
 extern "C" __global__ void __launch_bounds__(256) rope_f32(RopeArgs args) { rope<F32>(args, TYPE_F32); }
 extern "C" __global__ void __launch_bounds__(256) rope_f16(RopeArgs args) { rope<F16>(args, TYPE_F16); }
 
+// Row ids of a SET_ROWS.
+struct RowIds {
+    const u8 *ids;
+    u64 step;
+    u32 type;
+
+    __device__ __forceinline__ i64 of(u32 token) const {
+        const u8 *at = ids + token * step;
+        return type == TYPE_I64 ? *(const i64 *)at : *(const int *)at;
+    }
+};
+
+// Whether the block writes the row of a token of a cache of `rows` rows, and its id. Reports a row outside of the cache. If several
+// tokens have the same id, only the last one is written. All threads of the block must call this function.
+__device__ __forceinline__ bool finds_row(const RowIds &ids, u32 token, u32 tokens, u32 rows, u32 *error_word, u32 op, i64 &id) {
+    id = ids.of(token);
+    if (id < 0 || id >= rows) {
+        report_bad_index(error_word, op);
+        return false;
+    }
+    int again = 0;
+    const u32 threads = blockDim.x * blockDim.y;
+    for (u32 i = token + 1 + threadIdx.y * blockDim.x + threadIdx.x; i < tokens; i += threads) again |= ids.of(i) == id;
+    return !__syncthreads_or(again);
+}
+
 // ROPE fused with SET_ROWS. Head h of a token is written to channels h * ne[0] and up of the cache row. One batch.
 extern "C" __global__ void __launch_bounds__(256) rope_set_rows(RopeSetRowsArgs args) {
     __shared__ float cos[CHUNK], sin[CHUNK];
     const RopeParams &params = args.params;
-    const Part at(params);
-    const u32 tokens = params.xs.ne[2], threads = blockDim.x * blockDim.y;
-    auto id_of = [&](u32 token) -> i64 {
-        const u8 *at = args.ids + token * args.id_step;
-        return args.id_type == TYPE_I64 ? *(const i64 *)at : *(const int *)at;
-    };
-    const i64 id = id_of(at.token);
-    if (id < 0 || id >= params.ys.ne[1]) {
-        report_bad_index(args.error_word, args.op);
-        return;
-    }
-    // If several tokens have the same id, only the last one is written.
-    int again = 0;
-    for (u32 i = at.token + 1 + threadIdx.y * blockDim.x + threadIdx.x; i < tokens; i += threads) again |= id_of(i) == id;
-    if (__syncthreads_or(again)) return;
+    const Part at(params, blockIdx.x);
+    i64 id;
+    const RowIds ids = {args.ids, args.id_step, args.id_type};
+    if (!finds_row(ids, at.token, params.xs.ne[2], params.ys.ne[1], args.error_word, args.op, id)) return;
     angles(params, args.positions, args.factors, at, cos, sin);
     const u8 *x = args.x + params.xs.row(0, at.token, 0);
     u8 *y = args.y + id * params.ys.nb[1];
@@ -294,6 +323,106 @@ extern "C" __global__ void __launch_bounds__(256) rope_set_rows(RopeSetRowsArgs 
     const bool vector = params.vector && aligned(args.x, args.y, 16);
     if (vector) rotate<Sixteen<F32>>(params, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
     else rotate<One<F32>>(params, at, x, y, x_step, y_step, args.y_type, true, cos, sin);
+}
+
+// Most heads of queries or keys with a norm.
+constexpr u32 MAX_NORM_HEADS = 128;
+
+// Computes the scales of RMS_NORM of the part's heads in shared memory. blockDim.x is a power of two up to 32.
+__device__ __forceinline__ void head_scales(const RopeParams &args, const Part &at, const u8 *x, u64 x_step, float eps,
+                                            float *scales) {
+    const u32 heads = (args.xs.ne[1] + args.parts - 1) / args.parts, first = at.part * heads, n = args.xs.ne[0];
+    const u32 end = min(first + heads, args.xs.ne[1]);
+    // The threads of a head are neighbours in a warp; those of other heads may have ended the loop.
+    const u32 lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+    const u32 mask = (u32)(((1ull << blockDim.x) - 1) << (lane - threadIdx.x));
+    for (u32 r = first + threadIdx.y; r < end; r += blockDim.y) {
+        float square = 0.0f;
+        for (u32 k = threadIdx.x; k < n; k += blockDim.x) {
+            const float value = F32::load1(x + r * x_step, k);
+            square += value * value;
+        }
+        for (u32 step = blockDim.x / 2; step > 0; step /= 2) square += __shfl_xor_sync(mask, square, step);
+        if (threadIdx.x == 0) scales[r - first] = 1.0f / sqrtf(square / (float)n + eps);
+    }
+    __syncthreads();
+}
+
+// Keys or values and their cache.
+struct CacheRows {
+    u64 x_step, y_step;   // bytes from one token to the next, and from one row of the cache to the next
+    u64 id_step;
+    u32 id_type, y_type;
+    u32 row, rows;        // elements of a row; rows of the cache
+};
+
+struct RopeCacheArgs {
+    const u8 *q, *positions, *factors;
+    u8 *y;
+    const u8 *k, *k_ids;
+    u8 *k_cache;
+    const u8 *v, *v_ids;
+    u8 *v_cache;
+    const u8 *q_norm, *k_norm; // weights of RMS_NORM of heads before ROPE, or null; then all channels are rotated, in one chunk
+    u32 *error_word;
+    RopeParams params;    // of the queries; one batch. `vector`: also of the keys
+    CacheRows keys, values;
+    u64 head_step;        // bytes from one head of the keys to the next
+    u32 heads, parts;     // of the keys, as params.xs.ne[1] and params.parts
+    u32 q_blocks, k_blocks; // blocks of the grid for queries, and for keys behind them; then one for each token's values
+    u32 v_vector;         // whether strides and counts of the values permit 16-byte accesses
+    u32 op;               // number of the op SET_ROWS for error reports
+    float q_eps, k_eps;   // of the norms
+};
+
+template <class Load>
+__device__ __forceinline__ void store_values(const u8 *x, u8 *y, u32 n, u32 type) {
+    const u32 threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+    for (u32 k = Load::N * thread; k < n; k += Load::N * threads) {
+        float v[Load::N];
+        Load::load(x, k, v);
+        store<Load::N>(y, k, type, v);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) rope_cache(RopeCacheArgs args) {
+    __shared__ float cos[CHUNK], sin[CHUNK], scales[MAX_NORM_HEADS];
+    const u32 tokens = args.params.xs.ne[2];
+    i64 id;
+    if (blockIdx.x >= args.q_blocks + args.k_blocks) {
+        const u32 token = blockIdx.x - args.q_blocks - args.k_blocks;
+        const RowIds ids = {args.v_ids, args.values.id_step, args.values.id_type};
+        if (!finds_row(ids, token, tokens, args.values.rows, args.error_word, args.op, id)) return;
+        const u8 *x = args.v + token * args.values.x_step;
+        u8 *y = args.v_cache + id * args.values.y_step;
+        if (args.v_vector && aligned(args.v, args.v_cache, 16)) store_values<Sixteen<F32>>(x, y, args.values.row, args.values.y_type);
+        else store_values<One<F32>>(x, y, args.values.row, args.values.y_type);
+        return;
+    }
+    // Queries and keys differ in their addresses, and in the number and division of their heads.
+    RopeParams params = args.params;
+    const bool keys = blockIdx.x >= args.q_blocks;
+    if (keys) params.xs.ne[1] = args.heads, params.parts = args.parts;
+    const Part at(params, keys ? blockIdx.x - args.q_blocks : blockIdx.x);
+    const u8 *x = args.q + params.xs.row(0, at.token, 0);
+    u8 *y = args.y + params.ys.row(0, at.token, 0);
+    u64 x_step = params.xs.nb[1], y_step = params.ys.nb[1];
+    u32 type = TYPE_F32;
+    if (keys) {
+        const RowIds ids = {args.k_ids, args.keys.id_step, args.keys.id_type};
+        if (!finds_row(ids, at.token, tokens, args.keys.rows, args.error_word, args.op, id)) return;
+        type = args.keys.y_type;
+        x = args.k + at.token * args.keys.x_step, y = args.k_cache + id * args.keys.y_step;
+        x_step = args.head_step, y_step = (u64)params.xs.ne[0] * (type == TYPE_F32 ? 4 : 2);
+    }
+    angles(params, args.positions, args.factors, at, cos, sin);
+    const HeadNorm norm = {scales, keys ? args.k_norm : args.q_norm};
+    if (norm.weights != nullptr) head_scales(params, at, x, x_step, keys ? args.k_eps : args.q_eps, scales);
+    const bool vector = params.vector && aligned(args.q, args.y, 16) && aligned(args.k, args.k_cache, 16) &&
+                        aligned(args.q_norm, args.k_norm, 16);
+    const bool copy = norm.weights == nullptr && (keys || args.q != args.y);
+    if (vector) rotate<Sixteen<F32>>(params, at, x, y, x_step, y_step, type, copy, cos, sin, norm);
+    else rotate<One<F32>>(params, at, x, y, x_step, y_step, type, copy, cos, sin, norm);
 }
 
 struct RopeFactorsArgs {

@@ -11,6 +11,7 @@
 // Floor:    rows of one tile are read once, and their indices written once. Longer rows need a read and a write of 8 bytes per
 //           element for each merge pass.
 #include "common/abi.cuh"
+#include "common/sort_key.cuh"
 
 // Arguments of sort_tile. The tile of each threadIdx.y has `size` keys in shared memory.
 struct SortTileArgs {
@@ -29,13 +30,6 @@ struct SortTileArgs {
     u32 from_x, to_y;
     u32 padding;
 };
-
-// The key of an element: orders by value (ascending or descending), then by index.
-__device__ __forceinline__ u64 key_of(float value, u32 index, u32 descending) {
-    const u32 bits = __float_as_uint(value);
-    const u32 ascending = bits >> 31 ? ~bits : bits | 0x80000000;
-    return (u64)(descending ? ~ascending : ascending) << 32 | index;
-}
 
 // Barrier between two stages of the bitonic sort. If both exchange within a distance of 32, each warp works on its own 64 keys,
 // and a warp barrier suffices.

@@ -8,8 +8,11 @@ use fanout::ops::flash_attn::FlashAttn;
 use fanout::ops::glu::{self, Glu};
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
+use fanout::ops::reduce::Reduce;
 use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
+use fanout::ops::softmax::SoftMax;
+use fanout::ops::sort::Sort;
 use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_K, Q8_0};
 use fanout::tensor::{Capability, TensorDesc};
 
@@ -35,7 +38,68 @@ pub fn canonical() -> Vec<Case> {
     cases.extend([F16, Q8_0].map(|t| attention(s, t, 1, s.context)));
     cases.extend(passes(s, 1));
     cases.extend([F16, Q4_K].map(|t| layer(s, t)));
+    cases.push(router());
+    cases.push(expert_sum(s));
     cases
+}
+
+/// Experts of a mixture, and those that a token uses.
+const MIXTURE: [usize; 2] = [128, 8];
+
+/// The router of a mixture of experts, for one token.
+fn router() -> Case {
+    let [experts, used] = MIXTURE;
+    small(
+        "MOE_ROUTE",
+        format!("{used} of {experts} experts, by 1"),
+        [4 * experts, 8 * experts + 4 * (2 * used + 1)],
+        move |d| {
+            let logits = d.values(F32, [experts, 1, 1, 1])?;
+            let p = d.b.node(SoftMax { scale: 1.0, max_bias: 0.0 }, &[Some(logits)])?;
+            let sorted = d.b.node(Sort::Argsort { descending: true }, &[Some(p)])?;
+            let nb = [4, 4 * experts, 4 * experts, 4 * experts];
+            let ids = d.b.view(sorted, TensorDesc::strided(I32, [used, 1, 1, 1], nb)?, 0)?;
+            let table = reshaped(d, p, [1, experts, 1, 1])?;
+            let w = d.b.node(Rows::GetRows, &[Some(table), Some(ids)])?;
+            let w = reshaped(d, w, [used, 1, 1, 1])?;
+            let sum = d.b.node(Reduce::SumRows, &[Some(w)])?;
+            d.b.node(Binary::Div, &[Some(w), Some(sum)]).map(drop)
+        },
+    )
+}
+
+/// The weighted sum of the results of a token's experts.
+fn expert_sum(s: &Sizes) -> Case {
+    let ([_, used], n) = (MIXTURE, s.width);
+    small("MOE_SUM", format!("{used} experts of {n}, by 1"), [4 * used * (n + 1), 4 * n], move |d| {
+        let (x, w) = (d.values(F32, [n, used, 1, 1])?, d.values(F32, [1, used, 1, 1])?);
+        let product = d.b.node(Binary::Mul, &[Some(x), Some(w)])?;
+        d.b.set_use_count(product, used as u32)?;
+        let mut sum = None;
+        for expert in 0..used {
+            let nb = [4, 4 * n * used, 4 * n * used, 4 * n * used];
+            let part = d.b.view(product, TensorDesc::strided(F32, [n, 1, 1, 1], nb)?, 4 * n * expert)?;
+            d.b.set_use_count(part, 1)?;
+            let Some(before) = sum.replace(part) else { continue };
+            let added = d.b.node(Binary::Add, &[Some(before), Some(part)])?;
+            if expert + 1 < used {
+                d.b.set_use_count(added, 1)?;
+            }
+            sum = Some(added);
+        }
+        Ok(())
+    })
+}
+
+/// A case of a few bytes: those that it reads and writes.
+fn small(
+    op: &'static str,
+    shape: String,
+    [read, written]: [usize; 2],
+    build: impl Fn(&mut Draft) -> Result<(), BuildError> + 'static,
+) -> Case {
+    let build = Box::new(build);
+    Case { op, dtype: F32.to_string(), shape, read, written, ops: 0, kind: kind(F32), cold: false, sets: 1, build }
 }
 
 /// A product that reads weights in ggml's layout: every second row of a tensor, which is not repacked.

@@ -1,5 +1,5 @@
 // Integer dot products of blocks with quantised activations, for the matrix-vector kernels. The layout of the activations is
-// documented at struct QuantizeArgs (mul_mat.cu).
+// documented in quantize.cuh.
 //
 // QuantDot<T> divides a block of type T into units, so that one lane handles one unit at a time, with 16-byte loads of codes
 // from the packed layout:

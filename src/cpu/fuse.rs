@@ -15,6 +15,10 @@ pub(super) fn kernel(fused: &FusedOp, view: &NodeView<'_>) -> Option<Kernel> {
             let types = x.dtype() == F32 && quantiser(view.dst.dtype()).is_some();
             (types && row <= norm::MAX_BUFFERED_ROW).then(|| rope::kernel_with_set_rows(op, x.elements(), row))
         }
+        // What is left of a launch's cost on a CPU is a barrier.
+        FusedOp::RopeCache { .. } | FusedOp::Route { .. } | FusedOp::ExpertSum => None,
+        // Products of the same columns share their packed columns (`packed_rhs_reuse`).
+        FusedOp::Products(_) | FusedOp::GatedProduct(_) => None,
     }
 }
 

@@ -154,7 +154,7 @@ impl CpuProgram {
         };
         let mut steps = Vec::with_capacity(graph.nodes().len());
         let (mut floats, mut shared, mut cost, mut groups) = (0, 0, 0usize, Vec::new());
-        select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, mut kernel, dst, srcs }| {
+        select_kernels(graph, patterns, select, fuse::kernel, |KernelCall { code, mut kernel, dst, srcs, .. }| {
             floats = floats.max(kernel.local());
             shared = shared.max(kernel.shared());
             cost = cost.saturating_add(kernel.cost());

@@ -28,8 +28,7 @@ const MULTIPLY_ADDS_PER_WEIGHT: u64 = 4;
 /// Bytes that are moved for each element of a tensor whose rows are not dense: a sector.
 const SECTOR: u64 = 32;
 
-/// The time in which `gpu` runs the kernels of a node (or of fused nodes, whose first one has op `code`) with these operands
-/// and at most `blocks` blocks in a launch. A grid with fewer blocks than the GPU has multiprocessors uses a part of it.
+/// The time in which `gpu` runs the kernels of a node with op `code` and these operands, and at most `blocks` blocks in a launch. A grid with fewer blocks than the GPU has multiprocessors uses a part of it.
 pub(super) fn kernel_time(
     gpu: &Gpu,
     code: OpCode,
@@ -57,8 +56,8 @@ fn moved_bytes(code: OpCode, dst: &TensorDesc, srcs: &[Option<&TensorDesc>]) -> 
     match code {
         // The rows that are looked up, of a table of any size.
         OpCode::GetRows => first_read = first_read.min(written),
-        // The destination is the whole cache. (Also ROPE fused with SET_ROWS.)
-        OpCode::SetRows | OpCode::Rope => written = written.min(first_read),
+        // The destination is the whole cache.
+        OpCode::SetRows => written = written.min(first_read),
         // At most as many experts as the tokens use.
         OpCode::MulMatId => {
             if let Some(experts) = first {
@@ -103,12 +102,13 @@ pub(super) struct Segment {
     pub(super) time: Duration,
 }
 
-/// Cuts launches of these estimated times into segments of at most `slice`.
+/// Cuts launches of these estimated times into segments of at most `slice`. A launch without time runs instead of the one before, in the
+/// same segment.
 pub(super) fn cut_into_segments(times: impl IntoIterator<Item = Duration>, slice: Duration) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, time) in times.into_iter().enumerate() {
         match segments.last_mut() {
-            Some(last) if last.time.saturating_add(time) <= slice => {
+            Some(last) if time.is_zero() || last.time.saturating_add(time) <= slice => {
                 last.launches.end = index + 1;
                 last.time += time;
             }
@@ -183,6 +183,7 @@ mod tests {
             (&[1, 1], &[(0..2, 2)]),
             (&[1, 1, 1], &[(0..2, 2), (2..3, 1)]),
             (&[1, 5, 1, 1], &[(0..1, 1), (1..2, 5), (2..4, 2)]),
+            (&[5, 0, 2, 0], &[(0..2, 5), (2..4, 2)]),
         ];
         for (times, want) in rows {
             let want: Vec<_> = want

@@ -11,6 +11,7 @@ use super::copy::{QUEUE_UPLOAD_BYTES, SEGMENT, UploadSegment};
 use super::deferred_drop::DeferredDrop;
 use super::event_timeline::{EventTimeline, point_seq};
 use super::events::Stream;
+use super::kernel::COUNTER_BYTES;
 use super::memory::DeviceMemory;
 use super::program::{CudaProgram, ProgramRun};
 use crate::device::{
@@ -176,19 +177,22 @@ impl CudaExecutor {
         self.context.bind()
     }
 
-    /// Ensures that the scratch memory has `bytes` bytes and returns its address. The old memory is retained for submitted
-    /// work.
+    /// Ensures that the scratch memory has `bytes` bytes and returns their address, behind the counters. The old memory is retained for
+    /// submitted work.
     fn ensure_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        let bytes = if bytes == 0 { 0 } else { bytes + COUNTER_BYTES };
         let enough = |scratch: &QueueScratch| scratch.memory.address_of(0, bytes).is_ok();
         if bytes > 0 && !self.scratch.as_ref().is_some_and(enough) {
             let size = bytes.next_power_of_two().max(1 << 20);
             let _reservations = (self.budget.reserve(size)?, self.context.budget.reserve(size)?);
-            let memory = DeviceMemory::uninitialized(&self.context, size, &*self.stream()?)?;
+            let stream = self.stream()?;
+            let memory = DeviceMemory::uninitialized(&self.context, size, &stream)?;
+            memory.fill(&stream, 0, COUNTER_BYTES, 0)?;
             if let Some(old) = self.scratch.replace(QueueScratch { memory, _reservations }) {
                 self.events.retain_until(self.numbers.next(), Box::new(old));
             }
         }
-        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address()))
+        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.memory.address() + COUNTER_BYTES))
     }
 
     pub(super) fn fill(&mut self, dst: &Region, value: u8) -> Result<(), DeviceError> {

@@ -93,7 +93,12 @@ impl GraphExec {
         Ok(GraphExec { raw, _graph: graph, nodes, context: Arc::clone(context.primary()) })
     }
 
-    /// Changes the addresses of all kernels, for later launches. The launches must be those from which the graph was built. After
+    /// Number of its launches.
+    pub(super) fn launches(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Changes kernels and addresses, for later launches. There must be as many launches as the graph has. After
     /// an error, the graph must not be launched any more.
     pub(super) fn update<'a>(
         &mut self,

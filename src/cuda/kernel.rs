@@ -74,9 +74,18 @@ pub(super) enum Ptr {
     SrcAt(u8, u64),
     /// A byte offset in the scratch memory of the queue.
     Scratch(u64),
+    /// The converted columns that the launch reads, or whose only purpose it is to write them: see [`ColumnConversion`].
+    Columns,
+    /// The launch's result as quantised columns: see [`NodeLaunches::quantizing`].
+    ResultColumns,
+    /// [`COUNTER_BYTES`] bytes of zeros in front of the scratch memory, by which the blocks of a launch count. The launch leaves zeros.
+    Counters,
     /// The queue's error word. A kernel that meets an index outside its table stores 1 + the op's number in it.
     ErrorWord,
 }
+
+/// Bytes at [`Ptr::Counters`].
+pub(super) const COUNTER_BYTES: u64 = 16 << 10;
 
 /// Grid and block dimensions of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +170,12 @@ impl KernelLaunch {
         self.blocks.contains(&0)
     }
 
+    /// Whether both launch the same kernel with the same arguments, apart from addresses.
+    pub(super) fn is_same(&self, other: &KernelLaunch) -> bool {
+        let shape = |of: &KernelLaunch| (of.entry.image.target, of.entry.name, of.blocks, of.threads, of.shared);
+        shape(self) == shape(other) && self.pointers == other.pointers && self.scalars == other.scalars
+    }
+
     /// Number of blocks of the grid.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks.iter().fold(1, |all, &n| all.saturating_mul(u64::from(n)))
@@ -184,16 +199,40 @@ pub(super) struct NodeLaunches {
     pub(super) launches: Vec<KernelLaunch>,
     /// Bytes of scratch memory, addressed by [`Ptr::Scratch`].
     pub(super) scratch: u64,
-    /// What is launched instead while source 0 is packed.
+    /// What the launches need of source 1, at [`Ptr::Columns`].
+    pub(super) columns: Option<ColumnConversion>,
+    /// Replacements of the last launch, or that for packed weights, that also write the result as quantised columns.
+    pub(super) quantizing: Vec<QuantizingLaunch>,
+    /// What is launched instead while weights are packed.
     pub(super) packed: Option<PackedLaunches>,
 }
 
-/// The launches of a node whose source 0 is packed (see `layout`): as many as for the same source in rows, with as much scratch
-/// memory at most.
+/// A launch that also writes its contiguous result as quantised columns, to [`Ptr::ResultColumns`].
+pub(super) struct QuantizingLaunch {
+    pub(super) launch: KernelLaunch,
+    /// Elements per column.
+    pub(super) k: usize,
+    /// Elements per scale.
+    pub(super) group: usize,
+}
+
+/// A launch that converts source 1 of a product to [`Ptr::Columns`]. Products of the same columns share it.
+pub(super) struct ColumnConversion {
+    pub(super) launch: KernelLaunch,
+    /// Bytes of the result.
+    pub(super) bytes: u64,
+    /// Elements per scale of quantised columns.
+    pub(super) group: Option<usize>,
+}
+
+/// The launches of a node whose weights are packed (see `layout`), with as much scratch memory at most as for weights in rows. If
+/// the launches run several nodes, the nodes run one by one while not all weights are packed.
 pub(super) struct PackedLaunches {
     pub(super) launches: Vec<KernelLaunch>,
-    /// Source 0, at byte 0.
-    pub(super) span: PackedSpan,
+    /// As of [`NodeLaunches`].
+    pub(super) columns: Option<ColumnConversion>,
+    /// The packed sources, each with its span from its byte 0 on.
+    pub(super) weights: Vec<(usize, PackedSpan)>,
     /// Whether the node is a reason to pack: a product. Others read what is packed.
     pub(super) packs: bool,
 }
@@ -205,7 +244,7 @@ impl NodeLaunches {
 
     /// Launches with `scratch` bytes of scratch memory.
     pub(super) fn new(launches: Vec<KernelLaunch>, scratch: u64) -> NodeLaunches {
-        NodeLaunches { launches, scratch, packed: None }
+        NodeLaunches { launches, scratch, ..NodeLaunches::default() }
     }
 }
 
@@ -216,10 +255,13 @@ pub(super) struct LoadedLaunch {
 }
 
 /// Addresses for the symbolic pointers of a launch in one run.
+#[derive(Default)]
 pub(super) struct LaunchAddresses {
     pub(super) dst: u64,
     pub(super) srcs: [u64; MAX_SRC],
     pub(super) scratch: u64,
+    pub(super) columns: u64,
+    pub(super) result_columns: u64,
     pub(super) error_word: u64,
 }
 
@@ -256,6 +298,9 @@ impl LoadedLaunch {
                 Ptr::Src(i) => at.srcs.get(usize::from(i)).copied().unwrap_or(0),
                 Ptr::SrcAt(i, offset) => at.srcs.get(usize::from(i)).copied().unwrap_or(0) + offset,
                 Ptr::Scratch(offset) => at.scratch + offset,
+                Ptr::Columns => at.columns,
+                Ptr::ResultColumns => at.result_columns,
+                Ptr::Counters => at.scratch.saturating_sub(COUNTER_BYTES),
                 Ptr::ErrorWord => at.error_word,
             };
             *to = address.to_le_bytes();

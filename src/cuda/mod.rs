@@ -14,6 +14,7 @@
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `queue`, `executor` | the queue: submits commands at once, or holds them back until what they wait for is submitted |
 //! | `program` | compiled graphs, replayed as CUDA graphs |
+//! | `program_builder`, `columns` | compiles a graph to launches; the converted operands that products share |
 //! | `layout`, `program_layout` | which weights of a memory are repacked, and which layouts a program can read |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
@@ -30,6 +31,7 @@
 //! stream-ordered pool, pinned memory from an arena, and graphs are built from nodes. Every wait polls, and a stream without progress
 //! for [`CudaOptions::device_timeout`] means that the device is lost, as after a fault of a kernel or of the hardware.
 
+mod columns;
 mod commands;
 mod context;
 mod copy;
@@ -51,6 +53,7 @@ mod pinned;
 mod precompile;
 mod prediction;
 mod program;
+mod program_builder;
 mod program_layout;
 mod queue;
 mod turns;

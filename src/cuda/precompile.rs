@@ -32,6 +32,7 @@ const UNTYPED: &[&str] = &[
     "softmax",
     "concat",
     "sort",
+    "moe",
     "reduce",
     "ssm",
     "linear_attn",

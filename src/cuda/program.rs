@@ -3,7 +3,7 @@
 
 use super::commands::EventNumbers;
 use super::context::{DeviceContext, lock};
-use super::estimate::{LAUNCH_TIME, Segment, cut_into_segments, kernel_time};
+use super::estimate::{Segment, cut_into_segments};
 use super::event_timeline::EventTimeline;
 use super::events::Stream;
 use super::graph_exec::GraphExec;
@@ -11,12 +11,11 @@ use super::kernel::{KernelLaunch, LaunchAddresses, LoadedLaunch};
 use super::launch_log::LaunchSpan;
 use super::memory::DeviceMemory;
 use super::modules;
-use super::ops;
+use super::program_builder::{LaunchCondition, PlannedLaunch, ProgramBuilder, ProgramPlan};
 use super::program_layout::ProgramLayout;
 use super::turns::StreamStatus;
 use crate::device::{DeviceError, MemoryBudget, Region, Reservation, SLICE};
-use crate::graph::fuse::{FUSION_PATTERNS, select_kernels};
-use crate::graph::{Graph, SlotOffset, TensorId};
+use crate::graph::{Graph, SlotOffset};
 use crate::ops::MAX_SRC;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -52,47 +51,18 @@ pub(super) struct CudaProgram {
     ordinal: usize,
 }
 
+/// A launch, whose kernel is loaded when it is first needed.
 struct ProgramLaunch {
-    rows: LazyLaunch,
-    /// What is launched instead while a packable span, by its number, is packed.
-    packed: Option<(usize, LazyLaunch)>,
-    dst: SlotOffset,
-    srcs: [Option<SlotOffset>; MAX_SRC],
-}
-
-/// A launch whose kernel is loaded when it is first needed.
-struct LazyLaunch {
     launch: KernelLaunch,
     loaded: OnceLock<LoadedLaunch>,
-}
-
-/// A launch for weights in rows, and one for packed weights: the number of the packable span, and whether the program packs it.
-struct LaunchPair {
-    rows: KernelLaunch,
-    packed: Option<(usize, KernelLaunch, bool)>,
-}
-
-impl LaunchPair {
-    /// The launch that runs are expected to need.
-    fn expected(&self) -> &KernelLaunch {
-        match &self.packed {
-            Some((_, packed, true)) => packed,
-            _ => &self.rows,
-        }
-    }
-
-    /// The pair with its expected launch loaded.
-    fn with_loaded(self, loaded: LoadedLaunch, dst: SlotOffset, srcs: [Option<SlotOffset>; MAX_SRC]) -> ProgramLaunch {
-        let LaunchPair { rows, packed } = self;
-        let packs = matches!(packed, Some((_, _, true)));
-        let (of_rows, of_packed) = if packs { (None, Some(loaded)) } else { (Some(loaded), None) };
-        let lazy = |launch, loaded: Option<LoadedLaunch>| LazyLaunch {
-            launch,
-            loaded: loaded.map_or_else(OnceLock::new, OnceLock::from),
-        };
-        let packed = packed.map(|(number, launch, _)| (number, lazy(launch, of_packed)));
-        ProgramLaunch { rows: lazy(rows, of_rows), packed, dst, srcs }
-    }
+    when: LaunchCondition,
+    dst: SlotOffset,
+    srcs: [Option<SlotOffset>; MAX_SRC],
+    /// Offsets in scratch memory: of the converted columns that it reads, and of those that it writes besides its result.
+    columns: u64,
+    result_columns: u64,
+    /// See [`PlannedLaunch`].
+    columns_behind: bool,
 }
 
 /// A set of addresses on which the program has run, and the graphs that later runs have built, one per segment. A set
@@ -159,72 +129,20 @@ impl ProgramRun<'_> {
 
 impl CudaProgram {
     pub(super) fn new(graph: &Arc<Graph>, context: &DeviceContext) -> Result<CudaProgram, DeviceError> {
-        let place = |id: TensorId| {
-            let tensor = graph.tensor(id).ok_or(DeviceError::Misuse("a node of another graph"))?;
-            tensor.place.ok_or(DeviceError::Misuse("a node without memory"))
-        };
-        let (mut all, mut packed, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut times, mut scratch) = (Vec::new(), 0);
-        let mut layout = ProgramLayout::new(graph.slot_sizes().len());
-        select_kernels(
-            graph,
-            FUSION_PATTERNS,
-            |node| ops::select(node, &context.gpu),
-            |fused, view| ops::fused(fused, view, &context.gpu),
-            |step| {
-                let dst = place(step.dst)?;
-                let mut srcs = [None; MAX_SRC];
-                for (to, id) in srcs.iter_mut().zip(&step.srcs) {
-                    *to = id.map(place).transpose()?;
-                }
-                scratch = scratch.max(step.kernel.scratch);
-                let launches: Vec<_> = step.kernel.launches.into_iter().filter(|launch| !launch.is_empty()).collect();
-                let desc = |id: TensorId| graph.tensor(id).map(|tensor| &tensor.desc);
-                let operands: Vec<_> = step.srcs.iter().map(|id| id.and_then(desc)).collect();
-                let blocks = launches.iter().map(KernelLaunch::blocks).max().unwrap_or(0);
-                let time = desc(step.dst).map(|dst| kernel_time(&context.gpu, step.code, dst, &operands, blocks));
-                // The launches of a node share its time: rounding and merging take little of it.
-                let time = time.unwrap_or_default() / u32::try_from(launches.len().max(1)).unwrap_or(1);
-                let time = time.max(LAUNCH_TIME);
-                // The layout of source 0, if the launches can read it packed; everything else is in rows.
-                let for_packed = step.kernel.packed.filter(|kernel| kernel.launches.len() == launches.len());
-                let for_packed = for_packed.and_then(|kernel| {
-                    let place = srcs[0]?;
-                    let number = layout.add_packable(byte_of(&place), &kernel.span, kernel.packs)?;
-                    Some((number, kernel.launches))
-                });
-                let first = usize::from(for_packed.is_some());
-                let in_rows = srcs.iter().zip(&operands).skip(first).map(|(&place, &desc)| (place, desc));
-                for (place, desc) in in_rows.chain([(Some(dst), desc(step.dst))]) {
-                    if let (Some(place), Some(desc)) = (place, desc) {
-                        let (slot, start) = byte_of(&place);
-                        layout.add_rows(slot, start..start + desc.extent() as u64);
-                    }
-                }
-                let (number, for_packed) = for_packed.map_or((0, Vec::new()), |(number, list)| (number, list));
-                let mut for_packed = for_packed.into_iter();
-                for launch in launches {
-                    all.push(launch);
-                    packed.push(for_packed.next().map(|launch| (number, launch)));
-                    places.push((dst, srcs));
-                    times.push(time);
-                }
-                Ok::<_, DeviceError>(())
-            },
-        )?;
-        let packs = layout.finish();
-        // Of the launches for both layouts, that which a run is expected to need is loaded now: weights are packed before the first run.
-        let pairs: Vec<_> = all
-            .into_iter()
-            .zip(packed)
-            .map(|(rows, packed)| {
-                let packed = packed.and_then(|(number, launch)| Some((number, launch, packs.get(number).copied()??)));
-                LaunchPair { rows, packed }
-            })
-            .collect();
-        let loaded = modules::load_all(context, pairs.iter().map(|pair| pair.expected().clone()).collect())?;
-        let launches = pairs.into_iter().zip(loaded).zip(places);
-        let launches = launches.map(|((pair, loaded), (dst, srcs))| pair.with_loaded(loaded, dst, srcs));
+        let ProgramPlan { launches, layout, packs, scratch } = ProgramBuilder::new(graph, context).compile()?;
+        // Weights are packed before the first run: the kernels of the launches that then run are loaded now.
+        let is_packed = |span: usize| packs.get(span) == Some(&true);
+        let is_expected = |of: &PlannedLaunch| of.when.holds(is_packed);
+        let expected = launches.iter().filter(|of| is_expected(of)).map(|of| of.launch.clone());
+        let mut loaded = modules::load_all(context, expected.collect())?.into_iter();
+        let times: Vec<_> = launches.iter().map(|of| of.time).collect();
+        let launches = launches.into_iter().map(|of| {
+            let loaded = if is_expected(&of) { loaded.next() } else { None };
+            let PlannedLaunch { launch, when, dst, srcs, columns, result_columns, columns_behind, .. } = of;
+            let [columns, result_columns] = [columns, result_columns].map(Option::unwrap_or_default);
+            let loaded = loaded.map_or_else(OnceLock::new, OnceLock::from);
+            ProgramLaunch { launch, loaded, when, dst, srcs, columns, result_columns, columns_behind }
+        });
         Ok(CudaProgram {
             launches: launches.collect(),
             layout,
@@ -260,7 +178,7 @@ impl CudaProgram {
     }
 
     /// Submits the program from segment `from` on, segment by segment, in turns if other sessions use the GPU. Returns the next
-    /// segment if `yields` holds after a turn and the program is not done.
+    /// segment if `yields` holds after a turn, the program is not done, and no converted columns are read later.
     ///
     /// The first run on a set of addresses launches kernel by kernel. The second run builds a CUDA graph of each segment (a program
     /// that runs once is not worth it). It and all later runs replay each segment with one launch. An abort of the queue ends the
@@ -276,7 +194,7 @@ impl CudaProgram {
             return Ok(None);
         }
         // Before any turn: a kernel for ggml's layout may have to be compiled.
-        self.launches.iter().try_for_each(|step| step.load(run).map(drop))?;
+        self.launches.iter().filter(|step| step.runs(run)).try_for_each(|step| step.load(run).map(drop))?;
         let mut addresses = Vec::with_capacity(self.slots + 2);
         for region in bindings {
             addresses.push(binding_address(run.context, region)?);
@@ -299,7 +217,10 @@ impl CudaProgram {
                 run.numbers.record(run.events, run.stream)?;
                 unrecorded = Duration::ZERO;
             }
-            if in_turn && index + 1 < self.segments.len() && yields() {
+            // A run that goes on later may find other weights packed, whose launches need other columns.
+            let last = segment.launches.end.checked_sub(1).and_then(|last| self.launches.get(last));
+            let may_yield = index + 1 < self.segments.len() && last.is_some_and(|last| !last.columns_behind);
+            if in_turn && may_yield && yields() {
                 return Ok(Some(index + 1));
             }
         }
@@ -359,10 +280,11 @@ impl CudaProgram {
         addresses: &[u64],
         unused: Option<ChargedGraph>,
     ) -> Result<Option<ChargedGraph>, DeviceError> {
-        let steps = self.launches.get(launches).unwrap_or_default();
-        let chosen = steps.iter().map(|step| step.load(run)).collect::<Result<Vec<_>, _>>()?;
-        let at = || chosen.iter().zip(steps).map(|(&launch, step)| (launch, step.addresses(run, addresses)));
-        if let Some(mut unused) = unused {
+        let steps: Vec<_> = self.steps(run, launches).map(|(_, step)| step).collect();
+        let loaded = steps.iter().map(|step| step.load(run)).collect::<Result<Vec<_>, _>>()?;
+        let at = || loaded.iter().zip(&steps).map(|(&launch, step)| (launch, step.addresses(run, addresses)));
+        // A run with weights in other layouts may have had another number of launches.
+        if let Some(mut unused) = unused.filter(|unused| unused.graph.launches() == steps.len()) {
             unused.graph.update(run.context, at())?;
             return Ok(Some(unused));
         }
@@ -374,14 +296,26 @@ impl CudaProgram {
         Ok(Some(ChargedGraph { graph, _reservations: (of_session, of_device) }))
     }
 
+    /// The launches of a range that run, by index.
+    fn steps<'a>(
+        &'a self,
+        run: &ProgramRun<'_>,
+        launches: std::ops::Range<usize>,
+    ) -> impl Iterator<Item = (usize, &'a ProgramLaunch)> {
+        let start = launches.start;
+        let steps = self.launches.get(launches).unwrap_or_default().iter().enumerate();
+        steps.filter(|(_, step)| step.runs(run)).map(move |(index, step)| (start + index, step))
+    }
+
     fn log_launches(&self, run: &ProgramRun<'_>, launches: std::ops::Range<usize>) {
-        let Some(steps) = self.launches.get(launches.clone()) else { return };
-        if let (Some(first), Some(last)) = (steps.first(), steps.last()) {
+        let mut steps = self.steps(run, launches);
+        if let Some(first) = steps.next() {
+            let last = steps.last().unwrap_or(first);
             let span = LaunchSpan {
-                first: launches.start,
-                last: launches.end - 1,
-                first_kernel: first.kernel(run),
-                last_kernel: last.kernel(run),
+                first: first.0,
+                last: last.0,
+                first_kernel: first.1.kernel(),
+                last_kernel: last.1.kernel(),
                 of: self.launches.len(),
             };
             run.events.launch_log.push(run.numbers.next(), span);
@@ -394,8 +328,8 @@ impl CudaProgram {
         launches: std::ops::Range<usize>,
         addresses: &[u64],
     ) -> Result<(), DeviceError> {
-        for index in launches {
-            let Some(step) = self.launches.get(index) else { break };
+        let steps: Vec<_> = self.steps(run, launches).collect();
+        for (index, step) in steps {
             run.events.check()?;
             self.log_launches(run, index..index + 1);
             step.load(run)?.launch(run.context, run.stream, &step.addresses(run, addresses))?;
@@ -418,31 +352,23 @@ fn binding_address(context: &DeviceContext, region: &Region) -> Result<u64, Devi
     Ok(memory.address() + region.offset())
 }
 
-/// The slot of a place and the byte within it.
-fn byte_of(place: &SlotOffset) -> (usize, u64) {
-    (place.slot as usize, place.offset as u64)
-}
-
 impl ProgramLaunch {
-    /// The launch for the layout of the run.
-    fn chosen(&self, run: &ProgramRun<'_>) -> &LazyLaunch {
-        let packed = self.packed.as_ref().filter(|(number, _)| run.packed.get(*number) == Some(&true));
-        packed.map_or(&self.rows, |(_, launch)| launch)
+    /// Whether the launch runs with the layouts of a run.
+    fn runs(&self, run: &ProgramRun<'_>) -> bool {
+        self.when.holds(|span| run.packed.get(span) == Some(&true))
     }
 
-    /// That launch, loaded.
     fn load(&self, run: &ProgramRun<'_>) -> Result<&LoadedLaunch, DeviceError> {
-        let LazyLaunch { launch, loaded } = self.chosen(run);
-        if let Some(launch) = loaded.get() {
+        if let Some(launch) = self.loaded.get() {
             return Ok(launch);
         }
-        let launch = launch.clone().load(run.context)?;
-        Ok(loaded.get_or_init(|| launch))
+        let launch = self.launch.clone().load(run.context)?;
+        Ok(self.loaded.get_or_init(|| launch))
     }
 
-    /// Name of its kernel.
-    fn kernel(&self, run: &ProgramRun<'_>) -> &'static str {
-        self.chosen(run).launch.entry().name
+    /// Name of the kernel.
+    fn kernel(&self) -> &'static str {
+        self.launch.entry().name
     }
 
     fn addresses(&self, run: &ProgramRun<'_>, addresses: &[u64]) -> LaunchAddresses {
@@ -451,6 +377,13 @@ impl ProgramLaunch {
         for (to, place) in srcs.iter_mut().zip(&self.srcs) {
             *to = place.as_ref().map_or(0, at);
         }
-        LaunchAddresses { dst: at(&self.dst), srcs, scratch: run.scratch, error_word: run.events.error_word() }
+        LaunchAddresses {
+            dst: at(&self.dst),
+            srcs,
+            scratch: run.scratch,
+            columns: run.scratch + self.columns,
+            result_columns: run.scratch + self.result_columns,
+            error_word: run.events.error_word(),
+        }
     }
 }

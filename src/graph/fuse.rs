@@ -1,18 +1,37 @@
-//! Op fusion: runs neighbouring nodes as one kernel, e.g. a norm with the operations behind it (epilogue fusion). This saves
-//! kernel launches or barriers, and the write and re-read of intermediate rows.
+//! Op fusion: runs several nodes as one kernel, e.g. a norm with the operations behind it (epilogue fusion). This saves kernel
+//! launches or barriers, and the write and re-read of intermediate rows.
 //!
-//! All devices share one table of patterns. A pattern lists the ops of consecutive nodes and a function that checks their
-//! operands: it returns the fused op with its operands, or `None` if the nodes must run one by one. The device then provides a
-//! kernel for the fused op, or declines. A fused kernel reads and writes the same tensors as its nodes, row by row, except for
-//! elided results: these have no other reader (see `Candidate::is_elidable`), so the kernel does not write them, and their
-//! memory keeps its old content.
+//! All devices share one table of patterns. A pattern lists the ops of nodes, how each node depends on those before it, and a
+//! function that checks their operands: it returns the fused op with its operands, or `None` if the nodes must run one by one.
+//! The device then provides a kernel for the fused op, or declines. A fused kernel writes all results of its nodes except for
+//! elided results: these have no other reader (see `Candidate::is_elidable`), so the kernel does
+//! not write them, and their memory keeps its old content. Each pattern checks which operands and results may overlap.
+//!
+//! The nodes of a match need not be neighbours: the kernel runs at the place of the first node, and the others move ahead of
+//! the nodes between (`order`). llama.cpp, for example, sends the products of queries, values and keys with a ROPE between.
+
+mod elision;
+mod moe;
+mod order;
+mod patterns;
 
 use super::{Graph, Node, Overlap, TensorId, overlap};
+use crate::ops::binary::Binary;
+use crate::ops::glu::GluKind;
+use crate::ops::mul_mat::MulMat;
 use crate::ops::norm::Norm;
 use crate::ops::rope::Rope;
+use crate::ops::softmax::SoftMax;
 use crate::ops::{NodeView, Op, OpCode, Sources};
 use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
+use elision::Lifetimes;
+use order::can_move_ahead;
+pub(crate) use order::written;
+pub(crate) use patterns::FUSION_PATTERNS;
+
+/// How many nodes beyond the first one are searched for the other nodes of a pattern. A layer of a llama model has 25 nodes.
+const MAX_LOOKAHEAD: usize = 32;
 
 /// A kernel with its operands, for one node or several fused nodes.
 pub(crate) struct KernelCall<K> {
@@ -20,8 +39,10 @@ pub(crate) struct KernelCall<K> {
     pub(crate) code: OpCode,
     pub(crate) kernel: K,
     pub(crate) dst: TensorId,
-    /// Operands in the kernel's order. Includes a second result, if the kernel has one.
+    /// Operands in the kernel's order. Includes further results, if the kernel has some.
     pub(crate) srcs: Vec<Option<TensorId>>,
+    /// The nodes that the kernel runs, by their index in the graph. They could also run one by one, in this order, at this point.
+    pub(crate) nodes: Vec<usize>,
 }
 
 /// The computation of a fused kernel.
@@ -33,6 +54,32 @@ pub(crate) enum FusedOp {
     /// ROPE followed by SET_ROWS into a KV cache: all heads of a token become one cache row of `row` elements. Sources: x,
     /// positions, optional factors, row indices.
     RopeSetRows { op: Rope, row: usize },
+    /// ROPE of queries and of keys with the same parameters and positions, SET_ROWS of the keys as in `RopeSetRows`, and SET_ROWS
+    /// of values if `values` holds. Sources: queries, positions, optional factors, keys, their row indices and cache, values, their
+    /// row indices and cache. With `norms` (the eps of both), RMS_NORM of each head and MUL by weights come before both ROPEs; there
+    /// are no factors then, source 2 has the weights of the queries and source 9 those of the keys.
+    RopeCache { op: Rope, row: usize, values: bool, norms: Option<[f32; 2]> },
+    /// The router of a mixture of experts: SOFT_MAX of logits, ARGSORT, GET_ROWS of the `used` largest probabilities, SUM_ROWS, CLAMP
+    /// of the sums if there are bounds, and DIV of the probabilities by the sums. Sources: logits, then the results of these nodes
+    /// except for the last one; without CLAMP, source 5 is absent. All are contiguous.
+    Route { op: SoftMax, used: usize, bounds: Option<[f32; 2]> },
+    /// The weighted sum of the results of a token's experts: MUL by the weights, and ADDs of the products in order. Sources: results
+    /// `[n, used, tokens]` and weights `[1, used, tokens]`.
+    ExpertSum,
+    /// Two or three MUL_MAT of the same columns (queries, keys and values) with weights of one type and row length. Sources: the
+    /// weights of the first product, the columns, then weights and result of each other product.
+    Products(MulMat),
+    /// Two MUL_MAT of the same columns, whose results are the operands of a GLU. Sources: the weights of the gate, the columns, the
+    /// weights of the other operand.
+    GatedProduct(GatedProduct),
+}
+
+/// Parameters of [`FusedOp::GatedProduct`]. The result may lie on the columns, so a kernel must have read all of them before it writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct GatedProduct {
+    /// The op of the products. Source 3 has the ids of MUL_MAT_ID.
+    pub(crate) product: MulMat,
+    pub(crate) kind: GluKind,
 }
 
 /// The ops fused with a norm (prologue fusion and epilogue fusion). Their sources and results are F32 with dense rows.
@@ -56,24 +103,21 @@ pub(crate) struct FusionMatch {
 
 /// A row of the pattern table.
 pub(crate) struct FusionPattern {
-    ops: &'static [OpCode],
+    /// The ops of the nodes, in order, each with its link to the nodes before it. The link of the first one is not used.
+    ops: &'static [(OpCode, Link)],
     find: fn(&Candidate<'_>) -> Option<FusionMatch>,
 }
 
-/// All patterns. The first match wins, so a longer pattern comes before a shorter one with the same first op.
-pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
-    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
-    FusionPattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
-    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm, OpCode::Mul], find: norm },
-    FusionPattern { ops: &[OpCode::Add, OpCode::Norm, OpCode::Mul], find: norm },
-    FusionPattern { ops: &[OpCode::Add, OpCode::RmsNorm], find: norm },
-    FusionPattern { ops: &[OpCode::Add, OpCode::Norm], find: norm },
-    FusionPattern { ops: &[OpCode::RmsNorm, OpCode::Mul, OpCode::Add], find: norm },
-    FusionPattern { ops: &[OpCode::Norm, OpCode::Mul, OpCode::Add], find: norm },
-    FusionPattern { ops: &[OpCode::RmsNorm, OpCode::Mul], find: norm },
-    FusionPattern { ops: &[OpCode::Norm, OpCode::Mul], find: norm },
-    FusionPattern { ops: &[OpCode::Rope, OpCode::SetRows], find: rope_set_rows },
-];
+/// How a node of a pattern depends on the nodes before it. The first node that fits is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Link {
+    /// It reads the result of the node before, or a view of it.
+    ReadsResult,
+    /// Its source 1 is that of the first node (the columns of products, the positions of ROPE), and its source 0 has the same type.
+    SameSource1,
+    /// Any node with the op.
+    Any,
+}
 
 /// Kernel selection: passes the kernel calls of a graph to `emit`, in execution order. Nodes that match a pattern of `table`
 /// are fused if `fuse` returns a kernel; it gets the fused op and a view of the main op with the fused operands. All other
@@ -88,31 +132,99 @@ pub(crate) fn select_kernels<K, U, E: From<U>>(
     fuse: impl Fn(&FusedOp, &NodeView<'_>) -> Option<K>,
     mut emit: impl FnMut(KernelCall<K>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let readers = graph.reader_counts();
-    let mut rest = graph.nodes();
-    while let Some(node) = rest.first() {
+    let lifetimes = Lifetimes::of(graph);
+    let mut done = vec![false; graph.nodes().len()];
+    let (mut ahead, mut rest) = (None, 0..graph.nodes().len());
+    while let Some(first) = ahead.take().or_else(|| rest.find(|&index| !done[index])) {
+        let node = &graph.nodes()[first];
+        let waiting = Waiting { start: rest.start, done: &done };
         // `node_view` is never `None` here: `validate::check` ensures that nodes refer to the graph's own tensors.
         let Some(view) = graph.node_view(node) else { return Ok(()) };
         let kernel = select(&view)?;
-        let fused = table.iter().find_map(|pattern| {
-            let nodes = rest.get(..pattern.ops.len())?;
-            let fits = nodes.iter().zip(pattern.ops).all(|(node, &op)| node.op.code() == op);
-            let candidate = Candidate { graph, nodes, readers: &readers };
+        let fused = table.iter().filter(|pattern| pattern.starts_with(node.op.code())).find_map(|pattern| {
+            let indices = pattern.find_nodes(graph, first, &waiting)?;
+            let nodes: Vec<_> = indices.iter().map(|&index| &graph.nodes()[index]).collect();
             // Fuse only nodes that could also run alone. Otherwise a graph with a node that the device reports as unsupported
             // would run or fail depending on the node's neighbours.
-            let supported = || nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok()));
-            let found = (fits && supported()).then(|| (pattern.find)(&candidate)).flatten()?;
+            if !nodes.iter().all(|n| graph.node_view(n).is_some_and(|n| select(&n).is_ok())) {
+                return None;
+            }
+            let found = (pattern.find)(&Candidate { graph, nodes: &nodes, indices: &indices, lifetimes: &lifetimes })?;
             let kernel = found.kernel(graph, &fuse)?;
-            Some((nodes.len(), KernelCall { code: node.op.code(), kernel, dst: found.dst, srcs: found.srcs }))
+            let (dst, srcs) = (found.dst, found.srcs);
+            Some(KernelCall { code: node.op.code(), kernel, dst, srcs, nodes: indices })
         });
-        let (taken, call) = fused.unwrap_or_else(|| {
+        let call = fused.unwrap_or_else(|| {
             let used = node.srcs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-            (1, KernelCall { code: node.op.code(), kernel, dst: node.dst, srcs: node.srcs[..used].to_vec() })
+            let srcs = node.srcs[..used].to_vec();
+            KernelCall { code: node.op.code(), kernel, dst: node.dst, srcs, nodes: vec![first] }
         });
+        call.nodes.iter().for_each(|&index| done[index] = true);
         emit(call)?;
-        rest = &rest[taken..];
+        ahead = find_product_of_same_columns(graph, first, &Waiting { start: rest.start, done: &done });
     }
     Ok(())
+}
+
+/// A MUL_MAT of the same columns as MUL_MAT `first` that can run next. Products of queries, keys and values follow each other then,
+/// also with weights of several types, and the nodes behind them can be fused.
+fn find_product_of_same_columns(graph: &Graph, first: usize, waiting: &Waiting<'_>) -> Option<usize> {
+    let node = graph.nodes().get(first).filter(|node| node.op.code() == OpCode::MulMat)?;
+    let fits = |other: &Node| other.op.code() == OpCode::MulMat && other.srcs[1] == node.srcs[1];
+    waiting.find_movable(graph, &[first], fits)
+}
+
+/// The nodes that do not run yet.
+struct Waiting<'a> {
+    /// All nodes before this one run before.
+    start: usize,
+    /// By index: whether the node runs before.
+    done: &'a [bool],
+}
+
+impl Waiting<'_> {
+    /// The first node behind the last one of `found` that fits, and can run ahead of all others except for `found`.
+    fn find_movable(&self, graph: &Graph, found: &[usize], fits: impl Fn(&Node) -> bool) -> Option<usize> {
+        let end = graph.nodes().len().min(self.start + MAX_LOOKAHEAD);
+        (found.last()? + 1..end).find(|&index| {
+            let between = || (self.start..index).filter(|between| !self.done[*between] && !found.contains(between));
+            !self.done[index]
+                && fits(&graph.nodes()[index])
+                && can_move_ahead(graph, &graph.nodes()[index], between().map(|between| &graph.nodes()[between]))
+        })
+    }
+}
+
+impl FusionPattern {
+    fn starts_with(&self, code: OpCode) -> bool {
+        self.ops.first().is_some_and(|&(first, _)| first == code)
+    }
+
+    /// The nodes of the pattern from node `first` on, by index. Each can run next.
+    fn find_nodes(&self, graph: &Graph, first: usize, waiting: &Waiting<'_>) -> Option<Vec<usize>> {
+        let mut found = vec![first];
+        for &(code, link) in self.ops.get(1..)? {
+            let [first, last] = [first, *found.last()?].map(|index| &graph.nodes()[index]);
+            let fits = |node: &Node| node.op.code() == code && link.holds(graph, first, last, node);
+            found.push(waiting.find_movable(graph, &found, fits)?);
+        }
+        Some(found)
+    }
+}
+
+impl Link {
+    fn holds(self, graph: &Graph, first: &Node, last: &Node, node: &Node) -> bool {
+        match self {
+            Link::Any => true,
+            Link::ReadsResult => node.srcs.iter().flatten().any(|&src| {
+                src == last.dst || graph.tensor(src).is_some_and(|tensor| tensor.view_of == Some(last.dst))
+            }),
+            Link::SameSource1 => {
+                let dtype = |node: &Node| Some(graph.tensor(node.srcs[0]?)?.desc.dtype());
+                node.srcs[1] == first.srcs[1] && dtype(node) == dtype(first)
+            }
+        }
+    }
 }
 
 impl FusionMatch {
@@ -120,20 +232,28 @@ impl FusionMatch {
         let desc = |id: TensorId| graph.tensor(id).map(|t| &t.desc);
         let op = match self.fused {
             FusedOp::Norm { op, .. } => Op::Norm(op),
-            FusedOp::RopeSetRows { op, .. } => Op::Rope(op),
+            FusedOp::RopeSetRows { op, .. } | FusedOp::RopeCache { op, .. } => Op::Rope(op),
+            FusedOp::Route { op, .. } => Op::SoftMax(op),
+            FusedOp::ExpertSum => Op::Binary(Binary::Mul),
+            FusedOp::Products(product) | FusedOp::GatedProduct(GatedProduct { product, .. }) => Op::MulMat(product),
         };
         let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
-        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs), aligned: true };
+        let placed = |id: TensorId| {
+            graph.tensor(id).is_none_or(|t| t.place.is_none_or(|place| t.desc.is_aligned_at(place.offset)))
+        };
+        let aligned = self.srcs.iter().flatten().chain([&self.dst]).all(|&id| placed(id));
+        let view = NodeView { op: &op, dst: desc(self.dst)?, srcs: Sources::new(op.code(), &srcs), aligned };
         fuse(&self.fused, &view)
     }
 }
 
-/// A candidate for fusion: consecutive nodes with the ops of a pattern.
+/// A candidate for fusion: nodes with the ops of a pattern, of which the later ones can move ahead to the first one.
 struct Candidate<'a> {
     graph: &'a Graph,
-    nodes: &'a [Node],
-    /// Reader counts of all tensors of the graph: see [`Graph::reader_counts`].
-    readers: &'a [u32],
+    nodes: &'a [&'a Node],
+    /// Their indices in the graph.
+    indices: &'a [usize],
+    lifetimes: &'a Lifetimes,
 }
 
 impl<'a> Candidate<'a> {
@@ -146,25 +266,16 @@ impl<'a> Candidate<'a> {
         self.nodes.get(k)?.srcs[i]
     }
 
-    /// Whether the write of node `k`'s result can be elided, because only the next node reads it, as `reader`. The result must
-    /// not be an output, must have no other reader in this graph or in the client's whole graph, and `reader` must be the
-    /// result itself or a view of exactly its bytes.
-    fn is_elidable(&self, k: usize, reader: TensorId) -> bool {
-        let id = self.nodes[k].dst;
-        let (Some(result), Some(read)) = (self.graph.tensor(id), self.graph.tensor(reader)) else { return false };
-        let only = |id: TensorId, uses: Option<u32>| uses == Some(1) && self.readers.get(id.0 as usize) == Some(&1);
-        let viewed = || {
-            let packed = result.desc.is_contiguous() && read.desc.is_contiguous();
-            let same = result.place == read.place && result.desc.dtype() == read.desc.dtype();
-            let all = result.desc.elements() == read.desc.elements();
-            read.view_of == Some(id) && only(reader, read.use_count) && packed && same && all
-        };
-        only(id, result.use_count) && (reader == id || viewed())
-    }
-
     /// Whether two tensors share no byte.
     fn disjoint(&self, a: TensorId, b: TensorId) -> bool {
         self.overlap(a, b) == Some(Overlap::Disjoint)
+    }
+
+    /// Whether two contiguous tensors are the same bytes, whatever their shapes are.
+    fn same_bytes(&self, a: TensorId, b: TensorId) -> bool {
+        let (Some(a), Some(b)) = (self.graph.tensor(a), self.graph.tensor(b)) else { return false };
+        let contiguous = a.desc.is_contiguous() && b.desc.is_contiguous();
+        a.place == b.place && contiguous && a.desc.dtype() == b.desc.dtype() && a.desc.elements() == b.desc.elements()
     }
 
     /// Whether two tensors share no byte, or coincide row by row. In both cases a kernel that works row by row may write a row
@@ -182,58 +293,5 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Matches a norm with an optional ADD before it (the residual, which is written too), an optional MUL by weights after it, and
-/// an optional ADD of a bias after that. The results of the norm and of the MUL are elided if another node follows.
-fn norm(c: &Candidate<'_>) -> Option<FusionMatch> {
-    let k = c.nodes.iter().position(|node| matches!(node.op, Op::Norm(_)))?;
-    let Op::Norm(op) = c.nodes[k].op else { return None };
-    let fusion = NormFusion { residual: k > 0, weight: c.nodes.len() > k + 1, bias: c.nodes.len() > k + 2 };
-    let dst = c.nodes.last()?.dst;
-    let mut srcs = vec![None; 5];
-    if fusion.residual {
-        let (a, b, sum) = residual_add(c)?;
-        srcs[..3].copy_from_slice(&[Some(a), Some(b), Some(sum)]);
-    } else {
-        srcs[0] = c.src(k, 0);
-    }
-    let rows = srcs.iter().flatten().all(|&src| c.disjoint_or_in_place(dst, src));
-    if fusion.weight {
-        srcs[3] = Some(row_broadcast_operand(c, k).filter(|&w| c.disjoint(dst, w))?);
-    }
-    if fusion.bias {
-        srcs[4] = Some(row_broadcast_operand(c, k + 1).filter(|&bias| c.disjoint_or_in_place(dst, bias))?);
-    }
-    let disjoint = !fusion.residual || srcs[3..].iter().flatten().all(|&src| c.disjoint(c.nodes[0].dst, src));
-    let fits = rows && disjoint && c.is_f32_rows(dst);
-    fits.then_some(FusionMatch { fused: FusedOp::Norm { op, fusion }, dst, srcs })
-}
-
-/// Summands and result of the ADD at node 0, if it has no broadcast and node 1 normalises its result.
-fn residual_add(c: &Candidate<'_>) -> Option<(TensorId, TensorId, TensorId)> {
-    let (a, b, sum) = (c.src(0, 0)?, c.src(0, 1)?, c.nodes[0].dst);
-    let same = c.desc(a)?.ne() == c.desc(b)?.ne() && c.src(1, 0) == Some(sum);
-    (same && [a, b, sum].iter().all(|&id| c.is_f32_rows(id))).then_some((a, b, sum))
-}
-
-/// The other operand of node `k + 1`, which combines it row by row with the result of node `k`. `None` if the operands do not
-/// match, or if the result of node `k` cannot be elided.
-fn row_broadcast_operand(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
-    let (x, other) = (c.src(k + 1, 0)?, c.src(k + 1, 1)?);
-    let ne = c.desc(x)?.ne();
-    let whole = ne == c.desc(c.nodes[k].dst)?.ne() && ne[0] == c.desc(other)?.ne()[0];
-    (whole && c.is_f32_rows(other) && c.is_elidable(k, x)).then_some(other)
-}
-
-/// Matches ROPE of new keys followed by SET_ROWS of all heads of a token as one cache row. The rotated keys are elided.
-fn rope_set_rows(c: &Candidate<'_>) -> Option<FusionMatch> {
-    let Op::Rope(op) = c.nodes[0].op else { return None };
-    let (x, positions, factors) = (c.src(0, 0)?, c.src(0, 1)?, c.src(0, 2));
-    let (rows, ids, cache) = (c.src(1, 0)?, c.src(1, 1)?, c.nodes[1].dst);
-    let [d, heads, tokens, batches] = c.desc(x)?.ne();
-    let row = d.checked_mul(heads)?;
-    let shapes = batches == 1 && c.desc(rows)?.ne() == [row, tokens, 1, 1] && c.desc(ids)?.ne() == [tokens, 1, 1, 1];
-    let disjoint = [Some(x), Some(positions), factors].into_iter().flatten().all(|src| c.disjoint(cache, src));
-    let fits = shapes && disjoint && c.is_elidable(0, rows);
-    let srcs = vec![Some(x), Some(positions), factors, Some(ids)];
-    fits.then_some(FusionMatch { fused: FusedOp::RopeSetRows { op, row }, dst: cache, srcs })
-}
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,8 @@
 //!
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
 //! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
-//! how programs are cut by time, `modules` their compilation, `packed` repacked weights, `hardware` what a real GPU does and an ideal one does not, `turns`
-//! how sessions take turns; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
+//! how programs are cut by time, `modules` their compilation, `packed` and `packed_fused` repacked weights, `launches` the launches of a layer, `hardware`
+//! what a real GPU does and an ideal one does not, `turns` how sessions take turns; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
 //! `FANOUT_TEST_GPU=1 cargo test --test cuda sweep -- --nocapture` runs the sweep on a real GPU; the other tests need the
 //! emulator's settings and counters.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
@@ -12,8 +12,10 @@ mod abort;
 mod counts;
 mod fixture;
 mod hardware;
+mod launches;
 mod modules;
 mod packed;
+mod packed_fused;
 mod pinned;
 mod pipeline;
 mod queue;

@@ -25,11 +25,11 @@ const MAX_NMSE: f64 = 1e-6;
 const SHAPE: [usize; 4] = [1024, 64, 1, 1];
 
 /// The bytes of a tensor of random weights.
-fn weights(dtype: DType, ne: [usize; 4], seed: u64) -> Vec<u8> {
+pub fn weights(dtype: DType, ne: [usize; 4], seed: u64) -> Vec<u8> {
     encode(dtype, &noise(seed, ne.iter().product()))
 }
 
-fn bytes_of(values: &[f32]) -> Vec<u8> {
+pub fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
@@ -82,7 +82,7 @@ impl Bound {
     }
 }
 
-fn read(queue: &mut dyn Queue, region: &Region) -> Vec<u8> {
+pub fn read(queue: &mut dyn Queue, region: &Region) -> Vec<u8> {
     queue.download(region.clone()).unwrap().wait(test_deadline()).unwrap()
 }
 
@@ -101,26 +101,26 @@ fn on_cpu(graph: &Arc<Graph>, weight: &[u8], input: &[u8]) -> Vec<f32> {
     Bound::new(&*cpu, graph, &weight).result(&mut *queue, input)
 }
 
-fn assert_close(got: &[f32], want: &[f32], what: &str) {
+pub fn assert_close(got: &[f32], want: &[f32], what: &str) {
     let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
     let error = nmse(&wide(got), &wide(want));
     assert!(error <= MAX_NMSE, "{what}: NMSE {error:e}");
 }
 
 /// A packed-weights test: one GPU with counters.
-struct Gpu {
-    fixture: CudaFixture,
-    queue: Box<dyn Queue>,
+pub struct Gpu {
+    pub fixture: CudaFixture,
+    pub queue: Box<dyn Queue>,
 }
 
 impl Gpu {
-    fn new() -> Gpu {
+    pub fn new() -> Gpu {
         let fixture = CudaFixture::new("CUDAEMU_COUNTS=on\nCUDAEMU_DEVICES=2");
         Gpu { queue: fixture.queue(0), fixture }
     }
 
     /// Launches so far of the kernels whose names begin with `prefix`.
-    fn launches(&mut self, prefix: &str) -> u64 {
+    pub fn launches(&mut self, prefix: &str) -> u64 {
         self.queue.mark().wait(test_deadline()).unwrap();
         let counts: Value = serde_json::from_str(&self.fixture.emulator.counts_json()).unwrap();
         let kernels = counts["kernels"].as_object().unwrap();
@@ -129,11 +129,11 @@ impl Gpu {
     }
 
     /// Conversions so far.
-    fn conversions(&mut self) -> u64 {
+    pub fn conversions(&mut self) -> u64 {
         self.launches("mul_mat_pack") - self.launches("mul_mat_packed")
     }
 
-    fn end(self) {
+    pub fn end(self) {
         let Gpu { mut fixture, queue } = self;
         drop(queue);
         assert!(fixture.drop_devices(), "a context was not released in time");

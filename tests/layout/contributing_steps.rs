@@ -216,6 +216,11 @@ fn the_steps_for_a_transport_name_existing_files() {
     paths_exist("Add a transport", &["tcp", "memory"].map(str::to_owned), 4);
 }
 
+#[test]
+fn the_steps_for_a_fusion_name_existing_files() {
+    paths_exist("Add a fusion", &["moe", "norm", "rope"].map(str::to_owned), 8);
+}
+
 /// Whether `<dir>/<stem>.rs`, a folder of that name, or `<stem>.cu` exists.
 fn has(path: &str) -> bool {
     let base = root().join(path);

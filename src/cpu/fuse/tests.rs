@@ -201,6 +201,22 @@ fn add_with_norm_is_fused() {
     }
 }
 
+/// The norm moves ahead of nodes that do not touch its operands.
+#[test]
+fn nodes_that_are_no_neighbours_are_fused() {
+    let ne = [64, 6, 1, 1];
+    let mut c = Case::new();
+    let (a, b, w) = (c.leaf(ne), c.leaf(ne), c.leaf([64, 1, 1, 1]));
+    let sum = c.node(Binary::Add, &[a, b]);
+    let other = c.node(Unary::Sqr, &[a]);
+    let y = c.node(RMS, &[sum]);
+    c.mark_intermediate(y);
+    let over = c.view_of(other);
+    c.node_onto(Unary::Sqr, &[b], over);
+    c.node(Binary::Mul, &[y, w]);
+    c.check("ADD, SQR, RMS_NORM, SQR, MUL", 3);
+}
+
 /// Keys `[d, heads, tokens]`, rotated and written as rows of a cache of the given type. Returns the keys, the rotated keys and
 /// their row view.
 fn keys(c: &mut Case, mode: RopeMode, cache: TensorId, ids: TensorId, tokens: usize, factors: bool) -> [TensorId; 3] {
@@ -333,9 +349,11 @@ fn add_with_norm_is_not_fused_if_a_condition_fails() {
     let mut c = Case::new();
     let (a, b) = (c.leaf(ne), c.leaf(ne));
     let sum = c.node(Binary::Add, &[a, b]);
-    c.node(Unary::Sqr, &[a]);
-    c.node(RMS, &[sum]);
-    c.check("a node between", 3);
+    let over = c.view_of(a);
+    c.node_onto(Unary::Sqr, &[sum], over);
+    let y = c.view_of(a);
+    c.node_onto(RMS, &[sum], y);
+    c.check("a node between writes where the norm does", 3);
 
     let mut c = Case::new();
     let (a, b) = (c.leaf(ne), c.leaf([64, 8, 1, 1]));

@@ -10,7 +10,6 @@ use crate::cuda::memory::DeviceMemory;
 use crate::cuda::ops::{self, Repack};
 use crate::cuda::program::CudaProgram;
 use crate::device::{DeviceError, Region};
-use crate::ops::MAX_SRC;
 use std::ops::Range;
 use std::sync::{Arc, RwLockReadGuard};
 
@@ -208,7 +207,7 @@ impl CudaExecutor {
         self.events
             .launch_log
             .push(seq, LaunchSpan { first: 0, last: 0, first_kernel: kernel, last_kernel: kernel, of: 1 });
-        let addresses = LaunchAddresses { dst, srcs: [0; MAX_SRC], scratch: 0, error_word: 0 };
+        let addresses = LaunchAddresses { dst, ..LaunchAddresses::default() };
         context.bind()?;
         launch.launch(context, stream, &addresses)?;
         self.context.bind()

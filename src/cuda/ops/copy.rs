@@ -288,7 +288,8 @@ pub(super) fn from_blocks(
         // The stride of a single row is arbitrary, and the kernel derives the length of rows from it.
         args.x.nb[1] = on.src(0)?.row_bytes() as u64;
         let launch = on.launch(entry, grid, &pointers, &args)?;
-        kernel.packed = Some(PackedLaunches { launches: vec![launch], span, packs: false });
+        kernel.packed =
+            Some(PackedLaunches { launches: vec![launch], columns: None, weights: vec![(0, span)], packs: false });
     }
     Ok(kernel)
 }

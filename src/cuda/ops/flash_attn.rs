@@ -1,7 +1,9 @@
 //! Launches of FLASH_ATTN_EXT, with split-K over the KV positions for decoding (as in flash-decoding): kernels/flash_attn_mma.cu on
 //! tensor cores, kernels/flash_attn.cu for GPUs without them and for other types and sizes.
 
+use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
 use super::{Grid, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Unsupported, suffix};
+use crate::cuda::kernel::{COUNTER_BYTES, QuantizingLaunch};
 use crate::ops::flash_attn::FlashAttn;
 use crate::ops::softmax::Alibi;
 use crate::tensor::{Capability, DType, TensorDesc};
@@ -74,6 +76,9 @@ struct FlashAttnMergeArgs {
     pitch: u32,
     heads: u32,
     parts: u32,
+    stride: u64,
+    group: u32,
+    padding: u32,
 }
 
 pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -151,15 +156,32 @@ pub(super) fn select(op: FlashAttn, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, 
     };
     let mut kernel = on.single_launch((&stem, &name), grid, &pointers, &args)?;
     if parts > 1 {
-        let merge = FlashAttnMergeArgs { dv, pitch, heads, parts: parts as u32 };
         // One warp per two parts, eight warps at most.
         let threads = 32 * (parts as u32).div_ceil(2).min(8);
         let grid = Grid::of([rows, u64::from(dv.div_ceil(128)), 1], threads);
-        let pointers = [at[0], at[1], Ptr::Src(4), Ptr::Dst];
-        kernel.launches.push(on.launch(("flash_attn", "flash_attn_merge"), grid, &pointers, &merge)?);
+        let merge = |quantized: [Ptr; 2], stride, group: usize| {
+            let args =
+                FlashAttnMergeArgs { dv, pitch, heads, parts: parts as u32, stride, group: group as u32, padding: 0 };
+            let pointers = [at[0], at[1], Ptr::Src(4), Ptr::Dst, quantized[0], quantized[1]];
+            on.launch(("flash_attn", "flash_attn_merge"), grid, &pointers, &args)
+        };
+        kernel.launches.push(merge([Ptr::Null; 2], 0, 0)?);
+        // The heads of a token are a column of a product.
+        let k = dv as usize * heads as usize;
+        for group in QUANTIZED_GROUPS.into_iter().filter(|&group| can_quantize(k, dv, rows, group)) {
+            let launch = merge([Ptr::ResultColumns, Ptr::Counters], quantized_column_bytes(k, group), group)?;
+            kernel.quantizing.push(QuantizingLaunch { launch, k, group });
+        }
         kernel.scratch = sums + stats;
     }
     Ok(kernel)
+}
+
+/// Whether flash_attn_merge can quantise `rows` rows of `dv` channels as columns of `k` elements. The two blocks that share a group of 256
+/// elements count by a counter.
+fn can_quantize(k: usize, dv: u32, rows: u64, group: usize) -> bool {
+    let counters = (rows * u64::from(dv)).div_ceil(256);
+    dv.is_multiple_of(128) && k.is_multiple_of(group) && (group == 32 || counters <= COUNTER_BYTES / 4)
 }
 
 /// The kernels that compute attention.
@@ -250,4 +272,20 @@ fn split_positions(columns: u64, room: u64, positions: u32, min_part: u32, step:
 
 fn common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel_constants::assert_constants;
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_the_kernels() {
+        let expected = [("POSITIONS", POSITIONS.into()), ("PARTS", MAX_PARTS)];
+        assert_constants(include_str!("../../../kernels/flash_attn.cu"), &expected);
+        let expected = [("ROWS", MMA_QUERIES.into()), ("MAX_WARPS", MMA_WARPS.into())];
+        assert_constants(include_str!("../../../kernels/flash_attn_mma.cu"), &expected);
+        let expected = [("TILE", MMA_TILE.into()), ("SPAN", u64::from(8 * MMA_OCTETS))];
+        assert_constants(include_str!("../../../kernels/flash_attn_fragments.cuh"), &expected);
+    }
 }

@@ -16,8 +16,10 @@ mod elementwise;
 mod flash_attn;
 mod glu;
 mod linear_attn;
+mod moe;
 mod mul_mat;
 mod mul_mat_dequantized;
+mod mul_mat_fused;
 mod norm;
 mod pad;
 mod reduce;
@@ -29,6 +31,9 @@ mod softmax;
 mod sort;
 mod ssm;
 mod unary;
+
+#[cfg(test)]
+mod kernel_constants;
 
 pub(super) use repack::{Repack, can_pack, repack_launch};
 
@@ -81,13 +86,18 @@ pub(super) fn select(node: &NodeView<'_>, gpu: &Gpu) -> Result<NodeLaunches, Uns
     for_each_family!(select_family!(op on))
 }
 
-/// Selects the launches for a fused group of nodes (epilogue fusion of norms, ROPE fused with SET_ROWS), if kernels exist.
+/// Selects the launches for a fused group of nodes, if kernels exist.
 /// `view` has the operands of the group.
 pub(super) fn fused(op: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<NodeLaunches> {
     let on = NodeOnGpu { node: view, gpu };
     match *op {
         FusedOp::Norm { op, fusion } => norm::fused(op, fusion, &on),
         FusedOp::RopeSetRows { op, row } => rope::fused(op, row, &on),
+        FusedOp::RopeCache { op, row, values, norms } => rope::fused_cache(op, row, (values, norms), &on),
+        FusedOp::Route { op, used, bounds } => moe::route(op, used, bounds, &on),
+        FusedOp::ExpertSum => moe::expert_sum(&on),
+        FusedOp::Products(_) => mul_mat_fused::products(&on),
+        FusedOp::GatedProduct(op) => mul_mat_fused::gated(&op, &on),
     }
 }
 

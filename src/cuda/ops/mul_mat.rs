@@ -4,6 +4,8 @@
 //! Few columns of b (decoding) use the vector kernels, more columns tensor cores, from compute capability 8.0 on. For block types, both
 //! multiply 8-bit codes: a launch before them quantises b.
 
+mod mma;
+pub(super) mod packed;
 pub(super) mod planes;
 
 use super::repack::unit_len;
@@ -11,11 +13,12 @@ use super::{
     Grid, KernelLaunch, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks,
     mul_mat_dequantized, suffix,
 };
-use crate::cuda::kernel::PackedLaunches;
+use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
+use packed::{PackedIdArgs, PackedProducts};
 use planes::{Planes, stride};
 
 /// Threads per block of the vector kernels.
@@ -58,13 +61,6 @@ const MMA_TILE_COLUMNS: u32 = 8;
 const MAX_MMA_COLUMNS: u32 = 64;
 const MAX_MMA_COLUMNS_K: u32 = 32;
 
-/// Warps per block of the kernels for packed weights on tensor cores.
-const MMA_WARPS: u32 = 8;
-
-/// Bytes of a tile of 64 and of 256 elements: kernels/common/tiles.cuh.
-const TILE32_BYTES: u64 = 704;
-const TILE256_BYTES: u64 = 2336;
-
 /// `struct MulMatArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -100,27 +96,16 @@ struct MulMatIdArgs {
     ids: [u64; 2],
 }
 
-/// `struct WidenArgs` and `struct QuantizeArgs` of the file.
+/// `struct WidenArgs`, `struct RoundArgs` and `struct QuantizeArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ConvertColumnsArgs {
     b: Shape,
-    /// From one packed row to the next: elements, or bytes of QuantizeArgs.
+    /// From one converted row to the next: elements; QuantizeArgs: bytes.
     stride: u64,
-    /// WidenArgs: the type of b; QuantizeArgs: the elements per group.
-    number: u32,
+    /// WidenArgs: the type of b; otherwise: the elements per group.
+    type_or_group: u32,
     padding: u32,
-}
-
-/// `struct QuantizeTilesArgs` of the file.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct QuantizeTilesArgs {
-    b: Shape,
-    group: u32,
-    pairs: u32,
-    columns: u32,
-    tiles: u32,
 }
 
 pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
@@ -139,9 +124,8 @@ pub(super) fn select(op: MulMat, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Uns
     let mut kernel = product(op, WeightLayout::Ggml, on)?;
     // The kernels for packed weights store results as words.
     if let Some(span) = PackedSpan::of(a).filter(|_| on.node.aligned) {
-        let NodeLaunches { launches, scratch, .. } = product(op, WeightLayout::Packed, on)?;
-        kernel.packed = Some(PackedLaunches { launches, span, packs: true });
-        kernel.scratch = kernel.scratch.max(scratch);
+        let NodeLaunches { launches, columns, .. } = product(op, WeightLayout::Packed, on)?;
+        kernel.packed = Some(PackedLaunches { launches, columns, weights: vec![(0, span)], packs: true });
     }
     Ok(kernel)
 }
@@ -163,32 +147,31 @@ pub(super) struct Weights<'a> {
 /// The launches for weights in a layout.
 fn product(op: MulMat, layout: WeightLayout, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
     let (a, b) = (on.src(0)?, on.src(1)?);
-    let shape = on.shape(b)?;
     if !op.by_id {
         let planes = Planes::of_scratch(a, b, on)?;
         if let ProductKernel::Mma { tiles } = ProductKernel::of(a, planes.n, layout, on) {
-            let (launch, planes, bytes) = quantize_tiles(a, planes, tiles, on)?;
-            return Ok(NodeLaunches::new(vec![launch, mma_launch(a, &planes, tiles, on)?], bytes));
+            return mma::select(a, planes, tiles, on);
         }
     }
-    let form = match b.dtype() {
-        _ if a.dtype().is_block() => Some(ColumnForm::Quantized),
-        DType::F32 => None,
-        _ => Some(ColumnForm::Widened),
-    };
-    let (mut launches, columns, scratch) = match form {
-        None => (Vec::new(), Columns { at: Ptr::Src(1), shape }, 0),
-        Some(form) => {
-            let (launch, columns, bytes) = convert_columns(a, b, form, on)?;
-            (vec![launch], columns, bytes)
-        }
-    };
-    launches.push(if op.by_id {
-        mul_mat_id_launch(a, &columns, layout, on)?
+    let (columns, conversion) = columns_of(on)?;
+    let launch = if op.by_id {
+        mul_mat_id_launch(a, &columns, layout, (2, None, 0), on)?
     } else {
         mul_mat_launch(&Weights { desc: a, at: Ptr::Src(0), layout }, &columns, Ptr::Dst, on)?
-    });
-    Ok(NodeLaunches::new(launches, scratch))
+    };
+    Ok(NodeLaunches { columns: conversion, ..NodeLaunches::one(launch) })
+}
+
+/// The columns of the product of sources 0 and 1, and what converts them.
+fn columns_of(on: &NodeOnGpu<'_>) -> Result<(Columns, Option<ColumnConversion>), Unsupported> {
+    let (a, b) = (on.src(0)?, on.src(1)?);
+    let form = match b.dtype() {
+        _ if a.dtype().is_block() => ColumnForm::Quantized,
+        DType::F32 => return Ok((Columns { at: Ptr::Src(1), shape: on.shape(b)? }, None)),
+        _ => ColumnForm::Widened,
+    };
+    let (conversion, columns) = convert_columns(a, b, form, on)?;
+    Ok((columns, Some(conversion)))
 }
 
 /// The kernels of a product.
@@ -243,13 +226,21 @@ pub(super) enum ColumnForm {
     Quantized,
 }
 
+/// The possible values of [`group_len`].
+pub(super) const QUANTIZED_GROUPS: [usize; 2] = [32, 256];
+
+/// Bytes of a quantised column of `k` elements with `group` elements per scale.
+pub(super) fn quantized_column_bytes(k: usize, group: usize) -> u64 {
+    column_bytes(ColumnForm::Quantized, k, group)
+}
+
 /// Elements of b that share a scale, for weights of a block type.
 fn group_len(a: &TensorDesc) -> usize {
     if a.dtype().block_len() == 256 { 256 } else { 32 }
 }
 
 /// Bytes of a column of `k` elements in scratch memory; columns start at multiples of 16 bytes. The layout of quantised columns
-/// is documented at `struct QuantizeArgs`.
+/// is documented in kernels/common/quantize.cuh.
 fn column_bytes(form: ColumnForm, k: usize, group: usize) -> u64 {
     let bytes = match (form, group) {
         (ColumnForm::Widened | ColumnForm::Rounded, _) => 4 * k,
@@ -265,13 +256,13 @@ fn scratch_shape(b: &Shape, bytes: u64) -> Shape {
     Shape { nb: [4, bytes, bytes * n, bytes * n * b2], ..*b }
 }
 
-/// A launch that writes b to scratch memory in another form, the result, and the bytes of scratch.
+/// A launch that writes b to scratch memory in another form, and the result.
 pub(super) fn convert_columns(
     a: &TensorDesc,
     b: &TensorDesc,
     form: ColumnForm,
     on: &NodeOnGpu<'_>,
-) -> Result<(KernelLaunch, Columns, u64), Unsupported> {
+) -> Result<(ColumnConversion, Columns), Unsupported> {
     let k = b.ne()[0];
     let group = group_len(a);
     let column = column_bytes(form, k, group);
@@ -282,69 +273,28 @@ pub(super) fn convert_columns(
     }
     let shape = on.shape(b)?;
     let grid = |pieces: u64| Grid::of([b.rows() as u64, pieces.min(MAX_GRID_YZ), 1], THREADS);
-    let (name, stride, number, grid) = match form {
+    let (name, stride, type_or_group, grid) = match form {
         ColumnForm::Widened => ("mul_mat_widen", column / 4, b.dtype().to_wire(), grid(blocks(k, THREADS, 1))),
         ColumnForm::Rounded => ("mul_mat_round", column / 4, group as u32, quantize_grid(b.rows() as u64, k, group)),
         ColumnForm::Quantized => ("mul_mat_quantize", column, group as u32, quantize_grid(b.rows() as u64, k, group)),
     };
-    let args = ConvertColumnsArgs { b: shape, stride, number, padding: 0 };
-    let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Scratch(0)], &args)?;
-    Ok((launch, Columns { at: Ptr::Scratch(0), shape: scratch_shape(&shape, column) }, bytes))
+    let args = ConvertColumnsArgs { b: merged_rows(shape), stride, type_or_group, padding: 0 };
+    let launch = on.launch(("mul_mat", name), grid, &[Ptr::Src(1), Ptr::Columns], &args)?;
+    let conversion = ColumnConversion { launch, bytes, group: (form == ColumnForm::Quantized).then_some(group) };
+    Ok((conversion, Columns { at: Ptr::Columns, shape: scratch_shape(&shape, column) }))
+}
+
+/// The rows of a shape. Products of the same rows in other shapes share the conversion.
+fn merged_rows(shape: Shape) -> Shape {
+    let mut rows = [shape];
+    Shape::merge_rows(&mut rows);
+    rows[0]
 }
 
 /// The grid of the kernels that quantise columns of `k` elements: a warp handles 128 elements in groups of 32, or a group of 256.
 fn quantize_grid(columns: u64, k: usize, group: usize) -> Grid {
     let pieces = blocks(k, THREADS, if group == 256 { 8 } else { 4 });
     Grid::of([columns, pieces.min(MAX_GRID_YZ), 1], THREADS)
-}
-
-/// A launch that quantises b to tiles of columns in scratch memory, the planes with their strides there, and the bytes of scratch. The
-/// layout is documented in kernels/mul_mat_mma.cuh.
-fn quantize_tiles(
-    a: &TensorDesc,
-    planes: Planes,
-    tiles: u32,
-    on: &NodeOnGpu<'_>,
-) -> Result<(KernelLaunch, Planes, u64), Unsupported> {
-    let (b, group) = (on.src(1)?, group_len(a));
-    let k = b.ne()[0];
-    let (steps, tile_bytes) = if group == 256 { (k / 256, TILE256_BYTES) } else { (k.div_ceil(64), TILE32_BYTES) };
-    // The product reads whole groups of tiles; missing columns are zeros.
-    let per_plane = planes.n.div_ceil(MMA_TILE_COLUMNS).next_multiple_of(tiles);
-    let plane = (steps as u64 * tile_bytes).checked_mul(u64::from(per_plane));
-    let [b2, b3] = planes.counts.map(u64::from);
-    let bytes = plane.and_then(|plane| plane.checked_mul(b2)?.checked_mul(b3));
-    let (plane, bytes) = plane.zip(bytes).ok_or_else(|| on.unsupported("b is too large"))?;
-    let args = QuantizeTilesArgs {
-        b: on.shape(b)?,
-        group: group as u32,
-        pairs: u32::from(matches!(a.dtype(), DType::Q8_0 | DType::Q4_K | DType::Q5_K)),
-        columns: planes.n,
-        tiles: per_plane,
-    };
-    let pointers = [Ptr::Src(1), Ptr::Scratch(0)];
-    let columns = (b2 * b3).saturating_mul(u64::from(per_plane * MMA_TILE_COLUMNS));
-    let grid = quantize_grid(columns, k, group);
-    let launch = on.launch(("mul_mat", "mul_mat_quantize_tiles"), grid, &pointers, &args)?;
-    let b = [tile_bytes / u64::from(MMA_TILE_COLUMNS), plane, plane * b2];
-    Ok((launch, Planes { b, ..planes }, bytes))
-}
-
-/// The product of packed weights with tiles of columns.
-fn mma_launch(a: &TensorDesc, planes: &Planes, tiles: u32, on: &NodeOnGpu<'_>) -> Result<KernelLaunch, Unsupported> {
-    let [k, m, ..] = on.shape(a)?.ne;
-    let groups = u64::from(planes.n.div_ceil(tiles * MMA_TILE_COLUMNS));
-    let in_z = planes.count(on)?;
-    let rows = u64::from(m.div_ceil(MMA_ROWS));
-    let others = groups.saturating_mul(u64::from(in_z));
-    // As few parts of k as give each multiprocessor a block, but no more than k has steps.
-    let in_x = |log2: u32| rows.div_ceil(u64::from(MMA_WARPS >> log2));
-    let most = (k / 256).max(1).ilog2().min(MMA_WARPS.ilog2());
-    let enough = |&log2: &u32| in_x(log2).saturating_mul(others) >= u64::from(on.gpu.multiprocessors);
-    let log2_split = (0..most).find(enough).unwrap_or(most);
-    let args = mul_mat_args(a, planes, WeightLayout::Packed, log2_split, on)?;
-    let grid = Grid::of([in_x(log2_split), groups.min(MAX_GRID_YZ), u64::from(in_z).min(MAX_GRID_YZ)], 32 * MMA_WARPS);
-    launch_typed("mma_", &format!("mma{tiles}"), a, grid, &[Ptr::Src(0), Ptr::Scratch(0), Ptr::Dst], &args, on)
 }
 
 /// The arguments of a product.
@@ -381,26 +331,34 @@ pub(super) fn mul_mat_launch(
             let threads = 32 * half_warps(k, in_x.saturating_mul(others(width)), on);
             ("half_", format!("half{width}"), width, in_x, 0, threads)
         }
+        ProductKernel::Vec { width } if layout == WeightLayout::Packed && width <= MAX_DOT_COLUMNS => {
+            return packed::vec_launch(a, columns, &PackedProducts::default(), on);
+        }
         ProductKernel::Vec { width } => {
-            let log2_lanes = log2_lanes(a, others(width), on);
-            let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
+            let log2_lanes = log2_lanes(a, a.ne()[1], others(width), on);
             let (module, entry) = match layout {
                 WeightLayout::Ggml => ("", format!("vec{width}")),
-                WeightLayout::Packed if width <= MAX_DOT_COLUMNS => ("packed_", format!("packed_vec{width}")),
                 WeightLayout::Packed => ("packed_wide_", format!("packed_vec{width}")),
             };
-            (module, entry, width, in_x, log2_lanes, VEC_THREADS)
+            (module, entry, width, blocks_of_rows(a, a.ne()[1], log2_lanes), log2_lanes, VEC_THREADS)
         }
-        ProductKernel::Tile | ProductKernel::Mma { .. } => {
+        ProductKernel::Tile => {
             let large = u64::from(m.div_ceil(128)).saturating_mul(others(64));
             let height = if m > 64 && large >= u64::from(on.gpu.multiprocessors) { 128 } else { 64 };
             ("", format!("tile{height}"), 64, u64::from(m.div_ceil(height)), 0, 2 * height)
         }
+        // Its columns have another form: see `mma::select`.
+        ProductKernel::Mma { .. } => return Err(on.unsupported("bug: a product of tiles among those of columns")),
     };
     let (in_y, in_z) = counted(width);
     let args = mul_mat_args(a, &planes, layout, log2_lanes, on)?;
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
     launch_typed(module, &entry, a, grid, &[at, columns.at, to], &args, on)
+}
+
+/// Blocks of the vector kernels for `m` rows like those of a.
+fn blocks_of_rows(a: &TensorDesc, m: usize, log2_lanes: u32) -> u64 {
+    blocks(m, VEC_THREADS >> log2_lanes, rows_per_group(a))
 }
 
 /// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
@@ -419,16 +377,23 @@ fn weight_strides(a: &TensorDesc, shape: &Shape, layout: WeightLayout) -> [u64; 
     [stride(shape, 0), row, stride(shape, 2), stride(shape, 3)]
 }
 
+/// The launch of MUL_MAT_ID. Source `ids` selects the experts. For packed weights only: weights `up` of a second product, and the bytes
+/// of a column of the quantised result, see [`PackedProducts`].
 fn mul_mat_id_launch(
     a: &TensorDesc,
     columns: &Columns,
     layout: WeightLayout,
+    (ids, up, quantized): (u8, Option<Ptr>, u64),
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
-    let (shape, b, ids, dst) = (on.shape(a)?, &columns.shape, on.shape(on.src(2)?)?, on.shape(on.dst())?);
+    let ids_at = Ptr::Src(ids);
+    let (shape, b, ids, dst) = (on.shape(a)?, &columns.shape, on.shape(on.src(ids.into())?)?, on.shape(on.dst())?);
     let ([k, m, experts, _], [used, tokens, ..]) = (shape.ne, ids.ne);
     let [_, a1, a2, _] = weight_strides(a, &shape, layout);
-    let log2_lanes = log2_lanes(a, u64::from(used) * u64::from(tokens), on);
+    let log2_lanes = log2_lanes(a, a.ne()[1], u64::from(used) * u64::from(tokens), on);
+    if up.is_some() && log2_lanes < packed::MIN_GATED_LANES {
+        return Err(on.unsupported("short rows of a gated product"));
+    }
     let args = MulMatIdArgs {
         k,
         m,
@@ -443,17 +408,22 @@ fn mul_mat_id_launch(
         dst: [0, 1, 2].map(|dim| stride(&dst, dim)),
         ids: [ids.nb[0], ids.nb[1]],
     };
-    let in_x = blocks(a.ne()[1], VEC_THREADS >> log2_lanes, rows_per_group(a));
+    let in_x = blocks_of_rows(a, a.ne()[1], log2_lanes);
     let grid = Grid::of([in_x, u64::from(used).min(MAX_GRID_YZ), u64::from(tokens).min(MAX_GRID_YZ)], VEC_THREADS);
-    let (module, entry) = if layout == WeightLayout::Packed { ("packed_", "packed_id") } else { ("", "id") };
-    let pointers = [Ptr::Src(0), columns.at, Ptr::Dst, Ptr::Src(2), Ptr::ErrorWord];
-    launch_typed(module, entry, a, grid, &pointers, &args, on)
+    let mut pointers = vec![Ptr::Src(0), columns.at, Ptr::Dst, ids_at, Ptr::ErrorWord];
+    if layout == WeightLayout::Ggml {
+        return launch_typed("", "id", a, grid, &pointers, &args, on);
+    }
+    pointers.push(up.unwrap_or(Ptr::Null));
+    pointers.extend(packed::quantized_result(quantized));
+    let args = PackedIdArgs { stride: quantized, product: args };
+    launch_typed("packed_", "packed_id", a, grid, &pointers, &args, on)
 }
 
-/// Binary logarithm of the number of lanes that share a row of a, if `others` blocks use each row. As few lanes as possible, so
-/// that each does several steps, but enough warps in total to hide the latency of loads.
-fn log2_lanes(a: &TensorDesc, others: u64, on: &NodeOnGpu<'_>) -> u32 {
-    let [k, m, ..] = a.ne();
+/// Binary logarithm of the number of lanes that share a row, of `m` rows like those of a, if `others` blocks use each row. As few lanes
+/// as possible, so that each does several steps, but enough warps in total to hide the latency of loads.
+fn log2_lanes(a: &TensorDesc, m: usize, others: u64, on: &NodeOnGpu<'_>) -> u32 {
+    let k = a.ne()[0];
     let least = if a.dtype().block_len() > 32 { 5 } else { 2 };
     let unit = unit_len(a.dtype());
     let mut log2 = (k / 32).max(1).ilog2().clamp(least, 5);

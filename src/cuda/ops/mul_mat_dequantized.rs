@@ -32,20 +32,21 @@ pub(super) fn applies(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Res
 
 /// The launches of the product of `a` and `b`.
 pub(super) fn select(a: &TensorDesc, b: &TensorDesc, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsupported> {
-    let (launch, columns, column_bytes) = convert_columns(a, b, ColumnForm::Rounded, on)?;
+    let (conversion, columns) = convert_columns(a, b, ColumnForm::Rounded, on)?;
     let [k, m, ..] = a.ne();
     let row = DType::F16.row_bytes(k).ok_or_else(|| on.unsupported("rows are too long in F16"))?;
     let most = (PIECE_BYTES / row / TILE_ROWS).max(1) * TILE_ROWS;
-    let mut launches = vec![launch];
+    let mut launches = Vec::new();
     for first in (0..m).step_by(most) {
         let rows = most.min(m - first);
         let piece = TensorDesc::contiguous(DType::F16, [k, rows, 1, 1]).map_err(|e| on.unsupported(e.to_string()))?;
-        launches.push(dequantize_rows(on, a, first, (Ptr::Scratch(column_bytes), &piece))?);
-        let weights = Weights { desc: &piece, at: Ptr::Scratch(column_bytes), layout: WeightLayout::Ggml };
+        launches.push(dequantize_rows(on, a, first, (Ptr::Scratch(0), &piece))?);
+        let weights = Weights { desc: &piece, at: Ptr::Scratch(0), layout: WeightLayout::Ggml };
         let dst = Ptr::DstAt((first * on.dst().nb()[0]) as u64);
         launches.push(mul_mat_launch(&weights, &columns, dst, on)?);
     }
-    Ok(NodeLaunches::new(launches, column_bytes + (row * most.min(m)) as u64))
+    let scratch = (row * most.min(m)) as u64;
+    Ok(NodeLaunches { columns: Some(conversion), ..NodeLaunches::new(launches, scratch) })
 }
 
 #[cfg(test)]
@@ -72,7 +73,12 @@ mod tests {
             });
             offsets.sum()
         };
-        kernel.launches.iter().map(|launch| (launch.entry().name, offset(&launch.pointers))).collect()
+        let conversion = kernel.columns.map(|conversion| conversion.launch);
+        conversion
+            .iter()
+            .chain(&kernel.launches)
+            .map(|launch| (launch.entry().name, offset(&launch.pointers)))
+            .collect()
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Launches of NORM, RMS_NORM, L2_NORM and GROUP_NORM, and of norms fused with a residual addition before them and a
 //! multiplication and an addition behind them (epilogue fusion): kernels/norm.cu.
 
+use super::mul_mat::{QUANTIZED_GROUPS, quantized_column_bytes};
 use super::{Grid, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks};
+use crate::cuda::kernel::QuantizingLaunch;
 use crate::graph::fuse::NormFusion;
 use crate::ops::norm::Norm;
 use crate::tensor::DType::F32;
@@ -41,6 +43,9 @@ struct NormKeptArgs {
     operands: [Operand; 6],
     kind: u32,
     eps: f32,
+    stride: u64,
+    group: u32,
+    padding: u32,
 }
 
 /// `struct NormLongArgs` of the file.
@@ -128,15 +133,29 @@ fn kept_launch(op: Norm, on: &NodeOnGpu<'_>, shapes: [Option<Shape>; 6]) -> Resu
     let (kind, eps) = kind(op);
     // x, b, sum, w, plus, y; absent operands are null.
     let present_or_null = |i: usize, ptr| if shapes[i].is_some() { ptr } else { Ptr::Null };
-    let pointers = [
-        Ptr::Src(0),
-        present_or_null(1, Ptr::Src(1)),
-        present_or_null(2, Ptr::Src(2)),
-        present_or_null(3, Ptr::Src(3)),
-        present_or_null(4, Ptr::Src(4)),
-        Ptr::Dst,
-    ];
-    on.single_launch(("norm", name), grid, &pointers, &NormKeptArgs { operands, kind, eps })
+    let pointers = |quantized| {
+        [
+            Ptr::Src(0),
+            present_or_null(1, Ptr::Src(1)),
+            present_or_null(2, Ptr::Src(2)),
+            present_or_null(3, Ptr::Src(3)),
+            present_or_null(4, Ptr::Src(4)),
+            Ptr::Dst,
+            quantized,
+        ]
+    };
+    let launch = |quantized, group: usize| {
+        let stride = if group == 0 { 0 } else { quantized_column_bytes(n, group) };
+        let args = NormKeptArgs { operands, kind, eps, stride, group: group as u32, padding: 0 };
+        on.launch(("norm", name), grid, &pointers(quantized), &args)
+    };
+    let mut kernel = NodeLaunches::one(launch(Ptr::Null, 0)?);
+    if on.dst().is_contiguous() && on.dst().ne()[0] == n {
+        for group in QUANTIZED_GROUPS.into_iter().filter(|&group| n.is_multiple_of(group)) {
+            kernel.quantizing.push(QuantizingLaunch { launch: launch(Ptr::ResultColumns, group)?, k: n, group });
+        }
+    }
+    Ok(kernel)
 }
 
 /// Parts of the tensor with common statistics: rows, or groups of `together` channels.

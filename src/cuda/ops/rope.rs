@@ -1,4 +1,4 @@
-//! Launches of ROPE, alone or fused with a SET_ROWS of its result into the KV cache: kernels/rope.cu.
+//! Launches of ROPE, alone or fused with the SET_ROWS into the KV cache: kernels/rope.cu.
 
 use super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported, blocks, suffix};
 use crate::ops::OpCode;
@@ -11,6 +11,10 @@ use bytemuck::{Pod, Zeroable};
 const PAIRS_PER_BLOCK: usize = 512;
 /// Limit of threads per block.
 const MAX_THREADS: usize = 128;
+/// Most heads of queries or keys with a norm: that of kernels/rope.cu.
+const MAX_NORM_HEADS: usize = 128;
+/// Most ids of rows in a fused kernel, which compares each with all later ones to find the last of equal ids.
+const MAX_SCANNED_IDS: usize = 2048;
 /// Number of blocks that fills a large GPU. The heads of a token are divided among blocks until the grid has as many.
 const BLOCKS_TO_FILL_GPU: usize = 1024;
 
@@ -48,6 +52,36 @@ struct RopeSetRowsArgs {
     padding: u32,
 }
 
+/// `struct CacheRows` of kernels/rope.cu.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+struct CacheRows {
+    x_step: u64,
+    y_step: u64,
+    id_step: u64,
+    id_type: u32,
+    y_type: u32,
+    row: u32,
+    rows: u32,
+}
+
+/// `struct RopeCacheArgs` of kernels/rope.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RopeCacheArgs {
+    params: RopeParams,
+    keys: CacheRows,
+    values: CacheRows,
+    head_step: u64,
+    heads: u32,
+    parts: u32,
+    q_blocks: u32,
+    k_blocks: u32,
+    v_vector: u32,
+    op: u32,
+    eps: [f32; 2],
+}
+
 /// `struct RopeFactorsArgs` of kernels/rope.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -62,7 +96,7 @@ pub(super) fn select(op: Rope, on: &NodeOnGpu<'_>) -> Result<NodeLaunches, Unsup
     if !matches!(y.dtype(), F32 | F16) || x.dtype() != y.dtype() {
         return Err(on.unsupported_types());
     }
-    let (mut params, grid) = rope_params(op, on)?;
+    let (mut params, grid) = rope_params(op, on.src(1)?, on.node.srcs.get(2), (x, y), on)?;
     let mut node_launches = NodeLaunches::default();
     let mut factors = Ptr::Src(2);
     // Factors of y's shape and type may share y's memory (in-place reuse). Copy them first: another block could overwrite them
@@ -96,7 +130,10 @@ pub(super) fn fused(op: Rope, row: usize, on: &NodeOnGpu<'_>) -> Option<NodeLaun
         return None;
     }
     let ids = on.src(3).ok()?;
-    let (params, grid) = rope_params(op, on).ok()?;
+    if ids.ne()[0] > MAX_SCANNED_IDS {
+        return None;
+    }
+    let (params, grid) = rope_params(op, on.src(1).ok()?, on.node.srcs.get(2), (x, y), on).ok()?;
     let args = RopeSetRowsArgs {
         params,
         id_step: ids.nb()[0] as u64,
@@ -110,9 +147,95 @@ pub(super) fn fused(op: Rope, row: usize, on: &NodeOnGpu<'_>) -> Option<NodeLaun
     Some(NodeLaunches::one(launch))
 }
 
-/// The parameters that all entries share, and the grid.
-fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsupported> {
-    let (x, y, pairs) = (on.src(0)?, on.dst(), op.pairs());
+/// The launch for ROPE of queries and keys with the writes of the caches; see [`crate::graph::fuse::FusedOp::RopeCache`] for the
+/// operands, `row`, `values` and `norms`.
+pub(super) fn fused_cache(
+    op: Rope,
+    row: usize,
+    (values, norms): (bool, Option<[f32; 2]>),
+    on: &NodeOnGpu<'_>,
+) -> Option<NodeLaunches> {
+    let (q, y, k, k_cache) = (on.src(0).ok()?, on.dst(), on.src(3).ok()?, on.src(5).ok()?);
+    let is_cache = |x: &TensorDesc, row: usize, cache: &TensorDesc| {
+        let types = x.dtype() == F32 && matches!(cache.dtype(), F32 | F16 | BF16);
+        types && !x.is_empty() && x.rows_dense() && cache.rows_dense() && cache.ne()[0] == row
+    };
+    if (q.dtype(), y.dtype()) != (F32, F32) || q.is_empty() || !is_cache(k, row, k_cache) {
+        return None;
+    }
+    // As many ids as tokens, also of values.
+    if q.ne()[2] > MAX_SCANNED_IDS {
+        return None;
+    }
+    let rows_of = |x_step: usize, ids: &TensorDesc, row: usize, cache: &TensorDesc| {
+        let [row, rows] = [row, cache.ne()[1]].map(|n| i32::try_from(n).ok());
+        Some(CacheRows {
+            x_step: x_step as u64,
+            y_step: cache.nb()[1] as u64,
+            id_step: ids.nb()[0] as u64,
+            id_type: ids.dtype().to_wire(),
+            y_type: cache.dtype().to_wire(),
+            row: row? as u32,
+            rows: rows? as u32,
+        })
+    };
+    let factors = on.node.srcs.get(2).filter(|_| norms.is_none());
+    let (params, grid) = rope_params(op, on.src(1).ok()?, factors, (q, y), on).ok()?;
+    let (of_keys, key_grid) = rope_params(op, on.src(1).ok()?, factors, (k, k_cache), on).ok()?;
+    let keys = rows_of(k.nb()[2], on.src(4).ok()?, row, k_cache)?;
+    let (mut of_values, mut v_vector, mut v_blocks) = (CacheRows::default(), false, 0);
+    if values {
+        let (v, ids, cache) = (on.src(6).ok()?, on.src(7).ok()?, on.src(8).ok()?);
+        if !is_cache(v, v.ne()[0], cache) {
+            return None;
+        }
+        of_values = rows_of(v.nb()[1], ids, v.ne()[0], cache)?;
+        v_vector = [v, cache].into_iter().all(rows_aligned_to_16) && v.ne()[0].is_multiple_of(4);
+        v_blocks = v.ne()[1] as u64;
+    }
+    // A block has threads for both, and one flag says whether both use 16-byte accesses.
+    if params.vector != of_keys.vector || grid.threads[0] != key_grid.threads[0] {
+        return None;
+    }
+    // Norms: the threads of a head are neighbours in a warp, and all channels are rotated, in one chunk.
+    let whole_heads = 2 * op.pairs() == q.ne()[0] && params.chunks == 1 && q.ne()[1].max(k.ne()[1]) <= MAX_NORM_HEADS;
+    let in_warp = grid.threads[0].is_power_of_two() && grid.threads[0] <= 32;
+    if norms.is_some() && !(whole_heads && in_warp) {
+        return None;
+    }
+    let [q_blocks, k_blocks] = [&grid, &key_grid].map(|grid| grid.blocks[0]);
+    let args = RopeCacheArgs {
+        params,
+        keys,
+        values: of_values,
+        head_step: k.nb()[1] as u64,
+        heads: k.ne()[1] as u32,
+        parts: of_keys.parts,
+        q_blocks: u32::try_from(q_blocks).ok()?,
+        k_blocks: u32::try_from(k_blocks).ok()?,
+        v_vector: v_vector.into(),
+        op: OpCode::SetRows as u32,
+        eps: norms.unwrap_or_default(),
+    };
+    let with_norms = |i| if norms.is_some() { Ptr::Src(i) } else { Ptr::Null };
+    let factors = if norms.is_some() { Ptr::Null } else { Ptr::Src(2) };
+    let mut pointers = vec![Ptr::Src(0), Ptr::Src(1), factors, Ptr::Dst];
+    pointers.extend((3..9).map(Ptr::Src));
+    pointers.extend([with_norms(2), with_norms(9), Ptr::ErrorWord]);
+    let threads = std::array::from_fn(|d| grid.threads[d].max(key_grid.threads[d]));
+    let grid = Grid { blocks: [q_blocks + k_blocks + v_blocks, 1, 1], threads, shared: 0 };
+    on.launch(("rope", "rope_cache"), grid, &pointers, &args).ok().map(NodeLaunches::one)
+}
+
+/// The parameters that all entries share for x and its destination y, and the grid.
+fn rope_params(
+    op: Rope,
+    positions: &TensorDesc,
+    factors: Option<&TensorDesc>,
+    (x, y): (&TensorDesc, &TensorDesc),
+    on: &NodeOnGpu<'_>,
+) -> Result<(RopeParams, Grid), Unsupported> {
+    let pairs = op.pairs();
     let pairs_per_vector = 16 / x.dtype().block_bytes();
     let vector = [x, y].into_iter().all(rows_aligned_to_16)
         && [x.ne()[0], op.n_offs as usize, pairs].into_iter().all(|n| n.is_multiple_of(pairs_per_vector));
@@ -135,8 +258,8 @@ fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsup
     let params = RopeParams {
         x: on.shape(x)?,
         y: on.shape(y)?,
-        position_step: on.src(1)?.nb()[0] as u64,
-        factor_step: on.node.srcs.get(2).map_or(0, |f| f.nb()[0] as u64),
+        position_step: positions.nb()[0] as u64,
+        factor_step: factors.map_or(0, |f| f.nb()[0] as u64),
         mode,
         first: op.n_offs,
         pairs: pairs as u32,
@@ -161,4 +284,16 @@ fn rope_params(op: Rope, on: &NodeOnGpu<'_>) -> Result<(RopeParams, Grid), Unsup
 /// Whether all rows start at multiples of 16 bytes if the first one does.
 fn rows_aligned_to_16(t: &TensorDesc) -> bool {
     (1..4).all(|d| t.ne()[d] == 1 || t.nb()[d].is_multiple_of(16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel_constants::assert_constants;
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_the_kernels() {
+        let expected = [("CHUNK", PAIRS_PER_BLOCK as u64), ("MAX_NORM_HEADS", MAX_NORM_HEADS as u64)];
+        assert_constants(include_str!("../../../kernels/rope.cu"), &expected);
+    }
 }

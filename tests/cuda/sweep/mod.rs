@@ -12,11 +12,14 @@ mod diag;
 mod flash_attn;
 mod glu;
 mod linear_attn;
+mod moe;
 mod mul_mat;
+mod mul_mat_fused;
 mod norm;
 mod pad;
 mod reduce;
 mod rope;
+mod rope_cache;
 mod rows;
 mod sequence;
 mod softmax;
@@ -137,11 +140,13 @@ fn selected_families() -> Vec<Family> {
     selected
 }
 
+/// The folder of the PTX files.
+const PTX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx");
+
 /// Names of all entries in the PTX files for a target.
 fn entries(target: u32) -> BTreeSet<String> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx");
     let mut found = BTreeSet::new();
-    for file in fs::read_dir(folder).unwrap() {
+    for file in fs::read_dir(PTX).unwrap() {
         let path = file.unwrap().path();
         if path.to_string_lossy().ends_with(&format!(".sm_{target}.ptx")) {
             let text = fs::read_to_string(path).unwrap();
@@ -165,9 +170,7 @@ fn sweep(target: u32) {
         return sweep_real_gpu(target);
     }
     let mut wanted = entries(target);
-    if wanted.is_empty() {
-        return;
-    }
+    assert!(!wanted.is_empty(), "no kernel has PTX for {target}");
     if target < MIN_MMA {
         wanted.retain(|name| !["mul_mat_quantize_tiles", "mul_mat_round"].contains(&name.as_str()));
     }
@@ -229,17 +232,23 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text")
 }
 
+/// Each target has its own test, so that they run at the same time.
+const TARGETS: [u32; 2] = [75, 80];
+
 #[test]
 fn every_variant_on_capability_7_5() {
-    sweep(75);
+    sweep(TARGETS[0]);
 }
 
 #[test]
 fn every_variant_on_capability_8_0() {
-    sweep(80);
+    sweep(TARGETS[1]);
 }
 
+/// A new PTX target needs a test above.
 #[test]
-fn every_variant_on_capability_9_0() {
-    sweep(90);
+fn every_target_is_swept() {
+    let files = fs::read_dir(PTX).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let target = |file: String| Some(file.rsplit_once(".sm_")?.1.strip_suffix(".ptx")?.parse::<u32>().unwrap());
+    assert_eq!(files.filter_map(target).collect::<BTreeSet<_>>(), BTreeSet::from(TARGETS));
 }

@@ -1,6 +1,6 @@
 //! Cases of MUL_MAT and MUL_MAT_ID.
 
-use super::Sweep;
+use super::{Sweep, mul_mat_fused};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -17,12 +17,12 @@ fn floats() -> impl Iterator<Item = DType> {
 }
 
 /// The block types with CUDA kernels.
-fn blocks() -> impl Iterator<Item = DType> {
+pub(super) fn blocks() -> impl Iterator<Item = DType> {
     DType::with_capability(Capability::CudaRead).filter(|t| t.is_block())
 }
 
 /// Whether the device repacks weights of a block type. The others have no tiled kernels.
-fn packs(t: DType) -> bool {
+pub(super) fn packs(t: DType) -> bool {
     t.can(Capability::Cuda)
 }
 
@@ -82,6 +82,7 @@ pub fn run(sweep: &Sweep) {
     permuted(sweep, F16, [44, 130, 1], 0, [44, 2, 500]);
     // More planes than a grid permits.
     contiguous(sweep, F32, [4, 1, 65_540, 1], F32, [4, 1, 65_540, 1]);
+    mul_mat_fused::run(sweep);
 }
 
 /// The bound for `n` columns of F32 weights on tensor cores, and for all other products, whose [`activations`] are not rounded.
@@ -95,7 +96,7 @@ fn bound(a: DType, n: usize) -> f64 {
 
 /// Values for `b`. With quantised weights, `b` is rounded to 8 bits in groups of 32 or 256; with F16 and BF16, to their type. Integers
 /// with a maximum of 127 in each group are not changed by the rounding, so the exact result can be required.
-fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
+pub(super) fn activations(a: DType, seed: u64, n: usize) -> Vec<f32> {
     let values = normal(seed, n);
     if a == F32 {
         return values;

@@ -97,7 +97,7 @@ fn fused(sweep: &Sweep, op: Norm, ne: [usize; 4], [add, mul, plus]: [bool; 3]) {
         let (case, dsts) = neighbours(op, ne, repeated, [add, mul, plus], true);
         sweep.check(&case, &dsts, 1e-12, &what);
         let got = sweep.check_launches(1, &what, || case.run(&sweep.gpu));
-        // Prevent fusion: another node reads the sum, and intermediate results are not declared dead.
+        // Prevent fusion: a node between reads the norm's destination, and intermediate results are not declared dead.
         let (single, alone) = neighbours(op, ne, repeated, [add, mul, plus], false);
         let nodes = 1 + 2 * u64::from(add) + u64::from(mul) + u64::from(plus);
         let want = sweep.check_launches(nodes, &format!("{what}, not fused"), || single.run(&sweep.gpu));
@@ -122,9 +122,16 @@ fn neighbours(
     let leaf = |case: &mut Case, seed, ne: [usize; 4]| case.leaf(F32, ne, &normal(seed, ne.iter().product()));
     let (a, b) = (leaf(&mut case, 1, ne), leaf(&mut case, 2, ne));
     let (w, bias) = (leaf(&mut case, 3, repeated), leaf(&mut case, 4, repeated));
+    // Memory of the norm's result that a node before it reads, so that the norm cannot move ahead to the sum.
+    let blocked = (add && !passed_on).then(|| leaf(&mut case, 5, ne));
     let mut dsts = Vec::new();
-    let mut node = |op: Op, srcs: &[TensorId], only| {
-        let dst = case.b.node(op, &srcs.iter().copied().map(Some).collect::<Vec<_>>()).unwrap();
+    let mut node = |op: Op, srcs: &[TensorId], only, onto: Option<TensorId>| {
+        let srcs: Vec<_> = srcs.iter().copied().map(Some).collect();
+        let dst = match onto {
+            Some(onto) => case.b.view(onto, TensorDesc::contiguous(F32, ne).unwrap(), 0).unwrap(),
+            None => case.b.leaf(F32, ne).unwrap(),
+        };
+        let dst = case.b.node_into(op, &srcs, dst).unwrap();
         if only && passed_on {
             case.b.set_use_count(dst, 1).unwrap();
         }
@@ -133,14 +140,14 @@ fn neighbours(
         }
         dst
     };
-    let x = if add { node(Binary::Add.into(), &[a, b], false) } else { a };
-    if add && !passed_on {
-        node(Unary::Sqr.into(), &[a], true);
+    let x = if add { node(Binary::Add.into(), &[a, b], false, None) } else { a };
+    if let Some(blocked) = blocked {
+        node(Unary::Sqr.into(), &[blocked], true, None);
     }
-    let y = node(op.into(), &[x], mul);
-    let y = if mul { node(Binary::Mul.into(), &[y, w], plus) } else { y };
+    let y = node(op.into(), &[x], mul, blocked);
+    let y = if mul { node(Binary::Mul.into(), &[y, w], plus, None) } else { y };
     if plus {
-        node(Binary::Add.into(), &[y, bias], false);
+        node(Binary::Add.into(), &[y, bias], false, None);
     }
     (case.build(), dsts)
 }

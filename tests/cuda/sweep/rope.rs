@@ -1,6 +1,6 @@
 //! Cases of ROPE, alone and fused with SET_ROWS.
 
-use super::Sweep;
+use super::{Sweep, rope_cache};
 use fanout::device::DeviceError;
 use fanout::graph::TensorId;
 use fanout::ops::OpCode;
@@ -53,10 +53,11 @@ pub fn run(sweep: &Sweep) {
     strided(sweep);
     onto_rows(sweep);
     outside(sweep);
+    rope_cache::run(sweep);
 }
 
 /// Positions spread over a long context, and the extreme values of the type.
-fn positions(op: &Rope, tokens: usize) -> Vec<i64> {
+pub(super) fn positions(op: &Rope, tokens: usize) -> Vec<i64> {
     let count = if op.mode.sections().is_some() { 4 * tokens } else { tokens };
     (0..count as i64).map(|i| [3, 99_991, 0, 4093, -17, 131_071, i64::from(i32::MAX)][i as usize % 7]).collect()
 }
@@ -74,7 +75,7 @@ fn check_case(sweep: &Sweep, op: Rope, dtype: DType, ne: [usize; 4], with_factor
 
 /// Bound of the NMSE. Angles are bit-exact; sines and cosines differ in the last bit. A half next to a rounding boundary may
 /// round to the other side.
-fn bound(dtype: DType) -> f64 {
+pub(super) fn bound(dtype: DType) -> f64 {
     match dtype {
         F32 => 1e-13,
         F16 => 1e-9,

@@ -1,6 +1,6 @@
 //! Cases of ARGSORT and TOP_K.
 
-use super::Sweep;
+use super::{Sweep, moe};
 use fanout::ops::OutputSpec;
 use fanout::ops::sort::Sort;
 use fanout::tensor::DType::{F32, I32};
@@ -11,6 +11,7 @@ use fanout_testing::op_case::Case;
 /// Rows of one tile, of several tiles that are merged, and TOP_K of few; rows that share a block, and lengths around multiples
 /// of tiles.
 pub fn run(sweep: &Sweep) {
+    moe::run(sweep);
     for ne in [
         [1, 300, 1, 1],
         [3, 7, 5, 3],
