@@ -186,7 +186,7 @@ pub struct MemoryInfo {
 /// Time to load a module of kernels of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleLoad {
-    /// Name of the module: `mul_mat_q4_k.sm_80`.
+    /// Name of the module: `mul_mat_mma_q4_k.sm_80`.
     pub name: String,
     /// Time until it was loaded.
     pub time: Duration,

@@ -327,7 +327,7 @@ fn list_devices_prints_the_visible_devices() {
     for part in [
         "  norm.sm_75: ",
         "  mul_mat_q4_k.sm_75: ",
-        "  mul_mat_q4_k.sm_80: ",
+        "  mul_mat_mma_q4_k.sm_80: ",
         " modules in ",
         " from the driver's cache\n",
     ] {
