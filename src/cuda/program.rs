@@ -58,8 +58,9 @@ struct ProgramLaunch {
     when: LaunchCondition,
     dst: SlotOffset,
     srcs: [Option<SlotOffset>; MAX_SRC],
-    /// Offsets in scratch memory: of the converted columns that it reads, and of those that it writes besides its result.
+    /// Offset in scratch memory of the converted columns that the launch reads.
     columns: u64,
+    /// Offset in scratch memory of the quantised columns that the launch writes from its result, for the product behind it.
     result_columns: u64,
     /// See [`PlannedLaunch`].
     columns_behind: bool,
@@ -218,7 +219,7 @@ impl CudaProgram {
                 unrecorded = Duration::ZERO;
             }
             // A run that goes on later may find other weights packed, whose launches need other columns.
-            let last = segment.launches.end.checked_sub(1).and_then(|last| self.launches.get(last));
+            let last = self.launches.get(segment.launches.clone()).and_then(<[_]>::last);
             let may_yield = index + 1 < self.segments.len() && last.is_some_and(|last| !last.columns_behind);
             if in_turn && may_yield && yields() {
                 return Ok(Some(index + 1));

@@ -59,7 +59,7 @@ struct Router {
 struct RouterCase {
     case: BuiltCase,
     sorted: TensorId,
-    /// The other results, except for those that a node overwrites in place.
+    /// The results of the other nodes that can be read after the run: no later node writes onto them.
     results: Vec<TensorId>,
     nodes: u64,
 }
