@@ -132,7 +132,7 @@ __device__ __forceinline__ void kept(const NormKeptArgs &args) {
     if (wide) kept<N, true>(args, i1, i2, i3);
     else kept<N, false>(args, i1, i2, i3);
     if (args.quantized == nullptr) return;
-    // The team reads what it has stored: its threads hold other elements of a group than quantisation needs.
+    // A thread quantises other elements of the row than it holds, so each reads back what the threads of the team have stored.
     if (blockDim.x == 32) __syncwarp();
     else __syncthreads();
     quantize(args.y + ys.row(i1, i2, i3), args.quantized + row * args.stride, ys.ne[0], args.group);

@@ -43,7 +43,7 @@ pub fn canonical() -> Vec<Case> {
     cases
 }
 
-/// Experts of a mixture, and those that a token uses.
+/// A mixture of experts: their number, and how many of them a token uses.
 const MIXTURE: [usize; 2] = [128, 8];
 
 /// The router of a mixture of experts, for one token.
@@ -91,7 +91,7 @@ fn expert_sum(s: &Sizes) -> Case {
     })
 }
 
-/// A case of a few bytes: those that it reads and writes.
+/// A case with small F32 operands. `read` and `written` are bytes.
 fn small(
     op: &'static str,
     shape: String,
@@ -183,6 +183,8 @@ fn layer(s: &Sizes, t: DType) -> Case {
             let x = d.b.node(Binary::Add, &[Some(attended), Some(x)])?;
             let h = norm(d, width, x)?;
             let (gate, up) = (linear(d, t, [width, ff], h)?, linear(d, t, [width, ff], h)?);
+            d.b.set_use_count(gate, 1)?;
+            d.b.set_use_count(up, 1)?;
             let gated = d.b.node(Glu { kind: glu::GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)])?;
             linear(d, t, [ff, width], gated).map(drop)
         }),

@@ -10,7 +10,7 @@ use crate::tensor::TensorDesc;
 use std::ops::{Range, RangeInclusive};
 
 /// Alignment in bytes of the parts.
-const ALIGNMENT: u64 = 256;
+pub(super) const ALIGNMENT: u64 = 256;
 
 /// Limits of the conversions and of the producers that products are searched for; beyond them, the oldest one is forgotten, and a product
 /// converts its columns again.
@@ -169,7 +169,7 @@ impl ConvertedColumns {
 
 /// Places parts with lifetimes, each at the lowest offset from `start` on that no other part alive has (first fit). Returns the
 /// offsets and the end.
-fn place_by_lifetime(parts: &[(RangeInclusive<usize>, u64)], start: u64) -> (Vec<u64>, u64) {
+pub(super) fn place_by_lifetime(parts: &[(RangeInclusive<usize>, u64)], start: u64) -> (Vec<u64>, u64) {
     let start = start.next_multiple_of(ALIGNMENT);
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by_key(|&part| parts[part].0.start());

@@ -14,7 +14,7 @@
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `queue`, `executor` | the queue: submits commands at once, or holds them back until what they wait for is submitted |
 //! | `program` | compiled graphs, replayed as CUDA graphs |
-//! | `program_builder`, `columns` | compiles a graph to launches; the converted operands that products share |
+//! | `program_builder`, `columns`, `private_results` | compiles a graph to launches; the converted operands that products share; results in scratch memory |
 //! | `layout`, `program_layout` | which weights of a memory are repacked, and which layouts a program can read |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
 //! | `ops/<stem>` | kernel selection of one op family: the entries, grids and arguments for a node |
@@ -52,6 +52,7 @@ mod peer;
 mod pinned;
 mod precompile;
 mod prediction;
+mod private_results;
 mod program;
 mod program_builder;
 mod program_layout;

@@ -11,6 +11,7 @@ use super::kernel::{KernelLaunch, LaunchAddresses, LoadedLaunch};
 use super::launch_log::LaunchSpan;
 use super::memory::DeviceMemory;
 use super::modules;
+use super::private_results::with_private_results;
 use super::program_builder::{LaunchCondition, PlannedLaunch, ProgramBuilder, ProgramPlan};
 use super::program_layout::ProgramLayout;
 use super::turns::StreamStatus;
@@ -130,7 +131,10 @@ impl ProgramRun<'_> {
 
 impl CudaProgram {
     pub(super) fn new(graph: &Arc<Graph>, context: &DeviceContext) -> Result<CudaProgram, DeviceError> {
-        let ProgramPlan { launches, layout, packs, scratch } = ProgramBuilder::new(graph, context).compile()?;
+        let private = with_private_results(graph);
+        let (compiled, private) = private.as_ref().map_or((&**graph, 0), |(graph, bytes)| (graph, *bytes));
+        let plan = ProgramBuilder::new(compiled, private, context).compile()?;
+        let ProgramPlan { launches, layout, packs, scratch } = plan;
         // Weights are packed before the first run: the kernels of the launches that then run are loaded now.
         let is_packed = |span: usize| packs.get(span) == Some(&true);
         let is_expected = |of: &PlannedLaunch| of.when.holds(is_packed);
@@ -200,6 +204,7 @@ impl CudaProgram {
         for region in bindings {
             addresses.push(binding_address(run.context, region)?);
         }
+        // Private results are in the slot behind those of the graph.
         addresses.extend([run.scratch, run.events.error_word()]);
         // Graphs have the kernels of one layout.
         let bits = |chunk: &[bool]| chunk.iter().fold(0, |bits, &packed| bits << 1 | u64::from(packed));

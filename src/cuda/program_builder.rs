@@ -1,7 +1,7 @@
 //! Compiles a graph to the list of launches of a program: kernel selection, the layouts of weights, scratch memory, and estimates of
 //! time.
 
-use super::columns::{ColumnSource, ConvertedColumns, Placed};
+use super::columns::{ALIGNMENT, ColumnSource, ConvertedColumns, Placed};
 use super::context::DeviceContext;
 use super::estimate::{LAUNCH_TIME, kernel_time};
 use super::kernel::{ColumnConversion, KernelLaunch, NodeLaunches, PackedLaunches};
@@ -90,10 +90,13 @@ pub(super) struct ProgramBuilder<'a> {
     columns: ConvertedColumns,
     /// Bytes of the largest scratch memory of a node.
     scratch: u64,
+    /// The slot of private results, which is scratch memory, and its bytes.
+    private: (u32, u64),
 }
 
 impl<'a> ProgramBuilder<'a> {
-    pub(super) fn new(graph: &'a Graph, context: &'a DeviceContext) -> ProgramBuilder<'a> {
+    /// `private` is the number of bytes of private results, which are in the slot behind the last one of the graph.
+    pub(super) fn new(graph: &'a Graph, private: u64, context: &'a DeviceContext) -> ProgramBuilder<'a> {
         ProgramBuilder {
             graph,
             context,
@@ -101,6 +104,7 @@ impl<'a> ProgramBuilder<'a> {
             layout: ProgramLayout::new(graph.slot_sizes().len()),
             columns: ConvertedColumns::default(),
             scratch: 0,
+            private: (u32::try_from(graph.slot_sizes().len()).unwrap_or(u32::MAX), private),
         }
     }
 
@@ -315,8 +319,16 @@ impl<'a> ProgramBuilder<'a> {
             }
             runs
         });
+        // In scratch memory: what one node needs for itself, converted columns, and private results.
         let (offsets, end) = self.columns.place(self.scratch);
+        let end = end.max(self.scratch).next_multiple_of(ALIGNMENT);
+        let (private_slot, private) = self.private;
         for launch in &mut self.launches {
+            for place in launch.srcs.iter_mut().flatten().chain([&mut launch.dst]) {
+                if place.slot == private_slot {
+                    place.offset += end as usize;
+                }
+            }
             let offset = |number: u64| offsets.get(number as usize).copied();
             launch.columns = launch.columns.and_then(offset);
             launch.result_columns = launch.result_columns.and_then(offset);
@@ -325,7 +337,7 @@ impl<'a> ProgramBuilder<'a> {
             launches: self.launches,
             layout: self.layout,
             packs: may_be_packed.into_iter().map(|packs| packs == Some(true)).collect(),
-            scratch: self.scratch.max(end),
+            scratch: end + private,
         }
     }
 }

@@ -27,11 +27,11 @@ use crate::tensor::DType::F32;
 use crate::tensor::TensorDesc;
 use elision::Lifetimes;
 use order::can_move_ahead;
-pub(crate) use order::written;
+pub(crate) use order::{operands, written};
 pub(crate) use patterns::FUSION_PATTERNS;
 
 /// How many nodes beyond the first one are searched for the other nodes of a pattern. A layer of a llama model has 25 nodes.
-const MAX_LOOKAHEAD: usize = 32;
+pub(crate) const MAX_LOOKAHEAD: usize = 32;
 
 /// A kernel with its operands, for one node or several fused nodes.
 pub(crate) struct KernelCall<K> {

@@ -43,11 +43,14 @@ struct Layer {
     values: Vec<(TensorId, Vec<u8>)>,
     /// The results that are neither elided nor overwritten.
     results: Vec<(&'static str, TensorId)>,
+    /// Whether the product of values lies where that of queries was, and the rotated keys where the norm was: the allocator of llama.cpp
+    /// does this without in-place ROPE.
+    shares_memory: bool,
 }
 
 impl Layer {
-    fn new() -> Layer {
-        Layer { b: Builder::new(), values: Vec::new(), results: Vec::new() }
+    fn new(shares_memory: bool) -> Layer {
+        Layer { b: Builder::new(), values: Vec::new(), results: Vec::new(), shares_memory }
     }
 
     fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> TensorId {
@@ -98,7 +101,7 @@ impl Layer {
         let positions = self.leaf(I32, [1, 1, 1, 1]);
         let rows = [self.leaf(I64, [1, 1, 1, 1]), self.leaf(I64, [1, 1, 1, 1])];
         let h = self.norm(x, WIDTH);
-        let rotated = |layer: &mut Layer, x, heads| {
+        let rotated = |layer: &mut Layer, x, heads, onto: Option<TensorId>| {
             layer.b.set_use_count(x, 1).unwrap();
             let mut x = layer.reshaped(x, [HEAD, heads, 1, 1]);
             layer.b.set_use_count(x, 1).unwrap();
@@ -106,16 +109,25 @@ impl Layer {
                 x = layer.norm(x, HEAD);
                 layer.b.set_use_count(x, 1).unwrap();
             }
-            // In place, as llama.cpp's allocator does it.
-            let onto = layer.reshaped(x, [HEAD, heads, 1, 1]);
+            // In place, or where another tensor was.
+            let onto = layer.reshaped(onto.unwrap_or(x), [HEAD, heads, 1, 1]);
             layer.b.node_into(Rope::new(RopeMode::Neox, HEAD as u32), &[Some(x), Some(positions)], onto).unwrap()
         };
-        let q = self.linear(types[0], [WIDTH, HEAD * HEADS], h);
-        let q = rotated(self, q, HEADS);
-        self.results.extend([("residual", x), ("norm", h), ("queries", q)]);
-        let v = self.linear(types[1], [WIDTH, kv_width], h);
+        let product = self.linear(types[0], [WIDTH, HEAD * HEADS], h);
+        let onto = self.shares_memory.then(|| self.leaf(F32, [HEAD * HEADS, 1, 1, 1]));
+        let q = rotated(self, product, HEADS, onto);
+        self.results.extend([("residual", x), ("queries", q)]);
+        let v = if self.shares_memory {
+            let onto = self.reshaped(product, [kv_width, 1, 1, 1]);
+            let w = self.leaf(types[1], [WIDTH, kv_width, 1, 1]);
+            self.b.node_into(MulMat::PLAIN, &[Some(w), Some(h)], onto).unwrap()
+        } else {
+            self.results.push(("norm", h));
+            self.linear(types[1], [WIDTH, kv_width], h)
+        };
+        self.b.set_use_count(v, 1).unwrap();
         let k = self.linear(types[0], [WIDTH, kv_width], h);
-        let k = rotated(self, k, KV_HEADS);
+        let k = rotated(self, k, KV_HEADS, self.shares_memory.then_some(h));
         self.b.set_use_count(k, 1).unwrap();
         let k = self.reshaped(k, [kv_width, 1, 1, 1]);
         self.b.set_use_count(k, 1).unwrap();
@@ -144,8 +156,8 @@ impl Layer {
     }
 
     /// The graph of a llama layer.
-    fn llama(types: [DType; 2]) -> Layer {
-        let (mut layer, ff) = (Layer::new(), 2048);
+    fn llama(types: [DType; 2], shares_memory: bool) -> Layer {
+        let (mut layer, ff) = (Layer::new(shares_memory), 2048);
         let [x, attended] = layer.attention(types, false);
         let x = layer.node(Binary::Add, &[attended, x]);
         let h = layer.norm(x, WIDTH);
@@ -158,8 +170,8 @@ impl Layer {
     }
 
     /// The graph of a qwen3moe layer.
-    fn qwen3moe(t: DType) -> Layer {
-        let (mut layer, ff) = (Layer::new(), 256);
+    fn qwen3moe(t: DType, shares_memory: bool) -> Layer {
+        let (mut layer, ff) = (Layer::new(shares_memory), 256);
         let [x, attended] = layer.attention([t, t], true);
         let x = layer.node(Binary::Add, &[attended, x]);
         let h = layer.norm(x, WIDTH);
@@ -292,10 +304,13 @@ fn launches(fixture: &CudaFixture) -> BTreeMap<String, u64> {
 #[test]
 fn a_layer_of_a_decoder_has_few_launches() {
     for (name, layer, launches) in [
-        ("llama, Q4_K", Layer::llama([Q4_K; 2]), 9),
-        ("llama, Q8_0", Layer::llama([Q8_0; 2]), 9),
-        ("llama, Q4_K, values Q6_K", Layer::llama([Q4_K, Q6_K]), 10),
-        ("qwen3moe, Q4_K", Layer::qwen3moe(Q4_K), 12),
+        ("llama, Q4_K", Layer::llama([Q4_K; 2], false), 9),
+        ("llama, Q8_0", Layer::llama([Q8_0; 2], false), 9),
+        ("llama, Q4_K, values Q6_K", Layer::llama([Q4_K, Q6_K], false), 10),
+        ("qwen3moe, Q4_K", Layer::qwen3moe(Q4_K, false), 12),
+        ("llama, Q4_K, shared memory", Layer::llama([Q4_K; 2], true), 9),
+        ("llama, Q4_K, values Q6_K, shared memory", Layer::llama([Q4_K, Q6_K], true), 10),
+        ("qwen3moe, Q4_K, shared memory", Layer::qwen3moe(Q4_K, true), 12),
     ] {
         let layer = layer.build();
         let (found, results) = layer.on_gpu();

@@ -146,6 +146,7 @@ fn the_hash_of_the_roofline_covers_its_inputs() {
         "kernels/ptx",
         "src/cuda/columns.rs",
         "src/cuda/ops",
+        "src/cuda/private_results.rs",
         "src/cuda/program_builder.rs",
         "src/graph/fuse",
         "src/graph/fuse.rs",

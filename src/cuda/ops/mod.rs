@@ -69,6 +69,9 @@ macro_rules! select_family {
 /// Default number of threads per block.
 const THREADS: u32 = 256;
 
+/// Limit of blocks in y and z; beyond it, kernels loop.
+const MAX_GRID_YZ: u64 = 65535;
+
 /// Selects the launches for a node whose operands satisfy the op's shape rule.
 ///
 /// # Errors

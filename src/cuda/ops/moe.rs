@@ -10,8 +10,6 @@ const MAX_USED: usize = 32;
 /// Tokens per block of `moe_route`, one warp each.
 const ROUTE_WARPS: u32 = 4;
 
-const MAX_GRID_Y: u64 = 65535;
-
 /// `struct MoeRouteArgs` of the file.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -61,7 +59,8 @@ pub(super) fn route(op: SoftMax, used: usize, bounds: Option<[f32; 2]>, on: &Nod
 /// The launch of the weighted sum of experts; see [`crate::graph::fuse::FusedOp::ExpertSum`] for the operands.
 pub(super) fn expert_sum(on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
     let [n, used, tokens, _] = on.shape(on.src(0).ok()?).ok()?.ne;
-    let grid = Grid::of([blocks(n as usize, super::THREADS, 1), u64::from(tokens).min(MAX_GRID_Y), 1], super::THREADS);
+    let grid =
+        Grid::of([blocks(n as usize, super::THREADS, 1), u64::from(tokens).min(super::MAX_GRID_YZ), 1], super::THREADS);
     let args = MoeSumArgs { n, used, tokens, padding: 0 };
     on.single_launch(("moe", "moe_sum"), grid, &[Ptr::Src(0), Ptr::Src(1), Ptr::Dst], &args).ok()
 }

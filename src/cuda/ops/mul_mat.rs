@@ -10,8 +10,8 @@ pub(super) mod planes;
 
 use super::repack::unit_len;
 use super::{
-    Grid, KernelLaunch, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported, blocks,
-    mul_mat_dequantized, suffix,
+    Grid, KernelLaunch, MAX_GRID_YZ, MIN_MMA_CAPABILITY, NodeLaunches, NodeOnGpu, Ptr, Shape, THREADS, Unsupported,
+    blocks, mul_mat_dequantized, suffix,
 };
 use crate::cuda::kernel::{ColumnConversion, PackedLaunches};
 use crate::cuda::layout::PackedSpan;
@@ -27,9 +27,6 @@ const VEC_THREADS: u32 = 128;
 fn rows_per_group(a: &TensorDesc) -> usize {
     if a.dtype().can(Capability::Cuda) { 4 } else { 2 }
 }
-
-/// Limit of blocks in y and z; beyond it, the kernels loop.
-const MAX_GRID_YZ: u64 = 65535;
 
 /// Number of warps per multiprocessor that hides the latency of loads. With fewer, more lanes share each row (split-K within a
 /// block).

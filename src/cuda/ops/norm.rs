@@ -21,8 +21,12 @@ const MAX_PER_THREAD: usize = 16;
 /// Longest row that is kept in registers: `norm_kept_16` has at most 768 threads.
 const MAX_KEPT_ROW: usize = MAX_PER_THREAD * 768;
 
-/// Up to this many rows, each row uses as many threads as a block can have, because the rows alone do not fill the GPU.
+/// Up to this many rows, each row uses the threads of a whole block, because the rows alone do not fill the GPU.
 const FEW_ROWS: usize = 512;
+
+/// Threads for each of few rows. With 1024, one row of 4096 is modelled to take a fifth longer (`scripts/roofline.sh`, a layer's
+/// norms): addresses and reductions cost each warp the same, whatever it holds, and one multiprocessor runs all warps of a row.
+const FEW_ROWS_THREADS: u32 = 512;
 
 /// Rows per block, if each row is processed by one warp.
 const WARP_ROWS_PER_BLOCK: u32 = 8;
@@ -117,8 +121,8 @@ fn kept_launch(op: Norm, on: &NodeOnGpu<'_>, shapes: [Option<Shape>; 6]) -> Resu
     });
     let [n, rows @ ..] = y.ne.map(|n| n as usize);
     let rows: usize = rows.iter().product();
-    // As few elements per thread as a block allows (few rows), or a warp (many rows).
-    let threads = if rows <= FEW_ROWS { MAX_THREADS } else { WARP } as usize;
+    // As few elements per thread as the threads of a row allow.
+    let threads = if rows <= FEW_ROWS { FEW_ROWS_THREADS } else { WARP } as usize;
     let (name, each) = match n.div_ceil(threads) {
         0..=4 => ("norm_kept_4", 4),
         5..=8 => ("norm_kept_8", 8),

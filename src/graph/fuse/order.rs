@@ -23,6 +23,6 @@ pub(crate) fn written(node: &Node) -> impl Iterator<Item = TensorId> {
 }
 
 /// The tensors that a node reads or writes.
-fn operands(node: &Node) -> impl Iterator<Item = TensorId> {
+pub(crate) fn operands(node: &Node) -> impl Iterator<Item = TensorId> {
     node.srcs.iter().copied().flatten().chain([node.dst])
 }

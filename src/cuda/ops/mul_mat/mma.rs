@@ -1,8 +1,8 @@
 //! Launches of the kernels of packed weights on tensor cores: kernels/mul_mat_mma.cu.
 
-use super::super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported};
+use super::super::{Grid, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Shape, Unsupported};
 use super::planes::Planes;
-use super::{MAX_GRID_YZ, MMA_ROWS, MMA_TILE_COLUMNS, WeightLayout};
+use super::{MMA_ROWS, MMA_TILE_COLUMNS, WeightLayout};
 use super::{group_len, launch_typed, merged_rows, mul_mat_args, quantize_grid};
 use crate::cuda::kernel::ColumnConversion;
 use crate::tensor::{DType, TensorDesc};

@@ -1,8 +1,8 @@
 //! Launches of the vector kernels of packed weights, which also compute fused products: kernels/mul_mat_packed.cu.
 
-use super::super::{Grid, KernelLaunch, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
+use super::super::{Grid, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use super::planes::Planes;
-use super::{Columns, MAX_DOT_COLUMNS, MAX_GRID_YZ, MulMatArgs, MulMatIdArgs, VEC_THREADS, WeightLayout};
+use super::{Columns, MAX_DOT_COLUMNS, MulMatArgs, MulMatIdArgs, VEC_THREADS, WeightLayout};
 use super::{blocks_of_rows, columns_of, group_len, launch_typed, log2_lanes, mul_mat_args, mul_mat_id_launch};
 use crate::cuda::kernel::COUNTER_BYTES;
 use crate::tensor::TensorDesc;
