@@ -170,6 +170,29 @@ class Bench:
         return "" if got == want else f"tokens {got}, llama.cpp has {want}"
 
 
+    def chat(self, options: list[str]) -> str:
+        """A second turn, for which the KV cache has the first one, is that of a run that gets the whole conversation as its prompt."""
+        model = self.model(Model("f32"))
+        template = self.scratch / "chat.jinja"
+        template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+        argv = [str(self.binary), str(model), "-n", "12", "--ignore-eos", "--echo", "--threads", "1", *options]
+
+        def run(*more: str, lines: str = "") -> str:
+            done = subprocess.run([*argv, *more], input=lines.encode(), capture_output=True, timeout=RUN_S)
+            if done.returncode != 0:
+                raise ClientError(f"generate ended with {done.returncode}:\n{tail(done.stderr.decode())}")
+            return done.stdout.decode()
+
+        first = run("--chat", "--chat-template", str(template), "--prompt", "Good day")
+        both = run("--chat", "--chat-template", str(template), lines="Good day\nAnd then?\n")
+        if not both.startswith(first):
+            return f"the first turn has {both!r}, a single one {first!r}"
+        second = both.removeprefix(first)
+        whole, _, reply = second.partition("And then?<assistant>")
+        alone = run("--prompt", f"{whole}And then?<assistant>")
+        return "" if reply and second == alone else f"the second turn has {second!r}, alone it is {alone!r}"
+
+
 def prompt(case: Case) -> list[int]:
     """The prompt that llama_client.py makes."""
     words = SIZES[case.model.size].vocab - 259
@@ -192,6 +215,8 @@ def main() -> None:
         table: list[tuple[str, Callable[[], str]]] = []
         for case in cases(a.full):
             table.append((case.name, lambda case=case: bench.run(case)))
+        for options in ([], ["--device", "CPU,CPU", "--ubatch", "16"]):
+            table.append((" ".join(["llama f32 --chat", *options]), lambda options=options: bench.chat(options)))
         table += ServerLossRows(binary, server, bench.model).rows(a.full)
         for name, run in table:
             if a.only not in name:

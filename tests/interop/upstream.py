@@ -4,6 +4,7 @@ The source archive of llama-cpp-python is fetched from PyPI by pip, and kept in 
 committed. The libraries of the environment are linked, so that a program speaks the protocol of the other interop tests.
 """
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,8 +16,8 @@ import llama_cpp
 
 from servers import HERE
 
-# Folders of the archive's vendor/llama.cpp that the tests include.
-SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor")
+# Folders of the archive's vendor/llama.cpp that the tests use.
+SOURCES = ("tests", "common", "src", "include", "ggml/include", "ggml/src", "vendor", "models/templates")
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc")
 # Further sources of a program, beside upstream/NAME.cpp.
 EXTRA = {
@@ -29,7 +30,7 @@ def archive(folder: Path) -> Path:
     """The unpacked sources of the installed release: the path of llama.cpp's root."""
     release = version("llama-cpp-python")
     root = folder / f"llama_cpp_python-{release}" / "vendor" / "llama.cpp"
-    if root.exists():
+    if all((root / name).exists() for name in SOURCES):
         return root
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -42,6 +43,7 @@ def archive(folder: Path) -> Path:
         with tarfile.open(packed) as tar:
             members = [m for m in tar.getmembers() if any(name in m.name for name in wanted)]
             tar.extractall(scratch, members, filter="data")
+        shutil.rmtree(folder / f"llama_cpp_python-{release}", ignore_errors=True)
         (Path(scratch) / f"llama_cpp_python-{release}").rename(folder / f"llama_cpp_python-{release}")
     return root
 

@@ -6,22 +6,30 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
-use fanout::rpc::client::ConnectError;
 use fanout::rpc::keys::PublicKey;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::DType;
 use log::LevelFilter;
 use thiserror::Error;
 
+use crate::servers::ServerSource;
+
+/// Tokens to generate at most, if neither `--predict` nor `--chat` is given.
+const TEXT_PREDICT: usize = 64;
+
+/// Capacity of the KV cache for a conversation, in tokens.
+const CHAT_CONTEXT: usize = 4096;
+
 const EXAMPLES: &str = "\
 Examples:
   generate model.gguf -p 'Once upon a time'         on all GPUs, or on the CPU where there is none
+  generate model.gguf --chat                        a conversation, by the model's own chat template
   generate model.gguf -p 'Once' -d 0,1 --split 3,1  three quarters of the layers on the first GPU
   generate model.gguf --tokens 1,5,9 -d CPU,CPU     two devices, token ids instead of text
   generate model.gguf -p 'Once' --temp 0.8 --top-p 0.95 --seed 7
   generate model.gguf --tokens 1,5,9 --json         token ids, rates and bytes, as one line of JSON
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
-  generate model.gguf -p 'Once' --rpc a:50052,b:50052 --retry       two servers, which may be lost and come back
+  generate model.gguf -p 'Once' --rpc host-a,host-b:50053 --retry   two servers, which may be lost and come back
   generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
 /// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of
@@ -32,17 +40,34 @@ pub struct Args {
     /// The model, a GGUF file.
     pub model: PathBuf,
 
-    /// Text to continue; special tokens in the text are recognised.
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "info"])]
+    /// Text to continue, or with --chat the message to reply to; special tokens in the text are recognised.
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "chat", "info"])]
     pub prompt: Option<String>,
 
     /// Token ids to continue, separated by commas, instead of text. No begin-of-text token is added.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub tokens: Option<Vec<u32>>,
 
-    /// Tokens to generate, at most; 0 to evaluate the prompt only.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
-    pub predict: usize,
+    /// Reply to messages instead of continuing text: to --prompt, or without it to each line of standard input. Messages are
+    /// formatted by the model's own chat template.
+    #[arg(long, conflicts_with_all = ["tokens", "compare", "info"])]
+    pub chat: bool,
+
+    /// File with a chat template (Jinja), in place of the model's.
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    pub chat_template: Option<PathBuf>,
+
+    /// System prompt: instructions at the start of the conversation.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+
+    /// Print the prompt before the generated text, with --chat as the model gets it.
+    #[arg(long, conflicts_with_all = ["json", "compare", "info"])]
+    pub echo: bool,
+
+    /// Tokens to generate, at most; 0 to evaluate the prompt only [default: 64; with --chat until the end of the reply].
+    #[arg(short = 'n', long, value_name = "N")]
+    pub predict: Option<usize>,
 
     /// Continue generating after an end-of-text token.
     #[arg(long)]
@@ -54,9 +79,12 @@ pub struct Args {
     #[arg(short, long, value_name = "LIST")]
     pub device: Option<String>,
 
-    /// RPC servers, host:port, separated by commas. All their devices are used, before the devices of --device.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = server)]
-    pub rpc: Vec<String>,
+    /// RPC servers, separated by commas: host or host:port, where the port is 50052 unless given; dns:NAME:PORT for all addresses of
+    /// a name, ordered by address; file:DIR for those that `rpc-server --announce DIR` announces. With --retry, names and folders
+    /// are read again when a server is lost, and another server that they list takes its place. All devices of the servers are
+    /// used, before those of --device.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub rpc: Vec<ServerSource>,
 
     /// Keys of the servers of --rpc, separated by commas: connections use TLS, and each server must prove one of them.
     #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key", conflicts_with = "cert")]
@@ -120,7 +148,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub depth: Option<u32>,
 
-    /// Capacity of the KV cache in tokens [default: the prompt plus --predict].
+    /// Capacity of the KV cache in tokens [default: the prompt plus --predict; with --chat at least 4096, or the context of the
+    /// model if that is shorter].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx: Option<u32>,
 
@@ -259,15 +288,28 @@ pub enum ArgsError {
         /// Sum of both.
         needed: usize,
     },
+    /// The conversation leaves no room for a reply.
+    #[error(
+        "the conversation has {prompt} tokens, and the context of {ctx} has no room for a reply: give a larger --ctx"
+    )]
+    ContextFull {
+        /// Capacity of the KV cache.
+        ctx: usize,
+        /// Tokens of the conversation.
+        prompt: usize,
+    },
+    /// A report in JSON of more than one reply.
+    #[error("--json prints one report: with --chat, it needs a --prompt")]
+    JsonChat,
 }
 
 impl Args {
-    /// The list of devices from `--rpc` and `--device`; `None` if neither is given.
+    /// The list of devices from `servers`, those of `--rpc`, and `--device`; `None` if there are neither.
     ///
     /// # Errors
     /// [`ArgsError::Memory`] for `--mem` with devices of servers only.
-    pub fn devices(&self) -> Result<Option<String>, ArgsError> {
-        let names: Vec<&str> = self.rpc.iter().chain(&self.device).map(String::as_str).collect();
+    pub fn devices<'a>(&'a self, servers: impl Iterator<Item = &'a str>) -> Result<Option<String>, ArgsError> {
+        let names: Vec<&str> = servers.chain(self.device.as_deref()).collect();
         let list = names.join(",");
         // Only names of remote devices contain a colon.
         let remote = list.split(',').all(|name| name.contains(':'));
@@ -315,41 +357,46 @@ impl Args {
         self.depth.unwrap_or(if groups > 1 { 4 } else { 1 })
     }
 
-    /// The capacity of the KV cache in tokens, for a prompt of `prompt` tokens.
+    /// The capacity of the KV cache in tokens, for a first prompt of `prompt` tokens and a model that was trained for `trained`.
     ///
     /// # Errors
     /// [`ArgsError::Context`] if `--ctx` is too small for the prompt and `--predict`.
-    pub fn context(&self, prompt: usize) -> Result<usize, ArgsError> {
-        let needed = prompt.saturating_add(self.predict);
+    pub fn context(&self, prompt: usize, trained: usize) -> Result<usize, ArgsError> {
+        let predict = self.predict.unwrap_or(if self.chat { 1 } else { TEXT_PREDICT });
+        let needed = prompt.saturating_add(predict);
         match self.ctx.map(|ctx| ctx as usize) {
-            Some(ctx) if ctx < needed => Err(ArgsError::Context { ctx, prompt, predict: self.predict, needed }),
+            Some(ctx) if ctx < needed => Err(ArgsError::Context { ctx, prompt, predict, needed }),
             Some(ctx) => Ok(ctx),
+            None if self.chat => Ok(needed.max(trained.min(CHAT_CONTEXT))),
             None => Ok(needed),
         }
     }
 
-    /// Returns the prompt if it is valid for a vocabulary of `vocab` tokens.
+    /// The most tokens to generate after a prompt of `prompt` tokens, in a KV cache of `context` tokens.
+    ///
+    /// # Errors
+    /// [`ArgsError::ContextFull`] if not even one token fits.
+    pub fn predict(&self, prompt: usize, context: usize) -> Result<usize, ArgsError> {
+        let left = context.saturating_sub(prompt);
+        if prompt > context || (self.chat && left == 0) {
+            return Err(ArgsError::ContextFull { ctx: context, prompt });
+        }
+        Ok(self.predict.unwrap_or(if self.chat { usize::MAX } else { TEXT_PREDICT }).min(left))
+    }
+
+    /// Checks that a prompt is valid for a vocabulary of `vocab` tokens.
     ///
     /// # Errors
     /// [`ArgsError`] if the prompt is empty, or contains an id outside the vocabulary.
-    pub fn check_prompt(&self, prompt: Vec<u32>, vocab: usize) -> Result<Vec<u32>, ArgsError> {
+    pub fn check_prompt(&self, prompt: &[u32], vocab: usize) -> Result<(), ArgsError> {
         if prompt.is_empty() {
             return Err(ArgsError::NoPrompt);
         }
         match prompt.iter().find(|&&token| token as usize >= vocab) {
             Some(&token) => Err(ArgsError::Token { token, vocab }),
-            None => Ok(prompt),
+            None => Ok(()),
         }
     }
-}
-
-/// Parses `host:port`, so that `Registry::open` cannot mistake the name for a device of this machine. The RPC client validates
-/// the host.
-fn server(text: &str) -> Result<String, String> {
-    let name = text.trim();
-    let is_one = |(host, port): (&str, &str)| !host.is_empty() && !name.contains('/') && port.parse::<u16>().is_ok();
-    let wrong = || ConnectError::Name(name.to_owned()).to_string();
-    name.rsplit_once(':').is_some_and(is_one).then(|| name.to_owned()).ok_or_else(wrong)
 }
 
 fn split(text: &str) -> Result<Split, String> {
@@ -383,128 +430,4 @@ fn number(text: &str, expected: &str, fits: impl Fn(f32) -> bool) -> Result<f32,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn parse(line: &str) -> Result<Args, String> {
-        let words = ["generate", "model.gguf"].into_iter().chain(line.split_whitespace());
-        Args::try_parse_from(words).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn the_clap_definition_is_consistent() {
-        Args::command().debug_assert();
-    }
-
-    #[test]
-    fn omitted_options_have_defaults() {
-        let args = parse("-p Once").unwrap();
-        assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, 64, KvType::F16, 0.0));
-        assert_eq!((args.depth(1), args.depth(2)), (1, 4));
-        let one = |device| TensorGroup::new(vec![device], vec![1.0]).unwrap();
-        assert_eq!(args.groups(2), Ok((vec![one(0), one(1)], None)));
-        assert_eq!(args.context(10), Ok(74));
-        assert_eq!(args.kv_type.dtype(), DType::F16);
-    }
-
-    #[test]
-    fn given_options_override_the_defaults() {
-        let args =
-            parse("--tokens 1,5,9 -n 8 -d CPU,CPU --split 3,1 --ubatch 4 --depth 2 --ctx 32 --kv-type f32 --mem 1G,2G");
-        let args = args.unwrap();
-        assert_eq!(args.tokens, Some(vec![1, 5, 9]));
-        assert_eq!(args.groups(2).unwrap().1, Some(vec![0.75, 0.25]));
-        assert_eq!((args.ubatch, args.depth(2), args.context(24)), (4, 2, Ok(32)));
-        assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
-        let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
-        assert_eq!((args.temp, args.top_p, args.seed), (0.8, Some(0.9), Some(7)));
-        let seconds = |line| parse(line).map(|args| (args.retry().map(|d| d.as_secs()), args.rpc_timeout().as_secs()));
-        assert_eq!(seconds("-p x"), Ok((None, 60)));
-        assert_eq!(seconds("-p x --rpc a:1,b:2 --retry --json"), Ok((Some(60), 60)));
-        assert_eq!(seconds("-p x --retry 7 --rpc-timeout 2"), Ok((Some(7), 2)));
-    }
-
-    #[test]
-    fn tensor_splits_make_groups_of_consecutive_devices() {
-        let groups = |line: &str, devices| {
-            let (groups, shares) = parse(line).unwrap().groups(devices).unwrap();
-            assert_eq!(shares, None);
-            groups.iter().map(|group| (group.devices().to_vec(), group.shares().to_vec())).collect::<Vec<_>>()
-        };
-        assert_eq!(groups("-p x --split tensor", 3), [(vec![0, 1, 2], vec![1.0; 3])]);
-        assert_eq!(groups("-p x --split tensor=3,1", 2), [(vec![0, 1], vec![3.0, 1.0])]);
-        let two = [(vec![0, 1], vec![1.0, 2.0]), (vec![2, 3], vec![1.0, 1.0])];
-        assert_eq!(groups("-p x --split tensor=1,2/1,1", 4), two);
-    }
-
-    #[test]
-    fn errors_name_the_wrong_argument() {
-        let cases = [
-            ("", "--prompt <TEXT>"),
-            ("-p x --tokens 1", "cannot be used with '--tokens <IDS>'"),
-            ("--tokens 1,x", "invalid value 'x' for '--tokens <IDS>'"),
-            ("-p x --top-p 0.9", "--temp <T>"),
-            ("-p x --seed 1", "--temp <T>"),
-            ("-p x --temp 1 --top-p 1.5", "expected a probability, above 0 and up to 1"),
-            ("-p x --temp -1", "expected a temperature, 0 or more"),
-            ("-p x --temp nan", "expected a temperature, 0 or more"),
-            ("-p x --split 3,-1", "expected a share, 0 or more"),
-            ("-p x --ubatch 0", "0 is not in 1..=65536"),
-            ("-p x --depth 17", "17 is not in 1..=16"),
-            ("-p x --kv-type q4_0", "[possible values: f32, f16, q8_0]"),
-            ("-p x --split tensors", "expected tensor, tensor=SHARES or shares"),
-            ("-p x --split tensor=1,0", "expected a share above 0"),
-            ("-p x --split tensor=1/", "expected a share above 0"),
-            ("-p x --rpc CPU", "expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got \"CPU\""),
-            ("-p x --rpc 0", "for '--rpc <LIST>': expected an endpoint"),
-            ("-p x --rpc 127.0.0.1", "the port is missing, as in 127.0.0.1:50052"),
-            ("-p x --rpc myserver", "the port is missing, as in myserver:50052"),
-            ("-p x --rpc=", "expected an endpoint"),
-            ("-p x --rpc host:1,", "expected an endpoint"),
-            ("-p x --rpc host:1,CPU", "got \"CPU\""),
-            ("-p x --rpc host:65536", "expected an endpoint"),
-            ("-p x --rpc host:1/0", "expected an endpoint"),
-            ("-p x --mem 0", "must be more than 0 bytes"),
-            ("-p x --log-level loud", "expected off, error, warn, info, debug or trace, got \"loud\""),
-            ("-p x --retry 0", "0 is not in 1..=86400"),
-            ("-p x --rpc-timeout 0", "0 is not in 1..=86400"),
-            ("-p x --compare --retry", "cannot be used with"),
-            ("-p x --compare --json", "cannot be used with"),
-            ("-p x --info", "cannot be used with"),
-            ("-p x -v --log-level trace", "cannot be used with"),
-        ];
-        for (line, expected) in cases {
-            let error = parse(line).err().unwrap_or_default();
-            assert!(error.contains(expected), "{line}: {error}\n{expected}");
-        }
-    }
-
-    #[test]
-    fn servers_precede_devices_and_reject_mem() {
-        let list = |line: &str| parse(line).unwrap().devices();
-        assert_eq!(list("-p x"), Ok(None));
-        assert_eq!(list("-p x --mem 1G"), Ok(None));
-        let both = "-p x -d CPU,c:3/0 --rpc a:1,[::1]:2 --mem 1G";
-        assert_eq!(list(both), Ok(Some("a:1,[::1]:2,CPU,c:3/0".to_owned())));
-        for line in ["-p x --rpc a:1 --mem 1K", "-p x --rpc a:1,b:2 --mem 1G,2G", "-p x -d a:1/0,b:2 --mem 1G"] {
-            assert_eq!(list(line), Err(ArgsError::Memory), "{line}");
-        }
-    }
-
-    #[test]
-    fn arguments_that_do_not_match_devices_or_model_are_rejected() {
-        let args = parse("-p x --split 3,1 --ctx 70").unwrap();
-        assert_eq!(args.groups(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
-        assert_eq!(parse("-p x --split 0,0").unwrap().groups(2), Err(ArgsError::NoShare));
-        assert_eq!(
-            parse("-p x --split tensor=1,1").unwrap().groups(3),
-            Err(ArgsError::Shares { shares: 2, devices: 3 })
-        );
-        let error = args.context(10).unwrap_err().to_string();
-        assert_eq!(error, "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed");
-        assert_eq!(args.check_prompt(vec![], 8), Err(ArgsError::NoPrompt));
-        assert_eq!(args.check_prompt(vec![7, 8], 8), Err(ArgsError::Token { token: 8, vocab: 8 }));
-        assert_eq!(args.check_prompt(vec![7, 0], 8), Ok(vec![7, 0]));
-    }
-}
+mod tests;

@@ -166,7 +166,20 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        self.submit_tokens(tokens, Outputs::Last)?.ok_or(EngineError::NoTokens)
+        self.append_with_progress(tokens, &|_| ())
+    }
+
+    /// The same; `submitted` is called with the number of tokens of each micro-batch that the devices have received.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn append_with_progress(&mut self, tokens: &[u32], submitted: &dyn Fn(usize)) -> Result<Vec<f32>, EngineError> {
+        self.submit_tokens(tokens, Outputs::Last, submitted)?.ok_or(EngineError::NoTokens)
+    }
+
+    /// Shortens the sequence to its first `length` tokens: later tokens overwrite the positions of the KV cache behind it.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
     }
 
     /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens
@@ -176,11 +189,11 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        self.submit_tokens(tokens, Outputs::None).map(drop)
+        self.submit_tokens(tokens, Outputs::None, &|_| ()).map(drop)
     }
 
     /// Evaluates tokens as a prompt and then one of them alone, and leaves the sequence as it was: the graphs of both are planned
-    /// afterwards, and their memory has been used. Later tokens overwrite the positions of the KV cache that this has written.
+    /// afterwards, and their memory has been used.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -188,19 +201,25 @@ impl Engine {
         let start = self.length;
         for batch in [tokens, tokens.get(..1).unwrap_or_default()] {
             self.append(batch)?;
-            self.length = start;
+            self.truncate(start);
         }
         Ok(())
     }
 
     /// Submits tokens in micro-batches; only the last one computes `outputs`.
-    fn submit_tokens(&mut self, tokens: &[u32], outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
+    fn submit_tokens(
+        &mut self,
+        tokens: &[u32],
+        outputs: Outputs,
+        submitted: &dyn Fn(usize),
+    ) -> Result<Option<Vec<f32>>, EngineError> {
         let end = self.length + tokens.len();
         self.model.cache_options.padded_positions(end)?;
         let mut rest = tokens;
         while rest.len() > self.ubatch {
             let (now, later) = rest.split_at(self.ubatch);
             self.submit(now, end, Outputs::None)?;
+            submitted(now.len());
             rest = later;
         }
         self.submit(rest, end, outputs)
@@ -236,7 +255,7 @@ impl Engine {
         let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
         let inputs = ready.inputs(&bytes)?;
         sched::compare((scheduler, &mut ready.prepared), reference, budget, &inputs, report)?;
-        self.length = start;
+        self.truncate(start);
         Ok(())
     }
 

@@ -3,16 +3,20 @@
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
 //! - Input: [`args`] is the command line, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
-//!   [`tokenizer`] builds the file's tokenizer.
+//!   [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
 //! - Weights: [`placement`] assigns transformer blocks to devices. [`load`] allocates and uploads weights; [`load_by_digest`]
 //!   lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
-//! - Fault tolerance: [`session`] owns the devices and repeats lost work; [`recover`] classifies errors and limits retries.
+//! - Servers: [`servers`] finds their addresses by names and in folders.
+//! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
+//!   classifies errors and limits retries.
 //! - Measurement: [`timed_device`], [`link_traffic`], and [`compare`] (node by node against a reference device).
-//! - Output: [`progress`], [`report`] and [`summary`].
+//! - Output: [`console`] keeps text and messages apart; [`progress`], [`report`] and [`summary`].
 
 pub mod args;
+pub mod chat;
 pub mod compare;
+pub mod console;
 pub mod engine;
 pub mod hparams;
 pub mod link_traffic;
@@ -25,7 +29,9 @@ pub mod recover;
 pub mod report;
 pub mod run;
 pub mod sample;
+pub mod servers;
 pub mod session;
 pub mod summary;
 pub mod timed_device;
+pub mod token_history;
 pub mod tokenizer;

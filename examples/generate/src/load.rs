@@ -4,10 +4,10 @@
 //! lacks are sent.
 
 use crate::hparams::HParams;
-use crate::load_by_digest;
+use crate::load_by_digest::{self, LoadProgress};
 use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor, cache_names};
 use crate::placement::{PlacedWeight, Placement};
-use crate::progress::{LoadStats, Progress};
+use crate::progress::{LoadStats, Progress, Unit};
 use fanout::device::{
     Device, DeviceError, MappedFile, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource,
 };
@@ -128,7 +128,7 @@ pub fn load(
     (placement, split): (&Placement, &TensorSplit),
     devices: &[Arc<dyn Device>],
     budget: &Arc<MemoryBudget>,
-    progress: &Progress,
+    progress: Progress,
 ) -> Vec<Result<LoadStats, LoadError>> {
     let name = |device: &Arc<dyn Device>| device.info().name.clone();
     let failed = |device: &Arc<dyn Device>, source| LoadError::Device { device: name(device), source };
@@ -285,12 +285,16 @@ pub fn load_device_weights(
     mut queue: Box<dyn Queue>,
     jobs: &[WeightJob<'_>],
     threads: usize,
-    progress: &Progress,
+    progress: Progress,
 ) -> Result<LoadStats, DeviceError> {
-    let bar = progress.device(&device.info().name, jobs.iter().map(|job| job.region.bytes()).sum());
+    let name = &device.info().name;
+    let bar = progress.start(format!("loading {name}"), Unit::Bytes, jobs.iter().map(|job| job.region.bytes()).sum());
     let mut found = Vec::new();
     if let Some(loads) = queue.load_by_digest() {
-        found = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, |bytes| bar.add(bytes))?;
+        let to_hash = jobs.iter().map(|job| job.weight.bytes()).sum();
+        let hashing = progress.start(format!("hashing for {name}"), Unit::Bytes, to_hash);
+        let progress = LoadProgress { hashed: &|bytes| hashing.add(bytes), found: &|bytes| bar.add(bytes) };
+        found = load_by_digest::load_weights_by_digest(loads, jobs, threads, LOAD_TIMEOUT, progress)?;
     }
     let is_found = |number: usize| found.get(number).copied().unwrap_or(false);
     let from_disk = jobs.iter().enumerate().filter(|&(number, _)| is_found(number));

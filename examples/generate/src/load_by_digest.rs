@@ -16,6 +16,15 @@ const MAX_HASH_THREADS: usize = 4;
 /// Capacity of the channel from the hashing threads to the sending thread. Backpressure: hashing pauses when it is full.
 const DIGESTS_AHEAD: usize = 64;
 
+/// Receivers of the progress of a load by digest.
+#[derive(Clone, Copy)]
+pub struct LoadProgress<'a> {
+    /// Called with the bytes of each weight that was hashed.
+    pub hashed: &'a (dyn Fn(u64) + Sync),
+    /// Called with the bytes of each weight that the device has found.
+    pub found: &'a dyn Fn(u64),
+}
+
 /// Hashing threads per device, when `devices` devices load at the same time on this machine's cores.
 pub fn hash_threads(devices: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -25,7 +34,7 @@ pub fn hash_threads(devices: usize) -> usize {
 /// Requests every job's weight by digest. Returns for each job, in order, whether the device has found and loaded it.
 ///
 /// Hashing, requests and replies are pipelined: a request is sent as soon as its digest is computed, and replies are collected
-/// as they arrive. Each reply may take up to `timeout`. `found` is called with the bytes of each weight that was found.
+/// as they arrive. Each reply may take up to `timeout`.
 ///
 /// # Errors
 /// Any error of the device, and [`DeviceError::Deadline`] for a reply that takes too long.
@@ -34,7 +43,7 @@ pub fn load_weights_by_digest(
     jobs: &[WeightJob<'_>],
     threads: usize,
     timeout: Duration,
-    found: impl Fn(u64),
+    progress: LoadProgress<'_>,
 ) -> Result<Vec<bool>, DeviceError> {
     let next = AtomicUsize::new(0);
     let mut loaded = vec![false; jobs.len()];
@@ -42,16 +51,17 @@ pub fn load_weights_by_digest(
         let is_found = reply.wait(Some(Instant::now() + timeout))? == LoadOutcome::Found;
         if let (Some(loaded), Some(job)) = (loaded.get_mut(number), jobs.get(number).filter(|_| is_found)) {
             *loaded = true;
-            found(job.region.bytes());
+            (progress.found)(job.region.bytes());
         }
         Ok::<_, DeviceError>(())
     };
     std::thread::scope(|scope| {
         let (digests, hashed) = sync_channel(DIGESTS_AHEAD);
         for _ in 0..threads {
-            let (digests, next) = (digests.clone(), &next);
-            let started =
-                Builder::new().name("hash".to_owned()).spawn_scoped(scope, move || hash_weights(jobs, next, &digests));
+            let (digests, next, hashed) = (digests.clone(), &next, progress.hashed);
+            let started = Builder::new()
+                .name("hash".to_owned())
+                .spawn_scoped(scope, move || hash_weights(jobs, next, &digests, hashed));
             // Not fatal: weights without a digest are uploaded.
             started.map(drop).unwrap_or_else(|e: io::Error| {
                 log::warn!("cannot start a thread to hash weights, more of them may be uploaded: {e}");
@@ -74,11 +84,18 @@ pub fn load_weights_by_digest(
 }
 
 /// A hashing thread: takes the next unhashed job until none is left, or until the receiver is dropped after an error.
-fn hash_weights(jobs: &[WeightJob<'_>], next: &AtomicUsize, digests: &SyncSender<(usize, [u8; 32])>) {
+fn hash_weights(
+    jobs: &[WeightJob<'_>],
+    next: &AtomicUsize,
+    digests: &SyncSender<(usize, [u8; 32])>,
+    hashed: &(dyn Fn(u64) + Sync),
+) {
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let Some(job) = jobs.get(number) else { return };
-        if digests.send((number, job.weight.digest())).is_err() {
+        let digest = job.weight.digest();
+        hashed(job.weight.bytes());
+        if digests.send((number, digest)).is_err() {
             return;
         }
     }
@@ -188,7 +205,7 @@ mod tests {
             weight: weights.get(name).unwrap(),
         });
         let jobs: Vec<_> = jobs.collect();
-        let loaded = load_device_weights(&device, Device::queue(&device, &budget)?, &jobs, 3, &Progress::new(false))?;
+        let loaded = load_device_weights(&device, Device::queue(&device, &budget)?, &jobs, 3, Progress::Hidden)?;
         let mut queue = Device::queue(&device, &budget)?;
         let there = jobs.iter().map(|job| queue.download(job.region.clone())?.wait(None)).collect::<Result<_, _>>()?;
         Ok((loaded, [there, want]))

@@ -1,13 +1,15 @@
 //! Generates text with a GGUF language model over any set of devices.
 
-use std::io;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use env_logger::{Target, WriteStyle};
 use fanout::device::MappedFile;
 use fanout::gguf::Gguf;
 use generate::args::Args;
+use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
 use generate::summary::Summary;
 use log::LevelFilter;
@@ -18,7 +20,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("generate: {}", in_one_line(&e));
+            console::message(in_one_line(&e));
             ExitCode::FAILURE
         }
     }
@@ -44,7 +46,12 @@ fn start_log(args: &Args) {
         }
         None => env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")),
     };
-    log.format_target(false).init();
+    // A pipe, because messages share a terminal with text and with progress bars. It has no colours of its own.
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    log.format_target(false)
+        .write_style(if colour { WriteStyle::Always } else { WriteStyle::Never })
+        .target(Target::Pipe(Box::new(MessageWriter)))
+        .init();
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
@@ -53,8 +60,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {
-        print!("{}", Summary { gguf: &gguf, hparams: &hparams });
-        return Ok(());
+        return Ok(write!(TextWriter, "{}", Summary { gguf: &gguf, hparams: &hparams })?);
     }
-    generate::run::run_program(args, &file, &gguf, &hparams, &mut io::stdout())
+    generate::run::run_program(args, &file, &gguf, &hparams, &mut io::stdin().lock(), &mut TextWriter)
 }

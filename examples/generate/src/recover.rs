@@ -145,6 +145,23 @@ fn failed_peer_transfer(error: &DeviceError, devices: &[Arc<dyn Device>]) -> Opt
     Some(Loss::PeerTransfer { endpoint, reason: error.to_string() })
 }
 
+/// A loss that ends the run, because `--retry` is not given.
+#[derive(Debug, Error)]
+#[error("{lost}; with --retry, the run reconnects, loads the lost weights again and continues")]
+pub struct LostServer {
+    lost: Loss,
+    /// The error in which the loss was found, if its text does not name the loss.
+    source: Option<anyhow::Error>,
+}
+
+impl LostServer {
+    /// For the loss that was found in `error`.
+    pub fn new(lost: Loss, error: anyhow::Error) -> LostServer {
+        let named = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
+        LostServer { lost, source: (!named).then_some(error) }
+    }
+}
+
 /// A lost server did not come back, or came back with other devices.
 #[derive(Debug, Error)]
 pub enum ReconnectError {
@@ -311,6 +328,18 @@ mod tests {
         }
         for error in [sched(DeviceError::Ended).into(), EngineError::NoTokens.into(), anyhow::anyhow!("no")] {
             assert_eq!(find_loss(&error, &[], None), None, "{error:#}");
+        }
+    }
+
+    #[test]
+    fn a_loss_without_retry_names_the_option_and_an_error_that_does_not_report_it() {
+        let remedy = "10.0.0.5:50052: connection lost: it is gone; with --retry, the run reconnects, loads the lost weights \
+            again and continues";
+        for (error, cause) in [(load(gone()), None), (load(DeviceError::Ended), Some(load(DeviceError::Ended)))] {
+            let error = anyhow::Error::new(LostServer::new(lost(), error));
+            let found: Vec<String> = error.chain().map(ToString::to_string).collect();
+            assert_eq!(found[0], remedy);
+            assert_eq!(found.get(1), cause.map(|cause| cause.to_string()).as_ref());
         }
     }
 

@@ -1,17 +1,20 @@
-//! The generation loop: encodes the prompt, evaluates it, samples token by token, and writes text and the report.
+//! The generation loop: evaluates a prompt, samples token by token, and writes text and the report; in a chat once per message.
 
-use crate::args::Args;
+use crate::args::{Args, ArgsError};
+use crate::chat::{ChatTemplate, Conversation, Prompt, TEMPLATE_KEY};
 use crate::compare::Comparison;
+use crate::console;
 use crate::hparams::HParams;
 use crate::link_traffic::Phase;
 use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
-use crate::tokenizer::{DecodeStream, Tokenizer};
+use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
+use anyhow::{Context, anyhow};
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MappedFile};
 use fanout::gguf::Gguf;
-use std::io::{self, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,92 +23,188 @@ use std::time::Duration;
 const REFERENCE_MEMORY: u64 = 1 << 40;
 
 /// Runs the program as the command line specifies. Text and JSON reports go to `out`; progress, logs and the plain report go to
-/// standard error.
+/// standard error. The messages of an interactive chat come from `input`.
 ///
 /// # Errors
-/// Invalid arguments, an unsupported model or tokenizer, a device failure that was not recovered from, or a failed write to
-/// `out`.
+/// Invalid arguments, an unsupported model, tokenizer or chat template, a device failure that was not recovered from, or a failed
+/// write to `out`.
 pub fn run_program(
     args: &Args,
     file: &MappedFile,
     gguf: &Gguf<'_>,
     hparams: &HParams,
+    input: &mut dyn BufRead,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
-    let prompt = match &args.tokens {
-        Some(tokens) => tokens.clone(),
-        None => {
-            let text = args.prompt.as_deref().unwrap_or_default();
-            tokenizer.as_ref().map_err(|e| anyhow::anyhow!("{e}"))?.encode(text)?
+    let mut conversation = if args.chat { Some(conversation(args, gguf, needed(&tokenizer)?)?) } else { None };
+    let prompt = match (&args.tokens, &args.prompt, &mut conversation) {
+        (Some(tokens), ..) => Some(Prompt { text: None, tokens: tokens.clone() }),
+        (None, Some(message), Some(conversation)) => Some(conversation.add_question(message)?),
+        (None, Some(text), None) => {
+            Some(Prompt { text: Some(text.clone()), tokens: needed(&tokenizer)?.encode(text)? })
         }
+        (None, None, _) if args.json => return Err(ArgsError::JsonChat.into()),
+        (None, None, _) => None,
     };
-    let prompt = args.check_prompt(prompt, hparams.vocab)?;
+    if let Some(prompt) = &prompt {
+        args.check_prompt(&prompt.tokens, hparams.vocab)?;
+    }
     if let Err(error) = &tokenizer {
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
-    let tokenizer = tokenizer.ok();
-
-    let mut session = Session::new(args, file, gguf, hparams, prompt.len())?;
-    if args.compare {
-        return compare(&mut session, &prompt, out);
+    let mut session = Session::new(args, file, gguf, hparams, prompt.as_ref().map_or(0, |prompt| prompt.tokens.len()))?;
+    if let (true, Some(prompt)) = (args.compare, &prompt) {
+        return compare(&mut session, &prompt.tokens, out);
     }
-    let report = generate(args, &mut session, tokenizer.as_ref(), prompt, out)?;
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        eprint!("{report}");
+    let load = session.load()?;
+    let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
+    let totals = Report { load, ..Report::default() };
+    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), sampler, out, totals, busy: Vec::new() };
+    match (prompt, conversation) {
+        (Some(prompt), _) => {
+            run.reply(&prompt)?;
+        }
+        (None, Some(conversation)) => run.converse(conversation, input)?,
+        (None, None) => {}
     }
-    Ok(())
+    run.finish()
 }
 
-/// Evaluates the prompt, then decodes token by token until an end-of-text token or `--predict` tokens.
-fn generate(
-    args: &Args,
-    session: &mut Session<'_>,
-    tokenizer: Option<&Tokenizer>,
-    prompt: Vec<u32>,
-    out: &mut dyn Write,
-) -> anyhow::Result<Report> {
-    let mut sampler =
-        Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
-    let mut text = TextOutput { out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
-    let load = session.load()?;
-    if args.warm_up {
-        session.warm_up(&prompt)?;
-    }
-    session.begin_phase(Phase::Prompt);
-    let mut logits = Vec::new();
-    let prompt_time = session.timed(|session| {
-        logits = session.append(&prompt)?;
+/// The tokenizer, where nothing can be done without it.
+fn needed(tokenizer: &Result<Tokenizer, TokenizerError>) -> anyhow::Result<&Tokenizer> {
+    tokenizer.as_ref().map_err(|e| anyhow!("{e}"))
+}
+
+/// The conversation of `--chat`, with the template of the command line or of the model.
+fn conversation<'a>(args: &Args, gguf: &Gguf<'_>, tokenizer: &'a Tokenizer) -> anyhow::Result<Conversation<'a>> {
+    let text;
+    let source = match &args.chat_template {
+        Some(path) => {
+            text = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
+            &text
+        }
+        None => gguf.metadata.text(TEMPLATE_KEY)?.with_context(|| {
+            format!(
+                "--chat: the model has no chat template ({TEMPLATE_KEY}), so it is probably not trained for conversations: give \
+                 a template with --chat-template FILE, or continue a text with --prompt alone"
+            )
+        })?,
+    };
+    let template = ChatTemplate::new(source, tokenizer.special_tokens(), jiff::Zoned::now())?;
+    Ok(Conversation::new(template, tokenizer, args.system.as_deref())?)
+}
+
+/// A run of the program: what is needed to reply to prompts, and the measurements so far.
+struct Run<'a> {
+    args: &'a Args,
+    session: Session<'a>,
+    tokenizer: Option<&'a Tokenizer>,
+    sampler: Sampler,
+    out: &'a mut dyn Write,
+    /// Sums over all prompts.
+    totals: Report,
+    /// By device: compute time of all prompts and of all decoded tokens.
+    busy: Vec<[Option<Duration>; 2]>,
+}
+
+impl Run<'_> {
+    /// Replies to each line of the input.
+    fn converse(&mut self, mut conversation: Conversation<'_>, input: &mut dyn BufRead) -> anyhow::Result<()> {
+        let terminal = io::stdin().is_terminal();
+        loop {
+            if terminal {
+                console::lines("> ");
+            }
+            let mut line = String::new();
+            if input.read_line(&mut line).context("standard input")? == 0 {
+                break;
+            }
+            let message = line.trim_end_matches(['\r', '\n']);
+            if !message.is_empty() {
+                let prompt = conversation.add_question(message)?;
+                conversation.add_reply(self.reply(&prompt)?);
+            }
+        }
+        if terminal {
+            console::lines("\n");
+        }
         Ok(())
-    })?;
-    let prompt_laps = session.take_busy_times();
-    session.begin_phase(Phase::Decode);
-    let (mut tokens, mut decoded, mut decode_time) = (Vec::new(), 0, Duration::ZERO);
-    while tokens.len() < args.predict {
-        let token = sampler.sample(&logits)?;
-        if !args.ignore_eos && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
-            break;
-        }
-        tokens.push(token);
-        log::debug!("token {}: {token}", tokens.len());
-        text.token(token)?;
-        if tokens.len() < args.predict {
-            decode_time += session.timed(|session| {
-                logits = session.append(&[token])?;
-                Ok(())
-            })?;
-            decoded += 1;
-        }
     }
-    let decode_laps = session.take_busy_times();
-    text.finish()?;
-    let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..session.report()? };
-    for (device, laps) in report.devices.iter_mut().zip(prompt_laps.into_iter().zip(decode_laps)) {
-        (device.prompt_time, device.decode_time) = laps;
+
+    /// Evaluates the prompt, as far as the KV cache does not have it from earlier turns, then decodes token by token until an end
+    /// token or the limit. Writes and returns the text.
+    fn reply(&mut self, prompt: &Prompt) -> anyhow::Result<String> {
+        let Run { args, session, tokenizer, sampler, out, totals, .. } = self;
+        let predict = args.predict(prompt.tokens.len(), session.context())?;
+        let mut text = TextOutput { out: &mut **out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
+        let kept = session.keep_common_prefix(&prompt.tokens);
+        let new = &prompt.tokens[kept..];
+        if args.warm_up && kept == 0 {
+            session.warm_up(new)?;
+        }
+        session.begin_phase(Phase::Prompt);
+        let mut logits = Vec::new();
+        totals.prompt_time += session.timed(|session| {
+            logits = session.append(new)?;
+            Ok(())
+        })?;
+        totals.prompt.extend(new);
+        // After the progress bar of the prompt, which would clear the line on which the text ends.
+        if args.echo {
+            text.echo(prompt)?;
+        }
+        let prompt_busy = session.take_busy_times();
+        session.begin_phase(Phase::Decode);
+        let (mut reply, mut count, mut ended) = (String::new(), 0, false);
+        while count < predict {
+            let token = sampler.sample(&logits)?;
+            ended = !args.ignore_eos && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
+            if ended {
+                break;
+            }
+            totals.tokens.push(token);
+            count += 1;
+            log::debug!("token {}: {token}", totals.tokens.len());
+            reply += &text.token(token)?;
+            if count < predict {
+                totals.decode_time += session.timed(|session| {
+                    logits = session.append(&[token])?;
+                    Ok(())
+                })?;
+                totals.decoded += 1;
+            }
+        }
+        text.finish()?;
+        let decode_busy = session.take_busy_times();
+        if args.chat && args.predict.is_none() && !ended {
+            log::warn!(
+                "the context of {} tokens is full, so the reply was cut off: give a larger --ctx",
+                session.context()
+            );
+        }
+        self.busy.resize(prompt_busy.len(), [Some(Duration::ZERO); 2]);
+        for (sums, busy) in self.busy.iter_mut().zip(prompt_busy.into_iter().zip(decode_busy)) {
+            let add = |sum: Option<Duration>, time: Option<Duration>| Some(sum? + time?);
+            *sums = [add(sums[0], busy.0), add(sums[1], busy.1)];
+        }
+        Ok(reply)
     }
-    Ok(report)
+
+    /// Writes the report.
+    fn finish(mut self) -> anyhow::Result<()> {
+        let Report { prompt, tokens, load, prompt_time, decode_time, decoded, .. } = self.totals;
+        let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..self.session.report()? };
+        for (device, busy) in report.devices.iter_mut().zip(self.busy) {
+            [device.prompt_time, device.decode_time] = busy;
+        }
+        if self.args.json {
+            writeln!(self.out, "{}", report.json())?;
+        } else {
+            console::lines(&report);
+        }
+        Ok(())
+    }
 }
 
 /// Streams tokens to the output as they are sampled: as text, or as ids if there is no tokenizer.
@@ -116,22 +215,31 @@ struct TextOutput<'a> {
 }
 
 impl TextOutput<'_> {
-    fn token(&mut self, token: u32) -> io::Result<()> {
+    fn echo(&mut self, prompt: &Prompt) -> io::Result<()> {
+        match &prompt.text {
+            Some(text) => self.write(text),
+            None => prompt.tokens.iter().try_for_each(|&token| self.token(token).map(drop)),
+        }
+    }
+
+    /// Writes a token; returns its text.
+    fn token(&mut self, token: u32) -> io::Result<String> {
+        let text = self.stream.as_mut().map_or_else(|| format!("{token} "), |stream| stream.push(token));
+        self.write(&text)?;
+        Ok(text)
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
         if self.silent {
             return Ok(());
         }
-        match &mut self.stream {
-            Some(stream) => write!(self.out, "{}", stream.push(token))?,
-            None => write!(self.out, "{token} ")?,
-        }
+        self.out.write_all(text.as_bytes())?;
         self.out.flush()
     }
 
-    fn finish(self) -> io::Result<()> {
-        if self.silent {
-            return Ok(());
-        }
-        writeln!(self.out, "{}", self.stream.map_or("", DecodeStream::finish))
+    fn finish(mut self) -> io::Result<()> {
+        let rest = self.stream.take().map_or("", DecodeStream::finish);
+        self.write(&format!("{rest}\n"))
     }
 }
 

@@ -5,31 +5,38 @@
 //! differently, so the generated tokens could change.
 
 use crate::args::{Args, WeightStorage};
+use crate::console;
 use crate::engine::{self, Engine};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
 use crate::model::{CacheOptions, KV_PAD, Model, cache_names};
 use crate::placement::Placement;
-use crate::progress::{LoadStats, Progress};
-use crate::recover::{Loss, RetryBudgets, endpoint, find_loss};
+use crate::progress::{LoadStats, Progress, Unit};
+use crate::recover::{Loss, LostServer, RetryBudgets, endpoint, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
+use crate::servers::{Servers, SystemResolver};
 use crate::timed_device::TimedDevice;
+use crate::token_history::TokenHistory;
 use anyhow::Context;
 use fanout::device::{Device, MappedFile, MemoryBudget};
 use fanout::gguf::Gguf;
-use fanout::registry::{Options, Registry};
-use fanout::rpc::client;
+use fanout::registry::{Options, Registry, RegistryError};
+use fanout::rpc::client::{self, ConnectError};
 use fanout::rpc::keys::{Certificate, SecretKey};
 use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long a lost server that another one may replace is tried before its name or folder is read again.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
 /// Opens devices by name, with the options of the command line.
 struct DeviceOpener {
     registry: Registry,
     options: Options,
+    servers: Servers,
 }
 
 impl DeviceOpener {
@@ -47,12 +54,13 @@ impl DeviceOpener {
         Ok(DeviceOpener {
             registry: Registry::detect(),
             options: Options::default().with_threads(threads).with_memory(memory).with_precompile(true).with_rpc(rpc),
+            servers: Servers::list(&args.rpc, Box::new(SystemResolver))?,
         })
     }
 
     /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
     fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-        let list = args.devices()?.unwrap_or_else(|| {
+        let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
             list
@@ -60,8 +68,35 @@ impl DeviceOpener {
         Ok(self.registry.open(&list, &self.options)?)
     }
 
-    /// Reopens a server's devices; connection attempts are retried for up to `within`.
-    fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, fanout::registry::RegistryError> {
+    /// Reopens the devices `names` of the lost server `lost`, on this server or the one that takes its place. Returns that server,
+    /// too.
+    fn reopen_lost(
+        &self,
+        lost: &str,
+        names: &[String],
+        within: Duration,
+    ) -> Result<(Vec<Arc<dyn Device>>, String), RegistryError> {
+        let until = Instant::now() + within;
+        let mut successors = Vec::new().into_iter();
+        loop {
+            let Some(server) = successors.next() else {
+                successors = self.servers.successors(lost).into_iter();
+                continue;
+            };
+            let names: Vec<_> = names.iter().map(|name| name.replacen(lost, &server, 1)).collect();
+            let left = until.saturating_duration_since(Instant::now());
+            let attempt = if self.servers.can_be_replaced(lost) { left.min(ATTEMPT) } else { left };
+            match self.reopen(&names.join(","), attempt) {
+                // It may have ended, too, or have other devices.
+                Err(_) if server != lost => {}
+                Err(RegistryError::Endpoint(ConnectError::GivenUp { .. })) if attempt < left => {}
+                opened => return Ok((opened?, server)),
+            }
+        }
+    }
+
+    /// Reopens devices of servers; connection attempts are retried for up to `within`.
+    fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         let mut options = self.options.clone();
         // `--mem` sizes are matched to the full device list by position, and they do not apply to servers.
         options.memory.clear();
@@ -71,7 +106,7 @@ impl DeviceOpener {
     }
 }
 
-/// A model spread over devices, and one sequence of tokens that only grows.
+/// A model spread over devices, and one sequence of tokens.
 pub struct Session<'a> {
     args: &'a Args,
     file: &'a MappedFile,
@@ -91,8 +126,8 @@ pub struct Session<'a> {
     engine: Option<Engine>,
     /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
     graph_stats: [GraphStats; 2],
-    /// The sequence in the batches in which it was appended: the prompt, then single tokens. A replay repeats these batches.
-    batches: Vec<Vec<u32>>,
+    /// The sequence so far.
+    history: TokenHistory,
     /// Retry time per server; `None` without `--retry`.
     retry_budgets: Option<RetryBudgets>,
     phase: Phase,
@@ -108,7 +143,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Opens the devices and plans the placement, for a prompt of `prompt` tokens. Loads nothing yet.
+    /// Opens the devices and plans the placement, for a first prompt of `prompt` tokens. Loads nothing yet.
     ///
     /// # Errors
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
@@ -121,7 +156,7 @@ impl<'a> Session<'a> {
     ) -> anyhow::Result<Session<'a>> {
         let opener = DeviceOpener::new(args)?;
         let devices = opener.open(args)?;
-        let context = args.context(prompt)?.next_multiple_of(KV_PAD);
+        let context = args.context(prompt, hparams.context)?.next_multiple_of(KV_PAD);
         if context > hparams.context.next_multiple_of(KV_PAD) {
             log::warn!(
                 "the context has {context} positions, but the model was trained for {}: output beyond that may be noise",
@@ -156,7 +191,7 @@ impl<'a> Session<'a> {
             mapped: vec![0; devices.len()],
             engine: None,
             graph_stats: Default::default(),
-            batches: Vec::new(),
+            history: TokenHistory::default(),
             retry_budgets: args.retry().map(RetryBudgets::new),
             phase: Phase::Load,
             recovering: false,
@@ -202,7 +237,7 @@ impl<'a> Session<'a> {
             }
             let progress = Progress::new(!self.args.json);
             let (model, placed) = (&mut self.model, (&self.placement, &self.split));
-            let all = load::load(model, &self.weights, placed, &devices, &self.budget, &progress);
+            let all = load::load(model, &self.weights, placed, &devices, &self.budget, progress);
             let mut failed = None;
             for (stats, loaded) in self.loaded.iter_mut().zip(all) {
                 match loaded {
@@ -255,25 +290,50 @@ impl<'a> Session<'a> {
     /// # Errors
     /// A device failure, or a lost server that did not come back in time.
     pub fn append(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
-        self.batches.push(tokens.to_vec());
+        self.history.push(tokens);
         let logits = self.with_recovery(|session| {
-            let batches = std::mem::take(&mut session.batches);
-            let logits = session.engine_ready().and_then(|engine| {
-                let (now, before) = batches.split_last().context("nothing to append")?;
-                if engine.length() == 0 {
-                    // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the
-                    // tokens that follow could differ.
-                    before.iter().try_for_each(|batch| engine.replay(batch))?;
-                }
-                Ok(engine.append(now)?)
-            });
-            session.batches = batches;
+            let history = std::mem::take(&mut session.history);
+            let logits = session.evaluate_last(&history);
+            session.history = history;
             logits
         })?;
         // Only a finished batch resets the retry budgets: a server that crashes on every computation must not cause endless
         // retries.
         self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
         Ok(logits)
+    }
+
+    /// Evaluates the last batch of the sequence, after all others if the engine is new.
+    fn evaluate_last(&mut self, history: &TokenHistory) -> anyhow::Result<Vec<f32>> {
+        let (now, before) = history.batches().split_last().context("nothing to append")?;
+        let (quiet, ubatch) = (self.args.json, self.args.ubatch as usize);
+        let engine = self.engine_ready()?;
+        // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the tokens that follow
+        // could differ.
+        let before = if engine.length() == 0 { before } else { &[] };
+        let total: usize = before.iter().chain([now]).map(|batch| batch.tokens.len()).sum();
+        let name = if before.is_empty() { "prompt" } else { "recomputing" };
+        let task = Progress::new(total > ubatch && !quiet).start(name, Unit::Tokens, total as u64);
+        for batch in before {
+            engine.truncate(batch.start);
+            engine.replay(&batch.tokens)?;
+            task.add(batch.tokens.len() as u64);
+        }
+        engine.truncate(now.start);
+        Ok(engine.append_with_progress(&now.tokens, &|tokens| task.add(tokens as u64))?)
+    }
+
+    /// Shortens the sequence to what it has in common with the start of `tokens`, but never to all of them, because their last one
+    /// must be evaluated again. Returns the length of the sequence.
+    pub fn keep_common_prefix(&mut self, tokens: &[u32]) -> usize {
+        let length = self.history.common_prefix(tokens).min(tokens.len().saturating_sub(1));
+        self.history.truncate(length);
+        length
+    }
+
+    /// Capacity of the KV cache in tokens.
+    pub fn context(&self) -> usize {
+        self.model.cache_options.context
     }
 
     /// Evaluates tokens and forgets them again ([`Engine::warm_up`]); devices' compute times do not include it.
@@ -331,23 +391,29 @@ impl<'a> Session<'a> {
         self.drop_engine();
         let Some(lost) = find_loss(&error, &self.devices(), self.retry_budgets.as_ref()) else { return Err(error) };
         let Some(waits) = &mut self.retry_budgets else {
-            let reported = error.chain().any(|cause| cause.to_string().contains(&lost.to_string()));
-            return Err(if reported { error } else { error.context(lost) });
+            return Err(LostServer::new(lost, error).into());
         };
         let (limit, start) = (waits.limit(), Instant::now());
         if !matches!(lost, Loss::Server { .. }) {
-            eprintln!("generate: {lost}; trying again for up to {limit:?}");
+            console::message(format_args!("{lost}; trying again for up to {limit:?}"));
             // The server is still connected and keeps our weights: only wait before the next attempt.
             return Ok(waits.retry(&lost, |_| Ok(()))?);
         }
         self.losses.servers += 1;
-        eprintln!("generate: {lost}; trying for up to {limit:?} to reach it again");
+        console::message(format_args!("{lost}; trying for up to {limit:?} to reach it again"));
         let is_lost = |device: &TimedDevice| endpoint(device) == Some(lost.endpoint());
         let numbers: Vec<usize> = (0..self.timed_devices.len()).filter(|&i| is_lost(&self.timed_devices[i])).collect();
-        let names = numbers.iter().map(|&i| self.timed_devices[i].info().name.clone()).collect::<Vec<_>>().join(",");
+        let names = numbers.iter().map(|&i| self.timed_devices[i].info().name.clone()).collect::<Vec<_>>();
         numbers.iter().for_each(|&i| load::unload(&mut self.model, &self.split, i));
-        let devices = waits.retry(&lost, |left| self.opener.reopen(&names, left))?;
-        eprintln!("generate: {} is back after {:.1} s", lost.endpoint(), start.elapsed().as_secs_f64());
+        let reopen = |left| self.opener.reopen_lost(lost.endpoint(), &names, left);
+        let (devices, server) = waits.retry(&lost, reopen)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if server == lost.endpoint() {
+            console::message(format_args!("{server} is back after {seconds:.1} s"));
+        } else {
+            console::message(format_args!("{server} takes the place of {} after {seconds:.1} s", lost.endpoint()));
+            self.opener.servers.replace(lost.endpoint(), &server);
+        }
         self.links.reconnected(lost.endpoint());
         for (number, device) in numbers.into_iter().zip(devices) {
             self.timed_devices[number] = TimedDevice::new(device);

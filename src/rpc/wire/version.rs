@@ -8,6 +8,9 @@ pub type ConnCaps = [u8; 24];
 /// Length of the capabilities in bytes.
 pub(crate) const CAPS_BYTES: usize = size_of::<ConnCaps>();
 
+/// TCP port of a server unless another is given: that of llama.cpp's server, too.
+pub const DEFAULT_PORT: u16 = 50052;
+
 /// Version of the protocol that this crate's server and client implement.
 pub const PROTOCOL_VERSION: Version = Version { major: 8, minor: 0, patch: 1 };
 

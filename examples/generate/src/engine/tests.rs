@@ -79,7 +79,7 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
         check_memory((&model, &split), &devices, config.ubatch, config.depth)?;
         let budget = MemoryBudget::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
-        let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, &Progress::new(false));
+        let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, Progress::Hidden);
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>()?;
         let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());
         let bytes: usize = parts.map(|part| part.desc.extent()).sum();

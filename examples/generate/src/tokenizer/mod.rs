@@ -40,7 +40,8 @@ mod key {
 }
 
 /// Texts of control tokens that end a turn or a text, in the vocabularies of the supported models.
-const END_TOKENS: [&str; 4] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"];
+const END_TOKENS: [&str; 7] =
+    ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"];
 
 /// The tokenizer of a file cannot be built, or cannot encode a text.
 #[derive(Debug, Error)]
@@ -128,6 +129,15 @@ struct TokenizerParts {
     eos: Option<u32>,
 }
 
+/// The texts of the tokens that a chat template may print.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Begin-of-text token; empty without one.
+    pub bos: String,
+    /// End-of-text token; empty without one.
+    pub eos: String,
+}
+
 /// Encodes text as tokens, and decodes tokens as bytes.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -138,6 +148,7 @@ pub struct Tokenizer {
     last: Option<u32>,
     /// Tokens that end the generation.
     ends: Vec<u32>,
+    special: SpecialTokens,
 }
 
 impl Tokenizer {
@@ -173,7 +184,9 @@ impl Tokenizer {
         ends.extend(eos);
         ends.extend(vocab.id(metadata, key::EOT)?);
         ends.extend(vocab.id(metadata, key::EOM)?);
-        Ok(Tokenizer { inner, pieces, first, last, ends })
+        let text = |id: Option<u32>| id.map_or("", |id| vocab.texts[id as usize]).to_owned();
+        let special = SpecialTokens { bos: text(bos), eos: text(eos) };
+        Ok(Tokenizer { inner, pieces, first, last, ends, special })
     }
 
     /// Size of the vocabulary.
@@ -189,6 +202,23 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false)?;
         Ok(self.first.into_iter().chain(encoding.get_ids().iter().copied()).chain(self.last).collect())
+    }
+
+    /// Encodes a text that a chat template has rendered: special tokens in the text are recognised, and a begin-of-text token is
+    /// added only if the file specifies one and the template has not printed it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, false)?;
+        let ids = encoding.get_ids();
+        let first = self.first.filter(|first| ids.first() != Some(first));
+        Ok(first.into_iter().chain(ids.iter().copied()).collect())
+    }
+
+    /// The texts of the tokens that a chat template may print.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
     }
 
     /// The bytes of a token, possibly only a part of a UTF-8 character; empty for control tokens and ids outside the

@@ -150,6 +150,19 @@ fn byte_level_bpe_gives_the_token_ids_of_llama_cpp() {
 }
 
 #[test]
+fn a_rendered_chat_begins_with_one_begin_of_text_token() {
+    let rendered = |file: Writer, text: &str| tokenizer(&file).unwrap().encode_rendered(text).unwrap();
+    assert_eq!(rendered(spm(), "the one"), [1, 268, 280]);
+    assert_eq!(rendered(spm(), "<s>the</s>one"), [1, 268, 2, 280]);
+    let without = || spm().flag(key::ADD_BOS, false).flag(key::ADD_EOS, true);
+    assert_eq!(rendered(without(), "the one"), [268, 280]);
+    assert_eq!(rendered(without(), "<s>the one"), [1, 268, 280]);
+    let special = tokenizer(&spm()).unwrap().special_tokens().clone();
+    assert_eq!((&*special.bos, &*special.eos), ("<s>", "</s>"));
+    assert_eq!(tokenizer(&bpe("qwen2").without(key::BOS).unwrap()).unwrap().special_tokens().bos, "");
+}
+
+#[test]
 fn decoding_restores_the_text_and_never_splits_a_character() {
     let texts = ["the one", "thé ☃\n", "🦀🦀 naan ▁", "日本語"];
     for (file, expected_start) in [(spm(), " "), (bpe("gpt-2"), ""), (bpe("qwen2"), "")] {
