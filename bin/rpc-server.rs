@@ -2,6 +2,7 @@
 //! workers, and `serve` opens the devices and serves. The server itself is `fanout::rpc::server`. `connect` is the relay to
 //! servers with keys.
 
+mod announce;
 #[cfg(unix)]
 mod backoff;
 mod compute_cache;
@@ -10,35 +11,43 @@ mod connect;
 mod control;
 #[cfg(unix)]
 mod hangup;
+mod http_args;
 mod keys;
 mod list_devices;
+mod log_format;
 mod log_writer;
 mod lost_device;
+mod manual;
 mod open_files;
 mod sandbox;
 mod serve;
 mod signals;
+#[cfg(unix)]
+mod socket_activation;
 mod status;
 #[cfg(unix)]
 mod supervisor;
+mod values;
 #[cfg(unix)]
 mod worker;
 
 use std::fmt::Display;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
-use env_logger::{Target, WriteStyle};
 use fanout::log_level::parse_log_level;
-use fanout::registry::{Registry, parse_bytes, parse_nonzero_bytes};
+use fanout::registry::{Registry, parse_nonzero_bytes};
 use fanout::rpc::keys::PublicKey;
-use fanout::rpc::server::{Config, IpNetwork, ListenAddress, MIN_MESSAGE, Peer, ServedVersion};
+use fanout::rpc::server::{Config, IpNetwork, ListenAddress, Peer, ServedVersion};
+use http_args::HttpArgs;
 use log::LevelFilter;
+use log_format::LogFormat;
 use sandbox::SandboxMode;
 use serve::Role;
+use values::{at_least_a_second, message_size, seconds, seconds_or_none};
 
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
@@ -115,6 +124,11 @@ struct Args {
     /// --allow.
     #[arg(long, value_name = "[HOST:]PORT[=VERSION]")]
     listen: Vec<ListenAddress>,
+
+    /// Write the addresses of this server into a file in this folder while it serves: runtimes that share the folder find
+    /// servers of `--port 0` there (generate --rpc file:DIR).
+    #[arg(long, value_name = "DIR")]
+    announce: Option<PathBuf>,
 
     /// Versions to serve on addresses without a version: 8, 7, 5.1, 5.0, 4, 3, gen0, or an exact 4.0.x, 3.6.1, 3.0.0. Clients
     /// of 3 and gen0 (2024) show themselves. From 4 on they do not tell theirs and abort on another, after which their
@@ -312,9 +326,17 @@ struct Args {
     #[arg(long, value_name = "PID", hide = true, conflicts_with_all = ["no_supervise", "status", "list_devices"])]
     worker: Option<u32>,
 
-    /// Print the state of another server and exit: with status 0 if it accepts clients, else 1.
+    #[command(flatten)]
+    http: HttpArgs,
+
+    /// Print the state of another server and exit: with status 0 if it accepts clients, else 1. Devices with memory and load, the
+    /// rates of the last minute, and sessions with what they hold and do (their addresses only to clients of the same machine).
     #[arg(long, value_name = "HOST:PORT")]
     status: Option<String>,
+
+    /// With --status: as JSON.
+    #[arg(long, requires = "status")]
+    json: bool,
 
     /// Key of the server that --status queries over TLS; --client-key has the key of this client. For a server with a certificate: --cert,
     /// --key and --ca instead of both.
@@ -337,6 +359,10 @@ struct Args {
     /// Log level: off, error, warn, info, debug or trace [default: RUST_LOG, else info].
     #[arg(long, global = true, value_name = "LEVEL", value_parser = parse_log_level)]
     log_level: Option<LevelFilter>,
+
+    /// Format of the log.
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
@@ -352,40 +378,16 @@ enum Command {
     },
     /// Listen on this machine for clients without TLS, such as llama.cpp's, and connect them to servers that demand keys.
     Connect(connect::ConnectArgs),
-}
-
-fn message_size(text: &str) -> Result<u64, String> {
-    let bytes = parse_bytes(text).map_err(|e| e.to_string())?;
-    if bytes < MIN_MESSAGE { Err(format!("must be at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value = seconds_or_none(text)?;
-    if value.is_zero() { Err("must be more than 0 seconds, up to a day (86400)".to_owned()) } else { Ok(value) }
-}
-
-fn at_least_a_second(text: &str) -> Result<Duration, String> {
-    let value = seconds_or_none(text)?;
-    if value < Duration::from_secs(1) {
-        Err("must be at least 1 second, up to a day (86400)".to_owned())
-    } else {
-        Ok(value)
-    }
-}
-
-fn seconds_or_none(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| "expected seconds, for example 10 or 0.5".to_owned())?;
-    let day = 24.0 * 3600.0;
-    if (0.0..=day).contains(&value) {
-        Ok(Duration::from_secs_f64(value))
-    } else {
-        Err("must be 0 or more seconds, up to a day (86400)".to_owned())
-    }
+    /// Write the pages of man and the completions of bash, zsh and fish.
+    Manual {
+        /// The folder for the files.
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    start_log(args.log_level);
+    log_format::start(args.log_level, args.log_format);
     let code = run(args);
     log_writer::flush();
     code
@@ -395,11 +397,12 @@ fn run(args: Args) -> ExitCode {
     match &args.command {
         Some(Command::Keygen { file, public }) => return keys::keygen(file, *public),
         Some(Command::Connect(args)) => return connect::run(args),
+        Some(Command::Manual { folder }) => return manual::run(folder),
         None => {}
     }
     if let Some(endpoint) = &args.status {
         return match keys::status_options(&args) {
-            Ok(options) => status::print(endpoint, options),
+            Ok(options) => status::print(endpoint, options, args.json),
             Err(e) => fail(&e),
         };
     }
@@ -410,37 +413,29 @@ fn run(args: Args) -> ExitCode {
         usage(&e);
     }
     #[cfg(unix)]
-    match args.worker {
-        Some(pid) => match worker::SupervisorLink::open(pid) {
-            Ok(link) => return serve::run(args, Role::Worker(link)),
+    if let Some(pid) = args.worker {
+        return match worker::SupervisorLink::open(pid) {
+            Ok(link) => serve::run(args, Role::Worker(link)),
             Err(e) => usage(&format!("--worker: {e}")),
-        },
-        None if !args.no_supervise => {
-            return supervisor::run(listen_addresses(&args), args.drain, args.allow_keys.is_some());
-        }
-        None => {}
+        };
     }
-    serve::run(args, Role::Alone)
-}
-
-fn start_log(level: Option<LevelFilter>) {
-    let mut log = match level {
-        // The option overrides RUST_LOG.
-        Some(level) => {
-            let mut log = env_logger::Builder::new();
-            log.filter_level(level);
-            log
+    #[cfg(unix)]
+    {
+        let addresses = listen_addresses(&args);
+        match socket_activation::take(&addresses) {
+            Ok(sockets) if args.no_supervise => serve::run(args, Role::Alone(sockets)),
+            Ok(sockets) => supervisor::run(supervisor::Settings {
+                addresses,
+                sockets,
+                drain: args.drain,
+                forwards_hangup: args.allow_keys.is_some(),
+                announce: args.announce,
+            }),
+            Err(e) => fail(&e),
         }
-        None => env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")),
-    };
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    log.target(Target::Pipe(Box::new(log_writer::writer())));
-    // env_logger has no colors for a `Pipe` by default, as it cannot tell that this one ends at a terminal.
-    let has_colors = std::env::var_os("TERM").is_some_and(|term| term != "dumb") && !is_set("NO_COLOR");
-    if io::stderr().is_terminal() && has_colors && !is_set("RUST_LOG_STYLE") {
-        log.write_style(WriteStyle::Always);
     }
-    log.format_target(false).init();
+    #[cfg(not(unix))]
+    serve::run(args, Role::Alone(None))
 }
 
 /// Prints all of `text` in one write: a script that waits for the first line may close the pipe after it.
@@ -474,7 +469,8 @@ fn listen_addresses(args: &Args) -> Vec<ListenAddress> {
     let host = args.host.as_deref().unwrap_or(ListenAddress::DEFAULT_HOST);
     let by_default = args.listen.is_empty() || args.host.is_some() || args.port.is_some();
     let first = by_default.then(|| ListenAddress::new(host, args.port.unwrap_or(ListenAddress::DEFAULT_PORT)));
-    first.into_iter().chain(args.listen.iter().map(|address| address.clone().or_host(host))).collect()
+    let listen = args.listen.iter().cloned().chain(args.http.address()).map(|address| address.or_host(host));
+    first.into_iter().chain(listen).collect()
 }
 
 /// A limit of the command line as one of the library.
@@ -484,7 +480,7 @@ fn count(limit: u32) -> usize {
 
 /// The configuration that the options give, without the cache, whose folder may be missing.
 fn configuration(args: &Args) -> Config {
-    Config::default()
+    let config = Config::default()
         .with_protocol(args.protocol.clone())
         .with_insecure(args.insecure)
         .with_allow(args.allow.clone())
@@ -506,7 +502,8 @@ fn configuration(args: &Args) -> Config {
         .with_max_run(args.max_run)
         .with_peers(args.peers.clone())
         .with_comm_port(args.comm_port)
-        .with_models(args.models.clone())
+        .with_models(args.models.clone());
+    args.http.apply(config, &listen_addresses(args))
 }
 
 #[cfg(test)]

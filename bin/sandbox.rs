@@ -63,6 +63,11 @@ impl Access {
             gpu,
         }
     }
+
+    /// Also reads and writes files of `folder`, if there is one.
+    pub(crate) fn allow_writing(&mut self, folder: Option<&Path>) {
+        self.writable.extend(folder.map(Path::to_owned));
+    }
 }
 
 /// The folder of a file, and that of its target if it is a symbolic link.

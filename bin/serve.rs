@@ -2,15 +2,18 @@
 
 use std::error::Error;
 use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use fanout::device::{Device, DeviceKind};
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::keys::Certificate;
-use fanout::rpc::server::{BindError, CacheConfig, Config, Ended, ListenerInfo, Server, ServerKeys};
+use fanout::rpc::server::{BindError, BoundSocket, CacheConfig, Config, Ended, ListenerInfo, Server, ServerKeys};
 use fanout::rpc::wire::PROTOCOL_VERSION;
 
+use super::announce::Announcement;
 use super::sandbox::{self, Access};
 use super::signals::{SecondSignal, end_on_signals, reread_on_hangup};
 #[cfg(unix)]
@@ -22,8 +25,8 @@ use super::{
 
 /// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
-    /// The user: it binds the addresses itself.
-    Alone,
+    /// The user, or a service manager: this process binds the addresses itself, unless it has got their sockets.
+    Alone(Option<Vec<BoundSocket>>),
     /// The supervisor.
     #[cfg(unix)]
     Worker(SupervisorLink),
@@ -53,10 +56,11 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         Err(e) => return fail(&e),
     };
     // Before the first thread of this process, since a thread enters the sandbox for itself and those that it starts.
-    let sandbox = match sandbox::enter(
-        args.sandbox,
-        &Access::of(&config, args.allow_keys.as_deref(), uses_gpu(&registry, &list)),
-    ) {
+    let mut access = Access::of(&config, args.allow_keys.as_deref(), uses_gpu(&registry, &list));
+    if matches!(role, Role::Alone(_)) {
+        access.allow_writing(args.announce.as_deref());
+    }
+    let sandbox = match sandbox::enter(args.sandbox, &access) {
         Ok(sandbox) => sandbox,
         Err(e) => return fail(&format!("--sandbox: {e}")),
     };
@@ -123,14 +127,14 @@ fn configuration_with_files(args: &Args) -> Result<Config, Box<dyn Error>> {
 
 fn serve(
     args: &Args,
-    role: Role,
+    mut role: Role,
     notes: &[String],
     devices: Vec<Arc<dyn Device>>,
     config: Config,
 ) -> Result<(), Box<dyn Error>> {
     let few_files = open_files::raise_limit(config.max_connections as u64, 1);
-    let (server, is_restart) = bind(args, &role, devices.clone(), config.clone())?;
-    let second = if matches!(role, Role::Alone) { SecondSignal::Exit } else { SecondSignal::Ignore };
+    let (server, is_restart) = bind(args, &mut role, devices.clone(), config.clone())?;
+    let second = if matches!(role, Role::Alone(_)) { SecondSignal::Exit } else { SecondSignal::Ignore };
     let (handle, drain) = (server.handle(), args.drain);
     end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })?;
     lost_device::exit_after_drain(server.handle())?;
@@ -140,9 +144,19 @@ fn serve(
     let notes: Vec<_> = notes.iter().chain(&few_files).collect();
     let banner = banner(args, &server, &notes, &devices, &config)?;
     // Before the banner: a script may kill this process as soon as it has read the addresses.
-    #[cfg(unix)]
-    if let Role::Worker(link) = role {
-        link.report_ready()?;
+    let mut announcement = None;
+    match role {
+        // The supervisor announces its sockets.
+        #[cfg(unix)]
+        Role::Worker(link) => link.report_ready()?,
+        Role::Alone(_) => {
+            let addresses: Vec<_> =
+                server.listeners().iter().filter(|of| !of.versions.is_empty()).map(|of| of.addr).collect();
+            let write = |folder: &PathBuf| {
+                Announcement::write(folder, &addresses).map_err(|e| format!("--announce {}: {e}", folder.display()))
+            };
+            announcement = args.announce.as_ref().map(write).transpose()?;
+        }
     }
     // The reader of the first worker's standard output may have closed it since.
     let is_printed = !is_restart
@@ -152,7 +166,9 @@ fn serve(
     if !is_printed {
         banner.lines().for_each(|line| log::info!("{line}"));
     }
-    match server.run() {
+    let ended = server.run();
+    drop(announcement);
+    match ended {
         Ended::DeviceLost(error) => lost_device::exit(&error),
         _ => log::info!("server ended"),
     }
@@ -160,10 +176,18 @@ fn serve(
 }
 
 /// Takes the listening sockets. Returns whether this process replaces a worker that has died.
-fn bind(args: &Args, role: &Role, devices: Vec<Arc<dyn Device>>, config: Config) -> Result<(Server, bool), BindError> {
+fn bind(
+    args: &Args,
+    role: &mut Role,
+    devices: Vec<Arc<dyn Device>>,
+    config: Config,
+) -> Result<(Server, bool), BindError> {
     let addresses = listen_addresses(args);
     match role {
-        Role::Alone => Ok((Server::bind_all(&addresses, devices, config)?, false)),
+        Role::Alone(sockets) => match sockets.take() {
+            Some(sockets) => Ok((Server::bind_sockets(&addresses, || Ok(sockets), devices, config)?, false)),
+            None => Ok((Server::bind_all(&addresses, devices, config)?, false)),
+        },
         #[cfg(unix)]
         Role::Worker(link) => {
             let mut is_restart = false;
@@ -176,6 +200,16 @@ fn bind(args: &Args, role: &Role, devices: Vec<Arc<dyn Device>>, config: Config)
             Ok((server, is_restart))
         }
     }
+}
+
+/// The address at which this machine reaches a listener.
+fn reachable(addr: SocketAddr) -> SocketAddr {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, addr.port())
 }
 
 /// What the server offers, and on which addresses.
@@ -213,7 +247,9 @@ fn banner(
         }
         writeln!(text, "{}", keys.allowed().map_or("all of the CA".to_owned(), |count| count.to_string()))?;
     }
-    let is_exposed = |listener: &&ListenerInfo| !listener.tls && !listener.addr.ip().to_canonical().is_loopback();
+    let is_exposed = |listener: &&ListenerInfo| {
+        !listener.tls && !listener.versions.is_empty() && !listener.addr.ip().to_canonical().is_loopback()
+    };
     let exposed: Vec<_> = listeners.iter().filter(is_exposed).collect();
     for ListenerInfo { addr, .. } in &exposed {
         writeln!(text, "WARNING: {addr} can be reached from other machines, without authentication or encryption.")?;
@@ -225,6 +261,9 @@ fn banner(
     }
     for listener in &listeners {
         writeln!(text, "listening on {listener}")?;
+    }
+    if let Some(listener) = listeners.iter().find(|listener| listener.http) {
+        writeln!(text, "status page: http://{}/", reachable(listener.addr))?;
     }
     Ok(text)
 }

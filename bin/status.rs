@@ -1,12 +1,12 @@
 //! `rpc-server --status`: prints the state of another server.
 
-use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
-use fanout::rpc::wire::ext::{ListenerRecord, REVISION, TenantRecord};
+use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
+use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
 
 /// Time limit of the whole query.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -14,67 +14,206 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Time limit of each request, shorter than [`DEADLINE`] so that the error of a timed-out request is printed.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Queries the server at `endpoint`, with the keys of `options`, and prints its state, build and devices. Success if the server
-/// accepts clients.
-pub(crate) fn print(endpoint: &str, options: Options) -> ExitCode {
+/// Queries the server at `endpoint`, with the keys of `options`, and prints its state. Success if the server accepts clients.
+pub(crate) fn print(endpoint: &str, options: Options, as_json: bool) -> ExitCode {
     let (sender, result) = mpsc::channel();
     let target = endpoint.to_owned();
     let thread = std::thread::Builder::new().spawn(move || {
         // Sending fails if the deadline has passed and the receiver is dropped.
-        let _ = sender.send(query_server(&target, &options));
+        let _ = sender.send(query_server(&target, &options, as_json));
     });
     if let Err(e) = thread {
         return super::fail(&format!("cannot start a thread: {e}"));
     }
     match result.recv_timeout(DEADLINE) {
-        Ok(Ok(text)) => super::print_or_fail(&format!("{endpoint}: ready\n{text}"), ExitCode::SUCCESS),
+        Ok(Ok(text)) => super::print_or_fail(&text, ExitCode::SUCCESS),
         Ok(Err(e)) => {
             let state = match &e {
-                ConnectError::Full { .. } => format!("{endpoint}: full\n"),
-                ConnectError::Draining { .. } => format!("{endpoint}: draining\n"),
-                _ => String::new(),
+                ConnectError::Full { .. } => "full",
+                ConnectError::Draining { .. } => "draining",
+                _ => "",
             };
             // The reason follows on standard error, also where standard output is closed.
-            let _ = super::print(&state);
+            if as_json && !state.is_empty() {
+                let _ = super::print(&format!("{{\"state\":\"{state}\"}}\n"));
+            } else if !state.is_empty() {
+                let _ = super::print(&format!("{endpoint}: {state}\n"));
+            }
             super::fail(&e)
         }
         Err(_) => super::fail(&format!("{endpoint} has not sent all replies within {DEADLINE:?}")),
     }
 }
 
-/// The line of a port on which the server listens: `port 50052: protocol 8.0, else 7.0; 3.x; gen0`.
-fn describe_listener(listener: &ListenerRecord) -> String {
-    format!("port {}: protocol {}\n", listener.port, listener.versions)
-}
-
-/// The line of a key with sessions, this one included: `key alice: sessions 2, device memory 12 MiB`.
-fn describe_tenant(tenant: &TenantRecord) -> String {
-    let TenantRecord { name, sessions, memory } = tenant;
-    format!("key {name}: sessions {sessions}, device memory {} MiB\n", memory >> 20)
-}
-
-/// Connects to a server and returns a description of it: build, protocol, ports with their versions,
-/// sessions, keys with sessions, limits, devices.
-fn query_server(endpoint: &str, options: &Options) -> Result<String, ConnectError> {
+/// Connects to a server and returns a description of it.
+fn query_server(name: &str, options: &Options, as_json: bool) -> Result<String, ConnectError> {
     let options = options.clone().with_connect_timeout(CLIENT_TIMEOUT).with_silence_timeout(CLIENT_TIMEOUT);
-    let endpoint = Endpoint::connect(endpoint, &options)?;
-    let version = endpoint.version();
-    let mut text = match endpoint.server() {
-        Some(server) => format!(
-            "build: {}\nprotocol: {version}, extensions {REVISION}\n{}sessions: {} besides this one\n{}{}",
-            server.build,
-            server.listeners.iter().map(describe_listener).collect::<String>(),
-            server.sessions.saturating_sub(1),
-            server.tenants.iter().map(describe_tenant).collect::<String>(),
-            server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}\n")).collect::<String>()
-        ),
-        None => format!("protocol: {version}\n"),
+    let endpoint = Endpoint::connect(name, &options)?;
+    let status = match endpoint.server() {
+        Some(_) => endpoint.status()?,
+        None => status_without_extensions(&endpoint)?,
     };
+    if as_json {
+        // Its texts and numbers have a form in JSON.
+        return Ok(format!("{}\n", serde_json::to_string_pretty(&status).unwrap_or_default()));
+    }
+    let version = endpoint.version();
+    let protocol = match endpoint.server() {
+        Some(_) => format!("{version}, extensions {REVISION}"),
+        None => version.to_string(),
+    };
+    Ok(describe(name, &protocol, &status, endpoint.server()))
+}
+
+/// What any server tells.
+fn status_without_extensions(endpoint: &Endpoint) -> Result<ServerStatus, ConnectError> {
+    let mut status = ServerStatus::default();
+    status.state = "ready".to_owned();
     for device in endpoint.devices() {
         let (info, memory) = (device.info(), device.memory()?);
-        let (free, total) = (memory.free >> 20, memory.total >> 20);
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "device {}: {}, {free} of {total} MiB free", info.name, info.description);
+        let memory = Some(DeviceMemoryStatus { free: memory.free, total: memory.total });
+        let (name, description) = (info.name.clone(), info.description.clone());
+        status.devices.push(DeviceStatus { name, description, memory, ..DeviceStatus::default() });
     }
-    Ok(text)
+    Ok(status)
+}
+
+/// The state for users, a line for each part.
+fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&HelloExtReply>) -> String {
+    let mut lines = vec![format!("{name}: {}", status.state)];
+    if server.is_some() {
+        lines.push(format!("build: {}, up for {}", status.build, time(status.uptime)));
+    }
+    lines.push(format!("protocol: {protocol}"));
+    for listener in &status.listeners {
+        let what = match (listener.protocol.as_str(), listener.tls) {
+            ("", _) => "HTTP".to_owned(),
+            (versions, true) => format!("protocol {versions}, TLS"),
+            (versions, false) => format!("protocol {versions}"),
+        };
+        lines.push(format!("port {}: {what}", listener.port));
+    }
+    lines.extend(status.devices.iter().map(device_line));
+    if let Some(server) = server {
+        let ServerStatus { rates, totals, links, .. } = status;
+        lines.push(format!(
+            "last {:.0} s: {}/s from clients, {}/s to clients, {:.1} graphs/s",
+            rates.seconds,
+            size(rates.received as u64),
+            size(rates.sent as u64),
+            rates.graphs
+        ));
+        lines.push(format!(
+            "since the start: {} sessions, {} from clients, {} to clients, {} graphs, device time {}",
+            totals.sessions,
+            size(totals.received),
+            size(totals.sent),
+            totals.graphs,
+            time(totals.device_time)
+        ));
+        lines.push(format!(
+            "links: {} tensor groups, {} tokens for transfers from other servers",
+            links.groups, links.transfers
+        ));
+        lines.push(format!("sessions: {} besides this one", status.session_count));
+        lines.extend(status.sessions.iter().map(session_line));
+        match status.session_count.saturating_sub(status.sessions.len()) {
+            0 => {}
+            more => lines.push(format!("and {more} more sessions")),
+        }
+        lines.extend(server.tenants.iter().map(|tenant| {
+            format!("key {}: sessions {}, device memory {}", tenant.name, tenant.sessions, size(tenant.memory))
+        }));
+        lines.extend(server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}")));
+    }
+    lines.iter().map(|line| format!("{}\n", printable(line))).collect()
+}
+
+/// A line of texts from another machine, without characters that control the terminal.
+fn printable(line: &str) -> String {
+    let mut text = String::new();
+    for c in line.chars() {
+        if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            text.extend(c.escape_default());
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+fn device_line(device: &DeviceStatus) -> String {
+    let DeviceStatus { name, description, memory, load, lost, .. } = device;
+    let memory = memory.map_or("memory unknown".to_owned(), |memory| {
+        format!("{} of {} MiB free", memory.free >> 20, memory.total >> 20)
+    });
+    let load = load.map_or(String::new(), |load| format!(", load {:.0} %", 100.0 * load));
+    let lost = lost.as_ref().map_or(String::new(), |why| format!(", lost: {why}"));
+    format!("device {name}: {description}, {memory}{load}{lost}")
+}
+
+fn session_line(session: &SessionStatus) -> String {
+    let peer = session.peer.as_ref().map_or(String::new(), |peer| format!("{peer}, "));
+    format!(
+        "session {}: {peer}protocol {}{}, for {}, device memory {} (at most {}), {} from and {} to the client, {} graphs, device \
+         time {}, {} for {}",
+        session.number,
+        session.protocol,
+        if session.extended { " with extensions" } else { "" },
+        time(session.seconds),
+        size(session.memory),
+        size(session.peak_memory),
+        size(session.received),
+        size(session.sent),
+        session.graphs,
+        time(session.device_time),
+        session.activity,
+        time(session.activity_seconds)
+    )
+}
+
+/// Bytes for users.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut units = UNITS.iter();
+    let mut unit = units.next().unwrap_or(&"B");
+    while value >= 1024.0
+        && let Some(next) = units.next()
+    {
+        (value, unit) = (value / 1024.0, next);
+    }
+    if bytes < 1024 || value >= 10.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
+/// A time for users.
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", s * 1000.0),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", (s / 60.0).floor()),
+        s if s < 48.0 * 3600.0 => format!("{:.0} h", (s / 3600.0).floor()),
+        s => format!("{:.0} days", (s / 86_400.0).floor()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_other_machines_control_no_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc\u{9b}\u{202e} é"), "a\\u{1b}[2Jb\\nc\\u{9b}\\u{202e} é");
+    }
+
+    #[test]
+    fn sizes_and_times_are_short() {
+        let sizes = [0, 1023, 1024, 1536, 10 << 10, 5 << 20, 123 << 30, u64::MAX];
+        assert_eq!(
+            sizes.map(size),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "10 KiB", "5.0 MiB", "123 GiB", "16777216 TiB"]
+        );
+        let times = [0.0, 0.25, 1.0, 119.94, 120.0, 7199.0, 7200.0, 172_800.0];
+        assert_eq!(times.map(time), ["0 ms", "250 ms", "1.0 s", "119.9 s", "2 min", "119 min", "2 h", "2 days"]);
+    }
 }

@@ -7,6 +7,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -17,10 +18,12 @@ use std::time::{Duration, Instant};
 use fanout::rpc::server::{BindError, BoundSocket, ListenAddress};
 use log::{debug, error, info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::getsockname;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::signal_name;
 
+use super::announce::Announcement;
 use super::backoff::Backoff;
 use super::{control, fail, hangup, log_writer, lost_device};
 
@@ -31,15 +34,29 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// that are blocked on a device; one that is stopped or hangs would not end at all.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
-/// Supervises workers for the `addresses` until one cannot start, or a signal ends the server. `drain`: the grace period of a
-/// worker. `forwards_hangup`: workers have something to reread at SIGHUP. The result is the exit status of the program.
-pub(crate) fn run(addresses: Vec<ListenAddress>, drain: Duration, forwards_hangup: bool) -> ExitCode {
+/// What the supervisor needs of the options.
+pub(crate) struct Settings {
+    pub(crate) addresses: Vec<ListenAddress>,
+    /// The sockets of the addresses, if a service manager has bound them.
+    pub(crate) sockets: Option<Vec<BoundSocket>>,
+    /// The grace period of a worker.
+    pub(crate) drain: Duration,
+    /// Whether workers have something to reread at SIGHUP.
+    pub(crate) forwards_hangup: bool,
+    /// The folder for the file with the addresses.
+    pub(crate) announce: Option<PathBuf>,
+}
+
+/// Supervises workers until one cannot start, or a signal ends the server. The result is the exit status of the program.
+pub(crate) fn run(settings: Settings) -> ExitCode {
     let signals = log_writer::start().and_then(|()| hangup::ignore());
-    let signals = signals.and_then(|()| SignalStreams::register(forwards_hangup));
+    let signals = signals.and_then(|()| SignalStreams::register(settings.forwards_hangup));
     let supervisor = signals.map(|signals| Supervisor {
-        addresses,
-        drain_timeout: drain + DRAIN_MARGIN,
-        sockets: None,
+        addresses: settings.addresses,
+        drain_timeout: settings.drain + DRAIN_MARGIN,
+        sockets: settings.sockets,
+        announce: settings.announce,
+        announcement: None,
         signals,
         worker: None,
         start_at: Some(Instant::now()),
@@ -123,6 +140,10 @@ struct Supervisor {
     drain_timeout: Duration,
     /// Bound when the first worker has opened its devices, so that no client connects to a server that then fails to start.
     sockets: Option<Vec<BoundSocket>>,
+    /// The folder of the announcement.
+    announce: Option<PathBuf>,
+    /// From when the first worker serves until the server drains: connections wait while a worker is replaced.
+    announcement: Option<Announcement>,
     signals: SignalStreams,
     worker: Option<Worker>,
     /// When the next worker starts; `None` while one runs.
@@ -181,7 +202,10 @@ impl Supervisor {
                 self.start_at = Some(Instant::now() + pause);
                 Ok(())
             }
-            Err(e) => Err(io::Error::new(e.kind(), format!("cannot start a worker: {e} (see --no-supervise)"))),
+            Err(e) => {
+                let proc = if cfg!(target_os = "linux") { ", which needs /proc" } else { "" };
+                Err(io::Error::new(e.kind(), format!("cannot start a worker{proc}: {e} (see --no-supervise)")))
+            }
         }
     }
 
@@ -207,6 +231,7 @@ impl Supervisor {
     /// Handles SIGTERM or SIGINT: the first drains the worker, the second one kills it. Returns the exit status if there is
     /// nothing to wait for.
     fn end_on(&mut self, signal: i32) -> Option<u8> {
+        self.announcement = None;
         let name = signal_name(signal).unwrap_or("signal");
         let second_status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let Some(worker) = &self.worker else {
@@ -268,6 +293,10 @@ impl Supervisor {
                 Ok(1) if message == [control::READY] => {
                     worker.ready = Some(Instant::now());
                     self.has_served = true;
+                    if let Err(e) = self.write_announcement() {
+                        let _ = fail(&e);
+                        self.kill(1);
+                    }
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
                 // Its end is reported when it is reaped.
@@ -291,6 +320,20 @@ impl Supervisor {
             debug!("supervisor: cannot send the sockets to worker {}: {e}", worker.pid);
             worker.link = None;
         }
+        Ok(())
+    }
+
+    /// Announces the addresses, when the first worker serves and there is a folder for it.
+    fn write_announcement(&mut self) -> Result<(), String> {
+        let (Some(folder), None, Some(sockets)) = (&self.announce, &self.announcement, &self.sockets) else {
+            return Ok(());
+        };
+        let address = |socket| io::Result::Ok(SocketAddr::try_from(getsockname(socket)?)?);
+        // Clients of HTTP alone are no clients of the devices.
+        let served = sockets.iter().zip(&self.addresses).filter(|(_, address)| !address.is_http_only());
+        let announcement = served.map(|(socket, _)| address(socket)).collect::<io::Result<Vec<_>>>();
+        let announcement = announcement.and_then(|addresses| Announcement::write(folder, &addresses));
+        self.announcement = Some(announcement.map_err(|e| format!("--announce {}: {e}", folder.display()))?);
         Ok(())
     }
 
@@ -423,6 +466,8 @@ mod tests {
             addresses: Vec::new(),
             drain_timeout: Duration::from_millis(50),
             sockets: None,
+            announce: None,
+            announcement: None,
             signals: SignalStreams::register(false).expect("signals"),
             worker: Some(Worker { pid, link: None, started: now, ready: Some(now) }),
             start_at: None,

@@ -44,8 +44,8 @@ pub use ops::MathMode;
 pub(crate) use system::{available_memory, total_memory};
 
 use crate::device::{
-    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer, HostThreads, ImportHost,
-    MemoryBudget, MemoryInfo, Program, Queue, QueueThreads, ReadOnlyMapping, Support,
+    Buffer, Caps, Device, DeviceActivity, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HostBuffer,
+    HostThreads, ImportHost, MemoryBudget, MemoryInfo, Program, Queue, QueueThreads, ReadOnlyMapping, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -215,6 +215,10 @@ impl Device for CpuDevice {
     fn prepare(&self, graph: Arc<Graph>) -> Result<Program, DeviceError> {
         let code = program::CpuProgram::new(&graph, self.math_mode, self.threads())?;
         Ok(Program::new(graph, Box::new(code)))
+    }
+
+    fn activity(&self) -> Option<DeviceActivity> {
+        Some(self.queue_threads.activity())
     }
 
     fn queue(&self, budget: &Arc<MemoryBudget>) -> Result<Box<dyn Queue>, DeviceError> {

@@ -11,7 +11,7 @@ use super::modules::Modules;
 use super::peer::Peers;
 use super::pinned::{PinnedArena, PinnedBlock};
 use super::precompile::Precompiler;
-use super::turns::GpuTurns;
+use super::turns::{GpuTurns, StreamStatus};
 use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline, TimelinePoint};
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::fmt;
@@ -158,6 +158,7 @@ pub(super) struct DeviceContext {
     pub(super) queue_threads: QueueThreads,
     /// All queues of the device.
     queues: Mutex<Vec<Weak<Timeline>>>,
+    busy: Mutex<SampledTime>,
     /// How bytes are copied from other GPUs.
     pub(super) peers: Peers,
     // Last field: dropped after all driver objects above.
@@ -206,6 +207,12 @@ impl TransferMemory {
     }
 }
 
+/// Of [`DeviceContext::sampled_busy_time`].
+struct SampledTime {
+    last_call: Instant,
+    time: Duration,
+}
+
 impl DeviceContext {
     /// Opens a device. `limit` chooses its memory limit from the number of free bytes.
     pub(super) fn new(
@@ -235,6 +242,7 @@ impl DeviceContext {
             queue_threads: QueueThreads::start("cuda-queue", 1)
                 .map_err(|e| DeviceError::thread_spawn_failed("for a GPU", &e))?,
             queues: Mutex::default(),
+            busy: Mutex::new(SampledTime { last_call: Instant::now(), time: Duration::ZERO }),
             peers: Peers::default(),
             primary,
         });
@@ -303,6 +311,23 @@ impl DeviceContext {
         DeferredDrops::retry(self);
         let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
         queues.iter().for_each(|queue| queue.poll());
+    }
+
+    /// Sum of the times between two calls, for those that have found work that is not done.
+    pub(super) fn sampled_busy_time(&self) -> Duration {
+        let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        let is_busy = self.primary.check_lost().is_ok()
+            && queues.iter().any(|queue| {
+                let point = TimelinePoint::new(queue, 1);
+                point.completion_source::<EventTimeline>().is_some_and(StreamStatus::is_busy)
+            });
+        let mut busy = lock(&self.busy);
+        let (last, now) = (busy.last_call, Instant::now());
+        busy.last_call = now;
+        if is_busy {
+            busy.time += now.duration_since(last);
+        }
+        busy.time
     }
 
     /// Whether the stream of a queue waits for another device.

@@ -62,8 +62,8 @@ mod turns;
 pub use driver::{CudaUnavailable, Gpu, detect, emulated_counts};
 
 use crate::device::{
-    Buffer, Caps, Device, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HANG_TIMEOUT, HostBuffer, MemoryBudget,
-    MemoryInfo, ModuleLoad, PinnedMemory, Program, Queue, Support,
+    Buffer, Caps, Device, DeviceActivity, DeviceError, DeviceInfo, DeviceKind, Domain, Feature, HANG_TIMEOUT,
+    HostBuffer, MemoryBudget, MemoryInfo, ModuleLoad, PinnedMemory, Program, Queue, Support,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -240,6 +240,11 @@ impl Device for CudaDevice {
     fn lost(&self) -> Option<DeviceError> {
         self.context.poll_queues();
         self.context.primary().lost().cloned()
+    }
+
+    /// Sampled: the time from one call to the next counts if there is work that is not done.
+    fn activity(&self) -> Option<DeviceActivity> {
+        Some(DeviceActivity { busy: self.context.sampled_busy_time(), waiting: self.context.turns.waiting() })
     }
 
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {

@@ -90,6 +90,11 @@ pub(super) struct GpuTurn<'a> {
 }
 
 impl GpuTurns {
+    /// Number of threads that wait for a turn.
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.state).waiting.len()
+    }
+
     /// Whether no other session uses the GPU.
     pub(super) fn is_alone(&self, session: &MemoryBudget) -> bool {
         lock(&self.state).is_alone(session.flow_keys(), Instant::now())

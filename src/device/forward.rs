@@ -13,9 +13,9 @@
 //! - Return a capability only if the wrapped device or queue has it.
 
 use super::{
-    Buffer, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, Feature, HostThreads, ImportHost, LinkStats,
-    LoadByDigest, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
-    QueueAborter, Region, RunInline, Support, Timeline, TimelinePoint, UploadSource,
+    Buffer, Collectives, CopyOutcome, Device, DeviceActivity, DeviceError, DeviceInfo, Feature, HostThreads,
+    ImportHost, LinkStats, LoadByDigest, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault,
+    Program, Queue, QueueAborter, Region, RunInline, Support, Timeline, TimelinePoint, UploadSource,
 };
 use crate::graph::Graph;
 use crate::ops::NodeView;
@@ -64,6 +64,10 @@ pub trait ForwardDevice: Send + Sync + Debug {
 
     fn lost(&self) -> Option<DeviceError> {
         self.inner().lost()
+    }
+
+    fn activity(&self) -> Option<DeviceActivity> {
+        self.inner().activity()
     }
 
     fn link_stats(&self) -> Option<LinkStats> {
@@ -201,6 +205,10 @@ impl<T: ForwardDevice> Device for T {
 
     fn lost(&self) -> Option<DeviceError> {
         ForwardDevice::lost(self)
+    }
+
+    fn activity(&self) -> Option<DeviceActivity> {
+        ForwardDevice::activity(self)
     }
 
     fn link_stats(&self) -> Option<LinkStats> {

@@ -201,3 +201,12 @@ impl ModuleLoad {
         self.time < ModuleLoad::MAX_CACHED_TIME
     }
 }
+
+/// How much a device has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceActivity {
+    /// For how long it has worked since it was opened: the growth over a time is its load.
+    pub busy: Duration,
+    /// Queues that wait for their turn.
+    pub waiting: usize,
+}

@@ -98,7 +98,9 @@ pub(crate) use fair_queue::DEFAULT_SHARE;
 pub(crate) use fair_queue::{FairQueue, FlowKeys, RECENT, SLICE};
 pub use forward::{ForwardDevice, ForwardQueue};
 pub use host::HostBuffer;
-pub use info::{Caps, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo, ModuleLoad};
+pub use info::{
+    Caps, DeviceActivity, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo, ModuleLoad,
+};
 pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};
@@ -204,6 +206,11 @@ pub trait Device: Send + Sync + Debug {
     /// and [`Device::alloc`], [`Device::queue`], [`Device::prepare`] and [`Device::memory`] return this error. Never blocks, so
     /// that a server may poll it.
     fn lost(&self) -> Option<DeviceError> {
+        None
+    }
+
+    /// How much the device has to do. `None`: it does not know.
+    fn activity(&self) -> Option<DeviceActivity> {
         None
     }
 

@@ -17,12 +17,12 @@
 //! or removed, under the lanes' lock. A thread holds at most one turn. It waits for a turn without holding a memory's lock; in a
 //! turn of the long lane it may wait for such a lock, in one of the short lane it may not.
 
-use super::MemoryBudget;
 use super::fair_queue::{FairQueue, FlowKeys, MIN_TURN, SLICE};
 use super::timeline::POLL_INTERVAL;
+use super::{DeviceActivity, MemoryBudget};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -56,6 +56,8 @@ pub(super) struct Lanes {
     state: Mutex<LanesState>,
     short: LaneSignals,
     long: LaneSignals,
+    /// Time of all turns that have ended, in nanoseconds.
+    busy_nanos: AtomicU64,
 }
 
 /// The part of a lane that needs no lock.
@@ -152,13 +154,28 @@ impl QueueThreads {
         };
         let state =
             LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
-        let lanes = Lanes { state: Mutex::new(state), short: LaneSignals::default(), long: LaneSignals::default() };
+        let lanes = Lanes {
+            state: Mutex::new(state),
+            short: LaneSignals::default(),
+            long: LaneSignals::default(),
+            busy_nanos: AtomicU64::new(0),
+        };
         let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));
         for lane in std::iter::once(Lane::Long).chain(std::iter::repeat_n(Lane::Short, short)) {
             let lanes = Arc::clone(threads.lanes());
             std::thread::Builder::new().name(name.to_owned()).spawn(move || lanes.serve(lane))?;
         }
         Ok(threads)
+    }
+
+    /// Time of all turns that have ended, and the number of those that wait for one.
+    pub(crate) fn activity(&self) -> DeviceActivity {
+        let lanes = self.lanes();
+        let waiting = |signals: &LaneSignals| signals.waiting.load(Ordering::Relaxed);
+        DeviceActivity {
+            busy: Duration::from_nanos(lanes.busy_nanos.load(Ordering::Relaxed)),
+            waiting: waiting(&lanes.short) + waiting(&lanes.long),
+        }
     }
 
     /// A turn for the calling thread. `None`: others wait, or as many as may have one have a turn.
@@ -290,6 +307,7 @@ impl Lanes {
 
     fn end_turn(self: &Arc<Self>, lane: Lane, session: &MemoryBudget, time: Duration) {
         session.add_device_time(time);
+        self.busy_nanos.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         let mut state = self.lock();
         let of_lane = state.lane(lane);
         of_lane.turns -= 1;

@@ -7,6 +7,7 @@
 //! - `fault` converts errors of devices to and from their form on the wire.
 //! - `client` presents the devices of a server as devices of this process; `server` offers the devices of this process to
 //!   clients.
+//! - `status` is the state of a server, as its operator sees it.
 //! - `relay` lets clients without TLS use servers that demand keys.
 //!
 //! `docs/protocol.md` specifies the extensions.
@@ -20,6 +21,8 @@ pub mod keys;
 pub mod relay;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(any(feature = "server", feature = "client"))]
+pub mod status;
 #[cfg(all(feature = "server", feature = "client"))]
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,11 @@
 use crate::layers::{GuardedPaths, Layer};
 
 /// A row of the table. `tests_also`: names that the unit tests of the layer may use in addition.
-const fn layer(name: &'static str, may_use: &'static [&'static str], tests_also: &'static [&'static str]) -> Layer {
+pub(crate) const fn layer(
+    name: &'static str,
+    may_use: &'static [&'static str],
+    tests_also: &'static [&'static str],
+) -> Layer {
     Layer { name, may_use, tests_also }
 }
 
@@ -21,6 +25,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
+    layer("rpc::status", &["serde"], &[]),
     layer("rpc::keys", &["base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),
     layer(
         "rpc::transport",
@@ -65,6 +70,8 @@ pub(crate) const LAYERS: &[Layer] = &[
             "fastrand",
             "getrandom",
             "io",
+            "rpc::status",
+            "serde_json",
         ],
         &["sockets", "addresses"],
     ),
@@ -128,7 +135,26 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["rpc::transport", "rpc::server::limits", "rpc::server::tenants", "addresses"],
         &["fastrand"],
     ),
-    layer("rpc::server::audit", &["device", "rpc::transport", "rpc::server::versions"], &[]),
+    layer("rpc::server::counters", &["rpc::wire"], &[]),
+    layer(
+        "rpc::server::audit",
+        &["device", "rpc::transport", "rpc::server::counters", "rpc::server::versions", "rpc::wire"],
+        &[],
+    ),
+    layer(
+        "rpc::server::statistics",
+        &[
+            "device",
+            "rpc::transport",
+            "rpc::server::audit",
+            "rpc::server::counters",
+            "rpc::server::host_memory",
+            "rpc::server::log_limits",
+            "crossbeam",
+        ],
+        &["rpc::server::versions"],
+    ),
+    layer("rpc::server::http::pool", &["rpc::transport", "addresses"], &[]),
     layer("rpc::server::hangup_watch", &["rpc::transport"], &[]),
     layer(
         "rpc::server::client_connection",
@@ -252,6 +278,41 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::lifecycle",
             "rpc::server::hangup_watch",
             "rpc::server::versions",
+            "rpc::server::audit",
+            "rpc::server::host_memory",
+            "rpc::server::statistics",
+            "rpc::server::http::pool",
+        ],
+        &[],
+    ),
+    layer(
+        "rpc::server::status",
+        &[
+            "rpc::status",
+            "rpc::transport",
+            "rpc::server::audit",
+            "rpc::server::context",
+            "rpc::server::listen",
+            "rpc::server::statistics",
+            "rpc::server::tenants",
+        ],
+        &[],
+    ),
+    layer(
+        "rpc::server::http",
+        &[
+            "rpc::status",
+            "rpc::transport",
+            "rpc::wire",
+            "rpc::server::audit",
+            "rpc::server::context",
+            "rpc::server::counters",
+            "rpc::server::http::pool",
+            "rpc::server::log_limits",
+            "rpc::server::status",
+            "httparse",
+            "prometheus_client",
+            "serde_json",
         ],
         &[],
     ),
@@ -268,9 +329,9 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
             "rpc::server::tenants",
-            "rpc::server::audit",
             "rpc::server::log_limits",
             "rpc::server::context",
+            "rpc::server::counters",
         ],
         &["cpu"],
     ),
@@ -307,6 +368,7 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::collectives",
             "rpc::server::log_limits",
             "addresses",
+            "rpc::server::counters",
         ],
         &["fastrand"],
     ),
@@ -335,12 +397,20 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::server::gguf_index",
             "rpc::server::lifecycle",
             "rpc::server::log_limits",
+            "rpc::server::counters",
+            "rpc::server::status",
+            "serde_json",
         ],
         &[],
     ),
     layer(
         "rpc::server",
         &[
+            "rpc::server::http",
+            "rpc::server::http::pool",
+            "rpc::server::counters",
+            "rpc::server::statistics",
+            "rpc::server::status",
             "device",
             "rpc::transport",
             "rpc::transport::tls",
@@ -446,33 +516,6 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("sched::compare", &["graph", "device", "sched", "sched::task", "sched::exec", "crossbeam"], &[]),
     // Backends without a row are inserted here by backends.rs; the registry may use all of them.
     layer("registry", &["setters", "size", "device", "cpu", "fallback", "rpc::client", "io"], &[]),
-];
-
-/// The programs beside the library, by folder, and the layers that they may use.
-pub(crate) const PROGRAMS: &[Layer] = &[
-    layer(
-        "bin",
-        &["log_level", "device", "rpc::keys", "rpc::wire", "rpc::client", "rpc::relay", "rpc::server", "registry"],
-        &[],
-    ),
-    layer("bench", &["tensor", "ops", "graph", "device", "cpu", "cuda"], &[]),
-    layer(
-        "examples/generate",
-        &[
-            "log_level",
-            "tensor",
-            "gguf",
-            "ops",
-            "graph",
-            "device",
-            "cpu",
-            "sched",
-            "rpc::client",
-            "rpc::keys",
-            "registry",
-        ],
-        &[],
-    ),
 ];
 
 /// Parts of the standard library (system calls) that a layer may use only if its row names them.

@@ -10,6 +10,7 @@ mod gpu_script;
 mod layer_table;
 mod layers;
 mod private_names;
+mod program_table;
 mod roofline;
 mod scripts;
 mod source_paths;
@@ -89,6 +90,7 @@ fn unsafe_code_stays_in_its_modules() {
         "src/cuda/modules",
         "bench/ops/peaks",
         "bin/hangup",
+        "bin/socket_activation",
         "tests/sched_cost/counting",
     ]
     .map(str::to_owned)
@@ -163,7 +165,7 @@ fn layers_use_only_what_the_table_allows() {
 fn programs_use_only_what_the_table_allows() {
     let all = all_layers();
     let mut errors = Vec::new();
-    for program in layer_table::PROGRAMS {
+    for program in program_table::PROGRAMS {
         let mut sources = Sources::default();
         for (name, path) in all_sources() {
             let Some(module) = module_of(&name, program.name) else { continue };
@@ -174,4 +176,16 @@ fn programs_use_only_what_the_table_allows() {
         errors.extend(layers::unused_by_program(&sources, program, "fanout", &all));
     }
     assert!(errors.is_empty(), "\n{}\n", errors.join("\n"));
+}
+
+/// The package has one program. `cargo install` would install every other one, too, also those that cargo finds by their paths;
+/// measuring programs are in the package of `bench`.
+#[test]
+fn cargo_install_installs_the_server_alone() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let programs: Vec<_> = manifest.split("[[bin]]\n").skip(1).map(|rest| rest.lines().next().unwrap()).collect();
+    assert_eq!(programs, ["name = \"rpc-server\""]);
+    for path in ["src/main.rs", "src/bin"] {
+        assert!(!root().join(path).exists(), "{path} is a program");
+    }
 }

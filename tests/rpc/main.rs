@@ -4,7 +4,7 @@
 //! `graphs`, `sessions`, `limits`, `tensor_cache` and `hostile` test the server through protocol 7.0, and `extended*`,
 //! `load_*`, `peer_transfer`, `server_groups` and `prefault` through the extended protocol. `protocol_versions` tests which version a server
 //! answers, `protocol_8` and `collectives*` the messages of 8.0, and `old_clients` the server's clients of older versions.
-//! `client*` and `old_servers` test the client.
+//! `client*` and `old_servers` test the client; `http` tests the state of the server over HTTP.
 //! `server_program*`, `connect_program`, `gpus` and `lost_device` run the program. Recorded sessions are replayed by `tests/replay`.
 #![allow(clippy::panic)] // a helper fails its test by a panic
 
@@ -30,6 +30,7 @@ mod gpus;
 mod graphs;
 mod host_memory;
 mod hostile;
+mod http;
 mod limits;
 mod load_by_digest;
 mod load_confidentiality;
@@ -50,6 +51,8 @@ mod server_program;
 mod server_program_allow;
 #[cfg(target_os = "linux")]
 mod server_program_certificates;
+#[cfg(target_os = "linux")]
+mod server_program_http;
 #[cfg(target_os = "linux")]
 mod server_program_key_limits;
 #[cfg(target_os = "linux")]

@@ -1,7 +1,9 @@
 //! The `rpc-server` program when it is killed, stopped or receives a signal, and its `--status` option.
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
-use crate::server_program::{ServerProcess, run_server_program, spawn_server};
+use crate::server_program::{
+    ServerProcess, program, run_server_program, run_to_exit, spawn_server, spawn_server_process,
+};
 use crate::support::{WATCHDOG, eventually};
 use fanout::device::{Buffer, Device, DeviceError, MemoryBudget, Queue, UploadSource};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
@@ -44,6 +46,56 @@ pub(crate) fn stop(process: u32) {
     eventually("all threads of the server are stopped", || {
         std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(|task| task.is_ok_and(|task| stopped(&stat(task)))))
     });
+}
+
+/// The server program with `listener` as descriptor 3, as a service manager passes a socket. A shell sets the variables, since
+/// `LISTEN_PID` is the number of the process that becomes the server.
+fn socket_activated(listener: &TcpListener, variables: &str, args: &[&str]) -> Command {
+    let server = program(&[&ARGS[2..], args].concat());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{variables} exec \"$@\" 3<&0 4<&- </dev/null"), "sh"]).arg(server.get_program());
+    let environment = server.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    shell.args(server.get_args()).envs(environment).env_remove("RUST_LOG");
+    shell.stdin(std::process::Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap())));
+    shell
+}
+
+/// A client that connects before the server starts is served, also by the worker that replaces one.
+#[test]
+fn sockets_of_a_service_manager_are_served() {
+    for no_supervise in [&["--no-supervise"][..], &[]] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let patient = options().with_silence_timeout(WATCHDOG); // the server is not up yet
+        let early = std::thread::spawn(move || Endpoint::connect(&addr.to_string(), &patient).map(drop));
+        let port = addr.port().to_string();
+        let args = [&["-p", &port], no_supervise].concat();
+        let server = spawn_server_process(socket_activated(&listener, "LISTEN_PID=$$ LISTEN_FDS=1", &args));
+        assert_eq!(server.addr, addr.to_string());
+        early.join().unwrap().unwrap();
+        QueueWork::on(&server.endpoint().unwrap());
+    }
+}
+
+#[test]
+fn sockets_that_do_not_fit_the_options_are_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let other = port.parse::<u16>().unwrap() ^ 1;
+    let listen = [&port, &other.to_string()].map(|port| format!("--listen={port}"));
+    let both = listen.each_ref().map(String::as_str);
+    let own = |sockets| format!("LISTEN_PID=$$ LISTEN_FDS={sockets}");
+    for (variables, args, message) in [
+        (own("1"), &[][..], format!("listens on 127.0.0.1:{port}, but the options have port 50052")),
+        (own("2"), &["-p", &port], "announces 2 sockets, but the options name 1 addresses".to_owned()),
+        (own("2"), &both, "descriptor 4 of LISTEN_FDS: Bad file descriptor".to_owned()),
+        (own("one"), &[], "LISTEN_FDS=one: not a number of sockets".to_owned()),
+        // Those of another process are not taken: the server binds the port itself, which is in use.
+        ("LISTEN_PID=1 LISTEN_FDS=1".to_owned(), &["-p", &port], format!("cannot listen on 127.0.0.1:{port}")),
+    ] {
+        let (code, text) = run_to_exit(socket_activated(&listener, &variables, args));
+        assert!(code == Some(1) && text.contains(&message), "{variables} {args:?}: {code:?}, {text}");
+    }
 }
 
 pub(crate) fn options() -> Options {
@@ -152,7 +204,7 @@ fn the_status_option_reports_the_state_of_a_server() {
     let server = ServerProcess::start_with(&["--max-connections", "1", "--drain", "60"]);
     let (code, text) = run_server_program(&["--status", &server.addr]);
     assert_eq!(code, Some(0), "{text}");
-    let build = format!("\nbuild: rpc-server {}\n", fanout::VERSION);
+    let build = format!("\nbuild: rpc-server {}, up for ", fanout::VERSION);
     let protocol = format!("\nprotocol: 8.0.1, extensions {REVISION}\n");
     let port = format!("\nport {}: protocol 8.0, else 7.0; 3.x; gen0\n", server.addr.rsplit(':').next().unwrap());
     let limits = [
@@ -162,7 +214,7 @@ fn the_status_option_reports_the_state_of_a_server() {
         "\nlimit: host memory of clients (--max-host-memory): 0 of ",
         "\nlimit: pause before a request (--idle-timeout): none\n",
     ];
-    let facts = [&*protocol, &port, "\nsessions: 0 besides this one\n", "/CPU: ", "64 of 64 MiB free\n"];
+    let facts = [&*protocol, &port, "\nsessions: 0 besides this one\n", "\ndevice CPU: ", "64 of 64 MiB free"];
     let facts = facts.into_iter().chain(limits);
     for part in [&*format!("{}: ready\n", server.addr), &build].into_iter().chain(facts) {
         assert!(text.contains(part), "{part:?} in {text}");

@@ -76,7 +76,8 @@ fn exchange_hello(stream: &mut TcpStream) {
 #[test]
 fn a_killed_worker_is_replaced_behind_the_same_sockets() {
     let Supervised { mut server, log } = Supervised::start(&["--listen", "0=7"]);
-    let second = server.banner.lines().last().unwrap().split(' ').nth(2).unwrap().to_owned();
+    let mut listening = server.banner.lines().filter_map(|line| line.strip_prefix("listening on ")?.split(' ').next());
+    let second = listening.next_back().unwrap().to_owned();
     assert_ne!(second, server.addr, "{}", server.banner);
     let endpoint = server.endpoint().unwrap();
     let mut work = QueueWork::on(&endpoint);

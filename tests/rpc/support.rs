@@ -100,7 +100,7 @@ impl Drop for TestServer {
     }
 }
 
-fn cpu_device(number: usize) -> Arc<dyn Device> {
+pub(crate) fn cpu_device(number: usize) -> Arc<dyn Device> {
     CpuDevice::new(&format!("CPU{number}"), 2, MathMode::Exact, MEMORY).expect("a device")
 }
 
@@ -119,6 +119,8 @@ pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     pub(crate) addr: SocketAddr,
     since: Instant,
+    /// Bytes that the methods have written and read.
+    counted: [u64; 2],
 }
 
 impl Client {
@@ -138,7 +140,7 @@ impl Client {
         stream.set_nodelay(true).expect("a live socket");
         stream.set_read_timeout(Some(WATCHDOG)).expect("a live socket");
         let addr = stream.local_addr().expect("bound");
-        Client { stream, addr, since }
+        Client { stream, addr, since, counted: [0; 2] }
     }
 
     /// A connection that has exchanged HELLO with a server that answers [`CLIENT_VERSION`].
@@ -167,6 +169,12 @@ impl Client {
 
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the server accepts the bytes");
+        self.counted[0] += bytes.len() as u64;
+    }
+
+    /// Bytes that were sent and received, by the methods of this client.
+    pub(crate) fn counted_bytes(&self) -> [u64; 2] {
+        self.counted
     }
 
     /// The body of the next reply.
@@ -176,6 +184,7 @@ impl Client {
         let size = ResponseHeader::decode(&header).size;
         let mut body = vec![0; command.response_size(size, MEMORY).expect("a reply of the right size")];
         self.stream.read_exact(&mut body).expect("a whole reply");
+        self.counted[1] += (header.len() + body.len()) as u64;
         body
     }
 

@@ -20,6 +20,8 @@ impl Backend for Cuda {
     }
 
     fn missing_reason(&self) -> Option<String> {
-        Some("this program is built without CUDA (the crate's feature `cuda`)".to_owned())
+        let why = "this program is built without CUDA, as every static build is: use the build for glibc, or build it with the \
+                   feature `cuda`";
+        Some(why.to_owned())
     }
 }

@@ -31,7 +31,7 @@
 //!   after a late probe the queue probes each later point at once, without waiting for a caller.
 //! - **Liveness**: the connection is lost when the server closes it, sends an unsolicited reply, or sends nothing for
 //!   [`Options::silence_timeout`] while a reply is due. All pending waits then fail at once with
-//!   [`DeviceError::ConnectionLost`](crate::device::DeviceError::ConnectionLost), and so do all later calls. A server with the
+//!   [`DeviceError::ConnectionLost`], and so do all later calls. A server with the
 //!   extensions gets a heartbeat (PING) when it has been silent for a third of the timeout. The heartbeat reveals a frozen
 //!   server even while no reply is due, for example while only another server waits for this server's result. To recover,
 //!   connect again: the buffers of a lost connection are gone.
@@ -60,16 +60,20 @@ mod stored_graphs;
 pub use crate::rpc::transport::DialError;
 pub use connect::ConnectError;
 
-use crate::device::{DEVICE_TIMEOUT, Device};
+use crate::device::{DEVICE_TIMEOUT, Device, DeviceError};
 use crate::rpc::keys::{Certificate, PublicKey, SecretKey};
+use crate::rpc::status::ServerStatus;
 use crate::rpc::wire::Version;
-use crate::rpc::wire::ext::HelloExtReply;
+use crate::rpc::wire::ext::{ExtCommand, ExtRequest, ExtResponse, HelloExtReply, Status};
 use crate::setters::setters;
 use connect::AcceptedHandshake;
 use connection::Connection;
 use extended::ClientSession;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Limit of the state of a server in bytes: 256 sessions, and devices.
+const MAX_STATUS_BYTES: u64 = 1 << 20;
 
 /// Timeouts and keys of a connection to a server.
 #[derive(Clone, Debug)]
@@ -164,6 +168,25 @@ impl Endpoint {
     /// The protocol version of the server; 0.0.0 for versions from before HELLO existed.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// The state of a server with the extensions.
+    ///
+    /// # Errors
+    /// The connection has failed, or the server has no extensions or sends no valid state.
+    pub fn status(&self) -> Result<ServerStatus, DeviceError> {
+        if self.connection.session.is_none() {
+            let limitation = "is a server without extensions, and tells nothing of its state";
+            return Err(DeviceError::CapabilityMissing { device: self.name().to_owned(), limitation });
+        }
+        let command = ExtCommand::Status;
+        let encode = |out: &mut Vec<u8>| ExtRequest::Status(Status {}).encode(out);
+        let reply = self.connection.call_encoded(command.name(), 4..=MAX_STATUS_BYTES, encode)?;
+        match ExtResponse::decode(command, &reply) {
+            Ok(ExtResponse::Status(json)) => serde_json::from_str(json)
+                .map_err(|e| self.connection.fail(format!("the server replied to STATUS with invalid JSON: {e}"))),
+            other => Err(self.connection.fail(format!("the server replied to STATUS with {other:?}"))),
+        }
     }
 
     /// The server's self-description from the handshake of the extensions; `None` for servers without them.

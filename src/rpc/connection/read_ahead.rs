@@ -50,6 +50,13 @@ impl ReadAhead {
         self.buffer[self.start..self.start + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Takes the received bytes that were not read.
+    pub(in crate::rpc) fn take(&mut self) -> Vec<u8> {
+        let unread = self.buffer[self.start..self.end].to_vec();
+        self.start = self.end;
+        unread
+    }
+
     /// Fills `dst` with the next bytes. A remainder larger than the buffer is received directly into `dst`. `false`: end of the
     /// stream.
     pub(in crate::rpc) fn read_exact<S: ByteSource>(

@@ -1,6 +1,5 @@
 //! Accept loop: the thread of one listener, which accepts connections, and starts a session for each or rejects it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +7,10 @@ use log::debug;
 
 use super::admission::Rejection;
 use super::context::ServerContext;
-use super::listen::AllowedClients;
+use super::listen::{AllowedClients, HttpUse};
 use super::log_limits::LogKind;
 use super::versions::{VersionChoice, VersionPolicy};
-use super::{ServerControl, reject, serve};
+use super::{ServerControl, http, reject, serve};
 use crate::rpc::transport::{Connection, Deadline, Listen, PeerAddr};
 use crate::rpc::wire::ext::ServerState;
 
@@ -27,6 +26,7 @@ pub(super) struct AcceptLoop {
     pub(super) listener: Box<dyn Listen>,
     pub(super) policy: VersionPolicy,
     pub(super) clients: AllowedClients,
+    pub(super) http: HttpUse,
     pub(super) control: Arc<ServerControl>,
     pub(super) context: Arc<ServerContext>,
 }
@@ -57,13 +57,18 @@ impl AcceptLoop {
             let text = format_args!("{peer}: its address is not allowed here (--allow); connection closed");
             return self.context.logs.log(peer, LogKind::RejectedAddress, text);
         }
+        if self.http == HttpUse::Only {
+            let context = Arc::clone(&self.context);
+            return self.spawn_connection_thread("http", peer, move || http::serve(&context, connection, Vec::new()));
+        }
         let (permit, handshake, memory) = match self.control.admission.admit(peer, connection.aborter()) {
             Ok(permits) => permits,
             Err(rejection) => return self.reject(connection, &rejection),
         };
-        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
+        let (context, policy, serves_http) =
+            (Arc::clone(&self.context), self.policy.clone(), self.http == HttpUse::Shared);
         self.spawn_connection_thread("session", peer, move || {
-            serve::serve(&context, connection, &permit, handshake, memory, &policy);
+            serve::serve(&context, connection, (permit, handshake, memory), &policy, serves_http);
         });
     }
 
@@ -71,35 +76,34 @@ impl AcceptLoop {
     fn reject(&self, connection: Connection, rejection: &Rejection) {
         let peer = connection.peer();
         let logs = &self.context.logs;
-        let log_rejection = |kind, reason: fmt::Arguments<'_>| {
-            logs.log(peer, kind, format_args!("{peer}: rejected: {reason}; connection closed"));
-        };
-        let state = match rejection {
+        let (state, kind, reason) = match rejection {
             Rejection::Draining => {
-                let reason = format_args!("this server is draining and accepts no more clients");
-                log_rejection(LogKind::RejectedDraining, reason);
-                ServerState::Draining
+                let reason = "this server is draining and accepts no more clients".to_owned();
+                (ServerState::Draining, LogKind::RejectedDraining, reason)
             }
-            Rejection::Full(reason) => {
-                log_rejection(LogKind::RejectedFull, format_args!("{reason}"));
-                ServerState::Full
-            }
-            Rejection::FullMemory(reason) => {
-                log_rejection(LogKind::RejectedMemory, format_args!("{reason}"));
-                ServerState::Full
-            }
+            Rejection::Full(reason) => (ServerState::Full, LogKind::RejectedFull, reason.to_string()),
+            Rejection::FullMemory(reason) => (ServerState::Full, LogKind::RejectedMemory, reason.to_string()),
             Rejection::TooManyHandshakes(reason) => {
                 let text = format_args!("{peer}: closed without a reply: {reason}");
                 return logs.log(peer, LogKind::RejectedHandshake, text);
             }
         };
-        let Some(permit) = self.control.admission.reserve_rejection() else { return };
-        let (context, policy) = (Arc::clone(&self.context), self.policy.clone());
+        let text = format!("{peer}: rejected: {reason}; connection closed");
+        let Some(permit) = self.control.admission.reserve_rejection() else {
+            return logs.log(peer, kind, format_args!("{text}"));
+        };
+        let (context, policy, serves_http) =
+            (Arc::clone(&self.context), self.policy.clone(), self.http == HttpUse::Shared);
         self.spawn_connection_thread("reject", peer, move || {
-            let _permit = permit;
             let versions = VersionChoice::new(&policy, &context.version_probe, peer);
-            if let Err(e) = reject::reply_with_state(connection, &versions, state) {
-                debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}");
+            let log = || context.logs.log(peer, kind, format_args!("{text}"));
+            let rejected = reject::reply_with_state(connection, &versions, state, serves_http, log);
+            drop(permit);
+            match rejected {
+                Ok(None) => {}
+                // Who asks for the state of the server is not rejected.
+                Ok(Some((connection, received))) => http::serve(&context, connection, received),
+                Err(e) => debug!("{peer}: rejected without a reply, because its HELLO could not be served: {e}"),
             }
         });
     }

@@ -2,6 +2,7 @@
 //! when the server drains.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -23,6 +24,8 @@ pub(super) struct Admission {
     tenants: Arc<Tenants>,
     host_memory: Arc<HostMemory>,
     state: Mutex<AdmissionState>,
+    /// A copy of the state's, for readers that must take no lock.
+    is_draining: AtomicBool,
     /// Notified when a session ends.
     session_ended: Condvar,
 }
@@ -67,7 +70,8 @@ impl Admission {
     /// Admits sessions within the limits of `tenants` and the base of their host memory.
     pub(super) fn new(tenants: &Arc<Tenants>, host_memory: &Arc<HostMemory>) -> Arc<Admission> {
         let (tenants, host_memory) = (Arc::clone(tenants), Arc::clone(host_memory));
-        Arc::new(Admission { tenants, host_memory, state: Mutex::default(), session_ended: Condvar::new() })
+        let (state, is_draining, session_ended) = (Mutex::default(), AtomicBool::new(false), Condvar::new());
+        Arc::new(Admission { tenants, host_memory, state, is_draining, session_ended })
     }
 
     /// Admits a session of the client at `peer`. `aborter` closes its connection. The second permit is that of its handshake;
@@ -107,6 +111,11 @@ impl Admission {
         self.lock().state()
     }
 
+    /// Whether new clients are rejected. Takes no lock.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
     /// Sends SERVER_STATE to this client when the server begins to drain. Returns the current state.
     pub(super) fn subscribe(&self, writer: &Arc<ClientWriter>) -> ServerState {
         let mut state = self.lock();
@@ -124,6 +133,7 @@ impl Admission {
     pub(super) fn drain(&self) {
         let mut state = self.lock();
         state.draining = true;
+        self.is_draining.store(true, Ordering::Relaxed);
         let subscribers = std::mem::take(&mut state.subscribers);
         drop(state);
         for writer in subscribers.iter().filter_map(Weak::upgrade) {

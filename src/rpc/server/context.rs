@@ -4,15 +4,19 @@
 
 use std::sync::Arc;
 
+use super::audit::SessionAudit;
 use super::collectives::Rendezvous;
 use super::gguf_index::GgufIndex;
 use super::groups::GroupTable;
 use super::hangup_watch::HangupWatch;
+use super::host_memory::HostMemory;
+use super::http::HttpPool;
 use super::lifecycle::Lifecycle;
 use super::limits::Config;
 use super::listen::ListenerInfo;
-use super::log_limits::LogLimits;
+use super::log_limits::{LogKind, LogLimits};
 use super::peers::PeerAllowlist;
+use super::statistics::Statistics;
 use super::tenants::Tenants;
 use super::tensor_cache::TensorCache;
 use super::transfer_tokens::TokenTable;
@@ -42,6 +46,11 @@ pub(super) struct ServerContext {
     /// Index of the GGUF files for load by digest. `None`: disabled.
     pub(super) gguf_index: Option<GgufIndex>,
     pub(super) lifecycle: Arc<Lifecycle>,
+    /// Host memory of all sessions.
+    pub(super) host_memory: Arc<HostMemory>,
+    pub(super) statistics: Statistics,
+    /// Connections that show the state of the server.
+    pub(super) http: HttpPool,
     pub(super) hangup_watch: HangupWatch,
     /// Limits per client address.
     pub(super) tenants: Arc<Tenants>,
@@ -52,6 +61,14 @@ pub(super) struct ServerContext {
 }
 
 impl ServerContext {
+    /// Counts a graph of a session. The log tells of the data that has arrived for it, if that is much.
+    pub(super) fn count_graph(&self, audit: &SessionAudit) {
+        audit.count_graph();
+        if let Some(line) = audit.arrived_data() {
+            self.logs.log(audit.peer(), LogKind::DataArrived, format_args!("{line}"));
+        }
+    }
+
     /// The devices of the client at `peer`, which names a device by its position in this list: those of its key, or else all.
     pub(super) fn devices_of(&self, peer: PeerAddr) -> Vec<&Arc<dyn Device>> {
         match self.tenants.devices(peer) {

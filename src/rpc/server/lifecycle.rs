@@ -27,6 +27,11 @@ impl Lifecycle {
         self.admission.state()
     }
 
+    /// Whether the server drains or shuts down. Takes no lock.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_stopping() || self.admission.is_draining()
+    }
+
     /// Number of sessions.
     pub(super) fn session_count(&self) -> u32 {
         self.admission.session_count().try_into().unwrap_or(u32::MAX)

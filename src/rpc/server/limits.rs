@@ -94,6 +94,11 @@ pub struct Config {
     pub log_burst: u32,
     /// Time after which an address may cause one more such line. Lines in between are left out and counted.
     pub log_interval: Duration,
+    /// Whether the state of the server is shown over HTTP on the addresses without TLS, if there are no keys. Addresses for
+    /// [HTTP alone](super::ListenAddress::for_http) show it in any case.
+    pub http: bool,
+    /// Names under which clients of HTTP reach the server, beside `localhost`, addresses, and the hosts on which it listens.
+    pub http_hosts: Vec<String>,
     /// Folder of GGUF files from which clients may load tensors by digest. `None`: disabled.
     pub models: Option<PathBuf>,
     /// Folder in which the digests of the tensors in `models` are kept, so that the next start need not compute them again;
@@ -135,6 +140,8 @@ impl Default for Config {
             comm_init_timeout: Duration::from_secs(10),
             log_burst: 5,
             log_interval: Duration::from_secs(10),
+            http: true,
+            http_hosts: Vec::new(),
             models: None,
             digests: None,
         }
@@ -170,6 +177,8 @@ setters!(Config {
     with_comm_init_timeout comm_init_timeout: Duration,
     with_log_burst log_burst: u32,
     with_log_interval log_interval: Duration,
+    with_http http: bool,
+    with_http_hosts http_hosts: Vec<String>,
     with_models models: Option<PathBuf>,
     with_digests digests: Option<PathBuf>,
 });

@@ -87,7 +87,7 @@ pub enum BindError {
     /// The list of devices is empty.
     #[error("a server needs at least one device")]
     NoDevice,
-    /// The list of addresses is empty.
+    /// The list of addresses is empty, or has only addresses for HTTP.
     #[error("a server needs at least one address to listen on")]
     NoAddress,
     /// An address has no version, and [`Config::protocol`](super::Config::protocol) is empty.
@@ -107,13 +107,18 @@ pub struct ListenerInfo {
     pub tls: bool,
     /// The networks whose clients may connect; empty: all.
     pub allowed: Vec<IpNetwork>,
+    /// Whether the state of the server is shown there over HTTP.
+    pub http: bool,
 }
 
 impl fmt::Display for ListenerInfo {
     /// For example `127.0.0.1:50052 (protocol 8.0, else 7.0; 3.x; gen0)`, or `10.0.0.5:50052 (TLS, protocol 8.0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tls = if self.tls { "TLS, " } else { "" };
-        write!(f, "{} ({tls}protocol {}", self.addr, self.versions_text())?;
+        match (self.versions.is_empty(), self.tls) {
+            (true, _) => write!(f, "{} (HTTP", self.addr)?,
+            (false, true) => write!(f, "{} (TLS, protocol {}", self.addr, self.versions_text())?,
+            (false, false) => write!(f, "{} (protocol {}", self.addr, self.versions_text())?,
+        }
         if !self.allowed.is_empty() {
             write!(f, "; clients of {}", self.allowed_text())?;
         }
@@ -148,6 +153,17 @@ pub(super) struct ServedListener {
     /// Whether clients have to connect over TLS.
     pub(super) tls: bool,
     pub(super) clients: AllowedClients,
+    pub(super) http: HttpUse,
+}
+
+/// Whether a listener serves HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HttpUse {
+    No,
+    /// Beside ggml's protocol.
+    Shared,
+    /// No other protocol.
+    Only,
 }
 
 /// The clients that may connect to a listener, by their addresses.
@@ -197,8 +213,13 @@ pub(super) fn open_listeners(
     config: &Config,
     sockets: impl FnOnce() -> Result<Vec<BoundSocket>, BindError>,
 ) -> Result<Vec<ServedListener>, BindError> {
-    let policy =
-        |address: &ListenAddress| VersionPolicy::new(address.version(), &config.protocol).ok_or(BindError::NoVersion);
+    if addresses.iter().all(ListenAddress::is_http_only) {
+        return Err(BindError::NoAddress);
+    }
+    let policy = |address: &ListenAddress| match address.is_http_only() {
+        true => Ok(VersionPolicy::none()),
+        false => VersionPolicy::new(address.version(), &config.protocol).ok_or(BindError::NoVersion),
+    };
     let policies = addresses.iter().map(policy).collect::<Result<Vec<_>, _>>()?;
     let sockets = sockets()?;
     if sockets.len() != policies.len() {
@@ -206,7 +227,7 @@ pub(super) fn open_listeners(
         return Err(BindError::Sockets { source: io::Error::new(io::ErrorKind::InvalidInput, reason) });
     }
     let listener = |(address, (socket, policy)): (&ListenAddress, _)| {
-        let keys = config.keys.as_ref().filter(|_| !address.plain());
+        let keys = config.keys.as_ref().filter(|_| !address.plain() && !address.is_http_only());
         let tls = keys.map(|keys| keys.tls.clone());
         let is_tls = tls.is_some();
         let listener = transport::listen_on(socket, tls).map_err(|source| BindError::Sockets { source })?;
@@ -217,13 +238,19 @@ pub(super) fn open_listeners(
         };
         let addr = listener.local_addr().ip();
         let on_loopback = addr.is_some_and(|addr| addr.ip().to_canonical().is_loopback());
+        // What HTTP shows to other machines is no secret, and nothing can be changed.
         if let Some(addr) = addr
-            && !(is_tls || !networks.is_empty() || config.insecure || on_loopback)
+            && !(address.is_http_only() || is_tls || !networks.is_empty() || config.insecure || on_loopback)
         {
             return Err(BindError::Insecure { addr });
         }
         let clients = AllowedClients { networks: networks.to_vec(), on_loopback };
-        Ok(ServedListener { listener, policy, tls: is_tls, clients })
+        let http = match (address.is_http_only(), config.http && config.keys.is_none()) {
+            (true, _) => HttpUse::Only,
+            (false, true) => HttpUse::Shared,
+            (false, false) => HttpUse::No,
+        };
+        Ok(ServedListener { listener, policy, tls: is_tls, clients, http })
     };
     addresses.iter().zip(sockets.into_iter().zip(policies)).map(listener).collect()
 }

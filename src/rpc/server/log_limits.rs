@@ -17,6 +17,7 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,11 @@ macro_rules! log_kinds {
                 match self { $(LogKind::$kind => $weight,)* }
             }
 
+            /// Its name in metrics, in CamelCase.
+            const fn identifier(self) -> &'static str {
+                match self { $(LogKind::$kind => stringify!($kind),)* }
+            }
+
             /// Names its lines in the count of lines that were left out.
             const fn name(self) -> &'static str {
                 match self { $(LogKind::$kind => $name,)* }
@@ -84,6 +90,11 @@ log_kinds! {
     /// A connection that ended badly before its HELLO was complete.
     BadConnection: Warn, 1, "connections that ended badly before their HELLO";
     SessionFailure: Warn, 1, "failed sessions";
+    /// The line of the beginning.
+    SessionStart: Info, 20, "sessions that have started";
+    DataArrived: Info, 20, "data that has arrived";
+    /// A client that sends or reads nothing in the middle of a message.
+    SlowClient: Warn, 1, "slow clients";
     /// The audit line. Its weight lets a hundred clients of one address leave at once.
     SessionEnd: Info, 20, "sessions that have ended";
     RefusedAllocation: Info, 1, "refused allocations";
@@ -206,7 +217,28 @@ pub(crate) struct LogLimits {
     rate: TokenRate,
     /// Whether addresses of loopback are sources of their own: [`Config::loopback_tenants`](super::Config::loopback_tenants).
     with_loopback: bool,
+    /// By kind: lines, also those that were left out.
+    counts: [AtomicU64; KINDS.len()],
     state: Mutex<LogLimitsState>,
+}
+
+impl LogKind {
+    /// Whether its lines are about clients or requests that were refused.
+    pub(super) fn is_refusal(self) -> bool {
+        ["Rejected", "Refused", "UntrustedPeer"].iter().any(|prefix| self.identifier().starts_with(prefix))
+    }
+
+    /// Its name in metrics: `rejected-full`.
+    pub(super) fn label(self) -> String {
+        let mut label = String::new();
+        for (at, c) in self.identifier().char_indices() {
+            if at > 0 && c.is_ascii_uppercase() {
+                label.push('-');
+            }
+            label.push(c.to_ascii_lowercase());
+        }
+        label
+    }
 }
 
 impl LogLimits {
@@ -216,6 +248,7 @@ impl LogLimits {
             start: Instant::now(),
             rate: TokenRate { burst: config.log_burst, interval: config.log_interval },
             with_loopback: config.loopback_tenants,
+            counts: std::array::from_fn(|_| AtomicU64::new(0)),
             state: Mutex::default(),
         }
     }
@@ -230,11 +263,17 @@ impl LogLimits {
         self.log_of(LogSource::Server, kind, text);
     }
 
+    /// Each kind with the number of its lines, also of those that were left out.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (LogKind, u64)> {
+        KINDS.iter().zip(&self.counts).map(|(&kind, count)| (kind, count.load(Ordering::Relaxed)))
+    }
+
     fn source(&self, peer: PeerAddr) -> LogSource {
         Tenant::of(peer, self.with_loopback).map_or(LogSource::Loopback, LogSource::Tenant)
     }
 
     fn log_of(&self, source: LogSource, kind: LogKind, text: fmt::Arguments<'_>) {
+        self.counts[kind as usize].fetch_add(1, Ordering::Relaxed);
         let Some(left_out) = self.admit(source, kind, self.start.elapsed()) else { return };
         let line = line_text(text);
         if left_out.of_source.1 + left_out.of_all == 0 {

@@ -11,6 +11,9 @@
 //!   ↓
 //! session          the core: buffers, graph import, program cache, uploads, copies, failures; device::Queue does the work
 //!   ↓
+//! http             the state of the server for browsers, probes and Prometheus: no session, and no lock that a session takes
+//! status, statistics, counters   that state: what sessions have counted
+//!   ↓
 //! context          shared by all sessions: devices, limits, lifecycle, versions, tensor_cache, gguf_index,
 //!                  transfer_tokens (transfers from other servers), peers (transfers to other servers),
 //!                  collectives (sums with another server, protocol 8.0), groups (collectives of the extension)
@@ -45,6 +48,7 @@ mod byte_semaphore;
 mod client_connection;
 mod collectives;
 mod context;
+mod counters;
 mod device_watch;
 mod extended;
 mod folder;
@@ -54,6 +58,7 @@ mod groups;
 mod handshake;
 mod hangup_watch;
 mod host_memory;
+mod http;
 mod ip_network;
 mod lifecycle;
 mod limits;
@@ -64,6 +69,8 @@ mod reject;
 mod resource_requests;
 mod serve;
 mod session;
+mod statistics;
+mod status;
 mod tenants;
 mod tensor_cache;
 mod thread_budget;
@@ -101,11 +108,13 @@ use device_watch::DeviceWatch;
 use gguf_index::GgufIndex;
 use hangup_watch::HangupWatch;
 use host_memory::HostMemory;
+use http::{HostNames, HttpPool};
 use lifecycle::Lifecycle;
 #[cfg(test)]
 use listen::AllowedClients;
-use listen::ServedListener;
+use listen::{HttpUse, ServedListener};
 use peers::PeerAllowlist;
+use statistics::Statistics;
 use tenants::Tenants;
 use tensor_cache::TensorCache;
 #[cfg(test)]
@@ -207,7 +216,8 @@ impl Server {
     ) -> Result<Server, BindError> {
         let with_policy = |config: &Config| {
             let policy = VersionPolicy::new(None, &config.protocol).ok_or(BindError::NoVersion)?;
-            Ok(vec![ServedListener { listener, policy, tls: false, clients: AllowedClients::default() }])
+            let http = if config.http { HttpUse::Shared } else { HttpUse::No };
+            Ok(vec![ServedListener { listener, policy, tls: false, clients: AllowedClients::default(), http }])
         };
         Server::bind_listeners(with_policy, devices, config)
     }
@@ -255,6 +265,7 @@ impl Server {
             versions: served.policy.versions().to_vec(),
             tls: served.tls,
             allowed: served.clients.networks().to_vec(),
+            http: served.http != HttpUse::No,
         };
         let tenants = Tenants::new(&config);
         let host_memory = HostMemory::new(config.max_host_memory, config.max_connections, config.stall_timeout);
@@ -270,6 +281,9 @@ impl Server {
             peers: Arc::new(peers),
             gguf_index,
             lifecycle: Arc::clone(&lifecycle),
+            host_memory: Arc::clone(&host_memory),
+            statistics: Statistics::new(),
+            http: HttpPool::new(HostNames::new(config.http_hosts.iter().cloned())),
             hangup_watch: HangupWatch::default(),
             tenants: Arc::clone(&tenants),
             version_probe: VersionProbe::default(),
@@ -344,10 +358,18 @@ impl Server {
             error!("cannot start the thread that watches for devices that are lost: {e}; the server ends");
             ServerHandle(Arc::clone(&control)).shutdown();
         }
-        let accept_loop = |ServedListener { listener, policy, clients, .. }| AcceptLoop {
+        let sample = {
+            let context = Arc::clone(&context);
+            move || context.statistics.run(&context.all_devices, &context.logs, || status::sample_facts(&context))
+        };
+        if let Err(e) = std::thread::Builder::new().name("statistics".to_owned()).spawn(sample) {
+            warn!("cannot start the thread of the statistics: {e}; rates and memory are not shown");
+        }
+        let accept_loop = |ServedListener { listener, policy, clients, http, .. }| AcceptLoop {
             listener,
             policy,
             clients,
+            http,
             control: Arc::clone(&control),
             context: Arc::clone(&context),
         };
@@ -367,6 +389,7 @@ impl Server {
             }
         });
         control.admission.abort_connections();
+        context.http.abort_connections();
         let timeout = control.device_watch.lost().map_or(SHUTDOWN_TIMEOUT, |_| LOST_DEVICE_SHUTDOWN);
         match control.admission.wait_until_empty(Instant::now() + timeout) {
             0 => {}
@@ -375,6 +398,7 @@ impl Server {
             }
         }
         context.hangup_watch.end();
+        context.statistics.end();
         // A panic of the thread was reported when it happened.
         let _ = watch.join();
         context.logs.report_totals();

@@ -1,6 +1,7 @@
 //! Serves one connection from its first byte to its end: HELLO, then the front end that the client's second message chooses
 //! (HELLO_EXT: [`extended`], anything else: [`ggml`]). A client of a version without HELLO goes to [`ggml`] at once. The end of
-//! each session is logged only here: the failure, if there was one, and the audit line.
+//! each session is logged only here: the failure, if there was one, and the audit line. A connection that begins with an HTTP request
+//! goes to [`http`] instead.
 //!
 //! The second message also tells whether the answered version of the protocol is the client's: a client of another version
 //! closes the connection instead. Clients of the extension work with each version, so HELLO_EXT tells nothing.
@@ -12,45 +13,50 @@ use std::sync::Arc;
 use log::debug;
 
 use super::admission::SessionPermit;
-use super::audit::{EndReason, SessionAudit};
+use super::audit::SessionAudit;
 use super::client_connection::{BodyBuffer, ClientConnection, Timeouts};
 use super::context::ServerContext;
+use super::counters::EndReason;
 use super::extended;
 use super::ggml;
 use super::handshake::{Opening, reject_hello, serve_hello};
 use super::hangup_watch::{CancelOrder, SessionWatch};
 use super::host_memory::SessionMemory;
+use super::http::{self, is_http};
 use super::log_limits::LogKind;
 use super::session::failure::SessionFailure;
 use super::tenants::TenantPermit;
-use super::versions::{VersionChoice, VersionPolicy};
-use crate::rpc::transport;
+use super::versions::{ServedVersion, VersionChoice, VersionPolicy};
+use crate::rpc::transport::{self, PeerAddr};
 use crate::rpc::wire::ext::{ExtCommand, ServerState};
 
 /// Serves a connection to a listener with this policy to its end. All resources of the client are freed when this returns.
 /// `permit` counts the connection, and `handshake` counts it among the handshakes in flight; `memory` is the session's host
-/// memory.
+/// memory. A connection that begins with an HTTP request gives them back, if `serves_http` holds.
 pub(super) fn serve(
     server: &Arc<ServerContext>,
     connection: transport::Connection,
-    permit: &SessionPermit,
-    handshake: TenantPermit,
-    memory: Arc<SessionMemory>,
+    (permit, handshake, memory): (SessionPermit, TenantPermit, Arc<SessionMemory>),
     policy: &VersionPolicy,
+    serves_http: bool,
 ) {
     let end = connection.aborter();
     debug!("{}: connected", end.peer());
     let watch = server.hangup_watch.add_session(connection.aborter());
     permit.set_watch(&watch);
     let waits = Arc::clone(&memory);
-    let _canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
-    let audit = SessionAudit::new();
+    let canceller = watch.on_hangup(CancelOrder::Wait, move || waits.close());
+    let audit = server.statistics.add_session(end.peer());
     // A panic is a bug in fanout, triggered by this client's input. Other sessions must not end with it.
     let served = catch_unwind(AssertUnwindSafe(|| {
-        serve_requests(server, connection, (permit, handshake), memory, policy, &watch, &audit)
+        serve_requests(server, connection, (&permit, handshake, memory), (policy, serves_http), &watch, &audit)
     }));
     let peer = end.peer();
     let (reason, failure) = match served {
+        Ok(Ok(Served::Http(connection, received))) => {
+            drop((canceller, watch, audit, permit));
+            return http::serve(server, connection, received);
+        }
         Err(_) => {
             let text = format_args!("{peer}: bug in fanout: the session panicked; connection closed");
             server.logs.log(peer, LogKind::Panic, text);
@@ -60,8 +66,8 @@ pub(super) fn serve(
         Ok(_) if server.lifecycle.is_stopping() => (reason_of_shutdown(server), None),
         // The log has a line about the key.
         Ok(_) if permit.is_aborted() => (EndReason::KeyChanged, None),
-        Ok(Ok(())) if watch.has_hung_up() => (EndReason::ClientGone, None),
-        Ok(Ok(())) => (audit.reason_of_close(), None),
+        Ok(Ok(Served::Session)) if watch.has_hung_up() => (EndReason::ClientGone, None),
+        Ok(Ok(Served::Session)) => (audit.reason_of_close(), None),
         Ok(Err(failure)) if watch.has_hung_up() => {
             debug!("{peer}: disconnected, and its work was aborted: {failure}");
             (EndReason::ClientGone, None)
@@ -74,7 +80,8 @@ pub(super) fn serve(
     };
     if audit.is_session() {
         let detail = failure.as_ref().map(|failure| failure as &dyn fmt::Display);
-        server.logs.log(peer, LogKind::SessionEnd, format_args!("{}", audit.line(peer, reason, detail)));
+        audit.end_session(reason);
+        server.logs.log(peer, LogKind::SessionEnd, format_args!("{}", audit.line(reason, detail)));
     } else {
         debug!("{peer}: disconnected without a HELLO");
     }
@@ -89,39 +96,51 @@ fn reason_of_shutdown(server: &ServerContext) -> EndReason {
     if server.lifecycle.state() == ServerState::Draining { EndReason::Drain } else { EndReason::Shutdown }
 }
 
+/// What a connection was.
+enum Served {
+    /// A session, or none of any protocol. It is over.
+    Session,
+    /// One for HTTP, with its bytes that were read.
+    Http(transport::Connection, Vec<u8>),
+}
+
 fn serve_requests(
     server: &ServerContext,
     connection: transport::Connection,
-    (permit, handshake): (&SessionPermit, TenantPermit),
-    memory: Arc<SessionMemory>,
-    policy: &VersionPolicy,
+    (permit, handshake, memory): (&SessionPermit, TenantPermit, Arc<SessionMemory>),
+    (policy, serves_http): (&VersionPolicy, bool),
     watch: &Arc<SessionWatch>,
     audit: &Arc<SessionAudit>,
-) -> Result<(), SessionFailure> {
+) -> Result<Served, SessionFailure> {
     let config = &server.config;
     let timeouts =
         Timeouts { handshake: config.handshake_timeout, stall: config.stall_timeout, idle: config.idle_timeout };
     let mut body = BodyBuffer::new(&memory);
     let mut connection = ClientConnection::new(connection, Arc::clone(watch), memory, handshake, timeouts, audit);
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
-        return Ok(());
+        return Ok(Served::Session);
     };
     let peer = connection.peer();
+    if serves_http && is_http(&header) {
+        let (connection, received) = connection.into_raw(header);
+        return Ok(Served::Http(connection, received));
+    }
     let versions = VersionChoice::new(policy, &server.version_probe, peer);
     // The first bytes have arrived, so the client has proved its key if it has one.
     if let Err(reason) = permit.move_to(peer) {
         let text = format_args!("{peer}: rejected: {reason}; connection closed");
         server.logs.log(peer, LogKind::RejectedFull, text);
-        return reject_hello(server, &mut connection, &versions, header, &mut body, ServerState::Full);
+        return reject_hello(server, &mut connection, &versions, header, &mut body, ServerState::Full)
+            .map(|()| Served::Session);
     }
     let answered = match serve_hello(server, &mut connection, &versions, header, &mut body)? {
         Opening::Hello(version) => version,
         Opening::WithoutHello(version) => {
-            audit.begin_session(version);
-            return ggml::serve_session(server, connection, &versions, version, header, body);
+            begin_session(server, audit, version, peer);
+            return ggml::serve_session(server, connection, &versions, version, header, body).map(|()| Served::Session);
         }
     };
-    audit.begin_session(answered);
+    begin_session(server, audit, answered, peer);
     let Some(header) = connection.read_header().map_err(|e| SessionFailure::new(None, e))? else {
         // A shutdown closes the connections of clients, too, and so does a list that no longer allows their keys.
         if !server.lifecycle.is_stopping()
@@ -130,11 +149,17 @@ fn serve_requests(
         {
             server.logs.log(peer, LogKind::VersionHangUp, format_args!("{consequence}"));
         }
-        return Ok(());
+        return Ok(Served::Session);
     };
     if header[0] == ExtCommand::HelloExt as u8 && answered.offers_extensions() {
-        extended::serve_session(server, connection, peer, header, body)
+        extended::serve_session(server, connection, peer, header, body)?;
     } else {
-        ggml::serve_session(server, connection, &versions, answered, header, body)
+        ggml::serve_session(server, connection, &versions, answered, header, body)?;
     }
+    Ok(Served::Session)
+}
+
+fn begin_session(server: &ServerContext, audit: &SessionAudit, version: ServedVersion, peer: PeerAddr) {
+    audit.begin_session(version, peer);
+    server.logs.log(peer, LogKind::SessionStart, format_args!("{}", audit.first_line()));
 }

@@ -238,6 +238,11 @@ impl Tenants {
         budget.set_share(limits.share.unwrap_or(DEFAULT_SHARE));
     }
 
+    /// How much of a resource all clients use.
+    pub(super) fn used(&self, resource: Resource) -> usize {
+        self.lock().used[resource as usize]
+    }
+
     fn tenant(&self, peer: PeerAddr) -> Option<Tenant> {
         Tenant::of(peer, self.with_loopback)
     }

@@ -47,6 +47,14 @@ fn accept_errors_are_one_line_and_a_count() {
     let policy = listeners.remove(0).policy;
     let lifecycle = Arc::clone(&context.lifecycle);
     let listener = Box::new(ExhaustedListener { errors_left: AtomicU32::new(3), lifecycle });
-    AcceptLoop { listener, policy, clients: AllowedClients::default(), control, context: Arc::clone(&context) }.run();
+    AcceptLoop {
+        listener,
+        policy,
+        clients: AllowedClients::default(),
+        http: super::listen::HttpUse::No,
+        control,
+        context: Arc::clone(&context),
+    }
+    .run();
     assert_eq!(context.logs.take_totals(), [(LogKind::AcceptError, 2)]);
 }

@@ -228,6 +228,11 @@ impl Aborter {
 pub(crate) struct Receiver(Arc<dyn Transport>);
 
 impl Receiver {
+    /// The whole connection, of which no thread uses the sending half any more.
+    pub(crate) fn into_connection(self) -> Connection {
+        Connection(self.0)
+    }
+
     /// The peer, for the log: with the name of its key as soon as it has proved it.
     pub(crate) fn peer(&self) -> PeerAddr {
         self.0.peer()
@@ -303,10 +308,20 @@ impl Sender {
 
     /// As [`Sender::write_all`], with one deadline for all bytes.
     pub(crate) fn write_by(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<(), TransportError> {
-        let left = deadline
-            .remaining()
-            .ok_or(TransportError::TimedOut { what: NOTHING_ACCEPTED, after: deadline.timeout() })?;
-        self.write_all(&[bytes], left)
+        let late = || TransportError::TimedOut { what: NOTHING_ACCEPTED, after: deadline.timeout() };
+        let (mut sent, mut is_flushed) = (0, false);
+        while !is_flushed {
+            let rest = bytes.get(sent..).unwrap_or_default();
+            let (accepted, flushed) = self.write_available(&[rest])?;
+            sent += accepted;
+            is_flushed = flushed;
+            if !is_flushed {
+                // A peer that accepts single bytes slowly never lets the wait time out.
+                deadline.remaining().ok_or_else(late)?;
+                self.wait_for_room(deadline)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends as many bytes of `parts`, from the front, as there is room for. Returns their number, and whether all bytes that

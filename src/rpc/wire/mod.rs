@@ -55,7 +55,7 @@ pub use request::{
 pub use response::{AllocBufferReply, DeviceMemoryReply, HelloReply, Response};
 pub use tensor::{MAX_NAME, TENSOR_RECORD, TensorRecord};
 pub(crate) use version::CAPS_BYTES;
-pub use version::{ConnCaps, PROTOCOL_VERSION, Version};
+pub use version::{ConnCaps, DEFAULT_PORT, PROTOCOL_VERSION, Version};
 #[cfg_attr(not(feature = "client"), allow(unused_imports))]
 pub(crate) use version_codec::{HelloForm, NotExpressible, SUPPORTED_VERSIONS, VersionCodec, VersionDetector};
 

@@ -86,6 +86,8 @@ struct RequestSource {
     /// Adaptive spins for the next request after a request without a reply `[0]` and after a reply `[1]`: the client's pauses
     /// differ.
     spins: [AdaptiveSpin; 2],
+    /// Whether the next bytes begin a message, so that the client may take its time.
+    between_messages: bool,
     /// How fast the bytes of the current message arrive.
     pace: Pace,
     /// `None` once the handshake is complete.
@@ -125,7 +127,9 @@ impl RequestSource {
     fn receive_by_deadline(&mut self, dst: &mut [u8]) -> Result<usize, TransportError> {
         let Some(Handshake { deadline: handshake, .. }) = &self.handshake else {
             let start = Instant::now();
+            self.audit.set_reading(!self.between_messages);
             let got = self.receiver.read_into(dst, &Deadline::after(self.pace.remaining()));
+            self.audit.set_reading(false);
             self.pace.record(start.elapsed(), got.as_ref().map_or(0, |&bytes| bytes));
             return got.map_err(|e| e.with_timeout_details("no more bytes of the message", self.pace.limit()));
         };
@@ -153,6 +157,7 @@ impl ClientConnection {
             receiver,
             audit: Arc::clone(audit),
             replied: false,
+            between_messages: false,
             spins: [AdaptiveSpin::new(MAX_SPIN), AdaptiveSpin::new(MAX_SPIN)],
             pace: Pace::new(timeouts.stall),
             handshake: Some(Handshake { deadline: Deadline::after(timeouts.handshake), _permit: permit }),
@@ -184,6 +189,7 @@ impl ClientConnection {
         self.requests.pace.restart();
         if std::mem::take(&mut self.serving) {
             self.watch.count_boundary();
+            self.requests.audit.set_command(None);
         }
         // Requests of a client that has left, or whose key was removed, are not served although they have arrived.
         if self.watch.has_hung_up() {
@@ -209,7 +215,14 @@ impl ClientConnection {
         let header = self.read_array()?;
         self.serving = true;
         self.watch.count_boundary();
+        self.requests.audit.set_command(Some(header[0]));
         Ok(Some(header))
+    }
+
+    /// Leaves the protocol: the connection, and the bytes behind `header` that were received. Ends the handshake.
+    pub(super) fn into_raw(mut self, header: [u8; REQUEST_HEADER]) -> (transport::Connection, Vec<u8>) {
+        let received = [&header[..], &self.read_ahead.take()].concat();
+        (self.requests.receiver.into_connection(), received)
     }
 
     /// The client. It has proved its key once its first bytes have arrived.
@@ -236,7 +249,9 @@ impl ClientConnection {
     /// pace of the message. Returns false at the end of the stream.
     fn fill_within(&mut self, timeout: Duration) -> Result<bool, TransportError> {
         let pace = std::mem::replace(&mut self.requests.pace, Pace::new(timeout));
+        self.requests.between_messages = true;
         let filled = self.read_ahead.fill(&mut self.requests);
+        self.requests.between_messages = false;
         self.requests.pace = pace;
         filled
     }

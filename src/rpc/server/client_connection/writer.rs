@@ -71,7 +71,13 @@ impl ClientWriter {
         work: impl FnOnce(&mut MessageWriter) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
         // A thread that panicked while it wrote has left a truncated message, behind which nothing can be sent.
-        let sent = self.writer.with(work).unwrap_or_else(|_| Err(TransportError::cut()));
+        let sent = self.writer.with(|writer| {
+            self.audit.set_writing(true);
+            let sent = work(writer);
+            self.audit.set_writing(false);
+            sent
+        });
+        let sent = sent.unwrap_or_else(|_| Err(TransportError::cut()));
         sent.map_err(|e| e.with_timeout_details(CLIENT_STALLED, self.stall_timeout))
     }
 

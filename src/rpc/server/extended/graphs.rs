@@ -90,7 +90,7 @@ impl ExtendedSession<'_> {
         }
         match &cached.program {
             Ok(prepared) => {
-                self.connection.audit().count_graph();
+                self.resources.server.count_graph(self.connection.audit());
                 queue.submit(|queue| prepared.submit(queue, inline))?;
             }
             Err(_) if queue.completions.has_failed() => {}

@@ -8,6 +8,7 @@ use super::session::ExtendedSession;
 use super::spans;
 use super::transfers::tensor_of_shape;
 use crate::device::{Region, TRANSFER_CHUNK_BYTES};
+use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::gguf_index::{GgufIndex, IndexedTensor, LoadTarget, WantedTensor};
 use crate::rpc::server::log_limits::{LogKind, LogLimits};
 use crate::rpc::server::session::failure::SessionError;
@@ -79,6 +80,9 @@ impl ExtendedSession<'_> {
             _ => false,
         };
         self.load_counts.count(found, bytes);
+        if found {
+            self.connection.audit().count_data(DataSource::Models, bytes);
+        }
         Ok(self.reply(&ExtResponse::Load(found))?)
     }
 

@@ -2,6 +2,7 @@
 
 use super::session::ExtendedSession;
 use super::spans;
+use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::peers::PeerSender;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::transfer_tokens;
@@ -55,6 +56,9 @@ impl ExtendedSession<'_> {
 
     /// Redeems a transfer token: bytes from another server.
     pub(super) fn peer_write(&self, request: &PeerWrite<'_>) -> Result<(), SessionError> {
-        Ok(self.resources.server.transfer_tokens.redeem(&request.token, request.data)?)
+        self.resources.server.transfer_tokens.redeem(&request.token, request.data)?;
+        // The session of the destination is another one.
+        self.resources.server.statistics.counters.count_data(DataSource::Peer, request.data.len() as u64);
+        Ok(())
     }
 }

@@ -23,6 +23,7 @@ use crate::rpc::server::session::failure::{SessionError, SessionFailure, decoder
 use crate::rpc::server::session::program_cache::CacheLimits;
 use crate::rpc::server::session::resources::SessionResources;
 use crate::rpc::server::session::watched_queue::WatchedQueue;
+use crate::rpc::server::status;
 use crate::rpc::server::transfer_tokens::TokenLedger;
 use crate::rpc::transport::{PeerAddr, TransportError};
 use crate::rpc::wire::ext::{
@@ -210,6 +211,7 @@ impl ExtendedSession<'_> {
             ExtRequest::Ping(_) => {
                 Ok(self.reply(&ExtResponse::Ping(server.lifecycle.state(), server.lifecycle.session_count()))?)
             }
+            ExtRequest::Status(_) => self.status(),
             ExtRequest::Load(request) => self.load_by_digest(&request),
             ExtRequest::IssueTokens(request) => self.issue_tokens(&request),
             ExtRequest::ReceiveFromPeer(request) => self.receive_from_peer(&request),
@@ -221,6 +223,15 @@ impl ExtendedSession<'_> {
             ExtRequest::FailGroup(request) => self.fail_group(&request),
             ExtRequest::WriteHead(_) | ExtRequest::PublishPartHead(_) => Err(decoder_bug()),
         }
+    }
+
+    /// Sends the state of the server.
+    fn status(&self) -> Result<(), SessionError> {
+        let own = self.connection.audit().number();
+        let status = status::of(self.resources.server, self.resources.peer, Some(own));
+        // Texts and numbers have a form in JSON. An empty reply is one that the client cannot read.
+        let json = serde_json::to_string(&status).unwrap_or_default();
+        Ok(self.reply(&ExtResponse::Status(&json))?)
     }
 
     /// Sends the reply to a command of ggml's protocol, as the body of a REPLY notification.

@@ -8,6 +8,7 @@ use super::error::ExtendedError;
 use super::session::ExtendedSession;
 use super::spans;
 use crate::device::{CopyOutcome, DeviceError, Queue, Region, UploadError};
+use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::host_memory::SessionMemory;
 use crate::rpc::server::session::failure::{SessionError, decoder_bug};
 use crate::rpc::server::session::host_staged_copy;
@@ -53,6 +54,7 @@ impl ExtendedSession<'_> {
                 }
             })?;
             received.unwrap_or(Ok(()))?;
+            self.connection.audit().count_data(DataSource::Client, data);
         }
         // Skips the bytes that a failed queue did not consume: the next request follows them in the stream.
         Ok(self.connection.discard(remaining)?)

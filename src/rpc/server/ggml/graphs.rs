@@ -183,7 +183,7 @@ impl GgmlSession<'_> {
     /// requests meanwhile.
     fn run_program(&mut self, device: u32, program: &BoundProgram) -> Result<(), SessionError> {
         let inline = !self.queues.other_devices_in_use(device);
-        self.connection.audit().count_graph();
+        self.resources.server.count_graph(self.connection.audit());
         Ok(program.submit(self.queues.get(device)?, inline)?)
     }
 }

@@ -6,6 +6,7 @@ use log::debug;
 
 use super::session::GgmlSession;
 use crate::device::{DeviceError, Queue, Region, UploadError};
+use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::{host_staged_copy, upload};
@@ -77,6 +78,7 @@ impl GgmlSession<'_> {
         if let Some(writer) = cache_writer {
             writer.commit();
         }
+        self.connection.audit().count_data(DataSource::Client, len);
         Ok(())
     }
 
@@ -116,11 +118,14 @@ impl GgmlSession<'_> {
         let cache = self.resources.server.tensor_cache.as_ref().filter(|_| region.bytes() > 0);
         let Some(cache) = cache else { return Ok(false) };
         let key = EntryKey { owner: self.cache_owner, fnv: hash };
-        let Some(cached) = cache.lookup(key, region.bytes()) else { return Ok(false) };
+        let (bytes, cached) = (region.bytes(), cache.lookup(key, region.bytes()));
+        self.connection.audit().count_cache_lookup(cached.is_some());
+        let Some(cached) = cached else { return Ok(false) };
         let queue = self.queues.get_watched(device)?;
         queue.charge_upload(region.bytes(), self.resources.server.config.reply_timeout)?;
         let found = upload_cached(cache, key, cached, &mut **queue, region, tensor)?;
         if found {
+            self.connection.audit().count_data(DataSource::Cache, bytes);
             debug!("{}: tensor data {hash:016x} loaded from the cache", self.resources.peer);
         }
         Ok(found)

@@ -7,6 +7,7 @@ use super::error::GgmlError;
 use super::session::GgmlSession;
 use crate::device::{Region, UploadSource};
 use crate::rpc::server::client_connection::BodyBuffer;
+use crate::rpc::server::counters::DataSource;
 use crate::rpc::server::session::failure::SessionError;
 use crate::rpc::server::session::handle_table::LocatedTensor;
 use crate::rpc::server::session::upload;
@@ -90,6 +91,7 @@ impl GgmlSession<'_> {
         if let Some(region) = rows.contiguous()? {
             queue.charge_upload(region.bytes(), timeout)?;
             upload::upload_from_client(&mut self.connection, &mut **queue, region, None, |_| {})?;
+            self.connection.audit().count_data(DataSource::Client, have);
             return Ok(());
         }
         let mut first = 0;
@@ -107,6 +109,7 @@ impl GgmlSession<'_> {
             }
             first += n;
         }
+        self.connection.audit().count_data(DataSource::Client, have);
         Ok(())
     }
 

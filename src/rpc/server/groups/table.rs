@@ -63,6 +63,11 @@ impl GroupInstance {
 }
 
 impl GroupTable {
+    /// Number of groups of which this server has ranks.
+    pub(in crate::rpc::server) fn len(&self) -> usize {
+        self.lock().groups.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, TableState> {
         // Each change is a single call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

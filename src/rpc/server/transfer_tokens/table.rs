@@ -102,6 +102,11 @@ impl TokenMaps {
 }
 
 impl TokenTable {
+    /// Number of tokens that are issued, and have not been redeemed.
+    pub(in crate::rpc::server) fn len(&self) -> usize {
+        self.lock().entries.len()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, TokenMaps> {
         // A panic while the lock was held can at most have left a token in one of the two maps only, where it cannot be
         // redeemed.

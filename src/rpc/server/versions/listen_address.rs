@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::{ParseVersionError, ServedVersion};
 use crate::rpc::server::ip_network::{IpNetwork, ParseNetworkError};
+use crate::rpc::wire;
 
 /// An address on which a server listens, and the version that it answers there.
 ///
@@ -25,6 +26,7 @@ pub struct ListenAddress {
     plain: bool,
     /// The clients' addresses that may connect; empty: those that the server allows.
     allowed: Vec<IpNetwork>,
+    http_only: bool,
 }
 
 /// What marks an address without TLS.
@@ -39,12 +41,19 @@ impl ListenAddress {
     pub const DEFAULT_HOST: &'static str = "127.0.0.1";
 
     /// Port of `rpc-server` if no option gives one, and of a [`Peer`](super::super::Peer) without a port.
-    pub const DEFAULT_PORT: u16 = 50052;
+    pub const DEFAULT_PORT: u16 = wire::DEFAULT_PORT;
 
     /// `host` (an IPv4 or IPv6 address, or a host name) and `port` (0: any free port), for the versions of
     /// [`Config::protocol`](super::super::Config::protocol).
     pub fn new(host: &str, port: u16) -> ListenAddress {
-        ListenAddress { host: Some(host.to_owned()), port, version: None, plain: false, allowed: Vec::new() }
+        ListenAddress {
+            host: Some(host.to_owned()),
+            port,
+            version: None,
+            plain: false,
+            allowed: Vec::new(),
+            http_only: false,
+        }
     }
 
     /// The same, where only `version` is answered.
@@ -63,6 +72,17 @@ impl ListenAddress {
     #[must_use]
     pub fn with_plain(self) -> ListenAddress {
         ListenAddress { plain: true, ..self }
+    }
+
+    /// The same, where the state of the server is shown over HTTP, and no other protocol is served.
+    #[must_use]
+    pub fn for_http(self) -> ListenAddress {
+        ListenAddress { http_only: true, ..self }
+    }
+
+    /// Whether only HTTP is served.
+    pub fn is_http_only(&self) -> bool {
+        self.http_only
     }
 
     /// Whether clients connect without TLS, also if the server has keys.
@@ -137,7 +157,7 @@ impl FromStr for ListenAddress {
                 return Err(ParseListenError::Repeated(text.to_owned()));
             }
         }
-        Ok(ListenAddress { host: host.map(str::to_owned), port, version, plain, allowed })
+        Ok(ListenAddress { host: host.map(str::to_owned), port, version, plain, allowed, http_only: false })
     }
 }
 
@@ -188,7 +208,14 @@ mod tests {
             ("[fe80::1%2]:7=7.0", Some("fe80::1%2"), 7, Some(V7_0)),
         ] {
             let plain = text.contains(PLAIN);
-            let want = ListenAddress { host: host.map(str::to_owned), port, version, plain, allowed: Vec::new() };
+            let want = ListenAddress {
+                host: host.map(str::to_owned),
+                port,
+                version,
+                plain,
+                allowed: Vec::new(),
+                http_only: false,
+            };
             let got: ListenAddress = text.parse().unwrap();
             assert_eq!(got, want, "{text}");
             assert_eq!(got.to_string().parse(), Ok(want), "{text}");

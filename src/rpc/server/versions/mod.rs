@@ -243,6 +243,11 @@ impl VersionPolicy {
         (!versions.is_empty()).then(|| VersionPolicy { versions: versions.into(), tried })
     }
 
+    /// The policy of a listener for another protocol.
+    pub(super) fn none() -> VersionPolicy {
+        VersionPolicy { versions: Arc::default(), tried: Arc::default() }
+    }
+
     /// The versions that the listener serves, in the configured order.
     pub(super) fn versions(&self) -> &[ServedVersion] {
         &self.versions

@@ -111,6 +111,8 @@ commands! {
     PublishPart = 150, "PUBLISH_PART", 4 + 8 + 4 + 4 + 20 + 4 + 8, Streamed;
     /// Reports that a group has failed, from server to server.
     FailGroup = 151, "FAIL_GROUP", 4 + 4, Extra(4 << 10);
+    /// Queries the state of the server, for its operator.
+    Status = 152, "STATUS", 0, Fixed;
 }
 
 impl fmt::Display for ExtCommand {

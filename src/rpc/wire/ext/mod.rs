@@ -26,7 +26,7 @@ pub use notification::{NOTIFICATION_HEADER, Notification, NotificationHeader, No
 pub use request::{
     AttachGroup, CloseQueue, CopySpan, ExtRequest, FailGroup, Fill, HelloExt, IssueTokens, JoinGroup, Load, Mark,
     NotifyReached, OpenQueue, PEER_WRITE_HEAD, PUBLISH_PART_HEAD, PeerWrite, Ping, PrepareGraph, ProbePeer,
-    PublishPartHead, ReadSpans, ReceiveFromPeer, RunGraph, SendToPeer, SupportsOp, WRITE_HEAD, Wait, WriteHead,
+    PublishPartHead, ReadSpans, ReceiveFromPeer, RunGraph, SendToPeer, Status, SupportsOp, WRITE_HEAD, Wait, WriteHead,
 };
 pub use response::ExtResponse;
 

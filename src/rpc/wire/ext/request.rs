@@ -140,6 +140,9 @@ fixed! {
     /// Checks that the server is alive. Reply: [`super::ExtResponse::Ping`].
     Ping {}
 
+    /// Queries the state of the server. Reply: [`super::ExtResponse::Status`].
+    Status {}
+
     /// Binds this connection to a group, as the one on which the sender sends the parts of its ranks. Sent by one server to
     /// another. Reply, once the ranks of the receiving server have joined: [`super::ExtResponse::AttachGroup`].
     AttachGroup {
@@ -365,4 +368,5 @@ requests! {
     SupportsOp<'a> = SupportsOp Load<'a> = Load IssueTokens = IssueTokens ReceiveFromPeer<'a> = ReceiveFromPeer
     SendToPeer<'a> = SendToPeer ProbePeer<'a> = ProbePeer PeerWrite<'a> = PeerWrite Ping = Ping
     JoinGroup<'a> = JoinGroup AttachGroup = AttachGroup PublishPartHead = PublishPart FailGroup<'a> = FailGroup
+    Status = Status
 }

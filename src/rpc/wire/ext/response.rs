@@ -25,6 +25,8 @@ pub enum ExtResponse<'a> {
     AttachGroup(Result<(), &'a str>),
     /// Reply to PING: state of the server and number of its sessions.
     Ping(ServerState, u32),
+    /// Reply to STATUS: the state as JSON.
+    Status(&'a str),
 }
 
 impl<'a> ExtResponse<'a> {
@@ -51,6 +53,7 @@ impl<'a> ExtResponse<'a> {
             ExtCommand::ProbePeer => ExtResponse::ProbePeer(read_success(&mut r, "reachable")?),
             ExtCommand::AttachGroup => ExtResponse::AttachGroup(read_success(&mut r, "attached")?),
             ExtCommand::Ping => ExtResponse::Ping(ServerState::read(&mut r)?, r.u32("sessions")?),
+            ExtCommand::Status => ExtResponse::Status(text(&mut r, "status")?),
             no_reply => return Err(WireError::UnknownCommand(no_reply as u8)),
         };
         r.finish(command.name())?;
@@ -77,6 +80,7 @@ impl<'a> ExtResponse<'a> {
                 out.push(*state as u8);
                 sessions.write(out);
             }
+            ExtResponse::Status(json) => write_text(json, out),
         }
     }
 }

@@ -85,6 +85,7 @@ fn request<'a>(
             ExtRequest::PeerWrite(PeerWrite { token: ticket, data: &buffers.data })
         }
         ExtCommand::Ping => ExtRequest::Ping(Ping {}),
+        ExtCommand::Status => ExtRequest::Status(Status {}),
         ExtCommand::JoinGroup => {
             let (secret, addresses) = (std::array::from_fn(|_| rng.u8(..)), RankAddresses::new(&ext_buffers.addresses));
             ExtRequest::JoinGroup(JoinGroup {
@@ -178,6 +179,7 @@ fn responses<'a>(rng: &mut Rng, ext_buffers: &'a ExtRequestBuffers) -> Vec<(ExtC
         (ExtCommand::ProbePeer, ExtResponse::ProbePeer(reach)),
         (ExtCommand::AttachGroup, ExtResponse::AttachGroup(reach)),
         (ExtCommand::Ping, ExtResponse::Ping(state(rng), rng.u32(..))),
+        (ExtCommand::Status, ExtResponse::Status(text)),
     ]
 }
 
@@ -310,6 +312,7 @@ fn sizes_are_checked_before_a_body_is_read() {
         (ExtCommand::HelloExt, 5, too_large("HELLO_EXT", 5, 4)),
         (ExtCommand::Ping, 0, Ok(0)),
         (ExtCommand::Ping, 1, too_large("PING", 1, 0)),
+        (ExtCommand::Status, 1, too_large("STATUS", 1, 0)),
         (ExtCommand::PrepareGraph, LIMITS.max_body, Ok(LIMITS.max_body as usize)),
         (
             ExtCommand::PrepareGraph,
@@ -329,7 +332,7 @@ fn sizes_are_checked_before_a_body_is_read() {
     ] {
         assert_eq!(ExtHeader { command, size }.body_len(&LIMITS), want, "{command} {size}");
     }
-    for number in (0..128).chain(152..=255) {
+    for number in (0..128).chain(153..=255) {
         assert_eq!(ExtHeader::decode(&[number; REQUEST_HEADER]), Err(WireError::UnknownCommand(number)));
     }
 }
@@ -401,7 +404,7 @@ fn the_offer_is_one_byte() {
         assert!(offer.is_none_or(|offer| offer.to_byte() == byte));
     }
     let ready = ExtensionOffer { revision: REVISION, state: ServerState::Ready };
-    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (5, 0x25));
+    assert_eq!((ready.to_byte(), ExtensionOffer { state: ServerState::Draining, ..ready }.to_byte()), (6, 0x26));
 }
 
 /// An accepted message encodes to the same bytes.

@@ -1,0 +1,202 @@
+//! The connections for HTTP, which have places of their own: sessions of ggml's protocol can neither use them up nor be kept out by
+//! them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::rpc::transport::{Aborter, PeerAddr};
+
+/// Connections at a time: each has a thread. Status pages and scrapers keep theirs open.
+const MAX_CONNECTIONS: usize = 64;
+
+/// Connections of one address (IPv6: of one network of 64 bits), except loopback.
+const MAX_PER_ADDRESS: usize = 16;
+
+/// The names under which clients reach the server, beside `localhost` and addresses. A browser that a foreign page has sent here by
+/// a name of its own (DNS rebinding) gives that name, and gets nothing.
+#[derive(Clone, Debug, Default)]
+pub(in crate::rpc::server) struct HostNames(Vec<String>);
+
+impl HostNames {
+    pub(in crate::rpc::server) fn new(names: impl IntoIterator<Item = String>) -> HostNames {
+        HostNames(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
+    }
+
+    pub(super) fn is_known(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(rest) => return rest.split_once(']').is_some_and(|(ip, _)| ip.parse::<Ipv6Addr>().is_ok()),
+            None => host.split_once(':').map_or(host, |(name, _)| name),
+        };
+        let is_address = name.parse::<IpAddr>().is_ok();
+        is_address || name.eq_ignore_ascii_case("localhost") || self.0.contains(&name.to_ascii_lowercase())
+    }
+}
+
+/// The places.
+pub(in crate::rpc::server) struct HttpPool {
+    host_names: HostNames,
+    state: Arc<Mutex<PoolState>>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    connections: HashMap<u64, HttpConnection>,
+    next_key: u64,
+}
+
+/// A connection. It gives way to a new one if it waits for a request.
+struct HttpConnection {
+    address: Option<IpAddr>,
+    aborter: Aborter,
+    is_serving: bool,
+    /// Since the beginning, or the end of the last request.
+    waits_since: Instant,
+}
+
+/// Keeps the place of a connection.
+pub(super) struct HttpPermit {
+    state: Arc<Mutex<PoolState>>,
+    key: u64,
+    has_served: AtomicBool,
+}
+
+impl HttpPool {
+    pub(in crate::rpc::server) fn new(host_names: HostNames) -> HttpPool {
+        HttpPool { host_names, state: Arc::default() }
+    }
+
+    pub(super) fn host_names(&self) -> &HostNames {
+        &self.host_names
+    }
+
+    /// Closes all connections.
+    pub(in crate::rpc::server) fn abort_connections(&self) {
+        lock(&self.state).connections.values().for_each(|connection| connection.aborter.abort());
+    }
+
+    /// A place for the client at `peer`. If all are taken, the connection that has waited longest for a request is closed; `None`: all
+    /// serve one. A second client of the same address gives way to no other address.
+    pub(super) fn admit(&self, peer: PeerAddr, aborter: Aborter) -> Option<HttpPermit> {
+        let address = limited_address(peer);
+        let mut state = lock(&self.state);
+        let of_address =
+            state.connections.values().filter(|connection| address.is_some() && connection.address == address).count();
+        let is_full = state.connections.len() >= MAX_CONNECTIONS;
+        if is_full || of_address >= MAX_PER_ADDRESS {
+            let may_close = |connection: &HttpConnection| {
+                !connection.is_serving && (of_address < MAX_PER_ADDRESS || connection.address == address)
+            };
+            let waiting = state.connections.iter().filter(|(_, connection)| may_close(connection));
+            let (&key, _) = waiting.min_by_key(|&(&key, connection)| (connection.waits_since, key))?;
+            if let Some(connection) = state.connections.remove(&key) {
+                connection.aborter.abort();
+            }
+        }
+        let key = state.next_key;
+        state.next_key += 1;
+        state
+            .connections
+            .insert(key, HttpConnection { address, aborter, is_serving: false, waits_since: Instant::now() });
+        Some(HttpPermit { state: Arc::clone(&self.state), key, has_served: AtomicBool::new(false) })
+    }
+}
+
+/// The address whose connections are limited; `None`: loopback.
+fn limited_address(peer: PeerAddr) -> Option<IpAddr> {
+    match peer.ip()?.to_canonical() {
+        ip if ip.is_loopback() => None,
+        IpAddr::V6(ip) => Some(IpAddr::V6((ip.to_bits() & !u128::from(u64::MAX)).into())),
+        ip => Some(ip),
+    }
+}
+
+impl HttpPermit {
+    /// A request is served until the guard is dropped.
+    pub(super) fn begin_request(&self) -> RequestGuard<'_> {
+        self.set_serving(true);
+        self.has_served.store(true, Ordering::Relaxed);
+        RequestGuard(self)
+    }
+
+    /// Whether a request was served.
+    pub(super) fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Relaxed)
+    }
+
+    fn set_serving(&self, is_serving: bool) {
+        if let Some(connection) = lock(&self.state).connections.get_mut(&self.key) {
+            (connection.is_serving, connection.waits_since) = (is_serving, Instant::now());
+        }
+    }
+}
+
+pub(super) struct RequestGuard<'a>(&'a HttpPermit);
+
+impl Drop for RequestGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set_serving(false);
+    }
+}
+
+impl Drop for HttpPermit {
+    fn drop(&mut self) {
+        lock(&self.state).connections.remove(&self.key);
+    }
+}
+
+fn lock(state: &Mutex<PoolState>) -> MutexGuard<'_, PoolState> {
+    // Ignores poisoning: each change is a single call.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::transport::memory::{self, LinkConditions};
+
+    fn peer(ip: &str) -> PeerAddr {
+        PeerAddr::Ip((ip.parse::<IpAddr>().unwrap(), 40_000).into())
+    }
+
+    fn connect(pool: &HttpPool, ip: &str) -> (Option<HttpPermit>, Aborter) {
+        let (_client, server) = memory::pair(LinkConditions { seed: 0, cut_after: None });
+        let aborter = server.aborter();
+        (pool.admit(peer(ip), aborter.clone()), aborter)
+    }
+
+    #[test]
+    fn the_connection_that_has_waited_longest_gives_way() {
+        let pool = HttpPool::new(HostNames::default());
+        let all: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(&pool, "127.0.0.1")).collect();
+        assert!(all.iter().all(|(permit, _)| permit.is_some()));
+        let serving = all[0].0.as_ref().unwrap().begin_request();
+        let (new, _) = connect(&pool, "10.0.0.5");
+        assert!(new.is_some());
+        let count = || lock(&pool.state).connections.len();
+        assert_eq!(count(), MAX_CONNECTIONS);
+        let kept = |at: usize| lock(&pool.state).connections.contains_key(&all[at].0.as_ref().unwrap().key);
+        assert!(kept(0) && !kept(1) && kept(2), "the first one serves a request");
+        drop(serving);
+        drop(new);
+        drop(all);
+        assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn an_address_takes_no_places_of_others() {
+        let pool = HttpPool::new(HostNames::default());
+        let other = connect(&pool, "10.0.0.7");
+        let all: Vec<_> = (0..2 * MAX_PER_ADDRESS).map(|_| connect(&pool, "10.0.0.5")).collect();
+        assert!(all.iter().all(|(permit, _)| permit.is_some()));
+        assert_eq!(lock(&pool.state).connections.len(), MAX_PER_ADDRESS + 1);
+        assert!(lock(&pool.state).connections.contains_key(&other.0.as_ref().unwrap().key));
+        // While all of them serve requests, there is no place for another one.
+        let serving: Vec<_> = all.iter().filter_map(|(permit, _)| Some(permit.as_ref()?.begin_request())).collect();
+        assert!(connect(&pool, "10.0.0.5").0.is_none());
+        assert!(connect(&pool, "10.0.0.6").0.is_some());
+        drop(serving);
+    }
+}

@@ -1,0 +1,131 @@
+//! The state of the server, as users see it.
+
+use std::sync::atomic::Ordering;
+
+use super::audit::SessionAudit;
+use super::context::ServerContext;
+use super::statistics::SampledFacts;
+use super::tenants::Resource;
+use crate::rpc::status::{
+    DeviceMemoryStatus, DeviceStatus, HostMemoryStatus, Links, ListenerStatus, Rates, ServerStatus, SessionStatus,
+    Totals,
+};
+use crate::rpc::transport::PeerAddr;
+
+/// What the thread of the samples finds out each second.
+pub(super) fn sample_facts(server: &ServerContext) -> SampledFacts {
+    SampledFacts {
+        host_memory: Some(server.host_memory.info()),
+        device_memory: server.all_devices.iter().map(|device| device.memory().ok()).collect(),
+        lost: server.all_devices.iter().map(|device| device.lost().map(|e| e.to_string())).collect(),
+        groups: server.groups.len(),
+        transfers: server.transfer_tokens.len(),
+        queues: server.tenants.used(Resource::Queues),
+    }
+}
+
+/// The state, for `viewer`: one of another machine sees no addresses and keys of clients. Session `own` is the one that asks.
+pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> ServerStatus {
+    let (statistics, facts) = (&server.statistics, server.statistics.facts());
+    let [before, newest, now] = statistics.last_minute();
+    let sampled_seconds = newest.at.saturating_sub(before.at).as_secs_f64();
+    let seconds = now.at.saturating_sub(before.at).as_secs_f64();
+    let rate = |before: u64, now: u64| if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 };
+    let visible = server.tenants.devices(viewer);
+    let is_visible =
+        |at: usize| visible.as_ref().is_none_or(|list| list.iter().any(|&one| usize::try_from(one) == Ok(at)));
+    let devices = server.all_devices.iter().enumerate().filter(|&(at, _)| is_visible(at)).map(|(at, device)| {
+        let info = device.info();
+        let memory = facts.device_memory.get(at).copied().flatten();
+        let [busy_before, busy] =
+            [&before, &newest].map(|sample| Some(sample.activity.get(at).copied()??.busy.as_secs_f64()));
+        DeviceStatus {
+            name: info.name.clone(),
+            description: info.description.clone(),
+            memory: memory.map(|memory| DeviceMemoryStatus { free: memory.free, total: memory.total }),
+            // A turn counts when it ends, so its time may lie before the oldest sample.
+            load: busy
+                .zip(busy_before)
+                .map(|(now, before)| ((now - before) / sampled_seconds.max(1e-3)).clamp(0.0, 1.0)),
+            lost: facts.lost.get(at).cloned().flatten(),
+        }
+    });
+    let mut sessions = statistics.sessions();
+    sessions.retain(|audit| Some(audit.number()) != own);
+    let with_peer = sees_peers(viewer, server.config.keys.is_some());
+    let listener = |listener: &super::ListenerInfo| ListenerStatus {
+        port: listener.addr.port(),
+        protocol: listener.versions_text(),
+        tls: listener.tls,
+    };
+    let host_memory = facts.host_memory.map(|of| HostMemoryStatus { used: of.used, limit: of.limit, peak: of.peak });
+    ServerStatus {
+        build: format!("rpc-server {}", crate::VERSION),
+        state: if server.lifecycle.is_ending() { "draining" } else { "ready" }.to_owned(),
+        uptime: statistics.uptime().as_secs_f64(),
+        listeners: server.listeners.iter().map(listener).collect(),
+        devices: devices.collect(),
+        host_memory: host_memory.unwrap_or_default(),
+        rates: Rates {
+            seconds,
+            received: rate(before.received, now.received),
+            sent: rate(before.sent, now.sent),
+            graphs: rate(before.graphs, now.graphs),
+        },
+        totals: Totals {
+            sessions: statistics.counters.sessions.load(Ordering::Relaxed),
+            received: now.received,
+            sent: now.sent,
+            graphs: now.graphs,
+            device_time: statistics.device_time().as_secs_f64(),
+        },
+        links: Links { groups: facts.groups, transfers: facts.transfers },
+        session_count: sessions.len(),
+        sessions: sessions.iter().take(ServerStatus::MAX_SESSIONS).map(|audit| session(audit, with_peer)).collect(),
+    }
+}
+
+/// Whether a viewer sees the addresses and keys of clients: on this machine, and with a key if clients have keys.
+fn sees_peers(viewer: PeerAddr, with_keys: bool) -> bool {
+    let is_here = viewer.ip().is_none_or(|ip| ip.to_canonical().is_loopback());
+    is_here && (!with_keys || matches!(viewer, PeerAddr::Key(..)))
+}
+
+fn session(audit: &SessionAudit, with_peer: bool) -> SessionStatus {
+    let (activity, activity_time) = audit.activity();
+    SessionStatus {
+        number: audit.number(),
+        peer: with_peer.then(|| audit.peer().to_string()),
+        protocol: audit.protocol(),
+        extended: audit.is_extended(),
+        seconds: audit.age().as_secs_f64(),
+        received: audit.received(),
+        sent: audit.sent(),
+        graphs: audit.graphs(),
+        device_time: audit.device_time().as_secs_f64(),
+        memory: audit.budget().map_or(0, |budget| budget.used()),
+        peak_memory: audit.budget().map_or(0, |budget| budget.peak()),
+        activity: activity.to_string(),
+        activity_seconds: activity_time.as_secs_f64(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_machines_see_no_addresses() {
+        for (viewer, with_keys, want) in [
+            ("127.0.0.1:1", false, true),
+            ("[::1]:1", false, true),
+            ("[::ffff:127.0.0.1]:1", false, true),
+            ("10.0.0.5:1", false, false),
+            ("[::ffff:10.0.0.5]:1", false, false),
+            ("127.0.0.1:1", true, false),
+        ] {
+            let peer = PeerAddr::Ip(viewer.parse().unwrap());
+            assert_eq!(sees_peers(peer, with_keys), want, "{viewer}, {with_keys}");
+        }
+    }
+}
