@@ -42,10 +42,30 @@ impl Layout {
 /// The filter `tojson`: `json.dumps` without escapes for HTML.
 pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     let formatter = PythonFormatter { layout: Layout::from_arguments(&arguments)?, depth: 0, is_empty: true };
-    let mut json = Vec::new();
+    let mut json = LimitedText(Vec::new());
     let failed = |e: &dyn std::error::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
     value.serialize(&mut Serializer::with_formatter(&mut json, formatter)).map_err(|e| failed(&e))?;
-    Ok(Value::from_safe_string(String::from_utf8(json).map_err(|e| failed(&e))?))
+    Ok(Value::from_safe_string(String::from_utf8(json.0).map_err(|e| failed(&e))?))
+}
+
+/// Limit of a text in bytes. A template can make one of any length from few values: by long separators, or by indents of deep lists.
+const MAX_JSON_BYTES: usize = 4 << 20;
+
+/// A text that does not grow beyond its limit.
+struct LimitedText(Vec<u8>);
+
+impl Write for LimitedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_JSON_BYTES {
+            return Err(io::Error::other(format!("tojson: more than {MAX_JSON_BYTES} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 struct PythonFormatter {

@@ -186,6 +186,7 @@ fn templates_with_errors_are_refused_and_expensive_ones_end() {
         ("{{ 'a' * 1000000000000 }}", "too expensive"),
         ("{{ 'a'.replace('', 'b' * 100000).replace('', 'b' * 100000) }}", "too expensive"),
         ("{{ range(1000000000) | list }}", "the chat template"),
+        ("{{ range(90000) | list | tojson(separators=['a' * 100000, ':']) }}", "the chat template failed: "),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "the chat template failed: "),
         (
             "{% set n = namespace(x=[]) %}{% for i in range(90000) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson }}",
