@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
+use fanout::rpc::server::breaks_lines;
 use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
 use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
 
@@ -133,7 +134,7 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
 fn printable(line: &str) -> String {
     let mut text = String::new();
     for c in line.chars() {
-        if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+        if breaks_lines(c) {
             text.extend(c.escape_default());
         } else {
             text.push(c);

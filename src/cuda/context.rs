@@ -313,14 +313,10 @@ impl DeviceContext {
         queues.iter().for_each(|queue| queue.poll());
     }
 
-    /// Sum of the times between two calls, for those that have found work that is not done.
+    /// Estimate of the time in which the GPU has worked, by samples: the time since the last call counts if a queue has work that is
+    /// not done.
     pub(super) fn sampled_busy_time(&self) -> Duration {
-        let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
-        let is_busy = self.primary.check_lost().is_ok()
-            && queues.iter().any(|queue| {
-                let point = TimelinePoint::new(queue, 1);
-                point.completion_source::<EventTimeline>().is_some_and(StreamStatus::is_busy)
-            });
+        let is_busy = self.primary.check_lost().is_ok() && self.any_queue(StreamStatus::is_busy);
         let mut busy = lock(&self.busy);
         let (last, now) = (busy.last_call, Instant::now());
         busy.last_call = now;
@@ -332,11 +328,15 @@ impl DeviceContext {
 
     /// Whether the stream of a queue waits for another device.
     pub(super) fn waits_for_other_device(&self) -> bool {
+        self.any_queue(EventTimeline::waits_for_other_device)
+    }
+
+    /// Whether a condition holds for the events of a queue of the device.
+    fn any_queue(&self, condition: fn(&EventTimeline) -> bool) -> bool {
         let queues: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
-        queues.iter().any(|queue| {
-            let point = TimelinePoint::new(queue, 1);
-            point.completion_source::<EventTimeline>().is_some_and(EventTimeline::waits_for_other_device)
-        })
+        queues
+            .iter()
+            .any(|queue| TimelinePoint::new(queue, 1).completion_source::<EventTimeline>().is_some_and(condition))
     }
 
     /// Submits `work` to the device's service stream and blocks until it is done. Other threads submit to the stream meanwhile.

@@ -147,7 +147,8 @@ fn has_another_name(graph: &Graph, id: TensorId, alive: Range<usize>) -> bool {
             since.contains(id) || graph.tensor(*id).and_then(|t| t.view_of).is_some_and(|of| since.contains(&of))
         };
         let is_read = node.srcs.iter().flatten().any(|id| !is_known(id) && touches(*id));
-        // What keeps some bytes (SET_ROWS), or leaves gaps, needs those that were there before.
+        // SET_ROWS keeps the rows that it does not write, and a result with gaps the bytes between its rows: both must find there what
+        // the product has written.
         let keeps = |id: TensorId| {
             node.op.keeps_rest() || graph.tensor(id).is_none_or(|t| t.desc.extent() != t.desc.dense_bytes())
         };

@@ -407,7 +407,7 @@ impl Write for EscapedLine {
 }
 
 /// Whether a character could end a line, control a terminal, or change the direction of the text behind it.
-pub(super) fn breaks_lines(c: char) -> bool {
+pub fn breaks_lines(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }

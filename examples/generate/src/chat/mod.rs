@@ -70,7 +70,7 @@ pub enum TemplateError {
 /// The message of `raise_exception`.
 #[derive(Debug, Error)]
 #[error("{0}")]
-struct Refusal(String);
+struct RaisedException(String);
 
 impl TemplateError {
     fn rendering(error: Error) -> TemplateError {
@@ -78,7 +78,7 @@ impl TemplateError {
             return TemplateError::TooExpensive;
         }
         match error.source().and_then(|source| source.downcast_ref()) {
-            Some(Refusal(reason)) => TemplateError::Refused(reason.clone()),
+            Some(RaisedException(reason)) => TemplateError::Refused(reason.clone()),
             None => TemplateError::Failed(error),
         }
     }
@@ -180,7 +180,7 @@ impl ChatTemplate {
 
 /// `raise_exception(text)`: ends the rendering with the template's own message.
 fn raise_exception(reason: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, reason.clone()).with_source(Refusal(reason)))
+    Err(Error::new(ErrorKind::InvalidOperation, reason.clone()).with_source(RaisedException(reason)))
 }
 
 /// Replaces the tags of transformers that mark what the model has generated, which only training uses, by an `if` that is always
