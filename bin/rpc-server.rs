@@ -9,6 +9,7 @@ mod compute_cache;
 mod connect;
 #[cfg(unix)]
 mod control;
+mod doctor;
 #[cfg(unix)]
 mod hangup;
 mod http_args;
@@ -93,6 +94,7 @@ Examples:
   rpc-server connect --key key 10.0.0.5=ed25519:…
                                       let llama.cpp's clients on this machine use that server, at 127.0.0.1:50052
   rpc-server --status 10.0.0.5:50052  print the state of that server
+  rpc-server doctor 10.0.0.5          check this machine and that server, and say what mends what is wrong
   RUST_LOG=fanout=debug rpc-server    log more
 
   llama-cli -m model.gguf -ngl 99 --rpc 127.0.0.1:50052
@@ -378,6 +380,9 @@ enum Command {
     },
     /// Listen on this machine for clients without TLS, such as llama.cpp's, and connect them to servers that demand keys.
     Connect(connect::ConnectArgs),
+    /// Check this machine and servers: drivers, limits, versions, speed of the network, and the results of every op. Prints what is
+    /// wrong and what mends it; exit status 1 if something does not work.
+    Doctor(doctor::DoctorArgs),
     /// Write the pages of man and the completions of bash, zsh and fish.
     Manual {
         /// The folder for the files.
@@ -397,6 +402,7 @@ fn run(args: Args) -> ExitCode {
     match &args.command {
         Some(Command::Keygen { file, public }) => return keys::keygen(file, *public),
         Some(Command::Connect(args)) => return connect::run(args),
+        Some(Command::Doctor(args)) => return doctor::run(args),
         Some(Command::Manual { folder }) => return manual::run(folder),
         None => {}
     }

@@ -131,7 +131,7 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
 }
 
 /// A line of texts from another machine, without characters that control the terminal.
-fn printable(line: &str) -> String {
+pub(crate) fn printable(line: &str) -> String {
     let mut text = String::new();
     for c in line.chars() {
         if breaks_lines(c) {

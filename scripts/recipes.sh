@@ -13,6 +13,7 @@ Checks the files of docs/deploy, each with its tool, as far as the tool is insta
   activation  systemd-socket-activate starts the server with the first client, and --status finds it ready
   kubernetes  kubernetes-validate (PyPI) accepts the manifests, and knows all their fields
   slurm       shellcheck finds nothing in the script of the job
+  compose     podman-compose (PyPI) reads the compose file, and the server knows the options of each service
 
   --boot         also boots systemd in a container of systemd-nspawn, with this machine's /usr: starts the unit with the server in its
                  sandbox, stops it, and starts it again by a client of the socket unit (root)
@@ -95,6 +96,16 @@ check_activation() {
     done
     grep -q ': ready$' "$folder/status" || die "the server is not started by its client: $(cat "$folder/status" "$log")"
     echo "activation: $(grep '^listening on' "$log")"
+}
+
+check_compose() {
+    local options
+    podman-compose -f "$recipes/compose.yaml" config >"$folder/compose" || die "podman-compose does not read the compose file"
+    mapfile -t options < <(sed -n '/^services:/,/^volumes:/s/^ *- \(--.*\)$/\1/p' "$folder/compose" | sort -u)
+    ((${#options[@]})) || die "the compose file gives the servers no options"
+    # Options are parsed before anything is done.
+    "$built/rpc-server" "${options[@]}" --list-devices >/dev/null || die "the server does not know the options of the compose file"
+    echo "compose: ${options[*]}"
 }
 
 # A container with this machine's /usr and nothing else of it. Its /check.service runs once, and its output is in /result.
@@ -214,6 +225,10 @@ fi
 if has slurm shellcheck; then
     shellcheck "$recipes"/slurm/fanout.sbatch
     checked+=(slurm)
+fi
+if has compose podman-compose && has compose "$built/rpc-server"; then
+    check_compose
+    checked+=(compose)
 fi
 if $boot; then
     command -v systemd-nspawn >/dev/null || die "no program systemd-nspawn: install it (Debian: systemd-container)"

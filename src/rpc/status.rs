@@ -11,6 +11,8 @@ pub struct ServerStatus {
     pub build: String,
     /// `ready` or `draining`.
     pub state: String,
+    /// The server's clock: time since 1970, in UTC.
+    pub time: f64,
     /// Time since the start of the process.
     pub uptime: f64,
     /// The ports on which the server listens.

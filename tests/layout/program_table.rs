@@ -10,6 +10,8 @@ pub(crate) const PROGRAMS: &[Layer] = &[
         &[
             "log_level",
             "device",
+            "cpu",
+            "self_test",
             "rpc::keys",
             "rpc::wire",
             "rpc::client",

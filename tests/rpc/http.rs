@@ -5,7 +5,7 @@ use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::server::{Config, ListenAddress, Server};
 use fanout::rpc::status::ServerStatus;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
@@ -142,6 +142,21 @@ fn http_can_be_switched_off_or_moved() {
     let mut reply = [0; 12];
     client.stream.read_exact(&mut reply).unwrap();
     assert_eq!(&reply, b"HTTP/1.1 400");
+}
+
+/// docs/monitoring.md lists every metric, and no other.
+#[test]
+fn the_manual_lists_the_metrics() {
+    let server = TestServer::start(Config::default());
+    let text = get(server.addr, "/metrics").body;
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let sample_name =
+        |(name, kind): (&str, &str)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+    let shown: BTreeSet<String> = types.map(sample_name).collect();
+    let manual = include_str!("../../docs/monitoring.md");
+    let names = manual.split('`').filter(|word| word.starts_with("fanout_")).map(str::to_owned);
+    assert_eq!(shown, names.collect());
+    assert!(shown.len() > 20, "{shown:?}");
 }
 
 /// The bytes that a client has sent and received, counted at its socket, are those of `/metrics`.

@@ -52,6 +52,8 @@ mod server_program_allow;
 #[cfg(target_os = "linux")]
 mod server_program_certificates;
 #[cfg(target_os = "linux")]
+mod server_program_doctor;
+#[cfg(target_os = "linux")]
 mod server_program_http;
 #[cfg(target_os = "linux")]
 mod server_program_key_limits;

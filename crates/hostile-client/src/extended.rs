@@ -157,7 +157,7 @@ impl Attacker<'_> {
     fn rare_message(&mut self, queue: u32, len: u64) -> Vec<u8> {
         let (span, tickets) = (self.span(len), [[7; TRANSFER_TOKEN_BYTES]; 3]);
         let tickets = TransferTokenList(&tickets[..self.choices.below(4)]);
-        match self.choices.below(10) {
+        match self.choices.below(11) {
             0 => encode_ext(&ExtRequest::CloseQueue(CloseQueue { queue })),
             1 => encode_ext(&ExtRequest::OpenQueue(OpenQueue { queue: self.choices.word() as u32, device: 0 })),
             2 => encode_ext(&ExtRequest::HelloExt(HelloExt { revision: REVISION.into() })),
@@ -169,6 +169,7 @@ impl Attacker<'_> {
             }
             7 => encode_ext(&ExtRequest::PeerWrite(PeerWrite { token: [7; TRANSFER_TOKEN_BYTES], data: &[1; 100] })),
             8 => encode_ext(&ExtRequest::ProbePeer(ProbePeer { address: "127.0.0.1:1" })),
+            9 => encode_ext(&ExtRequest::Status(Status {})),
             _ => {
                 let command = ExtCommand::ALL[self.choices.below(ExtCommand::ALL.len())];
                 ExtHeader { command, size: self.choices.extreme() }.encode().to_vec()

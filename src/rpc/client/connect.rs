@@ -12,10 +12,11 @@ use crate::rpc::connection::{Handshake, HandshakeError, ServerHello};
 use crate::rpc::transport::tls::{ClientTls, Credentials};
 use crate::rpc::transport::{
     Address, Connection, Deadline, DialError, ResolveError, TransportError, dial_with, missing_port_hint, resolve,
+    with_default_port,
 };
 use crate::rpc::wire::{
-    CAPS_BYTES, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand, SUPPORTED_VERSIONS, Version,
-    VersionCodec, WireError,
+    CAPS_BYTES, DEFAULT_PORT, GetAlignment, HelloForm, PROTOCOL_VERSION, Request, Response, RpcCommand,
+    SUPPORTED_VERSIONS, Version, VersionCodec, WireError,
 };
 
 /// Backoff after the first failed attempt; it doubles with each further attempt.
@@ -162,6 +163,12 @@ fn side_to_update(theirs: Version) -> &'static str {
     } else {
         "the server"
     }
+}
+
+/// The endpoint of a server that a user names: `host:port`, with the default port 50052 if `text` has none; `[host]:port` for an IPv6
+/// address, which may lack its brackets without a port. `None`: `text` is not of that form.
+pub fn endpoint_with_port(text: &str) -> Option<String> {
+    with_default_port(text, DEFAULT_PORT)
 }
 
 /// Retries `attempt` with exponential backoff until it succeeds, fails permanently, or `retry` has passed. In the last case the

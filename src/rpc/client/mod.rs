@@ -58,7 +58,7 @@ mod row_runs;
 mod stored_graphs;
 
 pub use crate::rpc::transport::DialError;
-pub use connect::ConnectError;
+pub use connect::{ConnectError, endpoint_with_port};
 
 use crate::device::{DEVICE_TIMEOUT, Device, DeviceError};
 use crate::rpc::keys::{Certificate, PublicKey, SecretKey};

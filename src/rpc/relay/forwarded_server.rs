@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::rpc::keys::{ParsePublicKeyError, PublicKey};
 use crate::rpc::server::ListenAddress;
-use crate::rpc::transport::is_host_and_port;
+use crate::rpc::transport::with_default_port;
 
 /// A server with a key, and the local address at which a [`Relay`](super::Relay) listens for its clients.
 ///
@@ -90,13 +90,8 @@ impl FromStr for ForwardedServer {
     }
 }
 
-/// `text` as `HOST:PORT`, with the default port if it has none. `None`: it is not of that form.
 fn endpoint(text: &str) -> Option<String> {
-    let with_port = format!("{text}:{}", ListenAddress::DEFAULT_PORT);
-    let endpoint = [text, &with_port].into_iter().find(|endpoint| is_host_and_port(endpoint))?;
-    // A port alone would be resolved as an IPv4 address in one number.
-    let is_number = endpoint.rsplit_once(':').is_some_and(|(host, _)| host.parse::<u64>().is_ok());
-    (!is_number).then(|| endpoint.to_owned())
+    with_default_port(text, ListenAddress::DEFAULT_PORT)
 }
 
 impl fmt::Display for ForwardedServer {

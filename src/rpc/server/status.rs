@@ -1,6 +1,7 @@
 //! The state of the server, as users see it.
 
 use std::sync::atomic::Ordering;
+use std::time::SystemTime;
 
 use super::audit::SessionAudit;
 use super::context::ServerContext;
@@ -62,6 +63,8 @@ pub(super) fn of(server: &ServerContext, viewer: PeerAddr, own: Option<u64>) -> 
     ServerStatus {
         build: format!("rpc-server {}", crate::VERSION),
         state: if server.lifecycle.is_ending() { "draining" } else { "ready" }.to_owned(),
+        // Before 1970: no clock at all, and as far off as it looks.
+        time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
         uptime: statistics.uptime().as_secs_f64(),
         listeners: server.listeners.iter().map(listener).collect(),
         devices: devices.collect(),

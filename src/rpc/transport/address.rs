@@ -137,6 +137,18 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
     text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
 }
 
+/// `text` as `host:port`, with `default` if it has no port. An IPv6 address without port may lack its brackets; a number alone is no
+/// host, because it is rather a port than an IPv4 address. `None`: `text` is not of that form.
+pub(crate) fn with_default_port(text: &str, default: u16) -> Option<String> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Some(format!("[{text}]:{default}"));
+    }
+    let with_port = format!("{text}:{default}");
+    let endpoint = [text, &with_port].into_iter().find(|endpoint| is_host_and_port(endpoint))?;
+    let is_number = endpoint.rsplit_once(':').is_some_and(|(host, _)| host.parse::<u64>().is_ok());
+    (!is_number).then(|| endpoint.to_owned())
+}
+
 /// For an endpoint that lacks its port or its host: a text that says so, with an example. Empty for other texts.
 pub(crate) fn missing_port_hint(endpoint: &str) -> String {
     let unbracketed = endpoint.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(endpoint);
@@ -169,6 +181,24 @@ mod tests {
             ["", "a", ":1", "a:", "a:b", "a:65536", "1.2.3.4", "::1", "::1:50052", "[::1]", "[::1]:", "[a]:1", "[::1:1"]
         {
             assert!(!is_host_and_port(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn endpoints_without_a_port_get_the_default() {
+        for (text, want) in [
+            ("gpu-1", Some("gpu-1:7")),
+            ("gpu-1:8", Some("gpu-1:8")),
+            ("fd00::5", Some("[fd00::5]:7")),
+            ("[fd00::5]", Some("[fd00::5]:7")),
+            ("[fd00::5]:8", Some("[fd00::5]:8")),
+            ("", None),
+            ("50052", None),
+            ("50052:1", None),
+            ("a:b", None),
+            ("http://gpu-1", None),
+        ] {
+            assert_eq!(with_default_port(text, 7).as_deref(), want, "{text:?}");
         }
     }
 

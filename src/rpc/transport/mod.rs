@@ -29,7 +29,7 @@ mod poll;
 mod tcp;
 pub(crate) mod tls;
 
-pub(crate) use address::{Address, KeyName, PeerAddr, ResolveError, is_host_and_port, missing_port_hint, resolve};
+pub(crate) use address::{Address, KeyName, PeerAddr, ResolveError, missing_port_hint, resolve, with_default_port};
 pub use bound_socket::BoundSocket;
 #[cfg(test)]
 pub(crate) use contract::tls_ends;

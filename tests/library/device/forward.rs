@@ -3,10 +3,10 @@
 use super::{MEMORY, device as cpu, test_deadline};
 use fanout::device::noop::NoopDevice;
 use fanout::device::{
-    Buffer, Collectives, CopyOutcome, Device, DeviceError, DeviceInfo, DeviceKind, Feature, ForwardDevice,
-    ForwardQueue, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile, Membership,
-    MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue, ReadOnlyMapping, Region,
-    RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
+    Buffer, Collectives, CopyOutcome, Device, DeviceActivity, DeviceError, DeviceInfo, DeviceKind, Feature,
+    ForwardDevice, ForwardQueue, HostBuffer, HostThreads, ImportHost, LinkStats, LoadByDigest, LoadOutcome, MappedFile,
+    Membership, MemoryBudget, MemoryInfo, PeerCopies, PendingRead, PinnedMemory, Prefault, Program, Queue,
+    ReadOnlyMapping, Region, RunInline, Support, TensorDigest, Timeline, TimelinePoint, UploadSource,
 };
 use fanout::fallback::Fallback;
 use fanout::graph::{Builder, Graph};
@@ -74,6 +74,10 @@ impl Device for CallProbe {
 
     fn lost(&self) -> Option<DeviceError> {
         self.record("lost", self.able.then_some(DeviceError::Ended))
+    }
+
+    fn activity(&self) -> Option<DeviceActivity> {
+        self.record("activity", self.able.then_some(DeviceActivity::default()))
     }
 
     fn link_stats(&self) -> Option<LinkStats> {
@@ -269,7 +273,7 @@ fn exercise(device: &dyn Device) {
     assert_eq!(buffer.device(), device.info().id);
     device.alloc_size(&graph.tensor(x).unwrap().desc);
     assert_eq!(device.support(graph.node_view(&graph.nodes()[0]).unwrap()), Support::Yes);
-    let _ = (device.lost(), device.link_stats());
+    let _ = (device.lost(), device.activity(), device.link_stats());
     device.copies_from(cpu(1).info());
     if let Some(import) = device.import_host() {
         import.import(HostBuffer::zeroed(64, &budget).unwrap(), &budget).unwrap();
@@ -330,7 +334,7 @@ fn wrappers_forward_every_call_and_capability() {
         for (name, wrap) in wrappers {
             let [through, direct] = calls(able, wrap);
             assert_eq!(through, direct, "{name}, with capabilities: {able}");
-            let count = if able { 26 } else { 18 };
+            let count = if able { 27 } else { 19 };
             assert_eq!(direct.len(), count, "the probe has every method of the contract: {direct:?}");
         }
     }

@@ -109,6 +109,10 @@ fn serve_requests(
                 return Ok(());
             }
         };
+        let pause = permit.pause();
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
         let serving = permit.begin_request();
         let (response, keep_alive, head_only) = match request {
             Ok(request) => (respond(server, &request, peer), request.keep_alive, request.head_only),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::rpc::transport::{Aborter, PeerAddr};
 
@@ -14,6 +14,13 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// Connections of one address (IPv6: of one network of 64 bits), except loopback.
 const MAX_PER_ADDRESS: usize = 16;
+
+/// Time between two requests of all connections together, once [`BURST`] are used up: a reply with the state costs about a tenth of a
+/// millisecond, so that no client of HTTP can take a processor from the sessions. A page and a scraper ask once a second.
+const SPACING: Duration = Duration::from_micros(2500);
+
+/// Requests that may begin at once after a pause.
+const BURST: u32 = 100;
 
 /// The names under which clients reach the server, beside `localhost` and addresses. A browser that a foreign page has sent here by
 /// a name of its own (DNS rebinding) gives that name, and gets nothing.
@@ -45,6 +52,8 @@ pub(in crate::rpc::server) struct HttpPool {
 struct PoolState {
     connections: HashMap<u64, HttpConnection>,
     next_key: u64,
+    /// When all requests so far are done, if each took [`SPACING`].
+    paced_until: Option<Instant>,
 }
 
 /// A connection. It gives way to a new one if it waits for a request.
@@ -104,6 +113,13 @@ impl HttpPool {
     }
 }
 
+/// How long a request has to wait that arrives now: the generic cell rate algorithm.
+fn pause(paced_until: &mut Option<Instant>, now: Instant) -> Duration {
+    let end = paced_until.unwrap_or(now).max(now) + SPACING;
+    *paced_until = Some(end);
+    (end - now).saturating_sub(BURST * SPACING)
+}
+
 /// The address whose connections are limited; `None`: loopback.
 fn limited_address(peer: PeerAddr) -> Option<IpAddr> {
     match peer.ip()?.to_canonical() {
@@ -114,6 +130,11 @@ fn limited_address(peer: PeerAddr) -> Option<IpAddr> {
 }
 
 impl HttpPermit {
+    /// How long the next request has to wait for its turn.
+    pub(super) fn pause(&self) -> Duration {
+        pause(&mut lock(&self.state).paced_until, Instant::now())
+    }
+
     /// A request is served until the guard is dropped.
     pub(super) fn begin_request(&self) -> RequestGuard<'_> {
         self.set_serving(true);
@@ -183,6 +204,18 @@ mod tests {
         drop(new);
         drop(all);
         assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn requests_beyond_a_burst_are_spaced() {
+        let (now, mut until) = (Instant::now(), None);
+        assert!((0..BURST).all(|_| pause(&mut until, now).is_zero()));
+        assert_eq!([(); 3].map(|()| pause(&mut until, now)), [1, 2, 3].map(|n| n * SPACING));
+        // One that waited for the third turn is on time then.
+        assert_eq!(pause(&mut until, now + 3 * SPACING), SPACING);
+        let later = now + 2 * BURST * SPACING;
+        assert!((0..BURST).all(|_| pause(&mut until, later).is_zero()));
+        assert_eq!(pause(&mut until, later), SPACING);
     }
 
     #[test]

@@ -1,0 +1,252 @@
+//! `rpc-server doctor`: checks this machine and servers, and says what is wrong and which command mends it. `machine` and `server`
+//! make the findings, `report` prints them.
+
+mod machine;
+mod report;
+mod server;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use fanout::cpu::{CpuDevice, MathMode};
+use fanout::device::{Device, DeviceError, MemoryBudget};
+use fanout::rpc::client::{Options, endpoint_with_port};
+use fanout::rpc::keys::{Certificate, PublicKey, SecretKey};
+use fanout::rpc::wire::DEFAULT_PORT;
+use fanout::self_test::{Verdict, cases, check};
+
+use super::{VERSION, fail, usage};
+use report::{Finding, Report};
+
+/// Memory of a self-test: its cases run one by one, and each takes a few megabytes.
+const TEST_MEMORY: u64 = 64 << 20;
+
+/// Time limit of one case of a self-test. The first one on a GPU waits for the driver to compile kernels.
+const CASE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How many cases a finding lists by name.
+const MAX_NAMES: usize = 8;
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Servers to check besides this machine: `HOST[:PORT]`, with `=KEY` behind it for the public key of a server with keys
+    /// [default: the server of this machine on port 50052, if one answers].
+    #[arg(value_name = "SERVER")]
+    servers: Vec<CheckedServer>,
+
+    /// File with the secret key that is proved to servers with `=KEY`. With --cert: the key of that certificate.
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
+    /// File with the certificate that is proved to servers, instead of a key (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"])]
+    cert: Option<PathBuf>,
+
+    /// File with the certificates of its CA (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    ca: Option<PathBuf>,
+
+    /// Run ops also on servers without fanout's extension. llama.cpp's servers abort on ops that their version lacks, and end the
+    /// sessions of all their clients with that.
+    #[arg(long)]
+    self_test: bool,
+
+    /// Print the findings as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A server to check.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CheckedServer {
+    endpoint: String,
+    key: Option<PublicKey>,
+}
+
+impl FromStr for CheckedServer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CheckedServer, String> {
+        let (address, key) = match text.split_once('=') {
+            Some((address, key)) => (address, Some(key.parse().map_err(|e| format!("{e}"))?)),
+            None => (text, None),
+        };
+        let wrong = || format!("expected a server, such as gpu-1, 10.0.0.5:50052 or [fd00::5]:50052, got {address:?}");
+        Ok(CheckedServer { endpoint: endpoint_with_port(address).ok_or_else(wrong)?, key })
+    }
+}
+
+/// Checks this machine and the servers. Success if nothing is wrong; warnings are not counted.
+pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
+    let credentials = match Credentials::read(args) {
+        Ok(credentials) => credentials,
+        Err(e) => return fail(&e),
+    };
+    if let Some(server) = args.servers.iter().find(|server| server.key.is_some() != credentials.key.is_some()) {
+        let endpoint = &server.endpoint;
+        usage(&match server.key {
+            Some(_) => {
+                format!("{endpoint} has a key: give this client's with --key FILE (`rpc-server keygen FILE` makes one)")
+            }
+            None => format!("--key: give the key of {endpoint} behind its address, as in {endpoint}=ed25519:…"),
+        });
+    }
+    let reference = match Reference::new() {
+        Ok(reference) => reference,
+        Err(e) => return fail(&format!("cannot start a CPU device, with which others are compared: {e}")),
+    };
+    let mut report = Report::new(args.json);
+    let local_server = machine::check(&mut report, &reference);
+    // Only a server without keys can be asked without them.
+    let default = CheckedServer { endpoint: format!("127.0.0.1:{DEFAULT_PORT}"), key: None };
+    let default = (local_server && args.servers.is_empty() && credentials.is_empty()).then_some(default);
+    for target in args.servers.iter().chain(&default) {
+        server::check(&mut report, target, credentials.options(target), args.self_test, &reference);
+    }
+    report.finish()
+}
+
+/// What this client proves to servers.
+struct Credentials {
+    key: Option<SecretKey>,
+    certificate: Option<Certificate>,
+}
+
+impl Credentials {
+    fn read(args: &DoctorArgs) -> Result<Credentials, Box<dyn std::error::Error>> {
+        if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
+            return Ok(Credentials { key: None, certificate: Some(Certificate::read_files(cert, key, ca)?) });
+        }
+        Ok(Credentials { key: args.key.as_deref().map(SecretKey::read_file).transpose()?, certificate: None })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.key.is_none() && self.certificate.is_none()
+    }
+
+    fn options(&self, server: &CheckedServer) -> Options {
+        Options::default()
+            .with_server_keys(server.key.into_iter().collect())
+            .with_key(self.key.clone())
+            .with_certificate(self.certificate.clone())
+    }
+}
+
+/// The device with whose results others are compared: this machine's CPU, with exact arithmetic.
+pub(crate) struct Reference {
+    device: Arc<dyn Device>,
+    budget: Arc<MemoryBudget>,
+}
+
+impl Reference {
+    fn new() -> io::Result<Reference> {
+        let threads = available_parallelism().map_or(1, |threads| threads.get().min(8));
+        let device = CpuDevice::new("CPU", threads, MathMode::Exact, TEST_MEMORY)?;
+        Ok(Reference { device, budget: MemoryBudget::new(TEST_MEMORY) })
+    }
+
+    /// Runs the cases of every op on `device`, one by one, and reports whether the results are those of this device.
+    fn self_test(&self, name: &str, device: &Arc<dyn Device>) -> Finding {
+        const CHECK: &str = "self-test";
+        let cases = match cases() {
+            Ok(cases) => cases,
+            Err(e) => return Finding::problem(CHECK, format!("{name}: no cases: {e}"), "report this bug of fanout"),
+        };
+        let (mut passed, mut differing, mut unsupported) = (0, Vec::new(), Vec::new());
+        let began = Instant::now();
+        for case in &cases {
+            match check(case, &**device, &*self.device, &self.budget, Instant::now() + CASE_TIMEOUT) {
+                Ok(Verdict::Same { .. }) => passed += 1,
+                Ok(Verdict::Unsupported { .. }) => unsupported.push(case.name()),
+                Ok(Verdict::Differs { nmse, bound }) => {
+                    differing.push(format!("{} (error {nmse:.1e}, allowed {bound:.1e})", case.name()));
+                }
+                Ok(Verdict::StrayWrite { offset }) => {
+                    differing.push(format!("{} (changed byte {offset}, which is not its own)", case.name()));
+                }
+                Err(e) => {
+                    let message = format!("{name}: {} failed after {passed} good cases: {e}", case.name());
+                    return Finding::problem(CHECK, message, failure_remedy(&e)).with("passed", passed as f64);
+                }
+            }
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        let not_run = match unsupported.len() {
+            0 => String::new(),
+            count => format!("; {count} not run by this device: {}", names(&unsupported)),
+        };
+        let finding = if differing.is_empty() && passed > 0 {
+            Finding::ok(
+                CHECK,
+                format!("{name}: {passed} cases agree with exact arithmetic, in {seconds:.1} s{not_run}"),
+            )
+        } else if differing.is_empty() {
+            Finding::problem(CHECK, format!("{name}: runs no op"), "update the server, or use another device")
+        } else {
+            let wrong: Vec<&str> = differing.iter().map(String::as_str).collect();
+            let message =
+                format!("{name}: {} of {} cases are wrong: {}{not_run}", wrong.len(), cases.len(), names(&wrong));
+            let remedy = "do not use this device; check its memory and cooling, update its driver, and if the error stays \
+                          report it with the output of rpc-server doctor --json";
+            Finding::problem(CHECK, message, remedy)
+        };
+        let counts = [("passed", passed as f64), ("differing", differing.len() as f64)];
+        counts.into_iter().fold(finding, |finding, (name, value)| finding.with(name, value)).with("seconds", seconds)
+    }
+}
+
+/// The first names of a list.
+fn names(all: &[&str]) -> String {
+    let listed = all.get(..MAX_NAMES).unwrap_or(all).join(", ");
+    match all.len().saturating_sub(MAX_NAMES) {
+        0 => listed,
+        more => format!("{listed} and {more} more"),
+    }
+}
+
+/// What to do when a device fails.
+fn failure_remedy(e: &DeviceError) -> &'static str {
+    match e {
+        DeviceError::OutOfMemory { .. } => {
+            "wait until other clients of the device have ended, or limit theirs with --max-memory"
+        }
+        DeviceError::ConnectionLost { .. } => "look into the server's log (journalctl -u rpc-server) for the reason",
+        DeviceError::Deadline(_) => "the device is busy or hangs: look at rpc-server --status, and restart the server",
+        DeviceError::Lost { .. } => "restart the server; if it happens again, check the GPU with nvidia-smi and dmesg",
+        _ => "update the driver; if the error stays, report it with the output of rpc-server doctor --json",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_a_port_and_may_have_a_key() {
+        let key = SecretKey::generate().expect("random bytes").public_key();
+        for (text, endpoint, with_key) in [
+            ("gpu-1".to_owned(), "gpu-1:50052", false),
+            ("10.0.0.5:50060".to_owned(), "10.0.0.5:50060", false),
+            (format!("gpu-1={key}"), "gpu-1:50052", true),
+            (format!("[fd00::5]:50053={key}"), "[fd00::5]:50053", true),
+        ] {
+            let want = CheckedServer { endpoint: endpoint.to_owned(), key: with_key.then_some(key) };
+            assert_eq!(text.parse(), Ok(want), "{text}");
+        }
+        for text in ["", "50052", "a:b:c", "gpu-1:70000", "gpu-1=", "gpu-1=ed25519:x", "http://gpu-1"] {
+            assert!(text.parse::<CheckedServer>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn lists_of_names_are_short() {
+        assert_eq!(names(&["a", "b"]), "a, b");
+        assert_eq!(names(&["x"; 10]), format!("{} and 2 more", ["x"; 8].join(", ")));
+    }
+}

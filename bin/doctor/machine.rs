@@ -1,0 +1,285 @@
+//! The findings of `rpc-server doctor` about this machine. What the system tells in files is read by functions of their texts, so
+//! that tests cover systems that this one is not.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, SystemTime};
+
+use fanout::device::DeviceKind;
+use fanout::registry::{DeviceEntry, Options, Registry};
+use fanout::rpc::wire::DEFAULT_PORT;
+
+use super::Reference;
+use super::report::{Finding, Report};
+
+/// Free memory below which hardly any model fits.
+const LITTLE_MEMORY: u64 = 2 << 30;
+
+/// Open files of a server with the default of --max-connections.
+const OPEN_FILES: u64 = 1024 + 256;
+
+/// Threads of a server with many clients: two for each connection, one for each queue, and those of devices.
+const THREADS: u64 = 4096;
+
+/// Mappings of a server with the default of --max-large-buffers, and those of its libraries and threads.
+const MAPPINGS: u64 = 4096 + 3 * THREADS;
+
+/// Seconds from 1970 to 2026: this program did not exist before.
+const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
+
+/// Checks this machine. Returns whether something listens on the default port.
+pub(super) fn check(report: &mut Report, reference: &Reference) -> bool {
+    report.begin("this machine");
+    let registry = Registry::detect();
+    report.add(processor(&registry));
+    memory(&registry).into_iter().for_each(|finding| report.add(finding));
+    gpus(&registry, has_nvidia_gpu()).into_iter().for_each(|finding| report.add(finding));
+    let text = |path: &str| fs::read_to_string(path).ok();
+    let from_files = [
+        text("/sys/kernel/mm/transparent_hugepage/enabled").map(|modes| huge_pages(&modes)),
+        open_files(),
+        text("/proc/self/cgroup").and_then(|groups| threads(&groups, &text)),
+        text("/proc/sys/vm/max_map_count").and_then(|count| mappings(&count)),
+        text("/sys/kernel/security/lsm").map(|modules| landlock(&modules)),
+        text("/sys/devices/system/clocksource/clocksource0/current_clocksource").map(|source| clock_source(&source)),
+    ];
+    from_files.into_iter().flatten().for_each(|finding| report.add(finding));
+    report.add(time(SystemTime::now()));
+    let (in_use, finding) = port();
+    report.add(finding);
+    for entry in registry.entries().iter().filter(|entry| entry.unusable.is_none()) {
+        report.add(match entry.open(&Options::default()) {
+            Ok(device) => reference.self_test(&entry.name, &device),
+            Err(e) => Finding::problem("self-test", format!("{} cannot be opened: {e}", entry.name), "see the error"),
+        });
+    }
+    in_use
+}
+
+fn processor(registry: &Registry) -> Finding {
+    const CHECK: &str = "processor";
+    let description = registry.by_kind(DeviceKind::Cpu).next().map_or("", |entry| &entry.description);
+    #[cfg(target_arch = "x86_64")]
+    if !(std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")) {
+        let remedy =
+            "in a virtual machine, pass on the host's processor (-cpu host); otherwise use a processor since 2013";
+        return Finding::warning(
+            CHECK,
+            format!("{description}: without AVX2, the CPU computes by slow portable code"),
+            remedy,
+        );
+    }
+    Finding::ok(CHECK, description)
+}
+
+fn memory(registry: &Registry) -> Option<Finding> {
+    let free = registry.by_kind(DeviceKind::Cpu).next()?.free_memory().ok()?;
+    let message = format!("{} MiB free", free >> 20);
+    let finding = if free < LITTLE_MEMORY {
+        Finding::warning("memory", message, "end other programs, or raise the memory limit of this container")
+    } else {
+        Finding::ok("memory", message)
+    };
+    Some(finding.with("free", free as f64))
+}
+
+/// The GPUs, or why there is none. `has_card`: whether the machine has one of NVIDIA, used or not.
+fn gpus(registry: &Registry, has_card: bool) -> Vec<Finding> {
+    const CHECK: &str = "GPU";
+    let found = |entry: &DeviceEntry| match &entry.unusable {
+        None => Finding::ok(CHECK, format!("{}: {}", entry.name, entry.description)),
+        Some(why) => {
+            let message = format!("{}: {}; not usable: {why}", entry.name, entry.description);
+            Finding::problem(CHECK, message, "mend that, or leave it out with --device")
+        }
+    };
+    let findings: Vec<_> = registry.by_kind(DeviceKind::Gpu).map(found).collect();
+    match registry.no_gpu_reason() {
+        Some(why) if findings.is_empty() => vec![no_gpu(why, has_card)],
+        _ => findings,
+    }
+}
+
+fn no_gpu(why: &str, has_card: bool) -> Finding {
+    if has_card {
+        let remedy = "nvidia-smi shows whether the driver works; rpc-server needs version 525 or later";
+        return Finding::problem("GPU", format!("this machine has an NVIDIA GPU that cannot be used: {why}"), remedy);
+    }
+    Finding::ok("GPU", format!("none, the CPU is served ({why})"))
+}
+
+/// Whether the PCI bus has a display or compute device of NVIDIA.
+fn has_nvidia_gpu() -> bool {
+    let Ok(devices) = fs::read_dir("/sys/bus/pci/devices") else { return false };
+    devices.flatten().any(|device| {
+        let field = |name: &str| fs::read_to_string(device.path().join(name)).unwrap_or_default();
+        is_nvidia_gpu(&field("vendor"), &field("class"))
+    })
+}
+
+/// By the files `vendor` and `class` of a PCI device. Class 3: displays, which includes GPUs without one.
+fn is_nvidia_gpu(vendor: &str, class: &str) -> bool {
+    vendor.trim() == "0x10de" && class.trim().starts_with("0x03")
+}
+
+fn huge_pages(modes: &str) -> Finding {
+    if modes.contains("[never]") {
+        let message = "switched off: in virtual machines, products of large matrices then take longer";
+        let remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled";
+        return Finding::warning("huge pages", message, remedy);
+    }
+    let mode = modes.split(['[', ']']).nth(1).unwrap_or(modes.trim());
+    Finding::ok("huge pages", format!("allowed ({mode})"))
+}
+
+#[cfg(unix)]
+fn open_files() -> Option<Finding> {
+    use rustix::process::{Resource, getrlimit};
+    Some(open_files_finding(getrlimit(Resource::Nofile).maximum))
+}
+
+#[cfg(not(unix))]
+fn open_files() -> Option<Finding> {
+    None
+}
+
+fn open_files_finding(hard: Option<u64>) -> Finding {
+    const CHECK: &str = "open files";
+    match hard {
+        Some(hard) if hard < OPEN_FILES => {
+            let message = format!("at most {hard}: too few for 1024 clients");
+            let remedy = "ulimit -Hn 65536, or LimitNOFILE=65536 of the service; or serve fewer with --max-connections";
+            Finding::warning(CHECK, message, remedy)
+        }
+        Some(hard) => Finding::ok(CHECK, format!("up to {hard}")),
+        None => Finding::ok(CHECK, "no limit"),
+    }
+}
+
+/// By `/proc/self/cgroup`: the limit of processes and threads of the control group (version 2).
+fn threads(groups: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Finding> {
+    const CHECK: &str = "threads";
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let limit = read(&format!("/sys/fs/cgroup{}/pids.max", group.trim_end_matches('/')))?;
+    Some(match limit.trim().parse::<u64>() {
+        Ok(limit) if limit < THREADS => {
+            let message = format!("at most {limit} in this control group: too few for many clients");
+            let remedy = "TasksMax=8192 of the service, or --pids-limit 8192 of the container";
+            Finding::warning(CHECK, message, remedy)
+        }
+        Ok(limit) => Finding::ok(CHECK, format!("up to {limit} in this control group")),
+        // `max`.
+        Err(_) => Finding::ok(CHECK, "no limit of the control group"),
+    })
+}
+
+/// By `/proc/sys/vm/max_map_count`.
+fn mappings(count: &str) -> Option<Finding> {
+    let count: u64 = count.trim().parse().ok()?;
+    Some(if count < MAPPINGS {
+        let message = format!("at most {count} of a process: too few for 4096 large buffers and many threads");
+        Finding::warning("memory mappings", message, "sudo sysctl vm.max_map_count=65530, or lower --max-large-buffers")
+    } else {
+        Finding::ok("memory mappings", format!("up to {count}"))
+    })
+}
+
+/// By the list of the kernel's security modules.
+fn landlock(modules: &str) -> Finding {
+    const CHECK: &str = "sandbox";
+    if modules.trim().split(',').any(|module| module == "landlock") {
+        return Finding::ok(CHECK, "Landlock is on: a server that was taken over cannot open files");
+    }
+    let message = "the kernel does not use Landlock: --sandbox does not restrict access to files";
+    Finding::warning(CHECK, message, format!("add lsm=landlock,{} to the kernel's command line", modules.trim()))
+}
+
+fn clock_source(source: &str) -> Finding {
+    const CHECK: &str = "clock source";
+    let source = source.trim();
+    if matches!(source, "hpet" | "acpi_pm" | "pit" | "jiffies") {
+        let message = format!(
+            "{source}: each look at the clock takes a microsecond and more, and every node of a graph has some"
+        );
+        let remedy = "dmesg | grep -i tsc tells why the processor's counter is not used; in a virtual machine choose kvm-clock \
+                      or tsc";
+        return Finding::warning(CHECK, message, remedy);
+    }
+    Finding::ok(CHECK, source)
+}
+
+fn time(now: SystemTime) -> Finding {
+    if now < SystemTime::UNIX_EPOCH + EARLIEST {
+        let message = "before 2026: certificates seem not to be valid yet, and the times in logs are wrong";
+        return Finding::problem("clock", message, "sudo timedatectl set-ntp true");
+    }
+    Finding::ok("clock", "plausible")
+}
+
+/// Whether something listens on the default port, and the finding about that.
+fn port() -> (bool, Finding) {
+    const CHECK: &str = "port";
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, DEFAULT_PORT)) {
+        Ok(_) => (false, Finding::ok(CHECK, format!("{DEFAULT_PORT} is free"))),
+        Err(e) if e.kind() == ErrorKind::AddrInUse => {
+            (true, Finding::ok(CHECK, format!("{DEFAULT_PORT} is in use, see below who answers")))
+        }
+        Err(e) => {
+            let remedy = "look for a sandbox, container or firewall that forbids listening";
+            (false, Finding::problem(CHECK, format!("{DEFAULT_PORT} cannot be used: {e}"), remedy))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each check with a good and a bad system.
+    #[test]
+    fn texts_of_the_system_become_findings() {
+        let file = |limit: &'static str| {
+            move |path: &str| (path == "/sys/fs/cgroup/a.service/pids.max").then(|| limit.to_owned())
+        };
+        let threads = |limit| threads("1:cpu:/\n0::/a.service\n", &file(limit)).expect("a finding");
+        let mappings = |count| mappings(count).expect("a finding");
+        for (finding, is_ok, text) in [
+            (huge_pages("always [madvise] never\n"), true, "madvise"),
+            (huge_pages("always madvise [never]\n"), false, "switched off"),
+            (open_files_finding(None), true, "no limit"),
+            (open_files_finding(Some(1280)), true, "1280"),
+            (open_files_finding(Some(1279)), false, "1279"),
+            (threads("max\n"), true, "no limit"),
+            (threads("4096\n"), true, "4096"),
+            (threads("512\n"), false, "512"),
+            (mappings("65530\n"), true, "65530"),
+            (mappings("8192\n"), false, "8192"),
+            (landlock("lockdown,capability,landlock,yama\n"), true, "on"),
+            (landlock("lockdown,capability,yama"), false, "Landlock"),
+            (clock_source("tsc\n"), true, "tsc"),
+            (clock_source("hpet\n"), false, "hpet"),
+            (time(SystemTime::now()), true, "plausible"),
+            (time(SystemTime::UNIX_EPOCH), false, "2026"),
+            (no_gpu("no driver", false), true, "no driver"),
+            (no_gpu("no driver", true), false, "no driver"),
+        ] {
+            assert_eq!(finding.is_ok(), is_ok, "{finding:?}");
+            assert!(finding.message().contains(text), "{finding:?}");
+        }
+        assert_eq!(super::threads("1:cpu:/\n", &file("1")), None, "only version 1 of control groups");
+    }
+
+    #[test]
+    fn gpus_of_nvidia_are_known_by_the_bus() {
+        for (vendor, class, want) in [
+            ("0x10de\n", "0x030000\n", true),
+            ("0x10de\n", "0x030200\n", true),
+            // The sound device of a GPU, and a GPU of another maker.
+            ("0x10de\n", "0x040300\n", false),
+            ("0x1002\n", "0x030000\n", false),
+        ] {
+            assert_eq!(is_nvidia_gpu(vendor, class), want, "{vendor} {class}");
+        }
+    }
+}
