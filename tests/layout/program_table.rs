@@ -8,7 +8,9 @@ pub(crate) const PROGRAMS: &[Layer] = &[
     layer(
         "bin",
         &[
+            "io_hint",
             "log_level",
+            "printable",
             "device",
             "rpc::keys",
             "rpc::wire",
@@ -24,7 +26,9 @@ pub(crate) const PROGRAMS: &[Layer] = &[
     layer(
         "examples/generate",
         &[
+            "io_hint",
             "log_level",
+            "printable",
             "tensor",
             "gguf",
             "ops",
