@@ -1,6 +1,5 @@
 //! The options of keys and certificates, and `rpc-server keygen`.
 
-use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -8,7 +7,7 @@ use fanout::rpc::client::Options as ClientOptions;
 use fanout::rpc::keys::{Certificate, KeyFileError, SecretKey};
 use fanout::rpc::server::ListenAddress;
 
-use super::{Args, fail, print_or_fail};
+use super::{Args, fail, print_or_fail, usage};
 
 /// Checks the options of keys that depend on each other.
 pub(crate) fn check_options(args: &Args) -> Result<(), String> {
@@ -53,12 +52,12 @@ fn new_key(file: &Path) -> Result<SecretKey, KeyFileError> {
 }
 
 /// The keys of `--status`, or its certificate.
-pub(crate) fn status_options(args: &Args) -> Result<ClientOptions, Box<dyn Error>> {
+pub(crate) fn status_options(args: &Args) -> Result<ClientOptions, KeyFileError> {
     if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
         return Ok(ClientOptions::default().with_certificate(Some(Certificate::read_files(cert, key, ca)?)));
     }
     if args.key.is_some() {
-        return Err("--status: give --client-key and --server-key, or --cert, --key and --ca".into());
+        usage("--status: --key is the key of a server: give --client-key and --server-key, or --cert, --key and --ca");
     }
     let key = args.client_key.as_deref().map(SecretKey::read_file).transpose()?;
     Ok(ClientOptions::default().with_key(key).with_server_keys(args.server_key.into_iter().collect()))

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_complete::aot::{Shell, generate_to};
 use clap_mangen::roff::{Roff, roman};
+use fanout::io_hint::io_hint;
 
 use super::{AFTER_HELP, Args, fail, print_or_fail};
 
@@ -19,7 +20,7 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 pub(crate) fn run(folder: &Path) -> ExitCode {
     match write(folder) {
         Ok(()) => print_or_fail(&usage_of_files(folder), ExitCode::SUCCESS),
-        Err(e) => fail(&format!("cannot write to {}: {e}", folder.display())),
+        Err(e) => fail(&format!("cannot write to {}: {e}{}", folder.display(), io_hint(&e))),
     }
 }
 

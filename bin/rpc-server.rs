@@ -39,6 +39,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
+use fanout::io_hint::io_hint;
 use fanout::log_level::parse_log_level;
 use fanout::registry::{Registry, parse_nonzero_bytes};
 use fanout::rpc::keys::PublicKey;
@@ -48,7 +49,7 @@ use log::LevelFilter;
 use log_format::LogFormat;
 use sandbox::SandboxMode;
 use serve::Role;
-use values::{at_least_a_second, message_size, seconds, seconds_or_none};
+use values::{at_least_a_second, message_size, port, seconds, seconds_or_none};
 
 /// Version of the crate, with the revision of its sources if it is known.
 const VERSION: &str = fanout::VERSION;
@@ -115,7 +116,7 @@ struct Args {
     host: Option<String>,
 
     /// Port to listen on; 0 for any free port [default: 50052].
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = port)]
     port: Option<u16>,
 
     /// Address to listen on, and the version of the protocol for its clients; may be given several times. Without HOST,
@@ -308,7 +309,7 @@ struct Args {
 
     /// Grace period in seconds after SIGTERM or SIGINT: the server accepts no more clients, but serves the connected ones
     /// for up to this time. A second signal ends it at once.
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds_or_none, allow_negative_numbers = true)]
     drain: Duration,
 
     /// Serve in this process. Without this option (on Unix), a supervisor holds the listening sockets and starts a worker
@@ -454,7 +455,7 @@ fn print(text: &str) -> io::Result<()> {
 fn print_or_fail(text: &str, code: ExitCode) -> ExitCode {
     match print(text) {
         Ok(()) => code,
-        Err(e) => fail(&format!("cannot write to standard output: {e}")),
+        Err(e) => fail(&format!("cannot write to standard output: {e}{}", io_hint(&e))),
     }
 }
 

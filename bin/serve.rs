@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -152,10 +151,7 @@ fn serve(
         Role::Alone(_) => {
             let addresses: Vec<_> =
                 server.listeners().iter().filter(|of| !of.versions.is_empty()).map(|of| of.addr).collect();
-            let write = |folder: &PathBuf| {
-                Announcement::write(folder, &addresses).map_err(|e| format!("--announce {}: {e}", folder.display()))
-            };
-            announcement = args.announce.as_ref().map(write).transpose()?;
+            announcement = args.announce.as_ref().map(|folder| Announcement::write(folder, &addresses)).transpose()?;
         }
     }
     // The reader of the first worker's standard output may have closed it since.
@@ -246,6 +242,12 @@ fn banner(
             }
         }
         writeln!(text, "{}", keys.allowed().map_or("all of the CA".to_owned(), |count| count.to_string()))?;
+        if keys.allowed() == Some(0) {
+            writeln!(
+                text,
+                "WARNING: no client can connect, because --allow-keys lists none: add them, and send SIGHUP."
+            )?;
+        }
     }
     let is_exposed = |listener: &&ListenerInfo| {
         !listener.tls && !listener.versions.is_empty() && !listener.addr.ip().to_canonical().is_loopback()

@@ -18,6 +18,10 @@ use rustix::net::getsockname;
 /// The first descriptor; 0 to 2 are the standard streams.
 const FIRST: RawFd = 3;
 
+/// What to do about variables that no service manager would set.
+const BY_MANAGER: &str =
+    "; a service manager sets these variables, for a socket unit with ListenStream=: unset them otherwise";
+
 /// Takes the sockets for `addresses`; `None` if the environment announces none to this process.
 ///
 /// Must be called once, before this process opens a file: until then, every open descriptor from 3 on is the parent's.
@@ -41,14 +45,15 @@ pub(crate) fn take(addresses: &[ListenAddress]) -> Result<Option<Vec<BoundSocket
 /// The number of sockets that the variables announce to the process `own`.
 fn announced(pid: Option<OsString>, count: Option<OsString>, own: u32) -> Result<Option<usize>, String> {
     let Some(pid) = pid else { return Ok(None) };
-    let for_process: u32 = number(&pid).ok_or_else(|| format!("LISTEN_PID={}: not a process number", pid.display()))?;
+    let for_process: u32 =
+        number(&pid).ok_or_else(|| format!("LISTEN_PID={}: not a process number{BY_MANAGER}", pid.display()))?;
     if for_process != own {
         return Ok(None);
     }
-    let count = count.ok_or("LISTEN_PID is set, but not LISTEN_FDS")?;
+    let count = count.ok_or_else(|| format!("LISTEN_PID is set, but not LISTEN_FDS{BY_MANAGER}"))?;
     match number(&count) {
         Some(sockets) if sockets > 0 => Ok(Some(sockets)),
-        _ => Err(format!("LISTEN_FDS={}: not a number of sockets", count.display())),
+        _ => Err(format!("LISTEN_FDS={}: not a number of sockets{BY_MANAGER}", count.display())),
     }
 }
 
@@ -59,7 +64,7 @@ fn number<T: std::str::FromStr>(text: &OsStr) -> Option<T> {
 /// Takes the descriptor `number` as the socket of `address`.
 fn take_one(number: RawFd, address: &ListenAddress) -> Result<BoundSocket, String> {
     let socket = own_descriptor(number).and_then(BoundSocket::try_from);
-    let socket = socket.map_err(|e| format!("descriptor {number} of LISTEN_FDS: {e}"))?;
+    let socket = socket.map_err(|e| format!("descriptor {number} of LISTEN_FDS: {e}{BY_MANAGER}"))?;
     let local = getsockname(&socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
     match local {
         Some(local) if [0, local.port()].contains(&address.port()) => Ok(socket),
@@ -108,7 +113,8 @@ mod tests {
             (Some("seven"), Some("1"), Err("LISTEN_PID=seven: not a process number")),
         ] {
             let found = announced(pid.map(OsString::from), count.map(OsString::from), 7);
-            assert_eq!(found, expected.map_err(str::to_owned), "{pid:?}, {count:?}");
+            let expected = expected.map_err(|start| format!("{start}{BY_MANAGER}"));
+            assert_eq!(found, expected, "{pid:?}, {count:?}");
         }
     }
 }

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use fanout::printable::printable_line;
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
-use fanout::rpc::server::breaks_lines;
 use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
 use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
 
@@ -28,6 +28,7 @@ pub(crate) fn print(endpoint: &str, options: Options, as_json: bool) -> ExitCode
     }
     match result.recv_timeout(DEADLINE) {
         Ok(Ok(text)) => super::print_or_fail(&text, ExitCode::SUCCESS),
+        Ok(Err(e @ ConnectError::Name(_))) => super::usage(&format!("--status: {e}")),
         Ok(Err(e)) => {
             let state = match &e {
                 ConnectError::Full { .. } => "full",
@@ -127,20 +128,7 @@ fn describe(name: &str, protocol: &str, status: &ServerStatus, server: Option<&H
         }));
         lines.extend(server.limits.iter().map(|(name, value)| format!("limit: {name}: {value}")));
     }
-    lines.iter().map(|line| format!("{}\n", printable(line))).collect()
-}
-
-/// A line of texts from another machine, without characters that control the terminal.
-pub(crate) fn printable(line: &str) -> String {
-    let mut text = String::new();
-    for c in line.chars() {
-        if breaks_lines(c) {
-            text.extend(c.escape_default());
-        } else {
-            text.push(c);
-        }
-    }
-    text
+    lines.iter().map(|line| format!("{}\n", printable_line(line))).collect()
 }
 
 fn device_line(device: &DeviceStatus) -> String {
@@ -201,11 +189,6 @@ fn time(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn texts_of_other_machines_control_no_terminal() {
-        assert_eq!(printable("a\u{1b}[2Jb\nc\u{9b}\u{202e} é"), "a\\u{1b}[2Jb\\nc\\u{9b}\\u{202e} é");
-    }
 
     #[test]
     fn sizes_and_times_are_short() {

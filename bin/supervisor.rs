@@ -5,6 +5,7 @@
 //! a worker with the thread that has forked it. A second thread writes the log (`log_writer.rs`). As process 1 of a container
 //! the supervisor also reaps orphans, since it waits for any child.
 
+use std::error::Error;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use fanout::io_hint::io_hint;
 use fanout::rpc::server::{BindError, BoundSocket, ListenAddress};
 use log::{debug, error, info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -67,7 +69,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
     });
     match supervisor.and_then(Supervisor::run) {
         Ok(code) => ExitCode::from(code),
-        Err(e) => fail(&format!("supervisor: {e}")),
+        Err(e) => fail(&format!("supervisor: {e}{}", io_hint(&e))),
     }
 }
 
@@ -204,7 +206,10 @@ impl Supervisor {
             }
             Err(e) => {
                 let proc = if cfg!(target_os = "linux") { ", which needs /proc" } else { "" };
-                Err(io::Error::new(e.kind(), format!("cannot start a worker{proc}: {e} (see --no-supervise)")))
+                Err(io::Error::new(
+                    e.kind(),
+                    format!("cannot start a worker{proc}: {e}{} (see --no-supervise)", io_hint(&e)),
+                ))
             }
         }
     }
@@ -324,16 +329,15 @@ impl Supervisor {
     }
 
     /// Announces the addresses, when the first worker serves and there is a folder for it.
-    fn write_announcement(&mut self) -> Result<(), String> {
+    fn write_announcement(&mut self) -> Result<(), Box<dyn Error>> {
         let (Some(folder), None, Some(sockets)) = (&self.announce, &self.announcement, &self.sockets) else {
             return Ok(());
         };
         let address = |socket| io::Result::Ok(SocketAddr::try_from(getsockname(socket)?)?);
         // Clients of HTTP alone are no clients of the devices.
         let served = sockets.iter().zip(&self.addresses).filter(|(_, address)| !address.is_http_only());
-        let announcement = served.map(|(socket, _)| address(socket)).collect::<io::Result<Vec<_>>>();
-        let announcement = announcement.and_then(|addresses| Announcement::write(folder, &addresses));
-        self.announcement = Some(announcement.map_err(|e| format!("--announce {}: {e}", folder.display()))?);
+        let addresses = served.map(|(socket, _)| address(socket)).collect::<io::Result<Vec<_>>>()?;
+        self.announcement = Some(Announcement::write(folder, &addresses)?);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Values of options that the command line's parser does not know: sizes of messages, and times.
+//! Values of options that the command line's parser does not know, or reports in words of its own: ports, sizes of messages, times.
 
 use std::time::Duration;
 
@@ -8,6 +8,10 @@ use fanout::rpc::server::MIN_MESSAGE;
 pub(crate) fn message_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|e| e.to_string())?;
     if bytes < MIN_MESSAGE { Err(format!("must be at least {MIN_MESSAGE} bytes")) } else { Ok(bytes) }
+}
+
+pub(crate) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "expected a port from 1 to 65535, or 0 for any free one".to_owned())
 }
 
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {

@@ -170,8 +170,10 @@ pub mod device;
 pub mod fallback;
 pub mod gguf;
 pub mod graph;
+pub mod io_hint;
 pub mod log_level;
 pub mod ops;
+pub mod printable;
 pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]
 pub mod rpc;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
+use fanout::printable::printable_line;
 use serde::Serialize;
 
-use crate::status::printable;
 use crate::{fail, print};
 
 /// How bad a finding is.
@@ -78,9 +78,9 @@ impl Finding {
             Level::Problem => "PROBLEM",
         };
         // Messages contain texts of other machines.
-        let mut text = format!("  {level:<8} {}: {}\n", self.check, printable(&self.message));
+        let mut text = format!("  {level:<8} {}: {}\n", self.check, printable_line(&self.message));
         if let Some(remedy) = &self.remedy {
-            text += &format!("           -> {}\n", printable(remedy));
+            text += &format!("           -> {}\n", printable_line(remedy));
         }
         text
     }
@@ -103,7 +103,7 @@ impl Report {
     /// The subject of the findings that follow.
     pub(super) fn begin(&mut self, subject: &str) {
         subject.clone_into(&mut self.subject);
-        self.print(&format!("{}\n", printable(subject)));
+        self.print(&format!("{}\n", printable_line(subject)));
     }
 
     pub(super) fn add(&mut self, mut finding: Finding) {

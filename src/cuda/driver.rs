@@ -68,7 +68,7 @@ pub enum CudaUnavailable {
     #[error("the CUDA driver failed to initialise: {0}; check that nvidia-smi works")]
     InitFailed(String),
     /// The driver is older than CUDA 12.0; the number is its version.
-    #[error("the CUDA driver is too old: it supports CUDA {}.{}, but 12.0 (driver 525) or later is required", .0 / 1000, .0 % 1000 / 10)]
+    #[error("the CUDA driver is too old: it supports CUDA {}.{}, but 12.0 (driver 525) or later is required: update the driver", .0 / 1000, .0 % 1000 / 10)]
     DriverTooOld(i32),
     /// The driver reports no device.
     #[error("the CUDA driver reports no device; check nvidia-smi and CUDA_VISIBLE_DEVICES")]

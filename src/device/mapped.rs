@@ -46,7 +46,7 @@ impl MappedFile {
         let path = path.as_ref().to_owned();
         // Checked before `open`, because opening a pipe blocks until a process opens it for writing.
         if !std::fs::metadata(&path)?.is_file() {
-            let text = format!("{} is not a regular file: only regular files can be mapped", path.display());
+            let text = "a folder, a device or a pipe, and only regular files can be mapped: give a file";
             return Err(Error::new(ErrorKind::InvalidInput, text));
         }
         let file = File::open(&path)?;

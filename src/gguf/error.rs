@@ -79,7 +79,9 @@ impl fmt::Display for NumberedPart {
 #[derive(Debug, Error)]
 pub enum GgufFault {
     /// The file ends before the part does.
-    #[error("needs {needed} bytes where the file has {left} left: it is truncated or damaged")]
+    #[error(
+        "needs {needed} bytes where the file has {left} left: it is truncated or damaged; download or copy it again"
+    )]
     Truncated {
         /// Size of the part in bytes.
         needed: u64,
@@ -87,7 +89,9 @@ pub enum GgufFault {
         left: usize,
     },
     /// More items than the rest of the file can hold.
-    #[error("{count} items where the rest of the file holds at most {limit}: it is truncated or damaged")]
+    #[error(
+        "{count} items where the rest of the file holds at most {limit}: it is truncated or damaged; download or copy it again"
+    )]
     ImpossibleCount {
         /// The number in the file.
         count: u64,
@@ -95,7 +99,7 @@ pub enum GgufFault {
         limit: u64,
     },
     /// More items than the limit, which no model reaches.
-    #[error("{count} items, and no model has more than {limit}: the file is damaged")]
+    #[error("{count} items, and no model has more than {limit}: the file is damaged; download or copy it again")]
     TooMany {
         /// The number in the file.
         count: usize,
@@ -106,10 +110,10 @@ pub enum GgufFault {
     #[error("expected UTF-8: {0}")]
     Utf8(Utf8Error),
     /// The file does not begin with "GGUF".
-    #[error("expected the four bytes \"GGUF\", found {0:02x?}: this is no GGUF file")]
+    #[error("expected the four bytes \"GGUF\", found {0:02x?}: this is no GGUF file; give a model in this format")]
     Magic([u8; 4]),
     /// An unsupported version of the format.
-    #[error("expected version 2 or 3, found {0}")]
+    #[error("expected version 2 or 3, found {0}; convert the model again, or use a newer release of this program")]
     Version(u32),
     /// A big-endian file.
     #[error("the file is big-endian; convert it to little-endian")]
@@ -151,7 +155,8 @@ pub enum GgufFault {
     },
     /// Tensor data that reach past the end of the file.
     #[error(
-        "{dtype} {ne:?} takes {bytes} bytes from byte {start}, but the file ends at {end}: it is truncated or damaged"
+        "{dtype} {ne:?} takes {bytes} bytes from byte {start}, but the file ends at {end}: it is truncated or damaged; \
+         download or copy it again"
     )]
     OutOfFile {
         /// Element type.

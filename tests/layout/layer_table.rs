@@ -15,7 +15,9 @@ pub(crate) const fn layer(
 /// dependencies of Cargo.toml that are not [`ALLOWED_EVERYWHERE`].
 pub(crate) const LAYERS: &[Layer] = &[
     layer("setters", &[], &[]),
+    layer("io_hint", &["io"], &[]),
     layer("log_level", &[], &[]),
+    layer("printable", &[], &[]),
     layer("size", &[], &[]),
     layer("tensor", &[], &["fastrand"]),
     layer("gguf", &["tensor", "io"], &["fastrand"]),
@@ -27,7 +29,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
     layer("rpc::status", &["serde"], &[]),
-    layer("rpc::keys", &["base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),
+    layer("rpc::keys", &["io_hint", "base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),
     layer(
         "rpc::transport",
         &["rpc::keys", "rpc::transport::tls", "rustix", "socket2", "sockets", "addresses", "io"],
@@ -81,7 +83,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("rpc::server::host_memory", &["device"], &[]),
     layer(
         "rpc::server::allowed_keys",
-        &["size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
+        &["io_hint", "size", "rpc::keys", "rpc::transport", "rpc::transport::tls", "rustls", "files", "io"],
         &[],
     ),
     layer("rpc::server::byte_semaphore", &["device", "rpc::server::host_memory"], &[]),
@@ -133,7 +135,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer(
         "rpc::server::log_limits",
-        &["rpc::transport", "rpc::server::limits", "rpc::server::tenants", "addresses"],
+        &["printable", "rpc::transport", "rpc::server::limits", "rpc::server::tenants", "addresses"],
         &["fastrand"],
     ),
     layer("rpc::server::counters", &["rpc::wire"], &[]),
@@ -175,6 +177,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::listen",
         &[
+            "io_hint",
             "rpc::transport",
             "rpc::server::allowed_keys",
             "rpc::server::ip_network",
@@ -216,6 +219,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer(
         "rpc::server::groups",
         &[
+            "printable",
             "tensor",
             "ops",
             "device",
@@ -224,7 +228,6 @@ pub(crate) const LAYERS: &[Layer] = &[
             "rpc::wire",
             "rpc::server::hangup_watch",
             "rpc::server::host_memory",
-            "rpc::server::log_limits",
             "rpc::server::peers",
             "rpc::server::peers::peer_allowlist",
         ],

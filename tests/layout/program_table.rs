@@ -8,7 +8,9 @@ pub(crate) const PROGRAMS: &[Layer] = &[
     layer(
         "bin",
         &[
+            "io_hint",
             "log_level",
+            "printable",
             "device",
             "cpu",
             "self_test",
@@ -26,7 +28,9 @@ pub(crate) const PROGRAMS: &[Layer] = &[
     layer(
         "examples/generate",
         &[
+            "io_hint",
             "log_level",
+            "printable",
             "tensor",
             "gguf",
             "ops",

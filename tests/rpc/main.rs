@@ -66,6 +66,8 @@ mod server_program_peer_keys;
 mod server_program_sandbox;
 #[cfg(target_os = "linux")]
 mod server_program_supervisor;
+#[cfg(target_os = "linux")]
+mod server_program_wrong_uses;
 mod server_states;
 mod sessions;
 mod support;

@@ -17,7 +17,7 @@
 //!
 //! Values: [`op_case`] runs a graph on any device and checks that bytes outside of its destinations do not change; [`inputs`]
 //! makes random values from a seed; [`compare`] measures errors; [`transformer`] is a model that runs on groups of devices.
-//! [`real_gpu`] is the switch between the emulated GPU and one of this machine.
+//! `wrong_uses` runs the tables of docs/troubleshooting.md. [`real_gpu`] is the switch between the emulated GPU and one of this machine.
 //!
 //! Helpers panic on errors on which a test could only fail.
 //!
@@ -38,3 +38,5 @@ pub mod real_gpu;
 pub mod recording_device;
 pub mod slow_link;
 pub mod transformer;
+#[cfg(unix)]
+pub mod wrong_uses;

@@ -45,7 +45,7 @@ pub struct Args {
     pub prompt: Option<String>,
 
     /// Token ids to continue, separated by commas, instead of text. No begin-of-text token is added.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token)]
     pub tokens: Option<Vec<u32>>,
 
     /// Reply to messages instead of continuing text: to --prompt, or without it to each line of standard input. Messages are
@@ -87,16 +87,16 @@ pub struct Args {
     pub rpc: Vec<ServerSource>,
 
     /// Keys of the servers of --rpc, separated by commas: connections use TLS, and each server must prove one of them.
-    #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key", conflicts_with = "cert")]
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', requires = "key", group = "expected")]
     pub server_key: Vec<PublicKey>,
 
-    /// File with the secret key that is proved to servers; `rpc-server keygen` writes one.
-    #[arg(long, value_name = "FILE")]
+    /// File with the secret key that is proved to servers; `rpc-server keygen` writes one. Needs --server-key or --cert.
+    #[arg(long, value_name = "FILE", requires = "expected")]
     pub key: Option<PathBuf>,
 
     /// File with the certificate (PEM) that is proved to servers, of --key: each server must prove one of the same CA, for the
     /// host by which --rpc names it.
-    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"])]
+    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"], group = "expected")]
     pub cert: Option<PathBuf>,
 
     /// File with the certificates of that CA (PEM).
@@ -277,7 +277,10 @@ pub enum ArgsError {
         vocab: usize,
     },
     /// `--ctx` is smaller than the prompt plus `--predict`.
-    #[error("--ctx {ctx} is less than {prompt} tokens of the prompt and {predict} of --predict: {needed} are needed")]
+    #[error(
+        "--ctx {ctx} is less than {prompt} tokens of the prompt and {predict} of --predict: {needed} are needed; give a larger \
+         --ctx, or a smaller --predict"
+    )]
     Context {
         /// Value of `--ctx`.
         ctx: usize,
@@ -414,6 +417,10 @@ fn split(text: &str) -> Result<Split, String> {
     };
     let shares = |group: &str| group.split(',').map(|text| number(text, "a share above 0", |x| x > 0.0)).collect();
     groups.map(shares).collect::<Result<_, _>>().map(Split::Tensor)
+}
+
+fn token(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "expected token ids such as 1,5,9".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

@@ -2,6 +2,9 @@
 //!
 //! Text appears token by token, so a message may arrive while a line of text is incomplete. It then starts on a new line. Progress
 //! bars are taken off the terminal while a message is written.
+//!
+//! Texts from outside (a model, a template, a server, an argument) do not control the terminal: messages are single lines, whose
+//! control characters are escaped, and text is escaped if standard output is a terminal.
 
 use std::fmt;
 use std::fs::File;
@@ -10,12 +13,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use fanout::io_hint::io_hint;
+use fanout::printable::{printable_line, printable_text};
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
 /// The state of the streams, which are global in a process, too.
 static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(|| {
     let shared = shown_together(&io::stdout(), &io::stderr()).unwrap_or(false);
-    Mutex::new(Streams { shared, text_in_line: false })
+    Mutex::new(Streams { shared, on_terminal: io::stdout().is_terminal(), text_in_line: false })
 });
 
 /// All progress bars. They are drawn only if standard error is a terminal.
@@ -25,6 +30,8 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(|| MultiProgress::with_draw
 struct Streams {
     /// Whether text and messages appear in one place.
     shared: bool,
+    /// Whether text appears on a terminal.
+    on_terminal: bool,
     /// Whether the last line of text is incomplete, and nothing was written behind it.
     text_in_line: bool,
 }
@@ -34,7 +41,12 @@ impl Streams {
         if let Some(last) = text.last() {
             self.text_in_line = *last != b'\n';
         }
-        out.write_all(text)
+        if self.on_terminal {
+            // Each write is a text of its own, so that no character is cut.
+            out.write_all(printable_text(&String::from_utf8_lossy(text)).as_bytes())
+        } else {
+            out.write_all(text)
+        }
     }
 
     fn write_message(&mut self, out: &mut dyn Write, message: &[u8]) -> io::Result<()> {
@@ -61,13 +73,18 @@ pub struct TextWriter;
 impl Write for TextWriter {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.write_text(&mut io::stdout(), text)?;
+        streams.write_text(&mut io::stdout(), text).map_err(output_error)?;
         Ok(text.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stdout().flush()
+        io::stdout().flush().map_err(output_error)
     }
+}
+
+/// The error of a failed write, for users.
+fn output_error(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write to standard output: {error}{}", io_hint(&error)))
 }
 
 /// Standard error, for messages: each call of `write_all` is a message of its own and must end with a line break.
@@ -88,14 +105,14 @@ impl Write for MessageWriter {
     }
 }
 
-/// Prints a message of the program. A failed write is ignored: there is no other place to report it.
+/// Prints a message of the program, as one line. A failed write is ignored: there is no other place to report it.
 pub fn message(text: impl fmt::Display) {
-    let _ = MessageWriter.write_all(format!("generate: {text}\n").as_bytes());
+    let _ = MessageWriter.write_all(format!("generate: {}\n", printable_line(&text.to_string())).as_bytes());
 }
 
 /// Prints lines that need no program name: a report, for example.
 pub fn lines(text: impl fmt::Display) {
-    let _ = MessageWriter.write_all(text.to_string().as_bytes());
+    let _ = MessageWriter.write_all(printable_text(&text.to_string()).as_bytes());
 }
 
 /// The progress bars of the process.
@@ -120,7 +137,8 @@ mod tests {
             (false, &["M lost", "M back"], "lost\nback\n"),
         ];
         for (shared, writes, expected) in cases {
-            let (mut streams, mut shown) = (Streams { shared, text_in_line: false }, Vec::new());
+            let mut streams = Streams { shared, on_terminal: false, text_in_line: false };
+            let mut shown = Vec::new();
             for write in writes {
                 match write.split_at(2) {
                     ("T ", text) => streams.write_text(&mut shown, text.as_bytes()).unwrap(),
@@ -128,6 +146,16 @@ mod tests {
                 }
             }
             assert_eq!(String::from_utf8(shown).unwrap(), expected, "{writes:?}");
+        }
+    }
+
+    #[test]
+    fn text_controls_no_terminal_and_reaches_files_unchanged() {
+        let text = "a\u{1b}[2J\tb\n";
+        for (on_terminal, expected) in [(true, "a\\u{1b}[2J\tb\n"), (false, text)] {
+            let (mut streams, mut shown) = (Streams { shared: true, on_terminal, text_in_line: false }, Vec::new());
+            streams.write_text(&mut shown, text.as_bytes()).unwrap();
+            assert_eq!((String::from_utf8(shown).unwrap().as_str(), streams.text_in_line), (expected, false));
         }
     }
 

@@ -3,12 +3,16 @@
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
-use clap::Parser;
+use anyhow::{Context, anyhow};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use env_logger::{Target, WriteStyle};
 use fanout::device::MappedFile;
 use fanout::gguf::Gguf;
-use generate::args::Args;
+use fanout::io_hint::io_hint;
+use fanout::printable::printable_line;
+use fanout::registry::RegistryError;
+use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
 use generate::summary::Summary;
@@ -19,11 +23,29 @@ fn main() -> ExitCode {
     start_log(&args);
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
+        // As the parser reports it, with exit status 2.
+        Err(e) if is_wrong_argument(&e) => {
+            Args::command().error(ErrorKind::InvalidValue, printable_line(&in_one_line(&e))).exit()
+        }
         Err(e) => {
             console::message(in_one_line(&e));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether an argument is wrong, which only the model or the list of devices has shown.
+fn is_wrong_argument(error: &anyhow::Error) -> bool {
+    let is_wrong_list = |e: &RegistryError| {
+        matches!(
+            e,
+            RegistryError::UnknownDevice { .. }
+                | RegistryError::MemorySizeCount { .. }
+                | RegistryError::MemoryOfServers
+                | RegistryError::BeyondMachine { .. }
+        )
+    };
+    error.is::<ArgsError>() || error.downcast_ref().is_some_and(is_wrong_list)
 }
 
 /// Joins an error and its causes with `: `. A cause is skipped if the text so far already contains it.
@@ -48,15 +70,20 @@ fn start_log(args: &Args) {
     };
     // A pipe, because messages share a terminal with text and with progress bars. It has no colours of its own.
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    log.format_target(false)
-        .write_style(if colour { WriteStyle::Always } else { WriteStyle::Never })
+    // The format of env_logger without the target, as lines that no name of a file or a server breaks.
+    log.format(|out, record| {
+        let (time, level) = (out.timestamp_seconds(), record.level());
+        let style = out.default_level_style(level);
+        writeln!(out, "[{time} {style}{level:<5}{style:#}] {}", printable_line(&record.args().to_string()))
+    });
+    log.write_style(if colour { WriteStyle::Always } else { WriteStyle::Never })
         .target(Target::Pipe(Box::new(MessageWriter)))
         .init();
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.model.display().to_string();
-    let file = MappedFile::open(&args.model).with_context(|| path.clone())?;
+    let file = MappedFile::open(&args.model).map_err(|e| anyhow!("{path}: {e}{}", io_hint(&e)))?;
     let gguf = Gguf::parse(file.bytes()).with_context(|| path.clone())?;
     let hparams = HParams::read(&gguf.metadata).with_context(|| path.clone())?;
     if args.info {

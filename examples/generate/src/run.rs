@@ -1,7 +1,7 @@
 //! The generation loop: evaluates a prompt, samples token by token, and writes text and the report; in a chat once per message.
 
 use crate::args::{Args, ArgsError};
-use crate::chat::{ChatTemplate, Conversation, Prompt, TEMPLATE_KEY};
+use crate::chat::{self, ChatTemplate, Conversation, Prompt, TEMPLATE_KEY};
 use crate::compare::Comparison;
 use crate::console;
 use crate::hparams::HParams;
@@ -14,6 +14,7 @@ use anyhow::{Context, anyhow};
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MappedFile};
 use fanout::gguf::Gguf;
+use fanout::io_hint::io_hint;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ fn conversation<'a>(args: &Args, gguf: &Gguf<'_>, tokenizer: &'a Tokenizer) -> a
     let text;
     let source = match &args.chat_template {
         Some(path) => {
-            text = std::fs::read_to_string(path).with_context(|| format!("--chat-template {}", path.display()))?;
+            text = chat::read_template(path).map_err(|e| anyhow!("--chat-template {}: {e}{}", path.display(), io_hint(&e)))?;
             &text
         }
         None => gguf.metadata.text(TEMPLATE_KEY)?.with_context(|| {

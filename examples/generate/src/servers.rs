@@ -6,15 +6,22 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use fanout::io_hint::io_hint;
 use fanout::rpc::client::ConnectError;
 use fanout::rpc::wire::DEFAULT_PORT;
 use thiserror::Error;
+
+/// Most entries of a folder of servers, which other users may be able to write.
+const MAX_FILES: usize = 1024;
+
+/// Longest file of a server: a line for each of its addresses.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// Where the servers of one item of `--rpc` are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +42,29 @@ pub enum ServerSource {
 /// The servers of an item of `--rpc` are not known.
 #[derive(Debug, Error)]
 pub enum ServersError {
-    /// The name has no addresses, or the folder cannot be read.
-    #[error("--rpc {origin}: {error}")]
-    Unreadable {
+    /// The name has no addresses.
+    #[error("--rpc {origin}: {error}; check the spelling of the name")]
+    Name {
         /// The item.
         origin: ServerSource,
+        /// Why.
+        error: io::Error,
+    },
+    /// The folder cannot be read.
+    #[error("--rpc {origin}: {error}{}; `rpc-server --announce` writes the folder", io_hint(error))]
+    Folder {
+        /// The item.
+        origin: ServerSource,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file of the folder cannot be read.
+    #[error("--rpc {origin}: {file}: {error}{}", io_hint(error))]
+    File {
+        /// The item.
+        origin: ServerSource,
+        /// The file's name.
+        file: String,
         /// Why.
         error: io::Error,
     },
@@ -48,14 +73,22 @@ pub enum ServersError {
         "--rpc {0}: no server has announced itself in this folder (rpc-server --announce): start the servers first"
     )]
     Empty(ServerSource),
-    /// A file of the folder does not begin with an address.
-    #[error("--rpc {origin}: the file {file} does not begin with a line host:port")]
-    NoAddress {
+    /// An entry of the folder is no file of a server: no regular file, too long, or without an address in its first line.
+    #[error(
+        "--rpc {origin}: {file} is no file of a server, whose first line is host:port: remove it, or give the servers a folder of \
+         their own (rpc-server --announce)"
+    )]
+    NotAServer {
         /// The item.
         origin: ServerSource,
         /// The file's name.
         file: String,
     },
+    /// More entries than [`MAX_FILES`].
+    #[error(
+        "--rpc {0}: the folder has more than {MAX_FILES} files: give the servers a folder of their own (rpc-server --announce)"
+    )]
+    TooManyFiles(ServerSource),
 }
 
 /// The addresses of names; tests have a resolver of their own.
@@ -118,6 +151,14 @@ fn server_address(name: &str) -> Result<String, String> {
     Ok(with_port)
 }
 
+/// The text of a file; empty if it is longer than [`MAX_FILE_BYTES`], or no text.
+fn read_start(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    bytes.truncate(if bytes.len() as u64 > MAX_FILE_BYTES { 0 } else { bytes.len() });
+    Ok(String::from_utf8(bytes).unwrap_or_default())
+}
+
 /// The parts of `host:port`.
 fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
@@ -138,35 +179,53 @@ impl fmt::Display for ServerSource {
 impl ServerSource {
     /// The servers that are listed now, each `host:port`: those of a name ordered by address, those of a folder by file name.
     fn list(&self, resolver: &dyn Resolver) -> Result<Vec<String>, ServersError> {
-        let unreadable = |error| ServersError::Unreadable { origin: self.clone(), error };
         match self {
             ServerSource::Address(address) => Ok(vec![address.clone()]),
             ServerSource::Name { host, port } => {
-                let addresses: BTreeSet<_> = resolver.addresses(host, *port).map_err(unreadable)?.into_iter().collect();
-                Ok(addresses.iter().map(ToString::to_string).collect())
+                let addresses = resolver.addresses(host, *port);
+                let addresses = addresses.map_err(|error| ServersError::Name { origin: self.clone(), error })?;
+                Ok(BTreeSet::from_iter(addresses).iter().map(ToString::to_string).collect())
             }
             ServerSource::Folder(folder) => {
-                let mut servers = Vec::new();
-                let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<io::Result<Vec<_>>>();
-                let mut entries = entries.map_err(unreadable)?;
+                let unreadable = |error| ServersError::Folder { origin: self.clone(), error };
+                let entries = fs::read_dir(folder).map_err(unreadable)?.take(MAX_FILES + 1);
+                let mut entries = entries.collect::<io::Result<Vec<_>>>().map_err(unreadable)?;
+                if entries.len() > MAX_FILES {
+                    return Err(ServersError::TooManyFiles(self.clone()));
+                }
                 entries.sort_by_key(fs::DirEntry::file_name);
+                let mut servers = Vec::new();
                 for entry in entries {
-                    let file = entry.file_name().to_string_lossy().into_owned();
-                    // A file that is being written.
-                    if file.starts_with('.') {
-                        continue;
+                    // An address counts once, even if a killed server has left a file with it.
+                    match self.address_in(&entry)? {
+                        Some(address) if !servers.contains(&address) => servers.push(address),
+                        _ => {}
                     }
-                    let text = match fs::read_to_string(entry.path()) {
-                        // The server has ended meanwhile.
-                        Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                        text => text.map_err(unreadable)?,
-                    };
-                    let first = text.lines().next().map(str::trim).filter(|line| host_and_port(line).is_some());
-                    let address = first.ok_or_else(|| ServersError::NoAddress { origin: self.clone(), file })?;
-                    servers.push(address.to_owned());
                 }
                 if servers.is_empty() { Err(ServersError::Empty(self.clone())) } else { Ok(servers) }
             }
+        }
+    }
+
+    /// The address in the first line of a file of the folder. `None`: the file is being written, or its server has ended meanwhile.
+    fn address_in(&self, entry: &fs::DirEntry) -> Result<Option<String>, ServersError> {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        if file.starts_with('.') {
+            return Ok(None);
+        }
+        // The kind first: opening a pipe would block until another process writes to it.
+        let text = entry
+            .file_type()
+            .and_then(|kind| if kind.is_file() { read_start(&entry.path()).map(Some) } else { Ok(None) });
+        let text = match text {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(ServersError::File { origin: self.clone(), file, error }),
+            Ok(text) => text,
+        };
+        let address = text.as_deref().and_then(|text| text.lines().next()).map(str::trim);
+        match address.filter(|line| host_and_port(line).is_some()) {
+            Some(address) => Ok(Some(address.to_owned())),
+            None => Err(ServersError::NotAServer { origin: self.clone(), file }),
         }
     }
 }
@@ -260,7 +319,7 @@ mod tests {
         let addresses = Addresses::default();
         let sources = ["a:1", "dns:name:7"].map(|text| text.parse().unwrap());
         let error = Servers::list(&sources, Box::new(addresses.clone())).err().unwrap();
-        assert_eq!(error.to_string(), "--rpc dns:name:7: no addresses");
+        assert_eq!(error.to_string(), "--rpc dns:name:7: no addresses; check the spelling of the name");
         *addresses.0.lock().unwrap() = vec!["10.0.0.10:7", "10.0.0.9:7", "10.0.0.9:7"];
         let mut servers = Servers::list(&sources, Box::new(addresses.clone())).unwrap();
         assert_eq!(servers.names().collect::<Vec<_>>(), ["a:1", "10.0.0.9:7", "10.0.0.10:7"]);
@@ -294,8 +353,23 @@ mod tests {
             fs::write(folder.join(file), text).unwrap();
         }
         assert_eq!(list().unwrap(), "a:1,b:2");
-        fs::write(folder.join("d"), "no address").unwrap();
-        assert!(list().unwrap_err().contains("the file d does not begin with"));
+        fs::write(folder.join("c"), "a:1\n").unwrap();
+        assert_eq!(list().unwrap(), "a:1,b:2", "each address counts once");
+        let long = "c:3\n".repeat(1 + MAX_FILE_BYTES as usize / 4);
+        for content in ["no address", "", "\u{0}", &long] {
+            fs::write(folder.join("d"), content).unwrap();
+            let error = list().unwrap_err();
+            assert!(error.contains(": d is no file of a server"), "{error}");
+        }
+        fs::remove_file(folder.join("d")).unwrap();
+        fs::create_dir(folder.join("d")).unwrap();
+        assert!(list().unwrap_err().contains(": d is no file of a server"));
+        fs::remove_dir(folder.join("d")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.join("d")).unwrap();
+        assert!(list().unwrap_err().contains(": d is no file of a server"));
+        fs::remove_file(folder.join("d")).unwrap();
+        (0..=MAX_FILES).for_each(|number| fs::write(folder.join(format!(".{number}")), "").unwrap());
+        assert!(list().unwrap_err().contains("more than 1024 files"));
         fs::remove_dir_all(&folder).unwrap();
         assert!(list().unwrap_err().contains("No such file"));
     }

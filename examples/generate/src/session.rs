@@ -231,7 +231,7 @@ impl<'a> Session<'a> {
             let (devices, ubatch) = (self.devices(), self.args.ubatch as usize);
             if !self.fits {
                 self.choose_weight_storage(&devices).context(
-                    "nothing was loaded: try other devices, another --split, or a smaller --ctx or --ubatch",
+                    "nothing was loaded: try other devices, another --split, a larger --mem, or a smaller --ctx or --ubatch",
                 )?;
                 self.fits = true;
             }

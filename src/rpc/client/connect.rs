@@ -36,7 +36,7 @@ pub enum ConnectError {
     #[error("expected an endpoint such as 10.0.0.5:50052 or [fd00::5]:50052, got {name:?}{hint}", name = .0, hint = missing_port_hint(.0))]
     Name(String),
     /// The host name does not resolve.
-    #[error("{endpoint}: no such host: {source}")]
+    #[error("{endpoint}: no such host: {source}; check the spelling, or give its IP address")]
     Host {
         /// The endpoint, as given to the client.
         endpoint: String,
@@ -68,8 +68,8 @@ pub enum ConnectError {
     },
     /// The endpoint accepted the connection but did not reply in time.
     #[error(
-        "{endpoint}: no reply to {command} within {timeout:?}; it may be busy with another client: llama.cpp's servers \
-         serve one at a time"
+        "{endpoint}: no reply to {command} within {timeout:?}; it may be busy with another client, as llama.cpp's servers \
+         serve one at a time: try again later, or check the port"
     )]
     Silent {
         /// The endpoint, as given to the client.
@@ -80,7 +80,10 @@ pub enum ConnectError {
         timeout: Duration,
     },
     /// The endpoint accepted the connection and closed it during the handshake.
-    #[error("{endpoint} closed the connection on {tried}; see its log for the reason")]
+    #[error(
+        "{endpoint} closed the connection on {tried}; see its log for the reason: it may demand keys or certificates, or \
+         another program has that port"
+    )]
     Closed {
         /// The endpoint, as given to the client.
         endpoint: String,
@@ -94,6 +97,16 @@ pub enum ConnectError {
         endpoint: String,
         /// How the reply violates the protocol.
         reason: String,
+    },
+    /// The endpoint speaks another protocol, such as HTTP or SSH.
+    #[error(
+        "{endpoint} is no RPC server: its reply begins with {start:?}, so another program has that port: check the port"
+    )]
+    OtherProtocol {
+        /// The endpoint, as given to the client.
+        endpoint: String,
+        /// The first bytes of the reply.
+        start: String,
     },
     /// One end does not trust the other: it has another key, or does not use TLS.
     #[error("{endpoint}: {reason}")]
@@ -312,6 +325,7 @@ fn hello(
         HandshakeError::Version(theirs) => ConnectError::Version { endpoint: named(), theirs },
         HandshakeError::Full => ConnectError::Full { endpoint: named() },
         HandshakeError::Draining => ConnectError::Draining { endpoint: named() },
+        HandshakeError::OtherProtocol(start) => ConnectError::OtherProtocol { endpoint: named(), start },
         other => failed(other.to_string()),
     };
     if form == HelloForm::Absent {

@@ -23,6 +23,9 @@ const MAX_HELLO_EXT_REPLY_BYTES: u64 = 1 << 20;
 pub(in crate::rpc) enum HandshakeError {
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The reply begins with this text instead of a length: that of HTTP, SSH, or another protocol of lines.
+    #[error("the reply begins with {0:?}, so it is of another protocol")]
+    OtherProtocol(String),
     /// Detected before the body is read.
     #[error("the reply has {size} bytes, expected at most {limit}")]
     TooLong { size: u64, limit: u64 },
@@ -153,17 +156,34 @@ impl Handshake {
         self.sent += encoded.len() as u64;
         let mut header = [0; RESPONSE_HEADER];
         self.receiver.read_exact(&mut header, deadline)?;
-        let mut body = vec![0; allowed(ResponseHeader::decode(&header).size)?];
+        let length = allowed(ResponseHeader::decode(&header).size);
+        let length = length.map_err(|e| text_of(&header).map_or(e, HandshakeError::OtherProtocol))?;
+        let mut body = vec![0; length];
         self.receiver.read_exact(&mut body, deadline)?;
         self.received += (header.len() + body.len()) as u64;
         Ok(body)
     }
 }
 
+/// The text of a header that consists of printable ASCII characters. As a length it would exceed 2^61 bytes.
+fn text_of(header: &[u8; RESPONSE_HEADER]) -> Option<String> {
+    let is_printable = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
+    header.iter().all(is_printable).then(|| String::from_utf8_lossy(header).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rpc::wire::PROTOCOL_VERSION;
+
+    #[test]
+    fn the_first_bytes_of_other_protocols_are_recognised() {
+        assert_eq!(text_of(b"HTTP/1.1").as_deref(), Some("HTTP/1.1"));
+        assert_eq!(text_of(b"220 mail").as_deref(), Some("220 mail"));
+        for header in [28u64.to_le_bytes(), [0; 8], *b"HTTP/1.\0", [0x15, 3, 3, 0, 2, 2, 10, 0]] {
+            assert_eq!(text_of(&header), None, "{header:?}");
+        }
+    }
 
     /// From 7.0 on fanout defines the byte with the state; a server of an older version may send anything there.
     #[test]

@@ -16,6 +16,10 @@ use super::{Identity, KeyFileError, read_secret};
 /// Longest file that is read as certificates.
 const MAX_FILE: u64 = 4 << 20;
 
+/// What is wrong with a file of another format.
+const NO_CERTIFICATE: &str =
+    "no certificate in PEM (-----BEGIN CERTIFICATE-----): give the file that the CA has issued";
+
 /// What an end proves by a certificate, and the CA that must have signed those of other ends.
 #[derive(Clone)]
 pub struct Certificate {
@@ -34,7 +38,7 @@ impl Certificate {
         let wrong =
             |path: &Path, reason: String| KeyFileError::Certificate { path: path.display().to_string(), reason };
         let chain = read_certificates(certificate)?;
-        let own = chain.first().ok_or_else(|| wrong(certificate, "no certificate in PEM".to_owned()))?;
+        let own = chain.first().ok_or_else(|| wrong(certificate, NO_CERTIFICATE.to_owned()))?;
         let name = match name_of(own) {
             Some(Identity::Certificate(name)) => name,
             _ => {
@@ -54,7 +58,7 @@ impl Certificate {
             roots.add(root).map_err(|e| wrong(authorities, e.to_string()))?;
         }
         if roots.is_empty() {
-            return Err(wrong(authorities, "no certificate in PEM".to_owned()));
+            return Err(wrong(authorities, NO_CERTIFICATE.to_owned()));
         }
         Ok(Certificate { key: Arc::new(key_of_chain), authorities: Arc::new(roots), name })
     }

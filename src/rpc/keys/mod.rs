@@ -19,6 +19,8 @@ use rustls::crypto::ring::sign::any_eddsa_type;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use thiserror::Error;
 
+use crate::io_hint::io_hint;
+
 /// What precedes a public key in its text.
 const PREFIX: &str = "ed25519:";
 
@@ -57,13 +59,18 @@ pub struct SecretKey {
 #[non_exhaustive]
 pub enum KeyFileError {
     /// The file cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", io_hint(.source))]
     Io {
         /// The file.
         path: String,
         /// The system's error.
         source: io::Error,
     },
+    /// A new key would replace an existing file.
+    #[error(
+        "{0} exists, and is not overwritten: give another file (`rpc-server keygen --public {0}` prints the public part of a key)"
+    )]
+    Exists(String),
     /// The content is no Ed25519 key.
     #[error(
         "{0}: no Ed25519 key in PEM (PKCS #8), as `rpc-server keygen` and `openssl genpkey -algorithm ed25519` write it"
@@ -144,14 +151,22 @@ impl SecretKey {
     /// Writes the key to a new file that only this user can read.
     ///
     /// # Errors
-    /// [`KeyFileError::Io`], also if the file exists.
+    /// [`KeyFileError::Io`]; no part of the file is left then. [`KeyFileError::Exists`].
     pub fn create_file(&self, path: &Path) -> Result<(), KeyFileError> {
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let written = options.open(path).and_then(|mut file| file.write_all(self.to_pem().as_bytes()));
-        written.map_err(|source| KeyFileError::Io { path: path.display().to_string(), source })
+        let named = || path.display().to_string();
+        let mut file = options.open(path).map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => KeyFileError::Exists(named()),
+            _ => KeyFileError::Io { path: named(), source },
+        })?;
+        file.write_all(self.to_pem().as_bytes()).map_err(|source| {
+            // On a full disk. A second attempt would find the file.
+            let _ = std::fs::remove_file(path);
+            KeyFileError::Io { path: named(), source }
+        })
     }
 
     fn to_pem(&self) -> String {
@@ -193,10 +208,15 @@ fn read_secret(path: &Path) -> Result<String, KeyFileError> {
     let named = || path.display().to_string();
     let io = |source| KeyFileError::Io { path: named(), source };
     let file = std::fs::File::open(path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    // Before the mode, which is that of a file.
+    if metadata.is_dir() {
+        return Err(io(io::ErrorKind::IsADirectory.into()));
+    }
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let mode = file.metadata().map_err(io)?.permissions().mode() & 0o777;
+        let mode = metadata.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(KeyFileError::Exposed { path: named(), mode });
         }
@@ -231,7 +251,8 @@ mod tests {
         let key = SecretKey::generate().unwrap();
         key.create_file(&path).unwrap();
         assert_eq!(SecretKey::read_file(&path).unwrap().seed, key.seed);
-        assert!(matches!(key.create_file(&path), Err(KeyFileError::Io { .. })), "an existing file stays");
+        assert!(matches!(key.create_file(&path), Err(KeyFileError::Exists(_))), "an existing file stays");
+        assert!(matches!(SecretKey::read_file(dir.path()), Err(KeyFileError::Io { .. })), "a folder");
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;

@@ -14,6 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use thiserror::Error;
 
+use crate::io_hint::io_hint;
 use crate::rpc::keys::{Certificate, Identity, KeyFileError, PublicKey, SecretKey};
 use crate::rpc::transport::tls::{AllowedPeers, Credentials, Proof, ServerTls, Verdict};
 use crate::rpc::transport::{KeyName, PeerAddr};
@@ -41,7 +42,7 @@ pub enum ServerKeysError {
     #[error(transparent)]
     Key(#[from] KeyFileError),
     /// The list of the clients' keys cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", io_hint(.source))]
     Io {
         /// The list.
         path: String,

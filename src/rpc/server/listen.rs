@@ -10,6 +10,7 @@ use super::allowed_keys::ServerKeysError;
 use super::ip_network::IpNetwork;
 use super::limits::Config;
 use super::versions::{ListenAddress, ServedVersion, VersionPolicy};
+use crate::io_hint::io_hint;
 use crate::rpc::transport::{self, BoundSocket, Listen, ListenError, PeerAddr};
 
 /// Why a server could not be started.
@@ -17,7 +18,10 @@ use crate::rpc::transport::{self, BoundSocket, Listen, ListenError, PeerAddr};
 #[non_exhaustive]
 pub enum BindError {
     /// The host name cannot be resolved.
-    #[error("{host}: not an address or host name of this machine: {source}")]
+    #[error(
+        "{host:?}: not an address or host name of this machine: {source}; give one without a port (ip addr lists the addresses), or \
+         0.0.0.0 for all addresses"
+    )]
     Host {
         /// The host, as configured.
         host: String,
@@ -25,7 +29,7 @@ pub enum BindError {
         source: io::Error,
     },
     /// The system refused to listen: the address is in use, or does not belong to this machine.
-    #[error("cannot listen on {addr}: {source}")]
+    #[error("cannot listen on {addr}: {source}{}", listen_hint(.source))]
     Listen {
         /// The address and port.
         addr: String,
@@ -39,7 +43,7 @@ pub enum BindError {
         source: io::Error,
     },
     /// The folder of the tensor cache cannot be used.
-    #[error("cannot use the cache folder {dir}: {source}")]
+    #[error("cannot use the cache folder {dir}: {source}{}", io_hint(.source))]
     Cache {
         /// The folder.
         dir: String,
@@ -47,7 +51,7 @@ pub enum BindError {
         source: io::Error,
     },
     /// The host name of a peer cannot be resolved.
-    #[error("--peer {peer}: cannot resolve the host name: {source}")]
+    #[error("--peer {peer}: cannot resolve the host name: {source}; check the spelling, or give its IP address")]
     Peer {
         /// The peer, as configured.
         peer: String,
@@ -63,7 +67,7 @@ pub enum BindError {
         peer: String,
     },
     /// The folder of the models (GGUF files) cannot be read.
-    #[error("cannot read the models folder {dir}: {source}")]
+    #[error("cannot read the models folder {dir}: {source}{}", io_hint(.source))]
     Models {
         /// The folder.
         dir: String,
@@ -93,6 +97,16 @@ pub enum BindError {
     /// An address has no version, and [`Config::protocol`](super::Config::protocol) is empty.
     #[error("a server needs at least one version of the protocol")]
     NoVersion,
+}
+
+/// What a user can do if the system refuses to listen.
+fn listen_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need root or CAP_NET_BIND_SERVICE: choose a port from 1024 on"
+        }
+        _ => io_hint(error),
+    }
 }
 
 /// An address on which a server listens, with the versions of the protocol that it answers there.

@@ -25,6 +25,7 @@ use log::Level;
 
 use super::limits::Config;
 use super::tenants::Tenant;
+use crate::printable::breaks_lines;
 use crate::rpc::transport::PeerAddr;
 
 /// Tokens of the process, as a multiple of those of one source.
@@ -404,12 +405,6 @@ impl Write for EscapedLine {
         }
         Ok(())
     }
-}
-
-/// Whether a character could end a line, control a terminal, or change the direction of the text behind it.
-pub fn breaks_lines(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
 #[cfg(test)]

@@ -84,7 +84,6 @@ pub use host_memory::HostMemoryInfo;
 pub use ip_network::{IpNetwork, ParseNetworkError};
 pub use limits::{CacheConfig, Config, MIN_MESSAGE};
 pub use listen::{BindError, ListenerInfo};
-pub use log_limits::breaks_lines;
 pub(crate) use log_limits::{LogKind, LogLimits};
 pub use peers::{ParsePeerError, Peer};
 pub use versions::{ListenAddress, ParseListenError, ParseVersionError, ServedVersion};

@@ -136,7 +136,10 @@ fn arguments_that_do_not_match_devices_or_model_are_rejected() {
     assert_eq!(parse("-p x --split 0,0").unwrap().groups(2), Err(ArgsError::NoShare));
     assert_eq!(parse("-p x --split tensor=1,1").unwrap().groups(3), Err(ArgsError::Shares { shares: 2, devices: 3 }));
     let error = args.context(10, 9000).unwrap_err().to_string();
-    assert_eq!(error, "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed");
+    assert_eq!(
+        error,
+        "--ctx 70 is less than 10 tokens of the prompt and 64 of --predict: 74 are needed; give a larger --ctx, or a smaller --predict"
+    );
     assert_eq!(args.predict(257, 256), Err(ArgsError::ContextFull { ctx: 256, prompt: 257 }));
     assert_eq!(args.check_prompt(&[], 8), Err(ArgsError::NoPrompt));
     assert_eq!(args.check_prompt(&[7, 8], 8), Err(ArgsError::Token { token: 8, vocab: 8 }));

@@ -18,7 +18,9 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use std::error::Error as _;
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 use std::thread::Builder;
 use thiserror::Error;
 
@@ -117,6 +119,21 @@ pub struct Message {
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+}
+
+/// Reads a template from a file, which may also be a pipe.
+///
+/// # Errors
+/// The file cannot be read, is too long, or is no text.
+pub fn read_template(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_TEMPLATE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_TEMPLATE_BYTES {
+        return Err(io::Error::other(format!(
+            "longer than {MAX_TEMPLATE_BYTES} bytes: give a file with a chat template (Jinja)"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("no text in UTF-8: give a file with a chat template (Jinja)"))
 }
 
 impl ChatTemplate {

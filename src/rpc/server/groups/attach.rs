@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 
 use super::MAX_REASON_BYTES;
-use crate::rpc::server::log_limits::breaks_lines;
+use crate::printable::breaks_lines;
 use crate::rpc::server::peers::describe_transport_error;
 use crate::rpc::transport::{Deadline, Receiver, Sender, TransportError};
 use crate::rpc::wire::ext::{

@@ -69,7 +69,8 @@ fn describe_handshake_error(e: &HandshakeError) -> String {
         HandshakeError::Transport(e) => describe_transport_error(e),
         HandshakeError::Full => "it is full: it has as many clients as it allows".to_owned(),
         HandshakeError::Draining => "it is about to end and accepts no more clients".to_owned(),
-        HandshakeError::TooLong { .. }
+        HandshakeError::OtherProtocol(_)
+        | HandshakeError::TooLong { .. }
         | HandshakeError::Version(_)
         | HandshakeError::Wire(_)
         | HandshakeError::OtherReply
