@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 #[test]
 fn help_names_the_options() {
     for (program, option) in
-        [(env!("CARGO_BIN_EXE_generate"), "--tokens"), (env!("CARGO_BIN_EXE_demo"), "--devices <DEVICES>")]
+        [(env!("CARGO_BIN_EXE_generate"), "--tokens"), (env!("CARGO_BIN_EXE_demo"), "--device <LIST>")]
     {
         let output = Command::new(program).arg("--help").output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -46,7 +46,7 @@ fn what_stops_the_demo_is_named() {
         (&ends, "--tiny", 1, "a server has ended; it printed:\nCUDA7: there is no such device"),
         (&serves, "--tiny", 1, "the model in /dev/null/demo: "),
         (&serves, "--device=CPU", 2, "expected two devices"),
-        (&serves, "--devices=CPU,", 2, "expected two devices"),
+        (&serves, "--device=CPU,", 2, "expected two devices"),
         (&serves, "--what", 2, "--what"),
     ] {
         let output = demo(server).arg(option).output().unwrap();

@@ -23,8 +23,8 @@ use server::Server;
 #[command(name = "demo", version, max_term_width = 100)]
 struct Args {
     /// The two devices of each server, as for --device of rpc-server: 0,1 for two GPUs; 0,0 for one GPU as two devices.
-    #[arg(short, long, value_name = "DEVICES", default_value = "CPU,CPU", value_parser = two_devices)]
-    devices: String,
+    #[arg(short, long, value_name = "LIST", default_value = "CPU,CPU", value_parser = two_devices)]
+    device: String,
 
     /// Use a model of 3 MB instead of 300 MB: a quick test, in which more devices are not faster.
     #[arg(long)]
@@ -63,10 +63,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let program = server_program(args.server.as_deref())?;
     // Half of the cores for a device: two devices then have all of them, and the speeds show what the second half adds.
     let threads = (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1);
-    let start = || Server::start(&program, &args.devices, threads);
+    let start = || Server::start(&program, &args.device, threads);
     let servers = [start()?, start()?];
     let [first, second] = &servers;
-    println!("servers: {first} and {second}, each with the devices {}; threads of a CPU: {threads}", args.devices);
+    println!("servers: {first} and {second}, each with the devices {}; threads of a CPU: {threads}", args.device);
 
     let (model, started) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, Instant::now());
     let path = model.make(&args.folder).with_context(|| format!("the model in {}", args.folder.display()))?;
@@ -107,7 +107,7 @@ fn row(name: &str, same: Option<bool>, report: &Report, one: Option<&Report>) ->
     let lost =
         if report.losses.servers > 0 { format!("{:.2}", report.losses.time.as_secs_f64()) } else { String::new() };
     let (prompt, decode) = (rate(Report::prompt_rate), rate(Report::decode_rate));
-    format!("{name:36} {same:>11} {prompt:>16} {decode:>16} {lost:>12}")
+    format!("{name:36} {same:>11} {prompt:>16} {decode:>16} {lost:>12}").trim_end().to_owned()
 }
 
 /// The program of `--server`, or the one beside this program.
