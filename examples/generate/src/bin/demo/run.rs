@@ -42,7 +42,10 @@ impl Job {
     /// Runs it in a thread of its own, which is abandoned if it does not end in time.
     pub fn run(self) -> anyhow::Result<Report> {
         let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || sender.send(self.generate()));
+        std::thread::spawn(move || {
+            // Fails after the deadline, when nothing receives it.
+            let _ = sender.send(self.generate());
+        });
         match receiver.recv_timeout(RUN_TIMEOUT) {
             Ok(report) => report,
             Err(RecvTimeoutError::Timeout) => bail!("the run has not ended after {RUN_TIMEOUT:?}"),
