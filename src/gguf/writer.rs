@@ -1,4 +1,4 @@
-//! Writer of GGUF files in memory: small models for tests and tools.
+//! Writer of GGUF files: small models in memory for tests and tools, and the heads of larger files.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -233,8 +233,17 @@ impl Writer {
         (u32::from_le_bytes(*kind) == type_number(ValueType::U32) && value.is_power_of_two()).then_some(value)
     }
 
-    /// Encodes the file without checks, for tests of invalid files. A tensor with an invalid shape gets no data.
-    pub(super) fn to_bytes_unchecked(&self) -> Vec<u8> {
+    /// The bytes of the file before the first tensor's data, for a program that writes the data itself, tensor by tensor, because
+    /// the file is too large for memory: in the order of the tensors, each padded to the alignment (32 bytes by default).
+    ///
+    /// # Errors
+    /// [`WriteError`] for the first violation.
+    pub fn head(&self) -> Result<Vec<u8>, WriteError> {
+        self.check()?;
+        Ok(self.head_unchecked())
+    }
+
+    fn head_unchecked(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -244,23 +253,30 @@ impl Writer {
             out.extend(value);
         }
         let alignment = self.alignment().unwrap_or(DEFAULT_ALIGNMENT) as usize;
-        let mut data = Vec::new();
+        let mut offset = 0;
         for tensor in &self.tensors {
             push_text(&mut out, &tensor.name);
             out.extend((tensor.ne.len() as u32).to_le_bytes());
             tensor.ne.iter().for_each(|n| out.extend(n.to_le_bytes()));
             out.extend(tensor.dtype.to_wire().to_le_bytes());
-            out.extend((data.len() as u64).to_le_bytes());
-            match &tensor.data {
-                Some(bytes) => data.extend(bytes),
-                None => data.resize(data.len() + tensor.bytes().unwrap_or(0), 0),
-            }
-            data.resize(data.len().next_multiple_of(alignment), 0);
+            out.extend((offset as u64).to_le_bytes());
+            offset += tensor.data_bytes().next_multiple_of(alignment);
         }
         // A file without data needs no padding in front of it.
-        if !data.is_empty() {
+        if offset > 0 {
             out.resize(out.len().next_multiple_of(alignment), 0);
-            out.append(&mut data);
+        }
+        out
+    }
+
+    /// Encodes the file without checks, for tests of invalid files. A tensor with an invalid shape gets no data.
+    pub(super) fn to_bytes_unchecked(&self) -> Vec<u8> {
+        let mut out = self.head_unchecked();
+        let alignment = self.alignment().unwrap_or(DEFAULT_ALIGNMENT) as usize;
+        for tensor in &self.tensors {
+            let end = out.len() + tensor.data_bytes().next_multiple_of(alignment);
+            out.extend(tensor.data.iter().flatten());
+            out.resize(end, 0);
         }
         out
     }
@@ -273,6 +289,11 @@ impl TensorToWrite {
         // A value beyond `usize` becomes one that every shape check refuses.
         ne.iter_mut().zip(&self.ne).for_each(|(to, &n)| *to = usize::try_from(n).unwrap_or(usize::MAX));
         Ok(TensorDesc::contiguous(self.dtype, ne)?.extent())
+    }
+
+    /// Length of the data in bytes as they are written; 0 for zeros of an invalid shape.
+    fn data_bytes(&self) -> usize {
+        self.data.as_ref().map_or_else(|| self.bytes().unwrap_or(0), Vec::len)
     }
 
     fn check(&self) -> Result<usize, WriteError> {
@@ -323,6 +344,7 @@ mod tests {
             let [zeros, q] = &gguf.tensors[..] else { panic!("{:?}", gguf.tensors) };
             assert_eq!((&bytes[zeros.bytes.clone()], &bytes[q.bytes.clone()]), (&[0; 12][..], &data[..]));
             assert!(q.bytes.start.is_multiple_of(alignment) && q.bytes.start - zeros.bytes.start == alignment);
+            assert_eq!(file.head().unwrap(), bytes[..zeros.bytes.start]);
         }
     }
 

@@ -4,6 +4,7 @@ use crate::support::*;
 use fanout::ops::OpCode;
 use fanout::rpc::wire::*;
 use fanout::tensor::DType;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command as Process, Output, Stdio};
@@ -175,6 +176,29 @@ fn wrong_arguments_exit_with_2_and_other_failures_with_1() {
         let (code, text) = run_server_program(&[args]);
         assert!(code == Some(0) && text.contains(says), "{args}: {code:?} {text}");
     }
+}
+
+/// The names of the options in a text: `--name` as a word of its own, with the characters before it removed.
+fn option_names(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+    words.filter_map(|word| word.strip_prefix("--")).filter(|name| !name.is_empty()).collect()
+}
+
+/// The tables of docs/flags.md have each option of the program. Their first column has no other.
+#[test]
+fn the_documented_flags_are_those_of_the_program() {
+    let (_, help) = run_server_program(&["--help"]);
+    let is_option = |line: &&str| line.trim_start().starts_with('-');
+    let first_words = help.lines().filter(is_option).map(|line| line.split(['<', '[']).next().expect("a part"));
+    let mut options: BTreeSet<&str> = first_words.flat_map(option_names).collect();
+    assert!(options.len() > 40 && options.remove("help") && options.remove("version"), "{options:?}");
+    let documents = include_str!("../../docs/flags.md");
+    let rows: Vec<&str> = documents.lines().filter(|line| line.starts_with("| `")).collect();
+    let documented: BTreeSet<&str> = rows.iter().flat_map(|row| option_names(row)).collect();
+    let first_cells: BTreeSet<&str> =
+        rows.iter().flat_map(|row| option_names(row.split(" | ").next().expect("a cell"))).collect();
+    assert!(options.is_subset(&documented), "not in docs/flags.md: {:?}", options.difference(&documented));
+    assert!(first_cells.is_subset(&options), "no options: {:?}", first_cells.difference(&options));
 }
 
 #[cfg(unix)]

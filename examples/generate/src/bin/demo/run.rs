@@ -1,0 +1,100 @@
+//! Generates tokens on a list of devices, with the library of this package.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use fanout::device::MappedFile;
+use fanout::gguf::Gguf;
+use generate::args::Args;
+use generate::hparams::HParams;
+use generate::link_traffic::Phase;
+use generate::report::Report;
+use generate::sample::Sampler;
+use generate::session::Session;
+
+use crate::server;
+
+/// Length of the prompt in tokens.
+const PROMPT: u32 = 128;
+
+/// Number of tokens to generate.
+const PREDICT: usize = 64;
+
+/// The number of tokens after which a worker is killed.
+const KILL_AFTER: usize = PREDICT / 4;
+
+/// How long a run may take. Without an optimised build, one takes about a minute.
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What to run.
+pub struct Job {
+    pub model: PathBuf,
+    /// Names of devices, all of which compute each layer together.
+    pub devices: Vec<String>,
+    /// The process to kill in mid-run: the worker of a server.
+    pub kill: Option<u32>,
+}
+
+impl Job {
+    /// Runs it in a thread of its own, which is abandoned if it does not end in time.
+    pub fn run(self) -> anyhow::Result<Report> {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Fails after the deadline, when nothing receives it.
+            let _ = sender.send(self.generate());
+        });
+        match receiver.recv_timeout(RUN_TIMEOUT) {
+            Ok(report) => report,
+            Err(RecvTimeoutError::Timeout) => bail!("the run has not ended after {RUN_TIMEOUT:?}"),
+            Err(RecvTimeoutError::Disconnected) => bail!("the run panicked (a bug)"),
+        }
+    }
+
+    fn generate(&self) -> anyhow::Result<Report> {
+        let args = self.args()?;
+        let file = MappedFile::open(&self.model)?;
+        let gguf = Gguf::parse(file.bytes())?;
+        let hparams = HParams::read(&gguf.metadata)?;
+        // Any tokens will do, because the weights are random.
+        let prompt: Vec<u32> = (0..PROMPT).map(|i| i * 7919 % hparams.vocab as u32).collect();
+        let mut session = Session::new(&args, &file, &gguf, &hparams, prompt.len())?;
+        let load = session.load()?;
+        session.warm_up(&prompt)?;
+        session.begin_phase(Phase::Prompt);
+        let (mut logits, mut tokens) = (Vec::new(), Vec::new());
+        let prompt_time = session.timed(|session| {
+            logits = session.append(&prompt)?;
+            Ok(())
+        })?;
+        session.begin_phase(Phase::Decode);
+        let (mut sampler, mut decode_time, mut decoded) = (Sampler::Greedy, Duration::ZERO, 0);
+        loop {
+            let token = sampler.sample(&logits)?;
+            tokens.push(token);
+            if tokens.len() == PREDICT {
+                break;
+            }
+            if let Some(worker) = self.kill.filter(|_| tokens.len() == KILL_AFTER) {
+                server::kill(worker)?;
+            }
+            decode_time += session.timed(|session| {
+                logits = session.append(&[token])?;
+                Ok(())
+            })?;
+            decoded += 1;
+        }
+        Ok(Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..session.report()? })
+    }
+
+    /// The options of the session, as `generate` takes them.
+    fn args(&self) -> anyhow::Result<Args> {
+        let (model, devices, predict) = (self.model.as_os_str(), self.devices.join(","), PREDICT.to_string());
+        let options =
+            ["--tokens=0", "--json", "--retry", "--split=tensor", "--kv-type=f32", "--predict", &predict, "--device"];
+        let options = options.into_iter().chain([&*devices]).map(AsRef::as_ref);
+        Args::try_parse_from(["generate".as_ref(), model].into_iter().chain(options)).context("options of the run")
+    }
+}
