@@ -243,7 +243,7 @@ fn the_status_option_reports_the_state_of_a_server() {
     let (code, text) = run_server_program(&["--status", &dead]);
     assert!(code == Some(1) && text.contains(&format!("cannot connect to {dead}")), "{code:?} {text}");
     let (code, text) = run_server_program(&["--status", "nonsense"]);
-    assert!(code == Some(1) && text.contains("\"nonsense\""), "{code:?} {text}");
+    assert!(code == Some(2) && text.contains("\"nonsense\""), "{code:?} {text}");
 }
 
 #[test]

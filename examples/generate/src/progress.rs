@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use fanout::printable::printable_line;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use crate::console;
@@ -86,7 +87,7 @@ impl Progress {
             if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {status}") {
                 bar.set_style(style.with_key("status", status));
             }
-            bar.set_prefix(name.clone());
+            bar.set_prefix(printable_line(&name));
             bar
         } else {
             // A hidden bar only counts.

@@ -159,10 +159,10 @@ fn read_start(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_default())
 }
 
-/// The parts of `host:port`.
+/// The parts of `host:port`. A comma would make two names of it in the list of devices.
 fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
-    let is_host = !host.is_empty() && !text.contains('/');
+    let is_host = !host.is_empty() && !host.contains(|c: char| "/,".contains(c) || c.is_whitespace() || c.is_control());
     port.parse().ok().filter(|_| is_host).map(|port| (host, port))
 }
 
@@ -356,7 +356,7 @@ mod tests {
         fs::write(folder.join("c"), "a:1\n").unwrap();
         assert_eq!(list().unwrap(), "a:1,b:2", "each address counts once");
         let long = "c:3\n".repeat(1 + MAX_FILE_BYTES as usize / 4);
-        for content in ["no address", "", "\u{0}", &long] {
+        for content in ["no address", "a:1,b:2", "a\u{1b}:1", "", "\u{0}", &long] {
             fs::write(folder.join("d"), content).unwrap();
             let error = list().unwrap_err();
             assert!(error.contains(": d is no file of a server"), "{error}");
