@@ -75,7 +75,8 @@
 //! - Many weights in few buffers: [`device::TensorMemory`]; weights in mapped files: [`device::MappedFile`] and
 //!   [`device::ImportHost`]; model files: [`gguf`].
 //! - Servers, timeouts and reconnecting: `rpc::client`. A runtime that survives the loss of a server: `examples/generate`.
-//! - A device of your own: [`device`] is the contract. [`device::noop`] is the smallest example.
+//! - A device of your own: [`device`] is the contract. [`device::noop`] is the smallest example. [`self_test`] compares each op of a
+//!   device with an exact CPU.
 //!
 //! # One device by itself
 //! ```
@@ -131,7 +132,7 @@
 //! bin/rpc-server      examples/generate
 //! rpc::relay          registry
 //! rpc::server         rpc::client         sched
-//! rpc::connection                         cpu, cuda, fallback
+//! rpc::connection                         cpu, cuda, fallback, self_test
 //! rpc::wire           rpc::transport      device
 //!                                         graph
 //! gguf                                    ops
@@ -175,6 +176,7 @@ pub mod registry;
 #[cfg(any(feature = "server", feature = "client"))]
 pub mod rpc;
 pub mod sched;
+pub mod self_test;
 mod setters;
 mod size;
 pub mod tensor;

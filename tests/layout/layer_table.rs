@@ -24,6 +24,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("device", &["setters", "tensor", "ops", "graph", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("cpu", &["tensor", "ops", "graph", "device", "crossbeam", "memmap2", "files", "io"], &["fastrand"]),
     layer("fallback", &["tensor", "ops", "graph", "device"], &[]),
+    layer("self_test", &["tensor", "ops", "graph", "device", "fastrand"], &["cpu"]),
     layer("rpc::wire", &["setters", "tensor", "ops"], &["fastrand"]),
     layer("rpc::status", &["serde"], &[]),
     layer("rpc::keys", &["base64", "getrandom", "rustls", "webpki", "files", "io"], &[]),

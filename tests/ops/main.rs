@@ -24,6 +24,7 @@ mod pool;
 mod reduce;
 mod rope;
 mod rows;
+mod self_test;
 mod sequence;
 mod softmax;
 mod solve_tri;

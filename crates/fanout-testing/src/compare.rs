@@ -1,17 +1,15 @@
 //! Error measures: results against reference values.
 
+use fanout::self_test::values;
 use fanout::tensor::DType;
 
-/// Normalised mean squared error: the sum of squared errors divided by the sum of squared reference values. 0 for equal values,
-/// even if all of them are 0.
+/// Normalised mean squared error, as [`values::nmse`] computes it: an infinity agrees with an equal one, and a NaN with no value.
 ///
 /// # Panics
 /// When the lengths differ.
 pub fn nmse(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len(), "different numbers of values");
-    let error: f64 = got.iter().zip(want).map(|(g, w)| (g - w) * (g - w)).sum();
-    let power: f64 = want.iter().map(|w| w * w).sum();
-    if error == 0.0 { 0.0 } else { error / power.max(1e-30) }
+    values::nmse(got, want)
 }
 
 /// Asserts that each pair of values differs by at most `relative` of the larger magnitude plus `absolute`. Equal infinities
@@ -42,14 +40,6 @@ pub fn rounding(dtype: DType) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nmse_is_relative_to_the_wanted_power() {
-        assert_eq!(nmse(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
-        assert_eq!(nmse(&[0.0; 3], &[0.0; 3]), 0.0);
-        assert_eq!(nmse(&[3.0, 5.0], &[3.0, 4.0]), 0.04);
-        assert!(nmse(&[1.0], &[0.0]) > 1e20);
-    }
 
     #[test]
     fn special_values_agree_with_themselves_only() {

@@ -15,11 +15,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use crate::inputs::encode_row;
 use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
-use fanout::graph::{Builder, Graph, SlotOffset, TensorId};
+use fanout::graph::{Builder, Graph, Tensor, TensorId};
 use fanout::ops::OpCode;
-use fanout::tensor::quant::dequantiser;
+use fanout::self_test::values::{decode, encode, for_each_block};
 use fanout::tensor::{DType, TensorDesc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -136,7 +135,8 @@ impl Case {
     /// Adds a leaf with strides of its own; `values` in logical order, dimension 0 fastest.
     pub fn leaf_with_desc(&mut self, desc: TensorDesc, values: &[f32]) -> TensorId {
         let id = self.b.leaf_with_desc(desc).expect("a valid leaf");
-        self.inputs.push((id, encode(&desc, values)));
+        assert_eq!(values.len(), desc.elements(), "values for {desc:?}");
+        self.inputs.push((id, encode(&desc, values).expect("a type with a conversion")));
         id
     }
 
@@ -182,9 +182,9 @@ impl BuiltCase {
         for node in self.graph.nodes() {
             let updated = node.srcs.iter().enumerate().filter(|&(i, _)| node.op.updates(i)).filter_map(|(_, id)| *id);
             for id in updated.chain([node.dst]) {
-                let t = self.graph.tensor(id).expect("a tensor of the graph");
-                for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
-                    written[at..at + t.desc.dtype().block_bytes()].fill(true)
+                let (tensor, offset) = placed(&self.graph, id);
+                for_each_block(&tensor.desc, |at| {
+                    written[offset + at..offset + at + tensor.desc.dtype().block_bytes()].fill(true)
                 });
             }
         }
@@ -216,8 +216,8 @@ impl BuiltCase {
     fn initial_memory(&self) -> Vec<u8> {
         let mut memory = vec![0xa5; self.graph.slot_sizes()[0]];
         for (id, bytes) in &self.inputs {
-            let at = self.graph.tensor(*id).and_then(|t| t.place).expect("a leaf with memory").offset;
-            memory[at..at + bytes.len()].copy_from_slice(bytes);
+            let (_, offset) = placed(&self.graph, *id);
+            memory[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
         memory
     }
@@ -229,7 +229,7 @@ impl BuiltCase {
 
     /// The values of a leaf after rounding to its type, in logical order.
     pub fn values(&self, id: TensorId) -> Vec<f64> {
-        decode(&self.graph, &self.initial_memory(), id)
+        values(&self.graph, &self.initial_memory(), id)
     }
 }
 
@@ -241,63 +241,26 @@ impl Outcome {
 
     /// A tensor's values in logical order (i0 fastest); I32 and I64 as numbers.
     pub fn values(&self, id: TensorId) -> Vec<f64> {
-        decode(&self.graph, &self.memory, id)
+        values(&self.graph, &self.memory, id)
     }
 }
 
-/// Calls `each` with the byte offset of each block of a tensor, in logical order.
-fn for_each_block(desc: &TensorDesc, place: SlotOffset, mut each: impl FnMut(usize)) {
-    let (ne, nb) = (desc.ne(), desc.nb());
-    for i3 in 0..ne[3] {
-        for i2 in 0..ne[2] {
-            for i1 in 0..ne[1] {
-                for block in 0..ne[0] / desc.dtype().block_len() {
-                    each(place.offset + block * nb[0] + i1 * nb[1] + i2 * nb[2] + i3 * nb[3]);
-                }
-            }
-        }
-    }
+/// A tensor of a graph, and its offset in the memory.
+fn placed(graph: &Graph, id: TensorId) -> (&Tensor, usize) {
+    let tensor = graph.tensor(id).expect("a tensor of the graph");
+    (tensor, tensor.place.expect("a tensor with memory").offset)
 }
 
 fn bytes(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<u8> {
-    let t = graph.tensor(id).expect("a tensor of the graph");
-    let mut out = Vec::with_capacity(t.desc.dense_bytes());
-    for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
-        out.extend_from_slice(&memory[at..at + t.desc.dtype().block_bytes()]);
+    let (tensor, offset) = placed(graph, id);
+    let mut out = Vec::with_capacity(tensor.desc.dense_bytes());
+    for_each_block(&tensor.desc, |at| {
+        out.extend_from_slice(&memory[offset + at..offset + at + tensor.desc.dtype().block_bytes()]);
     });
     out
 }
 
-fn decode(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<f64> {
-    let t = graph.tensor(id).expect("a tensor of the graph");
-    let (dtype, mut out) = (t.desc.dtype(), Vec::with_capacity(t.desc.elements()));
-    let mut block = vec![0.0; dtype.block_len()];
-    for_each_block(&t.desc, t.place.expect("a tensor with memory"), |at| {
-        let bytes = &memory[at..at + dtype.block_bytes()];
-        match dtype {
-            DType::I32 => out.push(f64::from(i32::from_le_bytes(bytes.try_into().expect("4 bytes")))),
-            DType::I64 => out.push(i64::from_le_bytes(bytes.try_into().expect("8 bytes")) as f64),
-            _ => {
-                dequantiser(dtype).expect("a type with a dequantiser")(bytes, &mut block);
-                out.extend(block.iter().map(|&v| f64::from(v)));
-            }
-        }
-    });
-    out
-}
-
-fn encode(desc: &TensorDesc, values: &[f32]) -> Vec<u8> {
-    assert_eq!(values.len(), desc.elements(), "values for {desc:?}");
-    let (dtype, mut bytes) = (desc.dtype(), vec![0x5a; desc.extent()]);
-    let mut blocks = values.chunks_exact(dtype.block_len());
-    for_each_block(desc, SlotOffset { slot: 0, offset: 0 }, |at| {
-        let values = blocks.next().expect("as many values as elements");
-        let bytes = &mut bytes[at..at + dtype.block_bytes()];
-        if dtype == DType::I32 {
-            bytes.copy_from_slice(&(values[0] as i32).to_le_bytes());
-        } else {
-            encode_row(dtype, values, bytes);
-        }
-    });
-    bytes
+fn values(graph: &Graph, memory: &[u8], id: TensorId) -> Vec<f64> {
+    let (tensor, offset) = placed(graph, id);
+    decode(&tensor.desc, &memory[offset..]).expect("a type with a conversion")
 }
