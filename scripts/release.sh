@@ -96,7 +96,9 @@ build() { # TARGET
         # A static program cannot load a driver, so it has no kernels either. Optimised as a whole, because it has to be small.
         *-musl)
             select+=(--no-default-features --features "fanout/server,fanout/client,fanout/cli")
+            # Of the crates that others have written, size counts more than speed, except for the digests.
             select+=(--config 'profile.release.lto="fat"' --config profile.release.codegen-units=1)
+            select+=(--config 'profile.release.package."*".opt-level="s"' --config profile.release.package.blake3.opt-level=3)
             ;;
         *-gnu) triple=$1.$glibc ;;
     esac

@@ -84,12 +84,13 @@ pub fn encode(desc: &TensorDesc, values: &[f32]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The values of a tensor in logical order, I32 and I64 as numbers. `bytes` starts with its first element, and has its extent. `None` for a
-/// type without a conversion.
+/// The values of a tensor in logical order, I32 and I64 as numbers. `bytes` starts with its first element. `None` for a type without a
+/// conversion, and for fewer bytes than the tensor's extent.
 pub fn decode(desc: &TensorDesc, bytes: &[u8]) -> Option<Vec<f64>> {
     let (dtype, mut values) = (desc.dtype(), Vec::with_capacity(desc.elements()));
     let convert = dequantiser(dtype);
-    if convert.is_none() && !matches!(dtype, DType::I32 | DType::I64) {
+    let converts = convert.is_some() || matches!(dtype, DType::I32 | DType::I64);
+    if !converts || bytes.len() < desc.extent() {
         return None;
     }
     let mut block = vec![0.0; dtype.block_len()];
@@ -164,6 +165,7 @@ mod tests {
                 let bytes = encode(&desc, &values).unwrap();
                 assert_eq!(decode(&desc, &bytes).unwrap(), want, "{dtype} {nb:?}");
                 assert!(encode(&desc, &values[1..]).is_none(), "too few values");
+                assert!(decode(&desc, &bytes[1..]).is_none(), "too few bytes");
             }
         }
         let bytes = TensorDesc::contiguous(DType::I8, [4, 1, 1, 1]).unwrap();
