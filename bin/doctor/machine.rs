@@ -223,7 +223,7 @@ fn port() -> (bool, Finding) {
     match TcpListener::bind((Ipv4Addr::LOCALHOST, DEFAULT_PORT)) {
         Ok(_) => (false, Finding::ok(CHECK, format!("{DEFAULT_PORT} is free"))),
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
-            (true, Finding::ok(CHECK, format!("{DEFAULT_PORT} is in use, see below who answers")))
+            (true, Finding::ok(CHECK, format!("{DEFAULT_PORT} is in use: by a server, or by another program")))
         }
         Err(e) => {
             let remedy = "look for a sandbox, container or firewall that forbids listening";

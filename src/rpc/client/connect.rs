@@ -178,8 +178,8 @@ fn side_to_update(theirs: Version) -> &'static str {
     }
 }
 
-/// The endpoint of a server that a user names: `host:port`, with the default port 50052 if `text` has none; `[host]:port` for an IPv6
-/// address, which may lack its brackets without a port. `None`: `text` is not of that form.
+/// The endpoint of a server that a user names: `host:port`, with the default port 50052 if `text` has none. An IPv6 address has
+/// brackets. `None`: `text` is not of that form.
 pub fn endpoint_with_port(text: &str) -> Option<String> {
     with_default_port(text, DEFAULT_PORT)
 }

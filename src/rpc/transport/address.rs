@@ -137,12 +137,9 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
     text.parse::<SocketAddr>().is_ok() || text.rsplit_once(':').is_some_and(host_and_port)
 }
 
-/// `text` as `host:port`, with `default` if it has no port. An IPv6 address without port may lack its brackets; a number alone is no
-/// host, because it is rather a port than an IPv4 address. `None`: `text` is not of that form.
+/// `text` as `host:port`, with `default` if it has no port. A number alone is no host, because it is rather a port than an IPv4
+/// address. An IPv6 address needs brackets: in `fd00::5:50052` the port would be a part of it. `None`: `text` is not of that form.
 pub(crate) fn with_default_port(text: &str, default: u16) -> Option<String> {
-    if text.parse::<Ipv6Addr>().is_ok() {
-        return Some(format!("[{text}]:{default}"));
-    }
     let with_port = format!("{text}:{default}");
     let endpoint = [text, &with_port].into_iter().find(|endpoint| is_host_and_port(endpoint))?;
     let is_number = endpoint.rsplit_once(':').is_some_and(|(host, _)| host.parse::<u64>().is_ok());
@@ -189,7 +186,7 @@ mod tests {
         for (text, want) in [
             ("gpu-1", Some("gpu-1:7")),
             ("gpu-1:8", Some("gpu-1:8")),
-            ("fd00::5", Some("[fd00::5]:7")),
+            ("fd00::5", None),
             ("[fd00::5]", Some("[fd00::5]:7")),
             ("[fd00::5]:8", Some("[fd00::5]:8")),
             ("", None),
