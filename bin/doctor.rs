@@ -91,11 +91,17 @@ pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
     if let Some(server) = args.servers.iter().find(|server| server.key.is_some() != credentials.key.is_some()) {
         let endpoint = &server.endpoint;
         usage(&match server.key {
+            Some(_) if credentials.certificate.is_some() => {
+                format!("{endpoint}: with --cert, servers prove certificates: give no key behind the address")
+            }
             Some(_) => {
                 format!("{endpoint} has a key: give this client's with --key FILE (`rpc-server keygen FILE` makes one)")
             }
             None => format!("--key: give the key of {endpoint} behind its address, as in {endpoint}=ed25519:…"),
         });
+    }
+    if args.servers.is_empty() && !credentials.is_empty() {
+        usage("--key and --cert are for servers: name one, as in 10.0.0.5=ed25519:…, or without the key with --cert");
     }
     let reference = match Reference::new() {
         Ok(reference) => reference,
@@ -103,11 +109,12 @@ pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
     };
     let mut report = Report::new(args.json);
     let local_server = machine::check(&mut report, &reference);
-    // Only a server without keys can be asked without them.
     let default = CheckedServer { endpoint: format!("127.0.0.1:{DEFAULT_PORT}"), key: None };
-    let default = (local_server && args.servers.is_empty() && credentials.is_empty()).then_some(default);
+    let default = (local_server && args.servers.is_empty()).then_some(default);
     for target in args.servers.iter().chain(&default) {
-        server::check(&mut report, target, credentials.options(target), args.self_test, &reference);
+        let target =
+            server::Target { server: target, is_named: !args.servers.is_empty(), tests_foreign: args.self_test };
+        server::check(&mut report, &target, credentials.options(target.server), &reference);
     }
     report.finish()
 }
@@ -151,17 +158,24 @@ impl Reference {
         Ok(Reference { device, budget: MemoryBudget::new(TEST_MEMORY) })
     }
 
-    /// Runs the cases of every op on `device`, one by one, and reports whether the results are those of this device.
-    fn self_test(&self, name: &str, device: &Arc<dyn Device>) -> Finding {
+    /// Runs the cases of every op on `device`, one by one until `deadline`, and reports whether the results are those of this device.
+    fn self_test(&self, name: &str, device: &Arc<dyn Device>, deadline: Instant) -> Finding {
         const CHECK: &str = "self-test";
         let cases = match cases() {
             Ok(cases) => cases,
             Err(e) => return Finding::problem(CHECK, format!("{name}: no cases: {e}"), "report this bug of fanout"),
         };
-        let (mut passed, mut differing, mut unsupported) = (0, Vec::new(), Vec::new());
+        let (mut passed, mut differing, mut unsupported) = (0usize, Vec::new(), Vec::new());
         let began = Instant::now();
         for case in &cases {
-            match check(case, &**device, &*self.device, &self.budget, Instant::now() + CASE_TIMEOUT) {
+            if Instant::now() >= deadline {
+                let message =
+                    format!("{name}: stopped after {passed} of {} cases, because it takes too long", cases.len());
+                let remedy = "the device or the network is busy: try again later; --status shows what the server does";
+                return Finding::problem(CHECK, message, remedy).with("passed", passed as f64);
+            }
+            let until = deadline.min(Instant::now() + CASE_TIMEOUT);
+            match check(case, &**device, &*self.device, &self.budget, until) {
                 Ok(Verdict::Same { .. }) => passed += 1,
                 Ok(Verdict::Unsupported { .. }) => unsupported.push(case.name()),
                 Ok(Verdict::Differs { nmse, bound }) => {
@@ -170,8 +184,15 @@ impl Reference {
                 Ok(Verdict::StrayWrite { offset }) => {
                     differing.push(format!("{} (changed byte {offset}, which is not its own)", case.name()));
                 }
+                Err(e @ DeviceError::OutOfMemory { .. }) => {
+                    let message = format!("{name}: not tested after {passed} cases: {e}");
+                    return Finding::warning(CHECK, message, failure_remedy(&e)).with("passed", passed as f64);
+                }
                 Err(e) => {
-                    let message = format!("{name}: {} failed after {passed} good cases: {e}", case.name());
+                    let mut message = format!("{name}: {} failed after {passed} good cases: {e}", case.name());
+                    if !differing.is_empty() {
+                        message += &format!("; wrong: {}", names(&differing));
+                    }
                     return Finding::problem(CHECK, message, failure_remedy(&e)).with("passed", passed as f64);
                 }
             }
@@ -189,21 +210,22 @@ impl Reference {
         } else if differing.is_empty() {
             Finding::problem(CHECK, format!("{name}: runs no op"), "update the server, or use another device")
         } else {
-            let wrong: Vec<&str> = differing.iter().map(String::as_str).collect();
-            let message =
-                format!("{name}: {} of {} cases are wrong: {}{not_run}", wrong.len(), cases.len(), names(&wrong));
+            let (wrong, all) = (differing.len(), cases.len());
+            let message = format!("{name}: {wrong} of {all} cases are wrong: {}{not_run}", names(&differing));
             let remedy = "do not use this device; check its memory and cooling, update its driver, and if the error stays \
                           report it with the output of rpc-server doctor --json";
             Finding::problem(CHECK, message, remedy)
         };
-        let counts = [("passed", passed as f64), ("differing", differing.len() as f64)];
+        let counts = [("passed", passed), ("differing", differing.len()), ("unsupported", unsupported.len())];
+        let counts = counts.map(|(name, count)| (name, count as f64));
         counts.into_iter().fold(finding, |finding, (name, value)| finding.with(name, value)).with("seconds", seconds)
     }
 }
 
 /// The first names of a list.
-fn names(all: &[&str]) -> String {
-    let listed = all.get(..MAX_NAMES).unwrap_or(all).join(", ");
+fn names<S: AsRef<str>>(all: &[S]) -> String {
+    let listed: Vec<&str> = all.iter().take(MAX_NAMES).map(AsRef::as_ref).collect();
+    let listed = listed.join(", ");
     match all.len().saturating_sub(MAX_NAMES) {
         0 => listed,
         more => format!("{listed} and {more} more"),
@@ -216,10 +238,20 @@ fn failure_remedy(e: &DeviceError) -> &'static str {
         DeviceError::OutOfMemory { .. } => {
             "wait until other clients of the device have ended, or limit theirs with --max-memory"
         }
-        DeviceError::ConnectionLost { .. } => "look into the server's log (journalctl -u rpc-server) for the reason",
-        DeviceError::Deadline(_) => "the device is busy or hangs: look at rpc-server --status, and restart the server",
+        DeviceError::OnDevice { source, .. } => failure_remedy(source),
+        DeviceError::ConnectionLost { .. } => {
+            "the server's log has the reason (journalctl -u fanout, if systemd runs it)"
+        }
+        DeviceError::Deadline(_) => {
+            "the device or the network is busy or hangs: rpc-server --status HOST:PORT shows what it does"
+        }
+        DeviceError::RunTooLong { .. } => "raise --max-run of the server",
+        DeviceError::Exhausted { .. } | DeviceError::CapabilityMissing { .. } => {
+            "try again when fewer clients use the server, or raise the limit that the message names"
+        }
+        DeviceError::Driver { .. } => "update the driver; nvidia-smi and dmesg tell more",
         DeviceError::Lost { .. } => "restart the server; if it happens again, check the GPU with nvidia-smi and dmesg",
-        _ => "update the driver; if the error stays, report it with the output of rpc-server doctor --json",
+        _ => "try again; if the error stays, report it with the output of rpc-server doctor --json",
     }
 }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use fanout::printable::printable_line;
+use fanout::printable::{printable_json, printable_line};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::status::{DeviceMemoryStatus, DeviceStatus, ServerStatus, SessionStatus};
 use fanout::rpc::wire::ext::{HelloExtReply, REVISION};
@@ -57,7 +57,8 @@ fn query_server(name: &str, options: &Options, as_json: bool) -> Result<String, 
     };
     if as_json {
         // Its texts and numbers have a form in JSON.
-        return Ok(format!("{}\n", serde_json::to_string_pretty(&status).unwrap_or_default()));
+        let json = serde_json::to_string_pretty(&status).unwrap_or_default();
+        return Ok(format!("{}\n", printable_json(&json)));
     }
     let version = endpoint.version();
     let protocol = match endpoint.server() {

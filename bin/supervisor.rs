@@ -206,10 +206,7 @@ impl Supervisor {
             }
             Err(e) => {
                 let proc = if cfg!(target_os = "linux") { ", which needs /proc" } else { "" };
-                Err(io::Error::new(
-                    e.kind(),
-                    format!("cannot start a worker{proc}: {e}{} (see --no-supervise)", io_hint(&e)),
-                ))
+                Err(io::Error::new(e.kind(), format!("cannot start a worker{proc}: {e} (see --no-supervise)")))
             }
         }
     }

@@ -31,7 +31,7 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def reader(address, path, period, offset, end, failures):
+def reader(address, path, period, offset, end, failures, done):
     """Requests `path` every `period` seconds over one connection."""
     connection = http.client.HTTPConnection(*address, timeout=10)
     due = time.monotonic() + offset
@@ -44,7 +44,8 @@ def reader(address, path, period, offset, end, failures):
             if response.status != 200 or not body:
                 raise OSError(f"{path}: status {response.status}, {len(body)} bytes")
             due += period
-    except OSError as error:
+            done[0] += 1
+    except (OSError, http.client.HTTPException) as error:
         failures.append(error)
 
 
@@ -77,8 +78,11 @@ def main():
 
         def share_during(readers):
             before, start = cpu_seconds(server.pid), time.monotonic()
-            end, failures = start + options.seconds, []
-            threads = [threading.Thread(target=reader, args=(address, *args, end, failures)) for args in readers]
+            end, failures, done = start + options.seconds, [], [[0] for _ in readers]
+            threads = [
+                threading.Thread(target=reader, args=(address, *args, end, failures, count))
+                for args, count in zip(readers, done)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -86,6 +90,9 @@ def main():
             time.sleep(max(0, end - time.monotonic()))
             if failures:
                 sys.exit(f"http_load.py: {failures[0]}")
+            for (path, period, _), (count,) in zip(readers, done):
+                if count < 0.9 * options.seconds / period - 1:
+                    sys.exit(f"http_load.py: only {count} of {options.seconds / period:.0f} requests of {path} were answered in time")
             return (cpu_seconds(server.pid) - before) / (time.monotonic() - start)
 
         idle = share_during([])

@@ -165,8 +165,10 @@ check() { # TARGET FOLDER
 pack() { # TARGET
     local name=fanout-$version-$1 from=$folder/build/$1/release
     rm -rf "${folder:?}/$name"
-    mkdir -p "$folder/$name/manual"
-    cp "$from/rpc-server" "$from/generate" README.md LICENSE-APACHE LICENSE-MIT "$folder/$name"
+    mkdir -p "$folder/$name/manual" "$folder/$name/docs"
+    cp "$from/rpc-server" "$from/generate" README.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$folder/$name"
+    # README refers to them.
+    cp -r docs/*.md docs/*.svg docs/deploy "$folder/$name/docs"
     check "$1" "$folder/$name"
     # The same for all targets: written by the program that runs here.
     if [[ ! -d $folder/manual ]]; then

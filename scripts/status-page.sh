@@ -29,11 +29,14 @@ built=${FANOUT_BUILT:-$target/release}
 [[ ${FANOUT_BUILT-} ]] || cargo build --quiet --release --locked --bin rpc-server
 out=$target/status-page
 rm -rf "$out"
-mkdir -p "$out"
+mkdir -p "$out/in-use"
 
+# Both write here; sed may look before the server has begun.
+: >"$out/server.log"
 children=()
 stop() {
-    kill "${children[@]}" 2>/dev/null || true
+    rmdir "$out/in-use" 2>/dev/null || true # ends the loop of the doctor after its last run
+    kill "${children[0]}" 2>/dev/null || true
     wait
 }
 trap stop EXIT
@@ -47,7 +50,7 @@ for ((i = 0; i < 300; i++)); do
 done
 [[ $page ]] || { cat "$out/server.log" >&2; echo "status-page.sh: the server printed no address within 30 s" >&2; exit 1; }
 address=${page#http://}
-while :; do "$built/rpc-server" doctor "${address%/}"; done >"$out/doctor.log" 2>&1 &
+while [[ -d $out/in-use ]]; do "$built/rpc-server" doctor "${address%/}"; done >"$out/doctor.log" 2>&1 &
 children+=($!)
 
 # As root, Chromium runs without its sandbox only. Time of the page passes as fast as it has nothing to wait for.

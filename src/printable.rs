@@ -18,6 +18,20 @@ pub fn printable_text(text: &str) -> String {
     escape(text, |c| c.is_control() && !matches!(c, '\n' | '\t'))
 }
 
+/// JSON, whose texts may contain control characters above U+001F and marks of the direction: they are escaped as in JSON, too.
+pub fn printable_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if breaks_lines(c) && c != '\n' {
+            // All of them have 16 bits.
+            out += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -29,6 +43,12 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_json_controls_the_terminal() {
+        let json = "{\n  \"a\": \"\u{9b}2J\u{202e} é\"\n}";
+        assert_eq!(printable_json(json), "{\n  \"a\": \"\\u009b2J\\u202e é\"\n}");
+    }
 
     #[test]
     fn no_text_controls_the_terminal() {

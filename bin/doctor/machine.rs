@@ -1,10 +1,10 @@
-//! The findings of `rpc-server doctor` about this machine. What the system tells in files is read by functions of their texts, so
-//! that tests cover systems that this one is not.
+//! The findings of `rpc-server doctor` about this machine. The checks take the texts of /proc and /sys, so that tests can supply those
+//! of other systems.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fanout::device::DeviceKind;
 use fanout::registry::{DeviceEntry, Options, Registry};
@@ -12,6 +12,9 @@ use fanout::rpc::wire::DEFAULT_PORT;
 
 use super::Reference;
 use super::report::{Finding, Report};
+
+/// Time limit of the self-test of a device. A GPU's driver may compile kernels.
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Free memory below which hardly any model fits.
 const LITTLE_MEMORY: u64 = 2 << 30;
@@ -50,8 +53,12 @@ pub(super) fn check(report: &mut Report, reference: &Reference) -> bool {
     report.add(finding);
     for entry in registry.entries().iter().filter(|entry| entry.unusable.is_none()) {
         report.add(match entry.open(&Options::default()) {
-            Ok(device) => reference.self_test(&entry.name, &device),
-            Err(e) => Finding::problem("self-test", format!("{} cannot be opened: {e}", entry.name), "see the error"),
+            Ok(device) => reference.self_test(&entry.name, &device, Instant::now() + TEST_TIMEOUT),
+            Err(e) => {
+                let remedy =
+                    "if a server uses all memory of the device, name that server instead: rpc-server doctor HOST:PORT";
+                Finding::problem("self-test", format!("{} cannot be opened: {e}", entry.name), remedy)
+            }
         });
     }
     in_use
@@ -91,7 +98,11 @@ fn gpus(registry: &Registry, has_card: bool) -> Vec<Finding> {
         None => Finding::ok(CHECK, format!("{}: {}", entry.name, entry.description)),
         Some(why) => {
             let message = format!("{}: {}; not usable: {why}", entry.name, entry.description);
-            Finding::problem(CHECK, message, "mend that, or leave it out with --device")
+            Finding::problem(
+                CHECK,
+                message,
+                "nvidia-smi shows the driver's version and the GPU's state; --device leaves a GPU out",
+            )
         }
     };
     let findings: Vec<_> = registry.by_kind(DeviceKind::Gpu).map(found).collect();
@@ -102,9 +113,18 @@ fn gpus(registry: &Registry, has_card: bool) -> Vec<Finding> {
 }
 
 fn no_gpu(why: &str, has_card: bool) -> Finding {
-    if has_card {
-        let remedy = "nvidia-smi shows whether the driver works; rpc-server needs version 525 or later";
-        return Finding::problem("GPU", format!("this machine has an NVIDIA GPU that cannot be used: {why}"), remedy);
+    let message = format!("this machine has an NVIDIA GPU that is not used: {why}");
+    let is_hidden = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    match (has_card, cfg!(feature = "cuda") && !is_hidden) {
+        (true, true) => {
+            let remedy = "nvidia-smi shows whether the driver works; rpc-server needs version 525 or later";
+            return Finding::problem("GPU", message, remedy);
+        }
+        (true, false) => {
+            let remedy = "to use it, take the build for glibc, and unset CUDA_VISIBLE_DEVICES";
+            return Finding::warning("GPU", message, remedy);
+        }
+        (false, _) => {}
     }
     Finding::ok("GPU", format!("none, the CPU is served ({why})"))
 }
@@ -149,7 +169,8 @@ fn open_files_finding(hard: Option<u64>) -> Finding {
     match hard {
         Some(hard) if hard < OPEN_FILES => {
             let message = format!("at most {hard}: too few for 1024 clients");
-            let remedy = "ulimit -Hn 65536, or LimitNOFILE=65536 of the service; or serve fewer with --max-connections";
+            let remedy =
+                "LimitNOFILE=16384 of the service, or as root prlimit --nofile=16384 --pid $$ before the server starts";
             Finding::warning(CHECK, message, remedy)
         }
         Some(hard) => Finding::ok(CHECK, format!("up to {hard}")),
@@ -165,7 +186,7 @@ fn threads(groups: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Findi
     Some(match limit.trim().parse::<u64>() {
         Ok(limit) if limit < THREADS => {
             let message = format!("at most {limit} in this control group: too few for many clients");
-            let remedy = "TasksMax=8192 of the service, or --pids-limit 8192 of the container";
+            let remedy = "TasksMax=8192 of the service, or --pids-limit 8192 of podman or docker";
             Finding::warning(CHECK, message, remedy)
         }
         Ok(limit) => Finding::ok(CHECK, format!("up to {limit} in this control group")),
@@ -189,7 +210,7 @@ fn mappings(count: &str) -> Option<Finding> {
 fn landlock(modules: &str) -> Finding {
     const CHECK: &str = "sandbox";
     if modules.trim().split(',').any(|module| module == "landlock") {
-        return Finding::ok(CHECK, "Landlock is on: a server that was taken over cannot open files");
+        return Finding::ok(CHECK, "the kernel has Landlock, by which --sandbox restricts access to files");
     }
     let message = "the kernel does not use Landlock: --sandbox does not restrict access to files";
     Finding::warning(CHECK, message, format!("add lsm=landlock,{} to the kernel's command line", modules.trim()))
@@ -199,9 +220,7 @@ fn clock_source(source: &str) -> Finding {
     const CHECK: &str = "clock source";
     let source = source.trim();
     if matches!(source, "hpet" | "acpi_pm" | "pit" | "jiffies") {
-        let message = format!(
-            "{source}: each look at the clock takes a microsecond and more, and every node of a graph has some"
-        );
+        let message = format!("{source}: reading the clock takes a microsecond or more, and every wait reads it");
         let remedy = "dmesg | grep -i tsc tells why the processor's counter is not used; in a virtual machine choose kvm-clock \
                       or tsc";
         return Finding::warning(CHECK, message, remedy);

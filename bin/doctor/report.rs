@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
-use fanout::printable::printable_line;
+use fanout::io_hint::io_hint;
+use fanout::printable::{printable_json, printable_line};
 use serde::Serialize;
 
 use crate::{fail, print};
@@ -21,6 +22,9 @@ pub(super) enum Level {
     Problem,
 }
 
+/// Longest message, in characters: a server's texts are as long as it likes.
+const MAX_MESSAGE: usize = 600;
+
 /// The result of one check.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Finding {
@@ -32,13 +36,17 @@ pub(super) struct Finding {
     /// The next step, with the command if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
-    /// Measured values, in bytes and seconds.
+    /// Measured values: bytes and seconds where the name says nothing else.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     values: BTreeMap<&'static str, f64>,
 }
 
 impl Finding {
-    fn new(check: &'static str, level: Level, message: String, remedy: Option<String>) -> Finding {
+    fn new(check: &'static str, level: Level, mut message: String, remedy: Option<String>) -> Finding {
+        if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
+            message.truncate(end);
+            message.push('…');
+        }
         Finding { subject: String::new(), check, level, message, remedy, values: BTreeMap::new() }
     }
 
@@ -128,13 +136,13 @@ impl Report {
         if self.as_json {
             let json = serde_json::json!({ "problems": problems, "warnings": warnings, "findings": self.findings });
             self.as_json = false;
-            self.print(&format!("{json:#}\n"));
+            self.print(&format!("{}\n", printable_json(&format!("{json:#}"))));
         } else {
             let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
             self.print(&format!("{}, {}\n", plural(problems, "problem"), plural(warnings, "warning")));
         }
         match self.broken {
-            Some(e) => fail(&format!("cannot write to standard output: {e}")),
+            Some(e) => fail(&format!("cannot write to standard output: {e}{}", io_hint(&e))),
             None if problems == 0 => ExitCode::SUCCESS,
             None => ExitCode::FAILURE,
         }
@@ -152,6 +160,8 @@ mod tests {
         report.add(Finding::ok("clock", "fine").with("seconds", 0.5));
         report.begin("gpu-1:50052");
         report.add(Finding::problem("version", "a\u{1b}[2J", "update"));
+        let long = Finding::ok("version", "x".repeat(MAX_MESSAGE + 1)).message;
+        assert_eq!(long, "x".repeat(MAX_MESSAGE) + "…");
         let [ok, problem] = &report.findings[..] else { panic!("two findings: {:?}", report.findings) };
         assert_eq!(ok.text(), "  ok       clock: fine\n");
         assert_eq!(problem.text(), "  PROBLEM  version: a\\u{1b}[2J\n           -> update\n");

@@ -15,13 +15,23 @@ use super::{CheckedServer, Reference, VERSION, failure_remedy};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time limit of a server's silence, and of each transfer.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Time limit of all checks of a server, except for the one that it interrupts.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// Devices of a server that are checked, and lost ones that are listed.
+const MAX_DEVICES: usize = 32;
+
+/// How long round trips are measured.
+const ROUND_TRIP_TIME: Duration = Duration::from_secs(2);
 
 /// Round trips of which the median counts.
 const ROUND_TRIPS: usize = 31;
 
-/// Bytes of a transfer by which the bandwidth is measured.
+/// Most bytes of a transfer by which the bandwidth is measured, and those of the first one.
 const TRANSFER: u64 = 8 << 20;
+const FIRST_TRANSFER: u64 = 64 << 10;
 
 /// How long transfers in one direction go on.
 const TRANSFER_TIME: Duration = Duration::from_millis(400);
@@ -41,23 +51,33 @@ const FULL: f64 = 0.05;
 /// Difference of clocks from which on times in logs cannot be compared and certificates may fail, in seconds.
 const CLOCK_DIFFERENCE: f64 = 60.0;
 
-/// Checks a server. `tests_foreign`: runs ops on a server without extensions, too.
-pub(super) fn check(
-    report: &mut Report,
-    server: &CheckedServer,
-    options: Options,
-    tests_foreign: bool,
-    reference: &Reference,
-) {
-    report.begin(&server.endpoint);
+/// A server to check, and how.
+pub(super) struct Target<'a> {
+    pub(super) server: &'a CheckedServer,
+    /// Whether the user has named it; otherwise something listens on the default port.
+    pub(super) is_named: bool,
+    /// Whether ops run on a server without extensions, too.
+    pub(super) tests_foreign: bool,
+}
+
+/// Checks a server.
+pub(super) fn check(report: &mut Report, target: &Target<'_>, options: Options, reference: &Reference) {
+    let name = &target.server.endpoint;
+    report.begin(name);
     let options = options.with_connect_timeout(CONNECT_TIMEOUT).with_silence_timeout(TIMEOUT);
-    let endpoint = match Endpoint::connect(&server.endpoint, &options) {
+    let endpoint = match Endpoint::connect(name, &options) {
         Ok(endpoint) => endpoint,
-        Err(e) => return report.add(Finding::problem("connection", e.to_string(), connection_remedy(&e))),
+        Err(e) if target.is_named => {
+            return report.add(Finding::problem("connection", e.to_string(), connection_remedy(&e)));
+        }
+        Err(e) => {
+            let remedy = format!("if this is a server with keys, name it: rpc-server doctor --key FILE {name}=KEY");
+            return report.add(Finding::warning("connection", e.to_string(), remedy));
+        }
     };
     report.add(version(&endpoint));
     // A server that is lost fails every check that follows, so the first failure ends them.
-    if let Err((check, e)) = checks(report, &endpoint, tests_foreign, reference) {
+    if let Err((check, e)) = checks(report, &endpoint, target.tests_foreign, reference) {
         report.add(Finding::problem(check, e.to_string(), failure_remedy(&e)));
     }
 }
@@ -78,7 +98,13 @@ fn checks(
         return Ok(());
     };
     link(report, first).map_err(|e| ("link", e))?;
-    for device in endpoint.devices() {
+    let deadline = Instant::now() + SERVER_TIMEOUT;
+    let devices = endpoint.devices();
+    if devices.len() > MAX_DEVICES {
+        let message = format!("the server has {}: only the first {MAX_DEVICES} are checked", devices.len());
+        report.add(Finding::warning("devices", message, "serve fewer devices on one endpoint"));
+    }
+    for device in devices.iter().take(MAX_DEVICES) {
         let memory = device.memory().map_err(|e| ("memory", e))?;
         report.add(free_memory(&device.info().name, memory.free, memory.total));
     }
@@ -87,8 +113,10 @@ fn checks(
         report.add(Finding::ok("self-test", message));
         return Ok(());
     }
-    for device in endpoint.devices() {
-        report.add(reference.self_test(&device.info().name, device));
+    for device in devices.iter().take(MAX_DEVICES) {
+        // The first test after a loss of the server reports it.
+        device.memory().map_err(|e| ("self-test", e))?;
+        report.add(reference.self_test(&device.info().name, device, deadline));
     }
     Ok(())
 }
@@ -102,8 +130,12 @@ fn connection_remedy(e: &ConnectError) -> &'static str {
             "start it there, where other machines can connect (rpc-server -H 0.0.0.0 --allow NETWORK), and let the firewall pass \
              its port; nc -vz HOST PORT tests the way"
         }
-        ConnectError::Full { .. } | ConnectError::Draining { .. } => "rpc-server --status tells who uses it",
-        ConnectError::Silent { .. } => "another program may listen on that port, or a firewall drops what is sent",
+        ConnectError::Full { .. } | ConnectError::Draining { .. } => {
+            "its status page, http://HOST:PORT/ in a browser on that machine, lists the sessions"
+        }
+        ConnectError::Silent { .. } | ConnectError::OtherProtocol { .. } => {
+            "ss -ltnp on that machine shows which program has the port; a firewall may also drop what is sent"
+        }
         ConnectError::Closed { .. } | ConnectError::Handshake { .. } => {
             "check that the port is that of an RPC server, that it allows this address (--allow, --listen), and whether it demands \
              keys (then give HOST=KEY and --key)"
@@ -112,7 +144,10 @@ fn connection_remedy(e: &ConnectError) -> &'static str {
             "compare the server's key (rpc-server prints it when it starts) with the one given here, and list this client's key \
              (rpc-server keygen --public FILE) in its --allow-keys"
         }
-        ConnectError::Version { .. } => "update the older of both",
+        ConnectError::Version { .. } => {
+            "or let the server answer another version, with --protocol or --listen PORT=VERSION"
+        }
+        ConnectError::Device(e) => failure_remedy(e),
         _ => "see the server's log",
     }
 }
@@ -142,6 +177,10 @@ fn builds(theirs: &str, ours: &str, protocol: &str) -> Finding {
 /// Compares the clock of a server with this machine's.
 fn clock(status: &ServerStatus, now: SystemTime) -> Option<Finding> {
     let now = now.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs_f64();
+    // Other builds may not tell theirs.
+    if status.time == 0.0 {
+        return None;
+    }
     let difference = status.time - now;
     let finding = if difference.abs() > CLOCK_DIFFERENCE {
         let side = if difference > 0.0 { "ahead of" } else { "behind" };
@@ -157,14 +196,18 @@ fn clock(status: &ServerStatus, now: SystemTime) -> Option<Finding> {
 fn lost(status: &ServerStatus) -> Vec<Finding> {
     let devices = status.devices.iter().filter_map(|device| Some((device, device.lost.as_ref()?)));
     let remedy = "restart the server, if its supervisor has not done that already; then nvidia-smi and dmesg tell more";
-    devices.map(|(device, why)| Finding::problem("device", format!("{} is lost: {why}", device.name), remedy)).collect()
+    devices
+        .take(MAX_DEVICES)
+        .map(|(device, why)| Finding::problem("device", format!("{} is lost: {why}", device.name), remedy))
+        .collect()
 }
 
 /// Round trip and bandwidth, measured on a buffer of `device`.
 fn link(report: &mut Report, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
     let bytes = TRANSFER.min(device.memory()?.free / 4);
-    if bytes < 4096 {
-        report.add(free_memory(&device.info().name, 0, 1));
+    if bytes < FIRST_TRANSFER {
+        let message = format!("not measured: {} has no free memory for a transfer", device.info().name);
+        report.add(Finding::warning("bandwidth", message, "try again when its clients have ended"));
         return Ok(());
     }
     let budget = MemoryBudget::new(2 * TRANSFER);
@@ -173,23 +216,33 @@ fn link(report: &mut Report, device: &Arc<dyn Device>) -> Result<(), DeviceError
     let one = buffer.region(0, 4)?;
     let deadline = || Some(Instant::now() + TIMEOUT);
     let mut times = Vec::new();
-    for _ in 0..ROUND_TRIPS {
+    let start = Instant::now();
+    while times.len() < ROUND_TRIPS && (times.is_empty() || start.elapsed() < ROUND_TRIP_TIME) {
         let began = Instant::now();
         queue.download(one.clone())?.wait(deadline())?;
         times.push(began.elapsed());
     }
     times.sort();
-    report.add(round_trip(times.get(times.len() / 2).copied().unwrap_or_default()));
+    report.add(round_trip(times.get(times.len() / 2).copied().unwrap_or_default(), times.len()));
 
-    let data = vec![0x5a; bytes as usize];
-    // The first upload waits for the pages of the buffer.
-    queue.upload(buffer.whole(), None, UploadSource::Borrowed(&data))?;
-    queue.download(one.clone())?.wait(deadline())?;
-    let to = rate(bytes, || {
-        queue.upload(buffer.whole(), None, UploadSource::Borrowed(&data))?;
+    // Larger transfers, until one takes long enough: that of a slow link must not take minutes. They also touch all pages.
+    let mut data = vec![0x5a; FIRST_TRANSFER as usize];
+    loop {
+        let began = Instant::now();
+        let region = buffer.region(0, data.len() as u64)?;
+        queue.upload(region, None, UploadSource::Borrowed(&data))?;
+        queue.download(one.clone())?.wait(deadline())?;
+        if data.len() as u64 == bytes || began.elapsed() > TRANSFER_TIME / 4 {
+            break;
+        }
+        data.resize(bytes.min(2 * data.len() as u64) as usize, 0x5a);
+    }
+    let region = buffer.region(0, data.len() as u64)?;
+    let to = rate(region.bytes(), || {
+        queue.upload(region.clone(), None, UploadSource::Borrowed(&data))?;
         queue.download(one.clone())?.wait(deadline()).map(drop)
     })?;
-    let from = rate(bytes, || queue.download(buffer.whole())?.wait(deadline()).map(drop))?;
+    let from = rate(region.bytes(), || queue.download(region.clone())?.wait(deadline()).map(drop))?;
     report.add(bandwidth(to, from));
     Ok(())
 }
@@ -204,10 +257,10 @@ fn rate(bytes: u64, mut transfer: impl FnMut() -> Result<(), DeviceError>) -> Re
     Ok(bytes as f64 * count as f64 / began.elapsed().as_secs_f64().max(1e-9))
 }
 
-fn round_trip(median: Duration) -> Finding {
+fn round_trip(median: Duration, count: usize) -> Finding {
     const CHECK: &str = "round trip";
     let seconds = median.as_secs_f64();
-    let message = format!("{:.0} us (median of {ROUND_TRIPS})", 1e6 * seconds);
+    let message = format!("{:.0} us (median of {count})", 1e6 * seconds);
     let finding = if median > SLOW_ROUND_TRIP {
         let message =
             format!("{message}: a token takes at least one, so at most {:.0} tokens per second", 1.0 / seconds);
@@ -222,21 +275,26 @@ fn bandwidth(to: f64, from: f64) -> Finding {
     const CHECK: &str = "bandwidth";
     let message = format!("{:.0} MB/s to the server, {:.0} MB/s from it", to / 1e6, from / 1e6);
     let finding = if to.min(from) < SLOW_LINK {
-        let message = format!("{message}: 4 GB of weights take {:.0} s", 4e9 / to.max(1.0));
+        let load = 4e9 / to.max(1.0);
+        let message = if to < SLOW_LINK { format!("{message}: 4 GB of weights take {load:.0} s") } else { message };
         let remedy = "use a network of 1 Gbit/s or more (iperf3 measures it), and let servers load weights from their own disks \
                       (--models)";
         Finding::warning(CHECK, message, remedy)
     } else {
         Finding::ok(CHECK, message)
     };
-    finding.with("to", to).with("from", from)
+    finding.with("to_bytes_per_second", to).with("from_bytes_per_second", from)
 }
 
 fn free_memory(name: &str, free: u64, total: u64) -> Finding {
     const CHECK: &str = "memory";
     let message = format!("{name}: {} of {} MiB free", free >> 20, total >> 20);
     let finding = if (free as f64) < FULL * total as f64 {
-        Finding::warning(CHECK, message, "rpc-server --status tells who holds it; --max-memory limits a client")
+        Finding::warning(
+            CHECK,
+            message,
+            "rpc-server --status HOST:PORT lists the sessions and their memory; --max-memory limits a client",
+        )
     } else {
         Finding::ok(CHECK, message)
     };
@@ -263,17 +321,22 @@ mod tests {
             (clock(2e9 + 59.0), true, "this machine's"),
             (clock(2e9 + 61.0), false, "61 s ahead"),
             (clock(2e9 - 3600.0), false, "3600 s behind"),
-            (round_trip(Duration::from_micros(45)), true, "45 us"),
-            (round_trip(Duration::from_millis(20)), false, "at most 50 tokens"),
+            (round_trip(Duration::from_micros(45), 31), true, "45 us"),
+            (round_trip(Duration::from_millis(20), 31), false, "at most 50 tokens"),
             (bandwidth(1e9, 2e9), true, "1000 MB/s to the server, 2000 MB/s from it"),
             (bandwidth(10e6, 2e9), false, "take 400 s"),
-            (bandwidth(1e9, 10e6), false, "take 4 s"),
+            (bandwidth(1e9, 10e6), false, "1000 MB/s to the server, 10 MB/s from it"),
             (free_memory("CPU", 6 << 20, 100 << 20), true, "CPU: 6 of 100 MiB"),
             (free_memory("CPU", 4 << 20, 100 << 20), false, "CPU: 4 of 100 MiB"),
         ] {
             assert_eq!(finding.is_ok(), is_ok, "{finding:?}");
             assert!(finding.message().contains(text), "{finding:?}");
         }
+    }
+
+    #[test]
+    fn the_clock_of_a_server_that_does_not_tell_it_is_not_compared() {
+        assert_eq!(clock(&ServerStatus::default(), SystemTime::now()), None);
     }
 
     #[test]

@@ -178,6 +178,8 @@ pub fn check(
 ) -> Result<Verdict, DeviceError> {
     for node in case.graph.nodes().iter().filter_map(|node| case.graph.node_view(node)) {
         if let Support::No(unsupported) = device.support(node) {
+            // A device of a lost server supports nothing, and this request tells why.
+            device.memory()?;
             return Ok(Verdict::Unsupported { reason: unsupported.reason });
         }
     }

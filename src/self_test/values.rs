@@ -42,6 +42,9 @@ pub fn row_encoder(dtype: DType) -> Option<EncodeRow> {
     }
 }
 
+/// Random blocks that are tried for a block of values. Those of the cases are found within some thousands.
+const MAX_ATTEMPTS: usize = 1 << 20;
+
 /// Random blocks of a type that only converts to f32, each about as large as its values.
 fn random_blocks(dtype: DType, convert: Dequantise, values: &[f32], bytes: &mut [u8]) {
     let mut back = vec![0.0; dtype.block_len()];
@@ -55,12 +58,17 @@ fn random_blocks(dtype: DType, convert: Dequantise, values: &[f32], bytes: &mut 
         if wanted == 0.0 {
             continue;
         }
-        loop {
+        // Values far beyond the range of the type's scales stay zeros.
+        for attempt in 1.. {
             rng.fill(bytes);
             convert(bytes, &mut back);
             // The largest of NaN and a number is the number, so all values are looked at.
             let finite = back.iter().all(|x| x.is_finite());
             if finite && (wanted / 16.0..=4.0 * wanted).contains(&peak(&back)) {
+                break;
+            }
+            if attempt == MAX_ATTEMPTS {
+                bytes.fill(0);
                 break;
             }
         }

@@ -5,7 +5,8 @@ use crate::server_program_keys::Fixture;
 use crate::support::*;
 use fanout_testing::protocol_relay::ProtocolRelay;
 use serde_json::Value;
-use std::net::{SocketAddr, TcpListener};
+use std::io::Write;
+use std::net::TcpListener;
 
 /// The findings of a run with `--json` about its server: check, level, message with remedy.
 fn findings(text: &str, server: &str) -> Vec<[String; 3]> {
@@ -57,8 +58,15 @@ fn a_healthy_server_passes_every_check() {
 
 #[test]
 fn servers_that_cannot_be_used_are_problems_with_a_remedy() {
-    // A port of a listener that is gone, one on which nobody answers, and a name that does not exist.
-    let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").to_string();
+    // Nothing listens on port 1. The other listener speaks HTTP.
+    let closed = "127.0.0.1:1".to_owned();
+    let http = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let http_addr = http.local_addr().expect("an address").to_string();
+    std::thread::spawn(move || {
+        for mut stream in http.incoming().flatten() {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
     let keyed = Fixture::start(&[]).0;
     let plain = spawn_server(&["-p", "0", "-d", "CPU", "-t", "1", "--mem", "64M"]);
     keyed.bob.create_file(&keyed.path("bob")).expect("a file");
@@ -71,7 +79,8 @@ fn servers_that_cannot_be_used_are_problems_with_a_remedy() {
         ("no-such-host.invalid:1".to_owned(), None, "connection", "problem", "-> check the name"),
         (keyed_addr.clone(), None, "connection", "problem", "demands keys"),
         (keyed_addr.clone(), Some(other_key), "connection", "problem", "-> compare the server's key"),
-        (plain.addr.clone(), Some(own_key.clone()), "connection", "problem", "-> "),
+        (plain.addr.clone(), Some(own_key.clone()), "connection", "problem", "-> compare the server's key"),
+        (http_addr, None, "connection", "problem", "-> ss -ltnp"),
         (keyed_addr, Some(own_key), "version", "ok", "extensions"),
     ] {
         let target = key.as_ref().map_or(server.clone(), |key| format!("{server}={key}"));
@@ -103,8 +112,8 @@ fn servers_of_llama_cpp_run_ops_only_on_request() {
 
 #[test]
 fn the_text_has_a_line_for_each_finding_and_a_summary() {
-    let addr = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let (status, text) = run_server_program(&["doctor", &SocketAddr::to_string(&addr)]);
+    let addr = "127.0.0.1:1";
+    let (status, text) = run_server_program(&["doctor", addr]);
     assert_eq!(status, Some(1), "{text}");
     for part in [
         "this machine\n  ok       processor: ",

@@ -8,13 +8,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use fanout::io_hint::io_hint;
-use fanout::rpc::client::ConnectError;
-use fanout::rpc::wire::DEFAULT_PORT;
+use fanout::rpc::client::{ConnectError, endpoint_with_port};
 use thiserror::Error;
 
 /// Most entries of a folder of servers, which other users may be able to write.
@@ -131,14 +130,7 @@ impl FromStr for ServerSource {
 /// Parses `host` or `host:port`; returns the latter, so that `Registry::open` cannot mistake the name for a device of this machine.
 /// The RPC client validates the host.
 fn server_address(name: &str) -> Result<String, String> {
-    // A bare IPv6 address has colons, but no port.
-    let with_port = match name.parse::<Ipv6Addr>() {
-        Ok(address) => format!("[{address}]:{DEFAULT_PORT}"),
-        Err(_) if name.contains(':') && !name.ends_with(']') => name.to_owned(),
-        Err(_) => format!("{name}:{DEFAULT_PORT}"),
-    };
-    let wrong = || ConnectError::Name(name.to_owned()).to_string();
-    let (host, _) = host_and_port(&with_port).ok_or_else(wrong)?;
+    let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
     // Numbers, CPU and CUDA0 are devices of this machine.
     let is_device = host.parse::<u64>().is_ok()
         || host == "CPU"
@@ -148,7 +140,8 @@ fn server_address(name: &str) -> Result<String, String> {
             "{host} is a device of this machine: give it to --device; a server is a host or host:port"
         ));
     }
-    Ok(with_port)
+    let endpoint = endpoint_with_port(name).filter(|endpoint| host_and_port(endpoint).is_some());
+    endpoint.ok_or_else(|| ConnectError::Name(name.to_owned()).to_string())
 }
 
 /// The text of a file; empty if it is longer than [`MAX_FILE_BYTES`], or no text.
@@ -214,9 +207,9 @@ impl ServerSource {
             return Ok(None);
         }
         // The kind first: opening a pipe would block until another process writes to it.
-        let text = entry
-            .file_type()
-            .and_then(|kind| if kind.is_file() { read_start(&entry.path()).map(Some) } else { Ok(None) });
+        // Links are followed: folders of Kubernetes consist of them.
+        let text = fs::metadata(entry.path())
+            .and_then(|found| if found.is_file() { read_start(&entry.path()).map(Some) } else { Ok(None) });
         let text = match text {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ServersError::File { origin: self.clone(), file, error }),

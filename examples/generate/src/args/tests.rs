@@ -122,7 +122,7 @@ fn servers_precede_devices_and_reject_mem() {
     assert_eq!(list("-p x --mem 1G"), Ok(None));
     let both = "-p x -d CPU,c:3/0 --rpc a:1,[::1]:2 --mem 1G";
     assert_eq!(list(both), Ok(Some("a:1,[::1]:2,CPU,c:3/0".to_owned())));
-    let ports = "-p x --rpc a,10.0.0.5,[::1],fd00::5,b.c:7";
+    let ports = "-p x --rpc a,10.0.0.5,[::1],[fd00::5],b.c:7";
     assert_eq!(list(ports), Ok(Some("a:50052,10.0.0.5:50052,[::1]:50052,[fd00::5]:50052,b.c:7".to_owned())));
     for line in ["-p x --rpc a:1 --mem 1K", "-p x --rpc a:1,b:2 --mem 1G,2G", "-p x -d a:1/0,b:2 --mem 1G"] {
         assert_eq!(list(line), Err(ArgsError::Memory), "{line}");

@@ -109,11 +109,10 @@ fn serve_requests(
                 return Ok(());
             }
         };
-        let pause = permit.pause();
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
+        let Some((serving, wait)) = permit.begin_request() else { return Ok(()) };
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
         }
-        let serving = permit.begin_request();
         let (response, keep_alive, head_only) = match request {
             Ok(request) => (respond(server, &request, peer), request.keep_alive, request.head_only),
             Err(bad) => (Response::of_bad_request(bad), false, false),

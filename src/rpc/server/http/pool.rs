@@ -113,8 +113,8 @@ impl HttpPool {
     }
 }
 
-/// How long a request has to wait that arrives now: the generic cell rate algorithm.
-fn pause(paced_until: &mut Option<Instant>, now: Instant) -> Duration {
+/// A token bucket of [`BURST`] tokens that gets one each [`SPACING`]: how long a request has to wait that arrives now.
+fn reserve_turn(paced_until: &mut Option<Instant>, now: Instant) -> Duration {
     let end = paced_until.unwrap_or(now).max(now) + SPACING;
     *paced_until = Some(end);
     (end - now).saturating_sub(BURST * SPACING)
@@ -130,27 +130,21 @@ fn limited_address(peer: PeerAddr) -> Option<IpAddr> {
 }
 
 impl HttpPermit {
-    /// How long the next request has to wait for its turn.
-    pub(super) fn pause(&self) -> Duration {
-        pause(&mut lock(&self.state).paced_until, Instant::now())
-    }
-
-    /// A request is served until the guard is dropped.
-    pub(super) fn begin_request(&self) -> RequestGuard<'_> {
-        self.set_serving(true);
+    /// Begins a request, which lasts until the guard is dropped, and returns how long it has to wait for its turn. No other connection
+    /// takes the place meanwhile, so at most [`MAX_CONNECTIONS`] requests wait. `None`: another one has taken it already.
+    pub(super) fn begin_request(&self) -> Option<(RequestGuard<'_>, Duration)> {
+        let (mut state, now) = (lock(&self.state), Instant::now());
+        let connection = state.connections.get_mut(&self.key)?;
+        (connection.is_serving, connection.waits_since) = (true, now);
+        let wait = reserve_turn(&mut state.paced_until, now);
+        drop(state);
         self.has_served.store(true, Ordering::Relaxed);
-        RequestGuard(self)
+        Some((RequestGuard(self), wait))
     }
 
     /// Whether a request was served.
     pub(super) fn has_served(&self) -> bool {
         self.has_served.load(Ordering::Relaxed)
-    }
-
-    fn set_serving(&self, is_serving: bool) {
-        if let Some(connection) = lock(&self.state).connections.get_mut(&self.key) {
-            (connection.is_serving, connection.waits_since) = (is_serving, Instant::now());
-        }
     }
 }
 
@@ -158,7 +152,9 @@ pub(super) struct RequestGuard<'a>(&'a HttpPermit);
 
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
-        self.0.set_serving(false);
+        if let Some(connection) = lock(&self.0.state).connections.get_mut(&self.0.key) {
+            (connection.is_serving, connection.waits_since) = (false, Instant::now());
+        }
     }
 }
 
@@ -193,13 +189,17 @@ mod tests {
         let pool = HttpPool::new(HostNames::default());
         let all: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(&pool, "127.0.0.1")).collect();
         assert!(all.iter().all(|(permit, _)| permit.is_some()));
-        let serving = all[0].0.as_ref().unwrap().begin_request();
+        let serving = all[0].0.as_ref().unwrap().begin_request().unwrap();
         let (new, _) = connect(&pool, "10.0.0.5");
         assert!(new.is_some());
         let count = || lock(&pool.state).connections.len();
         assert_eq!(count(), MAX_CONNECTIONS);
         let kept = |at: usize| lock(&pool.state).connections.contains_key(&all[at].0.as_ref().unwrap().key);
         assert!(kept(0) && !kept(1) && kept(2), "the first one serves a request");
+        let turns = || lock(&pool.state).paced_until;
+        let before = turns();
+        assert!(all[1].0.as_ref().unwrap().begin_request().is_none(), "its place is taken");
+        assert_eq!(turns(), before, "a request without a place delays no others");
         drop(serving);
         drop(new);
         drop(all);
@@ -209,13 +209,13 @@ mod tests {
     #[test]
     fn requests_beyond_a_burst_are_spaced() {
         let (now, mut until) = (Instant::now(), None);
-        assert!((0..BURST).all(|_| pause(&mut until, now).is_zero()));
-        assert_eq!([(); 3].map(|()| pause(&mut until, now)), [1, 2, 3].map(|n| n * SPACING));
+        assert!((0..BURST).all(|_| reserve_turn(&mut until, now).is_zero()));
+        assert_eq!([(); 3].map(|()| reserve_turn(&mut until, now)), [1, 2, 3].map(|n| n * SPACING));
         // One that waited for the third turn is on time then.
-        assert_eq!(pause(&mut until, now + 3 * SPACING), SPACING);
+        assert_eq!(reserve_turn(&mut until, now + 3 * SPACING), SPACING);
         let later = now + 2 * BURST * SPACING;
-        assert!((0..BURST).all(|_| pause(&mut until, later).is_zero()));
-        assert_eq!(pause(&mut until, later), SPACING);
+        assert!((0..BURST).all(|_| reserve_turn(&mut until, later).is_zero()));
+        assert_eq!(reserve_turn(&mut until, later), SPACING);
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(lock(&pool.state).connections.len(), MAX_PER_ADDRESS + 1);
         assert!(lock(&pool.state).connections.contains_key(&other.0.as_ref().unwrap().key));
         // While all of them serve requests, there is no place for another one.
-        let serving: Vec<_> = all.iter().filter_map(|(permit, _)| Some(permit.as_ref()?.begin_request())).collect();
+        let serving: Vec<_> = all.iter().filter_map(|(permit, _)| permit.as_ref()?.begin_request()).collect();
         assert!(connect(&pool, "10.0.0.5").0.is_none());
         assert!(connect(&pool, "10.0.0.6").0.is_some());
         drop(serving);

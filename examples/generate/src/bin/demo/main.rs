@@ -5,6 +5,7 @@ mod model_file;
 mod run;
 mod server;
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -59,6 +60,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints a line. The reader may have closed standard output.
+fn print(line: &str) -> anyhow::Result<()> {
+    writeln!(io::stdout(), "{line}").context("cannot write to standard output")
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     let program = server_program(args.server.as_deref())?;
     // Half of the cores for a device: two devices then have all of them, and the speeds show what the second half adds.
@@ -66,11 +72,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let start = || Server::start(&program, &args.device, threads);
     let servers = [start()?, start()?];
     let [first, second] = &servers;
-    println!("servers: {first} and {second}, each with the devices {}; threads of a CPU: {threads}", args.device);
+    print(&format!(
+        "servers: {first} and {second}, each with the devices {}; threads of a CPU: {threads}",
+        args.device
+    ))?;
 
     let (model, started) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, Instant::now());
     let path = model.make(&args.folder).with_context(|| format!("the model in {}", args.folder.display()))?;
-    println!("model: {model}, ready after {:.1} s: {}", started.elapsed().as_secs_f64(), path.display());
+    print(&format!("model: {model}, ready after {:.1} s: {}", started.elapsed().as_secs_f64(), path.display()))?;
 
     let two_servers = vec![first.device(0), second.device(1)];
     let rows = [
@@ -79,7 +88,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
         ("two servers", two_servers.clone(), false),
         ("two servers, one killed on the way", two_servers, true),
     ];
-    println!("\n{:36} {:>11} {:>16} {:>16} {:>12}", "", "same tokens", "prompt, tok/s", "decode, tok/s", "recovery, s");
+    print(&format!(
+        "\n{:36} {:>11} {:>16} {:>16} {:>12}",
+        "", "same tokens", "prompt, tok/s", "decode, tok/s", "recovery, s"
+    ))?;
     let mut one: Option<Report> = None;
     let mut differing = Vec::new();
     for (name, devices, kills) in rows {
@@ -87,7 +99,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let report = Job { model: path.clone(), devices, kill }.run().with_context(|| format!("{name} failed"))?;
         ensure!(!kills || report.losses.servers > 0, "{name}: the run did not notice that the worker was killed");
         let same = one.as_ref().map(|one| one.tokens == report.tokens);
-        println!("{}", row(name, same, &report, one.as_ref()));
+        print(&row(name, same, &report, one.as_ref()))?;
         if same == Some(false) {
             differing.push(name);
         }

@@ -15,8 +15,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The shell that starts the server `"$@"` and kills it when the shell's standard input ends. That is a pipe from this program, which
 /// the kernel closes however this program ends, also by a signal. A guard that kills in `drop` would not run then. The shell ignores
-/// the SIGINT of Ctrl-C, so that it does not end before the server.
-const WATCHDOG: &str = r#"trap '' INT; "$@" 2>&1 & exec >&-; read -r end; kill -9 $!; wait $!"#;
+/// the signals of a terminal (Ctrl-C, Ctrl-\, its end), so that it does not end before the server.
+const WATCHDOG: &str = r#"trap '' INT QUIT HUP TERM; "$@" 2>&1 & exec >&-; read -r end; kill -9 $!; wait $!"#;
 
 /// A running server. It is killed when dropped.
 pub struct Server {
