@@ -274,7 +274,7 @@ mod tests {
             (threads("512\n"), false, "512"),
             (mappings("65530\n"), true, "65530"),
             (mappings("8192\n"), false, "8192"),
-            (landlock("lockdown,capability,landlock,yama\n"), true, "on"),
+            (landlock("lockdown,capability,landlock,yama\n"), true, "has Landlock"),
             (landlock("lockdown,capability,yama"), false, "Landlock"),
             (clock_source("tsc\n"), true, "tsc"),
             (clock_source("hpet\n"), false, "hpet"),

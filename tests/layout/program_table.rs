@@ -41,7 +41,6 @@ pub(crate) const PROGRAMS: &[Layer] = &[
             "rpc::client",
             "rpc::keys",
             "registry",
-            "rpc::wire",
         ],
         &[],
     ),
