@@ -83,7 +83,7 @@ pub enum ServersError {
         /// The file's name.
         file: String,
     },
-    /// More entries than [`MAX_FILES`].
+    /// More entries than are read.
     #[error(
         "--rpc {0}: the folder has more than {MAX_FILES} files: give the servers a folder of their own (rpc-server --announce)"
     )]
