@@ -4,9 +4,10 @@ use super::{Case, Verdict, check};
 use crate::cpu::{CpuDevice, MathMode};
 use crate::device::noop::NoopDevice;
 use crate::device::{
-    Device, DeviceError, DeviceKind, ForwardDevice, ForwardQueue, MemoryBudget, PendingRead, PendingReadSender, Queue,
-    Region,
+    Device, DeviceError, DeviceKind, ForwardDevice, ForwardQueue, MemoryBudget, MemoryInfo, PendingRead,
+    PendingReadSender, Queue, Region, Support, Unsupported,
 };
+use crate::ops::NodeView;
 use crate::ops::unary::{Unary, UnaryKind};
 use crate::ops::{FAMILIES, Op, OpCode};
 use crate::tensor::{Capability, DType};
@@ -178,4 +179,29 @@ fn verdicts_and_errors_name_what_is_wrong() {
     let small = MemoryBudget::new(case.bytes() - 1);
     let refused = super::check(case, &*reference, &*reference, &small, deadline());
     assert!(matches!(refused, Err(DeviceError::OutOfMemory { .. })), "{refused:?}");
+}
+
+/// A device whose server is lost: it supports nothing, and fails.
+#[derive(Debug)]
+struct LostDevice(Arc<CpuDevice>);
+
+impl ForwardDevice for LostDevice {
+    fn inner(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    fn support(&self, node: NodeView<'_>) -> Support {
+        Support::No(Unsupported { op: node.op.code(), reason: "the server is lost".to_owned() })
+    }
+
+    fn memory(&self) -> Result<MemoryInfo, DeviceError> {
+        Err(DeviceError::Ended)
+    }
+}
+
+#[test]
+fn a_lost_device_is_no_device_without_support() {
+    let (device, budget) = (LostDevice(cpu(MathMode::Fast)), MemoryBudget::new(MEMORY));
+    let verdict = check(&cases()[0], &device, &*cpu(MathMode::Exact), &budget, deadline());
+    assert_eq!(verdict, Err(DeviceError::Ended));
 }
