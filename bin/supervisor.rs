@@ -205,8 +205,13 @@ impl Supervisor {
                 Ok(())
             }
             Err(e) => {
-                let proc = if cfg!(target_os = "linux") { ", which needs /proc" } else { "" };
-                Err(io::Error::new(e.kind(), format!("cannot start a worker{proc}: {e} (see --no-supervise)")))
+                let (proc, remedy) = if cfg!(target_os = "linux") {
+                    (", which needs /proc", "; mount it, or serve without a supervisor (--no-supervise)")
+                } else {
+                    ("", "; serve without a supervisor (--no-supervise)")
+                };
+                // Without a kind, so that no hint for files is added.
+                Err(io::Error::other(format!("cannot start a worker{proc}: {e}{remedy}")))
             }
         }
     }
