@@ -70,8 +70,8 @@ fn file_name(host: &str, address: SocketAddr) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':') { c } else { '_' }).collect()
 }
 
-/// Writes a file that appears as a whole: readers see all lines, or no file. Until then it has a hidden name that nobody can
-/// predict, since another user of the folder may have left a link under a name that can be.
+/// Writes a file atomically: readers see all lines, or no file. The temporary file has a hidden, random name: under a name that can be
+/// predicted, another user of the folder could leave a link to a file of this user.
 fn write_file(folder: &Path, name: &str, text: &str) -> io::Result<PathBuf> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(io::Error::other)?;

@@ -5,7 +5,7 @@ mod machine;
 mod report;
 mod server;
 
-use std::io;
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -17,9 +17,9 @@ use clap::Args;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, DeviceError, MemoryBudget};
 use fanout::rpc::client::{Options, endpoint_with_port};
-use fanout::rpc::keys::{Certificate, PublicKey, SecretKey};
+use fanout::rpc::keys::{Certificate, KeyFileError, PublicKey, SecretKey};
 use fanout::rpc::wire::DEFAULT_PORT;
-use fanout::self_test::{Verdict, cases, check};
+use fanout::self_test::{Case, Verdict, cases, check};
 
 use super::{VERSION, fail, usage};
 use report::{Finding, Report};
@@ -105,7 +105,9 @@ pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
     }
     let reference = match Reference::new() {
         Ok(reference) => reference,
-        Err(e) => return fail(&format!("cannot start a CPU device, with which others are compared: {e}")),
+        Err(e) => {
+            return fail(&format!("cannot prepare the self-test on the CPU, with which devices are compared: {e}"));
+        }
     };
     let mut report = Report::new(args.json);
     let local_server = machine::check(&mut report, &reference);
@@ -126,7 +128,7 @@ struct Credentials {
 }
 
 impl Credentials {
-    fn read(args: &DoctorArgs) -> Result<Credentials, Box<dyn std::error::Error>> {
+    fn read(args: &DoctorArgs) -> Result<Credentials, KeyFileError> {
         if let (Some(cert), Some(key), Some(ca)) = (&args.cert, &args.key, &args.ca) {
             return Ok(Credentials { key: None, certificate: Some(Certificate::read_files(cert, key, ca)?) });
         }
@@ -149,25 +151,24 @@ impl Credentials {
 pub(crate) struct Reference {
     device: Arc<dyn Device>,
     budget: Arc<MemoryBudget>,
+    /// Built once for all devices.
+    cases: Vec<Case>,
 }
 
 impl Reference {
-    fn new() -> io::Result<Reference> {
+    fn new() -> Result<Reference, Box<dyn Error>> {
         let threads = available_parallelism().map_or(1, |threads| threads.get().min(8));
         let device = CpuDevice::new("CPU", threads, MathMode::Exact, TEST_MEMORY)?;
-        Ok(Reference { device, budget: MemoryBudget::new(TEST_MEMORY) })
+        Ok(Reference { device, budget: MemoryBudget::new(TEST_MEMORY), cases: cases()? })
     }
 
     /// Runs the cases of every op on `device`, one by one until `deadline`, and reports whether the results are those of this device.
     fn self_test(&self, name: &str, device: &Arc<dyn Device>, deadline: Instant) -> Finding {
         const CHECK: &str = "self-test";
-        let cases = match cases() {
-            Ok(cases) => cases,
-            Err(e) => return Finding::problem(CHECK, format!("{name}: no cases: {e}"), "report this bug of fanout"),
-        };
+        let cases = &self.cases;
         let (mut passed, mut differing, mut unsupported) = (0usize, Vec::new(), Vec::new());
         let began = Instant::now();
-        for case in &cases {
+        for case in cases {
             if Instant::now() >= deadline {
                 let message =
                     format!("{name}: stopped after {passed} of {} cases, because it takes too long", cases.len());

@@ -11,7 +11,8 @@ use clap_complete::aot::{Shell, generate_to};
 use clap_mangen::roff::{Roff, roman};
 use fanout::io_hint::io_hint;
 
-use super::{AFTER_HELP, Args, fail, print_or_fail};
+use super::help::AFTER_HELP;
+use super::{Args, fail, print_or_fail};
 
 /// Shells with completions.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];

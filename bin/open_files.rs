@@ -3,6 +3,11 @@
 /// Open files besides those of clients: the standard streams, listeners, models, the cache, and connections to other servers.
 const OTHER_FILES: u64 = 256;
 
+/// The open files of a server or relay with `max_connections` clients that take `each` files.
+pub(crate) fn needed(max_connections: u64, each: u64) -> u64 {
+    max_connections.saturating_mul(each).saturating_add(OTHER_FILES)
+}
+
 /// The new soft limit for `max_connections` clients that take `each` files, and a warning if the hard limit does not allow it.
 /// `None` for no limit.
 fn wanted_limit(
@@ -10,7 +15,7 @@ fn wanted_limit(
     max_connections: u64,
     each: u64,
 ) -> (Option<u64>, Option<String>) {
-    let needed = max_connections.saturating_mul(each).saturating_add(OTHER_FILES);
+    let needed = needed(max_connections, each);
     let Some(current) = soft.filter(|&soft| soft < needed) else { return (soft, None) };
     let Some(hard) = hard.filter(|&hard| hard < needed) else { return (Some(needed), None) };
     let warning = format!(

@@ -31,7 +31,7 @@ out=$target/status-page
 rm -rf "$out"
 mkdir -p "$out/in-use"
 
-# Both write here; sed may look before the server has begun.
+# Exists before the server writes to it, because sed below fails without it.
 : >"$out/server.log"
 children=()
 stop() {

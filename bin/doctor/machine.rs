@@ -8,19 +8,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fanout::device::DeviceKind;
 use fanout::registry::{DeviceEntry, Options, Registry};
+use fanout::rpc::server::Config;
 use fanout::rpc::wire::DEFAULT_PORT;
 
 use super::Reference;
 use super::report::{Finding, Report};
+use crate::open_files;
 
 /// Time limit of the self-test of a device. A GPU's driver may compile kernels.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Free memory below which hardly any model fits.
 const LITTLE_MEMORY: u64 = 2 << 30;
-
-/// Open files of a server with the default of --max-connections.
-const OPEN_FILES: u64 = 1024 + 256;
 
 /// Threads of a server with many clients: two for each connection, one for each queue, and those of devices.
 const THREADS: u64 = 4096;
@@ -41,7 +40,7 @@ pub(super) fn check(report: &mut Report, reference: &Reference) -> bool {
     let text = |path: &str| fs::read_to_string(path).ok();
     let from_files = [
         text("/sys/kernel/mm/transparent_hugepage/enabled").map(|modes| huge_pages(&modes)),
-        open_files(),
+        open_files_limit(),
         text("/proc/self/cgroup").and_then(|groups| threads(&groups, &text)),
         text("/proc/sys/vm/max_map_count").and_then(|count| mappings(&count)),
         text("/sys/kernel/security/lsm").map(|modules| landlock(&modules)),
@@ -154,21 +153,22 @@ fn huge_pages(modes: &str) -> Finding {
 }
 
 #[cfg(unix)]
-fn open_files() -> Option<Finding> {
+fn open_files_limit() -> Option<Finding> {
     use rustix::process::{Resource, getrlimit};
     Some(open_files_finding(getrlimit(Resource::Nofile).maximum))
 }
 
 #[cfg(not(unix))]
-fn open_files() -> Option<Finding> {
+fn open_files_limit() -> Option<Finding> {
     None
 }
 
 fn open_files_finding(hard: Option<u64>) -> Finding {
     const CHECK: &str = "open files";
+    let clients = Config::default().max_connections;
     match hard {
-        Some(hard) if hard < OPEN_FILES => {
-            let message = format!("at most {hard}: too few for 1024 clients");
+        Some(hard) if hard < open_files::needed(clients as u64, 1) => {
+            let message = format!("at most {hard}: too few for {clients} clients");
             let remedy =
                 "LimitNOFILE=16384 of the service, or as root prlimit --nofile=16384 --pid $$ before the server starts";
             Finding::warning(CHECK, message, remedy)

@@ -111,17 +111,21 @@ impl Report {
     /// The subject of the findings that follow.
     pub(super) fn begin(&mut self, subject: &str) {
         subject.clone_into(&mut self.subject);
-        self.print(&format!("{}\n", printable_line(subject)));
+        if !self.as_json {
+            self.print(&format!("{}\n", printable_line(subject)));
+        }
     }
 
     pub(super) fn add(&mut self, mut finding: Finding) {
         self.subject.clone_into(&mut finding.subject);
-        self.print(&finding.text());
+        if !self.as_json {
+            self.print(&finding.text());
+        }
         self.findings.push(finding);
     }
 
     fn print(&mut self, text: &str) {
-        if !self.as_json && self.broken.is_none() {
+        if self.broken.is_none() {
             self.broken = print(text).err();
         }
     }
@@ -135,7 +139,6 @@ impl Report {
         let (problems, warnings) = (self.count(Level::Problem), self.count(Level::Warning));
         if self.as_json {
             let json = serde_json::json!({ "problems": problems, "warnings": warnings, "findings": self.findings });
-            self.as_json = false;
             self.print(&format!("{}\n", printable_json(&format!("{json:#}"))));
         } else {
             let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });

@@ -82,6 +82,7 @@ fn serve_requests(
 ) -> Result<(), TransportError> {
     let peer = connection.peer();
     let (mut receiver, mut sender) = connection.split();
+    let mut has_served = false;
     loop {
         let (mut deadline, mut is_waiting) = (Deadline::after(MESSAGE_TIMEOUT), false);
         let request = loop {
@@ -93,7 +94,7 @@ fn serve_requests(
                 Err(bad) => break Err(bad),
                 Ok(None) => {}
             }
-            if received.is_empty() && !is_waiting && permit.has_served() {
+            if received.is_empty() && !is_waiting && has_served {
                 (deadline, is_waiting) = (Deadline::after(IDLE_TIMEOUT), true);
             } else if !received.is_empty() && is_waiting {
                 (deadline, is_waiting) = (Deadline::after(MESSAGE_TIMEOUT), false);
@@ -110,6 +111,7 @@ fn serve_requests(
             }
         };
         let Some((serving, wait)) = permit.begin_request() else { return Ok(()) };
+        has_served = true;
         if !wait.is_zero() {
             std::thread::sleep(wait);
         }

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,7 +68,6 @@ struct HttpConnection {
 pub(super) struct HttpPermit {
     state: Arc<Mutex<PoolState>>,
     key: u64,
-    has_served: AtomicBool,
 }
 
 impl HttpPool {
@@ -109,7 +107,7 @@ impl HttpPool {
         state
             .connections
             .insert(key, HttpConnection { address, aborter, is_serving: false, waits_since: Instant::now() });
-        Some(HttpPermit { state: Arc::clone(&self.state), key, has_served: AtomicBool::new(false) })
+        Some(HttpPermit { state: Arc::clone(&self.state), key })
     }
 }
 
@@ -138,13 +136,7 @@ impl HttpPermit {
         (connection.is_serving, connection.waits_since) = (true, now);
         let wait = reserve_turn(&mut state.paced_until, now);
         drop(state);
-        self.has_served.store(true, Ordering::Relaxed);
         Some((RequestGuard(self), wait))
-    }
-
-    /// Whether a request was served.
-    pub(super) fn has_served(&self) -> bool {
-        self.has_served.load(Ordering::Relaxed)
     }
 }
 
