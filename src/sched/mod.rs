@@ -16,6 +16,8 @@
 //! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are
 //! behind [`Device`].
 //!
+//! [`batching`] is for runtimes: several sequences that share the runs of a model.
+//!
 //! # Queues and marks
 //! The steps of a queue run in order. Each device has one compute queue. With several runs in flight (`depth` > 1) a device
 //! also has a transfer queue for its replicas, so that the inputs of the next run arrive while the current run computes. Only
@@ -68,6 +70,7 @@
 //! ```
 
 mod assign;
+pub mod batching;
 mod compare;
 mod copy_paths;
 mod exec;

@@ -487,6 +487,11 @@ pub(crate) const LAYERS: &[Layer] = &[
         &["sched::assign", "fastrand", "device"],
     ),
     layer("sched::assign", &["graph", "device", "sched", "sched::task", "sched::split"], &["ops", "tensor"]),
+    layer(
+        "sched::batching",
+        &["tensor", "ops", "graph", "sched", "sched::task"],
+        &["cpu", "device", "sched::exec", "fastrand"],
+    ),
     layer("sched::copy_paths", &["device", "sched"], &["sched::tests"]),
     layer(
         "sched::memory",

@@ -30,6 +30,7 @@ Examples:
   generate model.gguf --tokens 1,5,9 --json         token ids, rates and bytes, as one line of JSON
   generate model.gguf --tokens 1,5,9 -d 0 --compare each node of the graph against the exact CPU
   generate model.gguf -p 'Once' --rpc host-a,host-b:50053 --retry   two servers, which may be lost and come back
+  generate model.gguf --prompts prompts.txt --parallel 16  many prompts, 16 at a time
   generate model.gguf --info                        architecture, sizes and tensor types of the file";
 
 /// Generates text with a GGUF language model (llama, qwen2, qwen3, qwen3moe) over any set of devices, of this machine and of
@@ -41,12 +42,21 @@ pub struct Args {
     pub model: PathBuf,
 
     /// Text to continue, or with --chat the message to reply to; special tokens in the text are recognised.
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "chat", "info"])]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "tokens", required_unless_present_any = ["tokens", "prompts", "chat", "info"])]
     pub prompt: Option<String>,
 
     /// Token ids to continue, separated by commas, instead of text. No begin-of-text token is added.
     #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token)]
     pub tokens: Option<Vec<u32>>,
+
+    /// File with prompts, one per line: text, or `tokens:` and token ids. Several are continued at the same time, see --parallel.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "tokens", "chat", "echo", "warm_up", "compare", "info"])]
+    pub prompts: Option<PathBuf>,
+
+    /// Sequences at a time, each with a KV cache of --ctx tokens. With whole layers on several devices, they form as many groups, so
+    /// that no device waits for another [default: 8].
+    #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub parallel: Option<u16>,
 
     /// Reply to messages instead of continuing text: to --prompt, or without it to each line of standard input. Messages are
     /// formatted by the model's own chat template.
@@ -143,8 +153,8 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub ubatch: u32,
 
-    /// Pipeline depth: micro-batches in flight at a time, each on another device or group of devices [default: 1 with one of them,
-    /// else 4].
+    /// Pipeline depth: micro-batches of a prompt in flight at a time, each on another device or group of devices [default: 1 with one
+    /// of them or with --prompts, else 4].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub depth: Option<u32>,
 
@@ -301,6 +311,9 @@ pub enum ArgsError {
         /// Tokens of the conversation.
         prompt: usize,
     },
+    /// A file without prompts.
+    #[error("--prompts: the file has no prompt: give one per line")]
+    NoPrompts,
     /// A report in JSON of more than one reply.
     #[error("--json prints one report: with --chat, it needs a --prompt")]
     JsonChat,
@@ -355,9 +368,15 @@ impl Args {
         Duration::from_secs(self.rpc_timeout.into())
     }
 
-    /// The pipeline depth: micro-batches in flight at a time, and so copies of a graph's inputs.
-    pub fn depth(&self, groups: usize) -> u32 {
-        self.depth.unwrap_or(if groups > 1 { 4 } else { 1 })
+    /// Most sequences at a time.
+    pub fn sequences(&self) -> usize {
+        if self.prompts.is_some() { self.parallel.unwrap_or(8).into() } else { 1 }
+    }
+
+    /// The pipeline depth for a number of stages (devices or groups of devices) and of groups of sequences: micro-batches of a prompt
+    /// in flight at a time, and so copies of a graph's inputs. Several groups of sequences keep the stages busy without it.
+    pub fn depth(&self, stages: usize, sequence_groups: usize) -> usize {
+        self.depth.map_or(if stages > 1 && sequence_groups == 1 { 4 } else { 1 }, |depth| depth as usize)
     }
 
     /// The capacity of the KV cache in tokens, for a first prompt of `prompt` tokens and a model that was trained for `trained`.

@@ -1,24 +1,20 @@
 //! The inference engine: runs batches of tokens through fanout's scheduler and reads the logits.
 //!
-//! Graphs are planned once per shape and reused. A long prompt is cut into micro-batches, which are submitted ahead so that the
-//! devices work on different micro-batches at the same time (pipeline parallelism).
+//! Graphs are planned once per shape and reused. Devices work on different batches at the same time (pipeline parallelism): on the
+//! micro-batches of a long prompt, which are submitted ahead, and on the batches of different groups of sequences.
 
-use crate::model::{Batch, GraphShape, Inputs, KV_PAD, Model, ModelError, Outputs};
+mod lane;
+
+use crate::load;
+use crate::model::{GraphShape, Model, ModelError};
 use crate::report::GraphStats;
-use fanout::device::{Device, DeviceError, MemoryBudget, PendingRead};
-use fanout::graph::TensorId;
-use fanout::sched::tensor_group::{RankTask, TensorGroup, TensorSplit, TensorSplitError};
-use fanout::sched::{self, CompareReporter, Options, Plan, PreparedPlan, SchedError, Scheduler, TransferCounts};
-use std::collections::HashMap;
+use fanout::device::{Device, DeviceError, MemoryBudget};
+use fanout::sched::batching::{BatchOutput, CellError, SequenceGroup};
+use fanout::sched::tensor_group::{TensorGroup, TensorSplit, TensorSplitError};
+use fanout::sched::{CompareReporter, Options, Plan, SchedError};
+use lane::{Lane, ModelParts, apply_split};
 use std::sync::Arc;
 use thiserror::Error;
-
-/// Capacity of the cache of prepared graphs. A prompt uses three graphs at a time, decoding one.
-const MAX_READY_GRAPHS: usize = 8;
-
-/// Consecutive micro-batches that share one graph if the pipeline is deeper than 1: switching to another graph drains the
-/// pipeline, because the devices wait for each other.
-const SHARED_UBATCHES: usize = 8;
 
 /// Running the model failed.
 #[derive(Debug, Error)]
@@ -38,6 +34,9 @@ pub enum EngineError {
     /// The batch is empty.
     #[error("no tokens: a prompt has at least one")]
     NoTokens,
+    /// A group of sequences has no cells left, or does not know the sequence.
+    #[error(transparent)]
+    Cells(#[from] CellError),
 }
 
 impl EngineError {
@@ -47,51 +46,50 @@ impl EngineError {
     }
 }
 
-/// A loaded model with its scheduler, its prepared graphs, and the length of the sequence in the KV cache.
+/// Most tokens of prompts in a batch while other sequences decode, which wait for it.
+const JOINING_TOKENS: usize = 64;
+
+/// How an engine runs batches.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Most tokens of a batch: longer prompts have several micro-batches.
+    pub ubatch: usize,
+    /// Pipeline depth: micro-batches of a prompt in flight at a time.
+    pub depth: usize,
+    /// Most sequences of a group.
+    pub sequences: usize,
+}
+
+impl EngineOptions {
+    /// The shapes of the largest batch and of one token of each sequence, at the end of the context.
+    fn largest_shapes(&self, model: &Model) -> [GraphShape; 2] {
+        let cells = model.cache_options.cells;
+        let shape = |tokens: usize| {
+            let tokens = tokens.clamp(1, cells.max(1));
+            GraphShape { tokens, cells, outputs: self.sequences.clamp(1, tokens) }
+        };
+        [shape(self.ubatch), shape(self.sequences)]
+    }
+}
+
+/// A loaded model with, for each group of sequences, a scheduler and prepared graphs.
+///
+/// [`Engine::append`] and what belongs to it is for one sequence, the only one of the first group. [`Engine::start`] and
+/// [`Engine::finish`] are for many.
 pub struct Engine {
-    scheduler: Scheduler,
-    model: Model,
-    split: TensorSplit,
-    /// Tokens per micro-batch.
-    ubatch: usize,
-    /// Pipeline depth: micro-batches in flight at a time.
-    depth: usize,
-    ready: HashMap<GraphShape, ReadyGraph>,
-    /// Tokens in the KV cache.
-    length: usize,
+    parts: ModelParts,
+    lanes: Vec<Lane>,
     /// Statistics of the graphs of a full micro-batch and of a single token.
     graph_stats: [GraphStats; 2],
 }
 
-/// A prepared graph that can be run repeatedly.
-struct ReadyGraph {
-    prepared: PreparedPlan,
-    inputs: Inputs,
-    logits: Option<TensorId>,
-    /// The graph of all ranks, with its own tensors for the inputs and the parts of the logits.
-    rank_task: RankTask,
-}
-
-impl ReadyGraph {
-    /// The bytes of the inputs, for the graph of all ranks.
-    fn inputs<'b>(&self, bytes: &'b [(TensorId, Vec<u8>); 4]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
-        let input = |(id, bytes): &'b (TensorId, Vec<u8>)| {
-            self.rank_task
-                .input(*id)
-                .map(|id| (id, &**bytes))
-                .ok_or(EngineError::Split(TensorSplitError::Bug("an input was lost")))
-        };
-        bytes.iter().map(input).collect()
-    }
-}
-
-/// The graph of all ranks for a graph of groups, with the memory of the model's tensors.
-fn apply_split(
-    (model, split): (&Model, &TensorSplit),
-    devices: &[Arc<dyn Device>],
-    task: &sched::Task,
-) -> Result<RankTask, TensorSplitError> {
-    split.apply(task, devices, &|name, rank| model.stored(name)?.regions.get(rank)?.clone())
+/// A batch that was submitted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Started {
+    /// Number of tokens: 0 if none waited, so that nothing was submitted.
+    pub tokens: usize,
+    /// Whether some of them are of a prompt that is longer than one token.
+    pub prompt: bool,
 }
 
 /// Decides how the tensors of a model are split over the devices of each group.
@@ -99,65 +97,62 @@ fn apply_split(
 /// # Errors
 /// [`EngineError::Model`], [`EngineError::Split`].
 pub fn split_model(model: &Model, groups: Vec<TensorGroup>) -> Result<TensorSplit, EngineError> {
-    let [_, token] = largest_shapes(model, 1);
+    let token = GraphShape { tokens: 1, cells: model.cache_options.cells, outputs: 1 };
     Ok(TensorSplit::new(&model.graph(token)?.task, groups)?)
 }
 
-/// Admission check: verifies, before anything is loaded, that the devices have memory for the weights, the KV cache and the
-/// arenas of the largest graph.
+/// Admission check: verifies, before anything is loaded, that the devices have memory for the weights, the KV caches and the
+/// arenas of the largest graphs.
 ///
 /// # Errors
 /// [`SchedError::NotEnoughMemory`], which lists required and free memory of all devices; otherwise as [`Engine::new`].
 pub fn check_memory(
     (model, split): (&Model, &TensorSplit),
     devices: &[Arc<dyn Device>],
-    ubatch: usize,
-    depth: usize,
+    options: EngineOptions,
 ) -> Result<(), EngineError> {
-    let options = Options::default().with_depth(depth);
-    // The single-token graph first: if even that does not fit, the error shows that the weights themselves are too large.
-    for shape in largest_shapes(model, ubatch).into_iter().rev() {
-        let rank_task = apply_split((model, split), devices, &model.graph(shape)?.task)?;
-        Plan::new(Arc::clone(rank_task.task()), devices, &options)?.check_memory(devices)?;
+    let planning = Options::default().with_depth(options.depth);
+    let lanes = model.caches.len() as u64;
+    // The graph of single tokens first: if even that does not fit, the error shows that the weights themselves are too large.
+    for shape in options.largest_shapes(model).into_iter().rev() {
+        let rank_task = apply_split((model, split), 0, devices, &model.graph(shape)?.task)?;
+        let plan = Plan::new(Arc::clone(rank_task.task()), devices, &planning)?;
+        let mut needs = plan.memory_requirements(devices)?;
+        // The plan has the cache of one group of sequences; the others have the same.
+        for (number, (needs, device)) in needs.iter_mut().zip(devices).enumerate() {
+            let cache = load::cache_bytes(model, split, (number, &**device));
+            needs.stored = needs.stored.saturating_add(cache.saturating_mul(lanes - 1));
+            needs.computed = needs.computed.saturating_mul(lanes);
+        }
+        if needs.iter().any(|needs| needs.stored.saturating_add(needs.computed) > needs.free) {
+            return Err(SchedError::NotEnoughMemory { needs }.into());
+        }
     }
     Ok(())
 }
 
-/// The shapes of the largest micro-batch and of one token at the end of the context.
-fn largest_shapes(model: &Model, ubatch: usize) -> [GraphShape; 2] {
-    let seen = model.cache_options.context;
-    [ubatch.clamp(1, seen), 1].map(|tokens| GraphShape { tokens, kv_positions: seen, outputs: Outputs::Last })
-}
-
 impl Engine {
-    /// Creates the engine of a loaded model, and reserves memory for its largest graph, so that later runs allocate nothing.
+    /// Creates the engine of a loaded model, and reserves memory for its largest graphs, so that later runs allocate nothing.
     ///
     /// # Errors
     /// A graph that cannot be built, or a device without enough memory.
     pub fn new(
         (model, split): (Model, TensorSplit),
-        devices: Vec<Arc<dyn Device>>,
+        devices: &[Arc<dyn Device>],
         budget: &Arc<MemoryBudget>,
-        ubatch: usize,
-        depth: usize,
+        options: EngineOptions,
     ) -> Result<Engine, EngineError> {
-        let scheduler = Scheduler::new(devices, Options::default().with_depth(depth), budget)?;
-        let (ready, graph_stats) = (HashMap::new(), [GraphStats::default(); 2]);
-        let mut engine =
-            Engine { scheduler, model, split, ubatch: ubatch.max(1), depth, ready, length: 0, graph_stats };
-        for (at, shape) in largest_shapes(&engine.model, engine.ubatch).into_iter().enumerate() {
-            let rank_task = apply_split(
-                (&engine.model, &engine.split),
-                engine.scheduler.devices(),
-                &engine.model.graph(shape)?.task,
-            )?;
-            let task = rank_task.task();
-            let plan = engine.scheduler.plan(task)?;
-            engine.scheduler.reserve(&plan)?;
-            let nodes = task.graph().nodes().len();
-            engine.graph_stats[at] = GraphStats { nodes, splits: plan.splits(), copies: plan.copies() };
+        let parts = ModelParts { model, split, options };
+        let mut graph_stats = [GraphStats::default(); 2];
+        let mut lanes = Vec::new();
+        for number in 0..parts.model.caches.len() {
+            let mut lane = Lane::new(number, &parts, devices.to_vec(), budget)?;
+            for (stats, shape) in graph_stats.iter_mut().zip(options.largest_shapes(&parts.model)) {
+                *stats = lane.reserve(&parts, shape)?;
+            }
+            lanes.push(lane);
         }
-        Ok(engine)
+        Ok(Engine { parts, lanes, graph_stats })
     }
 
     /// Appends tokens to the sequence and returns the logits of the last token. Up to `depth` micro-batches are in flight at
@@ -174,12 +169,15 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn append_with_progress(&mut self, tokens: &[u32], submitted: &dyn Fn(usize)) -> Result<Vec<f32>, EngineError> {
-        self.submit_tokens(tokens, Outputs::Last, submitted)?.ok_or(EngineError::NoTokens)
+        let (parts, lane) = self.first()?;
+        let last = lane.submit_sequence(parts, tokens, submitted)?;
+        lane.submit_alone(parts, &last)?;
+        Ok(lane.finish()?.pop().map(|(_, logits)| logits).unwrap_or_default())
     }
 
-    /// Shortens the sequence to its first `length` tokens: later tokens overwrite the positions of the KV cache behind it.
+    /// Shortens the sequence to its first `length` tokens: later tokens overwrite the cells of the KV cache behind it.
     pub fn truncate(&mut self, length: usize) {
-        self.length = self.length.min(length);
+        self.lanes.iter_mut().take(1).for_each(|lane| lane.truncate(length));
     }
 
     /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens
@@ -189,7 +187,9 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        self.submit_tokens(tokens, Outputs::None, &|_| ()).map(drop)
+        let (parts, lane) = self.first()?;
+        let last = lane.submit_sequence(parts, tokens, &|_| ())?;
+        lane.submit(parts, &last, &[])
     }
 
     /// Evaluates tokens as a prompt and then one of them alone, and leaves the sequence as it was: the graphs of both are planned
@@ -198,31 +198,12 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn warm_up(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        let start = self.length;
+        let start = self.length();
         for batch in [tokens, tokens.get(..1).unwrap_or_default()] {
             self.append(batch)?;
             self.truncate(start);
         }
         Ok(())
-    }
-
-    /// Submits tokens in micro-batches; only the last one computes `outputs`.
-    fn submit_tokens(
-        &mut self,
-        tokens: &[u32],
-        outputs: Outputs,
-        submitted: &dyn Fn(usize),
-    ) -> Result<Option<Vec<f32>>, EngineError> {
-        let end = self.length + tokens.len();
-        self.model.cache_options.padded_positions(end)?;
-        let mut rest = tokens;
-        while rest.len() > self.ubatch {
-            let (now, later) = rest.split_at(self.ubatch);
-            self.submit(now, end, Outputs::None)?;
-            submitted(now.len());
-            rest = later;
-        }
-        self.submit(rest, end, outputs)
     }
 
     /// Runs the last micro-batch of `tokens` node by node on the devices and on `reference`, after running the micro-batches
@@ -238,40 +219,64 @@ impl Engine {
         budget: &Arc<MemoryBudget>,
         report: &mut CompareReporter<'_>,
     ) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Err(EngineError::NoTokens);
-        }
-        let (start, end) = (self.length, self.length + tokens.len());
-        let last = tokens.len().saturating_sub(1) / self.ubatch * self.ubatch;
-        for batch in tokens[..last].chunks(self.ubatch) {
-            self.submit(batch, end, Outputs::None)?;
-        }
-        let batch = Batch { tokens: &tokens[last..], start: self.length };
-        let shape = self.shape(&batch, end, Outputs::Last)?;
-        let flash_attn = self.model.cache_options.flash_attn;
-        self.prepare(shape)?;
-        let Engine { scheduler, ready, .. } = self;
-        let Some(ready) = ready.get_mut(&shape) else { return Err(EngineError::NoTokens) };
-        let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
-        let inputs = ready.inputs(&bytes)?;
-        sched::compare((scheduler, &mut ready.prepared), reference, budget, &inputs, report)?;
-        self.truncate(start);
+        let (parts, lane) = self.first()?;
+        let start = lane.length();
+        let last = lane.submit_sequence(parts, tokens, &|_| ())?;
+        lane.compare(parts, &last, (reference, budget), report)?;
+        lane.truncate(start);
         Ok(())
     }
 
     /// Number of tokens in the KV cache.
     pub fn length(&self) -> usize {
-        self.length
+        self.lanes.first().map_or(0, Lane::length)
     }
 
-    /// Bytes uploaded and copied so far, by device.
-    pub fn transfer_counts(&self) -> &TransferCounts {
-        self.scheduler.transfer_counts()
+    /// How it runs batches.
+    pub fn options(&self) -> EngineOptions {
+        self.parts.options
+    }
+
+    /// Number of groups of sequences.
+    pub fn groups(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The sequences of a group. Those of a batch in flight must not change, and must not leave.
+    pub fn sequences(&mut self, group: usize) -> Option<&mut SequenceGroup> {
+        self.lanes.get_mut(group).map(|lane| &mut lane.sequences)
+    }
+
+    /// Submits the next batch of a group, and does not wait for it. Prompts
+    /// have short batches while any sequence decodes. The results of the group's batch before it must have been read.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn start(&mut self, group: usize) -> Result<Started, EngineError> {
+        let decoding = self.lanes.iter().any(|lane| lane.sequences.is_decoding());
+        let most = if decoding { JOINING_TOKENS } else { usize::MAX };
+        let Some(lane) = self.lanes.get_mut(group) else { return Ok(Started::default()) };
+        lane.start(&self.parts, most)
+    }
+
+    /// Waits for the batch of a group that was submitted last. Returns the logits of the sequences without waiting tokens; none if
+    /// no batch is in flight.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn finish(&mut self, group: usize) -> Result<Vec<(BatchOutput, Vec<f32>)>, EngineError> {
+        self.lanes.get_mut(group).map_or_else(|| Ok(Vec::new()), Lane::finish)
+    }
+
+    /// By device: bytes uploaded and copied to it so far.
+    pub fn transferred_bytes(&self) -> Vec<u64> {
+        let counts = self.lanes.iter().map(|lane| lane.scheduler.transfer_counts());
+        sum_by_device(counts.map(|counts| counts.uploaded.iter().zip(&counts.copied).map(|(a, b)| a + b).collect()))
     }
 
     /// By device: bytes of the arenas for intermediate results.
     pub fn compute_bytes(&self) -> Vec<u64> {
-        self.scheduler.arena_bytes()
+        sum_by_device(self.lanes.iter().map(|lane| lane.scheduler.arena_bytes()))
     }
 
     /// Statistics of the graphs of a full micro-batch and of a single token.
@@ -279,70 +284,19 @@ impl Engine {
         self.graph_stats
     }
 
-    /// Submits one micro-batch of a text that ends before position `end`. Waits for the result only if it computes logits.
-    fn submit(&mut self, tokens: &[u32], end: usize, outputs: Outputs) -> Result<Option<Vec<f32>>, EngineError> {
-        if tokens.is_empty() {
-            return Ok(None);
-        }
-        let batch = Batch { tokens, start: self.length };
-        let shape = self.shape(&batch, end, outputs)?;
-        let flash_attn = self.model.cache_options.flash_attn;
-        self.prepare(shape)?;
-        let Some(ready) = self.ready.get_mut(&shape) else { return Ok(None) };
-        let bytes = ready.inputs.of(&batch, shape.kv_positions, flash_attn);
-        let inputs = ready.inputs(&bytes)?;
-        let Some(logits) = ready.logits else {
-            self.scheduler.submit(&mut ready.prepared, &inputs)?;
-            self.length += tokens.len();
-            return Ok(None);
-        };
-        if self.scheduler.devices().iter().any(|device| device.link_stats().is_some()) {
-            // Remote devices: submit, and let the reply to the read signal completion. Waiting for completion before the read
-            // would cost another round trip.
-            self.scheduler.submit(&mut ready.prepared, &inputs)?;
-        } else {
-            // Local devices only: nothing else can be submitted until the logits are read, so the calling thread runs the work
-            // itself.
-            self.scheduler.run(&mut ready.prepared, &inputs)?;
-        }
-        self.length += tokens.len();
-        let parts = ready.rank_task.output(logits).unwrap_or_default();
-        let reads = parts.iter().map(|part| self.scheduler.read(&ready.prepared, part.tensor));
-        let reads = reads.collect::<Result<Vec<PendingRead>, _>>()?;
-        let parts = reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()?;
-        let bytes =
-            ready.rank_task.join_output(logits, &parts).ok_or(TensorSplitError::Bug("logits of another size"))?;
-        Ok(Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
+    #[cfg(test)]
+    fn ready_graphs(&self) -> usize {
+        self.lanes.iter().map(Lane::ready_graphs).sum()
     }
 
-    /// The graph shape for a micro-batch of a text that ends before position `end`.
-    fn shape(&self, batch: &Batch<'_>, end: usize, outputs: Outputs) -> Result<GraphShape, EngineError> {
-        let tokens = batch.tokens.len();
-        let own = batch.start + tokens;
-        let shared = match outputs {
-            Outputs::None if self.depth > 1 => {
-                own.next_multiple_of((SHARED_UBATCHES * self.ubatch).max(KV_PAD)).min(end)
-            }
-            _ => own,
-        };
-        let seen = self.model.cache_options.padded_positions(shared)?;
-        Ok(GraphShape { tokens, kv_positions: seen, outputs })
+    /// The lane of the only sequence.
+    fn first(&mut self) -> Result<(&ModelParts, &mut Lane), EngineError> {
+        Ok((&self.parts, self.lanes.first_mut().ok_or(CellError::Unknown)?))
     }
+}
 
-    fn prepare(&mut self, shape: GraphShape) -> Result<(), EngineError> {
-        if self.ready.contains_key(&shape) {
-            return Ok(());
-        }
-        if self.ready.len() >= MAX_READY_GRAPHS {
-            self.ready.clear();
-        }
-        let graph = self.model.graph(shape)?;
-        let rank_task = apply_split((&self.model, &self.split), self.scheduler.devices(), &graph.task)?;
-        let prepared = self.scheduler.build(rank_task.task())?;
-        log::debug!("built a graph for {shape:?}:\n{}", prepared.plan());
-        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits, rank_task });
-        Ok(())
-    }
+fn sum_by_device(all: impl Iterator<Item = Vec<u64>>) -> Vec<u64> {
+    all.reduce(|sums, bytes| sums.into_iter().zip(bytes).map(|(sum, bytes)| sum + bytes).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! - Weights: [`placement`] assigns transformer blocks to devices. [`load`] allocates and uploads weights; [`load_by_digest`]
 //!   lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
+//!   [`parallel`] replies to many prompts at once.
 //! - Servers: [`servers`] finds their addresses by names and in folders.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
@@ -23,6 +24,7 @@ pub mod link_traffic;
 pub mod load;
 pub mod load_by_digest;
 pub mod model;
+pub mod parallel;
 pub mod placement;
 pub mod progress;
 pub mod recover;

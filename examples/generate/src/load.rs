@@ -5,7 +5,7 @@
 
 use crate::hparams::HParams;
 use crate::load_by_digest::{self, LoadProgress};
-use crate::model::{CacheOptions, LayerCache, Model, ModelError, StoredTensor, cache_names};
+use crate::model::{CacheOptions, Model, ModelError, SequenceCache, StoredTensor};
 use crate::placement::{PlacedWeight, Placement};
 use crate::progress::{LoadStats, Progress, Unit};
 use fanout::device::{
@@ -107,12 +107,11 @@ pub fn model_without_memory(
     let ranks = |group: usize| groups.get(group).map_or(1, TensorGroup::ranks);
     let stored = |desc: TensorDesc, group: usize| StoredTensor { desc, group, regions: vec![None; ranks(group)] };
     let weights = placement.weights.iter().map(|placed| (placed.name.clone(), stored(placed.desc, placed.group)));
-    let (keys, values) = (cache_options.keys(hparams)?, cache_options.values(hparams)?);
-    let block = |&group: &usize| LayerCache { keys: stored(keys, group), values: stored(values, group) };
+    let cache = SequenceCache::new(hparams, &cache_options, &placement.blocks, &stored)?;
     Ok(Model {
         hparams: hparams.clone(),
         weights: weights.collect(),
-        cache: placement.blocks.iter().map(block).collect(),
+        caches: vec![cache; cache_options.groups],
         cache_options,
     })
 }
@@ -197,12 +196,22 @@ pub fn map_weights(
 
 /// Releases the memory of a device's tensors. The next [`load`] allocates and loads them again.
 pub fn unload(model: &mut Model, split: &TensorSplit, device: usize) {
-    let stored = model.weights.values_mut().chain(model.cache.iter_mut().flat_map(|c| [&mut c.keys, &mut c.values]));
-    for stored in stored {
+    let caches = model.caches.iter_mut().flat_map(|cache| cache.tensors_mut().map(|(_, stored)| stored));
+    for stored in model.weights.values_mut().chain(caches) {
         if let Some(rank) = rank_of(split, stored.group, device) {
             stored.regions[rank] = None;
         }
     }
+}
+
+/// Bytes that the KV cache of one group of sequences takes on a device.
+pub fn cache_bytes(model: &Model, split: &TensorSplit, (number, device): (usize, &dyn Device)) -> u64 {
+    let names = model.caches.first().map(SequenceCache::names).unwrap_or_default();
+    let parts = names.iter().filter_map(|name| split.parts(name)).flatten().filter(|part| part.device == number);
+    let aligned = |part: &StoredPart| {
+        device.alloc_size(&part.desc).checked_next_multiple_of(device.info().alignment.max(1)).unwrap_or(u64::MAX)
+    };
+    parts.fold(0, |sum: u64, part| sum.saturating_add(aligned(part)))
 }
 
 /// The rank of a device in a group, if it is in the group.
@@ -234,11 +243,9 @@ fn allocate<'a>(
         }
     }
     let mut caches: Vec<(&mut StoredTensor, usize, StoredPart)> = Vec::new();
-    for (layer, cache) in model.cache.iter_mut().enumerate() {
-        for (name, stored) in cache_names(layer).iter().zip([&mut cache.keys, &mut cache.values]) {
-            if let Some(rank) = lacks(stored) {
-                caches.push((stored, rank, part(split, name, rank)?));
-            }
+    for (name, stored) in model.caches.iter_mut().flat_map(SequenceCache::tensors_mut) {
+        if let Some(rank) = lacks(stored) {
+            caches.push((stored, rank, part(split, &name, rank)?));
         }
     }
     if placed.is_empty() && caches.is_empty() {

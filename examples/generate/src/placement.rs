@@ -60,7 +60,7 @@ impl Placement {
         free: &[u64],
         shares: Option<&[f32]>,
     ) -> Result<Placement, PlacementError> {
-        let cache_bytes = cache.keys(hparams)?.extent() + cache.values(hparams)?.extent();
+        let cache_bytes = cache.groups * (cache.keys(hparams)?.extent() + cache.values(hparams)?.extent());
         let spread = spread(tensors, hparams, cache_bytes, free, shares)?;
         let mut weights = Vec::new();
         let mut add = |name: &str, (source, desc): &(String, TensorDesc), group: usize| {
@@ -201,7 +201,7 @@ mod tests {
         let tensor = |name: String, n: usize| (name, TensorDesc::contiguous(DType::F32, [n, 1, 1, 1]).unwrap());
         let mut tensors: Vec<_> = more.iter().map(|&(name, n)| tensor(name.to_owned(), n)).collect();
         tensors.extend((0..layers).map(|i| tensor(format!("blk.{i}.ffn_up.weight"), 64)));
-        let cache = CacheOptions { context: 256, dtype: DType::F32, flash_attn: true };
+        let cache = CacheOptions { groups: 1, cells: 256, dtype: DType::F32, flash_attn: true };
         Placement::new(&tensors, &hparams, &cache, free, shares)
     }
 

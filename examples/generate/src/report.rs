@@ -17,12 +17,15 @@ pub struct Report {
     pub prompt: Vec<u32>,
     /// Generated tokens.
     pub tokens: Vec<u32>,
+    /// With several prompts, the tokens of each reply.
+    pub replies: Vec<Vec<u32>>,
     /// Time from the start of loading until the last byte is on its device.
     pub load: Duration,
-    /// Time from the submission of the prompt until its last logits are read.
+    /// Time from the submission of the prompt until its last logits are read. With several prompts, the time during which any of them
+    /// was evaluated.
     pub prompt_time: Duration,
     /// Time from the submission of each decoded token until its logits are read, without sampling and output. The first
-    /// generated token is not among them: it is sampled from the prompt's logits.
+    /// generated token is not among them: it is sampled from the prompt's logits. With several prompts, all other time.
     pub decode_time: Duration,
     /// Tokens that were evaluated during `decode_time`.
     pub decoded: usize,
@@ -40,6 +43,8 @@ pub struct Report {
     pub links: LinkTraffic,
     /// Losses that the run recovered from.
     pub losses: LossStats,
+    /// By device: its compute time during `prompt_time` and `decode_time`; `None` for devices of servers, which are not timed.
+    pub busy: Vec<[Option<Duration>; 2]>,
 }
 
 /// Servers that were lost during a run, and the cost of recovery.
@@ -119,6 +124,7 @@ impl Report {
             "model": self.model,
             "prompt": self.prompt,
             "tokens": self.tokens,
+            "replies": self.replies,
             "load_s": seconds(self.load),
             "prompt_s": seconds(self.prompt_time),
             "prompt_tok_s": self.prompt_rate().map(rounded),

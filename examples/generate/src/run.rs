@@ -6,6 +6,7 @@ use crate::compare::Comparison;
 use crate::console;
 use crate::hparams::HParams;
 use crate::link_traffic::Phase;
+use crate::parallel::{self, Replies};
 use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
@@ -54,6 +55,15 @@ pub fn run_program(
     if let Err(error) = &tokenizer {
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
+    if let Some(path) = &args.prompts {
+        let prompts = parallel::read_prompts(args, path, needed(&tokenizer), hparams.vocab)?;
+        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
+        let mut session = Session::new(args, file, gguf, hparams, longest)?;
+        let load = session.load()?;
+        let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
+        let totals = Report { load, ..replies.run(&mut session, out)? };
+        return finish(args, &mut session, totals, out);
+    }
     let mut session = Session::new(args, file, gguf, hparams, prompt.as_ref().map_or(0, |prompt| prompt.tokens.len()))?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
         return compare(&mut session, &prompt.tokens, out);
@@ -61,7 +71,7 @@ pub fn run_program(
     let load = session.load()?;
     let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
     let totals = Report { load, ..Report::default() };
-    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), sampler, out, totals, busy: Vec::new() };
+    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), sampler, out, totals };
     match (prompt, conversation) {
         (Some(prompt), _) => {
             run.reply(&prompt)?;
@@ -69,7 +79,8 @@ pub fn run_program(
         (None, Some(conversation)) => run.converse(conversation, input)?,
         (None, None) => {}
     }
-    run.finish()
+    let Run { mut session, totals, out, .. } = run;
+    finish(args, &mut session, totals, out)
 }
 
 /// The tokenizer, where nothing can be done without it.
@@ -105,8 +116,6 @@ struct Run<'a> {
     out: &'a mut dyn Write,
     /// Sums over all prompts.
     totals: Report,
-    /// By device: compute time of all prompts and of all decoded tokens.
-    busy: Vec<[Option<Duration>; 2]>,
 }
 
 impl Run<'_> {
@@ -184,28 +193,28 @@ impl Run<'_> {
                 session.context()
             );
         }
-        self.busy.resize(prompt_busy.len(), [Some(Duration::ZERO); 2]);
-        for (sums, busy) in self.busy.iter_mut().zip(prompt_busy.into_iter().zip(decode_busy)) {
+        totals.busy.resize(prompt_busy.len(), [Some(Duration::ZERO); 2]);
+        for (sums, busy) in totals.busy.iter_mut().zip(prompt_busy.into_iter().zip(decode_busy)) {
             let add = |sum: Option<Duration>, time: Option<Duration>| Some(sum? + time?);
             *sums = [add(sums[0], busy.0), add(sums[1], busy.1)];
         }
         Ok(reply)
     }
+}
 
-    /// Writes the report.
-    fn finish(mut self) -> anyhow::Result<()> {
-        let Report { prompt, tokens, load, prompt_time, decode_time, decoded, .. } = self.totals;
-        let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..self.session.report()? };
-        for (device, busy) in report.devices.iter_mut().zip(self.busy) {
-            [device.prompt_time, device.decode_time] = busy;
-        }
-        if self.args.json {
-            writeln!(self.out, "{}", report.json())?;
-        } else {
-            console::lines(&report);
-        }
-        Ok(())
+/// Writes the report: the totals, and what the session knows.
+fn finish(args: &Args, session: &mut Session<'_>, totals: Report, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, busy, .. } = totals;
+    let mut report = Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, ..session.report()? };
+    for (device, busy) in report.devices.iter_mut().zip(busy) {
+        [device.prompt_time, device.decode_time] = busy;
     }
+    if args.json {
+        writeln!(out, "{}", report.json())?;
+    } else {
+        console::lines(&report);
+    }
+    Ok(())
 }
 
 /// Streams tokens to the output as they are sampled: as text, or as ids if there is no tokenizer.

@@ -6,7 +6,7 @@
 
 use crate::args::{Args, WeightStorage};
 use crate::console;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, EngineOptions};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
@@ -18,12 +18,13 @@ use crate::report::{self, GraphStats, LossStats, Report};
 use crate::servers::{Servers, SystemResolver};
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use fanout::device::{Device, MappedFile, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::client::{self, ConnectError};
 use fanout::rpc::keys::{Certificate, SecretKey};
+use fanout::sched::batching::KvCells;
 use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
@@ -117,13 +118,17 @@ pub struct Session<'a> {
     placement: Placement,
     model: Model,
     split: TensorSplit,
-    depth: usize,
+    options: EngineOptions,
+    /// Most tokens of a sequence.
+    context: usize,
     /// Whether the memory check has passed. It runs once, before the first load.
     fits: bool,
     /// By device: bytes of weights that the device reads from the mapped file.
     mapped: Vec<u64>,
     /// `None` before the first use, and after a loss until everything is loaded again.
     engine: Option<Engine>,
+    /// Whether [`Session::with_engine`] has worked with an engine.
+    used: bool,
     /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
     graph_stats: [GraphStats; 2],
     /// The sequence so far.
@@ -143,7 +148,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Opens the devices and plans the placement, for a first prompt of `prompt` tokens. Loads nothing yet.
+    /// Opens the devices and plans the placement, for sequences with prompts of up to `prompt` tokens. Loads nothing yet.
     ///
     /// # Errors
     /// A device that cannot be opened, a `--ctx` that is too small, or a `--split` that does not match the devices.
@@ -163,20 +168,35 @@ impl<'a> Session<'a> {
                 hparams.context
             );
         }
-        let cache = CacheOptions { context, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
+        let (groups, shares) = args.groups(devices.len())?;
+        let sequences = args.sequences();
+        // A batch in flight for each stage of the pipeline.
+        let lanes = groups.len().min(sequences);
+        let options = EngineOptions {
+            ubatch: args.ubatch as usize,
+            depth: args.depth(groups.len(), lanes),
+            sequences: sequences.div_ceil(lanes),
+        };
+        let cells = context.saturating_mul(options.sequences);
+        if cells > KvCells::MAX_CELLS {
+            bail!(
+                "--parallel {sequences} with a context of {context} has more than {} positions: give a smaller --ctx",
+                KvCells::MAX_CELLS
+            );
+        }
+        let cache = CacheOptions { groups: lanes, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
         let tensors =
             gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
         let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
-        let (groups, shares) = args.groups(devices.len())?;
         let sum =
             |group: &TensorGroup| group.devices().iter().fold(0, |sum: u64, &device| sum.saturating_add(free[device]));
         let free: Vec<u64> = groups.iter().map(sum).collect();
         let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
         let model = load::model_without_memory(hparams, cache, &placement, &groups)?;
-        let depth = args.depth(groups.len()) as usize;
         Ok(Session {
             args,
+            context,
             file,
             weights: Weights::new(file.bytes(), gguf),
             opener,
@@ -186,10 +206,11 @@ impl<'a> Session<'a> {
                 .with_bf16_sums(args.bf16_sums),
             model,
             placement,
-            depth,
+            options,
             fits: false,
             mapped: vec![0; devices.len()],
             engine: None,
+            used: false,
             graph_stats: Default::default(),
             history: TokenHistory::default(),
             retry_budgets: args.retry().map(RetryBudgets::new),
@@ -228,7 +249,7 @@ impl<'a> Session<'a> {
     /// As [`Session::load`], but without recovery: the first loss is returned as an error.
     pub fn engine_ready(&mut self) -> anyhow::Result<&mut Engine> {
         if self.engine.is_none() {
-            let (devices, ubatch) = (self.devices(), self.args.ubatch as usize);
+            let devices = self.devices();
             if !self.fits {
                 self.choose_weight_storage(&devices).context(
                     "nothing was loaded: try other devices, another --split, a larger --mem, or a smaller --ctx or --ubatch",
@@ -250,8 +271,7 @@ impl<'a> Session<'a> {
                 }
             }
             failed.map_or(Ok(()), Err)?;
-            let engine =
-                Engine::new((self.model.clone(), self.split.clone()), devices, &self.budget, ubatch, self.depth)?;
+            let engine = Engine::new((self.model.clone(), self.split.clone()), &devices, &self.budget, self.options)?;
             self.graph_stats = engine.graph_stats();
             self.engine = Some(engine);
         }
@@ -261,10 +281,9 @@ impl<'a> Session<'a> {
     /// Verifies that the model fits, before anything is loaded. Chooses how CPU devices hold their weights, and maps those that
     /// they read from the file: mapped weights need no memory.
     fn choose_weight_storage(&mut self, devices: &[Arc<dyn Device>]) -> anyhow::Result<()> {
-        let ubatch = self.args.ubatch as usize;
         let storage = self.args.weights;
         if storage != Some(WeightStorage::Mapped) {
-            let fits = engine::check_memory((&self.model, &self.split), devices, ubatch, self.depth);
+            let fits = engine::check_memory((&self.model, &self.split), devices, self.options);
             let cpu = devices.iter().any(|device| device.import_host().is_some());
             match fits {
                 Err(error) if storage.is_none() && cpu && error.is_out_of_memory() => {
@@ -281,7 +300,7 @@ impl<'a> Session<'a> {
         if self.mapped.iter().all(|&bytes| bytes == 0) {
             log::warn!("no weights are mapped: only CPU devices of this machine can read them from the file");
         }
-        Ok(engine::check_memory((&self.model, &self.split), devices, ubatch, self.depth)?)
+        Ok(engine::check_memory((&self.model, &self.split), devices, self.options)?)
     }
 
     /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is
@@ -301,6 +320,24 @@ impl<'a> Session<'a> {
         // retries.
         self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
         Ok(logits)
+    }
+
+    /// Runs `work` on the engine, and again after each loss. `work` learns whether the engine is new, so that its KV caches are empty.
+    ///
+    /// # Errors
+    /// As [`Session::append`].
+    pub fn with_engine<T>(
+        &mut self,
+        mut work: impl FnMut(&mut Engine, bool) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let mut worked = self.engine.is_some() && self.used;
+        let result = self.with_recovery(|session| {
+            let is_new = session.engine.is_none() || !std::mem::replace(&mut worked, true);
+            work(session.engine_ready()?, is_new)
+        })?;
+        self.used = true;
+        self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
+        Ok(result)
     }
 
     /// Evaluates the last batch of the sequence, after all others if the engine is new.
@@ -331,9 +368,9 @@ impl<'a> Session<'a> {
         length
     }
 
-    /// Capacity of the KV cache in tokens.
+    /// Most tokens of a sequence.
     pub fn context(&self) -> usize {
-        self.model.cache_options.context
+        self.context
     }
 
     /// Evaluates tokens and forgets them again ([`Engine::warm_up`]); devices' compute times do not include it.
@@ -424,10 +461,7 @@ impl<'a> Session<'a> {
     /// Drops the engine, if there is one, and adds its transfer counts to the totals.
     fn drop_engine(&mut self) {
         if let Some(engine) = self.engine.take() {
-            let counts = engine.transfer_counts();
-            for (sum, bytes) in self.copied.iter_mut().zip(counts.uploaded.iter().zip(&counts.copied)) {
-                *sum += bytes.0 + bytes.1;
-            }
+            self.copied.iter_mut().zip(engine.transferred_bytes()).for_each(|(sum, bytes)| *sum += bytes);
         }
     }
 
@@ -457,7 +491,6 @@ impl<'a> Session<'a> {
     pub fn report(&mut self) -> anyhow::Result<Report> {
         self.record_traffic();
         let compute = self.engine.as_ref().map_or_else(Vec::new, Engine::compute_bytes);
-        let depth = self.depth;
         self.drop_engine();
         let stats = |(number, device): (usize, &Arc<TimedDevice>)| {
             let has = |&(_, group): &(usize, &usize)| self.split.groups()[*group].devices().contains(&number);
@@ -467,7 +500,7 @@ impl<'a> Session<'a> {
                 parts.iter().filter(|part| part.device == number).map(|part| part.desc.extent() as u64).sum::<u64>()
             };
             let cache_bytes = layers.clone().map(|(layer, _)| cache_names(layer).iter().map(of_device).sum::<u64>());
-            let (cache_bytes, layers) = (cache_bytes.sum(), layers.count());
+            let (cache_bytes, layers) = (cache_bytes.sum::<u64>() * self.model.caches.len() as u64, layers.count());
             report::DeviceStats {
                 name: device.info().name.clone(),
                 layers,
@@ -483,7 +516,7 @@ impl<'a> Session<'a> {
         Ok(Report {
             model: format!("{} {}", self.model.hparams.arch, self.args.model.display()),
             ubatch: self.args.ubatch as usize,
-            depth,
+            depth: self.options.depth,
             prompt_graph,
             decode_graph,
             devices: self.timed_devices.iter().enumerate().map(stats).collect(),

@@ -17,7 +17,7 @@ fn the_clap_definition_is_consistent() {
 fn omitted_options_have_defaults() {
     let args = parse("-p Once").unwrap();
     assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, None, KvType::F16, 0.0));
-    assert_eq!((args.depth(1), args.depth(2)), (1, 4));
+    assert_eq!((args.depth(1, 1), args.depth(2, 1), args.depth(2, 2)), (1, 4, 1));
     let one = |device| TensorGroup::new(vec![device], vec![1.0]).unwrap();
     assert_eq!(args.groups(2), Ok((vec![one(0), one(1)], None)));
     assert_eq!((args.context(10, 9000), args.predict(10, 256)), (Ok(74), Ok(64)));
@@ -31,7 +31,7 @@ fn given_options_override_the_defaults() {
     let args = args.unwrap();
     assert_eq!(args.tokens, Some(vec![1, 5, 9]));
     assert_eq!(args.groups(2).unwrap().1, Some(vec![0.75, 0.25]));
-    assert_eq!((args.ubatch, args.depth(2), args.context(24, 9000)), (4, 2, Ok(32)));
+    assert_eq!((args.ubatch, args.depth(2, 1), args.context(24, 9000)), (4, 2, Ok(32)));
     assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
     let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
     assert_eq!((args.temp, args.top_p, args.seed), (0.8, Some(0.9), Some(7)));

@@ -27,6 +27,9 @@ struct TestConfig {
     ubatch: usize,
     depth: usize,
     flash_attn: bool,
+    /// Groups of sequences, and the most sequences of each.
+    sequence_groups: usize,
+    sequences: usize,
     /// Memory of each device in bytes.
     memory: u64,
 }
@@ -39,6 +42,8 @@ const PLAIN: TestConfig = TestConfig {
     ubatch: 512,
     depth: 1,
     flash_attn: false,
+    sequence_groups: 1,
+    sequences: 1,
     memory: 1 << 30,
 };
 
@@ -67,7 +72,8 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let describe =
         |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
-    let cache = CacheOptions { context: 512, dtype: config.cache, flash_attn: config.flash_attn };
+    let cache =
+        CacheOptions { groups: config.sequence_groups, cells: 512, dtype: config.cache, flash_attn: config.flash_attn };
     let devices = devices(config);
     let groups = config.groups();
     let free = |group: &TensorGroup| group.devices().iter().map(|&d| devices[d].memory().unwrap().free).sum();
@@ -76,7 +82,8 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let engine = || {
         let mut model = load::model_without_memory(&hparams, cache, &placement, &groups)?;
         let split = split_model(&model, groups)?;
-        check_memory((&model, &split), &devices, config.ubatch, config.depth)?;
+        let options = EngineOptions { ubatch: config.ubatch, depth: config.depth, sequences: config.sequences };
+        check_memory((&model, &split), &devices, options)?;
         let budget = MemoryBudget::new(u64::MAX);
         let weights = load::Weights::new(&file, &gguf);
         let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, Progress::Hidden);
@@ -84,7 +91,7 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
         let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());
         let bytes: usize = parts.map(|part| part.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
-        Ok(Engine::new((model, split), devices.clone(), &budget, config.ubatch, config.depth)?)
+        Ok(Engine::new((model, split), &devices, &budget, options)?)
     };
     (engine(), devices)
 }
@@ -157,8 +164,7 @@ fn rounded_caches_give_close_logits_on_tensor_groups() {
         let toy = ToyModel::new(arch);
         for (cache, flash_attn) in [(DType::F16, false), (DType::F16, true)] {
             let one = TestConfig { cache, flash_attn, ..PLAIN };
-            let want = sequence(&mut start(&toy, one).0.unwrap(), &tokens, 14);
-            let want: Vec<Vec<f64>> = want.iter().map(|row| row.iter().map(|&x| x.into()).collect()).collect();
+            let want = sequence_f64(&mut start(&toy, one).0.unwrap(), &tokens, 14);
             let two = TestConfig { devices: 2, groups: &[&[1.0, 1.0]], ..one };
             let got = sequence(&mut start(&toy, two).0.unwrap(), &tokens, 14);
             assert_close(&got, &want, 1e-6, &format!("{arch}, {two:?}"));
@@ -188,7 +194,7 @@ fn micro_batches_of_a_long_prompt_share_graphs() {
     let mut engine = start(&toy, TestConfig { devices: 2, depth: 4, ubatch: 32, ..PLAIN }).0.unwrap();
     assert_close(&sequence(&mut engine, &tokens, 300), &want, 1e-10, "300 tokens");
     // One graph for 256 positions, one for 300, and one for the last micro-batch.
-    assert_eq!(engine.ready.len(), 3);
+    assert_eq!(engine.ready_graphs(), 3);
 }
 
 #[test]
@@ -213,10 +219,10 @@ fn a_warm_up_plans_the_graphs_and_changes_no_logits() {
     let want = sequence(&mut start(&toy, config).0.unwrap(), &tokens, 15);
     let mut warm = start(&toy, config).0.unwrap();
     warm.warm_up(&tokens[..15]).unwrap();
-    let planned = warm.ready.len();
+    let planned = warm.ready_graphs();
     assert_eq!((warm.length(), planned), (0, 2));
     assert_eq!(sequence(&mut warm, &tokens, 15), want);
-    assert_eq!(warm.ready.len(), planned);
+    assert_eq!(warm.ready_graphs(), planned);
 }
 
 #[test]
@@ -246,7 +252,7 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     let tokens = prompt(9);
     let config = TestConfig { devices: 3, groups: &[&[1.0, 1.0], &[1.0]], ubatch: 4, ..PLAIN };
     let mut engine = start(&toy, config).0.unwrap();
-    engine.split = engine.split.clone().with_copied_collectives(true);
+    engine.parts.split = engine.parts.split.clone().with_copied_collectives(true);
     let reference: Arc<dyn Device> = CpuDevice::new("reference", 1, MathMode::Exact, 1 << 30).unwrap();
     let mut names = Vec::new();
     let mut report = |seen: ObservedNode<'_>, here: &[u8], there: &[u8]| {
@@ -259,4 +265,73 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
     assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after the comparison");
+}
+
+/// The replies of `prompts`, each of `limit` tokens, chosen by the largest logit: several sequences at a time.
+fn decode_all(engine: &mut Engine, prompts: &[Vec<u32>], limit: usize) -> Vec<(Vec<u32>, Vec<Vec<f32>>)> {
+    let mut all: Vec<(Vec<u32>, Vec<Vec<f32>>)> = vec![Default::default(); prompts.len()];
+    let (mut next, mut running) = (0, std::collections::BTreeMap::new());
+    loop {
+        let mut submitted = 0;
+        for group in 0..engine.groups() {
+            for (output, logits) in engine.finish(group).unwrap() {
+                let number = running[&(group, output.sequence)];
+                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+                let (tokens, rows): &mut (Vec<u32>, Vec<Vec<f32>>) = &mut all[number];
+                tokens.push(best);
+                rows.push(logits);
+                let sequences = engine.sequences(group).unwrap();
+                if tokens.len() == limit {
+                    sequences.leave(output.sequence);
+                    running.remove(&(group, output.sequence));
+                } else {
+                    sequences.push(output.sequence, best).unwrap();
+                }
+            }
+            let most = engine.options().sequences;
+            let sequences = engine.sequences(group).unwrap();
+            if sequences.sequences() < most && next < prompts.len() {
+                let positions = prompts[next].len() + limit - 1;
+                running.insert((group, sequences.join(&prompts[next], positions).unwrap()), next);
+                next += 1;
+            }
+            submitted += engine.start(group).unwrap().tokens;
+        }
+        if submitted == 0 {
+            assert!(running.is_empty() && next == prompts.len());
+            return all;
+        }
+    }
+}
+
+/// Sequences that join and leave at different times, in one or more groups, on any placement: each has the tokens and, up to
+/// rounding, the logits that it has alone. Their cells are reused, because there are more sequences than fit at a time.
+#[test]
+fn many_sequences_have_the_logits_that_each_has_alone() {
+    const LIMIT: usize = 7;
+    let prompts: Vec<Vec<u32>> = (0..9).map(|i| prompt(25)[i..i + 1 + (i * 5) % 16].to_vec()).collect();
+    let two = TestConfig { devices: 2, sequences: 2, sequence_groups: 2, ..PLAIN };
+    for (arch, config) in [
+        (Arch::Llama, TestConfig { sequences: 3, ..PLAIN }),
+        (Arch::Qwen3Moe, TestConfig { sequences: 3, flash_attn: true, ubatch: 4, ..PLAIN }),
+        (Arch::Qwen3, TestConfig { ubatch: 5, ..two }),
+        (Arch::Llama, TestConfig { flash_attn: true, ..two }),
+        (Arch::Qwen2, TestConfig { devices: 3, groups: &[&[1.0, 1.0], &[1.0]], ..two }),
+        (Arch::Llama, TestConfig { groups: &[&[3.0, 1.0]], flash_attn: true, ..two }),
+    ] {
+        let toy = ToyModel::new(arch);
+        let got = decode_all(&mut start(&toy, config).0.unwrap(), &prompts, LIMIT);
+        let alone = TestConfig { sequences: 1, sequence_groups: 1, ..config };
+        for (number, (prompt, (tokens, rows))) in prompts.iter().zip(got).enumerate() {
+            let mut engine = start(&toy, alone).0.unwrap();
+            let sequence = [prompt, &tokens[..LIMIT - 1]].concat();
+            let want = sequence_f64(&mut engine, &sequence, prompt.len());
+            assert_close(&rows, &want, 1e-10, &format!("{arch}, {config:?}, sequence {number}"));
+        }
+    }
+}
+
+fn sequence_f64(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f64>> {
+    let rows = sequence(engine, tokens, prompt);
+    rows.iter().map(|row| row.iter().map(|&x| x.into()).collect()).collect()
 }

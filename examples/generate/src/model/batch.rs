@@ -1,27 +1,24 @@
-//! Encodes a batch as the bytes of its graph's input tensors: token ids, positions, cache rows and causal mask.
+//! Encodes a batch as the bytes of its graph's input tensors.
 
-use super::{Batch, Inputs};
+use super::Inputs;
 use fanout::graph::TensorId;
+use fanout::sched::batching::{BatchOutput, TokenBatch};
 
 impl Inputs {
-    /// The bytes of every input, for a graph in which attention reads `seen` positions.
-    pub fn of(&self, batch: &Batch<'_>, seen: usize, flash_attn: bool) -> [(TensorId, Vec<u8>); 4] {
-        let positions = batch.start..batch.start + batch.tokens.len();
-        [
-            (self.tokens, batch.tokens.iter().flat_map(|token| token.to_le_bytes()).collect()),
-            (self.positions, positions.clone().flat_map(|position| (position as i32).to_le_bytes()).collect()),
-            (self.rows, positions.clone().flat_map(|position| (position as i64).to_le_bytes()).collect()),
-            (self.mask, if flash_attn { mask(positions, seen, HIDDEN_F16) } else { mask(positions, seen, HIDDEN_F32) }),
-        ]
+    /// The bytes of every input, for these outputs of the batch, or none.
+    pub fn of(&self, batch: &TokenBatch, outputs: &[BatchOutput]) -> Vec<(TensorId, Vec<u8>)> {
+        let integers = |values: &[u32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let floats = |values: &[u32]| values.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
+        let mut all = vec![
+            (self.tokens, integers(&batch.tokens)),
+            (self.positions, integers(&batch.positions)),
+            (self.cells.tags, floats(&batch.tags)),
+            (self.cells.positions, floats(&batch.positions)),
+            (self.cells.cells, batch.cells.iter().flat_map(|&cell| u64::from(cell).to_le_bytes()).collect()),
+        ];
+        if let Some(id) = self.outputs {
+            all.push((id, outputs.iter().flat_map(|output| (output.index as u32).to_le_bytes()).collect()));
+        }
+        all
     }
-}
-
-/// The mask value of a hidden position: minus infinity.
-const HIDDEN_F32: [u8; 4] = f32::NEG_INFINITY.to_le_bytes();
-const HIDDEN_F16: [u8; 2] = 0xfc00u16.to_le_bytes();
-
-/// The causal mask, one row of `seen` entries per token: 0 up to the token's own position, `hidden` after it.
-fn mask<const WIDTH: usize>(positions: std::ops::Range<usize>, seen: usize, hidden: [u8; WIDTH]) -> Vec<u8> {
-    let row = |position: usize| (0..seen).flat_map(move |other| if other <= position { [0; WIDTH] } else { hidden });
-    positions.flat_map(row).collect()
 }

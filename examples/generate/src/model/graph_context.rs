@@ -1,11 +1,13 @@
 //! The graph builder of the model: a task builder that adds weights and nodes by llama.cpp's names.
 
+use super::cache::cell_names;
 use super::{Model, ModelError, StoredTensor};
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::{Op, OutputSpec};
+use fanout::sched::batching::mask::{CellTensors, TokenInputs, mask, note_cells};
 use fanout::sched::{Task, TaskBuilder};
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::HashMap;
@@ -20,11 +22,20 @@ pub(super) struct GraphContext<'a> {
     prefix: String,
     /// Tensor group of the most recent norm.
     group: Option<usize>,
+    /// By tensor group: who wrote each cell of the KV cache, noted for this batch, and the mask if it was needed.
+    cells: HashMap<usize, (CellTensors, Option<TensorId>)>,
 }
 
 impl<'a> GraphContext<'a> {
     pub(super) fn new(model: &'a Model) -> GraphContext<'a> {
-        GraphContext { b: TaskBuilder::new(), model, stored_ids: HashMap::new(), prefix: String::new(), group: None }
+        GraphContext {
+            b: TaskBuilder::new(),
+            model,
+            stored_ids: HashMap::new(),
+            prefix: String::new(),
+            group: None,
+            cells: HashMap::new(),
+        }
     }
 
     pub(super) fn block(&mut self, layer: Option<usize>) {
@@ -72,6 +83,35 @@ impl<'a> GraphContext<'a> {
         let id = made.map_err(|source| ModelError::Build { node: name.clone(), source })?;
         self.stored_ids.insert(name, id);
         Ok(id)
+    }
+
+    /// Adds the nodes that note on a tensor group who writes the cells of the batch, once.
+    pub(super) fn note_cells(&mut self, group: usize, tokens: TokenInputs) -> Result<(), ModelError> {
+        let vectors = self.model.caches.first().and_then(|cache| cache.cells.get(&group));
+        let (Some(vectors), false) = (vectors, self.cells.contains_key(&group)) else { return Ok(()) };
+        let [tags, positions] = cell_names(group);
+        let cells = CellTensors {
+            tags: self.stored(tags, &vectors.tags)?,
+            positions: self.stored(positions, &vectors.positions)?,
+        };
+        note_cells(&mut self.b, cells, tokens, group).map_err(|source| self.build_error("cells", source))?;
+        self.cells.insert(group, (cells, None));
+        Ok(())
+    }
+
+    /// The attention mask on a tensor group where the cells of the batch are noted: `[seen, tokens]`, F16 for flash attention and
+    /// else F32.
+    pub(super) fn mask(&mut self, group: usize, tokens: TokenInputs, seen: usize) -> Result<TensorId, ModelError> {
+        let noted = self.cells.get(&group).copied();
+        let (cells, made) = noted.ok_or_else(|| ModelError::Cache(format!("group {group} has no cells")))?;
+        if let Some(mask) = made {
+            return Ok(mask);
+        }
+        let dtype = if self.model.cache_options.flash_attn { DType::F16 } else { DType::F32 };
+        let mask = mask(&mut self.b, cells, tokens, (seen, dtype), group);
+        let mask = mask.map_err(|source| self.build_error("mask", source))?;
+        self.cells.insert(group, (cells, Some(mask)));
+        Ok(mask)
     }
 
     /// Adds a node; type and shape of the destination follow from the sources.

@@ -2,7 +2,7 @@
 
 use super::cache::{LayerCache, columns, keys_view, values_view};
 use super::graph_context::GraphContext;
-use super::{GraphShape, Model, ModelError, cache_names, moe};
+use super::{GraphShape, Inputs, Model, ModelError, cache_names, moe};
 use crate::hparams::HParams;
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
@@ -15,24 +15,22 @@ use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::tensor::{DType, TensorDesc};
 
-/// Inputs that all blocks of a graph share.
+/// What all blocks of a graph share.
 pub(super) struct BlockContext<'a> {
     pub(super) model: &'a Model,
     pub(super) shape: GraphShape,
-    pub(super) positions: TensorId,
-    pub(super) rows: TensorId,
-    pub(super) mask: TensorId,
+    pub(super) inputs: Inputs,
 }
 
 impl BlockContext<'_> {
-    /// Adds a whole block and returns its result `[width, tokens]`. With `last`, only the last token continues after attention,
-    /// so the result is `[width, 1]`.
+    /// Adds a whole block and returns its result `[width, tokens]`. With `outputs`, only these tokens continue after attention,
+    /// so the result is `[width, outputs]`.
     pub(super) fn block(
         &self,
         ctx: &mut GraphContext<'_>,
         i: usize,
         x: TensorId,
-        last: bool,
+        outputs: Option<TensorId>,
     ) -> Result<TensorId, ModelError> {
         ctx.block(Some(i));
         let (hparams, tokens) = (&self.model.hparams, self.shape.tokens);
@@ -42,7 +40,13 @@ impl BlockContext<'_> {
         let q = self.rotated(ctx, i, "Qcur", "attn_q_norm.weight", q)?;
         let attended = self.attention(ctx, i, q)?;
         let attended = ctx.linear("attn_out", "attn_output", attended, hparams.width)?;
-        let (attended, x) = if last { (last_row(ctx, attended)?, last_row(ctx, x)?) } else { (attended, x) };
+        let (attended, x) = match outputs {
+            Some(outputs) => (
+                ctx.node("attn_out_rows", Rows::GetRows, &[attended, outputs])?,
+                ctx.node("inp_rows", Rows::GetRows, &[x, outputs])?,
+            ),
+            None => (attended, x),
+        };
         let x = ctx.node("ffn_inp", Binary::Add, &[attended, x])?;
         let cur = ctx.norm("ffn_norm", x, "ffn_norm.weight")?;
         let out = match &hparams.experts {
@@ -63,30 +67,35 @@ impl BlockContext<'_> {
         ctx.block(Some(i));
         let (hparams, tokens) = (&self.model.hparams, self.shape.tokens);
         let [keys, values] = self.cache(ctx, i)?;
+        ctx.note_cells(self.layer(i)?.keys.group, self.inputs.cells)?;
         let cur = ctx.norm("attn_norm", x, "attn_norm.weight")?;
         let k = ctx.linear("Kcur", "attn_k", cur, hparams.kv_width())?;
         let k = ctx.reshape(k, [hparams.head_width, hparams.kv_heads, tokens, 1])?;
         let k = self.rotated(ctx, i, "Kcur", "attn_k_norm.weight", k)?;
         let k = ctx.reshape(k, [hparams.kv_width(), tokens, 1, 1])?;
-        ctx.node_onto("cache_k", Rows::SetRows, &[k, self.rows, keys], keys)?;
+        ctx.node_onto("cache_k", Rows::SetRows, &[k, self.inputs.cells.cells, keys], keys)?;
         let width = hparams.kv_width();
         let v = ctx.linear("Vcur", "attn_v", cur, width)?;
         if self.model.cache_options.flash_attn {
-            ctx.node_onto("cache_v", Rows::SetRows, &[v, self.rows, values], values)?;
+            ctx.node_onto("cache_v", Rows::SetRows, &[v, self.inputs.cells.cells, values], values)?;
         } else {
             // The cache is transposed: SET_ROWS writes each value as a row of one element.
             let [element, row, ..] = ctx.desc(v)?.nb();
             let each = TensorDesc::strided(DType::F32, [1, tokens, width, 1], [element, row, element, row * tokens])?;
             let (each, desc) = (ctx.view(v, each, 0)?, columns(&ctx.desc(values)?)?);
             let columns = ctx.view(values, desc, 0)?;
-            ctx.node_onto("cache_v", Rows::SetRows, &[each, self.rows, columns], columns)?;
+            ctx.node_onto("cache_v", Rows::SetRows, &[each, self.inputs.cells.cells, columns], columns)?;
         }
         Ok(cur)
     }
 
+    fn layer(&self, i: usize) -> Result<&LayerCache, ModelError> {
+        let layer = self.model.caches.first().and_then(|cache| cache.layers.get(i));
+        layer.ok_or_else(|| ModelError::Cache(format!("block {i} has no cache")))
+    }
+
     fn cache(&self, ctx: &mut GraphContext<'_>, i: usize) -> Result<[TensorId; 2], ModelError> {
-        let LayerCache { keys, values } =
-            self.model.cache.get(i).ok_or_else(|| ModelError::Cache(format!("block {i} has no cache")))?;
+        let LayerCache { keys, values } = self.layer(i)?;
         let [keys_name, values_name] = cache_names(i);
         Ok([ctx.stored(keys_name, keys)?, ctx.stored(values_name, values)?])
     }
@@ -105,7 +114,7 @@ impl BlockContext<'_> {
             Some(_) => ctx.norm(&format!("{name}_normed"), heads, norm)?,
             None => heads,
         };
-        let mut srcs = vec![heads, self.positions];
+        let mut srcs = vec![heads, self.inputs.positions];
         if let Some((name, factors)) = self.model.rope_factors(i) {
             srcs.push(ctx.stored(name, factors)?);
         }
@@ -114,7 +123,8 @@ impl BlockContext<'_> {
 
     /// Attention of queries `[head_width, heads, tokens]` over the KV cache; the result is `[heads * head_width, tokens]`.
     fn attention(&self, ctx: &mut GraphContext<'_>, i: usize, q: TensorId) -> Result<TensorId, ModelError> {
-        let (hparams, GraphShape { tokens, kv_positions: seen, .. }) = (&self.model.hparams, self.shape);
+        let (hparams, GraphShape { tokens, cells: seen, .. }) = (&self.model.hparams, self.shape);
+        let mask = ctx.mask(self.layer(i)?.keys.group, self.inputs.cells, seen)?;
         let flash_attn = self.model.cache_options.flash_attn;
         let [keys, values] = self.cache(ctx, i)?;
         let k = keys_view(&ctx.desc(keys)?, hparams, seen)?;
@@ -125,12 +135,12 @@ impl BlockContext<'_> {
             ((hparams.head_width as f32).sqrt().recip(), [hparams.heads * hparams.head_width, tokens, 1, 1]);
         if flash_attn {
             let op = FlashAttn { scale, max_bias: 0.0, softcap: 0.0, f32_accumulation: true, n_kv_max: 0 };
-            let attended = ctx.node("kqv_out", op, &[q, k, v, self.mask])?;
+            let attended = ctx.node("kqv_out", op, &[q, k, v, mask])?;
             return ctx.reshape(attended, flat);
         }
         let exact = MulMat { accumulate: Precision::F32, ..MulMat::PLAIN };
         let scores = ctx.node("kq", exact, &[k, q])?;
-        let shares = ctx.node("kq_soft_max", SoftMax { scale, max_bias: 0.0 }, &[scores, self.mask])?;
+        let shares = ctx.node("kq_soft_max", SoftMax { scale, max_bias: 0.0 }, &[scores, mask])?;
         let attended = ctx.node("kqv", MulMat::PLAIN, &[v, shares])?;
         let attended = ctx.permute(attended, [0, 2, 1, 3])?;
         ctx.node_as("kqv_out", CopyOp::Cont, &[attended], OutputSpec { dtype: DType::F32, ne: flat })
@@ -142,11 +152,4 @@ fn feed_forward(ctx: &mut GraphContext<'_>, hparams: &HParams, x: TensorId) -> R
     let up = ctx.linear("ffn_up", "ffn_up", x, hparams.ff)?;
     let gated = ctx.node("ffn_swiglu", Glu { kind: GluKind::Swiglu, swapped: false }, &[gate, up])?;
     ctx.linear("ffn_out", "ffn_down", gated, hparams.width)
-}
-
-/// View of the last row of a contiguous matrix.
-fn last_row(ctx: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
-    let desc = ctx.desc(x)?;
-    let row = TensorDesc::contiguous(desc.dtype(), [desc.ne()[0], 1, 1, 1])?;
-    ctx.view(x, row, desc.extent().saturating_sub(row.extent()))
 }

@@ -1,10 +1,11 @@
-//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of one
-//! sequence.
+//! Builds the compute graph of a model (llama, qwen2, qwen3 or qwen3moe), op by op as llama.cpp does, for a batch of the tokens of
+//! one or more sequences.
 //!
 //! Shapes are written in the order of `ne`, fastest dimension first. A batch flows through the blocks as `[width, tokens]`.
-//! Each block writes the batch's keys and values into the KV cache first. Attention then reads all positions from 0 up to a
-//! padded number, and a causal mask hides later positions. A graph therefore depends only on the number of tokens, the padded
-//! number of positions and the requested logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
+//! Each block writes the batch's keys and values into the KV cache first. Attention then reads all cells from 0 up to a
+//! padded number, and a mask hides those of other sequences and of later positions. The devices make the mask themselves
+//! ([`fanout::sched::batching::mask`]). A graph therefore depends only on the number of tokens, the padded
+//! number of cells and the number of logits ([`GraphShape`]), so most decoded tokens reuse the graph of the previous token.
 //!
 //! `graph_context.rs` wraps the task builder, `layers.rs` builds a transformer block, `moe.rs` its mixture of experts,
 //! `cache.rs` describes the KV cache, and `batch.rs` encodes the inputs.
@@ -15,13 +16,14 @@ mod graph_context;
 mod layers;
 mod moe;
 
-pub use cache::{CacheOptions, KV_PAD, LayerCache};
+pub use cache::{CacheOptions, CellVectors, KV_PAD, LayerCache, SequenceCache, cache_names};
 
 use crate::hparams::HParams;
 use fanout::device::Region;
 use fanout::graph::{BuildError, TensorId};
 use fanout::ops::rows::Rows;
 use fanout::sched::Task;
+use fanout::sched::batching::mask::TokenInputs;
 use fanout::tensor::{DIMS, DType, DescError, TensorDesc};
 use graph_context::GraphContext;
 use layers::BlockContext;
@@ -35,9 +37,9 @@ pub struct Model {
     pub hparams: HParams,
     /// Weights by name. A tensor that is copied to several groups is named `<name>@<group>`, see [`copy_name`].
     pub weights: HashMap<String, StoredTensor>,
-    /// The KV cache, by block.
-    pub cache: Vec<LayerCache>,
-    /// Size, type and layout of the KV cache.
+    /// By group of sequences: its KV cache. All have the same tensors.
+    pub caches: Vec<SequenceCache>,
+    /// Number, size, type and layout of the KV caches.
     pub cache_options: CacheOptions,
 }
 
@@ -52,35 +54,15 @@ pub struct StoredTensor {
     pub regions: Vec<Option<Region>>,
 }
 
-/// Consecutive tokens of the sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
-    /// Token ids.
-    pub tokens: &'a [u32],
-    /// Position of the first token.
-    pub start: usize,
-}
-
 /// The key of a graph: batches with the same shape share one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphShape {
     /// Tokens of the batch, not 0.
     pub tokens: usize,
-    /// Positions that attention reads, padded: see [`CacheOptions::padded_positions`].
-    pub kv_positions: usize,
-    /// The tokens for which logits are computed.
-    pub outputs: Outputs,
-}
-
-/// The tokens of a batch for which logits are computed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Outputs {
-    /// No token: the batch only fills the KV cache.
-    None,
-    /// The last token.
-    Last,
-    /// All tokens.
-    All,
+    /// Cells of the KV cache that attention reads, padded: see [`CacheOptions::padded_cells`].
+    pub cells: usize,
+    /// Number of tokens for which logits are computed. 0: the batch only fills the KV cache.
+    pub outputs: usize,
 }
 
 /// A graph for batches of one shape.
@@ -90,7 +72,7 @@ pub struct ModelGraph {
     pub task: Task,
     /// Tensors that the host writes before each run.
     pub inputs: Inputs,
-    /// Logits, F32 `[vocab, outputs]`; `None` for [`Outputs::None`].
+    /// Logits, F32 `[vocab, outputs]`; `None` without outputs.
     pub logits: Option<TensorId>,
 }
 
@@ -101,11 +83,10 @@ pub struct Inputs {
     pub tokens: TensorId,
     /// Positions, I32 `[tokens]`.
     pub positions: TensorId,
-    /// Rows of the KV cache to write, I64 `[tokens]`.
-    pub rows: TensorId,
-    /// Causal mask, `[kv_positions, tokens]`, F16 for flash attention and else F32. Unused by the graph of a one-block model
-    /// without outputs.
-    pub mask: TensorId,
+    /// Tags and positions, as the mask needs them, and cells.
+    pub cells: TokenInputs,
+    /// The tokens for which logits are computed, I32 `[outputs]`, ascending; `None` for none and for all.
+    pub outputs: Option<TensorId>,
 }
 
 /// The graph cannot be built.
@@ -127,7 +108,7 @@ pub enum ModelError {
         /// Element counts that the hyperparameters require.
         want: [usize; DIMS],
     },
-    /// The KV cache has an invalid layout for the model, or is too small for a batch.
+    /// The KV cache has an invalid layout for the model, or too few cells for a batch.
     #[error("{0}")]
     Cache(String),
     /// A shape with a size that overflows, or with rows that are not whole blocks.
@@ -148,57 +129,45 @@ pub fn copy_name(name: &str, group: usize) -> String {
     format!("{name}@{group}")
 }
 
-/// The names of a block's keys and values in the KV cache.
-pub fn cache_names(layer: usize) -> [String; 2] {
-    [KEYS_PREFIX, VALUES_PREFIX].map(|prefix| format!("{prefix}{layer}"))
-}
-
-const KEYS_PREFIX: &str = "cache_k_l";
-const VALUES_PREFIX: &str = "cache_v_l";
-
 impl Model {
-    /// The weight or cache tensor with a name of the graph.
-    pub fn stored(&self, name: &str) -> Option<&StoredTensor> {
-        self.weights.get(name).or_else(|| {
-            let (is_keys, layer) = match name.strip_prefix(KEYS_PREFIX) {
-                Some(layer) => (true, layer),
-                None => (false, name.strip_prefix(VALUES_PREFIX)?),
-            };
-            let cache = self.cache.get(layer.parse::<usize>().ok()?)?;
-            Some(if is_keys { &cache.keys } else { &cache.values })
-        })
+    /// The weight with a name of the graph, or the tensor of the KV cache of a group of sequences.
+    pub fn stored(&self, name: &str, sequences: usize) -> Option<&StoredTensor> {
+        self.weights.get(name).or_else(|| self.caches.get(sequences)?.get(name))
     }
 
-    /// Builds the graph for batches of `shape`. Devices in it are the numbers of tensor groups.
+    /// Builds the graph for batches of `shape`. Devices in it are the numbers of tensor groups. It is the same for all groups of
+    /// sequences.
     ///
     /// # Errors
     /// A missing tensor, or a tensor shape that contradicts the hyperparameters.
     pub fn graph(&self, shape: GraphShape) -> Result<ModelGraph, ModelError> {
         let hparams = &self.hparams;
         let mut ctx = GraphContext::new(self);
-        let line = [shape.tokens, 1, 1, 1];
-        let mask_type = if self.cache_options.flash_attn { DType::F16 } else { DType::F32 };
+        let (line, row) = ([shape.tokens, 1, 1, 1], [1, shape.tokens, 1, 1]);
+        let some = shape.outputs > 0 && shape.outputs < shape.tokens;
         let inputs = Inputs {
             tokens: ctx.input("inp_tokens", DType::I32, line)?,
             positions: ctx.input("inp_pos", DType::I32, line)?,
-            rows: ctx.input("inp_rows", DType::I64, line)?,
-            mask: ctx.input("inp_mask", mask_type, [shape.kv_positions, shape.tokens, 1, 1])?,
+            cells: TokenInputs {
+                tags: ctx.input("inp_tags", DType::F32, row)?,
+                positions: ctx.input("inp_cell_pos", DType::F32, row)?,
+                cells: ctx.input("inp_rows", DType::I64, line)?,
+            },
+            outputs: some.then(|| ctx.input("inp_out_ids", DType::I32, [shape.outputs, 1, 1, 1])).transpose()?,
         };
-        let common =
-            BlockContext { model: self, shape, positions: inputs.positions, rows: inputs.rows, mask: inputs.mask };
+        let common = BlockContext { model: self, shape, inputs };
 
         let table = ctx.weight("token_embd.weight", &[hparams.width, hparams.vocab])?;
         let mut x = ctx.node("inp_embd", Rows::GetRows, &[table, inputs.tokens])?;
-        let last = shape.outputs == Outputs::Last && shape.tokens > 1;
         for i in 0..hparams.layers {
             let end = i + 1 == hparams.layers;
-            if end && shape.outputs == Outputs::None {
+            if end && shape.outputs == 0 {
                 common.write_cache(&mut ctx, i, x)?;
             } else {
-                x = common.block(&mut ctx, i, x, end && last)?;
+                x = common.block(&mut ctx, i, x, inputs.outputs.filter(|_| end))?;
             }
         }
-        let logits = if shape.outputs == Outputs::None { None } else { Some(self.head(&mut ctx, x)?) };
+        let logits = if shape.outputs == 0 { None } else { Some(self.head(&mut ctx, x)?) };
         Ok(ModelGraph { task: ctx.build()?, inputs, logits })
     }
 
@@ -217,7 +186,7 @@ impl Model {
     /// The RoPE frequency factors for a block: the copy on the block's device if there is one, else the original.
     fn rope_factors(&self, layer: usize) -> Option<(String, &StoredTensor)> {
         let name = "rope_freqs.weight";
-        let own = copy_name(name, self.cache.get(layer)?.keys.group);
+        let own = copy_name(name, self.caches.first()?.layers.get(layer)?.keys.group);
         [own, name.to_owned()].into_iter().find_map(|name| self.weights.get(&name).map(|stored| (name, stored)))
     }
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::hparams::Arch;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MemoryBudget, UploadSource};
+use fanout::sched::batching::{BatchOutput, SequenceGroup, TokenBatch};
 use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::sched::{Options, Scheduler};
 use std::sync::Arc;
@@ -33,27 +34,40 @@ impl Loaded {
             StoredTensor { desc: *desc, group: 0, regions: vec![Some(memory.whole())] }
         };
         let weights = toy.tensors.iter().map(|(name, (desc, values))| (name.clone(), stored(desc, values))).collect();
-        let cache_options = CacheOptions { context: 512, dtype, flash_attn };
-        let (keys, values) = (cache_options.keys(&toy.hparams).unwrap(), cache_options.values(&toy.hparams).unwrap());
-        let block = |_| LayerCache { keys: stored(&keys, &[]), values: stored(&values, &[]) };
-        let cache = (0..toy.hparams.layers).map(block).collect();
+        let cache_options = CacheOptions { groups: 1, cells: 512, dtype, flash_attn };
+        let blocks = vec![0; toy.hparams.layers];
+        let empty = |desc, group| StoredTensor { desc, group, regions: vec![None] };
+        let mut cache = SequenceCache::new(&toy.hparams, &cache_options, &blocks, &empty).unwrap();
+        cache.tensors_mut().for_each(|(_, tensor)| *tensor = stored(&tensor.desc, &[]));
         queue.mark().wait(None).unwrap();
         let scheduler = Scheduler::new(vec![device], Options::default(), &budget).unwrap();
-        Loaded { scheduler, model: Model { hparams: toy.hparams.clone(), weights, cache, cache_options } }
+        Loaded { scheduler, model: Model { hparams: toy.hparams.clone(), weights, caches: vec![cache], cache_options } }
     }
 
-    /// Runs a batch; returns one row of logits per requested token.
-    fn run(&mut self, batch: Batch<'_>, outputs: Outputs) -> Vec<Vec<f32>> {
-        let tokens = batch.tokens.len();
-        let seen = self.model.cache_options.padded_positions(batch.start + tokens).unwrap();
-        let ModelGraph { task, inputs, logits } =
-            self.model.graph(GraphShape { tokens, kv_positions: seen, outputs }).unwrap();
+    /// Runs a batch of consecutive tokens of one sequence; returns one row of logits for each of the last `outputs` tokens.
+    fn run(&mut self, tokens: &[u32], start: usize, outputs: usize) -> Vec<Vec<f32>> {
+        let (count, end) = (tokens.len(), start + tokens.len());
+        let positions: Vec<u32> = (start as u32..end as u32).collect();
+        let mut group = SequenceGroup::new(1, 1);
+        let sequence = group.join(&[0], 1).unwrap();
+        let output = |index| BatchOutput { index, sequence, position: start + index };
+        let batch = TokenBatch {
+            tokens: tokens.to_vec(),
+            tags: vec![1; count],
+            cells: positions.clone(),
+            positions,
+            outputs: (count - outputs..count).map(output).collect(),
+            seen: end,
+            waiting: 0,
+        };
+        let shape = GraphShape { tokens: count, cells: self.model.cache_options.padded_cells(end), outputs };
+        let ModelGraph { task, inputs, logits } = self.model.graph(shape).unwrap();
         let split = TensorSplit::new(&task, vec![TensorGroup::new(vec![0], vec![1.0]).unwrap()]).unwrap();
-        let region = |name: &str, rank: usize| self.model.stored(name)?.regions[rank].clone();
+        let region = |name: &str, rank: usize| self.model.stored(name, 0)?.regions[rank].clone();
         let task = split.apply(&task, self.scheduler.devices(), &region).unwrap();
         let mut prepared = self.scheduler.build(task.task()).unwrap();
-        let bytes = inputs.of(&batch, seen, self.model.cache_options.flash_attn);
-        let inputs = bytes.each_ref().map(|(id, bytes)| (task.input(*id).unwrap(), &**bytes));
+        let bytes = inputs.of(&batch, &batch.outputs);
+        let inputs: Vec<_> = bytes.iter().map(|(id, bytes)| (task.input(*id).unwrap(), &**bytes)).collect();
         self.scheduler.run(&mut prepared, &inputs).unwrap();
         let Some(logits) = logits else { return Vec::new() };
         let logits = task.output(logits).unwrap()[0].tensor;
@@ -69,7 +83,7 @@ impl Loaded {
         while all.len() < tokens.len() {
             let start = all.len();
             let end = (start + sizes.next().unwrap()).min(tokens.len());
-            all.extend(self.run(Batch { tokens: &tokens[start..end], start }, Outputs::All));
+            all.extend(self.run(&tokens[start..end], start, end - start));
         }
         all
     }
@@ -123,10 +137,12 @@ fn only_requested_logits_are_computed() {
         let tokens = prompt(8);
         let all = Loaded::new(&toy, DType::F32, false).sequence(&tokens, &[8]);
         let mut loaded = Loaded::new(&toy, DType::F32, false);
-        assert!(loaded.run(Batch { tokens: &tokens[..5], start: 0 }, Outputs::None).is_empty());
-        let last = loaded.run(Batch { tokens: &tokens[5..], start: 5 }, Outputs::Last);
-        let want = vec![all[7].iter().map(|&v| f64::from(v)).collect()];
-        assert_close(&last, &want, 1e-12, &format!("{arch:?}"));
+        assert!(loaded.run(&tokens[..5], 0, 0).is_empty());
+        for outputs in [1, 2, 3] {
+            let last = loaded.run(&tokens[5..], 5, outputs);
+            let want: Vec<_> = all[8 - outputs..].iter().map(|row| row.iter().map(|&v| v.into()).collect()).collect();
+            assert_close(&last, &want, 1e-12, &format!("{arch:?}"));
+        }
     }
 }
 
@@ -143,7 +159,7 @@ fn tied_embeddings_and_frequency_factors_are_used_if_present() {
 #[test]
 fn errors_name_the_tensor_or_option_at_fault() {
     let toy = ToyModel::new(Arch::Llama);
-    let shape = GraphShape { tokens: 1, kv_positions: KV_PAD, outputs: Outputs::Last };
+    let shape = GraphShape { tokens: 1, cells: KV_PAD, outputs: 1 };
     let graph = |change: &dyn Fn(&mut Model)| {
         let mut model = Loaded::new(&toy, DType::F32, false).model;
         change(&mut model);
@@ -154,25 +170,22 @@ fn errors_name_the_tensor_or_option_at_fault() {
     let wrong = graph(&|model| model.hparams.ff = 41);
     assert!(wrong.contains("blk.0.ffn_gate.weight") && wrong.contains("[24, 41, 1, 1]"), "{wrong}");
 
-    let options = CacheOptions { context: 512, dtype: DType::Q8_0, flash_attn: false };
+    let options = CacheOptions { groups: 1, cells: 512, dtype: DType::Q8_0, flash_attn: false };
     let mut hparams = toy.hparams.clone();
     assert!(options.keys(&hparams).unwrap_err().to_string().contains("blocks"));
     hparams.head_width = 32;
     options.keys(&hparams).unwrap();
     assert!(options.values(&hparams).unwrap_err().to_string().contains("--flash-attn"));
-    assert_eq!(options.padded_positions(257).unwrap(), 512);
-    assert!(options.padded_positions(513).unwrap_err().to_string().contains("--ctx"));
+    assert_eq!([0, 256, 257, 512].map(|seen| options.padded_cells(seen)), [256, 256, 512, 512]);
 }
 
 #[test]
 fn nodes_have_llama_cpp_names() {
     let toy = ToyModel::new(Arch::Llama);
-    let graph = Loaded::new(&toy, DType::F32, false)
-        .model
-        .graph(GraphShape { tokens: 2, kv_positions: KV_PAD, outputs: Outputs::Last })
-        .unwrap();
+    let graph =
+        Loaded::new(&toy, DType::F32, false).model.graph(GraphShape { tokens: 2, cells: KV_PAD, outputs: 1 }).unwrap();
     let names: Vec<_> = graph.task.graph().nodes().iter().map(|node| graph.task.name(node.dst)).collect();
-    assert_eq!(names[..3], ["inp_embd", "blk.0.norm", "blk.0.attn_norm"]);
+    assert_eq!(names[..5], ["inp_embd", "cell_tags", "cell_positions", "blk.0.norm", "blk.0.attn_norm"]);
     assert_eq!(names[names.len() - 4..], ["blk.2.l_out", "norm", "result_norm", "result_output"]);
     assert!(names.iter().all(|name| !name.is_empty()));
 }

@@ -1,0 +1,257 @@
+//! A lane: the scheduler, the prepared graphs and the sequences of one group of sequences.
+
+use super::{EngineError, EngineOptions, Started};
+use crate::model::{GraphShape, Inputs, KV_PAD, Model, ModelError};
+use crate::report::GraphStats;
+use fanout::device::{Device, MemoryBudget, PendingRead};
+use fanout::graph::TensorId;
+use fanout::sched::batching::{BatchOutput, SequenceGroup, SequenceId, TokenBatch};
+use fanout::sched::tensor_group::{RankTask, TensorSplit, TensorSplitError};
+use fanout::sched::{self, CompareReporter, Options, PreparedPlan, SchedError, Scheduler, Task};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Capacity of the cache of prepared graphs. A prompt uses three graphs at a time, decoding one, and sequences that come and go one
+/// for each number of them.
+const MAX_READY_GRAPHS: usize = 32;
+
+/// Consecutive micro-batches that share one graph if the pipeline is deeper than 1: switching to another graph drains the
+/// pipeline, because the devices wait for each other.
+const SHARED_UBATCHES: usize = 8;
+
+/// What all lanes share.
+pub(super) struct ModelParts {
+    pub(super) model: Model,
+    pub(super) split: TensorSplit,
+    pub(super) options: EngineOptions,
+}
+
+/// A group of sequences with a scheduler of its own. Two runs of one scheduler share memory for intermediate results, and so wait for
+/// each other; those of two lanes do so only where both need the same device.
+pub(super) struct Lane {
+    number: usize,
+    pub(super) scheduler: Scheduler,
+    ready: HashMap<GraphShape, ReadyGraph>,
+    pub(super) sequences: SequenceGroup,
+    /// The sequence of [`super::Engine::append`], which has all cells.
+    only: Option<SequenceId>,
+    in_flight: Option<InFlight>,
+}
+
+/// A batch whose results were not read yet.
+struct InFlight {
+    shape: GraphShape,
+    outputs: Vec<BatchOutput>,
+    /// The parts of the logits that the ranks have.
+    logits: Vec<PendingRead>,
+}
+
+/// A prepared graph that can be run repeatedly.
+struct ReadyGraph {
+    prepared: PreparedPlan,
+    inputs: Inputs,
+    logits: Option<TensorId>,
+    /// The graph of all ranks, with its own tensors for the inputs and the parts of the logits.
+    rank_task: RankTask,
+}
+
+impl ReadyGraph {
+    /// The bytes of the inputs, for the graph of all ranks.
+    fn inputs<'b>(&self, bytes: &'b [(TensorId, Vec<u8>)]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
+        let input = |(id, bytes): &'b (TensorId, Vec<u8>)| {
+            self.rank_task
+                .input(*id)
+                .map(|id| (id, &**bytes))
+                .ok_or(EngineError::Split(TensorSplitError::Bug("an input was lost")))
+        };
+        bytes.iter().map(input).collect()
+    }
+}
+
+/// The graph of all ranks for a graph of tensor groups, with the memory of the model's tensors and of a group of sequences.
+pub(super) fn apply_split(
+    (model, split): (&Model, &TensorSplit),
+    sequences: usize,
+    devices: &[Arc<dyn Device>],
+    task: &Task,
+) -> Result<RankTask, TensorSplitError> {
+    split.apply(task, devices, &|name, rank| model.stored(name, sequences)?.regions.get(rank)?.clone())
+}
+
+type SubmitFn = fn(&mut Scheduler, &mut PreparedPlan, &[(TensorId, &[u8])]) -> Result<(), SchedError>;
+
+impl Lane {
+    pub(super) fn new(
+        number: usize,
+        parts: &ModelParts,
+        devices: Vec<Arc<dyn Device>>,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Lane, EngineError> {
+        let EngineOptions { ubatch, depth, .. } = parts.options;
+        Ok(Lane {
+            number,
+            scheduler: Scheduler::new(devices, Options::default().with_depth(depth), budget)?,
+            ready: HashMap::new(),
+            sequences: SequenceGroup::new(parts.model.cache_options.cells, ubatch),
+            only: None,
+            in_flight: None,
+        })
+    }
+
+    /// Reserves the memory of graphs of a shape.
+    pub(super) fn reserve(&mut self, parts: &ModelParts, shape: GraphShape) -> Result<GraphStats, EngineError> {
+        let rank_task = self.apply_split(parts, &parts.model.graph(shape)?.task)?;
+        let plan = self.scheduler.plan(rank_task.task())?;
+        self.scheduler.reserve(&plan)?;
+        let nodes = rank_task.task().graph().nodes().len();
+        Ok(GraphStats { nodes, splits: plan.splits(), copies: plan.copies() })
+    }
+
+    /// Number of evaluated tokens of the only sequence.
+    pub(super) fn length(&self) -> usize {
+        self.only.map_or(0, |id| self.sequences.length(id))
+    }
+
+    /// Shortens the only sequence to its first `length` tokens.
+    pub(super) fn truncate(&mut self, length: usize) {
+        if let Some(id) = self.only {
+            self.sequences.truncate(id, length);
+        }
+    }
+
+    /// Appends tokens to the only sequence and submits all of its micro-batches but the last one, which is returned.
+    pub(super) fn submit_sequence(
+        &mut self,
+        parts: &ModelParts,
+        tokens: &[u32],
+        submitted: &dyn Fn(usize),
+    ) -> Result<TokenBatch, EngineError> {
+        let (end, cells) = (self.length() + tokens.len(), parts.model.cache_options.cells);
+        if end > cells {
+            let text = format!("position {} is beyond a context of {cells}: give a larger --ctx", end - 1);
+            return Err(ModelError::Cache(text).into());
+        }
+        let id = match self.only {
+            Some(id) => id,
+            None => *self.only.insert(self.sequences.join(&[], cells)?),
+        };
+        tokens.iter().try_for_each(|&token| self.sequences.push(id, token))?;
+        loop {
+            let batch = self.sequences.next_batch(usize::MAX).ok_or(EngineError::NoTokens)?;
+            if batch.waiting == 0 {
+                return Ok(batch);
+            }
+            self.submit(parts, &batch, &[])?;
+            submitted(batch.tokens.len());
+        }
+    }
+
+    /// Submits a batch, and the reads of the logits of the tokens at `outputs`.
+    pub(super) fn submit(
+        &mut self,
+        parts: &ModelParts,
+        batch: &TokenBatch,
+        outputs: &[BatchOutput],
+    ) -> Result<(), EngineError> {
+        self.submit_with(parts, batch, outputs, Scheduler::submit)
+    }
+
+    /// As [`Lane::submit`], if nothing else can be submitted until the results are read.
+    pub(super) fn submit_alone(&mut self, parts: &ModelParts, batch: &TokenBatch) -> Result<(), EngineError> {
+        // Remote devices: let the reply to the read signal completion. Waiting for completion before the read would cost another
+        // round trip. Local devices only: the calling thread runs the work itself.
+        let remote = self.scheduler.devices().iter().any(|device| device.link_stats().is_some());
+        self.submit_with(parts, batch, &batch.outputs, if remote { Scheduler::submit } else { Scheduler::run })
+    }
+
+    fn submit_with(
+        &mut self,
+        parts: &ModelParts,
+        batch: &TokenBatch,
+        outputs: &[BatchOutput],
+        submit: SubmitFn,
+    ) -> Result<(), EngineError> {
+        let shape = shape(parts, batch, outputs.len());
+        self.prepare(parts, shape)?;
+        let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
+        let bytes = ready.inputs.of(batch, outputs);
+        let inputs = ready.inputs(&bytes)?;
+        submit(&mut self.scheduler, &mut ready.prepared, &inputs)?;
+        let logits = ready.logits.and_then(|id| ready.rank_task.output(id)).unwrap_or_default();
+        let logits = logits.iter().map(|part| self.scheduler.read(&ready.prepared, part.tensor));
+        let logits = logits.collect::<Result<Vec<PendingRead>, _>>()?;
+        self.in_flight = Some(InFlight { shape, outputs: outputs.to_vec(), logits });
+        Ok(())
+    }
+
+    /// Submits the next batch with at most `prompts` tokens of prompts.
+    pub(super) fn start(&mut self, parts: &ModelParts, prompts: usize) -> Result<Started, EngineError> {
+        let Some(batch) = self.sequences.next_batch(prompts) else { return Ok(Started::default()) };
+        self.submit(parts, &batch, &batch.outputs)?;
+        Ok(Started { tokens: batch.tokens.len(), prompt: batch.tokens.len() > batch.outputs.len() })
+    }
+
+    /// Waits for the results of the batch that was submitted last.
+    pub(super) fn finish(&mut self) -> Result<Vec<(BatchOutput, Vec<f32>)>, EngineError> {
+        let Some(InFlight { shape, outputs, logits }) = self.in_flight.take() else { return Ok(Vec::new()) };
+        let parts = logits.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()?;
+        let Some(ready) = self.ready.get(&shape) else { return Ok(Vec::new()) };
+        let Some(id) = ready.logits else { return Ok(Vec::new()) };
+        let bytes = ready.rank_task.join_output(id, &parts).ok_or(TensorSplitError::Bug("logits of another size"))?;
+        let rows = bytes.chunks_exact(bytes.len() / outputs.len().max(1));
+        let floats = |row: &[u8]| row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        Ok(outputs.into_iter().zip(rows.map(floats)).collect())
+    }
+
+    /// Runs a batch node by node, see [`super::Engine::compare`].
+    pub(super) fn compare(
+        &mut self,
+        parts: &ModelParts,
+        batch: &TokenBatch,
+        (reference, budget): (&Arc<dyn Device>, &Arc<MemoryBudget>),
+        report: &mut CompareReporter<'_>,
+    ) -> Result<(), EngineError> {
+        let shape = shape(parts, batch, batch.outputs.len());
+        self.prepare(parts, shape)?;
+        let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
+        let bytes = ready.inputs.of(batch, &batch.outputs);
+        let inputs = ready.inputs(&bytes)?;
+        Ok(sched::compare((&mut self.scheduler, &mut ready.prepared), reference, budget, &inputs, report)?)
+    }
+
+    #[cfg(test)]
+    pub(super) fn ready_graphs(&self) -> usize {
+        self.ready.len()
+    }
+
+    fn prepare(&mut self, parts: &ModelParts, shape: GraphShape) -> Result<(), EngineError> {
+        if self.ready.contains_key(&shape) {
+            return Ok(());
+        }
+        if self.ready.len() >= MAX_READY_GRAPHS {
+            self.ready.clear();
+        }
+        let graph = parts.model.graph(shape)?;
+        let rank_task = self.apply_split(parts, &graph.task)?;
+        let prepared = self.scheduler.build(rank_task.task())?;
+        log::debug!("built a graph for {shape:?}:\n{}", prepared.plan());
+        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits, rank_task });
+        Ok(())
+    }
+
+    fn apply_split(&self, parts: &ModelParts, task: &Task) -> Result<RankTask, TensorSplitError> {
+        apply_split((&parts.model, &parts.split), self.number, self.scheduler.devices(), task)
+    }
+}
+
+/// The graph shape for a batch.
+fn shape(parts: &ModelParts, batch: &TokenBatch, outputs: usize) -> GraphShape {
+    let EngineOptions { ubatch, depth, .. } = parts.options;
+    let seen = if outputs == 0 && depth > 1 {
+        let shared = batch.seen.next_multiple_of((SHARED_UBATCHES * ubatch).max(KV_PAD));
+        shared.min(batch.seen + batch.waiting)
+    } else {
+        batch.seen
+    };
+    GraphShape { tokens: batch.tokens.len(), cells: parts.model.cache_options.padded_cells(seen), outputs }
+}

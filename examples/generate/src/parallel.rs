@@ -1,0 +1,250 @@
+//! Replies to many prompts, several at a time: each reply is a sequence, and sequences share the batches of the engine.
+
+use crate::args::{Args, ArgsError};
+use crate::chat::Prompt;
+use crate::engine::Engine;
+use crate::link_traffic::Phase;
+use crate::report::Report;
+use crate::sample::Sampler;
+use crate::session::Session;
+use crate::tokenizer::{DecodeStream, Tokenizer};
+use anyhow::{Context, anyhow};
+use fanout::io_hint::io_hint;
+use fanout::sched::batching::SequenceId;
+use std::collections::VecDeque;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+/// What a line of the file begins with that has token ids instead of text.
+const TOKENS: &str = "tokens:";
+
+/// Largest file of prompts in bytes.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Reads the prompts of a file, one for each line that is not empty.
+///
+/// # Errors
+/// A file that cannot be read; text for a model without a tokenizer; a prompt that is not valid for the model.
+pub fn read_prompts(
+    args: &Args,
+    path: &Path,
+    tokenizer: Result<&Tokenizer, anyhow::Error>,
+    vocab: usize,
+) -> anyhow::Result<Vec<Prompt>> {
+    let named = |e: &dyn std::fmt::Display| anyhow!("--prompts {}: {e}", path.display());
+    let read = || {
+        let bytes = fs::metadata(path)?.len();
+        if bytes > MAX_FILE_BYTES {
+            return Err(std::io::Error::other(format!("it has {bytes} bytes, more than {MAX_FILE_BYTES}")));
+        }
+        fs::read_to_string(path)
+    };
+    let text = read().map_err(|e| named(&format!("{e}{}", io_hint(&e))))?;
+    let mut prompts = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.is_empty()) {
+        let prompt = match line.strip_prefix(TOKENS) {
+            Some(ids) => {
+                let ids = ids.split(',').map(|id| id.trim().parse::<u32>());
+                let tokens = ids.collect::<Result<_, _>>();
+                Prompt {
+                    text: None,
+                    tokens: tokens
+                        .map_err(|_| named(&format!("line {number}: expected token ids such as {TOKENS}1,5,9")))?,
+                }
+            }
+            None => {
+                let tokenizer = tokenizer.as_ref().map_err(|e| anyhow!("{e}"))?;
+                Prompt { text: Some(line.to_owned()), tokens: tokenizer.encode(line)? }
+            }
+        };
+        args.check_prompt(&prompt.tokens, vocab).with_context(|| named(&format!("line {number}")))?;
+        prompts.push(prompt);
+    }
+    if prompts.is_empty() { Err(ArgsError::NoPrompts.into()) } else { Ok(prompts) }
+}
+
+/// A prompt and its reply.
+struct Job {
+    prompt: Vec<u32>,
+    reply: Vec<u32>,
+    /// Most tokens of the reply.
+    limit: usize,
+    sampler: Sampler,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    /// A sequence of a group.
+    Running(usize, SequenceId),
+    Done,
+}
+
+/// The replies to a list of prompts, of which the engine works on some at a time.
+pub struct Replies<'a> {
+    args: &'a Args,
+    tokenizer: Option<&'a Tokenizer>,
+    jobs: Vec<Job>,
+    /// Numbers of jobs in the order in which they may start.
+    waiting: VecDeque<usize>,
+}
+
+impl<'a> Replies<'a> {
+    /// Replies to `prompts`; nothing is evaluated yet.
+    ///
+    /// # Errors
+    /// A prompt that is longer than the context.
+    pub fn new(
+        args: &'a Args,
+        tokenizer: Option<&'a Tokenizer>,
+        prompts: Vec<Prompt>,
+        context: usize,
+    ) -> anyhow::Result<Replies<'a>> {
+        let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+        let jobs = (0..).zip(prompts).map(|(number, prompt)| {
+            let limit = args.predict(prompt.tokens.len(), context)?;
+            let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), seed.wrapping_add(number));
+            let state = if limit == 0 { State::Done } else { State::Waiting };
+            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, sampler, state })
+        });
+        let jobs = jobs.collect::<Result<Vec<_>, ArgsError>>()?;
+        let mut replies = Replies { args, tokenizer, jobs, waiting: VecDeque::new() };
+        replies.wait_again();
+        Ok(replies)
+    }
+
+    /// Evaluates all prompts and decodes all replies; writes each text when it and those before it are complete. Returns the
+    /// measurements. A pass counts as time of the prompts if a batch of it has tokens of one.
+    ///
+    /// # Errors
+    /// A device failure that was not recovered from, invalid logits, or a failed write to `out`.
+    pub fn run(mut self, session: &mut Session<'_>, out: &mut dyn Write) -> anyhow::Result<Report> {
+        let mut report = Report::default();
+        let mut written = 0;
+        let mut busy = session.take_busy_times().iter().map(|_| [Some(Duration::ZERO); 2]).collect::<Vec<_>>();
+        let mut was_prompt = true;
+        session.begin_phase(Phase::Prompt);
+        loop {
+            let before = self.tokens();
+            let mut pass = Pass::default();
+            let time = session.timed(|session| {
+                pass = session.with_engine(|engine, is_new| self.pass(engine, is_new))?;
+                Ok(())
+            })?;
+            let is_prompt = pass.prompt || was_prompt;
+            if is_prompt {
+                report.prompt_time += time
+            } else {
+                report.decode_time += time
+            }
+            report.decoded += if is_prompt { 0 } else { self.tokens() - before };
+            for (sums, busy) in busy.iter_mut().zip(session.take_busy_times()) {
+                let sum = &mut sums[usize::from(!is_prompt)];
+                *sum = sum.zip(busy).map(|(sum, busy)| sum + busy);
+            }
+            session.begin_phase(if pass.prompt { Phase::Prompt } else { Phase::Decode });
+            was_prompt = pass.prompt;
+            while self.jobs.get(written).is_some_and(|job| job.state == State::Done) {
+                self.write(written, out)?;
+                written += 1;
+            }
+            if pass.tokens == 0 {
+                break;
+            }
+        }
+        report.busy = busy;
+        for job in self.jobs {
+            report.prompt.extend(&job.prompt);
+            report.tokens.extend(&job.reply);
+            report.replies.push(job.reply);
+        }
+        Ok(report)
+    }
+
+    /// Puts all jobs that are not done into the queue.
+    fn wait_again(&mut self) {
+        let jobs = self.jobs.iter_mut().enumerate().filter(|(_, job)| job.state != State::Done);
+        self.waiting = jobs.map(|(number, job)| (job.state = State::Waiting, number).1).collect();
+    }
+
+    /// Number of tokens of all replies.
+    fn tokens(&self) -> usize {
+        self.jobs.iter().map(|job| job.reply.len()).sum()
+    }
+
+    /// One turn for each group of sequences: reads the results of its batch, appends the tokens, lets others join, and submits its
+    /// next batch. While it waits for one group, the devices work on the batches of the others.
+    fn pass(&mut self, engine: &mut Engine, is_new: bool) -> anyhow::Result<Pass> {
+        if is_new {
+            // Nothing is in its caches: sequences of the last engine join again, with the tokens that they have.
+            self.wait_again();
+        }
+        let mut pass = Pass::default();
+        for group in 0..engine.groups() {
+            for (output, logits) in engine.finish(group)? {
+                let is_output = |job: &&mut Job| job.state == State::Running(group, output.sequence);
+                let job = self.jobs.iter_mut().find(is_output).context("a result of no sequence (a bug)")?;
+                let token = job.sampler.sample(&logits)?;
+                let ends = !self.args.ignore_eos && self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
+                if !ends {
+                    job.reply.push(token);
+                }
+                let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
+                if ends || job.reply.len() >= job.limit {
+                    sequences.leave(output.sequence);
+                    job.state = State::Done;
+                } else {
+                    sequences.push(output.sequence, token)?;
+                }
+            }
+            self.admit(engine, group)?;
+            let started = engine.start(group)?;
+            pass.tokens += started.tokens;
+            pass.prompt |= started.prompt;
+        }
+        Ok(pass)
+    }
+
+    /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.
+    fn admit(&mut self, engine: &mut Engine, group: usize) -> anyhow::Result<()> {
+        let left = self.jobs.iter().filter(|job| job.state != State::Done).count();
+        let most = left.div_ceil(engine.groups()).min(engine.options().sequences);
+        let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
+        while sequences.sequences() < most {
+            let Some(number) = self.waiting.pop_front() else { break };
+            let job = &mut self.jobs[number];
+            let tokens = [&*job.prompt, &*job.reply].concat();
+            // The last token of the reply is not evaluated.
+            let positions = job.prompt.len() + job.limit - 1;
+            job.state = State::Running(group, sequences.join(&tokens, positions)?);
+        }
+        Ok(())
+    }
+
+    fn write(&self, number: usize, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.args.json {
+            return Ok(());
+        }
+        let reply = &self.jobs[number].reply;
+        let text = match self.tokenizer {
+            Some(tokenizer) => {
+                let mut stream = DecodeStream::new(tokenizer);
+                let text: String = reply.iter().map(|&token| stream.push(token)).collect();
+                text + stream.finish()
+            }
+            None => reply.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        };
+        writeln!(out, "--- {}\n{text}", number + 1)?;
+        Ok(out.flush()?)
+    }
+}
+
+/// What the batches of a pass have.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pass {
+    tokens: usize,
+    prompt: bool,
+}

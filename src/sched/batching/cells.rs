@@ -1,0 +1,228 @@
+//! The cells of a KV cache that several sequences share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
+
+/// The number by which devices know who wrote a cell. A tag is not given again while any cell carries it, even if its sequence
+/// has left: a cell is free without being erased, and nobody takes it for its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SequenceTag(u32);
+
+impl SequenceTag {
+    /// The number, from 1 to one more than the number of cells, so that F32 represents it.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// A sequence does not get the cells that it asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum CellError {
+    /// Other sequences have the cells.
+    #[error("{wanted} cells of the KV cache are needed, and {left} of {capacity} are not promised to other sequences")]
+    Full {
+        /// Cells asked for.
+        wanted: usize,
+        /// Cells that are not promised.
+        left: usize,
+        /// All cells.
+        capacity: usize,
+    },
+    /// More tokens than the sequence was promised cells (caller's error).
+    #[error("position {position} is beyond the {promised} cells of the sequence")]
+    BeyondPromise {
+        /// The first position without a cell.
+        position: usize,
+        /// Cells of the sequence.
+        promised: usize,
+    },
+    /// The sequence has left (caller's error).
+    #[error("the sequence has left its group")]
+    Unknown,
+}
+
+/// Which sequence has which cells of a KV cache.
+///
+/// Every sequence is promised as many cells as it may ever have positions, so that none runs out of cells half way. It gets each of
+/// them when it needs it: the free one with the lowest number, so that attention reads few cells.
+#[derive(Clone, Debug)]
+pub struct KvCells {
+    /// By cell: the tag that it carries on the devices, perhaps of a sequence that has left; `None` before it is written.
+    tags: Vec<Option<SequenceTag>>,
+    free: BTreeSet<u32>,
+    sequences: BTreeMap<SequenceTag, SequenceCells>,
+}
+
+#[derive(Clone, Debug)]
+struct SequenceCells {
+    promised: usize,
+    /// By position: the cell. Behind `length` those of positions that were cut off: they still carry the sequence's tag, so the
+    /// sequence keeps them, and overwrites them in the same order before their positions come to be visible again.
+    cells: Vec<u32>,
+    length: usize,
+}
+
+impl KvCells {
+    /// Most cells of a cache: F32 represents all their positions and tags.
+    pub const MAX_CELLS: usize = (1 << 24) - 2;
+
+    /// A cache of `capacity` cells, at most [`KvCells::MAX_CELLS`]. None of them is in use.
+    pub fn new(capacity: usize) -> KvCells {
+        let capacity = capacity.min(KvCells::MAX_CELLS);
+        KvCells { tags: vec![None; capacity], free: (0..capacity as u32).collect(), sequences: BTreeMap::new() }
+    }
+
+    /// Number of cells.
+    pub fn capacity(&self) -> usize {
+        self.tags.len()
+    }
+
+    /// Cells that are not promised to a sequence.
+    pub fn unpromised(&self) -> usize {
+        self.capacity() - self.sequences.values().map(|sequence| sequence.promised).sum::<usize>()
+    }
+
+    /// Adds a sequence of up to `positions` tokens.
+    ///
+    /// # Errors
+    /// [`CellError::Full`].
+    pub fn join(&mut self, positions: usize) -> Result<SequenceTag, CellError> {
+        let left = self.unpromised();
+        if positions > left {
+            return Err(CellError::Full { wanted: positions, left, capacity: self.capacity() });
+        }
+        let carried: BTreeSet<SequenceTag> = self.tags.iter().flatten().chain(self.sequences.keys()).copied().collect();
+        // From 1 on, because cells of zeroed memory carry 0.
+        let gap = carried.iter().zip(1..).find(|&(tag, number)| tag.0 != number).map(|(_, number)| number);
+        let tag = SequenceTag(gap.unwrap_or(carried.len() as u32 + 1));
+        self.sequences.insert(tag, SequenceCells { promised: positions, cells: Vec::new(), length: 0 });
+        Ok(tag)
+    }
+
+    /// Removes a sequence; its cells are free.
+    pub fn leave(&mut self, tag: SequenceTag) {
+        if let Some(sequence) = self.sequences.remove(&tag) {
+            self.free.extend(sequence.cells);
+        }
+    }
+
+    /// Number of positions of a sequence; 0 after it has left.
+    pub fn length(&self, tag: SequenceTag) -> usize {
+        self.sequences.get(&tag).map_or(0, |sequence| sequence.length)
+    }
+
+    /// Checks that a sequence may have a position.
+    ///
+    /// # Errors
+    /// [`CellError::BeyondPromise`], [`CellError::Unknown`].
+    pub fn check(&self, tag: SequenceTag, position: usize) -> Result<(), CellError> {
+        let promised = self.sequences.get(&tag).ok_or(CellError::Unknown)?.promised;
+        if position < promised { Ok(()) } else { Err(CellError::BeyondPromise { position, promised }) }
+    }
+
+    /// Appends a position to a sequence; returns it and its cell.
+    ///
+    /// # Errors
+    /// [`CellError::BeyondPromise`], [`CellError::Unknown`].
+    pub fn append(&mut self, tag: SequenceTag) -> Result<(usize, u32), CellError> {
+        let position = self.length(tag);
+        self.check(tag, position)?;
+        let sequence = self.sequences.get_mut(&tag).ok_or(CellError::Unknown)?;
+        let cell = match sequence.cells.get(position) {
+            Some(&cell) => cell,
+            None => {
+                // There is a free one, because no more cells are promised than there are.
+                let cell = self.free.pop_first().ok_or(CellError::Unknown)?;
+                self.tags[cell as usize] = Some(tag);
+                sequence.cells.push(cell);
+                cell
+            }
+        };
+        sequence.length += 1;
+        Ok((position, cell))
+    }
+
+    /// Shortens a sequence to its first `length` positions.
+    pub fn truncate(&mut self, tag: SequenceTag, length: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&tag) {
+            sequence.length = sequence.length.min(length);
+        }
+    }
+
+    /// Cells that attention must read: one more than the highest number of a cell in use.
+    pub fn seen(&self) -> usize {
+        let used = self.sequences.values().flat_map(|sequence| &sequence.cells[..sequence.length]);
+        used.max().map_or(0, |&cell| cell as usize + 1)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a failed unwrap fails the test
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_promised_given_lowest_first_and_reused() {
+        let mut cells = KvCells::new(6);
+        let a = cells.join(3).unwrap();
+        let b = cells.join(2).unwrap();
+        assert_eq!(cells.join(2), Err(CellError::Full { wanted: 2, left: 1, capacity: 6 }));
+        assert_eq!([a, b, a, b].map(|tag| cells.append(tag).unwrap()), [(0, 0), (0, 1), (1, 2), (1, 3)]);
+        assert_eq!(cells.append(b), Err(CellError::BeyondPromise { position: 2, promised: 2 }));
+        assert_eq!(cells.seen(), 4);
+        cells.leave(a);
+        assert_eq!((cells.append(a), cells.length(a), cells.unpromised()), (Err(CellError::Unknown), 0, 4));
+        let c = cells.join(4).unwrap();
+        assert_eq!([c, c, c].map(|tag| cells.append(tag).unwrap()), [(0, 0), (1, 2), (2, 4)]);
+        assert_eq!(cells.seen(), 5);
+    }
+
+    /// What a device sees: the last writer of each cell. A model of it must never show a sequence a cell that is not its own.
+    #[test]
+    fn no_sequence_sees_a_cell_of_another_one_or_of_a_position_that_was_cut_off() {
+        let mut rng = fastrand::Rng::with_seed(34);
+        for capacity in [1, 5, 16] {
+            let mut cells = KvCells::new(capacity);
+            // By cell, as the device has it: tag, position, and a number that only the test knows.
+            let mut device = vec![None; capacity];
+            let mut live: Vec<(SequenceTag, Vec<u32>)> = Vec::new();
+            for written in 0..4000 {
+                match rng.u32(..10) {
+                    0 | 1 => {
+                        let positions = rng.usize(1..=capacity);
+                        if let Ok(tag) = cells.join(positions) {
+                            assert!(live.iter().all(|(other, _)| *other != tag));
+                            live.push((tag, Vec::new()));
+                        }
+                    }
+                    2 if !live.is_empty() => cells.leave(live.swap_remove(rng.usize(..live.len())).0),
+                    3 if !live.is_empty() => {
+                        let at = rng.usize(..live.len());
+                        let (tag, own) = &mut live[at];
+                        own.truncate(rng.usize(..=own.len()));
+                        cells.truncate(*tag, own.len());
+                    }
+                    _ if !live.is_empty() => {
+                        let at = rng.usize(..live.len());
+                        let (tag, own) = &mut live[at];
+                        let Ok((position, cell)) = cells.append(*tag) else { continue };
+                        assert_eq!(position, own.len());
+                        device[cell as usize] = Some((*tag, position, written));
+                        own.push(written);
+                        // The mask of this token.
+                        let mut visible: Vec<_> = device[..cells.seen()]
+                            .iter()
+                            .flatten()
+                            .filter(|(writer, of, _)| writer == tag && *of <= position)
+                            .map(|&(_, of, written)| (of, written))
+                            .collect();
+                        visible.sort_unstable();
+                        assert_eq!(visible, own.iter().copied().enumerate().collect::<Vec<_>>());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
