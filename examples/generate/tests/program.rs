@@ -101,6 +101,22 @@ fn model() -> Writer {
     writer
 }
 
+/// Also the plans of the scheduler, which have several lines: a line break within a record would let a server forge a line.
+#[test]
+fn each_line_of_the_log_is_a_record() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("log");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("model.gguf");
+    fs::write(&path, model().to_bytes().unwrap()).unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+    let output = program.arg(&path).args(["-p", "x", "-n", "1", "-d", "CPU", "--json", "-v"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && log.contains("DEBUG] built a graph for "), "{log}");
+    let is_record = |line: &str| line.starts_with('[') && line.contains("Z ") && line.contains("] ");
+    let others: Vec<&str> = log.lines().filter(|line| !is_record(line)).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
 #[test]
 fn every_message_is_that_of_the_document() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong-uses");
