@@ -34,10 +34,13 @@ fn fake_server(test: &str, script: &str) -> (PathBuf, PathBuf) {
     (folder, server)
 }
 
-/// A demo with `server` in place of rpc-server. Its folder cannot be made, so it makes no model.
-fn demo(server: &Path) -> Command {
+/// In this folder, which cannot be made, a demo makes no model.
+const NO_FOLDER: &str = "/dev/null/demo";
+
+/// A demo with `server` in place of rpc-server.
+fn demo(server: &Path, folder: impl AsRef<Path>) -> Command {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
-    demo.arg("--server").arg(server).args(["--folder", "/dev/null/demo"]);
+    demo.arg("--server").arg(server).arg("--folder").arg(folder.as_ref());
     demo
 }
 
@@ -53,9 +56,35 @@ fn what_stops_the_demo_is_named() {
         (&serves, "--device=CPU,", 2, "expected two devices"),
         (&serves, "--what", 2, "--what"),
     ] {
-        let output = demo(server).arg(option).output().unwrap();
+        let output = demo(server, NO_FOLDER).arg(option).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(status) && text.contains(says), "{server:?} {option}: {text}");
+    }
+}
+
+/// A demo may have mapped the model while another one makes it again. Nothing listens on port 1, so each demo here ends when it has
+/// made the model.
+#[test]
+fn the_model_of_a_demo_is_replaced_and_never_changed() {
+    let (folder, server) = fake_server("demo-model", "echo 'listening on 127.0.0.1:1 (8.0)'; exec sleep 60");
+    let stopped_by = || String::from_utf8(demo(&server, &folder).arg("--tiny").output().unwrap().stderr).unwrap();
+    let (mapped, model) = (folder.join("mapped"), folder.join("tiny.gguf"));
+    fs::write(&mapped, "of an earlier version").unwrap();
+    for name in ["tiny.gguf", "tiny.partial"] {
+        fs::hard_link(&mapped, folder.join(name)).unwrap();
+    }
+    let lock = File::create(folder.join("tiny.lock")).unwrap();
+    lock.lock().unwrap();
+    let message = stopped_by();
+    assert!(message.contains("another demo is writing it"), "{message}");
+    lock.unlock().unwrap();
+    for _ in 0..2 {
+        let message = stopped_by();
+        assert!(message.contains("one device failed: "), "{message}");
+        assert_eq!(fs::read_to_string(&mapped).unwrap(), "of an earlier version");
+        assert!(fs::read(&model).unwrap().starts_with(b"GGUF") && !folder.join("tiny.partial").exists());
+        // The second demo finds the model and needs no lock.
+        lock.lock().unwrap();
     }
 }
 
@@ -64,7 +93,7 @@ fn what_stops_the_demo_is_named() {
 fn servers_end_with_a_demo_that_is_killed() {
     let (folder, server) = fake_server("demo-killed", "exec 3>pipe; echo up >&3; sleep 60 3>&-; echo survived >&3");
     assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap().success());
-    let mut demo = demo(&server).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut demo = demo(&server, NO_FOLDER).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(File::open(folder.join("pipe")).unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "up");
     demo.kill().unwrap();
