@@ -1,11 +1,14 @@
 //! Generates text with a GGUF language model over any set of devices.
 
+mod manual;
+
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use env_logger::{Target, WriteStyle};
 use fanout::device::MappedFile;
 use fanout::gguf::Gguf;
@@ -19,9 +22,16 @@ use generate::summary::Summary;
 use log::LevelFilter;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    start_log(&args);
-    match run(&args) {
+    let matches = manual::command().get_matches();
+    let done = match matches.get_one::<PathBuf>(manual::OPTION) {
+        Some(folder) => manual::write(folder),
+        None => {
+            let args = Args::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut manual::command()).exit());
+            start_log(&args);
+            run(&args)
+        }
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // As the parser reports it, with exit status 2.
         Err(e) if is_wrong_argument(&e) => {

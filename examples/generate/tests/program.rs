@@ -23,6 +23,40 @@ fn help_names_the_options() {
     }
 }
 
+/// The page of man and the completions of each shell have every option of `--help`.
+#[test]
+fn manual_and_completions_have_every_option() {
+    let generate = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_generate")).args(args).output().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("manual");
+    let _ = fs::remove_dir_all(&folder);
+    let written = generate(&["--manual", folder.to_str().unwrap()]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let help = String::from_utf8(generate(&["--help"]).stdout).unwrap();
+    let lines = help.lines().filter(|line| line.trim_start().starts_with('-'));
+    let options =
+        lines.filter_map(|line| line.split_once("--")?.1.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next());
+    let options: Vec<&str> = options.filter(|name| !["help", "version"].contains(name)).collect();
+    assert!(options.len() > 30 && options.contains(&"manual"), "{options:?}");
+    for name in ["generate.1", "generate.bash", "_generate", "generate.fish"] {
+        // Hyphens are escaped in the page, so that man prints them as they are typed; fish names an option without its hyphens.
+        let text = fs::read_to_string(folder.join(name)).unwrap().replace(r"\-", "-");
+        for option in &options {
+            let found = text.contains(&format!("--{option}")) || text.contains(&format!("-l {option}"));
+            assert!(found, "--{option} in {name}:\n{text}");
+        }
+    }
+    let page = fs::read_to_string(folder.join("generate.1")).unwrap();
+    assert!(page.contains("generate model.gguf ") && page.contains(".SH EXAMPLES"), "{page}");
+    for (args, status, says) in [
+        (&["--manual", "Cargo.toml"][..], 1, "generate: cannot write to Cargo.toml: File exists"),
+        (&["model.gguf", "--manual", "manual"], 2, "cannot be used with"),
+    ] {
+        let output = generate(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(status) && text.contains(says), "{args:?}: {text}");
+    }
+}
+
 /// An empty folder for a test, and in it a script in place of rpc-server.
 fn fake_server(test: &str, script: &str) -> (PathBuf, PathBuf) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
