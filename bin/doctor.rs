@@ -21,7 +21,7 @@ use fanout::rpc::keys::{Certificate, KeyFileError, PublicKey, SecretKey};
 use fanout::rpc::wire::DEFAULT_PORT;
 use fanout::self_test::{Case, Verdict, cases, check};
 
-use super::{VERSION, fail, usage};
+use super::{VERSION, fail, usage_of};
 use report::{Finding, Report};
 
 /// Memory of a self-test: its cases run one by one, and each takes a few megabytes.
@@ -119,6 +119,11 @@ pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
         server::check(&mut report, &target, credentials.options(target.server), &reference);
     }
     report.finish()
+}
+
+/// Reports an invalid argument of the doctor and exits with status 2, as clap does.
+fn usage(message: &str) -> ! {
+    usage_of(DoctorArgs::augment_args(clap::Command::new("rpc-server doctor")), message)
 }
 
 /// What this client proves to servers.

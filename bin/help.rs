@@ -12,7 +12,8 @@ Exit status:
        is the exit code of the worker, which is replaced
   128 + N
        ended by a second signal N, or the worker was killed by signal N before it served
-A worker that has served and then ends in any way is replaced.
+A worker that has served and then ends in any way is replaced. If ten in a row cannot serve, the program ends with the
+status of the last one, or 1 if that is 0.
 
 Examples:
   rpc-server                          serve all GPUs, or the CPU if there is no GPU, on port 50052,

@@ -414,8 +414,13 @@ fn print_or_fail(text: &str, code: ExitCode) -> ExitCode {
 
 /// Reports an invalid argument and exits with status 2, as clap does.
 fn usage(message: &str) -> ! {
+    usage_of(Args::command(), message)
+}
+
+/// As [`usage`], with the usage of `command`.
+fn usage_of(mut command: clap::Command, message: &str) -> ! {
     log_writer::flush();
-    Args::command().error(ErrorKind::InvalidValue, message).exit()
+    command.error(ErrorKind::InvalidValue, message).exit()
 }
 
 fn fail(e: &dyn Display) -> ExitCode {

@@ -22,6 +22,10 @@ use super::{
     usage,
 };
 
+/// What to do where the system starts no more threads.
+const NO_THREAD_REMEDY: &str =
+    "; raise the limits of threads (ulimit -u, TasksMax= of a service) and of memory (ulimit -v)";
+
 /// The parent of this process: the user's shell or service manager, or the supervisor.
 pub(crate) enum Role {
     /// The user, or a service manager: this process binds the addresses itself, unless it has got their sockets.
@@ -135,13 +139,44 @@ fn serve(
     let (server, is_restart) = bind(args, &mut role, devices.clone(), config.clone())?;
     let second = if matches!(role, Role::Alone(_)) { SecondSignal::Exit } else { SecondSignal::Ignore };
     let (handle, drain) = (server.handle(), args.drain);
-    end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })?;
-    lost_device::exit_after_drain(server.handle())?;
+    end_on_signals(second, move || if drain.is_zero() { handle.shutdown() } else { handle.drain(drain) })
+        .map_err(|e| format!("cannot start the thread that handles signals: {e}{NO_THREAD_REMEDY}"))?;
+    lost_device::exit_after_drain(server.handle())
+        .map_err(|e| format!("cannot start the thread that ends the process: {e}{NO_THREAD_REMEDY}"))?;
     if let Some(keys) = config.keys.as_ref().filter(|_| args.allow_keys.is_some()) {
         reread_on_hangup(server.handle(), keys.clone())?;
     }
     let notes: Vec<_> = notes.iter().chain(&few_files).collect();
     let banner = banner(args, &server, &notes, &devices, &config)?;
+    let (handle, listeners) = (server.handle(), server.listeners());
+    let mut reported = Ok(None);
+    // Reported only when all threads run: a supervisor ends with a worker that cannot serve, and replaces one that has served.
+    let ended = server.run_with(|| {
+        reported = report_ready(args, role, &listeners, &banner, is_restart);
+        if reported.is_err() {
+            handle.shutdown();
+        }
+    });
+    drop(reported?);
+    match ended {
+        Ended::DeviceLost(error) => lost_device::exit(&error),
+        Ended::NoThread(error) => Err(format!("{error}{NO_THREAD_REMEDY}").into()),
+        _ => {
+            log::info!("server ended");
+            Ok(())
+        }
+    }
+}
+
+/// Reports that this process serves, to its supervisor or in the folder of `--announce`, and shows what it offers: on standard
+/// output, or in the log if it replaces a worker that has died.
+fn report_ready(
+    args: &Args,
+    role: Role,
+    listeners: &[ListenerInfo],
+    banner: &str,
+    is_restart: bool,
+) -> Result<Option<Announcement>, Box<dyn Error>> {
     // Before the banner: a script may kill this process as soon as it has read the addresses.
     let mut announcement = None;
     match role {
@@ -149,26 +184,19 @@ fn serve(
         #[cfg(unix)]
         Role::Worker(link) => link.report_ready()?,
         Role::Alone(_) => {
-            let addresses: Vec<_> =
-                server.listeners().iter().filter(|of| !of.versions.is_empty()).map(|of| of.addr).collect();
+            let addresses: Vec<_> = listeners.iter().filter(|of| !of.versions.is_empty()).map(|of| of.addr).collect();
             announcement = args.announce.as_ref().map(|folder| Announcement::write(folder, &addresses)).transpose()?;
         }
     }
     // The reader of the first worker's standard output may have closed it since.
     let is_printed = !is_restart
-        && print(&banner)
+        && print(banner)
             .inspect_err(|e| log::warn!("cannot write to standard output: {e}; the log has the lines"))
             .is_ok();
     if !is_printed {
         banner.lines().for_each(|line| log::info!("{line}"));
     }
-    let ended = server.run();
-    drop(announcement);
-    match ended {
-        Ended::DeviceLost(error) => lost_device::exit(&error),
-        _ => log::info!("server ended"),
-    }
-    Ok(())
+    Ok(announcement)
 }
 
 /// Takes the listening sockets. Returns whether this process replaces a worker that has died.

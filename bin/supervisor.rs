@@ -36,6 +36,10 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// that are blocked on a device; one that is stopped or hangs would not end at all.
 const DRAIN_MARGIN: Duration = Duration::from_secs(15);
 
+/// How many workers in a row may fail to serve, after one has served: the cause then lasts. The pauses between them are 90 s or more together.
+/// A worker that serves and then dies is not counted, because a client may have caused that.
+const MAX_FAILED_STARTS: u32 = 10;
+
 /// What the supervisor needs of the options.
 pub(crate) struct Settings {
     pub(crate) addresses: Vec<ListenAddress>,
@@ -64,6 +68,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         start_at: Some(Instant::now()),
         backoff: Backoff::default(),
         has_served: false,
+        failed_starts: 0,
         hangup_pending: false,
         end: None,
     });
@@ -153,6 +158,8 @@ struct Supervisor {
     backoff: Backoff,
     /// Whether a worker has been ready. If none has, the failure of one ends the program.
     has_served: bool,
+    /// Workers since the last one that was ready.
+    failed_starts: u32,
     /// Whether a SIGHUP is to be forwarded.
     hangup_pending: bool,
     end: Option<End>,
@@ -198,7 +205,8 @@ impl Supervisor {
                 (self.worker, self.start_at) = (Some(worker), None);
                 Ok(())
             }
-            Err(e) if self.has_served => {
+            Err(e) if self.has_served && self.failed_starts + 1 < MAX_FAILED_STARTS => {
+                self.failed_starts += 1;
                 let pause = self.backoff.after_death(Duration::ZERO);
                 error!("supervisor: cannot start a worker: {e}; next attempt in {}", Seconds(pause));
                 self.start_at = Some(Instant::now() + pause);
@@ -359,7 +367,7 @@ impl Supervisor {
             // A worker that was ready and died at once has left its message.
             self.read_link();
             if let Some(worker) = self.worker.take()
-                && let Some(status) = self.after_death(&worker, Death(status))
+                && let Some(status) = self.after_death(&worker, Death::of(status))
             {
                 return Ok(Some(status));
             }
@@ -372,19 +380,26 @@ impl Supervisor {
         let pid = worker.pid;
         match self.end {
             Some(End::Kill { status, .. }) => return Some(status),
-            Some(End::Drain { .. }) if death.exit_code() == Some(0) => return Some(0),
+            Some(End::Drain { .. }) if death.exit_code == Some(0) => return Some(0),
             Some(End::Drain { .. }) => {
                 error!("supervisor: worker {pid} {death} after {lived}, while it drained");
                 return Some(DRAIN_FAILED);
             }
             None if !self.has_served => {
-                // A worker that exits has printed the reason.
-                if death.exit_code().is_none() {
+                // A worker that fails has printed the reason.
+                if matches!(death.exit_code, None | Some(0)) {
                     error!("supervisor: worker {pid} {death} after {lived}, before it served");
                 }
-                return Some(death.status());
+                return Some(death.failure_status());
             }
             None => {}
+        }
+        self.failed_starts = if worker.ready.is_some() { 0 } else { self.failed_starts + 1 };
+        if self.failed_starts >= MAX_FAILED_STARTS {
+            error!(
+                "supervisor: worker {pid} {death} after {lived}; {MAX_FAILED_STARTS} workers in a row could not serve"
+            );
+            return Some(death.failure_status());
         }
         let served = worker.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
         let pause = self.backoff.after_death(served);
@@ -417,23 +432,26 @@ fn executable() -> io::Result<PathBuf> {
 }
 
 /// How a worker has ended.
-struct Death(WaitStatus);
+struct Death {
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+}
 
 impl Death {
-    fn exit_code(&self) -> Option<i32> {
-        self.0.exit_status()
+    fn of(status: WaitStatus) -> Death {
+        Death { exit_code: status.exit_status(), signal: status.terminating_signal() }
     }
 
-    /// As a shell reports it: the exit code, or 128 + signal.
-    fn status(&self) -> u8 {
-        let code = self.exit_code().or_else(|| Some(128 + self.0.terminating_signal()?));
-        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    /// As a shell reports it: the exit code, or 128 + signal. Never 0, with which no worker ends before it has served.
+    fn failure_status(&self) -> u8 {
+        let code = self.exit_code.or_else(|| Some(128 + self.signal?));
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1).max(1)
     }
 }
 
 impl Display for Death {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.0.exit_status(), self.0.terminating_signal()) {
+        match (self.exit_code, self.signal) {
             (Some(code), _) if code == i32::from(lost_device::EXIT_CODE) => {
                 write!(f, "ended with exit code {code}, because a device is lost (its own lines name it)")
             }
@@ -456,34 +474,4 @@ impl Display for Seconds {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A process that is stopped does not handle SIGTERM, so it would not end by itself.
-    #[test]
-    #[expect(clippy::zombie_processes, reason = "the supervisor reaps the worker")]
-    fn a_worker_that_does_not_drain_in_time_is_killed() {
-        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
-        let (pid, now) = (Pid::from_child(&child), Instant::now());
-        kill_process(pid, Signal::STOP).expect("a process");
-        // Of two pending signals, SIGTERM would come first.
-        rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
-        let mut supervisor = Supervisor {
-            addresses: Vec::new(),
-            drain_timeout: Duration::from_millis(50),
-            sockets: None,
-            announce: None,
-            announcement: None,
-            signals: SignalStreams::register(false).expect("signals"),
-            worker: Some(Worker { pid, link: None, started: now, ready: Some(now) }),
-            start_at: None,
-            backoff: Backoff::default(),
-            has_served: true,
-            hangup_pending: false,
-            end: None,
-        };
-        assert_eq!(supervisor.end_on(SIGTERM), None);
-        assert_eq!(supervisor.run().expect("an exit status"), DRAIN_FAILED);
-        assert!(now.elapsed() >= Duration::from_millis(50), "the worker was stopped, so it did not end by itself");
-    }
-}
+mod tests;

@@ -175,6 +175,7 @@ pack() { # TARGET
         find_runner "$1" || die "the manual needs a program that runs here"
         mkdir -p "$folder/manual"
         "${runner[@]}" "$folder/$name/rpc-server" manual "$folder/manual" >/dev/null
+        "${runner[@]}" "$folder/$name/generate" --manual "$folder/manual"
     fi
     cp "$folder"/manual/* "$folder/$name/manual"
     tar -C "$folder" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -czf "$dist/$name.tar.gz" "$name"

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use fanout::device::DeviceKind;
@@ -178,20 +179,27 @@ fn open_files_finding(hard: Option<u64>) -> Finding {
     }
 }
 
-/// By `/proc/self/cgroup`: the limit of processes and threads of the control group (version 2).
+/// By `/proc/self/cgroup`: the limit of processes and threads of the control group (version 2). The kernel counts a thread in every
+/// group up to the root, so the lowest limit on that way holds. A group that is not there belongs to another view of the folder:
+/// a container may see the path of its host, and its own group as the root.
 fn threads(groups: &str, read: &impl Fn(&str) -> Option<String>) -> Option<Finding> {
     const CHECK: &str = "threads";
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let limit = read(&format!("/sys/fs/cgroup{}/pids.max", group.trim_end_matches('/')))?;
-    Some(match limit.trim().parse::<u64>() {
-        Ok(limit) if limit < THREADS => {
-            let message = format!("at most {limit} in this control group: too few for many clients");
-            let remedy = "TasksMax=8192 of the service, or --pids-limit 8192 of podman or docker";
+    let group = Path::new(groups.lines().find_map(|line| line.strip_prefix("0::/"))?.trim_end());
+    let limits = group.ancestors().filter_map(|group| {
+        let limit = read(&Path::new("/sys/fs/cgroup").join(group).join("pids.max").display().to_string())?;
+        // `max`: no limit.
+        Some((limit.trim().parse::<u64>().unwrap_or(u64::MAX), group))
+    });
+    let (limit, group) = limits.min_by_key(|(limit, _)| *limit)?;
+    let group = group.display();
+    Some(match limit {
+        u64::MAX => Finding::ok(CHECK, "no limit of the control group"),
+        limit if limit < THREADS => {
+            let message = format!("at most {limit} in the control group /{group}: too few for many clients");
+            let remedy = "TasksMax=8192 of the service or slice, or --pids-limit 8192 of podman or docker";
             Finding::warning(CHECK, message, remedy)
         }
-        Ok(limit) => Finding::ok(CHECK, format!("up to {limit} in this control group")),
-        // `max`.
-        Err(_) => Finding::ok(CHECK, "no limit of the control group"),
+        limit => Finding::ok(CHECK, format!("up to {limit} in the control group /{group}")),
     })
 }
 
@@ -258,10 +266,6 @@ mod tests {
     /// Each check with a good and a bad system.
     #[test]
     fn texts_of_the_system_become_findings() {
-        let file = |limit: &'static str| {
-            move |path: &str| (path == "/sys/fs/cgroup/a.service/pids.max").then(|| limit.to_owned())
-        };
-        let threads = |limit| threads("1:cpu:/\n0::/a.service\n", &file(limit)).expect("a finding");
         let mappings = |count| mappings(count).expect("a finding");
         for (finding, is_ok, text) in [
             (huge_pages("always [madvise] never\n"), true, "madvise"),
@@ -269,9 +273,6 @@ mod tests {
             (open_files_finding(None), true, "no limit"),
             (open_files_finding(Some(1280)), true, "1280"),
             (open_files_finding(Some(1279)), false, "1279"),
-            (threads("max\n"), true, "no limit"),
-            (threads("4096\n"), true, "4096"),
-            (threads("512\n"), false, "512"),
             (mappings("65530\n"), true, "65530"),
             (mappings("8192\n"), false, "8192"),
             (landlock("lockdown,capability,landlock,yama\n"), true, "has Landlock"),
@@ -286,7 +287,51 @@ mod tests {
             assert_eq!(finding.is_ok(), is_ok, "{finding:?}");
             assert!(finding.message().contains(text), "{finding:?}");
         }
-        assert_eq!(super::threads("1:cpu:/\n", &file("1")), None, "only version 1 of control groups");
+    }
+
+    /// The limits in the files of control groups, from the root to that of the process.
+    #[test]
+    fn the_lowest_limit_of_threads_up_to_the_root_holds() {
+        const OWN: &str = "/a.slice/b.service";
+        type Limits<'a> = &'a [(&'a str, &'a str)];
+        let cases: [(&str, Limits<'_>, Option<(bool, &str)>); 9] = [
+            (OWN, &[("/a.slice", "max\n"), (OWN, "max\n")], Some((true, "no limit"))),
+            (
+                OWN,
+                &[("/a.slice", "max\n"), (OWN, "4096\n")],
+                Some((true, "up to 4096 in the control group /a.slice/b.service")),
+            ),
+            (
+                OWN,
+                &[("/a.slice", "max\n"), (OWN, "512\n")],
+                Some((false, "at most 512 in the control group /a.slice/b.service:")),
+            ),
+            (
+                OWN,
+                &[("/a.slice", "512\n"), (OWN, "max\n")],
+                Some((false, "at most 512 in the control group /a.slice:")),
+            ),
+            (OWN, &[("/a.slice", "8192\n"), (OWN, "9000\n")], Some((true, "up to 8192 in the control group /a.slice"))),
+            // A container: its own group is the root, whatever the path says.
+            ("/", &[("", "100\n")], Some((false, "at most 100 in the control group /:"))),
+            ("/host/of/it", &[("", "100\n")], Some((false, "at most 100 in the control group /:"))),
+            ("/../c.scope", &[("", "max\n")], Some((true, "no limit"))),
+            (OWN, &[], None),
+        ];
+        for (own, limits, want) in cases {
+            let read = |path: &str| {
+                let limit = limits.iter().find(|(group, _)| path == format!("/sys/fs/cgroup{group}/pids.max"));
+                limit.map(|(_, limit)| (*limit).to_owned())
+            };
+            let finding = threads(&format!("1:cpu:/\n0::{own}\n"), &read);
+            let found = finding.as_ref().map(|finding| (finding.is_ok(), finding.message()));
+            let is_same = match (found, want) {
+                (Some((is_ok, message)), Some((is_wanted, part))) => is_ok == is_wanted && message.contains(part),
+                (found, want) => found.is_none() && want.is_none(),
+            };
+            assert!(is_same, "{own}, {limits:?}: {finding:?}, expected {want:?}");
+        }
+        assert_eq!(threads("1:cpu:/\n", &|_: &str| Some("1".to_owned())), None, "only version 1 of control groups");
     }
 
     #[test]

@@ -87,7 +87,9 @@ pub enum RegistryError {
         reason: &'static str,
     },
     /// The CPU device cannot start its threads.
-    #[error("{name}: {source}")]
+    #[error(
+        "{name} cannot start its threads: {source}; raise the limits of threads (ulimit -u) and of memory (ulimit -v)"
+    )]
     CpuStart {
         /// The device.
         name: String,

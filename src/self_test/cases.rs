@@ -239,8 +239,7 @@ impl Draft {
             memory[place.offset..place.offset + bytes.len()].copy_from_slice(&bytes);
         }
         let name = format!("{code} {}", self.variant).trim_end().to_owned();
-        let class = code.stem().unwrap_or_default();
-        Ok(Case { name, class, graph: Arc::new(graph), memory, bound: self.bound })
+        Ok(Case { name, graph: Arc::new(graph), memory, bound: self.bound })
     }
 }
 

@@ -45,7 +45,6 @@ use std::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Case {
     name: String,
-    class: &'static str,
     graph: Arc<Graph>,
     /// The memory before a run: the inputs, and a pattern elsewhere, so that stray writes are found.
     memory: Vec<u8>,
@@ -57,11 +56,6 @@ impl Case {
     /// The op, with the type of weights or the kind where an op has several cases: `ADD`, `MUL_MAT Q4_K`. Unique.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// The op's family: the stem of its row in [`FAMILIES`](crate::ops::FAMILIES).
-    pub fn class(&self) -> &'static str {
-        self.class
     }
 
     /// The graph. All its tensors are in slot 0.

@@ -50,7 +50,6 @@ fn every_op_kind_and_type_of_weights_has_a_case() {
     let runs_alone = |code: &OpCode| code.stem() != Some("collective");
     assert_eq!(covered, order.into_iter().filter(runs_alone).collect::<Vec<_>>());
     for case in cases {
-        assert_eq!(Some(case.class()), code(case).stem(), "{}", case.name());
         assert!(case.graph().nodes().iter().all(|node| node.op.code() == code(case)), "{}: one op", case.name());
         assert!(case.bytes() <= 1 << 20, "{}: {} bytes", case.name(), case.bytes());
     }

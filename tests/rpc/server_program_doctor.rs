@@ -3,6 +3,7 @@
 use crate::server_program::{run_server_program, spawn_server};
 use crate::server_program_keys::Fixture;
 use crate::support::*;
+use fanout::rpc::keys::SecretKey;
 use fanout_testing::protocol_relay::ProtocolRelay;
 use serde_json::Value;
 use std::io::Write;
@@ -124,10 +125,13 @@ fn the_text_has_a_line_for_each_finding_and_a_summary() {
     }
     let summary = text.lines().last().expect("a line");
     assert!(summary.contains(" problem") && summary.contains(" warning"), "{summary}");
+    let keyed = format!("a={}", SecretKey::generate().expect("random bytes").public_key());
     for (args, part) in [
         (&["doctor", "50052"][..], "expected a server"),
         (&["doctor", "a=ed25519:x"], "key"),
         (&["doctor", "--cert", "x"], "--key"),
+        (&["doctor", &keyed], "error: a:50052 has a key: give this client's with --key FILE"),
+        (&["doctor", &keyed], "Usage: rpc-server doctor [OPTIONS] [SERVER]..."),
     ] {
         let (status, error) = run_server_program(args);
         assert!(status == Some(2) && error.contains(part), "{args:?}: {error}");

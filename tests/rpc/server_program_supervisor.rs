@@ -6,7 +6,7 @@ use crate::server_program_lifecycle::{ARGS, QueueWork, options, send_signal, sto
 use crate::support::{WATCHDOG, encode_message, eventually, hello_request};
 use fanout::rpc::client::Endpoint;
 use rustix::fs::{OFlags, fcntl_setfl};
-use std::io::{IoSlice, PipeReader, PipeWriter, Read, Write};
+use std::io::{BufRead, BufReader, IoSlice, PipeReader, PipeWriter, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -253,6 +253,48 @@ fn before_a_worker_has_served_its_death_ends_the_program() {
         let text = std::fs::read_to_string(log.path()).unwrap();
         assert!(text.contains(says), "{signal}: {text}");
     }
+}
+
+/// A server with two addresses, whose address space is limited, up to its first line: `Ok` if it serves, else its exit code and what
+/// it has printed to standard error.
+fn start_with_address_space(megabytes: u64) -> Result<(), (Option<i32>, String)> {
+    let plain = program(&[&ARGS[..], &["-d", "CPU", "--listen", "0=7"]].concat());
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("ulimit -v {}; exec \"$0\" \"$@\"", megabytes << 10));
+    shell.arg(plain.get_program()).args(plain.get_args()).env_remove("RUST_LOG");
+    shell.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    // An arena for each thread would take the address space in large steps.
+    shell.env("MALLOC_ARENA_MAX", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Dropped, and with it killed, when it serves.
+    let mut server = ServerProcess { child: shell.spawn().unwrap(), banner: String::new(), addr: String::new() };
+    BufReader::new(server.child.stdout.take().unwrap()).read_line(&mut server.banner).unwrap();
+    if !server.banner.is_empty() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    server.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    Err((server.exit(), text))
+}
+
+/// A worker is ready when all its threads run: if one cannot be started, the program ends and says so, and starts no other worker. The
+/// last thread accepts the connections of the second address; each has 2 MiB of address space for its stack. So it is that thread for
+/// which a server has no room whose limit is one megabyte less than the smallest one with which it serves.
+#[cfg(target_env = "gnu")]
+#[test]
+fn a_worker_without_its_threads_is_never_ready() {
+    let (mut too_few, mut enough) = (8, 256);
+    assert_eq!(start_with_address_space(enough), Ok(()));
+    let (mut code, mut text) = start_with_address_space(too_few).unwrap_err();
+    while enough - too_few > 1 {
+        let middle = (too_few + enough) / 2;
+        match start_with_address_space(middle) {
+            Ok(()) => enough = middle,
+            Err(end) => (too_few, (code, text)) = (middle, end),
+        }
+        assert_ne!(code, Some(0), "{too_few} MiB: {text}");
+    }
+    let says = "rpc-server: the host is out of threads: cannot start one that accepts connections: ";
+    assert!(code == Some(1) && text.contains(says) && text.contains("ulimit -v"), "{too_few} MiB: {code:?} {text}");
 }
 
 /// What process 1 of a container must do: its children are not only those that it has started. A shell that executes the

@@ -20,7 +20,8 @@ const TEXT_PREDICT: usize = 64;
 /// Capacity of the KV cache for a conversation, in tokens.
 const CHAT_CONTEXT: usize = 4096;
 
-const EXAMPLES: &str = "\
+/// Examples, printed below the options.
+pub const EXAMPLES: &str = "\
 Examples:
   generate model.gguf -p 'Once upon a time'         on all GPUs, or on the CPU where there is none
   generate model.gguf --chat                        a conversation, by the model's own chat template

@@ -20,7 +20,7 @@ use indicatif::{MultiProgress, ProgressDrawTarget};
 /// The state of the streams, which are global in a process, too.
 static STREAMS: LazyLock<Mutex<Streams>> = LazyLock::new(|| {
     let shared = shown_together(&io::stdout(), &io::stderr()).unwrap_or(false);
-    Mutex::new(Streams { shared, on_terminal: io::stdout().is_terminal(), text_in_line: false })
+    Mutex::new(Streams { shared, on_terminal: io::stdout().is_terminal(), text_in_line: false, kept: None })
 });
 
 /// All progress bars. They are drawn only if standard error is a terminal.
@@ -34,6 +34,8 @@ struct Streams {
     on_terminal: bool,
     /// Whether the last line of text is incomplete, and nothing was written behind it.
     text_in_line: bool,
+    /// The messages since [`keep_messages`].
+    kept: Option<Vec<u8>>,
 }
 
 impl Streams {
@@ -50,6 +52,10 @@ impl Streams {
     }
 
     fn write_message(&mut self, out: &mut dyn Write, message: &[u8]) -> io::Result<()> {
+        if let Some(kept) = &mut self.kept {
+            kept.extend_from_slice(message);
+            return Ok(());
+        }
         if std::mem::take(&mut self.text_in_line) && self.shared {
             out.write_all(b"\n")?;
         }
@@ -115,6 +121,16 @@ pub fn lines(text: impl fmt::Display) {
     let _ = MessageWriter.write_all(printable_text(&text.to_string()).as_bytes());
 }
 
+/// Keeps all messages from now on instead of printing them, until [`take_kept_messages`]: for programs that print them only if they fail.
+pub fn keep_messages() {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner).kept = Some(Vec::new());
+}
+
+/// The messages since [`keep_messages`]. Later ones are printed again.
+pub fn take_kept_messages() -> Vec<u8> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner).kept.take().unwrap_or_default()
+}
+
 /// The progress bars of the process.
 pub fn bars() -> &'static MultiProgress {
     &BARS
@@ -137,7 +153,7 @@ mod tests {
             (false, &["M lost", "M back"], "lost\nback\n"),
         ];
         for (shared, writes, expected) in cases {
-            let mut streams = Streams { shared, on_terminal: false, text_in_line: false };
+            let mut streams = Streams { shared, on_terminal: false, text_in_line: false, kept: None };
             let mut shown = Vec::new();
             for write in writes {
                 match write.split_at(2) {
@@ -153,10 +169,22 @@ mod tests {
     fn text_controls_no_terminal_and_reaches_files_unchanged() {
         let text = "a\u{1b}[2J\tb\n";
         for (on_terminal, expected) in [(true, "a\\u{1b}[2J\tb\n"), (false, text)] {
-            let (mut streams, mut shown) = (Streams { shared: true, on_terminal, text_in_line: false }, Vec::new());
+            let mut streams = Streams { shared: true, on_terminal, text_in_line: false, kept: None };
+            let mut shown = Vec::new();
             streams.write_text(&mut shown, text.as_bytes()).unwrap();
             assert_eq!((String::from_utf8(shown).unwrap().as_str(), streams.text_in_line), (expected, false));
         }
+    }
+
+    #[test]
+    fn kept_messages_do_not_appear_in_the_text() {
+        let mut streams = Streams { shared: true, on_terminal: false, text_in_line: false, kept: Some(Vec::new()) };
+        let mut shown = Vec::new();
+        streams.write_text(&mut shown, b"one").unwrap();
+        streams.write_message(&mut shown, b"lost\n").unwrap();
+        streams.write_message(&mut shown, b"back\n").unwrap();
+        streams.write_text(&mut shown, b" two").unwrap();
+        assert_eq!((&*shown, streams.kept.as_deref()), (&b"one two"[..], Some(&b"lost\nback\n"[..])));
     }
 
     #[test]

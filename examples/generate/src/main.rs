@@ -1,27 +1,37 @@
 //! Generates text with a GGUF language model over any set of devices.
 
+mod manual;
+
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use env_logger::{Target, WriteStyle};
 use fanout::device::MappedFile;
 use fanout::gguf::Gguf;
 use fanout::io_hint::io_hint;
-use fanout::printable::{printable_line, printable_text};
+use fanout::printable::printable_line;
 use fanout::registry::RegistryError;
 use generate::args::{Args, ArgsError};
 use generate::console::{self, MessageWriter, TextWriter};
 use generate::hparams::HParams;
 use generate::summary::Summary;
-use log::{Level, LevelFilter};
+use log::LevelFilter;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    start_log(&args);
-    match run(&args) {
+    let matches = manual::command().get_matches();
+    let done = match matches.get_one::<PathBuf>(manual::OPTION) {
+        Some(folder) => manual::write(folder),
+        None => {
+            let args = Args::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut manual::command()).exit());
+            start_log(&args);
+            run(&args)
+        }
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         // As the parser reports it, with exit status 2.
         Err(e) if is_wrong_argument(&e) => {
@@ -70,11 +80,10 @@ fn start_log(args: &Args) {
     };
     // A pipe, because messages share a terminal with text and with progress bars. It has no colours of its own.
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    // The format of env_logger without the target, and without control characters from names of files and servers.
+    // The format of env_logger without the target. A record is one line without control characters, so that no text of a file or a
+    // server forges another one.
     log.format(|out, record| {
-        let (time, level, text) = (out.timestamp_seconds(), record.level(), record.args().to_string());
-        // Plans, at the level debug, have several lines.
-        let text = if level >= Level::Debug { printable_text(&text) } else { printable_line(&text) };
+        let (time, level, text) = (out.timestamp_seconds(), record.level(), printable_line(&record.args().to_string()));
         let style = out.default_level_style(level);
         writeln!(out, "[{time} {style}{level:<5}{style:#}] {text}")
     });

@@ -23,6 +23,40 @@ fn help_names_the_options() {
     }
 }
 
+/// The page of man and the completions of each shell have every option of `--help`.
+#[test]
+fn manual_and_completions_have_every_option() {
+    let generate = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_generate")).args(args).output().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("manual");
+    let _ = fs::remove_dir_all(&folder);
+    let written = generate(&["--manual", folder.to_str().unwrap()]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let help = String::from_utf8(generate(&["--help"]).stdout).unwrap();
+    let lines = help.lines().filter(|line| line.trim_start().starts_with('-'));
+    let options =
+        lines.filter_map(|line| line.split_once("--")?.1.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next());
+    let options: Vec<&str> = options.filter(|name| !["help", "version"].contains(name)).collect();
+    assert!(options.len() > 30 && options.contains(&"manual"), "{options:?}");
+    for name in ["generate.1", "generate.bash", "_generate", "generate.fish"] {
+        // Hyphens are escaped in the page, so that man prints them as they are typed; fish names an option without its hyphens.
+        let text = fs::read_to_string(folder.join(name)).unwrap().replace(r"\-", "-");
+        for option in &options {
+            let found = text.contains(&format!("--{option}")) || text.contains(&format!("-l {option}"));
+            assert!(found, "--{option} in {name}:\n{text}");
+        }
+    }
+    let page = fs::read_to_string(folder.join("generate.1")).unwrap();
+    assert!(page.contains("generate model.gguf ") && page.contains(".SH EXAMPLES"), "{page}");
+    for (args, status, says) in [
+        (&["--manual", "Cargo.toml"][..], 1, "generate: cannot write to Cargo.toml: File exists"),
+        (&["model.gguf", "--manual", "manual"], 2, "cannot be used with"),
+    ] {
+        let output = generate(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(status) && text.contains(says), "{args:?}: {text}");
+    }
+}
+
 /// An empty folder for a test, and in it a script in place of rpc-server.
 fn fake_server(test: &str, script: &str) -> (PathBuf, PathBuf) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
@@ -34,10 +68,13 @@ fn fake_server(test: &str, script: &str) -> (PathBuf, PathBuf) {
     (folder, server)
 }
 
-/// A demo with `server` in place of rpc-server. Its folder cannot be made, so it makes no model.
-fn demo(server: &Path) -> Command {
+/// In this folder, which cannot be made, a demo makes no model.
+const NO_FOLDER: &str = "/dev/null/demo";
+
+/// A demo with `server` in place of rpc-server.
+fn demo(server: &Path, folder: impl AsRef<Path>) -> Command {
     let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"));
-    demo.arg("--server").arg(server).args(["--folder", "/dev/null/demo"]);
+    demo.arg("--server").arg(server).arg("--folder").arg(folder.as_ref());
     demo
 }
 
@@ -53,9 +90,35 @@ fn what_stops_the_demo_is_named() {
         (&serves, "--device=CPU,", 2, "expected two devices"),
         (&serves, "--what", 2, "--what"),
     ] {
-        let output = demo(server).arg(option).output().unwrap();
+        let output = demo(server, NO_FOLDER).arg(option).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(status) && text.contains(says), "{server:?} {option}: {text}");
+    }
+}
+
+/// A demo may have mapped the model while another one makes it again. Nothing listens on port 1, so each demo here ends when it has
+/// made the model.
+#[test]
+fn the_model_of_a_demo_is_replaced_and_never_changed() {
+    let (folder, server) = fake_server("demo-model", "echo 'listening on 127.0.0.1:1 (8.0)'; exec sleep 60");
+    let stopped_by = || String::from_utf8(demo(&server, &folder).arg("--tiny").output().unwrap().stderr).unwrap();
+    let (mapped, model) = (folder.join("mapped"), folder.join("tiny.gguf"));
+    fs::write(&mapped, "of an earlier version").unwrap();
+    for name in ["tiny.gguf", "tiny.partial"] {
+        fs::hard_link(&mapped, folder.join(name)).unwrap();
+    }
+    let lock = File::create(folder.join("tiny.lock")).unwrap();
+    lock.lock().unwrap();
+    let message = stopped_by();
+    assert!(message.contains("another demo is writing it"), "{message}");
+    lock.unlock().unwrap();
+    for _ in 0..2 {
+        let message = stopped_by();
+        assert!(message.contains("one device failed: "), "{message}");
+        assert_eq!(fs::read_to_string(&mapped).unwrap(), "of an earlier version");
+        assert!(fs::read(&model).unwrap().starts_with(b"GGUF") && !folder.join("tiny.partial").exists());
+        // The second demo finds the model and needs no lock.
+        lock.lock().unwrap();
     }
 }
 
@@ -64,7 +127,7 @@ fn what_stops_the_demo_is_named() {
 fn servers_end_with_a_demo_that_is_killed() {
     let (folder, server) = fake_server("demo-killed", "exec 3>pipe; echo up >&3; sleep 60 3>&-; echo survived >&3");
     assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap().success());
-    let mut demo = demo(&server).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut demo = demo(&server, NO_FOLDER).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(File::open(folder.join("pipe")).unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "up");
     demo.kill().unwrap();
@@ -99,6 +162,22 @@ fn model() -> Writer {
         writer = writer.tensor(&format!("blk.0.{name}.weight"), &[WIDTH, WIDTH], DType::F32);
     }
     writer
+}
+
+/// Also the plans of the scheduler, which have several lines: a line break within a record would let a server forge a line.
+#[test]
+fn each_line_of_the_log_is_a_record() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("log");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("model.gguf");
+    fs::write(&path, model().to_bytes().unwrap()).unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+    let output = program.arg(&path).args(["-p", "x", "-n", "1", "-d", "CPU", "--json", "-v"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && log.contains("DEBUG] built a graph for "), "{log}");
+    let is_record = |line: &str| line.starts_with('[') && line.contains("Z ") && line.contains("] ");
+    let others: Vec<&str> = log.lines().filter(|line| !is_record(line)).collect();
+    assert!(others.is_empty(), "{others:?}");
 }
 
 #[test]

@@ -143,8 +143,10 @@ pub struct Server {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ended {
-    /// [`ServerHandle::shutdown`] or [`ServerHandle::drain`] was called, or a thread of the server could not be started.
+    /// [`ServerHandle::shutdown`] or [`ServerHandle::drain`] was called.
     Shutdown,
+    /// A thread that the server needs could not be started, with the system's error.
+    NoThread(DeviceError),
     /// A device is lost, with its error. The process must be started again to use the device. It should exit without running
     /// destructors (`_exit`): the release of a device's resources may wait for a kernel that never ends.
     DeviceLost(DeviceError),
@@ -334,30 +336,36 @@ impl Server {
     /// When a device is lost ([`Device::lost`]), the server drains by itself for at most [`LOST_DEVICE_DRAIN`], as by
     /// [`ServerHandle::drain`]; [`ServerHandle::wait_for_lost_device`] returns when that begins.
     pub fn run(self) -> Ended {
-        let control = Arc::clone(&self.control);
-        self.serve();
-        control.device_watch.end();
-        control.device_watch.lost().map_or(Ended::Shutdown, Ended::DeviceLost)
+        self.run_with(|| ())
     }
 
-    fn serve(self) {
+    /// As [`Server::run`]. Calls `on_ready` when all threads that the server needs have started, so that it serves; never if one
+    /// cannot be started.
+    pub fn run_with(self, on_ready: impl FnOnce()) -> Ended {
+        let control = Arc::clone(&self.control);
+        let started = self.serve(on_ready);
+        control.device_watch.end();
+        match (control.device_watch.lost(), started) {
+            (Some(error), _) => Ended::DeviceLost(error),
+            (None, Err(error)) => Ended::NoThread(error),
+            (None, Ok(())) => Ended::Shutdown,
+        }
+    }
+
+    fn serve(self, on_ready: impl FnOnce()) -> Result<(), DeviceError> {
         let Server { listeners, control, context } = self;
-        let watch = {
-            let context = Arc::clone(&context);
-            std::thread::Builder::new().name("hangup-watch".to_owned()).spawn(move || context.hangup_watch.run())
-        };
-        let watch = match watch {
-            Ok(watch) => watch,
-            Err(e) => return error!("cannot start the thread that watches for clients that have gone: {e}"),
-        };
+        let hangups = Arc::clone(&context);
+        let watch =
+            std::thread::Builder::new().name("hangup-watch".to_owned()).spawn(move || hangups.hangup_watch.run());
+        let watch =
+            watch.map_err(|e| DeviceError::thread_spawn_failed("that watches for clients that have gone", &e))?;
         let drain_if_lost = {
             let (handle, context) = (ServerHandle(Arc::clone(&control)), Arc::clone(&context));
             move || handle.drain_if_lost(&context.all_devices)
         };
-        if let Err(e) = std::thread::Builder::new().name("device-watch".to_owned()).spawn(drain_if_lost) {
-            error!("cannot start the thread that watches for devices that are lost: {e}; the server ends");
-            ServerHandle(Arc::clone(&control)).shutdown();
-        }
+        let device_watch = std::thread::Builder::new().name("device-watch".to_owned()).spawn(drain_if_lost);
+        let not_watching = |e| DeviceError::thread_spawn_failed("that watches for devices that are lost", &e);
+        let mut started = device_watch.map(drop).map_err(not_watching);
         let sample = {
             let context = Arc::clone(&context);
             move || context.statistics.run(&context.all_devices, &context.logs, || status::sample_facts(&context))
@@ -377,12 +385,14 @@ impl Server {
         let first = loops.next();
         std::thread::scope(|scope| {
             for other in loops {
-                let addr = other.listener.local_addr();
                 let thread = std::thread::Builder::new().name("accept".to_owned());
                 if let Err(e) = thread.spawn_scoped(scope, || other.run()) {
-                    error!("cannot start the thread that accepts connections on {addr}: {e}; the server ends");
-                    ServerHandle(Arc::clone(&control)).shutdown();
+                    started = Err(DeviceError::thread_spawn_failed("that accepts connections", &e));
                 }
+            }
+            match &started {
+                Ok(()) => on_ready(),
+                Err(_) => ServerHandle(Arc::clone(&control)).shutdown(),
             }
             if let Some(first) = first {
                 first.run();
@@ -402,6 +412,7 @@ impl Server {
         // A panic of the thread was reported when it happened.
         let _ = watch.join();
         context.logs.report_totals();
+        started
     }
 }
 

@@ -160,7 +160,7 @@ mod tests {
             let (seen, dtype) = (cells.seen().next_multiple_of(8), [DType::F16, DType::F32][round % 2]);
             let mut b = TaskBuilder::new();
             let desc = TensorDesc::contiguous(DType::F32, [1, CELLS, 1, 1]).unwrap();
-            let mut stored = |b: &mut TaskBuilder, name, at| {
+            let stored = |b: &mut TaskBuilder, name, at| {
                 let region = memory.region(at, desc.extent() as u64).unwrap();
                 b.stored(name, desc, 0, Some(region)).unwrap()
             };

@@ -234,7 +234,11 @@ impl Lane {
         let graph = parts.model.graph(shape)?;
         let rank_task = self.apply_split(parts, &graph.task)?;
         let prepared = self.scheduler.build(rank_task.task())?;
-        log::debug!("built a graph for {shape:?}:\n{}", prepared.plan());
+        if log::log_enabled!(log::Level::Debug) {
+            log::debug!("built a graph for {shape:?}:");
+            // A record for each line: line breaks within a record are escaped.
+            prepared.plan().to_string().lines().for_each(|line| log::debug!("{line}"));
+        }
         self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits, rank_task });
         Ok(())
     }

@@ -8,10 +8,10 @@ mod server;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use generate::console;
 use generate::report::Report;
 
 use model_file::ModelFile;
@@ -51,9 +51,14 @@ fn two_devices(list: &str) -> Result<String, String> {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let args = Args::parse();
+    // The table says that a server was killed and how long the recovery took; between its lines, messages about that would be noise.
+    console::keep_messages();
+    match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // A failed write is ignored: there is no other place to report it.
+            let _ = io::stderr().write_all(&console::take_kept_messages());
             eprintln!("demo: {error:#}");
             ExitCode::FAILURE
         }
@@ -72,26 +77,20 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let start = || Server::start(&program, &args.device, threads);
     let servers = [start()?, start()?];
     let [first, second] = &servers;
-    print(&format!(
-        "servers: {first} and {second}, each with the devices {}; threads of a CPU: {threads}",
-        args.device
-    ))?;
-
-    let (model, started) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, Instant::now());
-    let path = model.make(&args.folder).with_context(|| format!("the model in {}", args.folder.display()))?;
-    print(&format!("model: {model}, ready after {:.1} s: {}", started.elapsed().as_secs_f64(), path.display()))?;
+    print(&format!("2 servers on this machine, each with the devices {} (threads of a CPU: {threads})", args.device))?;
+    let (model, folder) = (if args.tiny { ModelFile::TINY } else { ModelFile::FULL }, args.folder.display());
+    // Before the model is made, which takes seconds.
+    print(&format!("1 model of {model}, in {folder}\n"))?;
+    let path = model.make(&args.folder).with_context(|| format!("the model in {folder}"))?;
 
     let two_servers = vec![first.device(0), second.device(1)];
     let rows = [
         ("one device", vec![first.device(0)], false),
-        ("two devices of one server", vec![first.device(0), first.device(1)], false),
+        ("two devices, one server", vec![first.device(0), first.device(1)], false),
         ("two servers", two_servers.clone(), false),
-        ("two servers, one killed on the way", two_servers, true),
+        ("two servers, one killed", two_servers, true),
     ];
-    print(&format!(
-        "\n{:36} {:>11} {:>16} {:>16} {:>12}",
-        "", "same tokens", "prompt, tok/s", "decode, tok/s", "recovery, s"
-    ))?;
+    print(&line(["", "same tokens", "prompt, tok/s", "decode, tok/s", "recovery, s"]))?;
     let mut one: Option<Report> = None;
     let mut differing = Vec::new();
     for (name, devices, kills) in rows {
@@ -109,17 +108,23 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line of the table. The factors compare with the run `one`, on one device.
+/// A line of the table, at most 80 characters.
+fn line([name, same, prompt, decode, lost]: [&str; 5]) -> String {
+    format!("{name:23} {same:>11} {prompt:>15} {decode:>15} {lost:>11}").trim_end().to_owned()
+}
+
+/// The line of a run. The factors compare with the run `one`, on one device.
 fn row(name: &str, same: Option<bool>, report: &Report, one: Option<&Report>) -> String {
     let same = same.map_or("", |same| if same { "yes" } else { "NO" });
     let rate = |rate: fn(&Report) -> Option<f64>| {
         let (rate, of_one) = (rate(report).unwrap_or(0.0), one.and_then(rate));
-        of_one.map_or_else(|| format!("{rate:.1}       "), |one| format!("{rate:.1} ({:.2}x)", rate / one))
+        let factor = of_one.map_or_else(String::new, |one| format!("({:.2}x)", rate / one));
+        // As wide with a factor as without one, so that the rates of all lines end in one column.
+        format!("{rate:.1} {factor:7}")
     };
     let lost =
         if report.losses.servers > 0 { format!("{:.2}", report.losses.time.as_secs_f64()) } else { String::new() };
-    let (prompt, decode) = (rate(Report::prompt_rate), rate(Report::decode_rate));
-    format!("{name:36} {same:>11} {prompt:>16} {decode:>16} {lost:>12}").trim_end().to_owned()
+    line([name, same, &rate(Report::prompt_rate), &rate(Report::decode_rate), &lost])
 }
 
 /// The program of `--server`, or the one beside this program.

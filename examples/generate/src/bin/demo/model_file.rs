@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -111,17 +111,30 @@ impl ModelFile {
         self.weights().iter().fold(writer, |writer, weight| writer.tensor(&weight.name, &weight.ne, weight.dtype()))
     }
 
-    /// The path of the file in `folder`, which is written unless it is there from an earlier run.
+    /// The path of the file in `folder`, which is written unless it is there from an earlier run. A file that is there is replaced,
+    /// never changed, because another demo may have mapped it.
     pub fn make(&self, folder: &Path) -> anyhow::Result<PathBuf> {
         let path = folder.join(format!("{}.gguf", self.name));
         let head = self.writer().head()?;
+        if self.is_complete(&path, &head) {
+            return Ok(path);
+        }
+        fs::create_dir_all(folder)?;
+        // The lock has a file of its own, which stays. A lock on the file that is written would follow it to the model's name: another
+        // demo that had opened it before would lock it afterwards, and write to a model that is mapped.
+        let lock = File::create(path.with_extension("lock"))?;
+        lock.try_lock().context("another demo is writing it: try again when that one has started its runs")?;
+        // Again, since another demo may have completed it before the lock was free.
         if !self.is_complete(&path, &head) {
-            fs::create_dir_all(folder)?;
-            // Renamed when complete, so that an interrupted run leaves no damaged model.
             let partial = path.with_extension("partial");
-            let file = File::options().write(true).create(true).truncate(false).open(&partial)?;
-            file.try_lock().context("another demo is writing it: try again when that one has started its runs")?;
-            let written = self.write(&file, &head);
+            // From a demo that was killed.
+            if let Err(e) = fs::remove_file(&partial)
+                && e.kind() != ErrorKind::NotFound
+            {
+                return Err(e.into());
+            }
+            // Renamed when complete, so that an interrupted run leaves no damaged model.
+            let written = self.write(&File::create_new(&partial)?, &head);
             if written.is_err() {
                 // Disk space is what is most likely missing.
                 let _ = fs::remove_file(&partial);
@@ -142,7 +155,6 @@ impl ModelFile {
     }
 
     fn write(&self, file: &File, head: &[u8]) -> anyhow::Result<()> {
-        file.set_len(0)?;
         let mut out = BufWriter::new(file);
         out.write_all(head)?;
         let mut random = fastrand::Rng::with_seed(SEED.into());

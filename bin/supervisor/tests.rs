@@ -1,0 +1,65 @@
+//! A supervisor whose workers the tests invent.
+
+use super::*;
+
+/// A supervisor that has served, with this worker.
+fn supervisor(worker: Option<Worker>) -> Supervisor {
+    Supervisor {
+        addresses: Vec::new(),
+        drain_timeout: Duration::from_millis(50),
+        sockets: None,
+        announce: None,
+        announcement: None,
+        signals: SignalStreams::register(false).expect("signals"),
+        worker,
+        start_at: None,
+        backoff: Backoff::default(),
+        has_served: true,
+        failed_starts: 0,
+        hangup_pending: false,
+        end: None,
+    }
+}
+
+/// A process that is stopped does not handle SIGTERM, so it would not end by itself.
+#[test]
+#[expect(clippy::zombie_processes, reason = "the supervisor reaps the worker")]
+fn a_worker_that_does_not_drain_in_time_is_killed() {
+    let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
+    let (pid, now) = (Pid::from_child(&child), Instant::now());
+    kill_process(pid, Signal::STOP).expect("a process");
+    // Of two pending signals, SIGTERM would come first.
+    rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
+    let mut supervisor = supervisor(Some(Worker { pid, link: None, started: now, ready: Some(now) }));
+    assert_eq!(supervisor.end_on(SIGTERM), None);
+    assert_eq!(supervisor.run().expect("an exit status"), DRAIN_FAILED);
+    assert!(now.elapsed() >= Duration::from_millis(50), "the worker was stopped, so it did not end by itself");
+}
+
+/// The status of the program when a worker ends, which may have been ready; `None` if another one starts.
+fn after_death(supervisor: &mut Supervisor, was_ready: bool, exit_code: Option<i32>) -> Option<u8> {
+    let now = Instant::now();
+    let worker = Worker { pid: rustix::process::getpid(), link: None, started: now, ready: was_ready.then_some(now) };
+    let signal = exit_code.is_none().then_some(9);
+    supervisor.after_death(&worker, Death { exit_code, signal })
+}
+
+#[test]
+fn workers_that_cannot_serve_end_the_program_with_a_failure() {
+    for (exit_code, status) in [(Some(0), 1), (Some(1), 1), (Some(75), 75), (Some(-1), 1), (None, 128 + 9)] {
+        let mut never_served = Supervisor { has_served: false, ..supervisor(None) };
+        assert_eq!(after_death(&mut never_served, false, exit_code), Some(status), "{exit_code:?}");
+        let mut supervisor = supervisor(None);
+        for _ in 0..2 {
+            for _ in 1..MAX_FAILED_STARTS {
+                assert_eq!(after_death(&mut supervisor, false, exit_code), None);
+            }
+            // However many have served and died: clients may have caused it.
+            assert_eq!(after_death(&mut supervisor, true, exit_code), None);
+        }
+        for _ in 1..MAX_FAILED_STARTS {
+            assert_eq!(after_death(&mut supervisor, false, exit_code), None);
+        }
+        assert_eq!(after_death(&mut supervisor, false, exit_code), Some(status), "{exit_code:?}");
+    }
+}
