@@ -212,7 +212,7 @@ impl CpuExecutor {
     fn try_execute(&mut self, mut command: CpuCommand, turn: &Turn) -> Result<CommandOutcome<CpuCommand>, DeviceError> {
         // Programs, conversions and copies make some progress in each turn, also if it is over at once.
         let abort = Arc::clone(&self.abort);
-        let pause = || turn.is_over();
+        let pause = || turn.interrupts_command();
         let gives_way = || abort.load(Ordering::Relaxed) || pause();
         let locking = if turn.lane() == Lane::Short { Locking::Try } else { Locking::GiveWay(&gives_way) };
         if let CpuCommand::Wait(point) | CpuCommand::Copy { after: Some(point), .. } = &command

@@ -287,7 +287,7 @@ impl RunInline for CpuQueue {
                 if is_small { Some(executor.begin(Lane::Short)) } else { executor.try_begin(Lane::Long) }
         {
             let began = Instant::now();
-            let pause = || turn.is_over() || began.elapsed() > budget;
+            let pause = || turn.interrupts_command() || began.elapsed() > budget;
             let limits = RunLimits { pause: &pause, locking: Locking::Try, polls_at_first_collective: false };
             let start = RunPosition::default();
             let ran = executor.record_failure(|executor| executor.run(program, bindings, start, limits))?;

@@ -310,7 +310,7 @@ impl CudaExecutor {
             CudaCommand::Fill { dst, value } => self.fill(&dst, value)?,
             CudaCommand::Copy { src, dst } => self.copy(&src, &dst)?,
             CudaCommand::Run { program, bindings, from } => {
-                if let Some(from) = self.run(&program, &bindings, from, || turn.is_over())? {
+                if let Some(from) = self.run(&program, &bindings, from, || turn.interrupts_command())? {
                     return Ok(CommandOutcome::TurnOver(CudaCommand::Run { program, bindings, from }));
                 }
             }

@@ -40,7 +40,7 @@ pub(crate) trait Executor: Send + Sized + 'static {
     type Command: Command;
 
     /// Runs a command, or gives it back. In a turn of [`Lane::Short`] it must not block. A command that takes longer than its
-    /// turn should end it when the turn [is over](Turn::is_over).
+    /// turn should end it when others [interrupt](Turn::interrupts_command) it.
     fn execute(&mut self, command: Self::Command, turn: &Turn) -> CommandOutcome<Self::Command>;
 }
 

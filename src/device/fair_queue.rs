@@ -96,6 +96,12 @@ impl<T> FairQueue<T> {
         self.len
     }
 
+    /// The session that all waiting items belong to. `None`: there are none, or items of several sessions.
+    pub(crate) fn only_session(&self) -> Option<u64> {
+        let tenant = self.tenants.only_key()?;
+        self.tenants.flows.get(&tenant)?.waiting.only_key()
+    }
+
     /// Adds an item. `is_idle`: the device has nothing to do, so that no debt is owed to anybody. Returns whether it interrupts the
     /// turn under way: the turn should end once it has lasted for [`MIN_TURN`].
     pub(crate) fn push(&mut self, keys: FlowKeys, item: T, is_idle: bool) -> bool {
@@ -284,6 +290,12 @@ impl<C: Waiting + Default> Ring<C> {
             held_until: None,
             left: round,
         })
+    }
+
+    /// The key of the only flow with waiting items.
+    fn only_key(&self) -> Option<u64> {
+        // Beside the end of the round.
+        (self.order.len() == 2).then(|| self.order.iter().flatten().next().copied())?
     }
 
     fn end_round_if_empty(&mut self) {

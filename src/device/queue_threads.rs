@@ -12,6 +12,9 @@
 //! submitting thread gets one at once only while no other waits. A turn does not end before others wait, and only the time
 //! since then, and a slice, counts against its session: a session that had the device to itself owes nothing for that.
 //!
+//! The queues of one session take turns between commands, not within them: two programs of a pipeline that share a device by slices
+//! would end at the same time, and then wait together for the next device.
+//!
 //! # Locks
 //! In this order: a channel's state, the lanes' state, a waiting thread's turn. So no turn is dropped, and no channel is scheduled
 //! or removed, under the lanes' lock. A thread holds at most one turn. It waits for a turn without holding a memory's lock; in a
@@ -60,6 +63,9 @@ pub(super) struct Lanes {
     busy_nanos: AtomicU64,
 }
 
+/// No id of a session.
+const NO_SESSION: u64 = u64::MAX;
+
 /// The part of a lane that needs no lock.
 #[derive(Default)]
 struct LaneSignals {
@@ -68,6 +74,8 @@ struct LaneSignals {
     /// Number of waiters in the lane; in the short lane also of channels that have to be polled, for which a thread must become
     /// free.
     waiting: AtomicUsize,
+    /// The session that all waiters belong to; [`NO_SESSION`] if there are none, or of several sessions.
+    only_session: AtomicU64,
     /// Whether a waiter interrupts the turns under way, as [`FairQueue::push`] says.
     interrupted: AtomicBool,
 }
@@ -130,6 +138,12 @@ impl Turn {
         }
         let slice = if signals.interrupted.load(Ordering::Relaxed) { self.slice.min(MIN_TURN) } else { self.slice };
         self.began.elapsed() >= slice
+    }
+
+    /// Whether the turn should end within a command: it is over, and others than its own session wait.
+    pub(crate) fn interrupts_command(&self) -> bool {
+        let [_, session] = self.session.flow_keys();
+        self.lanes.signals(self.lane).only_session.load(Ordering::Relaxed) != session && self.is_over()
     }
 }
 
@@ -270,7 +284,10 @@ impl Lanes {
     /// Stores the number of waiters for [`Turn::is_over`].
     fn store_waiting(&self, state: &mut LanesState, lane: Lane) {
         let polled = if lane == Lane::Short { state.polled.len() } else { 0 };
-        self.signals(lane).waiting.store(state.lane(lane).waiting.len() + polled, Ordering::Relaxed);
+        let (signals, waiting) = (self.signals(lane), &state.lane(lane).waiting);
+        signals.waiting.store(waiting.len() + polled, Ordering::Relaxed);
+        let only = waiting.only_session().filter(|_| polled == 0);
+        signals.only_session.store(only.unwrap_or(NO_SESSION), Ordering::Relaxed);
     }
 
     /// Puts a channel back into the short lane at the next poll. The caller makes sure that it stands in no lane.
@@ -475,6 +492,29 @@ mod tests {
             let at: Vec<_> = (0..turns.len()).filter(|&turn| turns[turn] == tenant).collect();
             assert!(at[0] < 3 && at.windows(2).all(|pair| pair[1] - pair[0] <= 3), "{tenant}: {turns:?}");
         }
+    }
+
+    /// A command is interrupted for another session, of its own tenant or not, and not for another queue of its own session.
+    #[test]
+    fn commands_are_interrupted_for_other_sessions_only() {
+        let threads = QueueThreads::start("test", 0).unwrap();
+        let tenant = MemoryBudget::for_client(0);
+        let sessions =
+            [MemoryBudget::within(&tenant, 0), MemoryBudget::within(&tenant, 0), MemoryBudget::for_client(0)];
+        let mut turn = threads.try_begin(Lane::Long, &sessions[0]).unwrap();
+        turn.slice = Duration::ZERO;
+        assert_eq!((turn.is_over(), turn.interrupts_command()), (false, false), "nobody waits");
+        for (waiter, interrupts) in [(0, false), (0, false), (1, true), (2, true)] {
+            let waiting = WaitingThread {
+                session: Arc::clone(&sessions[waiter]),
+                thread: std::thread::current(),
+                turn: Mutex::new(None),
+            };
+            threads.lanes().push(Lane::Long, sessions[waiter].flow_keys(), Waiter::Thread(Arc::new(waiting)));
+            assert_eq!((turn.is_over(), turn.interrupts_command()), (true, interrupts), "session {waiter} waits");
+        }
+        // Without giving it to a waiter, which nobody takes.
+        std::mem::forget(turn);
     }
 
     /// A session that had the device to itself for long does not pay for that when others come.

@@ -123,29 +123,29 @@ impl<'a> Replies<'a> {
     /// A device failure that was not recovered from, invalid logits, or a failed write to `out`.
     pub fn run(mut self, session: &mut Session<'_>, out: &mut dyn Write) -> anyhow::Result<Report> {
         let mut report = Report::default();
-        let mut written = 0;
-        let mut busy = session.take_busy_times().iter().map(|_| [Some(Duration::ZERO); 2]).collect::<Vec<_>>();
-        let mut was_prompt = true;
-        session.begin_phase(Phase::Prompt);
+        report.busy = session.take_busy_times().iter().map(|_| [Some(Duration::ZERO); 2]).collect();
+        let (mut written, mut was_prompt, mut phase) = (0, true, Phase::Prompt);
+        session.begin_phase(phase);
         loop {
-            let before = self.tokens();
-            let mut pass = Pass::default();
+            let (before, mut pass) = (self.tokens(), Pass::default());
             let time = session.timed(|session| {
                 pass = session.with_engine(|engine, is_new| self.pass(engine, is_new))?;
+                let next = if pass.prompt || was_prompt { Phase::Prompt } else { Phase::Decode };
+                // Only now and then, because it waits for the batches in flight.
+                if next != phase || pass.tokens == 0 {
+                    add_busy_times(&mut report.busy, phase, session);
+                    session.begin_phase(next);
+                    phase = next;
+                }
                 Ok(())
             })?;
-            let is_prompt = pass.prompt || was_prompt;
-            if is_prompt {
-                report.prompt_time += time
-            } else {
-                report.decode_time += time
+            match phase {
+                Phase::Decode => {
+                    report.decode_time += time;
+                    report.decoded += self.tokens() - before;
+                }
+                _ => report.prompt_time += time,
             }
-            report.decoded += if is_prompt { 0 } else { self.tokens() - before };
-            for (sums, busy) in busy.iter_mut().zip(session.take_busy_times()) {
-                let sum = &mut sums[usize::from(!is_prompt)];
-                *sum = sum.zip(busy).map(|(sum, busy)| sum + busy);
-            }
-            session.begin_phase(if pass.prompt { Phase::Prompt } else { Phase::Decode });
             was_prompt = pass.prompt;
             while self.jobs.get(written).is_some_and(|job| job.state == State::Done) {
                 self.write(written, out)?;
@@ -155,7 +155,6 @@ impl<'a> Replies<'a> {
                 break;
             }
         }
-        report.busy = busy;
         for job in self.jobs {
             report.prompt.extend(&job.prompt);
             report.tokens.extend(&job.reply);
@@ -239,6 +238,14 @@ impl<'a> Replies<'a> {
         };
         writeln!(out, "--- {}\n{text}", number + 1)?;
         Ok(out.flush()?)
+    }
+}
+
+/// Adds the devices' compute times since the last call to those of a phase.
+fn add_busy_times(busy: &mut [[Option<Duration>; 2]], phase: Phase, session: &mut Session<'_>) {
+    for (sums, time) in busy.iter_mut().zip(session.take_busy_times()) {
+        let sum = &mut sums[usize::from(phase == Phase::Decode)];
+        *sum = sum.zip(time).map(|(sum, time)| sum + time);
     }
 }
 

@@ -39,6 +39,15 @@ pub fn run_program(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
+    if let Some(path) = &args.prompts {
+        let prompts = parallel::read_prompts(args, path, needed(&tokenizer), hparams.vocab)?;
+        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
+        let mut session = Session::new(args, file, gguf, hparams, longest)?;
+        let load = session.load()?;
+        let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
+        let totals = Report { load, ..replies.run(&mut session, out)? };
+        return finish(args, &mut session, totals, out);
+    }
     let mut conversation = if args.chat { Some(conversation(args, gguf, needed(&tokenizer)?)?) } else { None };
     let prompt = match (&args.tokens, &args.prompt, &mut conversation) {
         (Some(tokens), ..) => Some(Prompt { text: None, tokens: tokens.clone() }),
@@ -54,15 +63,6 @@ pub fn run_program(
     }
     if let Err(error) = &tokenizer {
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
-    }
-    if let Some(path) = &args.prompts {
-        let prompts = parallel::read_prompts(args, path, needed(&tokenizer), hparams.vocab)?;
-        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
-        let mut session = Session::new(args, file, gguf, hparams, longest)?;
-        let load = session.load()?;
-        let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
-        let totals = Report { load, ..replies.run(&mut session, out)? };
-        return finish(args, &mut session, totals, out);
     }
     let mut session = Session::new(args, file, gguf, hparams, prompt.as_ref().map_or(0, |prompt| prompt.tokens.len()))?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
