@@ -13,8 +13,8 @@
 //! | `exec` | a plan | open queues, allocated arenas, submitted runs |
 //!
 //! `copy_paths` records which device pairs copy without the host, `plan_report` prints plans and their memory needs, and
-//! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are
-//! behind [`Device`].
+//! `compare` runs a plan and a reference device side by side. [`sampling`] adds nodes to a task that sample tokens from logits. The
+//! scheduler contains no kernels and no transport: both are behind [`Device`].
 //!
 //! [`batching`] is for runtimes: several sequences that share the runs of a model.
 //!
@@ -77,6 +77,7 @@ mod exec;
 mod memory;
 mod plan;
 mod plan_report;
+pub mod sampling;
 mod split;
 mod task;
 pub mod tensor_group;

@@ -3,7 +3,7 @@
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
 //! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
 //! how programs are cut by time, `modules` their compilation, `packed` and `packed_fused` repacked weights, `launches` the launches of a layer, `hardware`
-//! what a real GPU does and an ideal one does not, `turns` how sessions take turns; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
+//! what a real GPU does and an ideal one does not, `turns` how sessions take turns, `sampling` samplers; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
 //! `FANOUT_TEST_GPU=1 cargo test --test cuda sweep -- --nocapture` runs the sweep on a real GPU; the other tests need the
 //! emulator's settings and counters.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
@@ -19,6 +19,7 @@ mod packed_fused;
 mod pinned;
 mod pipeline;
 mod queue;
+mod sampling;
 mod sched;
 mod segments;
 mod sweep;

@@ -480,6 +480,7 @@ pub(crate) const LAYERS: &[Layer] = &[
     ),
     layer("sched::task", &["tensor", "ops", "graph", "device"], &[]),
     layer("sched::tensor_group", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &[]),
+    layer("sched::sampling", &["tensor", "ops", "graph", "sched::task"], &[]),
     layer("sched::tests", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &["files"]),
     layer(
         "sched::split",

@@ -16,7 +16,8 @@
 //! sends and can hide a server's protocol extension.
 //!
 //! Values: [`op_case`] runs a graph on any device and checks that bytes outside of its destinations do not change; [`inputs`]
-//! makes random values from a seed; [`compare`] measures errors; [`transformer`] is a model that runs on groups of devices.
+//! makes random values from a seed; [`compare`] measures errors; [`transformer`] is a model that runs on groups of devices; [`sampling`] has
+//! samplers and their results.
 //! `wrong_uses` runs the tables of docs/troubleshooting.md. [`real_gpu`] is the switch between the emulated GPU and one of this machine.
 //!
 //! Helpers panic on errors on which a test could only fail.
@@ -36,6 +37,7 @@ pub mod protocol_relay;
 mod races;
 pub mod real_gpu;
 pub mod recording_device;
+pub mod sampling;
 pub mod slow_link;
 pub mod transformer;
 #[cfg(unix)]

@@ -11,17 +11,20 @@
 //! | | weight whole, activations split in dimension 1 | split in dimension 1 |
 //! | element-wise ops, GLU of two sources | all split alike | split alike |
 //! | ADD, SUB of partial sums; MUL, DIV, SCALE of partial sums by a whole tensor; copies of them | partial sums | partial sums |
-//! | norms, SUM_ROWS, MEAN, GLU of one source | split in a dimension from 1 on | split alike |
+//! | norms, SUM_ROWS, MEAN, CUMSUM, ARGSORT, TOP_K, GLU of one source | split in a dimension from 1 on | split alike |
 //! | ROPE | split in dimension 1 (heads) | split alike |
-//! | SOFT_MAX | split in dimension 2 or 3 (heads) | split alike |
+//! | SOFT_MAX | split in a dimension from 1 on, mask whole | split alike |
 //! | CONT, DUP, CPY, SET_ROWS | split | split, if the parts remain ranges |
+//! | CONCAT | split alike in another dimension than that of the op | split alike |
 //! | GET_ROWS | table split in dimension 0 | split in dimension 0 |
+//! | | table split in dimension 2 or 3, ids alike | split in that dimension |
 
 use super::propagate::{Interrupt, OperandState, Propagation, SourcePart};
 use super::split_class::ClassId;
 use super::views::{blocks, reshaped_split};
 use crate::graph::{Node, TensorId};
 use crate::ops::binary::Binary;
+use crate::ops::concat::Concat;
 use crate::ops::copy::CopyOp;
 use crate::ops::norm::Norm;
 use crate::ops::reduce::Reduce;
@@ -59,7 +62,8 @@ impl Propagation<'_> {
             Op::Unary(op) => self.unary(node, op)?,
             Op::Glu(_) => self.glu(node)?,
             Op::Norm(Norm::Norm { .. } | Norm::RmsNorm { .. } | Norm::L2Norm { .. }) => self.row_wise(node)?,
-            Op::Reduce(Reduce::SumRows | Reduce::Mean) => self.row_wise(node)?,
+            Op::Reduce(Reduce::SumRows | Reduce::Mean | Reduce::Cumsum) | Op::Sort(_) => self.row_wise(node)?,
+            Op::Concat(Concat::Concat { dim }) => self.concat(node, usize::from(*dim))?,
             Op::SoftMax(op) if op.max_bias == 0.0 => self.soft_max(node)?,
             Op::Rope(_) => self.rope(node)?,
             Op::CopyOp(op) => self.copy(node, *op)?,
@@ -328,13 +332,28 @@ impl Propagation<'_> {
             // Both halves of a row are in one source.
             return self.row_wise(node);
         };
-        let (axis, class, first) = match (self.usable(x)?, self.usable(gate)?) {
-            (OperandState::Split { axis, class }, _) => (axis, class, gate),
-            (_, OperandState::Split { axis, class }) => (axis, class, x),
+        self.split_alike([x, gate], None)
+    }
+
+    /// Two tensors one behind the other along dimension `dim`.
+    fn concat(&mut self, node: &Node, dim: usize) -> RuleResult {
+        let both = [self.source(node, 0)?, self.source(node, 1)?];
+        self.split_alike(both, Some(dim))
+    }
+
+    /// The first two sources are split alike, in another dimension than `except`, and so is the result.
+    fn split_alike(&mut self, [a, b]: [TensorId; 2], except: Option<usize>) -> RuleResult {
+        let (axis, class, follows) = match (self.usable(a)?, self.usable(b)?) {
+            (OperandState::Split { axis, class }, _) => (axis, class, 1),
+            (_, OperandState::Split { axis, class }) => (axis, class, 0),
             _ => return Ok(None),
         };
-        let Some(other) = self.aligned(first, axis, class)? else { return Ok(None) };
-        let srcs = if first == gate { [SourcePart::Local, other] } else { [other, SourcePart::Local] };
+        if except == Some(axis) {
+            return Ok(None);
+        }
+        let Some(part) = self.aligned([a, b][follows], axis, class)? else { return Ok(None) };
+        let mut srcs = [SourcePart::Local; 2];
+        srcs[follows] = part;
         Ok(Some((accesses(srcs), OperandState::Split { axis, class })))
     }
 
@@ -351,7 +370,7 @@ impl Propagation<'_> {
     fn soft_max(&mut self, node: &Node) -> RuleResult {
         let (x, mask) = (self.source(node, 0)?, node.srcs[1]);
         let OperandState::Split { axis, class } = self.operand(x)? else { return Ok(None) };
-        if axis < 2 || node.srcs[2].is_some() {
+        if axis == 0 || node.srcs[2].is_some() {
             return Ok(None);
         }
         let mut srcs = accesses([SourcePart::Local]);
@@ -444,12 +463,18 @@ impl Propagation<'_> {
         }
     }
 
-    /// Rows of a table that is split in dimension 0. Any other table becomes whole.
+    /// Rows of a table that is split in dimension 0, or of tables that are split in dimension 2 or 3, each with a list of ids. Any other
+    /// table becomes whole.
     fn get_rows(&mut self, node: &Node) -> RuleResult {
         let (table, ids) = (self.source(node, 0)?, self.source(node, 1)?);
         match self.operand(table)? {
             split @ OperandState::Split { axis: 0, .. } => {
                 Ok(Some((accesses([SourcePart::Local, self.whole(ids)?]), split)))
+            }
+            split @ OperandState::Split { axis: axis @ 2.., class } => {
+                // The lists are along dimensions 1 and 2 of the ids.
+                let ids = self.aligned(ids, axis - 1, class)?;
+                Ok(ids.map(|ids| (accesses([SourcePart::Local, ids]), split)))
             }
             _ => Ok(None),
         }

@@ -1,15 +1,17 @@
 //! Small tasks that models do not have, but callers may build.
 
-use super::{Model, compare, encode, group, noise};
+use super::{LoadedModel, Model, compare, devices, encode, group, noise};
 use fanout::graph::TensorId;
 use fanout::ops::OutputSpec;
 use fanout::ops::binary::Binary;
+use fanout::ops::concat::Concat;
 use fanout::ops::copy::CopyOp;
 use fanout::ops::flash_attn::FlashAttn;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::reduce::Reduce;
 use fanout::ops::rows::Rows;
 use fanout::ops::sequence::Sequence;
+use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
 use fanout::ops::unary::Unary;
 use fanout::sched::TaskBuilder;
@@ -109,6 +111,39 @@ fn unusual_graphs_give_the_same_results() {
             eprintln!("{what}, {ranks} ranks");
             compare(&|_| small_task(build), &[], vec![group(0..ranks, &vec![1.0; ranks])], 0, 1e-10);
         }
+    }
+}
+
+/// Blocks of rows, as samplers have them: ops that treat each row alone need no collective.
+#[test]
+fn ops_on_blocks_of_a_split_product_are_local() {
+    let make = |_: &[usize]| {
+        small_task(&|b, x| {
+            let w = weight(b, "w", 0, DType::F32, [32, 48, 1, 1]);
+            let y = product(b, w, x);
+            let rows = b.reshape(y, [6, 8, 4, 1]).unwrap();
+            let soft = b.node(SoftMax { scale: 2.0, max_bias: 0.0 }, &[Some(rows)]).unwrap();
+            let sums = b.node(Reduce::Cumsum, &[Some(soft)]).unwrap();
+            let best = OutputSpec { dtype: DType::I32, ne: [1, 8, 4, 1] };
+            let best = b.node_as(Sort::TopK, &[Some(rows)], best).unwrap();
+            let order = b.node(Sort::Argsort { descending: true }, &[Some(rows)]).unwrap();
+            let tables = b.reshape(sums, [1, 6, 8, 4]).unwrap();
+            let mut all = sums;
+            for ids in [best, order] {
+                let found = b.node(Rows::GetRows, &[Some(tables), Some(ids)]).unwrap();
+                let ne = b.desc(ids).unwrap().ne();
+                let found = b.reshape(found, ne).unwrap();
+                all = b.node(Concat::Concat { dim: 0 }, &[Some(all), Some(found)]).unwrap();
+            }
+            all
+        })
+    };
+    for ranks in [2, 3] {
+        let groups = || vec![group(0..ranks, &vec![1.0; ranks])];
+        compare(&make, &[], groups(), 0, 1e-10);
+        let model = make(&[]);
+        let loaded = LoadedModel::new(&model, devices(ranks), groups(), 0, false);
+        assert!(!loaded.has_collectives(), "{ranks} ranks");
     }
 }
 
