@@ -12,6 +12,8 @@
 //! | `verify` | a plan | an error unless every access finds the right bytes, however the queues interleave |
 //! | `exec` | a plan | open queues, allocated arenas, submitted runs |
 //!
+//! Before any of this, [`planner`] predicts rates of a language model on measured devices, and chooses layers and groups.
+//!
 //! `copy_paths` records which device pairs copy without the host, `plan_report` prints plans and their memory needs, and
 //! `compare` runs a plan and a reference device side by side. The scheduler contains no kernels and no transport: both are
 //! behind [`Device`].
@@ -74,6 +76,7 @@ mod exec;
 mod memory;
 mod plan;
 mod plan_report;
+pub mod planner;
 mod split;
 mod task;
 pub mod tensor_group;
