@@ -7,6 +7,7 @@
 //! - Weights: [`placement`] assigns transformer blocks to devices. [`load`] allocates and uploads weights; [`load_by_digest`]
 //!   lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
+//! - Planning: [`plan`] measures devices and links, and lets fanout's planner choose the placement (`--plan`, `--auto`).
 //! - Servers: [`servers`] finds their addresses by names and in folders.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
@@ -24,6 +25,7 @@ pub mod load;
 pub mod load_by_digest;
 pub mod model;
 pub mod placement;
+pub mod plan;
 pub mod progress;
 pub mod recover;
 pub mod report;

@@ -6,6 +6,7 @@ use crate::compare::Comparison;
 use crate::console;
 use crate::hparams::HParams;
 use crate::link_traffic::Phase;
+use crate::plan::Plan;
 use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
@@ -54,13 +55,20 @@ pub fn run_program(
     if let Err(error) = &tokenizer {
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
-    let mut session = Session::new(args, file, gguf, hparams, prompt.as_ref().map_or(0, |prompt| prompt.tokens.len()))?;
+    let prompt_tokens = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
+    let planned = if args.plan || args.auto { Some(Plan::new(args, gguf, hparams, prompt_tokens)?) } else { None };
+    if let (true, Some(plan)) = (args.plan, &planned) {
+        return plan.write(args.json, out);
+    }
+    let predicted = planned.as_ref().map(Plan::rates);
+    let args = planned.as_ref().map_or(args, Plan::args);
+    let mut session = Session::new(args, file, gguf, hparams, prompt_tokens)?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
         return compare(&mut session, &prompt.tokens, out);
     }
     let load = session.load()?;
     let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
-    let totals = Report { load, ..Report::default() };
+    let totals = Report { load, predicted, ..Report::default() };
     let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), sampler, out, totals, busy: Vec::new() };
     match (prompt, conversation) {
         (Some(prompt), _) => {
@@ -194,8 +202,9 @@ impl Run<'_> {
 
     /// Writes the report.
     fn finish(mut self) -> anyhow::Result<()> {
-        let Report { prompt, tokens, load, prompt_time, decode_time, decoded, .. } = self.totals;
-        let mut report = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..self.session.report()? };
+        let Report { prompt, tokens, load, prompt_time, decode_time, decoded, predicted, .. } = self.totals;
+        let measured = Report { prompt, tokens, load, prompt_time, decode_time, decoded, ..self.session.report()? };
+        let mut report = Report { predicted, ..measured };
         for (device, busy) in report.devices.iter_mut().zip(self.busy) {
             [device.prompt_time, device.decode_time] = busy;
         }

@@ -33,14 +33,18 @@ use std::time::{Duration, Instant};
 const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Opens devices by name, with the options of the command line.
-struct DeviceOpener {
+pub struct DeviceOpener {
     registry: Registry,
     options: Options,
     servers: Servers,
 }
 
 impl DeviceOpener {
-    fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
+    /// Reads the keys, and lists the servers.
+    ///
+    /// # Errors
+    /// A file of a key or certificate, or a name or folder of servers, that cannot be read.
+    pub fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
         let (key, certificate) = match (&args.cert, &args.key, &args.ca) {
             (Some(cert), Some(key), Some(ca)) => (None, Some(Certificate::read_files(cert, key, ca)?)),
             (_, key, _) => (key.as_deref().map(SecretKey::read_file).transpose()?, None),
@@ -59,7 +63,10 @@ impl DeviceOpener {
     }
 
     /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
-    fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    ///
+    /// # Errors
+    /// A device that cannot be opened.
+    pub fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
         let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));

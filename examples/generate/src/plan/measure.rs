@@ -1,0 +1,237 @@
+//! Measuring devices and links for the planner: products with weights of the model's type, small nodes, and small and large copies.
+//! Devices are measured one after another, each for about a second.
+
+use crate::hparams::HParams;
+use anyhow::Context;
+use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, MemoryBudget, Program, Queue, Region};
+use fanout::graph::{Builder, Graph};
+use fanout::ops::binary::Binary;
+use fanout::ops::mul_mat::MulMat;
+use fanout::sched::planner::{DeviceSpeed, Host, Link, Machine};
+use fanout::tensor::DType;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of the weights that are read with one column, and free memory permitting. More than most caches hold: a model is read from
+/// memory.
+const READ_BYTES: u64 = 128 << 20;
+
+/// Multiply-adds of a product with many columns.
+const MULTIPLY_ADDS: usize = 1 << 30;
+
+/// Its columns.
+const COLUMNS: usize = 64;
+
+/// Nodes in a row, by which the time of one is measured.
+const NODES: usize = 64;
+
+/// How long repeated runs go on, and the most of them.
+const RUN_TIME: Duration = Duration::from_millis(100);
+const MAX_RUNS: usize = 1000;
+
+/// Time limit of the runs that are submitted together.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The byte that fills weights and columns: as codes and as scales of every type a number that is neither 0 nor subnormal. Pages that
+/// were never written would share one page of zeros, which stays in the cache.
+const FILL: u8 = 0x11;
+
+/// Copies in a row between two servers.
+const PEER_COPIES: usize = 8;
+
+/// The link between devices of one host. Not measured: ranks of a group poll for each other, and copies stay in memory.
+const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
+
+/// Measures all devices, the links to their servers and between these. `report` gets a line for each.
+///
+/// # Errors
+/// A device that fails, cannot multiply weights of this type, or has no free memory.
+pub(super) fn measure(
+    devices: &[Arc<dyn Device>],
+    weight: DType,
+    hparams: &HParams,
+    report: &dyn Fn(String),
+) -> anyhow::Result<Machine> {
+    // By server: its first device.
+    let mut servers: Vec<(String, &Arc<dyn Device>)> = Vec::new();
+    for device in devices {
+        if let Some(stats) = device.link_stats()
+            && !servers.iter().any(|(endpoint, _)| *endpoint == stats.endpoint)
+        {
+            servers.push((stats.endpoint, device));
+        }
+    }
+    let mut links = Vec::new();
+    for (endpoint, device) in &servers {
+        let speed = LinkSpeed::measure(&***device)?;
+        let speed = speed.with_context(|| format!("{endpoint} has no free memory to measure the link"))?;
+        let bandwidth = speed.to_device.min(speed.from_device);
+        let link = Link { round_trip: speed.round_trip.as_secs_f64(), bandwidth };
+        report(format!("{endpoint}: {}", link_text(&link)));
+        links.push(link);
+    }
+    let mut peers = vec![vec![None; servers.len()]; servers.len()];
+    for a in 0..servers.len() {
+        for b in a + 1..servers.len() {
+            let link = peer_link(&**servers[a].1, &**servers[b].1, &links[b])?;
+            if let Some(link) = &link {
+                report(format!("{} and {}: {}", servers[a].0, servers[b].0, link_text(link)));
+            }
+            (peers[a][b], peers[b][a]) = (link, link);
+        }
+    }
+    let mut speeds = Vec::new();
+    for device in devices {
+        let endpoint = device.link_stats().map(|stats| stats.endpoint);
+        let server = endpoint.and_then(|endpoint| servers.iter().position(|(name, _)| *name == endpoint));
+        let (host, round_trip) = match server {
+            Some(server) => (Host::Server(server), links[server].round_trip),
+            None => (Host::Client, 0.0),
+        };
+        let name = &device.info().name;
+        let speed = device_speed(&**device, host, round_trip, weight, hparams.width);
+        let speed = speed.with_context(|| format!("measuring {name}"))?;
+        report(format!(
+            "{name}: reads {:.1} GB/s of {weight}, {:.0} G multiply-adds/s; {:.1} us for a node, {:.0} us for a run",
+            speed.read_rate / 1e9,
+            speed.multiply_rate / 1e9,
+            speed.node_time * 1e6,
+            speed.run_time * 1e6
+        ));
+        speeds.push(speed);
+    }
+    Ok(Machine::new(speeds, links, peers, WITHIN_HOST)?)
+}
+
+fn link_text(link: &Link) -> String {
+    format!("round trip {:.0} us, {:.0} MB/s", link.round_trip * 1e6, link.bandwidth / 1e6)
+}
+
+/// Measures one device. Its weights are not uploaded: a slow link would take minutes. A device repacks weights before a product
+/// reads them, so the first run of each program is not counted.
+fn device_speed(
+    device: &dyn Device,
+    host: Host,
+    round_trip: f64,
+    weight: DType,
+    width: usize,
+) -> anyhow::Result<DeviceSpeed> {
+    let info = device.info();
+    let free = device.memory()?.free;
+    let k = width.next_multiple_of(weight.block_len());
+    let row_bytes = weight.row_bytes(k).context("the width of the model is too large")?;
+    let rows = |bytes: u64| (bytes / row_bytes as u64).max(1) as usize;
+    let read_rows = rows(READ_BYTES.min(free / 4).min(info.max_buffer / 2));
+    let many_rows = (MULTIPLY_ADDS / COLUMNS / k).clamp(1, read_rows);
+    let mut bench = Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device };
+
+    let (one_node, latency) = bench.time_per_run(chain(width, 1)?)?;
+    let (many_nodes, _) = bench.time_per_run(chain(width, NODES)?)?;
+    let node_time = ((many_nodes - one_node) / (NODES - 1) as f64).max(0.0);
+    // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs.
+    let run_time = (latency - round_trip).max(one_node - node_time).max(0.0);
+    let (read, _) = bench.time_per_run(product(weight, k, read_rows, 1)?)?;
+    let (multiply, _) = bench.time_per_run(product(weight, k, many_rows, COLUMNS)?)?;
+    // A measured time is never less than the fixed one by more than its noise.
+    let without_fixed = |time: f64| (time - one_node).max(time / 2.0);
+    let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
+    Ok(DeviceSpeed {
+        name: info.name.clone(),
+        host,
+        read_rate: (read_rows * row_bytes) as f64 / without_fixed(read),
+        multiply_rate: (k * many_rows * COLUMNS) as f64 / without_fixed(multiply),
+        node_time,
+        run_time,
+        free,
+        collectives,
+    })
+}
+
+/// A product of `[k, rows]` weights with `columns` columns.
+fn product(weight: DType, k: usize, rows: usize, columns: usize) -> anyhow::Result<Graph> {
+    let mut b = Builder::new();
+    let weights = b.leaf(weight, [k, rows, 1, 1])?;
+    let x = b.leaf(DType::F32, [k, columns, 1, 1])?;
+    b.node(MulMat::PLAIN, &[Some(weights), Some(x)])?;
+    Ok(b.build()?)
+}
+
+/// `nodes` sums of `width` elements, each of which reads the one before it.
+fn chain(width: usize, nodes: usize) -> anyhow::Result<Graph> {
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [width, 1, 1, 1])?;
+    let mut sum = x;
+    for _ in 0..nodes {
+        sum = b.node(Binary::Add, &[Some(sum), Some(x)])?;
+    }
+    Ok(b.build()?)
+}
+
+/// Times programs on a queue of a device.
+struct Bench<'a> {
+    queue: Box<dyn Queue>,
+    device: &'a dyn Device,
+}
+
+impl Bench<'_> {
+    /// Seconds per run of a graph when runs are submitted one behind another, and seconds from the submission of a single run to its
+    /// end.
+    fn time_per_run(&mut self, graph: Graph) -> anyhow::Result<(f64, f64)> {
+        let bytes = graph.slot_sizes().first().copied().unwrap_or(0) as u64;
+        let buffer = self.device.alloc(bytes, &MemoryBudget::new(u64::MAX))?;
+        let program = self.device.prepare(Arc::new(graph))?;
+        self.queue.fill(buffer.whole(), FILL)?;
+        let bindings: Arc<[Region]> = Arc::new([buffer.whole()]);
+        self.time(&program, &bindings, 1)?;
+        let one = self.time(&program, &bindings, 1)?.min(self.time(&program, &bindings, 1)?);
+        let count = (RUN_TIME.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
+        // The difference leaves out the round trip that ends a measurement.
+        let many = self.time(&program, &bindings, count)?;
+        Ok((((many - one) / (count - 1) as f64).max(1e-9), one))
+    }
+
+    fn time(&mut self, program: &Program, bindings: &Arc<[Region]>, count: usize) -> Result<f64, DeviceError> {
+        let began = Instant::now();
+        for _ in 0..count {
+            self.queue.run(program, bindings)?;
+        }
+        self.queue.mark().wait(Some(Instant::now() + TIMEOUT))?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+}
+
+/// The link between two servers, by copies back and forth, each of which waits for the one before it; `None` if the servers cannot
+/// connect to each other. `client` is the link to one of them, by which the size of the copies is chosen.
+fn peer_link(a: &dyn Device, b: &dyn Device, client: &Link) -> anyhow::Result<Option<Link>> {
+    if !a.copies_from(b.info()) || !b.copies_from(a.info()) {
+        return Ok(None);
+    }
+    let large = (client.bandwidth * 0.02).clamp(65_536.0, 4_194_304.0) as u64;
+    let budget = MemoryBudget::new(u64::MAX);
+    let buffers = [a.alloc(large, &budget)?, b.alloc(large, &budget)?];
+    let mut queues = [a.queue(&budget)?, b.queue(&budget)?];
+    let mut time = |bytes: u64, copies: usize| -> Result<Option<f64>, DeviceError> {
+        let regions = [buffers[0].region(0, bytes)?, buffers[1].region(0, bytes)?];
+        let (began, mut after) = (Instant::now(), None);
+        for at in 0..copies {
+            let (from, to) = (at % 2, (at + 1) % 2);
+            let copied = queues[to].copy_from(regions[from].clone(), regions[to].clone(), after.as_ref())?;
+            if copied == CopyOutcome::Unreachable {
+                return Ok(None);
+            }
+            after = Some(queues[to].mark());
+        }
+        after.map_or(Ok(()), |last| last.wait(Some(Instant::now() + TIMEOUT)))?;
+        Ok(Some(began.elapsed().as_secs_f64()))
+    };
+    let mut per_copy = |bytes: u64| -> Result<Option<f64>, DeviceError> {
+        // The first copy opens the connection.
+        let (Some(_), Some(two), Some(many)) = (time(bytes, 2)?, time(bytes, 2)?, time(bytes, 2 + PEER_COPIES)?) else {
+            return Ok(None);
+        };
+        Ok(Some(((many - two) / PEER_COPIES as f64).max(1e-9)))
+    };
+    let (Some(small), Some(large_time)) = (per_copy(4)?, per_copy(large)?) else { return Ok(None) };
+    let sending = (large_time - small).max(1e-6);
+    Ok(Some(Link { round_trip: 2.0 * small, bandwidth: large as f64 / sending }))
+}
