@@ -55,6 +55,8 @@
 
 mod candidates;
 mod cost;
+#[cfg(test)]
+mod fan_out_table;
 mod machine;
 #[cfg(test)]
 mod simulator;
