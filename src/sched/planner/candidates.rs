@@ -202,7 +202,7 @@ impl Costs<'_> {
         let batch = self.decode_batch(stages);
         let times = ranks.iter().map(|&device| {
             let fixed = self.mean.nodes * self.machine.devices()[device].node_time;
-            (fixed, (self.blocks_time(&[device], &[1.0], &self.mean, &batch) - fixed).max(f64::MIN_POSITIVE))
+            (fixed, (self.blocks_time((&[device], &[1.0]), ranks, &self.mean, &batch) - fixed).max(f64::MIN_POSITIVE))
         });
         let times: Vec<(f64, f64)> = times.collect();
         let (fixed, speed) =
@@ -233,8 +233,10 @@ impl Costs<'_> {
             Balance::Prompt => Batch::prompt(self.workload),
             _ => self.decode_batch(groups.len()),
         };
-        let time: Vec<f64> =
-            groups.iter().map(|group| self.blocks_time(&group.devices, &group.shares, &self.mean, &batch)).collect();
+        let time: Vec<f64> = groups
+            .iter()
+            .map(|group| self.blocks_time((&group.devices, &group.shares), &group.devices, &self.mean, &batch))
+            .collect();
         let room: Vec<usize> = (0..groups.len()).map(|at| self.room(groups, at)).collect();
         if room.contains(&0) || room.iter().sum::<usize>() < total {
             return None;

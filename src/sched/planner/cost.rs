@@ -190,28 +190,41 @@ impl<'a> Costs<'a> {
         if ranks == 1 { 1.0 } else { share.max(1.0 / self.model.kv_heads as f64) }
     }
 
-    /// Seconds of a rank for the nodes of some blocks.
+    /// Seconds of a rank for products and attention of some blocks.
     ///
     /// - Products: roofline of reading the weights once, and of computing all columns. Of the experts, each token reads its own,
     ///   until all have been read.
     /// - Attention: roofline of reading keys and values, once per sequence, and of computing scores and sums (two products of
     ///   `width` per position and token).
-    /// - Each node: a fixed time, on each rank, whatever its share.
-    fn rank_time(&self, device: usize, shares: (f64, f64), sums: &BlockSums, batch: &Batch) -> f64 {
-        let (device, (share, kv_share), columns) = (self.device(device), shares, batch.columns());
+    fn rank_time(&self, rates: (f64, f64), shares: (f64, f64), sums: &BlockSums, batch: &Batch) -> f64 {
+        let ((read_rate, multiply_rate), (share, kv_share), columns) = (rates, shares, batch.columns());
         let read = sums.dense + sums.experts.min(sums.routed * columns);
-        let products =
-            (share * read / device.read_rate).max(share * columns * sums.multiply_adds / device.multiply_rate);
+        let products = (share * read / read_rate).max(share * columns * sums.multiply_adds / multiply_rate);
         let kv_read = batch.sequences * batch.positions * sums.kv_bytes;
         let scores = 2.0 * columns * batch.positions * self.model.width as f64 * sums.blocks;
-        let attention = (kv_share * kv_read / device.read_rate).max(share * scores / device.multiply_rate);
-        products + attention + sums.nodes * device.node_time
+        products + (kv_share * kv_read / read_rate).max(share * scores / multiply_rate)
     }
 
-    /// Seconds of a stage for some blocks: the slowest rank, and the all-reduces.
-    pub(super) fn blocks_time(&self, devices: &[usize], shares: &[f64], sums: &BlockSums, batch: &Batch) -> f64 {
+    /// Read rate and multiply rate of a device beside `working` ones: those of its host leave it a part.
+    fn rates(&self, device: usize, working: &[usize]) -> (f64, f64) {
+        let speed = self.device(device);
+        let is_neighbour = |&other: &usize| other != device && self.device(other).host == speed.host;
+        let part = if working.iter().any(is_neighbour) { speed.together } else { 1.0 };
+        (part * speed.read_rate, part * speed.multiply_rate)
+    }
+
+    /// Seconds of a stage for some blocks: the slowest rank, and the all-reduces. `working`: the devices that work at the same time.
+    pub(super) fn blocks_time(
+        &self,
+        (devices, shares): (&[usize], &[f64]),
+        working: &[usize],
+        sums: &BlockSums,
+        batch: &Batch,
+    ) -> f64 {
         let rank = |(&device, &share): (&usize, &f64)| {
-            self.rank_time(device, (share, self.kv_share(share, devices.len())), sums, batch)
+            let (rates, shares) = (self.rates(device, working), (share, self.kv_share(share, devices.len())));
+            // A node has a fixed time on each rank, whatever its share.
+            self.rank_time(rates, shares, sums, batch) + sums.nodes * self.device(device).node_time
         };
         let slowest = devices.iter().zip(shares).map(rank).fold(0.0, f64::max);
         if devices.len() == 1 {
@@ -231,27 +244,30 @@ impl<'a> Costs<'a> {
     }
 
     /// Seconds of the product with the output weights for `rows` tokens, split by vocabulary.
-    fn output_time(&self, stage: &Stage, rows: f64) -> f64 {
+    fn output_time(&self, stage: &Stage, working: &[usize], rows: f64) -> f64 {
         if rows == 0.0 {
             return 0.0;
         }
         let (bytes, rows) = (self.model.output_bytes as f64, rows * (self.model.width * self.model.vocabulary) as f64);
         let rank = |(&device, &share): (&usize, &f64)| {
-            let device = self.device(device);
-            (share * bytes / device.read_rate).max(share * rows / device.multiply_rate)
+            let (read_rate, multiply_rate) = self.rates(device, working);
+            (share * bytes / read_rate).max(share * rows / multiply_rate)
         };
         stage.devices.iter().zip(&stage.shares).map(rank).fold(0.0, f64::max)
     }
 
-    /// One batch on its way through the stages. `rows`: tokens of which the output is computed and returned.
-    fn pass(&self, stages: &[Stage], batch: &Batch, rows: f64) -> Pass {
+    /// One batch on its way through the stages. `rows`: tokens of which the output is computed and returned. `in_flight`: batches in
+    /// flight; with several, all stages work at the same time.
+    fn pass(&self, stages: &[Stage], batch: &Batch, rows: f64, in_flight: u32) -> Pass {
         let last = stages.len().saturating_sub(1);
+        let all: Vec<usize> = stages.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
         let mut pass =
             Pass { latency: 0.0, busy: Vec::new(), all_reduces: Vec::new(), copies: self.machine.idle_interfaces() };
         for (number, stage) in stages.iter().enumerate() {
             let sums = self.sums(&stage.blocks);
-            let blocks = self.blocks_time(&stage.devices, &stage.shares, &sums, batch);
-            let output = if number == last { self.output_time(stage, rows) } else { 0.0 };
+            let working = if in_flight > 1 { &all } else { &stage.devices };
+            let blocks = self.blocks_time((&stage.devices, &stage.shares), working, &sums, batch);
+            let output = if number == last { self.output_time(stage, working, rows) } else { 0.0 };
             pass.busy.push(self.run_time(&stage.devices) + blocks + output);
             let each = self.machine.all_reduce(&stage.devices, self.hidden_bytes(batch)).interfaces;
             let count = if stage.devices.len() > 1 { sums.blocks * ALL_REDUCES_PER_BLOCK } else { 0.0 };
@@ -309,7 +325,7 @@ impl<'a> Costs<'a> {
         let mut round = Round::default();
         for (count, size) in sizes.into_iter().filter(|&(count, _)| count > 0) {
             let size = f64::from(size);
-            round.add(f64::from(count), &self.pass(stages, &Batch::decode(self.workload, size), size));
+            round.add(f64::from(count), &self.pass(stages, &Batch::decode(self.workload, size), size, groups));
         }
         (round.time(), round.busy)
     }
@@ -319,7 +335,8 @@ impl<'a> Costs<'a> {
     fn prompt_time(&self, stages: &[Stage]) -> f64 {
         let batch = Batch::prompt(self.workload);
         let (count, _) = self.workload.micro_batches();
-        let (each, last) = (self.pass(stages, &batch, 0.0), self.pass(stages, &batch, 1.0));
+        let in_flight = self.workload.depth.min(count as u32);
+        let (each, last) = (self.pass(stages, &batch, 0.0, in_flight), self.pass(stages, &batch, 1.0, in_flight));
         let mut round = Round::default();
         round.add(1.0, &each);
         let interval = round.slowest().max(each.latency / f64::from(self.workload.depth));

@@ -59,6 +59,7 @@ fn machine(count: usize, device: (f64, f64, f64, f64, u64, bool), link: (&str, f
         multiply_rate,
         node_time,
         run_time,
+        together: 1.0,
         free,
         collectives,
     };

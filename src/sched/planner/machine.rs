@@ -39,6 +39,9 @@ pub struct DeviceSpeed {
     pub node_time: f64,
     /// Fixed time of a run of a program in seconds: its submission.
     pub run_time: f64,
+    /// The part of both rates that remains while the other devices of its host work, too: less than 1 if they share cores or the
+    /// bandwidth of memory, as CPU devices do.
+    pub together: f64,
     /// Bytes that can be allocated.
     pub free: u64,
     /// Whether it runs collective nodes. A tensor group of such devices, all of the client or all of servers with links to each
@@ -117,6 +120,7 @@ impl Machine {
             let [rate, time] = [|x: f64| x > 0.0, |x: f64| x >= 0.0];
             check(&device.name, "the read rate", device.read_rate, rate)?;
             check(&device.name, "the multiply rate", device.multiply_rate, rate)?;
+            check(&device.name, "the part that remains together", device.together, |x| x > 0.0 && x <= 1.0)?;
             check(&device.name, "the time of a node", device.node_time, time)?;
             check(&device.name, "the time of a run", device.run_time, time)?;
             if let Host::Server(server) = device.host

@@ -18,6 +18,9 @@
 //! stages and back to the client. One group alone keeps one stage busy at a time. `g` groups take turns, so a round of all groups
 //! takes the longest of: the latency of one step; `g` times the slowest stage; `g` times the slowest copy between stages.
 //!
+//! *Shared cores.* Devices of one host that work at the same time, as ranks of a group or as stages with several batches in flight,
+//! keep only a measured part of their rates.
+//!
 //! *Tensor group.* Every rank reads its share of the weights at the same time, and takes part in two all-reduces per block.
 //!
 //! # Example
@@ -31,6 +34,7 @@
 //!     multiply_rate: 1e12,
 //!     node_time: 5e-6,
 //!     run_time: 20e-6,
+//!     together: 1.0,
 //!     free: 16 << 30,
 //!     collectives: true,
 //! };
@@ -93,8 +97,10 @@ pub enum PlannerError {
     /// No devices, or more than [`MAX_DEVICES`].
     #[error("a plan needs 1 to {MAX_DEVICES} devices, got {0}: leave out the slowest")]
     Devices(usize),
-    /// A rate that is not positive, a time that is negative, or either not finite.
-    #[error("{what} of {of} is {value}: a rate must be above 0, a time at least 0, and both finite")]
+    /// A rate that is not positive, a part outside of 0 to 1, a time that is negative, or a number that is not finite.
+    #[error(
+        "{what} of {of} is {value}: a rate must be above 0, a part above 0 and at most 1, a time at least 0, and all finite"
+    )]
     Value {
         /// The device or link.
         of: String,

@@ -5,8 +5,18 @@ use super::simulator::Simulation;
 use super::*;
 
 fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64) -> DeviceSpeed {
-    let (node_time, run_time, free, collectives) = (0.0, 0.0, 1 << 40, true);
-    DeviceSpeed { name: name.to_owned(), host, read_rate, multiply_rate, node_time, run_time, free, collectives }
+    let (node_time, run_time, together, free, collectives) = (0.0, 0.0, 1.0, 1 << 40, true);
+    DeviceSpeed {
+        name: name.to_owned(),
+        host,
+        read_rate,
+        multiply_rate,
+        node_time,
+        run_time,
+        together,
+        free,
+        collectives,
+    }
 }
 
 fn link(round_trip: f64, bandwidth: f64) -> Link {
@@ -178,6 +188,23 @@ fn terms_of_a_tensor_group_are_those_by_hand() {
     assert!(near(got, 0.05 + 20.0 * 8e-6), "{got}");
 }
 
+/// Two devices of one host that keep half of their rates while both work.
+#[test]
+fn shared_cores_count_where_devices_work_at_the_same_time() {
+    let device = |at: usize| DeviceSpeed { together: 0.5, ..device(&at.to_string(), Host::Client, 10e9, 1e15) };
+    let machine = machine((0..2).map(device).collect(), &[], None);
+    let halves = layers(&[(0, 5), (1, 5)]);
+    let of = |stages: &[Stage], workload: &Workload| predict(&machine, &model(), workload, stages).unwrap();
+    assert!(near(of(&layers(&[(0, 10)]), &workload()).step_time, 0.1));
+    // Half of the bytes at half of the rate.
+    assert!((of(&[tensor(&[0, 1], 10)], &workload()).step_time - 0.1).abs() < 1e-5);
+    // One sequence uses one stage at a time; two groups, and four micro-batches of the prompt, use both.
+    assert!((of(&halves, &workload()).step_time - 0.1).abs() < 1e-5);
+    let two = of(&halves, &Workload { sequences: 2, max_groups: 2, ..workload() });
+    assert!(two.groups == 1 && (two.step_time - 0.1).abs() < 1e-5, "a second group gains nothing: {two:?}");
+    assert!((of(&halves, &workload()).prompt_time - 5.0 * 0.1).abs() < 1e-4);
+}
+
 #[test]
 fn memory_counts_weights_cache_and_results() {
     let mut model = ModelSizes { embedding_bytes: 1000, output_bytes: 1000, tied: true, scratch_bytes: 10, ..model() };
@@ -226,6 +253,7 @@ fn invalid_machines_and_workloads_are_rejected() {
     let value = |what, value| Err(PlannerError::Value { of: "a".to_owned(), what, value });
     assert_eq!(made(good()), Ok(()));
     assert_eq!(made(DeviceSpeed { read_rate: 0.0, ..good() }), value("the read rate", 0.0));
+    assert_eq!(made(DeviceSpeed { together: 1.5, ..good() }), value("the part that remains together", 1.5));
     assert_eq!(made(DeviceSpeed { node_time: -1.0, ..good() }), value("the time of a node", -1.0));
     assert!(made(DeviceSpeed { multiply_rate: f64::NAN, ..good() }).is_err());
     let unknown = PlannerError::UnknownServer { device: "a".to_owned(), server: 0, servers: 0 };
@@ -304,6 +332,7 @@ fn scenario(seed: u64) -> (Machine, ModelSizes, Workload) {
             multiply_rate: read_rate * between(10.0, 200.0),
             node_time: between(5e-7, 1e-5),
             run_time: between(1e-5, 2e-4),
+            together: 1.0,
             free: between(2e9, 2e11) as u64,
             collectives: between(1.0, 10.0) < 7.0,
         }

@@ -1,8 +1,8 @@
 //! Measuring devices and links for the planner: products with weights of the model's type, small nodes, and small and large copies.
-//! Devices are measured one after another, each for about a second.
+//! Devices are measured one after another, each for about a second, and then the CPU devices of each host together.
 
 use crate::hparams::HParams;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, MemoryBudget, Program, Queue, Region};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::binary::Binary;
@@ -12,9 +12,13 @@ use fanout::tensor::DType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the weights that are read with one column, and free memory permitting. More than most caches hold: a model is read from
+/// Bytes of the weights that are read with one column, free memory permitting. More than most caches hold: a model is read from
 /// memory.
-const READ_BYTES: u64 = 128 << 20;
+const READ_BYTES: u64 = 64 << 20;
+
+/// The number of rows of these weights is a multiple of this, as in models: CPU devices repack whole panels of interleaved rows, and
+/// read others at 0.6 of the speed.
+const ROW_MULTIPLE: usize = 256;
 
 /// Multiply-adds of a product with many columns.
 const MULTIPLY_ADDS: usize = 1 << 30;
@@ -25,9 +29,11 @@ const COLUMNS: usize = 64;
 /// Nodes in a row, by which the time of one is measured.
 const NODES: usize = 64;
 
-/// How long repeated runs go on, and the most of them.
-const RUN_TIME: Duration = Duration::from_millis(100);
+/// How long a batch of runs takes about, the most runs of it, and the batches of which the median counts: other programs disturb single
+/// ones.
+const BATCH_TIME: Duration = Duration::from_millis(50);
 const MAX_RUNS: usize = 1000;
+const BATCHES: usize = 5;
 
 /// Time limit of the runs that are submitted together.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -100,15 +106,44 @@ pub(super) fn measure(
         ));
         speeds.push(speed);
     }
+    for at in 0..devices.len() {
+        let neighbours = (0..devices.len()).filter(|&other| speeds[other].host == speeds[at].host);
+        let cpus: Vec<usize> = neighbours.filter(|&other| devices[other].info().kind == DeviceKind::Cpu).collect();
+        // Once for each host, at its first CPU device.
+        if cpus.first() != Some(&at) || cpus.len() < 2 {
+            continue;
+        }
+        let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, hparams.width)?;
+        for (&cpu, rate) in cpus.iter().zip(rates) {
+            speeds[cpu].together = (rate / speeds[cpu].read_rate).min(1.0);
+            report(format!("{}: {:.2} of that beside the other CPU devices", speeds[cpu].name, speeds[cpu].together));
+        }
+    }
     Ok(Machine::new(speeds, links, peers, WITHIN_HOST)?)
+}
+
+/// By device: bytes of weights per second that it reads while the others do, too.
+fn rates_together<'a>(
+    devices: impl Iterator<Item = &'a dyn Device>,
+    weight: DType,
+    width: usize,
+) -> anyhow::Result<Vec<f64>> {
+    let devices: Vec<_> = devices.collect();
+    std::thread::scope(|scope| {
+        let run =
+            |&device| scope.spawn(move || Bench::new(device)?.read_rate(&Weights::for_device(device, weight, width)?));
+        let running: Vec<_> = devices.iter().map(run).collect();
+        let joined =
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))));
+        joined.collect()
+    })
 }
 
 fn link_text(link: &Link) -> String {
     format!("round trip {:.0} us, {:.0} MB/s", link.round_trip * 1e6, link.bandwidth / 1e6)
 }
 
-/// Measures one device. Its weights are not uploaded: a slow link would take minutes. A device repacks weights before a product
-/// reads them, so the first run of each program is not counted.
+/// Measures one device. Its weights are not uploaded: a slow link would take minutes.
 fn device_speed(
     device: &dyn Device,
     host: Host,
@@ -116,35 +151,49 @@ fn device_speed(
     weight: DType,
     width: usize,
 ) -> anyhow::Result<DeviceSpeed> {
-    let info = device.info();
-    let free = device.memory()?.free;
-    let k = width.next_multiple_of(weight.block_len());
-    let row_bytes = weight.row_bytes(k).context("the width of the model is too large")?;
-    let rows = |bytes: u64| (bytes / row_bytes as u64).max(1) as usize;
-    let read_rows = rows(READ_BYTES.min(free / 4).min(info.max_buffer / 2));
-    let many_rows = (MULTIPLY_ADDS / COLUMNS / k).clamp(1, read_rows);
-    let mut bench = Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device };
-
+    let (info, free) = (device.info(), device.memory()?.free);
+    let weights = Weights::for_device(device, weight, width)?;
+    let mut bench = Bench::new(device)?;
     let (one_node, latency) = bench.time_per_run(chain(width, 1)?)?;
     let (many_nodes, _) = bench.time_per_run(chain(width, NODES)?)?;
     let node_time = ((many_nodes - one_node) / (NODES - 1) as f64).max(0.0);
     // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs.
     let run_time = (latency - round_trip).max(one_node - node_time).max(0.0);
-    let (read, _) = bench.time_per_run(product(weight, k, read_rows, 1)?)?;
-    let (multiply, _) = bench.time_per_run(product(weight, k, many_rows, COLUMNS)?)?;
-    // A measured time is never less than the fixed one by more than its noise.
-    let without_fixed = |time: f64| (time - one_node).max(time / 2.0);
     let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
     Ok(DeviceSpeed {
         name: info.name.clone(),
         host,
-        read_rate: (read_rows * row_bytes) as f64 / without_fixed(read),
-        multiply_rate: (k * many_rows * COLUMNS) as f64 / without_fixed(multiply),
+        read_rate: bench.read_rate(&weights)?,
+        multiply_rate: bench.multiply_rate(&weights)?,
         node_time,
         run_time,
+        together: 1.0,
         free,
         collectives,
     })
+}
+
+/// The weights of the products that a device runs.
+struct Weights {
+    dtype: DType,
+    /// Elements of a row, and bytes.
+    k: usize,
+    row_bytes: usize,
+    /// Rows of the product of one column, and of the product of many.
+    read_rows: usize,
+    multiply_rows: usize,
+}
+
+impl Weights {
+    fn for_device(device: &dyn Device, dtype: DType, width: usize) -> anyhow::Result<Weights> {
+        let k = width.next_multiple_of(dtype.block_len());
+        let row_bytes = dtype.row_bytes(k).context("the width of the model is too large")?;
+        let rows = |rows: usize| (rows / ROW_MULTIPLE).max(1) * ROW_MULTIPLE;
+        let bytes = READ_BYTES.min(device.memory()?.free / 4).min(device.info().max_buffer / 2);
+        let read_rows = rows(usize::try_from(bytes).unwrap_or(usize::MAX) / row_bytes);
+        let multiply_rows = rows(MULTIPLY_ADDS / COLUMNS / k).min(read_rows);
+        Ok(Weights { dtype, k, row_bytes, read_rows, multiply_rows })
+    }
 }
 
 /// A product of `[k, rows]` weights with `columns` columns.
@@ -173,31 +222,60 @@ struct Bench<'a> {
     device: &'a dyn Device,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    fn new(device: &'a dyn Device) -> anyhow::Result<Bench<'a>> {
+        Ok(Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device })
+    }
+
+    /// Bytes of weights per second of products of one column.
+    fn read_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
+        let Weights { dtype, k, row_bytes, read_rows, .. } = *weights;
+        let (time, _) = self.time_per_run(product(dtype, k, read_rows, 1)?)?;
+        Ok((read_rows * row_bytes) as f64 / time)
+    }
+
+    /// Multiply-adds per second of products of many columns.
+    fn multiply_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
+        let Weights { dtype, k, multiply_rows, .. } = *weights;
+        let (time, _) = self.time_per_run(product(dtype, k, multiply_rows, COLUMNS)?)?;
+        Ok((k * multiply_rows * COLUMNS) as f64 / time)
+    }
+
     /// Seconds per run of a graph when runs are submitted one behind another, and seconds from the submission of a single run to its
     /// end.
     fn time_per_run(&mut self, graph: Graph) -> anyhow::Result<(f64, f64)> {
         let bytes = graph.slot_sizes().first().copied().unwrap_or(0) as u64;
         let buffer = self.device.alloc(bytes, &MemoryBudget::new(u64::MAX))?;
-        let program = self.device.prepare(Arc::new(graph))?;
         self.queue.fill(buffer.whole(), FILL)?;
         let bindings: Arc<[Region]> = Arc::new([buffer.whole()]);
+        let program = self.device.prepare(Arc::new(graph))?;
+        // The first run may compile, and repacks the weights.
         self.time(&program, &bindings, 1)?;
-        let one = self.time(&program, &bindings, 1)?.min(self.time(&program, &bindings, 1)?);
-        let count = (RUN_TIME.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
-        // The difference leaves out the round trip that ends a measurement.
-        let many = self.time(&program, &bindings, count)?;
-        Ok((((many - one) / (count - 1) as f64).max(1e-9), one))
+        let one = median(&mut self.times(&program, &bindings, 1)?);
+        let count = (BATCH_TIME.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
+        // The difference leaves out the round trip that ends a batch.
+        let many = median(&mut self.times(&program, &bindings, 1 + count)?);
+        Ok((((many - one) / count as f64).max(1e-9), one))
+    }
+
+    fn times(&mut self, program: &Program, bindings: &Arc<[Region]>, count: usize) -> Result<Vec<f64>, DeviceError> {
+        (0..BATCHES).map(|_| self.time(program, bindings, count)).collect()
     }
 
     fn time(&mut self, program: &Program, bindings: &Arc<[Region]>, count: usize) -> Result<f64, DeviceError> {
         let began = Instant::now();
         for _ in 0..count {
-            self.queue.run(program, bindings)?;
+            // As the scheduler runs a token on devices of this process: on the caller's thread.
+            self.queue.run_inline_or_submit(program, bindings, TIMEOUT)?;
         }
         self.queue.mark().wait(Some(Instant::now() + TIMEOUT))?;
         Ok(began.elapsed().as_secs_f64())
     }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 /// The link between two servers, by copies back and forth, each of which waits for the one before it; `None` if the servers cannot

@@ -95,20 +95,17 @@ impl Plan {
     }
 }
 
-/// Hazards of the measurement.
+/// Hazards of the measurement: servers whose CPU devices may be those of one machine.
 fn notes(devices: &[Arc<dyn Device>]) -> Vec<String> {
-    let endpoint = |device: &Arc<dyn Device>| device.link_stats().map(|stats| stats.endpoint);
     let is_cpu = |device: &&Arc<dyn Device>| device.info().kind == DeviceKind::Cpu;
-    let cpus: Vec<_> = devices.iter().filter(is_cpu).map(endpoint).collect();
-    let mut notes = Vec::new();
-    if cpus.iter().enumerate().any(|(at, host)| cpus[..at].contains(host)) {
-        notes.push(
-            "CPU devices of one machine share its memory bandwidth, and may share cores: each was measured alone, so together they \
-             may be slower"
-                .to_owned(),
-        );
+    let mut hosts: Vec<_> = Vec::new();
+    for host in devices.iter().filter(is_cpu).map(|device| device.link_stats().map(|stats| stats.endpoint)) {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
     }
-    notes
+    let note = "CPU devices of different servers are taken to share no cores: if these servers run on one machine, together they are slower";
+    if hosts.len() > 1 { vec![note.to_owned()] } else { Vec::new() }
 }
 
 /// The options of a run on the stages' devices, and whether `--rpc`, `--device`, `--mem` and `--threads` are as given.
@@ -197,8 +194,7 @@ mod tests {
         let groups = [stage(&[0, 1], &[0.5, 0.5], 0..4), stage(&[2], &[1.0], 4..6)];
         let both = Split::Tensor(vec![shares(Some(4.0), &[50.0, 50.0]), shares(Some(2.0), &[100.0])]);
         assert_eq!(chosen(list, &groups).0.split, Some(both));
-        assert_eq!(notes(&devices).len(), 1);
-        assert!(notes(&devices[1..]).is_empty());
+        assert!(notes(&devices).is_empty(), "all devices belong to this process");
     }
 
     #[test]

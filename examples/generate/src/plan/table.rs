@@ -20,6 +20,7 @@ impl Plan {
                 "name": device.name,
                 "read_bytes_s": device.read_rate,
                 "multiply_adds_s": device.multiply_rate,
+                "rates_together": device.together,
                 "node_s": device.node_time,
                 "run_s": device.run_time,
                 "free_bytes": device.free,
