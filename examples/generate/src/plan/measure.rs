@@ -79,7 +79,7 @@ pub(super) fn measure(
     let mut peers = vec![vec![None; servers.len()]; servers.len()];
     for a in 0..servers.len() {
         for b in a + 1..servers.len() {
-            let link = peer_link(&**servers[a].1, &**servers[b].1, &links[b])?;
+            let link = peer_link(&**servers[a].1, &**servers[b].1, [&links[a], &links[b]])?;
             if let Some(link) = &link {
                 report(format!("{} and {}: {}", servers[a].0, servers[b].0, link_text(link)));
             }
@@ -279,12 +279,12 @@ fn median(times: &mut [f64]) -> f64 {
 }
 
 /// The link between two servers, by copies back and forth, each of which waits for the one before it; `None` if the servers cannot
-/// connect to each other. `client` is the link to one of them, by which the size of the copies is chosen.
-fn peer_link(a: &dyn Device, b: &dyn Device, client: &Link) -> anyhow::Result<Option<Link>> {
+/// connect to each other. `clients` has the links to both, by which the size of the copies is chosen.
+fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Result<Option<Link>> {
     if !a.copies_from(b.info()) || !b.copies_from(a.info()) {
         return Ok(None);
     }
-    let large = (client.bandwidth * 0.02).clamp(65_536.0, 4_194_304.0) as u64;
+    let large = (clients[0].bandwidth.min(clients[1].bandwidth) * 0.02).clamp(65_536.0, 4_194_304.0) as u64;
     let budget = MemoryBudget::new(u64::MAX);
     let buffers = [a.alloc(large, &budget)?, b.alloc(large, &budget)?];
     let mut queues = [a.queue(&budget)?, b.queue(&budget)?];
@@ -311,5 +311,9 @@ fn peer_link(a: &dyn Device, b: &dyn Device, client: &Link) -> anyhow::Result<Op
     };
     let (Some(small), Some(large_time)) = (per_copy(4)?, per_copy(large)?) else { return Ok(None) };
     let sending = (large_time - small).max(1e-6);
-    Ok(Some(Link { round_trip: 2.0 * small, bandwidth: large as f64 / sending }))
+    // A copy that waits for a point of another server's queue also takes the client's time: 156 us one way on loopback, where a round
+    // trip to the client takes 46 us. Ranks of a group send their parts without the client, and far more of them. So the links to the
+    // client are the estimate where they are faster.
+    let round_trip = (2.0 * small).min(clients[0].round_trip.max(clients[1].round_trip));
+    Ok(Some(Link { round_trip, bandwidth: large as f64 / sending }))
 }
