@@ -98,9 +98,7 @@ pub enum PlannerError {
     #[error("a plan needs 1 to {MAX_DEVICES} devices, got {0}: leave out the slowest")]
     Devices(usize),
     /// A rate that is not positive, a part outside of 0 to 1, a time that is negative, or a number that is not finite.
-    #[error(
-        "{what} of {of} is {value}: a rate must be above 0, a part above 0 and at most 1, a time at least 0, and all finite"
-    )]
+    #[error("{what} of {of} is {value}: a rate must be above 0, a part from 0 to 1, a time at least 0, and all finite")]
     Value {
         /// The device or link.
         of: String,

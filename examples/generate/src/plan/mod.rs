@@ -104,7 +104,8 @@ fn notes(devices: &[Arc<dyn Device>]) -> Vec<String> {
             hosts.push(host);
         }
     }
-    let note = "CPU devices of different servers are taken to share no cores: if these servers run on one machine, together they are slower";
+    let note = "CPU devices of different servers are taken to share no cores: if these servers run on one machine, together \
+                they are slower";
     if hosts.len() > 1 { vec![note.to_owned()] } else { Vec::new() }
 }
 
