@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use fanout::device::{Device, DeviceError, MemoryBudget, UploadSource};
+use fanout::device::{Device, DeviceError, LinkSpeed};
 use fanout::rpc::client::{ConnectError, Endpoint, Options};
 use fanout::rpc::status::ServerStatus;
 use fanout::rpc::wire::ext::REVISION;
@@ -14,7 +14,7 @@ use super::{CheckedServer, Reference, VERSION, failure_remedy};
 /// Time limit of an attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time limit of a server's silence, and of each transfer.
+/// Time limit of a server's silence.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time limit of all checks of a server, except for the one that it interrupts.
@@ -22,22 +22,6 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Devices of a server that are checked, and lost ones that are listed.
 const MAX_DEVICES: usize = 32;
-
-/// How long round trips are measured.
-const ROUND_TRIP_TIME: Duration = Duration::from_secs(2);
-
-/// Round trips of which the median counts.
-const ROUND_TRIPS: usize = 31;
-
-/// Most bytes of a transfer by which the bandwidth is measured, and those of the first one.
-const TRANSFER: u64 = 8 << 20;
-const FIRST_TRANSFER: u64 = 64 << 10;
-
-/// How long transfers in one direction go on.
-const TRANSFER_TIME: Duration = Duration::from_millis(400);
-
-/// Most transfers in one direction.
-const TRANSFERS: usize = 64;
 
 /// Longest round trip that costs a model of 30 tokens per second less than a tenth of its time.
 const SLOW_ROUND_TRIP: Duration = Duration::from_millis(3);
@@ -204,57 +188,14 @@ fn lost(status: &ServerStatus) -> Vec<Finding> {
 
 /// Round trip and bandwidth, measured on a buffer of `device`.
 fn link(report: &mut Report, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
-    let bytes = TRANSFER.min(device.memory()?.free / 4);
-    if bytes < FIRST_TRANSFER {
+    let Some(speed) = LinkSpeed::measure(&**device)? else {
         let message = format!("not measured: {} has no free memory for a transfer", device.info().name);
         report.add(Finding::warning("bandwidth", message, "try again when its clients have ended"));
         return Ok(());
-    }
-    let budget = MemoryBudget::new(2 * TRANSFER);
-    let buffer = device.alloc(bytes, &budget)?;
-    let mut queue = device.queue(&budget)?;
-    let one = buffer.region(0, 4)?;
-    let deadline = || Some(Instant::now() + TIMEOUT);
-    let mut times = Vec::new();
-    let start = Instant::now();
-    while times.len() < ROUND_TRIPS && (times.is_empty() || start.elapsed() < ROUND_TRIP_TIME) {
-        let began = Instant::now();
-        queue.download(one.clone())?.wait(deadline())?;
-        times.push(began.elapsed());
-    }
-    times.sort();
-    report.add(round_trip(times.get(times.len() / 2).copied().unwrap_or_default(), times.len()));
-
-    // Larger transfers, until one takes long enough: that of a slow link must not take minutes. They also touch all pages.
-    let mut data = vec![0x5a; FIRST_TRANSFER as usize];
-    loop {
-        let began = Instant::now();
-        let region = buffer.region(0, data.len() as u64)?;
-        queue.upload(region, None, UploadSource::Borrowed(&data))?;
-        queue.download(one.clone())?.wait(deadline())?;
-        if data.len() as u64 == bytes || began.elapsed() > TRANSFER_TIME / 4 {
-            break;
-        }
-        data.resize(bytes.min(2 * data.len() as u64) as usize, 0x5a);
-    }
-    let region = buffer.region(0, data.len() as u64)?;
-    let to = rate(region.bytes(), || {
-        queue.upload(region.clone(), None, UploadSource::Borrowed(&data))?;
-        queue.download(one.clone())?.wait(deadline()).map(drop)
-    })?;
-    let from = rate(region.bytes(), || queue.download(region.clone())?.wait(deadline()).map(drop))?;
-    report.add(bandwidth(to, from));
+    };
+    report.add(round_trip(speed.round_trip, speed.round_trips));
+    report.add(bandwidth(speed.to_device, speed.from_device));
     Ok(())
-}
-
-/// Bytes per second of transfers, one after another.
-fn rate(bytes: u64, mut transfer: impl FnMut() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
-    let (began, mut count) = (Instant::now(), 0);
-    while count < TRANSFERS && (count == 0 || began.elapsed() < TRANSFER_TIME) {
-        transfer()?;
-        count += 1;
-    }
-    Ok(bytes as f64 * count as f64 / began.elapsed().as_secs_f64().max(1e-9))
 }
 
 fn round_trip(median: Duration, count: usize) -> Finding {

@@ -68,6 +68,7 @@ mod fair_queue;
 mod forward;
 mod host;
 mod info;
+mod link_speed;
 mod mapped;
 mod memory;
 mod memory_budget;
@@ -101,6 +102,7 @@ pub use host::HostBuffer;
 pub use info::{
     Caps, DeviceActivity, DeviceId, DeviceInfo, DeviceKind, Domain, Feature, LinkStats, MemoryInfo, ModuleLoad,
 };
+pub use link_speed::LinkSpeed;
 pub use mapped::{Advice, MappedFile, ReadOnlyMapping};
 pub use memory::{Buffer, Program, Region};
 pub use memory_budget::{MemoryBudget, Reservation};

@@ -12,6 +12,8 @@
 //! | `verify` | a plan | an error unless every access finds the right bytes, however the queues interleave |
 //! | `exec` | a plan | open queues, allocated arenas, submitted runs |
 //!
+//! Before any of this, [`planner`] predicts rates of a language model on measured devices, and chooses layers and groups.
+//!
 //! `copy_paths` records which device pairs copy without the host, `plan_report` prints plans and their memory needs, and
 //! `compare` runs a plan and a reference device side by side. [`sampling`] adds nodes to a task that sample tokens from logits. The
 //! scheduler contains no kernels and no transport: both are behind [`Device`].
@@ -77,6 +79,7 @@ mod exec;
 mod memory;
 mod plan;
 mod plan_report;
+pub mod planner;
 pub mod sampling;
 mod split;
 mod task;

@@ -478,6 +478,7 @@ pub(crate) const LAYERS: &[Layer] = &[
         ],
         &[],
     ),
+    layer("sched::planner", &[], &["fastrand"]),
     layer("sched::task", &["tensor", "ops", "graph", "device"], &[]),
     layer("sched::tensor_group", &["tensor", "ops", "graph", "device", "sched", "sched::task"], &[]),
     layer("sched::sampling", &["tensor", "ops", "graph", "sched::task"], &[]),

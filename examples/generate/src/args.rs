@@ -1,5 +1,6 @@
 //! The command line: options, their validation, and their defaults.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::keys::PublicKey;
+use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::DType;
 use log::LevelFilter;
@@ -54,10 +56,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "tokens", "chat", "echo", "warm_up", "compare", "info"])]
     pub prompts: Option<PathBuf>,
 
-    /// Sequences at a time, each with a KV cache of --ctx tokens. With whole layers on several devices, they form as many groups, so
-    /// that no device waits for another [default: 8].
+    /// Sequences at a time, each with a KV cache of --ctx tokens [default: 8].
     #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: Option<u16>,
+
+    /// Groups of sequences, each with a batch of its own in flight, so that devices with whole layers do not wait for each other
+    /// [default: one for each device or group of devices].
+    #[arg(long = "groups", value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub sequence_groups: Option<u16>,
 
     /// Reply to messages instead of continuing text: to --prompt, or without it to each line of standard input. Messages are
     /// formatted by the model's own chat template.
@@ -127,9 +133,19 @@ pub struct Args {
     /// How the model is split over the devices. SHARES: each device has whole layers, and its share of their number, one share
     /// for each device, separated by commas. tensor or tensor=SHARES: all devices have a part of every layer, and compute at the
     /// same time (tensor parallelism). tensor=SHARES/SHARES: the devices form several groups, each of which has whole layers,
-    /// split over its devices [default: whole layers, by free memory].
+    /// split over its devices; tensor=LAYERS:SHARES/LAYERS:SHARES also gives each group's share of their number [default: whole
+    /// layers, by free memory].
     #[arg(long, value_name = "SPLIT", value_parser = split)]
     pub split: Option<Split>,
+
+    /// Measure the devices and links, and print what the model is predicted to reach on them: the best placement, its memory and
+    /// loading time, a command that uses it, and the placements that are slower. Loads nothing. Takes about a second per device.
+    #[arg(long, conflicts_with_all = ["split", "compare", "info", "auto"])]
+    pub plan: bool,
+
+    /// Choose the placement as --plan does, and use it. The report has the predicted rates beside the measured ones.
+    #[arg(long, conflicts_with_all = ["split", "compare", "info"])]
+    pub auto: bool,
 
     /// With --split tensor: round the partial sums of the devices to BF16 before they are exchanged, which halves the bytes between
     /// servers. Results change slightly, and stay the same in every run.
@@ -175,6 +191,10 @@ pub struct Args {
     /// Sampling temperature; 0 always picks the likeliest token.
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
     pub temp: f32,
+
+    /// Top-k sampling: draw only from this many of the likeliest tokens; needs --temp.
+    #[arg(long, value_name = "K", requires = "temp")]
+    pub top_k: Option<NonZeroUsize>,
 
     /// Top-p sampling: draw only from the smallest set of likely tokens with this total probability; needs --temp.
     #[arg(long, value_name = "P", requires = "temp", value_parser = probability)]
@@ -238,9 +258,17 @@ impl KvType {
 pub enum Split {
     /// Whole layers: each device's share of them.
     Layers(Vec<f32>),
-    /// Groups of devices that each have a part of every layer of the group: the devices' shares, by group. Empty: one group of all
-    /// devices with equal shares.
-    Tensor(Vec<Vec<f32>>),
+    /// Groups of devices that each have a part of every layer of the group. Empty: one group of all devices with equal shares.
+    Tensor(Vec<GroupShares>),
+}
+
+/// The shares of a tensor group and of its devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupShares {
+    /// The group's share of the layers; `None` to place them by memory.
+    pub layers: Option<f32>,
+    /// By device: its share of each layer.
+    pub devices: Vec<f32>,
 }
 
 /// How CPU devices hold the weights.
@@ -341,14 +369,18 @@ impl Args {
         let all = || vec![vec![1.0; devices]];
         let (groups, shares) = match &self.split {
             None => (vec![vec![1.0]; devices], None),
-            Some(Split::Layers(shares)) => (vec![vec![1.0]; shares.len()], Some(shares)),
-            Some(Split::Tensor(groups)) => (if groups.is_empty() { all() } else { groups.clone() }, None),
+            Some(Split::Layers(shares)) => (vec![vec![1.0]; shares.len()], Some(shares.clone())),
+            Some(Split::Tensor(groups)) if groups.is_empty() => (all(), None),
+            Some(Split::Tensor(groups)) => (
+                groups.iter().map(|group| group.devices.clone()).collect(),
+                groups.iter().map(|group| group.layers).collect(),
+            ),
         };
         let named = groups.iter().map(Vec::len).sum();
         if named != devices {
             return Err(ArgsError::Shares { shares: named, devices });
         }
-        let total = shares.map_or(1.0, |shares| shares.iter().sum::<f32>());
+        let total = shares.as_ref().map_or(1.0, |shares: &Vec<f32>| shares.iter().sum::<f32>());
         if total <= 0.0 {
             return Err(ArgsError::NoShare);
         }
@@ -435,8 +467,17 @@ fn split(text: &str) -> Result<Split, String> {
         None => return Err("expected tensor, tensor=SHARES or shares".to_owned()),
         Some(groups) => groups.split('/'),
     };
-    let shares = |group: &str| group.split(',').map(|text| number(text, "a share above 0", |x| x > 0.0)).collect();
-    groups.map(shares).collect::<Result<_, _>>().map(Split::Tensor)
+    let share = |text: &str| number(text, "a share above 0", |x| x > 0.0);
+    let shares = |group: &str| {
+        let (layers, devices) = group.split_once(':').map_or((None, group), |(layers, rest)| (Some(layers), rest));
+        let devices = devices.split(',').map(share).collect::<Result<_, _>>()?;
+        Ok(GroupShares { layers: layers.map(share).transpose()?, devices })
+    };
+    let groups = groups.map(shares).collect::<Result<Vec<_>, String>>()?;
+    if groups.iter().any(|group| group.layers.is_some() != groups[0].layers.is_some()) {
+        return Err("expected LAYERS: for every group, or for none".to_owned());
+    }
+    Ok(Split::Tensor(groups))
 }
 
 fn token(text: &str) -> Result<u32, String> {
@@ -444,7 +485,7 @@ fn token(text: &str) -> Result<u32, String> {
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
-    number(text, "a temperature, 0 or more", |x| x >= 0.0)
+    number(text, "a temperature, 0 or at least 0.000001", |x| x == 0.0 || x >= Sampling::MIN_TEMPERATURE)
 }
 
 fn probability(text: &str) -> Result<f32, String> {

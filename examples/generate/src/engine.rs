@@ -1,4 +1,4 @@
-//! The inference engine: runs batches of tokens through fanout's scheduler and reads the logits.
+//! The inference engine: runs batches of tokens through fanout's scheduler and reads the tokens that follow.
 //!
 //! Graphs are planned once per shape and reused. Devices work on different batches at the same time (pipeline parallelism): on the
 //! micro-batches of a long prompt, which are submitted ahead, and on the batches of different groups of sequences.
@@ -28,8 +28,8 @@ pub enum EngineError {
     /// The scheduler or a device failed.
     #[error(transparent)]
     Sched(#[from] SchedError),
-    /// The logits could not be read back.
-    #[error("reading the logits: {0}")]
+    /// The results could not be read back.
+    #[error("reading the results: {0}")]
     Read(#[from] DeviceError),
     /// The batch is empty.
     #[error("no tokens: a prompt has at least one")]
@@ -81,6 +81,16 @@ pub struct Engine {
     lanes: Vec<Lane>,
     /// Statistics of the graphs of a full micro-batch and of a single token.
     graph_stats: [GraphStats; 2],
+}
+
+/// A token that a device has sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// Its probability in the distribution that it was drawn from. NaN: it was not drawn, because logits are invalid or, rarely, for
+    /// rounding: see [`Engine::logits`].
+    pub probability: f32,
 }
 
 /// A batch that was submitted.
@@ -155,24 +165,24 @@ impl Engine {
         Ok(Engine { parts, lanes, graph_stats })
     }
 
-    /// Appends tokens to the sequence and returns the logits of the last token. Up to `depth` micro-batches are in flight at
-    /// once.
+    /// Appends tokens to the sequence and returns the token that follows, drawn by the number `uniform`. Up to `depth`
+    /// micro-batches are in flight at once; `submitted` is called with the number of tokens of each that the devices have received.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        self.append_with_progress(tokens, &|_| ())
-    }
-
-    /// The same; `submitted` is called with the number of tokens of each micro-batch that the devices have received.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub fn append_with_progress(&mut self, tokens: &[u32], submitted: &dyn Fn(usize)) -> Result<Vec<f32>, EngineError> {
+    pub fn append(&mut self, tokens: &[u32], uniform: f32, submitted: &dyn Fn(usize)) -> Result<Sampled, EngineError> {
         let (parts, lane) = self.first()?;
         let last = lane.submit_sequence(parts, tokens, submitted)?;
-        lane.submit_alone(parts, &last)?;
-        Ok(lane.finish()?.pop().map(|(_, logits)| logits).unwrap_or_default())
+        lane.submit_alone(parts, &last, &|_| uniform)?;
+        lane.finish()?.pop().map(|(_, sampled)| sampled).ok_or(EngineError::NoTokens)
+    }
+
+    /// The logits of the batch of a group whose results were read last, if no other was submitted since: one row for each result.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn logits(&mut self, group: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.lanes.get_mut(group).map_or_else(|| Ok(Vec::new()), Lane::logits)
     }
 
     /// Shortens the sequence to its first `length` tokens: later tokens overwrite the cells of the KV cache behind it.
@@ -189,7 +199,7 @@ impl Engine {
     pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         let (parts, lane) = self.first()?;
         let last = lane.submit_sequence(parts, tokens, &|_| ())?;
-        lane.submit(parts, &last, &[])
+        lane.submit(parts, &last, &[], &|_| 0.0)
     }
 
     /// Evaluates tokens as a prompt and then one of them alone, and leaves the sequence as it was: the graphs of both are planned
@@ -200,7 +210,7 @@ impl Engine {
     pub fn warm_up(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         let start = self.length();
         for batch in [tokens, tokens.get(..1).unwrap_or_default()] {
-            self.append(batch)?;
+            self.append(batch, 0.5, &|_| ())?;
             self.truncate(start);
         }
         Ok(())
@@ -248,23 +258,23 @@ impl Engine {
     }
 
     /// Submits the next batch of a group, and does not wait for it. Prompts
-    /// have short batches while any sequence decodes. The results of the group's batch before it must have been read.
+    /// have short batches while any sequence decodes. Tokens are drawn by the numbers `uniform`. The results of the group's batch before it must have been read.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn start(&mut self, group: usize) -> Result<Started, EngineError> {
+    pub fn start(&mut self, group: usize, uniform: &dyn Fn(&BatchOutput) -> f32) -> Result<Started, EngineError> {
         let decoding = self.lanes.iter().any(|lane| lane.sequences.is_decoding());
         let most = if decoding { JOINING_TOKENS } else { usize::MAX };
         let Some(lane) = self.lanes.get_mut(group) else { return Ok(Started::default()) };
-        lane.start(&self.parts, most)
+        lane.start(&self.parts, most, uniform)
     }
 
-    /// Waits for the batch of a group that was submitted last. Returns the logits of the sequences without waiting tokens; none if
-    /// no batch is in flight.
+    /// Waits for the batch of a group that was submitted last. Returns the tokens that follow the sequences without waiting tokens; none
+    /// if no batch is in flight.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn finish(&mut self, group: usize) -> Result<Vec<(BatchOutput, Vec<f32>)>, EngineError> {
+    pub fn finish(&mut self, group: usize) -> Result<Vec<(BatchOutput, Sampled)>, EngineError> {
         self.lanes.get_mut(group).map_or_else(|| Ok(Vec::new()), Lane::finish)
     }
 

@@ -8,6 +8,7 @@
 //!   lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //!   [`parallel`] replies to many prompts at once.
+//! - Planning: [`plan`] measures devices and links, and lets fanout's planner choose the placement (`--plan`, `--auto`).
 //! - Servers: [`servers`] finds their addresses by names and in folders.
 //! - Fault tolerance: [`session`] owns the devices and repeats lost work, [`token_history`] has the tokens to repeat; [`recover`]
 //!   classifies errors and limits retries.
@@ -26,6 +27,7 @@ pub mod load_by_digest;
 pub mod model;
 pub mod parallel;
 pub mod placement;
+pub mod plan;
 pub mod progress;
 pub mod recover;
 pub mod report;

@@ -12,6 +12,7 @@ use fanout::device::{
     Device, DeviceError, MappedFile, MemoryBudget, Queue, Region, SourceError, TensorMemory, UploadSource,
 };
 use fanout::gguf::Gguf;
+use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::{StoredPart, TensorGroup, TensorSplit, TensorSplitError};
 use fanout::tensor::TensorDesc;
 use std::collections::HashMap;
@@ -101,6 +102,7 @@ impl Weight<'_> {
 pub fn model_without_memory(
     hparams: &HParams,
     cache_options: CacheOptions,
+    sampling: Sampling,
     placement: &Placement,
     groups: &[TensorGroup],
 ) -> Result<Model, LoadError> {
@@ -113,6 +115,7 @@ pub fn model_without_memory(
         weights: weights.collect(),
         caches: vec![cache; cache_options.groups],
         cache_options,
+        sampling,
     })
 }
 

@@ -10,7 +10,7 @@ use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer};
 use anyhow::{Context, anyhow};
 use fanout::io_hint::io_hint;
-use fanout::sched::batching::SequenceId;
+use fanout::sched::batching::{BatchOutput, SequenceId};
 use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
@@ -71,7 +71,6 @@ struct Job {
     reply: Vec<u32>,
     /// Most tokens of the reply.
     limit: usize,
-    sampler: Sampler,
     state: State,
 }
 
@@ -103,12 +102,10 @@ impl<'a> Replies<'a> {
         prompts: Vec<Prompt>,
         context: usize,
     ) -> anyhow::Result<Replies<'a>> {
-        let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-        let jobs = (0..).zip(prompts).map(|(number, prompt)| {
+        let jobs = prompts.into_iter().map(|prompt| {
             let limit = args.predict(prompt.tokens.len(), context)?;
-            let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), seed.wrapping_add(number));
             let state = if limit == 0 { State::Done } else { State::Waiting };
-            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, sampler, state })
+            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, state })
         });
         let jobs = jobs.collect::<Result<Vec<_>, ArgsError>>()?;
         let mut replies = Replies { args, tokenizer, jobs, waiting: VecDeque::new() };
@@ -129,7 +126,8 @@ impl<'a> Replies<'a> {
         loop {
             let (before, mut pass) = (self.tokens(), Pass::default());
             let time = session.timed(|session| {
-                pass = session.with_engine(|engine, is_new| self.pass(engine, is_new))?;
+                let sampler = session.sampler().clone();
+                pass = session.with_engine(|engine, is_new| self.pass(engine, is_new, &sampler))?;
                 let next = if pass.prompt || was_prompt { Phase::Prompt } else { Phase::Decode };
                 // Only now and then, because it waits for the batches in flight.
                 if next != phase || pass.tokens == 0 {
@@ -176,17 +174,23 @@ impl<'a> Replies<'a> {
 
     /// One turn for each group of sequences: reads the results of its batch, appends the tokens, lets others join, and submits its
     /// next batch. While it waits for one group, the devices work on the batches of the others.
-    fn pass(&mut self, engine: &mut Engine, is_new: bool) -> anyhow::Result<Pass> {
+    fn pass(&mut self, engine: &mut Engine, is_new: bool, sampler: &Sampler) -> anyhow::Result<Pass> {
         if is_new {
             // Nothing is in its caches: sequences of the last engine join again, with the tokens that they have.
             self.wait_again();
         }
         let mut pass = Pass::default();
         for group in 0..engine.groups() {
-            for (output, logits) in engine.finish(group)? {
-                let is_output = |job: &&mut Job| job.state == State::Running(group, output.sequence);
-                let job = self.jobs.iter_mut().find(is_output).context("a result of no sequence (a bug)")?;
-                let token = job.sampler.sample(&logits)?;
+            for (row, (output, sampled)) in engine.finish(group)?.into_iter().enumerate() {
+                let number = self.number(group, output.sequence).context("a result of no sequence (a bug)")?;
+                let mut token = sampled.token;
+                if sampled.probability.is_nan() {
+                    let logits = engine.logits(group)?.into_iter().nth(row).unwrap_or_default();
+                    let uniform = sampler.uniform(number as u64, output.position + 1);
+                    token =
+                        sampler.sample_on_host(&logits, uniform).with_context(|| format!("prompt {}", number + 1))?;
+                }
+                let job = &mut self.jobs[number];
                 let ends = !self.args.ignore_eos && self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
                 if !ends {
                     job.reply.push(token);
@@ -200,11 +204,20 @@ impl<'a> Replies<'a> {
                 }
             }
             self.admit(engine, group)?;
-            let started = engine.start(group)?;
+            let uniform = |output: &BatchOutput| {
+                let number = self.number(group, output.sequence).unwrap_or_default();
+                sampler.uniform(number as u64, output.position + 1)
+            };
+            let started = engine.start(group, &uniform)?;
             pass.tokens += started.tokens;
             pass.prompt |= started.prompt;
         }
         Ok(pass)
+    }
+
+    /// The number of the job of a sequence.
+    fn number(&self, group: usize, sequence: SequenceId) -> Option<usize> {
+        self.jobs.iter().position(|job| job.state == State::Running(group, sequence))
     }
 
     /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.

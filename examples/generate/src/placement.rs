@@ -91,15 +91,20 @@ impl Placement {
 }
 
 /// The part of the model that a tensor belongs to.
-enum ModelPart {
+pub enum ModelPart {
+    /// The token embedding.
     Embedding,
+    /// A transformer block, by its number.
     Block(usize),
+    /// The output weights and their norm.
     Output,
+    /// A tensor that all blocks use.
     EveryBlock,
 }
 
 impl ModelPart {
-    fn of(name: &str, hparams: &HParams) -> Option<ModelPart> {
+    /// The part that a tensor of this name belongs to; `None` if the model does not use it.
+    pub fn of(name: &str, hparams: &HParams) -> Option<ModelPart> {
         if let Some(rest) = name.strip_prefix("blk.") {
             let i = rest.split('.').next()?.parse().ok()?;
             return (i < hparams.layers).then_some(ModelPart::Block(i));

@@ -45,6 +45,17 @@ pub struct Report {
     pub losses: LossStats,
     /// By device: its compute time during `prompt_time` and `decode_time`; `None` for devices of servers, which are not timed.
     pub busy: Vec<[Option<Duration>; 2]>,
+    /// The rates that the planner predicted; `None` without `--auto`.
+    pub predicted: Option<PredictedRates>,
+}
+
+/// Rates that the planner predicted for a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PredictedRates {
+    /// Prompt tokens per second.
+    pub prompt: f64,
+    /// Decoded tokens per second.
+    pub decode: f64,
 }
 
 /// Servers that were lost during a run, and the cost of recovery.
@@ -139,6 +150,8 @@ impl Report {
             "losses": self.losses.servers,
             "recoveries": self.losses.recoveries,
             "recovery_s": seconds(self.losses.time),
+            "predicted_prompt_tok_s": self.predicted.map(|rates| rounded(rates.prompt)),
+            "predicted_gen_tok_s": self.predicted.map(|rates| rounded(rates.decode)),
         })
     }
 }
@@ -182,6 +195,15 @@ impl fmt::Display for Report {
         };
         line(f, "prompt", self.prompt_time, self.prompt.len(), self.prompt_rate(), self.prompt_graph)?;
         line(f, "decode", self.decode_time, self.decoded, self.decode_rate(), self.decode_graph)?;
+        if let Some(predicted) = self.predicted {
+            let both =
+                [("prompt", predicted.prompt, self.prompt_rate()), ("decode", predicted.decode, self.decode_rate())];
+            for (name, predicted, measured) in both {
+                let Some(measured) = measured else { continue };
+                let ratio = measured / predicted;
+                writeln!(f, "{name}: predicted {predicted:.1} tok/s, measured {measured:.1} tok/s (ratio {ratio:.2})")?;
+            }
+        }
         for device in &self.devices {
             writeln!(f, "{device}")?;
         }
@@ -255,6 +277,7 @@ mod tests {
             decode_graph: GraphStats { nodes: 58, splits: 2, copies: 4 },
             devices: vec![device],
             losses: LossStats { servers: 3, recoveries: 2, time: Duration::from_millis(1500) },
+            predicted: Some(PredictedRates { prompt: 10.0, decode: 2.0 }),
             ..Report::default()
         }
     }
@@ -275,6 +298,7 @@ mod tests {
         assert_eq!((&device["load_mb_s"], &device["copied_bytes"]), (&json!(10.0), &json!(4096)));
         assert_eq!((&json["losses"], &json["recoveries"], &json["recovery_s"]), (&json!(3), &json!(2), &json!(1.5)));
         assert_eq!(json["links"], json!([]));
+        assert_eq!((&json["predicted_prompt_tok_s"], &json["predicted_gen_tok_s"]), (&json!(10.0), &json!(2.0)));
         // Scripts read the report as the last line of the output, so it must be a single line.
         assert!(!json.to_string().contains('\n'));
     }
@@ -292,6 +316,8 @@ mod tests {
 load       1.000 s       5 MB, 5 MB/s
 prompt     0.600 s       3 tokens, 5.0 tok/s; 60 nodes, 2 splits, 5 copies
 decode     0.800 s       2 tokens, 2.5 tok/s; 58 nodes, 2 splits, 4 copies
+prompt: predicted 10.0 tok/s, measured 5.0 tok/s (ratio 0.50)
+decode: predicted 2.0 tok/s, measured 2.5 tok/s (ratio 1.25)
 CPU0: 2 layers, 5.0 MB of weights at 10 MB/s (3.0 MB from its own disk, 2.0 MB sent), 2.0 MB of KV cache, 1.5 MB of compute buffers, 0.0 MB copied to it; \
 busy for 0.300 s of the prompt, 0.700 s of decoding
 servers were lost 3 times; the run went on 2 times, after 1.500 s in all

@@ -7,8 +7,8 @@ use crate::console;
 use crate::hparams::HParams;
 use crate::link_traffic::Phase;
 use crate::parallel::{self, Replies};
+use crate::plan::Plan;
 use crate::report::Report;
-use crate::sample::Sampler;
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 use anyhow::{Context, anyhow};
@@ -42,10 +42,15 @@ pub fn run_program(
     if let Some(path) = &args.prompts {
         let prompts = parallel::read_prompts(args, path, needed(&tokenizer), hparams.vocab)?;
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
+        let planned = plan(args, gguf, hparams, longest)?;
+        if let (true, Some(plan)) = (args.plan, &planned) {
+            return plan.write(args.json, out);
+        }
+        let (args, predicted) = planned.as_ref().map_or((args, None), |plan| (plan.args(), Some(plan.rates())));
         let mut session = Session::new(args, file, gguf, hparams, longest)?;
         let load = session.load()?;
         let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
-        let totals = Report { load, ..replies.run(&mut session, out)? };
+        let totals = Report { load, predicted, ..replies.run(&mut session, out)? };
         return finish(args, &mut session, totals, out);
     }
     let mut conversation = if args.chat { Some(conversation(args, gguf, needed(&tokenizer)?)?) } else { None };
@@ -64,14 +69,19 @@ pub fn run_program(
     if let Err(error) = &tokenizer {
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
-    let mut session = Session::new(args, file, gguf, hparams, prompt.as_ref().map_or(0, |prompt| prompt.tokens.len()))?;
+    let prompt_tokens = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
+    let planned = plan(args, gguf, hparams, prompt_tokens)?;
+    if let (true, Some(plan)) = (args.plan, &planned) {
+        return plan.write(args.json, out);
+    }
+    let (args, predicted) = planned.as_ref().map_or((args, None), |plan| (plan.args(), Some(plan.rates())));
+    let mut session = Session::new(args, file, gguf, hparams, prompt_tokens)?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
         return compare(&mut session, &prompt.tokens, out);
     }
     let load = session.load()?;
-    let sampler = Sampler::new(args.temp, args.top_p.unwrap_or(1.0), args.seed.unwrap_or_else(|| fastrand::u64(..)));
-    let totals = Report { load, ..Report::default() };
-    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), sampler, out, totals };
+    let totals = Report { load, predicted, ..Report::default() };
+    let mut run = Run { args, session, tokenizer: tokenizer.as_ref().ok(), out, totals };
     match (prompt, conversation) {
         (Some(prompt), _) => {
             run.reply(&prompt)?;
@@ -81,6 +91,11 @@ pub fn run_program(
     }
     let Run { mut session, totals, out, .. } = run;
     finish(args, &mut session, totals, out)
+}
+
+/// The plan of `--plan` and `--auto`, for prompts of up to `prompt` tokens.
+fn plan(args: &Args, gguf: &Gguf<'_>, hparams: &HParams, prompt: usize) -> anyhow::Result<Option<Plan>> {
+    if args.plan || args.auto { Plan::new(args, gguf, hparams, prompt).map(Some) } else { Ok(None) }
 }
 
 /// The tokenizer, where nothing can be done without it.
@@ -112,7 +127,6 @@ struct Run<'a> {
     args: &'a Args,
     session: Session<'a>,
     tokenizer: Option<&'a Tokenizer>,
-    sampler: Sampler,
     out: &'a mut dyn Write,
     /// Sums over all prompts.
     totals: Report,
@@ -145,7 +159,7 @@ impl Run<'_> {
     /// Evaluates the prompt, as far as the KV cache does not have it from earlier turns, then decodes token by token until an end
     /// token or the limit. Writes and returns the text.
     fn reply(&mut self, prompt: &Prompt) -> anyhow::Result<String> {
-        let Run { args, session, tokenizer, sampler, out, totals, .. } = self;
+        let Run { args, session, tokenizer, out, totals } = self;
         let predict = args.predict(prompt.tokens.len(), session.context())?;
         let mut text = TextOutput { out: &mut **out, stream: tokenizer.map(DecodeStream::new), silent: args.json };
         let kept = session.keep_common_prefix(&prompt.tokens);
@@ -154,9 +168,9 @@ impl Run<'_> {
             session.warm_up(new)?;
         }
         session.begin_phase(Phase::Prompt);
-        let mut logits = Vec::new();
+        let mut token = 0;
         totals.prompt_time += session.timed(|session| {
-            logits = session.append(new)?;
+            token = session.append(new)?;
             Ok(())
         })?;
         totals.prompt.extend(new);
@@ -168,7 +182,6 @@ impl Run<'_> {
         session.begin_phase(Phase::Decode);
         let (mut reply, mut count, mut ended) = (String::new(), 0, false);
         while count < predict {
-            let token = sampler.sample(&logits)?;
             ended = !args.ignore_eos && tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
             if ended {
                 break;
@@ -179,7 +192,7 @@ impl Run<'_> {
             reply += &text.token(token)?;
             if count < predict {
                 totals.decode_time += session.timed(|session| {
-                    logits = session.append(&[token])?;
+                    token = session.append(&[token])?;
                     Ok(())
                 })?;
                 totals.decoded += 1;
@@ -204,8 +217,9 @@ impl Run<'_> {
 
 /// Writes the report: the totals, and what the session knows.
 fn finish(args: &Args, session: &mut Session<'_>, totals: Report, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, busy, .. } = totals;
-    let mut report = Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, ..session.report()? };
+    let Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, busy, predicted, .. } = totals;
+    let mut report =
+        Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, predicted, ..session.report()? };
     for (device, busy) in report.devices.iter_mut().zip(busy) {
         [device.prompt_time, device.decode_time] = busy;
     }

@@ -1,24 +1,19 @@
-//! Token sampling: picks the next token from logits, greedily or at random with temperature and top-p.
+//! Token sampling: how the devices sample, the uniform numbers that they get, and the same on the host for logits that a device
+//! could not sample from.
 
+use fanout::sched::sampling::{Sampling, SamplingError};
 use std::collections::BinaryHeap;
-
+use std::num::NonZeroUsize;
 use thiserror::Error;
 
-/// A sampling method.
+/// How the tokens of all sequences are sampled.
 #[derive(Clone, Debug)]
-pub enum Sampler {
-    /// The token with the largest logit; ties go to the lowest id.
-    Greedy,
-    /// A random token, drawn by probability.
-    Random {
-        /// Divisor of the logits, above 0: values below 1 make likely tokens likelier, values above 1 flatten the distribution.
-        temperature: f32,
-        /// Top-p (nucleus) sampling: keeps only the smallest set of likely tokens with this total probability. Applied before
-        /// the temperature; 1 keeps all tokens.
-        top_p: f32,
-        /// The seeded random number generator.
-        rng: fastrand::Rng,
-    },
+pub struct Sampler {
+    /// Divisor of the logits; 0 takes the largest one.
+    temperature: f32,
+    top_k: Option<NonZeroUsize>,
+    top_p: f32,
+    seed: u64,
 }
 
 /// The logits are invalid.
@@ -61,29 +56,68 @@ impl Ord for Candidate {
 }
 
 impl Sampler {
-    /// Greedy if the temperature is 0, else random.
-    pub fn new(temperature: f32, top_p: f32, seed: u64) -> Sampler {
-        if temperature > 0.0 {
-            Sampler::Random { temperature, top_p, rng: fastrand::Rng::with_seed(seed) }
-        } else {
-            Sampler::Greedy
-        }
+    /// As [`Sampling::new`]. The uniform numbers follow from `seed`.
+    pub fn new(temperature: f32, top_k: Option<NonZeroUsize>, top_p: f32, seed: u64) -> Sampler {
+        Sampler { temperature, top_k, top_p, seed }
     }
 
-    /// Picks a token; returns its id, the index in `logits`.
+    /// For the nodes of the graph.
+    ///
+    /// # Errors
+    /// A number out of its range.
+    pub fn sampling(&self) -> Result<Sampling, SamplingError> {
+        Sampling::new(self.temperature, self.top_k, self.top_p)
+    }
+
+    /// The number from 0 to below 1 by which the token behind `position` of a sequence is drawn. It depends on nothing else, so
+    /// that a sequence has the same tokens alone, beside others, and after a loss.
+    pub fn uniform(&self, sequence: u64, position: usize) -> f32 {
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        for number in [sequence, position as u64] {
+            rng = fastrand::Rng::with_seed(rng.u64(..) ^ number);
+        }
+        rng.f32()
+    }
+
+    /// Picks a token on the host; returns its id, the index in `logits`.
     ///
     /// # Errors
     /// [`SampleError`] if a logit is NaN or plus infinity, and when no logit is above minus infinity.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+    pub fn sample_on_host(&self, logits: &[f32], uniform: f32) -> Result<u32, SampleError> {
         let best = best(logits)?;
-        match self {
-            Sampler::Greedy => Ok(best.token),
-            Sampler::Random { temperature, top_p, rng } => {
-                let kept = likeliest(logits, best.logit, *top_p);
-                let scale = f64::from(*temperature);
-                Ok(draw(&kept, |logit| (f64::from(logit - best.logit) / scale).exp(), rng).unwrap_or(best.token))
+        if self.temperature == 0.0 {
+            return Ok(best.token);
+        }
+        let kept = self.likeliest(logits, best.logit);
+        let scale = f64::from(self.temperature);
+        Ok(draw(&kept, |logit| (f64::from(logit - best.logit) / scale).exp(), uniform).unwrap_or(best.token))
+    }
+
+    /// The tokens that top-k and top-p keep, at least one, in descending order; all tokens in the order of their ids without them.
+    fn likeliest(&self, logits: &[f32], largest: f32) -> Vec<Candidate> {
+        let all = logits.iter().zip(0..).map(|(&logit, token)| Candidate { logit, token });
+        let top_k = self.top_k.map_or(usize::MAX, NonZeroUsize::get);
+        if self.top_p >= 1.0 && top_k >= logits.len() {
+            return all.collect();
+        }
+        // A heap instead of a sort: usually only a few of some 100,000 tokens are popped.
+        let mut heap: BinaryHeap<Candidate> = all.collect();
+        let weight = |logit: f32| f64::from(logit - largest).exp();
+        let mut kept: Vec<Candidate> = Vec::new();
+        if top_k < logits.len() {
+            kept.extend(std::iter::from_fn(|| heap.pop()).take(top_k));
+            heap = std::mem::take(&mut kept).into();
+        }
+        let enough = f64::from(self.top_p) * heap.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
+        let mut sum = 0.0;
+        while let Some(next) = heap.pop() {
+            kept.push(next);
+            sum += weight(next.logit);
+            if sum >= enough && self.top_p < 1.0 {
+                break;
             }
         }
+        kept
     }
 }
 
@@ -100,32 +134,10 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
     if best.logit == f32::NEG_INFINITY { Err(SampleError::Nothing(logits.len())) } else { Ok(best) }
 }
 
-/// The smallest set of likely tokens with the total probability `top_p`, at least one token, in descending order. If `top_p` is
-/// 1, all tokens in the order of their ids.
-fn likeliest(logits: &[f32], largest: f32, top_p: f32) -> Vec<Candidate> {
-    let all = logits.iter().zip(0..).map(|(&logit, token)| Candidate { logit, token });
-    if top_p >= 1.0 {
-        return all.collect();
-    }
-    let weight = |logit: f32| f64::from(logit - largest).exp();
-    let enough = f64::from(top_p) * logits.iter().map(|&logit| weight(logit)).sum::<f64>();
-    // A heap instead of a sort: usually only a few of some 100,000 tokens are popped.
-    let mut heap: BinaryHeap<Candidate> = all.collect();
-    let (mut kept, mut sum) = (Vec::new(), 0.0);
-    while let Some(next) = heap.pop() {
-        kept.push(next);
-        sum += weight(next.logit);
-        if sum >= enough {
-            break;
-        }
-    }
-    kept
-}
-
 /// Draws a candidate with probability proportional to its weight.
-fn draw(candidates: &[Candidate], weight: impl Fn(f32) -> f64, rng: &mut fastrand::Rng) -> Option<u32> {
+fn draw(candidates: &[Candidate], weight: impl Fn(f32) -> f64, uniform: f32) -> Option<u32> {
     let total: f64 = candidates.iter().map(|candidate| weight(candidate.logit)).sum();
-    let mut rest = rng.f64() * total;
+    let mut rest = f64::from(uniform) * total;
     for candidate in candidates {
         rest -= weight(candidate.logit);
         if rest < 0.0 {
@@ -142,67 +154,68 @@ mod tests {
 
     const LOW: f32 = f32::NEG_INFINITY;
 
+    fn sampler(temperature: f32, top_k: usize, top_p: f32) -> Sampler {
+        Sampler::new(temperature, NonZeroUsize::new(top_k), top_p, 7)
+    }
+
     #[test]
     fn greedy_sampling_breaks_ties_by_lowest_id() {
         let cases: [(&[f32], u32); 5] =
             [(&[1.0], 0), (&[1.0, 3.0, 3.0], 1), (&[-2.0, -1.0, -3.0], 1), (&[LOW, LOW, -9.0], 2), (&[-0.0, 0.0], 0)];
         for (logits, token) in cases {
-            assert_eq!(Sampler::new(0.0, 0.5, 1).sample(logits), Ok(token), "{logits:?}");
+            assert_eq!(sampler(0.0, 0, 0.5).sample_on_host(logits, 0.9), Ok(token), "{logits:?}");
         }
     }
 
     #[test]
     fn invalid_logits_are_rejected() {
-        for mut sampler in [Sampler::new(0.0, 1.0, 1), Sampler::new(1.0, 0.9, 1)] {
-            let error = sampler.sample(&[0.0, f32::NAN]).unwrap_err();
+        for sampler in [sampler(0.0, 0, 1.0), sampler(1.0, 0, 0.9)] {
+            let error = sampler.sample_on_host(&[0.0, f32::NAN], 0.5).unwrap_err();
             assert!(matches!(error, SampleError::InvalidLogit { token: 1, .. }), "{error}");
             let infinite = SampleError::InvalidLogit { token: 0, logit: f32::INFINITY };
-            assert_eq!(sampler.sample(&[f32::INFINITY, 0.0]), Err(infinite));
-            assert_eq!(sampler.sample(&[]), Err(SampleError::Nothing(0)));
-            assert_eq!(sampler.sample(&[LOW, LOW]), Err(SampleError::Nothing(2)));
+            assert_eq!(sampler.sample_on_host(&[f32::INFINITY, 0.0], 0.5), Err(infinite));
+            assert_eq!(sampler.sample_on_host(&[], 0.5), Err(SampleError::Nothing(0)));
+            assert_eq!(sampler.sample_on_host(&[LOW, LOW], 0.5), Err(SampleError::Nothing(2)));
         }
-    }
-
-    fn counts(temperature: f32, top_p: f32, logits: &[f32]) -> Vec<f64> {
-        const DRAWS: usize = 20_000;
-        let mut sampler = Sampler::new(temperature, top_p, 7);
-        let mut counts = vec![0.0; logits.len()];
-        for _ in 0..DRAWS {
-            counts[sampler.sample(logits).unwrap() as usize] += 1.0 / DRAWS as f64;
-        }
-        counts
     }
 
     #[test]
     fn draw_frequencies_match_the_softmax() {
+        const DRAWS: usize = 20_000;
         // Probabilities 0.1, 0.5, 0.4 and 0.
         let logits = [0.1f32.ln(), 0.5f32.ln(), 0.4f32.ln(), LOW];
         let squares = 0.01 + 0.25 + 0.16;
-        let cases: [(f32, f32, [f64; 4]); 6] = [
-            (1.0, 1.0, [0.1, 0.5, 0.4, 0.0]),
-            (0.5, 1.0, [0.01 / squares, 0.25 / squares, 0.16 / squares, 0.0]),
-            (1.0, 0.85, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
+        let cases: [(f32, usize, f32, [f64; 4]); 8] = [
+            (1.0, 0, 1.0, [0.1, 0.5, 0.4, 0.0]),
+            (0.5, 0, 1.0, [0.01 / squares, 0.25 / squares, 0.16 / squares, 0.0]),
+            (1.0, 0, 0.85, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
             // The temperature is applied after top-p.
-            (0.5, 0.85, [0.0, 0.25 / 0.41, 0.16 / 0.41, 0.0]),
-            (1.0, 0.3, [0.0, 1.0, 0.0, 0.0]),
-            (1.0, 0.0, [0.0, 1.0, 0.0, 0.0]),
+            (0.5, 0, 0.85, [0.0, 0.25 / 0.41, 0.16 / 0.41, 0.0]),
+            (1.0, 0, 0.3, [0.0, 1.0, 0.0, 0.0]),
+            (1.0, 2, 1.0, [0.0, 5.0 / 9.0, 4.0 / 9.0, 0.0]),
+            // Top-p counts what top-k has left.
+            (1.0, 2, 0.55, [0.0, 1.0, 0.0, 0.0]),
+            (1.0, 1, 1.0, [0.0, 1.0, 0.0, 0.0]),
         ];
-        for (temperature, top_p, expected) in cases {
-            let counts = counts(temperature, top_p, &logits);
-            for (got, want) in counts.iter().zip(expected) {
-                assert!((got - want).abs() < 0.015 && (want > 0.0 || *got == 0.0), "{temperature} {top_p}: {counts:?}");
+        for (temperature, top_k, top_p, expected) in cases {
+            let sampler = sampler(temperature, top_k, top_p);
+            let mut counts = [0.0; 4];
+            for position in 0..DRAWS {
+                let token = sampler.sample_on_host(&logits, sampler.uniform(0, position)).unwrap();
+                counts[token as usize] += 1.0 / DRAWS as f64;
+            }
+            for (got, want) in counts.into_iter().zip(expected) {
+                assert!((got - want).abs() < 0.015 && (want > 0.0 || got == 0.0), "{temperature} {top_p}: {counts:?}");
             }
         }
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_tokens() {
-        let logits: Vec<f32> = (0..100).map(|i| (i % 7) as f32).collect();
-        let draw = |seed| {
-            let mut sampler = Sampler::new(0.8, 0.95, seed);
-            (0..50).map(|_| sampler.sample(&logits).unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(draw(3), draw(3));
-        assert_ne!(draw(3), draw(4));
+    fn uniform_numbers_depend_on_seed_sequence_and_position() {
+        let number = |seed, sequence, position| Sampler::new(1.0, None, 1.0, seed).uniform(sequence, position);
+        assert_eq!(number(3, 1, 2), number(3, 1, 2));
+        for (seed, sequence, position) in [(4, 1, 2), (3, 2, 2), (3, 1, 3), (3, 2, 1)] {
+            assert_ne!(number(3, 1, 2), number(seed, sequence, position));
+        }
     }
 }

@@ -15,6 +15,7 @@ use crate::placement::Placement;
 use crate::progress::{LoadStats, Progress, Unit};
 use crate::recover::{Loss, LostServer, RetryBudgets, endpoint, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
+use crate::sample::Sampler;
 use crate::servers::{Servers, SystemResolver};
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
@@ -34,14 +35,18 @@ use std::time::{Duration, Instant};
 const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Opens devices by name, with the options of the command line.
-struct DeviceOpener {
+pub struct DeviceOpener {
     registry: Registry,
     options: Options,
     servers: Servers,
 }
 
 impl DeviceOpener {
-    fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
+    /// Reads the keys, and lists the servers.
+    ///
+    /// # Errors
+    /// A file of a key or certificate, or a name or folder of servers, that cannot be read.
+    pub fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
         let (key, certificate) = match (&args.cert, &args.key, &args.ca) {
             (Some(cert), Some(key), Some(ca)) => (None, Some(Certificate::read_files(cert, key, ca)?)),
             (_, key, _) => (key.as_deref().map(SecretKey::read_file).transpose()?, None),
@@ -60,7 +65,10 @@ impl DeviceOpener {
     }
 
     /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
-    fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    ///
+    /// # Errors
+    /// A device that cannot be opened.
+    pub fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
         let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
             let (list, notes) = self.registry.default_list();
             notes.iter().for_each(|note| log::info!("{note}"));
@@ -119,6 +127,7 @@ pub struct Session<'a> {
     model: Model,
     split: TensorSplit,
     options: EngineOptions,
+    sampler: Sampler,
     /// Most tokens of a sequence.
     context: usize,
     /// Whether the memory check has passed. It runs once, before the first load.
@@ -171,7 +180,7 @@ impl<'a> Session<'a> {
         let (groups, shares) = args.groups(devices.len())?;
         let sequences = args.sequences();
         // A batch in flight for each stage of the pipeline.
-        let lanes = groups.len().min(sequences);
+        let lanes = args.sequence_groups.map_or(groups.len(), usize::from).min(sequences);
         let options = EngineOptions {
             ubatch: args.ubatch as usize,
             depth: args.depth(groups.len(), lanes),
@@ -193,7 +202,9 @@ impl<'a> Session<'a> {
             |group: &TensorGroup| group.devices().iter().fold(0, |sum: u64, &device| sum.saturating_add(free[device]));
         let free: Vec<u64> = groups.iter().map(sum).collect();
         let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
-        let model = load::model_without_memory(hparams, cache, &placement, &groups)?;
+        let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+        let sampler = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed);
+        let model = load::model_without_memory(hparams, cache, sampler.sampling()?, &placement, &groups)?;
         Ok(Session {
             args,
             context,
@@ -207,6 +218,7 @@ impl<'a> Session<'a> {
             model,
             placement,
             options,
+            sampler,
             fits: false,
             mapped: vec![0; devices.len()],
             engine: None,
@@ -303,23 +315,27 @@ impl<'a> Session<'a> {
         Ok(engine::check_memory((&self.model, &self.split), devices, self.options)?)
     }
 
-    /// Appends tokens to the sequence and returns the logits of the last token. Recovers from lost servers if `--retry` is
-    /// given.
+    /// Appends tokens to the sequence and returns the token that follows. Recovers from lost servers if `--retry` is given.
     ///
     /// # Errors
-    /// A device failure, or a lost server that did not come back in time.
-    pub fn append(&mut self, tokens: &[u32]) -> anyhow::Result<Vec<f32>> {
+    /// Invalid logits, a device failure, or a lost server that did not come back in time.
+    pub fn append(&mut self, tokens: &[u32]) -> anyhow::Result<u32> {
         self.history.push(tokens);
-        let logits = self.with_recovery(|session| {
+        let token = self.with_recovery(|session| {
             let history = std::mem::take(&mut session.history);
-            let logits = session.evaluate_last(&history);
+            let token = session.evaluate_last(&history);
             session.history = history;
-            logits
+            token
         })?;
         // Only a finished batch resets the retry budgets: a server that crashes on every computation must not cause endless
         // retries.
         self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
-        Ok(logits)
+        Ok(token)
+    }
+
+    /// How tokens are sampled.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
     }
 
     /// Runs `work` on the engine, and again after each loss. `work` learns whether the engine is new, so that its KV caches are empty.
@@ -341,9 +357,10 @@ impl<'a> Session<'a> {
     }
 
     /// Evaluates the last batch of the sequence, after all others if the engine is new.
-    fn evaluate_last(&mut self, history: &TokenHistory) -> anyhow::Result<Vec<f32>> {
+    fn evaluate_last(&mut self, history: &TokenHistory) -> anyhow::Result<u32> {
         let (now, before) = history.batches().split_last().context("nothing to append")?;
         let (quiet, ubatch) = (self.args.json, self.args.ubatch as usize);
+        let uniform = self.sampler.uniform(0, now.start + now.tokens.len());
         let engine = self.engine_ready()?;
         // Replay batch by batch. One large prompt would be faster, but its sums round differently, so that the tokens that follow
         // could differ.
@@ -357,7 +374,12 @@ impl<'a> Session<'a> {
             task.add(batch.tokens.len() as u64);
         }
         engine.truncate(now.start);
-        Ok(engine.append_with_progress(&now.tokens, &|tokens| task.add(tokens as u64))?)
+        let sampled = engine.append(&now.tokens, uniform, &|tokens| task.add(tokens as u64))?;
+        if !sampled.probability.is_nan() {
+            return Ok(sampled.token);
+        }
+        let logits = engine.logits(0)?.pop().unwrap_or_default();
+        Ok(self.sampler.sample_on_host(&logits, uniform)?)
     }
 
     /// Shortens the sequence to what it has in common with the start of `tokens`, but never to all of them, because their last one

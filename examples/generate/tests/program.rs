@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use fanout::gguf::Writer;
 use fanout::tensor::DType;
 use fanout_testing::wrong_uses::{check, create_files, document, other_servers, rows};
+use serde_json::Value;
 
 /// This test also makes `cargo test` build the programs, which scripts then run without building them (`FANOUT_BUILT`).
 #[test]
@@ -178,6 +179,41 @@ fn each_line_of_the_log_is_a_record() {
     let is_record = |line: &str| line.starts_with('[') && line.contains("Z ") && line.contains("] ");
     let others: Vec<&str> = log.lines().filter(|line| !is_record(line)).collect();
     assert!(others.is_empty(), "{others:?}");
+}
+
+/// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.
+#[test]
+fn a_planned_run_reports_its_prediction() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plan it");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("model.gguf");
+    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    let report = |command: &mut Command| -> Value {
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_str(&text).unwrap()
+    };
+    let generate = |more: &[&str]| {
+        let options =
+            ["--tokens", "1,4", "-n", "3", "--ignore-eos", "--json", "-d", "CPU,CPU", "--mem", "64M", "-t", "1"];
+        report(Command::new(env!("CARGO_BIN_EXE_generate")).arg(&file).args(options).args(more))
+    };
+    let plan = generate(&["--plan"]);
+    // One layer with one head cannot be split.
+    let stages = plan["best"]["stages"].as_array().unwrap();
+    assert!(stages.len() == 1 && stages[0]["devices"].as_array().unwrap().len() == 1, "{plan}");
+    assert!(plan["best"]["gen_tok_s"].as_f64().unwrap() > 0.0, "{plan}");
+    assert_eq!(plan["devices"].as_array().unwrap().len(), 2, "{plan}");
+    let command = plan["command"].as_str().unwrap();
+    assert!(command.ends_with("--device CPU --mem 67108864 --threads 1"), "{command}");
+
+    let pasted = report(Command::new("sh").args(["-c", command]));
+    let (auto, both) = (generate(&["--auto"]), generate(&[]));
+    assert_eq!((pasted["devices"].as_array().unwrap().len(), auto["devices"].as_array().unwrap().len()), (1, 1));
+    assert_eq!((&pasted["tokens"], &auto["tokens"]), (&both["tokens"], &both["tokens"]));
+    let rates = [&auto, &pasted].map(|report| report["predicted_gen_tok_s"].as_f64());
+    assert!(rates[0].unwrap() > 0.0 && rates[1].is_none(), "{rates:?}");
 }
 
 #[test]

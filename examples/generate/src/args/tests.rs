@@ -61,6 +61,8 @@ fn tensor_splits_make_groups_of_consecutive_devices() {
     assert_eq!(groups("-p x --split tensor=3,1", 2), [(vec![0, 1], vec![3.0, 1.0])]);
     let two = [(vec![0, 1], vec![1.0, 2.0]), (vec![2, 3], vec![1.0, 1.0])];
     assert_eq!(groups("-p x --split tensor=1,2/1,1", 4), two);
+    let (groups, shares) = parse("-p x --split tensor=6:1,2/2:1,1").unwrap().groups(4).unwrap();
+    assert_eq!((groups.len(), groups[0].shares().to_vec(), shares), (2, vec![1.0, 2.0], Some(vec![0.75, 0.25])));
 }
 
 #[test]
@@ -81,6 +83,10 @@ fn errors_name_the_wrong_argument() {
         ("-p x --split tensors", "expected tensor, tensor=SHARES or shares"),
         ("-p x --split tensor=1,0", "expected a share above 0"),
         ("-p x --split tensor=1/", "expected a share above 0"),
+        ("-p x --split tensor=2:1/1", "expected LAYERS: for every group, or for none"),
+        ("-p x --split tensor=0:1/1:1", "expected a share above 0"),
+        ("-p x --plan --split 1,1", "cannot be used with"),
+        ("-p x --plan --auto", "cannot be used with"),
         ("-p x --rpc CPU", "for '--rpc <LIST>': CPU is a device of this machine: give it to --device"),
         ("-p x --rpc 0", "0 is a device of this machine"),
         ("-p x --rpc host:1,CUDA1", "CUDA1 is a device of this machine"),

@@ -1,7 +1,7 @@
 //! A lane: the scheduler, the prepared graphs and the sequences of one group of sequences.
 
-use super::{EngineError, EngineOptions, Started};
-use crate::model::{GraphShape, Inputs, KV_PAD, Model, ModelError};
+use super::{EngineError, EngineOptions, Sampled, Started};
+use crate::model::{GraphShape, Inputs, KV_PAD, Model, ModelError, Results};
 use crate::report::GraphStats;
 use fanout::device::{Device, MemoryBudget, PendingRead};
 use fanout::graph::TensorId;
@@ -36,26 +36,37 @@ pub(super) struct Lane {
     /// The sequence of [`super::Engine::append`], which has all cells.
     only: Option<SequenceId>,
     in_flight: Option<InFlight>,
+    /// The shape of the batch whose results were read last: its logits are still there.
+    finished: Option<GraphShape>,
 }
 
 /// A batch whose results were not read yet.
 struct InFlight {
     shape: GraphShape,
     outputs: Vec<BatchOutput>,
-    /// The parts of the logits that the ranks have.
-    logits: Vec<PendingRead>,
+    /// The parts of the tokens and of the probabilities.
+    sampled: [Vec<PendingRead>; 2],
 }
 
 /// A prepared graph that can be run repeatedly.
 struct ReadyGraph {
     prepared: PreparedPlan,
     inputs: Inputs,
-    logits: Option<TensorId>,
+    results: Option<Results>,
     /// The graph of all ranks, with its own tensors for the inputs and the parts of the logits.
     rank_task: RankTask,
 }
 
 impl ReadyGraph {
+    /// The bytes of the inputs, for the graph before it was split.
+    fn encode(&self, batch: &TokenBatch, outputs: &[BatchOutput], uniform: UniformFn<'_>) -> Vec<(TensorId, Vec<u8>)> {
+        let mut all = self.inputs.of(batch, outputs);
+        if let Some(id) = self.results.and_then(|results| results.sampled.uniform) {
+            all.push((id, outputs.iter().flat_map(|output| uniform(output).to_le_bytes()).collect()));
+        }
+        all
+    }
+
     /// The bytes of the inputs, for the graph of all ranks.
     fn inputs<'b>(&self, bytes: &'b [(TensorId, Vec<u8>)]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
         let input = |(id, bytes): &'b (TensorId, Vec<u8>)| {
@@ -78,6 +89,9 @@ pub(super) fn apply_split(
     split.apply(task, devices, &|name, rank| model.stored(name, sequences)?.regions.get(rank)?.clone())
 }
 
+/// The uniform number by which the token behind an output is drawn.
+pub(super) type UniformFn<'a> = &'a dyn Fn(&BatchOutput) -> f32;
+
 type SubmitFn = fn(&mut Scheduler, &mut PreparedPlan, &[(TensorId, &[u8])]) -> Result<(), SchedError>;
 
 impl Lane {
@@ -95,6 +109,7 @@ impl Lane {
             sequences: SequenceGroup::new(parts.model.cache_options.cells, ubatch),
             only: None,
             in_flight: None,
+            finished: None,
         })
     }
 
@@ -141,66 +156,96 @@ impl Lane {
             if batch.waiting == 0 {
                 return Ok(batch);
             }
-            self.submit(parts, &batch, &[])?;
+            self.submit(parts, &batch, &[], &|_| 0.0)?;
             submitted(batch.tokens.len());
         }
     }
 
-    /// Submits a batch, and the reads of the logits of the tokens at `outputs`.
+    /// Submits a batch, and the reads of what is sampled behind these outputs.
     pub(super) fn submit(
         &mut self,
         parts: &ModelParts,
         batch: &TokenBatch,
         outputs: &[BatchOutput],
+        uniform: UniformFn<'_>,
     ) -> Result<(), EngineError> {
-        self.submit_with(parts, batch, outputs, Scheduler::submit)
+        self.submit_with(parts, batch, (outputs, uniform), Scheduler::submit)
     }
 
     /// As [`Lane::submit`], if nothing else can be submitted until the results are read.
-    pub(super) fn submit_alone(&mut self, parts: &ModelParts, batch: &TokenBatch) -> Result<(), EngineError> {
+    pub(super) fn submit_alone(
+        &mut self,
+        parts: &ModelParts,
+        batch: &TokenBatch,
+        uniform: UniformFn<'_>,
+    ) -> Result<(), EngineError> {
         // Remote devices: let the reply to the read signal completion. Waiting for completion before the read would cost another
         // round trip. Local devices only: the calling thread runs the work itself.
         let remote = self.scheduler.devices().iter().any(|device| device.link_stats().is_some());
-        self.submit_with(parts, batch, &batch.outputs, if remote { Scheduler::submit } else { Scheduler::run })
+        let submit = if remote { Scheduler::submit } else { Scheduler::run };
+        self.submit_with(parts, batch, (&batch.outputs, uniform), submit)
     }
 
     fn submit_with(
         &mut self,
         parts: &ModelParts,
         batch: &TokenBatch,
-        outputs: &[BatchOutput],
+        (outputs, uniform): (&[BatchOutput], UniformFn<'_>),
         submit: SubmitFn,
     ) -> Result<(), EngineError> {
         let shape = shape(parts, batch, outputs.len());
         self.prepare(parts, shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
-        let bytes = ready.inputs.of(batch, outputs);
+        let bytes = ready.encode(batch, outputs, uniform);
         let inputs = ready.inputs(&bytes)?;
         submit(&mut self.scheduler, &mut ready.prepared, &inputs)?;
-        let logits = ready.logits.and_then(|id| ready.rank_task.output(id)).unwrap_or_default();
-        let logits = logits.iter().map(|part| self.scheduler.read(&ready.prepared, part.tensor));
-        let logits = logits.collect::<Result<Vec<PendingRead>, _>>()?;
-        self.in_flight = Some(InFlight { shape, outputs: outputs.to_vec(), logits });
+        let mut sampled = [Vec::new(), Vec::new()];
+        if let Some(results) = ready.results {
+            for (reads, id) in sampled.iter_mut().zip([results.sampled.tokens, results.sampled.probabilities]) {
+                *reads = read_parts(&mut self.scheduler, ready, id)?;
+            }
+        }
+        self.in_flight = Some(InFlight { shape, outputs: outputs.to_vec(), sampled });
         Ok(())
     }
 
     /// Submits the next batch with at most `prompts` tokens of prompts.
-    pub(super) fn start(&mut self, parts: &ModelParts, prompts: usize) -> Result<Started, EngineError> {
+    pub(super) fn start(
+        &mut self,
+        parts: &ModelParts,
+        prompts: usize,
+        uniform: UniformFn<'_>,
+    ) -> Result<Started, EngineError> {
         let Some(batch) = self.sequences.next_batch(prompts) else { return Ok(Started::default()) };
-        self.submit(parts, &batch, &batch.outputs)?;
+        self.submit(parts, &batch, &batch.outputs, uniform)?;
         Ok(Started { tokens: batch.tokens.len(), prompt: batch.tokens.len() > batch.outputs.len() })
     }
 
     /// Waits for the results of the batch that was submitted last.
-    pub(super) fn finish(&mut self) -> Result<Vec<(BatchOutput, Vec<f32>)>, EngineError> {
-        let Some(InFlight { shape, outputs, logits }) = self.in_flight.take() else { return Ok(Vec::new()) };
-        let parts = logits.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()?;
+    pub(super) fn finish(&mut self) -> Result<Vec<(BatchOutput, Sampled)>, EngineError> {
+        let Some(InFlight { shape, outputs, sampled }) = self.in_flight.take() else { return Ok(Vec::new()) };
         let Some(ready) = self.ready.get(&shape) else { return Ok(Vec::new()) };
-        let Some(id) = ready.logits else { return Ok(Vec::new()) };
-        let bytes = ready.rank_task.join_output(id, &parts).ok_or(TensorSplitError::Bug("logits of another size"))?;
-        let rows = bytes.chunks_exact(bytes.len() / outputs.len().max(1));
-        let floats = |row: &[u8]| row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok(outputs.into_iter().zip(rows.map(floats)).collect())
+        let Some(results) = ready.results else { return Ok(Vec::new()) };
+        let [tokens, probabilities] = sampled;
+        let tokens = join(ready, results.sampled.tokens, tokens)?;
+        let probabilities = join(ready, results.sampled.probabilities, probabilities)?;
+        self.finished = Some(shape);
+        let sampled = words(&tokens).zip(words(&probabilities)).map(|(token, probability)| Sampled {
+            token: u32::from_le_bytes(token),
+            probability: f32::from_le_bytes(probability),
+        });
+        Ok(outputs.into_iter().zip(sampled).collect())
+    }
+
+    /// Reads the logits of the batch whose results were read last, if no other was submitted since: one row for each output.
+    pub(super) fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let shape = self.finished.ok_or(EngineError::NoTokens)?;
+        let Some(ready) = self.ready.get(&shape) else { return Ok(Vec::new()) };
+        let Some(results) = ready.results else { return Ok(Vec::new()) };
+        let parts = read_parts(&mut self.scheduler, ready, results.logits)?;
+        let bytes = join(ready, results.logits, parts)?;
+        let floats: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
+        Ok(floats.chunks_exact(floats.len() / shape.outputs.max(1)).map(<[f32]>::to_vec).collect())
     }
 
     /// Runs a batch node by node, see [`super::Engine::compare`].
@@ -214,7 +259,7 @@ impl Lane {
         let shape = shape(parts, batch, batch.outputs.len());
         self.prepare(parts, shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
-        let bytes = ready.inputs.of(batch, &batch.outputs);
+        let bytes = ready.encode(batch, &batch.outputs, &|_| 0.5);
         let inputs = ready.inputs(&bytes)?;
         Ok(sched::compare((&mut self.scheduler, &mut ready.prepared), reference, budget, &inputs, report)?)
     }
@@ -239,13 +284,30 @@ impl Lane {
             // A record for each line: line breaks within a record are escaped.
             prepared.plan().to_string().lines().for_each(|line| log::debug!("{line}"));
         }
-        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, logits: graph.logits, rank_task });
+        self.ready.insert(shape, ReadyGraph { prepared, inputs: graph.inputs, results: graph.results, rank_task });
         Ok(())
     }
 
     fn apply_split(&self, parts: &ModelParts, task: &Task) -> Result<RankTask, TensorSplitError> {
         apply_split((&parts.model, &parts.split), self.number, self.scheduler.devices(), task)
     }
+}
+
+/// Submits the reads of the parts of an output.
+fn read_parts(scheduler: &mut Scheduler, ready: &ReadyGraph, id: TensorId) -> Result<Vec<PendingRead>, EngineError> {
+    let parts = ready.rank_task.output(id).unwrap_or_default();
+    Ok(parts.iter().map(|part| scheduler.read(&ready.prepared, part.tensor)).collect::<Result<_, _>>()?)
+}
+
+/// Waits for the parts of an output; returns its bytes.
+fn join(ready: &ReadyGraph, id: TensorId, reads: Vec<PendingRead>) -> Result<Vec<u8>, EngineError> {
+    let parts = reads.into_iter().map(|read| read.wait(None)).collect::<Result<Vec<_>, _>>()?;
+    let bytes = ready.rank_task.join_output(id, &parts);
+    Ok(bytes.ok_or(TensorSplitError::Bug("an output of another size"))?)
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
+    bytes.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]])
 }
 
 /// The graph shape for a batch.

@@ -12,6 +12,7 @@ use crate::progress::Progress;
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::gguf::Gguf;
 use fanout::sched::ObservedNode;
+use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::{DType, TensorDesc};
 use std::ops::ControlFlow;
@@ -30,6 +31,7 @@ struct TestConfig {
     /// Groups of sequences, and the most sequences of each.
     sequence_groups: usize,
     sequences: usize,
+    sampling: Sampling,
     /// Memory of each device in bytes.
     memory: u64,
 }
@@ -44,6 +46,7 @@ const PLAIN: TestConfig = TestConfig {
     flash_attn: false,
     sequence_groups: 1,
     sequences: 1,
+    sampling: Sampling::GREEDY,
     memory: 1 << 30,
 };
 
@@ -80,7 +83,7 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let free: Vec<u64> = groups.iter().map(free).collect();
     let placement = Placement::new(&tensors, &hparams, &cache, &free, config.shares).unwrap();
     let engine = || {
-        let mut model = load::model_without_memory(&hparams, cache, &placement, &groups)?;
+        let mut model = load::model_without_memory(&hparams, cache, config.sampling, &placement, &groups)?;
         let split = split_model(&model, groups)?;
         let options = EngineOptions { ubatch: config.ubatch, depth: config.depth, sequences: config.sequences };
         check_memory((&model, &split), &devices, options)?;
@@ -96,10 +99,23 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     (engine(), devices)
 }
 
+/// Appends tokens and reads the logits, from which the token must have been taken.
+fn append(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let sampled = engine.append(tokens, 0.5, &|_| ()).unwrap();
+    let logits = engine.logits(0).unwrap().pop().unwrap();
+    assert_eq!((sampled.token, sampled.probability), (best(&logits), 1.0));
+    logits
+}
+
+/// The token with the largest logit; of equal ones, the lowest.
+fn best(logits: &[f32]) -> u32 {
+    (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
 /// Logits of the prompt's last token, and of each token after the prompt.
 fn sequence(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f32>> {
-    let mut all = vec![engine.append(&tokens[..prompt]).unwrap()];
-    all.extend(tokens[prompt..].iter().map(|&token| engine.append(&[token]).unwrap()));
+    let mut all = vec![append(engine, &tokens[..prompt])];
+    all.extend(tokens[prompt..].iter().map(|&token| append(engine, &[token])));
     all
 }
 
@@ -207,7 +223,7 @@ fn a_replay_gives_the_same_bits() {
         let mut again = start(&toy, config).0.unwrap();
         again.replay(&tokens[..20]).unwrap();
         tokens[20..299].iter().for_each(|&token| again.replay(&[token]).unwrap());
-        assert_eq!(again.append(&tokens[299..]).unwrap(), want[280], "{config:?}");
+        assert_eq!(append(&mut again, &tokens[299..]), want[280], "{config:?}");
     }
 }
 
@@ -239,11 +255,11 @@ fn a_model_that_does_not_fit_fails_before_anything_is_allocated() {
 #[test]
 fn empty_and_too_long_batches_are_rejected() {
     let mut engine = start(&ToyModel::new(Arch::Llama), PLAIN).0.unwrap();
-    assert!(matches!(engine.append(&[]), Err(EngineError::NoTokens)));
-    let error = engine.append(&prompt(513)).unwrap_err().to_string();
+    assert!(matches!(engine.append(&[], 0.5, &|_| ()), Err(EngineError::NoTokens)));
+    let error = engine.append(&prompt(513), 0.5, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("context of 512"), "{error}");
     assert_eq!(engine.length(), 0);
-    engine.append(&[1]).unwrap();
+    append(&mut engine, &[1]);
 }
 
 #[test]
@@ -269,14 +285,17 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
 
 /// The replies of `prompts`, each of `limit` tokens, chosen by the largest logit: several sequences at a time.
 fn decode_all(engine: &mut Engine, prompts: &[Vec<u32>], limit: usize) -> Vec<(Vec<u32>, Vec<Vec<f32>>)> {
+    let uniform = |output: &BatchOutput| (output.position % 7) as f32 / 7.0;
     let mut all: Vec<(Vec<u32>, Vec<Vec<f32>>)> = vec![Default::default(); prompts.len()];
     let (mut next, mut running) = (0, std::collections::BTreeMap::new());
     loop {
         let mut submitted = 0;
         for group in 0..engine.groups() {
-            for (output, logits) in engine.finish(group).unwrap() {
+            let results = engine.finish(group).unwrap();
+            let logits = if results.is_empty() { Vec::new() } else { engine.logits(group).unwrap() };
+            for ((output, sampled), logits) in results.into_iter().zip(logits) {
                 let number = running[&(group, output.sequence)];
-                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+                let best = sampled.token;
                 let (tokens, rows): &mut (Vec<u32>, Vec<Vec<f32>>) = &mut all[number];
                 tokens.push(best);
                 rows.push(logits);
@@ -295,7 +314,7 @@ fn decode_all(engine: &mut Engine, prompts: &[Vec<u32>], limit: usize) -> Vec<(V
                 running.insert((group, sequences.join(&prompts[next], positions).unwrap()), next);
                 next += 1;
             }
-            submitted += engine.start(group).unwrap().tokens;
+            submitted += engine.start(group, &uniform).unwrap().tokens;
         }
         if submitted == 0 {
             assert!(running.is_empty() && next == prompts.len());

@@ -8,6 +8,7 @@ use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::{Op, OutputSpec};
 use fanout::sched::batching::mask::{CellTensors, TokenInputs, mask, note_cells};
+use fanout::sched::sampling::{LogitsLayout, SampledTokens, Sampling, add_sampler};
 use fanout::sched::{Task, TaskBuilder};
 use fanout::tensor::{DIMS, DType, TensorDesc};
 use std::collections::HashMap;
@@ -112,6 +113,17 @@ impl<'a> GraphContext<'a> {
         let mask = mask.map_err(|source| self.build_error("mask", source))?;
         self.cells.insert(group, (cells, Some(mask)));
         Ok(mask)
+    }
+
+    /// Adds the nodes that sample a token from each column of logits.
+    pub(super) fn sample(
+        &mut self,
+        logits: TensorId,
+        sampling: &Sampling,
+        layout: LogitsLayout,
+    ) -> Result<SampledTokens, ModelError> {
+        let sampled = add_sampler(&mut self.b, logits, sampling, layout);
+        sampled.map_err(|source| self.build_error("the sampler", source))
     }
 
     /// Adds a node; type and shape of the destination follow from the sources.

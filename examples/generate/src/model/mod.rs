@@ -24,6 +24,7 @@ use fanout::graph::{BuildError, TensorId};
 use fanout::ops::rows::Rows;
 use fanout::sched::Task;
 use fanout::sched::batching::mask::TokenInputs;
+use fanout::sched::sampling::{LogitsLayout, SampledTokens, Sampling};
 use fanout::tensor::{DIMS, DType, DescError, TensorDesc};
 use graph_context::GraphContext;
 use layers::BlockContext;
@@ -41,6 +42,8 @@ pub struct Model {
     pub caches: Vec<SequenceCache>,
     /// Number, size, type and layout of the KV caches.
     pub cache_options: CacheOptions,
+    /// How tokens are sampled.
+    pub sampling: Sampling,
 }
 
 /// A tensor that stays on a device across runs: a weight or a part of the KV cache.
@@ -72,8 +75,17 @@ pub struct ModelGraph {
     pub task: Task,
     /// Tensors that the host writes before each run.
     pub inputs: Inputs,
-    /// Logits, F32 `[vocab, outputs]`; `None` without outputs.
-    pub logits: Option<TensorId>,
+    /// `None` without outputs.
+    pub results: Option<Results>,
+}
+
+/// What a graph computes for each of its outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// Logits, F32 `[vocab, outputs]`.
+    pub logits: TensorId,
+    /// The tokens that were sampled from them.
+    pub sampled: SampledTokens,
 }
 
 /// The input tensors of a graph.
@@ -167,12 +179,12 @@ impl Model {
                 x = common.block(&mut ctx, i, x, inputs.outputs.filter(|_| end))?;
             }
         }
-        let logits = if shape.outputs == 0 { None } else { Some(self.head(&mut ctx, x)?) };
-        Ok(ModelGraph { task: ctx.build()?, inputs, logits })
+        let results = if shape.outputs == 0 { None } else { Some(self.head(&mut ctx, x)?) };
+        Ok(ModelGraph { task: ctx.build()?, inputs, results })
     }
 
-    /// The output head: final norm and projection of the last block's result to logits.
-    fn head(&self, ctx: &mut GraphContext<'_>, x: TensorId) -> Result<TensorId, ModelError> {
+    /// The output head: final norm, projection of the last block's result to logits, and sampling.
+    fn head(&self, ctx: &mut GraphContext<'_>, x: TensorId) -> Result<Results, ModelError> {
         ctx.block(None);
         let x = ctx.norm("result_norm", x, "output_norm.weight")?;
         // A file without `output.weight` ties the output matrix to the embedding.
@@ -180,7 +192,9 @@ impl Model {
         let stem = if tied { "token_embd" } else { "output" };
         let logits = ctx.linear("result_output", stem, x, self.hparams.vocab)?;
         ctx.output(logits)?;
-        Ok(logits)
+        let ranks = self.weights.get(&format!("{stem}.weight")).map_or(1, |weight| weight.regions.len());
+        let layout = if ranks > 1 { LogitsLayout::SplitByVocabulary } else { LogitsLayout::Whole };
+        Ok(Results { logits, sampled: ctx.sample(logits, &self.sampling, layout)? })
     }
 
     /// The RoPE frequency factors for a block: the copy on the block's device if there is one, else the original.

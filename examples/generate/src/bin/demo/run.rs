@@ -12,7 +12,6 @@ use generate::args::Args;
 use generate::hparams::HParams;
 use generate::link_traffic::Phase;
 use generate::report::Report;
-use generate::sample::Sampler;
 use generate::session::Session;
 
 use crate::server;
@@ -64,15 +63,14 @@ impl Job {
         let load = session.load()?;
         session.warm_up(&prompt)?;
         session.begin_phase(Phase::Prompt);
-        let (mut logits, mut tokens) = (Vec::new(), Vec::new());
+        let (mut token, mut tokens) = (0, Vec::new());
         let prompt_time = session.timed(|session| {
-            logits = session.append(&prompt)?;
+            token = session.append(&prompt)?;
             Ok(())
         })?;
         session.begin_phase(Phase::Decode);
-        let (mut sampler, mut decode_time, mut decoded) = (Sampler::Greedy, Duration::ZERO, 0);
+        let (mut decode_time, mut decoded) = (Duration::ZERO, 0);
         loop {
-            let token = sampler.sample(&logits)?;
             tokens.push(token);
             if tokens.len() == PREDICT {
                 break;
@@ -81,7 +79,7 @@ impl Job {
                 server::kill(worker)?;
             }
             decode_time += session.timed(|session| {
-                logits = session.append(&[token])?;
+                token = session.append(&[token])?;
                 Ok(())
             })?;
             decoded += 1;

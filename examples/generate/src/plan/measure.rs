@@ -1,0 +1,319 @@
+//! Measuring devices and links for the planner: products with weights of the model's type, small nodes, and small and large copies.
+//! Devices are measured one after another, each for about a second, and then the CPU devices of each host together.
+
+use crate::hparams::HParams;
+use anyhow::{Context, anyhow};
+use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, MemoryBudget, Program, Queue, Region};
+use fanout::graph::{Builder, Graph};
+use fanout::ops::binary::Binary;
+use fanout::ops::mul_mat::MulMat;
+use fanout::sched::planner::{DeviceSpeed, Host, Link, Machine};
+use fanout::tensor::DType;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of the weights that are read with one column, free memory permitting. More than most caches hold: a model is read from
+/// memory.
+const READ_BYTES: u64 = 64 << 20;
+
+/// The number of rows of these weights is a multiple of this, as in models: CPU devices repack whole panels of interleaved rows, and
+/// read others at 0.6 of the speed.
+const ROW_MULTIPLE: usize = 256;
+
+/// Multiply-adds of a product with many columns.
+const MULTIPLY_ADDS: usize = 1 << 30;
+
+/// Its columns.
+const COLUMNS: usize = 64;
+
+/// Nodes in a row, by which the time of one is measured.
+const NODES: usize = 64;
+
+/// How long a batch of runs takes about, the most runs of it, and the batches of which the median counts: other programs disturb single
+/// ones.
+const BATCH_TIME: Duration = Duration::from_millis(50);
+const MAX_RUNS: usize = 1000;
+const BATCHES: usize = 5;
+
+/// Time limit of the runs that are submitted together.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The byte that fills weights and columns: as codes and as scales of every type a number that is neither 0 nor subnormal. Pages that
+/// were never written would share one page of zeros, which stays in the cache.
+const FILL: u8 = 0x11;
+
+/// Copies in a row between two servers.
+const PEER_COPIES: usize = 8;
+
+/// The link between devices of one host. Not measured: ranks of a group poll for each other, and copies stay in memory.
+const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
+
+/// Measures all devices, the links to their servers and between these. `report` gets a line for each.
+///
+/// # Errors
+/// A device that fails, cannot multiply weights of this type, or has no free memory.
+pub(super) fn measure(
+    devices: &[Arc<dyn Device>],
+    weight: DType,
+    hparams: &HParams,
+    report: &dyn Fn(String),
+) -> anyhow::Result<Machine> {
+    // By server: its first device.
+    let mut servers: Vec<(String, &Arc<dyn Device>)> = Vec::new();
+    for device in devices {
+        if let Some(stats) = device.link_stats()
+            && !servers.iter().any(|(endpoint, _)| *endpoint == stats.endpoint)
+        {
+            servers.push((stats.endpoint, device));
+        }
+    }
+    let mut links = Vec::new();
+    for (endpoint, device) in &servers {
+        let speed = LinkSpeed::measure(&***device)?;
+        let speed = speed.with_context(|| format!("{endpoint} has no free memory to measure the link"))?;
+        let bandwidth = speed.to_device.min(speed.from_device);
+        let link = Link { round_trip: speed.round_trip.as_secs_f64(), bandwidth };
+        report(format!("{endpoint}: {}", link_text(&link)));
+        links.push(link);
+    }
+    let mut peers = vec![vec![None; servers.len()]; servers.len()];
+    for a in 0..servers.len() {
+        for b in a + 1..servers.len() {
+            let link = peer_link(&**servers[a].1, &**servers[b].1, [&links[a], &links[b]])?;
+            if let Some(link) = &link {
+                report(format!("{} and {}: {}", servers[a].0, servers[b].0, link_text(link)));
+            }
+            (peers[a][b], peers[b][a]) = (link, link);
+        }
+    }
+    let mut speeds = Vec::new();
+    for device in devices {
+        let endpoint = device.link_stats().map(|stats| stats.endpoint);
+        let server = endpoint.and_then(|endpoint| servers.iter().position(|(name, _)| *name == endpoint));
+        let (host, round_trip) = match server {
+            Some(server) => (Host::Server(server), links[server].round_trip),
+            None => (Host::Client, 0.0),
+        };
+        let name = &device.info().name;
+        let speed = device_speed(&**device, host, round_trip, weight, hparams.width);
+        let speed = speed.with_context(|| format!("measuring {name}"))?;
+        report(format!(
+            "{name}: reads {:.1} GB/s of {weight}, {:.0} G multiply-adds/s; {:.1} us for a node, {:.0} us for a run",
+            speed.read_rate / 1e9,
+            speed.multiply_rate / 1e9,
+            speed.node_time * 1e6,
+            speed.run_time * 1e6
+        ));
+        speeds.push(speed);
+    }
+    for at in 0..devices.len() {
+        let neighbours = (0..devices.len()).filter(|&other| speeds[other].host == speeds[at].host);
+        let cpus: Vec<usize> = neighbours.filter(|&other| devices[other].info().kind == DeviceKind::Cpu).collect();
+        // Once for each host, at its first CPU device.
+        if cpus.first() != Some(&at) || cpus.len() < 2 {
+            continue;
+        }
+        let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, hparams.width)?;
+        for (&cpu, rate) in cpus.iter().zip(rates) {
+            speeds[cpu].together = (rate / speeds[cpu].read_rate).min(1.0);
+            report(format!("{}: {:.2} of that beside the other CPU devices", speeds[cpu].name, speeds[cpu].together));
+        }
+    }
+    Ok(Machine::new(speeds, links, peers, WITHIN_HOST)?)
+}
+
+/// By device: bytes of weights per second that it reads while the others do, too.
+fn rates_together<'a>(
+    devices: impl Iterator<Item = &'a dyn Device>,
+    weight: DType,
+    width: usize,
+) -> anyhow::Result<Vec<f64>> {
+    let devices: Vec<_> = devices.collect();
+    std::thread::scope(|scope| {
+        let run =
+            |&device| scope.spawn(move || Bench::new(device)?.read_rate(&Weights::for_device(device, weight, width)?));
+        let running: Vec<_> = devices.iter().map(run).collect();
+        let joined =
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))));
+        joined.collect()
+    })
+}
+
+fn link_text(link: &Link) -> String {
+    format!("round trip {:.0} us, {:.0} MB/s", link.round_trip * 1e6, link.bandwidth / 1e6)
+}
+
+/// Measures one device. Its weights are not uploaded: a slow link would take minutes.
+fn device_speed(
+    device: &dyn Device,
+    host: Host,
+    round_trip: f64,
+    weight: DType,
+    width: usize,
+) -> anyhow::Result<DeviceSpeed> {
+    let (info, free) = (device.info(), device.memory()?.free);
+    let weights = Weights::for_device(device, weight, width)?;
+    let mut bench = Bench::new(device)?;
+    let (one_node, latency) = bench.time_per_run(chain(width, 1)?)?;
+    let (many_nodes, _) = bench.time_per_run(chain(width, NODES)?)?;
+    let node_time = ((many_nodes - one_node) / (NODES - 1) as f64).max(0.0);
+    // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs.
+    let run_time = (latency - round_trip).max(one_node - node_time).max(0.0);
+    let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
+    Ok(DeviceSpeed {
+        name: info.name.clone(),
+        host,
+        read_rate: bench.read_rate(&weights)?,
+        multiply_rate: bench.multiply_rate(&weights)?,
+        node_time,
+        run_time,
+        together: 1.0,
+        free,
+        collectives,
+    })
+}
+
+/// The weights of the products that a device runs.
+struct Weights {
+    dtype: DType,
+    /// Elements of a row, and bytes.
+    k: usize,
+    row_bytes: usize,
+    /// Rows of the product of one column, and of the product of many.
+    read_rows: usize,
+    multiply_rows: usize,
+}
+
+impl Weights {
+    fn for_device(device: &dyn Device, dtype: DType, width: usize) -> anyhow::Result<Weights> {
+        let k = width.next_multiple_of(dtype.block_len());
+        let row_bytes = dtype.row_bytes(k).context("the width of the model is too large")?;
+        let rows = |rows: usize| (rows / ROW_MULTIPLE).max(1) * ROW_MULTIPLE;
+        let bytes = READ_BYTES.min(device.memory()?.free / 4).min(device.info().max_buffer / 2);
+        let read_rows = rows(usize::try_from(bytes).unwrap_or(usize::MAX) / row_bytes);
+        let multiply_rows = rows(MULTIPLY_ADDS / COLUMNS / k).min(read_rows);
+        Ok(Weights { dtype, k, row_bytes, read_rows, multiply_rows })
+    }
+}
+
+/// A product of `[k, rows]` weights with `columns` columns.
+fn product(weight: DType, k: usize, rows: usize, columns: usize) -> anyhow::Result<Graph> {
+    let mut b = Builder::new();
+    let weights = b.leaf(weight, [k, rows, 1, 1])?;
+    let x = b.leaf(DType::F32, [k, columns, 1, 1])?;
+    b.node(MulMat::PLAIN, &[Some(weights), Some(x)])?;
+    Ok(b.build()?)
+}
+
+/// `nodes` sums of `width` elements, each of which reads the one before it.
+fn chain(width: usize, nodes: usize) -> anyhow::Result<Graph> {
+    let mut b = Builder::new();
+    let x = b.leaf(DType::F32, [width, 1, 1, 1])?;
+    let mut sum = x;
+    for _ in 0..nodes {
+        sum = b.node(Binary::Add, &[Some(sum), Some(x)])?;
+    }
+    Ok(b.build()?)
+}
+
+/// Times programs on a queue of a device.
+struct Bench<'a> {
+    queue: Box<dyn Queue>,
+    device: &'a dyn Device,
+}
+
+impl<'a> Bench<'a> {
+    fn new(device: &'a dyn Device) -> anyhow::Result<Bench<'a>> {
+        Ok(Bench { queue: device.queue(&MemoryBudget::new(u64::MAX))?, device })
+    }
+
+    /// Bytes of weights per second of products of one column.
+    fn read_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
+        let Weights { dtype, k, row_bytes, read_rows, .. } = *weights;
+        let (time, _) = self.time_per_run(product(dtype, k, read_rows, 1)?)?;
+        Ok((read_rows * row_bytes) as f64 / time)
+    }
+
+    /// Multiply-adds per second of products of many columns.
+    fn multiply_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
+        let Weights { dtype, k, multiply_rows, .. } = *weights;
+        let (time, _) = self.time_per_run(product(dtype, k, multiply_rows, COLUMNS)?)?;
+        Ok((k * multiply_rows * COLUMNS) as f64 / time)
+    }
+
+    /// Seconds per run of a graph when runs are submitted one behind another, and seconds from the submission of a single run to its
+    /// end.
+    fn time_per_run(&mut self, graph: Graph) -> anyhow::Result<(f64, f64)> {
+        let bytes = graph.slot_sizes().first().copied().unwrap_or(0) as u64;
+        let buffer = self.device.alloc(bytes, &MemoryBudget::new(u64::MAX))?;
+        self.queue.fill(buffer.whole(), FILL)?;
+        let bindings: Arc<[Region]> = Arc::new([buffer.whole()]);
+        let program = self.device.prepare(Arc::new(graph))?;
+        // The first run may compile, and repacks the weights.
+        self.time(&program, &bindings, 1)?;
+        let one = median(&mut self.times(&program, &bindings, 1)?);
+        let count = (BATCH_TIME.as_secs_f64() / one.max(1e-9)).clamp(2.0, MAX_RUNS as f64) as usize;
+        // The difference leaves out the round trip that ends a batch.
+        let many = median(&mut self.times(&program, &bindings, 1 + count)?);
+        Ok((((many - one) / count as f64).max(1e-9), one))
+    }
+
+    fn times(&mut self, program: &Program, bindings: &Arc<[Region]>, count: usize) -> Result<Vec<f64>, DeviceError> {
+        (0..BATCHES).map(|_| self.time(program, bindings, count)).collect()
+    }
+
+    fn time(&mut self, program: &Program, bindings: &Arc<[Region]>, count: usize) -> Result<f64, DeviceError> {
+        let began = Instant::now();
+        for _ in 0..count {
+            // As the scheduler runs a token on devices of this process: on the caller's thread.
+            self.queue.run_inline_or_submit(program, bindings, TIMEOUT)?;
+        }
+        self.queue.mark().wait(Some(Instant::now() + TIMEOUT))?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// The link between two servers, by copies back and forth, each of which waits for the one before it; `None` if the servers cannot
+/// connect to each other. `clients` has the links to both, by which the size of the copies is chosen.
+fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Result<Option<Link>> {
+    if !a.copies_from(b.info()) || !b.copies_from(a.info()) {
+        return Ok(None);
+    }
+    let large = (clients[0].bandwidth.min(clients[1].bandwidth) * 0.02).clamp(65_536.0, 4_194_304.0) as u64;
+    let budget = MemoryBudget::new(u64::MAX);
+    let buffers = [a.alloc(large, &budget)?, b.alloc(large, &budget)?];
+    let mut queues = [a.queue(&budget)?, b.queue(&budget)?];
+    let mut time = |bytes: u64, copies: usize| -> Result<Option<f64>, DeviceError> {
+        let regions = [buffers[0].region(0, bytes)?, buffers[1].region(0, bytes)?];
+        let (began, mut after) = (Instant::now(), None);
+        for at in 0..copies {
+            let (from, to) = (at % 2, (at + 1) % 2);
+            let copied = queues[to].copy_from(regions[from].clone(), regions[to].clone(), after.as_ref())?;
+            if copied == CopyOutcome::Unreachable {
+                return Ok(None);
+            }
+            after = Some(queues[to].mark());
+        }
+        after.map_or(Ok(()), |last| last.wait(Some(Instant::now() + TIMEOUT)))?;
+        Ok(Some(began.elapsed().as_secs_f64()))
+    };
+    let mut per_copy = |bytes: u64| -> Result<Option<f64>, DeviceError> {
+        // The first copy opens the connection.
+        let (Some(_), Some(two), Some(many)) = (time(bytes, 2)?, time(bytes, 2)?, time(bytes, 2 + PEER_COPIES)?) else {
+            return Ok(None);
+        };
+        Ok(Some(((many - two) / PEER_COPIES as f64).max(1e-9)))
+    };
+    let (Some(small), Some(large_time)) = (per_copy(4)?, per_copy(large)?) else { return Ok(None) };
+    let sending = (large_time - small).max(1e-6);
+    // A copy that waits for a point of another server's queue also takes the client's time: 156 us one way on loopback, where a round
+    // trip to the client takes 46 us. Ranks of a group send their parts without the client, and far more of them. So the links to the
+    // client are the estimate where they are faster.
+    let round_trip = (2.0 * small).min(clients[0].round_trip.max(clients[1].round_trip));
+    Ok(Some(Link { round_trip, bandwidth: large as f64 / sending }))
+}

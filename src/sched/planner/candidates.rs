@@ -1,0 +1,284 @@
+//! The placements that are compared: single devices, layers over several devices, tensor groups, and layers over tensor groups.
+
+use super::cost::{Batch, BlockSums, Costs};
+use super::{Goal, Machine, ModelSizes, PlannerError, Prediction, Stage, Workload};
+use std::cmp::Ordering;
+use std::fmt;
+
+/// Every subset of up to this many devices is a candidate; of more devices only the first ones in each of three orders: by speed,
+/// by memory, and as given. So 16 devices have 2,516 subsets of up to four, and at most 36 larger ones.
+const ALL_SUBSETS: u32 = 4;
+
+/// Sizes of the tensor groups that are joined to a pipeline.
+const GROUP_SIZES: [usize; 3] = [2, 4, 8];
+
+/// A placement with its prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The stages of the pipeline.
+    pub stages: Vec<Stage>,
+    /// What it is predicted to reach.
+    pub prediction: Prediction,
+}
+
+impl Candidate {
+    /// The number of devices.
+    pub fn devices(&self) -> usize {
+        self.stages.iter().map(|stage| stage.devices.len()).sum()
+    }
+
+    /// Number of stages, and ranks of the largest.
+    fn kind(&self) -> (usize, usize) {
+        (self.stages.len(), self.stages.iter().map(|stage| stage.devices.len()).max().unwrap_or(0))
+    }
+
+    /// Seconds per token, or per request: less is better.
+    fn cost(&self, workload: &Workload) -> f64 {
+        match workload.goal {
+            Goal::DecodeRate => 1.0 / self.prediction.decode_rate,
+            Goal::Request => self.prediction.request_time(workload),
+        }
+    }
+}
+
+/// Why a placement was chosen. The ratios are those of the goal: rates, or times of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reason {
+    /// One device is faster than any set of several; how much faster than the best of these, if any fits.
+    OneIsFastest(Option<f64>),
+    /// Several devices are faster than the best single one by this factor.
+    FasterTogether(f64),
+    /// No single device has the memory.
+    TooLargeForOne,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::OneIsFastest(None) => f.write_str("one device has the memory, and there is no other choice"),
+            Reason::OneIsFastest(Some(ratio)) => {
+                write!(f, "one device alone is {ratio:.2} times as fast as the best choice of several")
+            }
+            Reason::FasterTogether(ratio) => {
+                write!(f, "{ratio:.2} times as fast as the best single device that has the memory")
+            }
+            Reason::TooLargeForOne => f.write_str("no single device has the memory"),
+        }
+    }
+}
+
+/// The chosen placement and the others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The best.
+    pub best: Candidate,
+    /// Why.
+    pub reason: Reason,
+    /// The best of each other kind (number of stages, ranks of the largest one), best first.
+    pub runners_up: Vec<Candidate>,
+}
+
+/// Chooses the placement with the best prediction for the workload's goal. Every single device that fits is among the candidates,
+/// so the prediction is never worse than that of the best one. The work is bounded by [`super::MAX_DEVICES`].
+///
+/// # Errors
+/// [`PlannerError::NothingFits`], or a model or workload without work.
+pub fn choose(machine: &Machine, model: &ModelSizes, workload: &Workload) -> Result<Choice, PlannerError> {
+    workload.check(model)?;
+    let costs = Costs::new(machine, model, workload);
+    let mut best_of_kind: Vec<Candidate> = Vec::new();
+    for devices in subsets(machine) {
+        for groups in groupings(&costs, &devices) {
+            for blocks in Balance::ALL.into_iter().filter_map(|balance| costs.assign_blocks(&groups, balance)) {
+                let stages = stages(&groups, &blocks);
+                let Some(prediction) = costs.predict(&stages) else { continue };
+                let new = Candidate { stages, prediction };
+                match best_of_kind.iter_mut().find(|old| old.kind() == new.kind()) {
+                    Some(old) if rank(&new, old, workload).is_lt() => *old = new,
+                    Some(_) => {}
+                    None => best_of_kind.push(new),
+                }
+            }
+        }
+    }
+    best_of_kind.sort_by(|a, b| rank(a, b, workload));
+    let mut ranked = best_of_kind.into_iter();
+    let Some(best) = ranked.next() else { return Err(nothing_fits(&costs)) };
+    let runners_up: Vec<Candidate> = ranked.collect();
+    let other = |is_single: bool| runners_up.iter().find(|other| (other.devices() == 1) == is_single);
+    let ratio = |other: &Candidate| other.cost(workload) / best.cost(workload);
+    let reason = match (best.devices(), other(true)) {
+        (1, _) => Reason::OneIsFastest(other(false).map(ratio)),
+        (_, Some(single)) => Reason::FasterTogether(ratio(single)),
+        (_, None) => Reason::TooLargeForOne,
+    };
+    Ok(Choice { best, reason, runners_up })
+}
+
+/// Best first; of equals, fewer devices, whose failures are fewer, too.
+fn rank(a: &Candidate, b: &Candidate, workload: &Workload) -> Ordering {
+    a.cost(workload).total_cmp(&b.cost(workload)).then(a.devices().cmp(&b.devices()))
+}
+
+fn nothing_fits(costs: &Costs<'_>) -> PlannerError {
+    let all = costs.sums(&(0..costs.model.blocks.len()));
+    let (weights, others) = costs.rank_memory(1.0, 1, &all, (true, true));
+    let free = costs.machine.devices().iter().fold(0, |sum: u64, device| sum.saturating_add(device.free));
+    PlannerError::NothingFits { needed: (weights + others).ceil() as u64, free }
+}
+
+/// The sets of devices that are tried. Devices of a host are neighbours, the client's first, so that a pipeline changes hosts as
+/// rarely as it can.
+pub(super) fn subsets(machine: &Machine) -> Vec<Vec<usize>> {
+    let devices = machine.devices();
+    let numbers = || (0..devices.len()).collect::<Vec<_>>();
+    let small = (1u32..1 << devices.len()).filter(|set| set.count_ones() <= ALL_SUBSETS);
+    let mut sets: Vec<Vec<usize>> =
+        small.map(|set| numbers().into_iter().filter(|device| set >> device & 1 == 1).collect()).collect();
+    let mut by_speed = numbers();
+    by_speed.sort_by(|&a, &b| devices[b].read_rate.total_cmp(&devices[a].read_rate));
+    let mut by_memory = numbers();
+    by_memory.sort_by_key(|&device| std::cmp::Reverse(devices[device].free));
+    for order in [numbers(), by_speed, by_memory] {
+        sets.extend((ALL_SUBSETS as usize + 1..=order.len()).map(|count| order[..count].to_vec()));
+    }
+    for set in &mut sets {
+        set.sort_by_key(|&device| (devices[device].host, device));
+    }
+    sets
+}
+
+/// Ranks with their shares.
+struct Group {
+    devices: Vec<usize>,
+    shares: Vec<f64>,
+}
+
+/// The ways to use a set of devices: each alone with whole layers, all as one tensor group, or tensor groups of equal size, of
+/// neighbours or of devices of similar speed.
+fn groupings(costs: &Costs<'_>, devices: &[usize]) -> Vec<Vec<Group>> {
+    let alone = |&device: &usize| Group { devices: vec![device], shares: vec![1.0] };
+    let mut found = vec![devices.iter().map(alone).collect()];
+    let mut by_speed = devices.to_vec();
+    by_speed.sort_by(|&a, &b| {
+        let rate = |device: usize| costs.machine.devices()[device].read_rate;
+        rate(b).total_cmp(&rate(a))
+    });
+    let sizes = GROUP_SIZES.into_iter().filter(|size| devices.len() > *size && devices.len().is_multiple_of(*size));
+    for (size, order) in
+        sizes.flat_map(|size| [(size, devices), (size, &by_speed[..])]).chain([(devices.len(), devices)])
+    {
+        // Other numbers of ranks cannot divide the heads: all ranks would compute all of attention.
+        let (heads, kv_heads) = (costs.model.heads as usize, costs.model.kv_heads as usize);
+        if size > 1 && (size <= kv_heads || (size <= heads && size.is_multiple_of(kv_heads))) {
+            found.push(order.chunks(size).map(|ranks| costs.tensor_group(ranks, devices.len() / size)).collect());
+        }
+    }
+    found
+}
+
+/// How the blocks are divided over the stages.
+#[derive(Clone, Copy)]
+enum Balance {
+    /// As many as fit on the fastest stage, then on the next: one sequence passes through all stages, so only the sum of their
+    /// times counts.
+    FastestFirst,
+    /// Equal times of all stages for a decoded token of each sequence, for groups in flight.
+    Decode,
+    /// Equal times of all stages for a micro-batch.
+    Prompt,
+}
+
+impl Balance {
+    const ALL: [Balance; 3] = [Balance::FastestFirst, Balance::Decode, Balance::Prompt];
+}
+
+impl Costs<'_> {
+    /// A tensor group of a pipeline of `stages`, with shares in whole percent by which all ranks take the same time.
+    ///
+    /// A rank takes `fixed + share * scaled`: its nodes cost the same whatever its share. Equal times `t` mean that
+    /// `share = (t - fixed) / scaled`, and the sum of 1 gives `t`.
+    fn tensor_group(&self, ranks: &[usize], stages: usize) -> Group {
+        let batch = self.decode_batch(stages);
+        let times = ranks.iter().map(|&device| {
+            let fixed = self.mean.nodes * self.machine.devices()[device].node_time;
+            (fixed, (self.blocks_time((&[device], &[1.0]), ranks, &self.mean, &batch) - fixed).max(f64::MIN_POSITIVE))
+        });
+        let times: Vec<(f64, f64)> = times.collect();
+        let (fixed, speed) =
+            times.iter().fold((0.0, 0.0), |sums, (fixed, scaled)| (sums.0 + fixed / scaled, sums.1 + 1.0 / scaled));
+        let equal = (1.0 + fixed) / speed;
+        let percent = times.iter().map(|(fixed, scaled)| (100.0 * (equal - fixed) / scaled).round().max(1.0));
+        let percent: Vec<f64> = percent.collect();
+        let sum: f64 = percent.iter().sum();
+        Group { devices: ranks.to_vec(), shares: percent.into_iter().map(|share| share / sum).collect() }
+    }
+
+    /// A decoded token of each sequence of a group, with as many groups as there are stages.
+    fn decode_batch(&self, stages: usize) -> Batch {
+        let groups = self.workload.max_groups.min(self.workload.sequences).min(stages as u32);
+        Batch::decode(self.workload, f64::from(self.workload.sequences.div_ceil(groups)))
+    }
+
+    /// The number of blocks of each group, at least one; `None` if the groups lack the memory, or there are fewer blocks.
+    ///
+    /// Greedy: each block goes to the stage that has the room and, with that block, the least time. With equal blocks this is the
+    /// partition whose slowest stage is fastest.
+    fn assign_blocks(&self, groups: &[Group], balance: Balance) -> Option<Vec<usize>> {
+        let total = self.model.blocks.len();
+        if groups.len() > total {
+            return None;
+        }
+        let batch = match balance {
+            Balance::Prompt => Batch::prompt(self.workload),
+            _ => self.decode_batch(groups.len()),
+        };
+        let time: Vec<f64> = groups
+            .iter()
+            .map(|group| self.blocks_time((&group.devices, &group.shares), &group.devices, &self.mean, &batch))
+            .collect();
+        let room: Vec<usize> = (0..groups.len()).map(|at| self.room(groups, at)).collect();
+        if room.contains(&0) || room.iter().sum::<usize>() < total {
+            return None;
+        }
+        let mut blocks = vec![1; groups.len()];
+        for _ in groups.len()..total {
+            let cost = |&stage: &usize| match balance {
+                Balance::FastestFirst => time[stage],
+                Balance::Decode | Balance::Prompt => time[stage] * (blocks[stage] + 1) as f64,
+            };
+            let open = (0..groups.len()).filter(|&stage| blocks[stage] < room[stage]);
+            let next = open.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;
+            blocks[next] += 1;
+        }
+        Some(blocks)
+    }
+
+    /// How many blocks of mean size a stage has memory for.
+    fn room(&self, groups: &[Group], at: usize) -> usize {
+        let group = &groups[at];
+        let ends = (at == 0, at + 1 == groups.len());
+        let of_rank = |(&device, &share): (&usize, &f64)| {
+            let bytes = |sums: &BlockSums, ends| {
+                let (weights, others) = self.rank_memory(share, group.devices.len(), sums, ends);
+                weights + others
+            };
+            let none = bytes(&BlockSums::default(), (false, false));
+            let fixed = bytes(&BlockSums::default(), ends);
+            let left = self.machine.devices()[device].free as f64 - fixed;
+            // Blocks without bytes always fit.
+            (left / (bytes(&self.mean, (false, false)) - none).max(1.0)).max(0.0) as usize
+        };
+        group.devices.iter().zip(&group.shares).map(of_rank).min().unwrap_or(0)
+    }
+}
+
+fn stages(groups: &[Group], blocks: &[usize]) -> Vec<Stage> {
+    let mut next = 0;
+    let stage = |(group, &count): (&Group, &usize)| {
+        let blocks = next..next + count;
+        next += count;
+        Stage { devices: group.devices.clone(), shares: group.shares.clone(), blocks }
+    };
+    groups.iter().zip(blocks).map(stage).collect()
+}
