@@ -491,8 +491,8 @@ pub(crate) const LAYERS: &[Layer] = &[
     layer("sched::assign", &["graph", "device", "sched", "sched::task", "sched::split"], &["ops", "tensor"]),
     layer(
         "sched::batching",
-        &["tensor", "ops", "graph", "sched", "sched::task"],
-        &["cpu", "device", "sched::exec", "fastrand"],
+        &["tensor", "ops", "graph", "sched::task"],
+        &["cpu", "device", "sched", "sched::exec", "fastrand"],
     ),
     layer("sched::copy_paths", &["device", "sched"], &["sched::tests"]),
     layer(

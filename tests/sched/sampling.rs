@@ -199,7 +199,8 @@ fn product(tokens: usize, sampler: Option<(&Settings, LogitsLayout)>) -> Model {
         inputs.extend(sampled.uniform.map(|id| (id, encode(DType::F32, &UNIFORM))));
         let out = OutputSpec { dtype: DType::F32, ne: [1, sequences, 1, 1] };
         let tokens = b.node_as(CopyOp::Cpy, &[Some(sampled.tokens)], out).unwrap();
-        result = b.node(Concat::Concat { dim: 0 }, &[Some(tokens), Some(sampled.probabilities)]).unwrap();
+        let probabilities = b.reshape(sampled.probabilities, out.ne).unwrap();
+        result = b.node(Concat::Concat { dim: 0 }, &[Some(tokens), Some(probabilities)]).unwrap();
     }
     b.output(result).unwrap();
     Model { task: b.build().unwrap(), inputs, logits: result }

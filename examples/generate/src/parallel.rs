@@ -71,11 +71,11 @@ struct Job {
     reply: Vec<u32>,
     /// Most tokens of the reply.
     limit: usize,
-    state: State,
+    state: JobState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JobState {
     Waiting,
     /// A sequence of a group.
     Running(usize, SequenceId),
@@ -104,7 +104,7 @@ impl<'a> Replies<'a> {
     ) -> anyhow::Result<Replies<'a>> {
         let jobs = prompts.into_iter().map(|prompt| {
             let limit = args.predict(prompt.tokens.len(), context)?;
-            let state = if limit == 0 { State::Done } else { State::Waiting };
+            let state = if limit == 0 { JobState::Done } else { JobState::Waiting };
             Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, state })
         });
         let jobs = jobs.collect::<Result<Vec<_>, ArgsError>>()?;
@@ -145,7 +145,7 @@ impl<'a> Replies<'a> {
                 _ => report.prompt_time += time,
             }
             was_prompt = pass.prompt;
-            while self.jobs.get(written).is_some_and(|job| job.state == State::Done) {
+            while self.jobs.get(written).is_some_and(|job| job.state == JobState::Done) {
                 self.write(written, out)?;
                 written += 1;
             }
@@ -163,8 +163,8 @@ impl<'a> Replies<'a> {
 
     /// Puts all jobs that are not done into the queue.
     fn wait_again(&mut self) {
-        let jobs = self.jobs.iter_mut().enumerate().filter(|(_, job)| job.state != State::Done);
-        self.waiting = jobs.map(|(number, job)| (job.state = State::Waiting, number).1).collect();
+        let jobs = self.jobs.iter_mut().enumerate().filter(|(_, job)| job.state != JobState::Done);
+        self.waiting = jobs.map(|(number, job)| (job.state = JobState::Waiting, number).1).collect();
     }
 
     /// Number of tokens of all replies.
@@ -198,7 +198,7 @@ impl<'a> Replies<'a> {
                 let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
                 if ends || job.reply.len() >= job.limit {
                     sequences.leave(output.sequence);
-                    job.state = State::Done;
+                    job.state = JobState::Done;
                 } else {
                     sequences.push(output.sequence, token)?;
                 }
@@ -217,12 +217,12 @@ impl<'a> Replies<'a> {
 
     /// The number of the job of a sequence.
     fn number(&self, group: usize, sequence: SequenceId) -> Option<usize> {
-        self.jobs.iter().position(|job| job.state == State::Running(group, sequence))
+        self.jobs.iter().position(|job| job.state == JobState::Running(group, sequence))
     }
 
     /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.
     fn admit(&mut self, engine: &mut Engine, group: usize) -> anyhow::Result<()> {
-        let left = self.jobs.iter().filter(|job| job.state != State::Done).count();
+        let left = self.jobs.iter().filter(|job| job.state != JobState::Done).count();
         let most = left.div_ceil(engine.groups()).min(engine.options().sequences);
         let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
         while sequences.sequences() < most {
@@ -231,7 +231,7 @@ impl<'a> Replies<'a> {
             let tokens = [&*job.prompt, &*job.reply].concat();
             // The last token of the reply is not evaluated.
             let positions = job.prompt.len() + job.limit - 1;
-            job.state = State::Running(group, sequences.join(&tokens, positions)?);
+            job.state = JobState::Running(group, sequences.join(&tokens, positions)?);
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ pub(super) struct Simulation<'a> {
 }
 
 /// Who uses the stages and the network interfaces.
-struct State {
+struct SimulatorState {
     busy: Vec<bool>,
     waiting: Vec<VecDeque<usize>>,
     /// By host, the client first: when its interface has sent what was given to it.
@@ -149,7 +149,7 @@ impl Simulation<'_> {
 
     /// Plays `rounds` rounds of each job; at most `depth` jobs are in flight.
     fn play(&self, jobs: &mut [Job], rounds: usize, depth: usize) {
-        let mut state = State {
+        let mut state = SimulatorState {
             busy: vec![false; self.stages.len()],
             waiting: vec![VecDeque::new(); self.stages.len()],
             interface_free: vec![0.0; self.machine.servers().len() + 1],
@@ -206,7 +206,7 @@ impl Simulation<'_> {
     }
 
     /// When bytes arrive that are given to the interface of `from` now.
-    fn send(&self, state: &mut State, from: Host, to: Host, bytes: f64, now: f64) -> f64 {
+    fn send(&self, state: &mut SimulatorState, from: Host, to: Host, bytes: f64, now: f64) -> f64 {
         let link = match (from, to) {
             _ if from == to => {
                 let within = self.machine.within();
@@ -232,7 +232,7 @@ impl Simulation<'_> {
     }
 
     /// When all ranks have the sum.
-    fn all_reduce(&self, state: &mut State, stage: usize, bytes: f64, now: f64) -> f64 {
+    fn all_reduce(&self, state: &mut SimulatorState, stage: usize, bytes: f64, now: f64) -> f64 {
         let ranks = &self.stages[stage].devices;
         let collective = self.machine.has_collectives(ranks);
         let mut exchange = |bytes: f64, now: f64| {

@@ -46,8 +46,15 @@ impl Nodes<'_> {
         self.0.view(x, last, (n - 1) * element)
     }
 
+    /// Adds a node with the name that all nodes of a sampler have.
+    fn named(&mut self, add: impl FnOnce(&mut TaskBuilder) -> Built) -> Built {
+        let node = add(self.0)?;
+        self.0.name(node, "sampler");
+        Ok(node)
+    }
+
     fn unary(&mut self, op: impl Into<Op>, x: TensorId) -> Built {
-        self.0.node(op, &[Some(x)])
+        self.named(|b| b.node(op, &[Some(x)]))
     }
 
     pub(super) fn scale(&mut self, x: TensorId, scale: f32, bias: f32) -> Built {
@@ -84,7 +91,7 @@ impl Nodes<'_> {
     }
 
     fn binary(&mut self, op: Binary, a: TensorId, b: TensorId) -> Built {
-        self.0.node(op, &[Some(a), Some(b)])
+        self.named(|builder| builder.node(op, &[Some(a), Some(b)]))
     }
 
     /// `a + b`; b is repeated to the shape of a, as in the next three functions.
@@ -107,7 +114,7 @@ impl Nodes<'_> {
     /// Ids of the k largest elements of each row of x `[n, a, s]`, in any order: I32 `[k, a, s]`.
     pub(super) fn top_k(&mut self, x: TensorId, k: usize) -> Built {
         let [_, a, s] = self.shape(x)?;
-        self.0.node_as(Sort::TopK, &[Some(x)], OutputSpec { dtype: DType::I32, ne: [k, a, s, 1] })
+        self.named(|b| b.node_as(Sort::TopK, &[Some(x)], OutputSpec { dtype: DType::I32, ne: [k, a, s, 1] }))
     }
 
     /// Ids of all elements of each row in sorted order.
@@ -119,7 +126,7 @@ impl Nodes<'_> {
     pub(super) fn lookup(&mut self, x: TensorId, ids: TensorId) -> Built {
         let [n, a, s] = self.shape(x)?;
         let table = self.0.reshape(x, [1, n, a, s])?;
-        self.0.node(Rows::GetRows, &[Some(table), Some(ids)])
+        self.named(|b| b.node(Rows::GetRows, &[Some(table), Some(ids)]))
     }
 
     /// As [`Nodes::lookup`], in the shape of the ids.
@@ -131,28 +138,28 @@ impl Nodes<'_> {
     /// Rows of x `[n, a, s]` by ids `[1, s]`: `[n, s]`.
     pub(super) fn row(&mut self, x: TensorId, ids: TensorId) -> Built {
         let [n, _, s] = self.shape(x)?;
-        let found = self.0.node(Rows::GetRows, &[Some(x), Some(ids)])?;
+        let found = self.named(|b| b.node(Rows::GetRows, &[Some(x), Some(ids)]))?;
         self.reshape(found, [n, s, 1])
     }
 
     /// Whole numbers as I32, in the given shape.
     pub(super) fn to_i32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
-        self.0.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::I32, ne: [n, a, s, 1] })
+        self.named(|b| b.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::I32, ne: [n, a, s, 1] }))
     }
 
     /// I32 as F32, in the given shape: exact below 2^24.
     pub(super) fn to_f32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
-        self.0.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [n, a, s, 1] })
+        self.named(|b| b.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [n, a, s, 1] }))
     }
 
     /// x `[1, s]` repeated to `[n, s]`.
     pub(super) fn repeat(&mut self, x: TensorId, [n, s]: [usize; 2]) -> Built {
-        self.0.node_as(Concat::Repeat, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [n, s, 1, 1] })
+        self.named(|b| b.node_as(Concat::Repeat, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [n, s, 1, 1] }))
     }
 
     /// a `[n, s]`, then b `[n, s]`: `[n, 2 s]`.
     pub(super) fn join(&mut self, a: TensorId, b: TensorId) -> Built {
-        self.0.node(Concat::Concat { dim: 1 }, &[Some(a), Some(b)])
+        self.named(|builder| builder.node(Concat::Concat { dim: 1 }, &[Some(a), Some(b)]))
     }
 
     /// x `[m, s]` with zeros behind each row, so that it has n elements.

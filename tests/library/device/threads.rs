@@ -146,14 +146,15 @@ fn sums(n: usize, nodes: usize) -> Arc<Graph> {
     Arc::new(b.build().unwrap())
 }
 
-/// A program of seconds ends its turn when another queue has work, between steps that workers share and between steps that one
+/// A program of seconds ends its turn when another session has work, between steps that workers share and between steps that one
 /// worker runs.
 #[test]
-fn programs_of_several_queues_take_turns() {
+fn programs_of_several_sessions_take_turns() {
     for (long, threads) in [(counting(1 << 20, 4000), 2), (sums(4 << 20, 500), 2), (sums(4 << 20, 500), 1)] {
         // The second program is large enough to need the same turns as the first one.
-        let (device, budget, short) = (device(threads), MemoryBudget::new(MEMORY), counting(1 << 20, 8));
+        let (device, short) = (device(threads), counting(1 << 20, 8));
         let queue_with = |graph: &Arc<Graph>| {
+            let budget = MemoryBudget::new(MEMORY);
             let program = device.prepare(Arc::clone(graph)).unwrap();
             let buffer = device.alloc(graph.slot_sizes()[0] as u64, &budget).unwrap();
             let mut queue = device.queue(&budget).unwrap();
