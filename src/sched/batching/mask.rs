@@ -4,8 +4,8 @@
 //! that wrote it. A batch updates them with two numbers per token, and the device makes the mask from them, so that the client sends
 //! the same few bytes per token however long the sequences are.
 //!
-//! A token sees a cell that has its own tag and no later position. For whole numbers, `h = max(cell position - token position, 0)
-//! + (cell tag - token tag)^2` is 0 for these and at least 1 for all others, so that `-1e30 h` is the mask: as F16 it is 0 or
+//! A token sees a cell that has its own tag and no later position. For whole numbers, `h = (cell tag - token tag)^2 +
+//! max(cell position - token position, 0)` is 0 for these and at least 1 for all others, so that `-1e30 h` is the mask: as F16 it is 0 or
 //! minus infinity, and in F32 the exponential of a score that it is added to is 0.
 
 use crate::graph::{BuildError, TensorId};

@@ -71,7 +71,7 @@ pub(super) fn draw_rows(nodes: &mut Nodes<'_>, weights: TensorId, uniform: Tenso
     let hits = nodes.row_sums(hits)?;
     let hits = nodes.clamp(hits, 1.0, n as f32)?;
     let index = nodes.scale(hits, -1.0, n as f32)?;
-    let ids = nodes.to_i32(index, [1, a, s])?;
+    let ids = nodes.as_i32(index, [1, a, s])?;
     let weight = nodes.elements(weights, ids)?;
     let weight = nodes.reshape(weight, [a, s, 1])?;
     Ok(DrawnRows { index, ids, weight, total, above })
@@ -139,7 +139,7 @@ pub(super) fn draw(
         // Without finite weights, padding may have been drawn.
         index = nodes.clamp(index, 0.0, (elements - 1) as f32)?;
     }
-    let ids = nodes.to_i32(index, [1, 1, s])?;
+    let ids = nodes.as_i32(index, [1, 1, s])?;
     let probability = nodes.div(last.weight, block.total)?;
     Ok(Drawn { index, ids, probability, last })
 }

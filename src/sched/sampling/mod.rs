@@ -207,7 +207,7 @@ fn greedy(nodes: &mut Nodes<'_>, logits: TensorId, blocks: Blocks) -> Result<Tok
         // The softmax of one element: 1, or NaN.
         return Ok((best, nodes.soft_max(largest, 1.0)?));
     }
-    let best = nodes.to_f32(best, [count, s, 1])?;
+    let best = nodes.as_f32(best, [count, s, 1])?;
     let both = nodes.join(largest, best)?;
     let largest = nodes.part(both, 0, [count, s, 1])?;
     let best = nodes.part(both, count * s, [count, 1, s])?;
@@ -219,10 +219,10 @@ fn greedy(nodes: &mut Nodes<'_>, logits: TensorId, blocks: Blocks) -> Result<Tok
     let soft = nodes.elements(soft, chosen)?;
     let probabilities = nodes.div(soft, soft)?;
     let within = nodes.elements(best, chosen)?;
-    let chosen = nodes.to_f32(chosen, [1, 1, s])?;
+    let chosen = nodes.as_f32(chosen, [1, 1, s])?;
     let first = nodes.scale(chosen, length as f32, 0.0)?;
     let token = nodes.add(first, within)?;
-    Ok((nodes.to_i32(token, [1, s, 1])?, probabilities))
+    Ok((nodes.as_i32(token, [1, s, 1])?, probabilities))
 }
 
 /// Temperature alone, with ops that work on each block of the vocabulary alone.
@@ -267,7 +267,7 @@ fn by_block(
     let token = nodes.add(first, index)?;
     let weight = nodes.reshape(weight, [1, s, 1])?;
     let probabilities = nodes.mul(weight, block.probability)?;
-    Ok((nodes.to_i32(token, [1, s, 1])?, nan_unless_positive(nodes, probabilities)?))
+    Ok((nodes.as_i32(token, [1, s, 1])?, nan_unless_positive(nodes, probabilities)?))
 }
 
 /// Top-k and top-p: sorted logits, then a draw from those that are kept.
@@ -288,7 +288,7 @@ fn filtered(
         Some(k) => {
             // TOP_K has no order. Sorted by id first, equal logits keep that order in the second sort.
             let ids = nodes.top_k(logits, k)?;
-            let numbers = nodes.to_f32(ids, [k, s, 1])?;
+            let numbers = nodes.as_f32(ids, [k, s, 1])?;
             let by_id = nodes.argsort(numbers, false)?;
             let ids = nodes.elements(ids, by_id)?;
             let largest = nodes.elements(logits, ids)?;

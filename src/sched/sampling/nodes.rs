@@ -143,12 +143,12 @@ impl Nodes<'_> {
     }
 
     /// Whole numbers as I32, in the given shape.
-    pub(super) fn to_i32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
+    pub(super) fn as_i32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
         self.named(|b| b.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::I32, ne: [n, a, s, 1] }))
     }
 
     /// I32 as F32, in the given shape: exact below 2^24.
-    pub(super) fn to_f32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
+    pub(super) fn as_f32(&mut self, x: TensorId, [n, a, s]: [usize; 3]) -> Built {
         self.named(|b| b.node_as(CopyOp::Cpy, &[Some(x)], OutputSpec { dtype: DType::F32, ne: [n, a, s, 1] }))
     }
 
