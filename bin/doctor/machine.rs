@@ -293,8 +293,9 @@ mod tests {
     #[test]
     fn the_lowest_limit_of_threads_up_to_the_root_holds() {
         const OWN: &str = "/a.slice/b.service";
-        type Limits<'a> = &'a [(&'a str, &'a str)];
-        let cases: [(&str, Limits<'_>, Option<(bool, &str)>); 9] = [
+        /// The process's group, the files, and whether the finding is good, with a part of its text.
+        type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], Option<(bool, &'a str)>);
+        let cases: [Row<'_>; 9] = [
             (OWN, &[("/a.slice", "max\n"), (OWN, "max\n")], Some((true, "no limit"))),
             (
                 OWN,

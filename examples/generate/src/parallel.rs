@@ -119,8 +119,8 @@ impl<'a> Replies<'a> {
     /// # Errors
     /// A device failure that was not recovered from, invalid logits, or a failed write to `out`.
     pub fn run(mut self, session: &mut Session<'_>, out: &mut dyn Write) -> anyhow::Result<Report> {
-        let mut report = Report::default();
-        report.busy = session.take_busy_times().iter().map(|_| [Some(Duration::ZERO); 2]).collect();
+        let busy = session.take_busy_times().iter().map(|_| [Some(Duration::ZERO); 2]).collect();
+        let mut report = Report { busy, ..Report::default() };
         let (mut written, mut was_prompt, mut phase) = (0, true, Phase::Prompt);
         session.begin_phase(phase);
         loop {

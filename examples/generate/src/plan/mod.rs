@@ -100,7 +100,12 @@ impl Plan {
     /// # Errors
     /// A failed write.
     pub fn write(&self, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-        Ok(if json { writeln!(out, "{}", self.json())? } else { write!(out, "{self}")? })
+        if json {
+            writeln!(out, "{}", self.json())?
+        } else {
+            write!(out, "{self}")?
+        }
+        Ok(())
     }
 }
 
