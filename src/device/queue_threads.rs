@@ -67,7 +67,6 @@ pub(super) struct Lanes {
 const NO_SESSION: u64 = u64::MAX;
 
 /// The part of a lane that needs no lock.
-#[derive(Default)]
 struct LaneSignals {
     /// Wakes the lane's threads.
     changed: Condvar,
@@ -78,6 +77,18 @@ struct LaneSignals {
     only_session: AtomicU64,
     /// Whether a waiter interrupts the turns under way, as [`FairQueue::push`] says.
     interrupted: AtomicBool,
+}
+
+impl LaneSignals {
+    /// Those of a lane without waiters.
+    fn new() -> LaneSignals {
+        LaneSignals {
+            changed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            only_session: AtomicU64::new(NO_SESSION),
+            interrupted: AtomicBool::new(false),
+        }
+    }
 }
 
 struct LanesState {
@@ -170,8 +181,8 @@ impl QueueThreads {
             LanesState { short: lane(short), long: lane(1), polled: Vec::new(), next_poll: None, stopped: false };
         let lanes = Lanes {
             state: Mutex::new(state),
-            short: LaneSignals::default(),
-            long: LaneSignals::default(),
+            short: LaneSignals::new(),
+            long: LaneSignals::new(),
             busy_nanos: AtomicU64::new(0),
         };
         let threads = QueueThreads(Arc::new(StopOnDrop(Arc::new(lanes))));

@@ -140,11 +140,11 @@ pub struct Args {
 
     /// Measure the devices and links, and print what the model is predicted to reach on them: the best placement, its memory and
     /// loading time, a command that uses it, and the placements that are slower. Loads nothing. Takes about a second per device.
-    #[arg(long, conflicts_with_all = ["split", "compare", "info", "auto"])]
+    #[arg(long, conflicts_with_all = ["split", "sequence_groups", "compare", "info", "auto"])]
     pub plan: bool,
 
     /// Choose the placement as --plan does, and use it. The report has the predicted rates beside the measured ones.
-    #[arg(long, conflicts_with_all = ["split", "compare", "info"])]
+    #[arg(long, conflicts_with_all = ["split", "sequence_groups", "compare", "info"])]
     pub auto: bool,
 
     /// With --split tensor: round the partial sums of the devices to BF16 before they are exchanged, which halves the bytes between
@@ -340,6 +340,9 @@ pub enum ArgsError {
         /// Tokens of the conversation.
         prompt: usize,
     },
+    /// Prompts of a file without replies.
+    #[error("--predict 0 with --prompts: give at least 1, because only replies are printed")]
+    NoReplies,
     /// A file without prompts.
     #[error("--prompts: the file has no prompt: give one per line")]
     NoPrompts,
@@ -365,7 +368,7 @@ impl Args {
     ///
     /// # Errors
     /// [`ArgsError`] if the number of shares differs from `devices`, or all shares are 0.
-    pub fn groups(&self, devices: usize) -> Result<(Vec<TensorGroup>, Option<Vec<f32>>), ArgsError> {
+    pub fn tensor_groups(&self, devices: usize) -> Result<(Vec<TensorGroup>, Option<Vec<f32>>), ArgsError> {
         let all = || vec![vec![1.0; devices]];
         let (groups, shares) = match &self.split {
             None => (vec![vec![1.0]; devices], None),

@@ -3,7 +3,7 @@
 //! Graphs are planned once per shape and reused. Devices work on different batches at the same time (pipeline parallelism): on the
 //! micro-batches of a long prompt, which are submitted ahead, and on the batches of different groups of sequences.
 
-mod lane;
+mod group_runner;
 
 use crate::load;
 use crate::model::{GraphShape, Model, ModelError};
@@ -12,7 +12,7 @@ use fanout::device::{Device, DeviceError, MemoryBudget};
 use fanout::sched::batching::{BatchOutput, CellError, SequenceGroup};
 use fanout::sched::tensor_group::{TensorGroup, TensorSplit, TensorSplitError};
 use fanout::sched::{CompareReporter, Options, Plan, SchedError};
-use lane::{Lane, ModelParts, apply_split};
+use group_runner::{GroupRunner, ModelParts, apply_split};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -68,7 +68,7 @@ impl EngineOptions {
             let tokens = tokens.clamp(1, cells.max(1));
             GraphShape { tokens, cells, outputs: self.sequences.clamp(1, tokens) }
         };
-        [shape(self.ubatch), shape(self.sequences)]
+        [shape(self.ubatch.max(self.sequences)), shape(self.sequences)]
     }
 }
 
@@ -78,7 +78,7 @@ impl EngineOptions {
 /// [`Engine::finish`] are for many.
 pub struct Engine {
     parts: ModelParts,
-    lanes: Vec<Lane>,
+    runners: Vec<GroupRunner>,
     /// Statistics of the graphs of a full micro-batch and of a single token.
     graph_stats: [GraphStats; 2],
 }
@@ -122,7 +122,7 @@ pub fn check_memory(
     options: EngineOptions,
 ) -> Result<(), EngineError> {
     let planning = Options::default().with_depth(options.depth);
-    let lanes = model.caches.len() as u64;
+    let runners = model.caches.len() as u64;
     // The graph of single tokens first: if even that does not fit, the error shows that the weights themselves are too large.
     for shape in options.largest_shapes(model).into_iter().rev() {
         let rank_task = apply_split((model, split), 0, devices, &model.graph(shape)?.task)?;
@@ -131,8 +131,8 @@ pub fn check_memory(
         // The plan has the cache of one group of sequences; the others have the same.
         for (number, (needs, device)) in needs.iter_mut().zip(devices).enumerate() {
             let cache = load::cache_bytes(model, split, (number, &**device));
-            needs.stored = needs.stored.saturating_add(cache.saturating_mul(lanes - 1));
-            needs.computed = needs.computed.saturating_mul(lanes);
+            needs.stored = needs.stored.saturating_add(cache.saturating_mul(runners - 1));
+            needs.computed = needs.computed.saturating_mul(runners);
         }
         if needs.iter().any(|needs| needs.stored.saturating_add(needs.computed) > needs.free) {
             return Err(SchedError::NotEnoughMemory { needs }.into());
@@ -154,15 +154,15 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let parts = ModelParts { model, split, options };
         let mut graph_stats = [GraphStats::default(); 2];
-        let mut lanes = Vec::new();
+        let mut runners = Vec::new();
         for number in 0..parts.model.caches.len() {
-            let mut lane = Lane::new(number, &parts, devices.to_vec(), budget)?;
+            let mut runner = GroupRunner::new(number, &parts, devices.to_vec(), budget)?;
             for (stats, shape) in graph_stats.iter_mut().zip(options.largest_shapes(&parts.model)) {
-                *stats = lane.reserve(&parts, shape)?;
+                *stats = runner.reserve(&parts, shape)?;
             }
-            lanes.push(lane);
+            runners.push(runner);
         }
-        Ok(Engine { parts, lanes, graph_stats })
+        Ok(Engine { parts, runners, graph_stats })
     }
 
     /// Appends tokens to the sequence and returns the token that follows, drawn by the number `uniform`. Up to `depth`
@@ -171,10 +171,10 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn append(&mut self, tokens: &[u32], uniform: f32, submitted: &dyn Fn(usize)) -> Result<Sampled, EngineError> {
-        let (parts, lane) = self.first()?;
-        let last = lane.submit_sequence(parts, tokens, submitted)?;
-        lane.submit_alone(parts, &last, &|_| uniform)?;
-        lane.finish()?.pop().map(|(_, sampled)| sampled).ok_or(EngineError::NoTokens)
+        let (parts, runner) = self.first()?;
+        let last = runner.submit_sequence(parts, tokens, submitted)?;
+        runner.submit_alone(parts, &last, &|_| uniform)?;
+        runner.finish()?.pop().map(|(_, sampled)| sampled).ok_or(EngineError::NoTokens)
     }
 
     /// The logits of the batch of a group whose results were read last, if no other was submitted since: one row for each result.
@@ -182,12 +182,12 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn logits(&mut self, group: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.lanes.get_mut(group).map_or_else(|| Ok(Vec::new()), Lane::logits)
+        self.runners.get_mut(group).map_or_else(|| Ok(Vec::new()), GroupRunner::logits)
     }
 
     /// Shortens the sequence to its first `length` tokens: later tokens overwrite the cells of the KV cache behind it.
     pub fn truncate(&mut self, length: usize) {
-        self.lanes.iter_mut().take(1).for_each(|lane| lane.truncate(length));
+        self.runners.iter_mut().take(1).for_each(|runner| runner.truncate(length));
     }
 
     /// Recomputes the KV cache of tokens that were appended before, without reading logits. Each call must have the same tokens
@@ -197,9 +197,9 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn replay(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        let (parts, lane) = self.first()?;
-        let last = lane.submit_sequence(parts, tokens, &|_| ())?;
-        lane.submit(parts, &last, &[], &|_| 0.0)
+        let (parts, runner) = self.first()?;
+        let last = runner.submit_sequence(parts, tokens, &|_| ())?;
+        runner.submit(parts, &last, &[], &|_| 0.0)
     }
 
     /// Evaluates tokens as a prompt and then one of them alone, and leaves the sequence as it was: the graphs of both are planned
@@ -229,17 +229,17 @@ impl Engine {
         budget: &Arc<MemoryBudget>,
         report: &mut CompareReporter<'_>,
     ) -> Result<(), EngineError> {
-        let (parts, lane) = self.first()?;
-        let start = lane.length();
-        let last = lane.submit_sequence(parts, tokens, &|_| ())?;
-        lane.compare(parts, &last, (reference, budget), report)?;
-        lane.truncate(start);
+        let (parts, runner) = self.first()?;
+        let start = runner.length();
+        let last = runner.submit_sequence(parts, tokens, &|_| ())?;
+        runner.compare(parts, &last, (reference, budget), report)?;
+        runner.truncate(start);
         Ok(())
     }
 
     /// Number of tokens in the KV cache.
     pub fn length(&self) -> usize {
-        self.lanes.first().map_or(0, Lane::length)
+        self.runners.first().map_or(0, GroupRunner::length)
     }
 
     /// How it runs batches.
@@ -249,24 +249,24 @@ impl Engine {
 
     /// Number of groups of sequences.
     pub fn groups(&self) -> usize {
-        self.lanes.len()
+        self.runners.len()
     }
 
     /// The sequences of a group. Those of a batch in flight must not change, and must not leave.
     pub fn sequences(&mut self, group: usize) -> Option<&mut SequenceGroup> {
-        self.lanes.get_mut(group).map(|lane| &mut lane.sequences)
+        self.runners.get_mut(group).map(|runner| &mut runner.sequences)
     }
 
-    /// Submits the next batch of a group, and does not wait for it. Prompts
-    /// have short batches while any sequence decodes. Tokens are drawn by the numbers `uniform`. The results of the group's batch before it must have been read.
+    /// Submits the next batch of a group, and does not wait for it. Prompts have short batches while any sequence decodes. Tokens are
+    /// drawn by the numbers `uniform`. The results of the group's batch before it must have been read.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn start(&mut self, group: usize, uniform: &dyn Fn(&BatchOutput) -> f32) -> Result<Started, EngineError> {
-        let decoding = self.lanes.iter().any(|lane| lane.sequences.is_decoding());
+        let decoding = self.runners.iter().any(|runner| runner.sequences.is_decoding());
         let most = if decoding { JOINING_TOKENS } else { usize::MAX };
-        let Some(lane) = self.lanes.get_mut(group) else { return Ok(Started::default()) };
-        lane.start(&self.parts, most, uniform)
+        let Some(runner) = self.runners.get_mut(group) else { return Ok(Started::default()) };
+        runner.start(&self.parts, most, uniform)
     }
 
     /// Waits for the batch of a group that was submitted last. Returns the tokens that follow the sequences without waiting tokens; none
@@ -275,18 +275,18 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub fn finish(&mut self, group: usize) -> Result<Vec<(BatchOutput, Sampled)>, EngineError> {
-        self.lanes.get_mut(group).map_or_else(|| Ok(Vec::new()), Lane::finish)
+        self.runners.get_mut(group).map_or_else(|| Ok(Vec::new()), GroupRunner::finish)
     }
 
     /// By device: bytes uploaded and copied to it so far.
     pub fn transferred_bytes(&self) -> Vec<u64> {
-        let counts = self.lanes.iter().map(|lane| lane.scheduler.transfer_counts());
+        let counts = self.runners.iter().map(|runner| runner.scheduler.transfer_counts());
         sum_by_device(counts.map(|counts| counts.uploaded.iter().zip(&counts.copied).map(|(a, b)| a + b).collect()))
     }
 
     /// By device: bytes of the arenas for intermediate results.
     pub fn compute_bytes(&self) -> Vec<u64> {
-        sum_by_device(self.lanes.iter().map(|lane| lane.scheduler.arena_bytes()))
+        sum_by_device(self.runners.iter().map(|runner| runner.scheduler.arena_bytes()))
     }
 
     /// Statistics of the graphs of a full micro-batch and of a single token.
@@ -296,12 +296,12 @@ impl Engine {
 
     #[cfg(test)]
     fn ready_graphs(&self) -> usize {
-        self.lanes.iter().map(Lane::ready_graphs).sum()
+        self.runners.iter().map(GroupRunner::ready_graphs).sum()
     }
 
-    /// The lane of the only sequence.
-    fn first(&mut self) -> Result<(&ModelParts, &mut Lane), EngineError> {
-        Ok((&self.parts, self.lanes.first_mut().ok_or(CellError::Unknown)?))
+    /// The runner of the only sequence.
+    fn first(&mut self) -> Result<(&ModelParts, &mut GroupRunner), EngineError> {
+        Ok((&self.parts, self.runners.first_mut().ok_or(CellError::Unknown)?))
     }
 }
 

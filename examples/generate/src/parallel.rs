@@ -8,12 +8,12 @@ use crate::report::Report;
 use crate::sample::Sampler;
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use fanout::io_hint::io_hint;
 use fanout::sched::batching::{BatchOutput, SequenceId};
 use std::collections::VecDeque;
-use std::fs;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,18 +28,17 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// # Errors
 /// A file that cannot be read; text for a model without a tokenizer; a prompt that is not valid for the model.
 pub fn read_prompts(
-    args: &Args,
     path: &Path,
     tokenizer: Result<&Tokenizer, anyhow::Error>,
     vocab: usize,
 ) -> anyhow::Result<Vec<Prompt>> {
     let named = |e: &dyn std::fmt::Display| anyhow!("--prompts {}: {e}", path.display());
     let read = || {
-        let bytes = fs::metadata(path)?.len();
-        if bytes > MAX_FILE_BYTES {
-            return Err(std::io::Error::other(format!("it has {bytes} bytes, more than {MAX_FILE_BYTES}")));
-        }
-        fs::read_to_string(path)
+        let mut text = String::new();
+        // Not by the length of the file, which a pipe does not have.
+        File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+        let fits = text.len() as u64 <= MAX_FILE_BYTES;
+        if fits { Ok(text) } else { Err(std::io::Error::other(format!("it has more than {MAX_FILE_BYTES} bytes"))) }
     };
     let text = read().map_err(|e| named(&format!("{e}{}", io_hint(&e))))?;
     let mut prompts = Vec::new();
@@ -59,7 +58,12 @@ pub fn read_prompts(
                 Prompt { text: Some(line.to_owned()), tokens: tokenizer.encode(line)? }
             }
         };
-        args.check_prompt(&prompt.tokens, vocab).with_context(|| named(&format!("line {number}")))?;
+        if let Some(token) = prompt.tokens.iter().find(|&&token| token as usize >= vocab) {
+            bail!(named(&format!("line {number}: the model has no token {token}: its ids are below {vocab}")));
+        }
+        if prompt.tokens.is_empty() {
+            bail!(named(&format!("line {number}: the prompt has no tokens")));
+        }
         prompts.push(prompt);
     }
     if prompts.is_empty() { Err(ArgsError::NoPrompts.into()) } else { Ok(prompts) }
@@ -104,8 +108,10 @@ impl<'a> Replies<'a> {
     ) -> anyhow::Result<Replies<'a>> {
         let jobs = prompts.into_iter().map(|prompt| {
             let limit = args.predict(prompt.tokens.len(), context)?;
-            let state = if limit == 0 { JobState::Done } else { JobState::Waiting };
-            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, state })
+            if limit == 0 {
+                return Err(ArgsError::NoReplies);
+            }
+            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, state: JobState::Waiting })
         });
         let jobs = jobs.collect::<Result<Vec<_>, ArgsError>>()?;
         let mut replies = Replies { args, tokenizer, jobs, waiting: VecDeque::new() };
@@ -128,6 +134,9 @@ impl<'a> Replies<'a> {
             let time = session.timed(|session| {
                 let sampler = session.sampler().clone();
                 pass = session.with_engine(|engine, is_new| self.pass(engine, is_new, &sampler))?;
+                if pass.results > 0 {
+                    session.restore_retry_time();
+                }
                 let next = if pass.prompt || was_prompt { Phase::Prompt } else { Phase::Decode };
                 // Only now and then, because it waits for the batches in flight.
                 if next != phase || pass.tokens == 0 {
@@ -152,6 +161,9 @@ impl<'a> Replies<'a> {
             if pass.tokens == 0 {
                 break;
             }
+        }
+        if written < self.jobs.len() {
+            bail!("{} replies are missing (a bug)", self.jobs.len() - written);
         }
         for job in self.jobs {
             report.prompt.extend(&job.prompt);
@@ -181,11 +193,14 @@ impl<'a> Replies<'a> {
         }
         let mut pass = Pass::default();
         for group in 0..engine.groups() {
-            for (row, (output, sampled)) in engine.finish(group)?.into_iter().enumerate() {
+            let results = engine.finish(group)?;
+            pass.results += results.len();
+            for (row, (output, sampled)) in results.into_iter().enumerate() {
                 let number = self.number(group, output.sequence).context("a result of no sequence (a bug)")?;
                 let mut token = sampled.token;
                 if sampled.probability.is_nan() {
-                    let logits = engine.logits(group)?.into_iter().nth(row).unwrap_or_default();
+                    let logits =
+                        engine.logits(group)?.into_iter().nth(row).context("a result without logits (a bug)")?;
                     let uniform = sampler.uniform(number as u64, output.position + 1);
                     token =
                         sampler.sample_on_host(&logits, uniform).with_context(|| format!("prompt {}", number + 1))?;
@@ -223,7 +238,9 @@ impl<'a> Replies<'a> {
     /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.
     fn admit(&mut self, engine: &mut Engine, group: usize) -> anyhow::Result<()> {
         let left = self.jobs.iter().filter(|job| job.state != JobState::Done).count();
-        let most = left.div_ceil(engine.groups()).min(engine.options().sequences);
+        let (groups, all) = (engine.groups(), self.args.sequences());
+        let share = all / groups + usize::from(group < all % groups);
+        let most = left.div_ceil(groups).min(share);
         let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
         while sequences.sequences() < most {
             let Some(number) = self.waiting.pop_front() else { break };
@@ -262,9 +279,13 @@ fn add_busy_times(busy: &mut [[Option<Duration>; 2]], phase: Phase, session: &mu
     }
 }
 
-/// What the batches of a pass have.
+/// What a pass has done.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
+    /// Tokens that were submitted.
     tokens: usize,
+    /// Whether some of them are of prompts.
     prompt: bool,
+    /// Results that were read.
+    results: usize,
 }

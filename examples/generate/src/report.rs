@@ -21,11 +21,11 @@ pub struct Report {
     pub replies: Vec<Vec<u32>>,
     /// Time from the start of loading until the last byte is on its device.
     pub load: Duration,
-    /// Time from the submission of the prompt until its last logits are read. With several prompts, the time during which any of them
+    /// Time from the submission of the prompt until the token that follows is read. With several prompts, the time during which any of them
     /// was evaluated.
     pub prompt_time: Duration,
-    /// Time from the submission of each decoded token until its logits are read, without sampling and output. The first
-    /// generated token is not among them: it is sampled from the prompt's logits. With several prompts, all other time.
+    /// Time from the submission of each decoded token until the next one is read, without output. The first generated token is not
+    /// among them: it follows from the prompt. With several prompts, all other time.
     pub decode_time: Duration,
     /// Tokens that were evaluated during `decode_time`.
     pub decoded: usize,

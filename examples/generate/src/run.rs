@@ -40,7 +40,7 @@ pub fn run_program(
 ) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::read(&gguf.metadata);
     if let Some(path) = &args.prompts {
-        let prompts = parallel::read_prompts(args, path, needed(&tokenizer), hparams.vocab)?;
+        let prompts = parallel::read_prompts(path, needed(&tokenizer), hparams.vocab)?;
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
         let planned = plan(args, gguf, hparams, longest)?;
         if let (true, Some(plan)) = (args.plan, &planned) {

@@ -33,7 +33,7 @@ pub enum SampleError {
 }
 
 /// A token with its logit, ordered by logit and then by descending id, so that the maximum is the likeliest token with the
-/// lowest id. -0 is below 0 here, while [`best`] takes them as equal.
+/// lowest id. -0 is below 0, as on fanout's devices.
 #[derive(Clone, Copy, PartialEq)]
 struct Candidate {
     logit: f32,
@@ -127,9 +127,8 @@ fn best(logits: &[f32]) -> Result<Candidate, SampleError> {
         if logit.is_nan() || logit == f32::INFINITY {
             return Err(SampleError::InvalidLogit { token, logit });
         }
-        if logit > best.logit {
-            best = Candidate { logit, token: token as u32 };
-        }
+        let candidate = Candidate { logit, token: token as u32 };
+        best = best.max(candidate);
     }
     if best.logit == f32::NEG_INFINITY { Err(SampleError::Nothing(logits.len())) } else { Ok(best) }
 }
@@ -161,7 +160,7 @@ mod tests {
     #[test]
     fn greedy_sampling_breaks_ties_by_lowest_id() {
         let cases: [(&[f32], u32); 5] =
-            [(&[1.0], 0), (&[1.0, 3.0, 3.0], 1), (&[-2.0, -1.0, -3.0], 1), (&[LOW, LOW, -9.0], 2), (&[-0.0, 0.0], 0)];
+            [(&[1.0], 0), (&[1.0, 3.0, 3.0], 1), (&[-2.0, -1.0, -3.0], 1), (&[LOW, LOW, -9.0], 2), (&[-0.0, 0.0], 1)];
         for (logits, token) in cases {
             assert_eq!(sampler(0.0, 0, 0.5).sample_on_host(logits, 0.9), Ok(token), "{logits:?}");
         }

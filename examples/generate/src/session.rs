@@ -1,7 +1,7 @@
 //! A generation session that survives lost servers: devices, weights, KV cache and the sequence of tokens so far.
 //!
 //! After a loss the session reopens the server's devices, reloads the weights that were on them, and recomputes the KV cache by
-//! replaying the tokens. The replay uses the same batches as the first time: larger batches would be faster, but they round
+//! replaying the tokens. The replay of a single sequence uses the same batches as the first time: larger batches would be faster, but they round
 //! differently, so the generated tokens could change.
 
 use crate::args::{Args, WeightStorage};
@@ -177,14 +177,14 @@ impl<'a> Session<'a> {
                 hparams.context
             );
         }
-        let (groups, shares) = args.groups(devices.len())?;
+        let (groups, shares) = args.tensor_groups(devices.len())?;
         let sequences = args.sequences();
         // A batch in flight for each stage of the pipeline.
-        let lanes = args.sequence_groups.map_or(groups.len(), usize::from).min(sequences);
+        let sequence_groups = args.sequence_groups.map_or(groups.len(), usize::from).min(sequences);
         let options = EngineOptions {
             ubatch: args.ubatch as usize,
-            depth: args.depth(groups.len(), lanes),
-            sequences: sequences.div_ceil(lanes),
+            depth: args.depth(groups.len(), sequence_groups),
+            sequences: sequences.div_ceil(sequence_groups),
         };
         let cells = context.saturating_mul(options.sequences);
         if cells > KvCells::MAX_CELLS {
@@ -193,7 +193,8 @@ impl<'a> Session<'a> {
                 KvCells::MAX_CELLS
             );
         }
-        let cache = CacheOptions { groups: lanes, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
+        let cache =
+            CacheOptions { groups: sequence_groups, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
         let tensors =
             gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
         let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
@@ -327,9 +328,7 @@ impl<'a> Session<'a> {
             session.history = history;
             token
         })?;
-        // Only a finished batch resets the retry budgets: a server that crashes on every computation must not cause endless
-        // retries.
-        self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
+        self.restore_retry_time();
         Ok(token)
     }
 
@@ -352,8 +351,13 @@ impl<'a> Session<'a> {
             work(session.engine_ready()?, is_new)
         })?;
         self.used = true;
-        self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
         Ok(result)
+    }
+
+    /// Restores the full retry time of every server. Only for finished batches: a server that crashes on every computation must not
+    /// cause endless retries.
+    pub fn restore_retry_time(&mut self) {
+        self.retry_budgets.iter_mut().for_each(RetryBudgets::reset);
     }
 
     /// Evaluates the last batch of the sequence, after all others if the engine is new.
@@ -378,7 +382,7 @@ impl<'a> Session<'a> {
         if !sampled.probability.is_nan() {
             return Ok(sampled.token);
         }
-        let logits = engine.logits(0)?.pop().unwrap_or_default();
+        let logits = engine.logits(0)?.pop().context("a result without logits (a bug)")?;
         Ok(self.sampler.sample_on_host(&logits, uniform)?)
     }
 

@@ -181,6 +181,42 @@ fn each_line_of_the_log_is_a_record() {
     assert!(others.is_empty(), "{others:?}");
 }
 
+/// Prompts of different lengths, more than run at a time, on two devices in two groups: each reply has the tokens that it has alone,
+/// in the order of the file.
+#[test]
+fn many_prompts_have_the_replies_that_each_has_alone() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prompts");
+    fs::create_dir_all(&folder).unwrap();
+    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
+    fs::write(&file, model().to_bytes().unwrap()).unwrap();
+    let generate = |options: &[&str]| {
+        let common = ["-n", "5", "--ignore-eos", "-d", "CPU,CPU", "--split", "1,1", "-t", "1", "--kv-type", "f32"];
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_generate")).arg(&file).args(common).args(options).output().unwrap();
+        let (text, messages) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(output.status.success(), "{text}{messages}");
+        text
+    };
+    let json = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+    let prompts: Vec<String> = (0..7).map(|i| ["1", "4", "2", "3", "1", "2"][..1 + i * 5 % 6].join(",")).collect();
+    fs::write(&list, prompts.iter().map(|ids| format!("tokens: {ids}\r\n\n")).collect::<String>()).unwrap();
+    let list = list.to_str().unwrap();
+    let all = json(generate(&["--prompts", list, "--parallel", "3", "--json"]));
+    let alone: Vec<Value> =
+        prompts.iter().map(|ids| json(generate(&["--tokens", ids, "--json"]))["tokens"].clone()).collect();
+    assert_eq!(all["replies"], Value::Array(alone));
+    // The text has the same replies in the order of the file.
+    let text = generate(&["--prompts", list, "--parallel", "2", "--groups", "1"]);
+    let numbers: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("--- ")).collect();
+    assert_eq!(numbers, ["1", "2", "3", "4", "5", "6", "7"], "{text}");
+    // The numbers by which tokens are drawn depend on the prompt's place, and not on what runs beside it.
+    let drawn = |parallel| {
+        let options = ["--prompts", list, "--parallel", parallel, "--json", "--temp", "1", "--seed", "5"];
+        json(generate(&options))["replies"].clone()
+    };
+    assert_eq!(drawn("1"), drawn("4"));
+}
+
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.
 #[test]
 fn a_planned_run_reports_its_prediction() {

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
-/// The number by which devices know who wrote a cell. A tag is not given again while any cell carries it, even if its sequence
-/// has left: a cell is free without being erased, and nobody takes it for its own.
+/// The number by which devices identify the sequence that wrote a cell. A tag is not used again while any cell carries it, even if its
+/// sequence has left: so a cell is free without being erased, and is hidden from all other sequences.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SequenceTag(u32);
 
@@ -15,27 +15,27 @@ impl SequenceTag {
     }
 }
 
-/// A sequence does not get the cells that it asks for.
+/// A sequence cannot have cells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum CellError {
     /// Other sequences have the cells.
-    #[error("{wanted} cells of the KV cache are needed, and {left} of {capacity} are not promised to other sequences")]
+    #[error("{wanted} cells of the KV cache are needed, and {left} of {capacity} are not reserved for other sequences")]
     Full {
-        /// Cells asked for.
+        /// Cells that the sequence needs.
         wanted: usize,
-        /// Cells that are not promised.
+        /// Cells that are not reserved.
         left: usize,
         /// All cells.
         capacity: usize,
     },
-    /// More tokens than the sequence was promised cells (caller's error).
-    #[error("position {position} is beyond the {promised} cells of the sequence")]
-    BeyondPromise {
+    /// More tokens than the sequence was reserved cells (caller's error).
+    #[error("position {position} is beyond the {reserved} cells of the sequence")]
+    BeyondReservation {
         /// The first position without a cell.
         position: usize,
         /// Cells of the sequence.
-        promised: usize,
+        reserved: usize,
     },
     /// The sequence has left (caller's error).
     #[error("the sequence has left its group")]
@@ -44,8 +44,8 @@ pub enum CellError {
 
 /// Which sequence has which cells of a KV cache.
 ///
-/// Every sequence is promised as many cells as it may ever have positions, so that none runs out of cells half way. It gets each of
-/// them when it needs it: the free one with the lowest number, so that attention reads few cells.
+/// As many cells are reserved for a sequence as it may ever have positions, so that none runs out of cells half way. Each is chosen
+/// when it is needed: the free one with the lowest number, so that attention reads few cells.
 #[derive(Clone, Debug)]
 pub struct KvCells {
     /// By cell: the tag that it carries on the devices, perhaps of a sequence that has left; `None` before it is written.
@@ -56,7 +56,7 @@ pub struct KvCells {
 
 #[derive(Clone, Debug)]
 struct SequenceCells {
-    promised: usize,
+    reserved: usize,
     /// By position: the cell. Behind `length` those of positions that were cut off: they still carry the sequence's tag, so the
     /// sequence keeps them, and overwrites them in the same order before their positions come to be visible again.
     cells: Vec<u32>,
@@ -78,9 +78,9 @@ impl KvCells {
         self.tags.len()
     }
 
-    /// Cells that are not promised to a sequence.
-    pub fn unpromised(&self) -> usize {
-        self.capacity() - self.sequences.values().map(|sequence| sequence.promised).sum::<usize>()
+    /// Cells that are not reserved to a sequence.
+    pub fn unreserved(&self) -> usize {
+        self.capacity() - self.sequences.values().map(|sequence| sequence.reserved).sum::<usize>()
     }
 
     /// Adds a sequence of up to `positions` tokens.
@@ -88,7 +88,7 @@ impl KvCells {
     /// # Errors
     /// [`CellError::Full`].
     pub fn join(&mut self, positions: usize) -> Result<SequenceTag, CellError> {
-        let left = self.unpromised();
+        let left = self.unreserved();
         if positions > left {
             return Err(CellError::Full { wanted: positions, left, capacity: self.capacity() });
         }
@@ -96,7 +96,7 @@ impl KvCells {
         // From 1 on, because cells of zeroed memory carry 0.
         let gap = carried.iter().zip(1..).find(|&(tag, number)| tag.0 != number).map(|(_, number)| number);
         let tag = SequenceTag(gap.unwrap_or(carried.len() as u32 + 1));
-        self.sequences.insert(tag, SequenceCells { promised: positions, cells: Vec::new(), length: 0 });
+        self.sequences.insert(tag, SequenceCells { reserved: positions, cells: Vec::new(), length: 0 });
         Ok(tag)
     }
 
@@ -115,25 +115,26 @@ impl KvCells {
     /// Checks that a sequence may have a position.
     ///
     /// # Errors
-    /// [`CellError::BeyondPromise`], [`CellError::Unknown`].
-    pub fn check(&self, tag: SequenceTag, position: usize) -> Result<(), CellError> {
-        let promised = self.sequences.get(&tag).ok_or(CellError::Unknown)?.promised;
-        if position < promised { Ok(()) } else { Err(CellError::BeyondPromise { position, promised }) }
+    /// [`CellError::BeyondReservation`], [`CellError::Unknown`].
+    pub fn check_position(&self, tag: SequenceTag, position: usize) -> Result<(), CellError> {
+        let reserved = self.sequences.get(&tag).ok_or(CellError::Unknown)?.reserved;
+        if position < reserved { Ok(()) } else { Err(CellError::BeyondReservation { position, reserved }) }
     }
 
     /// Appends a position to a sequence; returns it and its cell.
     ///
     /// # Errors
-    /// [`CellError::BeyondPromise`], [`CellError::Unknown`].
+    /// [`CellError::BeyondReservation`], [`CellError::Unknown`].
     pub fn append(&mut self, tag: SequenceTag) -> Result<(usize, u32), CellError> {
         let position = self.length(tag);
-        self.check(tag, position)?;
+        self.check_position(tag, position)?;
         let sequence = self.sequences.get_mut(&tag).ok_or(CellError::Unknown)?;
         let cell = match sequence.cells.get(position) {
             Some(&cell) => cell,
             None => {
-                // There is a free one, because no more cells are promised than there are.
-                let cell = self.free.pop_first().ok_or(CellError::Unknown)?;
+                // There is a free one, because no more cells are reserved than there are.
+                let full = CellError::Full { wanted: 1, left: 0, capacity: self.tags.len() };
+                let cell = self.free.pop_first().ok_or(full)?;
                 self.tags[cell as usize] = Some(tag);
                 sequence.cells.push(cell);
                 cell
@@ -163,16 +164,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_promised_given_lowest_first_and_reused() {
+    fn cells_are_reserved_given_lowest_first_and_reused() {
         let mut cells = KvCells::new(6);
         let a = cells.join(3).unwrap();
         let b = cells.join(2).unwrap();
         assert_eq!(cells.join(2), Err(CellError::Full { wanted: 2, left: 1, capacity: 6 }));
         assert_eq!([a, b, a, b].map(|tag| cells.append(tag).unwrap()), [(0, 0), (0, 1), (1, 2), (1, 3)]);
-        assert_eq!(cells.append(b), Err(CellError::BeyondPromise { position: 2, promised: 2 }));
+        assert_eq!(cells.append(b), Err(CellError::BeyondReservation { position: 2, reserved: 2 }));
         assert_eq!(cells.seen(), 4);
         cells.leave(a);
-        assert_eq!((cells.append(a), cells.length(a), cells.unpromised()), (Err(CellError::Unknown), 0, 4));
+        assert_eq!((cells.append(a), cells.length(a), cells.unreserved()), (Err(CellError::Unknown), 0, 4));
         let c = cells.join(4).unwrap();
         assert_eq!([c, c, c].map(|tag| cells.append(tag).unwrap()), [(0, 0), (1, 2), (2, 4)]);
         assert_eq!(cells.seen(), 5);

@@ -21,7 +21,7 @@ use crate::tensor::{DType, TensorDesc};
 /// The mask for `h = 1`. As tags are below 2^24, `h` is below 2^49, so that no product with it overflows F32.
 const HIDDEN: f32 = -1e30 / (1u64 << 24) as f32;
 
-/// Who wrote each cell, on one device: stored tensors, zeroed with the cache, because no sequence has the tag 0.
+/// The sequence and the position of the token that wrote each cell, on one device: stored tensors, zeroed with the cache, because no sequence has the tag 0.
 #[derive(Clone, Copy, Debug)]
 pub struct CellTensors {
     /// Tags, F32 `[1, cells]`.
@@ -41,12 +41,12 @@ pub struct TokenInputs {
     pub cells: TensorId,
 }
 
-/// Adds the nodes that note who writes the cells of a batch. Every device with a part of the cache needs them in every batch, also
+/// Adds the nodes that record which tokens write the cells of a batch. Every device with a part of the cache needs them in every batch, also
 /// where it makes no mask.
 ///
 /// # Errors
 /// Tensors of other types or shapes than documented.
-pub fn note_cells(
+pub fn record_cells(
     builder: &mut TaskBuilder,
     cells: CellTensors,
     tokens: TokenInputs,
@@ -61,7 +61,7 @@ pub fn note_cells(
 }
 
 /// Adds the nodes that make the mask of a batch, for attention over the first `seen` cells: `[seen, tokens]` of `dtype`, F16 or F32.
-/// Call [`note_cells`] before.
+/// Call [`record_cells`] before.
 ///
 /// # Errors
 /// Tensors of other types or shapes than documented; more cells than there are.
@@ -171,7 +171,7 @@ mod tests {
                 positions: b.input("positions", DType::F32, ne).unwrap(),
                 cells: b.input("cells", DType::I64, [batch.len(), 1, 1, 1]).unwrap(),
             };
-            note_cells(&mut b, noted, tokens, 0).unwrap();
+            record_cells(&mut b, noted, tokens, 0).unwrap();
             let mask = mask(&mut b, noted, tokens, (seen, dtype), 0).unwrap();
             b.output(mask).unwrap();
             let mut prepared = scheduler.build(&Arc::new(b.build().unwrap())).unwrap();

@@ -7,8 +7,8 @@
 //! | part | content |
 //! |---|---|
 //! | [`SequenceGroup`] | the sequences of a group: who joins and leaves, and the tokens of the next batch |
-//! | [`KvCells`] | the cells of the group's KV cache: which are free, and which sequence wrote them |
-//! | [`mask`] | nodes that note on the device who wrote each cell, and make the attention mask of a batch from that |
+//! | [`KvCells`] | the cells of the group's KV cache: which are free, and which sequence has which |
+//! | [`mask`] | nodes that record on the device which sequence wrote each cell, and make the attention mask of a batch from that |
 //!
 //! # In a runtime
 //! Each group has a KV cache and a [`Scheduler`](super::Scheduler) of its own over the same devices, because two runs of one
@@ -18,6 +18,9 @@
 //! While it waits for one group, the devices work on the others.
 //!
 //! # What a sequence computes
+//! Attention reads all cells up to the last one in use, and hides those of other sequences: with s sequences of n tokens, a token costs s n
+//! scores instead of n. That is little beside the products of weights while s n is in the order of the model's width.
+//!
 //! Its tokens attend to its own cells only, wherever these lie, so other sequences change nothing but the order in which sums are
 //! added: a device may choose another kernel for more columns, and adds the terms of attention in the order of cells. Results are
 //! therefore equal up to rounding, and a token can differ where two logits are nearly equal.

@@ -57,6 +57,7 @@ struct Sequence {
 
 impl SequenceGroup {
     /// A group without sequences, with a KV cache of `cells` cells, and batches of at most `tokens` tokens, but at least 1.
+    /// With more sequences than that, the later ones wait for those that joined before them.
     pub fn new(cells: usize, tokens: usize) -> SequenceGroup {
         SequenceGroup { cells: KvCells::new(cells), tokens: tokens.max(1), sequences: BTreeMap::new(), next: 0 }
     }
@@ -76,11 +77,11 @@ impl SequenceGroup {
     /// Appends a token to a sequence, for the next batch.
     ///
     /// # Errors
-    /// [`CellError::BeyondPromise`], [`CellError::Unknown`].
+    /// [`CellError::BeyondReservation`], [`CellError::Unknown`].
     pub fn push(&mut self, id: SequenceId, token: u32) -> Result<(), CellError> {
         let sequence = self.sequences.get_mut(&id).ok_or(CellError::Unknown)?;
         let position = self.cells.length(sequence.tag) + sequence.waiting.len();
-        self.cells.check(sequence.tag, position)?;
+        self.cells.check_position(sequence.tag, position)?;
         sequence.waiting.push_back(token);
         Ok(())
     }
@@ -105,7 +106,8 @@ impl SequenceGroup {
         self.sequences.get(&id).map_or(0, |sequence| self.cells.length(sequence.tag))
     }
 
-    /// Whether a sequence is past its prompt: batches with many tokens of other prompts make it wait.
+    /// Whether a sequence decodes: at most one of its tokens waits, and others were evaluated. It then waits for each batch, so
+    /// batches should have few tokens of prompts.
     pub fn is_decoding(&self) -> bool {
         self.sequences.values().any(|sequence| sequence.waiting.len() <= 1 && self.cells.length(sequence.tag) > 0)
     }
@@ -115,23 +117,23 @@ impl SequenceGroup {
         self.sequences.len()
     }
 
-    /// Cells that are not promised to a sequence.
-    pub fn unpromised(&self) -> usize {
-        self.cells.unpromised()
+    /// Cells that are not reserved to a sequence.
+    pub fn unreserved(&self) -> usize {
+        self.cells.unreserved()
     }
 
     /// The next batch, with at most `prompts` tokens of prompts, but at least 1; `None` if no token waits.
     ///
-    /// First the sequences of which one token waits, because they decode: none of them waits for the prompt of another. The rest of
+    /// First the sequences of which one token waits: none of them waits for the prompt of another. The rest of
     /// the batch is for prompts, in the order in which the sequences joined, one after the other, so that the first one soon decodes.
     pub fn next_batch(&mut self, prompts: usize) -> Option<TokenBatch> {
         let (mut batch, mut left) = (TokenBatch::default(), self.tokens);
-        let is_decoding = |sequence: &Sequence| sequence.waiting.len() == 1;
-        for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| is_decoding(sequence)) {
+        let has_one = |sequence: &Sequence| sequence.waiting.len() == 1;
+        for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| has_one(sequence)) {
             left -= take(&mut batch, &mut self.cells, (id, sequence), left.min(1));
         }
         left = left.min(prompts.max(1));
-        for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| !is_decoding(sequence)) {
+        for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| !has_one(sequence)) {
             left -= take(&mut batch, &mut self.cells, (id, sequence), left);
         }
         batch.seen = self.cells.seen();
@@ -150,7 +152,7 @@ fn take(
     let before = batch.tokens.len();
     while batch.tokens.len() < before + most {
         let Some(&token) = sequence.waiting.front() else { break };
-        // Cannot fail: `join` and `push` admit no token beyond the promise.
+        // Cannot fail: `join` and `push` admit no token beyond the reservation.
         let Ok((position, cell)) = cells.append(sequence.tag) else { break };
         sequence.waiting.pop_front();
         batch.tokens.push(token);
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(group.join(&[1; 5], 2), Err(CellError::Full { wanted: 5, left: 4, capacity: 4 }));
         let a = group.join(&[1, 2], 3).unwrap();
         group.push(a, 3).unwrap();
-        assert_eq!(group.push(a, 4), Err(CellError::BeyondPromise { position: 3, promised: 3 }));
+        assert_eq!(group.push(a, 4), Err(CellError::BeyondReservation { position: 3, reserved: 3 }));
         assert_eq!(tokens(group.next_batch(ALL)).0, [1, 2, 3]);
         group.truncate(a, 1);
         assert_eq!(group.length(a), 1);

@@ -19,7 +19,7 @@ fn omitted_options_have_defaults() {
     assert_eq!((args.ubatch, args.predict, args.kv_type, args.temp), (512, None, KvType::F16, 0.0));
     assert_eq!((args.depth(1, 1), args.depth(2, 1), args.depth(2, 2)), (1, 4, 1));
     let one = |device| TensorGroup::new(vec![device], vec![1.0]).unwrap();
-    assert_eq!(args.groups(2), Ok((vec![one(0), one(1)], None)));
+    assert_eq!(args.tensor_groups(2), Ok((vec![one(0), one(1)], None)));
     assert_eq!((args.context(10, 9000), args.predict(10, 256)), (Ok(74), Ok(64)));
     assert_eq!(args.kv_type.dtype(), DType::F16);
 }
@@ -30,7 +30,7 @@ fn given_options_override_the_defaults() {
         parse("--tokens 1,5,9 -n 8 -d CPU,CPU --split 3,1 --ubatch 4 --depth 2 --ctx 32 --kv-type f32 --mem 1G,2G");
     let args = args.unwrap();
     assert_eq!(args.tokens, Some(vec![1, 5, 9]));
-    assert_eq!(args.groups(2).unwrap().1, Some(vec![0.75, 0.25]));
+    assert_eq!(args.tensor_groups(2).unwrap().1, Some(vec![0.75, 0.25]));
     assert_eq!((args.ubatch, args.depth(2, 1), args.context(24, 9000)), (4, 2, Ok(32)));
     assert_eq!((args.kv_type.dtype(), args.mem), (DType::F32, vec![1 << 30, 2 << 30]));
     let args = parse("-p x --temp 0.8 --top-p 0.9 --seed 7").unwrap();
@@ -53,7 +53,7 @@ fn a_chat_replies_until_the_context_is_full() {
 #[test]
 fn tensor_splits_make_groups_of_consecutive_devices() {
     let groups = |line: &str, devices| {
-        let (groups, shares) = parse(line).unwrap().groups(devices).unwrap();
+        let (groups, shares) = parse(line).unwrap().tensor_groups(devices).unwrap();
         assert_eq!(shares, None);
         groups.iter().map(|group| (group.devices().to_vec(), group.shares().to_vec())).collect::<Vec<_>>()
     };
@@ -61,7 +61,7 @@ fn tensor_splits_make_groups_of_consecutive_devices() {
     assert_eq!(groups("-p x --split tensor=3,1", 2), [(vec![0, 1], vec![3.0, 1.0])]);
     let two = [(vec![0, 1], vec![1.0, 2.0]), (vec![2, 3], vec![1.0, 1.0])];
     assert_eq!(groups("-p x --split tensor=1,2/1,1", 4), two);
-    let (groups, shares) = parse("-p x --split tensor=6:1,2/2:1,1").unwrap().groups(4).unwrap();
+    let (groups, shares) = parse("-p x --split tensor=6:1,2/2:1,1").unwrap().tensor_groups(4).unwrap();
     assert_eq!((groups.len(), groups[0].shares().to_vec(), shares), (2, vec![1.0, 2.0], Some(vec![0.75, 0.25])));
 }
 
@@ -138,9 +138,12 @@ fn servers_precede_devices_and_reject_mem() {
 #[test]
 fn arguments_that_do_not_match_devices_or_model_are_rejected() {
     let args = parse("-p x --split 3,1 --ctx 70").unwrap();
-    assert_eq!(args.groups(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
-    assert_eq!(parse("-p x --split 0,0").unwrap().groups(2), Err(ArgsError::NoShare));
-    assert_eq!(parse("-p x --split tensor=1,1").unwrap().groups(3), Err(ArgsError::Shares { shares: 2, devices: 3 }));
+    assert_eq!(args.tensor_groups(1), Err(ArgsError::Shares { shares: 2, devices: 1 }));
+    assert_eq!(parse("-p x --split 0,0").unwrap().tensor_groups(2), Err(ArgsError::NoShare));
+    assert_eq!(
+        parse("-p x --split tensor=1,1").unwrap().tensor_groups(3),
+        Err(ArgsError::Shares { shares: 2, devices: 3 })
+    );
     let error = args.context(10, 9000).unwrap_err().to_string();
     assert_eq!(
         error,

@@ -28,6 +28,8 @@ struct TestConfig {
     ubatch: usize,
     depth: usize,
     flash_attn: bool,
+    /// Cells of a KV cache.
+    cells: usize,
     /// Groups of sequences, and the most sequences of each.
     sequence_groups: usize,
     sequences: usize,
@@ -44,6 +46,7 @@ const PLAIN: TestConfig = TestConfig {
     ubatch: 512,
     depth: 1,
     flash_attn: false,
+    cells: 512,
     sequence_groups: 1,
     sequences: 1,
     sampling: Sampling::GREEDY,
@@ -75,8 +78,12 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     let describe =
         |info: &fanout::gguf::TensorInfo| (info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne).unwrap());
     let tensors: Vec<_> = gguf.tensors.iter().map(describe).collect();
-    let cache =
-        CacheOptions { groups: config.sequence_groups, cells: 512, dtype: config.cache, flash_attn: config.flash_attn };
+    let cache = CacheOptions {
+        groups: config.sequence_groups,
+        cells: config.cells,
+        dtype: config.cache,
+        flash_attn: config.flash_attn,
+    };
     let devices = devices(config);
     let groups = config.groups();
     let free = |group: &TensorGroup| group.devices().iter().map(|&d| devices[d].memory().unwrap().free).sum();
@@ -281,6 +288,19 @@ fn a_comparison_reports_every_node_and_does_not_change_the_sequence() {
     assert!(names.contains(&"blk.2.ffn_moe_down".to_owned()));
     let want = oracle::logits(&toy, &tokens).split_off(8);
     assert_close(&sequence(&mut engine, &tokens, 9), &want, 1e-10, "after the comparison");
+}
+
+/// However long the context and however large the vocabulary: neither masks are sent nor logits read.
+#[test]
+fn a_token_moves_few_bytes() {
+    let toy = ToyModel::new(Arch::Llama);
+    let mut engine = start(&toy, TestConfig { cells: 8192, flash_attn: true, ..PLAIN }).0.unwrap();
+    engine.append(&prompt(300), 0.5, &|_| ()).unwrap();
+    let sampled = engine.append(&[1], 0.5, &|_| ()).unwrap();
+    let before = engine.transferred_bytes();
+    engine.append(&[sampled.token], 0.5, &|_| ()).unwrap();
+    // Two I32, two F32 and an I64.
+    assert_eq!(engine.transferred_bytes()[0] - before[0], 24);
 }
 
 /// The replies of `prompts`, each of `limit` tokens, chosen by the largest logit: several sequences at a time.

@@ -7,7 +7,7 @@ use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::{Op, OutputSpec};
-use fanout::sched::batching::mask::{CellTensors, TokenInputs, mask, note_cells};
+use fanout::sched::batching::mask::{CellTensors, TokenInputs, mask, record_cells};
 use fanout::sched::sampling::{LogitsLayout, SampledTokens, Sampling, add_sampler};
 use fanout::sched::{Task, TaskBuilder};
 use fanout::tensor::{DIMS, DType, TensorDesc};
@@ -87,7 +87,7 @@ impl<'a> GraphContext<'a> {
     }
 
     /// Adds the nodes that note on a tensor group who writes the cells of the batch, once.
-    pub(super) fn note_cells(&mut self, group: usize, tokens: TokenInputs) -> Result<(), ModelError> {
+    pub(super) fn record_cells(&mut self, group: usize, tokens: TokenInputs) -> Result<(), ModelError> {
         let vectors = self.model.caches.first().and_then(|cache| cache.cells.get(&group));
         let (Some(vectors), false) = (vectors, self.cells.contains_key(&group)) else { return Ok(()) };
         let [tags, positions] = cell_names(group);
@@ -95,7 +95,7 @@ impl<'a> GraphContext<'a> {
             tags: self.stored(tags, &vectors.tags)?,
             positions: self.stored(positions, &vectors.positions)?,
         };
-        note_cells(&mut self.b, cells, tokens, group).map_err(|source| self.build_error("cells", source))?;
+        record_cells(&mut self.b, cells, tokens, group).map_err(|source| self.build_error("cells", source))?;
         self.cells.insert(group, (cells, None));
         Ok(())
     }

@@ -67,7 +67,7 @@ impl BlockContext<'_> {
         ctx.block(Some(i));
         let (hparams, tokens) = (&self.model.hparams, self.shape.tokens);
         let [keys, values] = self.cache(ctx, i)?;
-        ctx.note_cells(self.layer(i)?.keys.group, self.inputs.cells)?;
+        ctx.record_cells(self.layer(i)?.keys.group, self.inputs.cells)?;
         let cur = ctx.norm("attn_norm", x, "attn_norm.weight")?;
         let k = ctx.linear("Kcur", "attn_k", cur, hparams.kv_width())?;
         let k = ctx.reshape(k, [hparams.head_width, hparams.kv_heads, tokens, 1])?;

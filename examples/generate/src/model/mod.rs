@@ -143,8 +143,8 @@ pub fn copy_name(name: &str, group: usize) -> String {
 
 impl Model {
     /// The weight with a name of the graph, or the tensor of the KV cache of a group of sequences.
-    pub fn stored(&self, name: &str, sequences: usize) -> Option<&StoredTensor> {
-        self.weights.get(name).or_else(|| self.caches.get(sequences)?.get(name))
+    pub fn stored(&self, name: &str, sequence_group: usize) -> Option<&StoredTensor> {
+        self.weights.get(name).or_else(|| self.caches.get(sequence_group)?.get(name))
     }
 
     /// Builds the graph for batches of `shape`. Devices in it are the numbers of tensor groups. It is the same for all groups of

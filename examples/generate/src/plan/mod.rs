@@ -50,8 +50,9 @@ impl Plan {
     /// A device that cannot be opened or measured, a `--ctx` that is too small, or no placement that fits.
     pub fn new(args: &Args, gguf: &Gguf<'_>, hparams: &HParams, prompt: usize) -> anyhow::Result<Plan> {
         let context = args.context(prompt, hparams.context)?.next_multiple_of(KV_PAD);
-        let cache =
-            CacheOptions { groups: 1, cells: context, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
+        // A group of sequences attends to the cells of all of its sequences; at worst there is one group.
+        let cells = context.saturating_mul(args.sequences());
+        let cache = CacheOptions { groups: 1, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
         let (sizes, weight_type) = sizes::model_sizes(gguf, hparams, &cache)?;
         let prompt = if prompt == 0 { UNKNOWN_PROMPT.min(context.div_ceil(2)) } else { prompt };
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -219,7 +220,7 @@ mod tests {
             GroupShares { layers: Some(10.0), devices: vec![100.0] },
         ]));
         assert_eq!(split, "tensor=22:60,40/10:100");
-        let (groups, shares) = args(&format!("--split {split}")).groups(3).unwrap();
+        let (groups, shares) = args(&format!("--split {split}")).tensor_groups(3).unwrap();
         assert_eq!((groups.len(), shares), (2, Some(vec![22.0 / 32.0, 10.0 / 32.0])));
     }
 }

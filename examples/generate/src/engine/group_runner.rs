@@ -1,4 +1,4 @@
-//! A lane: the scheduler, the prepared graphs and the sequences of one group of sequences.
+//! A group of sequences at work: the scheduler, the prepared graphs and the sequences of one group of sequences.
 
 use super::{EngineError, EngineOptions, Sampled, Started};
 use crate::model::{GraphShape, Inputs, KV_PAD, Model, ModelError, Results};
@@ -19,7 +19,7 @@ const MAX_READY_GRAPHS: usize = 32;
 /// pipeline, because the devices wait for each other.
 const SHARED_UBATCHES: usize = 8;
 
-/// What all lanes share.
+/// What all groups of sequences share.
 pub(super) struct ModelParts {
     pub(super) model: Model,
     pub(super) split: TensorSplit,
@@ -27,8 +27,8 @@ pub(super) struct ModelParts {
 }
 
 /// A group of sequences with a scheduler of its own. Two runs of one scheduler share memory for intermediate results, and so wait for
-/// each other; those of two lanes do so only where both need the same device.
-pub(super) struct Lane {
+/// each other; those of two groups do so only where both need the same device.
+pub(super) struct GroupRunner {
     number: usize,
     pub(super) scheduler: Scheduler,
     ready: HashMap<GraphShape, ReadyGraph>,
@@ -82,11 +82,11 @@ impl ReadyGraph {
 /// The graph of all ranks for a graph of tensor groups, with the memory of the model's tensors and of a group of sequences.
 pub(super) fn apply_split(
     (model, split): (&Model, &TensorSplit),
-    sequences: usize,
+    sequence_group: usize,
     devices: &[Arc<dyn Device>],
     task: &Task,
 ) -> Result<RankTask, TensorSplitError> {
-    split.apply(task, devices, &|name, rank| model.stored(name, sequences)?.regions.get(rank)?.clone())
+    split.apply(task, devices, &|name, rank| model.stored(name, sequence_group)?.regions.get(rank)?.clone())
 }
 
 /// The uniform number by which the token behind an output is drawn.
@@ -94,19 +94,19 @@ pub(super) type UniformFn<'a> = &'a dyn Fn(&BatchOutput) -> f32;
 
 type SubmitFn = fn(&mut Scheduler, &mut PreparedPlan, &[(TensorId, &[u8])]) -> Result<(), SchedError>;
 
-impl Lane {
+impl GroupRunner {
     pub(super) fn new(
         number: usize,
         parts: &ModelParts,
         devices: Vec<Arc<dyn Device>>,
         budget: &Arc<MemoryBudget>,
-    ) -> Result<Lane, EngineError> {
-        let EngineOptions { ubatch, depth, .. } = parts.options;
-        Ok(Lane {
+    ) -> Result<GroupRunner, EngineError> {
+        let EngineOptions { ubatch, depth, sequences } = parts.options;
+        Ok(GroupRunner {
             number,
             scheduler: Scheduler::new(devices, Options::default().with_depth(depth), budget)?,
             ready: HashMap::new(),
-            sequences: SequenceGroup::new(parts.model.cache_options.cells, ubatch),
+            sequences: SequenceGroup::new(parts.model.cache_options.cells, ubatch.max(sequences)),
             only: None,
             in_flight: None,
             finished: None,
@@ -172,7 +172,7 @@ impl Lane {
         self.submit_with(parts, batch, (outputs, uniform), Scheduler::submit)
     }
 
-    /// As [`Lane::submit`], if nothing else can be submitted until the results are read.
+    /// As [`GroupRunner::submit`], if nothing else can be submitted until the results are read.
     pub(super) fn submit_alone(
         &mut self,
         parts: &ModelParts,
@@ -224,8 +224,10 @@ impl Lane {
     /// Waits for the results of the batch that was submitted last.
     pub(super) fn finish(&mut self) -> Result<Vec<(BatchOutput, Sampled)>, EngineError> {
         let Some(InFlight { shape, outputs, sampled }) = self.in_flight.take() else { return Ok(Vec::new()) };
-        let Some(ready) = self.ready.get(&shape) else { return Ok(Vec::new()) };
-        let Some(results) = ready.results else { return Ok(Vec::new()) };
+        if outputs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (ready, results) = self.results_of(shape)?;
         let [tokens, probabilities] = sampled;
         let tokens = join(ready, results.sampled.tokens, tokens)?;
         let probabilities = join(ready, results.sampled.probabilities, probabilities)?;
@@ -240,12 +242,24 @@ impl Lane {
     /// Reads the logits of the batch whose results were read last, if no other was submitted since: one row for each output.
     pub(super) fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         let shape = self.finished.ok_or(EngineError::NoTokens)?;
-        let Some(ready) = self.ready.get(&shape) else { return Ok(Vec::new()) };
+        let lost = EngineError::Sched(SchedError::Bug("the graph of a submitted batch was dropped"));
+        let ready = self.ready.get(&shape).ok_or(lost)?;
         let Some(results) = ready.results else { return Ok(Vec::new()) };
-        let parts = read_parts(&mut self.scheduler, ready, results.logits)?;
+        let ids = ready.rank_task.output(results.logits).unwrap_or_default();
+        let ids: Vec<TensorId> = ids.iter().map(|part| part.tensor).collect();
+        let prepared = &ready.prepared;
+        let parts = ids.into_iter().map(|id| self.scheduler.read(prepared, id)).collect::<Result<Vec<_>, _>>()?;
         let bytes = join(ready, results.logits, parts)?;
         let floats: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
         Ok(floats.chunks_exact(floats.len() / shape.outputs.max(1)).map(<[f32]>::to_vec).collect())
+    }
+
+    /// The graph of a shape that was submitted, which has outputs.
+    fn results_of(&self, shape: GraphShape) -> Result<(&ReadyGraph, Results), EngineError> {
+        let lost = EngineError::Sched(SchedError::Bug("the graph of a submitted batch was dropped, or has no results"));
+        let ready = self.ready.get(&shape).ok_or(lost)?;
+        let lost = EngineError::Sched(SchedError::Bug("a batch with outputs has no results"));
+        Ok((ready, ready.results.ok_or(lost)?))
     }
 
     /// Runs a batch node by node, see [`super::Engine::compare`].
