@@ -8,12 +8,14 @@ use clap::{Parser, ValueEnum};
 use fanout::log_level::parse_log_level;
 use fanout::registry::parse_nonzero_bytes;
 use fanout::rpc::keys::PublicKey;
+use fanout::sched::batching::KvCells;
 use fanout::sched::sampling::Sampling;
 use fanout::sched::tensor_group::TensorGroup;
 use fanout::tensor::DType;
 use log::LevelFilter;
 use thiserror::Error;
 
+use crate::model::KV_PAD;
 use crate::servers::ServerSource;
 
 /// Tokens to generate at most, if neither `--predict` nor `--chat` is given.
@@ -330,6 +332,19 @@ pub enum ArgsError {
         /// Sum of both.
         needed: usize,
     },
+    /// More positions than a KV cache can have.
+    #[error(
+        "{sequences} sequences with a context of {context} tokens have more than {most} positions: give a smaller --ctx, \
+         --predict or --parallel"
+    )]
+    LargeContext {
+        /// Tokens of each sequence.
+        context: usize,
+        /// Sequences at a time.
+        sequences: usize,
+        /// Positions of a KV cache.
+        most: usize,
+    },
     /// The conversation leaves no room for a reply.
     #[error(
         "the conversation has {prompt} tokens, and the context of {ctx} has no room for a reply: give a larger --ctx"
@@ -428,6 +443,18 @@ impl Args {
             None if self.chat => Ok(needed.max(trained.min(CHAT_CONTEXT))),
             None => Ok(needed),
         }
+    }
+
+    /// As [`Args::context`], rounded up to whole steps of [`KV_PAD`].
+    ///
+    /// # Errors
+    /// Also [`ArgsError::LargeContext`], if not all sequences fit into a cache.
+    pub fn padded_context(&self, prompt: usize, trained: usize) -> Result<usize, ArgsError> {
+        let context = self.context(prompt, trained)?;
+        let (sequences, most) = (self.sequences(), KvCells::MAX_CELLS);
+        let large = ArgsError::LargeContext { context, sequences, most };
+        let padded = context.checked_next_multiple_of(KV_PAD).ok_or_else(|| large.clone())?;
+        if padded.saturating_mul(sequences) > most { Err(large) } else { Ok(padded) }
     }
 
     /// The most tokens to generate after a prompt of `prompt` tokens, in a KV cache of `context` tokens.

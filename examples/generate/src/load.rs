@@ -207,6 +207,15 @@ pub fn unload(model: &mut Model, split: &TensorSplit, device: usize) {
     }
 }
 
+/// Releases the memory of the vectors that record which sequence wrote each cell. The next [`load`] allocates them again, zeroed:
+/// otherwise the sequences of a new engine, whose tags begin at 1 again, would see cells of the sequences of the last one.
+pub fn forget_cells(model: &mut Model) {
+    let vectors = model.caches.iter_mut().flat_map(|cache| cache.cells.values_mut());
+    for stored in vectors.flat_map(|vectors| [&mut vectors.tags, &mut vectors.positions]) {
+        stored.regions.iter_mut().for_each(|region| *region = None);
+    }
+}
+
 /// Bytes that the KV cache of one group of sequences takes on a device.
 pub fn cache_bytes(model: &Model, split: &TensorSplit, (number, device): (usize, &dyn Device)) -> u64 {
     let names = model.caches.first().map(SequenceCache::names).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::tokenizer::{DecodeStream, Tokenizer};
 use anyhow::{Context, anyhow, bail};
 use fanout::io_hint::io_hint;
 use fanout::sched::batching::{BatchOutput, SequenceId};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -75,15 +75,7 @@ struct Job {
     reply: Vec<u32>,
     /// Most tokens of the reply.
     limit: usize,
-    state: JobState,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum JobState {
-    Waiting,
-    /// A sequence of a group.
-    Running(usize, SequenceId),
-    Done,
+    is_done: bool,
 }
 
 /// The replies to a list of prompts, of which the engine works on some at a time.
@@ -93,6 +85,12 @@ pub struct Replies<'a> {
     jobs: Vec<Job>,
     /// Numbers of jobs in the order in which they may start.
     waiting: VecDeque<usize>,
+    /// By group and sequence: the number of its job.
+    running: HashMap<(usize, SequenceId), usize>,
+    /// Number of jobs that are not done.
+    left: usize,
+    /// Number of tokens of all replies.
+    tokens: usize,
 }
 
 impl<'a> Replies<'a> {
@@ -111,12 +109,11 @@ impl<'a> Replies<'a> {
             if limit == 0 {
                 return Err(ArgsError::NoReplies);
             }
-            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, state: JobState::Waiting })
+            Ok(Job { prompt: prompt.tokens, reply: Vec::new(), limit, is_done: false })
         });
         let jobs = jobs.collect::<Result<Vec<_>, ArgsError>>()?;
-        let mut replies = Replies { args, tokenizer, jobs, waiting: VecDeque::new() };
-        replies.wait_again();
-        Ok(replies)
+        let (waiting, left) = ((0..jobs.len()).collect(), jobs.len());
+        Ok(Replies { args, tokenizer, jobs, waiting, running: HashMap::new(), left, tokens: 0 })
     }
 
     /// Evaluates all prompts and decodes all replies; writes each text when it and those before it are complete. Returns the
@@ -130,7 +127,7 @@ impl<'a> Replies<'a> {
         let (mut written, mut was_prompt, mut phase) = (0, true, Phase::Prompt);
         session.begin_phase(phase);
         loop {
-            let (before, mut pass) = (self.tokens(), Pass::default());
+            let (before, mut pass) = (self.tokens, Pass::default());
             let time = session.timed(|session| {
                 let sampler = session.sampler().clone();
                 pass = session.with_engine(|engine, is_new| self.pass(engine, is_new, &sampler))?;
@@ -149,12 +146,12 @@ impl<'a> Replies<'a> {
             match phase {
                 Phase::Decode => {
                     report.decode_time += time;
-                    report.decoded += self.tokens() - before;
+                    report.decoded += self.tokens - before;
                 }
                 _ => report.prompt_time += time,
             }
             was_prompt = pass.prompt;
-            while self.jobs.get(written).is_some_and(|job| job.state == JobState::Done) {
+            while self.jobs.get(written).is_some_and(|job| job.is_done) {
                 self.write(written, out)?;
                 written += 1;
             }
@@ -173,15 +170,11 @@ impl<'a> Replies<'a> {
         Ok(report)
     }
 
-    /// Puts all jobs that are not done into the queue.
+    /// Puts the jobs that run in front of the queue.
     fn wait_again(&mut self) {
-        let jobs = self.jobs.iter_mut().enumerate().filter(|(_, job)| job.state != JobState::Done);
-        self.waiting = jobs.map(|(number, job)| (job.state = JobState::Waiting, number).1).collect();
-    }
-
-    /// Number of tokens of all replies.
-    fn tokens(&self) -> usize {
-        self.jobs.iter().map(|job| job.reply.len()).sum()
+        let mut running: Vec<usize> = self.running.drain().map(|(_, number)| number).collect();
+        running.sort_unstable();
+        running.into_iter().rev().for_each(|number| self.waiting.push_front(number));
     }
 
     /// One turn for each group of sequences: reads the results of its batch, appends the tokens, lets others join, and submits its
@@ -209,11 +202,14 @@ impl<'a> Replies<'a> {
                 let ends = !self.args.ignore_eos && self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token));
                 if !ends {
                     job.reply.push(token);
+                    self.tokens += 1;
                 }
                 let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
                 if ends || job.reply.len() >= job.limit {
                     sequences.leave(output.sequence);
-                    job.state = JobState::Done;
+                    job.is_done = true;
+                    self.running.remove(&(group, output.sequence));
+                    self.left -= 1;
                 } else {
                     sequences.push(output.sequence, token)?;
                 }
@@ -232,15 +228,14 @@ impl<'a> Replies<'a> {
 
     /// The number of the job of a sequence.
     fn number(&self, group: usize, sequence: SequenceId) -> Option<usize> {
-        self.jobs.iter().position(|job| job.state == JobState::Running(group, sequence))
+        self.running.get(&(group, sequence)).copied()
     }
 
     /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.
     fn admit(&mut self, engine: &mut Engine, group: usize) -> anyhow::Result<()> {
-        let left = self.jobs.iter().filter(|job| job.state != JobState::Done).count();
         let (groups, all) = (engine.groups(), self.args.sequences());
         let share = all / groups + usize::from(group < all % groups);
-        let most = left.div_ceil(groups).min(share);
+        let most = self.left.div_ceil(groups).min(share);
         let sequences = engine.sequences(group).context("a group without sequences (a bug)")?;
         while sequences.sequences() < most {
             let Some(number) = self.waiting.pop_front() else { break };
@@ -248,7 +243,7 @@ impl<'a> Replies<'a> {
             let tokens = [&*job.prompt, &*job.reply].concat();
             // The last token of the reply is not evaluated.
             let positions = job.prompt.len() + job.limit - 1;
-            job.state = JobState::Running(group, sequences.join(&tokens, positions)?);
+            self.running.insert((group, sequences.join(&tokens, positions)?), number);
         }
         Ok(())
     }

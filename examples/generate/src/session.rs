@@ -19,13 +19,12 @@ use crate::sample::Sampler;
 use crate::servers::{Servers, SystemResolver};
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use fanout::device::{Device, MappedFile, MemoryBudget};
 use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::client::{self, ConnectError};
 use fanout::rpc::keys::{Certificate, SecretKey};
-use fanout::sched::batching::KvCells;
 use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
 use fanout::tensor::TensorDesc;
 use std::sync::Arc;
@@ -170,7 +169,7 @@ impl<'a> Session<'a> {
     ) -> anyhow::Result<Session<'a>> {
         let opener = DeviceOpener::new(args)?;
         let devices = opener.open(args)?;
-        let context = args.context(prompt, hparams.context)?.next_multiple_of(KV_PAD);
+        let context = args.padded_context(prompt, hparams.context)?;
         if context > hparams.context.next_multiple_of(KV_PAD) {
             log::warn!(
                 "the context has {context} positions, but the model was trained for {}: output beyond that may be noise",
@@ -187,12 +186,6 @@ impl<'a> Session<'a> {
             sequences: sequences.div_ceil(sequence_groups),
         };
         let cells = context.saturating_mul(options.sequences);
-        if cells > KvCells::MAX_CELLS {
-            bail!(
-                "--parallel {sequences} with a context of {context} has more than {} positions: give a smaller --ctx",
-                KvCells::MAX_CELLS
-            );
-        }
         let cache =
             CacheOptions { groups: sequence_groups, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
         let tensors =
@@ -484,8 +477,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Drops the engine, if there is one, and adds its transfer counts to the totals.
+    /// Drops the engine, if there is one, with what its KV caches know, and adds its transfer counts to the totals.
     fn drop_engine(&mut self) {
+        load::forget_cells(&mut self.model);
         if let Some(engine) = self.engine.take() {
             self.copied.iter_mut().zip(engine.transferred_bytes()).for_each(|(sum, bytes)| *sum += bytes);
         }

@@ -34,6 +34,8 @@ struct TestConfig {
     sequence_groups: usize,
     sequences: usize,
     sampling: Sampling,
+    /// What an engine does before that of the test, with the same weights and caches.
+    before: Option<fn(Engine)>,
     /// Memory of each device in bytes.
     memory: u64,
 }
@@ -50,6 +52,7 @@ const PLAIN: TestConfig = TestConfig {
     sequence_groups: 1,
     sequences: 1,
     sampling: Sampling::GREEDY,
+    before: None,
     memory: 1 << 30,
 };
 
@@ -101,6 +104,12 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
         let parts = placement.weights.iter().flat_map(|placed| split.parts(&placed.name).unwrap());
         let bytes: usize = parts.map(|part| part.desc.extent()).sum();
         assert_eq!(loaded.iter().map(|loaded| loaded.bytes).sum::<u64>(), bytes as u64);
+        if let Some(use_engine) = config.before {
+            use_engine(Engine::new((model.clone(), split.clone()), &devices, &budget, options)?);
+            load::forget_cells(&mut model);
+            let loaded = load::load(&mut model, &weights, (&placement, &split), &devices, &budget, Progress::Hidden);
+            assert!(loaded.into_iter().all(|stats| stats.unwrap().bytes == 0), "the weights are still there");
+        }
         Ok(Engine::new((model, split), &devices, &budget, options)?)
     };
     (engine(), devices)
@@ -368,6 +377,20 @@ fn many_sequences_have_the_logits_that_each_has_alone() {
             assert_close(&rows, &want, 1e-10, &format!("{arch}, {config:?}, sequence {number}"));
         }
     }
+}
+
+/// As after a loss: what an earlier engine has left in the caches, with the same tags, is not seen.
+#[test]
+fn a_new_engine_sees_no_cell_of_the_last_one() {
+    let toy = ToyModel::new(Arch::Llama);
+    let prompts: Vec<Vec<u32>> = (1..4).map(|length| prompt(length)).collect();
+    let config = TestConfig { sequences: 3, ..PLAIN };
+    let want = decode_all(&mut start(&toy, config).0.unwrap(), &prompts, 4);
+    let used = |mut engine: Engine| {
+        decode_all(&mut engine, &[prompt(20), prompt(9), prompt(30)], 9);
+    };
+    let again = TestConfig { before: Some(used), ..config };
+    assert_eq!(decode_all(&mut start(&toy, again).0.unwrap(), &prompts, 4), want);
 }
 
 fn sequence_f64(engine: &mut Engine, tokens: &[u32], prompt: usize) -> Vec<Vec<f64>> {

@@ -31,6 +31,7 @@ pub(super) fn command_line(words: impl Iterator<Item = String>, args: &Args, kep
             None => left.push(word),
         }
     }
+    let kept_words = left.len();
     if !kept {
         let sizes = args.mem.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         let threads = args.threads.map(|threads| threads.to_string());
@@ -41,6 +42,10 @@ pub(super) fn command_line(words: impl Iterator<Item = String>, args: &Args, kep
     }
     left.extend(args.split.iter().flat_map(|split| ["--split".to_owned(), split_text(split)]));
     left.extend(args.sequence_groups.iter().flat_map(|groups| ["--groups".to_owned(), groups.to_string()]));
+    // Behind `--`, words are no options.
+    let given = left.split_off(kept_words);
+    let at = left.iter().position(|word| word == "--").unwrap_or(left.len());
+    left.splice(at..at, given);
     left.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
@@ -98,6 +103,10 @@ mod tests {
         assert_eq!(
             command(&["generate", "m.gguf", "--plan", "-p", "it's", "-d", "CPU,CPU"], &layers, true),
             r"generate m.gguf -p 'it'\''s' -d CPU,CPU --split 3,1"
+        );
+        assert_eq!(
+            command(&["generate", "--plan", "-p", "x", "--", "m.gguf"], &layers, true),
+            "generate -p x --split 3,1 -- m.gguf"
         );
         let other = |args: &mut Args| {
             args.device = Some("a:1/0".to_owned());

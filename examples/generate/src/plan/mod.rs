@@ -8,7 +8,7 @@ mod table;
 use crate::args::{Args, GroupShares, Split};
 use crate::console;
 use crate::hparams::HParams;
-use crate::model::{CacheOptions, KV_PAD};
+use crate::model::CacheOptions;
 use crate::report::PredictedRates;
 use crate::session::DeviceOpener;
 use fanout::device::{Device, DeviceKind};
@@ -49,7 +49,7 @@ impl Plan {
     /// # Errors
     /// A device that cannot be opened or measured, a `--ctx` that is too small, or no placement that fits.
     pub fn new(args: &Args, gguf: &Gguf<'_>, hparams: &HParams, prompt: usize) -> anyhow::Result<Plan> {
-        let context = args.context(prompt, hparams.context)?.next_multiple_of(KV_PAD);
+        let context = args.padded_context(prompt, hparams.context)?;
         // A group of sequences attends to the cells of all of its sequences; at worst there is one group.
         let cells = context.saturating_mul(args.sequences());
         let cache = CacheOptions { groups: 1, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
