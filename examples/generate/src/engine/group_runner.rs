@@ -227,7 +227,7 @@ impl GroupRunner {
         if outputs.is_empty() {
             return Ok(Vec::new());
         }
-        let (ready, results) = self.results_of(shape)?;
+        let (ready, results) = results_of(&self.ready, shape)?;
         let [tokens, probabilities] = sampled;
         let tokens = join(ready, results.sampled.tokens, tokens)?;
         let probabilities = join(ready, results.sampled.probabilities, probabilities)?;
@@ -242,24 +242,11 @@ impl GroupRunner {
     /// Reads the logits of the batch whose results were read last, if no other was submitted since: one row for each output.
     pub(super) fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         let shape = self.finished.ok_or(EngineError::NoTokens)?;
-        let lost = EngineError::Sched(SchedError::Bug("the graph of a submitted batch was dropped"));
-        let ready = self.ready.get(&shape).ok_or(lost)?;
-        let Some(results) = ready.results else { return Ok(Vec::new()) };
-        let ids = ready.rank_task.output(results.logits).unwrap_or_default();
-        let ids: Vec<TensorId> = ids.iter().map(|part| part.tensor).collect();
-        let prepared = &ready.prepared;
-        let parts = ids.into_iter().map(|id| self.scheduler.read(prepared, id)).collect::<Result<Vec<_>, _>>()?;
+        let (ready, results) = results_of(&self.ready, shape)?;
+        let parts = read_parts(&mut self.scheduler, ready, results.logits)?;
         let bytes = join(ready, results.logits, parts)?;
         let floats: Vec<f32> = words(&bytes).map(f32::from_le_bytes).collect();
         Ok(floats.chunks_exact(floats.len() / shape.outputs.max(1)).map(<[f32]>::to_vec).collect())
-    }
-
-    /// The graph of a shape that was submitted, which has outputs.
-    fn results_of(&self, shape: GraphShape) -> Result<(&ReadyGraph, Results), EngineError> {
-        let lost = EngineError::Sched(SchedError::Bug("the graph of a submitted batch was dropped, or has no results"));
-        let ready = self.ready.get(&shape).ok_or(lost)?;
-        let lost = EngineError::Sched(SchedError::Bug("a batch with outputs has no results"));
-        Ok((ready, ready.results.ok_or(lost)?))
     }
 
     /// Runs a batch node by node, see [`super::Engine::compare`].
@@ -305,6 +292,15 @@ impl GroupRunner {
     fn apply_split(&self, parts: &ModelParts, task: &Task) -> Result<RankTask, TensorSplitError> {
         apply_split((&parts.model, &parts.split), self.number, self.scheduler.devices(), task)
     }
+}
+
+/// The graph of a shape that was submitted, which has outputs.
+fn results_of(
+    ready: &HashMap<GraphShape, ReadyGraph>,
+    shape: GraphShape,
+) -> Result<(&ReadyGraph, Results), EngineError> {
+    let ready = ready.get(&shape).and_then(|ready| Some((ready, ready.results?)));
+    ready.ok_or(EngineError::Sched(SchedError::Bug("the graph of a submitted batch was dropped, or has no results")))
 }
 
 /// Submits the reads of the parts of an output.

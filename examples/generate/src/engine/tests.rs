@@ -383,7 +383,7 @@ fn many_sequences_have_the_logits_that_each_has_alone() {
 #[test]
 fn a_new_engine_sees_no_cell_of_the_last_one() {
     let toy = ToyModel::new(Arch::Llama);
-    let prompts: Vec<Vec<u32>> = (1..4).map(|length| prompt(length)).collect();
+    let prompts: Vec<Vec<u32>> = (1..4).map(prompt).collect();
     let config = TestConfig { sequences: 3, ..PLAIN };
     let want = decode_all(&mut start(&toy, config).0.unwrap(), &prompts, 4);
     let used = |mut engine: Engine| {
