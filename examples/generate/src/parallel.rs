@@ -231,7 +231,7 @@ impl<'a> Replies<'a> {
         self.running.get(&(group, sequence)).copied()
     }
 
-    /// Lets sequences join a group: as many as it may have, but not more than its share of those that are left.
+    /// Starts sequences in a group, up to its part of --parallel, and up to an equal part of the replies that are not complete.
     fn admit(&mut self, engine: &mut Engine, group: usize) -> anyhow::Result<()> {
         let (groups, all) = (engine.groups(), self.args.sequences());
         let share = all / groups + usize::from(group < all % groups);

@@ -57,7 +57,7 @@ struct Sequence {
 
 impl SequenceGroup {
     /// A group without sequences, with a KV cache of `cells` cells, and batches of at most `tokens` tokens, but at least 1.
-    /// With more sequences than that, the later ones wait for those that joined before them.
+    /// With more sequences than `tokens`, those that joined last are in no batch until others leave.
     pub fn new(cells: usize, tokens: usize) -> SequenceGroup {
         SequenceGroup { cells: KvCells::new(cells), tokens: tokens.max(1), sequences: BTreeMap::new(), next: 0 }
     }
@@ -93,7 +93,7 @@ impl SequenceGroup {
         }
     }
 
-    /// Shortens a sequence to its first `length` evaluated tokens, and forgets those that wait.
+    /// Shortens a sequence to its first `length` evaluated tokens, and removes its tokens that are in no batch yet.
     pub fn truncate(&mut self, id: SequenceId, length: usize) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.waiting.clear();

@@ -1,5 +1,5 @@
 //! The KV cache of a group of sequences: layout of the key and value tensors of each block, the views through which attention reads
-//! them, and the vectors that note who wrote each cell.
+//! them, and the vectors that record the sequence and position of each cell.
 //!
 //! A cell has the keys and values of one token. Keys have one row per cell. Values have one row per cell for flash attention;
 //! otherwise they are stored transposed, one row per channel, as the matrix product with the attention weights needs them.
