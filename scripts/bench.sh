@@ -25,6 +25,7 @@ Each lists its options with --help (`ops`, `peer-ops` and `floors` are built fir
 with --json FILE. With --smoke, `model`, `wire` and `ops` only check that they work.
 
 FANOUT_BUILT: folder of a `generate` that is already built, not necessarily optimised, for `model --smoke`.
+FANOUT_SERVER: an rpc-server that is already built, for `model --smoke`, `wire` and `pair`.
 
   -h, --help  this text
 TEXT
@@ -68,18 +69,19 @@ model | wire | pair | tls)
     if [[ $mode == model ]]; then
         if [[ ${FANOUT_BUILT-} && " $* " == *" --smoke "* ]]; then
             # The programs of the tests. The selection of packages is theirs too, else cargo would compile the crate again.
-            cargo build --release --bin rpc-server
+            [[ ${FANOUT_SERVER-} ]] || cargo build --release --bin rpc-server
             generate=$FANOUT_BUILT/generate
             ops=$(ops_program test --locked --workspace --no-run)
         else
+            unset FANOUT_SERVER # the programs of one build
             generate=$target/release/generate
             ops=$(ops_program build --release -p fanout -p generate -p fanout-bench --bin rpc-server --bin generate)
         fi
-        exec "$python" scripts/bench/model.py --binary "$target/release/rpc-server" --generate-program "$generate" \
+        exec "$python" scripts/bench/model.py --binary "${FANOUT_SERVER:-$target/release/rpc-server}" --generate-program "$generate" \
             --ops-program "$ops" "$@"
     fi
-    cargo build --release --bin rpc-server
-    exec "$python" "scripts/bench/$mode.py" --binary "$target/release/rpc-server" "$@"
+    [[ ${FANOUT_SERVER-} ]] || cargo build --release --bin rpc-server
+    exec "$python" "scripts/bench/$mode.py" --binary "${FANOUT_SERVER:-$target/release/rpc-server}" "$@"
     ;;
 replay)
     shift

@@ -28,6 +28,7 @@ from the source archive of llama-cpp-python, which pip fetches (77 MB, once), ag
 templates are in the same archive.
 
 FANOUT_BUILT: folder with programs that are already built; see scripts/emulate.sh --help.
+FANOUT_SERVER: an rpc-server that is already built, for all modes but `generate`.
 TEXT
 }
 
@@ -45,8 +46,8 @@ if [[ $mode == conformance || $mode == backend-ops || $mode == archs || $mode ==
     python=$(scripts/venv.sh)
     [[ $mode != chat-templates ]] || exec "$python" tests/interop/test_chat_templates.py "$@"
     target=${CARGO_TARGET_DIR:-target}
-    [[ ${1-} == -h || ${1-} == --help ]] || cargo build --release --locked --bin rpc-server
-    exec "$python" "tests/interop/test_${mode//-/_}.py" --binary "$target/release/rpc-server" "$@"
+    [[ ${FANOUT_SERVER-} || ${1-} == -h || ${1-} == --help ]] || cargo build --release --locked --bin rpc-server
+    exec "$python" "tests/interop/test_${mode//-/_}.py" --binary "${FANOUT_SERVER:-$target/release/rpc-server}" "$@"
 fi
 while (($#)); do
     case $1 in
@@ -75,8 +76,8 @@ python=$(scripts/venv.sh)
 scripts/emulate.sh true # builds the emulated GPU
 target=${CARGO_TARGET_DIR:-target}
 if [[ $mode == interop ]]; then
-    cargo build --release --locked --bin rpc-server
-    test=(tests/interop/test_interop.py --binary "$target/release/rpc-server" "${options[@]}")
+    [[ ${FANOUT_SERVER-} ]] || cargo build --release --locked --bin rpc-server
+    test=(tests/interop/test_interop.py --binary "${FANOUT_SERVER:-$target/release/rpc-server}" "${options[@]}")
     [[ $versions ]] || exec "$python" "${test[@]}"
     "$python" "${test[@]}"
     # The version of the protocol, and of llama-cpp-python.
