@@ -210,6 +210,25 @@ fn permuted_views_of_a_cache_match_the_oracle() {
     }
 }
 
+/// A batch of several sequences, whose blocks of 64 cells alternate: each token sees the blocks of its own sequence up to its
+/// position. Some sequences have several tokens, and one shares a block with another one.
+#[test]
+fn tokens_of_several_sequences_match_the_oracle() {
+    for (tokens_of, kv, heads) in
+        [(&[1, 1, 1, 1][..], 700, 2), (&[1, 9, 1, 1, 3], 330, 2), (&[2, 7], 1500, 8), (&[1; 70], 150, 1)]
+    {
+        let sequence: Vec<usize> = tokens_of.iter().enumerate().flat_map(|(i, &n)| vec![i; n]).collect();
+        let (n, sequences) = (sequence.len(), tokens_of.len());
+        let s = Shape { kv, n, heads, k_heads: 1, v_heads: 1, batches: 1, ..SMALL };
+        let seen = |token: usize, cell: usize| {
+            let owner = if cell % 64 < 50 { cell / 64 } else { cell / 128 };
+            owner % sequences == sequence[token] && cell + n <= kv + token
+        };
+        let mask = (0..n * kv).map(|i| if seen(i / kv, i % kv) { 0.25 * (i % 3) as f32 } else { f32::NEG_INFINITY });
+        check(PLAIN, s, (DType::F16, DType::F16), Some(([kv, n, 1, 1], mask.collect())), n % 2 == 0);
+    }
+}
+
 /// A query with all positions masked gives 0, with and without a sink.
 #[test]
 fn fully_masked_queries_give_zero() {

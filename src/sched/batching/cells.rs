@@ -1,6 +1,7 @@
 //! The cells of a KV cache that several sequences share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use thiserror::Error;
 
 /// The number by which devices identify the sequence that wrote a cell. A tag is not used again while any cell carries it, even if its
@@ -45,12 +46,16 @@ pub enum CellError {
 /// Which sequence has which cells of a KV cache.
 ///
 /// As many cells are reserved for a sequence as it may ever have positions, so that none runs out of cells half way. Each is chosen
-/// when it is needed: the free one with the lowest number, so that attention reads few cells.
+/// when it is needed. A sequence takes whole blocks of [`KvCells::BLOCK`] cells while there are some, those with the lowest numbers
+/// first: attention then reads few cells, and a device can skip the blocks that the mask hides, which are those of other
+/// sequences. When no whole block is left, sequences take the cells that are left in the blocks of others.
 #[derive(Clone, Debug)]
 pub struct KvCells {
     /// By cell: the tag that it carries on the devices, perhaps of a sequence that has left; `None` before it is written.
     tags: Vec<Option<SequenceTag>>,
     free: BTreeSet<u32>,
+    /// Numbers of the blocks of which every cell is free.
+    free_blocks: BTreeSet<u32>,
     sequences: BTreeMap<SequenceTag, SequenceCells>,
 }
 
@@ -67,10 +72,18 @@ impl KvCells {
     /// Most cells of a cache: F32 represents all their positions and tags.
     pub const MAX_CELLS: usize = (1 << 24) - 2;
 
+    /// Cells of a block. Flash attention of this crate's CPU device skips blocks of so many positions.
+    pub const BLOCK: usize = 64;
+
     /// A cache of `capacity` cells, at most [`KvCells::MAX_CELLS`]. None of them is in use.
     pub fn new(capacity: usize) -> KvCells {
         let capacity = capacity.min(KvCells::MAX_CELLS);
-        KvCells { tags: vec![None; capacity], free: (0..capacity as u32).collect(), sequences: BTreeMap::new() }
+        KvCells {
+            tags: vec![None; capacity],
+            free: (0..capacity as u32).collect(),
+            free_blocks: (0..capacity.div_ceil(KvCells::BLOCK) as u32).collect(),
+            sequences: BTreeMap::new(),
+        }
     }
 
     /// Number of cells.
@@ -102,8 +115,13 @@ impl KvCells {
 
     /// Removes a sequence; its cells are free.
     pub fn leave(&mut self, tag: SequenceTag) {
-        if let Some(sequence) = self.sequences.remove(&tag) {
-            self.free.extend(sequence.cells);
+        let Some(sequence) = self.sequences.remove(&tag) else { return };
+        self.free.extend(&sequence.cells);
+        for block in sequence.cells.into_iter().map(block_of).collect::<BTreeSet<_>>() {
+            let cells = cells_of(block).start..cells_of(block).end.min(self.tags.len() as u32);
+            if self.free.range(cells.clone()).count() == cells.len() {
+                self.free_blocks.insert(block);
+            }
         }
     }
 
@@ -132,9 +150,15 @@ impl KvCells {
         let cell = match sequence.cells.get(position) {
             Some(&cell) => cell,
             None => {
+                let in_last_block =
+                    sequence.cells.last().and_then(|&last| self.free.range(cells_of(block_of(last))).next());
+                let in_free_block = || self.free_blocks.first().map(|&block| cells_of(block).start);
                 // There is a free one, because no more cells are reserved than there are.
                 let full = CellError::Full { wanted: 1, left: 0, capacity: self.tags.len() };
-                let cell = self.free.pop_first().ok_or(full)?;
+                let cell =
+                    in_last_block.copied().or_else(in_free_block).or_else(|| self.free.first().copied()).ok_or(full)?;
+                self.free.remove(&cell);
+                self.free_blocks.remove(&block_of(cell));
                 self.tags[cell as usize] = Some(tag);
                 sequence.cells.push(cell);
                 cell
@@ -158,6 +182,17 @@ impl KvCells {
     }
 }
 
+/// The block of a cell.
+fn block_of(cell: u32) -> u32 {
+    cell / KvCells::BLOCK as u32
+}
+
+/// The cells of a block; the last block of a cache may have fewer.
+fn cells_of(block: u32) -> Range<u32> {
+    let start = block * KvCells::BLOCK as u32;
+    start..start + KvCells::BLOCK as u32
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a failed unwrap fails the test
 mod tests {
@@ -179,11 +214,34 @@ mod tests {
         assert_eq!(cells.seen(), 5);
     }
 
+    #[test]
+    fn sequences_have_blocks_of_their_own_while_there_are_some() {
+        let block = KvCells::BLOCK as u32;
+        let mut cells = KvCells::new(3 * KvCells::BLOCK + 1);
+        let (a, b) = (cells.join(KvCells::BLOCK + 2).unwrap(), cells.join(KvCells::BLOCK + 1).unwrap());
+        let append = |cells: &mut KvCells, tag| cells.append(tag).unwrap().1;
+        assert_eq!([a, b, a, b].map(|tag| append(&mut cells, tag)), [0, block, 1, block + 1], "in turn");
+        let last = (2..=KvCells::BLOCK).map(|_| append(&mut cells, a)).last();
+        assert_eq!(last, Some(2 * block), "a's second block");
+        let last = (2..=KvCells::BLOCK).map(|_| append(&mut cells, b)).last();
+        assert_eq!(last, Some(3 * block), "a block of one cell");
+        let c = cells.join(2).unwrap();
+        assert_eq!([c, a].map(|tag| append(&mut cells, tag)), [2 * block + 1, 2 * block + 2], "no block is left");
+        cells.leave(a);
+        assert_eq!(append(&mut cells, c), 2 * block + 2, "the block that it shared");
+        let d = cells.join(KvCells::BLOCK).unwrap();
+        assert_eq!(append(&mut cells, d), 0, "a's first block is free again, its second one is not");
+        cells.leave(b);
+        cells.leave(c);
+        let blocks: Vec<u32> = cells.free_blocks.iter().copied().collect();
+        assert_eq!(blocks, [1, 2, 3]);
+    }
+
     /// What a device sees: the last writer of each cell. A model of it must never show a sequence a cell that is not its own.
     #[test]
     fn no_sequence_sees_a_cell_of_another_one_or_of_a_position_that_was_cut_off() {
         let mut rng = fastrand::Rng::with_seed(34);
-        for capacity in [1, 5, 16] {
+        for capacity in [1, 5, 16, 2 * KvCells::BLOCK + 3] {
             let mut cells = KvCells::new(capacity);
             // By cell, as the device has it: tag, position, and a number that only the test knows.
             let mut device = vec![None; capacity];

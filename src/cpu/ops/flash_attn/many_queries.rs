@@ -17,7 +17,7 @@ impl AttentionPlan {
         &self,
         ctx: &KernelContext<'_>,
         tile: &QueryTile,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         scratch: &mut AttentionScratch<'_>,
     ) {
         let (q, k, v) = (ctx.src(0), ctx.src(1), ctx.src(2));

@@ -1,7 +1,7 @@
 //! The mask of a tile, classified per block of positions, once for all queries that share it.
 
 use super::super::alibi_slope;
-use super::{AttentionPlan, MASKED, QueryTile};
+use super::{AttentionPlan, BLOCK, MASKED, QueryTile};
 use crate::cpu::memory::View;
 use crate::tensor::DType::F16;
 use crate::tensor::quant::dequantiser;
@@ -18,6 +18,12 @@ pub(super) enum MaskEffect {
     HidesSome,
     /// Masks all positions for all queries. With a causal mask, half of all blocks are of this kind.
     HidesAll,
+}
+
+/// Whether F16 entries mask every position. Mostly, the first entry tells.
+fn hides_all(entries: &[u8]) -> bool {
+    let (entries, masked) = (entries.as_chunks().0, half::f16::NEG_INFINITY.to_le_bytes());
+    entries.first().is_none_or(|first| *first == masked) && entries.iter().fold(true, |all, b| all & (*b == masked))
 }
 
 /// The mask and its ALiBi slopes.
@@ -38,6 +44,27 @@ impl<'a> Masks<'a> {
         if self.mask.is_some_and(|mask| mask.ne()[2] != 1) { 1 } else { tile.heads.len() }
     }
 
+    /// The tokens of a tile up to the first one whose positions are mostly other ones than those of its predecessor. Such a token
+    /// begins a tile of its own, because the blocks that only one of them sees would be computed for both. In a batch of several
+    /// sequences, each token sees the blocks of its own sequence.
+    pub(super) fn alike_tokens(&self, tile: &QueryTile, positions: &Range<usize>) -> usize {
+        let Some(mask) = &self.mask else { return tile.tokens.len() };
+        let ne = mask.ne();
+        let row = |token| mask.row([token, tile.heads.start % ne[2], tile.batch % ne[3]]);
+        let differs = |&token: &usize| {
+            let (mut either, mut both) = (0, 0);
+            for start in positions.clone().step_by(BLOCK) {
+                let at = 2 * start..2 * (start + BLOCK).min(positions.end);
+                let (one, other) = (hides_all(&row(token - 1)[at.clone()]), hides_all(&row(token)[at]));
+                either += usize::from(!one || !other);
+                both += usize::from(!one && !other);
+            }
+            2 * both < either
+        };
+        let next = tile.tokens.clone().skip(1).find(differs);
+        next.unwrap_or(tile.tokens.end) - tile.tokens.start
+    }
+
     /// The effect of the mask on the positions `at`. Unless all entries are alike, writes its values to `values`: a row for
     /// each [`Masks::queries_per_mask_row`] queries.
     pub(super) fn classify(&self, tile: &QueryTile, at: &Range<usize>, values: &mut [f32]) -> MaskEffect {
@@ -48,13 +75,11 @@ impl<'a> Masks<'a> {
             &mask.row([token, head % ne[2], tile.batch % ne[3]])[2 * at.start..2 * at.end]
         };
         let queries = || (0..tile.queries()).step_by(self.queries_per_mask_row(tile));
-        let all_entries_are =
-            |bytes: [u8; 2]| queries().all(|r| row(r).as_chunks().0.iter().fold(true, |all, b| all & (*b == bytes)));
-        if all_entries_are([0, 0]) {
-            return MaskEffect::Zero;
-        }
-        if all_entries_are(half::f16::NEG_INFINITY.to_le_bytes()) {
+        if queries().all(|r| hides_all(row(r))) {
             return MaskEffect::HidesAll;
+        }
+        if queries().all(|r| row(r).iter().fold(0, |any, byte| any | byte) == 0) {
+            return MaskEffect::Zero;
         }
         let mut effect = MaskEffect::Bias;
         for (r, values) in queries().zip(values.chunks_exact_mut(at.len())) {

@@ -19,6 +19,7 @@ use crate::ops::NodeView;
 use crate::ops::flash_attn::FlashAttn;
 use crate::tensor::DType::{F16, F32};
 use crate::tensor::quant::{Dequantise, dequantiser};
+use mask::Masks;
 use std::ops::Range;
 
 /// Positions that are converted and scored at a time.
@@ -219,41 +220,58 @@ impl AttentionPlan {
             AttentionScratch { q, block, scores, acc, mask, sums: [OnlineSoftmax::NONE; MAX_TILE_QUERIES] };
         for items in ctx.chunks(self.tiles() * self.parts, 1) {
             for item in items {
-                let (tile, part) = (self.tile(item / self.parts), item % self.parts);
+                let (mut tile, part) = (self.tile(item / self.parts), item % self.parts);
                 let positions = part * self.part..((part + 1) * self.part).min(self.positions);
-                let queries = tile.queries();
-                if queries <= FEW_QUERIES {
-                    self.attend_few_queries(ctx, &tile, positions, &mut scratch);
-                } else {
-                    self.attend_many_queries(ctx, &tile, positions, &mut scratch);
-                }
-                for r in 0..queries {
-                    let ((token, head), sums) = (tile.query(r), scratch.sums[r]);
-                    let acc = if queries <= FEW_QUERIES {
-                        &mut scratch.acc[r * self.dv..(r + 1) * self.dv]
-                    } else {
-                        // Queries are columns: the row of the query is gathered in the block's buffer.
-                        let row = &mut scratch.block[..self.dv];
-                        for (x, line) in
-                            row.iter_mut().zip(scratch.acc.chunks_exact(queries.next_multiple_of(COLUMN_MULTIPLE)))
-                        {
-                            *x = line[r];
-                        }
-                        row
-                    };
-                    if self.parts == 1 {
-                        self.finish(ctx, [head, token, tile.batch], acc, sums);
-                    } else {
-                        let at = self.shared_at((tile.batch * self.tokens + token) * self.heads + head, part);
-                        ctx.shared().write(at, acc);
-                        ctx.shared().write(at + self.dv * 4, &[sums.top, sums.total as f32]);
-                    }
+                let (masks, end) = (Masks::new(self, ctx.optional_src(3)), tile.tokens.end);
+                while !tile.tokens.is_empty() {
+                    tile.tokens.end = tile.tokens.start + masks.alike_tokens(&tile, &positions);
+                    self.attend(ctx, &tile, part, &positions, &mut scratch);
+                    tile.tokens = tile.tokens.end..end;
                 }
             }
         }
         if self.parts > 1 {
             ctx.sync();
             self.merge(ctx, &mut scratch.acc[..self.dv]);
+        }
+    }
+
+    /// Attention of the queries of a tile to `positions`, which are those of a part: writes their results, or partial results if
+    /// there are several parts.
+    fn attend(
+        &self,
+        ctx: &KernelContext<'_>,
+        tile: &QueryTile,
+        part: usize,
+        positions: &Range<usize>,
+        scratch: &mut AttentionScratch<'_>,
+    ) {
+        let queries = tile.queries();
+        if queries <= FEW_QUERIES {
+            self.attend_few_queries(ctx, tile, positions, scratch);
+        } else {
+            self.attend_many_queries(ctx, tile, positions, scratch);
+        }
+        for r in 0..queries {
+            let ((token, head), sums) = (tile.query(r), scratch.sums[r]);
+            let acc = if queries <= FEW_QUERIES {
+                &mut scratch.acc[r * self.dv..(r + 1) * self.dv]
+            } else {
+                // Queries are columns: the row of the query is gathered in the block's buffer.
+                let row = &mut scratch.block[..self.dv];
+                let lines = scratch.acc.chunks_exact(queries.next_multiple_of(COLUMN_MULTIPLE));
+                for (x, line) in row.iter_mut().zip(lines) {
+                    *x = line[r];
+                }
+                row
+            };
+            if self.parts == 1 {
+                self.finish(ctx, [head, token, tile.batch], acc, sums);
+            } else {
+                let at = self.shared_at((tile.batch * self.tokens + token) * self.heads + head, part);
+                ctx.shared().write(at, acc);
+                ctx.shared().write(at + self.dv * 4, &[sums.top, sums.total as f32]);
+            }
         }
     }
 
