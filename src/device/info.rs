@@ -133,6 +133,8 @@ pub struct LinkStats {
     pub endpoint: String,
     /// Bytes sent to the server.
     pub sent: u64,
+    /// Those of `sent` in messages that carry a graph. A server keeps graphs: a graph is sent once, and run by its number.
+    pub sent_graphs: u64,
     /// Bytes received from the server.
     pub received: u64,
     /// How many times a thread of this process blocked for a reply of the server.
@@ -142,12 +144,13 @@ pub struct LinkStats {
 impl LinkStats {
     /// Counters at 0 for a server `host:port`.
     pub fn new(endpoint: impl Into<String>) -> LinkStats {
-        LinkStats { endpoint: endpoint.into(), sent: 0, received: 0, waits: 0 }
+        LinkStats { endpoint: endpoint.into(), sent: 0, sent_graphs: 0, received: 0, waits: 0 }
     }
 }
 
 setters!(LinkStats {
     with_sent sent: u64,
+    with_sent_graphs sent_graphs: u64,
     with_received received: u64,
     with_waits waits: u64,
 });

@@ -82,6 +82,8 @@ fn a_step_sends_its_inputs_one_run_graph_one_mark_and_one_read() {
     assert_eq!(commands, ["WRITE", "WRITE", "RUN_GRAPH", "MARK", "READ"]);
     let after = fixture.device.link_stats().unwrap();
     assert_eq!(after.endpoint, relay.addr.to_string());
+    assert!((1..link.sent).contains(&link.sent_graphs), "the first step sent the graph: {link:?}");
+    assert_eq!(after.sent_graphs, link.sent_graphs, "the second one ran it by its number");
     // Sent: five headers, two WRITE heads of 48 bytes with 32 bytes of data each, 12 bytes each for RUN_GRAPH and MARK, and a
     // READ of 12 bytes with two spans. Received: one notification header, the id of the READ, and 64 bytes of data.
     assert_eq!((after.sent - link.sent, after.received - link.received), (5 * 9 + 160 + 24 + 12 + 48, 9 + 8 + 64));

@@ -28,6 +28,8 @@ impl Phase {
 pub struct Traffic {
     /// Bytes to the server.
     pub sent: u64,
+    /// Those of `sent` in messages that carry a graph.
+    pub sent_graphs: u64,
     /// Bytes from the server.
     pub received: u64,
     /// How often a thread blocked until a reply of the server arrived.
@@ -59,10 +61,12 @@ impl LinkTraffic {
 
     fn record(&mut self, link: &LinkStats, phase: Phase) {
         let server = self.server(&link.endpoint);
-        let now = Traffic { sent: link.sent, received: link.received, waits: link.waits };
+        let now =
+            Traffic { sent: link.sent, sent_graphs: link.sent_graphs, received: link.received, waits: link.waits };
         // The devices of a server share one connection: the first device records all new traffic, the others record none.
         let (seen, to) = (std::mem::replace(&mut server.last_seen, now), &mut server.traffic[phase as usize]);
         to.sent += now.sent.saturating_sub(seen.sent);
+        to.sent_graphs += now.sent_graphs.saturating_sub(seen.sent_graphs);
         to.received += now.received.saturating_sub(seen.received);
         to.waits += now.waits.saturating_sub(seen.waits);
     }
@@ -97,8 +101,8 @@ impl ServerTraffic {
     pub fn json(&self) -> Value {
         let mut object = json!({ "endpoint": self.endpoint });
         for (phase, name) in Phase::ALL {
-            let Traffic { sent, received, waits } = self.traffic(phase);
-            object[name] = json!({ "sent": sent, "received": received, "waits": waits });
+            let Traffic { sent, sent_graphs, received, waits } = self.traffic(phase);
+            object[name] = json!({ "sent": sent, "sent_graphs": sent_graphs, "received": received, "waits": waits });
         }
         object
     }
@@ -110,8 +114,9 @@ mod tests {
 
     #[test]
     fn traffic_is_counted_once_per_phase_and_across_reconnections() {
-        let link =
-            |endpoint: &str, sent| LinkStats::new(endpoint).with_sent(sent).with_received(2 * sent).with_waits(1);
+        let link = |endpoint: &str, sent| {
+            LinkStats::new(endpoint).with_sent(sent).with_sent_graphs(sent / 2).with_received(2 * sent).with_waits(1)
+        };
         let mut links = LinkTraffic::default();
         links.record(&link("a:1", 100), Phase::Load);
         links.record(&link("a:1", 100), Phase::Load); // its second device
@@ -121,11 +126,11 @@ mod tests {
         links.record(&link("a:1", 90), Phase::Recovery);
         links.record(&link("a:1", 95), Phase::Decode);
         let [a, b] = links.servers() else { unreachable!("two servers: {links:?}") };
-        assert_eq!(a.traffic(Phase::Load), Traffic { sent: 100, received: 200, waits: 1 });
-        assert_eq!(a.traffic(Phase::Decode), Traffic { sent: 35, received: 70, waits: 0 });
-        assert_eq!(a.traffic(Phase::Recovery), Traffic { sent: 90, received: 180, waits: 1 });
+        assert_eq!(a.traffic(Phase::Load), Traffic { sent: 100, sent_graphs: 50, received: 200, waits: 1 });
+        assert_eq!(a.traffic(Phase::Decode), Traffic { sent: 35, sent_graphs: 17, received: 70, waits: 0 });
+        assert_eq!(a.traffic(Phase::Recovery), Traffic { sent: 90, sent_graphs: 45, received: 180, waits: 1 });
         assert_eq!((&*b.endpoint, b.traffic(Phase::Decode)), ("b:2", Traffic::default()));
-        assert_eq!(a.json()["decode"], json!({ "sent": 35, "received": 70, "waits": 0 }));
+        assert_eq!(a.json()["decode"], json!({ "sent": 35, "sent_graphs": 17, "received": 70, "waits": 0 }));
         assert_eq!(b.json()["endpoint"], json!("b:2"));
     }
 }

@@ -211,7 +211,9 @@ impl fmt::Display for Report {
             let (load, decode) = (server.traffic(Phase::Load), server.traffic(Phase::Decode));
             let each = |bytes: u64| bytes.checked_div(self.decoded as u64).unwrap_or(0);
             write!(f, "{}: {:.1} MB sent to load; ", server.endpoint, load.sent as f64 / 1e6)?;
-            writeln!(f, "{} bytes sent, {} received for each decoded token", each(decode.sent), each(decode.received))?;
+            let (sent, graphs) = (each(decode.sent.saturating_sub(decode.sent_graphs)), each(decode.sent_graphs));
+            let received = each(decode.received);
+            writeln!(f, "{sent} bytes sent, {received} received, and {graphs} of new graphs for each decoded token")?;
         }
         let LossStats { servers, recoveries, time } = self.losses;
         if recoveries > 0 {

@@ -73,6 +73,7 @@ pub(super) struct ConnectionShared {
 #[derive(Debug, Default)]
 struct Traffic {
     sent: AtomicU64,
+    sent_graphs: AtomicU64,
     received: AtomicU64,
     waits: AtomicU64,
 }
@@ -184,7 +185,7 @@ impl Connection {
             replies: DueReplies::new(),
             deferred: Mutex::default(),
             spin: AdaptiveSpin::new(SPIN_LIMIT),
-            traffic: Traffic { sent: sent.into(), received: received.into(), waits: AtomicU64::default() },
+            traffic: Traffic { sent: sent.into(), received: received.into(), ..Traffic::default() },
             completions: Arc::default(),
             session: server_info.map(ClientSession::new),
         });
@@ -215,8 +216,17 @@ impl ConnectionShared {
 
     pub(super) fn link_stats(&self) -> LinkStats {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Traffic { sent, received, waits } = &self.traffic;
-        LinkStats { endpoint: self.endpoint.clone(), sent: count(sent), received: count(received), waits: count(waits) }
+        let Traffic { sent, sent_graphs, received, waits } = &self.traffic;
+        LinkStats::new(self.endpoint.clone())
+            .with_sent(count(sent))
+            .with_sent_graphs(count(sent_graphs))
+            .with_received(count(received))
+            .with_waits(count(waits))
+    }
+
+    /// Counts the bytes of a message that carries a graph.
+    pub(super) fn count_graph(&self, bytes: usize) {
+        self.traffic.sent_graphs.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn count_wait(&self) {

@@ -91,6 +91,7 @@ impl WriteGuard<'_> {
                 return self.send(&Request::GraphRecompute(GraphRecompute { device, uid: Some(message.id()) }));
             }
             stored.record_sent(message.id());
+            self.shared.count_graph(message.frame().len());
             return self.send_with_data(RpcCommand::GraphCompute.name(), message.frame());
         }
         let can_recompute = codec.command_number(RpcCommand::GraphRecompute).is_some();
@@ -105,6 +106,7 @@ impl WriteGuard<'_> {
             *since += bytes;
         }
         self.device_state(device)?.last_graph = Some((message.id(), bytes));
+        self.shared.count_graph(message.frame().len());
         if let Some(BodySize::Exact(len)) = codec.response_size(RpcCommand::GraphCompute) {
             let status = Arc::clone(status);
             let on_reply = move |reply: Result<Vec<u8>, DeviceError>| {

@@ -103,7 +103,10 @@ impl WriteGuard<'_> {
         buffers.sort_unstable();
         buffers.dedup();
         let id = self.writer.graph_cache.insert(message.id(), graph_cost(bytes.len() as u64, &graph), buffers);
+        let before = self.buffered_bytes();
         self.buffer(|out| ExtRequest::PrepareGraph(PrepareGraph { id, graph }).encode(out));
+        let bytes = self.buffered_bytes() - before;
+        self.shared.count_graph(bytes);
         Ok(id)
     }
 }
