@@ -15,6 +15,7 @@ measured in the same run.
             an idle server
   pair      two builds of our rpc-server alternately, with the measurements of `model` and `wire`: --before BINARY
   tls       decode of a 1b model over TLS and without it, at two addresses of one server, with `generate`
+  plan      the placement that `generate --auto` chooses beside fixed ones, on two servers behind slow links
   replay    recorded sessions of llama.cpp's clients of 7.0 and 8.0 on our rpc-server: round trips, bytes and the server's CPU
             time per token; --rounds N (default 5)
   ops       each op and type on shapes of a real model, compared with the peaks of memory and vector units
@@ -56,15 +57,15 @@ case $mode in
     usage
     exit 0
     ;;
-model | wire | pair | tls)
+model | wire | pair | tls | plan)
     shift
     if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then
         exec "${PYTHON:-python3}" "scripts/bench/$mode.py" --help
     fi
     python=$(scripts/venv.sh)
-    if [[ $mode == tls ]]; then
+    if [[ $mode == tls || $mode == plan ]]; then
         cargo build --release -p fanout -p generate --bin rpc-server --bin generate
-        exec "$python" scripts/bench/tls.py --built "$target/release" "$@"
+        exec "$python" "scripts/bench/$mode.py" --built "$target/release" "$@"
     fi
     if [[ $mode == model ]]; then
         if [[ ${FANOUT_BUILT-} && " $* " == *" --smoke "* ]]; then
