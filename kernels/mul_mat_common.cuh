@@ -120,7 +120,7 @@ __device__ __forceinline__ u32 first_row(u32 log2_lanes, u32 block = blockIdx.x)
     return ((block << (7 - log2_lanes)) + (threadIdx.x >> log2_lanes)) * ROWS;
 }
 
-// Sums the partial sums of each group of `lanes` threads, and calls `store` with the address and the sum of each element of the
+// Sums the partial sums of each group of `lanes` threads, and calls `store` with address, sum and row of each element of the
 // block's rows, for up to N columns. All threads of the block must call this function.
 template <int N, class Store>
 __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 block, float (&sums)[ROWS][N], Store store) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 b
         float sum = 0.0f;
 #pragma unroll 1
         for (u32 p = 0; p < per_group; p++) sum += parts[local / ROWS * per_group + p][c][local % ROWS];
-        store((float *)(of.dst + r * of.d0 + c * of.d1), sum);
+        store((float *)(of.dst + r * of.d0 + c * of.d1), sum, r);
     }
     // The next columns reuse the shared memory.
     __syncthreads();
@@ -160,5 +160,5 @@ __device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 b
 // As reduce; stores the sums.
 template <int N>
 __device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_lanes, float (&sums)[ROWS][N]) {
-    reduce<N>(of, log2_lanes, blockIdx.x, sums, [](float *to, float sum) { *to = sum; });
+    reduce<N>(of, log2_lanes, blockIdx.x, sums, [](float *to, float sum, u32) { *to = sum; });
 }

@@ -3,7 +3,7 @@
 // block type of a: TYPE is its struct, NAME its part of the entries' names. A second module has the variants for GPUs without the
 // instructions of mul_mat_mma.cu (WIDE).
 //
-// Fusion, for up to two columns: up to three products of the same columns in one grid; two products and the SWIGLU of their
+// Fusion, for up to two columns: up to three products of the same columns in one grid, each with the addition of a vector; two products and the SWIGLU of their
 // results: each block computes both products of its rows, one after the other, and the last block of a piece of rows quantises it.
 //
 // Variants: mul_mat_packed_vec1, _vec2, mul_mat_packed_id: see mul_mat_dot.cuh;
@@ -50,6 +50,7 @@ struct PackedVecArgs {
     u8 *dst;
     const u8 *more_a[2];
     u8 *more_dst[2];
+    const float *biases[3]; // added to the columns of the results, by product; null: nothing is added
     QuantizedResult quantized; // of the dense result of a gated product
     u32 k, m, n;
     u32 log2_lanes; // at least 5 if `gated`
@@ -62,9 +63,11 @@ struct PackedVecArgs {
     u32 padding;
 };
 
-// As quant_multiply, for packed weights. If `gated`, the result is the SWIGLU of two products: silu(a b) (up b).
+// As quant_multiply, for packed weights. If `gated`, the result is the SWIGLU of two products: silu(a b) (up b). Otherwise `bias` is added
+// to each column, unless it is null.
 template <int N>
-__device__ __forceinline__ void packed_multiply(const Matrices &of, u32 log2_lanes, u32 block, bool gated, const u8 *up) {
+__device__ __forceinline__ void packed_multiply(const Matrices &of, u32 log2_lanes, u32 block, bool gated, const u8 *up,
+                                                const float *bias) {
     float gate = 0.0f; // with 32 or more lanes, a thread stores one element at most
 #pragma unroll 1
     for (u32 pass = 0; pass <= gated; pass++) {
@@ -72,8 +75,8 @@ __device__ __forceinline__ void packed_multiply(const Matrices &of, u32 log2_lan
         if (pass == 1) product.a = up;
         float sums[ROWS][N] = {};
         quant_sums<TYPE, N, PackedCursor<TYPE>>(product, log2_lanes, block, sums);
-        reduce<N>(product, log2_lanes, block, sums, [&](float *to, float sum) {
-            if (!gated) *to = sum;
+        reduce<N>(product, log2_lanes, block, sums, [&](float *to, float sum, u32 row) {
+            if (!gated) *to = bias == nullptr ? sum : sum + bias[row];
             else if (pass == 0) gate = sum;
             else *to = silu(gate) * sum;
         });
@@ -105,16 +108,20 @@ __device__ __forceinline__ void packed_mat_vec(const PackedVecArgs &args) {
                           {args.as[0], args.as[1], args.as[2]}, {args.bs[0], args.bs[1], args.bs[2]},
                           {args.ds[0], args.ds[1], args.ds[2], args.ds[3]}};
     u32 block = blockIdx.x;
+    const float *bias = args.biases[0];
     if (block >= args.more[0].first) {
         const bool last = block >= args.more[1].first;
         product.a = last ? args.more_a[1] : args.more_a[0];
         product.dst = last ? args.more_dst[1] : args.more_dst[0];
+        bias = last ? args.biases[2] : args.biases[1];
         product.m = last ? args.more[1].m : args.more[0].m;
         product.ds[1] = 4ull * product.m;
         block -= last ? args.more[1].first : args.more[0].first;
     }
     const u32 log2_lanes = args.log2_lanes;
-    for_columns<N>(product, [=, &args](const Matrices &of) { packed_multiply<N>(of, log2_lanes, block, args.gated, args.more_a[0]); });
+    for_columns<N>(product, [=, &args](const Matrices &of) { 
+        packed_multiply<N>(of, log2_lanes, block, args.gated, args.more_a[0], bias);
+    });
     if (args.quantized.columns != nullptr) {
         const QuantizedResult to = args.quantized;
         quantize_results(to.columns, to.stride, to.counters, (const float *)args.dst, args.m, args.n, LOG2_BLOCK_ROWS - log2_lanes);
@@ -154,7 +161,7 @@ ENTRY(mul_mat_packed_id, 128, BLOCKS1)(PackedIdArgs args) {
     const u8 *gate = args.a, *up = args.up;
     const u32 log2_lanes = args.log2_lanes;
     for_slots(product, [=](const Matrices &of) {
-        packed_multiply<1>(of, log2_lanes, blockIdx.x, up != nullptr, up + (of.a - gate));
+        packed_multiply<1>(of, log2_lanes, blockIdx.x, up != nullptr, up + (of.a - gate), nullptr);
     });
     // The grid has a block for each slot.
     if (args.quantized.columns != nullptr) {

@@ -18,7 +18,7 @@ pub(super) fn kernel(fused: &FusedOp, view: &NodeView<'_>) -> Option<Kernel> {
         // What is left of a launch's cost on a CPU is a barrier.
         FusedOp::RopeCache { .. } | FusedOp::Route { .. } | FusedOp::ExpertSum => None,
         // Products of the same columns share their packed columns (`packed_rhs_reuse`).
-        FusedOp::Products(_) | FusedOp::GatedProduct(_) => None,
+        FusedOp::Products { .. } | FusedOp::GatedProduct(_) => None,
     }
 }
 

@@ -66,9 +66,10 @@ pub(crate) enum FusedOp {
     /// The weighted sum of the results of a token's experts: MUL by the weights, and ADDs of the products in order. Sources: results
     /// `[n, used, tokens]` and weights `[1, used, tokens]`.
     ExpertSum,
-    /// Two or three MUL_MAT of the same columns (queries, keys and values) with weights of one type and row length. Sources: the
-    /// weights of the first product, the columns, then weights and result of each other product.
-    Products(MulMat),
+    /// Up to three MUL_MAT of the same columns (queries, keys and values) with weights of one type and row length. If `biased`, an ADD
+    /// of a vector follows each, and a single product is fused, too. Sources: the weights of the first product, the columns, then
+    /// weights and result of each other product, then the vectors.
+    Products { product: MulMat, biased: bool },
     /// Two MUL_MAT of the same columns, whose results are the operands of a GLU. Sources: the weights of the gate, the columns, the
     /// weights of the other operand.
     GatedProduct(GatedProduct),
@@ -235,7 +236,9 @@ impl FusionMatch {
             FusedOp::RopeSetRows { op, .. } | FusedOp::RopeCache { op, .. } => Op::Rope(op),
             FusedOp::Route { op, .. } => Op::SoftMax(op),
             FusedOp::ExpertSum => Op::Binary(Binary::Mul),
-            FusedOp::Products(product) | FusedOp::GatedProduct(GatedProduct { product, .. }) => Op::MulMat(product),
+            FusedOp::Products { product, .. } | FusedOp::GatedProduct(GatedProduct { product, .. }) => {
+                Op::MulMat(product)
+            }
         };
         let srcs: Vec<_> = self.srcs.iter().map(|id| id.and_then(desc)).collect();
         let placed = |id: TensorId| {

@@ -46,11 +46,13 @@ struct Layer {
     /// Whether the product of values lies where that of queries was, and the rotated keys where the norm was: the allocator of llama.cpp
     /// does this without in-place ROPE.
     shares_memory: bool,
+    /// Whether a vector is added to queries, keys and values, in place.
+    biased: bool,
 }
 
 impl Layer {
     fn new(shares_memory: bool) -> Layer {
-        Layer { b: Builder::new(), values: Vec::new(), results: Vec::new(), shares_memory }
+        Layer { b: Builder::new(), values: Vec::new(), results: Vec::new(), shares_memory, biased: false }
     }
 
     fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> TensorId {
@@ -86,6 +88,19 @@ impl Layer {
         self.node(MulMat::PLAIN, &[w, x])
     }
 
+    /// A product of queries, keys or values.
+    fn projection(&mut self, t: DType, [k, m]: [usize; 2], x: TensorId) -> TensorId {
+        if !self.biased {
+            return self.linear(t, [k, m], x);
+        }
+        let memory = self.leaf(F32, [m, 1, 1, 1]);
+        let [w, bias] = [self.leaf(t, [k, m, 1, 1]), self.leaf(F32, [m, 1, 1, 1])];
+        let [product, sum] = [(); 2].map(|()| self.reshaped(memory, [m, 1, 1, 1]));
+        let product = self.b.node_into(MulMat::PLAIN, &[Some(w), Some(x)], product).unwrap();
+        self.b.set_use_count(product, 1).unwrap();
+        self.b.node_into(Binary::Add, &[Some(product), Some(bias)], sum).unwrap()
+    }
+
     fn norm(&mut self, x: TensorId, n: usize) -> TensorId {
         let h = self.inner(Norm::RmsNorm { eps: 1e-5 }, &[x]);
         let w = self.leaf(F32, [n, 1, 1, 1]);
@@ -113,7 +128,7 @@ impl Layer {
             let onto = layer.reshaped(onto.unwrap_or(x), [HEAD, heads, 1, 1]);
             layer.b.node_into(Rope::new(RopeMode::Neox, HEAD as u32), &[Some(x), Some(positions)], onto).unwrap()
         };
-        let product = self.linear(types[0], [WIDTH, HEAD * HEADS], h);
+        let product = self.projection(types[0], [WIDTH, HEAD * HEADS], h);
         let onto = self.shares_memory.then(|| self.leaf(F32, [HEAD * HEADS, 1, 1, 1]));
         let q = rotated(self, product, HEADS, onto);
         self.results.extend([("residual", x), ("queries", q)]);
@@ -123,10 +138,10 @@ impl Layer {
             self.b.node_into(MulMat::PLAIN, &[Some(w), Some(h)], onto).unwrap()
         } else {
             self.results.push(("norm", h));
-            self.linear(types[1], [WIDTH, kv_width], h)
+            self.projection(types[1], [WIDTH, kv_width], h)
         };
         self.b.set_use_count(v, 1).unwrap();
-        let k = self.linear(types[0], [WIDTH, kv_width], h);
+        let k = self.projection(types[0], [WIDTH, kv_width], h);
         let k = rotated(self, k, KV_HEADS, self.shares_memory.then_some(h));
         self.b.set_use_count(k, 1).unwrap();
         let k = self.reshaped(k, [kv_width, 1, 1, 1]);
@@ -157,7 +172,16 @@ impl Layer {
 
     /// The graph of a llama layer.
     fn llama(types: [DType; 2], shares_memory: bool) -> Layer {
-        let (mut layer, ff) = (Layer::new(shares_memory), 2048);
+        Layer::new(shares_memory).with_llama_nodes(types)
+    }
+
+    /// The graph of a qwen2 layer.
+    fn qwen2(types: [DType; 2]) -> Layer {
+        Layer { biased: true, ..Layer::new(false) }.with_llama_nodes(types)
+    }
+
+    fn with_llama_nodes(self, types: [DType; 2]) -> Layer {
+        let (mut layer, ff) = (self, 2048);
         let [x, attended] = layer.attention(types, false);
         let x = layer.node(Binary::Add, &[attended, x]);
         let h = layer.norm(x, WIDTH);
@@ -307,6 +331,8 @@ fn a_layer_of_a_decoder_has_few_launches() {
         ("llama, Q4_K", Layer::llama([Q4_K; 2], false), 9),
         ("llama, Q8_0", Layer::llama([Q8_0; 2], false), 9),
         ("llama, Q4_K, values Q6_K", Layer::llama([Q4_K, Q6_K], false), 10),
+        ("qwen2, Q8_0", Layer::qwen2([Q8_0; 2]), 9),
+        ("qwen2, Q4_K, values Q6_K", Layer::qwen2([Q4_K, Q6_K]), 10),
         ("qwen3moe, Q4_K", Layer::qwen3moe(Q4_K, false), 12),
         ("llama, Q4_K, shared memory", Layer::llama([Q4_K; 2], true), 9),
         ("llama, Q4_K, values Q6_K, shared memory", Layer::llama([Q4_K, Q6_K], true), 10),

@@ -99,7 +99,7 @@ pub(super) fn fused(op: &FusedOp, view: &NodeView<'_>, gpu: &Gpu) -> Option<Node
         FusedOp::RopeCache { op, row, values, norms } => rope::fused_cache(op, row, (values, norms), &on),
         FusedOp::Route { op, used, bounds } => moe::route(op, used, bounds, &on),
         FusedOp::ExpertSum => moe::expert_sum(&on),
-        FusedOp::Products(_) => mul_mat_fused::products(&on),
+        FusedOp::Products { biased, .. } => mul_mat_fused::products(biased, &on),
         FusedOp::GatedProduct(op) => mul_mat_fused::gated(&op, &on),
     }
 }

@@ -11,24 +11,26 @@ use crate::tensor::TensorDesc;
 
 /// The launches of products of the same columns; see [`crate::graph::fuse::FusedOp::Products`] for the operands. `None` unless all
 /// weights can be packed.
-pub(super) fn products(on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
+pub(super) fn products(biased: bool, on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
+    let count = on.node.srcs.len() / if biased { 3 } else { 2 };
     let mut weights = vec![(0, packed_matrix(on, 0)?)];
     let mut others = Vec::new();
     let mut results = vec![on.dst()];
-    while let (Some(a), Some(dst)) = (on.node.srcs.get(2 + 2 * others.len()), on.node.srcs.get(3 + 2 * others.len())) {
-        let source = 2 + 2 * others.len();
+    for source in (1..count).map(|other| 2 * other) {
         weights.push((source, packed_matrix(on, source)?));
         others.push(OtherProduct {
-            rows: a.ne()[1],
+            rows: on.node.srcs.get(source)?.ne()[1],
             weights: Ptr::Src(source as u8),
             result: Ptr::Src(source as u8 + 1),
         });
-        results.push(dst);
+        results.push(on.node.srcs.get(source + 1)?);
     }
     if !results.iter().all(|dst| dst.is_contiguous()) {
         return None;
     }
-    let products = PackedProducts { others, ..PackedProducts::default() };
+    let biases =
+        if biased { (2 * count..3 * count).map(|source| Ptr::Src(source as u8)).collect() } else { Vec::new() };
+    let products = PackedProducts { others, biases, ..PackedProducts::default() };
     let kernel = packed::products(on, &products).ok().flatten()?;
     Some(with_weights(kernel, weights))
 }
@@ -46,7 +48,9 @@ pub(super) fn gated(op: &GatedProduct, on: &NodeOnGpu<'_>) -> Option<NodeLaunche
         }
         packed_matrix(on, 0)?;
         let others = vec![OtherProduct { rows: 0, weights: Ptr::Src(2), result: Ptr::Null }];
-        packed::products(on, &PackedProducts { others, gated: true, quantized }).ok().flatten()
+        packed::products(on, &PackedProducts { others, gated: true, quantized, ..PackedProducts::default() })
+            .ok()
+            .flatten()
     };
     let mut fused = with_weights(kernel(0)?, weights);
     if let Some((group, bytes)) = packed::quantized_result_form(on.node.srcs.get(0)?, on.dst()) {

@@ -64,6 +64,13 @@ impl Lifetimes {
 }
 
 impl Candidate<'_> {
+    /// Whether a node of the graph computes the tensor, or the one that it is a view of.
+    pub(super) fn is_computed(&self, id: TensorId) -> bool {
+        let viewed = self.graph.tensor(id).and_then(|tensor| tensor.view_of);
+        let producer = |id: TensorId| self.lifetimes.producer.get(id.0 as usize).copied().flatten();
+        producer(viewed.unwrap_or(id)).or(producer(id)).is_some()
+    }
+
     /// Whether the write of node `k`'s result can be elided, because only one node of the pattern reads it, as `reader`. The result must
     /// not be an output, must have no other reader in this graph or in the client's whole graph, and `reader` must be the
     /// result itself or a view of exactly its bytes.

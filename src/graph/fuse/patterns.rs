@@ -54,6 +54,9 @@ pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
     FusionPattern { ops: &[ROPE, SET_ROWS], find: rope_set_rows },
     FusionPattern { ops: &[MUL_MAT, MUL_MAT, GLU], find: gated_product },
     FusionPattern { ops: &[MUL_MAT_ID, MUL_MAT_ID, GLU], find: gated_product },
+    FusionPattern { ops: &[MUL_MAT, ADD, MUL_MAT, ADD, MUL_MAT, ADD], find: products },
+    FusionPattern { ops: &[MUL_MAT, ADD, MUL_MAT, ADD], find: products },
+    FusionPattern { ops: &[MUL_MAT, ADD], find: products },
     FusionPattern { ops: &[MUL_MAT, MUL_MAT, MUL_MAT], find: products },
     FusionPattern { ops: &[MUL_MAT, MUL_MAT], find: products },
 ];
@@ -180,23 +183,41 @@ fn rope_cache(c: &Candidate<'_>) -> Option<FusionMatch> {
     apart.then_some(FusionMatch { fused, dst: y, srcs })
 }
 
-/// Matches two or three products of the same columns with weights of one type. No result may lie on another or on weights.
+/// Matches up to three products of the same columns with weights of one type, and an ADD of a vector behind each or behind none. No
+/// result may lie on another, on weights or on a vector. Products are elided if an ADD follows.
 fn products(c: &Candidate<'_>) -> Option<FusionMatch> {
-    let Op::MulMat(op) = c.nodes[0].op else { return None };
-    let (weights, dst) = (c.src(0, 0)?, c.nodes[0].dst);
-    let mut srcs = vec![Some(weights), c.src(0, 1)];
-    for k in 1..c.nodes.len() {
-        let (other, result) = (c.src(k, 0)?, c.nodes[k].dst);
+    let Op::MulMat(product) = c.nodes[0].op else { return None };
+    let (weights, columns) = (c.src(0, 0)?, c.src(0, 1)?);
+    let biased = c.nodes.get(1).is_some_and(|node| node.op.code() == OpCode::Add);
+    let (mut results, mut srcs, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    for k in (0..c.nodes.len()).step_by(1 + usize::from(biased)) {
+        let other = c.src(k, 0)?;
         if c.desc(other)?.ne()[0] != c.desc(weights)?.ne()[0] {
             return None;
         }
-        srcs.extend([Some(other), Some(result)]);
+        if biased {
+            biases.push(vector_added_to(c, k)?);
+        }
+        results.push(c.nodes[k + usize::from(biased)].dst);
+        srcs.extend([other, results[results.len() - 1]]);
     }
-    let results: Vec<_> = c.nodes.iter().map(|node| node.dst).collect();
-    let read = c.nodes.iter().flat_map(|node| node.srcs).flatten();
-    let apart = read.clone().all(|src| results.iter().all(|&result| c.disjoint(result, src)))
+    let dst = results[0];
+    srcs[1] = columns;
+    srcs.extend(biases);
+    let mut read = srcs.iter().filter(|src| !results.contains(src));
+    let apart = read.all(|&src| results.iter().all(|&result| c.disjoint(result, src)))
         && results.iter().enumerate().all(|(k, &a)| results[..k].iter().all(|&b| c.disjoint(a, b)));
-    apart.then_some(FusionMatch { fused: FusedOp::Products(op), dst, srcs })
+    let srcs = srcs.into_iter().map(Some).collect();
+    apart.then_some(FusionMatch { fused: FusedOp::Products { product, biased }, dst, srcs })
+}
+
+/// The vector that node `k + 1` adds to each column of the result of node `k`, which is elided. A result of another node is none: with
+/// one token a residual looks like a vector, and its ADD is fused with the norm behind it.
+fn vector_added_to(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
+    let vector = row_broadcast_operand(c, k)?;
+    let result = c.nodes[k + 1].dst;
+    let shapes = c.desc(vector)?.ne()[1..] == [1, 1, 1] && c.desc(result)?.ne() == c.desc(c.nodes[k].dst)?.ne();
+    (shapes && c.is_f32_rows(result) && !c.is_computed(vector)).then_some(vector)
 }
 
 /// Matches two products of the same columns, whose results are the operands of a GLU and are elided.

@@ -28,7 +28,7 @@ const PATTERNS: &[FusionPattern] = &[
 
 fn find(c: &super::Candidate<'_>) -> Option<FusionMatch> {
     Some(FusionMatch {
-        fused: FusedOp::Products(MulMat::PLAIN),
+        fused: FusedOp::Products { product: MulMat::PLAIN, biased: false },
         dst: c.nodes[0].dst,
         srcs: vec![c.src(0, 0), c.src(0, 1)],
     })

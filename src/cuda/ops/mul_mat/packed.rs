@@ -48,6 +48,8 @@ const NO_PRODUCT: GridProduct = GridProduct { first: u32::MAX, m: 0 };
 #[derive(Default)]
 pub(in super::super) struct PackedProducts {
     pub(in super::super) others: Vec<OtherProduct>,
+    /// Vectors of F32, one for each product, that are added to the columns of its result; or none.
+    pub(in super::super) biases: Vec<Ptr>,
     /// Whether the result is the SWIGLU of the products of source 0 and of the only other one.
     pub(in super::super) gated: bool,
     /// Bytes of a column of the result that is also written as quantised columns; 0 if it is not.
@@ -111,6 +113,7 @@ pub(super) fn vec_launch(
         |of: fn(&OtherProduct) -> Ptr| (0..MAX_MORE).map(move |i| products.others.get(i).map_or(Ptr::Null, of));
     pointers.extend(of_others(|other| other.weights));
     pointers.extend(of_others(|other| other.result));
+    pointers.extend((0..=MAX_MORE).map(|i| products.biases.get(i).copied().unwrap_or(Ptr::Null)));
     pointers.extend(quantized_result(products.quantized));
     let mut product = mul_mat_args(a, &planes, WeightLayout::Packed, log2_lanes, on)?;
     if !products.others.is_empty() {
