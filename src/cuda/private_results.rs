@@ -56,8 +56,8 @@ pub(super) fn with_private_results(graph: &Graph) -> Option<(Graph, u64)> {
         .then(|| (graph.clone().with_places(places), end.next_multiple_of(ALIGNMENT)))
 }
 
-/// The products, by index, that cannot run together with an earlier product of the same columns only because of the memory of their
-/// results.
+/// The products, and the ADDs of vectors to products, by index, that cannot run together with an earlier product of the same columns
+/// only because of the memory of their results.
 fn products_blocked_by_memory(graph: &Graph) -> Vec<usize> {
     let nodes = graph.nodes();
     let is_product = |node: &Node| node.op.code() == OpCode::MulMat;
@@ -65,15 +65,23 @@ fn products_blocked_by_memory(graph: &Graph) -> Vec<usize> {
     for (index, node) in nodes.iter().enumerate().filter(|(_, node)| is_product(node)) {
         let start = index.saturating_sub(MAX_LOOKAHEAD);
         let same_columns = |other: &Node| is_product(other) && other.srcs[1] == node.srcs[1];
-        let Some(first) = nodes[start..index].iter().position(same_columns) else { continue };
-        let [Some(result), Some(columns)] = [Some(node.dst), node.srcs[1]].map(|id| graph.tensor(id?)) else {
+        let Some(first) = nodes[start..index].iter().position(same_columns).map(|first| start + first) else {
             continue;
         };
-        let touches = |id: TensorId| graph.tensor(id).is_some_and(|t| overlap(t, result) != Overlap::Disjoint);
-        let is_taken = nodes[start + first..index].iter().any(|other| operands(other).any(touches));
-        if is_taken && result.desc.extent() <= MAX_BYTES && overlap(columns, result) == Overlap::Disjoint {
-            blocked.push(index);
-        }
+        let adds = |other: &Node| other.op.code() == OpCode::Add && other.srcs[0] == Some(node.dst);
+        let sum = nodes[index + 1..].iter().take(MAX_LOOKAHEAD).position(adds).map(|at| index + 1 + at);
+        blocked.extend([Some(index), sum].into_iter().flatten().filter(|&last| {
+            let [Some(result), Some(columns)] =
+                [nodes.get(last).map(|node| node.dst), node.srcs[1]].map(|id| graph.tensor(id?))
+            else {
+                return false;
+            };
+            let touches = |id: TensorId| graph.tensor(id).is_some_and(|t| overlap(t, result) != Overlap::Disjoint);
+            // The sum may lie on its own product.
+            let mut between = (first..last).filter(|&other| other != index);
+            let is_taken = between.any(|other| operands(&nodes[other]).any(touches));
+            is_taken && result.desc.extent() <= MAX_BYTES && overlap(columns, result) == Overlap::Disjoint
+        }));
     }
     blocked
 }

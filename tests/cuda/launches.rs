@@ -88,15 +88,16 @@ impl Layer {
         self.node(MulMat::PLAIN, &[w, x])
     }
 
-    /// A product of queries, keys or values.
-    fn projection(&mut self, t: DType, [k, m]: [usize; 2], x: TensorId) -> TensorId {
-        if !self.biased {
-            return self.linear(t, [k, m], x);
-        }
-        let memory = self.leaf(F32, [m, 1, 1, 1]);
-        let [w, bias] = [self.leaf(t, [k, m, 1, 1]), self.leaf(F32, [m, 1, 1, 1])];
+    /// A product of queries, keys or values, where `onto` is if there is one.
+    fn projection(&mut self, t: DType, [k, m]: [usize; 2], x: TensorId, onto: Option<TensorId>) -> TensorId {
+        let memory = onto.unwrap_or_else(|| self.leaf(F32, [m, 1, 1, 1]));
         let [product, sum] = [(); 2].map(|()| self.reshaped(memory, [m, 1, 1, 1]));
+        let w = self.leaf(t, [k, m, 1, 1]);
         let product = self.b.node_into(MulMat::PLAIN, &[Some(w), Some(x)], product).unwrap();
+        if !self.biased {
+            return product;
+        }
+        let bias = self.leaf(F32, [m, 1, 1, 1]);
         self.b.set_use_count(product, 1).unwrap();
         self.b.node_into(Binary::Add, &[Some(product), Some(bias)], sum).unwrap()
     }
@@ -128,20 +129,16 @@ impl Layer {
             let onto = layer.reshaped(onto.unwrap_or(x), [HEAD, heads, 1, 1]);
             layer.b.node_into(Rope::new(RopeMode::Neox, HEAD as u32), &[Some(x), Some(positions)], onto).unwrap()
         };
-        let product = self.projection(types[0], [WIDTH, HEAD * HEADS], h);
+        let product = self.projection(types[0], [WIDTH, HEAD * HEADS], h, None);
         let onto = self.shares_memory.then(|| self.leaf(F32, [HEAD * HEADS, 1, 1, 1]));
         let q = rotated(self, product, HEADS, onto);
         self.results.extend([("residual", x), ("queries", q)]);
-        let v = if self.shares_memory {
-            let onto = self.reshaped(product, [kv_width, 1, 1, 1]);
-            let w = self.leaf(types[1], [WIDTH, kv_width, 1, 1]);
-            self.b.node_into(MulMat::PLAIN, &[Some(w), Some(h)], onto).unwrap()
-        } else {
+        if !self.shares_memory {
             self.results.push(("norm", h));
-            self.projection(types[1], [WIDTH, kv_width], h)
-        };
+        }
+        let v = self.projection(types[1], [WIDTH, kv_width], h, self.shares_memory.then_some(product));
         self.b.set_use_count(v, 1).unwrap();
-        let k = self.projection(types[0], [WIDTH, kv_width], h);
+        let k = self.projection(types[0], [WIDTH, kv_width], h, None);
         let k = rotated(self, k, KV_HEADS, self.shares_memory.then_some(h));
         self.b.set_use_count(k, 1).unwrap();
         let k = self.reshaped(k, [kv_width, 1, 1, 1]);
@@ -176,8 +173,8 @@ impl Layer {
     }
 
     /// The graph of a qwen2 layer.
-    fn qwen2(types: [DType; 2]) -> Layer {
-        Layer { biased: true, ..Layer::new(false) }.with_llama_nodes(types)
+    fn qwen2(types: [DType; 2], shares_memory: bool) -> Layer {
+        Layer { biased: true, ..Layer::new(shares_memory) }.with_llama_nodes(types)
     }
 
     fn with_llama_nodes(self, types: [DType; 2]) -> Layer {
@@ -331,8 +328,10 @@ fn a_layer_of_a_decoder_has_few_launches() {
         ("llama, Q4_K", Layer::llama([Q4_K; 2], false), 9),
         ("llama, Q8_0", Layer::llama([Q8_0; 2], false), 9),
         ("llama, Q4_K, values Q6_K", Layer::llama([Q4_K, Q6_K], false), 10),
-        ("qwen2, Q8_0", Layer::qwen2([Q8_0; 2]), 9),
-        ("qwen2, Q4_K, values Q6_K", Layer::qwen2([Q4_K, Q6_K]), 10),
+        ("qwen2, Q8_0", Layer::qwen2([Q8_0; 2], false), 9),
+        ("qwen2, Q8_0, shared memory", Layer::qwen2([Q8_0; 2], true), 9),
+        ("qwen2, Q4_K, values Q6_K", Layer::qwen2([Q4_K, Q6_K], false), 10),
+        ("qwen2, Q4_K, values Q6_K, shared memory", Layer::qwen2([Q4_K, Q6_K], true), 10),
         ("qwen3moe, Q4_K", Layer::qwen3moe(Q4_K, false), 12),
         ("llama, Q4_K, shared memory", Layer::llama([Q4_K; 2], true), 9),
         ("llama, Q4_K, values Q6_K, shared memory", Layer::llama([Q4_K, Q6_K], true), 10),
