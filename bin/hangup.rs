@@ -46,6 +46,9 @@ mod tests {
     #[test]
     #[expect(clippy::zombie_processes, reason = "waitpid reaps the children")]
     fn a_blocked_hangup_does_not_end_a_child() {
+        // Under `nohup` a process ignores SIGHUP, and so would the children.
+        // SAFETY: no Rust code runs as a handler, and no other test of this process depends on SIGHUP.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
         let spawn = || Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         for (is_blocked, expected) in [(false, Signal::HUP), (true, Signal::TERM)] {
             let child = if is_blocked { while_blocked(spawn) } else { spawn() }.expect("cat");

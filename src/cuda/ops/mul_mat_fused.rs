@@ -6,13 +6,15 @@ use super::{NodeLaunches, NodeOnGpu, Ptr};
 use crate::cuda::kernel::{PackedLaunches, QuantizingLaunch};
 use crate::cuda::layout::PackedSpan;
 use crate::graph::fuse::GatedProduct;
+use crate::ops::MAX_SRC;
 use crate::ops::glu::GluKind;
 use crate::tensor::TensorDesc;
 
 /// The launches of products of the same columns; see [`crate::graph::fuse::FusedOp::Products`] for the operands. `None` unless all
 /// weights can be packed.
 pub(super) fn products(biased: bool, on: &NodeOnGpu<'_>) -> Option<NodeLaunches> {
-    let count = on.node.srcs.len() / if biased { 3 } else { 2 };
+    let sources = (0..MAX_SRC).take_while(|&i| on.node.srcs.get(i).is_some()).count();
+    let count = sources / if biased { 3 } else { 2 };
     let mut weights = vec![(0, packed_matrix(on, 0)?)];
     let mut others = Vec::new();
     let mut results = vec![on.dst()];
