@@ -4,8 +4,8 @@
 //!
 //! - Input: [`args`] is the command line, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
 //!   [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
-//! - Weights: [`placement`] assigns transformer blocks to devices. [`load`] allocates and uploads weights; [`load_by_digest`]
-//!   lets a server load them from its own disk instead.
+//! - Weights: [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
+//!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.
 //!   [`parallel`] replies to many prompts at once.
 //! - Planning: [`plan`] measures devices and links, and lets fanout's planner choose the placement (`--plan`, `--auto`).
@@ -26,6 +26,7 @@ pub mod load;
 pub mod load_by_digest;
 pub mod model;
 pub mod parallel;
+pub mod placed_model;
 pub mod placement;
 pub mod plan;
 pub mod progress;

@@ -8,7 +8,7 @@ use crate::hparams::HParams;
 use crate::link_traffic::Phase;
 use crate::parallel::{self, Replies};
 use crate::plan::Plan;
-use crate::report::Report;
+use crate::report::{PredictedRates, Report};
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 use anyhow::{Context, anyhow};
@@ -16,6 +16,7 @@ use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MappedFile};
 use fanout::gguf::Gguf;
 use fanout::io_hint::io_hint;
+use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -42,11 +43,8 @@ pub fn run_program(
     if let Some(path) = &args.prompts {
         let prompts = parallel::read_prompts(path, needed(&tokenizer), hparams.vocab)?;
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
-        let planned = plan(args, gguf, hparams, longest)?;
-        if let (true, Some(plan)) = (args.plan, &planned) {
-            return plan.write(args.json, out);
-        }
-        let (args, predicted) = planned.as_ref().map_or((args, None), |plan| (plan.args(), Some(plan.rates())));
+        let Some((planned, predicted)) = planned_args(args, file, gguf, hparams, longest, out)? else { return Ok(()) };
+        let args: &Args = &planned;
         let mut session = Session::new(args, file, gguf, hparams, longest)?;
         let load = session.load()?;
         let replies = Replies::new(args, tokenizer.as_ref().ok(), prompts, session.context())?;
@@ -70,11 +68,10 @@ pub fn run_program(
         log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
     }
     let prompt_tokens = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
-    let planned = plan(args, gguf, hparams, prompt_tokens)?;
-    if let (true, Some(plan)) = (args.plan, &planned) {
-        return plan.write(args.json, out);
-    }
-    let (args, predicted) = planned.as_ref().map_or((args, None), |plan| (plan.args(), Some(plan.rates())));
+    let Some((planned, predicted)) = planned_args(args, file, gguf, hparams, prompt_tokens, out)? else {
+        return Ok(());
+    };
+    let args: &Args = &planned;
     let mut session = Session::new(args, file, gguf, hparams, prompt_tokens)?;
     if let (true, Some(prompt)) = (args.compare, &prompt) {
         return compare(&mut session, &prompt.tokens, out);
@@ -93,9 +90,26 @@ pub fn run_program(
     finish(args, &mut session, totals, out)
 }
 
-/// The plan of `--plan` and `--auto`, for prompts of up to `prompt` tokens.
-fn plan(args: &Args, gguf: &Gguf<'_>, hparams: &HParams, prompt: usize) -> anyhow::Result<Option<Plan>> {
-    if args.plan || args.auto { Plan::new(args, gguf, hparams, prompt).map(Some) } else { Ok(None) }
+/// The options of the run for prompts of up to `prompt` tokens, and the predicted rates if `--auto` has chosen the placement. `None`
+/// with `--plan`, which writes the plan to `out` and runs nothing.
+fn planned_args<'a>(
+    args: &'a Args,
+    file: &MappedFile,
+    gguf: &Gguf<'_>,
+    hparams: &HParams,
+    prompt: usize,
+    out: &mut dyn Write,
+) -> anyhow::Result<Option<(Cow<'a, Args>, Option<PredictedRates>)>> {
+    if !args.plan && !args.auto {
+        return Ok(Some((Cow::Borrowed(args), None)));
+    }
+    let plan = Plan::new(args, file, gguf, hparams, prompt)?;
+    if args.plan {
+        plan.write(args.json, out)?;
+        return Ok(None);
+    }
+    let rates = plan.rates();
+    Ok(Some((Cow::Owned(plan.into_args()), Some(rates))))
 }
 
 /// The tokenizer, where nothing can be done without it.

@@ -10,7 +10,8 @@ use crate::engine::{self, Engine, EngineOptions};
 use crate::hparams::HParams;
 use crate::link_traffic::{LinkTraffic, Phase};
 use crate::load::{self, Weights};
-use crate::model::{CacheOptions, KV_PAD, Model, cache_names};
+use crate::model::{KV_PAD, Model, cache_names};
+use crate::placed_model::PlacedModel;
 use crate::placement::Placement;
 use crate::progress::{LoadStats, Progress, Unit};
 use crate::recover::{Loss, LostServer, RetryBudgets, endpoint, find_loss};
@@ -25,8 +26,7 @@ use fanout::gguf::Gguf;
 use fanout::registry::{Options, Registry, RegistryError};
 use fanout::rpc::client::{self, ConnectError};
 use fanout::rpc::keys::{Certificate, SecretKey};
-use fanout::sched::tensor_group::{TensorGroup, TensorSplit};
-use fanout::tensor::TensorDesc;
+use fanout::sched::tensor_group::TensorSplit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -169,36 +169,16 @@ impl<'a> Session<'a> {
     ) -> anyhow::Result<Session<'a>> {
         let opener = DeviceOpener::new(args)?;
         let devices = opener.open(args)?;
-        let context = args.padded_context(prompt, hparams.context)?;
+        let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+        let sampler = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed);
+        let placed = PlacedModel::new(args, &devices, gguf, hparams, prompt, sampler.sampling()?)?;
+        let PlacedModel { context, placement, model, split, options } = placed;
         if context > hparams.context.next_multiple_of(KV_PAD) {
             log::warn!(
                 "the context has {context} positions, but the model was trained for {}: output beyond that may be noise",
                 hparams.context
             );
         }
-        let (groups, shares) = args.tensor_groups(devices.len())?;
-        let sequences = args.sequences();
-        // A batch in flight for each stage of the pipeline.
-        let sequence_groups = args.sequence_groups.map_or(groups.len(), usize::from).min(sequences);
-        let options = EngineOptions {
-            ubatch: args.ubatch as usize,
-            depth: args.depth(groups.len(), sequence_groups),
-            sequences: sequences.div_ceil(sequence_groups),
-        };
-        let cells = context.saturating_mul(options.sequences);
-        let cache =
-            CacheOptions { groups: sequence_groups, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
-        let tensors =
-            gguf.tensors.iter().map(|info| Ok((info.name.clone(), TensorDesc::contiguous(info.dtype, info.ne)?)));
-        let tensors = tensors.collect::<anyhow::Result<Vec<_>>>()?;
-        let free = devices.iter().map(|device| Ok(device.memory()?.free)).collect::<anyhow::Result<Vec<_>>>()?;
-        let sum =
-            |group: &TensorGroup| group.devices().iter().fold(0, |sum: u64, &device| sum.saturating_add(free[device]));
-        let free: Vec<u64> = groups.iter().map(sum).collect();
-        let placement = Placement::new(&tensors, hparams, &cache, &free, shares.as_deref())?;
-        let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-        let sampler = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed);
-        let model = load::model_without_memory(hparams, cache, sampler.sampling()?, &placement, &groups)?;
         Ok(Session {
             args,
             context,
@@ -206,9 +186,7 @@ impl<'a> Session<'a> {
             weights: Weights::new(file.bytes(), gguf),
             opener,
             budget: MemoryBudget::new(u64::MAX),
-            split: engine::split_model(&model, groups)?
-                .with_copied_collectives(args.compare)
-                .with_bf16_sums(args.bf16_sums),
+            split,
             model,
             placement,
             options,

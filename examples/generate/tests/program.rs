@@ -250,6 +250,20 @@ fn a_planned_run_reports_its_prediction() {
     assert_eq!((&pasted["tokens"], &auto["tokens"]), (&both["tokens"], &both["tokens"]));
     let rates = [&auto, &pasted].map(|report| report["predicted_gen_tok_s"].as_f64());
     assert!(rates[0].unwrap() > 0.0 && rates[1].is_none(), "{rates:?}");
+
+    // Also for a file of prompts, whose command has the number of groups of sequences. Flags of a grouped option stay.
+    let prompts = folder.join("prompts.txt");
+    fs::write(&prompts, "tokens:1,4\ntokens:2\n").unwrap();
+    let mut many = Command::new(env!("CARGO_BIN_EXE_generate"));
+    many.arg(&file)
+        .arg("--prompts")
+        .arg(&prompts)
+        .args(["-n", "3", "--json", "-vd", "CPU", "--mem", "256M", "-t", "1"]);
+    let plan = report(many.arg("--plan"));
+    let command = plan["command"].as_str().unwrap();
+    assert!(plan["best"].is_object() && command.contains("--groups ") && command.contains(" -vd CPU "), "{command}");
+    let pasted = report(Command::new("sh").args(["-c", command]));
+    assert_eq!(pasted["replies"].as_array().unwrap().len(), 2, "{pasted}");
 }
 
 #[test]

@@ -12,6 +12,9 @@ const ALL_SUBSETS: u32 = 4;
 /// Sizes of the tensor groups that are joined to a pipeline.
 const GROUP_SIZES: [usize; 3] = [2, 4, 8];
 
+/// The devices of a placement, the number of its stages, and the ranks of the largest.
+type Arrangement = (Vec<usize>, (usize, usize));
+
 /// A placement with its prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
@@ -25,6 +28,13 @@ impl Candidate {
     /// The number of devices.
     pub fn devices(&self) -> usize {
         self.stages.iter().map(|stage| stage.devices.len()).sum()
+    }
+
+    /// Its devices in the order of their numbers, and its kind.
+    fn arrangement(&self) -> Arrangement {
+        let mut devices: Vec<usize> = self.stages.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
+        devices.sort_unstable();
+        (devices, self.kind())
     }
 
     /// Number of stages, and ranks of the largest.
@@ -41,12 +51,21 @@ impl Candidate {
     }
 }
 
+/// The least gain for which more devices are recommended. Predictions differ from a simulation by up to twice as much, and other load on
+/// the devices comes on top.
+pub const MIN_GAIN: f64 = 0.05;
+
+/// The most placements that [`choose_admitted`] checks.
+pub const MAX_CHECKS: usize = 16;
+
 /// Why a placement was chosen. The ratios are those of the goal: rates, or times of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reason {
     /// One device is faster than any set of several; how much faster than the best of these, if any fits.
     OneIsFastest(Option<f64>),
-    /// Several devices are faster than the best single one by this factor.
+    /// One device and the best set of several differ by less than [`MIN_GAIN`].
+    NothingGained,
+    /// Several devices are faster than the best single one by this factor, at least 1 + [`MIN_GAIN`].
     FasterTogether(f64),
     /// No single device has the memory.
     TooLargeForOne,
@@ -59,6 +78,11 @@ impl fmt::Display for Reason {
             Reason::OneIsFastest(Some(ratio)) => {
                 write!(f, "one device alone is {ratio:.2} times as fast as the best choice of several")
             }
+            Reason::NothingGained => write!(
+                f,
+                "several devices gain nothing: they differ from one by less than {:.0} %, which is within the error of predictions",
+                100.0 * MIN_GAIN
+            ),
             Reason::FasterTogether(ratio) => {
                 write!(f, "{ratio:.2} times as fast as the best single device that has the memory")
             }
@@ -70,21 +94,88 @@ impl fmt::Display for Reason {
 /// The chosen placement and the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The best.
+    /// The best: no other is faster by [`MIN_GAIN`] or more.
     pub best: Candidate,
     /// Why.
     pub reason: Reason,
-    /// The best of each other kind (number of stages, ranks of the largest one), best first.
+    /// The best of each other kind (number of stages, ranks of the largest one), fastest first.
     pub runners_up: Vec<Candidate>,
 }
 
+impl Choice {
+    fn new(best: Candidate, runners_up: Vec<Candidate>, workload: &Workload) -> Choice {
+        let other = |is_single: bool| runners_up.iter().find(|other| (other.devices() == 1) == is_single);
+        let ratio = |other: &Candidate| other.cost(workload) / best.cost(workload);
+        let reason = match (best.devices(), other(true), other(false)) {
+            (1, _, Some(several)) if ratio(several) < 1.0 + MIN_GAIN => Reason::NothingGained,
+            (1, _, several) => Reason::OneIsFastest(several.map(ratio)),
+            (_, Some(single), _) => Reason::FasterTogether(ratio(single)),
+            (_, None, _) => Reason::TooLargeForOne,
+        };
+        Choice { best, reason, runners_up }
+    }
+}
+
+/// The result of a check of a placement that knows more than [`ModelSizes`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The placement can run.
+    Admitted,
+    /// By device of the machine: bytes that the placement needs there beyond the free memory.
+    LacksMemory(Vec<u64>),
+    /// The placement cannot run on these devices for another reason.
+    Refused,
+}
+
 /// Chooses the placement with the best prediction for the workload's goal. Every single device that fits is among the candidates,
-/// so the prediction is never worse than that of the best one. The work is bounded by [`super::MAX_DEVICES`].
+/// so the prediction is never worse than that of the best one. More devices are chosen only if they gain at least [`MIN_GAIN`]. The
+/// work is bounded by [`super::MAX_DEVICES`].
 ///
 /// # Errors
 /// [`PlannerError::NothingFits`], or a model or workload without work.
 pub fn choose(machine: &Machine, model: &ModelSizes, workload: &Workload) -> Result<Choice, PlannerError> {
+    choose_admitted(machine, model, workload, &mut |_| Admission::Admitted)
+}
+
+/// As [`choose`], but checks the best placement with `admit`, and if that refuses it, the next one. If memory is missing, the
+/// estimate for the device was too low by as much, for other placements, too: they are planned with so much less free memory.
+/// Checks up to [`MAX_CHECKS`] placements.
+///
+/// # Errors
+/// As [`choose`]; [`PlannerError::NothingAdmitted`] if all placements that were checked are refused.
+pub fn choose_admitted(
+    machine: &Machine,
+    model: &ModelSizes,
+    workload: &Workload,
+    admit: &mut dyn FnMut(&Candidate) -> Admission,
+) -> Result<Choice, PlannerError> {
     workload.check(model)?;
+    let (mut machine, mut refused) = (machine.clone(), Vec::new());
+    for checked in 0..MAX_CHECKS {
+        let mut candidates = best_of_each_kind(&machine, model, workload, &refused);
+        let Some(best) = take_best(&mut candidates, workload) else {
+            let nothing_admitted = PlannerError::NothingAdmitted { checked };
+            return Err(if checked == 0 { nothing_fits(&machine, model, workload) } else { nothing_admitted });
+        };
+        let reduced = match admit(&best) {
+            Admission::Admitted => return Ok(Choice::new(best, candidates, workload)),
+            Admission::LacksMemory(missing) => machine.reduce_memory(&best.prediction.memory, &missing),
+            Admission::Refused => false,
+        };
+        if !reduced {
+            refused.push(best.arrangement());
+        }
+    }
+    Err(PlannerError::NothingAdmitted { checked: MAX_CHECKS })
+}
+
+/// The best candidate of each kind, best first, without those that are arranged as a refused one.
+fn best_of_each_kind(
+    machine: &Machine,
+    model: &ModelSizes,
+    workload: &Workload,
+    refused: &[Arrangement],
+) -> Vec<Candidate> {
     let costs = Costs::new(machine, model, workload);
     let mut best_of_kind: Vec<Candidate> = Vec::new();
     for devices in subsets(machine) {
@@ -93,6 +184,9 @@ pub fn choose(machine: &Machine, model: &ModelSizes, workload: &Workload) -> Res
                 let stages = stages(&groups, &blocks);
                 let Some(prediction) = costs.predict(&stages) else { continue };
                 let new = Candidate { stages, prediction };
+                if !refused.is_empty() && refused.contains(&new.arrangement()) {
+                    continue;
+                }
                 match best_of_kind.iter_mut().find(|old| old.kind() == new.kind()) {
                     Some(old) if rank(&new, old, workload).is_lt() => *old = new,
                     Some(_) => {}
@@ -102,17 +196,19 @@ pub fn choose(machine: &Machine, model: &ModelSizes, workload: &Workload) -> Res
         }
     }
     best_of_kind.sort_by(|a, b| rank(a, b, workload));
-    let mut ranked = best_of_kind.into_iter();
-    let Some(best) = ranked.next() else { return Err(nothing_fits(&costs)) };
-    let runners_up: Vec<Candidate> = ranked.collect();
-    let other = |is_single: bool| runners_up.iter().find(|other| (other.devices() == 1) == is_single);
-    let ratio = |other: &Candidate| other.cost(workload) / best.cost(workload);
-    let reason = match (best.devices(), other(true)) {
-        (1, _) => Reason::OneIsFastest(other(false).map(ratio)),
-        (_, Some(single)) => Reason::FasterTogether(ratio(single)),
-        (_, None) => Reason::TooLargeForOne,
-    };
-    Ok(Choice { best, reason, runners_up })
+    best_of_kind
+}
+
+/// Removes the candidate to recommend from a list that is sorted by [`rank`]: a placement on more devices replaces one on fewer only if
+/// it is faster by [`MIN_GAIN`]. So no other candidate is faster by as much, and no single device is faster at all.
+fn take_best(candidates: &mut Vec<Candidate>, workload: &Workload) -> Option<Candidate> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    // Stable: of candidates with as many devices, the fastest stays first.
+    order.sort_by_key(|&at| candidates[at].devices());
+    let cost = |at: usize| candidates[at].cost(workload);
+    let best =
+        order.into_iter().reduce(|best, at| if cost(at) * (1.0 + MIN_GAIN) <= cost(best) { at } else { best })?;
+    Some(candidates.remove(best))
 }
 
 /// Best first; of equals, fewer devices, whose failures are fewer, too.
@@ -120,10 +216,11 @@ fn rank(a: &Candidate, b: &Candidate, workload: &Workload) -> Ordering {
     a.cost(workload).total_cmp(&b.cost(workload)).then(a.devices().cmp(&b.devices()))
 }
 
-fn nothing_fits(costs: &Costs<'_>) -> PlannerError {
-    let all = costs.sums(&(0..costs.model.blocks.len()));
-    let (weights, others) = costs.rank_memory(1.0, 1, &all, (true, true));
-    let free = costs.machine.devices().iter().fold(0, |sum: u64, device| sum.saturating_add(device.free));
+fn nothing_fits(machine: &Machine, model: &ModelSizes, workload: &Workload) -> PlannerError {
+    let costs = Costs::new(machine, model, workload);
+    let all = costs.sums(&(0..model.blocks.len()));
+    let (weights, others) = costs.rank_memory(1.0, 1, &all, (true, true), 1);
+    let free = machine.devices().iter().fold(0, |sum: u64, device| sum.saturating_add(device.free));
     PlannerError::NothingFits { needed: (weights + others).ceil() as u64, free }
 }
 
@@ -216,7 +313,7 @@ impl Costs<'_> {
 
     /// A decoded token of each sequence of a group, with as many groups as there are stages.
     fn decode_batch(&self, stages: usize) -> Batch {
-        let groups = self.workload.max_groups.min(self.workload.sequences).min(stages as u32);
+        let groups = self.workload.groups_of(stages);
         Batch::decode(self.workload, f64::from(self.workload.sequences.div_ceil(groups)))
     }
 
@@ -237,8 +334,13 @@ impl Costs<'_> {
             .iter()
             .map(|group| self.blocks_time((&group.devices, &group.shares), &group.devices, &self.mean, &batch))
             .collect();
-        let room: Vec<usize> = (0..groups.len()).map(|at| self.room(groups, at)).collect();
-        if room.contains(&0) || room.iter().sum::<usize>() < total {
+        let sequence_groups = match balance {
+            Balance::FastestFirst => 1,
+            Balance::Decode | Balance::Prompt => self.workload.groups_of(groups.len()),
+        };
+        let room: Vec<usize> = (0..groups.len()).map(|at| self.room(groups, at, sequence_groups)).collect();
+        // Blocks without bytes have nearly endless room on each device.
+        if room.contains(&0) || room.iter().fold(0usize, |sum, &room| sum.saturating_add(room)) < total {
             return None;
         }
         let mut blocks = vec![1; groups.len()];
@@ -254,13 +356,15 @@ impl Costs<'_> {
         Some(blocks)
     }
 
-    /// How many blocks of mean size a stage has memory for.
-    fn room(&self, groups: &[Group], at: usize) -> usize {
+    /// How many blocks of mean size a stage has memory for, with this number of groups of sequences.
+    fn room(&self, groups: &[Group], at: usize, sequence_groups: u32) -> usize {
         let group = &groups[at];
         let ends = (at == 0, at + 1 == groups.len());
         let of_rank = |(&device, &share): (&usize, &f64)| {
             let bytes = |sums: &BlockSums, ends| {
-                let (weights, others) = self.rank_memory(share, group.devices.len(), sums, ends);
+                let ranks = group.devices.len();
+                let needed = self.rank_memory(share, ranks, sums, ends, sequence_groups);
+                let (weights, others) = self.allocated(device, ranks, needed);
                 weights + others
             };
             let none = bytes(&BlockSums::default(), (false, false));

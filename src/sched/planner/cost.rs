@@ -26,7 +26,8 @@ pub struct Prediction {
     pub prompt_time: f64,
     /// Seconds to send the weights to the devices, without reading them from a disk.
     pub load_time: f64,
-    /// By device of the machine: bytes of weights, KV cache and results; 0 if the placement does not use it.
+    /// By device of the machine: bytes of weights, KV caches and results; 0 if the placement does not use it. Weights in a mapped
+    /// file do not count.
     pub memory: Vec<u64>,
 }
 
@@ -343,22 +344,39 @@ impl<'a> Costs<'a> {
         last.latency + (count - 1.0) * interval
     }
 
-    /// By device: bytes of weights, and bytes of KV cache and results.
-    fn memory(&self, stages: &[Stage]) -> Vec<(f64, f64)> {
+    /// By device: bytes of weights, and bytes of KV cache and results with this number of groups of sequences.
+    fn memory(&self, stages: &[Stage], groups: u32) -> Vec<(f64, f64)> {
         let mut bytes = vec![(0.0, 0.0); self.machine.devices().len()];
         for (number, stage) in stages.iter().enumerate() {
             let ends = (number == 0, number + 1 == stages.len());
             let sums = self.sums(&stage.blocks);
             for (&device, &share) in stage.devices.iter().zip(&stage.shares) {
-                bytes[device] = self.rank_memory(share, stage.devices.len(), &sums, ends);
+                let needed = self.rank_memory(share, stage.devices.len(), &sums, ends, groups);
+                bytes[device] = self.allocated(device, stage.devices.len(), needed);
             }
         }
         bytes
     }
 
+    /// The part of [`Costs::rank_memory`] that a device allocates: weights that it reads from the mapped file take none. In a tensor
+    /// group all weights count, because the parts of some are not consecutive bytes of the file, and are copied.
+    pub(super) fn allocated(&self, device: usize, ranks: usize, (weights, others): (f64, f64)) -> (f64, f64) {
+        if ranks == 1 && self.machine.maps_weights(device) { (0.0, others) } else { (weights, others) }
+    }
+
     /// Bytes of weights, and bytes of KV cache and results, of a rank with some blocks. `ends`: whether it also has the embedding
     /// and the output. Every rank has the whole embedding.
-    pub(super) fn rank_memory(&self, share: f64, ranks: usize, sums: &BlockSums, ends: (bool, bool)) -> (f64, f64) {
+    ///
+    /// Each of the groups of sequences has a KV cache and an arena of its own. An arena is reserved for a full micro-batch over a
+    /// full cache, not for the prompt at hand.
+    pub(super) fn rank_memory(
+        &self,
+        share: f64,
+        ranks: usize,
+        sums: &BlockSums,
+        ends: (bool, bool),
+        groups: u32,
+    ) -> (f64, f64) {
         let (model, workload) = (self.model, self.workload);
         let embedding = if ends.0 { model.embedding_bytes as f64 } else { 0.0 };
         let output = match ends {
@@ -369,10 +387,12 @@ impl<'a> Costs<'a> {
             (_, false) => 0.0,
         };
         let weights = share * (sums.dense + sums.experts) + embedding + output;
-        let positions = f64::from(workload.context) * f64::from(workload.sequences);
-        let tokens = f64::from(workload.micro_batch.min(workload.prompt_tokens).max(workload.sequences));
-        let scratch = tokens * model.scratch_bytes as f64;
-        (weights, self.kv_share(share, ranks) * sums.kv_bytes * positions + scratch)
+        let (groups, rows) = (f64::from(groups), f64::from(workload.sequences.div_ceil(groups.max(1))));
+        let cells = f64::from(workload.context) * rows;
+        let tokens = f64::from(workload.micro_batch).max(rows).min(cells).max(1.0);
+        let results = if ends.1 { rows * model.output_scratch_bytes as f64 } else { 0.0 };
+        let arena = tokens * (model.scratch_bytes as f64 + cells * model.cell_scratch_bytes as f64) + results;
+        (weights, groups * (self.kv_share(share, ranks) * sums.kv_bytes * cells + arena))
     }
 
     /// Seconds to send the weights. The links of several servers work at the same time, but leave through one interface of the
@@ -395,16 +415,16 @@ impl<'a> Costs<'a> {
 
     /// The prediction for one placement; `None` if it does not fit.
     pub(super) fn predict(&self, stages: &[Stage]) -> Option<Prediction> {
-        let memory = self.memory(stages);
         let fits = |(device, bytes): (&DeviceSpeed, &(f64, f64))| bytes.0 + bytes.1 <= device.free as f64;
-        if !self.machine.devices().iter().zip(&memory).all(fits) {
-            return None;
-        }
         let workload = self.workload;
-        let round = |groups| (groups, self.decode_round(stages, groups));
-        let rounds = (1..=workload.max_groups.min(workload.sequences).min(2 * stages.len() as u32)).map(round);
+        let round = |groups| {
+            let memory = self.memory(stages, groups);
+            let all_fit = self.machine.devices().iter().zip(&memory).all(fits);
+            all_fit.then(|| (groups, memory, self.decode_round(stages, groups)))
+        };
+        let rounds = (1..=workload.groups_of(2 * stages.len())).filter_map(round);
         // Of equal rounds, that with the fewest groups.
-        let (groups, (step_time, busy)) = rounds.min_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
+        let (groups, memory, (step_time, busy)) = rounds.min_by(|a, b| a.2.0.total_cmp(&b.2.0))?;
         let prompt_time = self.prompt_time(stages);
         Some(Prediction {
             decode_rate: f64::from(workload.sequences) / step_time,

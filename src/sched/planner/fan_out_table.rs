@@ -37,6 +37,7 @@ fn model(blocks: usize, width: u64, ff: u64, heads: u64, kv_width: u64, tied: bo
         kv_heads: 8,
         vocabulary,
         scratch_bytes: 4 * (6 * width + 3 * ff),
+        ..ModelSizes::default()
     }
 }
 
@@ -92,7 +93,7 @@ fn digits(x: f64) -> String {
     format!("{x:.places$}")
 }
 
-/// The best rate of one device, and of two if that is better, with how they are used.
+/// The best rate of one device, and of two if they gain enough to be chosen, with how they are used.
 fn cell(
     device: (f64, f64, f64, f64, u64, bool),
     link: (&str, f64, f64),

@@ -96,6 +96,8 @@ pub struct Machine {
     servers: Vec<Link>,
     peers: Vec<Vec<Option<Link>>>,
     within: Link,
+    /// By device: whether it reads its weights from the mapped file.
+    mapped: Vec<bool>,
 }
 
 impl Machine {
@@ -135,7 +137,34 @@ impl Machine {
             check("a link", "the bandwidth", link.bandwidth, |x| x > 0.0)?;
             check("a link", "the round trip", link.round_trip, |x| x >= 0.0)?;
         }
-        Ok(Machine { devices, servers, peers, within })
+        Ok(Machine { mapped: vec![false; devices.len()], devices, servers, peers, within })
+    }
+
+    /// The same machine, on which these devices read their weights from a mapped file, so that weights take none of their memory. Rates
+    /// stay as they are: they hold while the system keeps the file in memory.
+    pub fn with_mapped_weights(mut self, devices: &[usize]) -> Machine {
+        for (device, mapped) in self.mapped.iter_mut().enumerate() {
+            *mapped = devices.contains(&device);
+        }
+        self
+    }
+
+    /// Whether a device reads its weights from the mapped file.
+    pub(super) fn maps_weights(&self, device: usize) -> bool {
+        self.mapped.get(device).copied().unwrap_or_default()
+    }
+
+    /// Corrects the free memory after a check found that a placement with the estimates `estimated` lacks `missing` bytes, by device: so
+    /// much less can be planned there. Returns false if nothing is missing on a device of the placement, so that nothing changed.
+    pub(super) fn reduce_memory(&mut self, estimated: &[u64], missing: &[u64]) -> bool {
+        let mut reduced = false;
+        for (device, (estimated, missing)) in self.devices.iter_mut().zip(estimated.iter().zip(missing)) {
+            if *estimated > 0 && *missing > 0 {
+                device.free = device.free.min(estimated.saturating_sub(*missing));
+                reduced = true;
+            }
+        }
+        reduced
     }
 
     /// The devices.

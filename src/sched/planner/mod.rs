@@ -7,7 +7,7 @@
 //! | `machine` | devices, links between hosts, the time of a copy and of an all-reduce |
 //! | `workload` | sizes of the model, sequences and tokens |
 //! | `cost` | [`predict`]: rates, load time and memory of one placement |
-//! | `candidates` | [`choose`]: the placements that are compared |
+//! | `candidates` | [`choose`]: the placements that are compared; [`choose_admitted`]: those that another check admits |
 //!
 //! # The model of costs
 //! *Device.* A product of few columns reads its weights once, so it takes `bytes / read_rate`; one of many columns computes, so
@@ -58,6 +58,8 @@
 //! ```
 
 mod candidates;
+#[cfg(test)]
+mod choice_tests;
 mod cost;
 #[cfg(test)]
 mod fan_out_table;
@@ -68,7 +70,7 @@ mod simulator;
 mod tests;
 mod workload;
 
-pub use candidates::{Candidate, Choice, Reason, choose};
+pub use candidates::{Admission, Candidate, Choice, MAX_CHECKS, MIN_GAIN, Reason, choose, choose_admitted};
 pub use cost::{Prediction, predict};
 pub use machine::{DeviceSpeed, Host, Link, Machine};
 pub use workload::{BlockSizes, Goal, ModelSizes, Workload};
@@ -95,10 +97,15 @@ pub struct Stage {
 #[non_exhaustive]
 pub enum PlannerError {
     /// No devices, or more than [`MAX_DEVICES`].
-    #[error("a plan needs 1 to {MAX_DEVICES} devices, got {0}: leave out the slowest")]
+    #[error(
+        "a plan needs 1 to {MAX_DEVICES} devices, got {0}: give at least one, and leave out the slowest of too many"
+    )]
     Devices(usize),
     /// A rate that is not positive, a part outside of 0 to 1, a time that is negative, or a number that is not finite.
-    #[error("{what} of {of} is {value}: a rate must be above 0, a part from 0 to 1, a time at least 0, and all finite")]
+    #[error(
+        "{what} of {of} is {value}, but a rate must be above 0, a part from 0 to 1, a time at least 0, and all finite: measure again, \
+         or leave it out"
+    )]
     Value {
         /// The device or link.
         of: String,
@@ -108,7 +115,9 @@ pub enum PlannerError {
         value: f64,
     },
     /// A device of a server for which there is no link.
-    #[error("{device} belongs to server {server}, but links to {servers} servers are given")]
+    #[error(
+        "{device} belongs to server {server} (counted from 0), but links to {servers} servers are given: add the link to its server"
+    )]
     UnknownServer {
         /// The device.
         device: String,
@@ -118,26 +127,44 @@ pub enum PlannerError {
         servers: usize,
     },
     /// The table of links between servers is not square.
-    #[error("the links between {servers} servers need a row and a column for each")]
+    #[error(
+        "the table of the links between {servers} servers has another size: give a row and a column for each server, with None where \
+         bytes go through the client"
+    )]
     Peers {
         /// Number of servers.
         servers: usize,
     },
     /// A model without blocks or heads.
-    #[error("a model needs blocks, heads and a width")]
+    #[error(
+        "the model has no blocks, no heads or no width: set these fields of ModelSizes, as the model's file has them"
+    )]
     Model,
     /// No tokens, no sequences, or no micro-batches.
-    #[error("a workload needs a sequence, a token of a prompt, and micro-batches of at least one token")]
+    #[error(
+        "the workload is empty: set its sequences, groups, tokens of a prompt, tokens of a micro-batch and micro-batches in flight to \
+         at least 1"
+    )]
     Workload,
     /// No placement fits into the memory.
     #[error(
-        "the model does not fit: weights and KV cache need {needed} bytes, and the devices have {free} free in all; a device \
-         also needs memory for the results of a micro-batch"
+        "the model does not fit: on one device it needs {needed} bytes, for weights, KV cache and results of a micro-batch, and the \
+         devices have {free} free in all: add devices or free memory on them, or use a shorter context, fewer sequences or a smaller \
+         micro-batch"
     )]
     NothingFits {
-        /// Bytes of weights and KV cache.
+        /// Bytes of weights, KV cache and results on a device that has all of them.
         needed: u64,
         /// Sum of the devices' free memory in bytes.
         free: u64,
+    },
+    /// The check of [`choose_admitted`] refused every placement that was tried.
+    #[error(
+        "no placement can run: {checked} were predicted to fit, and all were refused by a closer check: add devices or free memory on \
+         them, or use a shorter context, fewer sequences or a smaller micro-batch"
+    )]
+    NothingAdmitted {
+        /// Number of placements that were checked.
+        checked: usize,
     },
 }

@@ -1,10 +1,9 @@
-//! Tests of the planner: each term of the cost model against arithmetic by hand, choices against a simulator, and the table of
-//! docs/fan-out.md.
+//! Tests of the planner: each term of the cost model against arithmetic by hand, and choices against a simulator.
 
 use super::simulator::Simulation;
 use super::*;
 
-fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64) -> DeviceSpeed {
+pub(super) fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64) -> DeviceSpeed {
     let (node_time, run_time, together, free, collectives) = (0.0, 0.0, 1.0, 1 << 40, true);
     DeviceSpeed {
         name: name.to_owned(),
@@ -19,24 +18,24 @@ fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64) -> DeviceS
     }
 }
 
-fn link(round_trip: f64, bandwidth: f64) -> Link {
+pub(super) fn link(round_trip: f64, bandwidth: f64) -> Link {
     Link { round_trip, bandwidth }
 }
 
 const WITHIN: Link = Link { round_trip: 0.0, bandwidth: 1e12 };
 
 /// 10 blocks of 100 MB and 200 M multiply-adds each, without a vocabulary, heads of a cache and nodes.
-fn model() -> ModelSizes {
+pub(super) fn model() -> ModelSizes {
     let block = BlockSizes { weight_bytes: 100_000_000, multiply_adds: 2e8, ..BlockSizes::default() };
     ModelSizes { blocks: vec![block; 10], width: 1000, heads: 8, kv_heads: 8, ..ModelSizes::default() }
 }
 
-fn workload() -> Workload {
+pub(super) fn workload() -> Workload {
     let (input_bytes, result_bytes) = (0.0, 0.0);
     Workload { prompt_tokens: 100, decode_tokens: 0, micro_batch: 25, input_bytes, result_bytes, ..Workload::default() }
 }
 
-fn layers(counts: &[(usize, usize)]) -> Vec<Stage> {
+pub(super) fn layers(counts: &[(usize, usize)]) -> Vec<Stage> {
     let mut next = 0;
     let stage = |&(device, count): &(usize, usize)| {
         next += count;
@@ -45,11 +44,11 @@ fn layers(counts: &[(usize, usize)]) -> Vec<Stage> {
     counts.iter().map(stage).collect()
 }
 
-fn tensor(devices: &[usize], blocks: usize) -> Stage {
+pub(super) fn tensor(devices: &[usize], blocks: usize) -> Stage {
     Stage { devices: devices.to_vec(), shares: vec![1.0 / devices.len() as f64; devices.len()], blocks: 0..blocks }
 }
 
-fn machine(devices: Vec<DeviceSpeed>, servers: &[Link], peer: Option<Link>) -> Machine {
+pub(super) fn machine(devices: Vec<DeviceSpeed>, servers: &[Link], peer: Option<Link>) -> Machine {
     let peers = vec![vec![peer; servers.len()]; servers.len()];
     Machine::new(devices, servers.to_vec(), peers, WITHIN).unwrap()
 }
@@ -224,6 +223,39 @@ fn memory_counts_weights_cache_and_results() {
     assert_eq!(bytes(&[tensor(&[0, 1, 2, 3], 10)]), [250 + 1000 + 5 * cache + results; 4]);
 }
 
+/// What is reserved before a run, on two devices with half of the blocks each: arenas of full micro-batches, for each group of sequences.
+#[test]
+fn memory_counts_the_arenas_of_all_groups_of_sequences() {
+    let model = ModelSizes { scratch_bytes: 10, cell_scratch_bytes: 3, output_scratch_bytes: 1000, ..model() };
+    let plain = Workload { context: 500, prompt_tokens: 20, micro_batch: 100, ..workload() };
+    let arena = |tokens: u64, cells: u64| tokens * (10 + 3 * cells);
+    for (what, workload, groups, results, logits) in [
+        ("a short prompt", plain, 1, arena(100, 500), 1000),
+        ("a micro-batch beyond the cache", Workload { micro_batch: 1000, ..plain }, 1, arena(500, 500), 1000),
+        ("more sequences than that", Workload { sequences: 200, ..plain }, 1, arena(200, 100_000), 200_000),
+        ("two groups of three", Workload { sequences: 6, max_groups: 2, ..plain }, 2, 2 * arena(100, 1500), 6000),
+    ] {
+        let devices = (0..2).map(|at| device(&at.to_string(), Host::Client, 1e9, 1e9)).collect();
+        let got = predict(&machine(devices, &[], None), &model, &workload, &layers(&[(0, 5), (1, 5)])).unwrap();
+        assert_eq!(got.groups, groups, "{what}");
+        assert_eq!(got.memory, [500_000_000 + results, 500_000_000 + results + logits], "{what}");
+    }
+}
+
+#[test]
+fn weights_in_a_mapped_file_take_no_memory() {
+    let devices = [("CPU", 10e9), ("GPU", 100e9)].map(|(name, rate)| device(name, Host::Client, rate, 1e15));
+    let devices = devices.into_iter().map(|device| DeviceSpeed { free: 350_000_000, ..device }).collect();
+    let small = machine(devices, &[], None);
+    assert!(matches!(choose(&small, &model(), &workload()), Err(PlannerError::NothingFits { .. })));
+    let mapped = small.with_mapped_weights(&[0]);
+    let best = choose(&mapped, &model(), &workload()).unwrap().best;
+    assert_eq!(best.stages, layers(&[(0, 7), (1, 3)]), "the GPU has as many blocks as fit");
+    assert_eq!(best.prediction.memory, [0, 300_000_000]);
+    // Parts of a tensor group are copied.
+    assert_eq!(predict(&mapped, &model(), &workload(), &[tensor(&[0, 1], 10)]), None);
+}
+
 #[test]
 fn stages_that_are_no_placement_have_no_prediction() {
     let devices = (0..2).map(|at| device(&at.to_string(), Host::Client, 1e9, 1e9)).collect::<Vec<_>>();
@@ -270,47 +302,32 @@ fn invalid_machines_and_workloads_are_rejected() {
     assert_eq!(chosen(&model(), workload()), Err(PlannerError::NothingFits { needed: 1_000_000_000, free: 5 }));
 }
 
-/// What is chosen, and why, on machines whose answer is known.
+/// Behind the colon, each message says what to do.
 #[test]
-fn choices_follow_memory_links_and_batches() {
-    let chosen = |machine: &Machine, workload: Workload| {
-        let choice = choose(machine, &model(), &workload).unwrap();
-        let stages =
-            choice.best.stages.iter().map(|stage| (stage.devices.clone(), stage.blocks.len())).collect::<Vec<_>>();
-        (stages, choice.reason)
-    };
-    let cpu = |name, free| DeviceSpeed { free, ..device(name, Host::Client, 10e9, 1e11) };
-    let gpu = |free| DeviceSpeed { free, ..device("GPU", Host::Client, 100e9, 1e14) };
-    let slow_bus = |devices| Machine::new(devices, vec![], vec![], link(0.1, 1e9)).unwrap();
-    let (stages, reason) = chosen(&slow_bus(vec![cpu("CPU", 1 << 40), gpu(1 << 40)]), workload());
-    assert_eq!(stages, [(vec![1], 10)]);
-    assert!(matches!(reason, Reason::OneIsFastest(Some(ratio)) if ratio > 1.0), "{reason:?}");
-    // The GPU has room for 7 blocks: it gets all of them, and the CPU the rest.
-    let (stages, reason) = chosen(&slow_bus(vec![cpu("CPU", 900_000_000), gpu(700_000_000)]), workload());
-    assert_eq!((stages, reason), (vec![(vec![0], 3), (vec![1], 7)], Reason::TooLargeForOne));
-    // A fast bus makes a tensor group of equal devices nearly twice as fast.
-    let (stages, reason) = chosen(&machine(vec![cpu("a", 1 << 40), cpu("b", 1 << 40)], &[], None), workload());
-    assert_eq!(stages, [(vec![0, 1], 10)]);
-    assert!(matches!(reason, Reason::FasterTogether(ratio) if (1.99..2.01).contains(&ratio)), "{reason:?}");
-    // On a slow bus, sequences in two groups keep two devices busy.
-    let many = Workload { sequences: 16, max_groups: 2, ..workload() };
-    let bus = Machine::new(vec![cpu("a", 1 << 40), cpu("b", 1 << 40)], vec![], vec![], link(0.02, 1e9)).unwrap();
-    assert_eq!(chosen(&bus, many).0, [(vec![0], 5), (vec![1], 5)]);
-    // One group of the same sequences does not.
-    assert_eq!(chosen(&bus, Workload { max_groups: 1, ..many }).0.len(), 1);
+fn messages_have_a_next_step() {
+    for (error, step) in [
+        (PlannerError::Devices(17), "leave out the slowest"),
+        (PlannerError::Value { of: "a".to_owned(), what: "the read rate", value: 0.0 }, "measure again"),
+        (PlannerError::UnknownServer { device: "a".to_owned(), server: 1, servers: 1 }, "add the link"),
+        (PlannerError::Peers { servers: 1 }, "give a row and a column"),
+        (PlannerError::Model, "set these fields"),
+        (PlannerError::Workload, "set its sequences"),
+        (PlannerError::NothingFits { needed: 2, free: 1 }, "add devices"),
+        (PlannerError::NothingAdmitted { checked: 1 }, "add devices"),
+    ] {
+        let text = error.to_string();
+        assert!(text.split_once(": ").is_some_and(|(_, rest)| rest.contains(step)), "{text}");
+    }
 }
 
-/// The work for the most devices is bounded: so many sets of devices are tried.
+/// Blocks without bytes, on devices with all the memory there is: each has endless room.
 #[test]
-fn the_number_of_candidates_is_bounded() {
-    let sets = |count: usize| {
-        let devices = (0..count).map(|at| device(&at.to_string(), Host::Client, 1e9 + at as f64, 1e9)).collect();
-        super::candidates::subsets(&machine(devices, &[], None))
-    };
-    assert_eq!((sets(1).len(), sets(4).len(), sets(MAX_DEVICES).len()), (1, 15, 2516 + 36));
-    assert!(sets(MAX_DEVICES).contains(&(0..16).collect()));
-    // Of six devices by speed, the fastest five.
-    assert!(sets(6).contains(&vec![1, 2, 3, 4, 5]));
+fn room_for_blocks_does_not_overflow() {
+    let block = BlockSizes { multiply_adds: 2e8, ..BlockSizes::default() };
+    let model = ModelSizes { blocks: vec![block; 10], ..model() };
+    let devices = (0..4).map(|at| DeviceSpeed { free: u64::MAX, ..device(&at.to_string(), Host::Client, 1e10, 1e11) });
+    let choice = choose(&machine(devices.collect(), &[], None), &model, &workload()).unwrap();
+    assert_eq!(choice.best.stages.last().unwrap().blocks.end, 10);
 }
 
 /// A machine, a model and a workload by a seed: 1 to 6 devices of the client and of up to 4 servers.
@@ -363,6 +380,7 @@ fn scenario(seed: u64) -> (Machine, ModelSizes, Workload) {
         kv_heads: 8,
         vocabulary,
         scratch_bytes: 20 * width,
+        ..ModelSizes::default()
     };
     let sequences = between(1.0, 24.0) as u32;
     let workload = Workload {
@@ -415,8 +433,8 @@ fn fixed_choices(machine: &Machine, blocks: usize) -> Vec<Vec<Stage>> {
     choices
 }
 
-/// Over 200 machines: the choice is within 5 % of the best fixed choice, as simulated, and each prediction within 25 % of its
-/// simulation; the choice is never slower by prediction than the best single device.
+/// Over 200 machines: the fastest candidate is within 5 % of the best fixed choice, as simulated, and each prediction within 25 % of
+/// its simulation; the choice is by prediction within [`MIN_GAIN`] of the fastest, and never slower than the best single device.
 #[test]
 fn choices_and_predictions_hold_in_simulation() {
     let (mut worst_choice, mut worst_decode, mut worst_prompt, mut chosen) =
@@ -430,12 +448,18 @@ fn choices_and_predictions_hold_in_simulation() {
         };
         let Ok(choice) = choose(machine, model, workload) else { continue };
         let fixed = fixed_choices(machine, model.blocks.len());
+        let candidates = [&choice.best].into_iter().chain(&choice.runners_up);
+        let order = |a: &&Candidate, b: &&Candidate| {
+            let rate = |candidate: &Candidate| candidate.prediction.decode_rate;
+            rate(b).total_cmp(&rate(a)).then(a.devices().cmp(&b.devices()))
+        };
+        let fastest = candidates.min_by(order).unwrap();
+        let (fastest, rate) = ((&fastest.stages[..], &fastest.prediction), choice.best.prediction.decode_rate);
+        assert!(fastest.1.decode_rate < rate * (1.0 + MIN_GAIN), "seed {seed}: more devices gain too much");
         let mut best = 0.0f64;
         let placements = fixed.iter().filter_map(|stages| Some((stages, predict(machine, model, workload, stages)?)));
         let all = placements.map(|(stages, prediction)| (&stages[..], prediction, false));
-        for (stages, prediction, is_choice) in
-            all.chain([(&choice.best.stages[..], choice.best.prediction.clone(), true)])
-        {
+        for (stages, prediction, is_choice) in all.chain([(fastest.0, fastest.1.clone(), true)]) {
             let (rate, prompt_time) = simulate(stages, &prediction);
             let error = (prediction.decode_rate / rate - 1.0).abs();
             if error > worst_decode.0 {

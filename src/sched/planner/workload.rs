@@ -40,6 +40,11 @@ pub struct ModelSizes {
     pub vocabulary: u64,
     /// Bytes of intermediate results per token of a micro-batch, on each device.
     pub scratch_bytes: u64,
+    /// Bytes of intermediate results per token of a micro-batch and cell of a KV cache, on each device: the mask, and without flash
+    /// attention the scores of all heads.
+    pub cell_scratch_bytes: u64,
+    /// Bytes of intermediate results per sequence on devices with the output: logits, and what sampling computes from them.
+    pub output_scratch_bytes: u64,
 }
 
 /// What a placement is chosen for.
@@ -65,7 +70,7 @@ pub struct Workload {
     pub decode_tokens: u32,
     /// Capacity of the KV cache in positions per sequence.
     pub context: u32,
-    /// Tokens per micro-batch of a prompt.
+    /// Tokens per micro-batch of a prompt. Memory is reserved for so many, also if the prompt is shorter.
     pub micro_batch: u32,
     /// Micro-batches of a prompt in flight.
     pub depth: u32,
@@ -107,6 +112,12 @@ impl Workload {
     /// Positions of the KV cache that a decoded token reads, on average.
     pub(super) fn decode_positions(&self) -> f64 {
         f64::from(self.prompt_tokens) + f64::from(self.decode_tokens) / 2.0
+    }
+
+    /// The most groups of sequences that can be of use in a pipeline of `stages`: one for each stage.
+    pub(super) fn groups_of(&self, stages: usize) -> u32 {
+        let stages = u32::try_from(stages).unwrap_or(u32::MAX);
+        self.max_groups.min(self.sequences).min(stages)
     }
 
     /// The number of micro-batches of a prompt, and the mean number of their tokens.

@@ -1,66 +1,98 @@
 //! The command line of a run with the chosen placement, quoted for a shell.
 
-use crate::args::{Args, GroupShares, Split};
+use crate::args::{Args, GroupShares, Split, WeightStorage};
+use clap::{CommandFactory, ValueEnum};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 /// Options that a plan replaces: the long name, the short one, and whether a value follows.
-const REPLACED: [(&str, Option<char>, bool); 8] = [
+const REPLACED: [(&str, Option<u8>, bool); 9] = [
     ("plan", None, false),
     ("auto", None, false),
     ("split", None, true),
     ("groups", None, true),
+    ("weights", None, true),
     ("rpc", None, true),
-    ("device", Some('d'), true),
+    ("device", Some(b'd'), true),
     ("mem", None, true),
-    ("threads", Some('t'), true),
+    ("threads", Some(b't'), true),
 ];
 
 /// How many of [`REPLACED`] are replaced if the plan uses all devices as they are given.
-const ALWAYS_REPLACED: usize = 4;
+const ALWAYS_REPLACED: usize = 5;
 
 /// The words of this program's command line with the options of `args`; `kept`: whether all devices are used as given.
-pub(super) fn command_line(words: impl Iterator<Item = String>, args: &Args, kept: bool) -> String {
-    let replaced = if kept { &REPLACED[..ALWAYS_REPLACED] } else { &REPLACED[..] };
-    let mut left = Vec::new();
-    let mut words = words.peekable();
+pub(super) fn command_line(words: impl Iterator<Item = OsString>, args: &Args, kept: bool) -> String {
+    let (mut left, positional) = without_replaced(words, if kept { &REPLACED[..ALWAYS_REPLACED] } else { &REPLACED });
+    let mut add = |name: &str, value: Option<String>| {
+        left.extend(value.into_iter().flat_map(|value| [name.into(), value.into()]));
+    };
+    if !kept {
+        let sizes = args.mem.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        add("--device", args.device.clone());
+        add("--mem", Some(sizes).filter(|sizes| !sizes.is_empty()));
+        add("--threads", args.threads.map(|threads| threads.to_string()));
+    }
+    add("--split", args.split.as_ref().map(split_text));
+    add("--groups", args.sequence_groups.map(|groups| groups.to_string()));
+    add("--weights", args.weights.map(storage_text));
+    left.iter().chain(&positional).map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// The words without the options `replaced` and their values: those before `--`, and `--` with the words behind it, which are no
+/// options.
+fn without_replaced(
+    mut words: impl Iterator<Item = OsString>,
+    replaced: &[(&str, Option<u8>, bool)],
+) -> (Vec<OsString>, Vec<OsString>) {
+    let flags = short_flags();
+    // The name of the program.
+    let mut left: Vec<OsString> = words.next().into_iter().collect();
     while let Some(word) = words.next() {
-        match replaced.iter().find(|option| names(&word, option)) {
-            Some((_, _, true)) if !has_value(&word) => {
-                words.next();
-            }
-            Some(_) => {}
+        if word == "--" {
+            return (left, [word].into_iter().chain(words).collect());
+        }
+        let bytes = word.as_bytes();
+        let value_follows = if let Some(long) = bytes.strip_prefix(b"--") {
+            let mut parts = long.splitn(2, |&byte| byte == b'=');
+            let name = parts.next().unwrap_or_default();
+            let found = replaced.iter().find(|(long, ..)| long.as_bytes() == name);
+            found.map(|(_, _, takes_value)| *takes_value && parts.next().is_none())
+        } else {
+            replaced_short(bytes, &flags, replaced).map(|at| {
+                // `-vd CPU` is `-v -d CPU`: the flags stay.
+                if at > 1 {
+                    left.push(OsStr::from_bytes(&bytes[..at]).to_owned());
+                }
+                at + 1 == bytes.len()
+            })
+        };
+        match value_follows {
+            Some(true) => drop(words.next()),
+            Some(false) => {}
             None => left.push(word),
         }
     }
-    let kept_words = left.len();
-    if !kept {
-        let sizes = args.mem.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        let threads = args.threads.map(|threads| threads.to_string());
-        let given = [("--device", args.device.clone()), ("--mem", Some(sizes).filter(|sizes| !sizes.is_empty()))];
-        for (name, value) in given.into_iter().chain([("--threads", threads)]) {
-            left.extend(value.into_iter().flat_map(|value| [name.to_owned(), value]));
-        }
-    }
-    left.extend(args.split.iter().flat_map(|split| ["--split".to_owned(), split_text(split)]));
-    left.extend(args.sequence_groups.iter().flat_map(|groups| ["--groups".to_owned(), groups.to_string()]));
-    // Behind `--`, words are no options.
-    let given = left.split_off(kept_words);
-    let at = left.iter().position(|word| word == "--").unwrap_or(left.len());
-    left.splice(at..at, given);
-    left.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    (left, Vec::new())
 }
 
-fn names(word: &str, (long, short, takes_value): &(&str, Option<char>, bool)) -> bool {
-    match word.strip_prefix("--") {
-        Some(rest) => {
-            rest.strip_prefix(long).is_some_and(|rest| rest.is_empty() || *takes_value && rest.starts_with('='))
-        }
-        None => short.is_some_and(|short| word.strip_prefix('-').is_some_and(|rest| rest.starts_with(short))),
-    }
+/// Where in a word of short options a replaced one is. An option that takes a value ends the word with it: `-vdCPU`.
+fn replaced_short(word: &[u8], flags: &[u8], replaced: &[(&str, Option<u8>, bool)]) -> Option<usize> {
+    let options = word.strip_prefix(b"-")?;
+    let at = options.iter().position(|option| !flags.contains(option))?;
+    replaced.iter().any(|(_, short, _)| *short == Some(options[at])).then_some(at + 1)
 }
 
-/// Whether the value of an option is in the same word: `--device=CPU`, `-dCPU`.
-fn has_value(word: &str) -> bool {
-    if word.starts_with("--") { word.contains('=') } else { word.chars().count() > 2 }
+/// The short options without a value.
+fn short_flags() -> Vec<u8> {
+    let command = Args::command();
+    let flags = command.get_arguments().filter(|option| !option.get_action().takes_values());
+    flags.filter_map(|option| u8::try_from(option.get_short()?).ok()).collect()
+}
+
+/// The value of `--weights`.
+fn storage_text(storage: WeightStorage) -> String {
+    storage.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// The value of `--split`.
@@ -78,26 +110,37 @@ pub(super) fn split_text(split: &Split) -> String {
     }
 }
 
-/// A word as a shell reads it: in single quotes, unless all of its characters stand for themselves.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
+/// A word as a shell reads it. Single quotes, unless all of its characters stand for themselves; a word with control characters or
+/// bytes that are not UTF-8 is escaped within `$'…'`, which bash, zsh and ksh read.
+fn quoted(word: &OsStr) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:,=@%+".contains(&byte);
+    match word.to_str() {
+        // zsh replaces `=name` by the path of a program.
+        Some(text) if !text.is_empty() && !text.starts_with('=') && text.bytes().all(is_plain) => text.to_owned(),
+        Some(text) if !text.contains(char::is_control) => format!("'{}'", text.replace('\'', r"'\''")),
+        _ => {
+            let escaped = word.as_bytes().iter().map(|&byte| match byte {
+                b'\'' | b'\\' => format!("\\{}", char::from(byte)),
+                b' '..=b'~' => char::from(byte).to_string(),
+                _ => format!("\\x{byte:02x}"),
+            });
+            format!("$'{}'", escaped.collect::<String>())
+        }
     }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::process::Command;
 
     #[test]
     fn options_of_the_placement_are_replaced() {
         let command = |words: &[&str], change: &dyn Fn(&mut Args), kept| {
             let mut args = Args::try_parse_from(["generate", "m.gguf", "-p", "x"]).unwrap();
             change(&mut args);
-            command_line(words.iter().map(|&word| word.to_owned()), &args, kept)
+            command_line(words.iter().map(OsString::from), &args, kept)
         };
         let layers = |args: &mut Args| args.split = Some(Split::Layers(vec![3.0, 1.0]));
         assert_eq!(
@@ -119,6 +162,48 @@ mod tests {
             &["generate", "m.gguf", "-n", "5", "--threads", "1", "--split", "tensor"],
         ] {
             assert_eq!(command(given, &other, false), "generate m.gguf -n 5 --device a:1/0 --mem 7 --threads 2");
+        }
+        let mapped = |args: &mut Args| args.weights = Some(WeightStorage::Mapped);
+        assert_eq!(command(&["generate", "m.gguf", "--auto"], &mapped, true), "generate m.gguf --weights mapped");
+    }
+
+    /// Short options in one word, with the value in it or behind it, and words that only look like options.
+    #[test]
+    fn grouped_short_options_keep_their_flags() {
+        let args = Args::try_parse_from(["generate", "m.gguf", "-p", "x"]).unwrap();
+        for (given, left) in [
+            ("-vd CPU m.gguf", "-v m.gguf"),
+            ("-vdCPU m.gguf", "-v m.gguf"),
+            ("-vd=CPU m.gguf", "-v m.gguf"),
+            ("-vt4 -n5 m.gguf", "-v -n5 m.gguf"),
+            ("-pd m.gguf", "-pd m.gguf"),
+            ("-vp dt m.gguf", "-vp dt m.gguf"),
+            ("--device=CPU --devices m.gguf", "--devices m.gguf"),
+            ("--temp -1 - m.gguf", "--temp -1 - m.gguf"),
+            ("-v -- -d --auto", "-v -- -d --auto"),
+        ] {
+            let words = ["generate"].into_iter().chain(given.split(' ')).map(OsString::from);
+            assert_eq!(command_line(words, &args, false), format!("generate {left}"), "{given}");
+        }
+    }
+
+    /// A shell reads each word as it was: file names of any bytes, and prompts of several lines.
+    #[test]
+    fn a_shell_reads_quoted_words_as_they_were() {
+        for (word, text) in [
+            (&b"m.gguf"[..], "m.gguf"),
+            (b"", "''"),
+            (b"=m", "'=m'"),
+            (b"a $HOME `b` \"c\"", "'a $HOME `b` \"c\"'"),
+            (b"it's", r"'it'\''s'"),
+            ("Grüße".as_bytes(), "'Grüße'"),
+            (b"a\nb'\\c\n", r"$'a\x0ab\'\\c\x0a'"),
+            (b"m\xff1.gguf", r"$'m\xff1.gguf'"),
+        ] {
+            let got = quoted(OsStr::from_bytes(word));
+            assert_eq!(got, text);
+            let output = Command::new("bash").args(["-c", &format!("printf %s {got}")]).output().unwrap();
+            assert_eq!(output.stdout, word, "{got}");
         }
     }
 }

@@ -7,7 +7,7 @@ use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, Me
 use fanout::graph::{Builder, Graph};
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
-use fanout::sched::planner::{DeviceSpeed, Host, Link, Machine};
+use fanout::sched::planner::{DeviceSpeed, Host, Link, MAX_DEVICES, Machine, PlannerError};
 use fanout::tensor::DType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,13 +51,17 @@ const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
 /// Measures all devices, the links to their servers and between these. `report` gets a line for each.
 ///
 /// # Errors
-/// A device that fails, cannot multiply weights of this type, or has no free memory.
+/// More devices than are planned; a device that fails, cannot multiply weights of this type, or has no free memory.
 pub(super) fn measure(
     devices: &[Arc<dyn Device>],
     weight: DType,
     hparams: &HParams,
     report: &dyn Fn(String),
 ) -> anyhow::Result<Machine> {
+    // Before the measurement, which takes seconds per device: it would be lost.
+    if !(1..=MAX_DEVICES).contains(&devices.len()) {
+        return Err(PlannerError::Devices(devices.len()).into());
+    }
     // By server: its first device.
     let mut servers: Vec<(String, &Arc<dyn Device>)> = Vec::new();
     for device in devices {
@@ -316,4 +320,24 @@ fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Res
     // client are the estimate where they are faster.
     let round_trip = (2.0 * small).min(clients[0].round_trip.max(clients[1].round_trip));
     Ok(Some(Link { round_trip, bandwidth: large as f64 / sending }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hparams::Arch;
+    use crate::model::tests::toy::ToyModel;
+    use fanout::device::noop::NoopDevice;
+
+    /// The rule of support panics, so that a device which is measured fails the test.
+    #[test]
+    fn too_many_devices_are_refused_before_any_is_measured() {
+        let unused = |_: usize| NoopDevice::new("noop", DeviceKind::Gpu).with_support(|_| panic!("measured")).shared();
+        let hparams = ToyModel::new(Arch::Llama).hparams;
+        for count in [0, MAX_DEVICES + 1] {
+            let devices: Vec<_> = (0..count).map(unused).collect();
+            let error = measure(&devices, DType::F32, &hparams, &|line| panic!("{line}")).unwrap_err();
+            assert_eq!(error.downcast_ref(), Some(&PlannerError::Devices(count)));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! `--plan` and `--auto`: measures the devices and links, lets fanout's planner choose the placement, and prints it or runs with it.
 
+mod admission;
 mod command;
 mod measure;
 mod sizes;
@@ -11,9 +12,10 @@ use crate::hparams::HParams;
 use crate::model::CacheOptions;
 use crate::report::PredictedRates;
 use crate::session::DeviceOpener;
-use fanout::device::{Device, DeviceKind};
+use admission::{AdmittedPlacement, PlanInputs};
+use fanout::device::{Device, DeviceKind, MappedFile};
 use fanout::gguf::Gguf;
-use fanout::sched::planner::{Choice, Goal, Machine, Stage, Workload, choose};
+use fanout::sched::planner::{Candidate, Choice, Goal, MIN_GAIN, Machine, Stage, Workload};
 use std::io::Write;
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -44,23 +46,30 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Opens the devices, measures them and the links, and chooses. The devices are closed again.
+    /// Opens the devices, measures them and the links, and chooses the best placement that the admission check of a run admits. The
+    /// devices are closed again.
     ///
     /// # Errors
     /// A device that cannot be opened or measured, a `--ctx` that is too small, or no placement that fits.
-    pub fn new(args: &Args, gguf: &Gguf<'_>, hparams: &HParams, prompt: usize) -> anyhow::Result<Plan> {
+    pub fn new(
+        args: &Args,
+        file: &MappedFile,
+        gguf: &Gguf<'_>,
+        hparams: &HParams,
+        prompt: usize,
+    ) -> anyhow::Result<Plan> {
         let context = args.padded_context(prompt, hparams.context)?;
         // A group of sequences attends to the cells of all of its sequences; at worst there is one group.
         let cells = context.saturating_mul(args.sequences());
         let cache = CacheOptions { groups: 1, cells, dtype: args.kv_type.dtype(), flash_attn: args.flash_attn };
-        let (sizes, weight_type) = sizes::model_sizes(gguf, hparams, &cache)?;
-        let prompt = if prompt == 0 { UNKNOWN_PROMPT.min(context.div_ceil(2)) } else { prompt };
+        let (sizes, weight_type) = sizes::model_sizes(gguf, hparams, &cache, args)?;
+        let expected = if prompt == 0 { UNKNOWN_PROMPT.min(context.div_ceil(2)) } else { prompt };
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let workload = Workload {
             sequences: count(args.sequences()),
             max_groups: count(args.sequences()),
-            prompt_tokens: count(prompt),
-            decode_tokens: count(args.predict(prompt, context)?),
+            prompt_tokens: count(expected),
+            decode_tokens: count(args.predict(expected, context)?),
             context: count(context),
             micro_batch: args.ubatch,
             depth: args.depth.unwrap_or(DEPTH),
@@ -75,14 +84,17 @@ impl Plan {
             }
         };
         let machine = measure::measure(&devices, weight_type, hparams, &report)?;
-        let choice = choose(&machine, &sizes, &workload)?;
-        let (mut changed, kept) = chosen_args(args, &devices, &choice.best.stages);
-        if args.prompts.is_some() {
-            changed.sequence_groups = u16::try_from(choice.best.prediction.groups).ok();
+        let inputs = PlanInputs { args, file, gguf, hparams, prompt, devices: &devices };
+        let AdmittedPlacement { choice, args: chosen, kept, notes: admission } =
+            inputs.choose(&machine, &sizes, &workload)?;
+        let notes = shared_cores(&devices).into_iter().chain(small_gain(&choice)).chain(admission);
+        let notes: Vec<String> = notes.collect();
+        // `--plan` prints them with its table.
+        if args.auto {
+            notes.iter().for_each(|note| report(format!("note: {note}")));
         }
-        let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-        let command = command::command_line(words, &changed, kept);
-        Ok(Plan { notes: notes(&devices), machine, workload, choice, args: changed, command })
+        let command = command::command_line(std::env::args_os(), &chosen, kept);
+        Ok(Plan { notes, machine, workload, choice, args: chosen, command })
     }
 
     /// The predicted rates of the chosen placement.
@@ -92,8 +104,8 @@ impl Plan {
     }
 
     /// The options of a run with the chosen placement.
-    pub fn args(&self) -> &Args {
-        &self.args
+    pub fn into_args(self) -> Args {
+        self.args
     }
 
     /// Writes the plan as text, or as one line of JSON.
@@ -110,8 +122,8 @@ impl Plan {
     }
 }
 
-/// Hazards of the measurement: servers whose CPU devices may be those of one machine.
-fn notes(devices: &[Arc<dyn Device>]) -> Vec<String> {
+/// A hazard of the measurement: servers whose CPU devices may be those of one machine.
+fn shared_cores(devices: &[Arc<dyn Device>]) -> Option<String> {
     let is_cpu = |device: &&Arc<dyn Device>| device.info().kind == DeviceKind::Cpu;
     let mut hosts: Vec<_> = Vec::new();
     for host in devices.iter().filter(is_cpu).map(|device| device.link_stats().map(|stats| stats.endpoint)) {
@@ -121,12 +133,27 @@ fn notes(devices: &[Arc<dyn Device>]) -> Vec<String> {
     }
     let note = "CPU devices of different servers are taken to share no cores: if these servers run on one machine, together \
                 they are slower";
-    if hosts.len() > 1 { vec![note.to_owned()] } else { Vec::new() }
+    (hosts.len() > 1).then(|| note.to_owned())
+}
+
+/// Why a placement of a higher rate is not chosen, if there is one.
+fn small_gain(choice: &Choice) -> Option<String> {
+    let is_faster = |other: &Candidate| other.prediction.decode_rate > choice.best.prediction.decode_rate;
+    let note = format!(
+        "a placement of a higher rate gains less than {:.0} %, which is within the error of predictions: the chosen one needs fewer devices",
+        100.0 * MIN_GAIN
+    );
+    choice.runners_up.iter().any(is_faster).then_some(note)
+}
+
+/// The devices of a placement, in the order of its stages and ranks.
+fn device_order(stages: &[Stage]) -> Vec<usize> {
+    stages.iter().flat_map(|stage| stage.devices.iter().copied()).collect()
 }
 
 /// The options of a run on the stages' devices, and whether `--rpc`, `--device`, `--mem` and `--threads` are as given.
 fn chosen_args(args: &Args, devices: &[Arc<dyn Device>], stages: &[Stage]) -> (Args, bool) {
-    let order: Vec<usize> = stages.iter().flat_map(|stage| stage.devices.iter().copied()).collect();
+    let order = device_order(stages);
     let split = match stages {
         [stage] if stage.devices.len() == 1 => None,
         _ if stages.iter().all(|stage| stage.devices.len() == 1) => {
@@ -210,7 +237,7 @@ mod tests {
         let groups = [stage(&[0, 1], &[0.5, 0.5], 0..4), stage(&[2], &[1.0], 4..6)];
         let both = Split::Tensor(vec![shares(Some(4.0), &[50.0, 50.0]), shares(Some(2.0), &[100.0])]);
         assert_eq!(chosen(list, &groups).0.split, Some(both));
-        assert!(notes(&devices).is_empty(), "all devices belong to this process");
+        assert_eq!(shared_cores(&devices), None, "all devices belong to this process");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Sizes of a model for the planner, from its file.
 
+use crate::args::Args;
 use crate::hparams::HParams;
 use crate::model::CacheOptions;
 use crate::placement::ModelPart;
@@ -15,7 +16,14 @@ const NODES: u32 = 24;
 /// Nodes of a block with a mixture of experts: the router, the choice and the weighted sum are added.
 const EXPERT_NODES: u32 = 36;
 
-/// The sizes of a model with a KV cache of this layout, and the type of most bytes of its blocks.
+/// Bytes per token and cell while the mask is made: its differences and their sum, in F32.
+const MASK_BYTES: usize = 12;
+
+/// Bytes per token, cell and head without flash attention: scores, and the shares that follow from them. Beside them is the mask.
+const SCORE_BYTES: usize = 8;
+const F32_MASK_BYTES: usize = 4;
+
+/// The sizes of a model with a KV cache of this layout, sampled with the options of `args`, and the type of most bytes of its blocks.
 ///
 /// # Errors
 /// A model without blocks, or a cache whose layout is invalid for the model.
@@ -23,6 +31,7 @@ pub(super) fn model_sizes(
     gguf: &Gguf<'_>,
     hparams: &HParams,
     cache: &CacheOptions,
+    args: &Args,
 ) -> anyhow::Result<(ModelSizes, DType)> {
     let cache_bytes = cache.keys(hparams)?.extent() + cache.values(hparams)?.extent();
     let nodes = if hparams.experts.is_some() { EXPERT_NODES } else { NODES };
@@ -33,7 +42,9 @@ pub(super) fn model_sizes(
         heads: hparams.heads as u64,
         kv_heads: hparams.kv_heads as u64,
         vocabulary: hparams.vocab as u64,
-        scratch_bytes: scratch_bytes(hparams, cache),
+        scratch_bytes: scratch_bytes(hparams),
+        cell_scratch_bytes: cell_scratch_bytes(hparams, cache.flash_attn),
+        output_scratch_bytes: (4 * hparams.vocab * (1 + sampler_rows(args))) as u64,
         tied: true,
         ..ModelSizes::default()
     };
@@ -75,10 +86,24 @@ fn add_weight(block: &mut BlockSizes, tensor: &TensorInfo, hparams: &HParams) {
     }
 }
 
-/// Bytes of results that are alive at a time, per token: hidden states, gate and up, and without flash attention the scores of all
-/// heads.
-fn scratch_bytes(hparams: &HParams, cache: &CacheOptions) -> u64 {
+/// Bytes of results that are alive at a time, per token: hidden states, gate and up.
+fn scratch_bytes(hparams: &HParams) -> u64 {
     let hidden = hparams.experts.map_or(hparams.ff, |experts| experts.ff * experts.used);
-    let scores = if cache.flash_attn { 0 } else { 2 * hparams.heads * cache.cells };
-    4 * (6 * hparams.width + 3 * hidden + scores) as u64
+    4 * (6 * hparams.width + 3 * hidden) as u64
+}
+
+/// The same per token and cell of the KV cache. The mask is finished before the first scores.
+fn cell_scratch_bytes(hparams: &HParams, flash_attn: bool) -> u64 {
+    let scores = if flash_attn { 0 } else { F32_MASK_BYTES + SCORE_BYTES * hparams.heads };
+    scores.max(MASK_BYTES) as u64
+}
+
+/// Rows of the vocabulary's length that a sampler has at a time, beside the logits: see the table of [`fanout::sched::sampling`].
+fn sampler_rows(args: &Args) -> usize {
+    match (args.top_k, args.top_p) {
+        _ if args.temp == 0.0 => 0,
+        (Some(_), _) => 1,
+        (None, None) => 2,
+        (None, Some(_)) => 6,
+    }
 }

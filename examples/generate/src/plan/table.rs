@@ -1,7 +1,7 @@
 //! A plan as text and as JSON.
 
 use super::Plan;
-use fanout::sched::planner::{Candidate, Stage};
+use fanout::sched::planner::{Candidate, Machine, Stage};
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -50,21 +50,25 @@ impl Plan {
     }
 
     fn name(&self, device: usize) -> &str {
-        self.machine.devices().get(device).map_or("", |device| &device.name)
+        device_name(&self.machine, device)
     }
+}
 
-    /// A placement in a few words: `CPU 12 layers, tensor CUDA0 75% CUDA1 25% 20 layers`.
-    fn placement_text(&self, stages: &[Stage]) -> String {
-        let stage = |stage: &Stage| {
-            let rank = |(&device, share): (&usize, &f64)| format!("{} {:.0}%", self.name(device), 100.0 * share);
-            let devices = match &stage.devices[..] {
-                [device] => self.name(*device).to_owned(),
-                ranks => format!("tensor {}", ranks.iter().zip(&stage.shares).map(rank).collect::<Vec<_>>().join(" ")),
-            };
-            if stages.len() == 1 { devices } else { format!("{devices} {} layers", stage.blocks.len()) }
+fn device_name(machine: &Machine, device: usize) -> &str {
+    machine.devices().get(device).map_or("", |device| &device.name)
+}
+
+/// A placement in a few words: `CPU 12 layers, tensor CUDA0 75% CUDA1 25% 20 layers`.
+pub(super) fn placement_text(machine: &Machine, stages: &[Stage]) -> String {
+    let stage = |stage: &Stage| {
+        let rank = |(&device, share): (&usize, &f64)| format!("{} {:.0}%", device_name(machine, device), 100.0 * share);
+        let devices = match &stage.devices[..] {
+            [device] => device_name(machine, *device).to_owned(),
+            ranks => format!("tensor {}", ranks.iter().zip(&stage.shares).map(rank).collect::<Vec<_>>().join(" ")),
         };
-        stages.iter().map(stage).collect::<Vec<_>>().join(", ")
-    }
+        if stages.len() == 1 { devices } else { format!("{devices} {} layers", stage.blocks.len()) }
+    };
+    stages.iter().map(stage).collect::<Vec<_>>().join(", ")
 }
 
 impl fmt::Display for Plan {
@@ -75,10 +79,10 @@ impl fmt::Display for Plan {
         for (number, candidate) in [best].into_iter().chain(&self.choice.runners_up).take(ROWS).enumerate() {
             let (mark, prediction) = (if number == 0 { '*' } else { ' ' }, &candidate.prediction);
             let (decode, prompt, load) = (prediction.decode_rate, prediction.prompt_rate, prediction.load_time);
-            let placement = self.placement_text(&candidate.stages);
+            let placement = placement_text(&self.machine, &candidate.stages);
             writeln!(f, "{mark} {decode:<11.2} {prompt:<11.1} {load:<7.1} {placement}")?;
         }
-        writeln!(f, "chosen: {}: {}", self.placement_text(&best.stages), self.choice.reason)?;
+        writeln!(f, "chosen: {}: {}", placement_text(&self.machine, &best.stages), self.choice.reason)?;
         for (device, bytes) in self.machine.devices().iter().zip(&best.prediction.memory) {
             if *bytes > 0 {
                 writeln!(f, "memory: {}: {} of {} MiB free", device.name, bytes.div_ceil(1 << 20), device.free >> 20)?;
