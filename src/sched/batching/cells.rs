@@ -228,7 +228,7 @@ mod tests {
         let c = cells.join(2).unwrap();
         assert_eq!([c, a].map(|tag| append(&mut cells, tag)), [2 * block + 1, 2 * block + 2], "no block is left");
         cells.leave(a);
-        assert_eq!(append(&mut cells, c), 2 * block + 2, "the block that it shared");
+        assert_eq!(append(&mut cells, c), 2 * block, "the block that it shared");
         let d = cells.join(KvCells::BLOCK).unwrap();
         assert_eq!(append(&mut cells, d), 0, "a's first block is free again, its second one is not");
         cells.leave(b);
