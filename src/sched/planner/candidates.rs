@@ -53,7 +53,7 @@ impl Candidate {
 
 /// The least gain for which more devices are recommended. Predictions differ from a simulation by up to twice as much, and other load on
 /// the devices comes on top.
-pub const MIN_GAIN: f64 = 0.05;
+pub const MIN_GAIN: f64 = 0.03;
 
 /// The most placements that [`choose_admitted`] checks.
 pub const MAX_CHECKS: usize = 16;

@@ -36,7 +36,7 @@ fn choices_follow_memory_links_and_batches() {
 /// Two equal devices, of which a tensor group is faster by a factor that the link between them decides.
 #[test]
 fn more_devices_are_chosen_only_for_a_gain_that_can_be_measured() {
-    for (round_trip, gain) in [(0.0, 2.0), (4.0e-3, 1.11), (4.6e-3, 1.04), (4.9e-3, 1.01), (6.0e-3, 0.91)] {
+    for (round_trip, gain) in [(0.0, 2.0), (4.0e-3, 1.11), (4.6e-3, 1.04), (4.9e-3, 1.01), (5.2e-3, 0.98)] {
         let devices = (0..2).map(|at| device(&at.to_string(), Host::Client, 10e9, 1e15)).collect();
         let bus = Machine::new(devices, vec![], vec![], link(round_trip, 1e12)).unwrap();
         let predicted = |stages: &[Stage]| predict(&bus, &model(), &workload(), stages).unwrap().decode_rate;

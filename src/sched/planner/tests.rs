@@ -433,8 +433,8 @@ fn fixed_choices(machine: &Machine, blocks: usize) -> Vec<Vec<Stage>> {
     choices
 }
 
-/// Over 200 machines: the fastest candidate is within 5 % of the best fixed choice, as simulated, and each prediction within 25 % of
-/// its simulation; the choice is by prediction within [`MIN_GAIN`] of the fastest, and never slower than the best single device.
+/// Over 200 machines: the choice is within 5 % of the best fixed one, as simulated, and each prediction within 25 % of its simulation;
+/// by prediction, the choice is within [`MIN_GAIN`] of the fastest candidate, and never slower than the best single device.
 #[test]
 fn choices_and_predictions_hold_in_simulation() {
     let (mut worst_choice, mut worst_decode, mut worst_prompt, mut chosen) =
@@ -454,12 +454,14 @@ fn choices_and_predictions_hold_in_simulation() {
             rate(b).total_cmp(&rate(a)).then(a.devices().cmp(&b.devices()))
         };
         let fastest = candidates.min_by(order).unwrap();
-        let (fastest, rate) = ((&fastest.stages[..], &fastest.prediction), choice.best.prediction.decode_rate);
-        assert!(fastest.1.decode_rate < rate * (1.0 + MIN_GAIN), "seed {seed}: more devices gain too much");
+        let (fastest, rate) = (fastest.prediction.decode_rate, choice.best.prediction.decode_rate);
+        assert!(fastest < rate * (1.0 + MIN_GAIN), "seed {seed}: more devices gain too much");
         let mut best = 0.0f64;
         let placements = fixed.iter().filter_map(|stages| Some((stages, predict(machine, model, workload, stages)?)));
         let all = placements.map(|(stages, prediction)| (&stages[..], prediction, false));
-        for (stages, prediction, is_choice) in all.chain([(fastest.0, fastest.1.clone(), true)]) {
+        for (stages, prediction, is_choice) in
+            all.chain([(&choice.best.stages[..], choice.best.prediction.clone(), true)])
+        {
             let (rate, prompt_time) = simulate(stages, &prediction);
             let error = (prediction.decode_rate / rate - 1.0).abs();
             if error > worst_decode.0 {

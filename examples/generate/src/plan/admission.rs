@@ -223,7 +223,7 @@ mod tests {
         let mut faster = choice.best.clone();
         faster.prediction.decode_rate *= 1.02;
         choice.runners_up.push(faster);
-        assert!(small_gain(&choice).is_some_and(|note| note.contains("less than 5 %")));
+        assert!(small_gain(&choice).is_some_and(|note| note.contains("less than 3 %")));
         // Nothing is left: the error has the first refusal and a next step.
         let error = choose(&devices[..1]).err().unwrap();
         let text = format!("{error:#}");
@@ -246,18 +246,20 @@ mod tests {
         };
         let packed = choose(1 << 28, None).unwrap();
         assert_eq!((packed.args.weights, packed.notes.len()), (None, 0));
-        let (args, devices) = (args(None), cpu(1 << 10));
+        // Enough for each tensor alone, which no buffer can exceed.
+        let small = 1 << 16;
+        let (args, devices) = (args(None), cpu(small));
         let inputs =
             PlanInputs { args: &args, file: &file, gguf: &gguf, hparams: &hparams, prompt: 2, devices: &devices };
         let refusal = inputs.check(&args, &packed.choice.best).unwrap_err();
         let Admission::LacksMemory(missing) = admission(&refusal, &packed.choice.best, 1) else { panic!("{refusal}") };
-        let needed = missing[0] + (1 << 10);
+        let needed = missing[0] + small;
 
         let mapped = choose(needed - 1, None).unwrap();
         assert_eq!(mapped.args.weights, Some(WeightStorage::Mapped));
         assert!(mapped.notes.iter().any(|note| note.contains("mapped file")), "{:?}", mapped.notes);
         assert_eq!(choose(needed - 1, Some(WeightStorage::Mapped)).unwrap().args.weights, Some(WeightStorage::Mapped));
-        for (bytes, weights) in [(needed - 1, Some(WeightStorage::Packed)), (1 << 10, None)] {
+        for (bytes, weights) in [(needed - 1, Some(WeightStorage::Packed)), (1 << 13, None)] {
             let error = choose(bytes, weights).err().unwrap();
             assert!(is_too_large(&error) && format!("{error:#}").contains("add devices"), "{error:#}");
         }
