@@ -3,7 +3,7 @@
 
 The weights come from a seeded generator, so the same arguments always give the same file. The generated text is
 meaningless, but shapes, operations and traffic are those of a real model. Sizes: micro for recorded sessions, tiny
-for the interop tests, deep for tests with many servers, 1b for the benchmarks. f32 and f16 need only numpy and gguf; every
+for the interop tests, deep for tests with many servers, 100m and 1b for the benchmarks. f32 and f16 need only numpy and gguf; every
 other type needs llama-cpp-python, whose ggml library quantises. q4_k_m, a mixture of types, is quantised from a temporary
 f16 file.
 
@@ -49,6 +49,7 @@ SIZES = {
     "micro": Size(2, 64, 4, 2, 128, 320, experts=4),
     "tiny": Size(2, 256, 8, 4, 512, 512),
     "deep": Size(12, 128, 4, 2, 256, 512),
+    "100m": Size(12, 768, 12, 4, 2048, 8192),
     "1b": Size(22, 2048, 32, 4, 5632, 32000),
 }
 ARCHS = ("llama", "qwen2", "qwen3", "qwen3moe", *FURTHER)
