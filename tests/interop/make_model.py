@@ -3,8 +3,8 @@
 
 The weights come from a seeded generator, so the same arguments always give the same file. The generated text is
 meaningless, but shapes, operations and traffic are those of a real model. Sizes: micro for recorded sessions, tiny
-for the interop tests, deep for tests with many servers, 100m and 1b for the benchmarks. f32 and f16 need only numpy and gguf; every
-other type needs llama-cpp-python, whose ggml library quantises. q4_k_m, a mixture of types, is quantised from a temporary
+for the interop tests, deep for tests with many servers, 100m and 1b for the benchmarks. f32 and f16 need only numpy and gguf;
+every other type needs llama-cpp-python, whose ggml library quantises. q4_k_m, a mixture of types, is quantised from a temporary
 f16 file.
 
     make_model.py --size tiny --type f16 tiny-f16.gguf
