@@ -3,8 +3,9 @@
 // block type of a: TYPE is its struct, NAME its part of the entries' names. A second module has the variants for GPUs without the
 // instructions of mul_mat_mma.cu (WIDE).
 //
-// Fusion, for up to two columns: up to three products of the same columns in one grid, each with the addition of a vector; two products and the SWIGLU of their
-// results: each block computes both products of its rows, one after the other, and the last block of a piece of rows quantises it.
+// Fusion, for up to two columns: up to three products of the same columns in one grid, each with the addition of a vector to its
+// columns; two products and the SWIGLU of their results: each block computes both products of its rows, one after the other, and the
+// last block of a piece of rows quantises it.
 //
 // Variants: mul_mat_packed_vec1, _vec2, mul_mat_packed_id: see mul_mat_dot.cuh;
 //           mul_mat_packed_vec4, _vec8 (WIDE): the same without fusion;
@@ -63,8 +64,8 @@ struct PackedVecArgs {
     u32 padding;
 };
 
-// As quant_multiply, for packed weights. If `gated`, the result is the SWIGLU of two products: silu(a b) (up b). Otherwise `bias` is added
-// to each column, unless it is null.
+// As quant_multiply, for packed weights. If `gated`, the result is the SWIGLU of two products: silu(a b) (up b). Otherwise `bias` is
+// added to each column, unless it is null.
 template <int N>
 __device__ __forceinline__ void packed_multiply(const Matrices &of, u32 log2_lanes, u32 block, bool gated, const u8 *up,
                                                 const float *bias) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void packed_mat_vec(const PackedVecArgs &args) {
         block -= last ? args.more[1].first : args.more[0].first;
     }
     const u32 log2_lanes = args.log2_lanes;
-    for_columns<N>(product, [=, &args](const Matrices &of) { 
+    for_columns<N>(product, [=, &args](const Matrices &of) {
         packed_multiply<N>(of, log2_lanes, block, args.gated, args.more_a[0], bias);
     });
     if (args.quantized.columns != nullptr) {

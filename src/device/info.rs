@@ -133,7 +133,8 @@ pub struct LinkStats {
     pub endpoint: String,
     /// Bytes sent to the server.
     pub sent: u64,
-    /// Those of `sent` in messages that carry a graph. A server keeps graphs: a graph is sent once, and run by its number.
+    /// Those of `sent` in messages that carry a graph. A graph is sent once and then run by its number, except to servers of ggml's
+    /// protocol that cannot run one again.
     pub sent_graphs: u64,
     /// Bytes received from the server.
     pub received: u64,

@@ -74,7 +74,7 @@ fn commands_are_interrupted_for_other_sessions_only() {
         threads.lanes().push(Lane::Long, sessions[waiter].flow_keys(), Waiter::Thread(Arc::new(waiting)));
         assert_eq!((turn.is_over(), turn.interrupts_command()), (true, interrupts), "session {waiter} waits");
     }
-    // Without giving it to a waiter, which nobody takes.
+    // Dropped, the turn would pass to the first waiter, which is this thread and takes none.
     std::mem::forget(turn);
 }
 

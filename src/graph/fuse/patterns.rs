@@ -54,6 +54,7 @@ pub(crate) const FUSION_PATTERNS: &[FusionPattern] = &[
     FusionPattern { ops: &[ROPE, SET_ROWS], find: rope_set_rows },
     FusionPattern { ops: &[MUL_MAT, MUL_MAT, GLU], find: gated_product },
     FusionPattern { ops: &[MUL_MAT_ID, MUL_MAT_ID, GLU], find: gated_product },
+    // Before longer patterns of products alone, which would leave each bias to a launch of its own.
     FusionPattern { ops: &[MUL_MAT, ADD, MUL_MAT, ADD, MUL_MAT, ADD], find: products },
     FusionPattern { ops: &[MUL_MAT, ADD, MUL_MAT, ADD], find: products },
     FusionPattern { ops: &[MUL_MAT, ADD], find: products },
@@ -212,7 +213,8 @@ fn products(c: &Candidate<'_>) -> Option<FusionMatch> {
 }
 
 /// The vector that node `k + 1` adds to each column of the result of node `k`, which is elided. A result of another node is none: with
-/// one token a residual looks like a vector, and its ADD is fused with the norm behind it.
+/// one token a residual looks like a vector, and its ADD is fused with the norm behind it. A residual that another graph has computed
+/// passes, and the norm has one operation less then.
 fn vector_added_to(c: &Candidate<'_>, k: usize) -> Option<TensorId> {
     let vector = row_broadcast_operand(c, k)?;
     let result = c.nodes[k + 1].dst;

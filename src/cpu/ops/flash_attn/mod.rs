@@ -3,7 +3,8 @@
 //! A tile is a set of queries (tokens by heads) that share one head of K and one of V, so that each block of both is read once
 //! for all of them. A tile of few queries, as in decoding, reads K and V in place ([`few_queries`]). A tile of many queries
 //! converts each block and runs its vectors along the queries ([`many_queries`]). If there are few tiles, the positions are
-//! split as well (flash decoding); the partial results are merged in shared scratch by their maxima.
+//! split as well (flash decoding); the partial results are merged in shared scratch by their maxima. A tile is split between tokens
+//! whose masks hide different blocks ([`mask`]).
 
 mod few_queries;
 mod many_queries;
@@ -22,10 +23,12 @@ use crate::tensor::quant::{Dequantise, dequantiser};
 use mask::Masks;
 use std::ops::Range;
 
-/// Positions that are converted and scored at a time.
+/// Positions that are converted and scored at a time. `KvCells::BLOCK` of the batching of sequences is the same: attention skips blocks
+/// of other sequences if each sequence has whole ones.
 const BLOCK: usize = 64;
 
-/// Most queries of a tile: their data and one block of K or V fit the L2 cache.
+/// Most queries, and so tokens, of a tile (a bit each in [`Masks::piece_starts`]): their data and one block of K or V fit the L2
+/// cache.
 const MAX_TILE_QUERIES: usize = 64;
 
 /// Most queries with which a tile reads K and V in place.
@@ -222,11 +225,13 @@ impl AttentionPlan {
             for item in items {
                 let (mut tile, part) = (self.tile(item / self.parts), item % self.parts);
                 let positions = part * self.part..((part + 1) * self.part).min(self.positions);
-                let (masks, end) = (Masks::new(self, ctx.optional_src(3)), tile.tokens.end);
-                while !tile.tokens.is_empty() {
-                    tile.tokens.end = tile.tokens.start + masks.alike_tokens(&tile, &positions);
+                let tokens = tile.tokens.clone();
+                let mut starts = Masks::new(self, ctx.optional_src(3)).piece_starts(&tile, &positions);
+                while starts != 0 {
+                    tile.tokens.start = tokens.start + starts.trailing_zeros() as usize;
+                    starts &= starts - 1;
+                    tile.tokens.end = (tokens.start + starts.trailing_zeros() as usize).min(tokens.end);
                     self.attend(ctx, &tile, part, &positions, &mut scratch);
-                    tile.tokens = tile.tokens.end..end;
                 }
             }
         }
