@@ -92,7 +92,7 @@ else
     "$python" -m venv "$venv" >&2
     jobs=$(getconf _NPROCESSORS_ONLN)
     # No cache: it could return a wheel that was built for another CPU.
-    cmake_args="-DGGML_RPC=ON -DGGML_NATIVE=ON -DCMAKE_PROJECT_llama.cpp_INCLUDE=$root/tests/interop/without_common.cmake"
+    cmake_args="-DGGML_RPC=ON -DGGML_NATIVE=ON -DCMAKE_PROJECT_llama.cpp_INCLUDE='$root/tests/interop/without_common.cmake'"
     CMAKE_ARGS=$cmake_args CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir -r <(packages) >&2
     if ! works; then

@@ -19,8 +19,12 @@ use seccompiler::{
     TargetArch, apply_filter,
 };
 
-/// The number of `kexec_file_load`, which the crate libc lacks for musl on AArch64. Other processors than x86-64 share their numbers.
+/// The number of `kexec_file_load`, which the crate libc lacks for musl on AArch64: AArch64 and RISC-V have the numbers of the generic
+/// table.
 const KEXEC_FILE_LOAD: libc::c_long = if cfg!(target_arch = "x86_64") { 320 } else { 294 };
+
+#[cfg(not(all(target_arch = "aarch64", target_env = "musl")))]
+const _: () = assert!(KEXEC_FILE_LOAD == libc::SYS_kexec_file_load);
 
 /// System calls that fail with EPERM. The server makes none of them after its start.
 const DENIED: &[libc::c_long] = &[

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-PIECE = 16 << 10
+CHUNK_BYTES = 16 << 10
 PENDING = 256  # pieces on their way in one direction of a connection; then the sender waits, as at a full TCP window
 
 
@@ -69,7 +69,7 @@ def _receive(source: socket.socket, pieces: queue.Queue, direction: _Direction) 
     while data:
         data = b""
         with suppress(OSError):
-            data = source.recv(PIECE)
+            data = source.recv(CHUNK_BYTES)
         pieces.put((direction.due(len(data)), data))
 
 
@@ -79,7 +79,9 @@ def _send(sink: socket.socket, pieces: queue.Queue) -> None:
         due, data = pieces.get()
         time.sleep(max(0.0, due - time.monotonic()))
         with suppress(OSError):
-            if not data:
+            if data:
+                sink.sendall(data)
+            else:
                 sink.shutdown(socket.SHUT_WR)
-                return
-            sink.sendall(data)
+        if not data:
+            return

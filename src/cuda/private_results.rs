@@ -1,4 +1,4 @@
-//! Private results: results of products that lie in the program's scratch memory instead of the client's.
+//! Private results: results of products, and of the ADDs behind them (biases), that lie in the program's scratch memory instead of the client's.
 //!
 //! An allocator gives a result the memory of one that nothing reads any more. In a layer of llama.cpp, the product of the values lies
 //! where that of the queries was, which ROPE has read. It could not run before this ROPE, and therefore not together with the
@@ -16,7 +16,7 @@ use std::ops::{Range, RangeInclusive};
 const MAX_BYTES: usize = 256 << 10;
 
 /// Limits of all private results of a program, in number and bytes; the number bounds the time of a search. A graph with more bytes has
-/// none. A model with 128 layers has 256 results, of which a few are alive at a time.
+/// none. A model with 128 layers has 256 results, 512 with biases, of which a few are alive at a time.
 const MAX_RESULTS: usize = 512;
 const MAX_TOTAL: u64 = 16 << 20;
 
@@ -25,7 +25,7 @@ const MAX_VISITS: usize = 1 << 22;
 
 /// The graph with its private results in an additional slot, which is scratch memory, and the bytes of that slot. `None` if there are none.
 pub(super) fn with_private_results(graph: &Graph) -> Option<(Graph, u64)> {
-    let blocked = products_blocked_by_memory(graph);
+    let blocked = results_blocked_by_memory(graph);
     if blocked.is_empty() || blocked.len().min(MAX_RESULTS).saturating_mul(graph.nodes().len()) > MAX_VISITS {
         return None;
     }
@@ -56,9 +56,9 @@ pub(super) fn with_private_results(graph: &Graph) -> Option<(Graph, u64)> {
         .then(|| (graph.clone().with_places(places), end.next_multiple_of(ALIGNMENT)))
 }
 
-/// The products, and the ADDs of vectors to products, by index, that cannot run together with an earlier product of the same columns
+/// The products, and the ADDs behind products, by index, that cannot run together with an earlier product of the same columns
 /// only because of the memory of their results.
-fn products_blocked_by_memory(graph: &Graph) -> Vec<usize> {
+fn results_blocked_by_memory(graph: &Graph) -> Vec<usize> {
     let nodes = graph.nodes();
     let is_product = |node: &Node| node.op.code() == OpCode::MulMat;
     let mut blocked = Vec::new();

@@ -171,10 +171,10 @@ fn verdicts_and_errors_name_what_is_wrong() {
     let refused = verdict(&noop().without_ops(&[OpCode::Add]));
     assert!(matches!(&refused, Verdict::Unsupported { reason } if !reason.is_empty()), "{refused:?}");
 
-    // Downloads of `prompt` are complete when it returns them, so that the deadline, which has passed, concerns `silent` alone.
-    let (prompt, silent) = (altering(Some), altering(|_| None));
-    assert_eq!(check(&silent, &prompt, Instant::now()), Err(DeviceError::Deadline("a download")));
-    let named = check(&prompt, &silent, Instant::now());
+    // Downloads of `immediate` are complete when it returns them, so that the deadline, which has passed, concerns `silent` alone.
+    let (immediate, silent) = (altering(Some), altering(|_| None));
+    assert_eq!(check(&silent, &immediate, Instant::now()), Err(DeviceError::Deadline("a download")));
+    let named = check(&immediate, &silent, Instant::now());
     assert!(matches!(&named, Err(DeviceError::OnDevice { device, .. }) if device == "CPU"), "{named:?}");
     let small = MemoryBudget::new(case.bytes() - 1);
     let refused = super::check(case, &*reference, &*reference, &small, deadline());

@@ -46,13 +46,15 @@ pub enum CellError {
 /// Which sequence has which cells of a KV cache.
 ///
 /// As many cells are reserved for a sequence as it may ever have positions, so that none runs out of cells half way. Each is chosen
-/// when it is needed. A sequence takes whole blocks of [`KvCells::BLOCK`] cells while there are some, those with the lowest numbers
-/// first: attention then reads few cells, and a device can skip the blocks that the mask hides, which are those of other
-/// sequences. When no whole block is left, sequences take the cells that are left in the blocks of others.
+/// when it is needed. A sequence takes whole blocks of cells while there are some, those with the lowest numbers first: a device can then
+/// skip the blocks that the mask hides, which are those of other sequences. When no whole block is left, sequences take the cells that
+/// are left in the blocks of others. Attention that skips nothing reads fewer cells with blocks of 1, up to 63 for each sequence.
 #[derive(Clone, Debug)]
 pub struct KvCells {
     /// By cell: the tag that it carries on the devices, perhaps of a sequence that has left; `None` before it is written.
     tags: Vec<Option<SequenceTag>>,
+    /// Cells of a block; the last block may have fewer.
+    block: u32,
     free: BTreeSet<u32>,
     /// Numbers of the blocks of which every cell is free.
     free_blocks: BTreeSet<u32>,
@@ -72,16 +74,18 @@ impl KvCells {
     /// Most cells of a cache: F32 represents all their positions and tags.
     pub const MAX_CELLS: usize = (1 << 24) - 2;
 
-    /// Cells of a block. Flash attention of this crate's CPU device skips blocks of so many positions.
+    /// The size of a block for flash attention: that of this crate's CPU device skips blocks of so many positions.
     pub const BLOCK: usize = 64;
 
-    /// A cache of `capacity` cells, at most [`KvCells::MAX_CELLS`]. None of them is in use.
-    pub fn new(capacity: usize) -> KvCells {
+    /// A cache of `capacity` cells, at most [`KvCells::MAX_CELLS`], in blocks of `block` cells, at least 1. None of them is in use.
+    pub fn new(capacity: usize, block: usize) -> KvCells {
+        let block = block.clamp(1, KvCells::MAX_CELLS);
         let capacity = capacity.min(KvCells::MAX_CELLS);
         KvCells {
             tags: vec![None; capacity],
+            block: block as u32,
             free: (0..capacity as u32).collect(),
-            free_blocks: (0..capacity.div_ceil(KvCells::BLOCK) as u32).collect(),
+            free_blocks: (0..capacity.div_ceil(block) as u32).collect(),
             sequences: BTreeMap::new(),
         }
     }
@@ -117,10 +121,11 @@ impl KvCells {
     pub fn leave(&mut self, tag: SequenceTag) {
         let Some(sequence) = self.sequences.remove(&tag) else { return };
         self.free.extend(&sequence.cells);
-        for block in sequence.cells.into_iter().map(block_of).collect::<BTreeSet<_>>() {
-            let cells = cells_of(block).start..cells_of(block).end.min(self.tags.len() as u32);
+        for number in sequence.cells.into_iter().map(|cell| cell / self.block).collect::<BTreeSet<_>>() {
+            let Range { start, end } = cells_of(number, self.block);
+            let cells = start..end.min(self.tags.len() as u32);
             if self.free.range(cells.clone()).count() == cells.len() {
-                self.free_blocks.insert(block);
+                self.free_blocks.insert(number);
             }
         }
     }
@@ -150,15 +155,15 @@ impl KvCells {
         let cell = match sequence.cells.get(position) {
             Some(&cell) => cell,
             None => {
-                let in_last_block =
-                    sequence.cells.last().and_then(|&last| self.free.range(cells_of(block_of(last))).next());
-                let in_free_block = || self.free_blocks.first().map(|&block| cells_of(block).start);
+                let last_block = sequence.cells.last().map(|&last| cells_of(last / self.block, self.block));
+                let in_last_block = last_block.and_then(|cells| self.free.range(cells).next());
+                let in_free_block = || self.free_blocks.first().map(|&number| cells_of(number, self.block).start);
                 // There is a free one, because no more cells are reserved than there are.
                 let full = CellError::Full { wanted: 1, left: 0, capacity: self.tags.len() };
                 let cell =
                     in_last_block.copied().or_else(in_free_block).or_else(|| self.free.first().copied()).ok_or(full)?;
                 self.free.remove(&cell);
-                self.free_blocks.remove(&block_of(cell));
+                self.free_blocks.remove(&(cell / self.block));
                 self.tags[cell as usize] = Some(tag);
                 sequence.cells.push(cell);
                 cell
@@ -182,15 +187,9 @@ impl KvCells {
     }
 }
 
-/// The block of a cell.
-fn block_of(cell: u32) -> u32 {
-    cell / KvCells::BLOCK as u32
-}
-
-/// The cells of a block; the last block of a cache may have fewer.
-fn cells_of(block: u32) -> Range<u32> {
-    let start = block * KvCells::BLOCK as u32;
-    start..start + KvCells::BLOCK as u32
+/// The cells of block number `number`, of `block` cells each; the last block of a cache may have fewer.
+fn cells_of(number: u32, block: u32) -> Range<u32> {
+    number * block..(number + 1) * block
 }
 
 #[cfg(test)]
@@ -200,7 +199,7 @@ mod tests {
 
     #[test]
     fn cells_are_reserved_given_lowest_first_and_reused() {
-        let mut cells = KvCells::new(6);
+        let mut cells = KvCells::new(6, KvCells::BLOCK);
         let a = cells.join(3).unwrap();
         let b = cells.join(2).unwrap();
         assert_eq!(cells.join(2), Err(CellError::Full { wanted: 2, left: 1, capacity: 6 }));
@@ -217,7 +216,7 @@ mod tests {
     #[test]
     fn sequences_have_blocks_of_their_own_while_there_are_some() {
         let block = KvCells::BLOCK as u32;
-        let mut cells = KvCells::new(3 * KvCells::BLOCK + 1);
+        let mut cells = KvCells::new(3 * KvCells::BLOCK + 1, KvCells::BLOCK);
         let (a, b) = (cells.join(KvCells::BLOCK + 2).unwrap(), cells.join(KvCells::BLOCK + 1).unwrap());
         let append = |cells: &mut KvCells, tag| cells.append(tag).unwrap().1;
         assert_eq!([a, b, a, b].map(|tag| append(&mut cells, tag)), [0, block, 1, block + 1], "in turn");
@@ -241,8 +240,8 @@ mod tests {
     #[test]
     fn no_sequence_sees_a_cell_of_another_one_or_of_a_position_that_was_cut_off() {
         let mut rng = fastrand::Rng::with_seed(34);
-        for capacity in [1, 5, 16, 2 * KvCells::BLOCK + 3] {
-            let mut cells = KvCells::new(capacity);
+        for (capacity, block) in [(1, 64), (5, 1), (16, 4), (2 * KvCells::BLOCK + 3, KvCells::BLOCK)] {
+            let mut cells = KvCells::new(capacity, block);
             // By cell, as the device has it: tag, position, and a number that only the test knows.
             let mut device = vec![None; capacity];
             let mut live: Vec<(SequenceTag, Vec<u32>)> = Vec::new();

@@ -136,7 +136,7 @@ mod tests {
         let device: Arc<dyn Device> = CpuDevice::new("CPU", 1, MathMode::Fast, 1 << 20).unwrap();
         let memory = device.alloc(2 * 4 * CELLS as u64 + 256, &budget).unwrap();
         let mut scheduler = Scheduler::new(vec![device], Options::default(), &budget).unwrap();
-        let mut cells = KvCells::new(CELLS);
+        let mut cells = KvCells::new(CELLS, 1);
         let mut written = [None; CELLS];
         let mut sequences = Vec::new();
         for round in 0..60 {

@@ -56,10 +56,11 @@ struct Sequence {
 }
 
 impl SequenceGroup {
-    /// A group without sequences, with a KV cache of `cells` cells, and batches of at most `tokens` tokens, but at least 1.
+    /// A group without sequences, with a KV cache of `cells` cells in blocks of `block` ([`KvCells::new`]), and batches of at most
+    /// `tokens` tokens, but at least 1.
     /// With more sequences than `tokens`, those that joined last are in no batch until others leave.
-    pub fn new(cells: usize, tokens: usize) -> SequenceGroup {
-        SequenceGroup { cells: KvCells::new(cells), tokens: tokens.max(1), sequences: BTreeMap::new(), next: 0 }
+    pub fn new(cells: usize, block: usize, tokens: usize) -> SequenceGroup {
+        SequenceGroup { cells: KvCells::new(cells, block), tokens: tokens.max(1), sequences: BTreeMap::new(), next: 0 }
     }
 
     /// Adds a sequence that begins with `tokens` and has at most `positions` tokens.
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn decoding_sequences_are_in_every_batch_and_prompts_fill_the_rest() {
-        let mut group = SequenceGroup::new(64, 6);
+        let mut group = SequenceGroup::new(64, 1, 6);
         let a = group.join(&[1, 2, 3, 4, 5, 6, 7], 16).unwrap();
         assert!(!group.is_decoding());
         assert_eq!(tokens(group.next_batch(ALL)), (vec![1, 2, 3, 4, 5, 6], vec![]));
@@ -205,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_batch_of_many_sequences_has_at_most_its_limit_of_tokens() {
-        let mut group = SequenceGroup::new(64, 2);
+        let mut group = SequenceGroup::new(64, 1, 2);
         let ids: Vec<_> = (0..3).map(|token| group.join(&[token], 4).unwrap()).collect();
         assert_eq!(tokens(group.next_batch(ALL)), (vec![0, 1], vec![0, 1]));
         group.push(ids[0], 9).unwrap();
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn tokens_beyond_the_promise_are_refused() {
-        let mut group = SequenceGroup::new(4, 8);
+        let mut group = SequenceGroup::new(4, 1, 8);
         assert_eq!(group.join(&[1; 5], 2), Err(CellError::Full { wanted: 5, left: 4, capacity: 4 }));
         let a = group.join(&[1, 2], 3).unwrap();
         group.push(a, 3).unwrap();

@@ -51,7 +51,7 @@ fn more_devices_are_chosen_only_for_a_gain_that_can_be_measured() {
                 .all(|other| other.prediction.decode_rate < best.prediction.decode_rate * (1.0 + MIN_GAIN))
         );
     }
-    assert!(Reason::NothingGained.to_string().starts_with("several devices gain nothing"));
+    assert!(Reason::NothingGained.to_string().contains("less than 3 %"));
 }
 
 /// Which placements are checked, in order, and which one is chosen, on devices of 30, 20 and 10 GB/s that share a slow bus.
@@ -72,7 +72,7 @@ fn a_refused_placement_is_followed_by_the_next() {
     };
     let alone = |device: usize| vec![(vec![device], 10)];
     let uses = |candidate: &Candidate, device: usize| candidate.prediction.memory[device] > 0;
-    // Device a really needs 2 GB more than what was estimated: it is not planned at all.
+    // Device a lacks 2 GB, more than the estimate of a placement: nothing is planned on it.
     let short = |candidate: &Candidate| {
         let missing = vec![2_000_000_000, 0, 0];
         if uses(candidate, 0) { Admission::LacksMemory(missing) } else { Admission::Admitted }

@@ -433,7 +433,7 @@ fn fixed_choices(machine: &Machine, blocks: usize) -> Vec<Vec<Stage>> {
     choices
 }
 
-/// Over 200 machines: the choice is within 5 % of the best fixed one, as simulated, and each prediction within 25 % of its simulation;
+/// Over 200 seeds, without those whose machine has no memory for the model: the choice is within 5 % of the best fixed one, as simulated, and each prediction within 25 % of its simulation;
 /// by prediction, the choice is within [`MIN_GAIN`] of the fastest candidate, and never slower than the best single device.
 #[test]
 fn choices_and_predictions_hold_in_simulation() {
@@ -448,13 +448,8 @@ fn choices_and_predictions_hold_in_simulation() {
         };
         let Ok(choice) = choose(machine, model, workload) else { continue };
         let fixed = fixed_choices(machine, model.blocks.len());
-        let candidates = [&choice.best].into_iter().chain(&choice.runners_up);
-        let order = |a: &&Candidate, b: &&Candidate| {
-            let rate = |candidate: &Candidate| candidate.prediction.decode_rate;
-            rate(b).total_cmp(&rate(a)).then(a.devices().cmp(&b.devices()))
-        };
-        let fastest = candidates.min_by(order).unwrap();
-        let (fastest, rate) = (fastest.prediction.decode_rate, choice.best.prediction.decode_rate);
+        let rate = choice.best.prediction.decode_rate;
+        let fastest = choice.runners_up.iter().map(|other| other.prediction.decode_rate).fold(rate, f64::max);
         assert!(fastest < rate * (1.0 + MIN_GAIN), "seed {seed}: more devices gain too much");
         let mut best = 0.0f64;
         let placements = fixed.iter().filter_map(|stages| Some((stages, predict(machine, model, workload, stages)?)));

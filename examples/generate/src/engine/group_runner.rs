@@ -1,11 +1,11 @@
 //! A group of sequences at work: the scheduler, the prepared graphs and the sequences of one group of sequences.
 
 use super::{EngineError, EngineOptions, Sampled, Started};
-use crate::model::{GraphShape, Inputs, KV_PAD, Model, ModelError, Results};
+use crate::model::{CacheOptions, GraphShape, Inputs, KV_PAD, Model, ModelError, Results};
 use crate::report::GraphStats;
 use fanout::device::{Device, MemoryBudget, PendingRead};
 use fanout::graph::TensorId;
-use fanout::sched::batching::{BatchOutput, SequenceGroup, SequenceId, TokenBatch};
+use fanout::sched::batching::{BatchOutput, KvCells, SequenceGroup, SequenceId, TokenBatch};
 use fanout::sched::tensor_group::{RankTask, TensorSplit, TensorSplitError};
 use fanout::sched::{self, CompareReporter, Options, PreparedPlan, SchedError, Scheduler, Task};
 use std::collections::HashMap;
@@ -102,11 +102,14 @@ impl GroupRunner {
         budget: &Arc<MemoryBudget>,
     ) -> Result<GroupRunner, EngineError> {
         let EngineOptions { ubatch, depth, sequences } = parts.options;
+        let CacheOptions { cells, flash_attn, .. } = parts.model.cache_options;
+        // Only flash attention skips blocks.
+        let block = if flash_attn { KvCells::BLOCK } else { 1 };
         Ok(GroupRunner {
             number,
             scheduler: Scheduler::new(devices, Options::default().with_depth(depth), budget)?,
             ready: HashMap::new(),
-            sequences: SequenceGroup::new(parts.model.cache_options.cells, ubatch.max(sequences)),
+            sequences: SequenceGroup::new(cells, block, ubatch.max(sequences)),
             only: None,
             in_flight: None,
             finished: None,

@@ -23,6 +23,7 @@ const ALWAYS_REPLACED: usize = 5;
 
 /// The words of this program's command line with the options of `args`; `kept`: whether all devices are used as given.
 pub(super) fn command_line(words: impl Iterator<Item = OsString>, args: &Args, kept: bool) -> String {
+    let words = with_value_of_retry(words, args.retry);
     let (mut left, positional) = without_replaced(words, if kept { &REPLACED[..ALWAYS_REPLACED] } else { &REPLACED });
     let mut add = |name: &str, value: Option<String>| {
         left.extend(value.into_iter().flat_map(|value| [name.into(), value.into()]));
@@ -37,6 +38,19 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>, args: &Args, k
     add("--groups", args.sequence_groups.map(|groups| groups.to_string()));
     add("--weights", args.weights.map(storage_text));
     left.iter().chain(&positional).map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// The words with the value of `--retry` in its own word: the value is optional, so that without the option behind it, a bare `--retry`
+/// would take the next word.
+fn with_value_of_retry(words: impl Iterator<Item = OsString>, retry: Option<u32>) -> impl Iterator<Item = OsString> {
+    let (mut words, mut is_option) = (words.peekable(), true);
+    std::iter::from_fn(move || {
+        let word = words.next()?;
+        is_option &= word != "--";
+        let Some(seconds) = retry.filter(|_| is_option && word == "--retry") else { return Some(word) };
+        words.next_if(|next| !next.as_bytes().starts_with(b"-"));
+        Some(format!("--retry={seconds}").into())
+    })
 }
 
 /// The words without the options `replaced` and their values: those before `--`, and `--` with the words behind it, which are no
@@ -143,6 +157,14 @@ mod tests {
             command_line(words.iter().map(OsString::from), &args, kept)
         };
         let layers = |args: &mut Args| args.split = Some(Split::Layers(vec![3.0, 1.0]));
+        let retrying = |args: &mut Args| args.retry = Some(60);
+        for given in [
+            &["generate", "-p", "x", "--retry", "--plan", "m.gguf"][..],
+            &["generate", "-p", "x", "--retry", "60", "m.gguf", "--plan"],
+            &["generate", "-p", "x", "--retry=60", "--plan", "m.gguf"],
+        ] {
+            assert_eq!(command(given, &retrying, true), "generate -p x --retry=60 m.gguf");
+        }
         assert_eq!(
             command(&["generate", "m.gguf", "--plan", "-p", "it's", "-d", "CPU,CPU"], &layers, true),
             r"generate m.gguf -p 'it'\''s' -d CPU,CPU --split 3,1"

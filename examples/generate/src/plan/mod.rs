@@ -89,6 +89,11 @@ impl Plan {
             inputs.choose(&machine, &sizes, &workload)?;
         let notes = shared_cores(&devices).into_iter().chain(small_gain(&choice)).chain(admission);
         let notes: Vec<String> = notes.collect();
+        if args.auto && args.json && chosen.weights != args.weights {
+            log::warn!(
+                "the weights of CPU devices stay in the mapped file: predicted rates hold while the system keeps it in memory"
+            );
+        }
         // `--plan` prints them with its table.
         if args.auto {
             notes.iter().for_each(|note| report(format!("note: {note}")));

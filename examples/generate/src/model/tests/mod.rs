@@ -57,7 +57,7 @@ impl Loaded {
     fn run(&mut self, tokens: &[u32], start: usize, outputs: usize) -> Vec<Vec<f32>> {
         let (count, end) = (tokens.len(), start + tokens.len());
         let positions: Vec<u32> = (start as u32..end as u32).collect();
-        let mut group = SequenceGroup::new(1, 1);
+        let mut group = SequenceGroup::new(1, 1, 1);
         let sequence = group.join(&[0], 1).unwrap();
         let output = |index| BatchOutput { index, sequence, position: start + index };
         let batch = TokenBatch {
