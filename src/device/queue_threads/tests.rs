@@ -74,7 +74,9 @@ fn commands_are_interrupted_for_other_sessions_only() {
         threads.lanes().push(Lane::Long, sessions[waiter].flow_keys(), Waiter::Thread(Arc::new(waiting)));
         assert_eq!((turn.is_over(), turn.interrupts_command()), (true, interrupts), "session {waiter} waits");
     }
-    // Without giving it to a waiter, which nobody takes.
+    // Dropping the turn would deadlock. `give_turns` stores the next turn in a `WaitingThread` while the lanes are locked. Only a thread
+    // within `begin` takes it from there and keeps the `WaitingThread` alive, and these have none: the stored turn would be dropped at
+    // once, and its drop locks the lanes.
     std::mem::forget(turn);
 }
 
