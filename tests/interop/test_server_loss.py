@@ -28,10 +28,25 @@ TOKENS = 600
 SERVERS = 12
 # Option of servers that may copy to each other directly.
 PEERS = ("--peer", "127.0.0.1:*")  # the servers choose free ports
-# Upper bounds in bytes per decoded token between the client and each of two servers of the tiny model: inputs (1 KB is the mask),
-# logits from the last server, and message overhead.
-INPUTS, LOGITS = 3 << 10, 2 << 10
-MESSAGES = 256
+# Bytes of messages of the extension (docs/protocol.md). Requests and notifications have a header of 9 bytes.
+HEADER, SPAN, SHAPE, TRANSFER_TOKEN = 9, 24, 20, 16
+WRITE = HEADER + 4 + SPAN + SHAPE  # before its data
+RUN_GRAPH = HEADER + 4 + 8
+READ = HEADER + 4 + 8 + SPAN
+READ_DATA = HEADER + 8  # before its data
+SEND_TO_PEER = HEADER + 4 + SPAN + 4 + TRANSFER_TOKEN + 4 + len("127.0.0.1:65535")
+RECEIVE_FROM_PEER = HEADER + 4 + SPAN + 4 + TRANSFER_TOKEN
+# Slack for what orders the queues: eight of MARK, WAIT and NOTIFY_REACHED with up to 25 bytes to a server, and eight MARK_REACHED with
+# 21 bytes from it. It is less than a mask (1 KiB for 256 cells) or the logits (2 KiB for 512 tokens) would be.
+ORDER_SENT, ORDER_RECEIVED = 8 * (HEADER + 4 + 4 + 8), 8 * (HEADER + 4 + 8)
+# Upper bounds in bytes per decoded token of one sequence, sampled greedily, between the client and two servers that copy to each other.
+# The first server gets the token (4 bytes), its position for ROPE (4), its tag (4), position (4) and cell (8) for the mask, and
+# sends the hidden state to the last server. The last one needs no token. It returns the sampled token and its probability, 4 bytes each.
+# Its reply with new transfer tokens counts 16 bytes for each token, and one for the share of its header.
+FIRST_SENT = 5 * WRITE + 24 + RUN_GRAPH + SEND_TO_PEER + ORDER_SENT
+LAST_SENT = 4 * WRITE + 20 + RUN_GRAPH + RECEIVE_FROM_PEER + 2 * READ + ORDER_SENT
+FIRST_RECEIVED = ORDER_RECEIVED
+LAST_RECEIVED = 2 * (READ_DATA + 4) + TRANSFER_TOKEN + 1 + ORDER_RECEIVED
 PROMPT = ",".join(str(259 + 7919 * i % 200) for i in range(24))
 
 
@@ -113,6 +128,11 @@ class GenerateRun:
 def sent(report: dict, phase: str) -> list[int]:
     """Bytes sent in a phase of the run, by server."""
     return [link[phase]["sent"] for link in report["links"]]
+
+
+def sent_without_graphs(report: dict, phase: str) -> list[int]:
+    """As `sent`, without the messages that carry a graph: there is a new one every 256 positions."""
+    return [link[phase]["sent"] - link[phase]["sent_graphs"] for link in report["links"]]
 
 
 def received(report: dict, phase: str) -> list[int]:
@@ -311,15 +331,16 @@ class ServerLossRows:
         return ""
 
     def link_traffic(self) -> str:
-        """If servers copy to each other directly, only the inputs and logits of a decoded token pass through the client."""
+        """If servers copy to each other directly, only the inputs of a decoded token and the next token pass through the client."""
         for depth in ("1", "4"):
             with ExitStack() as stack:
                 first, last = self.start_server(stack, PEERS), self.start_server(stack, PEERS)
                 placement = ["--rpc", f"{first.endpoint},{last.endpoint}", "--depth", depth]
                 run = stack.enter_context(GenerateRun(self.argv(placement, "--json")))
                 report = run.report()
-                each = [bytes_ / (TOKENS - 1) for bytes_ in (*sent(report, "decode"), *received(report, "decode"))]
-                limits = (INPUTS, INPUTS, MESSAGES, LOGITS + MESSAGES)
+                both = (*sent_without_graphs(report, "decode"), *received(report, "decode"))
+                each = [bytes_ / (TOKENS - 1) for bytes_ in both]
+                limits = (FIRST_SENT, LAST_SENT, FIRST_RECEIVED, LAST_RECEIVED)
                 if len(each) != 4 or any(not 0 < got <= limit for got, limit in zip(each, limits)):
                     return f"depth {depth}: {each} bytes per token, expected at most {limits}"
         return ""
