@@ -51,8 +51,6 @@ pub struct Session<'a> {
     mapped: Vec<u64>,
     /// `None` before the first use, and after a loss until everything is loaded again.
     engine: Option<Engine>,
-    /// Whether [`Session::with_engine`] has worked with an engine.
-    used: bool,
     /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
     graph_stats: [GraphStats; 2],
     /// The sequence so far.
@@ -110,7 +108,6 @@ impl<'a> Session<'a> {
             fits: false,
             mapped: vec![0; devices.len()],
             engine: None,
-            used: false,
             graph_stats: Default::default(),
             history: TokenHistory::default(),
             retry_budgets: args.retry().map(RetryBudgets::new),
@@ -224,21 +221,27 @@ impl<'a> Session<'a> {
         &self.sampler
     }
 
-    /// Runs `work` on the engine, and again after each loss. `work` learns whether the engine is new, so that its KV caches are empty.
+    /// Runs `work` on the engine, and after each loss again on a new one, which has no sequences.
     ///
     /// # Errors
     /// As [`Session::append`].
-    pub fn with_engine<T>(
-        &mut self,
-        mut work: impl FnMut(&mut Engine, bool) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
-        let mut worked = self.engine.is_some() && self.used;
-        let result = self.with_recovery(|session| {
-            let is_new = session.engine.is_none() || !std::mem::replace(&mut worked, true);
-            work(session.engine_ready()?, is_new)
-        })?;
-        self.used = true;
-        Ok(result)
+    pub fn with_engine<T>(&mut self, mut work: impl FnMut(&mut Engine) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        self.with_recovery(|session| work(session.engine_ready()?))
+    }
+
+    /// Drops the engine with its sequences, and zeroes what they have left in the KV caches.
+    ///
+    /// # Errors
+    /// As [`Session::load`].
+    pub fn clear_caches(&mut self) -> anyhow::Result<()> {
+        self.with_recovery(|session| {
+            if let Some(engine) = &mut session.engine {
+                // A queue that is dropped does not wait for the program that it runs, which could write cells after they are zeroed.
+                engine.synchronize()?;
+            }
+            session.drop_engine();
+            Ok(load::clear_caches(&session.model, &session.split, &session.devices(), &session.budget)?)
+        })
     }
 
     /// Restores the full retry time of every server. Only for finished batches: a server that crashes on every computation must not
@@ -390,6 +393,11 @@ impl<'a> Session<'a> {
         let (start, lost) = (Instant::now(), self.losses.time);
         work(self)?;
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
+    }
+
+    /// Adds the time of work that was repeated to that of the recoveries. Not for time within a recovery, which is counted already.
+    pub fn add_recovery_time(&mut self, time: Duration) {
+        self.losses.time += time;
     }
 
     /// By device: compute time since the last call, without recovery; `None` for the devices of servers, which are not timed.
