@@ -259,6 +259,25 @@ fn a_prompt_with_invalid_logits_fails_alone() {
     }
 }
 
+/// A model with an unknown tokenizer runs on token ids, and a warning says so, with one prompt and with many.
+#[test]
+fn an_unusable_tokenizer_causes_a_warning() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokenizer");
+    fs::create_dir_all(&folder).unwrap();
+    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
+    fs::write(&file, model().text("tokenizer.ggml.model", "bert").to_bytes().unwrap()).unwrap();
+    fs::write(&list, "tokens:1\n").unwrap();
+    for prompt in [["--tokens", "1"], ["--prompts", list.to_str().unwrap()]] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+        program.env_remove("RUST_LOG").arg(&file).args(prompt).args(["-n", "2", "-d", "CPU", "-t", "1"]);
+        let output = program.output().unwrap();
+        let (text, messages) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && text.contains("0 0"), "{prompt:?}: {text}{messages}");
+        let warning = "the tokenizer cannot be used, so token ids are printed instead of text: ";
+        assert!(messages.contains(warning), "{prompt:?}: {messages}");
+    }
+}
+
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.
 #[test]
 fn a_planned_run_reports_its_prediction() {
