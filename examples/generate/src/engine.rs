@@ -177,7 +177,7 @@ impl Engine {
         runner.finish()?.pop().map(|(_, sampled)| sampled).ok_or(EngineError::NoTokens)
     }
 
-    /// The logits of the batch of a group whose results were read last, if no other was submitted since: one row for each result.
+    /// The logits of the batch of a group that was submitted last: one row for each result.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -252,6 +252,19 @@ impl Engine {
         self.runners.len()
     }
 
+    /// Whether any group has a sequence: a new engine has none.
+    pub fn has_sequences(&self) -> bool {
+        self.runners.iter().any(|runner| runner.sequences.sequences() > 0)
+    }
+
+    /// Waits until the devices have done all submitted work.
+    ///
+    /// # Errors
+    /// [`EngineError::Sched`]: the first failure of a device.
+    pub fn synchronize(&mut self) -> Result<(), EngineError> {
+        self.runners.iter_mut().try_for_each(|runner| Ok(runner.scheduler.synchronize(None)?))
+    }
+
     /// The sequences of a group. Those of a batch in flight must not change, and must not leave.
     pub fn sequences(&mut self, group: usize) -> Option<&mut SequenceGroup> {
         self.runners.get_mut(group).map(|runner| &mut runner.sequences)
@@ -310,4 +323,4 @@ fn sum_by_device(all: impl Iterator<Item = Vec<u64>>) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
+//! - Input: [`args`] is the command line, [`text_file`] reads the files that it names, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
 //!   [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
 //! - Weights: [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
@@ -37,6 +37,7 @@ pub mod sample;
 pub mod servers;
 pub mod session;
 pub mod summary;
+pub mod text_file;
 pub mod timed_device;
 pub mod token_history;
 pub mod tokenizer;

@@ -24,7 +24,8 @@ use thiserror::Error;
 /// Bytes copied between two updates of the progress bar.
 const COPY_CHUNK_BYTES: u64 = 8 << 20;
 
-/// Deadline for the uploads that are still in flight after the last one was submitted, and for each reply of a load by digest.
+/// Deadline for the uploads that are still in flight after the last one was submitted, for each reply of a load by digest, and for
+/// clearing the caches of a device.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Loading a model failed.
@@ -214,6 +215,34 @@ pub fn forget_cells(model: &mut Model) {
     for stored in vectors.flat_map(|vectors| [&mut vectors.tags, &mut vectors.positions]) {
         stored.regions.iter_mut().for_each(|region| *region = None);
     }
+}
+
+/// Overwrites the keys and values of all caches with zeros, and waits for that. Nothing that uses them may be in flight: different
+/// queues of a device are not ordered. Without this, NaN in the cells of sequences that have left would reach other sequences.
+///
+/// # Errors
+/// [`LoadError::Device`].
+pub fn clear_caches(
+    model: &Model,
+    split: &TensorSplit,
+    devices: &[Arc<dyn Device>],
+    budget: &Arc<MemoryBudget>,
+) -> Result<(), LoadError> {
+    for (number, device) in devices.iter().enumerate() {
+        let failed = |source| LoadError::Device { device: device.info().name.clone(), source };
+        // Memory that is not allocated is zeroed when it is.
+        let of_device = |stored: &StoredTensor| stored.regions.get(rank_of(split, stored.group, number)?)?.clone();
+        let layers = model.caches.iter().flat_map(|cache| &cache.layers);
+        let regions: Vec<Region> =
+            layers.flat_map(|layer| [&layer.keys, &layer.values]).filter_map(of_device).collect();
+        if regions.is_empty() {
+            continue;
+        }
+        let mut queue = device.queue(budget).map_err(failed)?;
+        regions.into_iter().try_for_each(|region| queue.fill(region, 0)).map_err(failed)?;
+        queue.mark().wait(Some(Instant::now() + LOAD_TIMEOUT)).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Bytes that the KV cache of one group of sequences takes on a device.

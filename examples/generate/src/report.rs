@@ -19,6 +19,8 @@ pub struct Report {
     pub tokens: Vec<u32>,
     /// With several prompts, the tokens of each reply.
     pub replies: Vec<Vec<u32>>,
+    /// By reply: why it ends before its last token; `None` if it is complete. Empty with a single prompt.
+    pub errors: Vec<Option<String>>,
     /// Time from the start of loading until the last byte is on its device.
     pub load: Duration,
     /// Time from the submission of the prompt until the token that follows is read. With several prompts, the time during which any of them
@@ -65,7 +67,8 @@ pub struct LossStats {
     pub servers: usize,
     /// Number of recoveries; one recovery may cover the losses of several servers.
     pub recoveries: usize,
-    /// Total time of all recoveries. No other time of the report includes any of it.
+    /// Total time of all recoveries. No other time of the report includes any of it. With several prompts also the time in which
+    /// sequences were evaluated again, after a loss or after invalid logits.
     pub time: Duration,
 }
 
@@ -129,6 +132,19 @@ impl Report {
         rate(self.decoded, self.decode_time)
     }
 
+    /// Adds compute times of the devices to those of the prompts or of decoding; those of other phases are in no sum.
+    pub fn add_busy_times(&mut self, phase: Phase, times: Vec<Option<Duration>>) {
+        self.busy.resize(times.len(), [Some(Duration::ZERO); 2]);
+        let column = match phase {
+            Phase::Prompt => 0,
+            Phase::Decode => 1,
+            Phase::Load | Phase::Recovery => return,
+        };
+        for (sums, time) in self.busy.iter_mut().zip(times) {
+            sums[column] = sums[column].zip(time).map(|(sum, time)| sum + time);
+        }
+    }
+
     /// The report as one JSON object. Times are in seconds (`_s`), MB are 10^6 bytes; a rate with nothing to measure is `null`.
     pub fn json(&self) -> Value {
         json!({
@@ -136,6 +152,7 @@ impl Report {
             "prompt": self.prompt,
             "tokens": self.tokens,
             "replies": self.replies,
+            "errors": self.errors,
             "load_s": seconds(self.load),
             "prompt_s": seconds(self.prompt_time),
             "prompt_tok_s": self.prompt_rate().map(rounded),
@@ -303,6 +320,17 @@ mod tests {
         assert_eq!((&json["predicted_prompt_tok_s"], &json["predicted_gen_tok_s"]), (&json!(10.0), &json!(2.0)));
         // Scripts read the report as the last line of the output, so it must be a single line.
         assert!(!json.to_string().contains('\n'));
+    }
+
+    #[test]
+    fn busy_times_are_added_by_device_and_phase() {
+        let mut report = Report::default();
+        let times = |ms| vec![Some(Duration::from_millis(ms)), None];
+        for (phase, ms) in [(Phase::Prompt, 1), (Phase::Recovery, 100), (Phase::Decode, 10), (Phase::Prompt, 2)] {
+            report.add_busy_times(phase, times(ms));
+        }
+        let sums = [3, 10].map(|ms| Some(Duration::from_millis(ms)));
+        assert_eq!(report.busy, [sums, [None; 2]], "the second device is that of a server");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::report::{PredictedRates, Report};
 use crate::session::Session;
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use fanout::cpu::{CpuDevice, MathMode};
 use fanout::device::{Device, MappedFile};
 use fanout::gguf::Gguf;
@@ -20,7 +20,6 @@ use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Memory limit in bytes of the reference device of `--compare`: effectively unlimited.
 const REFERENCE_MEMORY: u64 = 1 << 40;
@@ -29,8 +28,8 @@ const REFERENCE_MEMORY: u64 = 1 << 40;
 /// standard error. The messages of an interactive chat come from `input`.
 ///
 /// # Errors
-/// Invalid arguments, an unsupported model, tokenizer or chat template, a device failure that was not recovered from, or a failed
-/// write to `out`.
+/// Invalid arguments, an unsupported model, tokenizer or chat template, a device failure that was not recovered from, a failed
+/// write to `out`, or prompts that failed while others did not.
 pub fn run_program(
     args: &Args,
     file: &MappedFile,
@@ -43,6 +42,7 @@ pub fn run_program(
     if let Some(path) = &args.prompts {
         let prompts = parallel::read_prompts(path, needed(&tokenizer), hparams.vocab)?;
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or_default();
+        warn_without_tokenizer(&tokenizer);
         let Some((planned, predicted)) = planned_args(args, file, gguf, hparams, longest, out)? else { return Ok(()) };
         let args: &Args = &planned;
         let mut session = Session::new(args, file, gguf, hparams, longest)?;
@@ -64,9 +64,7 @@ pub fn run_program(
     if let Some(prompt) = &prompt {
         args.check_prompt(&prompt.tokens, hparams.vocab)?;
     }
-    if let Err(error) = &tokenizer {
-        log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
-    }
+    warn_without_tokenizer(&tokenizer);
     let prompt_tokens = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
     let Some((planned, predicted)) = planned_args(args, file, gguf, hparams, prompt_tokens, out)? else {
         return Ok(());
@@ -110,6 +108,12 @@ fn planned_args<'a>(
     }
     let rates = plan.rates();
     Ok(Some((Cow::Owned(plan.into_args()), Some(rates))))
+}
+
+fn warn_without_tokenizer(tokenizer: &Result<Tokenizer, TokenizerError>) {
+    if let Err(error) = tokenizer {
+        log::warn!("the tokenizer cannot be used, so token ids are printed instead of text: {error}");
+    }
 }
 
 /// The tokenizer, where nothing can be done without it.
@@ -192,7 +196,7 @@ impl Run<'_> {
         if args.echo {
             text.echo(prompt)?;
         }
-        let prompt_busy = session.take_busy_times();
+        totals.add_busy_times(Phase::Prompt, session.take_busy_times());
         session.begin_phase(Phase::Decode);
         let (mut reply, mut count, mut ended) = (String::new(), 0, false);
         while count < predict {
@@ -213,27 +217,27 @@ impl Run<'_> {
             }
         }
         text.finish()?;
-        let decode_busy = session.take_busy_times();
+        totals.add_busy_times(Phase::Decode, session.take_busy_times());
         if args.chat && args.predict.is_none() && !ended {
             log::warn!(
                 "the context of {} tokens is full, so the reply was cut off: give a larger --ctx",
                 session.context()
             );
         }
-        totals.busy.resize(prompt_busy.len(), [Some(Duration::ZERO); 2]);
-        for (sums, busy) in totals.busy.iter_mut().zip(prompt_busy.into_iter().zip(decode_busy)) {
-            let add = |sum: Option<Duration>, time: Option<Duration>| Some(sum? + time?);
-            *sums = [add(sums[0], busy.0), add(sums[1], busy.1)];
-        }
         Ok(reply)
     }
 }
 
 /// Writes the report: the totals, and what the session knows.
+///
+/// # Errors
+/// A failed write to `out`; afterwards also replies that have failed.
 fn finish(args: &Args, session: &mut Session<'_>, totals: Report, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, busy, predicted, .. } = totals;
+    let Report { prompt, tokens, replies, errors, load, prompt_time, decode_time, decoded, busy, predicted, .. } =
+        totals;
+    let report = session.report()?;
     let mut report =
-        Report { prompt, tokens, replies, load, prompt_time, decode_time, decoded, predicted, ..session.report()? };
+        Report { prompt, tokens, replies, errors, load, prompt_time, decode_time, decoded, predicted, ..report };
     for (device, busy) in report.devices.iter_mut().zip(busy) {
         [device.prompt_time, device.decode_time] = busy;
     }
@@ -242,7 +246,10 @@ fn finish(args: &Args, session: &mut Session<'_>, totals: Report, out: &mut dyn 
     } else {
         console::lines(&report);
     }
-    Ok(())
+    match report.errors.iter().flatten().count() {
+        0 => Ok(()),
+        failed => bail!("{failed} of {} prompts failed", report.errors.len()),
+    }
 }
 
 /// Streams tokens to the output as they are sampled: as text, or as ids if there is no tokenizer.

@@ -4,6 +4,10 @@
 //! replaying the tokens. The replay of a single sequence uses the same batches as the first time: larger batches would be faster, but they round
 //! differently, so the generated tokens could change.
 
+mod device_opener;
+
+pub use device_opener::DeviceOpener;
+
 use crate::args::{Args, WeightStorage};
 use crate::console;
 use crate::engine::{self, Engine, EngineOptions};
@@ -17,102 +21,14 @@ use crate::progress::{LoadStats, Progress, Unit};
 use crate::recover::{Loss, LostServer, RetryBudgets, endpoint, find_loss};
 use crate::report::{self, GraphStats, LossStats, Report};
 use crate::sample::Sampler;
-use crate::servers::{Servers, SystemResolver};
 use crate::timed_device::TimedDevice;
 use crate::token_history::TokenHistory;
 use anyhow::Context;
 use fanout::device::{Device, MappedFile, MemoryBudget};
 use fanout::gguf::Gguf;
-use fanout::registry::{Options, Registry, RegistryError};
-use fanout::rpc::client::{self, ConnectError};
-use fanout::rpc::keys::{Certificate, SecretKey};
 use fanout::sched::tensor_group::TensorSplit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long a lost server that another one may replace is tried before its name or folder is read again.
-const ATTEMPT: Duration = Duration::from_secs(1);
-
-/// Opens devices by name, with the options of the command line.
-pub struct DeviceOpener {
-    registry: Registry,
-    options: Options,
-    servers: Servers,
-}
-
-impl DeviceOpener {
-    /// Reads the keys, and lists the servers.
-    ///
-    /// # Errors
-    /// A file of a key or certificate, or a name or folder of servers, that cannot be read.
-    pub fn new(args: &Args) -> anyhow::Result<DeviceOpener> {
-        let (key, certificate) = match (&args.cert, &args.key, &args.ca) {
-            (Some(cert), Some(key), Some(ca)) => (None, Some(Certificate::read_files(cert, key, ca)?)),
-            (_, key, _) => (key.as_deref().map(SecretKey::read_file).transpose()?, None),
-        };
-        let rpc = client::Options::default()
-            .with_silence_timeout(args.rpc_timeout())
-            .with_server_keys(args.server_key.clone())
-            .with_key(key)
-            .with_certificate(certificate);
-        let (threads, memory) = (args.threads.map(usize::from), args.mem.clone());
-        Ok(DeviceOpener {
-            registry: Registry::detect(),
-            options: Options::default().with_threads(threads).with_memory(memory).with_precompile(true).with_rpc(rpc),
-            servers: Servers::list(&args.rpc, Box::new(SystemResolver))?,
-        })
-    }
-
-    /// Opens the devices of `--rpc` and `--device`, or the default devices of this machine if neither is given.
-    ///
-    /// # Errors
-    /// A device that cannot be opened.
-    pub fn open(&self, args: &Args) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-        let list = args.devices(self.servers.names())?.unwrap_or_else(|| {
-            let (list, notes) = self.registry.default_list();
-            notes.iter().for_each(|note| log::info!("{note}"));
-            list
-        });
-        Ok(self.registry.open(&list, &self.options)?)
-    }
-
-    /// Reopens the devices `names` of the lost server `lost`, on this server or the one that takes its place. Returns that server,
-    /// too.
-    fn reopen_lost(
-        &self,
-        lost: &str,
-        names: &[String],
-        within: Duration,
-    ) -> Result<(Vec<Arc<dyn Device>>, String), RegistryError> {
-        let until = Instant::now() + within;
-        let mut successors = Vec::new().into_iter();
-        loop {
-            let Some(server) = successors.next() else {
-                successors = self.servers.successors(lost).into_iter();
-                continue;
-            };
-            let names: Vec<_> = names.iter().map(|name| name.replacen(lost, &server, 1)).collect();
-            let left = until.saturating_duration_since(Instant::now());
-            let attempt = if self.servers.can_be_replaced(lost) { left.min(ATTEMPT) } else { left };
-            match self.reopen(&names.join(","), attempt) {
-                // It may have ended, too, or have other devices.
-                Err(_) if server != lost => {}
-                Err(RegistryError::Endpoint(ConnectError::GivenUp { .. })) if attempt < left => {}
-                opened => return Ok((opened?, server)),
-            }
-        }
-    }
-
-    /// Reopens devices of servers; connection attempts are retried for up to `within`.
-    fn reopen(&self, names: &str, within: Duration) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
-        let mut options = self.options.clone();
-        // `--mem` sizes are matched to the full device list by position, and they do not apply to servers.
-        options.memory.clear();
-        options.rpc.retry = within;
-        options.rpc.connect_timeout = options.rpc.connect_timeout.min(within);
-        self.registry.open(names, &options)
-    }
-}
 
 /// A model spread over devices, and one sequence of tokens.
 pub struct Session<'a> {
@@ -135,8 +51,6 @@ pub struct Session<'a> {
     mapped: Vec<u64>,
     /// `None` before the first use, and after a loss until everything is loaded again.
     engine: Option<Engine>,
-    /// Whether [`Session::with_engine`] has worked with an engine.
-    used: bool,
     /// Nodes, splits and copies of the engine's largest graphs: a full micro-batch and a single token.
     graph_stats: [GraphStats; 2],
     /// The sequence so far.
@@ -194,7 +108,6 @@ impl<'a> Session<'a> {
             fits: false,
             mapped: vec![0; devices.len()],
             engine: None,
-            used: false,
             graph_stats: Default::default(),
             history: TokenHistory::default(),
             retry_budgets: args.retry().map(RetryBudgets::new),
@@ -308,21 +221,27 @@ impl<'a> Session<'a> {
         &self.sampler
     }
 
-    /// Runs `work` on the engine, and again after each loss. `work` learns whether the engine is new, so that its KV caches are empty.
+    /// Runs `work` on the engine, and after each loss again on a new one, which has no sequences.
     ///
     /// # Errors
     /// As [`Session::append`].
-    pub fn with_engine<T>(
-        &mut self,
-        mut work: impl FnMut(&mut Engine, bool) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
-        let mut worked = self.engine.is_some() && self.used;
-        let result = self.with_recovery(|session| {
-            let is_new = session.engine.is_none() || !std::mem::replace(&mut worked, true);
-            work(session.engine_ready()?, is_new)
-        })?;
-        self.used = true;
-        Ok(result)
+    pub fn with_engine<T>(&mut self, mut work: impl FnMut(&mut Engine) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        self.with_recovery(|session| work(session.engine_ready()?))
+    }
+
+    /// Drops the engine with its sequences, and zeroes what they have left in the KV caches.
+    ///
+    /// # Errors
+    /// As [`Session::load`].
+    pub fn clear_caches(&mut self) -> anyhow::Result<()> {
+        self.with_recovery(|session| {
+            if let Some(engine) = &mut session.engine {
+                // A queue that is dropped does not wait for the program that it runs, which could write cells after they are zeroed.
+                engine.synchronize()?;
+            }
+            session.drop_engine();
+            Ok(load::clear_caches(&session.model, &session.split, &session.devices(), &session.budget)?)
+        })
     }
 
     /// Restores the full retry time of every server. Only for finished batches: a server that crashes on every computation must not
@@ -446,7 +365,7 @@ impl<'a> Session<'a> {
             console::message(format_args!("{server} is back after {seconds:.1} s"));
         } else {
             console::message(format_args!("{server} takes the place of {} after {seconds:.1} s", lost.endpoint()));
-            self.opener.servers.replace(lost.endpoint(), &server);
+            self.opener.replace_server(lost.endpoint(), &server);
         }
         self.links.reconnected(lost.endpoint());
         for (number, device) in numbers.into_iter().zip(devices) {
@@ -474,6 +393,11 @@ impl<'a> Session<'a> {
         let (start, lost) = (Instant::now(), self.losses.time);
         work(self)?;
         Ok(start.elapsed().saturating_sub(self.losses.time - lost))
+    }
+
+    /// Adds the time of work that was repeated to that of the recoveries. Not for time within a recovery, which is counted already.
+    pub fn add_recovery_time(&mut self, time: Duration) {
+        self.losses.time += time;
     }
 
     /// By device: compute time since the last call, without recovery; `None` for the devices of servers, which are not timed.

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use fanout::gguf::Writer;
+use fanout::gguf::{Gguf, Writer};
 use fanout::tensor::DType;
 use fanout_testing::wrong_uses::{check, create_files, document, other_servers, rows};
 use serde_json::Value;
@@ -215,6 +215,67 @@ fn many_prompts_have_the_replies_that_each_has_alone() {
         json(generate(&options))["replies"].clone()
     };
     assert_eq!(drawn("1"), drawn("4"));
+}
+
+/// A prompt with a damaged token fails alone: the others, which share its KV cache, have their replies, and the exit status is 1.
+#[test]
+fn a_prompt_with_invalid_logits_fails_alone() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("invalid");
+    fs::create_dir_all(&folder).unwrap();
+    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
+    let mut bytes = model().to_bytes().unwrap();
+    let embeddings = Gguf::parse(&bytes).unwrap().tensors[0].clone();
+    assert_eq!(embeddings.name, "token_embd.weight");
+    // The embedding of the last token, 4.
+    let row = embeddings.bytes.len() / embeddings.ne[1];
+    let nan = f32::NAN.to_le_bytes();
+    bytes[embeddings.bytes.start + 4 * row..embeddings.bytes.end]
+        .chunks_exact_mut(4)
+        .for_each(|x| x.copy_from_slice(&nan));
+    fs::write(&file, bytes).unwrap();
+    fs::write(&list, "tokens:1\ntokens:2,4\ntokens:3,1\n").unwrap();
+    for devices in ["CPU", "CPU,CPU"] {
+        let generate = |options: &[&str]| {
+            let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+            program.arg(&file).arg("--prompts").arg(&list).args(["-n", "3", "--ignore-eos", "-t", "1", "-d", devices]);
+            let output = program.args(options).output().unwrap();
+            let messages = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{messages}");
+            let reason = "generate: prompt 2: the logit of token 0 is NaN: ";
+            assert!(messages.contains(reason) && messages.ends_with("generate: 1 of 3 prompts failed\n"), "{messages}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let report: Value = serde_json::from_str(&generate(&["--json"])).unwrap();
+        assert_eq!(report["replies"], serde_json::json!([[0, 0, 0], [], [0, 0, 0]]));
+        let errors = report["errors"].as_array().unwrap();
+        assert!(errors[0].is_null() && errors[2].is_null(), "{errors:?}");
+        assert!(errors[1].as_str().unwrap().starts_with("the logit of token 0 is NaN"), "{errors:?}");
+        let text = generate(&[]);
+        let heads: Vec<&str> = text.lines().filter(|line| line.starts_with("--- ")).collect();
+        assert!(
+            matches!(heads[..], ["--- 1", failed, "--- 3"] if failed.starts_with("--- 2 failed: the logit of token 0 ")),
+            "{text}"
+        );
+    }
+}
+
+/// A model with an unknown tokenizer runs on token ids, and a warning says so, with one prompt and with many.
+#[test]
+fn an_unusable_tokenizer_causes_a_warning() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokenizer");
+    fs::create_dir_all(&folder).unwrap();
+    let (file, list) = (folder.join("model.gguf"), folder.join("prompts.txt"));
+    fs::write(&file, model().text("tokenizer.ggml.model", "bert").to_bytes().unwrap()).unwrap();
+    fs::write(&list, "tokens:1\n").unwrap();
+    for prompt in [["--tokens", "1"], ["--prompts", list.to_str().unwrap()]] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_generate"));
+        program.env_remove("RUST_LOG").arg(&file).args(prompt).args(["-n", "2", "-d", "CPU", "-t", "1"]);
+        let output = program.output().unwrap();
+        let (text, messages) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && text.contains("0 0"), "{prompt:?}: {text}{messages}");
+        let warning = "the tokenizer cannot be used, so token ids are printed instead of text: ";
+        assert!(messages.contains(warning), "{prompt:?}: {messages}");
+    }
 }
 
 /// A plan measures the devices; its command and `--auto` run with its placement, and give the same tokens.

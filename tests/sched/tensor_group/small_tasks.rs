@@ -45,7 +45,7 @@ fn unusual_graphs_give_the_same_results() {
         product(b, w, x)
     };
     type Build<'a> = &'a dyn Fn(&mut TaskBuilder, TensorId) -> TensorId;
-    let cases: [(&str, Build<'_>); 7] = [
+    let cases: [(&str, Build<'_>); 10] = [
         ("a stored tensor that is written, read as a whole, and written again", &|b, x| {
             let y = rows(b, "w", x);
             let cache = weight(b, "cache", 0, f32, [48, 4, 1, 1]);
@@ -105,6 +105,24 @@ fn unusual_graphs_give_the_same_results() {
             let done = b.node_onto(Unary::Scale { scale: 2.0, bias: 0.0 }, &[Some(view)], cache).unwrap();
             b.node(Unary::Sqr, &[Some(done)]).unwrap()
         }),
+        ("a softmax over blocks, whose stored mask has a row for each block", &|b, x| {
+            let y = rows(b, "w", x);
+            let y = b.reshape(y, [6, 8, 4, 1]).unwrap();
+            let mask = weight(b, "mask", 0, f32, [6, 8, 1, 1]);
+            b.node(SoftMax { scale: 2.0, max_bias: 0.0 }, &[Some(y), Some(mask)]).unwrap()
+        }),
+        ("a softmax over blocks with a mask that is split as they are", &|b, x| {
+            let [y, mask] = ["w", "other"].map(|name| {
+                let product = rows(b, name, x);
+                b.reshape(product, [6, 8, 4, 1]).unwrap()
+            });
+            b.node(SoftMax { scale: 2.0, max_bias: 0.0 }, &[Some(y), Some(mask)]).unwrap()
+        }),
+        ("two products, joined along the dimension in which they are split", &|b, x| {
+            let [y, z] = ["w", "other"].map(|name| rows(b, name, x));
+            let both = b.node(Concat::Concat { dim: 0 }, &[Some(y), Some(z)]).unwrap();
+            b.node(Reduce::Cumsum, &[Some(both)]).unwrap()
+        }),
     ];
     for (what, build) in cases {
         for ranks in [2, 3] {
@@ -136,6 +154,29 @@ fn ops_on_blocks_of_a_split_product_are_local() {
                 all = b.node(Concat::Concat { dim: 0 }, &[Some(all), Some(found)]).unwrap();
             }
             all
+        })
+    };
+    for ranks in [2, 3] {
+        let groups = || vec![group(0..ranks, &vec![1.0; ranks])];
+        compare(&make, &[], groups(), 0, 1e-10);
+        let model = make(&[]);
+        let loaded = LoadedModel::new(&model, devices(ranks), groups(), 0, false);
+        assert!(!loaded.has_collectives(), "{ranks} ranks");
+    }
+}
+
+/// A table for each block of a product of one column: the blocks are dimension 3 of the tables, and dimension 2 of their lists of ids.
+#[test]
+fn rows_of_tables_along_dimension_3_are_local() {
+    let make = |_: &[usize]| {
+        small_task(&|b, x| {
+            let column = b.view(x, TensorDesc::contiguous(DType::F32, [32, 1, 1, 1]).unwrap(), 0).unwrap();
+            let w = weight(b, "w", 0, DType::F32, [32, 48, 1, 1]);
+            let y = product(b, w, column);
+            let blocks = b.reshape(y, [6, 1, 8, 1]).unwrap();
+            let order = b.node(Sort::Argsort { descending: true }, &[Some(blocks)]).unwrap();
+            let tables = b.reshape(y, [1, 6, 1, 8]).unwrap();
+            b.node(Rows::GetRows, &[Some(tables), Some(order)]).unwrap()
         })
     };
     for ranks in [2, 3] {

@@ -10,6 +10,7 @@ mod json;
 #[allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap fails the test")]
 mod tests;
 
+use crate::text_file::read_text_file;
 use crate::tokenizer::SpecialTokens;
 use jiff::Zoned;
 use jiff::fmt::strtime;
@@ -18,8 +19,7 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use std::error::Error as _;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::thread::Builder;
 use thiserror::Error;
@@ -124,16 +124,9 @@ pub struct ChatTemplate {
 /// Reads a template from a file, which may also be a pipe.
 ///
 /// # Errors
-/// The file cannot be read, is too long, or is no text.
+/// As [`read_text_file`].
 pub fn read_template(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_TEMPLATE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_TEMPLATE_BYTES {
-        return Err(io::Error::other(format!(
-            "longer than {MAX_TEMPLATE_BYTES} bytes: give a file with a chat template (Jinja)"
-        )));
-    }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("no text in UTF-8: give a file with a chat template (Jinja)"))
+    read_text_file(path, MAX_TEMPLATE_BYTES, "a file with a chat template (Jinja)")
 }
 
 impl ChatTemplate {

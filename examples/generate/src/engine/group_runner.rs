@@ -1,7 +1,7 @@
 //! A group of sequences at work: the scheduler, the prepared graphs and the sequences of one group of sequences.
 
 use super::{EngineError, EngineOptions, Sampled, Started};
-use crate::model::{CacheOptions, GraphShape, Inputs, KV_PAD, Model, ModelError, Results};
+use crate::model::{CacheOptions, GraphShape, Inputs, KV_PAD, Model, ModelError, Results, UniformFn};
 use crate::report::GraphStats;
 use fanout::device::{Device, MemoryBudget, PendingRead};
 use fanout::graph::TensorId;
@@ -35,14 +35,13 @@ pub(super) struct GroupRunner {
     pub(super) sequences: SequenceGroup,
     /// The sequence of [`super::Engine::append`], which has all cells.
     only: Option<SequenceId>,
-    in_flight: Option<InFlight>,
-    /// The shape of the batch whose results were read last: its logits are still there.
-    finished: Option<GraphShape>,
+    last: Option<SubmittedBatch>,
 }
 
-/// A batch whose results were not read yet.
-struct InFlight {
+/// The batch that was submitted last.
+struct SubmittedBatch {
     shape: GraphShape,
+    /// Outputs whose results were not read yet.
     outputs: Vec<BatchOutput>,
     /// The parts of the tokens and of the probabilities.
     sampled: [Vec<PendingRead>; 2],
@@ -58,17 +57,8 @@ struct ReadyGraph {
 }
 
 impl ReadyGraph {
-    /// The bytes of the inputs, for the graph before it was split.
-    fn encode(&self, batch: &TokenBatch, outputs: &[BatchOutput], uniform: UniformFn<'_>) -> Vec<(TensorId, Vec<u8>)> {
-        let mut all = self.inputs.of(batch, outputs);
-        if let Some(id) = self.results.and_then(|results| results.sampled.uniform) {
-            all.push((id, outputs.iter().flat_map(|output| uniform(output).to_le_bytes()).collect()));
-        }
-        all
-    }
-
     /// The bytes of the inputs, for the graph of all ranks.
-    fn inputs<'b>(&self, bytes: &'b [(TensorId, Vec<u8>)]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
+    fn of_ranks<'b>(&self, bytes: &'b [(TensorId, Vec<u8>)]) -> Result<Vec<(TensorId, &'b [u8])>, EngineError> {
         let input = |(id, bytes): &'b (TensorId, Vec<u8>)| {
             self.rank_task
                 .input(*id)
@@ -89,9 +79,6 @@ pub(super) fn apply_split(
     split.apply(task, devices, &|name, rank| model.stored(name, sequence_group)?.regions.get(rank)?.clone())
 }
 
-/// The uniform number by which the token behind an output is drawn.
-pub(super) type UniformFn<'a> = &'a dyn Fn(&BatchOutput) -> f32;
-
 type SubmitFn = fn(&mut Scheduler, &mut PreparedPlan, &[(TensorId, &[u8])]) -> Result<(), SchedError>;
 
 impl GroupRunner {
@@ -111,8 +98,7 @@ impl GroupRunner {
             ready: HashMap::new(),
             sequences: SequenceGroup::new(cells, block, ubatch.max(sequences)),
             only: None,
-            in_flight: None,
-            finished: None,
+            last: None,
         })
     }
 
@@ -199,8 +185,8 @@ impl GroupRunner {
         let shape = shape(parts, batch, outputs.len());
         self.prepare(parts, shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
-        let bytes = ready.encode(batch, outputs, uniform);
-        let inputs = ready.inputs(&bytes)?;
+        let bytes = ready.inputs.of(batch, outputs, uniform);
+        let inputs = ready.of_ranks(&bytes)?;
         submit(&mut self.scheduler, &mut ready.prepared, &inputs)?;
         let mut sampled = [Vec::new(), Vec::new()];
         if let Some(results) = ready.results {
@@ -208,7 +194,7 @@ impl GroupRunner {
                 *reads = read_parts(&mut self.scheduler, ready, id)?;
             }
         }
-        self.in_flight = Some(InFlight { shape, outputs: outputs.to_vec(), sampled });
+        self.last = Some(SubmittedBatch { shape, outputs: outputs.to_vec(), sampled });
         Ok(())
     }
 
@@ -226,15 +212,15 @@ impl GroupRunner {
 
     /// Waits for the results of the batch that was submitted last.
     pub(super) fn finish(&mut self) -> Result<Vec<(BatchOutput, Sampled)>, EngineError> {
-        let Some(InFlight { shape, outputs, sampled }) = self.in_flight.take() else { return Ok(Vec::new()) };
+        let Some(last) = &mut self.last else { return Ok(Vec::new()) };
+        let outputs = std::mem::take(&mut last.outputs);
         if outputs.is_empty() {
             return Ok(Vec::new());
         }
-        let (ready, results) = results_of(&self.ready, shape)?;
-        let [tokens, probabilities] = sampled;
+        let (ready, results) = results_of(&self.ready, last.shape)?;
+        let [tokens, probabilities] = std::mem::take(&mut last.sampled);
         let tokens = join(ready, results.sampled.tokens, tokens)?;
         let probabilities = join(ready, results.sampled.probabilities, probabilities)?;
-        self.finished = Some(shape);
         let sampled = words(&tokens).zip(words(&probabilities)).map(|(token, probability)| Sampled {
             token: u32::from_le_bytes(token),
             probability: f32::from_le_bytes(probability),
@@ -242,9 +228,9 @@ impl GroupRunner {
         Ok(outputs.into_iter().zip(sampled).collect())
     }
 
-    /// Reads the logits of the batch whose results were read last, if no other was submitted since: one row for each output.
+    /// Reads the logits of the batch that was submitted last: one row for each output.
     pub(super) fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let shape = self.finished.ok_or(EngineError::NoTokens)?;
+        let shape = self.last.as_ref().ok_or(EngineError::NoTokens)?.shape;
         let (ready, results) = results_of(&self.ready, shape)?;
         let parts = read_parts(&mut self.scheduler, ready, results.logits)?;
         let bytes = join(ready, results.logits, parts)?;
@@ -263,8 +249,8 @@ impl GroupRunner {
         let shape = shape(parts, batch, batch.outputs.len());
         self.prepare(parts, shape)?;
         let Some(ready) = self.ready.get_mut(&shape) else { return Ok(()) };
-        let bytes = ready.encode(batch, &batch.outputs, &|_| 0.5);
-        let inputs = ready.inputs(&bytes)?;
+        let bytes = ready.inputs.of(batch, &batch.outputs, &|_| 0.5);
+        let inputs = ready.of_ranks(&bytes)?;
         Ok(sched::compare((&mut self.scheduler, &mut ready.prepared), reference, budget, &inputs, report)?)
     }
 

@@ -115,6 +115,11 @@ fn start(toy: &ToyModel, config: TestConfig) -> (anyhow::Result<Engine>, Vec<Arc
     (engine(), devices)
 }
 
+/// An engine on one device, for groups of sequences of up to 512 positions together.
+pub(crate) fn engine_of_groups(toy: &ToyModel, sequence_groups: usize, sequences: usize) -> Engine {
+    start(toy, TestConfig { sequence_groups, sequences, ..PLAIN }).0.unwrap()
+}
+
 /// Appends tokens and reads the logits, from which the token must have been taken.
 fn append(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
     let sampled = engine.append(tokens, 0.5, &|_| ()).unwrap();

@@ -16,6 +16,7 @@ mod graph_context;
 mod layers;
 mod moe;
 
+pub use batch::UniformFn;
 pub use cache::{CacheOptions, CellVectors, KV_PAD, LayerCache, SequenceCache, cache_names};
 
 use crate::hparams::HParams;
@@ -99,6 +100,8 @@ pub struct Inputs {
     pub cells: TokenInputs,
     /// The tokens for which logits are computed, I32 `[outputs]`, ascending; `None` for none and for all.
     pub outputs: Option<TensorId>,
+    /// The numbers by which tokens are drawn, F32 `[1, outputs]`; `None` without outputs, and for greedy sampling.
+    pub uniform: Option<TensorId>,
 }
 
 /// The graph cannot be built.
@@ -166,6 +169,8 @@ impl Model {
                 cells: ctx.input("inp_rows", DType::I64, line)?,
             },
             outputs: some.then(|| ctx.input("inp_out_ids", DType::I32, [shape.outputs, 1, 1, 1])).transpose()?,
+            // An input of the sampler, which is built last.
+            uniform: None,
         };
         let common = BlockContext { model: self, shape, inputs };
 
@@ -180,6 +185,7 @@ impl Model {
             }
         }
         let results = if shape.outputs == 0 { None } else { Some(self.head(&mut ctx, x)?) };
+        let inputs = Inputs { uniform: results.and_then(|results| results.sampled.uniform), ..inputs };
         Ok(ModelGraph { task: ctx.build()?, inputs, results })
     }
 

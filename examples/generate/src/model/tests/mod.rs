@@ -75,7 +75,7 @@ impl Loaded {
         let region = |name: &str, rank: usize| self.model.stored(name, 0)?.regions[rank].clone();
         let task = split.apply(&task, self.scheduler.devices(), &region).unwrap();
         let mut prepared = self.scheduler.build(task.task()).unwrap();
-        let bytes = inputs.of(&batch, &batch.outputs);
+        let bytes = inputs.of(&batch, &batch.outputs, &|_| 0.5);
         let inputs: Vec<_> = bytes.iter().map(|(id, bytes)| (task.input(*id).unwrap(), &**bytes)).collect();
         self.scheduler.run(&mut prepared, &inputs).unwrap();
         let Some(Results { logits, .. }) = results else { return Vec::new() };
