@@ -286,9 +286,9 @@ def qwen3next_block(w, size, block: str, i: int) -> None:
     ffn(w, block, width, size.ff // 2, "_shexp")
 
 
-def rwkv_keys(w: gguf.GGUFWriter, size, shifts: int = 2) -> None:
+def rwkv_keys(w: gguf.GGUFWriter, size, shifts: int = 2, head: int | None = None) -> None:
     """`shifts`: how many activations of the previous token a block mixes with those of the current one."""
-    w.add_wkv_head_size(size.width // size.heads)
+    w.add_wkv_head_size(head or size.width // size.heads)
     w.add_token_shift_count(shifts)
 
 
@@ -349,7 +349,8 @@ def rwkv6qwen2_block(w, size, block: str, _: int) -> None:
 
 
 def rwkv7_keys(w: gguf.GGUFWriter, size) -> None:
-    rwkv_keys(w, size)
+    # ggml's loop over a head takes 32 channels at once, 64 with AVX-512, and writes behind the end of smaller heads.
+    rwkv_keys(w, size, head=64)
     w.add_decay_lora_rank(RWKV_DECAY_RANK)
     w.add_iclr_lora_rank(RWKV_RANK)
     w.add_value_residual_mix_lora_rank(RWKV_RANK)

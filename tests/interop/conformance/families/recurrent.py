@@ -54,7 +54,7 @@ def wkv(name: str) -> None:
         for _ in range(14):
             size, heads, sequences = m.pick(1, 4, 16, 32, 33, 64), m.int(1, 4), m.int(1, 3)
             if name == "RWKV_WKV7":
-                size = m.pick(32, 64, 96)  # ggml's vector loop takes 32 channels at once, and writes behind the end of others
+                size = m.pick(64, 128)  # ggml's loop takes 32 channels at once, 64 with AVX-512, and writes behind the end of others
             tokens = sequences * m.int(1, 5)
 
             def build(g, s=size, h=heads, t=tokens, n=sequences):
