@@ -29,7 +29,7 @@
 //! ```
 //! use fanout::sched::batching::SequenceGroup;
 //!
-//! let mut group = SequenceGroup::new(8, 4);
+//! let mut group = SequenceGroup::new(8, 1, 4);
 //! let a = group.join(&[10, 11, 12], 5)?;
 //! let batch = group.next_batch(4).ok_or("no tokens")?;
 //! assert_eq!((&*batch.tokens, &*batch.cells, batch.outputs.len()), (&[10, 11, 12][..], &[0, 1, 2][..], 1));
