@@ -5,7 +5,10 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
+
+import common  # noqa: F401  (the import path of the interop modules)
+
+from relay import Relay  # isort: skip
 
 CHUNK_BYTES = 16 << 10
 PENDING = 256  # pieces on their way in one direction of a connection; then the sender waits, as at a full TCP window
@@ -24,44 +27,18 @@ class _Direction:
             return self._free_at + self._delay
 
 
-class DelayingRelay:
-    """Listens on a free port. `delay`: of one direction, in seconds; `rate`: of one direction, in bytes per second."""
+class DelayingRelay(Relay):
+    """`delay`: of one direction, in seconds; `rate`: of one direction, in bytes per second."""
 
     def __init__(self, upstream: str, delay: float, rate: float):
-        host, port = upstream.rsplit(":", 1)
-        self._upstream = (host, int(port))
+        super().__init__(upstream)
         self._directions = (_Direction(delay, rate), _Direction(delay, rate))
 
-    def __enter__(self) -> "DelayingRelay":
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            try:
-                server = socket.create_connection(self._upstream)
-            except OSError:
-                client.close()
-                continue
-            for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for source, sink, direction in zip((client, server), (server, client), self._directions, strict=True):
-                pieces: queue.Queue[tuple[float, bytes]] = queue.Queue(PENDING)
-                threading.Thread(target=_receive, args=(source, pieces, direction), daemon=True).start()
-                threading.Thread(target=_send, args=(sink, pieces), daemon=True).start()
+    def _relay(self, client: socket.socket, server: socket.socket) -> None:
+        for source, sink, direction in zip((client, server), (server, client), self._directions, strict=True):
+            pieces: queue.Queue[tuple[float, bytes]] = queue.Queue(PENDING)
+            threading.Thread(target=_receive, args=(source, pieces, direction), daemon=True).start()
+            threading.Thread(target=_send, args=(sink, pieces), daemon=True).start()
 
 
 def _receive(source: socket.socket, pieces: queue.Queue, direction: _Direction) -> None:

@@ -105,9 +105,13 @@ class Relay:
             for end in (client, server):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._changed:
-                self._connections.append(RelayedConnection((client, server)))
-                self._changed.notify_all()
+            self._relay(client, server)
+
+    def _relay(self, client: socket.socket, server: socket.socket) -> None:
+        """Start to forward a new connection. Subclasses may forward it in another way; these connections are not counted."""
+        with self._changed:
+            self._connections.append(RelayedConnection((client, server)))
+            self._changed.notify_all()
 
     def connections(self) -> list[RelayedConnection]:
         """All connections that were opened so far, including closed ones."""

@@ -2,8 +2,8 @@
 //!
 //! Open [`run`] first: it encodes the prompt, generates tokens and writes the report. The remaining modules:
 //!
-//! - Input: [`args`] is the command line, [`text_file`] reads the files that it names, [`hparams`] reads hyperparameters from the metadata that [`fanout::gguf`] parses, and
-//!   [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
+//! - Input: [`args`] is the command line, [`text_file`] reads the text files that it names, [`hparams`] reads hyperparameters from the
+//!   metadata that [`fanout::gguf`] parses, and [`tokenizer`] builds the file's tokenizer. [`chat`] renders a conversation by the file's template.
 //! - Weights: [`placement`] assigns transformer blocks to devices, [`placed_model`] by the options of a run. [`load`] allocates and
 //!   uploads weights; [`load_by_digest`] lets a server load them from its own disk instead.
 //! - Inference: [`model`] builds graphs, [`engine`] submits batches to fanout's scheduler, [`sample`] picks the next token.

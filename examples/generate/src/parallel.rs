@@ -141,7 +141,7 @@ impl<'a> Replies<'a> {
                 if pass.results > 0 {
                     session.restore_retry_time();
                 }
-                // The time of a pass is that of the batches that it waits for, and of those that it submits.
+                // A pass waits for the batches of the pass before, and submits the next ones: its time counts for the phases of both.
                 let phases = [last, pass.phase()];
                 let next = [Phase::Recovery, Phase::Prompt].into_iter().find(|phase| phases.contains(phase));
                 let next = next.unwrap_or(Phase::Decode);

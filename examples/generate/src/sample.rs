@@ -1,6 +1,7 @@
 //! Token sampling: how the devices sample, the uniform numbers that they get, and the same on the host for logits that a device
 //! could not sample from.
 
+use crate::args::Args;
 use fanout::sched::sampling::{Sampling, SamplingError};
 use std::collections::BinaryHeap;
 use std::num::NonZeroUsize;
@@ -59,6 +60,11 @@ impl Sampler {
     /// As [`Sampling::new`]. The uniform numbers follow from `seed`.
     pub fn new(temperature: f32, top_k: Option<NonZeroUsize>, top_p: f32, seed: u64) -> Sampler {
         Sampler { temperature, top_k, top_p, seed }
+    }
+
+    /// By the options of a run.
+    pub fn from_args(args: &Args, seed: u64) -> Sampler {
+        Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed)
     }
 
     /// For the nodes of the graph.

@@ -84,7 +84,7 @@ impl<'a> Session<'a> {
         let opener = DeviceOpener::new(args)?;
         let devices = opener.open(args)?;
         let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-        let sampler = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), seed);
+        let sampler = Sampler::from_args(args, seed);
         let placed = PlacedModel::new(args, &devices, gguf, hparams, prompt, sampler.sampling()?)?;
         let PlacedModel { context, placement, model, split, options } = placed;
         if context > hparams.context.next_multiple_of(KV_PAD) {
@@ -229,7 +229,7 @@ impl<'a> Session<'a> {
         self.with_recovery(|session| work(session.engine_ready()?))
     }
 
-    /// Drops the engine with its sequences, and zeroes what they have left in the KV caches.
+    /// Drops the engine with its sequences, and zeroes the KV caches, in which invalid keys and values of the sequences may be.
     ///
     /// # Errors
     /// As [`Session::load`].

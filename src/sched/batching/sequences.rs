@@ -57,8 +57,8 @@ struct Sequence {
 
 impl SequenceGroup {
     /// A group without sequences, with a KV cache of `cells` cells in blocks of `block` ([`KvCells::new`]), and batches of at most
-    /// `tokens` tokens, but at least 1.
-    /// With more sequences than `tokens`, those that joined last are in no batch until others leave.
+    /// `tokens` tokens, but at least 1. If more sequences than `tokens` decode, the batches have the tokens of those that joined first;
+    /// the others wait until some of these leave.
     pub fn new(cells: usize, block: usize, tokens: usize) -> SequenceGroup {
         SequenceGroup { cells: KvCells::new(cells, block), tokens: tokens.max(1), sequences: BTreeMap::new(), next: 0 }
     }

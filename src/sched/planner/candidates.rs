@@ -170,7 +170,7 @@ pub fn choose_admitted(
     Err(PlannerError::NothingAdmitted { checked: MAX_CHECKS })
 }
 
-/// The best candidate of each kind, best first, without those that are arranged as a refused one.
+/// The best candidate of each kind, best first. Candidates with an arrangement in `refused` are left out.
 fn best_of_each_kind(
     machine: &Machine,
     model: &ModelSizes,

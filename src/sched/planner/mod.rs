@@ -7,7 +7,7 @@
 //! | `machine` | devices, links between hosts, the time of a copy and of an all-reduce |
 //! | `workload` | sizes of the model, sequences and tokens |
 //! | `cost` | [`predict`]: rates, load time and memory of one placement |
-//! | `candidates` | [`choose`]: the placements that are compared; [`choose_admitted`]: those that another check admits |
+//! | `candidates` | [`choose`]: the placements that are compared; [`choose_admitted`]: also asks the caller whether a placement fits |
 //!
 //! # The model of costs
 //! *Device.* A product of few columns reads its weights once, so it takes `bytes / read_rate`; one of many columns computes, so

@@ -156,9 +156,14 @@ fn ops_on_blocks_of_a_split_product_are_local() {
             all
         })
     };
+    assert_local(&make);
+}
+
+/// A group of 2 and of 3 ranks computes the results of one device, without collectives.
+fn assert_local(make: &dyn Fn(&[usize]) -> Model) {
     for ranks in [2, 3] {
         let groups = || vec![group(0..ranks, &vec![1.0; ranks])];
-        compare(&make, &[], groups(), 0, 1e-10);
+        compare(make, &[], groups(), 0, 1e-10);
         let model = make(&[]);
         let loaded = LoadedModel::new(&model, devices(ranks), groups(), 0, false);
         assert!(!loaded.has_collectives(), "{ranks} ranks");
@@ -179,13 +184,7 @@ fn rows_of_tables_along_dimension_3_are_local() {
             b.node(Rows::GetRows, &[Some(tables), Some(order)]).unwrap()
         })
     };
-    for ranks in [2, 3] {
-        let groups = || vec![group(0..ranks, &vec![1.0; ranks])];
-        compare(&make, &[], groups(), 0, 1e-10);
-        let model = make(&[]);
-        let loaded = LoadedModel::new(&model, devices(ranks), groups(), 0, false);
-        assert!(!loaded.has_collectives(), "{ranks} ranks");
-    }
+    assert_local(&make);
 }
 
 /// A node without stored sources before those of the ranks, on the device of another group.

@@ -102,7 +102,7 @@ impl PlanInputs<'_> {
         Ok(AdmittedPlacement { choice, args, kept, notes: note.into_iter().collect() })
     }
 
-    /// The options of a run with a placement, and whether those that name devices are as given.
+    /// The options of a run with a placement, and whether the user's `--rpc`, `--device`, `--mem` and `--threads` stay as they are.
     fn run_args(&self, args: &Args, candidate: &Candidate) -> (Args, bool) {
         let (mut args, kept) = chosen_args(args, self.devices, &candidate.stages);
         if args.prompts.is_some() {
@@ -116,7 +116,7 @@ impl PlanInputs<'_> {
         let (args, _) = self.run_args(args, candidate);
         let order = device_order(&candidate.stages);
         let devices: Vec<_> = order.into_iter().map(|device| Arc::clone(&self.devices[device])).collect();
-        let sampling = Sampler::new(args.temp, args.top_k, args.top_p.unwrap_or(1.0), 0).sampling()?;
+        let sampling = Sampler::from_args(&args, 0).sampling()?;
         let placed = PlacedModel::new(&args, &devices, self.gguf, self.hparams, self.prompt, sampling)?;
         let PlacedModel { placement, mut model, split, options, .. } = placed;
         if args.weights == Some(WeightStorage::Mapped) {
@@ -141,7 +141,7 @@ fn admission(error: &anyhow::Error, candidate: &Candidate, devices: usize) -> Ad
     Admission::LacksMemory(missing)
 }
 
-/// Whether memory that weights do not take may help.
+/// Whether no placement fits, so that weights in the mapped file, which take no memory, may help.
 fn is_too_large(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(PlannerError::NothingFits { .. } | PlannerError::NothingAdmitted { .. }))
 }
