@@ -8,7 +8,7 @@
 
 use super::packing::PackedColumn;
 use super::panel_format::PanelFormat;
-use super::quant_dot::{SubBlock, add_superblock, prefetch_next};
+use super::quant_dot::{SubBlock, add_superblock, distance_at, prefetch_next};
 use super::simd_ops::SimdOps;
 use super::unroll;
 use std::hint::black_box;
@@ -87,6 +87,7 @@ unsafe fn panels_at_once<L: SimdOps, F: PanelFormat, const S: usize, const C: us
         let mut totals = [[L::zero_f32(); S]; C];
         let mut weights = [[L::zero_int(); S]; 16];
         for b in 0..blocks {
+            let prefetch_distance = distance_at::<F, S>(prefetch_distance, b, blocks);
             // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
             black_box(&mut totals);
             let mut scales = [F::scales::<L>(panels[0]); S];

@@ -36,8 +36,7 @@ macro_rules! quant_tiles {
                             parts[c] = PackedColumn::new(columns[done + c], padded, F::SUB);
                         }
                         let panel_reads = PanelReads::of(PanelReadClass::of::<F>());
-                        // With more columns, the arithmetic hides the latency of memory.
-                        let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        let distance = panel_reads.prefetch as usize;
                         // Other tiles have no second form, which the compiler would have to translate for nothing.
                         const ONE: usize = if $columns == 1 { 1 } else { $at_once };
                         if $columns == 1 && panel_reads.one_panel {
@@ -96,8 +95,7 @@ macro_rules! float_tiles {
                             starts[c] = columns[done + c].as_ptr().cast();
                         }
                         let panel_reads = PanelReads::of(PanelReadClass::Floats);
-                        // With more columns, the arithmetic hides the latency of memory.
-                        let distance = if $columns <= 2 { panel_reads.prefetch as usize } else { 0 };
+                        let distance = panel_reads.prefetch as usize;
                         // Other tiles have no second form, which the compiler would have to translate for nothing.
                         const ONE: usize = if $columns == 1 { 1 } else { $at_once };
                         if $columns == 1 && panel_reads.one_panel {

@@ -1,5 +1,6 @@
-//! How micro-kernels with few columns read panels from memory. Such a product waits for memory, and what a core needs to keep
-//! enough loads in flight differs between processors of one brand: [`crate::cpu::calibration`] measures it.
+//! How micro-kernels read panels from memory. A product of one column waits for memory, and what a core needs to keep enough loads
+//! in flight differs between processors of one brand: [`crate::cpu::calibration`] measures it. Products of more columns prefetch as
+//! far ahead, because the instructions between two loads of a panel leave too few loads in the window of a core.
 
 use super::panel_format::PanelFormat;
 use crate::tensor::DType;

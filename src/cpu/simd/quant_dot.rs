@@ -76,6 +76,7 @@ unsafe fn small_blocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usiz
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..blocks {
+            let prefetch_distance = distance_at::<F, S>(prefetch_distance, b, blocks);
             for sub in 0..subs {
                 if prefetch_distance > 0 {
                     prefetch_next::<L, F, S>(panels, prefetch_distance, sub);
@@ -127,6 +128,7 @@ unsafe fn superblocks<L: SimdOps, F: PanelFormat, const S: usize, const C: usize
     unsafe {
         let mut totals = [[L::zero_f32(); S]; C];
         for b in 0..blocks {
+            let prefetch_distance = distance_at::<F, S>(prefetch_distance, b, blocks);
             // The integer sums fill the registers: the compiler must not keep the totals in registers meanwhile.
             black_box(&mut totals);
             let mut scales = [F::scales::<L>(panels[0]); S];
@@ -252,6 +254,14 @@ pub(super) unsafe fn sub_block<L: SimdOps, F: PanelFormat, const S: usize, const
         });
         sums
     }
+}
+
+/// The prefetch distance at block `b` of panels of `blocks`. Behind the end of a panel the next panels follow; those of this call are
+/// skipped, as their own prefetches cover them.
+#[inline(always)]
+pub(super) fn distance_at<F: PanelFormat, const S: usize>(distance: usize, b: usize, blocks: usize) -> usize {
+    let is_within = distance < (blocks - b) * F::BYTES;
+    if distance == 0 || is_within { distance } else { distance + (S - 1) * blocks * F::BYTES }
 }
 
 /// Prefetches sub-block `i`'s share of the panel bytes `prefetch_distance` bytes ahead. Spread over the sub-blocks, because many

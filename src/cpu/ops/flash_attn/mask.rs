@@ -1,7 +1,7 @@
 //! The mask of a tile, classified per block of positions, once for all queries that share it.
 
 use super::super::alibi_slope;
-use super::{AttentionPlan, BLOCK, MASKED, QueryTile};
+use super::{AttentionPlan, BLOCK, MASKED, MAX_TILE_QUERIES, QueryTile};
 use crate::cpu::memory::View;
 use crate::tensor::DType::F16;
 use crate::tensor::quant::dequantiser;
@@ -20,37 +20,64 @@ pub(super) enum MaskEffect {
     HidesAll,
 }
 
+/// Sets of tokens of a tile, by bit from its first one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TilePieces {
+    /// Those with which a piece begins, that is, a tile of its own.
+    pub(super) starts: u64,
+    /// Those that see a position.
+    pub(super) seeing: u64,
+}
+
+impl TilePieces {
+    /// Without a mask.
+    const ALL: TilePieces = TilePieces { starts: 1, seeing: u64::MAX };
+}
+
 /// Splits a tile between tokens of which each sees mostly other blocks than its predecessor, as tokens of several sequences do: a tile
 /// computes the scores of all its tokens in each block that any of them sees. Not if the pieces would read more than twice as many
-/// blocks as the tile, because each piece converts its blocks again.
-fn piece_starts(tokens: usize, blocks: usize, sees: impl Fn(usize, usize) -> bool) -> u64 {
-    let (mut starts, mut separate) = (1, 0);
-    for token in 1..tokens {
-        let (mut either, mut both, mut before) = (0, 0, 0);
-        for block in 0..blocks {
-            let (one, other) = (sees(token - 1, block), sees(token, block));
-            either += usize::from(one | other);
-            both += usize::from(one & other);
-            before += usize::from(one);
+/// blocks as the tile, because each piece converts its blocks again. `sees` is asked once for each token and block.
+fn pieces(tokens: usize, blocks: usize, sees: impl Fn(usize, usize) -> bool) -> TilePieces {
+    // By token, in blocks: seen by it, by it or its predecessor, and by both. And those that any token sees.
+    let [mut seen, mut either, mut both] = [[0; MAX_TILE_QUERIES]; 3];
+    let mut together = 0;
+    for first in (0..blocks).step_by(64) {
+        let (mut before, mut any) = (0u64, 0u64);
+        for token in 0..tokens {
+            let bit = |block: usize| u64::from(sees(token, block)) << (block - first);
+            let bits = (first..blocks.min(first + 64)).fold(0, |bits, block| bits | bit(block));
+            seen[token] += bits.count_ones();
+            either[token] += (bits | before).count_ones();
+            both[token] += (bits & before).count_ones();
+            (before, any) = (bits, any | bits);
         }
-        if 2 * both < either {
+        together += any.count_ones();
+    }
+    let (mut starts, mut separate) = (1, 0);
+    let seeing = (0..tokens).fold(0, |set, token| set | u64::from(seen[token] > 0) << token);
+    for token in 1..tokens {
+        if 2 * both[token] < either[token] {
             starts |= 1 << token;
             // The last token of a piece mostly sees the blocks of the others, too.
-            separate += before;
+            separate += seen[token - 1];
         }
     }
-    if starts == 1 {
-        return starts;
-    }
-    separate += (0..blocks).filter(|&block| sees(tokens - 1, block)).count();
-    let together = (0..blocks).filter(|&block| (0..tokens).any(|token| sees(token, block))).count();
-    if separate <= 2 * together { starts } else { 1 }
+    separate += seen[tokens - 1];
+    TilePieces { starts: if separate <= 2 * together { starts } else { 1 }, seeing }
 }
 
 /// Whether F16 entries mask every position. Looks at the first entry alone before: it is visible in most blocks that are.
 fn hides_all(entries: &[u8]) -> bool {
-    let (entries, masked) = (entries.as_chunks().0, half::f16::NEG_INFINITY.to_le_bytes());
-    entries.first().is_none_or(|first| *first == masked) && entries.iter().fold(true, |all, b| all & (*b == masked))
+    const MASKED: u16 = half::f16::NEG_INFINITY.to_bits();
+    const FOUR_MASKED: u64 = MASKED as u64 * 0x0001_0001_0001_0001;
+    let is_masked = |entry: &[u8; 2]| u16::from_le_bytes(*entry) == MASKED;
+    if entries.first_chunk().is_some_and(|first| !is_masked(first)) {
+        return false;
+    }
+    // The differences of words are or-ed: fewer instructions than a comparison of each entry.
+    let (fours, rest) = entries.as_chunks();
+    let differ = fours.iter().fold(0, |any, four| any | (u64::from_le_bytes(*four) ^ FOUR_MASKED));
+    differ == 0 && rest.as_chunks().0.iter().all(is_masked)
 }
 
 /// The mask and its ALiBi slopes.
@@ -71,16 +98,17 @@ impl<'a> Masks<'a> {
         if self.mask.is_some_and(|mask| mask.ne()[2] != 1) { 1 } else { tile.heads.len() }
     }
 
-    /// The tokens of a tile, by bit from its first one, with which a tile of its own begins; see [`piece_starts`]. Of a mask with a row
-    /// for each head, the tile's first head decides: results do not depend on the split.
-    pub(super) fn piece_starts(&self, tile: &QueryTile, positions: &Range<usize>) -> u64 {
-        let Some(mask) = &self.mask else { return 1 };
+    /// The pieces of a tile; see [`pieces`]. Of a mask with a row for each head, the tile's first head decides where they begin, because
+    /// results do not depend on it, and all tokens count as seeing.
+    pub(super) fn pieces(&self, tile: &QueryTile, positions: &Range<usize>) -> TilePieces {
+        let Some(mask) = &self.mask else { return TilePieces::ALL };
         let ne = mask.ne();
-        piece_starts(tile.tokens.len(), positions.len().div_ceil(BLOCK), |token, block| {
+        let found = pieces(tile.tokens.len(), positions.len().div_ceil(BLOCK), |token, block| {
             let row = mask.row([tile.tokens.start + token, tile.heads.start % ne[2], tile.batch % ne[3]]);
             let start = positions.start + block * BLOCK;
             !hides_all(&row[2 * start..2 * (start + BLOCK).min(positions.end)])
-        })
+        });
+        if ne[2] == 1 { found } else { TilePieces { seeing: TilePieces::ALL.seeing, ..found } }
     }
 
     /// The effect of the mask on the positions `at`. Unless all entries are alike, writes its values to `values`: a row for
@@ -118,23 +146,25 @@ impl<'a> Masks<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::piece_starts;
+    use super::{TilePieces, pieces};
 
     #[test]
     fn tiles_are_split_between_tokens_that_see_other_blocks() {
         // By token: the numbers of the blocks that it sees.
-        let cases: [(&str, &[&[usize]], u64); 7] = [
-            ("one token", &[&[0, 1]], 0b1),
-            ("a causal mask", &[&[0], &[0], &[0, 1], &[0, 1], &[0, 1, 2]], 0b1),
-            ("decoding sequences", &[&[0, 3], &[1], &[2, 4]], 0b111),
-            ("one of them and a prompt", &[&[0, 1], &[2, 3], &[2, 3], &[2, 3]], 0b11),
-            ("a shared block", &[&[0, 1, 2], &[0, 3, 4]], 0b11),
-            ("tokens of two sequences in turn", &[&[0], &[1], &[0], &[1], &[0], &[1]], 0b1),
-            ("nothing is visible", &[&[], &[], &[]], 0b1),
+        let cases: [(&str, &[&[usize]], u64, u64); 9] = [
+            ("one token", &[&[0, 1]], 0b1, 0b1),
+            ("a causal mask", &[&[0], &[0], &[0, 1], &[0, 1], &[0, 1, 2]], 0b1, 0b1_1111),
+            ("decoding sequences", &[&[0, 3], &[1], &[2, 4]], 0b111, 0b111),
+            ("one of them and a prompt", &[&[0, 1], &[2, 3], &[2, 3], &[2, 3]], 0b11, 0b1111),
+            ("a shared block", &[&[0, 1, 2], &[0, 3, 4]], 0b11, 0b11),
+            ("tokens of two sequences in turn", &[&[0], &[1], &[0], &[1], &[0], &[1]], 0b1, 0b11_1111),
+            ("nothing is visible", &[&[], &[], &[]], 0b1, 0),
+            ("only one token sees a part of the positions", &[&[], &[], &[4], &[], &[]], 0b1101, 0b100),
+            ("blocks of several words", &[&[3, 70], &[3, 70, 130], &[140]], 0b101, 0b111),
         ];
-        for (name, tokens, starts) in cases {
-            let got = piece_starts(tokens.len(), 5, |token, block| tokens[token].contains(&block));
-            assert_eq!(got, starts, "{name}");
+        for (name, tokens, starts, seeing) in cases {
+            let got = pieces(tokens.len(), 150, |token, block| tokens[token].contains(&block));
+            assert_eq!(got, TilePieces { starts, seeing }, "{name}");
         }
     }
 }

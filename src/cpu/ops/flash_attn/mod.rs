@@ -20,14 +20,14 @@ use crate::ops::NodeView;
 use crate::ops::flash_attn::FlashAttn;
 use crate::tensor::DType::{F16, F32};
 use crate::tensor::quant::{Dequantise, dequantiser};
-use mask::Masks;
+use mask::{Masks, TilePieces};
 use std::ops::Range;
 
 /// Positions that are converted and scored at a time. `KvCells::BLOCK` of the batching of sequences is the same: attention skips blocks
 /// of other sequences if each sequence has whole ones.
 const BLOCK: usize = 64;
 
-/// Most queries, and so tokens, of a tile (a bit each in [`Masks::piece_starts`]): their data and one block of K or V fit the L2
+/// Most queries, and so tokens, of a tile (a bit each in [`TilePieces`]): their data and one block of K or V fit the L2
 /// cache.
 const MAX_TILE_QUERIES: usize = 64;
 
@@ -226,12 +226,17 @@ impl AttentionPlan {
                 let (mut tile, part) = (self.tile(item / self.parts), item % self.parts);
                 let positions = part * self.part..((part + 1) * self.part).min(self.positions);
                 let tokens = tile.tokens.clone();
-                let mut starts = Masks::new(self, ctx.optional_src(3)).piece_starts(&tile, &positions);
+                let TilePieces { mut starts, seeing } = Masks::new(self, ctx.optional_src(3)).pieces(&tile, &positions);
                 while starts != 0 {
-                    tile.tokens.start = tokens.start + starts.trailing_zeros() as usize;
+                    let first = starts.trailing_zeros();
+                    tile.tokens.start = tokens.start + first as usize;
                     starts &= starts - 1;
                     tile.tokens.end = (tokens.start + starts.trailing_zeros() as usize).min(tokens.end);
-                    self.attend(ctx, &tile, part, &positions, &mut scratch);
+                    if self.parts > 1 && seeing >> first << (64 - tile.tokens.len()) == 0 {
+                        self.see_nothing(ctx, &tile, part);
+                    } else {
+                        self.attend(ctx, &tile, part, &positions, &mut scratch);
+                    }
                 }
             }
         }
@@ -277,6 +282,15 @@ impl AttentionPlan {
                 ctx.shared().write(at, acc);
                 ctx.shared().write(at + self.dv * 4, &[sums.top, sums.total as f32]);
             }
+        }
+    }
+
+    /// The partial results of a tile whose queries see none of the positions of a part, as those of other sequences: maxima and sums of
+    /// the weights alone, since [`AttentionPlan::merge`] reads no values where the sum is 0.
+    fn see_nothing(&self, ctx: &KernelContext<'_>, tile: &QueryTile, part: usize) {
+        for (token, head) in (0..tile.queries()).map(|r| tile.query(r)) {
+            let at = self.shared_at((tile.batch * self.tokens + token) * self.heads + head, part);
+            ctx.shared().write(at + self.dv * 4, &[OnlineSoftmax::NONE.top, 0.0]);
         }
     }
 

@@ -137,7 +137,7 @@ pub(super) unsafe fn f16_to_f32(bits: uint16x4_t) -> float32x4_t {
 
 /// Software prefetch of the cache line at `p`; any address is allowed.
 #[inline(always)]
-pub(super) fn prefetch(p: *const u8) {
+pub(in crate::cpu::simd) fn prefetch(p: *const u8) {
     // SAFETY: the instruction is a hint: it neither faults nor changes registers or memory.
     unsafe { asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)) }
 }

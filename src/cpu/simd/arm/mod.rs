@@ -17,6 +17,7 @@ mod rows {
     pub(super) use super::legacy::*;
 }
 
+pub(super) use dot_instructions::prefetch;
 use dot_instructions::{BaseNeon, DotProd};
 use simd_ops::NeonOps;
 

@@ -1,6 +1,7 @@
 //! The attention GEMM kernels for NEON (vectors of 4 floats).
 
 use super::register_tiles::attention_gemm_kernels;
+use crate::cpu::simd::arm::prefetch;
 use std::arch::aarch64::*;
 
 attention_gemm_kernels!(
@@ -14,6 +15,7 @@ attention_gemm_kernels!(
     splat: vdupq_n_f32,
     fma: fma,
     load_halves: load_4_halves,
+    prefetch: prefetch,
     horizontal_sums: horizontal_sums,
     // Sizes of the register tiles; see the macro.
     dots: 4,

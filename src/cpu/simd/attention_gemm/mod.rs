@@ -51,6 +51,19 @@ impl<'a> FloatRows<'a> {
     }
 }
 
+/// How many rows ahead of its loads a kernel prefetches.
+const PREFETCH_ROWS: usize = 16;
+
+impl FloatRows<'_> {
+    /// Bytes from the row that is read to the one that is prefetched meanwhile: 0 for rows side by side, which hardware prefetchers
+    /// follow, but not those of one head of a KV cache, between which other heads lie. Past the last row, that is usually the next
+    /// block of the head.
+    fn prefetch_distance(&self) -> usize {
+        let row = self.width * if self.half { 2 } else { 4 };
+        if self.stride > row { PREFETCH_ROWS * self.stride } else { 0 }
+    }
+}
+
 /// Element `i` of a row.
 ///
 /// # Safety

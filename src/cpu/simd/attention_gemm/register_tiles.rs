@@ -1,11 +1,11 @@
 //! The macro that makes the attention GEMM kernels of one instruction set: register tiles of a few rows by a few columns.
 
 /// A module of kernels over vectors of `$lanes` floats with these operations. `$load_halves` loads `$lanes` f16 as f32;
-/// `$horizontal_sums` returns the sum of the lanes of each vector. Register tiles have `$dots` columns in `mul_transposed`,
+/// `$prefetch` prefetches a cache line, `$horizontal_sums` returns the sum of the lanes of each vector. Register tiles have `$dots` columns in `mul_transposed`,
 /// `$sums` vectors in `mul_add` and `$column_vectors` vectors in `mul_columns`.
 macro_rules! attention_gemm_kernels {
     ($name:ident, $features:literal, lanes: $lanes:literal, vector: $vector:ident, zero: $zero:ident, load: $load:ident,
-     store: $store:ident, splat: $splat:ident, fma: $fma:ident, load_halves: $load_halves:ident,
+     store: $store:ident, splat: $splat:ident, fma: $fma:ident, load_halves: $load_halves:ident, prefetch: $prefetch:ident,
      horizontal_sums: $horizontal_sums:ident, dots: $dots:literal, sums: $sums:literal,
      column_vectors: $column_vectors:literal) => {
         pub(super) mod $name {
@@ -21,6 +21,19 @@ macro_rules! attention_gemm_kernels {
             unsafe fn load<const HALF: bool>(row: *const u8, i: usize) -> $vector {
                 // SAFETY: as the caller promises; both loads take any address.
                 unsafe { if HALF { $load_halves(row.add(2 * i)) } else { $load(row.add(4 * i).cast()) } }
+            }
+
+            /// Prefetches `count` elements from `i` on of the row that lies `distance` bytes behind this one; nothing for 0. Not
+            /// all of these addresses need to be readable.
+            #[inline(always)]
+            fn prefetch_row<const HALF: bool>(row: *const u8, distance: usize, i: usize, count: usize) {
+                const LINE: usize = 64;
+                let size = if HALF { 2 } else { 4 };
+                if distance > 0 {
+                    for at in (0..count * size).step_by(LINE) {
+                        $prefetch(row.wrapping_add(distance + i * size + at));
+                    }
+                }
             }
 
             /// [`AttentionGemm::mul_transposed`](super::super::AttentionGemm::mul_transposed).
@@ -84,6 +97,9 @@ macro_rules! attention_gemm_kernels {
                     let (start, width) = (b.start.add(first * b.stride), b.width);
                     let mut sums = [[$zero(); C]; R];
                     let whole = width - width % $lanes;
+                    for c in 0..C {
+                        prefetch_row::<HALF>(start.add(c * b.stride), b.prefetch_distance(), 0, width);
+                    }
                     let mut d = 0;
                     while d < whole {
                         let mut column = [$zero(); C];
@@ -174,10 +190,13 @@ macro_rules! attention_gemm_kernels {
                 // SAFETY: c is below the rows of `v`, r below R, w below W.
                 unsafe {
                     let mut sums = [[$zero(); W]; R];
+                    let distance = v.prefetch_distance();
                     for c in 0..v.count {
+                        let start = v.start.add(c * v.stride);
+                        prefetch_row::<HALF>(start, distance, d, W * $lanes);
                         let mut row = [$zero(); W];
                         for w in 0..W {
-                            row[w] = load::<HALF>(v.start.add(c * v.stride), d + w * $lanes);
+                            row[w] = load::<HALF>(start, d + w * $lanes);
                         }
                         for r in 0..R {
                             let p = $splat(*p.add(r * v.count + c));

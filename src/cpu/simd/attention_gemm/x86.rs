@@ -16,6 +16,7 @@ attention_gemm_kernels!(
     splat: _mm256_set1_ps,
     fma: _mm256_fmadd_ps,
     load_halves: load_8_halves,
+    prefetch: prefetch,
     horizontal_sums: horizontal_sums_of_8,
     dots: 2,
     sums: 2,
@@ -33,11 +34,19 @@ attention_gemm_kernels!(
     splat: _mm512_set1_ps,
     fma: _mm512_fmadd_ps,
     load_halves: load_16_halves,
+    prefetch: prefetch,
     horizontal_sums: horizontal_sums_of_16,
     dots: 4,
     sums: 4,
     column_vectors: 4
 );
+
+/// Software prefetch of the cache line at `p`; any address is allowed.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    // SAFETY: the instruction, which every x86-64 processor has, is a hint: it neither faults nor changes registers or memory.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+}
 
 /// Loads 8 f16 as f32.
 ///
