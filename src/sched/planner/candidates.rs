@@ -247,16 +247,18 @@ pub(super) fn subsets(machine: &Machine) -> Vec<Vec<usize>> {
 }
 
 /// Ranks with their shares.
+#[derive(Clone)]
 struct Group {
     devices: Vec<usize>,
     shares: Vec<f64>,
 }
 
 /// The ways to use a set of devices: each alone with whole layers, all as one tensor group, or tensor groups of equal size, of
-/// neighbours or of devices of similar speed.
+/// neighbours or of devices of similar speed. Each of several groups as they are, and with that at the end which is fastest with the
+/// output weights.
 fn groupings(costs: &Costs<'_>, devices: &[usize]) -> Vec<Vec<Group>> {
     let alone = |&device: &usize| Group { devices: vec![device], shares: vec![1.0] };
-    let mut found = vec![devices.iter().map(alone).collect()];
+    let mut found: Vec<Vec<Group>> = vec![devices.iter().map(alone).collect()];
     let mut by_speed = devices.to_vec();
     by_speed.sort_by(|&a, &b| {
         let rate = |device: usize| costs.machine.devices()[device].read_rate;
@@ -272,6 +274,8 @@ fn groupings(costs: &Costs<'_>, devices: &[usize]) -> Vec<Vec<Group>> {
             found.push(order.chunks(size).map(|ranks| costs.tensor_group(ranks, devices.len() / size)).collect());
         }
     }
+    let reordered: Vec<_> = found.iter().filter_map(|groups| costs.with_fastest_output(groups)).collect();
+    found.extend(reordered);
     found
 }
 
@@ -312,6 +316,18 @@ impl Costs<'_> {
         Group { devices: ranks.to_vec(), shares: percent.into_iter().map(|share| share / sum).collect() }
     }
 
+    /// The groups with that last which computes the output in the least time; `None` if it is.
+    fn with_fastest_output(&self, groups: &[Group]) -> Option<Vec<Group>> {
+        let sequences = self.decode_batch(groups.len()).sequences;
+        let times =
+            groups.iter().map(|group| self.output_time((&group.devices, &group.shares), &group.devices, sequences));
+        let (fastest, _) = times.enumerate().min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let mut groups = groups.to_vec();
+        let last = (fastest + 1 < groups.len()).then(|| groups.remove(fastest))?;
+        groups.push(last);
+        Some(groups)
+    }
+
     /// A decoded token of each sequence of a group, with as many groups as there are stages.
     fn decode_batch(&self, stages: usize) -> Batch {
         let groups = self.workload.groups_of(stages);
@@ -335,6 +351,13 @@ impl Costs<'_> {
             .iter()
             .map(|group| self.blocks_time((&group.devices, &group.shares), &group.devices, &self.mean, &batch))
             .collect();
+        // The last stage has the output, too.
+        let output = match groups.last() {
+            Some(last) if matches!(balance, Balance::Decode) => {
+                self.output_time((&last.devices, &last.shares), &last.devices, batch.sequences)
+            }
+            _ => 0.0,
+        };
         let sequence_groups = match balance {
             Balance::FastestFirst => 1,
             Balance::Decode | Balance::Prompt => self.workload.groups_of(groups.len()),
@@ -348,7 +371,10 @@ impl Costs<'_> {
         for _ in groups.len()..total {
             let cost = |&stage: &usize| match balance {
                 Balance::FastestFirst => time[stage],
-                Balance::Decode | Balance::Prompt => time[stage] * (blocks[stage] + 1) as f64,
+                Balance::Decode | Balance::Prompt => {
+                    let others = if stage + 1 == groups.len() { output } else { 0.0 };
+                    others + time[stage] * (blocks[stage] + 1) as f64
+                }
             };
             let open = (0..groups.len()).filter(|&stage| blocks[stage] < room[stage]);
             let next = open.min_by(|a, b| cost(a).total_cmp(&cost(b)))?;

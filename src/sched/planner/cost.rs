@@ -196,22 +196,21 @@ impl<'a> Costs<'a> {
     /// - Products: roofline of reading the weights once, and of computing all columns. Of the experts, each token reads its own,
     ///   until all have been read.
     /// - Attention: roofline of reading keys and values, once per sequence, and of computing scores and sums (two products of
-    ///   `width` per position and token).
-    fn rank_time(&self, rates: (f64, f64), shares: (f64, f64), sums: &BlockSums, batch: &Batch) -> f64 {
-        let ((read_rate, multiply_rate), (share, kv_share), columns) = (rates, shares, batch.columns());
+    ///   `width` per position and token). The columns of these products are the tokens of one sequence.
+    fn rank_time(&self, speed: &DeviceSpeed, shares: (f64, f64), sums: &BlockSums, batch: &Batch) -> f64 {
+        let ((share, kv_share), columns) = (shares, batch.columns());
         let read = sums.dense + sums.experts.min(sums.routed * columns);
-        let products = (share * read / read_rate).max(share * columns * sums.multiply_adds / multiply_rate);
+        let products = (share * read / speed.read_rate).max(share * speed.multiply_time(sums.multiply_adds, columns));
         let kv_read = batch.sequences * batch.positions * sums.kv_bytes;
-        let scores = 2.0 * columns * batch.positions * self.model.width as f64 * sums.blocks;
-        products + (kv_share * kv_read / read_rate).max(share * scores / multiply_rate)
+        let scores = 2.0 * batch.sequences * batch.positions * self.model.width as f64 * sums.blocks;
+        products + (kv_share * kv_read / speed.kv_read_rate).max(share * speed.multiply_time(scores, batch.tokens))
     }
 
-    /// Read rate and multiply rate of a device beside `working` ones: those of its host leave it a part.
-    fn rates(&self, device: usize, working: &[usize]) -> (f64, f64) {
+    /// The part of a device's rates that remains beside `working` ones of its host.
+    fn part(&self, device: usize, working: &[usize]) -> f64 {
         let speed = self.device(device);
         let is_neighbour = |&other: &usize| other != device && self.device(other).host == speed.host;
-        let part = if working.iter().any(is_neighbour) { speed.together } else { 1.0 };
-        (part * speed.read_rate, part * speed.multiply_rate)
+        if working.iter().any(is_neighbour) { speed.together } else { 1.0 }
     }
 
     /// Seconds of a stage for some blocks: the slowest rank, and the all-reduces. `working`: the devices that work at the same time.
@@ -223,9 +222,9 @@ impl<'a> Costs<'a> {
         batch: &Batch,
     ) -> f64 {
         let rank = |(&device, &share): (&usize, &f64)| {
-            let (rates, shares) = (self.rates(device, working), (share, self.kv_share(share, devices.len())));
+            let (speed, shares) = (self.device(device), (share, self.kv_share(share, devices.len())));
             // A node has a fixed time on each rank, whatever its share.
-            self.rank_time(rates, shares, sums, batch) + sums.nodes * self.device(device).node_time
+            self.rank_time(speed, shares, sums, batch) / self.part(device, working) + sums.nodes * speed.node_time
         };
         let slowest = devices.iter().zip(shares).map(rank).fold(0.0, f64::max);
         if devices.len() == 1 {
@@ -245,16 +244,16 @@ impl<'a> Costs<'a> {
     }
 
     /// Seconds of the product with the output weights for `rows` tokens, split by vocabulary.
-    fn output_time(&self, stage: &Stage, working: &[usize], rows: f64) -> f64 {
+    pub(super) fn output_time(&self, (devices, shares): (&[usize], &[f64]), working: &[usize], rows: f64) -> f64 {
         if rows == 0.0 {
             return 0.0;
         }
-        let (bytes, rows) = (self.model.output_bytes as f64, rows * (self.model.width * self.model.vocabulary) as f64);
+        let (bytes, weights) = (self.model.output_bytes as f64, (self.model.width * self.model.vocabulary) as f64);
         let rank = |(&device, &share): (&usize, &f64)| {
-            let (read_rate, multiply_rate) = self.rates(device, working);
-            (share * bytes / read_rate).max(share * rows / multiply_rate)
+            let speed = self.device(device);
+            share * (bytes / speed.read_rate).max(speed.multiply_time(weights, rows)) / self.part(device, working)
         };
-        stage.devices.iter().zip(&stage.shares).map(rank).fold(0.0, f64::max)
+        devices.iter().zip(shares).map(rank).fold(0.0, f64::max)
     }
 
     /// One batch on its way through the stages. `rows`: tokens of which the output is computed and returned. `in_flight`: batches in
@@ -268,7 +267,8 @@ impl<'a> Costs<'a> {
             let sums = self.sums(&stage.blocks);
             let working = if in_flight > 1 { &all } else { &stage.devices };
             let blocks = self.blocks_time((&stage.devices, &stage.shares), working, &sums, batch);
-            let output = if number == last { self.output_time(stage, working, rows) } else { 0.0 };
+            let output =
+                if number == last { self.output_time((&stage.devices, &stage.shares), working, rows) } else { 0.0 };
             pass.busy.push(self.run_time(&stage.devices) + blocks + output);
             let each = self.machine.all_reduce(&stage.devices, self.hidden_bytes(batch)).interfaces;
             let count = if stage.devices.len() > 1 { sums.blocks * ALL_REDUCES_PER_BLOCK } else { 0.0 };

@@ -11,9 +11,36 @@ const LINKS: [(&str, f64, f64); 4] = [
     ("100 Mbit/s, 1 ms", 1e-3, 11.8e6),
 ];
 
-/// Devices: read rate, multiply rate, seconds of a node and of a run, free bytes, whether they have collectives.
-const CPU: (f64, f64, f64, f64, u64, bool) = (50e9, 1e12, 2e-6, 30e-6, 64 << 30, true);
-const GPU: (f64, f64, f64, f64, u64, bool) = (800e9, 30e12, 4e-6, 30e-6, 24 << 30, false);
+/// Devices on servers that are numbered when there are several.
+fn cpu() -> DeviceSpeed {
+    DeviceSpeed {
+        name: "CPU".to_owned(),
+        host: Host::Server(0),
+        read_rate: 50e9,
+        few_columns_rate: 0.7e12,
+        many_columns_rate: 1e12,
+        kv_read_rate: 50e9,
+        node_time: 2e-6,
+        run_time: 30e-6,
+        together: 1.0,
+        free: 64 << 30,
+        collectives: true,
+    }
+}
+
+fn gpu() -> DeviceSpeed {
+    DeviceSpeed {
+        name: "GPU".to_owned(),
+        read_rate: 800e9,
+        few_columns_rate: 30e12,
+        many_columns_rate: 30e12,
+        kv_read_rate: 800e9,
+        node_time: 4e-6,
+        free: 24 << 30,
+        collectives: false,
+        ..cpu()
+    }
+}
 
 /// A model of llama's architecture with weights of 4.5 bits and a KV cache of F16.
 fn model(blocks: usize, width: u64, ff: u64, heads: u64, kv_width: u64, tied: bool) -> ModelSizes {
@@ -50,20 +77,9 @@ fn models() -> [ModelSizes; 3] {
     ]
 }
 
-fn machine(count: usize, device: (f64, f64, f64, f64, u64, bool), link: (&str, f64, f64)) -> Machine {
-    let (read_rate, multiply_rate, node_time, run_time, free, collectives) = device;
+fn machine(count: usize, device: &DeviceSpeed, link: (&str, f64, f64)) -> Machine {
     let link = Link { round_trip: link.1, bandwidth: link.2 };
-    let device = |server: usize| DeviceSpeed {
-        name: server.to_string(),
-        host: Host::Server(server),
-        read_rate,
-        multiply_rate,
-        node_time,
-        run_time,
-        together: 1.0,
-        free,
-        collectives,
-    };
+    let device = |server: usize| DeviceSpeed { host: Host::Server(server), ..device.clone() };
     let within = Link { round_trip: 10e-6, bandwidth: 5e9 };
     Machine::new((0..count).map(device).collect(), vec![link; count], vec![vec![Some(link); count]; count], within)
         .unwrap()
@@ -94,12 +110,7 @@ fn digits(x: f64) -> String {
 }
 
 /// The best rate of one device, and of two if they gain enough to be chosen, with how they are used.
-fn cell(
-    device: (f64, f64, f64, f64, u64, bool),
-    link: (&str, f64, f64),
-    model: &ModelSizes,
-    workload: &Workload,
-) -> String {
+fn cell(device: &DeviceSpeed, link: (&str, f64, f64), model: &ModelSizes, workload: &Workload) -> String {
     let rate = |count| choose(&machine(count, device, link), model, workload).ok().map(|choice| choice.best);
     let one = rate(1).map_or("none".to_owned(), |best| digits(best.prediction.decode_rate));
     let Some(best) = rate(2).filter(|best| best.devices() > 1) else { return one };
@@ -111,7 +122,7 @@ fn cell(
     format!("{one} → **{}** {how}", digits(best.prediction.decode_rate))
 }
 
-fn table(device: (f64, f64, f64, f64, u64, bool)) -> String {
+fn table(device: &DeviceSpeed) -> String {
     let mut text = "| link | sequences | 1B | 8B | 70B |\n|---|---|---|---|---|\n".to_owned();
     for link in LINKS {
         for sequences in [1, 16] {
@@ -126,8 +137,9 @@ fn table(device: (f64, f64, f64, f64, u64, bool)) -> String {
 #[test]
 fn the_document_has_the_figures_of_the_planner() {
     let document = include_str!("../../../docs/fan-out.md");
-    for (name, device) in [("CPU", CPU), ("GPU", GPU)] {
-        let table = table(device);
+    for device in [cpu(), gpu()] {
+        let table = table(&device);
+        let name = device.name;
         assert!(document.contains(&table), "docs/fan-out.md: the table of {name} devices should be:\n{table}");
     }
 }

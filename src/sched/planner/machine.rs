@@ -5,6 +5,12 @@ use super::{MAX_DEVICES, PlannerError};
 /// Sums from this size on are a reduce-scatter and an all-gather in groups of three or more, as `tensor_group` builds them.
 const SCATTER_BYTES: f64 = 65_536.0;
 
+/// Columns of the products by which [`DeviceSpeed::few_columns_rate`] is measured.
+pub const FEW_COLUMNS: u32 = 8;
+
+/// Columns of the products by which [`DeviceSpeed::many_columns_rate`] is measured.
+pub const MANY_COLUMNS: u32 = 64;
+
 /// The host of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
@@ -33,13 +39,18 @@ pub struct DeviceSpeed {
     pub host: Host,
     /// Bytes of weights per second that a product with one column reads.
     pub read_rate: f64,
-    /// Multiply-adds per second of a product with many columns.
-    pub multiply_rate: f64,
-    /// Fixed time of a node in seconds: a kernel launch, or a barrier of the threads.
+    /// Multiply-adds per second of a product with [`FEW_COLUMNS`] columns.
+    pub few_columns_rate: f64,
+    /// Multiply-adds per second of a product with [`MANY_COLUMNS`] columns or more.
+    pub many_columns_rate: f64,
+    /// Bytes of keys and values per second that attention of one token per sequence reads.
+    pub kv_read_rate: f64,
+    /// Fixed time of a node in seconds: a kernel launch, a barrier of the threads, and what it computes with one column. Products count
+    /// by the rates above.
     pub node_time: f64,
     /// Fixed time of a run of a program in seconds: its submission.
     pub run_time: f64,
-    /// The part of both rates that remains while the other devices of its host work, too: less than 1 if they share cores or the
+    /// The part of these rates that remains while the other devices of its host work, too: less than 1 if they share cores or the
     /// bandwidth of memory, as CPU devices do.
     pub together: f64,
     /// Bytes that can be allocated.
@@ -47,6 +58,23 @@ pub struct DeviceSpeed {
     /// Whether it runs collective nodes. A tensor group of such devices, all of the client or all of servers with links to each
     /// other, is one program per rank. Other groups copy: each all-reduce is then a program and a message of its own.
     pub collectives: bool,
+}
+
+impl DeviceSpeed {
+    /// Seconds to compute a product of `multiply_adds` per column, without reading its weights. Up to [`FEW_COLUMNS`] and from
+    /// [`MANY_COLUMNS`] on, the rate is that measured there; between them, the time is interpolated.
+    pub(super) fn multiply_time(&self, multiply_adds: f64, columns: f64) -> f64 {
+        let [few, many] = [FEW_COLUMNS, MANY_COLUMNS].map(f64::from);
+        let per_column = if columns <= few {
+            1.0 / self.few_columns_rate
+        } else if columns >= many {
+            1.0 / self.many_columns_rate
+        } else {
+            let ends = [few / self.few_columns_rate, many / self.many_columns_rate];
+            (ends[0] + (ends[1] - ends[0]) * (columns - few) / (many - few)) / columns
+        };
+        columns * multiply_adds * per_column
+    }
 }
 
 /// A link between two hosts, or between two devices of one host.
@@ -121,7 +149,9 @@ impl Machine {
         for device in &devices {
             let [rate, time] = [|x: f64| x > 0.0, |x: f64| x >= 0.0];
             check(&device.name, "the read rate", device.read_rate, rate)?;
-            check(&device.name, "the multiply rate", device.multiply_rate, rate)?;
+            check(&device.name, "the read rate of the KV cache", device.kv_read_rate, rate)?;
+            check(&device.name, "the rate of few columns", device.few_columns_rate, rate)?;
+            check(&device.name, "the rate of many columns", device.many_columns_rate, rate)?;
             check(&device.name, "the part that remains together", device.together, |x| x > 0.0 && x <= 1.0)?;
             check(&device.name, "the time of a node", device.node_time, time)?;
             check(&device.name, "the time of a run", device.run_time, time)?;

@@ -11,8 +11,8 @@
 //!
 //! # The model of costs
 //! *Device.* A product of few columns reads its weights once, so it takes `bytes / read_rate`; one of many columns computes, so
-//! it takes `multiply-adds / multiply_rate`. The larger of both counts (roofline). Each node adds a fixed time (launch or
-//! barrier), each run of a program another one (submission).
+//! it takes `multiply-adds / rate`, with rates of 8 and of 64 columns. The larger of both counts (roofline). Attention reads the KV
+//! cache at a rate of its own. Each node adds a fixed time (launch or barrier), each run of a program another one (submission).
 //!
 //! *Pipeline.* A stage is a device or a tensor group with consecutive blocks. One step takes a group of sequences through all
 //! stages and back to the client. One group alone keeps one stage busy at a time. `g` groups take turns, so a round of all groups
@@ -31,7 +31,9 @@
 //!     name: format!("{host:?}"),
 //!     host,
 //!     read_rate,
-//!     multiply_rate: 1e12,
+//!     few_columns_rate: 5e11,
+//!     many_columns_rate: 1e12,
+//!     kv_read_rate: read_rate,
 //!     node_time: 5e-6,
 //!     run_time: 20e-6,
 //!     together: 1.0,
@@ -72,7 +74,7 @@ mod workload;
 
 pub use candidates::{Admission, Candidate, Choice, MAX_CHECKS, MIN_GAIN, Reason, choose, choose_admitted};
 pub use cost::{Prediction, predict};
-pub use machine::{DeviceSpeed, Host, Link, Machine};
+pub use machine::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, Machine};
 pub use workload::{BlockSizes, Goal, ModelSizes, Workload};
 
 use std::ops::Range;

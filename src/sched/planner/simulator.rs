@@ -111,9 +111,10 @@ impl Simulation<'_> {
                     let heads =
                         if stage.devices.len() == 1 { 1.0 } else { share.max(1.0 / self.model.kv_heads as f64) };
                     let weights = (share * read / device.read_rate)
-                        .max(share * columns * block.multiply_adds / device.multiply_rate);
+                        .max(share * columns * block.multiply_adds / multiply_rate(device, columns));
                     let scores = 2.0 * columns * positions * self.model.width as f64;
-                    let attention = (heads * kv / device.read_rate).max(share * scores / device.multiply_rate);
+                    let attention =
+                        (heads * kv / device.kv_read_rate).max(share * scores / multiply_rate(device, tokens));
                     weights + attention + f64::from(block.nodes) * device.node_time
                 });
                 if stage.devices.len() == 1 {
@@ -128,7 +129,7 @@ impl Simulation<'_> {
                 let products = rows * (self.model.width * self.model.vocabulary) as f64;
                 ops.push(Op::Compute(slowest(&|device, share| {
                     let read = share * self.model.output_bytes as f64 / device.read_rate;
-                    read.max(share * products / device.multiply_rate)
+                    read.max(share * products / multiply_rate(device, rows))
                 })));
             }
             ops.push(Op::Release(at));
@@ -270,6 +271,17 @@ impl Simulation<'_> {
             return exchange(bytes / ranks.len() as f64, pieces);
         }
         exchange(bytes, now)
+    }
+}
+
+/// Multiply-adds per second of a product with `columns` columns: 8 and 64 were measured, and the time between them is a line.
+fn multiply_rate(device: &DeviceSpeed, columns: f64) -> f64 {
+    let time_of_8 = 8.0 / device.few_columns_rate;
+    let time_of_64 = 64.0 / device.many_columns_rate;
+    match columns {
+        ..=8.0 => device.few_columns_rate,
+        64.0.. => device.many_columns_rate,
+        _ => columns / (time_of_8 + (columns - 8.0) * (time_of_64 - time_of_8) / 56.0),
     }
 }
 

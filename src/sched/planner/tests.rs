@@ -9,7 +9,9 @@ pub(super) fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64)
         name: name.to_owned(),
         host,
         read_rate,
-        multiply_rate,
+        few_columns_rate: multiply_rate,
+        many_columns_rate: multiply_rate,
+        kv_read_rate: read_rate,
         node_time,
         run_time,
         together,
@@ -79,6 +81,12 @@ fn terms_of_a_single_device_are_those_by_hand() {
         ("weights are read once", step(plain.clone(), &model(), &workload()), 1e9 / 10e9),
         // 8 columns of 2e9 multiply-adds take 0.16 s, and reading 0.1 s. Their scores are computed, too.
         ("many columns are computed", step(plain.clone(), &model(), &columns(8)), 0.16 + 8.0 * scores),
+        // 36 columns are in the middle of 8 and 64: 8 take 0.32 s and 64 take 1.28 s. Scores have one column per sequence.
+        (
+            "the time between few and many columns is interpolated",
+            step(DeviceSpeed { few_columns_rate: 50e9, ..plain.clone() }, &model(), &columns(36)),
+            0.8 + 36.0 * 2.0 * scores,
+        ),
         (
             "nodes and runs have a fixed time",
             step(
@@ -287,7 +295,9 @@ fn invalid_machines_and_workloads_are_rejected() {
     assert_eq!(made(DeviceSpeed { read_rate: 0.0, ..good() }), value("the read rate", 0.0));
     assert_eq!(made(DeviceSpeed { together: 1.5, ..good() }), value("the part that remains together", 1.5));
     assert_eq!(made(DeviceSpeed { node_time: -1.0, ..good() }), value("the time of a node", -1.0));
-    assert!(made(DeviceSpeed { multiply_rate: f64::NAN, ..good() }).is_err());
+    assert!(made(DeviceSpeed { few_columns_rate: f64::NAN, ..good() }).is_err());
+    assert!(made(DeviceSpeed { many_columns_rate: 0.0, ..good() }).is_err());
+    assert!(made(DeviceSpeed { kv_read_rate: -1.0, ..good() }).is_err());
     let unknown = PlannerError::UnknownServer { device: "a".to_owned(), server: 0, servers: 0 };
     assert_eq!(made(DeviceSpeed { host: Host::Server(0), ..good() }), Err(unknown));
     assert_eq!(Machine::new(vec![], vec![], vec![], WITHIN), Err(PlannerError::Devices(0)));
@@ -334,6 +344,9 @@ fn room_for_blocks_does_not_overflow() {
 fn scenario(seed: u64) -> (Machine, ModelSizes, Workload) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut between = |low: f64, high: f64| low * (high / low).powf(random.f64());
+    // Another generator for the rates that depend on others, so that a seed keeps its machine.
+    let mut parts = fastrand::Rng::with_seed(seed + 1000);
+    let mut part = || 0.2 * 5f64.powf(parts.f64());
     let servers = between(1.0, 4.99) as usize;
     let links: Vec<Link> = (0..servers).map(|_| link(between(2e-5, 4e-3), between(1e7, 5e9))).collect();
     let has_peers = between(1.0, 10.0) < 5.0;
@@ -342,11 +355,14 @@ fn scenario(seed: u64) -> (Machine, ModelSizes, Workload) {
     let devices = (0..count).map(|at| {
         let host = if between(1.0, 10.0) < 2.0 { Host::Client } else { Host::Server(at % servers) };
         let read_rate = between(5e9, 2e11);
+        let many_columns_rate = read_rate * between(10.0, 200.0);
         DeviceSpeed {
             name: at.to_string(),
             host,
             read_rate,
-            multiply_rate: read_rate * between(10.0, 200.0),
+            few_columns_rate: many_columns_rate * part(),
+            many_columns_rate,
+            kv_read_rate: read_rate * part(),
             node_time: between(5e-7, 1e-5),
             run_time: between(1e-5, 2e-4),
             together: 1.0,

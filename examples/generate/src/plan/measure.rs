@@ -1,13 +1,15 @@
-//! Measuring devices and links for the planner: products with weights of the model's type, small nodes, and small and large copies.
-//! Devices are measured one after another, each for about a second, and then the CPU devices of each host together.
+//! Measuring devices and links for the planner: products with weights of the model's type, whole blocks of the model's shape, and small
+//! and large copies. Devices are measured one after another, each for some seconds, and then the CPU devices of each host together.
 
+use super::sample_block::{SampleBatch, SampleBlock};
 use crate::hparams::HParams;
+use crate::model::CacheOptions;
 use anyhow::{Context, anyhow};
 use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, MemoryBudget, Program, Queue, Region};
 use fanout::graph::{Builder, Graph};
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
-use fanout::sched::planner::{DeviceSpeed, Host, Link, MAX_DEVICES, Machine, PlannerError};
+use fanout::sched::planner::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, MAX_DEVICES, Machine, PlannerError};
 use fanout::tensor::DType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +22,15 @@ const READ_BYTES: u64 = 64 << 20;
 /// read others at 0.6 of the speed.
 const ROW_MULTIPLE: usize = 256;
 
-/// Multiply-adds of a product with many columns.
-const MULTIPLY_ADDS: usize = 1 << 30;
+/// Multiply-adds of a run with many columns, about.
+const MULTIPLY_ADDS: f64 = 1e9;
 
-/// Its columns.
-const COLUMNS: usize = 64;
+/// The most blocks of a run.
+const MAX_BLOCKS: usize = 32;
 
-/// Nodes in a row, by which the time of one is measured.
-const NODES: usize = 64;
+/// Positions of the KV cache in most runs of blocks, and in the one from which the speed of reading it follows.
+const FEW_POSITIONS: usize = 64;
+const MANY_POSITIONS: usize = 512;
 
 /// How long a batch of runs takes about, the most runs of it, and the batches of which the median counts: other programs disturb single
 /// ones.
@@ -38,15 +41,23 @@ const BATCHES: usize = 5;
 /// Time limit of the runs that are submitted together.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The byte that fills weights and columns: as codes and as scales of every type a number that is neither 0 nor subnormal. Pages that
-/// were never written would share one page of zeros, which stays in the cache.
-const FILL: u8 = 0x11;
+/// The byte that fills all tensors: as codes and scales of every type, and as a float, a number that is neither 0 nor subnormal, nor
+/// very large. Pages that were never written would share one page of zeros, which stays in the cache.
+const FILL: u8 = 0x3c;
 
 /// Copies in a row between two servers.
 const PEER_COPIES: usize = 8;
 
 /// The link between devices of one host. Not measured: ranks of a group poll for each other, and copies stay in memory.
 const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
+
+/// The model of which a block is measured.
+pub(super) struct ModelShape<'a> {
+    pub(super) hparams: &'a HParams,
+    pub(super) cache: &'a CacheOptions,
+    /// Nodes of a block, as the planner counts them.
+    pub(super) nodes: u32,
+}
 
 /// Measures all devices, the links to their servers and between these. `report` gets a line for each.
 ///
@@ -55,7 +66,7 @@ const WITHIN_HOST: Link = Link { round_trip: 10e-6, bandwidth: 5e9 };
 pub(super) fn measure(
     devices: &[Arc<dyn Device>],
     weight: DType,
-    hparams: &HParams,
+    model: &ModelShape<'_>,
     report: &dyn Fn(String),
 ) -> anyhow::Result<Machine> {
     // Before the measurement, which takes seconds per device: it would be lost.
@@ -99,12 +110,15 @@ pub(super) fn measure(
             None => (Host::Client, 0.0),
         };
         let name = &device.info().name;
-        let speed = device_speed(&**device, host, round_trip, weight, hparams.width);
+        let speed = device_speed(&**device, host, round_trip, weight, model);
         let speed = speed.with_context(|| format!("measuring {name}"))?;
         report(format!(
-            "{name}: reads {:.1} GB/s of {weight}, {:.0} G multiply-adds/s; {:.1} us for a node, {:.0} us for a run",
+            "{name}: reads {:.1} GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with {FEW_COLUMNS} and \
+             {MANY_COLUMNS} columns; {:.1} us for a node, {:.0} us for a run",
             speed.read_rate / 1e9,
-            speed.multiply_rate / 1e9,
+            speed.kv_read_rate / 1e9,
+            speed.few_columns_rate / 1e9,
+            speed.many_columns_rate / 1e9,
             speed.node_time * 1e6,
             speed.run_time * 1e6
         ));
@@ -117,7 +131,7 @@ pub(super) fn measure(
         if cpus.first() != Some(&at) || cpus.len() < 2 {
             continue;
         }
-        let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, hparams.width)?;
+        let rates = rates_together(cpus.iter().map(|&cpu| &*devices[cpu]), weight, model.hparams.width)?;
         for (&cpu, rate) in cpus.iter().zip(rates) {
             speeds[cpu].together = (rate / speeds[cpu].read_rate).min(1.0);
             report(format!("{}: {:.2} of that beside the other CPU devices", speeds[cpu].name, speeds[cpu].together));
@@ -153,28 +167,37 @@ fn device_speed(
     host: Host,
     round_trip: f64,
     weight: DType,
-    width: usize,
+    model: &ModelShape<'_>,
 ) -> anyhow::Result<DeviceSpeed> {
     let (info, free) = (device.info(), device.memory()?.free);
-    let weights = Weights::for_device(device, weight, width)?;
     let mut bench = Bench::new(device)?;
-    let (one_node, latency) = bench.time_per_run(chain(width, 1)?)?;
-    let (many_nodes, _) = bench.time_per_run(chain(width, NODES)?)?;
-    let node_time = ((many_nodes - one_node) / (NODES - 1) as f64).max(0.0);
+    let (one_node, latency) = bench.time_per_run(one_node(model.hparams.width)?, 0)?;
     // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs.
-    let run_time = (latency - round_trip).max(one_node - node_time).max(0.0);
+    let run_time = (latency - round_trip).max(one_node).max(0.0);
     let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
+    let read_rate = bench.read_rate(&Weights::for_device(device, weight, model.hparams.width)?)?;
+    let rates = bench.block_rates(weight, model, read_rate)?;
     Ok(DeviceSpeed {
         name: info.name.clone(),
         host,
-        read_rate: bench.read_rate(&weights)?,
-        multiply_rate: bench.multiply_rate(&weights)?,
-        node_time,
+        read_rate,
+        few_columns_rate: rates.few_columns,
+        many_columns_rate: rates.many_columns,
+        kv_read_rate: rates.kv_read,
+        node_time: rates.node_time,
         run_time,
         together: 1.0,
         free,
         collectives,
     })
+}
+
+/// What the times of whole blocks give: rates of products with the norms, activations and attention around them.
+struct BlockRates {
+    node_time: f64,
+    kv_read: f64,
+    few_columns: f64,
+    many_columns: f64,
 }
 
 /// The weights of the products that a device runs.
@@ -183,21 +206,26 @@ struct Weights {
     /// Elements of a row, and bytes.
     k: usize,
     row_bytes: usize,
-    /// Rows of the product of one column, and of the product of many.
+    /// Rows of the product of one column.
     read_rows: usize,
-    multiply_rows: usize,
 }
 
 impl Weights {
     fn for_device(device: &dyn Device, dtype: DType, width: usize) -> anyhow::Result<Weights> {
         let k = width.next_multiple_of(dtype.block_len());
         let row_bytes = dtype.row_bytes(k).context("the width of the model is too large")?;
-        let rows = |rows: usize| (rows / ROW_MULTIPLE).max(1) * ROW_MULTIPLE;
-        let bytes = READ_BYTES.min(device.memory()?.free / 4).min(device.info().max_buffer / 2);
-        let read_rows = rows(usize::try_from(bytes).unwrap_or(usize::MAX) / row_bytes);
-        let multiply_rows = rows(MULTIPLY_ADDS / COLUMNS / k).min(read_rows);
-        Ok(Weights { dtype, k, row_bytes, read_rows, multiply_rows })
+        let read_rows = whole_panels(usize::try_from(sample_limit(device)?).unwrap_or(usize::MAX) / row_bytes);
+        Ok(Weights { dtype, k, row_bytes, read_rows })
     }
+}
+
+/// Bytes of the weights of a measurement.
+fn sample_limit(device: &dyn Device) -> anyhow::Result<u64> {
+    Ok(READ_BYTES.min(device.memory()?.free / 4).min(device.info().max_buffer / 2))
+}
+
+fn whole_panels(rows: usize) -> usize {
+    (rows / ROW_MULTIPLE).max(1) * ROW_MULTIPLE
 }
 
 /// A product of `[k, rows]` weights with `columns` columns.
@@ -209,14 +237,11 @@ fn product(weight: DType, k: usize, rows: usize, columns: usize) -> anyhow::Resu
     Ok(b.build()?)
 }
 
-/// `nodes` sums of `width` elements, each of which reads the one before it.
-fn chain(width: usize, nodes: usize) -> anyhow::Result<Graph> {
+/// A sum of `width` elements.
+fn one_node(width: usize) -> anyhow::Result<Graph> {
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [width, 1, 1, 1])?;
-    let mut sum = x;
-    for _ in 0..nodes {
-        sum = b.node(Binary::Add, &[Some(sum), Some(x)])?;
-    }
+    b.node(Binary::Add, &[Some(x), Some(x)])?;
     Ok(b.build()?)
 }
 
@@ -234,23 +259,56 @@ impl<'a> Bench<'a> {
     /// Bytes of weights per second of products of one column.
     fn read_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
         let Weights { dtype, k, row_bytes, read_rows, .. } = *weights;
-        let (time, _) = self.time_per_run(product(dtype, k, read_rows, 1)?)?;
+        let (time, _) = self.time_per_run(product(dtype, k, read_rows, 1)?, 0)?;
         Ok((read_rows * row_bytes) as f64 / time)
     }
 
-    /// Multiply-adds per second of products of many columns.
-    fn multiply_rate(&mut self, weights: &Weights) -> anyhow::Result<f64> {
-        let Weights { dtype, k, multiply_rows, .. } = *weights;
-        let (time, _) = self.time_per_run(product(dtype, k, multiply_rows, COLUMNS)?)?;
-        Ok((k * multiply_rows * COLUMNS) as f64 / time)
+    /// The times of whole blocks of the model, in terms of the planner's costs.
+    fn block_rates(&mut self, weight: DType, model: &ModelShape<'_>, read_rate: f64) -> anyhow::Result<BlockRates> {
+        let limit = sample_limit(self.device)?;
+        let block = SampleBlock::new(model.hparams, model.cache, weight, limit)?;
+        let (weight_bytes, kv_bytes) = (block.weight_bytes()? as f64, block.kv_bytes()? as f64);
+        // Half of the free memory at most, with the KV caches.
+        let bytes = weight_bytes + f64::from(FEW_COLUMNS) * MANY_POSITIONS as f64 * kv_bytes;
+        let all = ((2.0 * limit as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
+        let mut time = |blocks: usize, batch: SampleBatch| -> anyhow::Result<f64> {
+            let (graph, zeros) = block.graph(blocks, batch)?;
+            Ok(self.time_per_run(graph, zeros)?.0 / blocks as f64)
+        };
+        let batch = |sequences: u32, tokens: u32, positions: usize| SampleBatch {
+            sequences: sequences as usize,
+            tokens: tokens as usize,
+            positions,
+        };
+        let one = time(all, batch(1, 1, FEW_POSITIONS))?;
+        let few = time(all, batch(FEW_COLUMNS, 1, FEW_POSITIONS))?;
+        let far = time(all, batch(FEW_COLUMNS, 1, MANY_POSITIONS))?;
+        let products = block.multiply_adds() * f64::from(MANY_COLUMNS);
+        let many_blocks = ((MULTIPLY_ADDS / products) as usize).clamp(1, all);
+        let many = time(many_blocks, batch(1, MANY_COLUMNS, FEW_POSITIONS))?;
+        let read = |sequences: f64, positions: usize| sequences * positions as f64 * kv_bytes;
+        let sequences = f64::from(FEW_COLUMNS);
+        let more = read(sequences, MANY_POSITIONS - FEW_POSITIONS);
+        // Attention of so few positions may take no time beside the rest: then it reads as fast as products.
+        let kv_read = if far > few { (more / (far - few)).min(read_rate) } else { read_rate };
+        let fixed = (one - weight_bytes / read_rate - read(1.0, FEW_POSITIONS) / kv_read).max(0.0);
+        // What is left of the time for the products of a block: not less than a part of it, whatever the noise.
+        let rate = |columns: u32, time: f64, sequences: f64| {
+            let left = time - fixed - read(sequences, FEW_POSITIONS) / kv_read;
+            f64::from(columns) * block.multiply_adds() / left.max(time / 4.0)
+        };
+        let node_time = fixed / f64::from(model.nodes);
+        let (few_columns, many_columns) = (rate(FEW_COLUMNS, few, sequences), rate(MANY_COLUMNS, many, 1.0));
+        Ok(BlockRates { node_time, kv_read, few_columns, many_columns })
     }
 
     /// Seconds per run of a graph when runs are submitted one behind another, and seconds from the submission of a single run to its
-    /// end.
-    fn time_per_run(&mut self, graph: Graph) -> anyhow::Result<(f64, f64)> {
+    /// end. The first `zeros` bytes of its memory are 0.
+    fn time_per_run(&mut self, graph: Graph, zeros: u64) -> anyhow::Result<(f64, f64)> {
         let bytes = graph.slot_sizes().first().copied().unwrap_or(0) as u64;
         let buffer = self.device.alloc(bytes, &MemoryBudget::new(u64::MAX))?;
         self.queue.fill(buffer.whole(), FILL)?;
+        self.queue.fill(buffer.region(0, zeros)?, 0)?;
         let bindings: Arc<[Region]> = Arc::new([buffer.whole()]);
         let program = self.device.prepare(Arc::new(graph))?;
         // The first run may compile, and repacks the weights.
@@ -336,7 +394,9 @@ mod tests {
         let hparams = ToyModel::new(Arch::Llama).hparams;
         for count in [0, MAX_DEVICES + 1] {
             let devices: Vec<_> = (0..count).map(unused).collect();
-            let error = measure(&devices, DType::F32, &hparams, &|line| panic!("{line}")).unwrap_err();
+            let cache = CacheOptions { groups: 1, cells: 256, dtype: DType::F16, flash_attn: true };
+            let model = ModelShape { hparams: &hparams, cache: &cache, nodes: 1 };
+            let error = measure(&devices, DType::F32, &model, &|line| panic!("{line}")).unwrap_err();
             assert_eq!(error.downcast_ref(), Some(&PlannerError::Devices(count)));
         }
     }

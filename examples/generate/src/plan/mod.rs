@@ -3,6 +3,7 @@
 mod admission;
 mod command;
 mod measure;
+mod sample_block;
 mod sizes;
 mod table;
 
@@ -83,7 +84,9 @@ impl Plan {
                 console::message(line);
             }
         };
-        let machine = measure::measure(&devices, weight_type, hparams, &report)?;
+        let nodes = sizes.blocks.first().map_or(1, |block| block.nodes);
+        let shape = measure::ModelShape { hparams, cache: &cache, nodes };
+        let machine = measure::measure(&devices, weight_type, &shape, &report)?;
         let inputs = PlanInputs { args, file, gguf, hparams, prompt, devices: &devices };
         let AdmittedPlacement { choice, args: chosen, kept, notes: admission } =
             inputs.choose(&machine, &sizes, &workload)?;

@@ -19,7 +19,9 @@ impl Plan {
             "devices": self.machine.devices().iter().map(|device| json!({
                 "name": device.name,
                 "read_bytes_s": device.read_rate,
-                "multiply_adds_s": device.multiply_rate,
+                "few_columns_multiply_adds_s": device.few_columns_rate,
+                "many_columns_multiply_adds_s": device.many_columns_rate,
+                "kv_read_bytes_s": device.kv_read_rate,
                 "rates_together": device.together,
                 "node_s": device.node_time,
                 "run_s": device.run_time,
