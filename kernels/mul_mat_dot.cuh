@@ -103,7 +103,7 @@ __device__ __forceinline__ void quant_sums(const Matrices &of, u32 log2_lanes, u
     static_assert(UNITS <= (T::LEN > 32 ? 32 : 4), "the fewest lanes of src/cuda/ops/mul_mat.rs do not cover a block");
     // A step covers whole blocks, so that a lane's unit within its block is constant.
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), blocks = of.k / T::LEN;
-    const Unit unit = {(int)(lane % UNITS), log2_lanes >> 3};
+    const Unit unit = {(int)(lane % UNITS), (log2_lanes + lane) >> 16};
     Cursor rows(of, first_row(log2_lanes, block_of_rows), lane / UNITS);
     // Eight addresses would cost registers that are then spilled.
     u32 distances[N];

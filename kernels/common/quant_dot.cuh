@@ -85,7 +85,8 @@ struct ColumnBlock {
 };
 
 // Number of a unit in its block, the same in all steps of a lane. `zero` is 0, which the compiler does not know: a constant plus
-// `zero` stays in a register, where each use of the constant itself might load it again.
+// `zero` stays in a register, where each use of the constant itself might load it again. It differs between lanes, as far as the
+// compiler knows: a uniform register would be copied to another one for each use, since an instruction reads only one of them.
 struct Unit {
     int number;
     unsigned zero;
