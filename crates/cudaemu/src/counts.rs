@@ -138,6 +138,8 @@ pub struct DriverCounts {
     pub hung_launches: u64,
     /// Devices whose primary context is retained now.
     pub primary_contexts: u64,
+    /// Kernels that graphs have launched through a programmatic edge.
+    pub programmatic_launches: u64,
 }
 
 /// Sums over all launches and copies since the driver started.
@@ -157,7 +159,7 @@ impl Totals {
     }
 
     /// `{"host_device_bytes": …, "kernels": {"name": {…}}, "calls": {"name": …}, "alloc_syncs": …, "compilations": …,
-    /// "hung_launches": …, "primary_contexts": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
+    /// "hung_launches": …, "primary_contexts": …, "programmatic_launches": …, "host_waits": …, "simulated_busy_us": [device 0, …], "simulated_us": …}`.
     /// `simulated_us` is the makespan.
     pub fn json(
         &self,
@@ -177,12 +179,13 @@ impl Totals {
         let _ = write!(
             text,
             "\n}}, \"calls\": {{{}}}, \"alloc_syncs\": {}, \"compilations\": {}, \"hung_launches\": {}, \"primary_contexts\": {}, \
-             \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
+             \"programmatic_launches\": {}, \"host_waits\": {}, \"simulated_busy_us\": [{}], \"simulated_us\": {}}}",
             calls.join(", "),
             driver.alloc_syncs,
             driver.compilations,
             driver.hung_launches,
             driver.primary_contexts,
+            driver.programmatic_launches,
             simulated.host_waits,
             busy.join(", "),
             micros(simulated.makespan)

@@ -133,6 +133,11 @@ impl Emulator {
         self.driver_count("hung_launches")
     }
 
+    /// Number of kernels since the start that graphs have launched through a programmatic edge.
+    pub fn programmatic_launches(&self) -> u64 {
+        self.driver_count("programmatic_launches")
+    }
+
     /// Ends all launches that hang, with CUDA_ERROR_LAUNCH_TIMEOUT for their contexts: calls that wait for them return. From
     /// then on, no launch hangs.
     pub fn end_hung_launches(&self) {

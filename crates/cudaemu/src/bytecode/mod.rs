@@ -71,6 +71,8 @@ pub struct Function {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid` was given: a launch must use exactly these block extents.
     pub required_threads: bool,
+    /// It, or a function that it may reach, has a `griddepcontrol.wait`.
+    pub waits_for_grids: bool,
     /// Registers per thread in `CU_FUNC_ATTRIBUTE_NUM_REGS`: the maximum of 32-bit registers live at once, which is a lower
     /// bound of ptxas's number. See the decoder's `liveness`.
     pub reported_registers: u32,

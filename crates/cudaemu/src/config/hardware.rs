@@ -18,6 +18,8 @@ pub struct HardwareModel {
     pub deadlock_ms: u64,
     /// Whether devices have memory pools.
     pub pools: bool,
+    /// Whether edges of graphs may be programmatic.
+    pub programmatic_edges: bool,
     /// Pairs of devices between which copies with peer access write wrong bytes, in both directions.
     pub corrupt: Vec<(usize, usize)>,
 }
@@ -31,6 +33,7 @@ impl Default for HardwareModel {
             connections: None,
             deadlock_ms: 1000,
             pools: true,
+            programmatic_edges: true,
             corrupt: Vec::new(),
         }
     }

@@ -153,6 +153,14 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "CUDAEMU_PROGRAMMATIC_EDGES",
+        help: "whether edges of graphs may be programmatic: on, or off (such edges are refused as not supported) (on)",
+        read: |raw, text| {
+            raw.hardware.programmatic_edges = choice(text, &[("off", false), ("on", true)])?;
+            Ok(())
+        },
+    },
+    Setting {
         name: "CUDAEMU_POISON",
         help: "whether a fault makes its device unusable for the rest of the process: on or off (off)",
         read: |raw, text| {

@@ -279,6 +279,7 @@ impl FunctionDecoder<'_, '_> {
             return Err(self.no_instruction(opcode, line));
         };
         let guard = self.guard(instruction)?;
+        self.body.waits_for_grids |= opcode == "griddepcontrol.wait";
         match &row.decode {
             Decode::Plain(_) => self.plain(instruction, guard, candidates),
             Decode::Move(value) => self.mov(instruction, guard, index, *value),

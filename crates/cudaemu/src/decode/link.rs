@@ -55,6 +55,7 @@ pub(super) fn link(
     let live: Vec<u32> = bodies.iter().map(liveness::max_live_registers).collect();
     let mut constants: Vec<Vec<(Slot, Constant)>> = Vec::with_capacity(bodies.len());
     let aligns: Vec<u32> = bodies.iter().map(|body| body.dynamic_align).collect();
+    let waits: Vec<bool> = bodies.iter().map(|body| body.waits_for_grids).collect();
 
     for (index, (body, source)) in bodies.into_iter().zip(functions).enumerate() {
         let placed = FunctionPlacement { base: registers.base[index], line: source.line };
@@ -109,6 +110,7 @@ pub(super) fn link(
             address_taken: !source.entry && module.address_taken.contains(&(index as u32)),
             max_threads: source.max_threads,
             required_threads: source.required_threads,
+            waits_for_grids: with_reached().any(|function| waits[function]),
             reported_registers: registers_to_report(source, with_reached().map(|function| live[function]).max()),
         });
     }

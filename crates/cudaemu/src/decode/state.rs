@@ -76,4 +76,6 @@ pub(super) struct UnlinkedFunction {
     pub(super) returns: Vec<Param>,
     pub(super) param_bytes: u32,
     pub(super) frame_bytes: u32,
+    /// Whether it has a `griddepcontrol.wait`.
+    pub(super) waits_for_grids: bool,
 }

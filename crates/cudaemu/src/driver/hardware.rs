@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Driver, DriverState, StateGuard};
+use crate::bytecode::Function;
 use crate::console;
 use crate::engine::{KernelLaunch, OpOutcome, StreamOp, StreamPoint};
 use crate::error::{Error, Result};
@@ -26,6 +27,8 @@ pub struct HardwareState {
     pub alloc_syncs: u64,
     /// Number of compilations of a module or library.
     pub compilations: u64,
+    /// Number of kernels that graphs have launched through a programmatic edge.
+    pub programmatic_launches: u64,
 }
 
 /// A launch that has started and never ends.
@@ -50,6 +53,21 @@ impl HardwareState {
     /// An operation was executed.
     pub(super) fn note_progress(&mut self) {
         self.deadlocked_since = None;
+    }
+}
+
+impl DriverState {
+    /// Counts a kernel launched through a programmatic edge, and reports it if it cannot wait. On a GPU such a kernel runs beside
+    /// the one before; here it runs after it, so that a race would never show.
+    pub(super) fn note_programmatic_launch(&mut self, kernel: &Function) {
+        self.hardware.programmatic_launches += 1;
+        if !kernel.waits_for_grids {
+            let name = &kernel.name;
+            self.report(format!(
+                "kernel {name} has a programmatic dependency in a graph, but no griddepcontrol.wait: it may run before the kernel \
+                 that it depends on has ended"
+            ));
+        }
     }
 }
 

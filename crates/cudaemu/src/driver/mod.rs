@@ -379,6 +379,7 @@ impl Driver {
             compilations: state.hardware.compilations,
             hung_launches: state.hardware.hung_launches() as u64,
             primary_contexts: state.devices.iter().filter(|device| device.primary.is_some()).count() as u64,
+            programmatic_launches: state.hardware.programmatic_launches,
         };
         state.counts.json(&counts::call_counts(), &driver, &state.streams.time.totals(self.config.devices.len()))
     }

@@ -27,7 +27,7 @@ pub use capture::{Capture, CaptureMode, Captures, EndedCapture, EventWait};
 pub use connections::ConnectionDeadlock;
 pub use event::Event;
 pub use execute::{OpExecutor, OpOutcome};
-pub use graph::{Edge, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};
+pub use graph::{Edge, EdgeData, ExecPlan, Graph, Payload, PlanStep, UpdateMismatch};
 pub use idle_runner::{IdleRunner, StepProgress};
 pub use schedule_rng::ScheduleRng;
 pub use simulated_time::{EntryId, OpCost, Picos, Timeline};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::ffi_guard::{In, InOut, Opaque, Out, Text, api, with_state};
 use crate::driver::driver;
 use crate::driver::graph::Graphs;
-use crate::engine::{Edge, HostCall};
+use crate::engine::{Edge, EdgeData, HostCall};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId, UserObjectId};
 
@@ -53,7 +53,7 @@ api! {
         edges(graph, from, to, Out::new(0), count)
     }
 
-    fn cuGraphGetEdges_v2(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+    fn cuGraphGetEdges_v2(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) {
         edges(graph, from, to, data, count)
     }
 
@@ -61,7 +61,7 @@ api! {
         dependencies(node, nodes, Out::new(0), count)
     }
 
-    fn cuGraphNodeGetDependencies_v2(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+    fn cuGraphNodeGetDependencies_v2(node: NodeId, nodes: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) {
         dependencies(node, nodes, data, count)
     }
 
@@ -69,7 +69,7 @@ api! {
         dependents(node, nodes, Out::new(0), count)
     }
 
-    fn cuGraphNodeGetDependentNodes_v2(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) {
+    fn cuGraphNodeGetDependentNodes_v2(node: NodeId, nodes: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) {
         dependents(node, nodes, data, count)
     }
 
@@ -77,7 +77,7 @@ api! {
         change(graph, from, to, In::null(), count, Graphs::connect)
     }
 
-    fn cuGraphAddDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<u64>, count: usize) {
+    fn cuGraphAddDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<EdgeData>, count: usize) {
         change(graph, from, to, data, count, Graphs::connect)
     }
 
@@ -85,7 +85,7 @@ api! {
         change(graph, from, to, In::null(), count, Graphs::disconnect)
     }
 
-    fn cuGraphRemoveDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<u64>, count: usize) {
+    fn cuGraphRemoveDependencies_v2(graph: GraphId, from: In<NodeId>, to: In<NodeId>, data: In<EdgeData>, count: usize) {
         change(graph, from, to, data, count, Graphs::disconnect)
     }
 
@@ -177,53 +177,75 @@ fn list(found: Vec<NodeId>, place: Out<NodeId>, count: InOut<usize>) -> Result<(
     Ok(())
 }
 
-/// Writes edge data of zeros: every dependency is a full one.
-fn plain(data: Out<u64>, count: usize) {
-    (0..count).for_each(|index| data.set_at(index, 0));
+/// Returns the data of edges, of which an array of nodes was given if `is_given`. A query without a place for data fails if there is
+/// any: its caller would take every dependency for a full one.
+fn edge_data(found: &[EdgeData], place: Out<EdgeData>, is_given: bool, room: usize) -> Result<()> {
+    if place.is_given() {
+        let rest = std::iter::repeat_n(EdgeData::default(), room.saturating_sub(found.len()));
+        let written = if is_given { room } else { 0 };
+        found.iter().copied().chain(rest).take(written).enumerate().for_each(|(at, data)| place.set_at(at, data));
+        return Ok(());
+    }
+    let is_lossy = is_given && found.iter().any(|&data| data != EdgeData::default());
+    if is_lossy { Err(Error::LossyQuery) } else { Ok(()) }
 }
 
-fn edges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
+fn edges(graph: GraphId, from: Out<NodeId>, to: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) -> Result<()> {
     if from.is_given() != to.is_given() {
         return Err(Error::InvalidValue);
     }
-    let found = with_state(|_, state| Ok(state.graphs.get(graph)?.edges()))?;
+    let (found, data_found): (Vec<Edge>, Vec<EdgeData>) = with_state(|_, state| {
+        let graph = state.graphs.get(graph)?;
+        Ok(graph.edges().into_iter().map(|edge| (edge, graph.edge_data(edge))).unzip())
+    })?;
     let (sources, targets): (Vec<NodeId>, Vec<NodeId>) = found.into_iter().unzip();
     let room = count.at(0)?;
+    edge_data(&data_found, data, from.is_given(), room)?;
     list(sources, from, count)?;
     if from.is_given() {
-        plain(data, count.at(0)?);
         count.set_at(0, room);
     }
     list(targets, to, count)
 }
 
-fn dependencies(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
-    let found = with_state(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependencies(node))?;
-    list(found, nodes, count)?;
-    plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
-    Ok(())
+fn dependencies(node: NodeId, nodes: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) -> Result<()> {
+    let (found, data_found): (Vec<NodeId>, Vec<EdgeData>) = with_state(|_, state| {
+        let graph = state.graphs.get(state.graphs.graph_of(node)?)?;
+        Ok(graph.dependencies(node)?.into_iter().map(|before| (before, graph.edge_data((before, node)))).unzip())
+    })?;
+    edge_data(&data_found, data, nodes.is_given(), count.at(0)?)?;
+    list(found, nodes, count)
 }
 
-fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<u64>, count: InOut<usize>) -> Result<()> {
-    let found = with_state(|_, state| state.graphs.get(state.graphs.graph_of(node)?)?.dependents(node))?;
-    list(found, nodes, count)?;
-    plain(data, if nodes.is_given() { count.at(0)? } else { 0 });
-    Ok(())
+fn dependents(node: NodeId, nodes: Out<NodeId>, data: Out<EdgeData>, count: InOut<usize>) -> Result<()> {
+    let (found, data_found): (Vec<NodeId>, Vec<EdgeData>) = with_state(|_, state| {
+        let graph = state.graphs.get(state.graphs.graph_of(node)?)?;
+        Ok(graph.dependents(node)?.into_iter().map(|after| (after, graph.edge_data((node, after)))).unzip())
+    })?;
+    edge_data(&data_found, data, nodes.is_given(), count.at(0)?)?;
+    list(found, nodes, count)
 }
 
-/// Adds or removes edges. Edge data may weaken a dependency to a part of a node; waiting for the whole node is correct then
-/// too.
+/// [`Graphs::connect`] or [`Graphs::disconnect`].
+type ChangeEdges = fn(&mut Graphs, GraphId, &[(Edge, EdgeData)]) -> Result<()>;
+
+/// Adds or removes edges. A programmatic edge keeps its data, but orders its nodes as any other.
 fn change(
     graph: GraphId,
     from: In<NodeId>,
     to: In<NodeId>,
-    data: In<u64>,
+    data: In<EdgeData>,
     count: usize,
-    change: fn(&mut Graphs, GraphId, &[Edge]) -> Result<()>,
+    change: ChangeEdges,
 ) -> Result<()> {
-    let edges: Vec<Edge> = from.read_array(count)?.into_iter().zip(to.read_array(count)?).collect();
-    if data.is_given() {
-        data.read_array(count)?;
-    }
-    with_state(|_, state| change(&mut state.graphs, graph, &edges))
+    let edges = from.read_array(count)?.into_iter().zip(to.read_array(count)?);
+    let data = if data.is_given() { data.read_array(count)? } else { vec![EdgeData::default(); count] };
+    let edges: Vec<_> = edges.zip(data).collect();
+    with_state(|driver, state| {
+        let refused = !driver.config.hardware.programmatic_edges;
+        if refused && edges.iter().any(|(_, data)| data.is_programmatic()) {
+            return Err(Error::NotSupported);
+        }
+        change(&mut state.graphs, graph, &edges)
+    })
 }

@@ -10,6 +10,7 @@ use crate::abi::memcpy::Copy3D;
 use crate::driver::driver;
 use crate::driver::graph::GraphNode;
 use crate::driver::{Driver, StateGuard};
+use crate::engine::EdgeData;
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, EventId, GraphId, NodeId};
 
@@ -88,18 +89,18 @@ api! {
     }
 
     fn cuGraphAddNode(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) {
-        any(node, graph, after, count, params)
+        any(node, graph, after, In::null(), count, params)
     }
 
     fn cuGraphAddNode_v2(
         node: Out<NodeId>,
         graph: GraphId,
         after: In<NodeId>,
-        _edges: In<u64>,
+        data: In<EdgeData>,
         count: usize,
         params: Params,
     ) {
-        any(node, graph, after, count, params)
+        any(node, graph, after, data, count, params)
     }
 
     fn cuGraphNodeGetType(node: NodeId, kind: Out<c_uint>) {
@@ -153,8 +154,19 @@ fn add(
     })
 }
 
-/// Creates a node of the kind that the parameters name.
-fn any(node: Out<NodeId>, graph: GraphId, after: In<NodeId>, count: usize, params: Params) -> Result<()> {
+/// Creates a node of the kind that the parameters name. Its edges are full dependencies: data other than zeros, which few programs
+/// give here, is refused.
+fn any(
+    node: Out<NodeId>,
+    graph: GraphId,
+    after: In<NodeId>,
+    data: In<EdgeData>,
+    count: usize,
+    params: Params,
+) -> Result<()> {
+    if data.is_given() && data.read_array(count)?.iter().any(|&data| data != EdgeData::default()) {
+        return Err(Error::NotSupported);
+    }
     if let Some(child) = params.child()? {
         let after = after.read_array(count)?;
         node.check_not_null()?;

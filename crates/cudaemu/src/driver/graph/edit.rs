@@ -1,7 +1,7 @@
 //! Creation and editing of graphs.
 
 use super::{DeferredRelease, GraphEntry, GraphNode, Graphs};
-use crate::engine::{Edge, Graph};
+use crate::engine::{Edge, EdgeData, Graph};
 use crate::error::{Error, Result};
 use crate::handle::{GraphId, NodeId};
 
@@ -133,13 +133,24 @@ impl Graphs {
     }
 
     /// `cuGraphAddDependencies`
-    pub fn connect(&mut self, graph: GraphId, edges: &[Edge]) -> Result<()> {
-        self.graphs.get_mut(graph)?.graph.connect(edges)
+    pub fn connect(&mut self, graph: GraphId, edges: &[(Edge, EdgeData)]) -> Result<()> {
+        let graph = &mut self.graphs.get_mut(graph)?.graph;
+        let is_kernel = |node| graph.payload(node).is_ok_and(|node| matches!(node, GraphNode::Kernel(_)));
+        if !edges.iter().all(|&((from, to), data)| data.is_valid(is_kernel(from) && is_kernel(to))) {
+            return Err(Error::InvalidValue);
+        }
+        graph.connect(&edges.iter().map(|&(edge, _)| edge).collect::<Vec<_>>())?;
+        edges.iter().for_each(|&(edge, data)| graph.set_edge_data(edge, data));
+        Ok(())
     }
 
     /// `cuGraphRemoveDependencies`
-    pub fn disconnect(&mut self, graph: GraphId, edges: &[Edge]) -> Result<()> {
-        self.graphs.get_mut(graph)?.graph.disconnect(edges)
+    pub fn disconnect(&mut self, graph: GraphId, edges: &[(Edge, EdgeData)]) -> Result<()> {
+        let graph = &mut self.graphs.get_mut(graph)?.graph;
+        if !edges.iter().all(|&(edge, data)| graph.edge_data(edge) == data) {
+            return Err(Error::InvalidValue);
+        }
+        graph.disconnect(&edges.iter().map(|&(edge, _)| edge).collect::<Vec<_>>())
     }
 
     /// Replaces a node's operation by one of the same kind.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{DeferredRelease, GraphExec, GraphNode, Graphs, NodeUpdateError};
 use crate::driver::{Driver, DriverState, StateGuard};
-use crate::engine::{ExecPlan, PlanStep, StreamOp, StreamPoint, UpdateMismatch};
+use crate::engine::{EdgeData, ExecPlan, PlanStep, StreamOp, StreamPoint, UpdateMismatch};
 use crate::error::{Error, Result};
 use crate::handle::{ContextId, GraphExecId, GraphId, NodeId, StreamId};
 
@@ -129,7 +129,13 @@ impl Graphs {
         for step in plan.steps() {
             let after: Vec<NodeId> = step.after.iter().map(|&step| nodes[step]).collect();
             let payload = step.payload.clone().filter(|_| step.enabled).unwrap_or(GraphNode::Empty);
-            nodes.push(self.add(graph, &after, payload)?);
+            let node = self.add(graph, &after, payload)?;
+            if step.programmatic {
+                let data = EdgeData { from_port: 1, kind: 1, ..EdgeData::default() };
+                let graph = &mut self.graphs.get_mut(graph)?.graph;
+                after.iter().for_each(|&before| graph.set_edge_data((before, node), data));
+            }
+            nodes.push(node);
         }
         Ok(graph)
     }
@@ -262,6 +268,9 @@ impl Driver {
                 let owner = state.contexts.get_mut(own)?;
                 launch.launch.id = owner.launches;
                 owner.launches += 1;
+                if step.programmatic {
+                    state.note_programmatic_launch(launch.launch.kernel());
+                }
             }
             let cost = self.cost(state, own, &work);
             let work = self.apply_hardware_model(state, work);

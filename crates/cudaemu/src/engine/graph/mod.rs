@@ -33,14 +33,44 @@ struct Node<P> {
 #[derive(Clone, Debug)]
 pub struct Graph<P> {
     nodes: BTreeMap<NodeId, Node<P>>,
+    /// The data of edges whose data is not zero.
+    data: BTreeMap<Edge, EdgeData>,
 }
 
 /// (node, dependent node).
 pub type Edge = (NodeId, NodeId);
 
+/// `CUgraphEdgeData`. All zeros: the dependent node starts when the node has ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EdgeData {
+    /// What of the node the edge waits for: 1 until all blocks of a kernel have allowed dependents to start, 2 until they have
+    /// started.
+    pub from_port: u8,
+    /// The part of the dependent node that waits; 0, the whole node, is the only one.
+    pub to_port: u8,
+    /// `CUgraphDependencyType`: 0, or 1 for a programmatic edge, whose dependent kernel waits by `griddepcontrol.wait`.
+    pub kind: u8,
+    /// Zeros.
+    pub reserved: [u8; 5],
+}
+
+impl EdgeData {
+    /// Whether the dependent kernel may start before the node has ended.
+    pub fn is_programmatic(self) -> bool {
+        self.kind == 1
+    }
+
+    /// Whether the driver accepts it between two kernels, or else between any nodes.
+    pub fn is_valid(self, between_kernels: bool) -> bool {
+        let programmatic = |port| Self { from_port: port, kind: 1, ..Self::default() };
+        self == Self::default() || between_kernels && [1, 2].map(programmatic).contains(&self)
+    }
+}
+
 impl<P> Default for Graph<P> {
     fn default() -> Self {
-        Self { nodes: BTreeMap::new() }
+        Self { nodes: BTreeMap::new(), data: BTreeMap::new() }
     }
 }
 
@@ -68,6 +98,7 @@ impl<P> Graph<P> {
             node.after.remove(&id);
             node.before.remove(&id);
         }
+        self.data.retain(|&(from, to), _| from != id && to != id);
         Ok(gone.payload)
     }
 
@@ -107,12 +138,26 @@ impl<P> Graph<P> {
     }
 
     fn cut(&mut self, from: NodeId, to: NodeId) {
+        self.data.remove(&(from, to));
         if let Some(node) = self.nodes.get_mut(&from) {
             node.before.remove(&to);
         }
         if let Some(node) = self.nodes.get_mut(&to) {
             node.after.remove(&from);
         }
+    }
+
+    /// Sets the data of an edge, which exists.
+    pub fn set_edge_data(&mut self, edge: Edge, data: EdgeData) {
+        match data == EdgeData::default() {
+            true => self.data.remove(&edge),
+            false => self.data.insert(edge, data),
+        };
+    }
+
+    /// The data of an edge.
+    pub fn edge_data(&self, edge: Edge) -> EdgeData {
+        self.data.get(&edge).copied().unwrap_or_default()
     }
 
     fn node(&self, id: NodeId) -> Result<&Node<P>> {
@@ -209,6 +254,8 @@ impl<P> Graph<P> {
                 Node { payload: node.payload.clone(), after: renamed(&node.after), before: renamed(&node.before) };
             Some((*names.get(id)?, copy))
         });
-        (Self { nodes: nodes.collect() }, names)
+        let data =
+            self.data.iter().filter_map(|((from, to), &data)| Some(((*names.get(from)?, *names.get(to)?), data)));
+        (Self { nodes: nodes.collect(), data: data.collect() }, names)
     }
 }

@@ -21,6 +21,9 @@ pub struct PlanStep<P> {
     pub after: Vec<usize>,
     /// A disabled step does nothing, but keeps its dependencies.
     pub enabled: bool,
+    /// Whether an edge to its node is programmatic: the kernel itself waits for the node before. The step nevertheless runs after
+    /// that node has ended, which is one of the orders that such an edge allows.
+    pub programmatic: bool,
 }
 
 /// A snapshot of a graph as a list of steps in topological order.
@@ -75,6 +78,8 @@ impl<P: Payload> ExecPlan<P> {
             };
             let payload = graph.payload(id)?;
             let begin = self.push(id, payload.child().is_none().then(|| payload.clone()), waits);
+            self.steps[begin].programmatic =
+                dependencies.iter().any(|&before| graph.edge_data((before, id)).is_programmatic());
             self.index.insert(id, begin);
             let end = match payload.child() {
                 None => begin,
@@ -96,7 +101,7 @@ impl<P: Payload> ExecPlan<P> {
     }
 
     fn push(&mut self, node: NodeId, payload: Option<P>, after: Vec<usize>) -> usize {
-        self.steps.push(PlanStep { node, payload, after, enabled: true });
+        self.steps.push(PlanStep { node, payload, after, enabled: true, programmatic: false });
         self.steps.len() - 1
     }
 
@@ -148,7 +153,8 @@ impl<P: Payload> ExecPlan<P> {
         for (mine, its) in old.iter().zip(&new.steps) {
             // A dependency before the range is the child graph's begin step, which a plan of the child alone does not have.
             let inside = mine.after.iter().filter_map(|&step| step.checked_sub(first));
-            if !inside.eq(its.after.iter().copied()) || mine.payload.is_none() != its.payload.is_none() {
+            let same = mine.programmatic == its.programmatic && mine.payload.is_none() == its.payload.is_none();
+            if !same || !inside.eq(its.after.iter().copied()) {
                 return Err(UpdateMismatch::Topology(Some(its.node)));
             }
             if let (Some(old), Some(new)) = (&mine.payload, &its.payload) {

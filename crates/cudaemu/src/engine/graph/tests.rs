@@ -57,6 +57,27 @@ fn roots_order_and_edges_follow_the_dependencies() {
 }
 
 #[test]
+fn the_data_of_an_edge_lives_as_long_as_the_edge() {
+    let data = EdgeData { from_port: 1, kind: 1, ..EdgeData::default() };
+    let [ab, bc] = [(97, 98), (98, 99)].map(|(from, to)| (node(from), node(to)));
+    let mut graph = graph("a b<a c<b");
+    graph.set_edge_data(ab, data);
+    graph.set_edge_data(bc, data);
+    let mut next = 200;
+    let (copy, names) = graph.copy(|| {
+        next += 1;
+        node(next)
+    });
+    assert_eq!(copy.edge_data((names[&ab.0], names[&ab.1])), data);
+    let plan = ExecPlan::new(&graph, &|_| None).unwrap();
+    assert_eq!(plan.steps().iter().map(|step| step.programmatic).collect::<Vec<_>>(), [false, true, true]);
+    graph.disconnect(&[ab]).unwrap();
+    graph.connect(&[ab]).unwrap();
+    graph.remove(node(99)).unwrap();
+    assert_eq!([ab, bc].map(|edge| graph.edge_data(edge)), [EdgeData::default(); 2]);
+}
+
+#[test]
 fn rejected_edges_change_nothing() {
     let (a, b, c, d) = (node(97), node(98), node(99), node(100));
     let fresh = || graph("a b<a c<b d");

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "launches and the raw functions are unsafe")]
 
 mod order;
+mod programmatic;
 mod support;
 mod time;
 mod time_by_bytes;
