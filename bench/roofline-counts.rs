@@ -2,7 +2,7 @@
 //! it launched, as JSON. scripts/roofline.py joins them with the machine code of the same kernels.
 
 use clap::Parser;
-use fanout::cuda::{self, CudaDevice};
+use fanout::cuda::{self, CudaDevice, CudaOptions};
 use fanout::device::{Device, MemoryBudget};
 use fanout_bench::cases::{self, Case, fill};
 use fanout_bench::timing::{TIMEOUT, finish};
@@ -39,7 +39,9 @@ fn count(args: &Args) -> Outcome<Value> {
     let gpus = cuda::detect()?;
     let gpu = gpus.first().ok_or("no GPU was detected")?;
     kernels()?; // fails if the driver is not the emulator
-    let device = CudaDevice::new("CUDA0", gpu, gpu.memory)?;
+    // scripts/roofline.py joins the counts with the machine code of the committed PTX, so the device must run that text unchanged.
+    let options = CudaOptions { programmatic_launch: false, ..CudaOptions::default() };
+    let device = CudaDevice::with_options("CUDA0", gpu, |_| gpu.memory, options)?;
     let mut all = Map::new();
     for case in cases::canonical() {
         let name = case.name().trim().to_owned();

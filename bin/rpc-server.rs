@@ -244,6 +244,11 @@ struct Args {
     #[arg(long)]
     launch_check: bool,
 
+    /// Launches each kernel of a CUDA graph after the one before has ended, also on GPUs that can launch it earlier (compute
+    /// capability 9.0 and later). Results are the same; to find out whether this is at fault for a failure.
+    #[arg(long)]
+    no_programmatic_launch: bool,
+
     /// Server with which this server may exchange tensors directly, at the request of a client of both: copies, tensor groups,
     /// and the collectives of protocol 8.0. HOST or a network such as 10.0.0.0/24, with :PORT if the other server's is not
     /// 50052, or :* for any port; may be given several times. Collectives may use the port 1000 above it, too. Clients must
@@ -485,5 +490,6 @@ mod tests {
         assert_eq!(args.cache_size, CacheConfig::DEFAULT_BYTES);
         let devices = fanout::registry::Options::default();
         assert_eq!((args.device_timeout, args.launch_check), (devices.device_timeout, devices.launch_check));
+        assert_eq!(!args.no_programmatic_launch, devices.programmatic_launch);
     }
 }

@@ -52,6 +52,7 @@ pub(crate) fn run(mut args: Args, role: Role) -> ExitCode {
         .with_memory(args.mem.clone())
         .with_device_timeout(args.device_timeout)
         .with_launch_check(args.launch_check)
+        .with_programmatic_launch(!args.no_programmatic_launch)
         .with_precompile(true)
         .with_host_memory(host_memory);
     let config = match configuration_with_files(&args) {

@@ -11,6 +11,7 @@ use super::modules::Modules;
 use super::peer::Peers;
 use super::pinned::{PinnedArena, PinnedBlock};
 use super::precompile::Precompiler;
+use super::programmatic::ProgrammaticLaunch;
 use super::turns::{GpuTurns, StreamStatus};
 use crate::device::{DeviceError, MemoryBudget, QueueThreads, Reservation, Timeline, TimelinePoint};
 use cudarc::driver::{CudaContext, DriverError, result};
@@ -138,6 +139,8 @@ pub(super) struct DeviceContext {
     pub(super) gpu: Gpu,
     pub(super) options: CudaOptions,
     pub(super) modules: Modules,
+    /// Whether kernels of graphs are launched while the ones before still run.
+    pub(super) programmatic: ProgrammaticLaunch,
     pub(super) precompiler: Precompiler,
     /// Memory budget of all buffers and queues of the device.
     pub(super) budget: Arc<MemoryBudget>,
@@ -227,6 +230,7 @@ impl DeviceContext {
             gpu: gpu.clone(),
             options,
             modules: Modules::default(),
+            programmatic: ProgrammaticLaunch::new(gpu, &options),
             precompiler: Precompiler::default(),
             budget: MemoryBudget::new(limit(free)),
             event_pool: Mutex::default(),

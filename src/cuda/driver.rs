@@ -21,6 +21,35 @@ const LEAST_CAPABILITY: u32 = 75;
 const LEAST_BANDWIDTH: u64 = 128_000_000_000;
 const LEAST_CLOCK_HZ: u64 = 1_000_000_000;
 
+/// First driver whose graphs have edges with data: CUDA 12.3.
+const EDGE_DATA_DRIVER: u32 = 12030;
+
+/// `CUgraphEdgeData`, which says what of a node an edge of a graph waits for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct EdgeData {
+    from_port: u8,
+    to_port: u8,
+    kind: u8,
+    reserved: [u8; 5],
+}
+
+impl EdgeData {
+    /// Between two kernels: the second one may be launched once all blocks of the first one have executed
+    /// `griddepcontrol.launch_dependents` or ended (CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC), and waits for its end by itself
+    /// (CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC).
+    pub(super) const PROGRAMMATIC: EdgeData = EdgeData { from_port: 1, to_port: 0, kind: 1, reserved: [0; 5] };
+}
+
+/// `cuGraphAddDependencies_v2`: graph, first nodes, second nodes, data, number of edges.
+pub(super) type AddDependencies = unsafe extern "C" fn(
+    sys::CUgraph,
+    *const sys::CUgraphNode,
+    *const sys::CUgraphNode,
+    *const EdgeData,
+    usize,
+) -> sys::CUresult;
+
 /// Fixed properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
@@ -172,6 +201,18 @@ impl Gpu {
             self.capability % 10
         ))
     }
+}
+
+/// The driver's function that adds edges with data to a graph; `None` if the driver has none.
+///
+/// It is found by name, because the bindings of CUDA 12.0, the oldest supported driver, do not have it. CUDA 13 has no
+/// `cuGraphAddDependencies` without edge data, and its header gives this function that name; the library's symbol is still `_v2`.
+pub(super) fn edge_data_function(gpu: &Gpu) -> Option<AddDependencies> {
+    if gpu.driver < EDGE_DATA_DRIVER {
+        return None;
+    }
+    // SAFETY: `detect` has loaded the library before it made a `Gpu` with a driver. The symbol has had this signature since it exists.
+    unsafe { sys::culib().get::<AddDependencies>(b"cuGraphAddDependencies_v2\0").ok().map(|found| *found) }
 }
 
 /// Work counters of all kernels so far, as JSON. `None` unless the driver is the emulator (crates/cudaemu).

@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 use super::context::{DeviceContext, PrimaryContext};
+use super::driver::{AddDependencies, EdgeData, describe, poisons};
 use super::events::Stream;
 use super::kernel::{ArgumentBuffer, LaunchAddresses, LoadedLaunch};
 use crate::device::DeviceError;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -61,35 +62,68 @@ fn with_parameters<T>(
     })
 }
 
+/// A failed driver call: its name and the error.
+type FailedCall = (&'static str, DriverError);
+
 impl GraphExec {
     /// Builds a graph of these launches, in order. The context must be current.
+    ///
+    /// Its edges are programmatic where the device has them (see `programmatic`). If the driver refuses these, which nothing but the
+    /// call tells, this and all later graphs have plain ones.
     pub(super) fn build<'a>(
         context: &DeviceContext,
-        launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
+        launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)> + Clone,
     ) -> Result<GraphExec, DeviceError> {
+        if let Some(add_dependencies) = context.programmatic.edges() {
+            match GraphExec::try_build(context, launches.clone(), Some(add_dependencies)) {
+                Err((call, e)) if !poisons(e.0) && e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    let (name, reason) = (&context.primary().name, describe(e));
+                    log::warn!("{name}: no programmatic dependent launch, because {call} failed: {reason}");
+                    context.programmatic.refuse();
+                }
+                built => return built.map_err(|(call, e)| context.driver_error(call, e)),
+            }
+        }
+        GraphExec::try_build(context, launches, None).map_err(|(call, e)| context.driver_error(call, e))
+    }
+
+    /// Builds a graph with plain edges, or with programmatic ones by the driver's function for them.
+    fn try_build<'a>(
+        context: &DeviceContext,
+        launches: impl IntoIterator<Item = (&'a LoadedLaunch, LaunchAddresses)>,
+        programmatic: Option<AddDependencies>,
+    ) -> Result<GraphExec, FailedCall> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the function writes one handle.
-        unsafe { sys::cuGraphCreate(&raw mut raw, 0) }
-            .result()
-            .map_err(|e| context.driver_error("cuGraphCreate", e))?;
+        unsafe { sys::cuGraphCreate(&raw mut raw, 0) }.result().map_err(|e| ("cuGraphCreate", e))?;
         let (graph, mut nodes) = (Graph(raw), Vec::<sys::CUgraphNode>::new());
         for (launch, at) in launches {
             let mut node = std::ptr::null_mut();
-            let before = nodes.last().map_or(&[][..], std::slice::from_ref);
+            let before = match programmatic {
+                None => nodes.last().map_or(&[][..], std::slice::from_ref),
+                Some(_) => &[],
+            };
             // SAFETY: the graph and the node before are alive. The parameters are those of a launch (see `LoadedLaunch::launch`);
             // the driver copies the arguments. The program keeps the function loaded for longer than this graph.
             with_parameters(launch, &at, |parameters| unsafe {
                 sys::cuGraphAddKernelNode_v2(&raw mut node, graph.0, before.as_ptr(), before.len(), parameters)
             })
             .result()
-            .map_err(|e| context.driver_error("cuGraphAddKernelNode", e))?;
+            .map_err(|e| ("cuGraphAddKernelNode", e))?;
             nodes.push(node);
+        }
+        if let (Some(add_dependencies), Some(edges @ 1..)) = (programmatic, nodes.len().checked_sub(1)) {
+            let data = vec![EdgeData::PROGRAMMATIC; edges];
+            // SAFETY: the graph is alive. Edge i goes from node i to node i + 1: both arrays have as many nodes as there are edges.
+            unsafe { add_dependencies(graph.0, nodes.as_ptr(), nodes[1..].as_ptr(), data.as_ptr(), edges) }
+                .result()
+                .map_err(|e| ("cuGraphAddDependencies", e))?;
         }
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is alive; the function writes one handle.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, graph.0, 0) }
             .result()
-            .map_err(|e| context.driver_error("cuGraphInstantiate", e))?;
+            .map_err(|e| ("cuGraphInstantiate", e))?;
         Ok(GraphExec { raw, _graph: graph, nodes, context: Arc::clone(context.primary()) })
     }
 

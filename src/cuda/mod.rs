@@ -14,6 +14,7 @@
 //! | `estimate` | estimated times of kernels, and the segments of at most a slice into which programs are cut |
 //! | `queue`, `executor` | the queue: submits commands at once, or holds them back until what they wait for is submitted |
 //! | `program` | compiled graphs, replayed as CUDA graphs |
+//! | `programmatic` | programmatic dependent launch: kernels of a graph are launched while the ones before still run |
 //! | `program_builder`, `columns`, `private_results` | compiles a graph to launches; the converted operands that products share; results in scratch memory |
 //! | `layout`, `program_layout` | which weights of a memory are repacked, and which layouts a program can read |
 //! | `turns` | the order in which sessions submit segments while several use the GPU |
@@ -56,6 +57,7 @@ mod private_results;
 mod program;
 mod program_builder;
 mod program_layout;
+mod programmatic;
 mod queue;
 mod turns;
 
@@ -92,11 +94,14 @@ pub struct CudaOptions {
     /// Whether threads in the background compile the kernels that clients are likely to need, from the first allocation on, so
     /// that the first token waits for no compilation. Off by default.
     pub precompile: bool,
+    /// Whether kernels of a CUDA graph are launched while the ones before still run, on GPUs of compute capability 9.0 and later
+    /// with a driver of CUDA 12.3 or later. On by default. Results are the same without it.
+    pub programmatic_launch: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> CudaOptions {
-        CudaOptions { device_timeout: HANG_TIMEOUT, launch_check: false, precompile: false }
+        CudaOptions { device_timeout: HANG_TIMEOUT, launch_check: false, precompile: false, programmatic_launch: true }
     }
 }
 
@@ -193,6 +198,7 @@ impl Device for CudaDevice {
             Feature::new("multiprocessors", gpu.multiprocessors),
             Feature::new("timeout", format_args!("{} s", options.device_timeout.as_secs_f64())),
             Feature::new("launch check", if options.launch_check { "on" } else { "off" }),
+            Feature::new("programmatic launch", if self.context.programmatic.edges().is_some() { "on" } else { "off" }),
         ]
     }
 

@@ -7,6 +7,7 @@
 
 use super::context::{DeviceContext, PrimaryContext, lock};
 use super::kernel::{IMAGES, KernelEntry, KernelLaunch, LoadedLaunch, PtxImage, find_entry};
+use super::programmatic::with_grid_waits;
 use crate::device::{DeviceError, ModuleLoad, Reservation};
 use cudarc::driver::{result, sys};
 use flate2::read::ZlibDecoder;
@@ -164,6 +165,14 @@ pub(super) fn measure_loads(context: &DeviceContext) -> Result<Vec<ModuleLoad>, 
 }
 
 impl PtxImage {
+    /// The PTX.
+    pub(super) fn text(&self) -> Result<String, DeviceError> {
+        let mut text = String::new();
+        let unpacked = ZlibDecoder::new(self.packed).read_to_string(&mut text);
+        unpacked.map_err(|e| DeviceError::Bug(format!("the PTX of {} cannot be unpacked: {e}", self.stem)))?;
+        Ok(text)
+    }
+
     /// Name of the PTX file.
     pub(super) fn name(&self) -> String {
         format!("{}.sm_{}", self.stem, self.target)
@@ -187,10 +196,12 @@ impl PtxImage {
 }
 
 fn load_module(context: &DeviceContext, image: &PtxImage) -> Result<Module, DeviceError> {
-    let mut text = Vec::new();
-    let unpacked = ZlibDecoder::new(image.packed).read_to_end(&mut text);
-    unpacked.map_err(|e| DeviceError::Bug(format!("the PTX of {} cannot be unpacked: {e}", image.stem)))?;
-    text.push(0);
+    let mut text = image.text()?;
+    if context.programmatic.kernels_wait() {
+        // Takes 0.2 ms for the largest file.
+        text = with_grid_waits(&text);
+    }
+    text.push('\0');
     // The driver does not report the size of a module's code. The text is several times as long as the instructions.
     let memory = context.budget.reserve(text.len() as u64)?;
     let mut log = vec![0u8; 4096];

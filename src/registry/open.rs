@@ -33,6 +33,8 @@ pub struct Options {
     pub launch_check: bool,
     /// Whether a GPU compiles the kernels that clients are likely to need in the background, from its first allocation on.
     pub precompile: bool,
+    /// Whether a GPU launches kernels of a CUDA graph while the ones before still run, where it can. Results are the same without it.
+    pub programmatic_launch: bool,
     /// Options for connections to servers.
     #[cfg(feature = "client")]
     pub rpc: client::Options,
@@ -46,6 +48,7 @@ setters!(Options {
     with_device_timeout device_timeout: Duration,
     with_launch_check launch_check: bool,
     with_precompile precompile: bool,
+    with_programmatic_launch programmatic_launch: bool,
     #[cfg(feature = "client")]
     with_rpc rpc: client::Options,
 });
@@ -60,6 +63,7 @@ impl Default for Options {
             device_timeout: HANG_TIMEOUT,
             launch_check: false,
             precompile: false,
+            programmatic_launch: true,
             #[cfg(feature = "client")]
             rpc: client::Options::default(),
         }

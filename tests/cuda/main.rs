@@ -3,7 +3,8 @@
 //! `sweep` compares every variant of every kernel with the CPU; `counts` checks memory traffic by the emulator's counters;
 //! `queue`, `pinned`, `abort` and `teardown` test the contract of queues, memory, aborts and dropped handles; `segments` tests
 //! how programs are cut by time, `modules` their compilation, `packed` and `packed_fused` repacked weights, `launches` the launches of a layer, `hardware`
-//! what a real GPU does and an ideal one does not, `turns` how sessions take turns, `sampling` samplers; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
+//! what a real GPU does and an ideal one does not, `programmatic` programmatic dependent launch, `turns` how sessions take turns,
+//! `sampling` samplers; `pipeline`, `sched` and `tensor_group` test several devices. Open `fixture` first.
 //! `FANOUT_TEST_GPU=1 cargo test --test cuda sweep -- --nocapture` runs the sweep on a real GPU; the other tests need the
 //! emulator's settings and counters.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)] // a failed unwrap fails the test
@@ -18,6 +19,7 @@ mod packed;
 mod packed_fused;
 mod pinned;
 mod pipeline;
+mod programmatic;
 mod queue;
 mod sampling;
 mod sched;

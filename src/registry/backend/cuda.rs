@@ -60,8 +60,8 @@ impl DeviceOpener for Gpu {
     fn open(&self, request: &OpenRequest<'_>) -> Result<Arc<dyn Device>, RegistryError> {
         let share = |free: u64| (free - (free / 16).min(GPU_MARGIN_BYTES)) / request.share;
         let memory = |free| request.memory.unwrap_or_else(|| share(free));
-        let Options { device_timeout, launch_check, precompile, .. } = *request.options;
-        let options = CudaOptions { device_timeout, launch_check, precompile };
+        let Options { device_timeout, launch_check, precompile, programmatic_launch, .. } = *request.options;
+        let options = CudaOptions { device_timeout, launch_check, precompile, programmatic_launch };
         Ok(CudaDevice::with_options(request.name, self, memory, options)?)
     }
 }
