@@ -62,7 +62,8 @@ api! {
         edges: Out<u64>,
         count: Out<usize>,
     ) {
-        // Null edge data: every dependency of the emulator is a full one, for which the driver reports no data.
+        // Null edge data: all dependencies of a capture are full ones, for which the driver reports no data. Only edges that are added
+        // to a graph directly can be programmatic.
         edges.set(0);
         info(stream, status, id, graph, nodes, count)
     }

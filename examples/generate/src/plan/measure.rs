@@ -172,11 +172,18 @@ fn device_speed(
     let (info, free) = (device.info(), device.memory()?.free);
     let mut bench = Bench::new(device)?;
     let (one_node, latency) = bench.time_per_run(one_node(model.hparams.width)?, 0)?;
-    // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs.
-    let run_time = (latency - round_trip).max(one_node).max(0.0);
     let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
-    let read_rate = bench.read_rate(&Weights::for_device(device, weight, model.hparams.width)?)?;
-    let rates = bench.block_rates(weight, model, read_rate)?;
+    let weights = Weights::for_device(device, weight, model.hparams.width)?;
+    let read_rate = bench.read_rate(&weights)?;
+    let rates = match bench.block_rates(weight, model, read_rate) {
+        // A run would leave such a node to another device.
+        Err(e) if matches!(e.downcast_ref(), Some(DeviceError::Unsupported(_))) => {
+            bench.product_rates(&weights, read_rate)?
+        }
+        rates => rates?,
+    };
+    // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs. The node is not part of it.
+    let run_time = (latency - round_trip).max(one_node - rates.node_time).max(0.0);
     Ok(DeviceSpeed {
         name: info.name.clone(),
         host,
@@ -263,14 +270,28 @@ impl<'a> Bench<'a> {
         Ok((read_rows * row_bytes) as f64 / time)
     }
 
+    /// Rates of products alone, for a device that cannot run a block.
+    fn product_rates(&mut self, weights: &Weights, read_rate: f64) -> anyhow::Result<BlockRates> {
+        let Weights { dtype, k, read_rows, .. } = *weights;
+        let mut rate = |columns: u32| -> anyhow::Result<f64> {
+            let columns = columns as usize;
+            let rows = whole_panels(MULTIPLY_ADDS as usize / columns / k).min(read_rows);
+            let (time, _) = self.time_per_run(product(dtype, k, rows, columns)?, 0)?;
+            Ok((k * rows * columns) as f64 / time)
+        };
+        let (few_columns, many_columns) = (rate(FEW_COLUMNS)?, rate(MANY_COLUMNS)?);
+        Ok(BlockRates { node_time: 0.0, kv_read: read_rate, few_columns, many_columns })
+    }
+
     /// The times of whole blocks of the model, in terms of the planner's costs.
     fn block_rates(&mut self, weight: DType, model: &ModelShape<'_>, read_rate: f64) -> anyhow::Result<BlockRates> {
-        let limit = sample_limit(self.device)?;
-        let block = SampleBlock::new(model.hparams, model.cache, weight, limit)?;
+        // A whole block of a large model has more bytes of weights than the other measurements.
+        let memory = (self.device.memory()?.free / 4).min(self.device.info().max_buffer / 2);
+        let block = SampleBlock::new(model.hparams, model.cache, weight, memory)?;
         let (weight_bytes, kv_bytes) = (block.weight_bytes()? as f64, block.kv_bytes()? as f64);
-        // Half of the free memory at most, with the KV caches.
+        // At most twice the bytes of the other measurements, with the KV caches, unless one block has more.
         let bytes = weight_bytes + f64::from(FEW_COLUMNS) * MANY_POSITIONS as f64 * kv_bytes;
-        let all = ((2.0 * limit as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
+        let all = ((2.0 * sample_limit(self.device)? as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
         let mut time = |blocks: usize, batch: SampleBatch| -> anyhow::Result<f64> {
             let (graph, zeros) = block.graph(blocks, batch)?;
             Ok(self.time_per_run(graph, zeros)?.0 / blocks as f64)
@@ -292,7 +313,7 @@ impl<'a> Bench<'a> {
         // Attention of so few positions may take no time beside the rest: then it reads as fast as products.
         let kv_read = if far > few { (more / (far - few)).min(read_rate) } else { read_rate };
         let fixed = (one - weight_bytes / read_rate - read(1.0, FEW_POSITIONS) / kv_read).max(0.0);
-        // What is left of the time for the products of a block: not less than a part of it, whatever the noise.
+        // What is left for the products: at least a quarter of the time, so that noise cannot make the rate infinite or negative.
         let rate = |columns: u32, time: f64, sequences: f64| {
             let left = time - fixed - read(sequences, FEW_POSITIONS) / kv_read;
             f64::from(columns) * block.multiply_adds() / left.max(time / 4.0)

@@ -188,3 +188,55 @@ impl BlockBuilder<'_> {
         Ok(self.b.node_with_output(CopyOp::Cont, &[Some(attended)], OutputSpec { dtype: DType::F32, ne: flat })?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hparams::Arch;
+    use crate::model::tests::toy::ToyModel;
+
+    fn cache(flash_attn: bool) -> CacheOptions {
+        CacheOptions { groups: 1, cells: 256, dtype: DType::F16, flash_attn }
+    }
+
+    /// As a 70B model: its attention alone has 85 MB of weights.
+    fn large() -> HParams {
+        HParams {
+            width: 8192,
+            heads: 64,
+            kv_heads: 8,
+            head_width: 128,
+            ff: 28672,
+            ..ToyModel::new(Arch::Llama).hparams
+        }
+    }
+
+    #[test]
+    fn a_block_is_whole_unless_memory_is_short() {
+        let block = |limit| SampleBlock::new(&large(), &cache(true), DType::Q4_0, limit);
+        let whole = block(1 << 30).unwrap();
+        assert_eq!((whole.ff, whole.weight_bytes().unwrap()), (28672, 481_296_384));
+        assert_eq!(block(256 << 20).unwrap().ff, 28672 / 4);
+        assert!(block(1 << 10).unwrap_err().to_string().contains("no free memory"));
+    }
+
+    /// The positions, which must be 0, lie at the beginning; weights and caches have the bytes that the rates are computed from.
+    #[test]
+    fn a_graph_has_the_weights_and_caches_of_its_blocks() {
+        for (arch, flash_attn) in [(Arch::Llama, true), (Arch::Llama, false), (Arch::Qwen3Moe, true)] {
+            let hparams = ToyModel::new(arch).hparams;
+            let block = SampleBlock::new(&hparams, &cache(flash_attn), DType::F16, 1 << 30).unwrap();
+            let batch = SampleBatch { sequences: 2, tokens: 3, positions: 32 };
+            let (graph, zeros) = block.graph(2, batch).unwrap();
+            let first = &graph.tensors()[0];
+            assert_eq!((first.desc.dtype(), first.desc.extent() as u64), (DType::I32, zeros), "{arch}");
+            assert_eq!(first.place.map(|place| place.offset), Some(0), "{arch}");
+            // All computed tensors are F32.
+            let leaves =
+                graph.tensors().iter().filter(|tensor| tensor.desc.dtype() == DType::F16 && tensor.view_of.is_none());
+            let bytes: usize = leaves.map(|tensor| tensor.desc.extent()).sum();
+            let want = block.weight_bytes().unwrap() + 2 * 32 * block.kv_bytes().unwrap();
+            assert_eq!(bytes, 2 * want, "{arch} {flash_attn}");
+        }
+    }
+}
