@@ -25,6 +25,9 @@ const ROW_MULTIPLE: usize = 256;
 /// Multiply-adds of a run with many columns, about.
 const MULTIPLY_ADDS: f64 = 1e9;
 
+/// Nodes in a row, by which the time of one is measured on a device that cannot run a block.
+const NODES: usize = 64;
+
 /// The most blocks of a run.
 const MAX_BLOCKS: usize = 32;
 
@@ -171,16 +174,16 @@ fn device_speed(
 ) -> anyhow::Result<DeviceSpeed> {
     let (info, free) = (device.info(), device.memory()?.free);
     let mut bench = Bench::new(device)?;
-    let (one_node, latency) = bench.time_per_run(one_node(model.hparams.width)?, 0)?;
+    let (one_node, latency) = bench.time_per_run(sums(model.hparams.width, 1)?, 0)?;
     let collectives = info.kind == DeviceKind::Cpu && bench.queue.collectives().is_some();
     let weights = Weights::for_device(device, weight, model.hparams.width)?;
     let read_rate = bench.read_rate(&weights)?;
-    let rates = match bench.block_rates(weight, model, read_rate) {
-        // A run would leave such a node to another device.
-        Err(e) if matches!(e.downcast_ref(), Some(DeviceError::Unsupported(_))) => {
-            bench.product_rates(&weights, read_rate)?
-        }
-        rates => rates?,
+    let block = SampleBlock::new(model.hparams, model.cache, weight, free_for_weights(device)?)?;
+    let rates = if block.is_supported(device)? {
+        bench.block_rates(&block, model, read_rate)?
+    } else {
+        // A run leaves some nodes of a block to another device.
+        bench.product_rates(&weights, model.hparams.width, read_rate)?
     };
     // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs. The node is not part of it.
     let run_time = (latency - round_trip).max(one_node - rates.node_time).max(0.0);
@@ -226,9 +229,14 @@ impl Weights {
     }
 }
 
+/// Bytes of the weights of a block: one of a large model has more than the other measurements.
+fn free_for_weights(device: &dyn Device) -> anyhow::Result<u64> {
+    Ok((device.memory()?.free / 4).min(device.info().max_buffer / 2))
+}
+
 /// Bytes of the weights of a measurement.
 fn sample_limit(device: &dyn Device) -> anyhow::Result<u64> {
-    Ok(READ_BYTES.min(device.memory()?.free / 4).min(device.info().max_buffer / 2))
+    Ok(READ_BYTES.min(free_for_weights(device)?))
 }
 
 fn whole_panels(rows: usize) -> usize {
@@ -244,11 +252,14 @@ fn product(weight: DType, k: usize, rows: usize, columns: usize) -> anyhow::Resu
     Ok(b.build()?)
 }
 
-/// A sum of `width` elements.
-fn one_node(width: usize) -> anyhow::Result<Graph> {
+/// `nodes` sums of `width` elements, each of which reads the one before it.
+fn sums(width: usize, nodes: usize) -> anyhow::Result<Graph> {
     let mut b = Builder::new();
     let x = b.leaf(DType::F32, [width, 1, 1, 1])?;
-    b.node(Binary::Add, &[Some(x), Some(x)])?;
+    let mut sum = x;
+    for _ in 0..nodes {
+        sum = b.node(Binary::Add, &[Some(sum), Some(x)])?;
+    }
     Ok(b.build()?)
 }
 
@@ -271,7 +282,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Rates of products alone, for a device that cannot run a block.
-    fn product_rates(&mut self, weights: &Weights, read_rate: f64) -> anyhow::Result<BlockRates> {
+    fn product_rates(&mut self, weights: &Weights, width: usize, read_rate: f64) -> anyhow::Result<BlockRates> {
         let Weights { dtype, k, read_rows, .. } = *weights;
         let mut rate = |columns: u32| -> anyhow::Result<f64> {
             let columns = columns as usize;
@@ -280,19 +291,25 @@ impl<'a> Bench<'a> {
             Ok((k * rows * columns) as f64 / time)
         };
         let (few_columns, many_columns) = (rate(FEW_COLUMNS)?, rate(MANY_COLUMNS)?);
-        Ok(BlockRates { node_time: 0.0, kv_read: read_rate, few_columns, many_columns })
+        let (one, many) = (self.time_per_run(sums(width, 1)?, 0)?.0, self.time_per_run(sums(width, NODES)?, 0)?.0);
+        let node_time = ((many - one) / (NODES - 1) as f64).max(0.0);
+        Ok(BlockRates { node_time, kv_read: read_rate, few_columns, many_columns })
     }
 
     /// The times of whole blocks of the model, in terms of the planner's costs.
-    fn block_rates(&mut self, weight: DType, model: &ModelShape<'_>, read_rate: f64) -> anyhow::Result<BlockRates> {
-        // A whole block of a large model has more bytes of weights than the other measurements.
-        let memory = (self.device.memory()?.free / 4).min(self.device.info().max_buffer / 2);
-        let block = SampleBlock::new(model.hparams, model.cache, weight, memory)?;
+    fn block_rates(
+        &mut self,
+        block: &SampleBlock,
+        model: &ModelShape<'_>,
+        read_rate: f64,
+    ) -> anyhow::Result<BlockRates> {
         let (weight_bytes, kv_bytes) = (block.weight_bytes()? as f64, block.kv_bytes()? as f64);
         // At most twice the bytes of the other measurements, with the KV caches, unless one block has more.
         let bytes = weight_bytes + f64::from(FEW_COLUMNS) * MANY_POSITIONS as f64 * kv_bytes;
         let all = ((2.0 * sample_limit(self.device)? as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
-        let mut time = |blocks: usize, batch: SampleBatch| -> anyhow::Result<f64> {
+        // Many columns compute: they need no weights beyond the caches, and a whole block of a large model could take seconds.
+        let small = block.narrowed(sample_limit(self.device)?);
+        let mut time = |block: &SampleBlock, blocks: usize, batch: SampleBatch| -> anyhow::Result<f64> {
             let (graph, zeros) = block.graph(blocks, batch)?;
             Ok(self.time_per_run(graph, zeros)?.0 / blocks as f64)
         };
@@ -301,12 +318,12 @@ impl<'a> Bench<'a> {
             tokens: tokens as usize,
             positions,
         };
-        let one = time(all, batch(1, 1, FEW_POSITIONS))?;
-        let few = time(all, batch(FEW_COLUMNS, 1, FEW_POSITIONS))?;
-        let far = time(all, batch(FEW_COLUMNS, 1, MANY_POSITIONS))?;
-        let products = block.multiply_adds() * f64::from(MANY_COLUMNS);
+        let one = time(block, all, batch(1, 1, FEW_POSITIONS))?;
+        let few = time(block, all, batch(FEW_COLUMNS, 1, FEW_POSITIONS))?;
+        let far = time(block, all, batch(FEW_COLUMNS, 1, MANY_POSITIONS))?;
+        let products = small.multiply_adds() * f64::from(MANY_COLUMNS);
         let many_blocks = ((MULTIPLY_ADDS / products) as usize).clamp(1, all);
-        let many = time(many_blocks, batch(1, MANY_COLUMNS, FEW_POSITIONS))?;
+        let many = time(&small, many_blocks, batch(1, MANY_COLUMNS, FEW_POSITIONS))?;
         let read = |sequences: f64, positions: usize| sequences * positions as f64 * kv_bytes;
         let sequences = f64::from(FEW_COLUMNS);
         let more = read(sequences, MANY_POSITIONS - FEW_POSITIONS);
@@ -314,12 +331,13 @@ impl<'a> Bench<'a> {
         let kv_read = if far > few { (more / (far - few)).min(read_rate) } else { read_rate };
         let fixed = (one - weight_bytes / read_rate - read(1.0, FEW_POSITIONS) / kv_read).max(0.0);
         // What is left for the products: at least a quarter of the time, so that noise cannot make the rate infinite or negative.
-        let rate = |columns: u32, time: f64, sequences: f64| {
+        let rate = |block: &SampleBlock, columns: u32, time: f64, sequences: f64| {
             let left = time - fixed - read(sequences, FEW_POSITIONS) / kv_read;
             f64::from(columns) * block.multiply_adds() / left.max(time / 4.0)
         };
         let node_time = fixed / f64::from(model.nodes);
-        let (few_columns, many_columns) = (rate(FEW_COLUMNS, few, sequences), rate(MANY_COLUMNS, many, 1.0));
+        let (few_columns, many_columns) =
+            (rate(block, FEW_COLUMNS, few, sequences), rate(&small, MANY_COLUMNS, many, 1.0));
         Ok(BlockRates { node_time, kv_read, few_columns, many_columns })
     }
 

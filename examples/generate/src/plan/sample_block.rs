@@ -3,6 +3,7 @@
 use crate::hparams::HParams;
 use crate::model::CacheOptions;
 use anyhow::Context;
+use fanout::device::Device;
 use fanout::graph::{Builder, Graph, TensorId};
 use fanout::ops::binary::Binary;
 use fanout::ops::copy::CopyOp;
@@ -13,6 +14,9 @@ use fanout::ops::norm::Norm;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::{Op, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
+
+/// Channels of a feed-forward network that was made narrower are a multiple of this.
+const MULTIPLE: usize = 256;
 
 /// Shapes and types of the block. All products have weights of one type; a mixture of experts counts as a feed-forward network with the
 /// channels of the experts that a token uses. Nothing writes the KV cache.
@@ -51,16 +55,23 @@ impl SampleBlock {
         weight: DType,
         limit: u64,
     ) -> anyhow::Result<SampleBlock> {
-        let mut ff = hparams.experts.map_or(hparams.ff, |experts| experts.ff * experts.used);
-        loop {
-            let block =
-                SampleBlock { hparams: hparams.clone(), weight, ff, kv: cache.dtype, flash_attn: cache.flash_attn };
-            if block.weight_bytes()? as u64 <= limit {
-                return Ok(block);
-            }
-            ff /= 2;
-            anyhow::ensure!(ff > 0, "the device has no free memory to measure a block of the model");
+        let ff = hparams.experts.map_or(hparams.ff, |experts| experts.ff * experts.used);
+        let block = SampleBlock { hparams: hparams.clone(), weight, ff, kv: cache.dtype, flash_attn: cache.flash_attn };
+        let block = block.narrowed(limit);
+        anyhow::ensure!(
+            block.weight_bytes()? as u64 <= limit,
+            "the device has no free memory to measure a block of the model"
+        );
+        Ok(block)
+    }
+
+    /// The block with at most `limit` bytes of weights, as far as its feed-forward network can be narrower.
+    pub(super) fn narrowed(&self, limit: u64) -> SampleBlock {
+        let mut block = self.clone();
+        while block.ff > MULTIPLE && block.weight_bytes().is_ok_and(|bytes| bytes as u64 > limit) {
+            block.ff = (block.ff / 2 / MULTIPLE).max(1) * MULTIPLE;
         }
+        block
     }
 
     /// Rows and columns of each weight: queries, keys, values, output; gate, up, down.
@@ -74,6 +85,18 @@ impl SampleBlock {
     /// The type of a weight with rows of `k` elements: F16 if they are no whole blocks, as in quantised models.
     fn weight_type(&self, k: usize) -> DType {
         if k.is_multiple_of(self.weight.block_len()) { self.weight } else { DType::F16 }
+    }
+
+    /// Whether the device runs every node of the block. A server may refuse a node only when it is submitted, or not survive it.
+    pub(super) fn is_supported(&self, device: &dyn Device) -> anyhow::Result<bool> {
+        let (graph, _) = self.graph(1, SampleBatch { sequences: 1, tokens: 1, positions: 64 })?;
+        let views = graph.nodes().iter().map(|node| graph.node_view(node).context("a node of this graph"));
+        for view in views {
+            if !device.support(view?).runs() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Bytes of the weights.
@@ -194,6 +217,9 @@ mod tests {
     use super::*;
     use crate::hparams::Arch;
     use crate::model::tests::toy::ToyModel;
+    use fanout::device::DeviceKind;
+    use fanout::device::noop::NoopDevice;
+    use fanout::ops::OpCode;
 
     fn cache(flash_attn: bool) -> CacheOptions {
         CacheOptions { groups: 1, cells: 256, dtype: DType::F16, flash_attn }
@@ -218,6 +244,16 @@ mod tests {
         assert_eq!((whole.ff, whole.weight_bytes().unwrap()), (28672, 481_296_384));
         assert_eq!(block(256 << 20).unwrap().ff, 28672 / 4);
         assert!(block(1 << 10).unwrap_err().to_string().contains("no free memory"));
+    }
+
+    #[test]
+    fn a_device_without_an_op_of_the_block_does_not_support_it() {
+        let hparams = ToyModel::new(Arch::Llama).hparams;
+        let device = NoopDevice::new("noop", DeviceKind::Gpu).without_ops(&[OpCode::FlashAttnExt]).shared();
+        for (flash_attn, supported) in [(true, false), (false, true)] {
+            let block = SampleBlock::new(&hparams, &cache(flash_attn), DType::F16, 1 << 30).unwrap();
+            assert_eq!(block.is_supported(&*device).unwrap(), supported, "{flash_attn}");
+        }
     }
 
     /// The positions, which must be 0, lie at the beginning; weights and caches have the bytes that the rates are computed from.
