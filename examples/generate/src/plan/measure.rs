@@ -183,7 +183,7 @@ fn device_speed(
         bench.block_rates(&block, model, read_rate)?
     } else {
         // A run leaves some nodes of a block to another device.
-        bench.product_rates(&weights, model.hparams.width, read_rate)?
+        bench.product_rates(&weights, read_rate, one_node)?
     };
     // A decoded token waits for the one before it, so that its submission is not hidden behind earlier runs. The node is not part of it.
     let run_time = (latency - round_trip).max(one_node - rates.node_time).max(0.0);
@@ -281,8 +281,8 @@ impl<'a> Bench<'a> {
         Ok((read_rows * row_bytes) as f64 / time)
     }
 
-    /// Rates of products alone, for a device that cannot run a block.
-    fn product_rates(&mut self, weights: &Weights, width: usize, read_rate: f64) -> anyhow::Result<BlockRates> {
+    /// Rates of products alone, for a device that cannot run a block. `one_node`: seconds per run of a graph of one node.
+    fn product_rates(&mut self, weights: &Weights, read_rate: f64, one_node: f64) -> anyhow::Result<BlockRates> {
         let Weights { dtype, k, read_rows, .. } = *weights;
         let mut rate = |columns: u32| -> anyhow::Result<f64> {
             let columns = columns as usize;
@@ -291,8 +291,8 @@ impl<'a> Bench<'a> {
             Ok((k * rows * columns) as f64 / time)
         };
         let (few_columns, many_columns) = (rate(FEW_COLUMNS)?, rate(MANY_COLUMNS)?);
-        let (one, many) = (self.time_per_run(sums(width, 1)?, 0)?.0, self.time_per_run(sums(width, NODES)?, 0)?.0);
-        let node_time = ((many - one) / (NODES - 1) as f64).max(0.0);
+        let (many_nodes, _) = self.time_per_run(sums(k, NODES)?, 0)?;
+        let node_time = ((many_nodes - one_node) / (NODES - 1) as f64).max(0.0);
         Ok(BlockRates { node_time, kv_read: read_rate, few_columns, many_columns })
     }
 
@@ -303,12 +303,13 @@ impl<'a> Bench<'a> {
         model: &ModelShape<'_>,
         read_rate: f64,
     ) -> anyhow::Result<BlockRates> {
+        let limit = sample_limit(self.device)?;
         let (weight_bytes, kv_bytes) = (block.weight_bytes()? as f64, block.kv_bytes()? as f64);
         // At most twice the bytes of the other measurements, with the KV caches, unless one block has more.
         let bytes = weight_bytes + f64::from(FEW_COLUMNS) * MANY_POSITIONS as f64 * kv_bytes;
-        let all = ((2.0 * sample_limit(self.device)? as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
-        // Many columns compute: they need no weights beyond the caches, and a whole block of a large model could take seconds.
-        let small = block.narrowed(sample_limit(self.device)?);
+        let all = ((2.0 * limit as f64 / bytes) as usize).clamp(1, MAX_BLOCKS);
+        // For many columns, which are bound by arithmetic: a whole block of a large model could take seconds.
+        let small = block.narrowed(limit);
         let mut time = |block: &SampleBlock, blocks: usize, batch: SampleBatch| -> anyhow::Result<f64> {
             let (graph, zeros) = block.graph(blocks, batch)?;
             Ok(self.time_per_run(graph, zeros)?.0 / blocks as f64)
@@ -320,15 +321,16 @@ impl<'a> Bench<'a> {
         };
         let one = time(block, all, batch(1, 1, FEW_POSITIONS))?;
         let few = time(block, all, batch(FEW_COLUMNS, 1, FEW_POSITIONS))?;
-        let far = time(block, all, batch(FEW_COLUMNS, 1, MANY_POSITIONS))?;
+        let few_with_many_positions = time(block, all, batch(FEW_COLUMNS, 1, MANY_POSITIONS))?;
         let products = small.multiply_adds() * f64::from(MANY_COLUMNS);
         let many_blocks = ((MULTIPLY_ADDS / products) as usize).clamp(1, all);
         let many = time(&small, many_blocks, batch(1, MANY_COLUMNS, FEW_POSITIONS))?;
         let read = |sequences: f64, positions: usize| sequences * positions as f64 * kv_bytes;
         let sequences = f64::from(FEW_COLUMNS);
         let more = read(sequences, MANY_POSITIONS - FEW_POSITIONS);
-        // Attention of so few positions may take no time beside the rest: then it reads as fast as products.
-        let kv_read = if far > few { (more / (far - few)).min(read_rate) } else { read_rate };
+        // At most as fast as products read: a difference within the noise would give an arbitrarily high rate.
+        let longer = few_with_many_positions - few;
+        let kv_read = if longer > 0.0 { (more / longer).min(read_rate) } else { read_rate };
         let fixed = (one - weight_bytes / read_rate - read(1.0, FEW_POSITIONS) / kv_read).max(0.0);
         // What is left for the products: at least a quarter of the time, so that noise cannot make the rate infinite or negative.
         let rate = |block: &SampleBlock, columns: u32, time: f64, sequences: f64| {

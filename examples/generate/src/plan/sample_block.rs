@@ -15,7 +15,7 @@ use fanout::ops::softmax::SoftMax;
 use fanout::ops::{Op, OutputSpec};
 use fanout::tensor::{DType, TensorDesc};
 
-/// Channels of a feed-forward network that was made narrower are a multiple of this.
+/// Channels of a feed-forward network that was made narrower are a multiple of this: whole blocks of every type.
 const MULTIPLE: usize = 256;
 
 /// Shapes and types of the block. All products have weights of one type; a mixture of experts counts as a feed-forward network with the
