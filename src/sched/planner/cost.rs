@@ -193,24 +193,26 @@ impl<'a> Costs<'a> {
 
     /// Seconds of a rank for products and attention of some blocks.
     ///
-    /// - Products: roofline of reading the weights once, and of computing all columns. Of the experts, each token reads its own,
-    ///   until all have been read.
-    /// - Attention: roofline of reading keys and values, once per sequence, and of computing scores and sums (two products of
-    ///   `width` per position and token). The columns of these products are the tokens of one sequence.
+    /// - Products: [`DeviceSpeed::product_time`]. Of the experts, each token reads its own, until all have been read.
+    /// - Attention: reading keys and values, once per sequence. With several tokens of a sequence, the longer of this and of computing
+    ///   scores and sums (two products of `width` per position and token); with one token, the measured rate of reading includes them.
     fn rank_time(&self, speed: &DeviceSpeed, shares: (f64, f64), sums: &BlockSums, batch: &Batch) -> f64 {
         let ((share, kv_share), columns) = (shares, batch.columns());
         let read = sums.dense + sums.experts.min(sums.routed * columns);
-        let products = (share * read / speed.read_rate).max(share * speed.multiply_time(sums.multiply_adds, columns));
-        let kv_read = batch.sequences * batch.positions * sums.kv_bytes;
+        let products = speed.product_time(share * read, share * sums.multiply_adds, columns);
+        let kv_read = kv_share * batch.sequences * batch.positions * sums.kv_bytes / speed.kv_read_rate;
+        if batch.tokens <= 1.0 {
+            return products + kv_read;
+        }
         let scores = 2.0 * batch.sequences * batch.positions * self.model.width as f64 * sums.blocks;
-        products + (kv_share * kv_read / speed.kv_read_rate).max(share * speed.multiply_time(scores, batch.tokens))
+        products + kv_read.max(share * speed.multiply_time(scores, batch.tokens))
     }
 
-    /// The part of a device's rates that remains beside `working` ones of its host.
-    fn part(&self, device: usize, working: &[usize]) -> f64 {
+    /// The part of a device's rates that remains beside `working` ones of the same cores.
+    fn remaining_rate(&self, device: usize, working: &[usize]) -> f64 {
         let speed = self.device(device);
-        let is_neighbour = |&other: &usize| other != device && self.device(other).host == speed.host;
-        if working.iter().any(is_neighbour) { speed.together } else { 1.0 }
+        let shares_cores = |&other: &usize| other != device && self.device(other).cores == speed.cores;
+        if speed.cores.is_some() && working.iter().any(shares_cores) { speed.together } else { 1.0 }
     }
 
     /// Seconds of a stage for some blocks: the slowest rank, and the all-reduces. `working`: the devices that work at the same time.
@@ -224,7 +226,8 @@ impl<'a> Costs<'a> {
         let rank = |(&device, &share): (&usize, &f64)| {
             let (speed, shares) = (self.device(device), (share, self.kv_share(share, devices.len())));
             // A node has a fixed time on each rank, whatever its share.
-            self.rank_time(speed, shares, sums, batch) / self.part(device, working) + sums.nodes * speed.node_time
+            self.rank_time(speed, shares, sums, batch) / self.remaining_rate(device, working)
+                + sums.nodes * speed.node_time
         };
         let slowest = devices.iter().zip(shares).map(rank).fold(0.0, f64::max);
         if devices.len() == 1 {
@@ -251,7 +254,7 @@ impl<'a> Costs<'a> {
         let (bytes, weights) = (self.model.output_bytes as f64, (self.model.width * self.model.vocabulary) as f64);
         let rank = |(&device, &share): (&usize, &f64)| {
             let speed = self.device(device);
-            share * (bytes / speed.read_rate).max(speed.multiply_time(weights, rows)) / self.part(device, working)
+            speed.product_time(share * bytes, share * weights, rows) / self.remaining_rate(device, working)
         };
         devices.iter().zip(shares).map(rank).fold(0.0, f64::max)
     }

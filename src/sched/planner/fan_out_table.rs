@@ -1,6 +1,6 @@
 //! The tables of docs/fan-out.md, computed by the planner: the document must have these rows.
 
-use super::{BlockSizes, DeviceSpeed, Goal, Host, Link, Machine, ModelSizes, Workload, choose};
+use super::{BlockSizes, DeviceSpeed, Goal, Host, Link, Machine, ModelSizes, PeerLink, Workload, choose};
 use std::fmt::Write;
 
 /// Links of two servers with the client and with each other: name, round trip in seconds, bytes per second.
@@ -22,6 +22,7 @@ fn cpu() -> DeviceSpeed {
         kv_read_rate: 50e9,
         node_time: 2e-6,
         run_time: 30e-6,
+        cores: None,
         together: 1.0,
         free: 64 << 30,
         collectives: true,
@@ -81,8 +82,13 @@ fn machine(count: usize, device: &DeviceSpeed, link: (&str, f64, f64)) -> Machin
     let link = Link { round_trip: link.1, bandwidth: link.2 };
     let device = |server: usize| DeviceSpeed { host: Host::Server(server), ..device.clone() };
     let within = Link { round_trip: 10e-6, bandwidth: 5e9 };
-    Machine::new((0..count).map(device).collect(), vec![link; count], vec![vec![Some(link); count]; count], within)
-        .unwrap()
+    Machine::new(
+        (0..count).map(device).collect(),
+        vec![link; count],
+        vec![vec![Some(PeerLink::direct(link)); count]; count],
+        within,
+    )
+    .unwrap()
 }
 
 fn workload(sequences: u32) -> Workload {

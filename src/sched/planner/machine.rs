@@ -50,8 +50,9 @@ pub struct DeviceSpeed {
     pub node_time: f64,
     /// Fixed time of a run of a program in seconds: its submission.
     pub run_time: f64,
-    /// The part of these rates that remains while the other devices of its host work, too: less than 1 if they share cores or the
-    /// bandwidth of memory, as CPU devices do.
+    /// The cores that it computes with, as CPU devices do: devices with the same number share them, and the bandwidth of their memory.
+    pub cores: Option<usize>,
+    /// The part of these rates that remains while other devices of the same cores work, too.
     pub together: f64,
     /// Bytes that can be allocated.
     pub free: u64,
@@ -75,6 +76,19 @@ impl DeviceSpeed {
         };
         columns * multiply_adds * per_column
     }
+
+    /// Seconds of a product with weights of `bytes` that does `multiply_adds` per column.
+    ///
+    /// One column takes as long as reading the weights. From [`FEW_COLUMNS`] on, reading and computing overlap. Between them, each
+    /// column adds as much as the next: few columns neither hide all of the reading nor compute for free.
+    pub(super) fn product_time(&self, bytes: f64, multiply_adds: f64, columns: f64) -> f64 {
+        let few = f64::from(FEW_COLUMNS);
+        let (reading, computing) = (bytes / self.read_rate, self.multiply_time(multiply_adds, columns.max(few)));
+        if columns >= few {
+            return reading.max(computing);
+        }
+        reading + (computing - reading).max(0.0) * (columns - 1.0).max(0.0) / (few - 1.0)
+    }
 }
 
 /// A link between two hosts, or between two devices of one host.
@@ -86,17 +100,32 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+/// A link between two servers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeerLink {
+    /// By which ranks of a tensor group send their parts.
+    pub link: Link,
+    /// Seconds from the end of a computation until a small result has arrived in the other server's memory. The client orders such a
+    /// copy when it hears of the end, and the receiver then requests the bytes.
+    pub copy_latency: f64,
+}
+
+impl PeerLink {
+    /// A link on which copies are as fast as what ranks send.
+    pub fn direct(link: Link) -> PeerLink {
+        PeerLink { link, copy_latency: link.round_trip / 2.0 }
+    }
+}
+
 /// The way of a copy: one link, or two through the client, which receives all bytes before it sends them on.
 struct CopyPath {
     first: Link,
     second: Option<Link>,
+    /// Seconds until a small copy arrives.
+    latency: f64,
 }
 
 impl CopyPath {
-    fn latency(&self) -> f64 {
-        (self.first.round_trip + self.second.map_or(0.0, |link| link.round_trip)) / 2.0
-    }
-
     /// The time for which the slower of the links is busy: copies one after another arrive at this interval.
     fn interval(&self, bytes: f64) -> f64 {
         let slowest = self.second.map_or(self.first.bandwidth, |link| link.bandwidth.min(self.first.bandwidth));
@@ -105,7 +134,7 @@ impl CopyPath {
 
     fn time(&self, bytes: f64) -> f64 {
         let second = self.second.map_or(0.0, |link| bytes / link.bandwidth);
-        self.latency() + bytes / self.first.bandwidth + second
+        self.latency + bytes / self.first.bandwidth + second
     }
 }
 
@@ -122,7 +151,7 @@ pub(super) struct AllReduce {
 pub struct Machine {
     devices: Vec<DeviceSpeed>,
     servers: Vec<Link>,
-    peers: Vec<Vec<Option<Link>>>,
+    peers: Vec<Vec<Option<PeerLink>>>,
     within: Link,
     /// By device: whether it reads its weights from the mapped file.
     mapped: Vec<bool>,
@@ -137,7 +166,7 @@ impl Machine {
     pub fn new(
         devices: Vec<DeviceSpeed>,
         servers: Vec<Link>,
-        peers: Vec<Vec<Option<Link>>>,
+        peers: Vec<Vec<Option<PeerLink>>>,
         within: Link,
     ) -> Result<Machine, PlannerError> {
         if !(1..=MAX_DEVICES).contains(&devices.len()) {
@@ -162,7 +191,11 @@ impl Machine {
                 return Err(PlannerError::UnknownServer { device, server, servers });
             }
         }
-        let links = servers.iter().chain(peers.iter().flatten().flatten()).chain([&within]);
+        let peer_links = || peers.iter().flatten().flatten();
+        for peer in peer_links() {
+            check("a link between servers", "the latency of a copy", peer.copy_latency, |x| x >= 0.0)?;
+        }
+        let links = servers.iter().chain(peer_links().map(|peer| &peer.link)).chain([&within]);
         for link in links {
             check("a link", "the bandwidth", link.bandwidth, |x| x > 0.0)?;
             check("a link", "the round trip", link.round_trip, |x| x >= 0.0)?;
@@ -213,17 +246,21 @@ impl Machine {
     }
 
     /// The link by which server `a` sends to server `b` directly.
-    pub(super) fn peer(&self, a: usize, b: usize) -> Option<Link> {
+    pub(super) fn peer(&self, a: usize, b: usize) -> Option<PeerLink> {
         self.peers.get(a)?.get(b).copied().flatten()
     }
 
     fn path(&self, from: Host, to: Host) -> CopyPath {
-        let one = |first| CopyPath { first, second: None };
+        let one = |first: Link| CopyPath { first, second: None, latency: first.round_trip / 2.0 };
         match (from, to) {
             _ if from == to => one(self.within),
             (Host::Server(a), Host::Server(b)) => match self.peer(a, b) {
-                Some(link) => one(link),
-                None => CopyPath { first: self.servers[a], second: Some(self.servers[b]) },
+                Some(PeerLink { link, copy_latency }) => CopyPath { first: link, second: None, latency: copy_latency },
+                None => {
+                    let (first, second) = (self.servers[a], self.servers[b]);
+                    let latency = (first.round_trip + second.round_trip) / 2.0;
+                    CopyPath { first, second: Some(second), latency }
+                }
             },
             (Host::Client, Host::Server(server)) | (Host::Server(server), Host::Client) => one(self.servers[server]),
             (Host::Client, Host::Client) => one(self.within),

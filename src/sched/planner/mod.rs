@@ -10,15 +10,16 @@
 //! | `candidates` | [`choose`]: the placements that are compared; [`choose_admitted`]: also asks the caller whether a placement fits |
 //!
 //! # The model of costs
-//! *Device.* A product of few columns reads its weights once, so it takes `bytes / read_rate`; one of many columns computes, so
-//! it takes `multiply-adds / rate`, with rates of 8 and of 64 columns. The larger of both counts (roofline). Attention reads the KV
-//! cache at a rate of its own. Each node adds a fixed time (launch or barrier), each run of a program another one (submission).
+//! *Device.* A product of one column reads its weights, so it takes `bytes / read_rate`; one of 8 or more computes, so it takes
+//! `multiply-adds / rate`, with rates of 8 and of 64 columns, and at least the time of reading. Between 1 and 8 columns, each adds as
+//! much as the next. Attention reads the KV cache at a rate of its own. Each node adds a fixed time (launch or barrier), each run of a
+//! program another one (submission).
 //!
 //! *Pipeline.* A stage is a device or a tensor group with consecutive blocks. One step takes a group of sequences through all
 //! stages and back to the client. One group alone keeps one stage busy at a time. `g` groups take turns, so a round of all groups
 //! takes the longest of: the latency of one step; `g` times the slowest stage; `g` times the slowest copy between stages.
 //!
-//! *Shared cores.* Devices of one host that work at the same time, as ranks of a group or as stages with several batches in flight,
+//! *Shared cores.* Devices of the same cores that work at the same time, as ranks of a group or as stages with several batches in flight,
 //! keep only a measured part of their rates.
 //!
 //! *Tensor group.* Every rank reads its share of the weights at the same time, and takes part in two all-reduces per block.
@@ -36,6 +37,7 @@
 //!     kv_read_rate: read_rate,
 //!     node_time: 5e-6,
 //!     run_time: 20e-6,
+//!     cores: None,
 //!     together: 1.0,
 //!     free: 16 << 30,
 //!     collectives: true,
@@ -74,7 +76,7 @@ mod workload;
 
 pub use candidates::{Admission, Candidate, Choice, MAX_CHECKS, MIN_GAIN, Reason, choose, choose_admitted};
 pub use cost::{Prediction, predict};
-pub use machine::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, Machine};
+pub use machine::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, Machine, PeerLink};
 pub use workload::{BlockSizes, Goal, ModelSizes, Workload};
 
 use std::ops::Range;

@@ -110,11 +110,10 @@ impl Simulation<'_> {
                 let time = slowest(&|device, share| {
                     let heads =
                         if stage.devices.len() == 1 { 1.0 } else { share.max(1.0 / self.model.kv_heads as f64) };
-                    let weights = (share * read / device.read_rate)
-                        .max(share * columns * block.multiply_adds / multiply_rate(device, columns));
+                    let weights = share * product_time(device, read, block.multiply_adds, columns);
                     let scores = 2.0 * columns * positions * self.model.width as f64;
-                    let attention =
-                        (heads * kv / device.kv_read_rate).max(share * scores / multiply_rate(device, tokens));
+                    let scores_time = if tokens > 1.0 { share * scores / multiply_rate(device, tokens) } else { 0.0 };
+                    let attention = (heads * kv / device.kv_read_rate).max(scores_time);
                     weights + attention + f64::from(block.nodes) * device.node_time
                 });
                 if stage.devices.len() == 1 {
@@ -128,8 +127,7 @@ impl Simulation<'_> {
             if last && rows > 0.0 {
                 let products = rows * (self.model.width * self.model.vocabulary) as f64;
                 ops.push(Op::Compute(slowest(&|device, share| {
-                    let read = share * self.model.output_bytes as f64 / device.read_rate;
-                    read.max(share * products / multiply_rate(device, rows))
+                    share * product_time(device, self.model.output_bytes as f64, products / rows, rows)
                 })));
             }
             ops.push(Op::Release(at));
@@ -177,7 +175,8 @@ impl Simulation<'_> {
                 Op::Compute(time) => job.ready = Some(now + time),
                 &Op::AllReduce(stage, bytes) => job.ready = Some(self.all_reduce(&mut state, stage, bytes, now)),
                 Op::Send(from, to, bytes) => {
-                    let arrivals = to.iter().map(|&to| self.send(&mut state, *from, to, *bytes, now));
+                    let arrivals =
+                        to.iter().map(|&to| self.send(&mut state, *from, to, *bytes, now) + self.copy_delay(*from, to));
                     job.ready = Some(arrivals.fold(now, f64::max));
                 }
                 Op::ToClient(hosts, bytes) | Op::FromClient(hosts, bytes) => {
@@ -206,6 +205,16 @@ impl Simulation<'_> {
         matches!((from, to), (Host::Server(a), Host::Server(b)) if a != b && self.machine.peer(a, b).is_none())
     }
 
+    /// By how much a copy between stages arrives later than what ranks send each other.
+    fn copy_delay(&self, from: Host, to: Host) -> f64 {
+        match (from, to) {
+            (Host::Server(a), Host::Server(b)) if a != b => {
+                self.machine.peer(a, b).map_or(0.0, |peer| peer.copy_latency - peer.link.round_trip / 2.0)
+            }
+            _ => 0.0,
+        }
+    }
+
     /// When bytes arrive that are given to the interface of `from` now.
     fn send(&self, state: &mut SimulatorState, from: Host, to: Host, bytes: f64, now: f64) -> f64 {
         let link = match (from, to) {
@@ -217,7 +226,7 @@ impl Simulation<'_> {
                 let at_client = self.send(state, from, Host::Client, bytes, now);
                 return self.send(state, Host::Client, to, bytes, at_client);
             }
-            (Host::Server(a), Host::Server(b)) => self.machine.peer(a, b).unwrap(),
+            (Host::Server(a), Host::Server(b)) => self.machine.peer(a, b).unwrap().link,
             (Host::Client, Host::Server(server)) | (Host::Server(server), Host::Client) => {
                 self.machine.servers()[server]
             }
@@ -283,6 +292,17 @@ fn multiply_rate(device: &DeviceSpeed, columns: f64) -> f64 {
         64.0.. => device.many_columns_rate,
         _ => columns / (time_of_8 + (columns - 8.0) * (time_of_64 - time_of_8) / 56.0),
     }
+}
+
+/// Seconds of a product whose time was measured with 1 and with 8 columns: a line between them, and no less than reading behind it.
+fn product_time(device: &DeviceSpeed, bytes: f64, multiply_adds: f64, columns: f64) -> f64 {
+    let read = bytes / device.read_rate;
+    let computing = columns * multiply_adds / multiply_rate(device, columns);
+    if columns >= 8.0 {
+        return read.max(computing);
+    }
+    let of_8 = (8.0 * multiply_adds / device.few_columns_rate).max(read);
+    read + (of_8 - read) / 7.0 * (columns - 1.0)
 }
 
 fn earliest(jobs: &[Job]) -> Option<(usize, f64)> {

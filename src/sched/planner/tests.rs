@@ -14,6 +14,7 @@ pub(super) fn device(name: &str, host: Host, read_rate: f64, multiply_rate: f64)
         kv_read_rate: read_rate,
         node_time,
         run_time,
+        cores: None,
         together,
         free,
         collectives,
@@ -51,7 +52,7 @@ pub(super) fn tensor(devices: &[usize], blocks: usize) -> Stage {
 }
 
 pub(super) fn machine(devices: Vec<DeviceSpeed>, servers: &[Link], peer: Option<Link>) -> Machine {
-    let peers = vec![vec![peer; servers.len()]; servers.len()];
+    let peers = vec![vec![peer.map(PeerLink::direct); servers.len()]; servers.len()];
     Machine::new(devices, servers.to_vec(), peers, WITHIN).unwrap()
 }
 
@@ -75,17 +76,21 @@ fn terms_of_a_single_device_are_those_by_hand() {
         model
     };
     let output = ModelSizes { output_bytes: 50_000_000, vocabulary: 1000, ..model() };
-    // 100 tokens of 2 × 1000 multiply-adds for each position of 100, in 10 blocks.
-    let scores = 2.0 * 1000.0 * 100.0 * 10.0 / 100e9;
     for (what, got, want) in [
         ("weights are read once", step(plain.clone(), &model(), &workload()), 1e9 / 10e9),
-        // 8 columns of 2e9 multiply-adds take 0.16 s, and reading 0.1 s. Their scores are computed, too.
-        ("many columns are computed", step(plain.clone(), &model(), &columns(8)), 0.16 + 8.0 * scores),
-        // 36 columns are in the middle of 8 and 64: 8 take 0.32 s and 64 take 1.28 s. Scores have one column per sequence.
+        // 8 columns of 2e9 multiply-adds take 0.16 s, and reading 0.1 s.
+        ("many columns are computed", step(plain.clone(), &model(), &columns(8)), 0.16),
+        ("each of few columns adds as much", step(plain.clone(), &model(), &columns(4)), 0.1 + 3.0 / 7.0 * 0.06),
+        (
+            "few columns that are faster than reading take the time of reading",
+            step(DeviceSpeed { few_columns_rate: 200e9, ..plain.clone() }, &model(), &columns(4)),
+            0.1,
+        ),
+        // 36 columns are in the middle of 8 and 64: 8 take 0.32 s and 64 take 1.28 s.
         (
             "the time between few and many columns is interpolated",
             step(DeviceSpeed { few_columns_rate: 50e9, ..plain.clone() }, &model(), &columns(36)),
-            0.8 + 36.0 * 2.0 * scores,
+            0.8,
         ),
         (
             "nodes and runs have a fixed time",
@@ -139,6 +144,10 @@ fn terms_of_a_pipeline_are_those_by_hand() {
     let one = of(&direct, &workload());
     // 5 ms there, 50 ms, 2 ms and 0.4 ms, 50 ms, 5 ms back.
     assert!(near(one.step_time, 0.005 + 0.050 + 0.0024 + 0.050 + 0.005), "{one:?}");
+    // A copy that the client orders arrives 7 ms later than what ranks send.
+    let ordered = vec![vec![Some(PeerLink { link: link(0.004, 10e6), copy_latency: 0.009 }); 2]; 2];
+    let ordered = Machine::new(devices(), servers.to_vec(), ordered, WITHIN).unwrap();
+    assert!(near(of(&ordered, &workload()).step_time, one.step_time + 0.007));
     // Through the client: 5 ms and 0.4 ms, twice.
     assert!(near(of(&relayed, &workload()).step_time, 0.110 + 0.0108));
     let returning = Workload { result_bytes: 100_000.0, input_bytes: 1000.0, ..workload() };
@@ -195,10 +204,11 @@ fn terms_of_a_tensor_group_are_those_by_hand() {
     assert!(near(got, 0.05 + 20.0 * 8e-6), "{got}");
 }
 
-/// Two devices of one host that keep half of their rates while both work.
+/// Two devices of the same cores that keep half of their rates while both work.
 #[test]
 fn shared_cores_count_where_devices_work_at_the_same_time() {
-    let device = |at: usize| DeviceSpeed { together: 0.5, ..device(&at.to_string(), Host::Client, 10e9, 1e15) };
+    let device =
+        |at: usize| DeviceSpeed { cores: Some(0), together: 0.5, ..device(&at.to_string(), Host::Client, 10e9, 1e15) };
     let machine = machine((0..2).map(device).collect(), &[], None);
     let halves = layers(&[(0, 5), (1, 5)]);
     let of = |stages: &[Stage], workload: &Workload| predict(&machine, &model(), workload, stages).unwrap();
@@ -365,13 +375,16 @@ fn scenario(seed: u64) -> (Machine, ModelSizes, Workload) {
             kv_read_rate: read_rate * part(),
             node_time: between(5e-7, 1e-5),
             run_time: between(1e-5, 2e-4),
+            cores: None,
             together: 1.0,
             free: between(2e9, 2e11) as u64,
             collectives: between(1.0, 10.0) < 7.0,
         }
     });
     let devices = devices.collect();
-    let peers = vec![vec![has_peers.then_some(peer); servers]; servers];
+    let mut delays = fastrand::Rng::with_seed(seed + 2000);
+    let copy_latency = peer.round_trip * (0.5 + 2.0 * delays.f64());
+    let peers = vec![vec![has_peers.then_some(PeerLink { link: peer, copy_latency }); servers]; servers];
     let machine = Machine::new(devices, links, peers, link(between(2e-6, 5e-5), between(5e9, 5e10))).unwrap();
     let width = between(1024.0, 8192.0) as u64;
     let weights = 12 * width * width;

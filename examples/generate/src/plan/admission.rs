@@ -184,6 +184,7 @@ mod tests {
             kv_read_rate: 1e9,
             node_time: 0.0,
             run_time: 0.0,
+            cores: None,
             together: 1.0,
             free: device.memory().unwrap().free,
             collectives: false,

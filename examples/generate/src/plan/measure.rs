@@ -1,5 +1,5 @@
 //! Measuring devices and links for the planner: products with weights of the model's type, whole blocks of the model's shape, and small
-//! and large copies. Devices are measured one after another, each for some seconds, and then the CPU devices of each host together.
+//! and large copies. Devices are measured one after another, each for some seconds, and then the CPU devices of each machine together.
 
 use super::sample_block::{SampleBatch, SampleBlock};
 use crate::hparams::HParams;
@@ -9,8 +9,11 @@ use fanout::device::{CopyOutcome, Device, DeviceError, DeviceKind, LinkSpeed, Me
 use fanout::graph::{Builder, Graph};
 use fanout::ops::binary::Binary;
 use fanout::ops::mul_mat::MulMat;
-use fanout::sched::planner::{DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, MAX_DEVICES, Machine, PlannerError};
+use fanout::sched::planner::{
+    DeviceSpeed, FEW_COLUMNS, Host, Link, MANY_COLUMNS, MAX_DEVICES, Machine, PeerLink, PlannerError,
+};
 use fanout::tensor::DType;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,22 +102,29 @@ pub(super) fn measure(
         for b in a + 1..servers.len() {
             let link = peer_link(&**servers[a].1, &**servers[b].1, [&links[a], &links[b]])?;
             if let Some(link) = &link {
-                report(format!("{} and {}: {}", servers[a].0, servers[b].0, link_text(link)));
+                let copy = link.copy_latency * 1e6;
+                report(format!(
+                    "{} and {}: {}, a copy after {copy:.0} us",
+                    servers[a].0,
+                    servers[b].0,
+                    link_text(&link.link)
+                ));
             }
             (peers[a][b], peers[b][a]) = (link, link);
         }
     }
-    let mut speeds = Vec::new();
-    for device in devices {
-        let endpoint = device.link_stats().map(|stats| stats.endpoint);
-        let server = endpoint.and_then(|endpoint| servers.iter().position(|(name, _)| *name == endpoint));
+    let mut speeds: Vec<DeviceSpeed> = Vec::new();
+    let endpoint = |device: &Arc<dyn Device>| device.link_stats().map(|stats| stats.endpoint);
+    let cores = shared_cores(devices.iter().map(|device| (device.info().kind, endpoint(device))));
+    for (device, cores) in devices.iter().zip(&cores) {
+        let server = endpoint(device).and_then(|endpoint| servers.iter().position(|(name, _)| *name == endpoint));
         let (host, round_trip) = match server {
             Some(server) => (Host::Server(server), links[server].round_trip),
             None => (Host::Client, 0.0),
         };
         let name = &device.info().name;
         let speed = device_speed(&**device, host, round_trip, weight, model);
-        let speed = speed.with_context(|| format!("measuring {name}"))?;
+        let speed = DeviceSpeed { cores: *cores, ..speed.with_context(|| format!("measuring {name}"))? };
         report(format!(
             "{name}: reads {:.1} GB/s of {weight} and {:.1} GB/s of the KV cache, {:.0} and {:.0} G multiply-adds/s with {FEW_COLUMNS} and \
              {MANY_COLUMNS} columns; {:.1} us for a node, {:.0} us for a run",
@@ -128,9 +138,9 @@ pub(super) fn measure(
         speeds.push(speed);
     }
     for at in 0..devices.len() {
-        let neighbours = (0..devices.len()).filter(|&other| speeds[other].host == speeds[at].host);
-        let cpus: Vec<usize> = neighbours.filter(|&other| devices[other].info().kind == DeviceKind::Cpu).collect();
-        // Once for each host, at its first CPU device.
+        let shares_cores = |&other: &usize| cores[at].is_some() && cores[other] == cores[at];
+        let cpus: Vec<usize> = (0..devices.len()).filter(shares_cores).collect();
+        // Once for each machine, at its first CPU device.
         if cpus.first() != Some(&at) || cpus.len() < 2 {
             continue;
         }
@@ -141,6 +151,32 @@ pub(super) fn measure(
         }
     }
     Ok(Machine::new(speeds, links, peers, WITHIN_HOST)?)
+}
+
+/// By device: for CPU devices, the number of their machine, which those of this process, and of all servers at one address, have in
+/// common. `devices` has the kind of each, and the endpoint of its server.
+fn shared_cores(devices: impl Iterator<Item = (DeviceKind, Option<String>)>) -> Vec<Option<usize>> {
+    let mut machines = Vec::new();
+    let number = |(kind, endpoint): (DeviceKind, Option<String>)| {
+        if kind != DeviceKind::Cpu {
+            return None;
+        }
+        let machine = endpoint.as_deref().and_then(other_machine);
+        machines.iter().position(|known| *known == machine).or_else(|| {
+            machines.push(machine);
+            Some(machines.len() - 1)
+        })
+    };
+    devices.map(number).collect()
+}
+
+/// The name or address of an endpoint `host:port`; `None` for this machine. Two names of one machine are taken for two machines.
+fn other_machine(endpoint: &str) -> Option<String> {
+    let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_this =
+        host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback());
+    (!is_this).then(|| host.to_ascii_lowercase())
 }
 
 /// By device: bytes of weights per second that it reads while the others do, too.
@@ -196,6 +232,7 @@ fn device_speed(
         kv_read_rate: rates.kv_read,
         node_time: rates.node_time,
         run_time,
+        cores: None,
         together: 1.0,
         free,
         collectives,
@@ -328,9 +365,8 @@ impl<'a> Bench<'a> {
         let read = |sequences: f64, positions: usize| sequences * positions as f64 * kv_bytes;
         let sequences = f64::from(FEW_COLUMNS);
         let more = read(sequences, MANY_POSITIONS - FEW_POSITIONS);
-        // At most as fast as products read: a difference within the noise would give an arbitrarily high rate.
-        let longer = few_with_many_positions - few;
-        let kv_read = if longer > 0.0 { (more / longer).min(read_rate) } else { read_rate };
+        // At least a twentieth of the time: a difference within the noise would give an arbitrarily high rate.
+        let kv_read = more / (few_with_many_positions - few).max(few_with_many_positions / 20.0);
         let fixed = (one - weight_bytes / read_rate - read(1.0, FEW_POSITIONS) / kv_read).max(0.0);
         // What is left for the products: at least a quarter of the time, so that noise cannot make the rate infinite or negative.
         let rate = |block: &SampleBlock, columns: u32, time: f64, sequences: f64| {
@@ -383,7 +419,7 @@ fn median(times: &mut [f64]) -> f64 {
 
 /// The link between two servers, by copies back and forth, each of which waits for the one before it; `None` if the servers cannot
 /// connect to each other. `clients` has the links to both, by which the size of the copies is chosen.
-fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Result<Option<Link>> {
+fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Result<Option<PeerLink>> {
     if !a.copies_from(b.info()) || !b.copies_from(a.info()) {
         return Ok(None);
     }
@@ -414,11 +450,10 @@ fn peer_link(a: &dyn Device, b: &dyn Device, clients: [&Link; 2]) -> anyhow::Res
     };
     let (Some(small), Some(large_time)) = (per_copy(4)?, per_copy(large)?) else { return Ok(None) };
     let sending = (large_time - small).max(1e-6);
-    // A copy that waits for a point of another server's queue also takes the client's time: 156 us one way on loopback, where a round
-    // trip to the client takes 46 us. Ranks of a group send their parts without the client, and far more of them. So the links to the
-    // client are the estimate where they are faster.
+    // The client takes part in a copy, but not in what ranks of a group send: 156 us one way on loopback, where a round trip to the
+    // client takes 46 us. So the links to the client are the estimate for ranks where they are faster.
     let round_trip = (2.0 * small).min(clients[0].round_trip.max(clients[1].round_trip));
-    Ok(Some(Link { round_trip, bandwidth: large as f64 / sending }))
+    Ok(Some(PeerLink { link: Link { round_trip, bandwidth: large as f64 / sending }, copy_latency: small }))
 }
 
 #[cfg(test)]
@@ -427,6 +462,22 @@ mod tests {
     use crate::hparams::Arch;
     use crate::model::tests::toy::ToyModel;
     use fanout::device::noop::NoopDevice;
+
+    #[test]
+    fn servers_at_one_address_share_cores() {
+        let devices = [
+            (DeviceKind::Cpu, None),
+            (DeviceKind::Cpu, Some("a:1")),
+            (DeviceKind::Cpu, Some("[::1]:1")),
+            (DeviceKind::Cpu, Some("A:2")),
+            (DeviceKind::Gpu, Some("a:2")),
+            (DeviceKind::Cpu, Some("localhost:50052")),
+            (DeviceKind::Cpu, Some("127.8.0.1:1")),
+            (DeviceKind::Cpu, Some("10.0.0.1:1")),
+        ];
+        let devices = devices.into_iter().map(|(kind, endpoint)| (kind, endpoint.map(str::to_owned)));
+        assert_eq!(shared_cores(devices), [Some(0), Some(1), Some(0), Some(1), None, Some(0), Some(0), Some(2)]);
+    }
 
     /// The rule of support panics, so that a device which is measured fails the test.
     #[test]

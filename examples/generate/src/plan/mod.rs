@@ -90,8 +90,7 @@ impl Plan {
         let inputs = PlanInputs { args, file, gguf, hparams, prompt, devices: &devices };
         let AdmittedPlacement { choice, args: chosen, kept, notes: admission } =
             inputs.choose(&machine, &sizes, &workload)?;
-        let notes = shared_cores(&devices).into_iter().chain(small_gain(&choice)).chain(admission);
-        let notes: Vec<String> = notes.collect();
+        let notes: Vec<String> = small_gain(&choice).into_iter().chain(admission).collect();
         if args.auto && args.json && chosen.weights != args.weights {
             log::warn!(
                 "the weights of CPU devices stay in the mapped file: predicted rates hold while the system keeps it in memory"
@@ -128,20 +127,6 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// A hazard of the measurement: servers whose CPU devices may be those of one machine.
-fn shared_cores(devices: &[Arc<dyn Device>]) -> Option<String> {
-    let is_cpu = |device: &&Arc<dyn Device>| device.info().kind == DeviceKind::Cpu;
-    let mut hosts: Vec<_> = Vec::new();
-    for host in devices.iter().filter(is_cpu).map(|device| device.link_stats().map(|stats| stats.endpoint)) {
-        if !hosts.contains(&host) {
-            hosts.push(host);
-        }
-    }
-    let note = "CPU devices of different servers are taken to share no cores: if these servers run on one machine, together \
-                they are slower";
-    (hosts.len() > 1).then(|| note.to_owned())
 }
 
 /// Why a placement of a higher rate is not chosen, if there is one.
@@ -245,7 +230,6 @@ mod tests {
         let groups = [stage(&[0, 1], &[0.5, 0.5], 0..4), stage(&[2], &[1.0], 4..6)];
         let both = Split::Tensor(vec![shares(Some(4.0), &[50.0, 50.0]), shares(Some(2.0), &[100.0])]);
         assert_eq!(chosen(list, &groups).0.split, Some(both));
-        assert_eq!(shared_cores(&devices), None, "all devices belong to this process");
     }
 
     #[test]

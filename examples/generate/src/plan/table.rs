@@ -22,6 +22,7 @@ impl Plan {
                 "few_columns_multiply_adds_s": device.few_columns_rate,
                 "many_columns_multiply_adds_s": device.many_columns_rate,
                 "kv_read_bytes_s": device.kv_read_rate,
+                "cores": device.cores,
                 "rates_together": device.together,
                 "node_s": device.node_time,
                 "run_s": device.run_time,
