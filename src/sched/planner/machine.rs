@@ -51,6 +51,7 @@ pub struct DeviceSpeed {
     /// Fixed time of a run of a program in seconds: its submission.
     pub run_time: f64,
     /// The cores that it computes with, as CPU devices do: devices with the same number share them, and the bandwidth of their memory.
+    /// `None`: it shares nothing.
     pub cores: Option<usize>,
     /// The part of these rates that remains while other devices of the same cores work, too.
     pub together: f64,

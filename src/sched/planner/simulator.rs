@@ -125,9 +125,9 @@ impl Simulation<'_> {
             }
             let last = at + 1 == self.stages.len();
             if last && rows > 0.0 {
-                let products = rows * (self.model.width * self.model.vocabulary) as f64;
+                let weights = (self.model.width * self.model.vocabulary) as f64;
                 ops.push(Op::Compute(slowest(&|device, share| {
-                    share * product_time(device, self.model.output_bytes as f64, products / rows, rows)
+                    share * product_time(device, self.model.output_bytes as f64, weights, rows)
                 })));
             }
             ops.push(Op::Release(at));
