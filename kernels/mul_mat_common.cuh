@@ -8,18 +8,20 @@
 #include "common/abi.cuh"
 #include "common/quants.cuh"
 
-// 4 or 2; see rows_per_group() of src/cuda/ops/mul_mat.rs.
+// Rows of a group of lanes over ggml's layout: 4 or 2; see rows_per_group() of src/cuda/ops/mul_mat.rs.
 #ifndef ROWS_PER_GROUP
 #define ROWS_PER_GROUP 4
 #endif
-constexpr u32 THREADS = 128, ROWS = ROWS_PER_GROUP, LOG2_ROWS = ROWS / 2;
-static_assert(1 << LOG2_ROWS == ROWS);
+constexpr u32 THREADS = 128, UNPACKED_ROWS = ROWS_PER_GROUP;
+
+// Binary logarithm of 2, 4 or 8.
+__device__ constexpr u32 log2_of(u32 rows) { return rows == 8 ? 3 : rows / 2; }
 
 struct MulMatArgs {
     const u8 *a, *b;
     u8 *dst;
     u32 k, m, n;          // elements per row; rows of a per plane; rows of b per plane
-    u32 log2_lanes;       // 2 to 7; 8 << log2_lanes elements are a multiple of a's block
+    u32 log2_lanes;       // 2 to 7 (3 to 7 with 8 rows per group); 8 << log2_lanes elements are a multiple of a's block
     u32 planes, b2;       // planes of b; planes in dimension 2
     u32 r2, r3;           // planes of b per plane of a, in dimensions 2 and 3
     u64 as[3], bs[3];     // byte strides of rows and planes
@@ -39,6 +41,15 @@ struct MulMatIdArgs {
     u64 ds[3];
     u64 is[2];            // byte strides of the ids
 };
+
+// Hides how a pointer into global memory was computed. Otherwise the compiler computes addresses from their parts in each step of a loop,
+// or, behind a selection of pointers, uses slower accesses that decide between the memories.
+template <class P>
+__device__ __forceinline__ void keep(P *&pointer) {
+    size_t address = __cvta_generic_to_global(pointer); // so that the compiler still knows the address space
+    asm("" : "+l"(address));
+    pointer = (P *)__cvta_global_to_generic(address);
+}
 
 // Operands of one product: a matrix, columns, and the destination.
 struct Matrices {
@@ -65,23 +76,35 @@ __device__ __forceinline__ u32 load_word(const u8 *at) {
     return words[0];
 }
 
+// Calls f with the addresses of a, b and dst for each plane that this block handles: planes in z, as a grid-stride loop.
+template <class F>
+__device__ __forceinline__ void for_planes(const MulMatArgs &args, F f) {
+#pragma unroll 1
+    for (u32 plane = blockIdx.z; plane < args.planes; plane += gridDim.z) {
+        const u8 *a = args.a, *b = args.b;
+        u8 *dst = args.dst;
+        if (args.planes > 1) { // decoding has one, and should not divide
+            const u32 i2 = plane % args.b2, i3 = plane / args.b2;
+            a += i2 / args.r2 * args.as[1] + i3 / args.r3 * args.as[2];
+            b += i2 * args.bs[1] + i3 * args.bs[2];
+            dst += i2 * args.ds[2] + i3 * args.ds[3];
+        }
+        f(a, b, dst);
+    }
+}
+
 // Calls f for each group of N columns of each plane that this block handles: column groups in y, planes in z, as a grid-stride
 // loop.
 template <int N, class F>
 __device__ __forceinline__ void for_columns(const MulMatArgs &args, F f) {
-#pragma unroll 1
-    for (u32 plane = blockIdx.z; plane < args.planes; plane += gridDim.z) {
-        const u32 i2 = plane % args.b2, i3 = plane / args.b2;
-        const u8 *a = args.a + i2 / args.r2 * args.as[1] + i3 / args.r3 * args.as[2];
-        const u8 *b = args.b + i2 * args.bs[1] + i3 * args.bs[2];
-        u8 *dst = args.dst + i2 * args.ds[2] + i3 * args.ds[3];
+    for_planes(args, [=, &args](const u8 *a, const u8 *b, u8 *dst) {
 #pragma unroll 1
         for (u64 c = (u64)blockIdx.y * N; c < args.n; c += (u64)gridDim.y * N) {
             const u8 *columns = b + c * args.bs[0];
             u8 *to = dst + c * args.ds[1];
             f({a, columns, to, args.as[0], args.bs[0], args.ds[0], args.ds[1], args.k, args.m, (u32)(args.n - c)});
         }
-    }
+    });
 }
 
 template <class T>
@@ -116,49 +139,80 @@ __device__ __forceinline__ void for_slots(const MulMatIdArgs &args, F f) {
 // ---- split-K
 
 // The first of the ROWS rows of this thread in block number `block` of the matrix.
+template <u32 ROWS>
 __device__ __forceinline__ u32 first_row(u32 log2_lanes, u32 block = blockIdx.x) {
     return ((block << (7 - log2_lanes)) + (threadIdx.x >> log2_lanes)) * ROWS;
 }
 
-// Sums the partial sums of each group of `lanes` threads, and calls `store` with address, sum and row of each element of the
-// block's rows, for up to N columns. All threads of the block must call this function.
-template <int N, class Store>
-__device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 block, float (&sums)[ROWS][N], Store store) {
-    const u32 lanes = 1 << log2_lanes;
-    const u32 log2_all = 7 + LOG2_ROWS - log2_lanes, groups = 1 << (7 - log2_lanes); // log2 of the rows per block; groups per block
-    const u32 together = min(lanes, 32u);
-#pragma unroll 1
-    for (u32 offset = together / 2; offset > 0; offset /= 2) {
+// Halves the rows of a thread until one is left, which is sums[0]: it gives its sums of one half to the thread at a distance that keeps
+// this half.
+template <u32 HALF, u32 ROWS, int N>
+__device__ __forceinline__ void halve_rows(float (&sums)[ROWS][N], u32 distance) {
+    const bool upper = threadIdx.x & distance;
 #pragma unroll
-        for (u32 i = 0; i < ROWS * N; i++) sums[i % ROWS][i / ROWS] += __shfl_xor_sync(0xffffffff, sums[i % ROWS][i / ROWS], offset);
-    }
-    // Sums of up to 32 lanes, through shared memory, so that neighbouring threads store neighbouring rows (coalesced).
-    __shared__ __align__(16) float parts[THREADS / 4][N][ROWS];
-    if (threadIdx.x % together == 0) {
-        const u32 part = threadIdx.x / together;
+    for (u32 r = 0; r < HALF; r++) {
 #pragma unroll
         for (int c = 0; c < N; c++) {
-            if constexpr (ROWS == 4) *(float4 *)parts[part][c] = make_float4(sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
-            else *(float2 *)parts[part][c] = make_float2(sums[0][c], sums[1][c]);
+            const float low = sums[r][c], high = sums[r + HALF][c];
+            sums[r][c] = (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, distance);
         }
     }
+    if constexpr (HALF > 1) halve_rows<HALF / 2>(sums, distance / 2);
+}
+
+// Sums the partial sums of each group of `lanes` threads, and calls `store` with address, sum, row and slot of each element of the
+// block's rows, for up to N columns. A thread gets each slot, from 0 to N - 1, once at most, and for the same element in each call. All
+// threads of the block must call this function. WHOLE_WARPS: there are at least 32 lanes.
+template <bool WHOLE_WARPS = false, u32 ROWS, int N, class Store>
+__device__ __forceinline__ void reduce(const Matrices &of, u32 log2_lanes, u32 block, float (&sums)[ROWS][N], Store store) {
+    constexpr u32 LOG2_ROWS = log2_of(ROWS);
+    const u32 log2_together = WHOLE_WARPS ? 5 : min(log2_lanes, 5u), together = 1 << log2_together;
+    halve_rows<ROWS / 2>(sums, together / 2);
+    const u32 parts_of_row = together >> LOG2_ROWS; // this many lanes have a part of the same sum
+#pragma unroll
+    for (u32 distance = 16 >> LOG2_ROWS; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int c = 0; c < N; c++) {
+            const float other = __shfl_xor_sync(0xffffffff, sums[0][c], distance);
+            if (WHOLE_WARPS || distance < parts_of_row) sums[0][c] += other;
+        }
+    }
+    const bool first = (threadIdx.x & (parts_of_row - 1)) == 0;
+    const u32 row = (threadIdx.x >> (log2_together - LOG2_ROWS)) % ROWS, rows_before = block << (7 - log2_lanes) << LOG2_ROWS;
+    if (log2_lanes <= 5) {
+        const u32 r = rows_before + (threadIdx.x >> log2_lanes << LOG2_ROWS) + row;
+        if (first && r < of.m) {
+#pragma unroll
+            for (int c = 0; c < N; c++) {
+                if (c < of.n) store((float *)(of.dst + r * of.d0 + c * of.d1), sums[0][c], r, c);
+            }
+        }
+        __syncwarp(); // the lanes shuffle together again for the next columns
+        return;
+    }
+    // A group has two or four warps, whose parts of a sum lie side by side in shared memory.
+    __shared__ float parts[N][THREADS / 32 * ROWS];
+    const u32 log2_warps = log2_lanes - 5, warp = threadIdx.x / 32;
+    if (first) {
+        const u32 at = (((warp >> log2_warps) * ROWS + row) << log2_warps) + (warp & ((1 << log2_warps) - 1));
+#pragma unroll
+        for (int c = 0; c < N; c++) parts[c][at] = sums[0][c];
+    }
     __syncthreads();
-    const u32 all = groups * ROWS, per_group = lanes / together;
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < all * N; i += THREADS) {
-        const u32 c = i >> log2_all, local = i & (all - 1), r = block * all + local;
-        if (r >= of.m || c >= of.n) continue;
-        float sum = 0.0f;
-#pragma unroll 1
-        for (u32 p = 0; p < per_group; p++) sum += parts[local / ROWS * per_group + p][c][local % ROWS];
-        store((float *)(of.dst + r * of.d0 + c * of.d1), sum, r);
+    const u32 log2_rows = 7 + LOG2_ROWS - log2_lanes, c = threadIdx.x >> log2_rows; // rows of the block
+    const u32 local = threadIdx.x & ((1 << log2_rows) - 1), r = rows_before + local;
+    if (c < min(of.n, N) && r < of.m) {
+        const float *from = &parts[c][local << log2_warps];
+        float sum = from[0] + from[1];
+        if (log2_warps > 1) sum += from[2] + from[3];
+        store((float *)(of.dst + r * of.d0 + c * of.d1), sum, r, 0);
     }
     // The next columns reuse the shared memory.
     __syncthreads();
 }
 
 // As reduce; stores the sums.
-template <int N>
+template <u32 ROWS, int N>
 __device__ __forceinline__ void reduce_and_store(const Matrices &of, u32 log2_lanes, float (&sums)[ROWS][N]) {
-    reduce<N>(of, log2_lanes, blockIdx.x, sums, [](float *to, float sum, u32) { *to = sum; });
+    reduce(of, log2_lanes, blockIdx.x, sums, [](float *to, float sum, u32, int) { *to = sum; });
 }

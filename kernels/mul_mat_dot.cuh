@@ -7,13 +7,6 @@
 #include "common/quant_dot.cuh"
 #include "mul_mat_bytes.cuh"
 
-// Hides how a pointer was computed. Otherwise the compiler computes addresses from their parts in each step of a loop.
-__device__ __forceinline__ void keep(const u8 *&pointer) {
-    size_t address = __cvta_generic_to_global(pointer); // so that the compiler still knows the address space
-    asm("" : "+l"(address));
-    pointer = (const u8 *)__cvta_global_to_generic(address);
-}
-
 // The planes of a quantised column at one block.
 template <class T>
 __device__ __forceinline__ ColumnBlock column_block(const u8 *column, u32 k, u32 block) {
@@ -47,8 +40,9 @@ __device__ __noinline__ float quant_dot_of_bytes(const u8 *row, const u8 *column
 
 // A lane's block of ROWS neighbouring rows in ggml's layout, from `row` on. Rows beyond the end are the last one again. Blocks are at
 // multiples of ALIGN bytes.
-template <class T, int ALIGN = T::template align<true>()>
+template <class T, u32 ROWS = UNPACKED_ROWS, int ALIGN = T::template align<true>()>
 struct RowCursor {
+    enum : u32 { COUNT = ROWS };
     const u8 *rows[ROWS];
 
     __device__ __forceinline__ RowCursor(const Matrices &of, u32 row, u32 block) {
@@ -65,19 +59,34 @@ struct RowCursor {
 };
 
 // As RowCursor, in the packed layout: the addresses of the fields in the first row, and how far the other rows are from it.
-template <class T>
+template <class T, u32 ROWS>
 struct PackedCursor {
+    enum : u32 { COUNT = ROWS };
     const u8 *fields[T::Fields::COUNT];
     u32 distances[ROWS][T::Fields::COUNT];
 
+    // Rows beyond the end are replaced by others. The first row is a multiple of ROWS, so the rows are in one group or in whole ones.
     __device__ __forceinline__ PackedCursor(const Matrices &of, u32 row, u32 block) {
+        const u32 blocks = of.k / T::LEN, row_bytes = blocks * T::BYTES, log2 = log2_group_rows(row_bytes), mask = (1 << log2) - 1;
+        if (row >= of.m) row = 0;
+        const u32 left = of.m - row;
+        const u8 *group = of.a + (u64)(row & ~mask) * row_bytes;
 #pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-            const PackedPointers<T> all = T::Fields::pointers(packed_block<T>(of.a, of.a1, min(row + r, of.m - 1), block));
+        for (int f = 0; f < T::Fields::COUNT; f++) {
+            const u32 bytes = T::Fields::bytes(f);
+            fields[f] = group + ((blocks << log2) * T::Fields::before(f) + ((row & mask) * blocks + block) * bytes);
+            // In a group, the blocks of a field lie one after the other; groups are as far apart as rows.
+            auto distance = [=](u32 r) { return r * (log2 < log2_of(2 * r) ? row_bytes : blocks * bytes); };
+            const u32 one = distance(1), two = distance(2), four = distance(4);
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) distances[r][f] = (r & 1) * one + r / 2 % 2 * two + r / 4 * four;
+        }
+#pragma unroll
+        for (u32 r = 1; r < ROWS; r++) {
 #pragma unroll
             for (int f = 0; f < T::Fields::COUNT; f++) {
-                if (r == 0) fields[f] = all.at[f];
-                distances[r][f] = all.at[f] - fields[f];
+                if (r >= left) distances[r][f] = 0;
+                asm volatile("" : "+r"(distances[r][f])); // hides how it was computed, as the step of quant_sums
             }
         }
     }
@@ -96,15 +105,17 @@ struct PackedCursor {
 };
 
 // Computes the partial sums of this thread's rows in a block of rows of the matrix, for up to N columns.
-template <class T, int N, class Cursor, class Dot = QuantDot<T>>
+template <class T, class Cursor, class Dot = QuantDot<T>, u32 ROWS, int N>
 __device__ __forceinline__ void quant_sums(const Matrices &of, u32 log2_lanes, u32 block_of_rows, float (&sums)[ROWS][N]) {
     using Weights = typename Dot::Weights;
     constexpr u32 UNITS = T::LEN / Dot::UNIT;
     static_assert(UNITS <= (T::LEN > 32 ? 32 : 4), "the fewest lanes of src/cuda/ops/mul_mat.rs do not cover a block");
     // A step covers whole blocks, so that a lane's unit within its block is constant.
     const u32 lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), blocks = of.k / T::LEN;
+    u32 step = lanes / UNITS;
+    asm volatile("" : "+r"(step)); // hides how it was computed; otherwise the compiler computes it again in each step
     const Unit unit = {(int)(lane % UNITS), (log2_lanes + lane) >> 16};
-    Cursor rows(of, first_row(log2_lanes, block_of_rows), lane / UNITS);
+    Cursor rows(of, first_row<ROWS>(log2_lanes, block_of_rows), lane / UNITS);
     // Eight addresses would cost registers that are then spilled.
     u32 distances[N];
     const u8 *first = of.b;
@@ -112,7 +123,7 @@ __device__ __forceinline__ void quant_sums(const Matrices &of, u32 log2_lanes, u
 #pragma unroll
     for (u32 c = 0; c < N; c++) distances[c] = min(c, of.n - 1) * (u32)of.b1;
 #pragma unroll 1
-    for (u32 block = lane / UNITS; block < blocks; block += lanes / UNITS) {
+    for (u32 block = lane / UNITS; block < blocks; block += step) {
         auto multiply = [&](const Weights(&weights)[ROWS]) {
 #pragma unroll
             for (int c = 0; c < N; c++) {
@@ -122,18 +133,23 @@ __device__ __forceinline__ void quant_sums(const Matrices &of, u32 log2_lanes, u
             }
         };
         auto weights = [&](u32 r) { return Weights(rows.at(r), unit); };
-        if constexpr (ROWS == 4) multiply({weights(0), weights(1), weights(2), weights(3)});
-        else multiply({weights(0), weights(1)});
-        rows.advance(lanes / UNITS);
+        if constexpr (ROWS == 8) {
+            multiply({weights(0), weights(1), weights(2), weights(3), weights(4), weights(5), weights(6), weights(7)});
+        } else if constexpr (ROWS == 4) {
+            multiply({weights(0), weights(1), weights(2), weights(3)});
+        } else {
+            multiply({weights(0), weights(1)});
+        }
+        rows.advance(step);
     }
 }
 
 // Computes the block's rows for up to N columns. All threads of the block must call this function.
 template <class T, int N, class Cursor, class Dot = QuantDot<T>>
 __device__ __forceinline__ void quant_multiply(const Matrices &of, u32 log2_lanes) {
-    float sums[ROWS][N] = {};
-    quant_sums<T, N, Cursor, Dot>(of, log2_lanes, blockIdx.x, sums);
-    reduce_and_store<N>(of, log2_lanes, sums);
+    float sums[Cursor::COUNT][N] = {};
+    quant_sums<T, Cursor, Dot>(of, log2_lanes, blockIdx.x, sums);
+    reduce_and_store(of, log2_lanes, sums);
 }
 
 // Whether the rows of a and the elements of dst are at their natural alignment, so that no access must be split into bytes.
@@ -146,7 +162,7 @@ __device__ __forceinline__ bool aligned_rows(u64 a, u64 dst) {
 template <class T, int N>
 __device__ __forceinline__ void quant_mat_vec(const MulMatArgs &args) {
     const u64 as = args.as[0] | args.as[1] | args.as[2], ds = args.ds[0] | args.ds[1] | args.ds[2] | args.ds[3];
-    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * UNPACKED_ROWS >> log2_lanes;
     if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
         for_columns<N>(args, [=](const Matrices &of) { quant_multiply<T, N, RowCursor<T>>(of, log2_lanes); });
     } else {
@@ -158,7 +174,7 @@ __device__ __forceinline__ void quant_mat_vec(const MulMatArgs &args) {
 template <class T>
 __device__ __forceinline__ void quant_routed(const MulMatIdArgs &args) {
     const u64 as = args.as[0] | args.as[1], ds = args.ds[0] | args.ds[1] | args.ds[2];
-    const u32 log2_lanes = args.log2_lanes, rows = THREADS * ROWS >> log2_lanes;
+    const u32 log2_lanes = args.log2_lanes, rows = THREADS * UNPACKED_ROWS >> log2_lanes;
     if (aligned_rows<T>((u64)args.a | as, (u64)args.dst | ds)) {
         for_slots(args, [=](const Matrices &of) { quant_multiply<T, 1, RowCursor<T>>(of, log2_lanes); });
     } else {

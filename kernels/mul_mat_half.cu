@@ -2,6 +2,8 @@
 // rounded to the type of the weights, as by ggml's CPU backend; products are exact, and sums are in f32. One module per type of
 // a: TYPE is its struct, NAME its part of the entries' names.
 //
+// Fusion, for aligned elements and one group of columns: see mul_mat_products.cuh.
+//
 // Variants: mul_mat_half4, _half8: as many columns per block.
 // Limits:   as mul_mat.cu. Rows and columns are fast if they are at multiples of 16 bytes.
 // Floor:    a is read once per 4 or 8 columns, b once per 16 rows of a.
@@ -14,6 +16,7 @@
 // as there are weights.
 #include "common/mma.cuh"
 #include "mul_mat_bytes.cuh"
+#include "mul_mat_products.cuh"
 
 constexpr u32 HALF_ROWS = 16, HALF_GROUPS = HALF_ROWS / 8; // rows of a block, in groups of eight
 constexpr u32 HALF_WARPS = 16;                             // at most, per block
@@ -24,11 +27,13 @@ template <int N>
 struct HalfCursor {
     const u8 *rows[HALF_GROUPS], *columns[N / 4];
 
-    __device__ __forceinline__ void advance(u32 elements) {
+    __device__ __forceinline__ void advance(u32 elements) { advance(2ull * elements, 4ull * elements); }
+
+    __device__ __forceinline__ void advance(u64 row_bytes, u64 column_bytes) {
 #pragma unroll
-        for (u32 r = 0; r < HALF_GROUPS; r++) rows[r] += 2ull * elements;
+        for (u32 r = 0; r < HALF_GROUPS; r++) rows[r] += row_bytes;
 #pragma unroll
-        for (u32 c = 0; c < N / 4; c++) columns[c] += 4ull * elements;
+        for (u32 c = 0; c < N / 4; c++) columns[c] += column_bytes;
     }
 };
 
@@ -84,75 +89,97 @@ __device__ __forceinline__ void multiply_halves(const HalfCursor<N> &at, u32 beg
     }
 }
 
-// Computes the block's rows for up to N columns. `whole`: rows are at multiples of 16 bytes. All threads of the block must call
-// this function.
+// Computes the block's rows for up to N columns, and stores them; see store_product. `whole`: rows are at multiples of 16 bytes. All
+// threads of the block must call this function.
 template <class T, int N>
-__device__ __forceinline__ void half_multiply(const Matrices &of, bool whole) {
+__device__ __forceinline__ void half_multiply(const Matrices &of, bool whole, u32 block, bool gated, const u8 *up, const float *bias) {
     constexpr u32 PIECES = 16 / N; // as many as registers permit
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, g = lane / 4, t = lane % 4;
-    const u32 first = blockIdx.x * HALF_ROWS;
-    // Rows and columns beyond the end load the last one again; their results are not stored.
-    HalfCursor<N> start;
-#pragma unroll
-    for (u32 r = 0; r < HALF_GROUPS; r++) start.rows[r] = of.a + min(first + 8 * r + g, of.m - 1) * of.a1;
-#pragma unroll
-    for (u32 c = 0; c < N / 4; c++) start.columns[c] = of.b + min(4 * c + g % 4, of.n - 1) * of.b1 + 8 * (g / 4);
-    float sums[HALF_GROUPS][N / 4][4] = {};
-    u32 begin = 0;
-    if (whole) {
-        constexpr u32 STEP = HALF_PIECE * PIECES;
-        begin = of.k / STEP * STEP;
-        HalfCursor<N> at = start;
-        at.advance(STEP * warp + 8 * t);
+    const u32 first = block * HALF_ROWS;
+    u32 step = HALF_PIECE * PIECES * warps;
+    u64 row_step = 2ull * step, column_step = 4ull * step;
+    // Hides how they were computed; otherwise the compiler computes them again in each step.
+    asm volatile("" : "+r"(step), "+l"(row_step), "+l"(column_step));
+    float gate = 0.0f; // a thread stores one element at most
 #pragma unroll 1
-        for (u32 k = STEP * warp; k < begin; k += STEP * warps) {
-            multiply_halves<T, N, true, PIECES>(at, 0, 0, sums);
-            at.advance(STEP * warps);
-        }
-    }
+    for (u32 pass = 0; pass <= gated; pass++) {
+        const u8 *a = pass == 0 ? of.a : up;
+        keep(a);
+        // Rows and columns beyond the end load the last one again; their results are not stored.
+        HalfCursor<N> start;
+#pragma unroll
+        for (u32 r = 0; r < HALF_GROUPS; r++) start.rows[r] = a + min(first + 8 * r + g, of.m - 1) * of.a1;
+#pragma unroll
+        for (u32 c = 0; c < N / 4; c++) start.columns[c] = of.b + min(4 * c + g % 4, of.n - 1) * of.b1 + 8 * (g / 4);
+        float sums[HALF_GROUPS][N / 4][4] = {};
+        u32 begin = 0;
+        if (whole) {
+            constexpr u32 STEP = HALF_PIECE * PIECES;
+            begin = of.k / STEP * STEP;
+            HalfCursor<N> at = start;
+            at.advance(STEP * warp + 8 * t);
 #pragma unroll 1
-    for (u32 k = begin + HALF_PIECE * warp; k < of.k; k += HALF_PIECE * warps) {
-        HalfCursor<N> at = start;
-        at.advance(k + 8 * t);
-        multiply_halves<T, N, false, 1>(at, k + 8 * t, of.k, sums);
-    }
-    // The stride between columns makes the stores of a warp free of bank conflicts.
-    __shared__ float parts[2 * HALF_WARPS][N][HALF_ROWS + 4];
-#pragma unroll
-    for (u32 r = 0; r < HALF_GROUPS; r++) {
-#pragma unroll
-        for (u32 c = 0; c < N / 4; c++) {
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                parts[2 * warp + t / 2][4 * c + 2 * (t % 2) + i][8 * r + g] = t < 2 ? sums[r][c][i] : sums[r][c][2 + i];
+            for (u32 k = STEP * warp; k < begin; k += step) {
+                multiply_halves<T, N, true, PIECES>(at, 0, 0, sums);
+                at.advance(row_step, column_step);
             }
         }
-    }
-    __syncthreads();
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < HALF_ROWS * N; i += blockDim.x) {
-        const u32 row = i % HALF_ROWS, c = i / HALF_ROWS;
-        if (first + row >= of.m || c >= of.n) continue;
-        float sum = 0.0f;
+        for (u32 k = begin + HALF_PIECE * warp; k < of.k; k += HALF_PIECE * warps) {
+            HalfCursor<N> at = start;
+            at.advance(k + 8 * t);
+            multiply_halves<T, N, false, 1>(at, k + 8 * t, of.k, sums);
+        }
+        // The stride between columns makes the stores of a warp free of bank conflicts.
+        __shared__ float parts[2 * HALF_WARPS][N][HALF_ROWS + 4];
+#pragma unroll
+        for (u32 r = 0; r < HALF_GROUPS; r++) {
+#pragma unroll
+            for (u32 c = 0; c < N / 4; c++) {
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    parts[2 * warp + t / 2][4 * c + 2 * (t % 2) + i][8 * r + g] = t < 2 ? sums[r][c][i] : sums[r][c][2 + i];
+                }
+            }
+        }
+        __syncthreads();
+        const u32 local = threadIdx.x % HALF_ROWS, row = first + local, c = threadIdx.x / HALF_ROWS;
+        if (c < min(of.n, N) && row < of.m) {
+            const float *from = &parts[0][c][local];
+            float sum = 0.0f;
 #pragma unroll 1
-        for (u32 p = 0; p < 2 * warps; p++) sum += parts[p][c][row];
-        *(float *)(of.dst + (first + row) * of.d0 + c * of.d1) = sum;
+            for (u32 p = 0; p < warps; p++) {
+                sum += from[0] + from[sizeof(parts[0]) / sizeof(float)];
+                from += 2 * sizeof(parts[0]) / sizeof(float);
+            }
+            float *to = (float *)(of.dst + row * of.d0 + c * of.d1);
+            keep(to);
+            store_product(to, sum, row, bias, gated, pass, gate);
+        }
+        // The next pass, and the next columns, reuse the shared memory.
+        __syncthreads();
     }
-    // The next columns reuse the shared memory.
-    __syncthreads();
 }
 
-// Grid: x = groups of 16 rows, y = groups of N columns, z = planes.
+// Grid: x = groups of 16 rows of each product, y = groups of N columns, z = planes. A block has at least 16 N threads.
 template <class T, int N>
-__device__ __forceinline__ void half_mat_mul(const MulMatArgs &args) {
-    const Access how = access<T>(args);
-    if (how == BYTES) for_columns<N>(args, [](const Matrices &of) { products_of_bytes(of, HALF_ROWS, N, dot_of_bytes<T>); });
-    else for_columns<N>(args, [=](const Matrices &of) { half_multiply<T, N>(of, how == ALIGNED); });
+__device__ __forceinline__ void half_mat_mul(const ProductsArgs &args) {
+    const BlockProduct product(args);
+    const u64 gate = args.gated ? (u64)args.more_a[0] : 0, strides = args.strides;
+    const Access how = access<T>((u64)product.args.a | gate | strides % 16, (u64)args.b | strides / 16 % 16,
+                                 (u64)product.args.dst | strides / 256);
+    if (how == BYTES) {
+        for_columns<N>(product.args, [](const Matrices &of) { products_of_bytes(of, HALF_ROWS, N, dot_of_bytes<T>); });
+    } else {
+        for_columns<N>(product.args, [&](const Matrices &of) {
+            half_multiply<T, N>(of, how == ALIGNED, product.block, args.gated, args.more_a[0], product.bias);
+        });
+    }
 }
 
 #define ENTRY3(prefix, name) prefix##_##name
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
 #define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
 
-ENTRY(mul_mat_half4, 512, 1)(MulMatArgs args) { half_mat_mul<TYPE, 4>(args); }
-ENTRY(mul_mat_half8, 512, 1)(MulMatArgs args) { half_mat_mul<TYPE, 8>(args); }
+ENTRY(mul_mat_half4, 512, 1)(ProductsArgs args) { half_mat_mul<TYPE, 4>(args); }
+ENTRY(mul_mat_half8, 512, 1)(ProductsArgs args) { half_mat_mul<TYPE, 8>(args); }

@@ -3,9 +3,8 @@
 // block type of a: TYPE is its struct, NAME its part of the entries' names. A second module has the variants for GPUs without the
 // instructions of mul_mat_mma.cu (WIDE).
 //
-// Fusion, for up to two columns: up to three products of the same columns in one grid, each with the addition of a vector to its
-// columns; two products and the SWIGLU of their results: each block computes both products of its rows, one after the other, and the
-// last block of a piece of rows quantises it.
+// Fusion, for up to two columns: see mul_mat_products.cuh. For a SWIGLU, each block computes both products of its rows, one after the
+// other, and the last block of a piece of rows quantises it.
 //
 // Variants: mul_mat_packed_vec1, _vec2, mul_mat_packed_id: see mul_mat_dot.cuh;
 //           mul_mat_packed_vec4, _vec8 (WIDE): the same without fusion;
@@ -14,79 +13,55 @@
 //           which four have fewer than 2^32 bytes. dst is at a multiple of 4 bytes.
 // Floor:    a is read once per 8 columns, b once per 4 rows of a.
 #include "common/copy_blocks.cuh"
-#include "common/math.cuh"
 #include "common/quantize.cuh"
 #include "mul_mat_dot.cuh"
+#include "mul_mat_products.cuh"
 
 #define ENTRY3(prefix, name) prefix##_##name
 #define ENTRY2(prefix, name) ENTRY3(prefix, name)
 #define ENTRY(prefix, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) ENTRY2(prefix, NAME)
+
+// Rows of a group of lanes, for N columns; see rows_per_group() of src/cuda/ops/mul_mat.rs. With more rows, the instructions before and
+// behind the loop over k, and the loads of columns, are shared by more weights; with more columns or longer blocks, there are too few
+// registers.
+template <int N>
+__device__ constexpr u32 packed_rows() { return TYPE::LEN == 32 && N == 1 ? 8 : 4; }
 
 #ifdef WIDE
 // Grid: x = groups of 512 / lanes rows, y = groups of N columns, z = planes.
 template <int N>
 __device__ __forceinline__ void wide_mat_vec(const MulMatArgs &args) {
     const u32 log2_lanes = args.log2_lanes;
-    for_columns<N>(args, [=](const Matrices &of) { quant_multiply<TYPE, N, PackedCursor<TYPE>>(of, log2_lanes); });
+    for_columns<N>(args, [=](const Matrices &of) { quant_multiply<TYPE, N, PackedCursor<TYPE, packed_rows<N>()>>(of, log2_lanes); });
 }
 
 ENTRY(mul_mat_packed_vec4, 128, 1)(MulMatArgs args) { wide_mat_vec<4>(args); }
 ENTRY(mul_mat_packed_vec8, 128, 1)(MulMatArgs args) { wide_mat_vec<8>(args); }
 #else
-// Another product of the grid: its first block in x, and its rows.
-struct GridProduct {
-    u32 first, m;
-};
-
-// Where a gated product also writes its result as quantised columns, for the product that follows; null if it does not.
-struct QuantizedResult {
-    u8 *columns;
-    u32 *counters; // zeros, also afterwards: one for each piece of rows of each column of blocks
-    u64 stride;    // bytes from one quantised column to the next
-};
-
-// As MulMatArgs. With more products, there is one plane, and the results are dense.
-struct PackedVecArgs {
-    const u8 *a, *b;
-    u8 *dst;
-    const u8 *more_a[2];
-    u8 *more_dst[2];
-    const float *biases[3]; // added to the columns of the results, by product; null: nothing is added
-    QuantizedResult quantized; // of the dense result of a gated product
-    u32 k, m, n;
-    u32 log2_lanes; // at least 5 if `gated`
-    u32 planes, b2;
-    u32 r2, r3;
-    u64 as[3], bs[3];
-    u64 ds[4];
-    GridProduct more[2]; // `first` is beyond the grid where there is no such product
-    u32 gated;      // whether dst is the SWIGLU of the products of a and of more_a[0]
-    u32 padding;
-};
-
-// As quant_multiply, for packed weights. If `gated`, the result is the SWIGLU of two products: silu(a b) (up b). Otherwise `bias` is
-// added to each column, unless it is null.
+// As quant_multiply, for packed weights; see store_product.
 template <int N>
 __device__ __forceinline__ void packed_multiply(const Matrices &of, u32 log2_lanes, u32 block, bool gated, const u8 *up,
                                                 const float *bias) {
-    float gate = 0.0f; // with 32 or more lanes, a thread stores one element at most
+    float gate[N] = {};
 #pragma unroll 1
     for (u32 pass = 0; pass <= gated; pass++) {
         Matrices product = of;
         if (pass == 1) product.a = up;
+        constexpr u32 ROWS = packed_rows<N>();
         float sums[ROWS][N] = {};
-        quant_sums<TYPE, N, PackedCursor<TYPE>>(product, log2_lanes, block, sums);
-        reduce<N>(product, log2_lanes, block, sums, [&](float *to, float sum, u32 row) {
-            if (!gated) *to = bias == nullptr ? sum : sum + bias[row];
-            else if (pass == 0) gate = sum;
-            else *to = silu(gate) * sum;
+        quant_sums<TYPE, PackedCursor<TYPE, ROWS>>(product, log2_lanes, block, sums);
+        reduce<true>(product, log2_lanes, block, sums, [&](float *to, float sum, u32 row, int slot) {
+            store_product(to, sum, row, bias, gated, pass, gate[slot]);
         });
     }
 }
 
-// Rows of a block if each group of rows has one lane (log2).
-constexpr u32 LOG2_BLOCK_ROWS = 7 + LOG2_ROWS;
-static_assert(THREADS == 128, "");
+// Rows of a block (log2), for N columns.
+template <int N>
+__device__ __forceinline__ u32 log2_block_rows(u32 log2_lanes) {
+    static_assert(THREADS == 128, "");
+    return 7 + log2_of(packed_rows<N>()) - log2_lanes;
+}
 
 // Quantises a piece of n dense results of m rows, as soon as all blocks have stored their rows of the piece: the last block does it. A
 // function of its own keeps the PTX small.
@@ -102,40 +77,29 @@ __device__ __noinline__ void quantize_results(u8 *columns, u64 stride, u32 *coun
     }
 }
 
-// Grid: x = groups of 512 / lanes rows of each product, y = groups of N columns, z = planes.
+// Grid: x = groups of 128 / lanes * packed_rows<N>() rows of each product, z = planes. There are up to N columns.
 template <int N>
-__device__ __forceinline__ void packed_mat_vec(const PackedVecArgs &args) {
-    MulMatArgs product = {args.a, args.b, args.dst, args.k, args.m, args.n, args.log2_lanes, args.planes, args.b2, args.r2, args.r3,
-                          {args.as[0], args.as[1], args.as[2]}, {args.bs[0], args.bs[1], args.bs[2]},
-                          {args.ds[0], args.ds[1], args.ds[2], args.ds[3]}};
-    u32 block = blockIdx.x;
-    const float *bias = args.biases[0];
-    if (block >= args.more[0].first) {
-        const bool last = block >= args.more[1].first;
-        product.a = last ? args.more_a[1] : args.more_a[0];
-        product.dst = last ? args.more_dst[1] : args.more_dst[0];
-        bias = last ? args.biases[2] : args.biases[1];
-        product.m = last ? args.more[1].m : args.more[0].m;
-        product.ds[1] = 4ull * product.m;
-        block -= last ? args.more[1].first : args.more[0].first;
-    }
+__device__ __forceinline__ void packed_mat_vec(const ProductsArgs &args) {
+    const BlockProduct product(args);
     const u32 log2_lanes = args.log2_lanes;
-    for_columns<N>(product, [=, &args](const Matrices &of) {
-        packed_multiply<N>(of, log2_lanes, block, args.gated, args.more_a[0], bias);
+    for_planes(product.args, [&](const u8 *a, const u8 *b, u8 *dst) {
+        const MulMatArgs &p = product.args;
+        const Matrices of = {a, b, dst, 0, p.bs[0], p.ds[0], p.ds[1], p.k, p.m, p.n};
+        packed_multiply<N>(of, log2_lanes, product.block, args.gated, args.more_a[0], product.bias);
     });
     if (args.quantized.columns != nullptr) {
         const QuantizedResult to = args.quantized;
-        quantize_results(to.columns, to.stride, to.counters, (const float *)args.dst, args.m, args.n, LOG2_BLOCK_ROWS - log2_lanes);
+        quantize_results(to.columns, to.stride, to.counters, (const float *)args.dst, args.m, args.n, log2_block_rows<N>(log2_lanes));
     }
 }
 
 // Minimum of blocks per multiprocessor, about as many as without fusion: otherwise, ptxas would take up to 40 more registers for the same
 // loop. With more blocks, some targets would spill registers; those of types with a plane of high bits (Q3_K and Q5_K) earlier.
 constexpr bool HAS_HIGH_BITS = TYPE::LEN == 256 && (TYPE::BYTES == 110 || TYPE::BYTES == 176);
-constexpr int BLOCKS1 = TYPE::LEN == 32 ? 6 : HAS_HIGH_BITS ? 3 : 4, BLOCKS2 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 2 : 3;
+constexpr int BLOCKS1 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 3 : 4, BLOCKS2 = TYPE::LEN == 32 ? 4 : HAS_HIGH_BITS ? 2 : 3;
 
-ENTRY(mul_mat_packed_vec1, 128, BLOCKS1)(PackedVecArgs args) { packed_mat_vec<1>(args); }
-ENTRY(mul_mat_packed_vec2, 128, BLOCKS2)(PackedVecArgs args) { packed_mat_vec<2>(args); }
+ENTRY(mul_mat_packed_vec1, 128, BLOCKS1)(ProductsArgs args) { packed_mat_vec<1>(args); }
+ENTRY(mul_mat_packed_vec2, 128, BLOCKS2)(ProductsArgs args) { packed_mat_vec<2>(args); }
 
 // As MulMatIdArgs, and the weights of the second product of a SWIGLU, or null.
 struct PackedIdArgs {
@@ -146,7 +110,7 @@ struct PackedIdArgs {
     const u8 *up;
     QuantizedResult quantized;
     u32 k, m, experts;
-    u32 log2_lanes; // at least 5 with `up`
+    u32 log2_lanes; // at least 5
     u32 used, tokens, nb;
     u32 padding;
     u64 as[2], bs[2];
@@ -169,7 +133,7 @@ ENTRY(mul_mat_packed_id, 128, BLOCKS1)(PackedIdArgs args) {
         const u32 slot = blockIdx.z * args.used + blockIdx.y, pieces = (args.m - 1) / (TYPE::LEN == 256 ? 256 : 128) + 1;
         const float *results = (const float *)args.dst + (u64)slot * args.m;
         const QuantizedResult to = args.quantized;
-        quantize_results(to.columns + slot * to.stride, 0, to.counters + slot * pieces, results, args.m, 1, LOG2_BLOCK_ROWS - log2_lanes);
+        quantize_results(to.columns + slot * to.stride, 0, to.counters + slot * pieces, results, args.m, 1, log2_block_rows<1>(log2_lanes));
     }
 }
 

@@ -33,14 +33,13 @@ constexpr int EACH = 16;
 struct Operand {
     Shape shape;
     u32 wraps;
-    u32 vector; // whether 16-byte accesses are possible if the address of the first byte is aligned
+    u32 padding;
 
     __device__ __forceinline__ u64 row(u32 i1, u32 i2, u32 i3) const {
+        if ((i1 | i2 | i3) == 0) return 0; // decoding has one row
         if (wraps) i1 %= shape.ne[1], i2 %= shape.ne[2], i3 %= shape.ne[3];
         return shape.row(i1, i2, i3);
     }
-
-    __device__ __forceinline__ bool wide(const void *first) const { return vector && ((u64)first & 15) == 0; }
 };
 
 struct NormKeptArgs {
@@ -55,7 +54,7 @@ struct NormKeptArgs {
     float eps;
     u64 stride; // bytes from one quantised column to the next
     u32 group;  // of their scales: 32 or 256
-    u32 padding;
+    u32 vector; // whether 16-byte accesses are possible if the addresses of the first bytes are aligned
 };
 
 __device__ __forceinline__ float scale_of(u32 kind, float eps, float squares, float n) {
@@ -127,9 +126,8 @@ __device__ __forceinline__ void kept(const NormKeptArgs &args) {
     u32 i1 = row, i2 = 0, i3 = 0;
     if (ys.ne[2] * ys.ne[3] != 1) ys.split(row, i1, i2, i3);
     if (i1 >= ys.ne[1] || i3 >= ys.ne[3]) return;
-    const bool wide = args.xs.wide(args.x) && args.bs.wide(args.b) && args.ss.wide(args.sum) && args.ws.wide(args.w) &&
-                      args.ps.wide(args.plus) && args.ys.wide(args.y);
-    if (wide) kept<N, true>(args, i1, i2, i3);
+    const u64 addresses = (u64)args.x | (u64)args.b | (u64)args.sum | (u64)args.w | (u64)args.plus | (u64)args.y;
+    if (args.vector && addresses % 16 == 0) kept<N, true>(args, i1, i2, i3);
     else kept<N, false>(args, i1, i2, i3);
     if (args.quantized == nullptr) return;
     // A thread quantises other elements of the row than it holds, so each reads back what the threads of the team have stored.

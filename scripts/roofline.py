@@ -204,19 +204,24 @@ def table(target, rows, ggml):
             f"{emulator['barriers_per_warp']:g}", f"{row['model']['us']:.1f}", row["model"]["bound"],
         ]
         text.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(text) + "\n" + "".join(layers(rows))
+    return "\n".join(text) + "\n" + "".join(layers(target, rows))
 
 
-def layers(rows):
+def layers(target, rows):
     """Launches and modelled time of the layers."""
-    found = collections.defaultdict(list)
+    gpu, found = model.GPUS[target], collections.defaultdict(list)
     for key, row in rows.items():
         if key.startswith(LAYER):
             found[key.split(" | ")[0]].append((key.split(" | ")[1], row))
     for case, kernels in found.items():
         launches = sum(row["emulator"]["launches"] for _, row in kernels)
         time = sum(row["model"]["us"] for _, row in kernels)
-        yield f"\n{case}: {launches} launches, {time:.0f} us by the model; "
+        # Little is read twice, and never from memory.
+        roof = sum(row["emulator"]["distinct_bytes"] for _, row in kernels) / gpu.bytes_per_second * 1e6
+        yield f"\n{case}: {launches} launches, {time:.1f} us by the model, {100 * roof / time:.0f} % of the memory roof; "
+        if int(target) >= 90:
+            dependent = time - launches * (model.LAUNCH_SECONDS - model.DEPENDENT_LAUNCH_SECONDS) * 1e6
+            yield f"with programmatic dependent launch {dependent:.1f} us, {100 * roof / dependent:.0f} %; "
         yield f"{LAYERS} layers {LAYERS * launches} launches, {LAYERS * time / 1e3:.2f} ms.\n\n"
         yield "| kernel | launches | model us | bound |\n| --- | --- | --- | --- |\n"
         for entry, row in sorted(kernels, key=lambda pair: -pair[1]["model"]["us"]):

@@ -74,7 +74,7 @@ def figures(case, counted, entry, kernel, compiled, target):
         "all_instructions_per_unit": each(facts["body_executed"]),
         "per_pass": facts["per_pass"],
         "loads_per_pass": facts["loads"],
-        "bytes_in_flight_per_sm": round(facts["per_pass"]["global_load_bytes"] * threads * held["blocks_per_sm"]),
+        "bytes_in_flight_per_sm": round(facts["load_bytes_at_a_time"] * threads * held["blocks_per_sm"]),
         "registers": used.registers,
         "spill_bytes": used.spill_bytes,
         "shared_bytes": used.shared_bytes,

@@ -226,6 +226,12 @@ def facts(function, lines):
     passes = main[0] or max(main)
     shares = [count / passes if passes else 0.0 for count in main]
     per_pass = lambda value: round(sum(share * value(each) for share, each in zip(shares, code)), 2)
+    global_bytes = lambda each: each.bytes if each.head in ("LDG", "LDGSTS") else 0
+    # What a warp loads at a time: a pass of the loop. If that runs once, its loads overlap with those before it.
+    warps = counts[0] if counts else 0
+    at_a_time = per_pass(global_bytes)
+    if warps and passes <= warps:
+        at_a_time = round(sum(count * global_bytes(each) for count, each in zip(counts, function.code)) / warps, 2)
     return {
         "loop": is_loop,
         "passes": passes,
@@ -233,9 +239,10 @@ def facts(function, lines):
             "instructions": per_pass(lambda each: 1),
             "stall_cycles": per_pass(lambda each: each.stall),
             "scoreboard_waits": per_pass(lambda each: each.waits),
-            "global_load_bytes": per_pass(lambda each: each.bytes if each.head in ("LDG", "LDGSTS") else 0),
+            "global_load_bytes": per_pass(global_bytes),
         },
         "loads": by(code, shares, lambda each: f"{each.head}.{8 * each.bytes}" if each.head in LOADS else None),
+        "load_bytes_at_a_time": at_a_time,
         "executed": sum(main),
         "pipes": by(code, main, lambda each: each.pipe),
         "body_executed": sum(counts),

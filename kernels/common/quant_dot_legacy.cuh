@@ -202,10 +202,15 @@ __device__ __forceinline__ void look_up_fp4(const unsigned (&words)[4], unsigned
 }
 constexpr int FP4_BIAS = 12;
 
+// The scale of a block is taken twice, and that of the activations once in two, since the exponent is that of the double scale. Blocks whose
+// scale is 2^-128, below the normal floats, count as zeros, and 2^127, which is the code of NaN, as infinity: as in ggml's CUDA kernels.
 template <>
 struct QuantDot<MXFP4> {
     static constexpr int UNIT = 32;
-    using Column = InterleavedColumn;
+
+    struct Column : InterleavedColumn {
+        __device__ __forceinline__ Column(const ColumnBlock& from, int unit) : InterleavedColumn(from, unit) { scale *= 0.5f; }
+    };
 
     struct Weights {
         unsigned codes[8];
@@ -215,9 +220,7 @@ struct QuantDot<MXFP4> {
         __device__ __forceinline__ Weights(const From& from, const Unit& unit) {
             unsigned words[4];
             load_field<MXFP4::Codes>(from, 0, words);
-            // As MXFP4::unit(), without a branch.
-            const int e = from.template field<MXFP4::Exponent>()[0];
-            d = __int_as_float(max((e << 23) - 0x800000, (e << 21) + 0x200000));
+            d = __uint_as_float((unsigned)from.template field<MXFP4::Exponent>()[0] << 23);
             look_up_fp4(words, unit.zero, codes);
         }
     };

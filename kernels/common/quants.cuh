@@ -154,11 +154,10 @@ struct FieldList {
         return result;
     }
 
-    // Bytes of the fields before field G, per block.
-    template <class G>
-    static __device__ constexpr int before() {
-        int sum = 0;
-        for (int f = 0; f < index<G>(); f++) sum += bytes(f);
+    // Bytes of the fields before field number `f`, per block.
+    static __device__ constexpr int before(int f) {
+        int index = 0, sum = 0;
+        ((sum += index++ < f ? F::BYTES : 0), ...);
         return sum;
     }
 
@@ -196,7 +195,7 @@ struct PackedBlock {
 
     template <class F>
     __device__ __forceinline__ const unsigned char* field() const {
-        constexpr int BEFORE = T::Fields::template before<F>();
+        constexpr int BEFORE = T::Fields::before(T::Fields::template index<F>());
         return group + (unsigned long long)blocks * BEFORE + (unsigned long long)index * F::BYTES;
     }
 

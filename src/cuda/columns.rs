@@ -30,7 +30,7 @@ impl Placed {
         self.place.offset..self.place.offset + self.desc.extent()
     }
 
-    fn overlaps(&self, other: &Placed) -> bool {
+    pub(super) fn overlaps(&self, other: &Placed) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
         self.place.slot == other.place.slot && a.start < b.end && b.start < a.end
     }

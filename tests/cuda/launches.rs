@@ -15,7 +15,7 @@ use fanout::ops::rope::{Rope, RopeMode};
 use fanout::ops::rows::Rows;
 use fanout::ops::softmax::SoftMax;
 use fanout::ops::sort::Sort;
-use fanout::tensor::DType::{self, F16, F32, I32, I64, Q4_K, Q6_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, I64, Q4_K, Q6_K, Q8_0};
 use fanout::tensor::TensorDesc;
 use fanout::tensor::quant::dequantiser;
 use fanout_testing::compare::nmse;
@@ -328,6 +328,9 @@ fn a_layer_of_a_decoder_has_few_launches() {
         ("llama, Q4_K", Layer::llama([Q4_K; 2], false), 9),
         ("llama, Q8_0", Layer::llama([Q8_0; 2], false), 9),
         ("llama, Q4_K, values Q6_K", Layer::llama([Q4_K, Q6_K], false), 10),
+        ("llama, F16", Layer::llama([F16; 2], false), 9),
+        ("llama, BF16, shared memory", Layer::llama([BF16; 2], true), 9),
+        ("qwen2, BF16", Layer::qwen2([BF16; 2], false), 9),
         ("qwen2, Q8_0", Layer::qwen2([Q8_0; 2], false), 9),
         ("qwen2, Q8_0, shared memory", Layer::qwen2([Q8_0; 2], true), 9),
         ("qwen2, Q4_K, values Q6_K", Layer::qwen2([Q4_K, Q6_K], false), 10),

@@ -1,4 +1,5 @@
-//! Fused products while one of their weights is in rows: the nodes run one by one then, and their columns come from other launches.
+//! Fused products while one of their weights is in rows: the nodes run one by one then, and their columns come from other launches. Fused
+//! products of F16 and BF16, which read F32 columns.
 
 use crate::fixture::floats;
 use crate::packed::{Gpu, assert_close, bytes_of, read, weights};
@@ -9,7 +10,7 @@ use fanout::ops::glu::{Glu, GluKind};
 use fanout::ops::mul_mat::MulMat;
 use fanout::ops::norm::Norm;
 use fanout::ops::rows::Rows;
-use fanout::tensor::DType::{self, F32, I32, Q4_K, Q8_0};
+use fanout::tensor::DType::{self, BF16, F16, F32, I32, Q4_K, Q8_0};
 use fanout_testing::transformer::noise;
 use std::sync::Arc;
 
@@ -217,5 +218,76 @@ fn products_read_a_weight_that_is_never_packed() {
                 gpu.end();
             }
         }
+    }
+}
+
+/// Products of F16 and BF16 are fused for up to eight columns, whatever the alignment of their weights.
+#[test]
+fn products_of_halves_are_fused() {
+    // With more columns than a block has, the products and the SWIGLU are launches of their own.
+    for (dtype, k, n, launches) in
+        [(F16, 96, 1, 4), (BF16, 200, 2, 4), (F16, 264, 5, 4), (BF16, 160, 8, 4), (F16, 96, 9, 8)]
+    {
+        for shifted in [None, Some(0), Some(1), Some(3), Some(4)] {
+            let layer = Layer::new(dtype, k, n, None);
+            let want = layer.on_cpu();
+            let mut gpu = Gpu::new();
+            let device = Arc::clone(&gpu.fixture.devices[0]);
+            let mut bound = layer.bind(&*device, &mut *gpu.queue, shifted);
+            let what = format!("{dtype}, {n} columns, {shifted:?} at a multiple of 8 bytes");
+            for _ in 0..3 {
+                assert_eq!(bound.check(&layer, &mut gpu, &want, &what), launches, "{what}");
+            }
+            drop((bound, device));
+            gpu.end();
+        }
+    }
+}
+
+/// The SWIGLU lies on the columns of its products. If they are read from there, no block may write before all have read.
+#[test]
+fn a_swiglu_over_its_columns_is_right() {
+    for (dtype, launches) in [(F16, 3), (Q8_0, 2)] {
+        let (k, m) = (1024, 256);
+        let mut b = Builder::with_separate_slots();
+        let leaves = [0, 1].map(|_| b.leaf(dtype, [k, m, 1, 1]).unwrap());
+        let x = b.leaf(F32, [k, 1, 1, 1]).unwrap();
+        let [gate, up] = leaves.map(|leaf| b.node(MulMat::PLAIN, &[Some(leaf), Some(x)]).unwrap());
+        [gate, up].into_iter().for_each(|id| b.set_use_count(id, 1).unwrap());
+        let onto = b.view(x, b.tensor(gate).unwrap().desc, 0).unwrap();
+        b.node_into(Glu { kind: GluKind::Swiglu, swapped: false }, &[Some(gate), Some(up)], onto).unwrap();
+        let graph = Arc::new(b.build().unwrap());
+        let slot = |id: TensorId| graph.tensor(id).unwrap().place.unwrap().slot as usize;
+        let run = |device: &dyn Device, queue: &mut dyn Queue, launches: &mut dyn FnMut()| {
+            let budget = MemoryBudget::new(1 << 30);
+            let slots = graph.slot_sizes().iter();
+            let regions: Arc<[_]> = slots.map(|&bytes| device.alloc(bytes as u64, &budget).unwrap().whole()).collect();
+            for (seed, leaf) in leaves.into_iter().enumerate() {
+                let bytes = weights(dtype, [k, m, 1, 1], seed as u64);
+                queue.upload(regions[slot(leaf)].clone(), None, UploadSource::Borrowed(&bytes)).unwrap();
+            }
+            let program = device.prepare(Arc::clone(&graph)).unwrap();
+            let mut result = Vec::new();
+            // The first run packs the weights.
+            for _ in 0..2 {
+                launches();
+                let columns = bytes_of(&noise(5, k));
+                queue.upload(regions[slot(x)].clone(), None, UploadSource::Borrowed(&columns)).unwrap();
+                queue.run(&program, &regions).unwrap();
+                result = floats(&read(queue, &regions[slot(x)].subregion(0, 4 * m as u64).unwrap()));
+            }
+            result
+        };
+        let cpu = CpuDevice::new("CPU", 1, MathMode::Fast, 1 << 30).unwrap();
+        let want = run(&*cpu, &mut *cpu.queue(&MemoryBudget::new(1 << 30)).unwrap(), &mut || ());
+        let mut gpu = Gpu::new();
+        let device = Arc::clone(&gpu.fixture.devices[0]);
+        let mut queue = device.queue(&MemoryBudget::new(1 << 30)).unwrap();
+        let mut before = 0;
+        let got = run(&*device, &mut *queue, &mut || before = gpu.launches(""));
+        assert_close(&got, &want, &format!("{dtype}"));
+        assert_eq!(gpu.launches("") - before, launches, "{dtype}");
+        drop((queue, device));
+        gpu.end();
     }
 }

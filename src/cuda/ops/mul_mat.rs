@@ -5,8 +5,8 @@
 //! multiply 8-bit codes: a launch before them quantises b.
 
 mod mma;
-pub(super) mod packed;
 pub(super) mod planes;
+pub(super) mod products;
 
 use super::repack::unit_len;
 use super::{
@@ -18,18 +18,15 @@ use crate::cuda::layout::PackedSpan;
 use crate::ops::mul_mat::MulMat;
 use crate::tensor::{Capability, DType, TensorDesc};
 use bytemuck::{NoUninit, Pod, Zeroable};
-use packed::{PackedIdArgs, PackedProducts};
 use planes::{Planes, stride};
+use products::{PackedIdArgs, Products};
 
 /// Threads per block of the vector kernels.
 const VEC_THREADS: u32 = 128;
-/// Rows of a per group of lanes in the vector kernels: `ROWS_PER_GROUP` of kernels/mul_mat_common.cuh.
-fn rows_per_group(a: &TensorDesc) -> usize {
-    if a.dtype().can(Capability::Cuda) { 4 } else { 2 }
-}
-
-/// Number of warps per multiprocessor that hides the latency of loads. With fewer, more lanes share each row (split-K within a
-/// block).
+/// Bytes of weights that the vector kernels load at a time on each multiprocessor to hide the latency of loads: by Little's law, 0.7 us of
+/// the 4.8 TB/s of an H200. If a grid would load less, more lanes share each row (split-K within a block). Kernels that load few bytes at
+/// a time are limited by instructions, so a number of warps is enough for them.
+const BYTES_TO_HIDE_LATENCY: u64 = 25 << 10;
 const WARPS_TO_HIDE_LATENCY: u64 = 16;
 
 /// Most columns for the vector kernels, if there are tensor cores.
@@ -176,7 +173,9 @@ fn columns_of(on: &NodeOnGpu<'_>) -> Result<(Columns, Option<ColumnConversion>),
 enum ProductKernel {
     /// Vector kernels: columns per block.
     Vec { width: u32 },
-    /// F16 and BF16 on tensor cores, few columns: columns per block.
+    /// Vector kernels of packed weights for few columns, which also compute fused products.
+    Fusing { width: u32 },
+    /// F16 and BF16 on tensor cores, few columns: columns per block. Also compute fused products.
     Half { width: u32 },
     /// Plain types on tensor cores, many columns.
     Tile,
@@ -194,6 +193,7 @@ impl ProductKernel {
                 let most = if dtype.block_len() == 256 { MAX_MMA_COLUMNS_K } else { MAX_MMA_COLUMNS };
                 ProductKernel::Mma { tiles: width.clamp(MMA_TILE_COLUMNS, most) / MMA_TILE_COLUMNS }
             }
+            (true, WeightLayout::Packed) if n <= MAX_DOT_COLUMNS => ProductKernel::Fusing { width },
             (true, WeightLayout::Packed) => ProductKernel::Vec { width: width.min(MAX_VEC_COLUMNS) },
             (true, WeightLayout::Ggml) => ProductKernel::Vec { width: if n > 1 { UNPACKED_VEC_COLUMNS } else { 1 } },
             (false, _) if mma && dtype != DType::F32 && n <= MAX_HALF_COLUMNS => {
@@ -312,32 +312,28 @@ fn mul_mat_args(
 
 /// The launch that multiplies weights and columns into the rows from `to` on of the destination.
 pub(super) fn mul_mat_launch(
-    &Weights { desc: a, at, layout }: &Weights<'_>,
+    weights: &Weights<'_>,
     columns: &Columns,
     to: Ptr,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
-    let [k, m, ..] = on.shape(a)?.ne;
+    let &Weights { desc: a, at, layout } = weights;
+    let m = on.shape(a)?.ne[1];
     let planes = Planes::of(a, &columns.shape, on)?;
     let (n, count) = (planes.n, planes.count(on)?);
     let counted = |width: u32| (u64::from(n.div_ceil(width)), u64::from(count));
     let others = |width: u32| counted(width).0.saturating_mul(counted(width).1);
     let (module, entry, width, in_x, log2_lanes, threads) = match ProductKernel::of(a, n, layout, on) {
-        ProductKernel::Half { width } => {
-            let in_x = u64::from(m.div_ceil(MMA_ROWS));
-            let threads = 32 * half_warps(k, in_x.saturating_mul(others(width)), on);
-            ("half_", format!("half{width}"), width, in_x, 0, threads)
-        }
-        ProductKernel::Vec { width } if layout == WeightLayout::Packed && width <= MAX_DOT_COLUMNS => {
-            return packed::vec_launch(a, columns, &PackedProducts::default(), on);
+        ProductKernel::Half { .. } | ProductKernel::Fusing { .. } => {
+            return products::launch(weights, columns, to, &Products::default(), on);
         }
         ProductKernel::Vec { width } => {
-            let log2_lanes = log2_lanes(a, a.ne()[1], others(width), on);
+            let groups = LaneGroups::of(a, layout, width, (a.ne()[1], others(width)), on);
             let (module, entry) = match layout {
                 WeightLayout::Ggml => ("", format!("vec{width}")),
                 WeightLayout::Packed => ("packed_wide_", format!("packed_vec{width}")),
             };
-            (module, entry, width, blocks_of_rows(a, a.ne()[1], log2_lanes), log2_lanes, VEC_THREADS)
+            (module, entry, width, groups.blocks(a.ne()[1]), groups.log2_lanes, VEC_THREADS)
         }
         ProductKernel::Tile => {
             let large = u64::from(m.div_ceil(128)).saturating_mul(others(64));
@@ -351,11 +347,6 @@ pub(super) fn mul_mat_launch(
     let args = mul_mat_args(a, &planes, layout, log2_lanes, on)?;
     let grid = Grid::of([in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)], threads);
     launch_typed(module, &entry, a, grid, &[at, columns.at, to], &args, on)
-}
-
-/// Blocks of the vector kernels for `m` rows like those of a.
-fn blocks_of_rows(a: &TensorDesc, m: usize, log2_lanes: u32) -> u64 {
-    blocks(m, VEC_THREADS >> log2_lanes, rows_per_group(a))
 }
 
 /// Warps per block of the kernels for F16 and BF16, which split k: enough to hide the latency of loads with this many blocks, but no
@@ -375,7 +366,7 @@ fn weight_strides(a: &TensorDesc, shape: &Shape, layout: WeightLayout) -> [u64; 
 }
 
 /// The launch of MUL_MAT_ID. Source `ids` selects the experts. For packed weights only: weights `up` of a second product, and the bytes
-/// of a column of the quantised result, see [`PackedProducts`].
+/// of a column of the quantised result, see [`Products`].
 fn mul_mat_id_launch(
     a: &TensorDesc,
     columns: &Columns,
@@ -387,15 +378,12 @@ fn mul_mat_id_launch(
     let (shape, b, ids, dst) = (on.shape(a)?, &columns.shape, on.shape(on.src(ids.into())?)?, on.shape(on.dst())?);
     let ([k, m, experts, _], [used, tokens, ..]) = (shape.ne, ids.ne);
     let [_, a1, a2, _] = weight_strides(a, &shape, layout);
-    let log2_lanes = log2_lanes(a, a.ne()[1], u64::from(used) * u64::from(tokens), on);
-    if up.is_some() && log2_lanes < packed::MIN_GATED_LANES {
-        return Err(on.unsupported("short rows of a gated product"));
-    }
+    let groups = LaneGroups::of(a, layout, 1, (a.ne()[1], u64::from(used) * u64::from(tokens)), on);
     let args = MulMatIdArgs {
         k,
         m,
         experts,
-        log2_lanes,
+        log2_lanes: groups.log2_lanes,
         used,
         tokens,
         nb: b.ne[1],
@@ -405,31 +393,62 @@ fn mul_mat_id_launch(
         dst: [0, 1, 2].map(|dim| stride(&dst, dim)),
         ids: [ids.nb[0], ids.nb[1]],
     };
-    let in_x = blocks_of_rows(a, a.ne()[1], log2_lanes);
+    let in_x = groups.blocks(a.ne()[1]);
     let grid = Grid::of([in_x, u64::from(used).min(MAX_GRID_YZ), u64::from(tokens).min(MAX_GRID_YZ)], VEC_THREADS);
     let mut pointers = vec![Ptr::Src(0), columns.at, Ptr::Dst, ids_at, Ptr::ErrorWord];
     if layout == WeightLayout::Ggml {
         return launch_typed("", "id", a, grid, &pointers, &args, on);
     }
     pointers.push(up.unwrap_or(Ptr::Null));
-    pointers.extend(packed::quantized_result(quantized));
+    pointers.extend(products::quantized_result(quantized));
     let args = PackedIdArgs { stride: quantized, product: args };
     launch_typed("packed_", "packed_id", a, grid, &pointers, &args, on)
 }
 
-/// Binary logarithm of the number of lanes that share a row, of `m` rows like those of a, if `others` blocks use each row. As few lanes
-/// as possible, so that each does several steps, but enough warps in total to hide the latency of loads.
-fn log2_lanes(a: &TensorDesc, m: usize, others: u64, on: &NodeOnGpu<'_>) -> u32 {
-    let k = a.ne()[0];
-    let least = if a.dtype().block_len() > 32 { 5 } else { 2 };
-    let unit = unit_len(a.dtype());
-    let mut log2 = (k / 32).max(1).ilog2().clamp(least, 5);
-    let groups = m.div_ceil(rows_per_group(a)) as u64;
-    let wanted = u64::from(on.gpu.multiprocessors) * WARPS_TO_HIDE_LATENCY * 32;
-    while log2 < VEC_THREADS.ilog2() && (unit << log2) < k && groups.saturating_mul(others) << log2 < wanted {
-        log2 += 1;
+/// How a vector kernel shares weights among its threads: groups of lanes have some rows each.
+#[derive(Clone, Copy)]
+struct LaneGroups {
+    rows: usize,
+    log2_lanes: u32,
+}
+
+impl LaneGroups {
+    /// The groups of the kernel for `width` columns per block, for `m` rows like those of a, if `others` blocks use each row. As few lanes
+    /// as possible, so that each does several steps, but enough in total to hide the latency of loads.
+    fn of(
+        a: &TensorDesc,
+        layout: WeightLayout,
+        width: u32,
+        (m, others): (usize, u64),
+        on: &NodeOnGpu<'_>,
+    ) -> LaneGroups {
+        let (k, dtype) = (a.ne()[0], a.dtype());
+        // `packed_rows` of kernels/mul_mat_packed.cu; ROWS_PER_GROUP of kernels/mul_mat_common.cuh.
+        let rows = match layout {
+            WeightLayout::Packed if dtype.block_len() == 32 && width == 1 => 8,
+            WeightLayout::Ggml if !dtype.can(Capability::Cuda) => 2,
+            _ => 4,
+        };
+        let least = if layout == WeightLayout::Packed || dtype.block_len() > 32 { 5 } else { 2 };
+        let unit = unit_len(dtype);
+        let step_bytes = (rows * unit * dtype.block_bytes() / dtype.block_len()) as u64;
+        let lanes = (BYTES_TO_HIDE_LATENCY / step_bytes).min(32 * WARPS_TO_HIDE_LATENCY);
+        let wanted = u64::from(on.gpu.multiprocessors) * lanes;
+        let groups = m.div_ceil(rows) as u64;
+        let mut log2_lanes = (k / 32).max(1).ilog2().clamp(least, 5);
+        while log2_lanes < VEC_THREADS.ilog2()
+            && (unit << log2_lanes) < k
+            && groups.saturating_mul(others) << log2_lanes < wanted
+        {
+            log2_lanes += 1;
+        }
+        LaneGroups { rows, log2_lanes }
     }
-    log2
+
+    /// Blocks for `m` rows.
+    fn blocks(self, m: usize) -> u64 {
+        blocks(m, VEC_THREADS >> self.log2_lanes, self.rows)
+    }
 }
 
 /// A launch of an entry of the module for the type of a.

@@ -37,7 +37,7 @@ const WARP_ROWS_PER_BLOCK: u32 = 8;
 struct Operand {
     shape: Shape,
     wraps: u32,
-    vector: u32,
+    padding: u32,
 }
 
 /// `struct NormKeptArgs` of the file. Operands: x, b, sum, w, plus, y.
@@ -49,7 +49,7 @@ struct NormKeptArgs {
     eps: f32,
     stride: u64,
     group: u32,
-    padding: u32,
+    vector: u32,
 }
 
 /// `struct NormLongArgs` of the file.
@@ -114,11 +114,8 @@ fn kept_launch(op: Norm, on: &NodeOnGpu<'_>, shapes: [Option<Shape>; 6]) -> Resu
     if all.iter().all(|(_, wraps)| !wraps) {
         Shape::merge_rows(&mut merged);
     }
-    let operands = [0, 1, 2, 3, 4, 5].map(|i| {
-        let shape = merged[i];
-        let vector = shape.ne[0].is_multiple_of(4) && shape.nb[0] == 4 && shape.keeps_alignment(1);
-        Operand { shape, wraps: all[i].1.into(), vector: vector.into() }
-    });
+    let vector = merged.iter().all(|s| s.ne[0].is_multiple_of(4) && s.nb[0] == 4 && s.keeps_alignment(1));
+    let operands = [0, 1, 2, 3, 4, 5].map(|i| Operand { shape: merged[i], wraps: all[i].1.into(), padding: 0 });
     let [n, rows @ ..] = y.ne.map(|n| n as usize);
     let rows: usize = rows.iter().product();
     // As few elements per thread as the threads of a row allow.
@@ -150,7 +147,7 @@ fn kept_launch(op: Norm, on: &NodeOnGpu<'_>, shapes: [Option<Shape>; 6]) -> Resu
     };
     let launch = |quantized, group: usize| {
         let stride = if group == 0 { 0 } else { quantized_column_bytes(n, group) };
-        let args = NormKeptArgs { operands, kind, eps, stride, group: group as u32, padding: 0 };
+        let args = NormKeptArgs { operands, kind, eps, stride, group: group as u32, vector: vector.into() };
         on.launch(("norm", name), grid, &pointers(quantized), &args)
     };
     let mut kernel = NodeLaunches::one(launch(Ptr::Null, 0)?);

@@ -1,31 +1,31 @@
-//! Launches of the vector kernels of packed weights, which also compute fused products: kernels/mul_mat_packed.cu.
+//! Launches of the kernels that also compute fused products: the vector kernels of packed weights, kernels/mul_mat_packed.cu, and those of
+//! F16 and BF16, kernels/mul_mat_half.cu.
 
 use super::super::{Grid, KernelLaunch, MAX_GRID_YZ, NodeLaunches, NodeOnGpu, Ptr, Unsupported};
 use super::planes::Planes;
-use super::{Columns, MAX_DOT_COLUMNS, MulMatArgs, MulMatIdArgs, VEC_THREADS, WeightLayout};
-use super::{blocks_of_rows, columns_of, group_len, launch_typed, log2_lanes, mul_mat_args, mul_mat_id_launch};
+use super::{
+    Columns, LaneGroups, MMA_ROWS, MulMatArgs, MulMatIdArgs, ProductKernel, VEC_THREADS, WeightLayout, Weights,
+};
+use super::{columns_of, group_len, half_warps, launch_typed, mul_mat_args, mul_mat_id_launch};
 use crate::cuda::kernel::COUNTER_BYTES;
 use crate::tensor::TensorDesc;
 use bytemuck::{Pod, Zeroable};
 
-/// Fewest lanes (log2) with which a thread of a gated product stores one result at most.
-pub(super) const MIN_GATED_LANES: u32 = 5;
-
 /// Limit of the products of a launch besides the first one.
 const MAX_MORE: usize = 2;
 
-/// `struct PackedVecArgs` of the file.
+/// `struct ProductsArgs` of kernels/mul_mat_products.cuh.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PackedVecArgs {
+struct ProductsArgs {
     stride: u64,
     product: MulMatArgs,
     more: [GridProduct; MAX_MORE],
     gated: u32,
-    padding: u32,
+    strides: u32,
 }
 
-/// `struct PackedIdArgs` of the file.
+/// `struct PackedIdArgs` of kernels/mul_mat_packed.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct PackedIdArgs {
@@ -33,7 +33,7 @@ pub(super) struct PackedIdArgs {
     pub(super) product: MulMatIdArgs,
 }
 
-/// `struct GridProduct` of the file.
+/// `struct GridProduct` of kernels/mul_mat_products.cuh.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct GridProduct {
@@ -44,9 +44,9 @@ struct GridProduct {
 /// No product.
 const NO_PRODUCT: GridProduct = GridProduct { first: u32::MAX, m: 0 };
 
-/// Products of packed weights in one launch, besides that of source 0.
+/// Products in one launch, besides that of source 0.
 #[derive(Default)]
-pub(in super::super) struct PackedProducts {
+pub(in super::super) struct Products {
     pub(in super::super) others: Vec<OtherProduct>,
     /// Vectors of F32, one for each product, that are added to the columns of its result; or none.
     pub(in super::super) biases: Vec<Ptr>,
@@ -63,24 +63,26 @@ pub(in super::super) struct OtherProduct {
     pub(in super::super) result: Ptr,
 }
 
-/// The launch of products. `None` if there are more columns than the vector kernels of packed weights use, or several planes of columns.
-pub(in super::super) fn products(
-    on: &NodeOnGpu<'_>,
-    products: &PackedProducts,
-) -> Result<Option<NodeLaunches>, Unsupported> {
+/// The launch of products. `None` if no kernel fuses products of this type with as many columns, or there are several planes of columns.
+pub(in super::super) fn products(on: &NodeOnGpu<'_>, products: &Products) -> Result<Option<NodeLaunches>, Unsupported> {
     let a = on.src(0)?;
     let (columns, conversion) = columns_of(on)?;
     let planes = Planes::of(a, &columns.shape, on)?;
-    let splits = !products.gated || log2_lanes(a, a.ne()[1], 1, on) >= MIN_GATED_LANES;
-    if planes.n > MAX_DOT_COLUMNS || planes.counts != [1, 1] || products.others.len() > MAX_MORE || !splits {
+    let layout = if a.dtype().is_block() { WeightLayout::Packed } else { WeightLayout::Ggml };
+    let fuses = match ProductKernel::of(a, planes.n, layout, on) {
+        ProductKernel::Fusing { width } | ProductKernel::Half { width } => planes.n <= width,
+        _ => false,
+    };
+    if !fuses || planes.counts != [1, 1] || products.others.len() > MAX_MORE {
         return Ok(None);
     }
-    let launch = vec_launch(a, &columns, products, on)?;
+    let weights = Weights { desc: a, at: Ptr::Src(0), layout };
+    let launch = launch(&weights, &columns, Ptr::Dst, products, on)?;
     Ok(Some(NodeLaunches { columns: conversion, ..NodeLaunches::one(launch) }))
 }
 
 /// The launch of MUL_MAT_ID; with weights `up`, the result is the SWIGLU of both products. Source `ids` selects the experts; `quantized`
-/// is as in [`PackedProducts`].
+/// is as in [`Products`].
 pub(in super::super) fn products_by_id(
     on: &NodeOnGpu<'_>,
     ids: u8,
@@ -92,39 +94,53 @@ pub(in super::super) fn products_by_id(
     Ok(NodeLaunches { columns: conversion, ..NodeLaunches::one(launch) })
 }
 
-/// The launch for at most [`MAX_DOT_COLUMNS`] columns.
-pub(super) fn vec_launch(
-    a: &TensorDesc,
+/// The launch that multiplies weights and columns into `to`, by a kernel that fuses products.
+pub(super) fn launch(
+    &Weights { desc: a, at, layout }: &Weights<'_>,
     columns: &Columns,
-    products: &PackedProducts,
+    to: Ptr,
+    products: &Products,
     on: &NodeOnGpu<'_>,
 ) -> Result<KernelLaunch, Unsupported> {
     let planes = Planes::of(a, &columns.shape, on)?;
     let in_z = u64::from(planes.count(on)?);
-    let rows = products.others.iter().fold(a.ne()[1], |all, other| all + other.rows);
-    let log2_lanes = log2_lanes(a, rows, in_z, on);
-    let (mut more, mut end) = ([NO_PRODUCT; MAX_MORE], blocks_of_rows(a, a.ne()[1], log2_lanes));
+    let all_rows = products.others.iter().fold(a.ne()[1], |all, other| all + other.rows);
+    let kernel = ProductKernel::of(a, planes.n, layout, on);
+    let (ProductKernel::Fusing { width } | ProductKernel::Half { width }) = kernel else {
+        return Err(on.unsupported("bug: a kernel that does not fuse products"));
+    };
+    let in_y = u64::from(planes.n.div_ceil(width));
+    let groups = LaneGroups::of(a, layout, width, (all_rows, in_y.saturating_mul(in_z)), on);
+    let is_half = matches!(kernel, ProductKernel::Half { .. });
+    let blocks_of = |m: usize| if is_half { m.div_ceil(MMA_ROWS as usize) as u64 } else { groups.blocks(m) };
+    let (mut more, mut in_x) = ([NO_PRODUCT; MAX_MORE], blocks_of(a.ne()[1]));
     for (product, other) in more.iter_mut().zip(&products.others).filter(|(_, other)| other.rows > 0) {
-        *product = GridProduct { first: u32::try_from(end).unwrap_or(u32::MAX), m: other.rows as u32 };
-        end += blocks_of_rows(a, other.rows, log2_lanes);
+        *product = GridProduct { first: u32::try_from(in_x).unwrap_or(u32::MAX), m: other.rows as u32 };
+        in_x += blocks_of(other.rows);
     }
-    let mut pointers = vec![Ptr::Src(0), columns.at, Ptr::Dst];
+    let mut pointers = vec![at, columns.at, to];
     let of_others =
         |of: fn(&OtherProduct) -> Ptr| (0..MAX_MORE).map(move |i| products.others.get(i).map_or(Ptr::Null, of));
     pointers.extend(of_others(|other| other.weights));
     pointers.extend(of_others(|other| other.result));
     pointers.extend((0..=MAX_MORE).map(|i| products.biases.get(i).copied().unwrap_or(Ptr::Null)));
     pointers.extend(quantized_result(products.quantized));
-    let mut product = mul_mat_args(a, &planes, WeightLayout::Packed, log2_lanes, on)?;
+    let mut product = mul_mat_args(a, &planes, layout, groups.log2_lanes, on)?;
     if !products.others.is_empty() {
         // Dense results of all products. Otherwise, the stride of a result with one row would be 0.
         product.dst[0] = size_of::<f32>() as u64;
     }
     let (stride, gated) = (products.quantized, products.gated.into());
-    let args = PackedVecArgs { stride, product, more, gated, padding: 0 };
-    let width = planes.n.next_power_of_two();
-    let grid = Grid::of([end, 1, in_z.min(MAX_GRID_YZ)], VEC_THREADS);
-    launch_typed("packed_", &format!("packed_vec{width}"), a, grid, &pointers, &args, on)
+    let bits = |strides: &[u64]| strides.iter().fold(0, |all, stride| all | stride % 16) as u32;
+    let strides = bits(&product.a) | bits(&product.b) << 4 | bits(&product.dst) << 8;
+    let args = ProductsArgs { stride, product, more, gated, strides };
+    let grid = [in_x, in_y.min(MAX_GRID_YZ), in_z.min(MAX_GRID_YZ)];
+    if is_half {
+        let threads = 32 * half_warps(product.k, in_x.saturating_mul(in_y).saturating_mul(in_z), on);
+        let entry = format!("half{width}");
+        return launch_typed("half_", &entry, a, Grid::of(grid, threads), &pointers, &args, on);
+    }
+    launch_typed("packed_", &format!("packed_vec{width}"), a, Grid::of(grid, VEC_THREADS), &pointers, &args, on)
 }
 
 /// Pointers of quantised columns that a gated product writes, if a column has any bytes.
